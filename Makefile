@@ -1,0 +1,52 @@
+# Everything runs from .venv, which the first target that needs it builds (4.2 GB, a few minutes).
+# PYTHON chooses the interpreter it is built with: PYTHON=python3.12 make test
+
+PYTHON ?= python3
+GOLDEN_PYTHON ?= .venv/bin/python
+INSTALLED := .venv/installed
+
+export TF_CPP_MIN_LOG_LEVEL ?= 2
+ifeq ($(wildcard /dev/accel[0-9]* /dev/vfio/[0-9]*),)
+  # Where there is no TPU, libtpu would ask the cloud's metadata server again and again for minutes.
+  export TPU_SKIP_MDS_QUERY ?= 1
+endif
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: help demo test lint golden wheel clean
+
+help:  ## this list
+	@sed -n 's/^\([a-z]*\): .*##/make \1\t/p' Makefile | expand -t 16
+
+demo: $(INSTALLED)  ## pretrain a small Switch Transformer on this machine (runs/demo)
+	.venv/bin/switch-tf train --gin_file=gin/runs/demo.gin
+
+test: lint  ## lint, import contracts and every test; needs no network
+	.venv/bin/python -m pytest
+
+lint: $(INSTALLED)  ## ruff and the import contracts
+	.venv/bin/python -m ruff check .
+	.venv/bin/lint-imports
+
+golden: $(INSTALLED)  ## make the golden files anew (needs PyTorch: GOLDEN_PYTHON=... make golden)
+	@$(GOLDEN_PYTHON) -c 'import torch' 2>/dev/null || { echo "The golden files are computed with PyTorch," \
+	  "which $(GOLDEN_PYTHON) cannot import; give a Python that can: GOLDEN_PYTHON=path/to/python make golden." >&2; exit 1; }
+	set -e; for script in $(filter-out %_test.py,$(wildcard tests/golden/*.py)); do $(GOLDEN_PYTHON) "$$script"; done
+
+wheel: $(INSTALLED)  ## dist/switch_tf-*.whl
+	rm -rf build
+	.venv/bin/python -m build --wheel --no-isolation
+
+clean:  ## remove what was built but .venv and runs/
+	rm -rf build dist switch_tf.egg-info .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	find switch_tf tasks tests -name __pycache__ -prune -exec rm -rf {} +
+
+# The last line only runs after every other one worked: an interrupted installation is done again by the next make.
+$(INSTALLED): requirements.txt requirements-dev.txt pyproject.toml
+	@$(PYTHON) -c 'import sys; (3, 11) <= sys.version_info < (3, 13) or sys.exit("switch_tf needs Python 3.11 or 3.12, but \
+	$(PYTHON) is %d.%d; name one that is installed: PYTHON=python3.12 make ..." % sys.version_info[:2])'
+	@echo "Installing the pinned environment into .venv: 4.2 GB, a few minutes (the last and longest line is" \
+	  "'Installing collected packages')."
+	$(PYTHON) -m venv .venv
+	.venv/bin/python -m pip install --no-deps -r requirements.txt -r requirements-dev.txt
+	.venv/bin/python -m pip install --no-deps --no-build-isolation -e .
+	touch $(INSTALLED)

@@ -1,0 +1,43 @@
+"""Switch Transformers in TensorFlow and Keras 3.
+
+`import switch_tf` loads none of TensorFlow, Keras, seqio, t5 and matplotlib: each name below is imported when it is
+first used, so that `switch-tf --help` answers at once and a configuration can be read on any machine.
+"""
+
+import importlib
+
+from switch_tf import environment
+
+__version__ = "0.1.0"
+
+_CLASSES = {"SwitchConfig": "config", "SwitchTransformer": "models.switch_transformer"}
+
+__all__ = [
+    "SwitchConfig",
+    "SwitchTransformer",
+    "config",
+    "conversion",
+    "data",
+    "environment",
+    "layers",
+    "losses",
+    "metrics",
+    "models",
+    "optim",
+    "partitioning",
+    "training",
+]
+
+environment.check_single_distributions()
+
+
+def __getattr__(name: str):
+    if name in _CLASSES:
+        return getattr(importlib.import_module(f"{__name__}.{_CLASSES[name]}"), name)
+    if name in __all__:
+        return importlib.import_module(f"{__name__}.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it has {', '.join(__all__)}.")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,106 @@
+"""Reads gin files and bindings from the command line and refuses what gin would accept in silence."""
+
+import importlib.util  # noqa: F401  gin 0.5 uses it without importing it
+import os
+
+import gin
+from gin import config as gin_config
+from switch_tf import shipped_gin
+from switch_tf.cli.main import Mistake
+from switch_tf.config import nearest
+
+# What to add when a run lacks a macro that a whole kind of file provides.
+_PROVIDERS = {"MIXTURE_OR_TASK_NAME": "a task file: --gin_file=gin/tasks/docs_corpus.gin",
+              "TASK_FEATURE_LENGTHS": "a task file: --gin_file=gin/tasks/docs_corpus.gin",
+              "NUM_EXPERTS": "a model file: --gin_file=gin/models/switch_tiny.gin"}
+
+
+def add_arguments(parser) -> None:
+    """Declares `--gin_file` and `--gin_search_paths`; `--gin.NAME=VALUE` is taken by main."""
+    parser.add_argument("--gin_file", action="append", default=[], metavar="FILE",
+                        help="gin file, repeatable; the one given last wins. Shipped files such as "
+                             "gin/models/switch_tiny.gin are found from any folder")
+    parser.add_argument("--gin_search_paths", default="", metavar="FOLDERS",
+                        help="folders to look for gin files in, separated by commas, before the shipped ones")
+    parser.epilog = "--gin.NAME=VALUE overrides a macro or a parameter; text needs quotes within quotes: " \
+                    "--gin.MODEL_DIR=\"'runs/x'\""
+
+
+def parse(files, bindings=(), search_paths="") -> None:
+    """Parses gin files, then bindings "NAME=VALUE", into gin's global configuration.
+
+    Raises:
+        Mistake: a file that is not there, a name that nothing has, a value that cannot be read, or a macro that nothing
+            uses or nothing defines.
+    """
+    gin.clear_config()
+    gin_config._LOCATION_PREFIXES[:] = ["", *filter(None, search_paths.split(",")), str(shipped_gin.folder())]
+    for file in files:
+        _check_exists(file)
+        _parse(lambda file=file: gin.parse_config_file(file), file)
+    for binding in bindings:
+        name, _, value = binding.partition("=")
+        if not _ or not value:
+            raise Mistake(f"--gin.{binding} must have the form --gin.NAME=VALUE.")
+        if "." not in name and name not in macros():
+            raise Mistake(f"No gin file defines {name}.{nearest(name, macros())} These files define "
+                          f"{', '.join(sorted(macros()))}.")
+        _parse(lambda binding=binding: gin.parse_config(binding), f"--gin.{binding}")
+    _check_macros()
+
+
+def macros() -> set[str]:
+    """Names of all macros that the configuration defines."""
+    return {scope for scope, selector in gin_config._CONFIG if selector == "gin.macro"}
+
+
+def _check_exists(file):
+    prefixes = gin_config._LOCATION_PREFIXES
+    if not any(os.path.exists(os.path.join(prefix, file)) for prefix in prefixes):
+        shipped = [str(path.relative_to(shipped_gin.folder())) for path in shipped_gin.folder().glob("gin/*/*.gin")]
+        raise Mistake(f"There is no gin file {file!r} here or among the shipped ones.{nearest(file, shipped)}")
+
+
+def _parse(action, source):
+    try:
+        action()
+    except SyntaxError as error:
+        raise Mistake(f"{source} cannot be read: {error.msg} Values are Python literals, and text needs quotes within "
+                      "quotes: --gin.MODEL_DIR=\"'runs/x'\".") from error
+    except (ValueError, TypeError, AttributeError, ImportError) as error:
+        raise Mistake(_explain(first_line(error), source)) from error
+
+
+def _explain(message, source):
+    """gin's message, with the nearest right name for a wrong one."""
+    hint = ""
+    quoted = message.split("'")
+    if "No configurable matching" in message and len(quoted) > 1:
+        known = [selector.rpartition(".")[2] for selector in gin_config._REGISTRY._selector_map]
+        hint = nearest(quoted[1].rpartition(".")[2], known)
+    elif "doesn't have a parameter named" in message and len(quoted) > 3:
+        configurable = gin_config._REGISTRY.get_match(quoted[1])
+        if configurable:
+            parameters = gin_config._get_cached_arg_spec(configurable.wrapped)
+            hint = nearest(quoted[3], [*parameters.args, *parameters.kwonlyargs])
+    return f"{source}: {message.rstrip('.')}.{hint}"
+
+
+def first_line(error) -> str:
+    """An exception's message without what gin appends to it."""
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
+def _check_macros():
+    """Every macro that is used has a value, and every one that has a value is used."""
+    references = gin_config.iterate_references(gin_config._CONFIG, to=gin.get_configurable(gin_config.macro))
+    used = {reference.scoped_selector.rpartition("/")[0] for reference in references}
+    for name in sorted(used - macros()):
+        provider = _PROVIDERS.get(name, f"it: --gin.{name}=VALUE")
+        raise Mistake(f"{name} has no value; add {provider}.")
+    for name in sorted(macros() - used):
+        raise Mistake(f"{name} is set but nothing uses it.{nearest(name, used)}")
+    for (scope, selector), parameters in gin_config._CONFIG.items():
+        if selector == "gin.macro" and parameters.get("value") is gin.REQUIRED:
+            raise Mistake(f"{scope} has no value; set it, for example --gin.{scope}=\"'runs/x'\".")

@@ -1,0 +1,121 @@
+"""`switch-tf inspect`: parameters by part, FLOPs and bytes, from the configuration alone."""
+
+import json
+import math
+import pathlib
+import sys
+
+from switch_tf import shipped_gin
+from switch_tf.cli import gin_files
+from switch_tf.cli.main import Mistake
+from switch_tf.config import SwitchConfig
+from switch_tf.optim import factoring
+
+
+def add_arguments(parser) -> None:
+    """Declares what to inspect and the lengths of a sequence."""
+    parser.add_argument("what", nargs="?", metavar="PRESET|GIN_FILE|RUN|CHECKPOINT",
+                        help="a preset such as switch_base_8, a model's gin file, a run folder or a checkpoint folder")
+    parser.add_argument("--list", action="store_true", help="name all presets")
+    parser.add_argument("--inputs_length", type=int, default=512, help="tokens, for the FLOPs (default 512)")
+    parser.add_argument("--targets_length", type=int, default=114, help="tokens, for the FLOPs (default 114)")
+    gin_files.add_arguments(parser)
+
+
+def run(arguments) -> dict:
+    """Prints what is asked for; the same as a JSON object."""
+    stream = sys.stderr if arguments.json else sys.stdout
+    if arguments.list:
+        print("\n".join(shipped_gin.preset_names()), file=stream)
+        return {"presets": shipped_gin.preset_names()}
+    if arguments.what and pathlib.Path(arguments.what).is_dir():
+        result = _inspect_checkpoint(pathlib.Path(arguments.what))
+    else:
+        result = _inspect_config(_config(arguments), arguments.inputs_length, arguments.targets_length)
+    _print(result, stream)
+    return result
+
+
+def _config(arguments):
+    what, files = arguments.what, list(arguments.gin_file)
+    if not what and not files:
+        raise Mistake("Name what to inspect: a preset (`switch-tf inspect --list` names them all), a model's gin file, "
+                      "a run folder or a checkpoint folder.")
+    try:
+        if what and not what.endswith(".gin"):
+            if not files and not arguments.gin_bindings:
+                return SwitchConfig.from_preset(what)
+            what = f"gin/models/{what}.gin"
+        import gin
+        gin_files.parse([*([what] if what else []), *files], arguments.gin_bindings, arguments.gin_search_paths)
+        return gin.get_configurable(SwitchConfig)()
+    except ValueError as error:
+        raise Mistake(gin_files.first_line(error)) from error
+
+
+def _inspect_config(config, inputs_length, targets_length):
+    if inputs_length < 1 or targets_length < 0:
+        raise Mistake(f"--inputs_length must be at least 1 and --targets_length at least 0, not {inputs_length} and "
+                      f"{targets_length}.")
+    slots = sum(weight.count * factoring.num_slot_elements(weight.shape, weight.axes) for weight in config.weights())
+    flops = config.flops_by_part(inputs_length, targets_length)
+    apart = {part: flops.pop(part) for part in ("attention_scores", "logits", "capacity_padding")}
+    return {
+        "num_parameters": config.num_parameters,
+        "parameters_by_part": config.parameters_by_part(),
+        "flops_per_sequence": config.flops_per_sequence(inputs_length, targets_length),
+        "flops_by_part": flops,
+        "flops_apart": apart,
+        "lengths": {"inputs": inputs_length, "targets": targets_length},
+        # float32 weights; Adafactor's factored slots, and Adam's two full ones to compare
+        "bytes": {"weights": 4 * config.num_parameters, "optimizer": 4 * slots,
+                  "optimizer_adam": 8 * config.num_parameters},
+    }
+
+
+def _inspect_checkpoint(folder):
+    candidates = [folder, *sorted((folder / "checkpoints").glob("step_*"), reverse=True)]
+    found = next((path for path in candidates if (path / "checkpoint.json").exists()), None)
+    if found is None:
+        raise Mistake(f"{str(folder)!r} holds no checkpoint: name a run folder or one of its checkpoints/step_... "
+                      "folders.")
+    description = json.loads((found / "checkpoint.json").read_text())
+    sizes = {"model": 0, "optimizer": 0}
+    for path, variable in description["variables"].items():
+        sizes[path.partition("/")[0]] += math.prod(variable["shape"])
+    return {"checkpoint": str(found), "step": description["step"], "num_parameters": sizes["model"],
+            "bytes": {"weights": 4 * sizes["model"], "optimizer": 4 * sizes["optimizer"],
+                      "on_disk": sum(description["files"].values())}}
+
+
+def _print(result, stream):
+    def show(title, entries, unit):
+        print(f"{title}", file=stream)
+        for name, value in entries.items():
+            print(f"  {name:<20}{value:>26,}  {_short(value, unit)}", file=stream)
+
+    if "checkpoint" in result:
+        print(f"{result['checkpoint']}: step {result['step']}", file=stream)
+    parts = {**result.get("parameters_by_part", {}), "total": result["num_parameters"]}
+    show("Parameters", parts, "")
+    if "flops_per_sequence" in result:
+        lengths = result["lengths"]
+        show(f"FLOPs of a forward pass, {lengths['inputs']} tokens in, {lengths['targets']} out",
+             {**result["flops_by_part"], "total": result["flops_per_sequence"]}, "FLOP")
+        show("not in that total", result["flops_apart"], "FLOP")
+    show("Bytes", result["bytes"], "B")
+
+
+def _short(value, unit):
+    """1571327875360 -> "1571.3B" for parameters, "1.6 TFLOP", "5.7 TiB"."""
+    if unit == "B":
+        for prefix in ("", "Ki", "Mi", "Gi", "Ti"):
+            if value < 1024 or prefix == "Ti":
+                return f"{value:.1f} {prefix}B"
+            value /= 1024
+    for size, prefix in ((1e12, "T"), (1e9, "G"), (1e6, "M")):
+        if unit and value >= size:
+            return f"{value / size:.1f} {prefix}{unit}"
+    if not unit and value >= 1e9:
+        return f"{value / 1e9:.2f}B" if value < 1e10 else f"{value / 1e9:.1f}B"
+    return f"{value / 1e6:.1f}M" if not unit and value >= 1e6 else ""

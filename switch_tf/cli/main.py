@@ -1,0 +1,63 @@
+"""`switch-tf COMMAND`: finds the command, and turns users' mistakes into one sentence and an exit status."""
+
+import argparse
+import importlib
+import json
+import os
+import sys
+
+COMMANDS = {
+    "train": "pretrain or fine-tune from gin files, with evaluation between; resumes by itself",
+    "inspect": "parameters, FLOPs and memory of a preset, gin file, run or checkpoint",
+    "doctor": "is this machine set up right: versions, double wheels, accelerators, writable folders",
+}
+
+
+class Mistake(Exception):
+    """What a user did wrong, in one sentence: the rule, the value received, the way out."""
+
+
+def main(argv=None) -> int:
+    """Runs a command.
+
+    A command is a module with `add_arguments(parser)` and `run(arguments) -> dict`. The dictionary is the JSON object
+    of `--json`; its `exit_status`, if it has one, becomes the process's.
+
+    Returns:
+        0; 1 for a fault that was found; 2 for a mistake in the arguments; 130 after an interrupt.
+    """
+    arguments = _parse(sys.argv[1:] if argv is None else argv)
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    from switch_tf import environment
+    environment.skip_tpu_metadata_query()
+    command = importlib.import_module(f"switch_tf.cli.{arguments.command}")
+    try:
+        result = command.run(arguments)
+    except Mistake as mistake:
+        print(f"switch-tf {arguments.command}: {mistake}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print(f"switch-tf {arguments.command}: interrupted.", file=sys.stderr)
+        return 130
+    if arguments.json:
+        print(json.dumps(result))
+    return result.get("exit_status", 0)
+
+
+def _parse(argv):
+    parser = argparse.ArgumentParser(prog="switch-tf", description="Switch Transformers in TensorFlow and Keras 3.")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    chosen = next((word for word in argv if word in COMMANDS), None)
+    for name, summary in COMMANDS.items():
+        subparser = commands.add_parser(name, help=summary, description=summary)
+        subparser.add_argument("--json", action="store_true",
+                               help="print one JSON object as the last line of standard output, all else on stderr")
+        if name == chosen:
+            importlib.import_module(f"switch_tf.cli.{name}").add_arguments(subparser)
+    # `--gin.NAME=VALUE` names what argparse cannot know; everything else must be declared.
+    bindings = [word for word in argv if word.startswith("--gin.")]
+    arguments = parser.parse_args([word for word in argv if not word.startswith("--gin.")])
+    if bindings and not hasattr(arguments, "gin_file"):
+        parser.error(f"{arguments.command} takes no gin bindings, but was given {bindings[0]}")
+    arguments.gin_bindings = [word.removeprefix("--gin.") for word in bindings]
+    return arguments

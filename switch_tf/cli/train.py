@@ -1,0 +1,59 @@
+"""`switch-tf train`: gin files in, a run folder out."""
+
+import sys
+
+from switch_tf.cli import gin_files
+from switch_tf.cli.main import Mistake
+
+RUN_PARTS = ("a model (gin/models/switch_tiny.gin), a task (gin/tasks/docs_corpus.gin) and a run "
+             "(gin/runs/pretrain.gin)")
+
+
+def add_arguments(parser) -> None:
+    """Declares the gin arguments."""
+    gin_files.add_arguments(parser)
+
+
+def run(arguments) -> dict:
+    """Trains to the last step or until interrupted; the summary of the run is the JSON object."""
+    if not arguments.gin_file:
+        raise Mistake(f"A run is described by gin files: give {RUN_PARTS}, each with --gin_file.")
+    gin_files.parse(arguments.gin_file, arguments.gin_bindings, arguments.gin_search_paths)
+    trainer = _prepare()
+
+    from switch_tf.training import checkpoints, diagnosis
+    try:
+        summary = trainer.train()
+    except (diagnosis.Divergence, checkpoints.BrokenCheckpoint, OSError) as error:
+        raise Mistake(str(error)) from error
+    stream = sys.stderr if arguments.json else sys.stdout
+    print(describe(summary), file=stream)
+    return {**summary, "exit_status": 130 if summary["interrupted"] else 0}
+
+
+def _prepare():
+    """Builds the trainer that gin describes; what is wrong with it is the user's, and one sentence."""
+    import gin
+    from switch_tf.training import checkpoints
+    from switch_tf.training.trainer import Trainer
+    try:
+        trainer = gin.get_configurable(Trainer)()
+        trainer.prepare(gin.operative_config_str())
+    except (ValueError, OSError, checkpoints.BrokenCheckpoint) as error:
+        raise Mistake(gin_files.first_line(error)) from error
+    return trainer
+
+
+def describe(summary) -> str:
+    """The end of a run in a few lines."""
+    lines = [f"Step {summary['step']}."]
+    for name, value in summary.items():
+        if isinstance(value, dict):
+            share = f" ({value['last'] / value['first']:.0%} of it)" if name.endswith("/loss") else ""
+            lines.append(f"{name}: {value['first']:.4f} at step {value['first_step']}, "
+                         f"{value['last']:.4f} at step {value['last_step']}{share}")
+        elif name.startswith("eval/"):
+            lines.append(f"{name}: {value:.4f}, a model that knows only how frequent each token is")
+    if "train/tokens_per_second" in summary:
+        lines.append(f"{summary['train/tokens_per_second']:,.0f} tokens/s (median)")
+    return "\n".join([*lines, f"Report: {summary['report']}", f"Plot:   {summary['plot']}"])

@@ -1,0 +1,282 @@
+"""The configuration of a model: a frozen dataclass that checks itself, counts parameters and FLOPs, knows no tensors."""
+
+import dataclasses
+import difflib
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+ACTIVATIONS = ("relu", "geglu")
+SEMANTICS = ("switch_tf", "mtf", "hf")
+DISPATCHES = ("auto", "einsum", "index")
+ROUTER_DTYPES = ("float32", "bfloat16")
+
+
+class Weight(NamedTuple):
+    """One kind of weight: `count` tensors of one `shape`, whose dimensions carry the logical `axes`."""
+
+    part: str
+    count: int
+    shape: tuple[int, ...]
+    axes: tuple[str, ...]
+
+    @property
+    def size(self) -> int:
+        return self.count * math.prod(self.shape)
+
+
+@dataclasses.dataclass(frozen=True)
+class SwitchConfig:
+    """Sizes and rules of a T5 (`num_experts=0`) or Switch Transformer (arXiv 2101.03961).
+
+    Args:
+        vocab_size: int. Rows of the embedding, at least as many as the vocabulary of the task.
+        d_model, d_ff, d_kv, num_heads: int. Widths of the residual stream, feed-forward layer, one head; heads.
+        num_encoder_layers, num_decoder_layers: int. No decoder layers: logits are taken from the encoder.
+        activation: "relu" (T5 1.0) or "geglu" (T5 1.1: gelu(x wi_0) * (x wi_1)).
+        logits_via_embedding: bool. Logits share the embedding (T5 1.0), or have weights of their own (T5 1.1).
+        scale_decoder_outputs: bool or None. Multiply the last hidden state by d_model^-0.5 before the logits; None
+            does so exactly when logits share the embedding, as T5 does.
+        dropout_rate: float in [0, 1). One mask for all positions of a sequence.
+        layer_norm_epsilon: float, added to the mean square in RMS norms.
+        relative_attention_num_buckets, relative_attention_max_distance: int. T5's relative position bias.
+        init_scale: float. Feed-forward, expert, router and logit kernels start truncated normal with standard deviation
+            sqrt(init_scale / fan_in). The paper's reduced initialisation is 0.1 (section 2.4), T5's 1.0.
+        attention_init_scale: float. The same factor for attention kernels, 1.0 in T5 and Mesh TensorFlow.
+        num_experts: int. Experts of each sparse layer; 0 is a dense model.
+        encoder_sparse_step, decoder_sparse_step: int. Layer i is sparse where i % step == step - 1; 0 for none.
+        group_size: int. Largest number of tokens that compete for the same expert slots.
+        num_groups_multiple: int. The number of groups of a batch is a multiple of it, so that any split of the batch
+            into that many parts (devices, microbatches) holds whole groups.
+        train_capacity_factor, eval_capacity_factor: float. Slots of an expert over tokens per expert (equation 3).
+        min_expert_capacity: int. At least so many slots, as far as the group has tokens.
+        jitter_noise: float in [0, 1). In training the router sees inputs times uniform [1 - noise, 1 + noise].
+        expert_dropout_rate: float in [0, 1). Dropout inside experts, elementwise (section 4; 0.4 for fine-tuning).
+        router_dtype: "float32" (selective precision, section 2.4) or "bfloat16".
+        load_balancing_loss_weight, router_z_loss_weight: float. Weights of each sparse layer's losses.
+        semantics: "switch_tf"; "mtf" and "hf" repeat the grouping, capacity and loss rules of Mesh TensorFlow and of
+            Hugging Face, for parity with their checkpoints.
+        expert_capacity: int. Slots per expert and sequence, fixed; required by semantics "hf", refused otherwise.
+        dispatch: "einsum" (GShard), "index" (gathers), or "auto" by device. The same numbers to rounding.
+        remat: bool. Recompute each layer in the backward pass instead of keeping its activations.
+
+    Raises:
+        ValueError: a value out of its range, in one sentence.
+    """
+
+    vocab_size: int = 32128
+    d_model: int = 512
+    d_ff: int = 2048
+    d_kv: int = 64
+    num_heads: int = 8
+    num_encoder_layers: int = 6
+    num_decoder_layers: int = 6
+    activation: str = "relu"
+    logits_via_embedding: bool = True
+    scale_decoder_outputs: bool | None = None
+    dropout_rate: float = 0.1
+    layer_norm_epsilon: float = 1e-6
+    relative_attention_num_buckets: int = 32
+    relative_attention_max_distance: int = 128
+    init_scale: float = 1.0
+    attention_init_scale: float = 1.0
+    num_experts: int = 0
+    encoder_sparse_step: int = 2
+    decoder_sparse_step: int = 2
+    group_size: int = 4096
+    num_groups_multiple: int = 1
+    train_capacity_factor: float = 1.25
+    eval_capacity_factor: float = 2.0
+    min_expert_capacity: int = 4
+    jitter_noise: float = 0.01
+    expert_dropout_rate: float = 0.0
+    router_dtype: str = "float32"
+    load_balancing_loss_weight: float = 1e-2
+    router_z_loss_weight: float = 1e-3
+    semantics: str = "switch_tf"
+    expert_capacity: int | None = None
+    dispatch: str = "auto"
+    remat: bool = False
+
+    def __post_init__(self):
+        for name in ("vocab_size", "d_model", "d_ff", "d_kv", "num_heads", "num_encoder_layers", "group_size",
+                     "num_groups_multiple", "min_expert_capacity", "relative_attention_max_distance"):
+            self._check_integer(name, at_least=1)
+        self._check_integer("relative_attention_num_buckets", at_least=4)
+        for name in ("num_decoder_layers", "num_experts", "encoder_sparse_step", "decoder_sparse_step"):
+            self._check_integer(name, at_least=0)
+        for name in ("dropout_rate", "expert_dropout_rate", "jitter_noise"):
+            self._check_number(name, "in [0, 1)", lambda value: 0 <= value < 1)
+        for name in ("train_capacity_factor", "eval_capacity_factor", "layer_norm_epsilon", "init_scale",
+                     "attention_init_scale"):
+            self._check_number(name, "above 0", lambda value: value > 0)
+        for name in ("load_balancing_loss_weight", "router_z_loss_weight"):
+            self._check_number(name, "0 or above", lambda value: value >= 0)
+        for name, choices in (("activation", ACTIVATIONS), ("semantics", SEMANTICS), ("dispatch", DISPATCHES),
+                              ("router_dtype", ROUTER_DTYPES)):
+            check_choice(name, getattr(self, name), choices)
+        if self.relative_attention_max_distance <= self.relative_attention_num_buckets // 2:
+            raise ValueError(
+                f"relative_attention_max_distance must be above half of relative_attention_num_buckets "
+                f"({self.relative_attention_num_buckets // 2}), not {self.relative_attention_max_distance}.")
+        if self.semantics == "hf" and self.num_experts:
+            self._check_integer("expert_capacity", at_least=1)
+        elif self.expert_capacity is not None:
+            raise ValueError(
+                f"expert_capacity={self.expert_capacity} belongs to a sparse model with semantics='hf'; elsewhere "
+                "train_capacity_factor, eval_capacity_factor and min_expert_capacity decide the capacity.")
+
+    def _check_integer(self, name, at_least):
+        value = getattr(self, name)
+        if isinstance(value, bool) or not isinstance(value, int) or value < at_least:
+            raise ValueError(f"{name} must be an integer of at least {at_least}, not {value!r}.")
+
+    def _check_number(self, name, rule, is_valid):
+        value = getattr(self, name)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not is_valid(value):
+            raise ValueError(f"{name} must be a number {rule}, not {value!r}.")
+
+    @classmethod
+    def from_preset(cls, name: str) -> "SwitchConfig":
+        """Reads `gin/models/<name>.gin`; the caller's gin configuration, locked or not, is left as it was."""
+        import importlib.util  # noqa: F401  gin 0.5 uses it without importing it
+
+        import gin  # gin belongs to the command line; this is the one exception, so that Python users get presets too
+        from gin import config as gin_config
+        from switch_tf import shipped_gin
+
+        names = shipped_gin.preset_names()
+        if name not in names:
+            raise ValueError(f"There is no preset {name!r}.{nearest(name, names)} The presets are the files of "
+                             "gin/models; `switch-tf inspect --list` names them all.")
+        # gin keeps its configuration in module globals: this one is parsed between saving and restoring them.
+        tables = ("_CONFIG", "_SINGLETONS", "_OPERATIVE_CONFIG", "_IMPORTS")
+        saved = {table: getattr(gin_config, table).copy() for table in tables}
+        prefixes, is_locked = list(gin_config._LOCATION_PREFIXES), gin_config.config_is_locked()
+        try:
+            with gin.unlock_config(), gin.config_scope(None):
+                gin.clear_config()
+                gin.add_config_file_search_path(str(shipped_gin.folder()))
+                gin.parse_config_file(str(shipped_gin.path(f"gin/models/{name}.gin")))
+                return gin.get_configurable(cls)()
+        finally:
+            with gin.unlock_config():
+                gin.clear_config()
+                for table, content in saved.items():
+                    getattr(gin_config, table).update(content)
+            gin_config._LOCATION_PREFIXES[:] = prefixes
+            gin_config._set_config_is_locked(is_locked)
+
+    # Derived facts.
+
+    @property
+    def is_encoder_only(self) -> bool:
+        return self.num_decoder_layers == 0
+
+    @property
+    def scales_logits(self) -> bool:
+        """Whether the last hidden state is multiplied by d_model^-0.5 before the logits."""
+        return self.logits_via_embedding if self.scale_decoder_outputs is None else self.scale_decoder_outputs
+
+    @property
+    def encoder_sparse_layers(self) -> tuple[int, ...]:
+        return self._sparse_layers(self.num_encoder_layers, self.encoder_sparse_step)
+
+    @property
+    def decoder_sparse_layers(self) -> tuple[int, ...]:
+        return self._sparse_layers(self.num_decoder_layers, self.decoder_sparse_step)
+
+    def _sparse_layers(self, num_layers, step):
+        if not self.num_experts or not step:
+            return ()
+        # Hugging Face makes layers 1, 1 + step, ... sparse; the paper's layers are step - 1, 2 step - 1, ...
+        first = (0 if step == 1 else 1) if self.semantics == "hf" else step - 1
+        return tuple(range(first, num_layers, step))
+
+    @property
+    def sparse_layer_names(self) -> tuple[str, ...]:
+        """Names of the sparse layers in the order of the model's router statistics: "encoder/layers_1", ..."""
+        return (tuple(f"encoder/layers_{i}" for i in self.encoder_sparse_layers)
+                + tuple(f"decoder/layers_{i}" for i in self.decoder_sparse_layers))
+
+    # Parameters.
+
+    def weights(self) -> Iterator[Weight]:
+        """Every weight of the model, term by term."""
+        d, heads, kv, f, e = self.d_model, self.num_heads, self.d_kv, self.d_ff, self.num_experts
+        stacks = [(self.num_encoder_layers, len(self.encoder_sparse_layers), 1)]
+        if not self.is_encoder_only:
+            stacks.append((self.num_decoder_layers, len(self.decoder_sparse_layers), 2))
+        yield Weight("embedding", 1, (self.vocab_size, d), ("vocab", "embed"))
+        if not self.logits_via_embedding:
+            yield Weight("logits", 1, (d, self.vocab_size), ("embed", "vocab"))
+        num_wi = 2 if self.activation == "geglu" else 1
+        for num_layers, num_sparse, num_attentions in stacks:
+            num_dense = num_layers - num_sparse
+            yield Weight("attention", 3 * num_attentions * num_layers, (d, heads, kv), ("embed", "heads", "kv"))
+            yield Weight("attention", num_attentions * num_layers, (heads, kv, d), ("heads", "kv", "embed"))
+            yield Weight("position_bias", 1, (heads, self.relative_attention_num_buckets), ("heads", "relpos_buckets"))
+            yield Weight("norm", (num_attentions + 1) * num_layers + 1, (d,), ("embed",))
+            yield Weight("feed_forward", num_wi * num_dense, (d, f), ("embed", "mlp"))
+            yield Weight("feed_forward", num_dense, (f, d), ("mlp", "embed"))
+            yield Weight("router", num_sparse, (d, e), ("embed", "router_expert"))
+            yield Weight("experts", num_wi * num_sparse, (e, d, f), ("expert", "embed", "expert_mlp"))
+            yield Weight("experts", num_sparse, (e, f, d), ("expert", "expert_mlp", "embed"))
+
+    def parameters_by_part(self) -> dict[str, int]:
+        parts: dict[str, int] = {}
+        for weight in self.weights():
+            parts[weight.part] = parts.get(weight.part, 0) + weight.size
+        return {part: size for part, size in parts.items() if size}
+
+    @property
+    def num_parameters(self) -> int:
+        return sum(weight.size for weight in self.weights())
+
+    # FLOPs.
+
+    def flops_by_part(self, inputs_length: int = 512, targets_length: int = 114) -> dict[str, int]:
+        """FLOPs of one sequence's forward pass, two per multiply-add.
+
+        The first four parts are products with weights, for the tokens that pass through them: the count of the paper's
+        Table 9 (its footnote 7). `attention_scores` (queries by keys, probabilities by values), `logits` and
+        `capacity_padding` (the slots that a training step computes beyond the tokens, at the train capacity factor)
+        come on top and are not in `flops_per_sequence`.
+        """
+        d, inner = self.d_model, self.num_heads * self.d_kv
+        feed_forward = (3 if self.activation == "geglu" else 2) * d * self.d_ff
+        encoder_tokens, decoder_tokens = inputs_length, 0 if self.is_encoder_only else targets_length
+        num_enc, num_dec = self.num_encoder_layers, self.num_decoder_layers
+        layer_tokens = num_enc * encoder_tokens + num_dec * decoder_tokens
+        sparse_tokens = (len(self.encoder_sparse_layers) * encoder_tokens
+                         + len(self.decoder_sparse_layers) * decoder_tokens)
+        attention = 4 * d * inner * layer_tokens + num_dec * 2 * d * inner * (encoder_tokens + decoder_tokens)
+        scores = inner * (num_enc * encoder_tokens**2 + num_dec * decoder_tokens * (decoder_tokens + encoder_tokens))
+        slots_per_token = self.train_capacity_factor
+        return {
+            "attention": 2 * attention,
+            "feed_forward": 2 * feed_forward * (layer_tokens - sparse_tokens),
+            "experts": 2 * feed_forward * sparse_tokens,
+            "router": 2 * d * self.num_experts * sparse_tokens,
+            "attention_scores": 2 * 2 * scores,
+            "logits": 2 * d * self.vocab_size * (encoder_tokens if self.is_encoder_only else decoder_tokens),
+            "capacity_padding": round(2 * feed_forward * sparse_tokens * max(0.0, slots_per_token - 1)),
+        }
+
+    def flops_per_sequence(self, inputs_length: int = 512, targets_length: int = 114) -> int:
+        """FLOPs of the weight products in one sequence's forward pass, as Table 9 of the paper counts them."""
+        parts = self.flops_by_part(inputs_length, targets_length)
+        return sum(parts[part] for part in ("attention", "feed_forward", "experts", "router"))
+
+
+def check_choice(name: str, value, choices) -> None:
+    """Refuses a value that is not one of `choices`, naming the nearest one."""
+    if value not in choices:
+        listed = ", ".join(repr(choice) for choice in choices)
+        raise ValueError(f"{name} must be one of {listed}, not {value!r}.{nearest(value, choices)}")
+
+
+def nearest(word, choices) -> str:
+    """A sentence that names the choice most like `word`, or nothing."""
+    matches = difflib.get_close_matches(str(word), list(choices), n=1, cutoff=0.6)
+    return f" Did you mean {matches[0]!r}?" if matches else ""

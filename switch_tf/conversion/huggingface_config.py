@@ -1,0 +1,231 @@
+"""config.json of Hugging Face's T5 and Switch Transformers, to a SwitchConfig and back.
+
+The released config.json files are not always true to the tensors beside them. What the tensors show beyond doubt, how
+many layers there are and which hold experts, whether feed-forward layers are gated, is believed, with a warning.
+"""
+
+import warnings
+
+from switch_tf.config import SwitchConfig
+from switch_tf.conversion.huggingface_structure import T5X_LOGITS, Structure, sparse_layers, step_for
+
+T5, MT5, SWITCH = "t5", "mt5", "switch_transformers"
+
+# Our name -> theirs.
+_COMMON = {
+    "vocab_size": "vocab_size", "d_model": "d_model", "d_ff": "d_ff", "d_kv": "d_kv", "num_heads": "num_heads",
+    "num_encoder_layers": "num_layers", "num_decoder_layers": "num_decoder_layers", "dropout_rate": "dropout_rate",
+    "layer_norm_epsilon": "layer_norm_epsilon",
+    "relative_attention_num_buckets": "relative_attention_num_buckets",
+    "relative_attention_max_distance": "relative_attention_max_distance"}
+_SPARSE = {
+    "num_experts": "num_experts", "jitter_noise": "router_jitter_noise", "router_dtype": "router_dtype",
+    "expert_capacity": "expert_capacity", "load_balancing_loss_weight": "router_aux_loss_coef",
+    "router_z_loss_weight": "router_z_loss_coef"}
+
+_NUM_LAYERS = {"encoder": "num_layers", "decoder": "num_decoder_layers"}
+
+# What transformers takes for a key that is not in the file.
+_COMMON_DEFAULTS = {
+    "vocab_size": 32128, "d_kv": 64, "dropout_rate": 0.1, "layer_norm_epsilon": 1e-6,
+    "relative_attention_num_buckets": 32, "relative_attention_max_distance": 128}
+_DEFAULTS = {
+    T5: {**_COMMON_DEFAULTS, "d_model": 512, "d_ff": 2048, "num_layers": 6, "num_heads": 8,
+         "feed_forward_proj": "relu"},
+    MT5: {**_COMMON_DEFAULTS, "vocab_size": 250112, "d_model": 512, "d_ff": 1024, "num_layers": 8, "num_heads": 6,
+          "feed_forward_proj": "gated-gelu"},
+    SWITCH: {
+        **_COMMON_DEFAULTS, "d_model": 768, "d_ff": 2048, "num_layers": 12, "num_heads": 12, "num_experts": 8,
+        "num_sparse_encoder_layers": 3, "num_sparse_decoder_layers": 3, "dense_act_fn": "relu",
+        "router_jitter_noise": 0.01, "router_dtype": "float32", "expert_capacity": 64,
+        "router_aux_loss_coef": 0.001, "router_z_loss_coef": 0.001}}
+
+
+# From Hugging Face.
+
+
+def from_hugging_face(values: dict, structure: Structure) -> SwitchConfig:
+    """The configuration of a checkpoint whose config.json holds `values` and whose tensors show `structure`.
+
+    Raises:
+        ValueError: a model that switch_tf cannot represent, or a contradiction that the tensors do not settle.
+    """
+    family = values.get("model_type")
+    if family not in _DEFAULTS:
+        raise ValueError(f"model_type in config.json must be one of {', '.join(map(repr, _DEFAULTS))}, not {family!r}; "
+                         "other architectures have weights that switch_tf does not have.")
+    values = {**_DEFAULTS[family], **{key: value for key, value in values.items() if value is not None}}
+    values.setdefault("num_decoder_layers", values["num_layers"])
+    for stack, key in _NUM_LAYERS.items():
+        values[key] = _num_layers(_integer(values, key), stack, key, structure)
+    fields = {ours: values[theirs] for ours, theirs in _COMMON.items()}
+    fields["activation"] = _activation(values, family, structure.is_gated)
+    fields["logits_via_embedding"] = not structure.has_logits
+    fields["scale_decoder_outputs"] = _scales_logits(values, family, structure)
+    if family == SWITCH:
+        fields |= _sparse_fields(values, structure)
+    return SwitchConfig(**fields)
+
+
+def _num_layers(stated, stack, key, structure):
+    found = structure.num_layers[stack]
+    if found < stated:
+        raise ValueError(f"config.json says {key}={stated}, but the checkpoint's {stack} ends after {found} layers; it "
+                         "is incomplete, or of another kind of model (switch_tf reads encoder-decoders).")
+    if found > stated:
+        _warn(f"config.json says {key}={stated}, but the checkpoint holds {found} {stack} layers: all are read.")
+    return found
+
+
+def _activation(values, family, is_gated):
+    if family == SWITCH:
+        key, stated = "dense_act_fn", values["dense_act_fn"]
+        known = {"relu": False, "gated-gelu": True, "gelu_new": True}
+    else:
+        key, stated = "feed_forward_proj", values["feed_forward_proj"]
+        # An explicit dense_act_fn wins, as in transformers: "gelu" is the exact form, "gelu_new" the tanh form.
+        if values.get("dense_act_fn", stated) == "gelu":
+            stated = "gated-gelu with dense_act_fn='gelu'"
+        known = {"relu": False, "gated-gelu": True, "gated-gelu_new": True}
+    if stated not in known:
+        raise ValueError(f"{key} in config.json must be 'relu' or 'gated-gelu' (with the tanh form of gelu), not "
+                         f"{stated!r}; switch_tf has no other activation.")
+    tensors = "wi_0 and wi_1" if is_gated else "wi"
+    if family == SWITCH and is_gated and not known[stated]:
+        _warn(f"config.json says {key}={stated!r}, but the feed-forward layers hold {tensors}: they are read as gated "
+              "gelu, the only gated form of Switch Transformers.")
+    elif is_gated != known[stated]:
+        raise ValueError(f"config.json says {key}={stated!r}, but the feed-forward layers hold {tensors}; correct the "
+                         "one that is wrong.")
+    return "geglu" if is_gated else "relu"
+
+
+def _scales_logits(values, family, structure):
+    if structure.has_t5x_logits:
+        _warn(f"The checkpoint's logits are {T5X_LOGITS!r}, a name that transformers does not know: they are read as "
+              "in T5X, from a hidden state that is not scaled, whatever config.json says.")
+        return False
+    if family == MT5:
+        return False
+    # transformers 5 writes tie_word_embeddings=True for every T5 and moves its former meaning here.
+    return bool(values.get("scale_decoder_outputs", values.get("tie_word_embeddings", True)))
+
+
+def _sparse_fields(values, structure):
+    if values.get("router_bias"):
+        raise ValueError("router_bias in config.json must be false, not true; switch_tf's router, like the paper's, "
+                         "has no bias.")
+    fields = {ours: values[theirs] for ours, theirs in _SPARSE.items()}
+    # transformers has one rate for both.
+    fields |= {"semantics": "hf", "expert_dropout_rate": values["dropout_rate"]}
+    for stack, key in _NUM_LAYERS.items():
+        num_layers, num_sparse = values[key], _integer(values, f"num_sparse_{stack}_layers")
+        # Without sparse layers the step is the number of layers, and layer 1 is sparse nevertheless.
+        values.setdefault(f"{stack}_sparse_step", num_layers // num_sparse if num_sparse else num_layers)
+        step = _integer(values, f"{stack}_sparse_step")
+        fields[f"{stack}_sparse_step"] = _found_step(step, num_layers, stack, structure)
+    return fields
+
+
+def _integer(values, key):
+    value = values[key]
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise ValueError(f"{key} in config.json must be an integer of at least 0, not {value!r}; correct it.")
+    return value
+
+
+def _found_step(stated, num_layers, stack, structure):
+    """The sparse step of a stack: what config.json says, or what the tensors say."""
+    expected, sparse, dense = sparse_layers(num_layers, stated), *(
+        layers[stack] for layers in (structure.sparse_layers, structure.dense_layers))
+    # A layer that holds neither is left to config.json, so that its missing tensors are named.
+    layers = tuple(i for i in range(num_layers) if i in sparse or (i not in dense and i in expected))
+    step = step_for(layers, num_layers, stated)
+    if step is None:
+        raise ValueError(f"The checkpoint's {stack} holds experts in the layers {list(layers)} of {num_layers}, which "
+                         "no sparse step describes (layers 1, 1 + step, 1 + 2 step, ..., or all).")
+    if step != stated:
+        _warn(f"config.json says {stack}_sparse_step={stated}, but the checkpoint holds experts in the {stack} layers "
+              f"{list(layers)}: they are read with {stack}_sparse_step={step}.")
+    return step
+
+
+def _warn(sentence):
+    warnings.warn(sentence, stacklevel=2)
+
+
+# To Hugging Face.
+
+
+def to_hugging_face(config: SwitchConfig, expert_capacity: int | None) -> dict:
+    """What config.json says for a model of this configuration.
+
+    Args:
+        config: SwitchConfig.
+        expert_capacity: int or None. Slots of an expert for each sequence; None takes the configuration's.
+
+    Raises:
+        ValueError: Hugging Face's classes cannot represent the model.
+    """
+    _check_representable(config)
+    values = {theirs: getattr(config, ours) for ours, theirs in _COMMON.items()}
+    is_gated = config.activation == "geglu"
+    values |= {
+        "is_encoder_decoder": True, "use_cache": True, "dtype": "float32", "initializer_factor": 1.0,
+        "pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0,
+        "dense_act_fn": "gelu_new" if is_gated else "relu",
+        # In their code this says whether the last hidden state is scaled; tied is what has no tensor of its own.
+        "tie_word_embeddings": config.scales_logits}
+    if not config.num_experts:
+        if expert_capacity is not None:
+            raise ValueError(f"expert_capacity={expert_capacity} belongs to a model with experts; leave it out.")
+        return values | {
+            "model_type": T5, "architectures": ["T5ForConditionalGeneration"], "is_gated_act": is_gated,
+            "feed_forward_proj": "gated-gelu" if is_gated else "relu", "scale_decoder_outputs": config.scales_logits}
+    values |= {theirs: getattr(config, ours) for ours, theirs in _SPARSE.items()}
+    values |= {
+        "model_type": SWITCH, "architectures": ["SwitchTransformersForConditionalGeneration"],
+        "expert_capacity": _expert_capacity(config, expert_capacity), "router_bias": False,
+        "router_ignore_padding_tokens": False, "add_router_probs": False}
+    for stack, num_layers, layers, step in _stacks(config):
+        values |= {f"num_sparse_{stack}_layers": len(layers),
+                   f"{stack}_sparse_step": step_for(layers, num_layers, step)}
+    return values
+
+
+def _stacks(config):
+    return (("encoder", config.num_encoder_layers, config.encoder_sparse_layers, config.encoder_sparse_step),
+            ("decoder", config.num_decoder_layers, config.decoder_sparse_layers, config.decoder_sparse_step))
+
+
+def _check_representable(config):
+    if config.is_encoder_only:
+        raise ValueError("Hugging Face's T5 and Switch Transformers have a decoder, but num_decoder_layers is 0; its "
+                         "logits on the encoder cannot be written in their format.")
+    if not config.num_experts:
+        return
+    if config.activation != "relu":
+        raise ValueError(f"Hugging Face's Switch Transformer has relu experts only (its 'gated-gelu' raises KeyError), "
+                         f"but activation is {config.activation!r}; such a model cannot be written in its format.")
+    for stack, num_layers, layers, step in _stacks(config):
+        if step_for(layers, num_layers, step) is None:
+            raise ValueError("Hugging Face's Switch Transformer has experts in the layers 1, 1 + step, 1 + 2 step, "
+                             f"..., or in all, but the {stack} of this model in {list(layers)} of {num_layers}; it "
+                             "cannot be written in its format.")
+    if config.expert_dropout_rate != config.dropout_rate:
+        _warn(f"Hugging Face's Switch Transformer has one dropout rate: dropout_rate={config.dropout_rate} is written "
+              f"for the experts too, whose expert_dropout_rate={config.expert_dropout_rate} is not.")
+
+
+def _expert_capacity(config, expert_capacity):
+    if expert_capacity is None:
+        expert_capacity = config.expert_capacity
+    if expert_capacity is None:
+        raise ValueError(
+            "Hugging Face's Switch Transformer gives each expert a fixed number of slots for each sequence, padding "
+            f"included, instead of a capacity factor (here {config.eval_capacity_factor} for groups of "
+            f"{config.group_size} tokens): other tokens would be dropped. Choose that number with expert_capacity=...; "
+            "the length of the longest sequence drops none.")
+    if isinstance(expert_capacity, bool) or not isinstance(expert_capacity, int) or expert_capacity < 1:
+        raise ValueError(f"expert_capacity must be an integer of at least 1, not {expert_capacity!r}.")
+    return expert_capacity

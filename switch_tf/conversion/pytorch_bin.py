@@ -1,0 +1,181 @@
+"""Reads the tensors of a `pytorch_model.bin` without PyTorch, and without running anything that is in it.
+
+The file is a zip archive: `data.pkl`, a pickle that describes the tensors, and `data/<key>`, their numbers. A pickle is
+a program that may call anything. This one is not unpickled but read: the few instructions that `torch.save` writes for
+a dictionary of tensors are carried out on plain values here, and any other instruction or name is refused.
+"""
+
+import pathlib
+import pickletools
+import struct
+import zipfile
+from typing import Any, NamedTuple
+
+import ml_dtypes
+import numpy as np
+
+_STORAGES = {
+    "torch DoubleStorage": np.float64, "torch FloatStorage": np.float32, "torch HalfStorage": np.float16,
+    "torch BFloat16Storage": ml_dtypes.bfloat16, "torch LongStorage": np.int64, "torch IntStorage": np.int32,
+    "torch ShortStorage": np.int16, "torch CharStorage": np.int8, "torch ByteStorage": np.uint8,
+    "torch BoolStorage": np.bool_}
+_FUNCTIONS = {
+    "collections OrderedDict": lambda: {},
+    "torch._utils _rebuild_tensor_v2": lambda storage, offset, shape, strides, *_: (storage, offset, shape, strides),
+    "torch._utils _rebuild_parameter": lambda tensor, *_: tensor}
+_CONSTANTS = {"BININT", "BININT1", "BININT2", "LONG1", "BINUNICODE", "SHORT_BINUNICODE"}
+_TUPLES = {"EMPTY_TUPLE": 0, "TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
+_ZIP_HEADER_BYTES = 30
+
+
+class Tensor(NamedTuple):
+    """A tensor in a file: its storage begins at byte `start`; `offset` and `strides` count elements of it."""
+
+    path: pathlib.Path
+    dtype: Any
+    start: int
+    offset: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+    def read(self) -> np.ndarray:
+        """A read-only view on the file, <dtype>[*shape]."""
+        strides = tuple(stride * np.dtype(self.dtype).itemsize for stride in self.strides)
+        storage = np.memmap(self.path, self.dtype, "r", self.start, (self.offset + _extent(self.shape, self.strides),))
+        return np.lib.stride_tricks.as_strided(storage[self.offset:], self.shape, strides, writeable=False)
+
+
+def _extent(shape, strides) -> int:
+    """Elements of a storage from a tensor's first element to its last."""
+    return 1 + sum((length - 1) * stride for length, stride in zip(shape, strides, strict=True))
+
+
+def open_tensors(path: pathlib.Path) -> dict[str, Tensor]:
+    """The tensors of a file that `torch.save` wrote (PyTorch 1.6 or later), by name.
+
+    Raises:
+        ValueError: another format, a damaged file, or a pickle that does more than a dictionary of tensors needs.
+    """
+    if not zipfile.is_zipfile(path):
+        raise ValueError(f"{path} is not a zip archive: it is truncated, or was saved by PyTorch before 1.6. Download "
+                         "it again, take the model.safetensors of the same model, or save it anew with PyTorch.")
+    with zipfile.ZipFile(path) as archive, path.open("rb") as file:
+        # Every name begins with a folder that torch.save chose: "archive/data.pkl", "archive/data/0".
+        members = {member.filename.partition("/")[2]: member for member in archive.infolist()}
+        if "data.pkl" not in members or any(member.compress_type != zipfile.ZIP_STORED for member in members.values()):
+            raise ValueError(f"{path} is a zip archive, but not one that torch.save wrote: that has an uncompressed "
+                             f"data.pkl, this has {sorted(members)[:5]}.")
+        try:
+            if "byteorder" in members and archive.read(members["byteorder"]) != b"little":
+                raise ValueError(f"{path} was saved on a big-endian machine; save it anew on a little-endian one.")
+            program = archive.read(members["data.pkl"])
+        except zipfile.BadZipFile as error:
+            raise ValueError(f"{path} is damaged ({error}). Download it again.") from None
+        return {name: _locate(name, description, path, members, file)
+                for name, description in _read_pickle(program, path).items()}
+
+
+def _locate(name, description, path, members, file) -> Tensor:
+    """Finds a described tensor's numbers in the archive and checks that they are all there."""
+    try:
+        (_, storage, key, _, _), offset, shape, strides = description
+        dtype, member = _STORAGES[storage], members[f"data/{key}"]
+        is_valid = min(offset, 0, *shape, *strides) >= 0 and 0 not in shape
+        num_elements = offset + _extent(shape, strides)
+    except (KeyError, TypeError, ValueError):
+        raise ValueError(f"{path} holds something under {name!r} that is not a tensor; only dictionaries of tensors "
+                         "(model.state_dict()) are read.") from None
+    if not is_valid or num_elements * np.dtype(dtype).itemsize > member.file_size:
+        raise ValueError(f"{path} is damaged: {name!r} of shape {shape} does not lie within the {member.file_size} "
+                         "bytes that are stored for it. Download it again.")
+    file.seek(member.header_offset)
+    name_bytes, extra_bytes = struct.unpack("<26x2H", file.read(_ZIP_HEADER_BYTES))
+    start = member.header_offset + _ZIP_HEADER_BYTES + name_bytes + extra_bytes
+    return Tensor(path, dtype, start, offset, shape, strides)
+
+
+def _read_pickle(program: bytes, path) -> dict:
+    """Carries out the instructions of a pickle that describes a dictionary of tensors."""
+    machine = _Machine(path)
+    try:
+        for instruction, argument, _ in pickletools.genops(program):
+            machine.step(instruction.name, argument)
+        (result,) = machine.stack
+        if isinstance(result, dict) and all(isinstance(name, str) for name in result):
+            return result
+    except _RefusedError:
+        raise
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError):
+        pass
+    raise ValueError(f"{path} is damaged, or holds something other than a dictionary of tensors "
+                     "(model.state_dict()). Download it again, or take the model.safetensors of the same model.")
+
+
+class _RefusedError(ValueError):
+    """The pickle does something that no dictionary of tensors needs."""
+
+
+class _Machine:
+    """The stack machine of a pickle, with the instructions that describe tensors and no others.
+
+    Names stay text and storages the tuples that PyTorch writes: ("storage", type, key, device, number of elements).
+    """
+
+    def __init__(self, path):
+        self.path = path
+        self.stack, self.marks, self.memo = [], [], {}
+
+    def step(self, instruction, argument):
+        stack = self.stack
+        if instruction in _CONSTANTS:
+            stack.append(argument)
+        elif instruction in ("NONE", "NEWTRUE", "NEWFALSE"):
+            stack.append({"NONE": None, "NEWTRUE": True, "NEWFALSE": False}[instruction])
+        elif instruction in ("BINPUT", "LONG_BINPUT"):
+            self.memo[argument] = stack[-1]
+        elif instruction in ("BINGET", "LONG_BINGET"):
+            stack.append(self.memo[argument])
+        elif instruction == "MARK":
+            self.marks.append(len(stack))
+        elif instruction == "TUPLE":
+            stack.append(tuple(self._pop(len(stack) - self.marks.pop())))
+        elif instruction in _TUPLES:
+            stack.append(tuple(self._pop(_TUPLES[instruction])))
+        elif instruction == "EMPTY_DICT":
+            stack.append({})
+        elif instruction in ("SETITEM", "SETITEMS"):
+            items = self._pop(2 if instruction == "SETITEM" else len(stack) - self.marks.pop())
+            self._dictionary().update(zip(items[::2], items[1::2], strict=True))
+        elif instruction == "GLOBAL":
+            stack.append(self._name(argument))
+        elif instruction == "REDUCE":
+            function, arguments = self._pop(2)
+            stack.append(_FUNCTIONS[function](*arguments))
+        elif instruction == "BUILD":
+            self._pop(1)  # the version numbers that a state_dict carries as an attribute
+            self._dictionary()
+        elif instruction not in ("PROTO", "BINPERSID", "STOP"):
+            # BINPERSID turns a storage's description into the storage; the description is all that is wanted here.
+            self._refuse(f"uses {instruction}")
+
+    def _pop(self, count):
+        start = len(self.stack) - count
+        if start < 0:
+            raise IndexError("The stack holds too little.")
+        popped = self.stack[start:]
+        del self.stack[start:]
+        return popped
+
+    def _dictionary(self):
+        if not isinstance(self.stack[-1], dict):
+            raise TypeError("Items for something that is no dictionary.")
+        return self.stack[-1]
+
+    def _name(self, name):
+        if name not in _STORAGES and name not in _FUNCTIONS:
+            self._refuse(f"asks for {name.replace(' ', '.')}")
+        return name
+
+    def _refuse(self, what):
+        raise _RefusedError(f"{self.path} is refused: its pickle {what}, which no dictionary of tensors needs and "
+                            "which could run code. Take the model.safetensors of the same model.")

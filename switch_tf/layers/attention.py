@@ -1,0 +1,79 @@
+"""T5's multi-head attention: no bias terms, no 1/sqrt(d_kv) at run time, softmax in float32."""
+
+import keras
+from keras import ops
+
+from switch_tf import partitioning
+from switch_tf.layers.dropout import Dropout
+
+MASKED = -1e9
+
+
+@keras.saving.register_keras_serializable("switch_tf")
+class MultiHeadAttention(keras.layers.Layer):
+    """Attention of `inputs` over themselves or over `memory`.
+
+    The usual 1/sqrt(d_kv) is folded into the initial queries: N(0, init_scale / (d_model d_kv)).
+
+    Args:
+        num_heads, d_kv: int.
+        dropout_rate: float, on the attention probabilities, one mask for all queries.
+        init_scale: float, multiplies every initial variance.
+
+    Call arguments:
+        inputs: <compute dtype>[batch, query, d_model].
+        memory: <compute dtype>[batch, key, d_model] or None for self-attention.
+        attention_mask: <bool>[batch, 1, query or 1, key], True where a query may look, or None.
+        position_bias: <float32>[1, heads, query, key] or None, added to the scores.
+
+    Returns: <compute dtype>[batch, query, d_model].
+    """
+
+    def __init__(self, num_heads, d_kv, dropout_rate=0.0, init_scale=1.0, **kwargs):
+        # Keras would cast the position bias to bfloat16 on the way in; the kernels are cast below instead.
+        super().__init__(autocast=False, **kwargs)
+        self.num_heads = num_heads
+        self.d_kv = d_kv
+        self.dropout_rate = dropout_rate
+        self.init_scale = init_scale
+        self.dropout = Dropout(dropout_rate, broadcast_axis=2, dtype=self.dtype_policy, name="dropout")
+
+    def build(self, input_shape):
+        d_model = input_shape[-1]
+        self.dropout.build()
+        for name, fan_in in (("query", d_model * self.d_kv), ("key", d_model), ("value", d_model)):
+            setattr(self, name, partitioning.add_weight(
+                self, name, (d_model, self.num_heads, self.d_kv), ("embed", "heads", "kv"), self._normal(fan_in)))
+        self.out = partitioning.add_weight(
+            self, "out", (self.num_heads, self.d_kv, d_model), ("heads", "kv", "embed"),
+            self._normal(self.num_heads * self.d_kv))
+
+    def _normal(self, fan_in):
+        return keras.initializers.RandomNormal(stddev=(self.init_scale / fan_in) ** 0.5)
+
+    def call(self, inputs, memory=None, attention_mask=None, position_bias=None, training=False):
+        memory = inputs if memory is None else memory
+        # [batch, length, d_model] -> [batch, length, heads, d_kv]
+        query = self._project(inputs, self.query)
+        key = self._project(memory, self.key)
+        value = self._project(memory, self.value)
+        scores = ops.einsum("bqhd,bkhd->bhqk", ops.cast(query, "float32"), ops.cast(key, "float32"))
+        scores = partitioning.constrain(scores, ("batch", "heads", None, None))
+        if position_bias is not None:
+            scores = scores + position_bias
+        if attention_mask is not None:
+            scores = ops.where(attention_mask, scores, MASKED)
+        probs = ops.cast(ops.softmax(scores, axis=-1), value.dtype)
+        probs = self.dropout(probs, training=training)
+        mixed = ops.einsum("bhqk,bkhd->bqhd", probs, value)
+        mixed = partitioning.constrain(mixed, ("batch", "length", "heads", "kv"))
+        outputs = ops.einsum("bqhd,hdm->bqm", mixed, ops.cast(self.out, mixed.dtype))
+        return partitioning.constrain(outputs, ("batch", "length", "embed"))
+
+    def _project(self, x, kernel):
+        projected = ops.einsum("blm,mhd->blhd", x, ops.cast(kernel, x.dtype))
+        return partitioning.constrain(projected, ("batch", "length", "heads", "kv"))
+
+    def get_config(self):
+        return {**super().get_config(), "num_heads": self.num_heads, "d_kv": self.d_kv,
+                "dropout_rate": self.dropout_rate, "init_scale": self.init_scale}

@@ -1,0 +1,43 @@
+"""Dropout whose masks do not depend on layout, microbatches or the moment of a restart."""
+
+import keras
+from keras import ops
+
+from switch_tf import partitioning
+
+
+@keras.saving.register_keras_serializable("switch_tf")
+class Dropout(keras.layers.Layer):
+    """Zeroes elements with probability `rate` in training and scales the others by 1 / (1 - rate).
+
+    Args:
+        rate: float in [0, 1).
+        broadcast_axis: int or None. Positions along this axis share one mask: T5 drops a feature for the whole
+            length of a sequence.
+        batch_axis: int, the axis of sequences or groups, see `partitioning.uniform`.
+    """
+
+    def __init__(self, rate, broadcast_axis=None, batch_axis=0, **kwargs):
+        super().__init__(**kwargs)
+        if not 0 <= rate < 1:
+            raise ValueError(f"A dropout rate must be in [0, 1), not {rate!r}.")
+        self.rate = rate
+        self.broadcast_axis = broadcast_axis
+        self.batch_axis = batch_axis
+
+    def build(self, input_shape=None):
+        """Creates nothing; being built is what gives the layer its path, and the path its random stream."""
+
+    def call(self, inputs, training=False):
+        if not training or not self.rate:
+            return inputs
+        shape = list(ops.shape(inputs))
+        if self.broadcast_axis is not None:
+            shape[self.broadcast_axis] = 1
+        seed = partitioning.layer_seed(self, "dropout")
+        is_kept = partitioning.uniform(seed, tuple(shape), self.batch_axis) >= self.rate
+        return inputs * ops.cast(is_kept, inputs.dtype) * (1 / (1 - self.rate))
+
+    def get_config(self):
+        return {**super().get_config(), "rate": self.rate, "broadcast_axis": self.broadcast_axis,
+                "batch_axis": self.batch_axis}

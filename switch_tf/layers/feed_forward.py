@@ -1,0 +1,70 @@
+"""T5's dense feed-forward layer."""
+
+import keras
+from keras import ops
+
+from switch_tf import partitioning
+from switch_tf.config import ACTIVATIONS, check_choice
+from switch_tf.layers.dropout import Dropout
+
+
+def add_input_kernels(layer, activation, shape, axes, initializer):
+    """Creates `wi` (ReLU), or `wi_0` and `wi_1` (GEGLU), and returns them as a list."""
+    names = ("wi_0", "wi_1") if activation == "geglu" else ("wi",)
+    return [partitioning.add_weight(layer, name, shape, axes, initializer) for name in names]
+
+
+def activate(products):
+    """relu(x wi), or gelu(x wi_0) * (x wi_1) with the tanh form of gelu, from the list of products."""
+    if len(products) == 1:
+        return ops.relu(products[0])
+    return ops.gelu(products[0], approximate=True) * products[1]
+
+
+def kernel_initializer(init_scale, fan_in):
+    """Truncated normal with standard deviation sqrt(init_scale / fan_in) before truncation (paper, section 2.4)."""
+    return keras.initializers.TruncatedNormal(stddev=(init_scale / fan_in) ** 0.5)
+
+
+@keras.saving.register_keras_serializable("switch_tf")
+class FeedForward(keras.layers.Layer):
+    """act(x wi) wo, without biases.
+
+    Args:
+        d_ff: int, hidden width.
+        activation: "relu" or "geglu".
+        dropout_rate: float, on the hidden units, one mask for all positions.
+        init_scale: float, times 1 / fan_in is the initial variance.
+
+    Call arguments:
+        inputs: <compute dtype>[batch, length, d_model].
+
+    Returns: <compute dtype>, same shape as `inputs`.
+    """
+
+    def __init__(self, d_ff, activation="relu", dropout_rate=0.0, init_scale=1.0, **kwargs):
+        super().__init__(**kwargs)
+        check_choice("activation", activation, ACTIVATIONS)
+        self.d_ff = d_ff
+        self.activation = activation
+        self.dropout_rate = dropout_rate
+        self.init_scale = init_scale
+        self.dropout = Dropout(dropout_rate, broadcast_axis=1, dtype=self.dtype_policy, name="dropout")
+
+    def build(self, input_shape):
+        d_model = input_shape[-1]
+        self.dropout.build()
+        self.input_kernels = add_input_kernels(
+            self, self.activation, (d_model, self.d_ff), ("embed", "mlp"), kernel_initializer(self.init_scale, d_model))
+        self.wo = partitioning.add_weight(
+            self, "wo", (self.d_ff, d_model), ("mlp", "embed"), kernel_initializer(self.init_scale, self.d_ff))
+
+    def call(self, inputs, training=False):
+        hidden = activate([ops.einsum("blm,mf->blf", inputs, wi) for wi in self.input_kernels])
+        hidden = partitioning.constrain(hidden, ("batch", "length", "mlp"))
+        hidden = self.dropout(hidden, training=training)
+        return partitioning.constrain(ops.einsum("blf,fm->blm", hidden, self.wo), ("batch", "length", "embed"))
+
+    def get_config(self):
+        return {**super().get_config(), "d_ff": self.d_ff, "activation": self.activation,
+                "dropout_rate": self.dropout_rate, "init_scale": self.init_scale}

@@ -1,0 +1,98 @@
+"""How the tokens of a batch are cut into groups, and how many slots an expert has for each group.
+
+Groups belong to the model, never to the layout (`partitioning.parts`): the global batch decides how many there are.
+"""
+
+import fractions
+import math
+from typing import Any, NamedTuple
+
+from keras import ops
+
+from switch_tf import partitioning
+
+
+class Groups(NamedTuple):
+    """`count` groups of `size` tokens; ints, or int32 scalar tensors where the number of tokens is unknown."""
+
+    count: Any
+    size: Any
+
+
+def global_groups(num_tokens: int, group_size: int, num_groups_multiple: int) -> Groups | None:
+    """The fewest groups, a multiple of `num_groups_multiple`, that divide `num_tokens` into at most `group_size` each.
+
+    None where there are none.
+    """
+    if num_tokens % num_groups_multiple:
+        return None
+    quotient = num_tokens // num_groups_multiple
+    for factor in range(-(-quotient // group_size), quotient + 1):
+        if quotient % factor == 0:
+            return Groups(num_groups_multiple * factor, quotient // factor)
+    return None
+
+
+def check_batch(num_sequences: int, length: int, group_size: int, num_groups_multiple: int, num_parts: int = 1) -> None:
+    """Raises ValueError, naming the nearest batches that work, unless a training batch can be cut into groups.
+
+    Args:
+        num_sequences, length: int, of the global batch.
+        num_parts: int. Each of so many parts must hold whole groups.
+    """
+    num_tokens = num_sequences * length
+    groups = global_groups(num_tokens, group_size, num_groups_multiple)
+    if groups:
+        partitioning.check_parts(groups.count, num_parts)
+        return
+    step = num_groups_multiple // math.gcd(length, num_groups_multiple)
+    below = num_sequences // step * step
+    batches = [str(batch) for batch in (below, below + step) if batch]
+    divisor = math.gcd(num_tokens, num_groups_multiple)
+    raise ValueError(
+        f"No number of groups that is a multiple of {num_groups_multiple} divides {num_tokens} tokens "
+        f"({num_sequences} sequences of {length}) into groups of at most {group_size}. "
+        f"Use a batch of {' or '.join(batches)} sequences, or num_groups_multiple={divisor}.")
+
+
+def plan_groups(shape, group_size: int, num_groups_multiple: int, training: bool) -> Groups:
+    """Groups of this part of the batch, whose tokens are `shape` = (sequences, length), ints or scalar tensors.
+
+    In training the batch must divide. Otherwise, and where its size is unknown while tracing, the caller fills it up
+    with masked tokens to `count * size`.
+    """
+    part = partitioning.current_part()
+    num_tokens = shape[0] * shape[1]
+    if not isinstance(num_tokens, int):
+        return _dynamic_groups(num_tokens, group_size, num_groups_multiple)
+    if training:
+        check_batch(shape[0] * part.count, shape[1], group_size, num_groups_multiple)
+    filled = -(-num_tokens * part.count // num_groups_multiple) * num_groups_multiple
+    groups = global_groups(max(filled, num_groups_multiple), group_size, num_groups_multiple)
+    return Groups(partitioning.share_of_groups(groups.count), groups.size)
+
+
+def _dynamic_groups(num_tokens, group_size, num_groups_multiple) -> Groups:
+    """The same rule in the graph."""
+    quotient = ops.maximum(-(-num_tokens // num_groups_multiple), 1)
+    factors = ops.arange(1, quotient + 1, dtype="int32")
+    is_valid = ops.logical_and(ops.equal(quotient % factors, 0), quotient // factors <= group_size)
+    factor = ops.min(ops.where(is_valid, factors, quotient))
+    return Groups(num_groups_multiple * factor, quotient // factor)
+
+
+def expert_capacity(group_tokens, capacity_factor: float, num_experts: int, min_expert_capacity: int):
+    """Slots of each expert in a group: equation 3 rounded down, at least the minimum, at most the group's tokens.
+
+    Args:
+        group_tokens: int or int32 scalar tensor.
+
+    Returns:
+        int, or int32 scalar tensor.
+    """
+    # In integers, so that 1.1 * 1000 / 10 is 110 and not what its binary neighbour rounds to.
+    ratio = fractions.Fraction(str(capacity_factor)) / num_experts
+    if isinstance(group_tokens, int):
+        return min(max(math.floor(group_tokens * ratio), min_expert_capacity), group_tokens)
+    capacity = ops.cast(group_tokens, "int64") * ratio.numerator // ratio.denominator
+    return ops.minimum(ops.maximum(ops.cast(capacity, "int32"), min_expert_capacity), group_tokens)

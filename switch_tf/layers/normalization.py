@@ -1,0 +1,35 @@
+"""T5's layer norm: RMS norm without mean and bias."""
+
+import keras
+from keras import ops
+
+from switch_tf import partitioning
+
+
+@keras.saving.register_keras_serializable("switch_tf")
+class RMSNorm(keras.layers.Layer):
+    """Divides by the root mean square of the last dimension and multiplies by a learned scale, in float32.
+
+    Args:
+        epsilon: float, added to the mean square.
+
+    Call arguments:
+        inputs: <compute dtype>[..., d_model].
+
+    Returns: <compute dtype>, same shape as `inputs`.
+    """
+
+    def __init__(self, epsilon=1e-6, **kwargs):
+        super().__init__(**kwargs)
+        self.epsilon = epsilon
+
+    def build(self, input_shape):
+        self.scale = partitioning.add_weight(self, "scale", (input_shape[-1],), ("embed",), "ones", autocast=False)
+
+    def call(self, inputs):
+        x = ops.cast(inputs, "float32")
+        inverse_rms = ops.rsqrt(ops.mean(ops.square(x), axis=-1, keepdims=True) + self.epsilon)
+        return ops.cast(x * inverse_rms * ops.cast(self.scale, "float32"), inputs.dtype)
+
+    def get_config(self):
+        return {**super().get_config(), "epsilon": self.epsilon}

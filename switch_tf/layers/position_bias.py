@@ -1,0 +1,81 @@
+"""T5's relative position bias: one table of buckets by heads, shared by all layers of a stack."""
+
+import keras
+import numpy as np
+from keras import ops
+
+from switch_tf import partitioning
+
+
+def relative_position_bucket(distance, is_bidirectional, num_buckets=32, max_distance=128) -> np.ndarray:
+    """Bucket of each relative position: exact when near, logarithmic up to `max_distance`, then the last one.
+
+    In numpy, because the logarithm of accelerators rounds differently at the edges of buckets.
+
+    Args:
+        distance: ints, key position minus query position.
+        is_bidirectional: bool. Half of the buckets serve keys after the query; otherwise those are all in bucket 0.
+
+    Returns: <int32>, same shape as `distance`, in [0, num_buckets).
+    """
+    distance = np.asarray(distance)
+    offset = 0
+    if is_bidirectional:
+        num_buckets //= 2
+        offset = (distance > 0) * num_buckets
+        distance = np.abs(distance)
+    else:
+        distance = np.maximum(-distance, 0)
+    max_exact = num_buckets // 2
+    logarithmic = max_exact + (
+        np.log(np.maximum(distance, 1) / max_exact) / np.log(max_distance / max_exact) * (num_buckets - max_exact)
+    ).astype(np.int32)
+    bucket = np.where(distance < max_exact, distance, np.minimum(logarithmic, num_buckets - 1))
+    return (bucket + offset).astype(np.int32)
+
+
+@keras.saving.register_keras_serializable("switch_tf")
+class RelativePositionBias(keras.layers.Layer):
+    """Bias of every head for every pair of positions.
+
+    Args:
+        num_heads, num_buckets, max_distance: int.
+        is_bidirectional: bool. True in encoders, False in decoders.
+
+    Call arguments:
+        query_length, key_length: int.
+
+    Returns: <float32>[1, heads, query, key].
+    """
+
+    def __init__(self, num_heads, num_buckets=32, max_distance=128, is_bidirectional=True, **kwargs):
+        super().__init__(**kwargs)
+        self.num_heads = num_heads
+        self.num_buckets = num_buckets
+        self.max_distance = max_distance
+        self.is_bidirectional = is_bidirectional
+
+    def build(self, input_shape=None):
+        # Glorot uniform, as Mesh TensorFlow starts it.
+        limit = (6 / (self.num_heads + self.num_buckets)) ** 0.5
+        self.rel_embedding = partitioning.add_weight(
+            self, "rel_embedding", (self.num_heads, self.num_buckets), ("heads", "relpos_buckets"),
+            keras.initializers.RandomUniform(-limit, limit), autocast=False)
+
+    def call(self, query_length, key_length):
+        # A pair's bias depends on key - query alone: look up the query + key - 1 distances and cut a shifted row
+        # for each query, so that no [query, key] constant and no scatter enters the program.
+        distances = np.arange(-query_length + 1, key_length + 1)
+        buckets = relative_position_bucket(distances, self.is_bidirectional, self.num_buckets, self.max_distance)
+        one_hot = ops.one_hot(ops.convert_to_tensor(buckets), self.num_buckets, dtype="float32")
+        by_distance = ops.einsum("hn,dn->hd", ops.cast(self.rel_embedding, "float32"), one_hot)
+        # Row i of `shifted` starts i places later in the repeated row; entry query_length - 1 + j is distance j - i.
+        width = query_length + key_length
+        repeated = ops.tile(by_distance, (1, query_length))[:, :query_length * (width - 1)]
+        shifted = ops.reshape(repeated, (self.num_heads, query_length, width - 1))
+        bias = ops.expand_dims(shifted[:, :, query_length - 1:query_length - 1 + key_length], 0)
+        return partitioning.constrain(bias, (None, "heads", None, None))
+
+    def get_config(self):
+        return {**super().get_config(), "num_heads": self.num_heads, "num_buckets": self.num_buckets,
+                "max_distance": self.max_distance, "is_bidirectional": self.is_bidirectional}

@@ -1,0 +1,5 @@
+"""The models."""
+
+from switch_tf.models.switch_transformer import SwitchTransformer
+
+__all__ = ["SwitchTransformer"]

@@ -1,0 +1,106 @@
+"""The Keras model: seqio features in, logits and router statistics out."""
+
+import dataclasses
+
+import keras
+from keras import ops
+
+from switch_tf import partitioning
+from switch_tf.config import SwitchConfig
+from switch_tf.layers import LogitsDense, TokenEmbedding, masks
+from switch_tf.models.transformer import Stack
+
+
+@keras.saving.register_keras_serializable("switch_tf")
+class SwitchTransformer(keras.Model):
+    """T5 encoder-decoder, or encoder, whose every n-th feed-forward layer is a Switch layer (arXiv 2101.03961).
+
+    `model(features)` is the Keras way: it adds the routers' weighted losses with `add_loss`, so `compile` and `fit`
+    train what the paper trains. `model.forward(features)` hands the router statistics back instead.
+
+    Args:
+        config: SwitchConfig, or the dictionary of its fields (as saved models hold it).
+        dtype: Keras dtype policy, "mixed_bfloat16" on accelerators: float32 weights, bfloat16 compute.
+
+    Call arguments:
+        features: dict of <int32>[batch, length], seqio's names. Required: `encoder_input_tokens` and, with a decoder,
+            `decoder_input_tokens`. For masks, as far as present: `encoder_segment_ids` (else padding is token 0),
+            `decoder_segment_ids`, else `decoder_target_tokens` (padding is 0), else all decoder positions are real.
+        training: bool.
+
+    Returns: <float32>[batch, length, vocab_size] logits, of the decoder, or of the encoder where there is none.
+    """
+
+    def __init__(self, config, dtype=None, name="switch_transformer", **kwargs):
+        super().__init__(dtype=dtype, name=name, **kwargs)
+        self.config = SwitchConfig(**config) if isinstance(config, dict) else config
+        config, policy = self.config, self.dtype_policy
+        self.token_embedder = TokenEmbedding(config.vocab_size, config.d_model, dtype=policy, name="token_embedder")
+        self.encoder = Stack(config, is_decoder=False, dtype=policy, name="encoder")
+        self.decoder = None if config.is_encoder_only else Stack(config, True, dtype=policy, name="decoder")
+        self.logits_dense = None if config.logits_via_embedding else LogitsDense(
+            config.vocab_size, config.init_scale, dtype=policy, name="logits_dense")
+
+    def build(self, input_shape=None):
+        hidden_shape = (None, None, self.config.d_model)
+        for layer in (self.token_embedder, self.encoder, self.decoder, self.logits_dense):
+            if layer is not None:
+                layer.build(hidden_shape)
+
+    def forward(self, features, training=False):
+        """Like calling the model, but returns `(logits, router_stats)` and adds no losses.
+
+        `router_stats` is a tuple of RouterStats in the order of `config.sparse_layer_names`.
+        """
+        return self(features, training=training, return_router_stats=True)
+
+    def call(self, features, training=False, return_router_stats=False):
+        self._check(features)
+        with partitioning.random_seed(partitioning.fresh_seed() if training else None):
+            logits, router_stats = self._run(features, training)
+        if return_router_stats:
+            return logits, router_stats
+        for stats in router_stats:
+            self.add_loss(self.config.load_balancing_loss_weight * stats.load_balancing_loss.value
+                          + self.config.router_z_loss_weight * stats.router_z_loss.value)
+        return logits
+
+    def _run(self, features, training):
+        segments = features.get("encoder_segment_ids")
+        is_real = masks.encoder_is_real(features)
+        mask = masks.key_mask(is_real) if segments is None else masks.attention_mask(segments, segments)
+        embedded = self.token_embedder(features["encoder_input_tokens"])
+        hidden, router_stats = self.encoder(embedded, is_real, mask, training=training)
+        if self.decoder is not None:
+            hidden, decoder_stats = self._decode(features, hidden, is_real, training)
+            router_stats += decoder_stats
+        return self._logits(hidden), router_stats
+
+    def _decode(self, features, encoded, encoder_is_real, training):
+        tokens = features["decoder_input_tokens"]
+        segments = features.get("decoder_segment_ids")
+        encoder_segments = features.get("encoder_segment_ids")
+        own_segments = ops.ones_like(tokens) if segments is None else segments
+        mask = masks.attention_mask(own_segments, own_segments, is_causal=True)
+        if segments is None or encoder_segments is None:
+            memory_mask = masks.key_mask(encoder_is_real)
+        else:
+            memory_mask = masks.attention_mask(segments, encoder_segments)
+        return self.decoder(self.token_embedder(tokens), masks.decoder_is_real(features), mask, encoded, memory_mask,
+                            training=training)
+
+    def _logits(self, hidden):
+        if self.config.scales_logits:
+            hidden = hidden * self.config.d_model**-0.5
+        return self.token_embedder.attend(hidden) if self.logits_dense is None else self.logits_dense(hidden)
+
+    def _check(self, features):
+        required = ["encoder_input_tokens"] if self.decoder is None else ["encoder_input_tokens",
+                                                                         "decoder_input_tokens"]
+        missing = [name for name in required if name not in features]
+        if missing:
+            raise ValueError(f"The model needs the feature {missing[0]!r} (<int32>[batch, length]); it was given "
+                             f"{sorted(features)}. seqio's EncDecFeatureConverter makes all of them.")
+
+    def get_config(self):
+        return {**super().get_config(), "config": dataclasses.asdict(self.config)}

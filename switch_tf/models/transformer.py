@@ -1,0 +1,158 @@
+"""T5's encoder and decoder: pre-norm layers of attention and feed-forward, some of the latter sparse."""
+
+import functools
+
+import keras
+from keras import ops
+
+from switch_tf import partitioning
+from switch_tf.layers import (
+    Dropout,
+    FeedForward,
+    MultiHeadAttention,
+    RelativePositionBias,
+    RMSNorm,
+    SwitchFeedForward,
+)
+
+
+def feed_forward_from_config(config, is_sparse, **kwargs):
+    """The dense or sparse feed-forward layer that a configuration asks for."""
+    if not is_sparse:
+        return FeedForward(config.d_ff, config.activation, config.dropout_rate, config.init_scale, **kwargs)
+    names = ("activation", "group_size", "num_groups_multiple", "jitter_noise", "train_capacity_factor",
+             "eval_capacity_factor", "min_expert_capacity", "expert_dropout_rate", "load_balancing_loss_weight",
+             "router_z_loss_weight", "router_dtype", "init_scale", "semantics", "expert_capacity", "dispatch")
+    return SwitchFeedForward(config.num_experts, config.d_ff, **{name: getattr(config, name) for name in names},
+                             **kwargs)
+
+
+class TransformerLayer(keras.layers.Layer):
+    """One layer of an encoder or decoder: self-attention, in decoders cross-attention, then feed-forward or experts.
+
+    Args:
+        config: SwitchConfig.
+        is_decoder: bool. Whether there is cross-attention.
+        is_sparse: bool. Whether the feed-forward layer is a Switch layer.
+
+    Call arguments:
+        hidden: <compute dtype>[batch, length, d_model].
+        is_real: <bool>[batch, length], False at padding.
+        attention_mask: <bool>[batch, 1, length or 1, length] for self-attention.
+        position_bias: <float32>[1, heads, length, length].
+        memory, memory_mask: the encoder's outputs and <bool>[batch, 1, length or 1, memory], in decoders.
+
+    Returns: `(hidden, router_stats)`, where the latter holds one RouterStats, or none from a dense layer.
+    """
+
+    def __init__(self, config, is_decoder, is_sparse, **kwargs):
+        # Keras would cast the float32 position bias on the way in; this layer has no weights of its own to cast.
+        super().__init__(autocast=False, **kwargs)
+        self.is_decoder = is_decoder
+        self.is_sparse = is_sparse
+        policy = self.dtype_policy
+
+        def norm(name):
+            return RMSNorm(config.layer_norm_epsilon, dtype=policy, name=name)
+
+        def attention(name):
+            return MultiHeadAttention(config.num_heads, config.d_kv, config.dropout_rate, config.attention_init_scale,
+                                      dtype=policy, name=name)
+
+        def dropout(name):
+            return Dropout(config.dropout_rate, broadcast_axis=1, dtype=policy, name=name)
+
+        if is_decoder:
+            self.pre_attention_layer_norm = norm("pre_self_attention_layer_norm")
+            self.attention = attention("self_attention")
+            self.pre_cross_attention_layer_norm = norm("pre_cross_attention_layer_norm")
+            self.cross_attention = attention("encoder_decoder_attention")
+            self.cross_attention_dropout = dropout("post_cross_attention_dropout")
+        else:
+            self.pre_attention_layer_norm = norm("pre_attention_layer_norm")
+            self.attention = attention("attention")
+        self.attention_dropout = dropout("post_attention_dropout")
+        self.pre_mlp_layer_norm = norm("pre_mlp_layer_norm")
+        self.mlp = feed_forward_from_config(config, is_sparse, dtype=policy, name="mlp")
+        self.mlp_dropout = dropout("post_mlp_dropout")
+
+    def build(self, input_shape):
+        for layer in (self.pre_attention_layer_norm, self.attention, self.attention_dropout):
+            layer.build(input_shape)
+        if self.is_decoder:
+            for layer in (self.pre_cross_attention_layer_norm, self.cross_attention, self.cross_attention_dropout):
+                layer.build(input_shape)
+        for layer in (self.pre_mlp_layer_norm, self.mlp, self.mlp_dropout):
+            layer.build(input_shape)
+
+    def call(self, hidden, is_real, attention_mask, position_bias, memory=None, memory_mask=None, training=False):
+        x = self.pre_attention_layer_norm(hidden)
+        x = self.attention(x, attention_mask=attention_mask, position_bias=position_bias, training=training)
+        hidden = hidden + self.attention_dropout(x, training=training)
+        if self.is_decoder:
+            x = self.pre_cross_attention_layer_norm(hidden)
+            x = self.cross_attention(x, memory=memory, attention_mask=memory_mask, training=training)
+            hidden = hidden + self.cross_attention_dropout(x, training=training)
+        x = self.pre_mlp_layer_norm(hidden)
+        if self.is_sparse:
+            x, stats = self.mlp.forward(x, padding_mask=is_real, training=training)
+            router_stats = (stats,)
+        else:
+            x, router_stats = self.mlp(x, training=training), ()
+        hidden = hidden + self.mlp_dropout(x, training=training)
+        return partitioning.constrain(hidden, ("batch", "length", "embed")), router_stats
+
+
+class Stack(keras.layers.Layer):
+    """The layers of an encoder or a decoder between embedding and logits, with their shared position bias.
+
+    Args:
+        config: SwitchConfig.
+        is_decoder: bool.
+
+    Call arguments:
+        embedded: <compute dtype>[batch, length, d_model].
+        is_real, attention_mask, memory, memory_mask: see `TransformerLayer`.
+
+    Returns: `(hidden, router_stats)`: <compute dtype>[batch, length, d_model], zero at padding, and a tuple of
+        RouterStats, one for each sparse layer.
+    """
+
+    def __init__(self, config, is_decoder, **kwargs):
+        super().__init__(**kwargs)
+        policy = self.dtype_policy
+        self.remat = config.remat
+        self.zeroes_padding = config.semantics != "hf"
+        num_layers = config.num_decoder_layers if is_decoder else config.num_encoder_layers
+        sparse_layers = config.decoder_sparse_layers if is_decoder else config.encoder_sparse_layers
+        self.relpos_bias = RelativePositionBias(
+            config.num_heads, config.relative_attention_num_buckets, config.relative_attention_max_distance,
+            is_bidirectional=not is_decoder, dtype=policy, name="relpos_bias")
+        self.embedding_dropout = Dropout(config.dropout_rate, broadcast_axis=1, dtype=policy, name="embedding_dropout")
+        self.layers = [
+            TransformerLayer(config, is_decoder, index in sparse_layers, dtype=policy, name=f"layers_{index}")
+            for index in range(num_layers)]
+        self.final_norm = RMSNorm(config.layer_norm_epsilon, dtype=policy,
+                                  name="decoder_norm" if is_decoder else "encoder_norm")
+        self.final_dropout = Dropout(config.dropout_rate, broadcast_axis=1, dtype=policy, name="final_dropout")
+
+    def build(self, input_shape):
+        for layer in (self.relpos_bias, self.embedding_dropout, *self.layers, self.final_norm, self.final_dropout):
+            layer.build(input_shape)
+
+    def call(self, embedded, is_real, attention_mask, memory=None, memory_mask=None, training=False):
+        hidden = self.embedding_dropout(embedded, training=training)
+        length = hidden.shape[1]
+        position_bias = self.relpos_bias(query_length=length, key_length=length)
+        memory = () if memory is None else (memory, memory_mask)
+        router_stats = ()
+        for layer in self.layers:
+            run = functools.partial(layer, training=training)
+            if self.remat and training:
+                run = functools.partial(partitioning.rematerialize, run)
+            hidden, stats = run(hidden, is_real, attention_mask, position_bias, *memory)
+            router_stats += stats
+        hidden = self.final_dropout(self.final_norm(hidden), training=training)
+        if self.zeroes_padding:
+            hidden = hidden * ops.cast(ops.expand_dims(is_real, -1), hidden.dtype)
+        return hidden, router_stats

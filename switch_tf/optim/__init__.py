@@ -1,0 +1,1 @@
+"""Adafactor and learning rate schedules."""

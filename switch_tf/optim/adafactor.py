@@ -1,0 +1,93 @@
+"""Adafactor (Shazeer and Stern, arXiv 1804.04235) as T5 uses it, factored by logical axis and per expert."""
+
+import keras
+from keras import ops
+
+from switch_tf.optim.factoring import factor_dimensions, slot_dimensions
+
+
+@keras.saving.register_keras_serializable("switch_tf")
+class Adafactor(keras.optimizers.Optimizer):
+    """Scales each gradient by a factored second moment and each update by the weight's own size.
+
+    Keras' Adafactor keeps a full-size second slot beside the factored ones, so it saves no memory; this one keeps rows
+    and columns alone. Each expert of a stacked weight is factored, clipped and scaled by itself, as in T5X. Every
+    variable is read once and then written once in a step.
+
+    Args:
+        learning_rate: float or schedule. The relative step size, where `scales_by_parameter` holds.
+        decay_exponent: float. beta2 of step t (from 0) is 1 - (t + 1)^-decay_exponent.
+        epsilon: float, added to squared gradients.
+        clip_threshold: float. Updates whose root mean square exceeds it are scaled down to it.
+        scales_by_parameter: bool. Multiply updates by max(minimum_scale, root mean square of the weight).
+        minimum_scale: float.
+    """
+
+    def __init__(self, learning_rate=1e-3, decay_exponent=0.8, epsilon=1e-30, clip_threshold=1.0,
+                 scales_by_parameter=True, minimum_scale=1e-3, name="adafactor", **kwargs):
+        super().__init__(learning_rate=learning_rate, name=name, **kwargs)
+        self.decay_exponent = decay_exponent
+        self.epsilon = epsilon
+        self.clip_threshold = clip_threshold
+        self.scales_by_parameter = scales_by_parameter
+        self.minimum_scale = minimum_scale
+
+    def build(self, variables):
+        if self.built:
+            return
+        super().build(variables)
+        self._factors = []
+        self._slots = []
+        for variable in variables:
+            axes = getattr(variable, "logical_axes", (None,) * len(variable.shape))
+            factors = factor_dimensions(variable.shape, axes)
+            slots = {}
+            for name, dims in slot_dimensions(variable.shape, factors).items():
+                slots[name] = self.add_variable([variable.shape[dim] for dim in dims], initializer="zeros",
+                                                dtype="float32", name=f"{variable.path}_{name}".replace("/", "_"))
+                slots[name].logical_axes = tuple(axes[dim] for dim in dims)
+            self._factors.append(factors)
+            self._slots.append(slots)
+
+    def update_step(self, gradient, variable, learning_rate):
+        index = self._get_variable_index(variable)
+        factors, slots = self._factors[index], self._slots[index]
+        gradient = ops.cast(gradient, "float32")
+        weight = ops.cast(variable, "float32")
+        beta2 = 1 - (ops.cast(self.iterations, "float32") + 1) ** -self.decay_exponent
+        squared = ops.square(gradient) + self.epsilon
+        if factors is None:
+            update = gradient * ops.rsqrt(self._average(slots["v"], squared, beta2))
+        else:
+            update = self._factored_update(gradient, squared, beta2, factors, slots)
+
+        stacked = factors.stacked if factors else ()
+        within = tuple(dim for dim in range(len(variable.shape)) if dim not in stacked)
+        update = update / ops.maximum(1.0, _root_mean_square(update, within) / self.clip_threshold)
+        step_size = ops.cast(learning_rate, "float32")
+        if self.scales_by_parameter:
+            step_size = step_size * ops.maximum(self.minimum_scale, _root_mean_square(weight, within))
+        self.assign(variable, ops.cast(weight - step_size * update, variable.dtype))
+
+    def _factored_update(self, gradient, squared, beta2, factors, slots):
+        row_mean = self._average(slots["v_row"], ops.mean(squared, axis=factors.columns), beta2)
+        column_mean = self._average(slots["v_col"], ops.mean(squared, axis=factors.rows), beta2)
+        # Back to the weight's rank, so that the two broadcast against the gradient.
+        row_mean = ops.expand_dims(row_mean, factors.columns)
+        column_mean = ops.expand_dims(column_mean, factors.rows)
+        row_mean = row_mean / ops.mean(row_mean, axis=factors.rows, keepdims=True)
+        return gradient * ops.rsqrt(row_mean) * ops.rsqrt(column_mean)
+
+    def _average(self, slot, value, beta2):
+        average = beta2 * ops.cast(slot, "float32") + (1 - beta2) * value
+        self.assign(slot, average)
+        return average
+
+    def get_config(self):
+        return {**super().get_config(), "decay_exponent": self.decay_exponent, "epsilon": self.epsilon,
+                "clip_threshold": self.clip_threshold, "scales_by_parameter": self.scales_by_parameter,
+                "minimum_scale": self.minimum_scale}
+
+
+def _root_mean_square(x, axes):
+    return ops.sqrt(ops.mean(ops.square(x), axis=axes, keepdims=True))

@@ -1,0 +1,51 @@
+"""Which dimensions of a weight Adafactor's second moment is factored over, and what the slots cost."""
+
+import math
+from typing import NamedTuple
+
+_ROWS = frozenset(("embed",))
+_COLUMNS = frozenset(("vocab", "heads", "kv", "mlp", "expert_mlp"))
+_STACKED = frozenset(("expert",))
+
+
+class Factors(NamedTuple):
+    """Dimensions of a weight by role. Every index of `stacked` (the experts) is a matrix of its own."""
+
+    stacked: tuple[int, ...]
+    rows: tuple[int, ...]
+    columns: tuple[int, ...]
+
+
+def factor_dimensions(shape, logical_axes=None, min_size=128) -> Factors | None:
+    """The roles of a weight's dimensions, or None where the second moment is kept whole.
+
+    Logical axes decide, as in T5X, whatever the sizes: embed is the rows; mlp, heads, kv and vocab are the columns;
+    experts are stacked. Weights whose axes say nothing (routers, position biases, other people's layers) are factored
+    over their two largest dimensions, if both have at least `min_size`.
+    """
+    axes = logical_axes or (None,) * len(shape)
+    by_role = [tuple(dim for dim, axis in enumerate(axes) if axis in role) for role in (_STACKED, _ROWS, _COLUMNS)]
+    if sum(map(len, by_role)) == len(shape) and by_role[1] and by_role[2]:
+        return Factors(*by_role)
+    if len(shape) < 2:
+        return None
+    *rest, small, large = sorted(range(len(shape)), key=lambda dim: shape[dim])
+    if shape[small] < min_size:
+        return None
+    rows, columns = sorted((small, large))
+    return Factors(tuple(sorted(rest)), (rows,), (columns,))
+
+
+def slot_dimensions(shape, factors: Factors | None) -> dict[str, tuple[int, ...]]:
+    """Slot name -> the weight's dimensions that the slot keeps: `v_row` and `v_col`, or the whole `v`."""
+    every = tuple(range(len(shape)))
+    if factors is None:
+        return {"v": every}
+    return {"v_row": tuple(dim for dim in every if dim not in factors.columns),
+            "v_col": tuple(dim for dim in every if dim not in factors.rows)}
+
+
+def num_slot_elements(shape, logical_axes=None) -> int:
+    """Numbers that Adafactor keeps for one weight."""
+    slots = slot_dimensions(shape, factor_dimensions(shape, logical_axes))
+    return sum(math.prod(shape[dim] for dim in dims) for dims in slots.values())

@@ -1,0 +1,10 @@
+"""Logical axes, layouts, shares of the batch and random numbers that do not depend on them."""
+
+from switch_tf.partitioning.axes import LOGICAL_AXES, add_weight, constrain
+from switch_tf.partitioning.layout import Layout
+from switch_tf.partitioning.parts import check_parts, current_part, part_of_batch, share_of_groups
+from switch_tf.partitioning.random import fresh_seed, layer_seed, random_seed, step_seed, uniform
+from switch_tf.partitioning.rematerialization import rematerialize
+
+__all__ = ["LOGICAL_AXES", "Layout", "add_weight", "check_parts", "constrain", "current_part", "fresh_seed",
+           "layer_seed", "part_of_batch", "random_seed", "rematerialize", "share_of_groups", "step_seed", "uniform"]

@@ -1,0 +1,99 @@
+"""Random numbers that depend on the run's seed, the step, the layer and the element, and on nothing else.
+
+Each number is a hash of (seed, position in the global tensor), made of elementwise integer operations. So dropout and
+jitter are the same for any layout and any number of microbatches, resuming needs no generator state, and partitioners
+split the work, which they do not for the Philox generator behind Keras' Dropout.
+
+The hash is `lowbias32` (Ellis, "Prospecting for Hash Functions"), applied once to each key and twice to each element.
+"""
+
+import contextlib
+import zlib
+
+import keras
+from keras import ops
+
+from switch_tf.partitioning import parts
+
+_seed = None
+
+
+@contextlib.contextmanager
+def random_seed(seed):
+    """Within this scope layers draw from streams of `seed`, an int or integer scalar tensor such as a step's seed."""
+    global _seed
+    previous, _seed = _seed, seed
+    try:
+        yield
+    finally:
+        _seed = previous
+
+
+def step_seed(seed: int, step):
+    """Seed of one training step: <uint32> scalar from the run's seed and the step (int or integer scalar tensor)."""
+    return _mix(_mix(_uint32(seed)) ^ _uint32(step))
+
+
+def current_seed():
+    """The seed of the scope, None outside of any."""
+    return _seed
+
+
+def fresh_seed():
+    """The seed of the scope, or outside of any a new one from Keras' global generator: <uint32> scalar."""
+    if _seed is None:
+        return ops.cast(keras.random.randint((), 0, 2**31 - 1), "uint32")
+    return _uint32(_seed)
+
+
+def layer_seed(layer: keras.layers.Layer, purpose: str):
+    """Seed for what `layer` draws in this call: <uint32> scalar.
+
+    In a `random_seed` scope it is a function of that seed, the layer's path and `purpose`. Elsewhere, as under Keras'
+    `fit`, it comes from Keras' global generator, which `keras.utils.set_random_seed` sets.
+    """
+    return _mix(fresh_seed() ^ _uint32(zlib.crc32(f"{layer.path}/{purpose}".encode())))
+
+
+def uniform(seed, shape, batch_axis=0):
+    """Uniform numbers in [0, 1) with 24 random bits.
+
+    Args:
+        seed: <uint32> scalar.
+        shape: ints or scalar tensors.
+        batch_axis: int, the axis of which this part of the batch holds its share (`parts`): sequences or groups.
+
+    Returns:
+        <float32>[shape]
+    """
+    part = parts.current_part()
+    size = shape[batch_axis]
+    index = ops.arange(size, dtype="int32")
+    if part.count > 1:
+        index = index + ops.cast(part.index, "int32") * ops.cast(size, "int32")
+    keys = _mix(_mix(ops.cast(index, "uint32")) ^ seed)
+    keys = ops.reshape(keys, tuple(-1 if axis == batch_axis else 1 for axis in range(len(shape))))
+    rest = _positions([size for axis, size in enumerate(shape) if axis != batch_axis])
+    bits = _mix(_mix(ops.expand_dims(rest, batch_axis) ^ keys) + seed)
+    return ops.cast(ops.right_shift(bits, _uint32(8)), "float32") * 2.0**-24
+
+
+def _positions(shape):
+    """Row-major position of every element of a tensor of `shape`: <uint32>[shape]."""
+    position = _uint32(0)
+    for size in shape:
+        # TensorFlow has no unsigned range on CPU.
+        along = ops.cast(ops.arange(size, dtype="int32"), "uint32")
+        position = ops.expand_dims(position * ops.cast(size, "uint32"), -1) + along
+    return position
+
+
+def _mix(x):
+    """lowbias32: a bijection of 32-bit integers in which each input bit flips each output bit with probability 1/2."""
+    x = ops.bitwise_xor(x, ops.right_shift(x, _uint32(16))) * _uint32(0x7FEB352D)
+    x = ops.bitwise_xor(x, ops.right_shift(x, _uint32(15))) * _uint32(0x846CA68B)
+    return ops.bitwise_xor(x, ops.right_shift(x, _uint32(16)))
+
+
+def _uint32(value):
+    return ops.convert_to_tensor(value, "uint32") if isinstance(value, int) else ops.cast(value, "uint32")

@@ -1,0 +1,182 @@
+"""Checkpoints: one folder a step, complete or absent, independent of layout and number of processes.
+
+`checkpoints/step_00000100/` holds
+
+* `state.*`: every variable of model and optimizer by its path, unsharded, as TensorFlow writes checkpoints;
+* `data_position.*`: the state of the input iterator;
+* `checkpoint.json`: format version, step, shape, dtype and logical axes of every variable, sizes of all files, and the
+  sums of metrics that were not logged yet.
+
+It is written beside its place and renamed into it, so a kill or a full disk leaves the older ones as they were.
+"""
+
+import json
+import os
+import pathlib
+import re
+import shutil
+
+import tensorflow as tf
+
+FORMAT_VERSION = 1
+_STEP = re.compile(r"step_(\d{8,})")
+
+
+class BrokenCheckpoint(Exception):
+    """A checkpoint folder that is not what its checkpoint.json says."""
+
+
+def state_variables(model, optimizer=None) -> dict:
+    """Path -> Keras variable of everything a run must remember; the model's weights alone without an optimizer."""
+    variables = {f"model/{variable.path.partition('/')[2]}": variable for variable in model.variables}
+    if optimizer is not None:
+        variables.update({f"optimizer/{variable.path}": variable for variable in optimizer.variables})
+    return variables
+
+
+def steps(folder) -> list[int]:
+    """Steps of the checkpoints in a folder, oldest first."""
+    names = [entry.name for entry in pathlib.Path(folder).iterdir()] if pathlib.Path(folder).is_dir() else []
+    return sorted(int(match[1]) for match in map(_STEP.fullmatch, names) if match)
+
+
+def path_of(folder, step: int) -> pathlib.Path:
+    """The checkpoint folder of a step."""
+    return pathlib.Path(folder) / f"step_{step:08d}"
+
+
+def save(folder, step: int, variables: dict, iterator, pending_metrics: dict, keep: int) -> pathlib.Path:
+    """Writes a checkpoint and removes the oldest ones beyond `keep`.
+
+    Args:
+        folder: the run's `checkpoints` folder.
+        variables: path -> Keras variable, see `state_variables`.
+        iterator: the tf.data iterator that the next batch comes from.
+        pending_metrics: JSON-able sums since the last logged step.
+
+    Raises:
+        BrokenCheckpoint: a variable is not finite; nothing was written.
+        OSError: the disk is full or not writable; the older checkpoints are as they were.
+    """
+    for path, variable in variables.items():
+        if variable.value.dtype.is_floating and not bool(tf.reduce_all(tf.math.is_finite(variable.value))):
+            raise BrokenCheckpoint(f"{path} is not finite at step {step}, so this step is not saved; the last good "
+                                   f"checkpoint is step {max(steps(folder), default=None)}.")
+    final = path_of(folder, step)
+    if final.exists():
+        return final
+    temporary = final.with_name(f"tmp.{final.name}")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    try:
+        _write(temporary, step, variables, iterator, pending_metrics)
+        os.rename(temporary, final)
+        _sync(final.parent)
+    except (OSError, tf.errors.OpError) as error:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise OSError(f"The checkpoint of step {step} could not be written to {folder} ({_first_line(error)}); the "
+                      "older ones are as they were. Make room or rights there, then start the same command again."
+                      ) from error
+    for old in steps(folder)[:-keep]:
+        shutil.rmtree(path_of(folder, old))
+    return final
+
+
+def _write(folder, step, variables, iterator, pending_metrics):
+    tf.train.Checkpoint(state={path: variable.value for path, variable in variables.items()}).write(
+        str(folder / "state"))
+    tf.train.Checkpoint(iterator=iterator).write(str(folder / "data_position"))
+    for file in folder.iterdir():
+        _sync(file)
+    description = {
+        "format_version": FORMAT_VERSION,
+        "step": step,
+        "variables": {path: {"shape": list(variable.shape), "dtype": variable.dtype,
+                             "logical_axes": list(getattr(variable, "logical_axes", ()))}
+                      for path, variable in variables.items()},
+        "files": {file.name: file.stat().st_size for file in folder.iterdir()},
+        "pending_metrics": pending_metrics,
+    }
+    with open(folder / "checkpoint.json", "w") as file:
+        json.dump(description, file, indent=1)
+        file.flush()
+        os.fsync(file.fileno())
+    _sync(folder)
+
+
+def describe(checkpoint) -> dict:
+    """Reads `checkpoint.json` and checks that every file is there in its full size.
+
+    Raises:
+        BrokenCheckpoint: in one sentence, what is missing.
+    """
+    checkpoint = pathlib.Path(checkpoint)
+    try:
+        description = json.loads((checkpoint / "checkpoint.json").read_text())
+    except (OSError, json.JSONDecodeError) as error:
+        raise BrokenCheckpoint(f"{checkpoint} has no readable checkpoint.json ({_first_line(error)}).") from error
+    if description["format_version"] != FORMAT_VERSION:
+        raise BrokenCheckpoint(f"{checkpoint} has format {description['format_version']}; this version of switch_tf "
+                               f"reads format {FORMAT_VERSION}.")
+    for name, size in description["files"].items():
+        file = checkpoint / name
+        found = file.stat().st_size if file.exists() else "nothing"
+        if found != size:
+            raise BrokenCheckpoint(f"{file} should have {size} bytes but has {found}.")
+    return description
+
+
+def restore(checkpoint, variables: dict, iterator=None) -> dict:
+    """Assigns a checkpoint to `variables` and, if given, the input iterator; returns its description.
+
+    Raises:
+        BrokenCheckpoint: files are missing or damaged.
+        ValueError: the checkpoint is of another model or optimizer; the first variable that differs is named.
+    """
+    description = describe(checkpoint)
+    _check_same(checkpoint, description["variables"], variables)
+    try:
+        tf.train.Checkpoint(state={path: variable.value for path, variable in variables.items()}).read(
+            str(pathlib.Path(checkpoint) / "state")).assert_existing_objects_matched()
+        if iterator is not None:
+            tf.train.Checkpoint(iterator=iterator).read(str(pathlib.Path(checkpoint) / "data_position")
+                                                        ).assert_existing_objects_matched()
+    except tf.errors.OpError as error:
+        raise BrokenCheckpoint(f"{checkpoint} is damaged ({_first_line(error)}).") from error
+    return description
+
+
+def resolve(source) -> pathlib.Path:
+    """The checkpoint folder that a user means by a run's folder (its newest), or by a checkpoint itself."""
+    source = pathlib.Path(source)
+    if (source / "checkpoint.json").exists():
+        return source
+    found = steps(source / "checkpoints")
+    if not found:
+        raise ValueError("INITIAL_CHECKPOINT must name a run folder with checkpoints, or one checkpoint folder such "
+                         f"as runs/x/checkpoints/step_00000100; {str(source)!r} is neither.")
+    return path_of(source / "checkpoints", found[-1])
+
+
+def _check_same(checkpoint, saved, variables):
+    for path, variable in variables.items():
+        if path not in saved:
+            raise ValueError(f"{checkpoint} has no {path}, so it is of another model or optimizer. Start it with the "
+                             "configuration it was saved with (operative_config.gin), or use another MODEL_DIR.")
+        if saved[path]["shape"] != list(variable.shape):
+            raise ValueError(f"{path} has shape {saved[path]['shape']} in {checkpoint} but {list(variable.shape)} in "
+                             "this model. Start it with the configuration it was saved with (operative_config.gin), or "
+                             "use another MODEL_DIR.")
+
+
+def _sync(path):
+    """Waits until a file or a folder's entries are on disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _first_line(error) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

@@ -1,0 +1,47 @@
+"""Held-out loss, and the loss of a unigram model on the same targets to compare it with."""
+
+import numpy as np
+import tensorflow as tf
+
+from switch_tf import metrics
+from switch_tf.training.train_step import StepSettings, batch_metrics, target_features
+
+
+def compile_evaluation(model, settings: StepSettings):
+    """Traces one evaluation step: dict of <int32>[batch, length] -> dict of name -> Mean, without dropout or jitter."""
+
+    def call(features):
+        logits, router_stats = model.forward(features, training=False)
+        return batch_metrics(model.config, features, logits, router_stats, settings)
+
+    return tf.function(call, jit_compile=settings.use_xla, autograph=False)
+
+
+def evaluate(step, batches) -> dict[str, metrics.Mean]:
+    """Merges an evaluation step's metrics over batches, as Means of float64 numbers."""
+    sums: dict[str, metrics.Mean] = {}
+    for features in batches:
+        sums = metrics.merge(sums, metrics.to_host(step(features)))
+    return sums
+
+
+def unigram_loss(config, training_batches, evaluation_batches) -> float:
+    """Loss of a model that knows each token's frequency in training targets and nothing else, in nats per token.
+
+    Args:
+        config: SwitchConfig.
+        training_batches: features whose targets are counted; every token of the vocabulary is counted once more.
+        evaluation_batches: features on whose targets the loss is taken.
+    """
+    counts = np.ones(config.vocab_size)
+    for features in training_batches:
+        counts += _target_counts(config, features)
+    held_out = np.zeros(config.vocab_size)
+    for features in evaluation_batches:
+        held_out += _target_counts(config, features)
+    return float(-np.sum(held_out * np.log(counts / counts.sum())) / held_out.sum())
+
+
+def _target_counts(config, features):
+    targets, weights = (features[name].numpy().ravel() for name in target_features(config))
+    return np.bincount(targets, weights=weights, minlength=config.vocab_size)[:config.vocab_size]

@@ -1,0 +1,64 @@
+"""The run folder: one process at a time, and files that a crash can only shorten."""
+
+import fcntl
+import json
+import os
+import pathlib
+
+
+class RunFolder:
+    """Creates and locks a run folder. The lock dies with the process that holds it, however that ends.
+
+    Raises:
+        ValueError: the folder cannot be written, or another process trains in it.
+    """
+
+    def __init__(self, path):
+        self.path = pathlib.Path(path)
+        try:
+            self.checkpoints.mkdir(parents=True, exist_ok=True)
+            self._lock = open(self.path / "lock", "a+")  # noqa: SIM115  held until the process ends
+        except OSError as error:
+            raise ValueError(f"MODEL_DIR {str(path)!r} cannot be written ({error.strerror}); choose a folder that can: "
+                             "--gin.MODEL_DIR=\"'runs/x'\".") from error
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self._lock.seek(0)
+            owner = self._lock.read().strip() or "unknown"
+            raise ValueError(f"Another process (pid {owner}) is training in {str(path)!r}; wait for it, stop it, or "
+                             "choose another MODEL_DIR.") from None
+        self._lock.truncate(0)
+        self._lock.write(str(os.getpid()))
+        self._lock.flush()
+        for unfinished in self.checkpoints.glob("tmp.*"):
+            for file in unfinished.iterdir():
+                file.unlink()
+            unfinished.rmdir()
+
+    @property
+    def checkpoints(self) -> pathlib.Path:
+        return self.path / "checkpoints"
+
+    @property
+    def metrics(self) -> pathlib.Path:
+        return self.path / "metrics.jsonl"
+
+    def cut_metrics(self, step: int) -> None:
+        """Drops the lines past a step, and a torn last line; a resumed run writes them again.
+
+        An evaluation of the restored step itself was made before the step was left, and stays.
+        """
+        if not self.metrics.exists():
+            return
+        kept = []
+        for line in self.metrics.read_text().splitlines():
+            try:
+                is_kept = json.loads(line)["step"] <= step
+            except (json.JSONDecodeError, KeyError, TypeError):
+                is_kept = False
+            if is_kept:
+                kept.append(line)
+        temporary = self.metrics.with_name("metrics.jsonl.tmp")
+        temporary.write_text("".join(line + "\n" for line in kept))
+        os.replace(temporary, self.metrics)

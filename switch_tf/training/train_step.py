@@ -1,0 +1,212 @@
+"""One training step: gradients of the whole batch's loss, then the update. `compile_steps` traces them as one."""
+
+import dataclasses
+
+import tensorflow as tf
+
+from switch_tf import losses, metrics, partitioning
+from switch_tf.layers import masks
+from switch_tf.metrics import Mean, RouterStats
+
+
+@dataclasses.dataclass(frozen=True)
+class StepSettings:
+    """What a training step does besides the model and the optimizer.
+
+    Args:
+        z_loss_weight: float. Coefficient of logsumexp(logits)^2 in the cross-entropy.
+        label_smoothing: float in [0, 1).
+        num_microbatches: int. The batch is processed in so many equal parts, one after the other, with the same
+            gradient as in one piece and less memory.
+        clip_norm: float or None. Gradients whose global norm exceeds it are scaled down to it.
+        steps_per_call: int. Training steps in one call of the compiled function; the host sees their mean metrics.
+        use_xla: bool. Compile the step with XLA.
+    """
+
+    z_loss_weight: float = 1e-4
+    label_smoothing: float = 0.0
+    num_microbatches: int = 1
+    clip_norm: float | None = None
+    steps_per_call: int = 1
+    use_xla: bool = False
+
+    def __post_init__(self):
+        for name in ("num_microbatches", "steps_per_call"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < 1:
+                raise ValueError(f"{name} must be an integer of at least 1, not {value!r}.")
+        if self.clip_norm is not None and not self.clip_norm > 0:
+            raise ValueError(f"clip_norm must be above 0, or None not to clip, not {self.clip_norm!r}.")
+        if not 0 <= self.label_smoothing < 1:
+            raise ValueError(f"label_smoothing must be in [0, 1), not {self.label_smoothing!r}.")
+        if self.z_loss_weight < 0:
+            raise ValueError(f"z_loss_weight must be 0 or above, not {self.z_loss_weight!r}.")
+
+
+def train_step(model, optimizer, features, seed, settings):
+    """Updates model and optimizer from one batch, unless its loss or gradient is not finite.
+
+    Args:
+        model: built SwitchTransformer.
+        optimizer: built Keras optimizer; its `iterations` is the step.
+        features: dict of <int32>[batch, length].
+        seed: int, the run's.
+        settings: StepSettings.
+
+    Returns:
+        `(metrics, is_finite)`: dict of name -> Mean, and <bool> scalar, False where nothing was updated.
+    """
+    gradients, step_metrics = compute_gradients(model, features, seed, optimizer.iterations.value, settings)
+    norm = tf.linalg.global_norm(gradients)
+    step_metrics["gradient_norm"] = Mean(norm, tf.ones([]))
+    is_finite = tf.math.is_finite(norm) & tf.math.is_finite(step_metrics["cross_entropy"].total)
+
+    def update():
+        apply_gradients(model, optimizer, gradients, norm, settings)
+        return True
+
+    tf.cond(is_finite, update, lambda: False)
+    return step_metrics, is_finite
+
+
+def compute_gradients(model, features, seed, step, settings):
+    """Gradients of the loss over the whole batch, accumulated over its microbatches.
+
+    Returns:
+        `(gradients, metrics)`: a dense tensor for each trainable variable; dict of name -> Mean.
+    """
+    # Every part's losses are divided by the whole batch's tokens, so that parts just add up.
+    weights = loss_weights(model.config, features)
+    variables = [variable.value for variable in model.trainable_variables]
+    count = settings.num_microbatches
+
+    def part(index):
+        rows = {name: _rows(value, index, count) for name, value in features.items()}
+        step_seed = partitioning.step_seed(seed, step)
+        with partitioning.part_of_batch(count, index), partitioning.random_seed(step_seed), tf.GradientTape() as tape:
+            logits, router_stats = model.forward(rows, training=True)
+            part_metrics = batch_metrics(model.config, rows, logits, router_stats, settings)
+            loss = total_loss(model.config, part_metrics, weights)
+            # Inside the scopes, because rematerialised layers run again here.
+            gradients = tape.gradient(loss, variables)
+        return [tf.convert_to_tensor(gradient) for gradient in gradients], part_metrics
+
+    if count == 1:
+        return part(0)
+
+    def add_part(index, gradients, sums):
+        more_gradients, more = part(index)
+        return (index + 1, [a + b for a, b in zip(gradients, more_gradients, strict=True)], metrics.merge(sums, more))
+
+    start = (tf.constant(0), [tf.zeros_like(variable) for variable in variables], empty_metrics(model.config))
+    # One at a time: the point is to hold one part's activations.
+    _, gradients, sums = tf.while_loop(lambda index, *_: index < count, add_part, start, parallel_iterations=1)
+    return gradients, sums
+
+
+def apply_gradients(model, optimizer, gradients, norm, settings):
+    """Clips by global norm, if asked to, and lets the optimizer update every variable once."""
+    if settings.clip_norm is not None:
+        scale = settings.clip_norm / tf.maximum(norm, settings.clip_norm)
+        gradients = [gradient * scale for gradient in gradients]
+    optimizer.apply(gradients, model.trainable_variables)
+
+
+def target_features(config) -> tuple[str, str]:
+    """Names of the features with targets and their loss weights: the decoder's, or the encoder's where it is alone."""
+    stack = "encoder" if config.is_encoder_only else "decoder"
+    return f"{stack}_target_tokens", f"{stack}_loss_weights"
+
+
+def loss_weights(config, features) -> dict[str, tf.Tensor]:
+    """What each part of the loss is divided by, known before the forward pass: numbers of tokens of the whole batch."""
+    weights = {"targets": tf.reduce_sum(tf.cast(features[target_features(config)[1]], tf.float32))}
+    stacks = {"encoder": masks.encoder_is_real(features)}
+    if not config.is_encoder_only:
+        stacks["decoder"] = masks.decoder_is_real(features)
+    for stack, is_real in stacks.items():
+        num_real = tf.reduce_sum(tf.cast(is_real, tf.float32))
+        num_all = tf.cast(tf.size(is_real), tf.float32)
+        # The foreign semantics count padding (`Router`): Hugging Face's in both losses, Mesh TensorFlow's in one.
+        weights[f"{stack}/load_balancing_loss"] = num_real if config.semantics == "switch_tf" else num_all
+        weights[f"{stack}/router_z_loss"] = num_all if config.semantics == "hf" else num_real
+    return weights
+
+
+def batch_metrics(config, features, logits, router_stats, settings) -> dict[str, Mean]:
+    """Everything that is measured on a batch, as Means: the parts of the loss and each router's statistics."""
+    target_name, weight_name = target_features(config)
+    cross_entropy, z_loss, accuracy = losses.cross_entropy(
+        logits, features[target_name], features[weight_name], settings.z_loss_weight, settings.label_smoothing)
+    num_tokens = tf.reduce_sum(tf.cast(masks.encoder_is_real(features), tf.float32))
+    if not config.is_encoder_only:
+        num_tokens += tf.reduce_sum(tf.cast(masks.decoder_is_real(features), tf.float32))
+    measured = {"cross_entropy": cross_entropy, "z_loss": z_loss, "accuracy": accuracy,
+                "tokens": Mean(num_tokens, _share_of_step())}
+    for layer, stats in zip(config.sparse_layer_names, router_stats, strict=True):
+        for name, mean in stats._asdict().items():
+            measured[f"router/{layer}/{name}"] = Mean(tf.stop_gradient(mean.total), mean.weight) if (
+                name not in ("load_balancing_loss", "router_z_loss")) else mean
+    return measured
+
+
+def empty_metrics(config) -> dict[str, Mean]:
+    """The zeros that `batch_metrics` add up to."""
+    zeros = {name: Mean(tf.zeros([]), tf.zeros([])) for name in ("cross_entropy", "z_loss", "accuracy", "tokens")}
+    for layer in config.sparse_layer_names:
+        for name in RouterStats._fields:
+            shape = [config.num_experts] if name == "expert_load" else []
+            zeros[f"router/{layer}/{name}"] = Mean(tf.zeros(shape), tf.zeros([]))
+    return zeros
+
+
+def total_loss(config, measured, weights):
+    """The loss that is minimised: cross-entropy and its z-loss, plus both router losses summed over sparse layers."""
+    loss = (measured["cross_entropy"].total + measured["z_loss"].total) / tf.maximum(weights["targets"], 1.0)
+    for layer in config.sparse_layer_names:
+        stack = layer.partition("/")[0]
+        for name, coefficient in (("load_balancing_loss", config.load_balancing_loss_weight),
+                                  ("router_z_loss", config.router_z_loss_weight)):
+            divisor = tf.maximum(weights[f"{stack}/{name}"], 1.0)
+            loss += coefficient * measured[f"router/{layer}/{name}"].total / divisor
+    return loss
+
+
+def compile_steps(model, optimizer, seed, settings):
+    """Traces `steps_per_call` training steps as one function.
+
+    Returns:
+        A function of `features`, dict of <int32>[steps_per_call, batch, length], that returns `(metrics, bad_step)`:
+        merged metrics of the steps that were taken, and the <int32> index of the first one whose loss or gradient was
+        not finite, or -1. That step and those after it change nothing.
+    """
+
+    def call(features):
+        if settings.steps_per_call == 1:
+            batch = {name: value[0] for name, value in features.items()}
+            measured, is_finite = train_step(model, optimizer, batch, seed, settings)
+            return measured, tf.where(is_finite, -1, 0)
+
+        def is_good(index, sums, bad_step):
+            return (index < settings.steps_per_call) & (bad_step < 0)
+
+        def one_step(index, sums, bad_step):
+            batch = {name: value[index] for name, value in features.items()}
+            measured, is_finite = train_step(model, optimizer, batch, seed, settings)
+            return index + 1, metrics.merge(sums, measured), tf.where(is_finite, -1, index)
+
+        zeros = {**empty_metrics(model.config), "gradient_norm": Mean(tf.zeros([]), tf.zeros([]))}
+        _, sums, bad_step = tf.while_loop(is_good, one_step, (tf.constant(0), zeros, tf.constant(-1)))
+        return sums, bad_step
+
+    return tf.function(call, jit_compile=settings.use_xla, autograph=False)
+
+
+def _rows(value, index, count):
+    """Part `index` of the batch: <int32>[batch, length] -> <int32>[batch / count, length]."""
+    return tf.reshape(value, (count, -1, *value.shape[1:]))[index]
+
+
+def _share_of_step():
+    """What a part of the batch counts for in a mean over steps."""
+    return tf.constant(1 / partitioning.current_part().count)

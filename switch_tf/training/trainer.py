@@ -1,0 +1,267 @@
+"""The training loop: decides when to log, evaluate, save and stop, never what a step computes."""
+
+import contextlib
+import dataclasses
+import signal
+import time
+
+import keras
+
+from switch_tf import data, metrics
+from switch_tf.layers import grouping
+from switch_tf.partitioning import Layout
+from switch_tf.training import checkpoints, peak, report, summaries
+from switch_tf.training.diagnosis import Divergence, first_bad_tensor
+from switch_tf.training.evaluation import compile_evaluation, evaluate, unigram_loss
+from switch_tf.training.run_folder import RunFolder
+from switch_tf.training.train_step import StepSettings, compile_steps
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """Where a run lives, what it reads, and how often it does what.
+
+    Args:
+        model_dir: str, the run folder. The same command on it goes on where it stopped.
+        mixture_or_task_name: str, a registered seqio task or mixture.
+        task_feature_lengths: dict, "inputs" and "targets" in tokens.
+        train_steps: int, where to stop.
+        batch_size: int, sequences.
+        log_period, eval_period, checkpoint_period: int, in steps; an eval_period of 0 never evaluates.
+        eval_batches: int, batches of the validation split at most in each evaluation.
+        unigram_batches: int. Compare evaluations with the loss of a unigram model counted on so many training batches;
+            0 does not.
+        pack: bool, several examples in one sequence.
+        seed: int, of initial weights, order of the data, dropout and jitter.
+        initial_checkpoint: str or None. Run folder or checkpoint whose weights a new run starts from.
+        keep_checkpoints: int, the newest so many are kept.
+    """
+
+    model_dir: str
+    mixture_or_task_name: str
+    task_feature_lengths: dict
+    train_steps: int
+    batch_size: int
+    log_period: int = 100
+    eval_period: int = 1000
+    checkpoint_period: int = 1000
+    eval_batches: int = 20
+    unigram_batches: int = 0
+    pack: bool = False
+    seed: int = 0
+    initial_checkpoint: str | None = None
+    keep_checkpoints: int = 3
+
+    def __post_init__(self):
+        for name, at_least in (("train_steps", 1), ("batch_size", 1), ("log_period", 1), ("eval_period", 0),
+                               ("checkpoint_period", 1), ("eval_batches", 1), ("unigram_batches", 0), ("seed", 0),
+                               ("keep_checkpoints", 1)):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < at_least:
+                raise ValueError(f"{name.upper()} must be an integer of at least {at_least}, not {value!r}.")
+
+
+class Trainer:
+    """Trains a model, from wherever its run folder stands to the last step.
+
+    Everything that can be wrong with the arguments is refused here, before anything is compiled or written.
+
+    Args:
+        model: SwitchTransformer, not built.
+        optimizer: Keras optimizer.
+        run: Run.
+        step_settings: StepSettings.
+        layout: Layout.
+    """
+
+    def __init__(self, model, optimizer, run, step_settings=None, layout=None):
+        self.model = model
+        self.optimizer = optimizer
+        self.run = run
+        self.step_settings = step_settings or StepSettings()
+        self.layout = layout or Layout()
+        self._stop_signal = None
+        self._check()
+
+    def _check(self):
+        run, config, settings = self.run, self.model.config, self.step_settings
+        data.check_task(run.mixture_or_task_name)
+        data.check_vocabulary(run.mixture_or_task_name, config.vocab_size)
+        for name in ("train_steps", "log_period", "eval_period", "checkpoint_period"):
+            if getattr(run, name) % settings.steps_per_call:
+                raise ValueError(f"{name.upper()} must be a multiple of steps_per_call ({settings.steps_per_call}), "
+                                 f"because the host sees nothing in between; it is {getattr(run, name)}.")
+        if run.batch_size % settings.num_microbatches:
+            raise ValueError(f"BATCH_SIZE must be a multiple of num_microbatches ({settings.num_microbatches}), not "
+                             f"{run.batch_size}.")
+        stacks = [("inputs", config.encoder_sparse_layers), ("targets", config.decoder_sparse_layers)]
+        if config.semantics != "hf":
+            for feature, sparse_layers in stacks:
+                if sparse_layers:
+                    grouping.check_batch(run.batch_size, run.task_feature_lengths[feature], config.group_size,
+                                         config.num_groups_multiple, settings.num_microbatches)
+        if run.initial_checkpoint is not None:
+            checkpoints.describe(checkpoints.resolve(run.initial_checkpoint))
+
+    def prepare(self, operative_config: str = "") -> None:
+        """Takes the run folder, builds model, optimizer and input, and restores the newest checkpoint, if any.
+
+        Args:
+            operative_config: text that is kept in the run folder, the resolved configuration.
+        """
+        run = self.run
+        self.folder = RunFolder(run.model_dir)
+        self.progress = summaries.Progress(0, run.train_steps)
+        if operative_config:
+            (self.folder.path / "operative_config.gin").write_text(operative_config)
+        keras.utils.set_random_seed(run.seed)
+        self.model.build()
+        self.optimizer.build(self.model.trainable_variables)
+        self.progress.say(f"{self.model.config.num_parameters:,} parameters, "
+                          f"{sum(variable.value.shape.num_elements() for variable in self.optimizer.variables):,} "
+                          f"numbers of optimizer state; reading {run.mixture_or_task_name}")
+        self._iterator = iter(self._dataset("train", run.seed).batch(self.step_settings.steps_per_call))
+        self._variables = checkpoints.state_variables(self.model, self.optimizer)
+        self.step, pending = self._restore()
+        self.folder.cut_metrics(self.step if self.step else -1)
+        self.progress.advance(self.step)
+        self._peak_flops = peak.measured_peak_flops(self.model.compute_dtype)
+        self._meter = summaries.Meter(self._flops_per_step(), self._peak_flops, pending)
+        self._step_function = compile_steps(self.model, self.optimizer, run.seed, self.step_settings)
+        if run.eval_period:
+            self._eval_step = compile_evaluation(self.model, self.step_settings)
+            self._eval_batches = self._dataset("validation", 0).take(run.eval_batches).cache()
+
+    def _dataset(self, split, seed):
+        run = self.run
+        return data.get_dataset(run.mixture_or_task_name, run.task_feature_lengths, run.batch_size, split=split,
+                                seed=seed, pack=run.pack, encoder_only=self.model.config.is_encoder_only)
+
+    def _restore(self):
+        """Returns the step to go on from and the metrics that were summed since the last logged one."""
+        found = checkpoints.steps(self.folder.checkpoints)
+        for step in reversed(found):
+            path = checkpoints.path_of(self.folder.checkpoints, step)
+            try:
+                description = checkpoints.restore(path, self._variables, self._iterator)
+            except checkpoints.BrokenCheckpoint as broken:
+                self.progress.say(f"{broken} Trying the one before it.")
+                continue
+            self.progress.say(f"Going on from step {step} ({path}).")
+            return step, summaries.pending_from_json(description["pending_metrics"])
+        if found:
+            raise ValueError(f"No checkpoint in {str(self.folder.checkpoints)!r} can be read; move the folder away to "
+                             "start anew, or restore it from a copy.")
+        if self.run.initial_checkpoint is not None:
+            path = checkpoints.resolve(self.run.initial_checkpoint)
+            checkpoints.restore(path, checkpoints.state_variables(self.model))
+            self.progress.say(f"Starting from the weights of {path}.")
+        return 0, {}
+
+    def _flops_per_step(self):
+        """FLOPs of the model itself: forward, and twice that backward; no capacity padding, no recomputation."""
+        lengths = self.run.task_feature_lengths
+        parts = self.model.config.flops_by_part(lengths["inputs"], lengths["targets"])
+        return 3 * self.run.batch_size * sum(size for part, size in parts.items() if part != "capacity_padding")
+
+    def train(self) -> dict:
+        """Runs to the last step, or until interrupted; returns what `report.summarize` says of the run.
+
+        Raises:
+            Divergence: a loss or gradient is not finite; the last good checkpoint stays.
+        """
+        self._writer = summaries.Writer(self.folder)
+        try:
+            with self._stops_on_signals():
+                if self.step == 0:
+                    self._evaluate()
+                self._compile()
+                while self.step < self.run.train_steps and not self._stop_signal:
+                    self._take_steps()
+            self._save()
+            if self._stop_signal:
+                self.progress.say(f"Stopped by {self._stop_signal} at step {self.step}. Everything up to it is saved "
+                                  f"in {self.folder.path}; the same command goes on from there.")
+        finally:
+            self._writer.close()
+            self.progress.close()
+            report.write(self.folder.path)
+        return {"interrupted": bool(self._stop_signal), **report.summarize(self.folder.path)}
+
+    def _compile(self):
+        started = time.perf_counter()
+        self.progress.say("Tracing the training step ...")
+        self._step_function.get_concrete_function(self._iterator.element_spec)
+        self.progress.say(f"... {time.perf_counter() - started:.0f} s. The first step also optimises the graph.")
+        self._meter.restart()
+
+    def _take_steps(self):
+        run, settings = self.run, self.step_settings
+        asked = time.perf_counter()
+        batches = next(self._iterator)
+        input_wait = time.perf_counter() - asked
+        means, bad_step = self._step_function(batches)
+        bad_step = int(bad_step)
+        if bad_step >= 0:
+            self._diverged(batches, bad_step)
+        self._meter.add(metrics.to_host(means), settings.steps_per_call, input_wait)
+        self.step += settings.steps_per_call
+        self.progress.advance(settings.steps_per_call)
+        if self.step % run.log_period == 0:
+            values = self._meter.read(self.model.config)
+            self._writer.write(self.step, values)
+            self.progress.log(self.step, values)
+        paused_at = self._meter.pause()
+        if run.eval_period and (self.step % run.eval_period == 0 or self.step == run.train_steps):
+            self._evaluate()
+        if self.step % run.checkpoint_period == 0:
+            self._save()
+        self._meter.resume(paused_at)
+
+    def _evaluate(self):
+        run = self.run
+        if not run.eval_period:
+            return
+        means = evaluate(self._eval_step, self._eval_batches)
+        prefix = f"eval/{run.mixture_or_task_name}"
+        parts = summaries.loss_parts(self.model.config, means, prefix)
+        # Held-out loss is the cross-entropy alone: the other parts steer training and say nothing of quality.
+        values = {f"{prefix}/loss": parts[f"{prefix}/cross_entropy"], f"{prefix}/accuracy": parts[f"{prefix}/accuracy"]}
+        if self.step == 0 and run.unigram_batches:
+            counted = self._dataset("train", run.seed + 1).take(run.unigram_batches)
+            values[f"{prefix}/unigram_loss"] = unigram_loss(self.model.config, counted, self._eval_batches)
+        self._writer.write(self.step, values)
+        self.progress.say(f"step {self.step}/{run.train_steps}  " + "  ".join(
+            f"{name} {value:.4f}" for name, value in values.items()))
+
+    def _save(self):
+        checkpoints.save(self.folder.checkpoints, self.step, self._variables, self._iterator,
+                         summaries.pending_to_json(self._meter.sums), self.run.keep_checkpoints)
+
+    def _diverged(self, batches, bad_step):
+        step = self.step + bad_step
+        features = {name: value[bad_step] for name, value in batches.items()}
+        where = first_bad_tensor(self.model, features, self.run.seed, step, self.step_settings)
+        saved = checkpoints.steps(self.folder.checkpoints)
+        raise Divergence(
+            f"The loss or a gradient of step {step + 1} is not finite; the first bad tensor is {where}. Nothing was "
+            f"updated by that step, and the last good checkpoint is "
+            f"{checkpoints.path_of(self.folder.checkpoints, saved[-1]) if saved else 'none'}. A lower learning rate, "
+            "clip_norm or router_dtype='float32' usually help.")
+
+    @contextlib.contextmanager
+    def _stops_on_signals(self):
+        """Within this scope Ctrl-C and SIGTERM end the run after the step at hand; a second one ends it at once."""
+
+        def stop(number, frame):
+            if self._stop_signal:
+                raise KeyboardInterrupt
+            self._stop_signal = signal.Signals(number).name
+            self.progress.say(f"{self._stop_signal}: saving after this step; once more stops without saving.")
+
+        previous = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in previous.items():
+                signal.signal(number, handler)

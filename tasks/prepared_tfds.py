@@ -1,0 +1,37 @@
+"""A seqio source for TFDS data sets that are too large to be prepared on the way."""
+
+from collections.abc import Mapping
+
+import seqio
+
+
+class PreparedTfdsSource(seqio.TfdsDataSource):
+    """Reads a data set that somebody has prepared, and never starts to download one.
+
+    The folder is `$TFDS_DATA_DIR`, or `~/tensorflow_datasets`.
+
+    Args:
+        tfds_name: str. Name, config and version, for example "c4/en:3.1.0".
+        split_names: seqio's split -> the split of the data set, for example `{"train": "de"}`.
+    """
+
+    def __init__(self, tfds_name: str, split_names: Mapping[str, str]):
+        super().__init__(tfds_name, splits=dict(split_names), read_only=True)
+        self._split_names = dict(split_names)
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        """The splits of the task.
+
+        Raises:
+            FileNotFoundError: the data set is not prepared, or without one of the splits.
+        """
+        info = self.tfds_dataset.info
+        missing = [name for name in self._split_names.values() if name not in info.splits]
+        if missing:
+            raise FileNotFoundError(
+                f"The TFDS data set {self.tfds_dataset.name} is not prepared: no split {' and '.join(missing)} in "
+                f"{info.data_dir}; prepare it with tensorflow-datasets, or set TFDS_DATA_DIR to the folder that holds "
+                "a prepared copy."
+            )
+        return tuple(self._split_names)

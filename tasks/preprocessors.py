@@ -1,0 +1,151 @@
+"""The pretraining objectives, from `{"text": string}` to `{"inputs": tokens, "targets": tokens}`."""
+
+import functools
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import seqio
+import tensorflow as tf
+from t5.data import preprocessors as t5_preprocessors
+
+from switch_tf.tasks import vocabularies
+
+NOISE_DENSITY = 0.15
+MEAN_NOISE_SPAN_LENGTH = 3.0
+
+
+def pretraining(objective: Callable) -> list[Callable]:
+    """Returns the preprocessors of a pretraining task: text to tokens, `objective`, end of sequence.
+
+    None of the steps branches on a tensor, and AutoGraph would take seconds to find that out, in every process.
+
+    Args:
+        objective: `span_corruption` or `masked_tokens` below.
+    """
+    plain = tf.autograph.experimental.do_not_convert
+    return [
+        functools.partial(plain(seqio.preprocessors.rekey), key_map={"targets": "text"}),
+        functools.partial(plain(seqio.preprocessors.tokenize), copy_pretokenized=False),
+        seqio.CacheDatasetPlaceholder(),
+        plain(objective),
+        plain(seqio.preprocessors.append_eos_after_trim),
+    ]
+
+
+def output_features(vocabulary: seqio.Vocabulary) -> dict[str, seqio.Feature]:
+    """Returns seqio's description of inputs and targets, each with an end of sequence."""
+    feature = seqio.Feature(vocabulary, add_eos=True)
+    return {"inputs": feature, "targets": feature}
+
+
+def span_corruption(
+    dataset: tf.data.Dataset,
+    sequence_length: Mapping[str, int],
+    output_features: Mapping[str, seqio.Feature],
+    mean_noise_span_length: float = MEAN_NOISE_SPAN_LENGTH,
+) -> tf.data.Dataset:
+    """T5's objective (arXiv 1910.10683, section 3.1.4): drop spans of 15 % of the tokens, predict them.
+
+    In the inputs each span is replaced by one sentinel, in the targets each sentinel is followed by its span.
+
+    Args:
+        dataset: of `{"targets": <int32>[tokens]}`, one element per document.
+        sequence_length: tokens of inputs and targets, the end of sequence included.
+        output_features: as returned by the function of that name.
+        mean_noise_span_length: tokens per span, on average.
+
+    Raises:
+        ValueError: too short lengths, or more spans than sentinels, which would use ids of real tokens.
+    """
+    check_span_corruption(sequence_length, mean_noise_span_length)
+    return t5_preprocessors.span_corruption(
+        dataset,
+        sequence_length,
+        output_features,
+        mean_noise_span_length=mean_noise_span_length,
+        noise_density=NOISE_DENSITY,
+    )
+
+
+def check_span_corruption(
+    sequence_length: Mapping[str, int],
+    mean_noise_span_length: float = MEAN_NOISE_SPAN_LENGTH,
+    num_sentinels: int = vocabularies.NUM_SENTINELS,
+) -> None:
+    """Refuses lengths for which span corruption has no room or not enough sentinels.
+
+    Raises:
+        ValueError: with the numbers and the length that would do.
+    """
+    inputs_length, targets_length = sequence_length["inputs"], sequence_length["targets"]
+    num_spans, needed = _num_spans_and_targets_length(inputs_length, mean_noise_span_length)
+    if num_spans < 1:
+        raise ValueError(
+            f"Inputs of {inputs_length} tokens are too short for a span of {mean_noise_span_length:g} tokens at "
+            f"{NOISE_DENSITY:.0%} noise; use inputs of at least {_shortest_inputs(mean_noise_span_length)} tokens."
+        )
+    if num_spans > num_sentinels:
+        raise ValueError(
+            f"Inputs of {inputs_length} tokens have {num_spans} spans of {mean_noise_span_length:g} tokens on average, "
+            f"but the vocabulary has {num_sentinels} sentinels; use shorter inputs or a larger "
+            "mean_noise_span_length (ByT5 uses 20 bytes)."
+        )
+    if targets_length < needed:
+        raise ValueError(
+            f"Span corruption of inputs of {inputs_length} tokens makes targets of {needed} tokens, received a length "
+            f"of {targets_length}; set TASK_FEATURE_LENGTHS to "
+            f'{{"inputs": {inputs_length}, "targets": {needed}}}.'
+        )
+
+
+def masked_tokens(
+    dataset: tf.data.Dataset,
+    sequence_length: Mapping[str, int],
+    output_features: Mapping[str, seqio.Feature],
+) -> tf.data.Dataset:
+    """Masked language modelling for an encoder without a decoder.
+
+    15 % of the tokens, chosen one by one, are replaced by the last id of the vocabulary; the targets are the whole
+    original sequence. seqio.EncoderFeatureConverter then counts the loss where the inputs hold that id.
+
+    Args:
+        dataset: of `{"targets": <int32>[tokens]}`, one element per document.
+        sequence_length: tokens of inputs and targets, both the same, the end of sequence included.
+        output_features: as returned by the function of that name.
+    """
+    dataset = t5_preprocessors.select_random_chunk(
+        dataset, output_features=output_features, feature_key="targets", max_length=65536
+    )
+    dataset = t5_preprocessors.reduce_concat_tokens(dataset, feature_key="targets", batch_size=128)
+    dataset = t5_preprocessors.split_tokens_to_inputs_length(
+        dataset, sequence_length=sequence_length, output_features=output_features
+    )
+    return t5_preprocessors.denoise(
+        dataset,
+        output_features,
+        noise_density=NOISE_DENSITY,
+        noise_mask_fn=t5_preprocessors.iid_noise_mask,
+        inputs_fn=t5_preprocessors.noise_token_to_sentinel,
+        targets_fn=None,
+    )
+
+
+def _num_spans_and_targets_length(inputs_length, mean_noise_span_length):
+    tokens_length, _ = t5_preprocessors.random_spans_helper(
+        inputs_length=inputs_length,
+        noise_density=NOISE_DENSITY,
+        mean_noise_span_length=mean_noise_span_length,
+        extra_tokens_per_span_inputs=1,
+        extra_tokens_per_span_targets=1,
+    )
+    # T5's mask is made in float32, where for one length in a hundred one token more is noise than its helper says.
+    num_noise_tokens = int(np.round(np.float32(tokens_length) * np.float32(NOISE_DENSITY)))
+    num_spans = int(np.round(np.float32(num_noise_tokens) / np.float32(mean_noise_span_length)))
+    return num_spans, num_noise_tokens + num_spans + 1
+
+
+def _shortest_inputs(mean_noise_span_length):
+    inputs_length = 2
+    while _num_spans_and_targets_length(inputs_length, mean_noise_span_length)[0] < 1:
+        inputs_length += 1
+    return inputs_length

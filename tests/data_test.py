@@ -1,0 +1,321 @@
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import seqio
+import tensorflow as tf
+
+from switch_tf import data
+from switch_tf.tasks import corpora, docs_corpus
+
+VOCABULARY = seqio.PassThroughVocabulary(50, eos_id=1)
+LENGTHS = {"inputs": 4, "targets": 4}
+SPAN_LENGTHS = {"inputs": 64, "targets": 64}
+
+
+def add_counting_task(name, first, count):
+    """Registers a task whose examples are `inputs [n, n], targets [n]` for `count` numbers n from `first`."""
+
+    def read(split, shuffle_files, seed=None):
+        numbers = tf.data.Dataset.range(first, first + count)
+        return numbers.map(lambda n: {"inputs": tf.cast([n, n], tf.int32), "targets": tf.cast([n], tf.int32)})
+
+    seqio.TaskRegistry.add(
+        name,
+        source=seqio.FunctionDataSource(read, ["train", "validation"], {"train": count, "validation": count}),
+        output_features={key: seqio.Feature(VOCABULARY, add_eos=False) for key in ("inputs", "targets")},
+        preprocessors=[],
+        metric_fns=[],
+        shuffle_buffer_size=5,
+    )
+
+
+@pytest.fixture(scope="module", autouse=True)
+def tasks():
+    add_counting_task("five_numbers", 10, 5)
+    add_counting_task("three_numbers", 30, 3)
+    seqio.MixtureRegistry.add("eight_numbers", [("five_numbers", 5), ("three_numbers", 1)])
+    yield
+    seqio.MixtureRegistry.remove("eight_numbers")
+    seqio.TaskRegistry.remove("five_numbers")
+    seqio.TaskRegistry.remove("three_numbers")
+
+
+def read(name, batches=None, lengths=LENGTHS, **options):
+    """Returns the first batches as dicts of NumPy arrays, or all of a data set that ends."""
+    dataset = data.get_dataset(name, lengths, **options)
+    return list(dataset.take(-1 if batches is None else batches).as_numpy_iterator())
+
+
+def numbers(batches):
+    """Returns the targets that are not padding, in order."""
+    targets = np.concatenate([batch["decoder_target_tokens"].ravel() for batch in batches])
+    return targets[targets > 0].tolist()
+
+
+def are_equal(batches, others):
+    return len(batches) == len(others) and all(
+        set(a) == set(b) and all((a[name] == b[name]).all() for name in a) for a, b in zip(batches, others, strict=True)
+    )
+
+
+# Features.
+
+
+def test_an_example_becomes_seqios_features():
+    [batch] = read("five_numbers", 1, batch_size=1, split="validation")
+    assert {name: tokens.tolist() for name, tokens in batch.items()} == {
+        "encoder_input_tokens": [[10, 10, 0, 0]],
+        "decoder_target_tokens": [[10, 0, 0, 0]],
+        "decoder_input_tokens": [[0, 10, 0, 0]],
+        "decoder_loss_weights": [[1, 0, 0, 0]],
+    }
+
+
+def test_packing_puts_two_examples_in_one_sequence():
+    [batch] = read("five_numbers", 1, batch_size=1, split="validation", pack=True)
+    # Inputs of two tokens in a length of four: two examples a sequence.
+    assert {name: tokens.tolist() for name, tokens in batch.items()} == {
+        "encoder_input_tokens": [[10, 10, 11, 11]],
+        "encoder_segment_ids": [[1, 1, 2, 2]],
+        "encoder_positions": [[0, 1, 0, 1]],
+        "decoder_target_tokens": [[10, 11, 0, 0]],
+        "decoder_input_tokens": [[0, 0, 0, 0]],
+        "decoder_loss_weights": [[1, 1, 0, 0]],
+        "decoder_segment_ids": [[1, 2, 0, 0]],
+        "decoder_positions": [[0, 0, 0, 0]],
+    }
+
+
+@pytest.mark.parametrize("split", ["train", "validation"])
+@pytest.mark.parametrize("pack", [False, True])
+def test_shapes_are_static_and_tokens_int32(split, pack):
+    dataset = data.get_dataset("five_numbers", {"inputs": 4, "targets": 3}, 6, split=split, pack=pack, num_shards=2)
+    for name, spec in dataset.element_spec.items():
+        assert spec.dtype == tf.int32
+        assert spec.shape.as_list() == [3, 4 if name.startswith("encoder") else 3]
+
+
+def test_an_encoder_alone_is_asked_for_the_masked_tokens():
+    lengths = {"inputs": 32, "targets": 32}
+    [batch] = read("docs_corpus_masked_tokens", 1, lengths, batch_size=16, encoder_only=True)
+    inputs, targets = batch["encoder_input_tokens"], batch["encoder_target_tokens"]
+    assert (batch["encoder_loss_weights"] == (inputs == 4095)).all()
+    assert (inputs == targets)[inputs != 4095].all()
+    assert 0.08 < batch["encoder_loss_weights"].mean() < 0.22  # 15 % of 16 * 31 tokens
+
+
+# Order.
+
+
+def test_training_data_are_repeated_and_shuffled_anew():
+    epochs = [numbers(read("five_numbers", batch_size=1, batches=50))[i : i + 5] for i in range(0, 50, 5)]
+    assert set(sum(epochs, [])) == {10, 11, 12, 13, 14}
+    assert len(set(map(tuple, epochs))) > 1
+
+
+def test_other_splits_are_read_once_and_in_order():
+    assert numbers(read("five_numbers", batch_size=2, split="validation")) == [10, 11, 12, 13, 14]
+
+
+def test_the_last_batch_is_filled_with_rows_that_do_not_count():
+    batches = read("five_numbers", batch_size=2, split="validation")
+    assert [batch["decoder_loss_weights"].sum() for batch in batches] == [2, 2, 1]
+    assert {name: tokens[1].tolist() for name, tokens in batches[-1].items()} == dict.fromkeys(batches[-1], [0] * 4)
+
+
+def test_one_pass_over_training_data_sees_every_example_once():
+    assert sorted(numbers(read("five_numbers", batch_size=2, repeat=False))) == [10, 11, 12, 13, 14]
+
+
+def test_one_pass_over_a_mixture_ends_with_its_last_task():
+    found = numbers(read("eight_numbers", batch_size=3, split="validation"))
+    assert sorted(found) == [10, 11, 12, 13, 14, 30, 31, 32]
+    assert found == numbers(read("eight_numbers", batch_size=3, split="validation"))
+
+
+def test_a_mixture_is_drawn_by_its_rates():
+    found = numbers(read("eight_numbers", batch_size=60, batches=20))
+    assert len(found) == 1200
+    assert 150 < sum(number >= 30 for number in found) < 250  # 1 in 6
+
+
+def test_a_seed_fixes_order_and_noise():
+    first, again, other = (
+        read("docs_corpus_span_corruption", 2, SPAN_LENGTHS, batch_size=4, seed=seed) for seed in (1, 1, 2)
+    )
+    assert are_equal(first, again)
+    assert not are_equal(first, other)
+
+
+def test_validation_noise_is_the_same_every_time():
+    passes = [read("docs_corpus_span_corruption", 3, SPAN_LENGTHS, batch_size=4, split="validation") for _ in range(2)]
+    assert are_equal(*passes)
+
+
+# Shards.
+
+
+@pytest.mark.parametrize("num_shards", [2, 4])
+def test_shards_of_a_pass_are_rows_of_the_same_batches(num_shards):
+    whole = read("five_numbers", batch_size=4, split="validation")
+    shards = [
+        read("five_numbers", batch_size=4, split="validation", shard_index=i, num_shards=num_shards)
+        for i in range(num_shards)
+    ]
+    joined = [
+        {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+        for parts in zip(*shards, strict=True)
+    ]
+    assert are_equal(whole, joined)
+
+
+def test_training_shards_divide_the_documents():
+    source = docs_corpus.DocsCorpusSource()
+
+    def texts(shard_info):
+        dataset = source.get_dataset("validation", shuffle=True, seed=3, shard_info=shard_info)
+        return [example["text"] for example in dataset.as_numpy_iterator()]
+
+    shards = [texts(seqio.ShardInfo(index, 3)) for index in range(3)]
+    assert sorted(sum(shards, [])) == sorted(texts(None))
+    assert len(texts(None)) == corpora.NUM_DOCUMENTS["validation"]
+
+
+def test_training_shards_differ():
+    first, second = (
+        read("docs_corpus_span_corruption", 1, SPAN_LENGTHS, batch_size=8, shard_index=i, num_shards=2) for i in (0, 1)
+    )
+    assert first[0]["encoder_input_tokens"].shape == (4, 64)
+    assert not are_equal(first, second)
+
+
+# Resuming. Another process runs the bottom of this file, which restores the iterators that this one saved.
+
+RESUMED = {
+    "unpacked": ("docs_corpus_span_corruption", {}),
+    "packed": ("docs_corpus_span_corruption", {"pack": True}),
+    "mixture": ("docs_corpus_of_both_objectives", {"pack": True}),
+}
+
+
+def read_and_restore(folder, is_saving):
+    """Returns {kind: {"start": the first batches, "rest": those after the saved position}}."""
+    seqio.MixtureRegistry.add(
+        "docs_corpus_of_both_objectives",
+        ["docs_corpus_span_corruption", "docs_corpus_masked_tokens"],
+        default_rate=seqio.mixing_rate_num_examples,
+    )
+    result = {}
+    for kind, (name, options) in RESUMED.items():
+        iterator = iter(data.get_dataset(name, SPAN_LENGTHS, 4, seed=5, **options))
+        result[kind] = {"start": take(iterator, 4)}
+        checkpoint = tf.train.Checkpoint(iterator=iterator)
+        if is_saving:
+            checkpoint.write(f"{folder}/{kind}")
+        else:
+            checkpoint.read(f"{folder}/{kind}").assert_consumed()
+        result[kind]["rest"] = take(iterator, 4)
+    return result
+
+
+def take(iterator, count):
+    return [{name: tokens.numpy().tolist() for name, tokens in next(iterator).items()} for _ in range(count)]
+
+
+@pytest.fixture(scope="module")
+def saved_and_restored(tmp_path_factory):
+    """Returns what this process and another one read."""
+    folder = tmp_path_factory.mktemp("iterators")
+    saved = read_and_restore(folder, is_saving=True)
+    subprocess.run([sys.executable, "-P", __file__, str(folder)], check=True)
+    return saved, json.loads((folder / "restored.json").read_text())
+
+
+@pytest.mark.parametrize("kind", RESUMED)
+def test_a_restored_iterator_goes_on_bit_for_bit(saved_and_restored, kind):
+    saved, restored = saved_and_restored
+    assert saved[kind]["rest"] == restored[kind]["rest"]
+    assert saved[kind]["rest"] != saved[kind]["start"]
+
+
+@pytest.mark.parametrize("kind", RESUMED)
+def test_another_process_reads_the_same_batches(saved_and_restored, kind):
+    saved, restored = saved_and_restored
+    assert saved[kind]["start"] == restored[kind]["start"]
+
+
+def test_a_small_task_is_resumed_within_a_later_epoch(tmp_path):
+    iterator = iter(data.get_dataset("five_numbers", LENGTHS, 2))
+    take(iterator, 7)
+    path = tf.train.Checkpoint(iterator=iterator).write(str(tmp_path / "iterator"))
+    expected = take(iterator, 10)
+    iterator = iter(data.get_dataset("five_numbers", LENGTHS, 2))
+    tf.train.Checkpoint(iterator=iterator).read(path).assert_consumed()
+    assert take(iterator, 10) == expected
+
+
+# Vocabularies and refusals.
+
+
+def test_the_vocabulary_of_a_task_counts_its_sentinels():
+    assert data.vocabulary_size("docs_corpus_span_corruption") == 4096
+    assert data.vocabulary_size("docs_corpus_span_corruption_bytes") == 359
+
+
+def test_a_model_with_too_few_embeddings_is_refused():
+    data.check_vocabulary("docs_corpus_span_corruption", 4096)
+    data.check_vocabulary("docs_corpus_span_corruption_bytes", 4096)
+    with pytest.raises(ValueError, match=r"vocab_size 4095, but .* has token ids up to 4095; set .* at least 4096"):
+        data.check_vocabulary("docs_corpus_span_corruption", 4095)
+
+
+def test_a_misspelt_task_is_answered_with_the_nearest():
+    data.check_task("docs_corpus_span_corruption")
+    data.check_task("eight_numbers")
+    with pytest.raises(ValueError, match=r"'docs_corpus_span_coruption': the nearest are docs_corpus_span_corruption,"):
+        data.check_task("docs_corpus_span_coruption")
+    with pytest.raises(ValueError, match=r"registered are .*five_numbers.*--gin_file=gin/tasks/docs_corpus\.gin"):
+        data.check_task("???")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"mixture_or_task_name": "five_number"}, "the nearest are five_numbers"),
+        ({"split": "test"}, "'five_numbers' has the splits train, validation, received 'test'"),
+        ({"task_feature_lengths": {"inputs": 4}}, r"number of tokens of inputs and targets.*received \{'inputs': 4\}"),
+        ({"task_feature_lengths": {"inputs": 4, "targets": 0}}, "number of tokens of inputs and targets"),
+        ({"batch_size": 6, "num_shards": 4}, "a batch of 6 for 4 shards; choose a multiple of 4"),
+        ({"batch_size": 0}, "at least one, received a batch of 0"),
+        ({"shard_index": 2, "num_shards": 2}, "shard_index is 0 to 1 with 2 shards, received 2"),
+        ({"task_feature_lengths": {"inputs": 4, "targets": 3}, "encoder_only": True}, "set targets to 4"),
+    ],
+)
+def test_impossible_requests_are_refused(options, message):
+    arguments = {"mixture_or_task_name": "five_numbers", "task_feature_lengths": LENGTHS, "batch_size": 2} | options
+    with pytest.raises(ValueError, match=message):
+        data.get_dataset(**arguments)
+
+
+def test_targets_too_short_for_the_noise_are_refused():
+    with pytest.raises(ValueError, match=r'targets of 29 tokens, received a length of 16; set .*"targets": 29'):
+        data.get_dataset("docs_corpus_span_corruption", {"inputs": 128, "targets": 16}, 2)
+
+
+def test_packing_needs_sequences_of_tokens():
+    feature = seqio.ContinuousFeature(dtype=tf.float32, rank=2)
+    source = seqio.FunctionDataSource(lambda split, shuffle_files: None, ["train"])
+    seqio.TaskRegistry.add("spectrograms", source, {"inputs": feature, "targets": feature}, [], metric_fns=[])
+    try:
+        with pytest.raises(ValueError, match=r"Packing needs .* \(rank 1\), received ranks \{'inputs': 2"):
+            data.get_dataset("spectrograms", LENGTHS, 2, pack=True)
+    finally:
+        seqio.TaskRegistry.remove("spectrograms")
+
+
+if __name__ == "__main__":
+    with open(f"{sys.argv[1]}/restored.json", "w") as stream:
+        json.dump(read_and_restore(sys.argv[1], is_saving=False), stream)

@@ -1,0 +1,166 @@
+"""Makes the tiny checkpoints and expected numbers of tests/golden/hugging_face with Hugging Face's own classes.
+
+Run by hand with torch 2.13.0 and transformers 5.23.0 (`make golden`); the tests read what it wrote and need neither.
+Each folder is a checkpoint as its users have it, and `expected.npz`: inputs, logits, for Switch models each router's
+choices, for some the gradients of the cross-entropy. Weights are drawn at random, norms too, so that no two of them can
+be mistaken for one another; heads times d_kv is not d_model, for the same reason.
+"""
+
+import json
+import pathlib
+import shutil
+
+import numpy as np
+import torch
+from transformers import (
+    SwitchTransformersConfig,
+    SwitchTransformersForConditionalGeneration,
+    T5Config,
+    T5ForConditionalGeneration,
+)
+
+FOLDER = pathlib.Path(__file__).with_suffix("")
+VOCAB_SIZE, SIZES = 64, {
+    "d_model": 16, "d_ff": 24, "d_kv": 4, "num_heads": 3, "relative_attention_num_buckets": 8,
+    "relative_attention_max_distance": 12}
+T5 = dict(vocab_size=VOCAB_SIZE, num_layers=2, num_decoder_layers=3, **SIZES)
+SWITCH = dict(vocab_size=VOCAB_SIZE, num_experts=4, **SIZES)
+
+# Two slots for each of four experts: of the 20 inputs and 12 targets of a sequence, many are dropped.
+CASES = {
+    "t5_1_0": (T5ForConditionalGeneration, T5Config(feed_forward_proj="relu", **T5)),
+    "t5_1_1": (T5ForConditionalGeneration, T5Config(feed_forward_proj="gated-gelu", tie_word_embeddings=False, **T5)),
+    "switch": (SwitchTransformersForConditionalGeneration, SwitchTransformersConfig(
+        num_layers=4, num_decoder_layers=2, num_sparse_encoder_layers=2, num_sparse_decoder_layers=1,
+        expert_capacity=2, **SWITCH)),
+    "switch_untied_bin": (SwitchTransformersForConditionalGeneration, SwitchTransformersConfig(
+        num_layers=2, num_decoder_layers=2, num_sparse_encoder_layers=1, num_sparse_decoder_layers=1,
+        expert_capacity=3, tie_word_embeddings=False, **SWITCH)),
+    "switch_step_1": (SwitchTransformersForConditionalGeneration, SwitchTransformersConfig(
+        num_layers=2, num_decoder_layers=2, num_sparse_encoder_layers=2, num_sparse_decoder_layers=2,
+        expert_capacity=8, **SWITCH)),
+    # Layers 1 and 5, where the paper's rule would say 3; no sparse layer is asked of the decoder, which gets one.
+    "switch_step_4": (SwitchTransformersForConditionalGeneration, SwitchTransformersConfig(
+        num_layers=8, num_decoder_layers=2, num_sparse_encoder_layers=2, num_sparse_decoder_layers=0,
+        expert_capacity=2, **SWITCH)),
+}
+GRADIENTS = {
+    "t5_1_0": (
+        "shared.weight",
+        "encoder.block.0.layer.0.SelfAttention.q.weight",
+        "encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight",
+        "decoder.block.2.layer.1.EncDecAttention.o.weight",
+        "decoder.block.1.layer.2.layer_norm.weight"),
+    "switch": (
+        "encoder.block.1.layer.1.mlp.router.classifier.weight",
+        "encoder.block.3.layer.1.mlp.experts.expert_2.wi.weight",
+        "decoder.block.1.layer.2.mlp.experts.expert_1.wo.weight"),
+}
+
+
+def make_model(model_class, config, generator):
+    """A model in evaluation mode with random weights of a size that keeps the logits near 1."""
+    model = model_class(config).eval()
+    if model_class is T5ForConditionalGeneration and not config.scale_decoder_outputs:
+        # transformers 5 ties the logits of every new T5; those of T5 1.1 have weights of their own.
+        model.lm_head.weight = torch.nn.Parameter(torch.empty_like(model.shared.weight))
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            random = torch.randn(weight.shape, generator=generator)
+            if name.endswith("layer_norm.weight"):
+                weight.copy_(1 + 0.3 * random)
+            elif name == "shared.weight" or "classifier" in name or "relative_attention_bias" in name:
+                weight.copy_(random)
+            else:
+                weight.copy_(random * weight.shape[-1] ** -0.5)
+        for stack in (model.encoder, model.decoder):
+            stack.embed_tokens.weight = model.shared.weight
+    return model
+
+
+def make_inputs():
+    """Padding after, before and nowhere: Hugging Face routes padding too, and earlier tokens take the slots first."""
+    random = np.random.RandomState(0)
+    inputs = random.randint(2, VOCAB_SIZE, (4, 20))
+    inputs[0, 13:] = 0
+    inputs[1, :6] = 0
+    inputs[2, 5:] = 0
+    targets = random.randint(2, VOCAB_SIZE, (4, 12))
+    targets[0, 9:] = 0
+    targets[2, 3:] = 0
+    decoder_inputs = np.concatenate([np.zeros((4, 1), targets.dtype), targets[:, :-1]], axis=1)
+    return inputs, decoder_inputs, targets
+
+
+def record_choices(model):
+    """A list that each forward pass fills with <int>[batch, length] per router: the expert, or -1 where dropped."""
+    choices = []
+
+    def record(module, args, outputs):
+        one_hot = outputs[0]
+        choices.append(torch.where(one_hot.sum(-1) > 0, one_hot.argmax(-1), -1).numpy())
+
+    for name, module in model.named_modules():
+        if name.endswith("mlp.router"):
+            module.register_forward_hook(record)
+    return choices
+
+
+def expected(model, gradients):
+    inputs, decoder_inputs, targets = make_inputs()
+    choices = record_choices(model)
+    tensors = {name: torch.from_numpy(array) for name, array in (
+        ("inputs", inputs), ("decoder_inputs", decoder_inputs), ("targets", targets))}
+    logits = model(
+        input_ids=tensors["inputs"], attention_mask=(tensors["inputs"] != 0).long(),
+        decoder_input_ids=tensors["decoder_inputs"], decoder_attention_mask=(tensors["targets"] != 0).long()).logits
+    labels = tensors["targets"].masked_fill(tensors["targets"] == 0, -100)
+    loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
+    loss.backward()
+    arrays = {"inputs": inputs.astype(np.int32), "decoder_inputs": decoder_inputs.astype(np.int32),
+              "targets": targets.astype(np.int32), "logits": logits.detach().numpy(), "loss": loss.detach().numpy()}
+    arrays.update({f"choices/{i}": choice.astype(np.int8) for i, choice in enumerate(choices)})
+    weights = dict(model.named_parameters())
+    arrays.update({f"gradients/{name}": weights[name].grad.numpy() for name in gradients})
+    return arrays
+
+
+def save(model, folder):
+    if not folder.name.endswith("_bin"):
+        model.save_pretrained(folder)
+        (folder / "generation_config.json").unlink()
+        return
+    model.config.architectures = [type(model).__name__]
+    folder.mkdir(parents=True)
+    torch.save(model.state_dict(), folder / "pytorch_model.bin")
+    (folder / "config.json").write_text(json.dumps(model.config.to_diff_dict(), indent=2, sort_keys=True) + "\n")
+
+
+def save_tensors_of_every_kind():
+    """What the reader of pytorch_model.bin must understand, in one file."""
+    base = torch.arange(12, dtype=torch.float32).reshape(3, 4) / 3
+    tensors = {
+        "plain": base, "transposed_view": base.T, "row_view": base[1], "parameter": torch.nn.Parameter(base + 1),
+        "bfloat16": base.bfloat16(), "half": base.half(), "double": base.double(), "integers": torch.arange(3),
+        "scalar": torch.tensor(2.5)}
+    torch.save(tensors, FOLDER / "tensors.bin")
+    np.savez(FOLDER / "tensors.npz", **{name: tensor.detach().to(torch.float32).numpy()
+                                        for name, tensor in tensors.items()})
+
+
+def main():
+    shutil.rmtree(FOLDER, ignore_errors=True)
+    for seed, (name, (model_class, config)) in enumerate(CASES.items()):
+        model = make_model(model_class, config, torch.Generator().manual_seed(seed))
+        save(model, FOLDER / name)
+        arrays = expected(model, GRADIENTS.get(name, ()))
+        np.savez_compressed(FOLDER / name / "expected.npz", **arrays)
+        sparse = [[i for i, block in enumerate(stack.block) if getattr(block, "is_sparse", False)]
+                  for stack in (model.encoder, model.decoder)]
+        dropped = [float((array < 0).mean()) for key, array in arrays.items() if key.startswith("choices/")]
+        print(f"{name}: logits {arrays['logits'].std():.2f}, sparse layers {sparse}, dropped {np.round(dropped, 2)}")
+    save_tensors_of_every_kind()
+
+
+if __name__ == "__main__":
+    main()

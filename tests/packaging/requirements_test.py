@@ -1,0 +1,93 @@
+"""The requirement files agree with each other, with the code and with the environment that runs this test."""
+
+import pathlib
+import re
+import subprocess
+import sys
+from importlib import metadata
+
+from packaging.requirements import Requirement
+
+from switch_tf import environment
+
+REPOSITORY = pathlib.Path(__file__).parents[2]
+FILES = ("requirements.txt", "requirements-dev.txt", "requirements-tpu.txt")
+
+
+def lines(file: str) -> list[str]:
+    text = (REPOSITORY / file).read_text()
+    return [line for line in text.splitlines() if line and not line.startswith("#")]
+
+
+def pins(file: str) -> dict[str, str]:
+    return dict(line.split("==") for line in lines(file))
+
+
+def test_every_line_is_one_name_with_one_exact_version():
+    for file in FILES:
+        for line in lines(file):
+            # No marker, address, hash or option: the same list for Python 3.11 and 3.12.
+            assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*==[0-9][0-9a-z.]*", line), f"{file}: {line}"
+        assert lines(file) == sorted(lines(file)), file
+        assert len(pins(file)) == len(lines(file)), f"{file} names a distribution twice"
+
+
+def test_dev_list_only_adds():
+    assert not pins("requirements.txt").keys() & pins("requirements-dev.txt").keys()
+
+
+def test_tpu_list_differs_only_in_what_tensorflow_dictates():
+    main, tpu = pins("requirements.txt"), pins("requirements-tpu.txt")
+    assert main.keys() - tpu.keys() == {"tensorflow"}
+    assert tpu.keys() - main.keys() == {"tensorflow-tpu", "libtpu"}
+    assert {name for name in main.keys() & tpu.keys() if main[name] != tpu[name]} == {
+        "tensorflow-text",
+        "tensorboard",
+        "setuptools",
+    }
+
+
+def test_no_list_names_a_nightly_or_two_tensorflows():
+    for file in FILES:
+        assert not [name for name in pins(file) if "nightly" in name]
+    assert "tensorflow" not in pins("requirements-tpu.txt")
+
+
+def test_versions_in_the_code_are_the_pinned_ones():
+    everywhere = pins("requirements.txt") | pins("requirements-dev.txt")
+    tpu = pins("requirements-tpu.txt")
+    for name, version in environment.KNOWN_GOOD["tensorflow"].items():
+        assert everywhere[name] == version, name
+    for name, version in environment.KNOWN_GOOD["tensorflow-tpu"].items():
+        assert tpu[name] == version, name
+    for name, (version, _) in environment.NIGHTLIES.items():
+        assert everywhere[name] == tpu[name] == version, name
+
+
+def test_pins_satisfy_the_ranges_of_the_package():
+    everywhere = pins("requirements.txt") | pins("requirements-dev.txt")
+    tpu = pins("requirements-tpu.txt")
+    tpu["tensorflow"] = tpu["tensorflow-tpu"]
+    for line in metadata.requires("switch-tf"):
+        requirement = Requirement(line)
+        assert requirement.specifier.contains(everywhere[requirement.name]), line
+        if requirement.marker is None:
+            assert requirement.specifier.contains(tpu[requirement.name]), f"{line} on a TPU VM"
+
+
+def test_environment_is_the_pinned_one():
+    pinned = pins("requirements.txt") | pins("requirements-dev.txt")
+    different = {
+        name: (version, environment.installed_version(name))
+        for name, version in pinned.items()
+        if environment.installed_version(name) != version
+    }
+    assert not different, "pinned and installed versions (touch pyproject.toml and run make to install again)"
+
+
+def test_pip_check_finds_only_the_four_dependencies_of_t5_that_are_left_out():
+    result = subprocess.run([sys.executable, "-m", "pip", "check"], capture_output=True, text=True)
+    assert set(result.stdout.splitlines()) == {
+        f"t5 0.9.4 requires {name}, which is not installed."
+        for name in ("mesh-tensorflow", "seqio-nightly", "tfds-nightly", "transformers")
+    }

@@ -1,0 +1,37 @@
+import pathlib
+
+import pytest
+
+import gin
+from switch_tf import data
+from switch_tf.tasks import preprocessors
+
+FILES = sorted((pathlib.Path(__file__).resolve().parents[2] / "gin" / "tasks").glob("*.gin"))
+
+
+@pytest.fixture
+def macros(request):
+    """Parses one file and returns the macros that it defines."""
+    gin.clear_config()
+    gin.parse_config_file(str(request.param))
+    bindings = gin.config._CONFIG.items()
+    yield {name: parameters["value"] for (name, selector), parameters in bindings if selector == "gin.macro"}
+    gin.clear_config()
+
+
+@pytest.mark.parametrize("macros", FILES, ids=lambda file: file.stem, indirect=True)
+def test_a_task_file_names_a_registered_task_and_usable_lengths(macros):
+    assert set(macros) == {"MIXTURE_OR_TASK_NAME", "TASK_FEATURE_LENGTHS"}
+    name, lengths = macros["MIXTURE_OR_TASK_NAME"], macros["TASK_FEATURE_LENGTHS"]
+    data.check_task(name)
+    if name.endswith("masked_tokens"):
+        assert lengths["inputs"] == lengths["targets"]
+    else:
+        preprocessors.check_span_corruption(lengths)
+        with pytest.raises(ValueError):  # no token of the targets is wasted
+            preprocessors.check_span_corruption(lengths | {"targets": lengths["targets"] - 1})
+
+
+def test_the_names_are_those_that_users_rely_on():
+    names = "c4 docs_corpus docs_corpus_bytes docs_corpus_masked_tokens mc4"
+    assert " ".join(file.stem for file in FILES) == names
