@@ -1,4 +1,4 @@
-"""The configuration of a model: a frozen dataclass that checks itself, counts parameters and FLOPs, knows no tensors."""
+"""The configuration of a model: a frozen dataclass that checks itself, counts parameters and FLOPs, knows no tensor."""
 
 import dataclasses
 import difflib

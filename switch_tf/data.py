@@ -69,8 +69,8 @@ def get_dataset(
     converter = _feature_converter(provider, pack, encoder_only)
     arguments = {
         "sequence_length": dict(task_feature_lengths), "split": split, "shuffle": shuffle, "seed": seed,
-        # seqio would keep the examples of small tasks in memory, in the order of the first epoch, and all of them
-        # would go into every checkpoint of the iterator.
+        # seqio would keep the examples of small tasks in memory, in the order of the first epoch, and write all of
+        # them into every checkpoint of the iterator.
         "try_in_mem_cache": False,
     }  # fmt: skip
     if repeat:
@@ -171,6 +171,8 @@ def _get_provider(name):
 def _feature_converter(provider, pack, encoder_only):
     seqio = _import_seqio()
     ranks = {name: feature.rank for name, feature in provider.output_features.items()}
+    if not set(_FEATURES) <= set(ranks):
+        raise ValueError(f"The model reads inputs and targets, but {provider.name!r} has only {', '.join(ranks)}.")
     if pack and set(ranks.values()) != {1}:
         raise ValueError(f"Packing needs features that are sequences of tokens (rank 1), received ranks {ranks}.")
     if encoder_only:
@@ -204,7 +206,7 @@ def _rows_per_shard(batch_size, shard_index, num_shards):
     if batch_size < 1 or num_shards < 1 or batch_size % num_shards:
         raise ValueError(
             f"Every shard gets the same number of sequences, at least one, received a batch of {batch_size} for "
-            f"{num_shards} shards; choose a multiple of {max(num_shards, 1)}."
+            f"{num_shards} shards; set BATCH_SIZE to a positive multiple of the number of shards."
         )
     if not 0 <= shard_index < num_shards:
         raise ValueError(f"shard_index is 0 to {num_shards - 1} with {num_shards} shards, received {shard_index}.")

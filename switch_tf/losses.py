@@ -18,7 +18,8 @@ def cross_entropy(logits, targets, loss_weights, z_loss_weight=1e-4, label_smoot
             entropy of the smoothed target is not subtracted (as in Mesh TensorFlow, unlike T5X).
 
     Returns:
-        Means over real targets, in nats per token: cross-entropy, weighted z-loss; and the share of right argmaxes.
+        Means over real targets, in nats per token: cross-entropy, weighted z-loss; and the share of targets
+        that have the largest logit.
     """
     logits = ops.cast(logits, "float32")
     weights = ops.cast(loss_weights, "float32")
@@ -27,12 +28,12 @@ def cross_entropy(logits, targets, loss_weights, z_loss_weight=1e-4, label_smoot
     # A product with a one-hot, not a gather: it stays local when the vocabulary is split over devices.
     is_target = ops.one_hot(targets, vocab_size, dtype="float32")
     target_logit = ops.sum(logits * is_target, axis=-1)
+    is_right = ops.cast(ops.equal(target_logit, ops.max(logits, axis=-1)), "float32")
     if label_smoothing:
         target_logit = (1 - label_smoothing) * target_logit + label_smoothing * ops.mean(logits, axis=-1)
     num_targets = ops.sum(weights)
     loss = ops.sum((log_normalizer - target_logit) * weights)
     z_loss = z_loss_weight * ops.sum(ops.square(log_normalizer) * weights)
-    is_right = ops.cast(ops.equal(ops.argmax(logits, axis=-1), ops.cast(targets, "int32")), "float32")
     return Mean(loss, num_targets), Mean(z_loss, num_targets), Mean(ops.sum(is_right * weights), num_targets)
 
 

@@ -182,7 +182,7 @@ def _write_cache(path: Path, content: bytes) -> None:
             whole.replace(path)
     except OSError as error:
         warnings.warn(
-            f"The docs corpus could not be kept in {path.parent} ({error.strerror}), so every process collects it "
+            f"The docs corpus could not be kept in {path.parent} ({error}), so every process collects it "
             "anew; set XDG_CACHE_HOME to a folder that can be written.",
             stacklevel=2,
         )

@@ -16,8 +16,7 @@ from switch_tf.tasks import corpora, preprocessors, vocabularies
 class DocsCorpusSource(seqio.DataSource):
     """The documents of the corpus as a seqio source, one `{"text": string}` each.
 
-    The whole corpus is shuffled, not a window of it, and only the indices: they are all that a checkpoint of the
-    iterator holds.
+    The whole corpus is shuffled, not a window of it, in an order that a checkpoint of the iterator holds as one key.
     """
 
     def __init__(self):
@@ -35,12 +34,24 @@ class DocsCorpusSource(seqio.DataSource):
     def get_dataset(self, split="train", shuffle=True, seed=None, shard_info=None, **unused) -> tf.data.Dataset:
         """Returns the documents of a split, or every n-th of the shuffled documents for n shards."""
         texts = tf.constant(corpora.docs_corpus(split))
-        indices = tf.data.Dataset.range(len(texts))
-        if shuffle:
-            indices = indices.shuffle(len(texts), seed=seed)
+        indices = _shuffled_indices(len(texts), seed) if shuffle else tf.data.Dataset.range(len(texts))
         if shard_info:
             indices = indices.shard(shard_info.num_shards, shard_info.index)
         return indices.map(lambda index: {"text": texts[index]}, num_parallel_calls=tf.data.AUTOTUNE)
+
+
+def _shuffled_indices(count, seed):
+    """Returns 0 to `count` - 1, in another order each time the data set is repeated.
+
+    Dataset.shuffle would write its buffer, here 7 MB, into every checkpoint.
+    """
+
+    def epoch(key):
+        shuffled = tf.random.experimental.stateless_shuffle(tf.range(count, dtype=tf.int64), seed=key)
+        return tf.data.Dataset.from_tensor_slices(shuffled)
+
+    numbers = tf.data.Dataset.random(seed, rerandomize_each_iteration=True)
+    return numbers.batch(2, drop_remainder=True).take(1).flat_map(epoch)
 
 
 def _add_task(name, objective, vocabulary):

@@ -13,6 +13,7 @@ import sys
 import warnings
 from collections.abc import Iterator
 from importlib import metadata
+from pathlib import Path
 
 # Tests talk about themselves. numpy.distutils is in the wheels for Python 3.11 and not in those for 3.12, and
 # _distributor_init.py says something else on every platform.
@@ -44,8 +45,10 @@ def read_distribution(name: str) -> list[dict]:
     for file in sorted(map(str, distribution.files or ())):
         if not file.endswith(".py") or file.startswith("..") or _SKIPPED_FILE.search(file):
             continue
-        with open(distribution.locate_file(file), encoding="utf-8") as stream:
-            tree = ast.parse(stream.read())
+        try:
+            tree = ast.parse(Path(distribution.locate_file(file)).read_text(encoding="utf-8"))
+        except (OSError, SyntaxError, ValueError):  # deleted or edited: the digest of the distribution will show it
+            continue
         for name_in_file, docstring in _docstrings(tree):
             if paragraphs := prose_paragraphs(docstring):
                 documents.append({"object": f"{file}::{name_in_file}", "paragraphs": paragraphs})

@@ -23,10 +23,10 @@ def _attention_rules(ours, theirs):
             for name, letter, merge in kernels]
 
 
-def _stack_rules(stack, self_attention, mlp_index):
+def _stack_rules(stack, self_attention, mlp_index, mlp_name):
     """The rules of one stack; sublayers are numbered in theirs, the feed-forward layer last."""
     ours, theirs = f"{stack}/layers_<i>", f"{stack}.block.<i>.layer"
-    mlp = f"{theirs}.{mlp_index}.mlp"
+    mlp = f"{theirs}.{mlp_index}.{mlp_name}"
     return [
         *_attention_rules(f"{ours}/{self_attention}", f"{theirs}.0.SelfAttention"),
         Rule(f"{ours}/pre_{self_attention}_layer_norm/scale", f"{theirs}.0.layer_norm.weight"),
@@ -39,18 +39,23 @@ def _stack_rules(stack, self_attention, mlp_index):
         Rule(f"{stack}/{stack}_norm/scale", f"{stack}.final_layer_norm.weight")]
 
 
-RULES = Rules(
-    [
-        Rule("token_embedder/embedding", _EMBEDDING),
-        Rule("logits_dense/kernel", _LOGITS, transpose=True),
-        *_stack_rules("encoder", "attention", 1),
-        *_stack_rules("decoder", "self_attention", 2),
-        *_attention_rules("decoder/layers_<i>/encoder_decoder_attention", "decoder.block.<i>.layer.1.EncDecAttention"),
-        Rule("decoder/layers_<i>/pre_cross_attention_layer_norm/scale", "decoder.block.<i>.layer.1.layer_norm.weight"),
-        # Old files have it, no version of transformers reads it.
-        Ignore("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"),
-    ],
-    fields={"i": INDEX, "e": INDEX, "kernel": "wi|wi_0|wi_1|wo"})
+def _rules(mlp_name):
+    cross_attention = "decoder.block.<i>.layer.1"
+    return Rules(
+        [
+            Rule("token_embedder/embedding", _EMBEDDING),
+            Rule("logits_dense/kernel", _LOGITS, transpose=True),
+            *_stack_rules("encoder", "attention", 1, mlp_name),
+            *_stack_rules("decoder", "self_attention", 2, mlp_name),
+            *_attention_rules("decoder/layers_<i>/encoder_decoder_attention", f"{cross_attention}.EncDecAttention"),
+            Rule("decoder/layers_<i>/pre_cross_attention_layer_norm/scale", f"{cross_attention}.layer_norm.weight"),
+            # Old files have it, no version of transformers reads it.
+            Ignore("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"),
+        ],
+        fields={"i": INDEX, "e": INDEX, "kernel": "wi|wi_0|wi_1|wo"})
+
+
+T5_RULES, SWITCH_RULES = _rules("DenseReluDense"), _rules("mlp")
 
 
 def from_hugging_face(folder) -> SwitchTransformer:
@@ -81,8 +86,9 @@ def from_hugging_face(folder) -> SwitchTransformer:
     model = SwitchTransformer(config)
     model.build()
     variables = _variables(model)
-    links = RULES.link({name: tuple(variable.shape) for name, variable in variables.items()})
-    RULES.check(links, {name: tensor.shape for name, tensor in tensors.items()})
+    rules = SWITCH_RULES if config.num_experts else T5_RULES
+    links = rules.link({name: tuple(variable.shape) for name, variable in variables.items()})
+    rules.check(links, {name: tensor.shape for name, tensor in tensors.items()})
     for link in links:
         variables[link.ours].assign(link.to_ours(lambda name: tensors[name].read()))
     return model
@@ -109,7 +115,8 @@ def to_hugging_face(model: SwitchTransformer, folder, expert_capacity: int | Non
     values = huggingface_config.to_hugging_face(model.config, expert_capacity)
     if not model.built:
         model.build()
-    links = RULES.link({name: tuple(variable.shape) for name, variable in _variables(model).items()})
+    rules = SWITCH_RULES if model.config.num_experts else T5_RULES
+    links = rules.link({name: tuple(variable.shape) for name, variable in _variables(model).items()})
     copies = _copies(model.config)
     shapes = {name: link.their_shape for link in links for name in (*link.theirs, *copies.get(link.ours, ()))}
 

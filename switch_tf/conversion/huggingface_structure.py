@@ -9,7 +9,7 @@ from switch_tf.config import SwitchConfig
 # The logits of checkpoints that were renamed from T5X by rules without one for them (switch-xxl-128, switch-c-2048).
 T5X_LOGITS = "decoder.logits_dense.weight"
 
-_LAYER = re.compile(r"(encoder|decoder)\.block\.(\d+)\.(layer\.\d+\.mlp\.(router|experts)?)?")
+_LAYER = re.compile(r"(encoder|decoder)\.block\.(\d+)\.(layer\.\d+\.(?:mlp|DenseReluDense)\.(router|experts)?)?")
 
 
 class Structure(NamedTuple):

@@ -1,0 +1,137 @@
+import builtins
+import json
+import pathlib
+import re
+import shutil
+from unittest import mock
+
+import ml_dtypes
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from switch_tf.conversion import checkpoint_files
+
+REPOSITORY = pathlib.Path(__file__).parents[2]
+GOLDEN = REPOSITORY / "tests" / "golden" / "hugging_face"
+
+
+def refusal(folder):
+    with pytest.raises(ValueError) as error:
+        checkpoint_files.open_folder(folder)
+    return str(error.value)
+
+
+def write(folder, tensors):
+    checkpoint_files.write_folder(
+        folder, {name: tensor.shape for name, tensor in tensors.items()}, iter(tensors.items()))
+
+
+TENSORS = {"a": np.arange(6, dtype="float32").reshape(2, 3), "b": np.arange(6, dtype="float32").reshape(3, 2).T,
+           "c": np.array([7.0], "float32")}
+
+
+def test_the_package_safetensors_reads_what_is_written(tmp_path):
+    write(tmp_path, TENSORS)
+    with safetensors.safe_open(tmp_path / "model.safetensors", framework="numpy") as file:
+        assert file.metadata() == {"format": "pt"}
+    read = safetensors.numpy.load_file(tmp_path / "model.safetensors")
+    assert set(read) == set(TENSORS)
+    for name, tensor in TENSORS.items():
+        np.testing.assert_array_equal(read[name], tensor)
+
+
+def test_shards(tmp_path):
+    # 24, 24 and 4 bytes: with at most 30 in a file, the last two go together.
+    with mock.patch.object(checkpoint_files, "MAX_SHARD_BYTES", 30):
+        write(tmp_path, TENSORS)
+    index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
+    first, second = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
+    assert index == {"metadata": {"total_size": 52}, "weight_map": {"a": first, "b": second, "c": second}}
+    assert {path.name for path in tmp_path.iterdir()} == {first, second, "model.safetensors.index.json"}
+    read = checkpoint_files.open_folder(tmp_path)
+    for name, tensor in TENSORS.items():
+        assert read[name].shape == tensor.shape
+        np.testing.assert_array_equal(read[name].read(), tensor)
+
+
+def test_tensors_are_written_one_at_a_time(tmp_path):
+    alive = []
+
+    def tensors():
+        for name in "abc":
+            alive.append(name)
+            assert len(alive) == 1
+            yield name, np.zeros((2,), "float32")
+            alive.clear()
+
+    checkpoint_files.write_folder(tmp_path, dict.fromkeys("abc", (2,)), tensors())
+
+
+def test_bin_shards(tmp_path):
+    shutil.copy(GOLDEN / "tensors.bin", tmp_path / "pytorch_model-00001-of-00001.bin")
+    (tmp_path / "pytorch_model.bin.index.json").write_text(
+        json.dumps({"weight_map": {"plain": "pytorch_model-00001-of-00001.bin"}}))
+    read = checkpoint_files.open_folder(tmp_path)
+    assert set(read) == {"plain"}
+    np.testing.assert_array_equal(read["plain"].read(), np.load(GOLDEN / "tensors.npz")["plain"])
+
+
+@pytest.mark.parametrize("dtype", ["float16", ml_dtypes.bfloat16])
+def test_small_floats_become_float32_exactly(dtype, tmp_path):
+    tensor = np.array([1.5, -2.0, 3.0e-5], dtype)
+    safetensors.numpy.save_file({"a": tensor}, tmp_path / "model.safetensors")
+    read = checkpoint_files.open_folder(tmp_path)["a"].read()
+    assert read.dtype == np.float32
+    np.testing.assert_array_equal(read, tensor.astype("float32"))
+
+
+def test_other_dtypes_are_refused(tmp_path):
+    safetensors.numpy.save_file({"a": np.array([1], "int8")}, tmp_path / "model.safetensors")
+    with pytest.raises(ValueError, match="must be float32, float16 or bfloat16, not int8"):
+        checkpoint_files.open_folder(tmp_path)["a"].read()
+
+
+def test_a_folder_without_tensors(tmp_path):
+    (tmp_path / "tf_model.h5").touch()
+    assert "neither model.safetensors nor pytorch_model.bin" in refusal(tmp_path)
+    assert "['tf_model.h5']" in refusal(tmp_path)
+
+
+def test_a_truncated_file(tmp_path):
+    write(tmp_path, TENSORS)
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-1])
+    assert "model.safetensors is truncated or no safetensors file" in refusal(tmp_path)
+
+
+def test_incomplete_shards(tmp_path):
+    index = tmp_path / "model.safetensors.index.json"
+    safetensors.numpy.save_file({"a": TENSORS["a"]}, tmp_path / "one.safetensors")
+    index.write_text(json.dumps({"weight_map": {"a": "one.safetensors", "b": "two.safetensors"}}))
+    assert "names the file 'two.safetensors', which is not in" in refusal(tmp_path)
+    index.write_text(json.dumps({"weight_map": {"a": "one.safetensors", "b": "one.safetensors"}}))
+    assert "says that one.safetensors holds 'b', but it does not" in refusal(tmp_path)
+    index.write_text(json.dumps({"weight_map": {"a": "../one.safetensors"}}))
+    assert "names the file '../one.safetensors', which is not in" in refusal(tmp_path)
+    index.write_text(json.dumps({"metadata": {}}))
+    assert 'has no "weight_map"' in refusal(tmp_path)
+    index.write_text("{")
+    assert "is not JSON" in refusal(tmp_path)
+    index.write_text("[]")
+    assert "must hold a JSON object, not list" in refusal(tmp_path)
+
+
+def test_without_the_package_the_message_names_the_pinned_version():
+    def import_without_safetensors(name, *arguments):
+        if name == "safetensors":
+            raise ImportError(name)
+        return original(name, *arguments)
+
+    original = builtins.__import__
+    pin = re.search(r"^safetensors==\S+$", (REPOSITORY / "requirements-dev.txt").read_text(), re.MULTILINE)[0]
+    with mock.patch.object(builtins, "__import__", import_without_safetensors):
+        with pytest.raises(ImportError, match=f"pip install --no-deps {re.escape(pin)} .*extra hf"):
+            checkpoint_files.open_folder(GOLDEN / "switch")
+        # The other format needs no package.
+        assert checkpoint_files.open_folder(GOLDEN / "t5_1_0")

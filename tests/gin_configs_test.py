@@ -1,0 +1,88 @@
+"""Every shipped gin file is read, alone or with what it requires, and every combination of a run's four choices builds."""
+
+import dataclasses
+import itertools
+
+import gin
+import pytest
+
+from switch_tf import SwitchConfig, shipped_gin
+from switch_tf.cli import gin_files
+
+FILES = {kind: sorted(path.stem for path in (shipped_gin.folder() / "gin" / kind).glob("*.gin"))
+         for kind in ("models", "layouts", "runs", "tasks")}
+BIND = ["MODEL_DIR='unused'"]
+
+
+@pytest.fixture(autouse=True)
+def _clean_gin():
+    yield
+    gin.clear_config()
+
+
+def _parse(model, layout, run, task, bindings=()):
+    extra = ["INITIAL_CHECKPOINT='unused'"] if run == "finetune" else []
+    names = {"models": model, "layouts": layout, "tasks": task, "runs": run}
+    files = [f"gin/{kind}/{name}.gin" for kind, name in names.items() if name]
+    gin_files.parse(files, [*BIND, *extra, *bindings])
+
+
+@pytest.mark.parametrize(("layout", "run", "task"),
+                         list(itertools.product(FILES["layouts"], ("pretrain", "finetune"), FILES["tasks"])))
+def test_every_layout_run_and_task_configures_a_run(layout, run, task):
+    from switch_tf.training.trainer import Run
+    _parse("switch_tiny", layout, run, task)
+    configured = gin.get_configurable(Run)()
+    assert configured.mixture_or_task_name
+    assert set(configured.task_feature_lengths) == {"inputs", "targets"}
+
+
+@pytest.mark.parametrize("model", FILES["models"])
+def test_every_model_goes_with_a_run(model):
+    from switch_tf.models.switch_transformer import SwitchTransformer
+    _parse(model, "single", "pretrain", "docs_corpus")
+    built = gin.get_configurable(SwitchTransformer)()
+    assert built.config == SwitchConfig.from_preset(model)
+
+
+def test_a_run_without_a_layout_file_uses_one_device():
+    from switch_tf.partitioning import Layout
+    _parse("switch_tiny", None, "pretrain", "docs_corpus")
+    assert gin.get_configurable(Layout)() == Layout()
+
+
+def test_finetuning_overrides_the_dropouts_of_the_model_file():
+    _parse("switch_base_8", "single", "finetune", "docs_corpus")
+    config = gin.get_configurable(SwitchConfig)()
+    assert (config.dropout_rate, config.expert_dropout_rate) == (0.1, 0.4)
+    pretrained = dataclasses.replace(config, dropout_rate=0.0, expert_dropout_rate=0.0)
+    assert pretrained == SwitchConfig.from_preset("switch_base_8")
+
+
+def test_the_demo_is_a_whole_run():
+    from switch_tf.training.trainer import Run
+    gin_files.parse(["gin/runs/demo.gin"])
+    demo = gin.get_configurable(Run)()
+    assert demo.model_dir == "runs/demo"
+    assert demo.unigram_batches > 0
+
+
+def test_each_macro_has_its_default_in_one_kind_of_file():
+    owners = {"NUM_EXPERTS": "models", "DROPOUT_RATE": "models", "EXPERT_DROPOUT_RATE": "models",
+              "MESH_SHAPE": "layouts", "MIXTURE_OR_TASK_NAME": "tasks", "TASK_FEATURE_LENGTHS": "tasks"}
+    for kind, names in FILES.items():
+        for name in names:
+            if name in ("finetune", "demo"):  # on purpose
+                continue
+            text = (shipped_gin.folder() / "gin" / kind / f"{name}.gin").read_text()
+            for line in text.splitlines():
+                macro = line.partition(" = ")[0]
+                if macro.isupper() and " = " in line:
+                    assert owners.get(macro, "runs") == kind, (name, macro)
+
+
+@pytest.mark.parametrize("path", sorted(shipped_gin.folder().glob("gin/*/*.gin")), ids=lambda path: path.stem)
+def test_every_file_says_what_it_is_and_what_it_needs(path):
+    header = [line for line in path.read_text().split("from __gin__")[0].splitlines() if line]
+    assert all(line.startswith("# ") for line in header)
+    assert all(any(word in line for line in header) for word in ("Provides:", "Requires:", "Often overridden:"))

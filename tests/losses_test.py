@@ -1,0 +1,194 @@
+"""Every loss formula against numbers worked out by hand and against numpy in float64."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from switch_tf import losses
+
+
+def log_softmax(logits):
+    logits = np.asarray(logits, np.float64)
+    shifted = logits - logits.max(-1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
+
+
+def log_normalizer(logits):
+    return (logits - log_softmax(logits))[..., 0]
+
+
+# Hand-worked values.
+
+
+def test_cross_entropy_of_two_real_targets_and_one_padding():
+    # Probabilities 1/4, 1/2, 1/4, so every normaliser is 4. The targets have probability 1/2 and 1/4: ln 2 + ln 4 = 3 ln 2.
+    logits = np.log([[[1.0, 2.0, 1.0]] * 3]).astype("float32")
+    loss, z_loss, accuracy = losses.cross_entropy(logits, [[1, 2, 0]], [[1, 1, 0]], z_loss_weight=0.5)
+    np.testing.assert_allclose(loss.total, 3 * np.log(2), rtol=1e-6)
+    assert loss.weight == z_loss.weight == accuracy.weight == 2
+    np.testing.assert_allclose(loss.value, 1.5 * np.log(2), rtol=1e-6)
+    # 0.5 * (ln 4)^2 for each of the two
+    np.testing.assert_allclose(z_loss.total, np.log(4) ** 2, rtol=1e-6)
+    # The argmax is token 1: right for the first target, wrong for the second.
+    assert accuracy.value == 0.5
+
+
+def test_label_smoothing_spreads_its_share_over_the_whole_vocabulary():
+    # Smoothed target for 0.3 over 3 words: 0.8 on the target, 0.1 on the others. With probabilities 1/2, 1/4, 1/4:
+    # 0.8 ln 2 + 0.2 ln 4 = 1.2 ln 2; the entropy of the smoothed target stays in.
+    logits = np.log([[[2.0, 1.0, 1.0]]]).astype("float32")
+    loss, _, _ = losses.cross_entropy(logits, [[0]], [[1]], label_smoothing=0.3)
+    np.testing.assert_allclose(loss.value, 1.2 * np.log(2), rtol=1e-6)
+
+
+def test_load_balancing_loss_by_hand():
+    # Choices 0, 0, 1: f = (2/3, 1/3); P = (0.9 + 0.6 + 0.3, 0.1 + 0.4 + 0.7) / 3 = (0.6, 0.4).
+    # 2 * (2/3 * 0.6 + 1/3 * 0.4) = 2 * 1.6 / 3
+    probs = np.array([[[0.9, 0.1], [0.6, 0.4], [0.3, 0.7]]], "float32")
+    np.testing.assert_allclose(losses.load_balancing_loss(probs, [[0, 0, 1]]), 3.2 / 3, rtol=1e-6)
+    # Without the second token: f = (1/2, 1/2), P = (0.6, 0.4), 2 * 0.5 * (0.6 + 0.4) = 1
+    mask = [[True, False, True]]
+    np.testing.assert_allclose(losses.load_balancing_loss(probs, [[0, 0, 1]], mask), 1.0, rtol=1e-6)
+    # Mesh TensorFlow: f and P over all three tokens, times the share of real ones: 3.2 / 3 * 2 / 3
+    np.testing.assert_allclose(
+        losses.load_balancing_loss(probs, [[0, 0, 1]], mask, semantics="mtf"), 6.4 / 9, rtol=1e-6)
+
+
+def test_groups_count_by_their_real_tokens():
+    # Group 0, one real token: f P = (1, 0) (0.8, 0.2), loss 1.6. Group 1, three: f = (1/3, 2/3), P = (0.4, 0.6),
+    # 2 * (0.4 + 1.2) / 3 = 3.2 / 3. Group 2: nothing but padding. (1 * 1.6 + 3 * 3.2 / 3) / 4 = 4.8 / 4
+    probs = np.array([[[0.8, 0.2]] * 3, [[0.6, 0.4], [0.3, 0.7], [0.3, 0.7]], [[1.0, 0.0]] * 3], "float32")
+    mask = [[True, False, False], [True] * 3, [False] * 3]
+    mean = losses.load_balancing_mean(probs, [[0, 1, 1], [0, 1, 1], [0, 0, 0]], mask)
+    np.testing.assert_allclose(mean.value, 1.2, rtol=1e-6)
+    assert mean.weight == 4
+
+
+def test_router_z_loss_by_hand():
+    # Normalisers 4, 2 and e^10; the third token is padding: ((ln 4)^2 + (ln 2)^2) / 2 = 2.5 (ln 2)^2
+    logits = np.array([[[np.log(3.0), 0.0], [0.0, 0.0], [10.0, -90.0]]], "float32")
+    mask = [[True, True, False]]
+    np.testing.assert_allclose(losses.router_z_loss(logits, mask), 2.5 * np.log(2) ** 2, rtol=1e-6)
+    np.testing.assert_allclose(losses.router_z_loss(logits), (5 * np.log(2) ** 2 + 100) / 3, rtol=1e-6)
+
+
+# Invariants.
+
+
+@pytest.mark.parametrize("num_padding", [0, 1, 5, 50])
+@pytest.mark.parametrize("num_experts", [1, 2, 8])
+def test_load_balancing_loss_is_1_at_balance_however_much_padding(num_experts, num_padding):
+    probs = np.full((1, num_experts + num_padding, num_experts), 1 / num_experts, "float32")
+    index = np.concatenate([np.arange(num_experts), np.zeros(num_padding)])[None].astype("int32")
+    mask = (np.arange(num_experts + num_padding) < num_experts)[None]
+    np.testing.assert_allclose(losses.load_balancing_loss(probs, index, mask), 1.0, rtol=1e-6)
+
+
+def test_load_balancing_loss_of_a_collapsed_router_is_the_number_of_experts():
+    probs = np.eye(8, dtype="float32")[np.zeros((2, 5), int)]
+    np.testing.assert_allclose(losses.load_balancing_loss(probs, np.zeros((2, 5), "int32")), 8.0)
+
+
+def test_padding_does_not_matter_at_all():
+    rng = np.random.RandomState(0)
+    probs, other = (rng.dirichlet([1, 1, 1], (2, 6)).astype("float32") for _ in range(2))
+    index, other_index = probs.argmax(-1), other.argmax(-1)
+    mask = rng.rand(2, 6) < 0.6
+    mixed, mixed_index = np.where(mask[..., None], probs, other), np.where(mask, index, other_index)
+    assert losses.load_balancing_loss(probs, index, mask) == losses.load_balancing_loss(mixed, mixed_index, mask)
+    assert losses.router_z_loss(np.log(probs) + 1, mask) == losses.router_z_loss(np.log(mixed) + 1, mask)
+    logits = rng.randn(2, 6, 7).astype("float32")
+    targets = rng.randint(1, 7, (2, 6))
+    expected = losses.cross_entropy(logits, targets, mask)
+    changed = losses.cross_entropy(np.where(mask[..., None], logits, 5.0), np.where(mask, targets, 0), mask)
+    for mine, theirs in zip(expected, changed, strict=True):
+        assert mine.total == theirs.total and mine.weight == theirs.weight == mask.sum()
+
+
+def test_a_batch_of_padding_has_loss_0():
+    probs = np.full((1, 3, 2), 0.5, "float32")
+    nothing = np.zeros((1, 3), bool)
+    assert losses.load_balancing_loss(probs, np.zeros((1, 3), "int32"), nothing) == 0
+    assert losses.router_z_loss(probs, nothing) == 0
+    assert all(mean.value == 0 for mean in losses.cross_entropy(probs, np.zeros((1, 3), "int32"), nothing))
+
+
+def test_the_share_of_tokens_has_no_gradient_and_the_probabilities_have():
+    # d loss / d P[token, e] = num_experts * f_e / real tokens, with f = (2/3, 1/3): (4/9, 2/9) where real, else 0.
+    probs = tf.constant([[[0.9, 0.1], [0.6, 0.4], [0.3, 0.7], [0.5, 0.5]]])
+    with tf.GradientTape() as tape:
+        tape.watch(probs)
+        loss = losses.load_balancing_loss(probs, [[0, 0, 1, 0]], [[True, True, True, False]])
+    np.testing.assert_allclose(tape.gradient(loss, probs), [[[4 / 9, 2 / 9]] * 3 + [[0, 0]]], rtol=1e-6)
+
+
+# Equivalence.
+
+
+@pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
+def test_cross_entropy_is_numpys_in_float64(label_smoothing):
+    rng = np.random.RandomState(1)
+    logits = (10 * rng.randn(3, 7, 50)).astype("float32")
+    targets = rng.randint(0, 50, (3, 7))
+    weights = (targets > 10).astype("float32")
+    loss, z_loss, accuracy = losses.cross_entropy(logits, targets, weights, 1e-2, label_smoothing)
+    smoothed = (1 - label_smoothing) * np.eye(50)[targets] + label_smoothing / 50
+    expected = -(smoothed * log_softmax(logits)).sum(-1)
+    np.testing.assert_allclose(loss.total, (expected * weights).sum(), rtol=1e-5)
+    np.testing.assert_allclose(z_loss.total, 1e-2 * (log_normalizer(logits) ** 2 * weights).sum(), rtol=1e-5)
+    np.testing.assert_allclose(accuracy.total, ((logits.argmax(-1) == targets) * weights).sum())
+    assert loss.weight == weights.sum() < 21
+
+
+def test_the_gradient_of_cross_entropy_is_probability_minus_target():
+    logits = tf.constant(np.random.RandomState(2).randn(2, 3, 4).astype("float32"))
+    targets, weights = np.array([[0, 1, 2], [3, 0, 0]]), np.array([[1, 1, 1], [1, 0, 0]], "float32")
+    with tf.GradientTape() as tape:
+        tape.watch(logits)
+        loss, z_loss, _ = losses.cross_entropy(logits, targets, weights, z_loss_weight=0.1)
+        total = loss.total + z_loss.total
+    probs = np.exp(log_softmax(logits.numpy()))
+    # The z-loss adds weight * 2 lse * probability.
+    expected = probs - np.eye(4)[targets] + 0.1 * 2 * log_normalizer(logits.numpy())[..., None] * probs
+    np.testing.assert_allclose(tape.gradient(total, logits), expected * weights[..., None], atol=1e-6)
+
+
+def test_means_of_parts_merge_to_the_whole():
+    rng = np.random.RandomState(3)
+    probs = rng.dirichlet([1, 1, 1], (4, 6)).astype("float32")
+    index, mask = probs.argmax(-1), rng.rand(4, 6) < 0.5
+    for semantics in ("switch_tf", "mtf"):
+        whole, first, second = (
+            losses.load_balancing_mean(probs[rows], index[rows], mask[rows], semantics)
+            for rows in (slice(None), slice(0, 1), slice(1, None)))
+        np.testing.assert_allclose(first.merge(second).value, whole.value, rtol=1e-6)
+    first, second = (losses.router_z_mean(np.log(probs[rows]), mask[rows]) for rows in (slice(0, 1), slice(1, None)))
+    np.testing.assert_allclose(first.merge(second).value, losses.router_z_loss(np.log(probs), mask), atol=1e-7)
+
+
+# Dtype.
+
+
+def test_losses_are_float32_whatever_comes_in():
+    # 256 + 1 is 256 in bfloat16: sums in it would lose the tail. Here: 512 tokens, ln 2 each.
+    logits = tf.zeros((1, 512, 2), tf.bfloat16)
+    loss, z_loss, accuracy = losses.cross_entropy(logits, np.zeros((1, 512), "int32"), np.ones((1, 512), "float32"))
+    np.testing.assert_allclose(loss.total, 512 * np.log(2), rtol=1e-6)
+    half = tf.fill((1, 512, 2), tf.constant(0.5, tf.bfloat16))
+    balance = losses.load_balancing_mean(half, np.zeros((1, 512), "int32"))
+    for mean in (loss, z_loss, accuracy, balance, losses.router_z_mean(half)):
+        assert mean.total.dtype == mean.weight.dtype == tf.float32
+    assert balance.weight == 512
+
+
+def test_large_logits_do_not_overflow():
+    loss, z_loss, _ = losses.cross_entropy(np.array([[[1e4, -1e4]]], "float32"), [[1]], [[1.0]], z_loss_weight=1.0)
+    assert loss.value == 2e4 and z_loss.value == 1e8
+
+
+# Refusals.
+
+
+def test_unknown_semantics_name_the_nearest():
+    with pytest.raises(ValueError, match=r"semantics must be one of .* not 'mft'\. Did you mean 'mtf'\?"):
+        losses.load_balancing_loss(np.ones((1, 1, 1), "float32"), [[0]], semantics="mft")

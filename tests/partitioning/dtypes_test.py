@@ -1,0 +1,29 @@
+"""The dtype policy follows what was asked for, and the device where that is "auto"."""
+
+import keras
+import pytest
+
+from switch_tf.partitioning import dtypes
+
+
+@pytest.mark.parametrize("activation_dtype, policy", [("float32", "float32"), ("bfloat16", "mixed_bfloat16")])
+def test_a_named_dtype_is_taken(activation_dtype, policy):
+    assert dtypes.dtype_policy(activation_dtype) == policy
+
+
+@pytest.mark.parametrize("devices, policy", [
+    (["cpu:0"], "float32"), (["CPU:0", "CPU:1"], "float32"), (["cpu:0", "gpu:0"], "mixed_bfloat16"),
+    (["tpu:0"], "mixed_bfloat16")])
+def test_auto_is_bfloat16_where_there_is_an_accelerator(devices, policy, monkeypatch):
+    monkeypatch.setattr(keras.distribution, "list_devices", lambda: devices)
+    assert dtypes.dtype_policy() == policy
+
+
+def test_the_policy_keeps_weights_in_float32():
+    policy = keras.dtype_policies.get(dtypes.dtype_policy("bfloat16"))
+    assert (policy.variable_dtype, policy.compute_dtype) == ("float32", "bfloat16")
+
+
+def test_an_unknown_dtype_names_the_nearest():
+    with pytest.raises(ValueError, match=r"ACTIVATION_DTYPE must be one of .* not 'bfloat'\. Did you mean 'bfloat16'"):
+        dtypes.dtype_policy("bfloat")
