@@ -21,7 +21,7 @@ def log_normalizer(logits):
 
 
 def test_cross_entropy_of_two_real_targets_and_one_padding():
-    # Probabilities 1/4, 1/2, 1/4, so every normaliser is 4. The targets have probability 1/2 and 1/4: ln 2 + ln 4 = 3 ln 2.
+    # Probabilities 1/4, 1/2, 1/4, so every normaliser is 4. The targets' are 1/2 and 1/4: ln 2 + ln 4 = 3 ln 2.
     logits = np.log([[[1.0, 2.0, 1.0]] * 3]).astype("float32")
     loss, z_loss, accuracy = losses.cross_entropy(logits, [[1, 2, 0]], [[1, 1, 0]], z_loss_weight=0.5)
     np.testing.assert_allclose(loss.total, 3 * np.log(2), rtol=1e-6)

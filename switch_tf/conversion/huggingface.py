@@ -171,7 +171,7 @@ def _tensors(model, links: list[Link], copies) -> Iterator[tuple[str, np.ndarray
     """Names and <float32> values of all tensors to write, one weight in memory at a time."""
     variables = _variables(model)
     for link in links:
-        weight = np.asarray(keras.ops.convert_to_numpy(variables[link.ours]), np.float32)
+        weight = np.asarray(variables[link.ours].numpy(), np.float32)
         yield from link.to_theirs(weight)
         for name in copies.get(link.ours, ()):
             yield name, weight

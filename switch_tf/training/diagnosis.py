@@ -11,8 +11,8 @@ class Divergence(Exception):
     """A training step's loss or gradient was not finite; nothing was updated."""
 
 
-class _Found(Exception):
-    pass
+class _Found(BaseException):
+    """Carries a layer's path out of the model. Not an Exception: Keras rewrites the message of those."""
 
 
 def first_bad_tensor(model, features, seed, step, settings) -> str:

@@ -1,0 +1,200 @@
+import dataclasses
+
+import pytest
+
+from switch_tf.config import SwitchConfig
+from switch_tf.conversion import huggingface_config
+from switch_tf.conversion.huggingface_structure import Structure, sparse_layers
+
+SWITCH_JSON = {
+    "model_type": "switch_transformers", "vocab_size": 64, "d_model": 16, "d_ff": 24, "d_kv": 4, "num_heads": 3,
+    "num_layers": 4, "num_decoder_layers": 4, "num_experts": 2, "num_sparse_encoder_layers": 2,
+    "num_sparse_decoder_layers": 2, "expert_capacity": 5, "router_jitter_noise": 0.02, "router_dtype": "bfloat16",
+    "router_aux_loss_coef": 0.5, "router_z_loss_coef": 0.25, "dropout_rate": 0.3, "layer_norm_epsilon": 1e-5,
+    "relative_attention_num_buckets": 8, "relative_attention_max_distance": 20}
+T5_JSON = {"model_type": "t5", "num_layers": 4, "num_decoder_layers": 4}
+
+
+def structure(num_layers=4, decoder_layers=None, sparse=(), decoder_sparse=None, **facts):
+    """What a checkpoint shows in which every layer has a feed-forward layer."""
+    counts = {"encoder": num_layers, "decoder": num_layers if decoder_layers is None else decoder_layers}
+    experts = {"encoder": set(sparse), "decoder": set(sparse if decoder_sparse is None else decoder_sparse)}
+    return Structure(counts, experts, {stack: set(range(counts[stack])) - experts[stack] for stack in counts},
+                     **{"is_gated": False, "has_logits": False, "has_t5x_logits": False, **facts})
+
+
+def convert(values, shown, changes=()):
+    return huggingface_config.from_hugging_face({**values, **dict(changes)}, shown)
+
+
+def refusal(values, shown, **changes):
+    with pytest.raises(ValueError) as error:
+        convert(values, shown, changes)
+    return str(error.value)
+
+
+def test_every_number_of_a_switch_transformer():
+    config = convert(SWITCH_JSON, structure(sparse=(1, 3)))
+    assert config == SwitchConfig(
+        vocab_size=64, d_model=16, d_ff=24, d_kv=4, num_heads=3, num_encoder_layers=4, num_decoder_layers=4,
+        num_experts=2, encoder_sparse_step=2, decoder_sparse_step=2, expert_capacity=5, jitter_noise=0.02,
+        router_dtype="bfloat16", load_balancing_loss_weight=0.5, router_z_loss_weight=0.25, dropout_rate=0.3,
+        expert_dropout_rate=0.3, layer_norm_epsilon=1e-5, relative_attention_num_buckets=8,
+        relative_attention_max_distance=20, semantics="hf", scale_decoder_outputs=True)
+
+
+def test_what_is_missing_is_what_transformers_takes():
+    config = convert({"model_type": "t5"}, structure(6))
+    assert config == SwitchConfig(scale_decoder_outputs=True)  # T5 Small
+    config = convert({"model_type": "switch_transformers", "num_decoder_layers": None}, structure(12, sparse=(1, 5, 9)))
+    assert (config.d_model, config.d_ff, config.num_heads, config.num_experts) == (768, 2048, 12, 8)
+    assert (config.num_decoder_layers, config.expert_capacity, config.encoder_sparse_step) == (12, 64, 4)
+    config = convert({"model_type": "mt5"}, structure(8, is_gated=True, has_logits=True))
+    assert (config.vocab_size, config.num_heads, config.activation, config.scales_logits) == (250112, 6, "geglu", False)
+
+
+@pytest.mark.parametrize("values, is_scaled", [
+    ({}, True), ({"tie_word_embeddings": True}, True), ({"tie_word_embeddings": False}, False),
+    ({"tie_word_embeddings": True, "scale_decoder_outputs": False}, False),
+    ({"tie_word_embeddings": False, "scale_decoder_outputs": True}, True)])
+@pytest.mark.parametrize("has_logits", [True, False])
+def test_tying_is_decided_by_tensors_and_scaling_by_the_configuration(values, is_scaled, has_logits):
+    config = convert(T5_JSON, structure(has_logits=has_logits), values)
+    assert (config.logits_via_embedding, config.scales_logits) == (not has_logits, is_scaled)
+
+
+@pytest.mark.parametrize("values, activation", [
+    ({}, "relu"), ({"feed_forward_proj": "gated-gelu"}, "geglu"), ({"feed_forward_proj": "gated-gelu_new"}, "geglu"),
+    ({"feed_forward_proj": "gated-gelu", "dense_act_fn": "gelu_new", "is_gated_act": True}, "geglu")])
+def test_activations(values, activation):
+    assert convert(T5_JSON, structure(is_gated=activation == "geglu"), values).activation == activation
+
+
+@pytest.mark.parametrize("values", [
+    {"feed_forward_proj": "gated-silu"}, {"feed_forward_proj": "gelu"},
+    {"feed_forward_proj": "gated-gelu", "dense_act_fn": "gelu"}])
+def test_other_activations_are_refused(values):
+    message = refusal(T5_JSON, structure(is_gated=True), **values)
+    assert message.startswith("feed_forward_proj in config.json must be 'relu' or 'gated-gelu' (with the tanh form")
+    assert values["feed_forward_proj"] in message
+    assert refusal(SWITCH_JSON, structure(), dense_act_fn="silu").startswith("dense_act_fn in config.json must be")
+
+
+def test_an_activation_that_contradicts_the_tensors():
+    assert "feed_forward_proj='relu', but the feed-forward layers hold wi_0 and wi_1" in refusal(
+        T5_JSON, structure(is_gated=True))
+    assert "'gated-gelu', but the feed-forward layers hold wi;" in refusal(
+        T5_JSON, structure(), feed_forward_proj="gated-gelu")
+
+
+def test_switch_xxl():
+    # Released with gated experts and T5X's logits, both of which transformers does not know.
+    shown = structure(sparse=(1, 3), is_gated=True, has_logits=True, has_t5x_logits=True)
+    with pytest.warns(UserWarning) as warned:
+        config = convert(SWITCH_JSON, shown)
+    assert (config.activation, config.logits_via_embedding, config.scales_logits) == ("geglu", False, False)
+    assert [str(warning.message).split(":")[0] for warning in warned] == [
+        "config.json says dense_act_fn='relu', but the feed-forward layers hold wi_0 and wi_1",
+        "The checkpoint's logits are 'decoder.logits_dense.weight', a name that transformers does not know"]
+
+
+def test_switch_c():
+    # Released with 15 layers of experts in each stack, and a config.json that says 12 in the decoder, with step 0.
+    stated = {"num_layers": 15, "num_decoder_layers": 12, "num_sparse_encoder_layers": 15,
+              "num_sparse_decoder_layers": 15, "encoder_sparse_step": 1, "decoder_sparse_step": 0}
+    with pytest.warns(UserWarning) as warned:
+        config = convert(SWITCH_JSON, structure(15, sparse=range(15)), stated)
+    assert config.num_decoder_layers == 15
+    assert config.encoder_sparse_layers == config.decoder_sparse_layers == tuple(range(15))
+    assert [str(warning.message) for warning in warned] == [
+        "config.json says num_decoder_layers=12, but the checkpoint holds 15 decoder layers: all are read.",
+        "config.json says decoder_sparse_step=0, but the checkpoint holds experts in the decoder layers "
+        f"{list(range(15))}: they are read with decoder_sparse_step=1."]
+
+
+def test_a_layer_without_any_feed_forward_layer_is_left_to_the_configuration():
+    shown = structure(sparse=(1,))
+    shown.dense_layers["encoder"].discard(3)
+    shown.dense_layers["decoder"].discard(3)
+    assert convert(SWITCH_JSON, shown).encoder_sparse_layers == (1, 3)
+
+
+def test_contradictions_that_the_tensors_do_not_settle():
+    assert refusal(T5_JSON, structure(4, decoder_layers=3)).startswith(
+        "config.json says num_decoder_layers=4, but the checkpoint's decoder ends after 3 layers; it is incomplete")
+    assert refusal(SWITCH_JSON, structure(sparse=(2, 3))).startswith(
+        "The checkpoint's encoder holds experts in the layers [2, 3] of 4, which no sparse step describes")
+
+
+def test_other_refusals():
+    assert refusal(T5_JSON, structure(), model_type="umt5").startswith(
+        "model_type in config.json must be one of 't5', 'mt5', 'switch_transformers', not 'umt5'")
+    assert "router_bias in config.json must be false" in refusal(SWITCH_JSON, structure(), router_bias=True)
+    assert "num_layers in config.json must be an integer of at least 0, not '4'" in refusal(
+        T5_JSON, structure(), num_layers="4")
+    assert "expert_capacity must be an integer of at least 1, not 0" in refusal(
+        SWITCH_JSON, structure(sparse=(1, 3)), expert_capacity=0)
+    assert "router_dtype must be one of" in refusal(SWITCH_JSON, structure(sparse=(1, 3)), router_dtype="float16")
+
+
+# To Hugging Face.
+
+DENSE = SwitchConfig(num_encoder_layers=4, num_decoder_layers=4)
+SPARSE = dataclasses.replace(DENSE, num_experts=8, expert_dropout_rate=0.1)
+
+
+def writing_refusal(config, expert_capacity=None, **changes):
+    with pytest.raises(ValueError) as error:
+        huggingface_config.to_hugging_face(dataclasses.replace(config, **changes), expert_capacity)
+    return str(error.value)
+
+
+@pytest.mark.parametrize("changes", [
+    {}, {"activation": "geglu", "logits_via_embedding": False}, {"scale_decoder_outputs": False}, {"num_heads": 3}])
+def test_dense_there_and_back(changes):
+    config = dataclasses.replace(DENSE, **changes)
+    values = huggingface_config.to_hugging_face(config, None)
+    shown = structure(is_gated=config.activation == "geglu", has_logits=not config.logits_via_embedding)
+    again = convert(values, shown)
+    assert again == dataclasses.replace(config, scale_decoder_outputs=config.scales_logits)
+
+
+@pytest.mark.parametrize("num_layers, steps", [(4, (2, 2)), (4, (1, 0)), (5, (0, 2)), (3, (2, 2)), (1, (1, 1))])
+def test_sparse_there_and_back(num_layers, steps):
+    config = dataclasses.replace(SPARSE, num_encoder_layers=num_layers, num_decoder_layers=num_layers,
+                                 encoder_sparse_step=steps[0], decoder_sparse_step=steps[1])
+    values = huggingface_config.to_hugging_face(config, 7)
+    encoder, decoder = config.encoder_sparse_layers, config.decoder_sparse_layers
+    assert sparse_layers(num_layers, values["encoder_sparse_step"]) == encoder
+    assert (values["num_sparse_encoder_layers"], values["num_sparse_decoder_layers"]) == (len(encoder), len(decoder))
+    again = convert(values, structure(num_layers, sparse=encoder, decoder_sparse=decoder))
+    assert (again.encoder_sparse_layers, again.decoder_sparse_layers) == (encoder, decoder)
+    assert (again.semantics, again.expert_capacity) == ("hf", 7)
+
+
+def test_a_capacity_factor_needs_a_number_of_slots():
+    message = writing_refusal(SPARSE)
+    assert "a fixed number of slots for each sequence, padding included, instead of a capacity factor (here 2.0 for " \
+        "groups of 4096 tokens): other tokens would be dropped. Choose that number with expert_capacity=..." in message
+    assert "expert_capacity must be an integer of at least 1, not 0" in writing_refusal(SPARSE, 0)
+    assert "expert_capacity=3 belongs to a model with experts" in writing_refusal(DENSE, 3)
+
+
+def test_hf_semantics_bring_their_capacity():
+    config = dataclasses.replace(SPARSE, semantics="hf", expert_capacity=5)
+    assert huggingface_config.to_hugging_face(config, None)["expert_capacity"] == 5
+    assert huggingface_config.to_hugging_face(config, 6)["expert_capacity"] == 6
+
+
+def test_what_they_cannot_represent():
+    assert "have a decoder, but num_decoder_layers is 0" in writing_refusal(DENSE, num_decoder_layers=0)
+    assert "has relu experts only (its 'gated-gelu' raises KeyError), but activation is 'geglu'" in writing_refusal(
+        SPARSE, 4, activation="geglu")
+    assert "1 + 2 step, ..., or in all, but the encoder of this model in [3, 7] of 8" in writing_refusal(
+        SPARSE, 4, num_encoder_layers=8, encoder_sparse_step=4)
+
+
+def test_one_dropout_rate_is_said():
+    with pytest.warns(UserWarning, match="dropout_rate=0.1 is written for the experts too, whose expert_dropout_rate="
+                                         "0.4 is not"):
+        huggingface_config.to_hugging_face(dataclasses.replace(SPARSE, expert_dropout_rate=0.4), 4)

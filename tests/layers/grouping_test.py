@@ -1,0 +1,170 @@
+"""How many groups a batch has, and how many slots an expert has for each."""
+
+import math
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from switch_tf import partitioning
+from switch_tf.layers import grouping
+from switch_tf.layers.grouping import Groups, check_batch, expert_capacity, global_groups, plan_groups
+
+
+def naive_groups(num_tokens, group_size, multiple):
+    """The first number of groups that fits, by trying all."""
+    for count in range(multiple, num_tokens + 1, multiple):
+        if num_tokens % count == 0 and num_tokens // count <= group_size:
+            return Groups(count, num_tokens // count)
+    return None
+
+
+# Hand-worked values.
+
+
+@pytest.mark.parametrize("num_tokens, group_size, multiple, expected", [
+    (4096, 4096, 1, (1, 4096)),
+    (8192, 4096, 1, (2, 4096)),
+    # Not one group of 2047, as where the number of groups is rounded down: 2047 = 23 * 89.
+    (2047, 1024, 1, (23, 89)),
+    (6144, 4096, 1, (2, 3072)),
+    (6144, 4096, 8, (8, 768)),
+    # 6000 / 8 = 750 = 2 * 375 tokens
+    (6000, 500, 8, (16, 375)),
+    (6100, 4096, 4, (4, 1525)),
+    (6100, 4096, 8, None),
+    (7, 4, 1, (7, 1)),
+])
+def test_groups(num_tokens, group_size, multiple, expected):
+    assert global_groups(num_tokens, group_size, multiple) == expected
+
+
+CAPACITIES = [
+    # 1000 * 1.25 / 64 = 19.5 down
+    (1000, 1.25, 64, 4, 19),
+    (1024, 1.0, 8, 4, 128),
+    (1024, 2.0, 8, 4, 256),
+    # 8 * 1.25 / 8 = 1.25: the minimum
+    (8, 1.25, 8, 4, 4),
+    (8, 1.25, 8, 1, 1),
+    # No more slots than the group has tokens, the minimum notwithstanding.
+    (3, 1.25, 8, 4, 3),
+    (16, 2.0, 1, 4, 16),
+    # Exactly 110 and 23; in binary 1.15 * 100 / 5 is 22.999...
+    (1000, 1.1, 10, 4, 110),
+    (100, 1.15, 5, 1, 23),
+    (4096, 1.25, 2048, 1, 2),
+    # As integers go: 2^20 * 1.25 * 100 would not fit into 32 bits.
+    (2**20, 1.25, 2, 4, 655360),
+]
+
+
+@pytest.mark.parametrize("tokens, factor, num_experts, minimum, expected", CAPACITIES)
+def test_capacity(tokens, factor, num_experts, minimum, expected):
+    assert expert_capacity(tokens, factor, num_experts, minimum) == expected
+
+
+@pytest.mark.parametrize("tokens, factor, num_experts, minimum, expected", CAPACITIES)
+def test_capacity_of_an_unknown_number_of_tokens(tokens, factor, num_experts, minimum, expected):
+    capacity = expert_capacity(tf.constant(tokens), factor, num_experts, minimum)
+    assert capacity.dtype == tf.int32
+    assert int(capacity) == expected
+
+
+def test_evaluation_fills_up_to_the_multiple():
+    # 6100 tokens are filled up to 6104 = 8 * 763.
+    assert plan_groups((100, 61), 4096, 8, training=False) == (8, 763)
+    # 3 tokens up to 8, one for each group
+    assert plan_groups((1, 3), 4096, 8, training=False) == (8, 1)
+    assert plan_groups((0, 3), 4096, 8, training=False) == (8, 1)
+    # Nothing to fill
+    assert plan_groups((96, 61), 4096, 8, training=False) == (8, 732)
+
+
+def test_parts_share_the_groups_of_the_whole_batch():
+    # 6100 tokens in 4 groups of 1525: 2 for each half. A half alone would be cut into 1 group of 3050.
+    with partitioning.part_of_batch(2, 1):
+        assert plan_groups((50, 61), 4096, 4, training=True) == (2, 1525)
+        assert plan_groups((50, 61), 4096, 4, training=False) == (2, 1525)
+    assert plan_groups((50, 61), 4096, 1, training=True) == (1, 3050)
+
+
+# Invariants and equivalence.
+
+
+def test_groups_are_the_fewest_that_fit():
+    for num_tokens in range(1, 200):
+        for group_size in (1, 5, 64, 1000):
+            for multiple in (1, 2, 8):
+                groups = global_groups(num_tokens, group_size, multiple)
+                assert groups == naive_groups(num_tokens, group_size, multiple)
+                assert (groups is None) == (num_tokens % multiple != 0)
+
+
+def test_an_unknown_batch_gives_the_same_groups():
+    @tf.function(input_signature=[tf.TensorSpec([None, None, 1])], reduce_retracing=True)
+    def dynamic(x):
+        shape = tf.shape(x)
+        return [tf.stack(grouping.plan_groups((shape[0], shape[1]), group_size, multiple, training))
+                for group_size, multiple in ((1024, 1), (7, 1), (64, 8)) for training in (False, True)]
+
+    for batch, length in [(1, 1), (3, 5), (8, 64), (100, 61), (23, 89), (16, 33), (0, 4)]:
+        expected = [plan_groups((batch, length), group_size, multiple, training=False)
+                    for group_size, multiple in ((1024, 1), (7, 1), (64, 8)) for _ in range(2)]
+        np.testing.assert_array_equal(dynamic(np.zeros((batch, length, 1), "float32")), expected)
+
+
+def test_one_pass_and_parts_have_the_same_groups():
+    for num_parts in (2, 4, 8):
+        whole = plan_groups((16, 12), 10, 8, training=True)
+        with partitioning.part_of_batch(num_parts, 0):
+            part = plan_groups((16 // num_parts, 12), 10, 8, training=True)
+        assert (part.count * num_parts, part.size) == whole
+
+
+# Refusals.
+
+
+def test_a_batch_that_cannot_be_cut_is_refused_with_batches_that_can():
+    message = (
+        r"^No number of groups that is a multiple of 8 divides 6100 tokens \(100 sequences of 61\) into groups of at "
+        r"most 4096\. Use a batch of 96 or 104 sequences, or num_groups_multiple=4\.$")
+    with pytest.raises(ValueError, match=message):
+        check_batch(100, 61, 4096, 8)
+    with pytest.raises(ValueError, match=message):
+        plan_groups((100, 61), 4096, 8, training=True)
+    # What the sentence offers works: 96 * 61 = 8 * 732, 104 * 61 = 8 * 793, 6100 = 4 * 1525.
+    for batch, multiple, expected in ((96, 8, (8, 732)), (104, 8, (8, 793)), (100, 4, (4, 1525))):
+        check_batch(batch, 61, 4096, multiple)
+        assert plan_groups((batch, 61), 4096, multiple, training=True) == expected
+
+
+def test_a_part_is_refused_with_the_whole_batch_in_the_sentence():
+    with partitioning.part_of_batch(2, 0), pytest.raises(ValueError, match=r"6100 tokens \(100 sequences of 61\)"):
+        plan_groups((50, 61), 4096, 8, training=True)
+
+
+@pytest.mark.parametrize("batch, length, multiple", [(3, 5, 8), (1, 1, 8), (7, 6, 4), (10, 15, 12), (5, 114, 64)])
+def test_what_a_refusal_offers_always_works(batch, length, multiple):
+    with pytest.raises(ValueError) as error:
+        check_batch(batch, length, 64, multiple)
+    sentence = str(error.value).split("Use a batch of ")[1]
+    batches = [int(word) for word in sentence.split(" sequences")[0].split(" or ")]
+    for offered in batches:
+        assert offered > 0
+        check_batch(offered, length, 64, multiple)
+    # They are the nearest: nothing between them can be cut.
+    for between in range(max([b for b in batches if b < batch], default=0) + 1, max(batches)):
+        assert between * length % multiple
+    offered_multiple = int(sentence.split("num_groups_multiple=")[1].rstrip("."))
+    assert offered_multiple == math.gcd(batch * length, multiple)
+    check_batch(batch, length, 64, offered_multiple)
+
+
+def test_parts_that_would_cut_a_group_are_refused():
+    # 6100 tokens in 2 groups of 3050 cannot be cut into 4 parts.
+    message = "A batch routed in 2 groups cannot be cut into 4 parts of whole groups. Set num_groups_multiple"
+    with pytest.raises(ValueError, match=message):
+        check_batch(100, 61, 4096, 1, num_parts=4)
+    with partitioning.part_of_batch(4, 0), pytest.raises(ValueError, match=message):
+        plan_groups((25, 61), 4096, 1, training=True)

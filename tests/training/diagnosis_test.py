@@ -1,0 +1,37 @@
+import keras
+import numpy as np
+
+from switch_tf import SwitchTransformer
+from switch_tf.training import diagnosis
+from switch_tf.training.train_step import StepSettings
+
+
+def _model(config):
+    keras.utils.set_random_seed(0)
+    model = SwitchTransformer(config)
+    model.build()
+    return model
+
+
+def test_a_bad_weight_is_named(tiny_config, batch):
+    model = _model(tiny_config)
+    model.decoder.layers[0].mlp.wo.assign(np.full((32, 16), np.inf))
+    found = diagnosis.first_bad_tensor(model, batch, 0, 0, StepSettings())
+    assert found == "the weight decoder/layers_0/mlp/wo"
+
+
+def test_the_first_layer_whose_output_overflows_is_named(tiny_config, batch):
+    model = _model(tiny_config)
+    for kernel in (model.encoder.layers[1].mlp.experts.input_kernels[0], model.encoder.layers[1].mlp.experts.wo):
+        kernel.assign(np.full(kernel.shape, 1e30))
+    found = diagnosis.first_bad_tensor(model, batch, 0, 0, StepSettings())
+    assert found == "the output of encoder/layers_1/mlp/experts"
+
+
+def test_layers_are_as_before_afterwards(tiny_config, batch):
+    model = _model(tiny_config)
+    before = model(batch).numpy()
+    found = diagnosis.first_bad_tensor(model, batch, 0, 0, StepSettings())
+    assert found.startswith("nothing when the step was repeated")
+    assert "call" not in vars(model.encoder.layers[0])
+    np.testing.assert_array_equal(model(batch).numpy(), before)

@@ -1,0 +1,176 @@
+import dataclasses
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from switch_tf import SwitchTransformer, metrics
+from switch_tf.metrics import Mean
+from switch_tf.optim.adafactor import Adafactor
+from switch_tf.training import train_step
+from switch_tf.training.train_step import StepSettings
+
+SEED = 3
+
+
+def _build(config, learning_rate=0.01, dtype=None):
+    keras.utils.set_random_seed(1)
+    model = SwitchTransformer(config, dtype=dtype)
+    model.build()
+    optimizer = Adafactor(learning_rate)
+    optimizer.build(model.trainable_variables)
+    return model, optimizer
+
+
+def _gradients(config, batch, settings):
+    model, optimizer = _build(config)
+    compute = tf.function(lambda: train_step.compute_gradients(model, batch, SEED, optimizer.iterations.value, settings),
+                          autograph=False)
+    gradients, measured = compute()
+    return [gradient.numpy() for gradient in gradients], metrics.to_host(measured)
+
+
+def _assert_same(first, second, tolerance):
+    """Each tensor's largest difference is small against the tensor's largest entry."""
+    for one, other in zip(first, second, strict=True):
+        assert np.max(np.abs(one - other)) <= tolerance * max(np.max(np.abs(one)), 1e-6)
+
+
+def test_the_total_loss_by_hand(tiny_config):
+    config = dataclasses.replace(tiny_config, load_balancing_loss_weight=0.5, router_z_loss_weight=0.25)
+    measured = {"cross_entropy": Mean(tf.constant(8.0), tf.constant(4.0)), "z_loss": Mean(tf.constant(2.0), 4.0)}
+    for layer, total in (("encoder/layers_1", 30.0), ("decoder/layers_1", 12.0)):
+        measured[f"router/{layer}/load_balancing_loss"] = Mean(tf.constant(total), 0.0)
+        measured[f"router/{layer}/router_z_loss"] = Mean(tf.constant(2 * total), 0.0)
+    weights = {"targets": 4.0, "encoder/load_balancing_loss": 10.0, "encoder/router_z_loss": 10.0,
+               "decoder/load_balancing_loss": 6.0, "decoder/router_z_loss": 6.0}
+    # (8 + 2) / 4 + 0.5 * (30 / 10 + 12 / 6) + 0.25 * (60 / 10 + 24 / 6)
+    assert float(train_step.total_loss(config, measured, weights)) == pytest.approx(2.5 + 2.5 + 2.5)
+
+
+def test_loss_weights_count_real_tokens_of_the_batch(tiny_config, batch):
+    weights = {name: float(value) for name, value in train_step.loss_weights(tiny_config, batch).items()}
+    num_inputs = 8 * 12 - 3 * 5  # 3 examples lack 5 tokens
+    num_targets = 8 * 6 - 4 * 2  # 4 examples lack 2
+    assert weights == {"targets": num_targets, "encoder/load_balancing_loss": num_inputs,
+                       "encoder/router_z_loss": num_inputs, "decoder/load_balancing_loss": num_targets,
+                       "decoder/router_z_loss": num_targets}
+
+
+@pytest.mark.parametrize("num_microbatches", [2, 4])
+def test_microbatches_give_the_gradient_of_the_whole_batch_with_dropout_and_jitter(tiny_config, batch,
+                                                                                    num_microbatches):
+    whole, whole_metrics = _gradients(tiny_config, batch, StepSettings())
+    parts, part_metrics = _gradients(tiny_config, batch, StepSettings(num_microbatches=num_microbatches))
+    _assert_same(whole, parts, 1e-5)
+    assert whole_metrics.keys() == part_metrics.keys()
+    for name, mean in whole_metrics.items():
+        np.testing.assert_allclose(part_metrics[name].total, mean.total, rtol=1e-5, atol=1e-6, err_msg=name)
+        np.testing.assert_allclose(part_metrics[name].weight, mean.weight, rtol=1e-6, err_msg=name)
+
+
+@pytest.mark.parametrize("changes", [{"remat": True}, {"dispatch": "einsum"}])
+def test_rematerialisation_and_dispatch_do_not_change_the_gradient(tiny_config, batch, changes):
+    plain, _ = _gradients(dataclasses.replace(tiny_config, dispatch="index"), batch, StepSettings(num_microbatches=2))
+    other, _ = _gradients(dataclasses.replace(tiny_config, **changes), batch, StepSettings(num_microbatches=2))
+    _assert_same(plain, other, 1e-5)
+
+
+def test_xla_computes_the_same_gradient(tiny_config, batch):
+    model, optimizer = _build(tiny_config)
+    plain, _ = train_step.compute_gradients(model, batch, SEED, optimizer.iterations.value, StepSettings())
+    compiled, _ = tf.function(
+        lambda: train_step.compute_gradients(model, batch, SEED, optimizer.iterations.value, StepSettings()),
+        jit_compile=True, autograph=False)()
+    _assert_same([gradient.numpy() for gradient in plain], [gradient.numpy() for gradient in compiled], 1e-4)
+
+
+def test_embedding_gradients_are_dense(tiny_config, batch):
+    model, optimizer = _build(tiny_config)
+    gradients, _ = train_step.compute_gradients(model, batch, SEED, optimizer.iterations.value, StepSettings())
+    assert all(isinstance(gradient, tf.Tensor) for gradient in gradients)
+
+
+def test_foreign_semantics_accumulate_alike(tiny_config, batch):
+    config = dataclasses.replace(tiny_config, semantics="hf", expert_capacity=3)
+    whole, _ = _gradients(config, batch, StepSettings())
+    parts, _ = _gradients(config, batch, StepSettings(num_microbatches=2))
+    _assert_same(whole, parts, 1e-5)
+
+
+def test_an_encoder_alone_learns_from_its_own_targets(tiny_config, batch):
+    config = dataclasses.replace(tiny_config, num_decoder_layers=0)
+    features = {"encoder_input_tokens": batch["encoder_input_tokens"],
+                "encoder_target_tokens": batch["encoder_input_tokens"],
+                "encoder_loss_weights": tf.cast(batch["encoder_input_tokens"] > 0, tf.int32)}
+    model, optimizer = _build(config, 0.1)
+    step = train_step.compile_steps(model, optimizer, SEED, StepSettings())
+    stacked = {name: value[None] for name, value in features.items()}
+    losses = [float(step(stacked)[0]["cross_entropy"].value) for _ in range(10)]
+    assert losses[-1] < losses[0] - 1
+
+
+def test_clipping_scales_the_gradient_to_the_norm(tiny_config, batch):
+    model, _ = _build(tiny_config)
+    optimizer = keras.optimizers.SGD(1.0)
+    optimizer.build(model.trainable_variables)
+    before = [variable.numpy() for variable in model.trainable_variables]
+    gradients, _ = train_step.compute_gradients(model, batch, SEED, optimizer.iterations.value, StepSettings())
+    norm = tf.linalg.global_norm(gradients)
+    train_step.apply_gradients(model, optimizer, gradients, norm, StepSettings(clip_norm=0.5))
+    moved = [variable.numpy() - old for variable, old in zip(model.trainable_variables, before, strict=True)]
+    assert float(norm) > 0.5
+    assert np.sqrt(sum(np.sum(np.square(move.astype("float64"))) for move in moved)) == pytest.approx(0.5, rel=1e-4)
+
+
+def test_several_steps_in_a_call_are_the_same_steps(tiny_config, batch):
+    model, optimizer = _build(tiny_config)
+    one = train_step.compile_steps(model, optimizer, SEED, StepSettings())
+    singles = [metrics.to_host(one({name: value[None] for name, value in batch.items()})[0]) for _ in range(3)]
+    model, optimizer = _build(tiny_config)
+    three = train_step.compile_steps(model, optimizer, SEED, StepSettings(steps_per_call=3))
+    merged, bad_step = three({name: tf.stack([value] * 3) for name, value in batch.items()})
+    assert int(bad_step) == -1
+    assert int(optimizer.iterations) == 3
+    expected = sum(float(single["cross_entropy"].total) for single in singles)
+    assert float(merged["cross_entropy"].total) == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("steps_per_call", [1, 3])
+def test_a_step_that_is_not_finite_changes_nothing(tiny_config, batch, steps_per_call):
+    model, optimizer = _build(tiny_config)
+    model.encoder.layers[1].mlp.router.kernel.assign(np.full((16, 4), np.nan))
+    before = [variable.numpy() for variable in (*model.variables, *optimizer.variables)]
+    step = train_step.compile_steps(model, optimizer, SEED, StepSettings(steps_per_call=steps_per_call))
+    _, bad_step = step({name: tf.stack([value] * steps_per_call) for name, value in batch.items()})
+    assert int(bad_step) == 0
+    for old, variable in zip(before, (*model.variables, *optimizer.variables), strict=True):
+        np.testing.assert_array_equal(old, variable.numpy())
+
+
+def test_a_bfloat16_model_keeps_float32_weights_losses_and_router_statistics(tiny_config, batch):
+    model, optimizer = _build(tiny_config, dtype="mixed_bfloat16")
+    gradients, measured = train_step.compute_gradients(model, batch, SEED, optimizer.iterations.value, StepSettings())
+    assert {variable.dtype for variable in model.variables} == {"float32"}
+    assert {gradient.dtype for gradient in gradients} == {tf.float32}
+    assert {tensor.dtype for mean in measured.values() for tensor in mean} == {tf.float32}
+
+
+@pytest.mark.parametrize(("changes", "message"), [
+    ({"num_microbatches": 0}, "num_microbatches must be an integer of at least 1, not 0"),
+    ({"steps_per_call": 1.5}, "steps_per_call must be an integer of at least 1, not 1.5"),
+    ({"clip_norm": 0}, "clip_norm must be above 0, or None not to clip, not 0"),
+    ({"label_smoothing": 1.0}, r"label_smoothing must be in \[0, 1\), not 1.0"),
+    ({"z_loss_weight": -1.0}, "z_loss_weight must be 0 or above, not -1.0"),
+])
+def test_impossible_settings_are_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
+        StepSettings(**changes)
+
+
+def test_microbatches_that_cannot_hold_whole_groups_are_refused(tiny_config, batch):
+    config = dataclasses.replace(tiny_config, num_groups_multiple=1, group_size=4096)
+    model, optimizer = _build(config)
+    with pytest.raises(ValueError, match="A batch routed in 1 groups cannot be cut into 2 parts of whole groups"):
+        train_step.compute_gradients(model, batch, SEED, optimizer.iterations.value, StepSettings(num_microbatches=2))
