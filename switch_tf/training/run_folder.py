@@ -36,6 +36,10 @@ class RunFolder:
                 file.unlink()
             unfinished.rmdir()
 
+    def close(self) -> None:
+        """Lets another process have the folder."""
+        self._lock.close()
+
     @property
     def checkpoints(self) -> pathlib.Path:
         return self.path / "checkpoints"

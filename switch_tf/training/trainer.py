@@ -186,6 +186,7 @@ class Trainer:
             self._writer.close()
             self.progress.close()
             report.write(self.folder.path)
+            self.folder.close()
         return {"interrupted": bool(self._stop_signal), **report.summarize(self.folder.path)}
 
     def _compile(self):

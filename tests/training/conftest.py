@@ -41,7 +41,7 @@ def sentences_task():
     """A task whose inputs are the first and targets the last bytes of a sentence."""
     name = "sentences"
     if name not in seqio.TaskRegistry.names():
-        def read(split, shuffle_files, seed):
+        def read(split, shuffle_files, seed=None):
             part = SENTENCES[::6] if split == "validation" else [s for i, s in enumerate(SENTENCES) if i % 6]
             return tf.data.Dataset.from_tensor_slices({"inputs": [s[:-12] for s in part],
                                                        "targets": [s[-12:] for s in part]})

@@ -1,0 +1,183 @@
+"""Both ways of carrying tokens to their slots and back: the same numbers, one slot a token, one token a slot."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from switch_tf.layers import dispatch
+from switch_tf.layers.routing import Decisions
+
+WAYS = ("einsum", "index")
+
+
+def decisions(expert_index, slot, gate):
+    """Decisions of nested lists [group, tokens, choice]."""
+    return Decisions(tf.constant(expert_index, tf.int32), tf.constant(slot, tf.int32), tf.constant(gate, tf.float32))
+
+
+# 2 experts with 2 slots; tokens 0 and 2 in expert 0, token 1 in expert 1, token 3 dropped.
+BY_HAND = decisions([[[0], [1], [0], [0]]], [[[0], [0], [1], [2]]], [[[0.5], [0.25], [1.0], [0.0]]])
+
+
+def made_up(seed, num_groups, num_tokens, num_experts, capacity, num_choices, share_real=0.7):
+    """Random choices, first come first served, all first choices before all second ones; padding and overflow."""
+    rng = np.random.RandomState(seed)
+    is_real = rng.rand(num_groups, num_tokens) < share_real
+    index = np.argsort(rng.rand(num_groups, num_tokens, num_experts), -1)[..., :num_choices]
+    slot = np.full(index.shape, capacity)
+    for group in range(num_groups):
+        taken = np.zeros(num_experts, int)
+        for choice in range(num_choices):
+            for token in range(num_tokens):
+                expert = index[group, token, choice]
+                if is_real[group, token] and taken[expert] < capacity:
+                    slot[group, token, choice] = taken[expert]
+                    taken[expert] += 1
+    gate = np.where(slot < capacity, rng.rand(*slot.shape), 0)
+    assert (slot == capacity).any() and (slot < capacity).any()
+    return decisions(index, slot, gate)
+
+
+CASES = [
+    # groups, tokens, experts, capacity, choices
+    (1, 4, 2, 1, 1), (2, 12, 3, 2, 1), (3, 8, 4, 8, 1), (2, 12, 3, 4, 2), (1, 9, 1, 3, 1), (4, 6, 5, 1, 3)]
+
+
+# Hand-worked values.
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_tokens_lie_in_their_slots_and_empty_slots_are_zero(way):
+    tokens = tf.constant([[[1.0, 10.0], [2.0, 20.0], [3.0, 30.0], [4.0, 40.0]]])
+    # [expert, group, capacity, d_model]
+    expected = [[[[1, 10], [3, 30]]], [[[2, 20], [0, 0]]]]
+    np.testing.assert_array_equal(dispatch.create(way, BY_HAND, 2, 2).dispatch(tokens), expected)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_outputs_come_back_gated_and_dropped_tokens_get_exactly_zero(way):
+    # The 99 in the empty slot belongs to nobody. 10 * 0.5, 20 * 0.25, 30 * 1, nothing.
+    outputs = tf.constant([[[[10.0], [30.0]]], [[[20.0], [99.0]]]])
+    np.testing.assert_array_equal(dispatch.create(way, BY_HAND, 2, 2).combine(outputs), [[[5], [5], [30], [0]]])
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_two_choices_add_up(way):
+    carrier = dispatch.create(way, decisions([[[0, 1], [1, 0]]], [[[0, 1], [0, 2]]], [[[0.5, 0.25], [1, 0]]]), 2, 2)
+    # Token 0 to both experts, token 1 to expert 1 only: its second choice found no slot.
+    np.testing.assert_array_equal(carrier.dispatch(tf.constant([[[1.0], [2.0]]])), [[[[1], [0]]], [[[2], [1]]]])
+    # 0.5 * 10 + 0.25 * 40; 1 * 30
+    outputs = tf.constant([[[[10.0], [20.0]]], [[[30.0], [40.0]]]])
+    np.testing.assert_array_equal(carrier.combine(outputs), [[[15], [30]]])
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_gradients_by_hand(way):
+    tokens = tf.ones((1, 4, 1))
+    outputs, gate = tf.constant([[[[10.0], [30.0]]], [[[20.0], [99.0]]]]), BY_HAND.gate
+    with tf.GradientTape() as tape:
+        tape.watch([tokens, outputs, gate])
+        carrier = dispatch.create(way, BY_HAND, 2, 2)
+        sent = tf.reduce_sum(carrier.dispatch(tokens) * tf.constant([[[[1.0], [2.0]]], [[[3.0], [4.0]]]]))
+        back = tf.reduce_sum(carrier.combine(outputs) * tf.constant([[[1.0], [10.0], [100.0], [1000.0]]]))
+    gradients = tape.gradient(sent + back, [tokens, outputs, gate])
+    # A token gets its slot's weight; the dropped one nothing.
+    np.testing.assert_array_equal(gradients[0], [[[1], [3], [2], [0]]])
+    # A slot gets its token's weight times the gate; the empty one nothing.
+    np.testing.assert_array_equal(gradients[1], [[[[0.5], [100]]], [[[2.5], [0]]]])
+    # A gate gets the weight times what came back: 1 * 10, 10 * 20, 100 * 30, and 0 for the dropped one.
+    np.testing.assert_array_equal(gradients[2], [[[10], [200], [3000], [0]]])
+
+
+# Invariants.
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("case", CASES)
+def test_one_slot_for_each_kept_choice_and_one_token_in_each_slot(way, case):
+    num_groups, num_tokens, num_experts, capacity, _ = case
+    made = made_up(0, *case)
+    # Token i of its group is the i-th unit vector.
+    tokens = tf.tile(tf.eye(num_tokens)[None], (num_groups, 1, 1))
+    buffers = dispatch.create(way, made, num_experts, capacity).dispatch(tokens).numpy()
+    assert buffers.shape == (num_experts, num_groups, capacity, num_tokens)
+    assert set(np.unique(buffers).tolist()) <= {0.0, 1.0}
+    assert buffers.sum(-1).max() <= 1
+    # [group, token, expert]
+    received = np.einsum("egcs->gse", buffers)
+    expected = np.zeros_like(received)
+    for group, token, choice in np.argwhere(made.slot.numpy() < capacity):
+        expected[group, token, made.expert_index[group, token, choice]] += 1
+    np.testing.assert_array_equal(received, expected)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_with_gate_1_kept_tokens_come_back_as_they_were(way):
+    made = made_up(1, 2, 12, 3, 2, 1)
+    is_kept = made.slot < 2
+    carrier = dispatch.create(way, made._replace(gate=tf.cast(is_kept, tf.float32)), 3, 2)
+    tokens = tf.constant(np.random.RandomState(0).randn(2, 12, 5).astype("float32"))
+    np.testing.assert_array_equal(
+        carrier.combine(carrier.dispatch(tokens)), np.where(is_kept.numpy(), tokens.numpy(), 0))
+
+
+# Equivalence.
+
+
+@pytest.mark.parametrize("is_compiled", [False, True])
+@pytest.mark.parametrize("case", CASES)
+def test_both_ways_agree_in_outputs_and_gradients(case, is_compiled):
+    num_groups, num_tokens, num_experts, capacity, _ = case
+    made, rng = made_up(2, *case), np.random.RandomState(3)
+    tokens, weights = (tf.constant(rng.randn(num_groups, num_tokens, 5).astype("float32")) for _ in range(2))
+    kernel = tf.constant(rng.randn(num_experts, 5, 5).astype("float32"))
+
+    def run(way):
+        def gradients(tokens, kernel, gate):
+            with tf.GradientTape() as tape:
+                tape.watch([tokens, kernel, gate])
+                carrier = dispatch.create(way, made._replace(gate=gate), num_experts, capacity)
+                hidden = tf.tanh(tf.einsum("egcm,emf->egcf", carrier.dispatch(tokens), kernel))
+                outputs = carrier.combine(hidden)
+                total = tf.reduce_sum(outputs * weights)
+            return outputs, *tape.gradient(total, [tokens, kernel, gate])
+
+        return (tf.function(gradients) if is_compiled else gradients)(tokens, kernel, made.gate)
+
+    names = ("outputs", "gradient of tokens", "gradient of kernel", "gradient of gate")
+    for name, einsum, index in zip(names, run("einsum"), run("index"), strict=True):
+        assert np.abs(einsum).max() > 0
+        np.testing.assert_allclose(index, einsum, rtol=1e-6, atol=1e-6, err_msg=name)
+
+
+# Dtype policy.
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_bfloat16_tokens_arrive_exactly_and_gates_are_not_rounded(way):
+    made = made_up(4, 2, 12, 3, 2, 1)
+    carrier = dispatch.create(way, made, 3, 2)
+    tokens = tf.cast(np.random.RandomState(0).randn(2, 12, 5), tf.bfloat16)
+    buffers = carrier.dispatch(tokens)
+    assert buffers.dtype == tf.bfloat16
+    np.testing.assert_array_equal(
+        tf.cast(buffers, tf.float32), dispatch.create("einsum", made, 3, 2).dispatch(tf.cast(tokens, tf.float32)))
+    combined = carrier.combine(tf.ones_like(buffers))
+    assert combined.dtype == tf.float32
+    np.testing.assert_array_equal(combined, np.tile(made.gate, (1, 1, 5)))
+
+
+# Choice and refusals.
+
+
+@pytest.mark.parametrize("devices, expected", [
+    (["cpu:0"], dispatch.Index), (["gpu:0"], dispatch.Index), (["tpu:0", "tpu:1"], dispatch.Einsum)])
+def test_auto_is_einsum_on_tpu_and_index_elsewhere(devices, expected, monkeypatch):
+    monkeypatch.setattr(dispatch.keras.distribution, "list_devices", lambda: devices)
+    assert type(dispatch.create("auto", made_up(0, *CASES[0]), 2, 1)) is expected
+
+
+def test_an_unknown_way_names_the_nearest():
+    message = r"dispatch must be one of 'auto', 'einsum', 'index', not 'einsun'\. Did you mean 'einsum'\?"
+    with pytest.raises(ValueError, match=message):
+        dispatch.create("einsun", made_up(0, *CASES[0]), 2, 1)

@@ -1,0 +1,130 @@
+"""The embedding with its dense gradient, and logits with and without it."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from switch_tf.layers import LogitsDense, TokenEmbedding
+
+
+def make_embedding(table, **kwargs):
+    table = np.asarray(table, "float32")
+    layer = TokenEmbedding(*table.shape, **kwargs)
+    layer.build()
+    layer.embedding.assign(table)
+    return layer
+
+
+# Hand-worked values.
+
+
+def test_rows_are_looked_up_unscaled():
+    layer = make_embedding([[1, 2], [3, 4], [5, 6]])
+    np.testing.assert_array_equal(layer(np.array([[2, 0], [1, 1]])), [[[5, 6], [1, 2]], [[3, 4], [3, 4]]])
+
+
+def test_tied_logits_are_products_with_the_rows():
+    # (1, 10) with (1, 2), (3, 4), (5, 6): 1 + 20, 3 + 40, 5 + 60; nothing is scaled here.
+    logits = make_embedding([[1, 2], [3, 4], [5, 6]]).attend(tf.constant([[[1.0, 10.0]]]))
+    np.testing.assert_array_equal(logits, [[[21, 43, 65]]])
+
+
+def test_untied_logits_are_products_with_the_columns():
+    layer = LogitsDense(vocab_size=2)
+    layer.build((None, None, 2))
+    layer.kernel.assign([[1, 2], [3, 4]])
+    # (1, 10): 1 + 30, 2 + 40
+    np.testing.assert_array_equal(layer(tf.constant([[[1.0, 10.0]]])), [[[31, 42]]])
+
+
+def test_the_gradient_of_a_repeated_token_adds_up():
+    layer = make_embedding(np.zeros((4, 2)))
+    with tf.GradientTape() as tape:
+        outputs = layer(tf.constant([[1, 3, 1]]))
+        # Weights 1, 10, 100 for the three places: row 1 gets 1 + 100, row 3 gets 10.
+        total = tf.reduce_sum(outputs * tf.constant([[[1.0], [10.0], [100.0]]]))
+    gradient = tape.gradient(total, layer.embedding.value)
+    assert isinstance(gradient, tf.Tensor) and not isinstance(gradient, tf.IndexedSlices)
+    np.testing.assert_array_equal(gradient, [[0, 0], [101, 101], [0, 0], [10, 10]])
+
+
+# Equivalence.
+
+
+@pytest.mark.parametrize("is_compiled", [False, True])
+def test_values_and_gradient_are_those_of_a_product_with_one_hots(is_compiled):
+    rng = np.random.RandomState(0)
+    layer = make_embedding(rng.randn(11, 5))
+    ids, weights = tf.constant(rng.randint(0, 11, (3, 20))), rng.randn(3, 20, 5).astype("float32")
+
+    def run(look_up):
+        def gradient():
+            with tf.GradientTape() as tape:
+                outputs = look_up()
+                total = tf.reduce_sum(tf.tanh(outputs) * weights)
+            return outputs, tape.gradient(total, layer.embedding.value)
+
+        return (tf.function(gradient) if is_compiled else gradient)()
+
+    outputs, gradient = run(lambda: layer(ids))
+    expected, expected_gradient = run(lambda: tf.one_hot(ids, 11) @ layer.embedding.value)
+    assert isinstance(gradient, tf.Tensor)
+    np.testing.assert_array_equal(outputs, expected)
+    np.testing.assert_allclose(gradient, expected_gradient, atol=1e-5)
+
+
+def test_a_table_used_twice_gets_one_dense_gradient():
+    rng = np.random.RandomState(1)
+    layer = make_embedding(rng.randn(5, 3))
+    ids = tf.constant([[0, 2, 2]])
+    with tf.GradientTape(persistent=True) as tape:
+        tied = tf.reduce_sum(layer.attend(layer(ids)) ** 2)
+        one_hot = tf.one_hot(ids, 5) @ layer.embedding.value
+        expected = tf.reduce_sum((one_hot @ tf.transpose(layer.embedding.value)) ** 2)
+    gradient = tape.gradient(tied, layer.embedding.value)
+    assert isinstance(gradient, tf.Tensor)
+    np.testing.assert_allclose(gradient, tape.gradient(expected, layer.embedding.value), rtol=1e-4)
+
+
+# Dtype policy and serialisation.
+
+
+def test_under_bfloat16_logits_and_weights_are_float32_and_activations_are_not():
+    layer = make_embedding([[1.0, 2.0]], dtype="mixed_bfloat16")
+    untied = LogitsDense(3, dtype="mixed_bfloat16")
+    embedded = layer(np.array([[0]]))
+    assert embedded.dtype == tf.bfloat16 and layer.embedding.dtype == "float32"
+    assert layer.attend(embedded).dtype == untied(embedded).dtype == tf.float32
+    assert untied.kernel.dtype == "float32"
+
+
+def test_under_bfloat16_the_gradient_adds_up_in_float32():
+    # 300 times 1 is 256 in a bfloat16 running sum.
+    layer = make_embedding(np.zeros((2, 1)), dtype="mixed_bfloat16")
+    with tf.GradientTape() as tape:
+        total = tf.reduce_sum(tf.cast(layer(tf.ones((1, 300), tf.int32)), tf.float32))
+    gradient = tape.gradient(total, layer.embedding.value)
+    assert gradient.dtype == tf.float32
+    np.testing.assert_array_equal(gradient, [[0], [300]])
+
+
+def test_initial_values():
+    layer = TokenEmbedding(1000, 50)
+    layer.build()
+    np.testing.assert_allclose(layer.embedding.numpy().std(), 1.0, rtol=0.02)
+    assert layer.embedding.logical_axes == ("vocab", "embed")
+    untied = LogitsDense(1000, init_scale=0.1)
+    untied.build((None, None, 40))
+    # sigma = sqrt(0.1 / 40) = 0.05, cut at 2 sigma: standard deviation 0.8796 sigma
+    kernel = untied.kernel.numpy()
+    np.testing.assert_allclose(kernel.std(), 0.8796 * 0.05, rtol=0.02)
+    assert np.abs(kernel).max() <= 0.1 + 1e-6
+    assert untied.kernel.logical_axes == ("embed", "vocab")
+
+
+def test_their_configs_make_them_again():
+    for layer in (TokenEmbedding(7, 3, name="mine"), LogitsDense(7, init_scale=0.5, name="mine")):
+        config = layer.get_config()
+        assert type(layer).from_config(config).get_config() == config
+    assert LogitsDense.from_config(LogitsDense(7, init_scale=0.5).get_config()).init_scale == 0.5
+    assert TokenEmbedding.from_config(TokenEmbedding(7, 3).get_config()).vocab_size == 7

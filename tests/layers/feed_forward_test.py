@@ -1,0 +1,89 @@
+"""The dense feed-forward layer, ReLU and gated GELU."""
+
+import math
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from switch_tf import partitioning
+from switch_tf.layers import FeedForward
+
+
+def gelu(x):
+    """GELU by the tanh formula."""
+    return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+
+
+def test_relu_by_hand():
+    layer = FeedForward(d_ff=2)
+    layer.build((None, None, 1))
+    layer.input_kernels[0].assign([[2.0, -3.0]])
+    layer.wo.assign([[10.0], [100.0]])
+    # 1: relu(2) * 10 + relu(-3) * 100; -1: relu(-2) * 10 + relu(3) * 100
+    np.testing.assert_array_equal(layer(np.array([[[1.0], [-1.0]]], "float32")), [[[20.0], [300.0]]])
+
+
+def test_geglu_by_hand():
+    layer = FeedForward(d_ff=1, activation="geglu")
+    layer.build((None, None, 1))
+    layer.input_kernels[0].assign([[1.0]])
+    layer.input_kernels[1].assign([[3.0]])
+    layer.wo.assign([[10.0]])
+    # gelu(1) * 3 * 10; gelu(1) is 0.841192 by the tanh formula and would be 0.841345 by the error function.
+    np.testing.assert_allclose(layer(np.ones((1, 1, 1), "float32")), [[[30 * 0.841192]]], rtol=1e-6)
+
+
+def test_both_are_numpys():
+    rng = np.random.RandomState(0)
+    x, wi_0, wi_1 = rng.randn(2, 3, 5), rng.randn(5, 7), rng.randn(5, 7)
+    wo = rng.randn(7, 5)
+    for activation, hidden in (("relu", np.maximum(x @ wi_0, 0)), ("geglu", gelu(x @ wi_0) * (x @ wi_1))):
+        layer = FeedForward(7, activation)
+        layer.build(x.shape)
+        for kernel, value in zip(layer.input_kernels, (wi_0, wi_1), strict=False):
+            kernel.assign(value)
+        layer.wo.assign(wo)
+        np.testing.assert_allclose(layer(x.astype("float32")), hidden @ wo, rtol=1e-4, atol=1e-5)
+
+
+def test_dropout_takes_a_hidden_unit_from_all_positions_in_training_only():
+    layer = FeedForward(d_ff=50, dropout_rate=0.5)
+    layer.build((None, None, 1))
+    layer.input_kernels[0].assign(np.ones((1, 50)))
+    layer.wo.assign(2.0 ** -np.arange(50)[:, None])
+    x = np.ones((2, 3, 1), "float32")
+    with partitioning.random_seed(1):
+        outputs = layer(x, training=True).numpy()[..., 0]
+    # The sum of the powers of two says which units were dropped: the same at all positions, others in the other row.
+    assert outputs[0, 0] == outputs[0, 1] == outputs[0, 2] != outputs[1, 0]
+    np.testing.assert_allclose(layer(x), np.full((2, 3, 1), 2.0), rtol=1e-6)
+
+
+@pytest.mark.parametrize("activation, names", [("relu", ["wi", "wo"]), ("geglu", ["wi_0", "wi_1", "wo"])])
+def test_weights(activation, names):
+    layer = FeedForward(300, activation, init_scale=0.25, dtype="mixed_bfloat16")
+    layer.build((None, None, 200))
+    assert [weight.name for weight in layer.weights] == names
+    for weight in layer.weights:
+        is_output = weight.name == "wo"
+        assert weight.dtype == "float32"
+        assert weight.logical_axes == (("mlp", "embed") if is_output else ("embed", "mlp"))
+        # sigma = sqrt(0.25 / fan_in), cut at 2 sigma: standard deviation 0.8796 sigma
+        sigma, value = math.sqrt(0.25 / (300 if is_output else 200)), weight.numpy()
+        np.testing.assert_allclose(value.std(), 0.8796 * sigma, rtol=0.02)
+        assert np.abs(value).max() <= 2 * sigma + 1e-6
+    assert layer(tf.ones((1, 1, 200), tf.bfloat16)).dtype == tf.bfloat16
+
+
+def test_its_config_makes_it_again():
+    arguments = {"d_ff": 3, "activation": "geglu", "dropout_rate": 0.2, "init_scale": 0.5, "name": "mine"}
+    config = FeedForward(**arguments).get_config()
+    again = FeedForward.from_config(config)
+    assert again.get_config() == config
+    assert {name: getattr(again, name) for name in arguments} == arguments
+
+
+def test_an_unknown_activation_names_the_nearest():
+    with pytest.raises(ValueError, match=r"activation must be one of 'relu', 'geglu', not 'gelu'\. Did you mean"):
+        FeedForward(3, activation="gelu")

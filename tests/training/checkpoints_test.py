@@ -1,0 +1,132 @@
+import json
+import os
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from switch_tf import SwitchTransformer
+from switch_tf.optim.adafactor import Adafactor
+from switch_tf.training import checkpoints
+
+
+def _state(config, seed=1):
+    keras.utils.set_random_seed(seed)
+    model = SwitchTransformer(config)
+    model.build()
+    optimizer = Adafactor()
+    optimizer.build(model.trainable_variables)
+    return checkpoints.state_variables(model, optimizer)
+
+
+def _iterator(position=0):
+    iterator = iter(tf.data.Dataset.range(100))
+    for _ in range(position):
+        next(iterator)
+    return iterator
+
+
+def _values(variables):
+    return {path: variable.numpy() for path, variable in variables.items()}
+
+
+def test_weights_slots_and_data_position_come_back_exactly(tiny_config, tmp_path):
+    saved = _state(tiny_config)
+    path = checkpoints.save(tmp_path, 7, saved, _iterator(5), {"loss": [1.25, 3.0]}, keep=3)
+    restored, iterator = _state(tiny_config, seed=2), _iterator()
+    description = checkpoints.restore(path, restored, iterator)
+    for name, value in _values(saved).items():
+        np.testing.assert_array_equal(value, restored[name].numpy())
+    assert int(next(iterator)) == 5
+    assert description["step"] == 7
+    assert description["pending_metrics"] == {"loss": [1.25, 3.0]}
+
+
+def test_the_description_names_every_variable_with_shape_dtype_and_axes(tiny_config, tmp_path):
+    variables = _state(tiny_config)
+    description = checkpoints.describe(checkpoints.save(tmp_path, 1, variables, _iterator(), {}, keep=3))
+    assert set(description["variables"]) == set(variables)
+    assert description["variables"]["model/encoder/layers_1/mlp/experts/wi"] == {
+        "shape": [4, 16, 32], "dtype": "float32", "logical_axes": ["expert", "embed", "expert_mlp"]}
+    assert any(
+        path.startswith("optimizer/") and "iteration" in path for path in description["variables"])
+
+
+def test_only_the_newest_are_kept(tiny_config, tmp_path):
+    variables = _state(tiny_config)
+    for step in (1, 2, 3):
+        checkpoints.save(tmp_path, step, variables, _iterator(), {}, keep=2)
+    assert checkpoints.steps(tmp_path) == [2, 3]
+
+
+@pytest.mark.parametrize("damage", ["truncated", "missing", "description"])
+def test_a_damaged_checkpoint_is_recognised(tiny_config, tmp_path, damage):
+    path = checkpoints.save(tmp_path, 1, _state(tiny_config), _iterator(), {}, keep=1)
+    file = path / "state.data-00000-of-00001"
+    if damage == "truncated":
+        os.truncate(file, file.stat().st_size // 2)
+    elif damage == "missing":
+        file.unlink()
+    else:
+        (path / "checkpoint.json").write_text('{"step": 1, ')
+    with pytest.raises(checkpoints.BrokenCheckpoint, match="should have|no readable checkpoint.json"):
+        checkpoints.restore(path, _state(tiny_config), _iterator())
+
+
+def test_flipped_bytes_are_recognised(tiny_config, tmp_path):
+    path = checkpoints.save(tmp_path, 1, _state(tiny_config), _iterator(), {}, keep=1)
+    file = path / "state.data-00000-of-00001"
+    content = bytearray(file.read_bytes())
+    content[1000:1100] = bytes(100)
+    file.write_bytes(content)
+    with pytest.raises(checkpoints.BrokenCheckpoint, match="is damaged"):
+        checkpoints.restore(path, _state(tiny_config), _iterator())
+
+
+def test_another_models_checkpoint_is_refused_by_its_first_different_variable(tiny_config, tmp_path):
+    import dataclasses
+    path = checkpoints.save(tmp_path, 1, _state(tiny_config), _iterator(), {}, keep=1)
+    with pytest.raises(ValueError, match=r"model/encoder/layers_0/mlp/wi has shape \[16, 32\] in .* but \[16, 64\]"):
+        checkpoints.restore(path, _state(dataclasses.replace(tiny_config, d_ff=64)))
+    with pytest.raises(ValueError, match="has no model/encoder/layers_2"):
+        checkpoints.restore(path, _state(dataclasses.replace(tiny_config, num_encoder_layers=4)))
+
+
+def test_a_write_that_fails_leaves_the_older_checkpoints_and_no_rubbish(tiny_config, tmp_path, monkeypatch):
+    variables = _state(tiny_config)
+    checkpoints.save(tmp_path, 1, variables, _iterator(), {}, keep=3)
+
+    def full(*args, **kwargs):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(checkpoints.json, "dump", full)
+    with pytest.raises(OSError, match="The checkpoint of step 2 could not be written .*No space left"):
+        checkpoints.save(tmp_path, 2, variables, _iterator(), {}, keep=3)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["step_00000001"]
+
+
+def test_a_state_that_is_not_finite_is_not_saved(tiny_config, tmp_path):
+    variables = _state(tiny_config)
+    variables["model/encoder/encoder_norm/scale"].assign(np.full(16, np.nan))
+    with pytest.raises(checkpoints.BrokenCheckpoint, match="model/encoder/encoder_norm/scale is not finite at step 4"):
+        checkpoints.save(tmp_path, 4, variables, _iterator(), {}, keep=3)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_newer_format_is_refused(tiny_config, tmp_path):
+    path = checkpoints.save(tmp_path, 1, _state(tiny_config), _iterator(), {}, keep=1)
+    description = json.loads((path / "checkpoint.json").read_text())
+    (path / "checkpoint.json").write_text(json.dumps({**description, "format_version": 99}))
+    with pytest.raises(checkpoints.BrokenCheckpoint, match="has format 99; this version of switch_tf reads format 1"):
+        checkpoints.describe(path)
+
+
+def test_initial_checkpoint_may_be_a_run_or_a_checkpoint(tiny_config, tmp_path):
+    for step in (1, 2):
+        checkpoints.save(tmp_path / "checkpoints", step, _state(tiny_config), _iterator(), {}, keep=3)
+    assert checkpoints.resolve(tmp_path) == tmp_path / "checkpoints" / "step_00000002"
+    one = tmp_path / "checkpoints" / "step_00000001"
+    assert checkpoints.resolve(one) == one
+    with pytest.raises(ValueError, match="INITIAL_CHECKPOINT must name a run folder with checkpoints"):
+        checkpoints.resolve(tmp_path / "nothing")

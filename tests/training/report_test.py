@@ -1,0 +1,51 @@
+import json
+
+from switch_tf.training import report
+
+
+def _write_metrics(folder, with_experts=True):
+    lines = [{"step": 0, "eval/task/loss": 8.0, "eval/task/unigram_loss": 6.0}]
+    for step in (10, 20):
+        line = {"step": step, "train/loss": 9.0 - step / 10, "train/cross_entropy": 8.9 - step / 10,
+                "train/tokens_per_second": 100.0 * step, "train/model_flops_utilization": 0.5,
+                "train/input_wait_fraction": 0.1}
+        if with_experts:
+            for layer in ("encoder/layers_11", "encoder/layers_3", "decoder/layers_1"):
+                line[f"router/{layer}/expert_load"] = [0.25, 0.75]
+                for name in ("fraction_tokens_dropped", "router_entropy", "load_balancing_loss"):
+                    line[f"router/{layer}/{name}"] = 0.5
+        lines.append(line)
+    lines.append({"step": 20, "eval/task/loss": 4.0})
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def test_the_summary_compares_the_first_and_the_last_evaluation(tmp_path):
+    _write_metrics(tmp_path)
+    summary = report.summarize(tmp_path)
+    assert summary["eval/task/loss"] == {"first": 8.0, "last": 4.0, "first_step": 0, "last_step": 20}
+    assert summary["eval/task/unigram_loss"] == 6.0
+    assert summary["train/tokens_per_second"] == 1500.0  # median of 1000 and 2000
+    assert summary["step"] == 20
+
+
+def test_pictures_are_written_for_sparse_and_dense_runs(tmp_path):
+    for name, with_experts in (("sparse", True), ("dense", False)):
+        folder = tmp_path / name
+        folder.mkdir()
+        _write_metrics(folder, with_experts)
+        report.write(folder)
+        assert (folder / "loss.png").read_bytes().startswith(b"\x89PNG")
+        page = (folder / "report.html").read_text()
+        assert page.count("<img") == (3 if with_experts else 2)
+        assert "8.0000 at step 0, 4.0000 at step 20" in page
+
+
+def test_layers_are_ordered_as_in_the_model(tmp_path):
+    _write_metrics(tmp_path)
+    assert report._sparse_layers(report.read_metrics(tmp_path)) == [
+        "encoder/layers_3", "encoder/layers_11", "decoder/layers_1"]
+
+
+def test_a_run_that_logged_nothing_gets_no_report(tmp_path):
+    report.write(tmp_path)
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,45 @@
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from switch_tf.training.run_folder import RunFolder
+
+
+def test_a_second_process_is_refused_with_the_pid_of_the_first(tmp_path):
+    folder = RunFolder(tmp_path / "run")
+    script = f"from switch_tf.training.run_folder import RunFolder; RunFolder({str(folder.path)!r})"
+    second = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert second.returncode != 0
+    assert f"Another process (pid {os.getpid()}) is training in" in second.stderr
+
+
+def test_the_lock_dies_with_its_process(tmp_path):
+    script = (f"import os, signal; from switch_tf.training.run_folder import RunFolder; f = RunFolder({str(tmp_path)!r}); "
+              "os.kill(os.getpid(), signal.SIGKILL)")
+    subprocess.run([sys.executable, "-c", script])
+    RunFolder(tmp_path)
+
+
+def test_lines_past_the_restored_step_and_a_torn_last_line_are_cut(tmp_path):
+    folder = RunFolder(tmp_path)
+    lines = [json.dumps({"step": step}) for step in (0, 10, 20, 30)]
+    folder.metrics.write_text("\n".join(lines) + '\n{"step": 4')
+    folder.cut_metrics(20)
+    assert folder.metrics.read_text().splitlines() == lines[:3]
+
+
+def test_unfinished_checkpoints_are_removed(tmp_path):
+    unfinished = tmp_path / "checkpoints" / "tmp.step_00000005"
+    unfinished.mkdir(parents=True)
+    (unfinished / "state.index").write_text("half")
+    RunFolder(tmp_path)
+    assert not unfinished.exists()
+
+
+def test_a_folder_that_cannot_be_written_is_refused_in_one_sentence(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match="MODEL_DIR .* cannot be written .*; choose a folder that can"):
+        RunFolder(tmp_path / "file" / "run")
