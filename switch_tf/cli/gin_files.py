@@ -1,7 +1,9 @@
 """Reads gin files and bindings from the command line and refuses what gin would accept in silence."""
 
 import importlib.util  # noqa: F401  gin 0.5 uses it without importing it
+import logging
 import os
+import re
 
 import gin
 from gin import config as gin_config
@@ -62,27 +64,28 @@ def _check_exists(file):
 
 
 def _parse(action, source):
+    # gin logs an error for each folder that does not hold an included file, before it looks into the next.
+    logging.disable(logging.ERROR)
     try:
         action()
     except SyntaxError as error:
-        raise Mistake(f"{source} cannot be read: {error.msg} Values are Python literals, and text needs quotes within "
-                      "quotes: --gin.MODEL_DIR=\"'runs/x'\".") from error
+        raise Mistake(f"{source} cannot be read: {first_line(error.msg)}. Values are Python literals, and text needs "
+                      "quotes within quotes: --gin.MODEL_DIR=\"'runs/x'\".") from error
     except (ValueError, TypeError, AttributeError, ImportError) as error:
         raise Mistake(_explain(first_line(error), source)) from error
+    finally:
+        logging.disable(logging.NOTSET)
 
 
 def _explain(message, source):
     """gin's message, with the nearest right name for a wrong one."""
     hint = ""
-    quoted = message.split("'")
-    if "No configurable matching" in message and len(quoted) > 1:
+    if wrong := re.search(r"No configurable matching '([^']+)'", message):
         known = [selector.rpartition(".")[2] for selector in gin_config._REGISTRY._selector_map]
-        hint = nearest(quoted[1].rpartition(".")[2], known)
-    elif "doesn't have a parameter named" in message and len(quoted) > 3:
-        configurable = gin_config._REGISTRY.get_match(quoted[1])
-        if configurable:
-            parameters = gin_config._get_cached_arg_spec(configurable.wrapped)
-            hint = nearest(quoted[3], [*parameters.args, *parameters.kwonlyargs])
+        hint = nearest(wrong[1].rpartition(".")[2], known)
+    elif wrong := re.search(r"Configurable '([^']+)' doesn't have a parameter named '([^']+)'", message):
+        parameters = gin_config._get_cached_arg_spec(gin_config._REGISTRY.get_match(wrong[1]).wrapped)
+        hint = nearest(wrong[2], [*parameters.args, *parameters.kwonlyargs])
     return f"{source}: {message.rstrip('.')}.{hint}"
 
 
@@ -102,5 +105,5 @@ def _check_macros():
     for name in sorted(macros() - used):
         raise Mistake(f"{name} is set but nothing uses it.{nearest(name, used)}")
     for (scope, selector), parameters in gin_config._CONFIG.items():
-        if selector == "gin.macro" and parameters.get("value") is gin.REQUIRED:
+        if selector == "gin.macro" and str(parameters["value"]) == "%gin.REQUIRED":
             raise Mistake(f"{scope} has no value; set it, for example --gin.{scope}=\"'runs/x'\".")

@@ -3,8 +3,9 @@
 import argparse
 import importlib
 import json
-import os
 import sys
+
+from switch_tf.config import nearest
 
 COMMANDS = {
     "train": "pretrain or fine-tune from gin files, with evaluation between; resumes by itself",
@@ -27,7 +28,6 @@ def main(argv=None) -> int:
         0; 1 for a fault that was found; 2 for a mistake in the arguments; 130 after an interrupt.
     """
     arguments = _parse(sys.argv[1:] if argv is None else argv)
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     from switch_tf import environment
     environment.skip_tpu_metadata_query()
     command = importlib.import_module(f"switch_tf.cli.{arguments.command}")
@@ -47,6 +47,9 @@ def main(argv=None) -> int:
 def _parse(argv):
     parser = argparse.ArgumentParser(prog="switch-tf", description="Switch Transformers in TensorFlow and Keras 3.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    if argv and not argv[0].startswith("-") and argv[0] not in COMMANDS:
+        parser.error(f"there is no command {argv[0]!r}.{nearest(argv[0], COMMANDS)} The commands are "
+                     f"{', '.join(COMMANDS)}.")
     chosen = next((word for word in argv if word in COMMANDS), None)
     for name, summary in COMMANDS.items():
         subparser = commands.add_parser(name, help=summary, description=summary)

@@ -2,7 +2,7 @@
 
 import sys
 
-from switch_tf.cli import gin_files
+from switch_tf.cli import gin_files, quiet
 from switch_tf.cli.main import Mistake
 
 RUN_PARTS = ("a model (gin/models/switch_tiny.gin), a task (gin/tasks/docs_corpus.gin) and a run "
@@ -18,6 +18,7 @@ def run(arguments) -> dict:
     """Trains to the last step or until interrupted; the summary of the run is the JSON object."""
     if not arguments.gin_file:
         raise Mistake(f"A run is described by gin files: give {RUN_PARTS}, each with --gin_file.")
+    quiet.import_tensorflow()
     gin_files.parse(arguments.gin_file, arguments.gin_bindings, arguments.gin_search_paths)
     trainer = _prepare()
 

@@ -78,9 +78,9 @@ def test_gradients_by_hand(way):
     with tf.GradientTape() as tape:
         tape.watch([tokens, outputs, gate])
         carrier = dispatch.create(way, BY_HAND, 2, 2)
-        sent = tf.reduce_sum(carrier.dispatch(tokens) * tf.constant([[[[1.0], [2.0]]], [[[3.0], [4.0]]]]))
-        back = tf.reduce_sum(carrier.combine(outputs) * tf.constant([[[1.0], [10.0], [100.0], [1000.0]]]))
-    gradients = tape.gradient(sent + back, [tokens, outputs, gate])
+        total = tf.reduce_sum(carrier.dispatch(tokens) * tf.constant([[[[1.0], [2.0]]], [[[3.0], [4.0]]]]))
+        total += tf.reduce_sum(carrier.combine(outputs) * tf.constant([[[1.0], [10.0], [100.0], [1000.0]]]))
+    gradients = tape.gradient(total, [tokens, outputs, gate])
     # A token gets its slot's weight; the dropped one nothing.
     np.testing.assert_array_equal(gradients[0], [[[1], [3], [2], [0]]])
     # A slot gets its token's weight times the gate; the empty one nothing.

@@ -1,0 +1,49 @@
+import json
+import subprocess
+import sys
+
+import pytest
+
+from switch_tf.cli import main
+
+
+def test_help_names_every_command_without_importing_tensorflow():
+    script = ("import sys\nfrom switch_tf.cli import main\ntry:\n    main.main(['--help'])\nexcept SystemExit:\n    pass\n"
+              "assert not {'tensorflow', 'keras', 'gin', 'numpy'} & set(sys.modules), 'too much imported'")
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert all(command in done.stdout for command in main.COMMANDS)
+
+
+def test_an_unknown_command_is_answered_with_the_nearest(capsys):
+    with pytest.raises(SystemExit) as exit_:
+        main.main(["trian"])
+    assert exit_.value.code == 2
+    assert "there is no command 'trian'. Did you mean 'train'?" in capsys.readouterr().err
+
+
+def test_a_mistake_is_one_sentence_and_status_2(capsys):
+    assert main.main(["inspect", "switch_bas_8"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("switch-tf inspect: There is no preset 'switch_bas_8'. Did you mean 'switch_base_8'?")
+    assert error.count("\n") == 1
+
+
+def test_json_is_the_last_line_of_standard_output_and_the_text_goes_to_standard_error(capsys):
+    assert main.main(["inspect", "switch_tiny", "--json"]) == 0
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)["num_parameters"] == 3280640
+    assert captured.out.count("\n") == 1
+    assert "Parameters" in captured.err
+
+
+def test_gin_bindings_are_refused_where_a_command_takes_none(capsys):
+    with pytest.raises(SystemExit):
+        main.main(["doctor", "--gin.X=1"])
+    assert "doctor takes no gin bindings, but was given --gin.X=1" in capsys.readouterr().err
+
+
+def test_a_fault_that_a_command_found_is_the_exit_status(monkeypatch, capsys):
+    from switch_tf.cli import doctor
+    monkeypatch.setattr(doctor, "run", lambda arguments: {"exit_status": 1})
+    assert main.main(["doctor"]) == 1

@@ -1,0 +1,40 @@
+import pytest
+
+from switch_tf.cli import main, train
+
+RUN = [f"--gin_file=gin/{kind}.gin" for kind in ("models/switch_tiny", "tasks/docs_corpus_bytes", "runs/pretrain")]
+
+
+@pytest.mark.parametrize(("bindings", "message"), [
+    (["--gin.SwitchConfig.num_heads=0"], "num_heads must be an integer of at least 1, not 0."),
+    (["--gin.BATCH_SIZE=9"], "Use a batch of 8 or 12 sequences, or num_groups_multiple=2."),
+    (["--gin.MIXTURE_OR_TASK_NAME='docs_corpus_span_coruption'"], "docs_corpus_span_corruption"),
+    (["--gin.SwitchConfig.vocab_size=16"], "vocab_size 16"),
+    (["--gin.ACTIVATION_DTYPE='float8'"], "ACTIVATION_DTYPE must be one of 'auto', 'float32', 'bfloat16'"),
+    (["--gin.INITIAL_CHECKPOINT='nowhere'"], "INITIAL_CHECKPOINT must name a run folder"),
+    (["--gin.StepSettings.clip_norm=-1"], "clip_norm must be above 0"),
+    (["--gin.MODEL_DIR='file/run'"], "MODEL_DIR 'file/run' cannot be written"),
+])
+def test_mistakes_are_one_sentence_and_write_nothing(capsys, tmp_path, monkeypatch, bindings, message):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("")
+    assert main.main(["train", *RUN, "--gin.MODEL_DIR='run'", *bindings]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.startswith("switch-tf train: ")
+    assert error.count("\n") == 1
+    assert [entry.name for entry in tmp_path.iterdir()] == ["file"]
+
+
+def test_without_gin_files_the_three_kinds_are_named(capsys):
+    assert main.main(["train"]) == 2
+    assert "a model (gin/models/switch_tiny.gin), a task (gin/tasks/docs_corpus.gin)" in capsys.readouterr().err
+
+
+def test_the_end_of_a_run_compares_held_out_losses():
+    text = train.describe({"step": 20, "report": "r.html", "plot": "l.png", "train/tokens_per_second": 1234.5,
+                           "eval/task/loss": {"first": 8.0, "last": 4.0, "first_step": 0, "last_step": 20},
+                           "eval/task/unigram_loss": 6.0})
+    assert "eval/task/loss: 8.0000 at step 0, 4.0000 at step 20 (50% of it)" in text
+    assert "eval/task/unigram_loss: 6.0000" in text
+    assert "1,234 tokens/s" in text

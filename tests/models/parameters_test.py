@@ -1,0 +1,75 @@
+"""Names, shapes, dtypes and logical axes of every parameter stay what they are, and the configuration counts them."""
+
+import collections
+import importlib.util
+import json
+import math
+import pathlib
+
+import pytest
+
+from switch_tf import SwitchConfig
+
+SCRIPT = pathlib.Path(__file__).parents[1] / "golden" / "parameters.py"
+GOLDEN = json.loads(SCRIPT.with_suffix(".json").read_text())
+SMALL = {"vocab_size": 30, "d_model": 10, "d_ff": 14, "d_kv": 4, "num_heads": 3, "num_encoder_layers": 4,
+         "num_decoder_layers": 3}
+
+
+@pytest.fixture(scope="module")
+def script():
+    spec = importlib.util.spec_from_file_location("golden_parameters", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def check_counts(config, parameters):
+    """Holds SwitchConfig.weights() against the parameters of a built model, as multisets."""
+    expected = collections.Counter()
+    for weight in config.weights():
+        expected[tuple(weight.shape), weight.axes] += weight.count
+    built = collections.Counter((tuple(p["shape"]), tuple(p["axes"])) for p in parameters)
+    assert built == +expected
+    assert sum(count * math.prod(shape) for (shape, _), count in built.items()) == config.num_parameters
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_parameters_are_the_golden_ones(name, script):
+    assert script.describe(script.configs()[name]) == GOLDEN[name]
+
+
+def test_the_golden_file_has_every_model_of_its_script(script):
+    assert list(GOLDEN) == list(script.configs())
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_the_configuration_counts_the_golden_parameters(name, script):
+    check_counts(script.configs()[name], GOLDEN[name])
+
+
+def test_switch_tiny_by_hand():
+    # Embedding 4096 * 128; 2 layers a stack of which one is sparse; an attention is 4 * 128 * 4 * 32.
+    attention, dense, experts = 4 * 128 * 128, 2 * 128 * 512, 8 * 2 * 128 * 512 + 128 * 8
+    encoder = 2 * attention + dense + experts + 4 * 32 + 128 * 5
+    decoder = 4 * attention + dense + experts + 4 * 32 + 128 * 7
+    size = sum(math.prod(parameter["shape"]) for parameter in GOLDEN["switch_tiny"])
+    assert size == 4096 * 128 + encoder + decoder == SwitchConfig.from_preset("switch_tiny").num_parameters
+
+
+@pytest.mark.parametrize("overrides", [
+    {},
+    {"num_experts": 4, "encoder_sparse_step": 1, "decoder_sparse_step": 0},
+    {"num_experts": 4, "encoder_sparse_step": 3, "decoder_sparse_step": 2, "activation": "geglu"},
+    {"num_experts": 4, "semantics": "hf", "expert_capacity": 2, "encoder_sparse_step": 4},
+    {"num_experts": 4, "num_decoder_layers": 0, "logits_via_embedding": False},
+    {"activation": "geglu", "logits_via_embedding": False, "relative_attention_num_buckets": 6},
+], ids=str)
+def test_the_configuration_counts_other_models_too(overrides, script):
+    config = SwitchConfig(**{**SMALL, **overrides})
+    check_counts(config, script.describe(config))
+
+
+def test_under_bfloat16_the_parameters_are_the_same(script):
+    config = script.configs()["geglu_untied"]
+    assert script.describe(config, dtype="mixed_bfloat16") == GOLDEN["geglu_untied"]

@@ -1,0 +1,93 @@
+"""The shortest real run, straight and killed: `switch-tf train` from an empty folder, on the docs corpus."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+STEPS = 60
+ARGUMENTS = [
+    "--gin_file=gin/models/switch_tiny.gin", "--gin_file=gin/tasks/docs_corpus.gin",
+    "--gin_file=gin/layouts/single.gin", "--gin_file=gin/runs/pretrain.gin",
+    "--gin.SwitchConfig.d_model=32", "--gin.SwitchConfig.d_ff=64", "--gin.SwitchConfig.num_heads=2",
+    "--gin.DROPOUT_RATE=0.1", "--gin.EXPERT_DROPOUT_RATE=0.1",
+    f"--gin.TRAIN_STEPS={STEPS}", "--gin.BATCH_SIZE=8", "--gin.LOG_PERIOD=4", "--gin.EVAL_PERIOD=30",
+    "--gin.CHECKPOINT_PERIOD=7", "--gin.Run.eval_batches=1", "--gin.RsqrtDecay.warmup_steps=100"]
+
+
+def _start(folder, run):
+    command = [sys.executable, "-m", "switch_tf.cli", "train", *ARGUMENTS, f"--gin.MODEL_DIR='{run}'", "--json"]
+    return subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def _lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def _timeless(lines):
+    """Everything but what a clock measured."""
+    clocks = ("per_second", "seconds_per_step", "utilization", "wait_fraction")
+    return [{name: value for name, value in line.items() if not name.endswith(clocks)} for line in lines]
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("straight")
+    process = _start(folder, "run")
+    out, err = process.communicate()
+    assert process.returncode == 0, err
+    return folder / "run", json.loads(out.splitlines()[-1])
+
+
+def test_the_shortest_real_run_learns_and_reports(straight):
+    run, summary = straight
+    loss = summary["eval/docs_corpus_span_corruption/loss"]
+    assert summary["step"] == STEPS
+    assert loss["last"] < 0.8 * loss["first"]
+    assert {"operative_config.gin", "checkpoints", "events", "metrics.jsonl", "report.html", "loss.png"} <= set(
+        os.listdir(run))
+
+
+def test_three_kills_at_random_steps_leave_every_logged_number_as_in_the_straight_run(straight, tmp_path):
+    expected = _timeless(_lines(straight[0] / "metrics.jsonl"))
+    run = tmp_path / "run"
+    seed = time.time_ns()
+    kills = sorted(random.Random(seed).sample(range(8, STEPS - 4), 3))
+    for kill_after in kills:
+        process = _start(tmp_path, "run")
+        while process.poll() is None and max([line["step"] for line in _lines_so_far(run)], default=0) < kill_after:
+            time.sleep(0.02)
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+        assert process.returncode == -signal.SIGKILL
+    process = _start(tmp_path, "run")
+    _, err = process.communicate()
+    assert process.returncode == 0, err
+    assert "Going on from step" in err
+    assert _timeless(_lines(run / "metrics.jsonl")) == expected, f"killed after {kills} (seed {seed})"
+
+
+def _lines_so_far(run):
+    """Complete lines of a file that another process is writing."""
+    path = run / "metrics.jsonl"
+    if not path.exists():
+        return []
+    return [json.loads(line) for line in path.read_text().split("\n")[:-1]]
+
+
+def test_ctrl_c_saves_reports_and_says_how_to_go_on(tmp_path):
+    process = _start(tmp_path, "run")
+    while process.poll() is None and not any("train/loss" in line for line in _lines_so_far(tmp_path / "run")):
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate()
+    assert process.returncode == 130
+    assert "Stopped by SIGINT at step" in err
+    assert "the same command goes on from there" in err
+    assert json.loads(out.splitlines()[-1])["interrupted"] is True
+    assert (tmp_path / "run" / "report.html").exists()
