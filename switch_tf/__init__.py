@@ -5,6 +5,8 @@ first used, so that `switch-tf --help` answers at once and a configuration can b
 """
 
 import importlib
+import pathlib
+import sys
 
 from switch_tf import environment
 
@@ -28,7 +30,12 @@ __all__ = [
     "training",
 ]
 
-environment.check_single_distributions()
+try:
+    environment.check_single_distributions()
+except ImportError as error:
+    if pathlib.Path(sys.argv[0]).name != "switch-tf":
+        raise
+    sys.exit(f"switch-tf: {error}")  # our own command: the sentence without a traceback
 
 
 def __getattr__(name: str):

@@ -143,6 +143,7 @@ class SwitchConfig:
 
         import gin  # gin belongs to the command line; this is the one exception, so that Python users get presets too
         from gin import config as gin_config
+
         from switch_tf import shipped_gin
 
         names = shipped_gin.preset_names()

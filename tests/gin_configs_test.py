@@ -1,4 +1,4 @@
-"""Every shipped gin file is read, alone or with what it requires, and every combination of a run's four choices builds."""
+"""Every shipped gin file is read, with what it requires, and every combination of a run's four choices builds."""
 
 import dataclasses
 import itertools

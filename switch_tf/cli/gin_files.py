@@ -7,6 +7,7 @@ import re
 
 import gin
 from gin import config as gin_config
+
 from switch_tf import shipped_gin
 from switch_tf.cli.main import Mistake
 from switch_tf.config import nearest

@@ -35,6 +35,7 @@ def run(arguments) -> dict:
 def _prepare():
     """Builds the trainer that gin describes; what is wrong with it is the user's, and one sentence."""
     import gin
+
     from switch_tf.training import checkpoints
     from switch_tf.training.trainer import Trainer
     try:

@@ -8,7 +8,8 @@ from switch_tf.cli import main
 
 
 def test_help_names_every_command_without_importing_tensorflow():
-    script = ("import sys\nfrom switch_tf.cli import main\ntry:\n    main.main(['--help'])\nexcept SystemExit:\n    pass\n"
+    script = ("import sys\nfrom switch_tf.cli import main\n"
+              "try:\n    main.main(['--help'])\nexcept SystemExit:\n    pass\n"
               "assert not {'tensorflow', 'keras', 'gin', 'numpy'} & set(sys.modules), 'too much imported'")
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

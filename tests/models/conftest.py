@@ -21,10 +21,17 @@ def set_weights(model):
     for variable in model.variables:
         path = variable.path.partition("/")[2]
         rng = np.random.RandomState(zlib.crc32(path.encode()))
-        is_norm, is_table = path.endswith("scale"), path.endswith("embedding")
-        fan_in = np.prod(variable.shape[:-1]) if path.endswith("/out") else variable.shape[-2] if not is_norm else 1
         noise = rng.randn(*variable.shape)
-        variable.assign(1 + 0.2 * noise if is_norm else noise if is_table else noise / fan_in**0.5)
+        if path.endswith("scale"):
+            variable.assign(1 + 0.2 * noise)
+        elif path.endswith("embedding"):
+            variable.assign(noise)
+        else:
+            # What is summed over: d_model before heads and d_kv (queries are smaller by sqrt(d_kv)), else all but the last.
+            is_query = path.endswith("/query")
+            is_projection = is_query or path.endswith(("/key", "/value"))
+            fan_in = variable.shape[0] if is_projection else np.prod(variable.shape[:-1][-2:])
+            variable.assign(noise / (fan_in * (variable.shape[-1] if is_query else 1)) ** 0.5)
 
 
 @functools.cache

@@ -28,7 +28,7 @@ def gradients_of(model, features, is_compiled=False, seed=0):
     return (tf.function(run) if is_compiled else run)()
 
 
-def check_gradients(model, mine, theirs, rtol=1e-4):
+def check_gradients(model, mine, theirs, rtol=1e-5):
     np.testing.assert_allclose(mine[0], theirs[0], rtol=1e-5)
     for variable, first, second in zip(model.trainable_variables, mine[1], theirs[1], strict=True):
         largest = np.abs(second).max()
@@ -130,7 +130,8 @@ def test_router_statistics_count_real_tokens_of_their_stack(make_model, features
 
 
 @pytest.mark.parametrize("overrides", [
-    {"is_sparse": False}, {"eval_capacity_factor": 0.6}, {"eval_capacity_factor": 0.6, "num_groups_multiple": 2}], ids=str)
+    {"is_sparse": False}, {"eval_capacity_factor": 0.6}, {"eval_capacity_factor": 0.6, "num_groups_multiple": 2},
+], ids=str)
 def test_a_later_target_never_changes_an_earlier_logit(make_model, features, overrides):
     # One sequence: top-1 routing in order is causal inside of one, and only there.
     model = make_model(**overrides)
@@ -263,11 +264,13 @@ def test_every_weight_gets_a_dense_gradient(make_model, features):
 
 
 NOISY = {"dropout_rate": 0.2, "jitter_noise": 0.2, "expert_dropout_rate": 0.3, "train_capacity_factor": 0.9}
+# One sparse layer a stack: tracing is what takes time.
+SHALLOW = {"num_encoder_layers": 1, "num_decoder_layers": 1, "encoder_sparse_step": 1, "decoder_sparse_step": 1}
 
 
 @pytest.mark.parametrize("is_compiled", [False, True])
 def test_rematerialisation_changes_nothing(make_model, features, is_compiled):
-    kept, recomputed = (make_model(remat=remat, **NOISY) for remat in (False, True))
+    kept, recomputed = (make_model(remat=remat, **NOISY, **(SHALLOW if is_compiled else {})) for remat in (False, True))
     check_gradients(kept, gradients_of(recomputed, features, is_compiled), gradients_of(kept, features, is_compiled))
     np.testing.assert_array_equal(recomputed(features), kept(features))
 
@@ -338,14 +341,14 @@ def test_calling_adds_the_weighted_losses_and_forward_adds_none(make_model, feat
 @pytest.mark.parametrize("dtype, remat", [("float32", False), ("mixed_bfloat16", True)])
 def test_it_compiles_fits_evaluates_saves_and_loads(fresh_model, features, tmp_path, dtype, remat):
     keras.utils.set_random_seed(0)
-    model = fresh_model(dtype, dropout_rate=0.1, num_groups_multiple=2, load_balancing_loss_weight=0.25, remat=remat)
+    model = fresh_model(dtype, dropout_rate=0.1, num_groups_multiple=2, remat=remat, **SHALLOW)
     targets, weights = features["decoder_target_tokens"], (features["decoder_target_tokens"] != 0).astype("float32")
     # Not compiled by XLA, to save the tests' time.
-    model.compile(keras.optimizers.Adam(3e-3), keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+    model.compile(keras.optimizers.Adam(1e-2), keras.losses.SparseCategoricalCrossentropy(from_logits=True),
                   weighted_metrics=["sparse_categorical_accuracy"], jit_compile=False)
     # 2 sequences and 1: the last batch is filled up to 2 groups.
-    history = model.fit(features, targets, sample_weight=weights, batch_size=2, epochs=8, verbose=0).history["loss"]
-    assert history[-1] < 0.8 * history[0]
+    history = model.fit(features, targets, sample_weight=weights, batch_size=2, epochs=10, verbose=0).history["loss"]
+    assert history[-1] < 0.7 * history[0]
     evaluated = model.evaluate(features, targets, sample_weight=weights, verbose=0)
     model.save(tmp_path / "model.keras")
     loaded = keras.models.load_model(tmp_path / "model.keras")
@@ -354,7 +357,8 @@ def test_it_compiles_fits_evaluates_saves_and_loads(fresh_model, features, tmp_p
     for mine, theirs in zip(loaded.variables, model.variables, strict=True):
         assert (mine.path, mine.dtype, mine.logical_axes) == (theirs.path, theirs.dtype, theirs.logical_axes)
     np.testing.assert_array_equal(loaded(features), model(features))
-    np.testing.assert_allclose(loaded.evaluate(features, targets, sample_weight=weights, verbose=0), evaluated, rtol=1e-5)
+    again = loaded.evaluate(features, targets, sample_weight=weights, verbose=0)
+    np.testing.assert_allclose(again, evaluated, rtol=1e-5)
 
 
 def test_fit_minimises_the_router_losses_too(fresh_model, features):
@@ -388,5 +392,5 @@ def test_a_missing_feature_is_named(make_model, features, name):
 
 
 def test_a_training_batch_that_cannot_be_cut_is_refused(make_model, features):
-    with pytest.raises(ValueError, match=r"multiple of 16 divides 24 tokens \(3 sequences of 8\) .* Use a batch of 2 or 4"):
+    with pytest.raises(ValueError, match=r"divides 24 tokens \(3 sequences of 8\) .* Use a batch of 2 or 4 seq"):
         make_model(num_groups_multiple=16).forward(features, training=True)

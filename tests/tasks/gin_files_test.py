@@ -1,8 +1,8 @@
 import pathlib
 
+import gin
 import pytest
 
-import gin
 from switch_tf import data
 from switch_tf.tasks import preprocessors
 

@@ -17,8 +17,8 @@ def test_a_second_process_is_refused_with_the_pid_of_the_first(tmp_path):
 
 
 def test_the_lock_dies_with_its_process(tmp_path):
-    script = (f"import os, signal; from switch_tf.training.run_folder import RunFolder; f = RunFolder({str(tmp_path)!r}); "
-              "os.kill(os.getpid(), signal.SIGKILL)")
+    script = ("import os, signal; from switch_tf.training.run_folder import RunFolder; "
+              f"folder = RunFolder({str(tmp_path)!r}); os.kill(os.getpid(), signal.SIGKILL)")
     subprocess.run([sys.executable, "-c", script])
     RunFolder(tmp_path)
 

@@ -25,8 +25,8 @@ def _build(config, learning_rate=0.01, dtype=None):
 
 def _gradients(config, batch, settings):
     model, optimizer = _build(config)
-    compute = tf.function(lambda: train_step.compute_gradients(model, batch, SEED, optimizer.iterations.value, settings),
-                          autograph=False)
+    step = optimizer.iterations.value
+    compute = tf.function(lambda: train_step.compute_gradients(model, batch, SEED, step, settings), autograph=False)
     gradients, measured = compute()
     return [gradient.numpy() for gradient in gradients], metrics.to_host(measured)
 

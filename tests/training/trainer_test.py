@@ -102,8 +102,9 @@ def test_divergence_names_the_step_and_the_tensor_and_keeps_the_last_good_checkp
         original(self)
 
     monkeypatch.setattr(Trainer, "_take_steps", break_the_router)
-    with pytest.raises(diagnosis.Divergence, match="gradient of step 5 is not finite; the first bad tensor is the weight "
-                                                   "decoder/layers_1/mlp/router/kernel.*step_00000004"):
+    message = ("gradient of step 5 is not finite; the first bad tensor is the weight "
+               "decoder/layers_1/mlp/router/kernel.*step_00000004")
+    with pytest.raises(diagnosis.Divergence, match=message):
         _train(tiny_config, run)
     assert checkpoints.steps(os.path.join(run.model_dir, "checkpoints")) == [2, 4]
 
@@ -130,8 +131,9 @@ def test_what_cannot_work_is_refused_before_anything_is_written(tiny_config, run
 
 def test_a_batch_without_groups_is_refused_with_the_nearest_batches(tiny_config, run):
     config = dataclasses.replace(tiny_config, num_groups_multiple=64)
-    with pytest.raises(ValueError, match=r"No number of groups that is a multiple of 64 divides 96 tokens \(3 sequences "
-                                         r"of 32\) .* Use a batch of 2 or 4 sequences, or num_groups_multiple=32"):
+    message = (r"No number of groups that is a multiple of 64 divides 96 tokens \(3 sequences of 32\) .* "
+               "Use a batch of 2 or 4 sequences, or num_groups_multiple=32")
+    with pytest.raises(ValueError, match=message):
         Trainer(SwitchTransformer(config), Adafactor(), dataclasses.replace(run, batch_size=3))
 
 
