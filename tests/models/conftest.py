@@ -27,7 +27,7 @@ def set_weights(model):
         elif path.endswith("embedding"):
             variable.assign(noise)
         else:
-            # What is summed over: d_model before heads and d_kv (queries are smaller by sqrt(d_kv)), else all but the last.
+            # The sum runs over d_model, d_ff, or heads and d_kv; queries are smaller by sqrt(d_kv).
             is_query = path.endswith("/query")
             is_projection = is_query or path.endswith(("/key", "/value"))
             fan_in = variable.shape[0] if is_projection else np.prod(variable.shape[:-1][-2:])

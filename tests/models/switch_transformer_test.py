@@ -271,7 +271,7 @@ SHALLOW = {"num_encoder_layers": 1, "num_decoder_layers": 1, "encoder_sparse_ste
 @pytest.mark.parametrize("is_compiled", [False, True])
 def test_rematerialisation_changes_nothing(make_model, features, is_compiled):
     kept, recomputed = (make_model(remat=remat, **NOISY, **(SHALLOW if is_compiled else {})) for remat in (False, True))
-    check_gradients(kept, gradients_of(recomputed, features, is_compiled), gradients_of(kept, features, is_compiled))
+    check_gradients(kept, gradients_of(recomputed, features, is_compiled), gradients_of(kept, features))
     np.testing.assert_array_equal(recomputed(features), kept(features))
 
 
@@ -338,17 +338,30 @@ def test_calling_adds_the_weighted_losses_and_forward_adds_none(make_model, feat
     assert model.losses == []
 
 
-@pytest.mark.parametrize("dtype, remat", [("float32", False), ("mixed_bfloat16", True)])
-def test_it_compiles_fits_evaluates_saves_and_loads(fresh_model, features, tmp_path, dtype, remat):
-    keras.utils.set_random_seed(0)
-    model = fresh_model(dtype, dropout_rate=0.1, num_groups_multiple=2, remat=remat, **SHALLOW)
-    targets, weights = features["decoder_target_tokens"], (features["decoder_target_tokens"] != 0).astype("float32")
+def compile_model(model):
     # Not compiled by XLA, to save the tests' time.
     model.compile(keras.optimizers.Adam(1e-2), keras.losses.SparseCategoricalCrossentropy(from_logits=True),
                   weighted_metrics=["sparse_categorical_accuracy"], jit_compile=False)
-    # 2 sequences and 1: the last batch is filled up to 2 groups.
-    history = model.fit(features, targets, sample_weight=weights, batch_size=2, epochs=10, verbose=0).history["loss"]
-    assert history[-1] < 0.7 * history[0]
+
+
+def test_it_fits(fresh_model, features):
+    keras.utils.set_random_seed(0)
+    model = fresh_model("mixed_bfloat16", dropout_rate=0.1, num_groups_multiple=2, remat=True, **SHALLOW)
+    compile_model(model)
+    # In one trace, not two; users need not.
+    model.optimizer.build(model.trainable_variables)
+    targets = features["decoder_target_tokens"]
+    # Batches of 2 and of 1, so Keras traces an unknown batch.
+    history = model.fit(features, targets, sample_weight=(targets != 0).astype("float32"), batch_size=2, epochs=10,
+                        verbose=0).history
+    assert history["loss"][-1] < 0.7 * history["loss"][0]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "mixed_bfloat16"])
+def test_it_evaluates_saves_and_loads(fresh_model, features, tmp_path, dtype):
+    model = fresh_model(dtype, num_groups_multiple=2, semantics="mtf", scale_decoder_outputs=False, **SHALLOW)
+    compile_model(model)
+    targets, weights = features["decoder_target_tokens"], (features["decoder_target_tokens"] != 0).astype("float32")
     evaluated = model.evaluate(features, targets, sample_weight=weights, verbose=0)
     model.save(tmp_path / "model.keras")
     loaded = keras.models.load_model(tmp_path / "model.keras")

@@ -59,3 +59,15 @@ def test_nightlies_are_refused_with_the_cure(nightlies, cure, tmp_path):
     rule = "ImportError: switch_tf needs one seqio and one tensorflow-datasets, but "
     assert sentence.startswith(rule + " and ".join(nightlies))
     assert cure in sentence
+
+
+def test_our_own_command_says_it_in_one_sentence_without_a_traceback(tmp_path):
+    folder = tmp_path / "seqio_nightly-0.0.1.dev1.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: seqio-nightly\nVersion: 0.0.1.dev1\n")
+    command = os.path.join(os.path.dirname(sys.executable), "switch-tf")
+    environ = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    result = subprocess.run([command, "--help"], env=environ, capture_output=True, text=True)
+    assert result.returncode == 1
+    assert result.stderr.startswith("switch-tf: switch_tf needs one seqio and one tensorflow-datasets, but")
+    assert result.stderr.count("\n") == 1
