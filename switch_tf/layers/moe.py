@@ -53,7 +53,8 @@ class SwitchFeedForward(keras.layers.Layer):
         check_choice("semantics", semantics, SEMANTICS)
         check_choice("dispatch", dispatch, DISPATCHES)
         for name, value in (("num_experts", num_experts), ("d_ff", d_ff), ("group_size", group_size),
-                            ("num_groups_multiple", num_groups_multiple)):
+                            ("num_groups_multiple", num_groups_multiple), ("min_expert_capacity", min_expert_capacity),
+                            ("expert_capacity", 1 if expert_capacity is None else expert_capacity)):
             if not isinstance(value, int) or value < 1:
                 raise ValueError(f"{name} must be an integer of at least 1, not {value!r}.")
         for name, value in (("train_capacity_factor", train_capacity_factor),

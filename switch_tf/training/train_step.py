@@ -57,7 +57,7 @@ def train_step(model, optimizer, features, seed, settings):
         `(metrics, is_finite)`: dict of name -> Mean, and <bool> scalar, False where nothing was updated.
     """
     gradients, step_metrics = compute_gradients(model, features, seed, optimizer.iterations.value, settings)
-    norm = tf.linalg.global_norm(gradients)
+    norm = tf.linalg.global_norm([tf.cast(gradient, tf.float32) for gradient in gradients])
     step_metrics["gradient_norm"] = Mean(norm, tf.ones([]))
     is_finite = tf.math.is_finite(norm) & tf.math.is_finite(step_metrics["cross_entropy"].total)
 

@@ -175,7 +175,8 @@ class Trainer:
             with self._stops_on_signals():
                 if self.step == 0:
                     self._evaluate()
-                self._compile()
+                if self.step < self.run.train_steps:
+                    self._compile()
                 while self.step < self.run.train_steps and not self._stop_signal:
                     self._take_steps()
             self._save()

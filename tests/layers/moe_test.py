@@ -386,6 +386,9 @@ def test_forward_builds_an_unbuilt_layer():
     ({"d_ff": 0}, "d_ff must be an integer of at least 1, not 0"),
     ({"group_size": 0}, "group_size must be an integer of at least 1, not 0"),
     ({"num_groups_multiple": 2.0}, r"num_groups_multiple must be an integer of at least 1, not 2\.0"),
+    # Without slots every token would be dropped, silently.
+    ({"min_expert_capacity": 0}, "min_expert_capacity must be an integer of at least 1, not 0"),
+    ({"semantics": "hf", "expert_capacity": 0}, "expert_capacity must be an integer of at least 1, not 0"),
     ({"train_capacity_factor": 0}, "train_capacity_factor must be above 0, not 0: without slots every"),
     ({"eval_capacity_factor": -1.0}, r"eval_capacity_factor must be above 0, not -1\.0"),
     ({"expert_capacity": 4}, "expert_capacity goes with semantics='hf' and nothing else; it is 4 with"),

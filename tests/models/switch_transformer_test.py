@@ -344,7 +344,7 @@ def compile_model(model):
                   weighted_metrics=["sparse_categorical_accuracy"], jit_compile=False)
 
 
-def test_it_fits(fresh_model, features):
+def test_it_fits_and_what_it_learnt_is_saved(fresh_model, features, tmp_path):
     keras.utils.set_random_seed(0)
     model = fresh_model("mixed_bfloat16", dropout_rate=0.1, num_groups_multiple=2, remat=True, **SHALLOW)
     compile_model(model)
@@ -355,6 +355,10 @@ def test_it_fits(fresh_model, features):
     history = model.fit(features, targets, sample_weight=(targets != 0).astype("float32"), batch_size=2, epochs=10,
                         verbose=0).history
     assert history["loss"][-1] < 0.7 * history["loss"][0]
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    np.testing.assert_array_equal(loaded(features), model(features))
+    assert loaded.optimizer.iterations == 20
 
 
 @pytest.mark.parametrize("dtype", ["float32", "mixed_bfloat16"])

@@ -109,9 +109,9 @@ def test_divergence_names_the_step_and_the_tensor_and_keeps_the_last_good_checkp
     assert checkpoints.steps(os.path.join(run.model_dir, "checkpoints")) == [2, 4]
 
 
-def test_microbatches_several_steps_a_call_and_adam_train_too(tiny_config, run):
+def test_microbatches_several_steps_a_call_packing_and_adam_train_too(tiny_config, run):
     settings = StepSettings(num_microbatches=2, steps_per_call=3, clip_norm=1.0)
-    periods = {"log_period": 3, "eval_period": 6, "checkpoint_period": 6}
+    periods = {"log_period": 3, "eval_period": 6, "checkpoint_period": 6, "pack": True}
     _, summary = _train(tiny_config, dataclasses.replace(run, **periods), settings, keras.optimizers.Adam(0.01))
     assert summary["eval/sentences/loss"]["last"] < summary["eval/sentences/loss"]["first"]
 
