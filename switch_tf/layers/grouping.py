@@ -19,21 +19,29 @@ class Groups(NamedTuple):
     size: Any
 
 
-def global_groups(num_tokens: int, group_size: int, num_groups_multiple: int) -> Groups | None:
+def global_groups(num_tokens: int, group_size: int, num_groups_multiple: int, semantics="switch_tf") -> Groups | None:
     """The fewest groups, a multiple of `num_groups_multiple`, that divide `num_tokens` into at most `group_size` each.
 
-    None where there are none.
+    None where there are none. With semantics "mtf" the search starts at num_tokens // group_size groups, as in Mesh
+    TensorFlow, so that a group may be larger than `group_size`.
     """
     if num_tokens % num_groups_multiple:
         return None
     quotient = num_tokens // num_groups_multiple
-    for factor in range(-(-quotient // group_size), quotient + 1):
+    first = _fewest_groups(num_tokens, group_size, semantics)
+    for factor in range(max(1, -(-first // num_groups_multiple)), quotient + 1):
         if quotient % factor == 0:
             return Groups(num_groups_multiple * factor, quotient // factor)
     return None
 
 
-def check_batch(num_sequences: int, length: int, group_size: int, num_groups_multiple: int, num_parts: int = 1) -> None:
+def _fewest_groups(num_tokens, group_size, semantics):
+    """Where the search for a number of groups starts: tokens over group size, rounded up, or down by "mtf"."""
+    return num_tokens // group_size if semantics == "mtf" else -(-num_tokens // group_size)
+
+
+def check_batch(num_sequences: int, length: int, group_size: int, num_groups_multiple: int, num_parts: int = 1,
+                semantics="switch_tf") -> None:
     """Raises ValueError, naming the nearest batches that work, unless a training batch can be cut into groups.
 
     Args:
@@ -41,7 +49,7 @@ def check_batch(num_sequences: int, length: int, group_size: int, num_groups_mul
         num_parts: int. Each of so many parts must hold whole groups.
     """
     num_tokens = num_sequences * length
-    groups = global_groups(num_tokens, group_size, num_groups_multiple)
+    groups = global_groups(num_tokens, group_size, num_groups_multiple, semantics)
     if groups:
         partitioning.check_parts(groups.count, num_parts)
         return
@@ -55,7 +63,7 @@ def check_batch(num_sequences: int, length: int, group_size: int, num_groups_mul
         f"Use a batch of {' or '.join(batches)} sequences, or num_groups_multiple={divisor}.")
 
 
-def plan_groups(shape, group_size: int, num_groups_multiple: int, training: bool) -> Groups:
+def plan_groups(shape, group_size: int, num_groups_multiple: int, training: bool, semantics="switch_tf") -> Groups:
     """Groups of this part of the batch, whose tokens are `shape` = (sequences, length), ints or scalar tensors.
 
     In training the batch must divide. Otherwise, and where its size is unknown while tracing, the caller fills it up
@@ -64,28 +72,34 @@ def plan_groups(shape, group_size: int, num_groups_multiple: int, training: bool
     part = partitioning.current_part()
     num_tokens = shape[0] * shape[1]
     if not isinstance(num_tokens, int):
-        return _dynamic_groups(num_tokens, group_size, num_groups_multiple)
+        if part.count > 1:
+            raise ValueError("The batch size must be known while tracing where a batch is cut into parts; give the "
+                             "input signature a batch size.")
+        return _dynamic_groups(num_tokens, group_size, num_groups_multiple, semantics)
     if training:
-        check_batch(shape[0] * part.count, shape[1], group_size, num_groups_multiple)
+        check_batch(shape[0] * part.count, shape[1], group_size, num_groups_multiple, part.count, semantics)
     filled = -(-num_tokens * part.count // num_groups_multiple) * num_groups_multiple
-    groups = global_groups(max(filled, num_groups_multiple), group_size, num_groups_multiple)
+    groups = global_groups(max(filled, num_groups_multiple), group_size, num_groups_multiple, semantics)
     return Groups(partitioning.share_of_groups(groups.count), groups.size)
 
 
-def _dynamic_groups(num_tokens, group_size, num_groups_multiple) -> Groups:
-    """The same rule in the graph."""
+def _dynamic_groups(num_tokens, group_size, num_groups_multiple, semantics) -> Groups:
+    """The same rule in the graph, on the tokens filled up to a multiple of `num_groups_multiple`."""
     quotient = ops.maximum(-(-num_tokens // num_groups_multiple), 1)
+    first = _fewest_groups(quotient * num_groups_multiple, group_size, semantics)
     factors = ops.arange(1, quotient + 1, dtype="int32")
-    is_valid = ops.logical_and(ops.equal(quotient % factors, 0), quotient // factors <= group_size)
+    is_valid = ops.logical_and(ops.equal(quotient % factors, 0), factors * num_groups_multiple >= first)
     factor = ops.min(ops.where(is_valid, factors, quotient))
     return Groups(num_groups_multiple * factor, quotient // factor)
 
 
-def expert_capacity(group_tokens, capacity_factor: float, num_experts: int, min_expert_capacity: int):
+def expert_capacity(group_tokens, capacity_factor: float, num_experts: int, min_expert_capacity: int,
+                    semantics="switch_tf"):
     """Slots of each expert in a group: equation 3 rounded down, at least the minimum, at most the group's tokens.
 
     Args:
         group_tokens: int or int32 scalar tensor.
+        semantics: with "mtf" the minimum is taken last, so that it may exceed the group's tokens.
 
     Returns:
         int, or int32 scalar tensor.
@@ -93,6 +107,10 @@ def expert_capacity(group_tokens, capacity_factor: float, num_experts: int, min_
     # In integers, so that 1.1 * 1000 / 10 is 110 and not what its binary neighbour rounds to.
     ratio = fractions.Fraction(str(capacity_factor)) / num_experts
     if isinstance(group_tokens, int):
-        return min(max(math.floor(group_tokens * ratio), min_expert_capacity), group_tokens)
-    capacity = ops.cast(group_tokens, "int64") * ratio.numerator // ratio.denominator
-    return ops.minimum(ops.maximum(ops.cast(capacity, "int32"), min_expert_capacity), group_tokens)
+        capacity, minimum, maximum = math.floor(group_tokens * ratio), min, max
+    else:
+        capacity = ops.cast(group_tokens, "int64") * ratio.numerator // ratio.denominator
+        capacity, minimum, maximum = ops.cast(capacity, "int32"), ops.minimum, ops.maximum
+    if semantics == "mtf":
+        return maximum(minimum(capacity, group_tokens), min_expert_capacity)
+    return minimum(maximum(capacity, min_expert_capacity), group_tokens)

@@ -30,8 +30,8 @@ class SwitchFeedForward(keras.layers.Layer):
         expert_dropout_rate: float, see `ExpertFeedForward`.
         load_balancing_loss_weight, router_z_loss_weight: float, coefficients of the losses that `layer(x)` adds.
         router_dtype, init_scale: see `Router`.
-        semantics: "switch_tf"; "mtf" for Mesh TensorFlow's load-balancing loss; "hf" makes each sequence a group with
-            `expert_capacity` slots and routes padding, as Hugging Face does.
+        semantics: "switch_tf"; "mtf" for Mesh TensorFlow's grouping, capacity and load-balancing loss; "hf" makes
+            each sequence a group with `expert_capacity` slots and routes padding, as Hugging Face does.
         expert_capacity: int, for semantics "hf" only.
         dispatch: "einsum", "index" or "auto", see `dispatch`.
 
@@ -132,13 +132,11 @@ class SwitchFeedForward(keras.layers.Layer):
         """Groups of the batch and slots of an expert for each."""
         if self.semantics == "hf":
             return grouping.Groups(batch, length), self.expert_capacity
-        groups = grouping.plan_groups((batch, length), self.group_size, self.num_groups_multiple, training)
+        groups = grouping.plan_groups((batch, length), self.group_size, self.num_groups_multiple, training,
+                                      self.semantics)
         factor = self.train_capacity_factor if training else self.eval_capacity_factor
-        return groups, grouping.expert_capacity(groups.size, factor, self.num_experts, self.min_expert_capacity)
-
-    def compute_output_spec(self, inputs, padding_mask=None, token_ids=None, training=False,
-                            return_router_stats=False):
-        return keras.KerasTensor(inputs.shape, dtype=self.compute_dtype)
+        return groups, grouping.expert_capacity(groups.size, factor, self.num_experts, self.min_expert_capacity,
+                                                self.semantics)
 
     def get_config(self):
         names = ("num_experts", "d_ff", "activation", "group_size", "num_groups_multiple", "jitter_noise",

@@ -43,7 +43,7 @@ class RelativePositionBias(keras.layers.Layer):
         is_bidirectional: bool. True in encoders, False in decoders.
 
     Call arguments:
-        query_length, key_length: int.
+        query_length, key_length: int, or <int32> scalar where a length is unknown while tracing.
 
     Returns: <float32>[1, heads, query, key].
     """
@@ -65,9 +65,12 @@ class RelativePositionBias(keras.layers.Layer):
     def call(self, query_length, key_length):
         # A pair's bias depends on key - query alone: look up the query + key - 1 distances and cut a shifted row
         # for each query, so that no [query, key] constant and no scatter enters the program.
-        distances = np.arange(-query_length + 1, key_length + 1)
-        buckets = relative_position_bucket(distances, self.is_bidirectional, self.num_buckets, self.max_distance)
-        one_hot = ops.one_hot(ops.convert_to_tensor(buckets), self.num_buckets, dtype="float32")
+        furthest = self.max_distance  # all beyond share its bucket
+        table = relative_position_bucket(np.arange(-furthest, furthest + 1), self.is_bidirectional, self.num_buckets,
+                                         self.max_distance)
+        distances = ops.clip(ops.arange(1 - query_length, key_length + 1, dtype="int32"), -furthest, furthest)
+        buckets = ops.take(ops.convert_to_tensor(table), distances + furthest)
+        one_hot = ops.one_hot(buckets, self.num_buckets, dtype="float32")
         by_distance = ops.einsum("hn,dn->hd", ops.cast(self.rel_embedding, "float32"), one_hot)
         # Row i of `shifted` starts i places later in the repeated row; entry query_length - 1 + j is distance j - i.
         width = query_length + key_length

@@ -142,7 +142,7 @@ class Stack(keras.layers.Layer):
 
     def call(self, embedded, is_real, attention_mask, memory=None, memory_mask=None, training=False):
         hidden = self.embedding_dropout(embedded, training=training)
-        length = hidden.shape[1]
+        length = ops.shape(hidden)[1]
         position_bias = self.relpos_bias(query_length=length, key_length=length)
         memory = () if memory is None else (memory, memory_mask)
         router_stats = ()

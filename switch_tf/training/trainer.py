@@ -99,7 +99,7 @@ class Trainer:
             for feature, sparse_layers in stacks:
                 if sparse_layers:
                     grouping.check_batch(run.batch_size, run.task_feature_lengths[feature], config.group_size,
-                                         config.num_groups_multiple, settings.num_microbatches)
+                                         config.num_groups_multiple, settings.num_microbatches, config.semantics)
         if run.initial_checkpoint is not None:
             checkpoints.describe(checkpoints.resolve(run.initial_checkpoint))
 

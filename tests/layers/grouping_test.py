@@ -168,3 +168,24 @@ def test_parts_that_would_cut_a_group_are_refused():
         check_batch(100, 61, 4096, 1, num_parts=4)
     with partitioning.part_of_batch(4, 0), pytest.raises(ValueError, match=message):
         plan_groups((25, 61), 4096, 1, training=True)
+
+
+def test_mesh_tensorflows_rules_let_groups_exceed_their_size_and_capacities_their_group():
+    # 2047 // 1024 = 1 group of 2047 (ours: 2047 = 23 * 89, so 23 groups of 89)
+    assert grouping.global_groups(2047, 1024, 1, semantics="mtf") == (1, 2047)
+    assert grouping.global_groups(2047, 1024, 1) == (23, 89)
+    # 3000 // 1024 = 2 groups, a multiple of 4 that divides: 4 groups of 750
+    assert grouping.global_groups(3000, 1024, 4, semantics="mtf") == (4, 750)
+    # trunc(2 * 1.25 / 4) = 0 slots, then the minimum, although a group has 2 tokens
+    assert grouping.expert_capacity(2, 1.25, 4, 4, semantics="mtf") == 4
+    assert grouping.expert_capacity(2, 1.25, 4, 4) == 2
+
+
+def test_an_unknown_batch_cannot_be_cut_into_parts():
+    @tf.function(input_signature=[tf.TensorSpec([None, 6])])
+    def plan(x):
+        with partitioning.part_of_batch(2, 0):
+            return grouping.plan_groups((tf.shape(x)[0], 6), 4, 1, training=True)
+
+    with pytest.raises(ValueError, match="The batch size must be known while tracing where a batch is cut into parts"):
+        plan(np.zeros((2, 6), "float32"))

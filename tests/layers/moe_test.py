@@ -425,3 +425,13 @@ def test_auto_takes_the_devices_dispatch(monkeypatch):
     first, second = layer(x), layer(x)
     assert made == ["Index", "Einsum"]
     np.testing.assert_allclose(first, second, rtol=1e-6, atol=1e-6)
+
+
+def test_forward_hands_symbolic_statistics_to_a_functional_model():
+    inputs = keras.Input((6, 8))
+    outputs, stats = SwitchFeedForward(2, 4, min_expert_capacity=1).forward(inputs)
+    model = keras.Model(inputs, [outputs, stats.router_entropy.total, stats.router_entropy.weight])
+    values, _, weight = model(np.ones((3, 6, 8), "float32"))
+    assert values.shape == (3, 6, 8)
+    assert outputs.shape == (None, 6, 8)
+    assert float(weight) == 18

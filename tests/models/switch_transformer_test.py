@@ -411,3 +411,12 @@ def test_a_missing_feature_is_named(make_model, features, name):
 def test_a_training_batch_that_cannot_be_cut_is_refused(make_model, features):
     with pytest.raises(ValueError, match=r"divides 24 tokens \(3 sequences of 8\) .* Use a batch of 2 or 4 seq"):
         make_model(num_groups_multiple=16).forward(features, training=True)
+
+
+def test_batch_and_lengths_may_be_unknown_while_tracing(make_model, features):
+    model = make_model()
+    names = ("encoder_input_tokens", "decoder_input_tokens")
+    signature = {name: tf.TensorSpec([None, None], tf.int32) for name in names}
+    traced = tf.function(lambda batch: model.forward(batch)[0], input_signature=[signature])
+    batch = {name: tf.constant(features[name], tf.int32) for name in names}
+    np.testing.assert_allclose(traced(batch), model.forward(batch)[0], rtol=1e-5, atol=1e-6)
