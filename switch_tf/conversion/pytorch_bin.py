@@ -101,14 +101,18 @@ def _read_pickle(program: bytes, path) -> dict:
         for instruction, argument, _ in pickletools.genops(program):
             machine.step(instruction.name, argument)
         (result,) = machine.stack
-        if isinstance(result, dict) and all(isinstance(name, str) for name in result):
-            return result
     except _RefusedError:
         raise
-    except (AttributeError, IndexError, KeyError, TypeError, ValueError):
-        pass
-    raise ValueError(f"{path} is damaged, or holds something other than a dictionary of tensors "
-                     "(model.state_dict()). Download it again, or take the model.safetensors of the same model.")
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        raise _damaged(path) from error
+    if not isinstance(result, dict) or not all(isinstance(name, str) for name in result):
+        raise _damaged(path)
+    return result
+
+
+def _damaged(path):
+    return ValueError(f"{path} is damaged, or holds something other than a dictionary of tensors "
+                      "(model.state_dict()). Download it again, or take the model.safetensors of the same model.")
 
 
 class _RefusedError(ValueError):

@@ -197,4 +197,5 @@ def test_what_they_cannot_represent():
 def test_one_dropout_rate_is_said():
     with pytest.warns(UserWarning, match="dropout_rate=0.1 is written for the experts too, whose expert_dropout_rate="
                                          "0.4 is not"):
-        huggingface_config.to_hugging_face(dataclasses.replace(SPARSE, expert_dropout_rate=0.4), 4)
+        written = huggingface_config.to_hugging_face(dataclasses.replace(SPARSE, expert_dropout_rate=0.4), 4)
+    assert written["dropout_rate"] == 0.1

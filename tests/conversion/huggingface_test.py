@@ -129,7 +129,8 @@ def test_wrong_numbers_of_layers_are_put_right(tmp_path):
 def test_a_bias_that_old_files_have_is_ignored(tmp_path):
     tensors = golden_tensors("t5_1_1")
     tensors["decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"] = np.ones((8, 3), "float32")
-    conversion.from_hugging_face(copy("t5_1_1", tmp_path / "in", tensors))
+    model = conversion.from_hugging_face(copy("t5_1_1", tmp_path / "in", tensors))
+    assert model.config == conversion.from_hugging_face(GOLDEN / "t5_1_1").config
 
 
 def test_damaged_checkpoints(tmp_path):

@@ -1,5 +1,6 @@
 import json
 import os
+import signal
 import subprocess
 import sys
 
@@ -19,8 +20,10 @@ def test_a_second_process_is_refused_with_the_pid_of_the_first(tmp_path):
 def test_the_lock_dies_with_its_process(tmp_path):
     script = ("import os, signal; from switch_tf.training.run_folder import RunFolder; "
               f"folder = RunFolder({str(tmp_path)!r}); os.kill(os.getpid(), signal.SIGKILL)")
-    subprocess.run([sys.executable, "-c", script])
+    killed = subprocess.run([sys.executable, "-c", script])
+    assert killed.returncode == -signal.SIGKILL
     RunFolder(tmp_path)
+    assert (tmp_path / "lock").read_text() == str(os.getpid())
 
 
 def test_lines_past_the_restored_step_and_a_torn_last_line_are_cut(tmp_path):
