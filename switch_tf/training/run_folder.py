@@ -10,10 +10,13 @@ class RunFolder:
     """Creates and locks a run folder. The lock dies with the process that holds it, however that ends.
 
     Raises:
-        ValueError: the folder cannot be written, or another process trains in it.
+        ValueError: the folder is a URL or cannot be written, or another process trains in it.
     """
 
     def __init__(self, path):
+        if "://" in str(path):
+            raise ValueError(f"MODEL_DIR must be a folder of this machine's file system (a mounted bucket will do), not "
+                             f"{str(path)!r}: runs are locked and renamed into place there.")
         self.path = pathlib.Path(path)
         try:
             self.checkpoints.mkdir(parents=True, exist_ok=True)

@@ -42,6 +42,13 @@ def test_unfinished_checkpoints_are_removed(tmp_path):
     assert not unfinished.exists()
 
 
+def test_a_url_is_refused_before_a_folder_of_that_name_is_made(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match="MODEL_DIR must be a folder of this machine's file system .* not 'gs://b/run'"):
+        RunFolder("gs://b/run")
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_folder_that_cannot_be_written_is_refused_in_one_sentence(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ValueError, match="MODEL_DIR .* cannot be written .*; choose a folder that can"):
