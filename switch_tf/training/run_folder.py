@@ -15,7 +15,7 @@ class RunFolder:
 
     def __init__(self, path):
         if "://" in str(path):
-            raise ValueError(f"MODEL_DIR must be a folder of this machine's file system (a mounted bucket will do), not "
+            raise ValueError("MODEL_DIR must be a folder of this machine's file system (a mounted bucket will do), not "
                              f"{str(path)!r}: runs are locked and renamed into place there.")
         self.path = pathlib.Path(path)
         try:
