@@ -109,6 +109,7 @@ def describe(checkpoint) -> dict:
 
     Raises:
         BrokenCheckpoint: in one sentence, what is missing.
+        ValueError: another version of the format.
     """
     checkpoint = pathlib.Path(checkpoint)
     try:
@@ -116,8 +117,8 @@ def describe(checkpoint) -> dict:
     except (OSError, json.JSONDecodeError) as error:
         raise BrokenCheckpoint(f"{checkpoint} has no readable checkpoint.json ({_first_line(error)}).") from error
     if description["format_version"] != FORMAT_VERSION:
-        raise BrokenCheckpoint(f"{checkpoint} has format {description['format_version']}; this version of switch_tf "
-                               f"reads format {FORMAT_VERSION}.")
+        raise ValueError(f"{checkpoint} has format {description['format_version']}; this version of switch_tf reads "
+                         f"format {FORMAT_VERSION}, so use the version that wrote it.")
     for name, size in description["files"].items():
         file = checkpoint / name
         found = file.stat().st_size if file.exists() else "nothing"
@@ -144,6 +145,14 @@ def restore(checkpoint, variables: dict, iterator=None) -> dict:
     except tf.errors.OpError as error:
         raise BrokenCheckpoint(f"{checkpoint} is damaged ({_first_line(error)}).") from error
     return description
+
+
+def set_aside(checkpoint) -> pathlib.Path:
+    """Renames a broken checkpoint, so that its step can be saved again; returns its new place."""
+    checkpoint = pathlib.Path(checkpoint)
+    aside = checkpoint.with_name(f"broken.{checkpoint.name}")
+    shutil.rmtree(aside, ignore_errors=True)
+    return checkpoint.rename(aside)
 
 
 def resolve(source) -> pathlib.Path:

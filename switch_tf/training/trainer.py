@@ -94,6 +94,10 @@ class Trainer:
         if run.batch_size % settings.num_microbatches:
             raise ValueError(f"BATCH_SIZE must be a multiple of num_microbatches ({settings.num_microbatches}), not "
                              f"{run.batch_size}.")
+        for feature in ("inputs", "targets"):
+            if not isinstance(run.task_feature_lengths.get(feature), int):
+                raise ValueError("TASK_FEATURE_LENGTHS must give the tokens of \"inputs\" and \"targets\", such as "
+                                 f"{{'inputs': 128, 'targets': 29}}, not {run.task_feature_lengths!r}.")
         stacks = [("inputs", config.encoder_sparse_layers), ("targets", config.decoder_sparse_layers)]
         if config.semantics != "hf":
             for feature, sparse_layers in stacks:
@@ -112,8 +116,6 @@ class Trainer:
         run = self.run
         self.folder = RunFolder(run.model_dir)
         self.progress = summaries.Progress(0, run.train_steps)
-        if operative_config:
-            (self.folder.path / "operative_config.gin").write_text(operative_config)
         keras.utils.set_random_seed(run.seed)
         self.model.build()
         self.optimizer.build(self.model.trainable_variables)
@@ -123,6 +125,9 @@ class Trainer:
         self._iterator = iter(self._dataset("train", run.seed).batch(self.step_settings.steps_per_call))
         self._variables = checkpoints.state_variables(self.model, self.optimizer)
         self.step, pending = self._restore()
+        # Only now is it certain that this configuration belongs to what the folder holds.
+        if operative_config:
+            (self.folder.path / "operative_config.gin").write_text(operative_config)
         self.folder.cut_metrics(self.step if self.step else -1)
         self.progress.advance(self.step)
         self._peak_flops = peak.measured_peak_flops(self.model.compute_dtype)
@@ -139,17 +144,20 @@ class Trainer:
 
     def _restore(self):
         """Returns the step to go on from and the metrics that were summed since the last logged one."""
-        found = checkpoints.steps(self.folder.checkpoints)
-        for step in reversed(found):
+        broken = []
+        for step in reversed(checkpoints.steps(self.folder.checkpoints)):
             path = checkpoints.path_of(self.folder.checkpoints, step)
             try:
                 description = checkpoints.restore(path, self._variables, self._iterator)
-            except checkpoints.BrokenCheckpoint as broken:
-                self.progress.say(f"{broken} Trying the one before it.")
+            except checkpoints.BrokenCheckpoint as error:
+                self.progress.say(f"{error} Trying the one before it.")
+                broken.append(path)
                 continue
+            for newer in broken:
+                self.progress.say(f"{newer} is kept as {checkpoints.set_aside(newer)}.")
             self.progress.say(f"Going on from step {step} ({path}).")
             return step, summaries.pending_from_json(description["pending_metrics"])
-        if found:
+        if broken:
             raise ValueError(f"No checkpoint in {str(self.folder.checkpoints)!r} can be read; move the folder away to "
                              "start anew, or restore it from a copy.")
         if self.run.initial_checkpoint is not None:

@@ -77,10 +77,37 @@ def test_a_broken_checkpoint_is_passed_over_for_the_one_before_it(tiny_config, r
     _train(tiny_config, run)
     newest = checkpoints.path_of(os.path.join(run.model_dir, "checkpoints"), 6)
     (newest / "state.index").unlink()
+    before = [line["train/loss"] for line in _lines(run) if "train/loss" in line]
     trainer = Trainer(SwitchTransformer(tiny_config), Adafactor(0.01), run)
     trainer.prepare()
     assert trainer.step == 4
     assert "state.index should have" in capfd.readouterr().err
+    trainer.train()
+    # the step whose checkpoint was broken is saved again, and its remains are kept beside it
+    checkpoints.describe(newest)
+    assert newest.with_name("broken.step_00000006").is_dir()
+    assert [line["train/loss"] for line in _lines(run) if "train/loss" in line] == before
+
+
+def test_where_no_checkpoint_can_be_read_the_run_is_refused_again_and_again(tiny_config, run):
+    _train(tiny_config, run)
+    folder = os.path.join(run.model_dir, "checkpoints")
+    for step in checkpoints.steps(folder):
+        (checkpoints.path_of(folder, step) / "state.index").unlink()
+    for _ in range(2):
+        trainer = Trainer(SwitchTransformer(tiny_config), Adafactor(0.01), run)
+        with pytest.raises(ValueError, match="No checkpoint in .* can be read; move the folder away to start anew"):
+            trainer.prepare()
+        trainer.folder.close()
+
+
+def test_another_configuration_leaves_the_folder_as_it_was(tiny_config, run):
+    _train(tiny_config, run)
+    trainer = Trainer(SwitchTransformer(dataclasses.replace(tiny_config, d_ff=64)), Adafactor(0.01), run)
+    with pytest.raises(ValueError, match=r"mlp/wi has shape \[16, 32\] in .* but \[16, 64\] in this model"):
+        trainer.prepare("# another")
+    with open(os.path.join(run.model_dir, "operative_config.gin")) as file:
+        assert file.read() == "# resolved"
 
 
 def test_a_new_run_starts_from_the_weights_of_another(tiny_config, run, tmp_path):
@@ -120,6 +147,7 @@ def test_microbatches_several_steps_a_call_packing_and_adam_train_too(tiny_confi
     ({"batch_size": 6}, {"num_microbatches": 4}, r"BATCH_SIZE must be a multiple of num_microbatches \(4\), not 6"),
     ({"log_period": 5}, {"steps_per_call": 2}, "LOG_PERIOD must be a multiple of steps_per_call"),
     ({"mixture_or_task_name": "sentencs"}, {}, "sentences"),
+    ({"task_feature_lengths": {"inputs": 32}}, {}, "TASK_FEATURE_LENGTHS must give the tokens of"),
     ({"initial_checkpoint": "nowhere"}, {}, "INITIAL_CHECKPOINT must name a run folder"),
 ])
 def test_what_cannot_work_is_refused_before_anything_is_written(tiny_config, run, changes, settings, message):
