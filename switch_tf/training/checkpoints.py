@@ -137,14 +137,18 @@ def restore(checkpoint, variables: dict, iterator=None) -> dict:
     description = describe(checkpoint)
     _check_same(checkpoint, description["variables"], variables)
     try:
-        tf.train.Checkpoint(state={path: variable.value for path, variable in variables.items()}).read(
-            str(pathlib.Path(checkpoint) / "state")).assert_existing_objects_matched()
+        _read(pathlib.Path(checkpoint) / "state", state={path: variable.value for path, variable in variables.items()})
         if iterator is not None:
-            tf.train.Checkpoint(iterator=iterator).read(str(pathlib.Path(checkpoint) / "data_position")
-                                                        ).assert_existing_objects_matched()
+            _read(pathlib.Path(checkpoint) / "data_position", iterator=iterator)
     except tf.errors.OpError as error:
         raise BrokenCheckpoint(f"{checkpoint} is damaged ({_first_line(error)}).") from error
     return description
+
+
+def _read(prefix, **objects):
+    status = tf.train.Checkpoint(**objects).read(str(prefix))
+    status.assert_existing_objects_matched()
+    status.expect_partial()  # weights alone are read without the optimizer's slots, and TensorFlow would name them all
 
 
 def set_aside(checkpoint) -> pathlib.Path:

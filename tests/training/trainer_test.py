@@ -110,7 +110,7 @@ def test_another_configuration_leaves_the_folder_as_it_was(tiny_config, run):
         assert file.read() == "# resolved"
 
 
-def test_a_new_run_starts_from_the_weights_of_another(tiny_config, run, tmp_path):
+def test_a_new_run_starts_from_the_weights_of_another(tiny_config, run, tmp_path, caplog):
     trainer, _ = _train(tiny_config, run)
     tuned = dataclasses.replace(run, model_dir=str(tmp_path / "tuned"), initial_checkpoint=run.model_dir)
     second = Trainer(SwitchTransformer(tiny_config), Adafactor(0.01), tuned)
@@ -118,6 +118,7 @@ def test_a_new_run_starts_from_the_weights_of_another(tiny_config, run, tmp_path
     assert second.step == 0
     for first, other in zip(trainer.model.variables, second.model.variables, strict=True):
         np.testing.assert_array_equal(first.numpy(), other.numpy())
+    assert "could not be found in the restored object" not in caplog.text
 
 
 def test_divergence_names_the_step_and_the_tensor_and_keeps_the_last_good_checkpoint(tiny_config, run, monkeypatch):
