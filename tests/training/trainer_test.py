@@ -15,6 +15,13 @@ from switch_tf.training.trainer import Run, Trainer
 
 
 @pytest.fixture
+def tiny_config(tiny_config):
+    """One layer each, sparse: these tests trace many steps."""
+    return dataclasses.replace(tiny_config, num_encoder_layers=1, num_decoder_layers=1, encoder_sparse_step=1,
+                               decoder_sparse_step=1)
+
+
+@pytest.fixture
 def run(sentences_task, tmp_path):
     return Run(model_dir=str(tmp_path / "run"), mixture_or_task_name=sentences_task,
                task_feature_lengths={"inputs": 32, "targets": 16}, train_steps=6, batch_size=4, log_period=2,
@@ -42,7 +49,7 @@ def test_a_run_writes_what_the_documentation_promises(tiny_config, run):
     assert "eval/sentences/unigram_loss" in evaluated[0]
     for name in ("train/cross_entropy", "train/load_balancing_loss", "train/router_z_loss", "train/tokens_per_second",
                  "train/seconds_per_step", "train/model_flops_utilization", "train/input_wait_fraction",
-                 "router/encoder/layers_1/fraction_tokens_dropped", "router/decoder/layers_1/router_entropy"):
+                 "router/encoder/layers_0/fraction_tokens_dropped", "router/decoder/layers_0/router_entropy"):
         assert name in logged[0], name
     assert set(os.listdir(run.model_dir)) == {"checkpoints", "events", "lock", "loss.png", "metrics.jsonl",
                                               "operative_config.gin", "report.html"}
@@ -104,7 +111,7 @@ def test_where_no_checkpoint_can_be_read_the_run_is_refused_again_and_again(tiny
 def test_another_configuration_leaves_the_folder_as_it_was(tiny_config, run):
     _train(tiny_config, run)
     trainer = Trainer(SwitchTransformer(dataclasses.replace(tiny_config, d_ff=64)), Adafactor(0.01), run)
-    with pytest.raises(ValueError, match=r"mlp/wi has shape \[16, 32\] in .* but \[16, 64\] in this model"):
+    with pytest.raises(ValueError, match=r"experts/wi has shape \[4, 16, 32\] in .* but \[4, 16, 64\] in this"):
         trainer.prepare("# another")
     with open(os.path.join(run.model_dir, "operative_config.gin")) as file:
         assert file.read() == "# resolved"
@@ -126,12 +133,12 @@ def test_divergence_names_the_step_and_the_tensor_and_keeps_the_last_good_checkp
 
     def break_the_router(self):
         if self.step == 4:
-            self.model.decoder.layers[1].mlp.router.kernel.assign(np.full((16, 4), np.inf))
+            self.model.decoder.layers[0].mlp.router.kernel.assign(np.full((16, 4), np.inf))
         original(self)
 
     monkeypatch.setattr(Trainer, "_take_steps", break_the_router)
     message = ("gradient of step 5 is not finite; the first bad tensor is the weight "
-               "decoder/layers_1/mlp/router/kernel.*step_00000004")
+               "decoder/layers_0/mlp/router/kernel.*step_00000004")
     with pytest.raises(diagnosis.Divergence, match=message):
         _train(tiny_config, run)
     assert checkpoints.steps(os.path.join(run.model_dir, "checkpoints")) == [2, 4]
