@@ -3,7 +3,7 @@
 from keras import ops
 
 from switch_tf.config import SEMANTICS, check_choice
-from switch_tf.metrics import Mean
+from switch_tf.metrics import Mean, RouterStats
 
 
 def cross_entropy(logits, targets, loss_weights, z_loss_weight=1e-4, label_smoothing=0.0) -> tuple[Mean, Mean, Mean]:
@@ -94,3 +94,9 @@ def router_z_mean(router_logits, padding_mask=None) -> Mean:
     squared = ops.square(ops.logsumexp(ops.cast(router_logits, "float32"), axis=-1))
     real = ops.ones_like(squared) if padding_mask is None else ops.cast(padding_mask, "float32")
     return Mean(ops.sum(squared * real), ops.sum(real))
+
+
+def router_loss(stats: RouterStats, load_balancing_loss_weight: float, router_z_loss_weight: float):
+    """What one sparse layer adds to the loss: both router losses times their coefficients, <float32> scalar."""
+    return (load_balancing_loss_weight * stats.load_balancing_loss.value
+            + router_z_loss_weight * stats.router_z_loss.value)

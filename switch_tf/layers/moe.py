@@ -3,7 +3,7 @@
 import keras
 from keras import ops
 
-from switch_tf import partitioning
+from switch_tf import losses, partitioning
 from switch_tf.config import DISPATCHES, SEMANTICS, check_choice
 from switch_tf.layers import dispatch as dispatching
 from switch_tf.layers import grouping
@@ -124,8 +124,7 @@ class SwitchFeedForward(keras.layers.Layer):
         outputs = partitioning.constrain(outputs, ("batch", "length", "embed"))
         if return_router_stats:
             return outputs, stats
-        self.add_loss(self.load_balancing_loss_weight * stats.load_balancing_loss.value
-                      + self.router_z_loss_weight * stats.router_z_loss.value)
+        self.add_loss(losses.router_loss(stats, self.load_balancing_loss_weight, self.router_z_loss_weight))
         return outputs
 
     def _plan(self, batch, length, training):

@@ -5,7 +5,7 @@ import dataclasses
 import keras
 from keras import ops
 
-from switch_tf import partitioning
+from switch_tf import losses, partitioning
 from switch_tf.config import SwitchConfig
 from switch_tf.layers import LogitsDense, TokenEmbedding, masks
 from switch_tf.models.transformer import Stack
@@ -61,8 +61,8 @@ class SwitchTransformer(keras.Model):
         if return_router_stats:
             return logits, router_stats
         for stats in router_stats:
-            self.add_loss(self.config.load_balancing_loss_weight * stats.load_balancing_loss.value
-                          + self.config.router_z_loss_weight * stats.router_z_loss.value)
+            self.add_loss(losses.router_loss(stats, self.config.load_balancing_loss_weight,
+                                             self.config.router_z_loss_weight))
         return logits
 
     def _run(self, features, training):
