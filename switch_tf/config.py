@@ -7,9 +7,16 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 ACTIVATIONS = ("relu", "geglu")
-SEMANTICS = ("switch_tf", "mtf", "hf")
-DISPATCHES = ("auto", "einsum", "index")
+SEMANTICS = ("switch_tf", "mtf", "t5x", "hf")
+DISPATCHES = ("auto", "einsum", "index", "ragged")
 ROUTER_DTYPES = ("float32", "bfloat16")
+ROUTING_POLICIES = ("switch", "ntlb", "batch_prioritized", "top2", "top_n", "expert_choice", "hash", "sinkhorn")
+# In the others a later token can take an earlier one's place or change its expert.
+CAUSAL_POLICIES = ("switch", "hash")
+EXPLORATIONS = ("input_jitter", "argmax", "input_dropout", "sample")
+SECOND_EXPERT_POLICIES = ("random", "all", "none", "threshold")
+EXPERT_SUBLAYERS = ("feed_forward", "attention", "feed_forward_and_attention")
+ATTENTION_EXPERT_DTYPES = ("float32", "auto")
 
 
 class Weight(NamedTuple):
@@ -50,14 +57,32 @@ class SwitchConfig:
             into that many parts (devices, microbatches) holds whole groups.
         train_capacity_factor, eval_capacity_factor: float. Slots of an expert over tokens per expert (equation 3).
         min_expert_capacity: int. At least so many slots, as far as the group has tokens.
-        jitter_noise: float in [0, 1). In training the router sees inputs times uniform [1 - noise, 1 + noise].
+        routing_policy: str, one of ROUTING_POLICIES, see `layers.Router`.
+        decoder_routing_policy: str or None. The decoder's, where it differs.
+        allow_non_causal_decoder: bool. All policies but "switch" and "hash" look at later tokens, and a decoder with
+            one of them is refused unless this is True: it trains on what it will not see when it writes.
+        num_selected_experts: int or None. Experts per token; None for the policy's own number (2 for "top2", else 1).
+        exploration: str, one of EXPLORATIONS (Appendix C), see `layers.Router`.
+        jitter_noise: float in [0, 1). In training the router sees inputs times uniform [1 - noise, 1 + noise]; used
+            by exploration "input_jitter".
+        second_expert_policy: str, one of SECOND_EXPERT_POLICIES. Which choices after the first are carried out by
+            "top2" and "top_n".
+        second_expert_threshold: float in (0, 1), used by "random" and "threshold".
+        second_place_loss_weight: float. Adds so much of the balance loss of the second choices to that of the first.
         expert_dropout_rate: float in [0, 1). Dropout inside experts, elementwise (section 4; 0.4 for fine-tuning).
         router_dtype: "float32" (selective precision, section 2.4) or "bfloat16".
         load_balancing_loss_weight, router_z_loss_weight: float. Weights of each sparse layer's losses.
-        semantics: "switch_tf"; "mtf" and "hf" repeat the grouping, capacity and loss rules of Mesh TensorFlow and of
-            Hugging Face, for parity with their checkpoints.
+        extra_mlp: bool. A dense feed-forward layer, with norm and residual of its own, after each layer of experts
+            (ST-MoE).
+        expert_sublayers: str, one of EXPERT_SUBLAYERS. Which sublayers of a sparse layer have experts; those of its
+            self-attention make the queries and, from a second set, the shared keys and values (Appendix A).
+        attention_expert_dtype: "float32", because attention experts diverge in bfloat16 (Table 10), or "auto" for the
+            dtype of the model.
+        semantics: "switch_tf"; "mtf", "t5x" and "hf" repeat the grouping, capacity and loss rules of Mesh TensorFlow,
+            T5X and Hugging Face, for parity with their checkpoints.
         expert_capacity: int. Slots per expert and sequence, fixed; required by semantics "hf", refused otherwise.
-        dispatch: "einsum" (GShard), "index" (gathers), or "auto" by device. The same numbers to rounding.
+        dispatch: "einsum" (GShard), "index" (gathers), "ragged" (gathers, and no empty slot is computed), or "auto" by
+            device and load. The same numbers to rounding.
         remat: bool. Recompute each layer in the backward pass instead of keeping its activations.
 
     Raises:
@@ -88,11 +113,22 @@ class SwitchConfig:
     train_capacity_factor: float = 1.25
     eval_capacity_factor: float = 2.0
     min_expert_capacity: int = 4
+    routing_policy: str = "switch"
+    decoder_routing_policy: str | None = None
+    allow_non_causal_decoder: bool = False
+    num_selected_experts: int | None = None
+    exploration: str = "input_jitter"
     jitter_noise: float = 0.01
+    second_expert_policy: str = "random"
+    second_expert_threshold: float = 0.2
+    second_place_loss_weight: float = 0.0
     expert_dropout_rate: float = 0.0
     router_dtype: str = "float32"
     load_balancing_loss_weight: float = 1e-2
     router_z_loss_weight: float = 1e-3
+    extra_mlp: bool = False
+    expert_sublayers: str = "feed_forward"
+    attention_expert_dtype: str = "float32"
     semantics: str = "switch_tf"
     expert_capacity: int | None = None
     dispatch: str = "auto"
@@ -110,11 +146,13 @@ class SwitchConfig:
         for name in ("train_capacity_factor", "eval_capacity_factor", "layer_norm_epsilon", "init_scale",
                      "attention_init_scale"):
             self._check_number(name, "above 0", lambda value: value > 0)
-        for name in ("load_balancing_loss_weight", "router_z_loss_weight"):
+        for name in ("load_balancing_loss_weight", "router_z_loss_weight", "second_place_loss_weight"):
             self._check_number(name, "0 or above", lambda value: value >= 0)
         for name, choices in (("activation", ACTIVATIONS), ("semantics", SEMANTICS), ("dispatch", DISPATCHES),
-                              ("router_dtype", ROUTER_DTYPES)):
+                              ("router_dtype", ROUTER_DTYPES), ("expert_sublayers", EXPERT_SUBLAYERS),
+                              ("attention_expert_dtype", ATTENTION_EXPERT_DTYPES)):
             check_choice(name, getattr(self, name), choices)
+        self._check_routing()
         if self.relative_attention_max_distance <= self.relative_attention_num_buckets // 2:
             raise ValueError(
                 f"relative_attention_max_distance must be above half of relative_attention_num_buckets "
@@ -125,6 +163,16 @@ class SwitchConfig:
             raise ValueError(
                 f"expert_capacity={self.expert_capacity} belongs to a sparse model with semantics='hf'; elsewhere "
                 "train_capacity_factor, eval_capacity_factor and min_expert_capacity decide the capacity.")
+
+    def _check_routing(self):
+        for is_decoder in (False, True):
+            check_routing(*self.routing(is_decoder), self.num_experts, self.exploration, self.second_expert_policy,
+                          self.second_expert_threshold)
+        if (self.decoder_sparse_layers and self.decoder_policy not in CAUSAL_POLICIES
+                and not self.allow_non_causal_decoder):
+            raise ValueError(
+                f"A decoder cannot be routed by {self.decoder_policy!r}, which lets later tokens change earlier ones; "
+                "use decoder_routing_policy='switch', or allow_non_causal_decoder=True to train it nevertheless.")
 
     def _check_integer(self, name, at_least):
         value = getattr(self, name)
@@ -195,6 +243,15 @@ class SwitchConfig:
         return tuple(range(first, num_layers, step))
 
     @property
+    def decoder_policy(self) -> str:
+        return self.decoder_routing_policy or self.routing_policy
+
+    def routing(self, is_decoder: bool) -> tuple[str, int | None]:
+        """`(policy, num_selected_experts)` of a stack; the latter belongs to `routing_policy` alone."""
+        policy = self.decoder_policy if is_decoder else self.routing_policy
+        return policy, self.num_selected_experts if policy == self.routing_policy else None
+
+    @property
     def sparse_layer_names(self) -> tuple[str, ...]:
         """Names of the sparse layers in the order of the model's router statistics: "encoder/layers_1", ..."""
         return (tuple(f"encoder/layers_{i}" for i in self.encoder_sparse_layers)
@@ -205,22 +262,24 @@ class SwitchConfig:
     def weights(self) -> Iterator[Weight]:
         """Every weight of the model, term by term."""
         d, heads, kv, f, e = self.d_model, self.num_heads, self.d_kv, self.d_ff, self.num_experts
-        stacks = [(self.num_encoder_layers, len(self.encoder_sparse_layers), 1)]
+        stacks = [(self.num_encoder_layers, len(self.encoder_sparse_layers), 1, self.routing_policy)]
         if not self.is_encoder_only:
-            stacks.append((self.num_decoder_layers, len(self.decoder_sparse_layers), 2))
+            stacks.append((self.num_decoder_layers, len(self.decoder_sparse_layers), 2, self.decoder_policy))
         yield Weight("embedding", 1, (self.vocab_size, d), ("vocab", "embed"))
         if not self.logits_via_embedding:
             yield Weight("logits", 1, (d, self.vocab_size), ("embed", "vocab"))
         num_wi = 2 if self.activation == "geglu" else 1
-        for num_layers, num_sparse, num_attentions in stacks:
+        for num_layers, num_sparse, num_attentions, policy in stacks:
             num_dense = num_layers - num_sparse
             yield Weight("attention", 3 * num_attentions * num_layers, (d, heads, kv), ("embed", "heads", "kv"))
             yield Weight("attention", num_attentions * num_layers, (heads, kv, d), ("heads", "kv", "embed"))
             yield Weight("position_bias", 1, (heads, self.relative_attention_num_buckets), ("heads", "relpos_buckets"))
-            yield Weight("norm", (num_attentions + 1) * num_layers + 1, (d,), ("embed",))
-            yield Weight("feed_forward", num_wi * num_dense, (d, f), ("embed", "mlp"))
-            yield Weight("feed_forward", num_dense, (f, d), ("mlp", "embed"))
-            yield Weight("router", num_sparse, (d, e), ("embed", "router_expert"))
+            num_extra = num_sparse if self.extra_mlp else 0
+            yield Weight("norm", (num_attentions + 1) * num_layers + num_extra + 1, (d,), ("embed",))
+            yield Weight("feed_forward", num_wi * (num_dense + num_extra), (d, f), ("embed", "mlp"))
+            yield Weight("feed_forward", num_dense + num_extra, (f, d), ("mlp", "embed"))
+            if policy != "hash":
+                yield Weight("router", num_sparse, (d, e), ("embed", "router_expert"))
             yield Weight("experts", num_wi * num_sparse, (e, d, f), ("expert", "embed", "expert_mlp"))
             yield Weight("experts", num_sparse, (e, f, d), ("expert", "expert_mlp", "embed"))
 
@@ -249,25 +308,64 @@ class SwitchConfig:
         encoder_tokens, decoder_tokens = inputs_length, 0 if self.is_encoder_only else targets_length
         num_enc, num_dec = self.num_encoder_layers, self.num_decoder_layers
         layer_tokens = num_enc * encoder_tokens + num_dec * decoder_tokens
-        sparse_tokens = (len(self.encoder_sparse_layers) * encoder_tokens
-                         + len(self.decoder_sparse_layers) * decoder_tokens)
+        sparse_tokens = {False: len(self.encoder_sparse_layers) * encoder_tokens,
+                         True: len(self.decoder_sparse_layers) * decoder_tokens}
+        num_sparse_tokens = sum(sparse_tokens.values())
+        dense_tokens = layer_tokens - (0 if self.extra_mlp else num_sparse_tokens)
+        expert_rows = sum(tokens * self._expert_rows_per_token(*self.routing(is_decoder))
+                          for is_decoder, tokens in sparse_tokens.items())
+        routed_tokens = sum(tokens for is_decoder, tokens in sparse_tokens.items()
+                            if self.routing(is_decoder)[0] != "hash")
         attention = 4 * d * inner * layer_tokens + num_dec * 2 * d * inner * (encoder_tokens + decoder_tokens)
         scores = inner * (num_enc * encoder_tokens**2 + num_dec * decoder_tokens * (decoder_tokens + encoder_tokens))
-        slots_per_token = self.train_capacity_factor
         return {
             "attention": 2 * attention,
-            "feed_forward": 2 * feed_forward * (layer_tokens - sparse_tokens),
-            "experts": 2 * feed_forward * sparse_tokens,
-            "router": 2 * d * self.num_experts * sparse_tokens,
+            "feed_forward": 2 * feed_forward * dense_tokens,
+            "experts": round(2 * feed_forward * expert_rows),
+            "router": 2 * d * self.num_experts * routed_tokens,
             "attention_scores": 2 * 2 * scores,
             "logits": 2 * d * self.vocab_size * (encoder_tokens if self.is_encoder_only else decoder_tokens),
-            "capacity_padding": round(2 * feed_forward * sparse_tokens * max(0.0, slots_per_token - 1)),
+            "capacity_padding": round(2 * feed_forward * max(
+                0.0, self.train_capacity_factor * num_sparse_tokens - expert_rows)),
         }
+
+    def _expert_rows_per_token(self, policy, num_selected_experts):
+        """Experts that compute each token; where experts choose, the capacity factor says how many do on average."""
+        return self.train_capacity_factor if policy == "expert_choice" else num_choices(policy, num_selected_experts)
 
     def flops_per_sequence(self, inputs_length: int = 512, targets_length: int = 114) -> int:
         """FLOPs of the weight products in one sequence's forward pass, as Table 9 of the paper counts them."""
         parts = self.flops_by_part(inputs_length, targets_length)
         return sum(parts[part] for part in ("attention", "feed_forward", "experts", "router"))
+
+
+def num_choices(policy: str, num_selected_experts: int | None) -> int:
+    """Experts that a policy sends each token to."""
+    return num_selected_experts or (2 if policy == "top2" else 1)
+
+
+def check_routing(policy, num_selected_experts, num_experts, exploration, second_expert_policy,
+                  second_expert_threshold) -> None:
+    """Refuses a routing policy whose options do not fit it; `num_experts` 0 is a model without experts."""
+    check_choice("routing_policy", policy, ROUTING_POLICIES)
+    check_choice("exploration", exploration, EXPLORATIONS)
+    check_choice("second_expert_policy", second_expert_policy, SECOND_EXPERT_POLICIES)
+    if not 0 < second_expert_threshold < 1:
+        raise ValueError(f"second_expert_threshold must be in (0, 1), not {second_expert_threshold!r}.")
+    count = num_choices(policy, num_selected_experts)
+    fixed = {"top2": 2, "top_n": None, "batch_prioritized": None}.get(policy, 1)
+    if fixed is not None and count != fixed:
+        raise ValueError(f"The {policy} policy selects {fixed} expert{'s' * (fixed > 1)} for each token, not "
+                         f"{count!r}; leave num_selected_experts out, or use routing_policy='top_n'.")
+    if isinstance(count, bool) or not isinstance(count, int) or count < (2 if policy == "top_n" else 1):
+        raise ValueError(f"num_selected_experts must be an integer of at least {2 if policy == 'top_n' else 1} with "
+                         f"routing_policy={policy!r}, not {count!r}.")
+    if num_experts and count > num_experts:
+        raise ValueError(f"A token cannot go to {count} of {num_experts} experts; use at least {count} experts or a "
+                         "smaller num_selected_experts.")
+    if exploration == "sample" and policy in ("expert_choice", "hash"):
+        raise ValueError(f"exploration='sample' draws each token's expert, which the {policy} policy does not choose "
+                         "by token; use exploration='input_jitter' or 'argmax'.")
 
 
 def check_choice(name: str, value, choices) -> None:

@@ -45,10 +45,11 @@ def load_balancing_loss(router_probs, expert_index, padding_mask=None, semantics
 
     Args:
         router_probs: <float32>[group, tokens, expert].
-        expert_index: <int32>[group, tokens], the first choice.
+        expert_index: <int32>[group, tokens], the first choice, or [group, tokens, choice], all of them.
         padding_mask: <bool>[group, tokens], True where the token is real, or None.
-        semantics: "mtf" repeats Mesh TensorFlow, which lets padding into f and P and multiplies the mean of the mask
-            in afterwards.
+        semantics: "mtf" repeats Mesh TensorFlow, which divides by all tokens: with one choice it lets padding into f
+            and P and multiplies the mean of the mask in afterwards, with several it masks both. "t5x" counts every
+            choice in f, so that the loss of k choices is k when even.
 
     Returns:
         <float32> scalar, the mean over groups weighted by their real tokens.
@@ -57,23 +58,45 @@ def load_balancing_loss(router_probs, expert_index, padding_mask=None, semantics
 
 
 def load_balancing_mean(router_probs, expert_index, padding_mask=None, semantics="switch_tf") -> Mean:
-    """`load_balancing_loss` as a Mean that merges over parts of a batch; its weight is the number of real tokens."""
+    """`load_balancing_loss` as a Mean that merges over parts of a batch; its weight is the number of counted tokens."""
     check_choice("semantics", semantics, SEMANTICS)
     num_experts = router_probs.shape[-1]
     probs = ops.cast(router_probs, "float32")
-    first_choice = ops.one_hot(expert_index, num_experts, dtype="float32")
+    expert_index = ops.convert_to_tensor(expert_index)
+    has_choices = len(expert_index.shape) == 3
+    num_choices = expert_index.shape[-1] if has_choices else 1
+    if semantics == "t5x" and has_choices:
+        chosen = ops.sum(ops.one_hot(expert_index, num_experts, dtype="float32"), axis=2)
+    else:
+        chosen = ops.one_hot(expert_index[..., 0] if has_choices else expert_index, num_experts, dtype="float32")
     real = ops.ones_like(probs[..., 0]) if padding_mask is None else ops.cast(padding_mask, "float32")
-    if semantics == "mtf":
-        # [group, tokens, expert] -> [group]
-        per_group = num_experts * ops.sum(ops.mean(first_choice, axis=1) * ops.mean(probs, axis=1), axis=-1)
-        return Mean(ops.sum(per_group * ops.mean(real, axis=1)), ops.sum(ops.ones_like(per_group)))
-    num_real = ops.sum(real, axis=1)
+    num_tokens = ops.sum(ops.ones_like(real), axis=1)
+    if semantics == "mtf" and num_choices == 1:
+        per_group = ops.sum(ops.mean(chosen, axis=1) * ops.mean(probs, axis=1), axis=-1) * ops.mean(real, axis=1)
+        return Mean(num_experts * ops.sum(per_group * num_tokens), ops.sum(num_tokens))
     counted = ops.expand_dims(real, -1)
-    divisor = ops.expand_dims(ops.maximum(num_real, 1.0), -1)
-    fraction = ops.sum(first_choice * counted, axis=1) / divisor
-    mean_prob = ops.sum(probs * counted, axis=1) / divisor
+    divisor = num_tokens if semantics == "mtf" else ops.sum(real, axis=1)
+    safe_divisor = ops.expand_dims(ops.maximum(divisor, 1.0), -1)
+    fraction = ops.sum(chosen * counted, axis=1) / safe_divisor
+    mean_prob = ops.sum(probs * counted, axis=1) / safe_divisor
     per_group = num_experts * ops.sum(fraction * mean_prob, axis=-1)
-    return Mean(ops.sum(per_group * num_real), ops.sum(num_real))
+    return Mean(ops.sum(per_group * divisor), ops.sum(divisor))
+
+
+def second_place_mean(router_probs, expert_index, padding_mask=None, semantics="switch_tf") -> Mean:
+    """The load-balancing loss of the second choices, among the experts that are left (Mesh TensorFlow).
+
+    Args:
+        expert_index: <int32>[group, tokens, choice], of at least two choices.
+
+    Returns:
+        Mean, with probabilities renormalised after the first choice is taken out; 1.0 when even.
+    """
+    probs = ops.cast(router_probs, "float32")
+    is_left = 1.0 - ops.one_hot(expert_index[..., 0], probs.shape[-1], dtype="float32")
+    left = probs * is_left
+    left = left / (ops.sum(left, axis=-1, keepdims=True) + 1e-9)
+    return load_balancing_mean(left, expert_index[..., 1:2], padding_mask, semantics)
 
 
 def router_z_loss(router_logits, padding_mask=None):

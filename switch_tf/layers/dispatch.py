@@ -1,9 +1,12 @@
-"""Carries tokens to the slots their router chose and the experts' outputs back: two ways, the same numbers.
+"""Carries tokens to the slots their router chose and the experts' outputs back: three ways, the same numbers.
 
 `Einsum` is GShard's form (section 3.1 there): products with one-hot masks, which TPU partitioners turn into one
 all-to-all each way; its cost grows with tokens times slots. `Index` moves rows by index. On the tokens that were kept,
 the maps from slot to token and from token to slot are inverse, so the gradient of each gather is the other gather: no
-scatter of rows, and cost and memory grow with tokens. It is the faster one on CPU and GPU.
+scatter of rows, and cost and memory grow with tokens. `Ragged` moves them so too, but leaves no empty slots between
+them: the experts compute what is there, one after the other. It is the fastest where experts are few, on CPU.
+
+Where experts choose, a token may lie in many slots, and the way back is a sum over segments instead of a gather.
 """
 
 import keras
@@ -11,17 +14,37 @@ from keras import ops
 
 from switch_tf import partitioning
 from switch_tf.config import DISPATCHES, check_choice
-from switch_tf.layers.routing import Decisions
+from switch_tf.layers.experts import RaggedRows
+from switch_tf.layers.policies import ExpertChoices
 
 BUFFER_AXES = ("expert", None, "capacity", "embed")
+# Computing an expert's rows by themselves costs about as much as so many rows more (docs/benchmarks.md).
+ROWS_PER_PRODUCT = 40
 
 
-def create(dispatch: str, decisions: Decisions, num_experts: int, expert_capacity):
-    """The dispatch named "einsum" or "index", or with "auto" the one for the device at hand."""
+def create(dispatch: str, decisions, num_experts: int, expert_capacity):
+    """The dispatch of that name for the router's decisions; "auto" is the fastest one for the device and the load."""
     check_choice("dispatch", dispatch, DISPATCHES)
+    if isinstance(decisions, ExpertChoices):
+        if dispatch == "ragged":
+            raise ValueError("dispatch='ragged' leaves out empty slots, and where experts choose there are none; use "
+                             "'index' or 'auto'.")
+        use_einsum = dispatch == "einsum" or dispatch == "auto" and _is_on_tpu()
+        return (EinsumOfExperts if use_einsum else IndexOfExperts)(decisions)
     if dispatch == "auto":
-        dispatch = "einsum" if _is_on_tpu() else "index"
-    return (Einsum if dispatch == "einsum" else Index)(decisions, num_experts, expert_capacity)
+        dispatch = _best(decisions, num_experts, expert_capacity)
+    return {"einsum": Einsum, "index": Index, "ragged": Ragged}[dispatch](decisions, num_experts, expert_capacity)
+
+
+def _best(decisions, num_experts, expert_capacity):
+    if _is_on_tpu():
+        return "einsum"
+    num_groups, num_tokens, num_choices = decisions.slot.shape
+    sizes = (num_groups, num_tokens, expert_capacity)
+    if not partitioning.has_dynamic_shapes() or not all(isinstance(size, int) for size in sizes):
+        return "index"
+    ragged_rows = num_groups * num_tokens * num_choices + num_experts * ROWS_PER_PRODUCT
+    return "ragged" if ragged_rows < num_experts * num_groups * expert_capacity else "index"
 
 
 def _is_on_tpu() -> bool:
@@ -32,7 +55,7 @@ class Einsum:
     """Dispatch and combine by products with masks.
 
     Args:
-        decisions: the router's, see `routing.Decisions`.
+        decisions: the router's, see `policies.Decisions`.
         num_experts: int.
         expert_capacity: int or int32 scalar tensor, slots of each expert and group.
     """
@@ -49,6 +72,10 @@ class Einsum:
         slot = ops.one_hot(self.decisions.slot[:, :, choice], self.expert_capacity, dtype=dtype)
         mask = ops.expand_dims(expert, -1) * ops.expand_dims(slot, -2)
         return partitioning.constrain(mask, ("group", None, None, "capacity"))
+
+    def run(self, experts, tokens, training):
+        """Applies the experts: <compute dtype>[group, tokens, d_model] -> <float32>, same shape."""
+        return self.combine(_on_experts(experts, self.dispatch(tokens), training))
 
     def dispatch(self, tokens):
         """Fills the experts' buffers: [group, tokens, d_model] -> [expert, group, capacity, d_model]."""
@@ -73,35 +100,132 @@ class Index:
         self.num_choices = decisions.slot.shape[-1]
         self.gate = decisions.gate
         self.shape = (num_experts, num_groups, expert_capacity)
-        num_slots = num_experts * num_groups * expert_capacity
         num_rows = num_groups * group_tokens * self.num_choices
-        # [group, tokens, choice] -> flat slot, or `num_slots` where there is none
+        # [group, tokens, choice]: <int32>, the buffer's row of each choice
         group = ops.reshape(ops.arange(num_groups, dtype="int32"), (-1, 1, 1))
-        slot = (decisions.expert_index * num_groups + group) * expert_capacity + decisions.slot
-        slot = ops.where(decisions.slot < expert_capacity, slot, num_slots)
-        # [token, choice]
-        self.slot_of_choice = ops.reshape(slot, (-1, self.num_choices))
-        # Integers alone are scattered, once: which choice fills each slot, `num_rows` where none does.
-        filled = ops.scatter(ops.reshape(slot, (-1, 1)), ops.arange(1, num_rows + 1, dtype="int32"), (num_slots + 1,))
-        filled = filled[:num_slots]
-        self.choice_of_slot = ops.where(filled > 0, filled - 1, num_rows)
-        self.token_of_slot = self.choice_of_slot // self.num_choices
+        buffer_row, num_buffer_rows = self._buffer_rows(decisions, decisions.expert_index * num_groups + group)
+        buffer_row = ops.where(decisions.slot < expert_capacity, buffer_row, num_buffer_rows)
+        # [token, choice], one past the last row where there is none
+        self.row_of_choice = ops.reshape(buffer_row, (-1, self.num_choices))
+        # Integers alone are scattered, once: which choice fills each row, `num_rows` where none does.
+        filled = ops.scatter(ops.reshape(buffer_row, (-1, 1)), ops.arange(1, num_rows + 1, dtype="int32"),
+                             (num_buffer_rows + 1,))[:num_buffer_rows]
+        self.choice_of_row = ops.where(filled > 0, filled - 1, num_rows)
+        self.token_of_row = self.choice_of_row // self.num_choices
+
+    def _buffer_rows(self, decisions, queue):
+        """Row of each choice, from the number of its queue (expert by expert, group by group), and number of rows."""
+        num_experts, num_groups, expert_capacity = self.shape
+        return queue * expert_capacity + decisions.slot, num_experts * num_groups * expert_capacity
+
+    def run(self, experts, tokens, training):
+        """Applies the experts: <compute dtype>[group, tokens, d_model] -> <float32>, same shape."""
+        return self.combine(_on_experts(experts, self.dispatch(tokens), training))
 
     def dispatch(self, tokens):
         """Fills the experts' buffers: [group, tokens, d_model] -> [expert, group, capacity, d_model]."""
-        d_model = tokens.shape[-1]
-        rows = ops.reshape(tokens, (-1, d_model))
-        back = [self.slot_of_choice[:, choice] for choice in range(self.num_choices)]
-        return ops.reshape(_move(rows, [self.token_of_slot], back), (*self.shape, d_model))
+        return ops.reshape(self._rows(tokens), (*self.shape, tokens.shape[-1]))
+
+    def _rows(self, tokens):
+        rows = ops.reshape(tokens, (-1, tokens.shape[-1]))
+        back = [self.row_of_choice[:, choice] for choice in range(self.num_choices)]
+        return _move(rows, [self.token_of_row], back)
 
     def combine(self, outputs):
-        """Brings gated outputs back: [expert, group, capacity, d_model] -> <float32>[group, tokens, d_model]."""
+        """Brings gated outputs back: the buffers' shape -> <float32>[group, tokens, d_model]."""
         d_model = outputs.shape[-1]
         num_groups, group_tokens = ops.shape(self.gate)[:2]
         rows = ops.reshape(outputs, (-1, d_model))
-        own = _move(rows, [ops.reshape(self.slot_of_choice, (-1,))], [self.choice_of_slot])
+        own = _move(rows, [ops.reshape(self.row_of_choice, (-1,))], [self.choice_of_row])
         own = ops.reshape(own, (num_groups, group_tokens, self.num_choices, d_model))
         return ops.sum(ops.cast(own, "float32") * ops.expand_dims(self.gate, -1), axis=2)
+
+
+class Ragged(Index):
+    """Like `Index`, with rows for the kept tokens alone, expert by expert; arguments as for `Einsum`.
+
+    The number of rows of an expert depends on the values, so XLA cannot compile it.
+    """
+
+    def __init__(self, decisions, num_experts, expert_capacity):
+        if not partitioning.has_dynamic_shapes():
+            raise ValueError("dispatch='ragged' needs shapes that depend on values, as TensorFlow has them on CPU "
+                             "without XLA; elsewhere use dispatch='index'.")
+        super().__init__(decisions, num_experts, expert_capacity)
+
+    def _buffer_rows(self, decisions, queue):
+        num_experts, num_groups, expert_capacity = self.shape
+        is_kept = ops.cast(decisions.slot < expert_capacity, "int32")
+        lengths = ops.segment_sum(ops.reshape(is_kept, (-1,)), ops.reshape(queue, (-1,)),
+                                  num_segments=num_experts * num_groups)
+        starts = ops.cumsum(lengths) - lengths
+        self._rows_of_expert = ops.sum(ops.reshape(lengths, (num_experts, num_groups)), axis=1)
+        self._group = queue % num_groups
+        self._place = decisions.slot * num_experts + decisions.expert_index
+        return ops.take(starts, queue) + decisions.slot, num_groups * ops.shape(queue)[1] * self.num_choices
+
+    def run(self, experts, tokens, training):
+        """Applies the experts: <compute dtype>[group, tokens, d_model] -> <float32>, same shape."""
+        group, place = (ops.take(ops.append(x, 0), self.choice_of_row) for x in (self._group, self._place))
+        ragged = RaggedRows(self._rows_of_expert, group, place)
+        return self.combine(experts(self._rows(tokens), ragged=ragged, training=training))
+
+
+class EinsumOfExperts:
+    """`Einsum` where experts choose.
+
+    Args:
+        choices: `policies.ExpertChoices`.
+    """
+
+    def __init__(self, choices):
+        self.choices = choices
+
+    def _mask(self, num_tokens, dtype):
+        """One where a token fills a slot: <dtype>[group, tokens, expert, capacity]."""
+        mask = ops.one_hot(self.choices.token_index, num_tokens, axis=1, dtype=dtype)
+        return partitioning.constrain(mask, ("group", None, None, "capacity"))
+
+    def run(self, experts, tokens, training):
+        """Applies the experts: <compute dtype>[group, tokens, d_model] -> <float32>, same shape."""
+        buffers = ops.einsum("gsec,gsm->egcm", self._mask(ops.shape(tokens)[1], tokens.dtype), tokens)
+        outputs = ops.cast(_on_experts(experts, buffers, training), "float32") * _by_expert(self.choices.gate)
+        return ops.einsum("gsec,egcm->gsm", self._mask(ops.shape(tokens)[1], "float32"), outputs)
+
+
+class IndexOfExperts:
+    """`Index` where experts choose: gathers there, sums over segments back; `choices` as for `EinsumOfExperts`."""
+
+    def __init__(self, choices):
+        self.choices = choices
+
+    def run(self, experts, tokens, training):
+        """Applies the experts: <compute dtype>[group, tokens, d_model] -> <float32>, same shape."""
+        num_groups, num_tokens, d_model = ops.shape(tokens)
+        # Token of each slot in the whole part of the batch, expert by expert; one past the last where it is empty.
+        group = ops.arange(num_groups, dtype="int32")[:, None, None]
+        token = self.choices.token_index
+        token = ops.where(token < num_tokens, token + group * num_tokens, num_groups * num_tokens)
+        token = ops.transpose(token, (1, 0, 2))
+        flat = ops.reshape(token, (-1,))
+        rows = _gather(ops.reshape(tokens, (-1, d_model)), flat, num_groups * num_tokens)
+        buffers = ops.reshape(rows, (*ops.shape(token), d_model))
+        outputs = ops.cast(_on_experts(experts, buffers, training), "float32") * _by_expert(self.choices.gate)
+        summed = _sum_rows(ops.reshape(outputs, (-1, d_model)), flat, num_groups * num_tokens)
+        return ops.reshape(summed, ops.shape(tokens))
+
+
+def _on_experts(experts, buffers, training):
+    # First where the groups are, then where the experts are: between the two lies the all-to-all, there and back.
+    buffers = partitioning.constrain(buffers, (None, "group", "capacity", "embed"))
+    buffers = partitioning.constrain(buffers, BUFFER_AXES)
+    outputs = partitioning.constrain(experts(buffers, training=training), BUFFER_AXES)
+    return partitioning.constrain(outputs, (None, "group", "capacity", "embed"))
+
+
+def _by_expert(gate):
+    """[group, expert, capacity] -> [expert, group, capacity, 1]"""
+    return ops.transpose(gate, (1, 0, 2))[..., None]
 
 
 def _move(rows, there, back):
@@ -109,17 +233,38 @@ def _move(rows, there, back):
 
     Indices one past the last row read zeros.
     """
+    return _with_gradient(lambda rows: sum(_read(rows, index) for index in there),
+                          lambda upstream: sum(_read(upstream, index) for index in back), rows)
 
-    def gather(rows, indices):
-        padded = ops.concatenate([rows, ops.zeros((1, rows.shape[-1]), rows.dtype)], axis=0)
-        return sum(ops.take(padded, index, axis=0) for index in indices)
 
+def _gather(rows, index, num_rows):
+    """Rows by `index`; the gradient is summed over the places where a row was read."""
+    return _with_gradient(lambda rows: _read(rows, index), lambda upstream: _add_up(upstream, index, num_rows), rows)
+
+
+def _sum_rows(rows, index, num_rows):
+    """Sums of the rows with the same `index`, below `num_rows`; the gradient is a gather."""
+    return _with_gradient(lambda rows: _add_up(rows, index, num_rows), lambda upstream: _read(upstream, index), rows)
+
+
+def _read(rows, index):
+    """Rows by `index`; zeros for one past the last."""
+    return ops.take(ops.concatenate([rows, ops.zeros((1, rows.shape[-1]), rows.dtype)], axis=0), index, axis=0)
+
+
+def _add_up(rows, index, num_rows):
+    # In float32: a token may be in as many slots as there are experts.
+    added = ops.segment_sum(ops.cast(rows, "float32"), index, num_segments=num_rows + 1)[:num_rows]
+    return ops.cast(added, rows.dtype)
+
+
+def _with_gradient(forward, backward, rows):
     @ops.custom_gradient
     def move(rows):
         def gradient(*args, upstream=None):
             (upstream,) = args if upstream is None else (upstream,)
-            return gather(upstream, back)
+            return backward(upstream)
 
-        return gather(rows, there), gradient
+        return forward(rows), gradient
 
     return move(rows)

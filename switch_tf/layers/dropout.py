@@ -14,16 +14,14 @@ class Dropout(keras.layers.Layer):
         rate: float in [0, 1).
         broadcast_axis: int or None. Positions along this axis share one mask: T5 drops a feature for the whole
             length of a sequence.
-        batch_axis: int, the axis of sequences or groups, see `partitioning.uniform`.
     """
 
-    def __init__(self, rate, broadcast_axis=None, batch_axis=0, **kwargs):
+    def __init__(self, rate, broadcast_axis=None, **kwargs):
         super().__init__(**kwargs)
         if not 0 <= rate < 1:
             raise ValueError(f"A dropout rate must be in [0, 1), not {rate!r}.")
         self.rate = rate
         self.broadcast_axis = broadcast_axis
-        self.batch_axis = batch_axis
 
     def build(self, input_shape=None):
         """Creates nothing; being built is what gives the layer its path, and the path its random stream."""
@@ -35,9 +33,8 @@ class Dropout(keras.layers.Layer):
         if self.broadcast_axis is not None:
             shape[self.broadcast_axis] = 1
         seed = partitioning.layer_seed(self, "dropout")
-        is_kept = partitioning.uniform(seed, tuple(shape), self.batch_axis) >= self.rate
+        is_kept = partitioning.uniform(seed, tuple(shape)) >= self.rate
         return inputs * ops.cast(is_kept, inputs.dtype) * (1 / (1 - self.rate))
 
     def get_config(self):
-        return {**super().get_config(), "rate": self.rate, "broadcast_axis": self.broadcast_axis,
-                "batch_axis": self.batch_axis}
+        return {**super().get_config(), "rate": self.rate, "broadcast_axis": self.broadcast_axis}

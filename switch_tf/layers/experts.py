@@ -1,12 +1,26 @@
-"""The experts: one feed-forward layer each, as stacked products."""
+"""The experts: one feed-forward layer each, their kernels stacked."""
+
+from typing import Any, NamedTuple
 
 import keras
 from keras import ops
 
 from switch_tf import partitioning
 from switch_tf.config import ACTIVATIONS, check_choice
-from switch_tf.layers.dropout import Dropout
 from switch_tf.layers.feed_forward import activate, add_input_kernels, kernel_initializer
+
+
+class RaggedRows(NamedTuple):
+    """Whose the rows of an unpadded buffer are, one after the other, expert by expert.
+
+    `rows_of_expert`: <int32>[expert], how many each has; what follows after the last one's is empty.
+    `group`, `place`: <int32>[row], which group a row comes from, and slot * num_experts + expert: where it would lie in
+        a padded buffer. Dropout draws by them, so that it is the same for every dispatch.
+    """
+
+    rows_of_expert: Any
+    group: Any
+    place: Any
 
 
 @keras.saving.register_keras_serializable("switch_tf")
@@ -17,41 +31,98 @@ class ExpertFeedForward(keras.layers.Layer):
         num_experts: int. Number of experts.
         d_ff: int. Hidden width of each expert.
         activation: "relu" or "geglu".
-        dropout_rate: float, on the hidden units, elementwise (expert dropout, section 4 of the paper).
+        dropout_rate: float in [0, 1), on the hidden units, elementwise (expert dropout, section 4 of the paper).
         init_scale: float, times 1 / fan_in is each expert's initial variance.
+        output_dim: int or None, width of the outputs, by default that of the inputs.
 
     Call arguments:
-        inputs: <compute dtype>[num_experts, num_groups, expert_capacity, d_model]. Empty slots are zeros.
+        inputs: <compute dtype>[num_experts, num_groups, expert_capacity, d_model]. Empty slots are zeros. Or
+            <compute dtype>[rows, d_model] with `ragged`.
+        ragged: RaggedRows or None.
 
-    Returns: <compute dtype>, same shape as `inputs`. Empty slots stay zeros.
+    Returns: <compute dtype>, shape of `inputs` but for its last dimension. Empty slots and rows stay zeros.
     """
 
-    def __init__(self, num_experts, d_ff, activation="relu", dropout_rate=0.0, init_scale=0.1, **kwargs):
+    def __init__(self, num_experts, d_ff, activation="relu", dropout_rate=0.0, init_scale=0.1, output_dim=None,
+                 **kwargs):
         super().__init__(**kwargs)
         check_choice("activation", activation, ACTIVATIONS)
+        if not 0 <= dropout_rate < 1:
+            raise ValueError(f"A dropout rate must be in [0, 1), not {dropout_rate!r}.")
         self.num_experts = num_experts
         self.d_ff = d_ff
         self.activation = activation
         self.dropout_rate = dropout_rate
         self.init_scale = init_scale
-        self.dropout = Dropout(dropout_rate, batch_axis=1, dtype=self.dtype_policy, name="dropout")
+        self.output_dim = output_dim
 
     def build(self, input_shape):
         d_model = input_shape[-1]
-        self.dropout.build()
         self.input_kernels = add_input_kernels(
             self, self.activation, (self.num_experts, d_model, self.d_ff), ("expert", "embed", "expert_mlp"),
             kernel_initializer(self.init_scale, d_model))
         self.wo = partitioning.add_weight(
-            self, "wo", (self.num_experts, self.d_ff, d_model), ("expert", "expert_mlp", "embed"),
+            self, "wo", (self.num_experts, self.d_ff, self.output_dim or d_model), ("expert", "expert_mlp", "embed"),
             kernel_initializer(self.init_scale, self.d_ff))
 
-    def call(self, inputs, training=False):
+    def call(self, inputs, ragged=None, training=False):
+        if ragged is not None:
+            return self._one_by_one(inputs, ragged, training)
         hidden = activate([ops.einsum("egcm,emf->egcf", inputs, wi) for wi in self.input_kernels])
         hidden = partitioning.constrain(hidden, ("expert", None, "capacity", "expert_mlp"))
-        hidden = self.dropout(hidden, training=training)
+        if training and self.dropout_rate:
+            group, place = _padded_places(*ops.shape(hidden)[:3])
+            hidden = hidden * self._dropout_mask(group, place, hidden.dtype)
         return ops.einsum("egcf,efm->egcm", hidden, self.wo)
+
+    def _one_by_one(self, rows, ragged, training):
+        """Each expert's own product over its own rows."""
+        parts = _split(rows, ragged.rows_of_expert)
+        input_kernels = [ops.unstack(ops.cast(wi, rows.dtype), self.num_experts) for wi in self.input_kernels]
+        output_kernels = ops.unstack(ops.cast(self.wo, rows.dtype), self.num_experts)
+        hidden = [activate([ops.matmul(part, wi) for wi in kernels])
+                  for part, *kernels in zip(parts, *input_kernels, strict=True)]
+        if training and self.dropout_rate:
+            mask = self._dropout_mask(ragged.group[:, None], ragged.place[:, None], rows.dtype)
+            hidden = [part * own for part, own in zip(hidden, _split(mask, ragged.rows_of_expert), strict=True)]
+        outputs = [ops.matmul(part, wo) for part, wo in zip(hidden, output_kernels, strict=True)]
+        num_empty = ops.shape(rows)[0] - ops.sum(ragged.rows_of_expert)
+        return ops.concatenate([*outputs, ops.zeros((num_empty, outputs[0].shape[-1]), rows.dtype)], axis=0)
+
+    def _dropout_mask(self, group, place, dtype):
+        """0 or 1 / (1 - rate) for the hidden units of each slot: [..., 1] group and place -> <dtype>[..., d_ff]."""
+        unit = place * self.d_ff + ops.arange(self.d_ff, dtype="int32")
+        draws = partitioning.uniform_at(partitioning.layer_seed(self, "dropout"), group, unit)
+        return ops.cast(draws >= self.dropout_rate, dtype) / (1 - self.dropout_rate)
 
     def get_config(self):
         return {**super().get_config(), "num_experts": self.num_experts, "d_ff": self.d_ff,
-                "activation": self.activation, "dropout_rate": self.dropout_rate, "init_scale": self.init_scale}
+                "activation": self.activation, "dropout_rate": self.dropout_rate, "init_scale": self.init_scale,
+                "output_dim": self.output_dim}
+
+
+def _padded_places(num_experts, num_groups, expert_capacity):
+    """`RaggedRows.group` and `place` of padded buffers: [1, group, 1, 1] and [expert, 1, capacity, 1]."""
+    group = partitioning.batch_positions(num_groups)[None, :, None, None]
+    expert = ops.arange(num_experts, dtype="int32")[:, None, None, None]
+    slot = ops.arange(expert_capacity, dtype="int32")[None, None, :, None]
+    return group, slot * num_experts + expert
+
+
+def _split(rows, lengths):
+    """Cuts `rows` into pieces of these lengths: [row, width] -> a list of [length, width]."""
+    count = lengths.shape[0]
+
+    @ops.custom_gradient
+    def split(rows):
+        ends = ops.cumsum(lengths)
+        pieces = [ops.slice(rows, (ends[i] - lengths[i], 0), (lengths[i], rows.shape[-1])) for i in range(count)]
+
+        def gradient(*upstream):
+            # Without this, each slice's gradient would be a tensor of all rows.
+            num_left = ops.shape(rows)[0] - ends[-1]
+            return ops.concatenate([*upstream, ops.zeros((num_left, rows.shape[-1]), rows.dtype)], axis=0)
+
+        return pieces, gradient
+
+    return split(rows)

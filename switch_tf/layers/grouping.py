@@ -22,8 +22,8 @@ class Groups(NamedTuple):
 def global_groups(num_tokens: int, group_size: int, num_groups_multiple: int, semantics="switch_tf") -> Groups | None:
     """The fewest groups, a multiple of `num_groups_multiple`, that divide `num_tokens` into at most `group_size` each.
 
-    None where there are none. With semantics "mtf" the search starts at num_tokens // group_size groups, as in Mesh
-    TensorFlow, so that a group may be larger than `group_size`.
+    None where there are none. With semantics "mtf" and "t5x" the search starts at num_tokens // group_size groups, as
+    in Mesh TensorFlow and T5X, so that a group may be larger than `group_size`.
     """
     if num_tokens % num_groups_multiple:
         return None
@@ -36,8 +36,8 @@ def global_groups(num_tokens: int, group_size: int, num_groups_multiple: int, se
 
 
 def _fewest_groups(num_tokens, group_size, semantics):
-    """Where the search for a number of groups starts: tokens over group size, rounded up, or down by "mtf"."""
-    return num_tokens // group_size if semantics == "mtf" else -(-num_tokens // group_size)
+    """Where the search for a number of groups starts: tokens over group size, rounded up, or down by "mtf", "t5x"."""
+    return num_tokens // group_size if semantics in ("mtf", "t5x") else -(-num_tokens // group_size)
 
 
 def check_batch(num_sequences: int, length: int, group_size: int, num_groups_multiple: int, num_parts: int = 1,
@@ -99,7 +99,8 @@ def expert_capacity(group_tokens, capacity_factor: float, num_experts: int, min_
 
     Args:
         group_tokens: int or int32 scalar tensor.
-        semantics: with "mtf" the minimum is taken last, so that it may exceed the group's tokens.
+        semantics: with "mtf" the minimum is taken last, so that it may exceed the group's tokens; with "t5x" the
+            quotient is rounded to the nearest integer, halves to even, and nothing limits it to the group's tokens.
 
     Returns:
         int, or int32 scalar tensor.
@@ -107,10 +108,18 @@ def expert_capacity(group_tokens, capacity_factor: float, num_experts: int, min_
     # In integers, so that 1.1 * 1000 / 10 is 110 and not what its binary neighbour rounds to.
     ratio = fractions.Fraction(str(capacity_factor)) / num_experts
     if isinstance(group_tokens, int):
-        capacity, minimum, maximum = math.floor(group_tokens * ratio), min, max
+        capacity = round(group_tokens * ratio) if semantics == "t5x" else math.floor(group_tokens * ratio)
+        minimum, maximum = min, max
     else:
-        capacity = ops.cast(group_tokens, "int64") * ratio.numerator // ratio.denominator
+        product, divisor = ops.cast(group_tokens, "int64") * ratio.numerator, ratio.denominator
+        capacity = product // divisor
+        if semantics == "t5x":
+            twice_rest = 2 * (product % divisor)
+            is_up = ops.logical_or(twice_rest > divisor, ops.logical_and(twice_rest == divisor, capacity % 2 == 1))
+            capacity = capacity + ops.cast(is_up, "int64")
         capacity, minimum, maximum = ops.cast(capacity, "int32"), ops.minimum, ops.maximum
+    if semantics == "t5x":
+        return maximum(capacity, min_expert_capacity)
     if semantics == "mtf":
         return maximum(minimum(capacity, group_tokens), min_expert_capacity)
     return minimum(maximum(capacity, min_expert_capacity), group_tokens)

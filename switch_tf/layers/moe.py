@@ -30,25 +30,30 @@ class SwitchFeedForward(keras.layers.Layer):
         expert_dropout_rate: float, see `ExpertFeedForward`.
         load_balancing_loss_weight, router_z_loss_weight: float, coefficients of the losses that `layer(x)` adds.
         router_dtype, init_scale: see `Router`.
-        semantics: "switch_tf"; "mtf" for Mesh TensorFlow's grouping, capacity and load-balancing loss; "hf" makes
-            each sequence a group with `expert_capacity` slots and routes padding, as Hugging Face does.
+        semantics: "switch_tf"; "mtf" and "t5x" for the grouping, capacity and load-balancing loss of Mesh TensorFlow
+            and T5X, where the latter zeroes padding and routes it; "hf" makes each sequence a group with
+            `expert_capacity` slots and routes padding, as Hugging Face does.
         expert_capacity: int, for semantics "hf" only.
-        dispatch: "einsum", "index" or "auto", see `dispatch`.
+        dispatch: "einsum", "index", "ragged" or "auto", see `dispatch`.
+        router: the name of a policy, or a `Router`, which then has its own jitter_noise, router_dtype, init_scale and
+            semantics.
+        output_dim: int or None, width of the outputs, by default d_model.
 
     Call arguments:
         inputs: <compute dtype>[batch, length, d_model].
         padding_mask: <bool>[batch, length], True where the token is real, or None.
-        token_ids: <int32>[batch, length], for routers that hash them; the switch policy does not.
+        token_ids: <int32>[batch, length], for the hash policy.
         return_router_stats: bool. Hand back the statistics instead of adding losses; `forward` sets it.
 
-    Returns: <compute dtype>, same shape as `inputs`.
+    Returns: <compute dtype>[batch, length, output_dim].
     """
 
     # More arguments than the style guide likes: each is a knob of the paper that a user's functional model may turn.
     def __init__(self, num_experts, d_ff, activation="relu", group_size=4096, num_groups_multiple=1, jitter_noise=0.01,
                  train_capacity_factor=1.25, eval_capacity_factor=2.0, min_expert_capacity=4, expert_dropout_rate=0.0,
                  load_balancing_loss_weight=1e-2, router_z_loss_weight=1e-3, router_dtype="float32", init_scale=0.1,
-                 semantics="switch_tf", expert_capacity=None, dispatch="auto", **kwargs):
+                 semantics="switch_tf", expert_capacity=None, dispatch="auto", router="switch", output_dim=None,
+                 **kwargs):
         super().__init__(**kwargs)
         check_choice("semantics", semantics, SEMANTICS)
         check_choice("dispatch", dispatch, DISPATCHES)
@@ -81,9 +86,15 @@ class SwitchFeedForward(keras.layers.Layer):
         self.semantics = semantics
         self.expert_capacity = expert_capacity
         self.dispatch = dispatch
-        self.router = Router(num_experts, jitter_noise=jitter_noise, router_dtype=router_dtype, init_scale=init_scale,
-                             semantics=semantics, dtype=self.dtype_policy, name="router")
-        self.experts = ExpertFeedForward(num_experts, d_ff, activation, expert_dropout_rate, init_scale,
+        self.output_dim = output_dim
+        if isinstance(router, str):
+            router = Router(num_experts, policy=router, jitter_noise=jitter_noise, router_dtype=router_dtype,
+                            init_scale=init_scale, semantics=semantics, dtype=self.dtype_policy, name="router")
+        if router.num_experts != num_experts:
+            raise ValueError(f"The router chooses among {router.num_experts} experts, but num_experts is "
+                             f"{num_experts}; give both the same number.")
+        self.router = router
+        self.experts = ExpertFeedForward(num_experts, d_ff, activation, expert_dropout_rate, init_scale, output_dim,
                                          dtype=self.dtype_policy, name="experts")
 
     def build(self, input_shape):
@@ -98,29 +109,28 @@ class SwitchFeedForward(keras.layers.Layer):
     def call(self, inputs, padding_mask=None, token_ids=None, training=False, return_router_stats=False):
         batch, length, d_model = ops.shape(inputs)
         groups, expert_capacity = self._plan(batch, length, training)
-        is_real = None if self.semantics == "hf" else padding_mask
-        tokens = ops.reshape(inputs, (-1, d_model))
-        is_real = None if is_real is None else ops.reshape(ops.cast(is_real, "bool"), (-1,))
-        tokens, is_real = _fill(tokens, is_real, batch * length, groups)
+        if self.semantics == "t5x" and padding_mask is not None:
+            inputs = inputs * ops.cast(padding_mask, inputs.dtype)[..., None]
+        if self.semantics in ("t5x", "hf") or padding_mask is None:
+            padding_mask = ops.ones((batch, length), "bool")
 
-        # [batch, length, d_model] -> [group, tokens, d_model]
-        tokens = ops.reshape(tokens, (groups.count, groups.size, d_model))
-        tokens = partitioning.constrain(tokens, ("group", None, "embed"))
-        is_real = None if is_real is None else ops.reshape(is_real, (groups.count, groups.size))
-        decisions, stats = self.router(tokens, padding_mask=is_real, expert_capacity=expert_capacity,
-                                       training=training)
+        def in_groups(x, width=()):
+            """[batch, length, ...] -> [group, tokens, ...], the last group filled up with zeros."""
+            missing = groups.count * groups.size - batch * length
+            x = ops.reshape(x, (-1, *width))
+            if not isinstance(missing, int) or missing:
+                x = ops.pad(x, ((0, missing), *(((0, 0),) * len(width))))
+            return ops.reshape(x, (groups.count, groups.size, *width))
 
+        tokens = partitioning.constrain(in_groups(inputs, (d_model,)), ("group", None, "embed"))
+        token_ids = None if token_ids is None else in_groups(token_ids)
+        decisions, stats = self.router(tokens, padding_mask=in_groups(ops.cast(padding_mask, "bool")),
+                                       expert_capacity=expert_capacity, token_ids=token_ids, training=training)
         carrier = dispatching.create(self.dispatch, decisions, self.num_experts, expert_capacity)
-        # [group, tokens, d_model] -> [expert, group, capacity, d_model], first where the groups are, then where the
-        # experts are: between the two lies the all-to-all.
-        buffers = partitioning.constrain(carrier.dispatch(tokens), (None, "group", "capacity", "embed"))
-        buffers = partitioning.constrain(buffers, dispatching.BUFFER_AXES)
-        buffers = partitioning.constrain(self.experts(buffers, training=training), dispatching.BUFFER_AXES)
-        buffers = partitioning.constrain(buffers, (None, "group", "capacity", "embed"))
-        outputs = ops.cast(carrier.combine(buffers), inputs.dtype)
+        outputs = ops.cast(carrier.run(self.experts, tokens, training), inputs.dtype)
         outputs = partitioning.constrain(outputs, ("group", None, "embed"))
-
-        outputs = ops.reshape(ops.reshape(outputs, (-1, d_model))[:batch * length], (batch, length, d_model))
+        width = outputs.shape[-1]
+        outputs = ops.reshape(ops.reshape(outputs, (-1, width))[:batch * length], (batch, length, width))
         outputs = partitioning.constrain(outputs, ("batch", "length", "embed"))
         if return_router_stats:
             return outputs, stats
@@ -141,14 +151,11 @@ class SwitchFeedForward(keras.layers.Layer):
         names = ("num_experts", "d_ff", "activation", "group_size", "num_groups_multiple", "jitter_noise",
                  "train_capacity_factor", "eval_capacity_factor", "min_expert_capacity", "expert_dropout_rate",
                  "load_balancing_loss_weight", "router_z_loss_weight", "router_dtype", "init_scale", "semantics",
-                 "expert_capacity", "dispatch")
-        return {**super().get_config(), **{name: getattr(self, name) for name in names}}
+                 "expert_capacity", "dispatch", "output_dim")
+        router = keras.saving.serialize_keras_object(self.router)
+        router.pop("build_config", None)  # it is built, and named, by the layer that owns it
+        return {**super().get_config(), **{name: getattr(self, name) for name in names}, "router": router}
 
-
-def _fill(tokens, is_real, num_tokens, groups):
-    """Appends masked tokens until the groups are full."""
-    missing = groups.count * groups.size - num_tokens
-    if isinstance(missing, int) and missing == 0:
-        return tokens, is_real
-    is_real = ops.ones(ops.shape(tokens)[:1], "bool") if is_real is None else is_real
-    return ops.pad(tokens, ((0, missing), (0, 0))), ops.pad(is_real, ((0, missing),))
+    @classmethod
+    def from_config(cls, config):
+        return cls(**{**config, "router": keras.saving.deserialize_keras_object(config["router"])})

@@ -69,8 +69,8 @@ class SwitchTransformer(keras.Model):
         segments = features.get("encoder_segment_ids")
         is_real = masks.encoder_is_real(features)
         mask = masks.key_mask(is_real) if segments is None else masks.attention_mask(segments, segments)
-        embedded = self.token_embedder(features["encoder_input_tokens"])
-        hidden, router_stats = self.encoder(embedded, is_real, mask, training=training)
+        tokens = features["encoder_input_tokens"]
+        hidden, router_stats = self.encoder(self.token_embedder(tokens), is_real, tokens, mask, training=training)
         if self.decoder is not None:
             hidden, decoder_stats = self._decode(features, hidden, is_real, training)
             router_stats += decoder_stats
@@ -86,8 +86,8 @@ class SwitchTransformer(keras.Model):
             memory_mask = masks.key_mask(encoder_is_real)
         else:
             memory_mask = masks.attention_mask(segments, encoder_segments)
-        return self.decoder(self.token_embedder(tokens), masks.decoder_is_real(features), mask, encoded, memory_mask,
-                            training=training)
+        return self.decoder(self.token_embedder(tokens), masks.decoder_is_real(features), tokens, mask, encoded,
+                            memory_mask, training=training)
 
     def _logits(self, hidden):
         if self.config.scales_logits:

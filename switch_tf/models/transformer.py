@@ -12,19 +12,25 @@ from switch_tf.layers import (
     MultiHeadAttention,
     RelativePositionBias,
     RMSNorm,
+    Router,
     SwitchFeedForward,
 )
 
 
-def feed_forward_from_config(config, is_sparse, **kwargs):
-    """The dense or sparse feed-forward layer that a configuration asks for."""
-    if not is_sparse:
-        return FeedForward(config.d_ff, config.activation, config.dropout_rate, config.init_scale, **kwargs)
-    names = ("activation", "group_size", "num_groups_multiple", "jitter_noise", "train_capacity_factor",
-             "eval_capacity_factor", "min_expert_capacity", "expert_dropout_rate", "load_balancing_loss_weight",
-             "router_z_loss_weight", "router_dtype", "init_scale", "semantics", "expert_capacity", "dispatch")
-    return SwitchFeedForward(config.num_experts, config.d_ff, **{name: getattr(config, name) for name in names},
-                             **kwargs)
+def switch_feed_forward(config, is_decoder, dtype, **kwargs):
+    """The Switch layer that a configuration asks for."""
+    policy, num_selected_experts = config.routing(is_decoder)
+    router = Router(config.num_experts, num_selected_experts, policy, dtype=dtype, name="router", **_fields(
+        config, "exploration", "jitter_noise", "second_expert_policy", "second_expert_threshold",
+        "second_place_loss_weight", "router_dtype", "init_scale", "semantics"))
+    return SwitchFeedForward(config.num_experts, config.d_ff, router=router, dtype=dtype, **kwargs, **_fields(
+        config, "activation", "group_size", "num_groups_multiple", "train_capacity_factor", "eval_capacity_factor",
+        "min_expert_capacity", "expert_dropout_rate", "load_balancing_loss_weight", "router_z_loss_weight",
+        "init_scale", "semantics", "expert_capacity", "dispatch"))
+
+
+def _fields(config, *names):
+    return {name: getattr(config, name) for name in names}
 
 
 class TransformerLayer(keras.layers.Layer):
@@ -38,6 +44,7 @@ class TransformerLayer(keras.layers.Layer):
     Call arguments:
         hidden: <compute dtype>[batch, length, d_model].
         is_real: <bool>[batch, length], False at padding.
+        token_ids: <int32>[batch, length], which hash routing goes by.
         attention_mask: <bool>[batch, 1, length or 1, length] for self-attention.
         position_bias: <float32>[1, heads, length, length].
         memory, memory_mask: the encoder's outputs and <bool>[batch, 1, length or 1, memory], in decoders.
@@ -59,6 +66,10 @@ class TransformerLayer(keras.layers.Layer):
             return MultiHeadAttention(config.num_heads, config.d_kv, config.dropout_rate, config.attention_init_scale,
                                       dtype=policy, name=name)
 
+        def dense(name):
+            return FeedForward(config.d_ff, config.activation, config.dropout_rate, config.init_scale, dtype=policy,
+                               name=name)
+
         def dropout(name):
             return Dropout(config.dropout_rate, broadcast_axis=1, dtype=policy, name=name)
 
@@ -73,8 +84,13 @@ class TransformerLayer(keras.layers.Layer):
             self.attention = attention("attention")
         self.attention_dropout = dropout("post_attention_dropout")
         self.pre_mlp_layer_norm = norm("pre_mlp_layer_norm")
-        self.mlp = feed_forward_from_config(config, is_sparse, dtype=policy, name="mlp")
+        self.mlp = switch_feed_forward(config, is_decoder, policy, name="mlp") if is_sparse else dense("mlp")
         self.mlp_dropout = dropout("post_mlp_dropout")
+        self.has_extra_mlp = is_sparse and config.extra_mlp
+        if self.has_extra_mlp:
+            self.pre_extra_mlp_layer_norm = norm("pre_extra_mlp_layer_norm")
+            self.extra_mlp = dense("extra_mlp")
+            self.extra_mlp_dropout = dropout("post_extra_mlp_dropout")
 
     def build(self, input_shape):
         for layer in (self.pre_attention_layer_norm, self.attention, self.attention_dropout):
@@ -84,8 +100,12 @@ class TransformerLayer(keras.layers.Layer):
                 layer.build(input_shape)
         for layer in (self.pre_mlp_layer_norm, self.mlp, self.mlp_dropout):
             layer.build(input_shape)
+        if self.has_extra_mlp:
+            for layer in (self.pre_extra_mlp_layer_norm, self.extra_mlp, self.extra_mlp_dropout):
+                layer.build(input_shape)
 
-    def call(self, hidden, is_real, attention_mask, position_bias, memory=None, memory_mask=None, training=False):
+    def call(self, hidden, is_real, token_ids, attention_mask, position_bias, memory=None, memory_mask=None,
+             training=False):
         x = self.pre_attention_layer_norm(hidden)
         x = self.attention(x, attention_mask=attention_mask, position_bias=position_bias, training=training)
         hidden = hidden + self.attention_dropout(x, training=training)
@@ -95,11 +115,14 @@ class TransformerLayer(keras.layers.Layer):
             hidden = hidden + self.cross_attention_dropout(x, training=training)
         x = self.pre_mlp_layer_norm(hidden)
         if self.is_sparse:
-            x, stats = self.mlp.forward(x, padding_mask=is_real, training=training)
+            x, stats = self.mlp.forward(x, padding_mask=is_real, token_ids=token_ids, training=training)
             router_stats = (stats,)
         else:
             x, router_stats = self.mlp(x, training=training), ()
         hidden = hidden + self.mlp_dropout(x, training=training)
+        if self.has_extra_mlp:
+            x = self.extra_mlp(self.pre_extra_mlp_layer_norm(hidden), training=training)
+            hidden = hidden + self.extra_mlp_dropout(x, training=training)
         return partitioning.constrain(hidden, ("batch", "length", "embed")), router_stats
 
 
@@ -112,7 +135,7 @@ class Stack(keras.layers.Layer):
 
     Call arguments:
         embedded: <compute dtype>[batch, length, d_model].
-        is_real, attention_mask, memory, memory_mask: see `TransformerLayer`.
+        is_real, token_ids, attention_mask, memory, memory_mask: see `TransformerLayer`.
 
     Returns: `(hidden, router_stats)`: <compute dtype>[batch, length, d_model], zero at padding, and a tuple of
         RouterStats, one for each sparse layer.
@@ -140,7 +163,7 @@ class Stack(keras.layers.Layer):
         for layer in (self.relpos_bias, self.embedding_dropout, *self.layers, self.final_norm, self.final_dropout):
             layer.build(input_shape)
 
-    def call(self, embedded, is_real, attention_mask, memory=None, memory_mask=None, training=False):
+    def call(self, embedded, is_real, token_ids, attention_mask, memory=None, memory_mask=None, training=False):
         hidden = self.embedding_dropout(embedded, training=training)
         length = ops.shape(hidden)[1]
         position_bias = self.relpos_bias(query_length=length, key_length=length)
@@ -150,7 +173,7 @@ class Stack(keras.layers.Layer):
             run = functools.partial(layer, training=training)
             if self.remat and training:
                 run = functools.partial(partitioning.rematerialize, run)
-            hidden, stats = run(hidden, is_real, attention_mask, position_bias, *memory)
+            hidden, stats = run(hidden, is_real, token_ids, attention_mask, position_bias, *memory)
             router_stats += stats
         hidden = self.final_dropout(self.final_norm(hidden), training=training)
         if self.zeroes_padding:

@@ -3,8 +3,18 @@
 from switch_tf.partitioning.axes import LOGICAL_AXES, add_weight, constrain
 from switch_tf.partitioning.layout import Layout
 from switch_tf.partitioning.parts import check_parts, current_part, part_of_batch, share_of_groups
-from switch_tf.partitioning.random import fresh_seed, layer_seed, random_seed, step_seed, uniform
+from switch_tf.partitioning.random import (
+    batch_positions,
+    fresh_seed,
+    layer_seed,
+    random_seed,
+    step_seed,
+    uniform,
+    uniform_at,
+)
 from switch_tf.partitioning.rematerialization import rematerialize
+from switch_tf.partitioning.shapes import has_dynamic_shapes
 
-__all__ = ["LOGICAL_AXES", "Layout", "add_weight", "check_parts", "constrain", "current_part", "fresh_seed",
-           "layer_seed", "part_of_batch", "random_seed", "rematerialize", "share_of_groups", "step_seed", "uniform"]
+__all__ = ["LOGICAL_AXES", "Layout", "add_weight", "batch_positions", "check_parts", "constrain", "current_part",
+           "fresh_seed", "has_dynamic_shapes", "layer_seed", "part_of_batch", "random_seed", "rematerialize",
+           "share_of_groups", "step_seed", "uniform", "uniform_at"]

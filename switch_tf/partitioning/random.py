@@ -55,27 +55,43 @@ def layer_seed(layer: keras.layers.Layer, purpose: str):
     return _mix(fresh_seed() ^ _uint32(zlib.crc32(f"{layer.path}/{purpose}".encode())))
 
 
-def uniform(seed, shape, batch_axis=0):
+def uniform(seed, shape):
     """Uniform numbers in [0, 1) with 24 random bits.
 
     Args:
         seed: <uint32> scalar.
-        shape: ints or scalar tensors.
-        batch_axis: int, the axis of which this part of the batch holds its share (`parts`): sequences or groups.
+        shape: ints or scalar tensors; the first axis, of sequences or groups, is this part's share of the batch.
 
     Returns:
         <float32>[shape]
     """
+    rows = ops.reshape(batch_positions(shape[0]), (-1,) + (1,) * (len(shape) - 1))
+    return uniform_at(seed, rows, ops.expand_dims(_positions(shape[1:]), 0))
+
+
+def uniform_at(seed, batch_position, position):
+    """Uniform numbers in [0, 1) for single elements of a tensor, whatever the order in which they lie.
+
+    Args:
+        seed: <uint32> scalar.
+        batch_position: <int32>, which sequence or group of the global batch an element belongs to.
+        position: <int32 or uint32>, its place within that; the shapes of both broadcast.
+
+    Returns:
+        <float32>, of their common shape.
+    """
+    keys = _mix(_mix(_uint32(batch_position)) ^ seed)
+    bits = _mix(_mix(_uint32(position) ^ keys) + seed)
+    return ops.cast(ops.right_shift(bits, _uint32(8)), "float32") * 2.0**-24
+
+
+def batch_positions(size):
+    """Which sequences or groups of the global batch this part's `size` ones are: <int32>[size]."""
     part = parts.current_part()
-    size = shape[batch_axis]
     index = ops.arange(size, dtype="int32")
     if part.count > 1:
         index = index + ops.cast(part.index, "int32") * ops.cast(size, "int32")
-    keys = _mix(_mix(ops.cast(index, "uint32")) ^ seed)
-    keys = ops.reshape(keys, tuple(-1 if axis == batch_axis else 1 for axis in range(len(shape))))
-    rest = _positions([size for axis, size in enumerate(shape) if axis != batch_axis])
-    bits = _mix(_mix(ops.expand_dims(rest, batch_axis) ^ keys) + seed)
-    return ops.cast(ops.right_shift(bits, _uint32(8)), "float32") * 2.0**-24
+    return index
 
 
 def _positions(shape):

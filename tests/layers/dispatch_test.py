@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from switch_tf.layers import dispatch
-from switch_tf.layers.routing import Decisions
+from switch_tf.layers.policies import Decisions
 
 WAYS = ("einsum", "index")
 
@@ -178,6 +178,6 @@ def test_auto_is_einsum_on_tpu_and_index_elsewhere(devices, expected, monkeypatc
 
 
 def test_an_unknown_way_names_the_nearest():
-    message = r"dispatch must be one of 'auto', 'einsum', 'index', not 'einsun'\. Did you mean 'einsum'\?"
+    message = r"dispatch must be one of 'auto', 'einsum', 'index', 'ragged', not 'einsun'\. Did you mean 'einsum'\?"
     with pytest.raises(ValueError, match=message):
         dispatch.create("einsun", made_up(0, *CASES[0]), 2, 1)

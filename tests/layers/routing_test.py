@@ -310,9 +310,9 @@ def test_its_config_makes_it_again():
 
 
 @pytest.mark.parametrize("arguments, message", [
-    ({"policy": "swich"}, r"policy must be one of 'switch', not 'swich'\. Did you mean 'switch'\?"),
+    ({"policy": "swich"}, r"policy must be one of 'switch', .*'sinkhorn', not 'swich'\. Did you mean 'switch'\?"),
     ({"router_dtype": "float16"}, r"router_dtype must be one of 'float32', 'bfloat16', not 'float16'"),
-    ({"semantics": "t5"}, "semantics must be one of 'switch_tf', 'mtf', 'hf', not 't5'"),
+    ({"semantics": "t5"}, "semantics must be one of 'switch_tf', 'mtf', 't5x', 'hf', not 't5'"),
     ({"num_selected_experts": 2}, "The switch policy selects 1 expert for each token, not 2"),
     ({"jitter_noise": 1.0}, r"jitter_noise must be in \[0, 1\), not 1.0"),
     ({"jitter_noise": -0.1}, r"jitter_noise must be in \[0, 1\), not -0.1"),

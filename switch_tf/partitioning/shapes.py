@@ -1,0 +1,15 @@
+"""Whether the code that runs, or is traced, may use shapes that depend on values."""
+
+import keras
+
+
+def has_dynamic_shapes() -> bool:
+    """True on the CPUs of the TensorFlow back end outside of XLA; elsewhere every shape must be known beforehand."""
+    if keras.backend.backend() != "tensorflow":
+        return False
+    import tensorflow as tf
+    from tensorflow.python.ops import control_flow_util  # what Keras' own layers ask; there is no public name for it
+
+    if any(device.device_type != "CPU" for device in tf.config.list_logical_devices()):
+        return False
+    return not control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph())
