@@ -1,22 +1,23 @@
 """The configuration of a model: a frozen dataclass that checks itself, counts parameters and FLOPs, knows no tensor."""
 
 import dataclasses
-import difflib
 import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
-ACTIVATIONS = ("relu", "geglu")
-SEMANTICS = ("switch_tf", "mtf", "t5x", "hf")
-DISPATCHES = ("auto", "einsum", "index", "ragged")
-ROUTER_DTYPES = ("float32", "bfloat16")
-ROUTING_POLICIES = ("switch", "ntlb", "batch_prioritized", "top2", "top_n", "expert_choice", "hash", "sinkhorn")
-# In the others a later token can take an earlier one's place or change its expert.
-CAUSAL_POLICIES = ("switch", "hash")
-EXPLORATIONS = ("input_jitter", "argmax", "input_dropout", "sample")
-SECOND_EXPERT_POLICIES = ("random", "all", "none", "threshold")
-EXPERT_SUBLAYERS = ("feed_forward", "attention", "feed_forward_and_attention")
-ATTENTION_EXPERT_DTYPES = ("float32", "auto")
+from switch_tf.choices import (
+    ACTIVATIONS,
+    ATTENTION_EXPERT_DTYPES,
+    CAUSAL_POLICIES,
+    DISPATCHES,
+    EXPERT_SUBLAYERS,
+    ROUTER_DTYPES,
+    SEMANTICS,
+    check_choice,
+    check_routing,
+    nearest,
+    num_choices,
+)
 
 
 class Weight(NamedTuple):
@@ -152,6 +153,9 @@ class SwitchConfig:
                               ("router_dtype", ROUTER_DTYPES), ("expert_sublayers", EXPERT_SUBLAYERS),
                               ("attention_expert_dtype", ATTENTION_EXPERT_DTYPES)):
             check_choice(name, getattr(self, name), choices)
+        if self.extra_mlp and not self.has_feed_forward_experts:
+            raise ValueError("extra_mlp=True needs feed-forward layers of experts; expert_sublayers='attention' has "
+                             "none. Use expert_sublayers='feed_forward_and_attention' or extra_mlp=False.")
         self._check_routing()
         if self.relative_attention_max_distance <= self.relative_attention_num_buckets // 2:
             raise ValueError(
@@ -168,6 +172,9 @@ class SwitchConfig:
         for is_decoder in (False, True):
             check_routing(*self.routing(is_decoder), self.num_experts, self.exploration, self.second_expert_policy,
                           self.second_expert_threshold)
+        if self.second_place_loss_weight and all(num_choices(*self.routing(stack)) < 2 for stack in (False, True)):
+            raise ValueError(f"second_place_loss_weight={self.second_place_loss_weight} needs a policy with second "
+                             f"choices, such as 'top2', not {self.routing_policy!r}.")
         if (self.decoder_sparse_layers and self.decoder_policy not in CAUSAL_POLICIES
                 and not self.allow_non_causal_decoder):
             raise ValueError(
@@ -252,10 +259,27 @@ class SwitchConfig:
         return policy, self.num_selected_experts if policy == self.routing_policy else None
 
     @property
+    def has_attention_experts(self) -> bool:
+        """Whether the self-attention of sparse layers has experts."""
+        return self.expert_sublayers != "feed_forward"
+
+    @property
+    def has_feed_forward_experts(self) -> bool:
+        """Whether the feed-forward layer of sparse layers has experts."""
+        return self.expert_sublayers != "attention"
+
+    @property
     def sparse_layer_names(self) -> tuple[str, ...]:
-        """Names of the sparse layers in the order of the model's router statistics: "encoder/layers_1", ..."""
-        return (tuple(f"encoder/layers_{i}" for i in self.encoder_sparse_layers)
-                + tuple(f"decoder/layers_{i}" for i in self.decoder_sparse_layers))
+        """Names of the routers in the order of the model's statistics: "encoder/layers_1", ...
+
+        Experts in attention have two: "encoder/layers_1/attention/query" and "encoder/layers_1/attention/key_value".
+        """
+        routers = ("/attention/query", "/attention/key_value") if self.has_attention_experts else ()
+        routers += ("",) if self.has_feed_forward_experts else ()
+        return tuple(f"{stack}/layers_{i}{router}"
+                     for stack, layers in (("encoder", self.encoder_sparse_layers),
+                                           ("decoder", self.decoder_sparse_layers))
+                     for i in layers for router in routers)
 
     # Parameters.
 
@@ -270,8 +294,12 @@ class SwitchConfig:
             yield Weight("logits", 1, (d, self.vocab_size), ("embed", "vocab"))
         num_wi = 2 if self.activation == "geglu" else 1
         for num_layers, num_sparse, num_attentions, policy in stacks:
-            num_dense = num_layers - num_sparse
-            yield Weight("attention", 3 * num_attentions * num_layers, (d, heads, kv), ("embed", "heads", "kv"))
+            num_sparse_mlps = num_sparse if self.has_feed_forward_experts else 0
+            num_sparse_attentions = num_sparse if self.has_attention_experts else 0
+            num_expert_layers = num_sparse_mlps + 2 * num_sparse_attentions
+            num_dense = num_layers - num_sparse_mlps
+            yield Weight("attention", 3 * (num_attentions * num_layers - num_sparse_attentions), (d, heads, kv),
+                         ("embed", "heads", "kv"))
             yield Weight("attention", num_attentions * num_layers, (heads, kv, d), ("heads", "kv", "embed"))
             yield Weight("position_bias", 1, (heads, self.relative_attention_num_buckets), ("heads", "relpos_buckets"))
             num_extra = num_sparse if self.extra_mlp else 0
@@ -279,9 +307,10 @@ class SwitchConfig:
             yield Weight("feed_forward", num_wi * (num_dense + num_extra), (d, f), ("embed", "mlp"))
             yield Weight("feed_forward", num_dense + num_extra, (f, d), ("mlp", "embed"))
             if policy != "hash":
-                yield Weight("router", num_sparse, (d, e), ("embed", "router_expert"))
-            yield Weight("experts", num_wi * num_sparse, (e, d, f), ("expert", "embed", "expert_mlp"))
-            yield Weight("experts", num_sparse, (e, f, d), ("expert", "expert_mlp", "embed"))
+                yield Weight("router", num_expert_layers, (d, e), ("embed", "router_expert"))
+            yield Weight("experts", num_wi * num_expert_layers, (e, d, f), ("expert", "embed", "expert_mlp"))
+            yield Weight("experts", num_sparse_mlps, (e, f, d), ("expert", "expert_mlp", "embed"))
+            yield Weight("experts", 2 * num_sparse_attentions, (e, f, heads * kv), ("expert", "expert_mlp", "embed"))
 
     def parameters_by_part(self) -> dict[str, int]:
         parts: dict[str, int] = {}
@@ -304,30 +333,40 @@ class SwitchConfig:
         come on top and are not in `flops_per_sequence`.
         """
         d, inner = self.d_model, self.num_heads * self.d_kv
-        feed_forward = (3 if self.activation == "geglu" else 2) * d * self.d_ff
+        feed_forward = self._feed_forward_products(d)
+        # The expert layers of one sparse layer, by the width of their outputs.
+        expert_widths = [d] * self.has_feed_forward_experts + [inner, inner] * self.has_attention_experts
+        experts = sum(self._feed_forward_products(width) for width in expert_widths)
         encoder_tokens, decoder_tokens = inputs_length, 0 if self.is_encoder_only else targets_length
         num_enc, num_dec = self.num_encoder_layers, self.num_decoder_layers
         layer_tokens = num_enc * encoder_tokens + num_dec * decoder_tokens
         sparse_tokens = {False: len(self.encoder_sparse_layers) * encoder_tokens,
                          True: len(self.decoder_sparse_layers) * decoder_tokens}
         num_sparse_tokens = sum(sparse_tokens.values())
-        dense_tokens = layer_tokens - (0 if self.extra_mlp else num_sparse_tokens)
+        has_dense_mlp = self.extra_mlp or not self.has_feed_forward_experts
+        dense_tokens = layer_tokens - (0 if has_dense_mlp else num_sparse_tokens)
         expert_rows = sum(tokens * self._expert_rows_per_token(*self.routing(is_decoder))
                           for is_decoder, tokens in sparse_tokens.items())
         routed_tokens = sum(tokens for is_decoder, tokens in sparse_tokens.items()
                             if self.routing(is_decoder)[0] != "hash")
         attention = 4 * d * inner * layer_tokens + num_dec * 2 * d * inner * (encoder_tokens + decoder_tokens)
+        if self.has_attention_experts:
+            attention -= 3 * d * inner * num_sparse_tokens
         scores = inner * (num_enc * encoder_tokens**2 + num_dec * decoder_tokens * (decoder_tokens + encoder_tokens))
         return {
             "attention": 2 * attention,
             "feed_forward": 2 * feed_forward * dense_tokens,
-            "experts": round(2 * feed_forward * expert_rows),
-            "router": 2 * d * self.num_experts * routed_tokens,
+            "experts": round(2 * experts * expert_rows),
+            "router": 2 * d * self.num_experts * len(expert_widths) * routed_tokens,
             "attention_scores": 2 * 2 * scores,
             "logits": 2 * d * self.vocab_size * (encoder_tokens if self.is_encoder_only else decoder_tokens),
-            "capacity_padding": round(2 * feed_forward * max(
+            "capacity_padding": round(2 * experts * max(
                 0.0, self.train_capacity_factor * num_sparse_tokens - expert_rows)),
         }
+
+    def _feed_forward_products(self, output_width):
+        """Multiply-adds of one token in a feed-forward layer."""
+        return ((2 if self.activation == "geglu" else 1) * self.d_model + output_width) * self.d_ff
 
     def _expert_rows_per_token(self, policy, num_selected_experts):
         """Experts that compute each token; where experts choose, the capacity factor says how many do on average."""
@@ -337,45 +376,3 @@ class SwitchConfig:
         """FLOPs of the weight products in one sequence's forward pass, as Table 9 of the paper counts them."""
         parts = self.flops_by_part(inputs_length, targets_length)
         return sum(parts[part] for part in ("attention", "feed_forward", "experts", "router"))
-
-
-def num_choices(policy: str, num_selected_experts: int | None) -> int:
-    """Experts that a policy sends each token to."""
-    return num_selected_experts or (2 if policy == "top2" else 1)
-
-
-def check_routing(policy, num_selected_experts, num_experts, exploration, second_expert_policy,
-                  second_expert_threshold) -> None:
-    """Refuses a routing policy whose options do not fit it; `num_experts` 0 is a model without experts."""
-    check_choice("routing_policy", policy, ROUTING_POLICIES)
-    check_choice("exploration", exploration, EXPLORATIONS)
-    check_choice("second_expert_policy", second_expert_policy, SECOND_EXPERT_POLICIES)
-    if not 0 < second_expert_threshold < 1:
-        raise ValueError(f"second_expert_threshold must be in (0, 1), not {second_expert_threshold!r}.")
-    count = num_choices(policy, num_selected_experts)
-    fixed = {"top2": 2, "top_n": None, "batch_prioritized": None}.get(policy, 1)
-    if fixed is not None and count != fixed:
-        raise ValueError(f"The {policy} policy selects {fixed} expert{'s' * (fixed > 1)} for each token, not "
-                         f"{count!r}; leave num_selected_experts out, or use routing_policy='top_n'.")
-    if isinstance(count, bool) or not isinstance(count, int) or count < (2 if policy == "top_n" else 1):
-        raise ValueError(f"num_selected_experts must be an integer of at least {2 if policy == 'top_n' else 1} with "
-                         f"routing_policy={policy!r}, not {count!r}.")
-    if num_experts and count > num_experts:
-        raise ValueError(f"A token cannot go to {count} of {num_experts} experts; use at least {count} experts or a "
-                         "smaller num_selected_experts.")
-    if exploration == "sample" and policy in ("expert_choice", "hash"):
-        raise ValueError(f"exploration='sample' draws each token's expert, which the {policy} policy does not choose "
-                         "by token; use exploration='input_jitter' or 'argmax'.")
-
-
-def check_choice(name: str, value, choices) -> None:
-    """Refuses a value that is not one of `choices`, naming the nearest one."""
-    if value not in choices:
-        listed = ", ".join(repr(choice) for choice in choices)
-        raise ValueError(f"{name} must be one of {listed}, not {value!r}.{nearest(value, choices)}")
-
-
-def nearest(word, choices) -> str:
-    """A sentence that names the choice most like `word`, or nothing."""
-    matches = difflib.get_close_matches(str(word), list(choices), n=1, cutoff=0.6)
-    return f" Did you mean {matches[0]!r}?" if matches else ""

@@ -2,7 +2,7 @@
 
 from keras import ops
 
-from switch_tf.config import SEMANTICS, check_choice
+from switch_tf.choices import SEMANTICS, check_choice
 from switch_tf.metrics import Mean, RouterStats
 
 

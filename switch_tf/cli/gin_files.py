@@ -9,8 +9,8 @@ import gin
 from gin import config as gin_config
 
 from switch_tf import shipped_gin
+from switch_tf.choices import nearest
 from switch_tf.cli.main import Mistake
-from switch_tf.config import nearest
 
 # What to add when a run lacks a macro that a whole kind of file provides.
 _PROVIDERS = {"MIXTURE_OR_TASK_NAME": "a task file: --gin_file=gin/tasks/docs_corpus.gin",

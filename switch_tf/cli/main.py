@@ -5,7 +5,7 @@ import importlib
 import json
 import sys
 
-from switch_tf.config import nearest
+from switch_tf.choices import nearest
 
 COMMANDS = {
     "train": "pretrain or fine-tune from gin files, with evaluation between; resumes by itself",

@@ -212,8 +212,8 @@ def _check_representable(config):
                               ("extra_mlp", config.extra_mlp, False),
                               ("expert_sublayers", config.expert_sublayers, "feed_forward")):
         if value != only:
-            raise ValueError(f"Hugging Face's Switch Transformer knows {name}={only!r} only, but it is {value!r}; such a "
-                             "model cannot be written in its format.")
+            raise ValueError(f"Hugging Face's Switch Transformer knows {name}={only!r} only, but it is {value!r}; "
+                             "such a model cannot be written in its format.")
     for stack, num_layers, layers, step in _stacks(config):
         if step_for(layers, num_layers, step) is None:
             raise ValueError("Hugging Face's Switch Transformer has experts in the layers 1, 1 + step, 1 + 2 step, "

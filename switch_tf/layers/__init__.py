@@ -9,6 +9,8 @@ from switch_tf.layers.moe import SwitchFeedForward
 from switch_tf.layers.normalization import RMSNorm
 from switch_tf.layers.position_bias import RelativePositionBias
 from switch_tf.layers.routing import Router
+from switch_tf.layers.switch_attention import SwitchSelfAttention
 
 __all__ = ["Dropout", "ExpertFeedForward", "FeedForward", "LogitsDense", "MultiHeadAttention", "RMSNorm",
-           "RelativePositionBias", "Router", "SwitchFeedForward", "TokenEmbedding"]
+           "RelativePositionBias", "Router", "SwitchFeedForward", "SwitchSelfAttention",
+           "TokenEmbedding"]

@@ -1,5 +1,7 @@
 """T5's multi-head attention: no bias terms, no 1/sqrt(d_kv) at run time, softmax in float32."""
 
+import functools
+
 import keras
 from keras import ops
 
@@ -7,6 +9,44 @@ from switch_tf import partitioning
 from switch_tf.layers.dropout import Dropout
 
 MASKED = -1e9
+
+
+def add_output_kernel(layer, d_model):
+    """Creates `out`, which leads from the heads of `layer` back to d_model."""
+    return partitioning.add_weight(
+        layer, "out", (layer.num_heads, layer.d_kv, d_model), ("heads", "kv", "embed"),
+        _normal(layer.init_scale, layer.num_heads * layer.d_kv))
+
+
+def _normal(init_scale, fan_in):
+    return keras.initializers.RandomNormal(stddev=(init_scale / fan_in) ** 0.5)
+
+
+def attend(query, key, value, out, attention_mask, position_bias, dropout):
+    """What follows the projections: each query mixes the values it may look at, and `out` mixes the heads.
+
+    Args:
+        query: <any float>[batch, query, heads, d_kv].
+        key: <any float>[batch, key, heads, d_kv].
+        value: <compute dtype>[batch, key, heads, d_kv].
+        out: [heads, d_kv, d_model].
+        attention_mask, position_bias: see `MultiHeadAttention`.
+        dropout: function of the probabilities, <compute dtype>[batch, heads, query, key].
+
+    Returns:
+        <compute dtype>[batch, query, d_model]
+    """
+    scores = ops.einsum("bqhd,bkhd->bhqk", ops.cast(query, "float32"), ops.cast(key, "float32"))
+    scores = partitioning.constrain(scores, ("batch", "heads", None, None))
+    if position_bias is not None:
+        scores = scores + position_bias
+    if attention_mask is not None:
+        scores = ops.where(attention_mask, scores, MASKED)
+    probs = dropout(ops.cast(ops.softmax(scores, axis=-1), value.dtype))
+    mixed = ops.einsum("bhqk,bkhd->bqhd", probs, value)
+    mixed = partitioning.constrain(mixed, ("batch", "length", "heads", "kv"))
+    outputs = ops.einsum("bqhd,hdm->bqm", mixed, ops.cast(out, mixed.dtype))
+    return partitioning.constrain(outputs, ("batch", "length", "embed"))
 
 
 @keras.saving.register_keras_serializable("switch_tf")
@@ -43,13 +83,9 @@ class MultiHeadAttention(keras.layers.Layer):
         self.dropout.build()
         for name, fan_in in (("query", d_model * self.d_kv), ("key", d_model), ("value", d_model)):
             setattr(self, name, partitioning.add_weight(
-                self, name, (d_model, self.num_heads, self.d_kv), ("embed", "heads", "kv"), self._normal(fan_in)))
-        self.out = partitioning.add_weight(
-            self, "out", (self.num_heads, self.d_kv, d_model), ("heads", "kv", "embed"),
-            self._normal(self.num_heads * self.d_kv))
-
-    def _normal(self, fan_in):
-        return keras.initializers.RandomNormal(stddev=(self.init_scale / fan_in) ** 0.5)
+                self, name, (d_model, self.num_heads, self.d_kv), ("embed", "heads", "kv"),
+                _normal(self.init_scale, fan_in)))
+        self.out = add_output_kernel(self, d_model)
 
     def call(self, inputs, memory=None, attention_mask=None, position_bias=None, training=False):
         memory = inputs if memory is None else memory
@@ -57,18 +93,8 @@ class MultiHeadAttention(keras.layers.Layer):
         query = self._project(inputs, self.query)
         key = self._project(memory, self.key)
         value = self._project(memory, self.value)
-        scores = ops.einsum("bqhd,bkhd->bhqk", ops.cast(query, "float32"), ops.cast(key, "float32"))
-        scores = partitioning.constrain(scores, ("batch", "heads", None, None))
-        if position_bias is not None:
-            scores = scores + position_bias
-        if attention_mask is not None:
-            scores = ops.where(attention_mask, scores, MASKED)
-        probs = ops.cast(ops.softmax(scores, axis=-1), value.dtype)
-        probs = self.dropout(probs, training=training)
-        mixed = ops.einsum("bhqk,bkhd->bqhd", probs, value)
-        mixed = partitioning.constrain(mixed, ("batch", "length", "heads", "kv"))
-        outputs = ops.einsum("bqhd,hdm->bqm", mixed, ops.cast(self.out, mixed.dtype))
-        return partitioning.constrain(outputs, ("batch", "length", "embed"))
+        dropout = functools.partial(self.dropout, training=training)
+        return attend(query, key, value, self.out, attention_mask, position_bias, dropout)
 
     def _project(self, x, kernel):
         projected = ops.einsum("blm,mhd->blhd", x, ops.cast(kernel, x.dtype))

@@ -13,7 +13,7 @@ import keras
 from keras import ops
 
 from switch_tf import partitioning
-from switch_tf.config import DISPATCHES, check_choice
+from switch_tf.choices import DISPATCHES, check_choice
 from switch_tf.layers.experts import RaggedRows
 from switch_tf.layers.policies import ExpertChoices
 

@@ -6,7 +6,7 @@ import keras
 from keras import ops
 
 from switch_tf import partitioning
-from switch_tf.config import ACTIVATIONS, check_choice
+from switch_tf.choices import ACTIVATIONS, check_choice
 from switch_tf.layers.feed_forward import activate, add_input_kernels, kernel_initializer
 
 
@@ -68,12 +68,12 @@ class ExpertFeedForward(keras.layers.Layer):
     def call(self, inputs, ragged=None, training=False):
         if ragged is not None:
             return self._one_by_one(inputs, ragged, training)
-        hidden = activate([ops.einsum("egcm,emf->egcf", inputs, wi) for wi in self.input_kernels])
+        hidden = activate([_products(inputs, wi) for wi in self.input_kernels])
         hidden = partitioning.constrain(hidden, ("expert", None, "capacity", "expert_mlp"))
         if training and self.dropout_rate:
             group, place = _padded_places(*ops.shape(hidden)[:3])
             hidden = hidden * self._dropout_mask(group, place, hidden.dtype)
-        return ops.einsum("egcf,efm->egcm", hidden, self.wo)
+        return _products(hidden, self.wo)
 
     def _one_by_one(self, rows, ragged, training):
         """Each expert's own product over its own rows."""
@@ -99,6 +99,14 @@ class ExpertFeedForward(keras.layers.Layer):
         return {**super().get_config(), "num_experts": self.num_experts, "d_ff": self.d_ff,
                 "activation": self.activation, "dropout_rate": self.dropout_rate, "init_scale": self.init_scale,
                 "output_dim": self.output_dim}
+
+
+def _products(buffers, kernels):
+    """egcm,emf->egcf as one product for each expert; an einsum of four dimensions would transpose the kernels."""
+    num_experts, num_groups, expert_capacity, width = ops.shape(buffers)
+    rows = ops.reshape(buffers, (num_experts, num_groups * expert_capacity, width))
+    products = ops.matmul(rows, ops.cast(kernels, buffers.dtype))
+    return ops.reshape(products, (num_experts, num_groups, expert_capacity, kernels.shape[-1]))
 
 
 def _padded_places(num_experts, num_groups, expert_capacity):

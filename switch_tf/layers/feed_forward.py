@@ -4,7 +4,7 @@ import keras
 from keras import ops
 
 from switch_tf import partitioning
-from switch_tf.config import ACTIVATIONS, check_choice
+from switch_tf.choices import ACTIVATIONS, check_choice
 from switch_tf.layers.dropout import Dropout
 
 

@@ -4,7 +4,7 @@ import keras
 from keras import ops
 
 from switch_tf import losses, partitioning
-from switch_tf.config import DISPATCHES, SEMANTICS, check_choice
+from switch_tf.choices import DISPATCHES, SEMANTICS, check_choice
 from switch_tf.layers import dispatch as dispatching
 from switch_tf.layers import grouping
 from switch_tf.layers.experts import ExpertFeedForward
@@ -74,14 +74,12 @@ class SwitchFeedForward(keras.layers.Layer):
         self.activation = activation
         self.group_size = group_size
         self.num_groups_multiple = num_groups_multiple
-        self.jitter_noise = jitter_noise
         self.train_capacity_factor = train_capacity_factor
         self.eval_capacity_factor = eval_capacity_factor
         self.min_expert_capacity = min_expert_capacity
         self.expert_dropout_rate = expert_dropout_rate
         self.load_balancing_loss_weight = load_balancing_loss_weight
         self.router_z_loss_weight = router_z_loss_weight
-        self.router_dtype = router_dtype
         self.init_scale = init_scale
         self.semantics = semantics
         self.expert_capacity = expert_capacity
@@ -93,7 +91,11 @@ class SwitchFeedForward(keras.layers.Layer):
         if router.num_experts != num_experts:
             raise ValueError(f"The router chooses among {router.num_experts} experts, but num_experts is "
                              f"{num_experts}; give both the same number.")
+        if router.semantics != semantics:
+            raise ValueError(f"The router has semantics={router.semantics!r}, but the layer {semantics!r}; give both "
+                             "the same.")
         self.router = router
+        self.jitter_noise, self.router_dtype = router.jitter_noise, router.router_dtype
         self.experts = ExpertFeedForward(num_experts, d_ff, activation, expert_dropout_rate, init_scale, output_dim,
                                          dtype=self.dtype_policy, name="experts")
 

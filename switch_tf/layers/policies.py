@@ -107,17 +107,20 @@ def ntlb(scores: Scores, capacity, rounds=NTLB_ROUNDS) -> Decisions:
     that took the token.
     """
     num_experts = scores.selection.shape[-1]
-    _, ranked = ops.top_k(scores.selection, min(rounds, num_experts))
+    rounds = min(rounds, num_experts)
+    _, ranked = ops.top_k(scores.selection, rounds)
     waiting = _real(scores)
-    taken = ops.zeros_like(scores.selection[:, :1, :], dtype="int32")
-    expert_index, slot = ops.zeros_like(waiting, dtype="int32"), ops.zeros_like(waiting, dtype="int32") + capacity
-    for choice in range(min(rounds, num_experts)):
+    num_groups, num_tokens = ops.shape(waiting)
+    taken = ops.zeros((num_groups, num_experts), "int32")
+    expert_index = ops.zeros((num_groups, num_tokens), "int32")
+    slot = expert_index + capacity
+    for choice in range(rounds):
         expert = ops.cast(ranked[..., choice], "int32")
-        chosen = ops.one_hot(expert, num_experts, dtype="int32") * ops.cast(waiting[..., None], "int32")
-        place = ops.sum((ops.cumsum(chosen, axis=1) + taken) * chosen, axis=-1) - 1
-        is_kept = ops.logical_and(place >= 0, place < capacity)
+        place, length = _places(ops.where(waiting, expert, num_experts), num_experts)
+        place = place + ops.take_along_axis(taken, expert, axis=1)
+        is_kept = ops.logical_and(waiting, place < capacity)
         expert_index, slot = ops.where(waiting, expert, expert_index), ops.where(is_kept, place, slot)
-        taken = taken + ops.sum(chosen * ops.cast(is_kept[..., None], "int32"), axis=1, keepdims=True)
+        taken = ops.minimum(taken + length, capacity)
         waiting = ops.logical_and(waiting, ops.logical_not(is_kept))
     expert_index = expert_index[..., None]
     return _decisions(expert_index, slot[..., None], _gates(scores, expert_index), capacity)
@@ -225,14 +228,36 @@ def _queue(expert_index, routed, num_experts, capacity):
         <int32>[group, tokens, choice]
     """
     num_groups, num_tokens, num_choices = ops.shape(expert_index)
-    # [group, tokens, choice] -> [group, choice * tokens, expert], 1 where a choice stands in an expert's queue
-    in_line = ops.where(routed, expert_index, -1)
+    # [group, tokens, choice] -> [group, choice * tokens]
+    in_line = ops.where(routed, expert_index, num_experts)
     in_line = ops.reshape(ops.transpose(in_line, (0, 2, 1)), (num_groups, num_choices * num_tokens))
-    queues = ops.one_hot(in_line, num_experts, dtype="int32")
-    # A choice's place is the number of earlier ones in the same queue.
-    place = ops.sum(ops.cumsum(queues, axis=1) * queues, axis=-1) - 1
+    place, _ = _places(in_line, num_experts)
     place = ops.transpose(ops.reshape(place, (num_groups, num_choices, num_tokens)), (0, 2, 1))
-    return ops.where(ops.logical_and(place >= 0, place < capacity), place, capacity)
+    return ops.where(ops.logical_and(routed, place < capacity), place, capacity)
+
+
+def _places(in_line, num_experts):
+    """Place of each one in its expert's queue: the number of earlier ones of its group that wait for the same expert.
+
+    By sorting, whose cost does not grow with the number of experts as that of a cumulative sum over one-hots does.
+
+    Args:
+        in_line: <int32>[group, place in line], an expert, or `num_experts` for those that wait for none.
+
+    Returns:
+        `(place, length)`: <int32>, same shape as `in_line`, and <int32>[group, expert], the length of each queue.
+    """
+    num_groups, count = ops.shape(in_line)
+    # Stable: of equal ones the first comes first.
+    order = ops.argsort(in_line, axis=1)
+    group = ops.arange(num_groups, dtype="int32")[:, None]
+    queue = ops.reshape(in_line + group * (num_experts + 1), (-1,))
+    length = ops.segment_sum(ops.ones_like(queue), queue, num_segments=num_groups * (num_experts + 1))
+    length = ops.reshape(length, (num_groups, num_experts + 1))
+    start = ops.cumsum(length, axis=1) - length
+    in_order = ops.take_along_axis(in_line, order, axis=1)
+    place = ops.arange(count, dtype="int32") - ops.take_along_axis(start, in_order, axis=1)
+    return ops.take_along_axis(place, ops.argsort(order, axis=1), axis=1), length[:, :num_experts]
 
 
 def _decisions(expert_index, slot, gates, capacity):

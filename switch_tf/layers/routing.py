@@ -4,7 +4,7 @@ import keras
 from keras import ops
 
 from switch_tf import losses, partitioning
-from switch_tf.config import ROUTER_DTYPES, ROUTING_POLICIES, SEMANTICS, check_choice, check_routing, num_choices
+from switch_tf.choices import ROUTER_DTYPES, ROUTING_POLICIES, SEMANTICS, check_choice, check_routing, num_choices
 from switch_tf.layers import policies
 from switch_tf.layers.feed_forward import kernel_initializer
 from switch_tf.layers.policies import ExpertChoices
@@ -90,8 +90,8 @@ class Router(keras.layers.Layer):
             return self._hash(token_ids, padding_mask, expert_capacity)
         logits = self._logits(inputs, training)
         probs = ops.softmax(logits, axis=-1)
-        selection = ops.stop_gradient(ops.nan_to_num(ops.cast(logits, "float32"), NO_PREFERENCE, -NO_PREFERENCE,
-                                                     NO_PREFERENCE))
+        selection = ops.stop_gradient(ops.cast(logits, "float32"))
+        selection = ops.clip(ops.where(ops.isnan(selection), NO_PREFERENCE, selection), NO_PREFERENCE, -NO_PREFERENCE)
         if training and self.exploration == "sample":
             selection = selection + _gumbel(partitioning.layer_seed(self, "sample"), ops.shape(selection))
         scores = policies.Scores(selection, probs, padding_mask)

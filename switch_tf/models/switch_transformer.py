@@ -13,7 +13,7 @@ from switch_tf.models.transformer import Stack
 
 @keras.saving.register_keras_serializable("switch_tf")
 class SwitchTransformer(keras.Model):
-    """T5 encoder-decoder, or encoder, whose every n-th feed-forward layer is a Switch layer (arXiv 2101.03961).
+    """T5 encoder-decoder, or encoder, whose every n-th layer has experts (arXiv 2101.03961).
 
     `model(features)` is the Keras way: it adds the routers' weighted losses with `add_loss`, so `compile` and `fit`
     train what the paper trains. `model.forward(features)` hands the router statistics back instead.
@@ -70,7 +70,8 @@ class SwitchTransformer(keras.Model):
         is_real = masks.encoder_is_real(features)
         mask = masks.key_mask(is_real) if segments is None else masks.attention_mask(segments, segments)
         tokens = features["encoder_input_tokens"]
-        hidden, router_stats = self.encoder(self.token_embedder(tokens), is_real, tokens, mask, training=training)
+        hidden, router_stats = self.encoder(self.token_embedder(tokens), is_real, mask, token_ids=tokens,
+                                            training=training)
         if self.decoder is not None:
             hidden, decoder_stats = self._decode(features, hidden, is_real, training)
             router_stats += decoder_stats
@@ -86,8 +87,8 @@ class SwitchTransformer(keras.Model):
             memory_mask = masks.key_mask(encoder_is_real)
         else:
             memory_mask = masks.attention_mask(segments, encoder_segments)
-        return self.decoder(self.token_embedder(tokens), masks.decoder_is_real(features), tokens, mask, encoded,
-                            memory_mask, training=training)
+        return self.decoder(self.token_embedder(tokens), masks.decoder_is_real(features), mask, encoded, memory_mask,
+                            token_ids=tokens, training=training)
 
     def _logits(self, hidden):
         if self.config.scales_logits:

@@ -6,6 +6,7 @@ import keras
 from keras import ops
 
 from switch_tf import partitioning
+from switch_tf.choices import num_choices
 from switch_tf.layers import (
     Dropout,
     FeedForward,
@@ -14,19 +15,33 @@ from switch_tf.layers import (
     RMSNorm,
     Router,
     SwitchFeedForward,
+    SwitchSelfAttention,
 )
 
 
 def switch_feed_forward(config, is_decoder, dtype, **kwargs):
     """The Switch layer that a configuration asks for."""
     policy, num_selected_experts = config.routing(is_decoder)
-    router = Router(config.num_experts, num_selected_experts, policy, dtype=dtype, name="router", **_fields(
-        config, "exploration", "jitter_noise", "second_expert_policy", "second_expert_threshold",
-        "second_place_loss_weight", "router_dtype", "init_scale", "semantics"))
+    has_second_place = num_choices(policy, num_selected_experts) > 1
+    router = Router(
+        config.num_experts, num_selected_experts, policy, dtype=dtype, name="router",
+        second_place_loss_weight=config.second_place_loss_weight if has_second_place else 0.0, **_fields(
+            config, "exploration", "jitter_noise", "second_expert_policy", "second_expert_threshold", "router_dtype",
+            "init_scale", "semantics"))
     return SwitchFeedForward(config.num_experts, config.d_ff, router=router, dtype=dtype, **kwargs, **_fields(
         config, "activation", "group_size", "num_groups_multiple", "train_capacity_factor", "eval_capacity_factor",
         "min_expert_capacity", "expert_dropout_rate", "load_balancing_loss_weight", "router_z_loss_weight",
         "init_scale", "semantics", "expert_capacity", "dispatch"))
+
+
+def switch_self_attention(config, is_decoder, dtype, **kwargs):
+    """Self-attention with the two layers of experts that a configuration asks for."""
+    expert_dtype = dtype if config.attention_expert_dtype == "auto" else config.attention_expert_dtype
+    query_experts, key_value_experts = (
+        switch_feed_forward(config, is_decoder, expert_dtype, output_dim=config.num_heads * config.d_kv, name=name)
+        for name in ("query_experts", "key_value_experts"))
+    return SwitchSelfAttention(query_experts, key_value_experts, config.num_heads, config.d_kv, config.dropout_rate,
+                               config.attention_init_scale, dtype=dtype, **kwargs)
 
 
 def _fields(config, *names):
@@ -39,17 +54,18 @@ class TransformerLayer(keras.layers.Layer):
     Args:
         config: SwitchConfig.
         is_decoder: bool. Whether there is cross-attention.
-        is_sparse: bool. Whether the feed-forward layer is a Switch layer.
+        is_sparse: bool. Whether the sublayers of `config.expert_sublayers` have experts.
 
     Call arguments:
         hidden: <compute dtype>[batch, length, d_model].
         is_real: <bool>[batch, length], False at padding.
-        token_ids: <int32>[batch, length], which hash routing goes by.
         attention_mask: <bool>[batch, 1, length or 1, length] for self-attention.
         position_bias: <float32>[1, heads, length, length].
         memory, memory_mask: the encoder's outputs and <bool>[batch, 1, length or 1, memory], in decoders.
+        token_ids: <int32>[batch, length], which hash routing goes by.
 
-    Returns: `(hidden, router_stats)`, where the latter holds one RouterStats, or none from a dense layer.
+    Returns: `(hidden, router_stats)`, where the latter holds the RouterStats of the routers that there are: the
+        queries', the keys' and values', the feed-forward layer's.
     """
 
     def __init__(self, config, is_decoder, is_sparse, **kwargs):
@@ -57,6 +73,8 @@ class TransformerLayer(keras.layers.Layer):
         super().__init__(autocast=False, **kwargs)
         self.is_decoder = is_decoder
         self.is_sparse = is_sparse
+        self.has_attention_experts = is_sparse and config.has_attention_experts
+        self.has_feed_forward_experts = is_sparse and config.has_feed_forward_experts
         policy = self.dtype_policy
 
         def norm(name):
@@ -65,6 +83,11 @@ class TransformerLayer(keras.layers.Layer):
         def attention(name):
             return MultiHeadAttention(config.num_heads, config.d_kv, config.dropout_rate, config.attention_init_scale,
                                       dtype=policy, name=name)
+
+        def self_attention(name):
+            if self.has_attention_experts:
+                return switch_self_attention(config, is_decoder, policy, name=name)
+            return attention(name)
 
         def dense(name):
             return FeedForward(config.d_ff, config.activation, config.dropout_rate, config.init_scale, dtype=policy,
@@ -75,16 +98,17 @@ class TransformerLayer(keras.layers.Layer):
 
         if is_decoder:
             self.pre_attention_layer_norm = norm("pre_self_attention_layer_norm")
-            self.attention = attention("self_attention")
+            self.attention = self_attention("self_attention")
             self.pre_cross_attention_layer_norm = norm("pre_cross_attention_layer_norm")
             self.cross_attention = attention("encoder_decoder_attention")
             self.cross_attention_dropout = dropout("post_cross_attention_dropout")
         else:
             self.pre_attention_layer_norm = norm("pre_attention_layer_norm")
-            self.attention = attention("attention")
+            self.attention = self_attention("attention")
         self.attention_dropout = dropout("post_attention_dropout")
         self.pre_mlp_layer_norm = norm("pre_mlp_layer_norm")
-        self.mlp = switch_feed_forward(config, is_decoder, policy, name="mlp") if is_sparse else dense("mlp")
+        self.mlp = (switch_feed_forward(config, is_decoder, policy, name="mlp") if self.has_feed_forward_experts
+                    else dense("mlp"))
         self.mlp_dropout = dropout("post_mlp_dropout")
         self.has_extra_mlp = is_sparse and config.extra_mlp
         if self.has_extra_mlp:
@@ -104,21 +128,27 @@ class TransformerLayer(keras.layers.Layer):
             for layer in (self.pre_extra_mlp_layer_norm, self.extra_mlp, self.extra_mlp_dropout):
                 layer.build(input_shape)
 
-    def call(self, hidden, is_real, token_ids, attention_mask, position_bias, memory=None, memory_mask=None,
+    def call(self, hidden, is_real, attention_mask, position_bias, memory=None, memory_mask=None, token_ids=None,
              training=False):
         x = self.pre_attention_layer_norm(hidden)
-        x = self.attention(x, attention_mask=attention_mask, position_bias=position_bias, training=training)
+        router_stats = ()
+        if self.has_attention_experts:
+            x, router_stats = self.attention.forward(
+                x, padding_mask=is_real, token_ids=token_ids, attention_mask=attention_mask,
+                position_bias=position_bias, training=training)
+        else:
+            x = self.attention(x, attention_mask=attention_mask, position_bias=position_bias, training=training)
         hidden = hidden + self.attention_dropout(x, training=training)
         if self.is_decoder:
             x = self.pre_cross_attention_layer_norm(hidden)
             x = self.cross_attention(x, memory=memory, attention_mask=memory_mask, training=training)
             hidden = hidden + self.cross_attention_dropout(x, training=training)
         x = self.pre_mlp_layer_norm(hidden)
-        if self.is_sparse:
+        if self.has_feed_forward_experts:
             x, stats = self.mlp.forward(x, padding_mask=is_real, token_ids=token_ids, training=training)
-            router_stats = (stats,)
+            router_stats += (stats,)
         else:
-            x, router_stats = self.mlp(x, training=training), ()
+            x = self.mlp(x, training=training)
         hidden = hidden + self.mlp_dropout(x, training=training)
         if self.has_extra_mlp:
             x = self.extra_mlp(self.pre_extra_mlp_layer_norm(hidden), training=training)
@@ -135,10 +165,10 @@ class Stack(keras.layers.Layer):
 
     Call arguments:
         embedded: <compute dtype>[batch, length, d_model].
-        is_real, token_ids, attention_mask, memory, memory_mask: see `TransformerLayer`.
+        is_real, attention_mask, memory, memory_mask, token_ids: see `TransformerLayer`.
 
     Returns: `(hidden, router_stats)`: <compute dtype>[batch, length, d_model], zero at padding, and a tuple of
-        RouterStats, one for each sparse layer.
+        RouterStats, one for each router.
     """
 
     def __init__(self, config, is_decoder, **kwargs):
@@ -163,17 +193,17 @@ class Stack(keras.layers.Layer):
         for layer in (self.relpos_bias, self.embedding_dropout, *self.layers, self.final_norm, self.final_dropout):
             layer.build(input_shape)
 
-    def call(self, embedded, is_real, token_ids, attention_mask, memory=None, memory_mask=None, training=False):
+    def call(self, embedded, is_real, attention_mask, memory=None, memory_mask=None, token_ids=None, training=False):
         hidden = self.embedding_dropout(embedded, training=training)
         length = ops.shape(hidden)[1]
         position_bias = self.relpos_bias(query_length=length, key_length=length)
         memory = () if memory is None else (memory, memory_mask)
         router_stats = ()
         for layer in self.layers:
-            run = functools.partial(layer, training=training)
+            run = functools.partial(layer, token_ids=token_ids, training=training)
             if self.remat and training:
                 run = functools.partial(partitioning.rematerialize, run)
-            hidden, stats = run(hidden, is_real, token_ids, attention_mask, position_bias, *memory)
+            hidden, stats = run(hidden, is_real, attention_mask, position_bias, *memory)
             router_stats += stats
         hidden = self.final_dropout(self.final_norm(hidden), training=training)
         if self.zeroes_padding:

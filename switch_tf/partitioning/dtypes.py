@@ -2,7 +2,7 @@
 
 import keras
 
-from switch_tf.config import check_choice
+from switch_tf.choices import check_choice
 
 
 def dtype_policy(activation_dtype: str = "auto") -> str:

@@ -60,10 +60,13 @@ def _series(records, name):
 
 
 def _sparse_layers(records):
+    def position(name):
+        """Encoder before decoder, layers in numerical order; in a layer queries, keys and values, feed-forward."""
+        stack, layer, *sublayer = name.split("/")
+        return stack == "decoder", int(layer.rpartition("_")[2]), not sublayer, sublayer == ["attention", "key_value"]
+
     names = {name for record in records for name in record if name.endswith("/expert_load")}
-    # encoder before decoder, layers in numerical order
-    return sorted((name.removeprefix("router/").removesuffix("/expert_load") for name in names),
-                  key=lambda layer: (layer.startswith("decoder"), int(layer.rpartition("_")[2])))
+    return sorted((name.removeprefix("router/").removesuffix("/expert_load") for name in names), key=position)
 
 
 def _new_figure(width, height, rows=1, columns=1):

@@ -1,4 +1,4 @@
-"""Makes tests/golden/parameters.json: every parameter of four small models, with shape, dtype and logical axes.
+"""Makes tests/golden/parameters.json: every parameter of five small models, with shape, dtype and logical axes.
 
 Run from the repository root with the environment of the tests: `.venv/bin/python tests/golden/parameters.py`. PyTorch
 is not needed. Checkpoints are stored by these paths and laid out by these axes: a line that changes is a checkpoint
@@ -24,6 +24,9 @@ def configs() -> dict[str, switch_tf.SwitchConfig]:
             num_experts=4, decoder_sparse_step=3),
         "encoder_only": switch_tf.SwitchConfig(
             **SMALL, num_encoder_layers=2, num_decoder_layers=0, num_experts=4, encoder_sparse_step=1),
+        "attention_experts": switch_tf.SwitchConfig(
+            **SMALL, num_encoder_layers=1, num_decoder_layers=2, num_experts=4, encoder_sparse_step=1,
+            expert_sublayers="feed_forward_and_attention", extra_mlp=True),
     }
 
 

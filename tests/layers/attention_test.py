@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from switch_tf import partitioning
 from switch_tf.layers import MultiHeadAttention
+from switch_tf.layers.attention import attend
 
 
 def softmax(x):
@@ -74,6 +75,15 @@ def test_a_query_without_keys_takes_the_mean():
     outputs = layer(x, attention_mask=np.zeros((1, 1, 3, 3), bool)).numpy()
     mean = np.einsum("m,mhd,hdn->n", x[0].mean(0), layer.value.numpy(), layer.out.numpy())
     np.testing.assert_allclose(outputs[0], np.tile(mean, (3, 1)), rtol=1e-4)
+
+
+def test_attending_scores_queries_and_keys_unrounded_and_mixes_in_the_dtype_of_the_values():
+    # Scores 257 and 256, which are one number in bfloat16; values 1 and 0; dropout that doubles. 2 * sigmoid(1).
+    query, key = tf.constant([[[[1.0]]]]), tf.constant([[[[257.0]], [[256.0]]]])
+    value = tf.constant([[[[1.0]], [[0.0]]]], tf.bfloat16)
+    outputs = attend(query, key, value, tf.ones((1, 1, 1)), None, None, dropout=lambda probs: 2 * probs)
+    assert outputs.dtype == tf.bfloat16
+    np.testing.assert_allclose(float(outputs[0, 0, 0]), 2 / (1 + math.exp(-1)), rtol=2**-7)
 
 
 # Equivalence.

@@ -64,6 +64,12 @@ def test_switch_tiny_by_hand():
     {"num_experts": 4, "semantics": "hf", "expert_capacity": 2, "encoder_sparse_step": 4},
     {"num_experts": 4, "num_decoder_layers": 0, "logits_via_embedding": False},
     {"activation": "geglu", "logits_via_embedding": False, "relative_attention_num_buckets": 6},
+    {"num_experts": 4, "extra_mlp": True},
+    {"num_experts": 4, "extra_mlp": True, "activation": "geglu", "encoder_sparse_step": 3, "decoder_sparse_step": 1},
+    *({"num_experts": 4, "expert_sublayers": expert_sublayers, **changes}
+      for expert_sublayers in ("feed_forward", "attention", "feed_forward_and_attention")
+      for changes in ({}, {"activation": "geglu", "decoder_sparse_step": 1}, {"routing_policy": "hash"},
+                      {"routing_policy": "top2", "decoder_routing_policy": "hash", "num_decoder_layers": 2})),
 ], ids=str)
 def test_the_configuration_counts_other_models_too(overrides, script):
     config = SwitchConfig(**{**SMALL, **overrides})

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from switch_tf import SwitchConfig, SwitchTransformer, partitioning
-from switch_tf.layers import Dropout, Router
+from switch_tf.layers import Dropout, ExpertFeedForward, Router
 
 ENOUGH = {"train_capacity_factor": 4.0, "eval_capacity_factor": 4.0}
 
@@ -212,9 +212,10 @@ def test_masks_come_from_segments_before_tokens(make_model, features):
 
 def test_every_random_stream_has_a_path_of_its_own(make_model):
     model = make_model(dropout_rate=0.1)
-    layers = [layer for layer in model._flatten_layers() if isinstance(layer, Dropout | Router)]
+    layers = [layer for layer in model._flatten_layers() if isinstance(layer, Dropout | Router | ExpertFeedForward)]
     paths = [layer.path for layer in layers]
-    # A stack: 2 dropouts of its own, for each layer 3 (encoder) or 5 (decoder) and 1 in its feed-forward; 1 router.
+    # A stack: 2 dropouts of its own, for each layer 3 (encoder) or 5 (decoder) and 1 in its feed-forward, whose place
+    # the experts take in the sparse one; 1 router.
     assert len(paths) == (2 + 2 * 4 + 1) + (2 + 2 * 6 + 1)
     assert len(set(paths)) == len(paths)
     assert all(path.startswith(("switch_transformer/encoder/", "switch_transformer/decoder/")) for path in paths)

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from switch_tf import SwitchConfig, partitioning
 from switch_tf.layers import Dropout, FeedForward, SwitchFeedForward
-from switch_tf.models.transformer import Stack, TransformerLayer, feed_forward_from_config
+from switch_tf.models.transformer import Stack, TransformerLayer, switch_feed_forward
 
 SMALL = {"vocab_size": 8, "d_model": 4, "d_ff": 6, "d_kv": 2, "num_heads": 2, "dropout_rate": 0.0}
 EVERYTHING = np.ones((1, 1, 1, 3), bool)
@@ -99,9 +99,9 @@ def test_every_dropout_has_its_rate_and_its_place():
         "self_attention/dropout": (0.25, 2), "encoder_decoder_attention/dropout": (0.25, 2),
         "post_attention_dropout": (0.25, 1), "post_cross_attention_dropout": (0.25, 1), "post_mlp_dropout": (0.25, 1)}
     expected = {f"layers_{i}/{name}": value for i in range(2) for name, value in in_layer.items()}
-    expected |= {"embedding_dropout": (0.25, 1), "final_dropout": (0.25, 1), "layers_0/mlp/dropout": (0.25, 1),
-                 "layers_1/mlp/experts/dropout": (0.5, None)}
+    expected |= {"embedding_dropout": (0.25, 1), "final_dropout": (0.25, 1), "layers_0/mlp/dropout": (0.25, 1)}
     assert found == expected
+    assert stack.layers[1].mlp.experts.dropout_rate == 0.5
 
 
 def test_the_position_bias_is_shared_and_bidirectional_in_encoders_only():
@@ -124,19 +124,32 @@ def test_initial_scales_reach_their_kernels():
             np.testing.assert_allclose(weight.numpy().std(), expected, rtol=tolerance, err_msg=weight.path)
 
 
-def test_the_configuration_reaches_the_feed_forward_layer():
+def test_the_configuration_reaches_the_switch_layer_and_its_router():
     values = {
         "activation": "geglu", "group_size": 7, "num_groups_multiple": 2, "jitter_noise": 0.2,
         "train_capacity_factor": 1.5, "eval_capacity_factor": 2.5, "min_expert_capacity": 3,
         "expert_dropout_rate": 0.3, "load_balancing_loss_weight": 0.1, "router_z_loss_weight": 0.2,
         "router_dtype": "bfloat16", "init_scale": 0.5, "semantics": "hf", "expert_capacity": 5, "dispatch": "einsum"}
-    config = SwitchConfig(**SMALL, **values, num_experts=3)
-    sparse = feed_forward_from_config(config, is_sparse=True)
+    routing = {"exploration": "sample", "second_expert_policy": "threshold", "second_expert_threshold": 0.3,
+               "second_place_loss_weight": 0.5, "num_selected_experts": 2}
+    config = SwitchConfig(**SMALL, **values, **routing, num_experts=3, routing_policy="top_n",
+                          decoder_routing_policy="switch")
+    sparse = switch_feed_forward(config, False, "float32")
     assert {name: getattr(sparse, name) for name in values} == values
     assert (sparse.num_experts, sparse.d_ff) == (3, 6)
-    dense = feed_forward_from_config(config, is_sparse=False)
+    of_router = {name: values[name] for name in ("jitter_noise", "router_dtype", "init_scale", "semantics")}
+    for name, value in {**routing, **of_router, "policy": "top_n"}.items():
+        assert getattr(sparse.router, name) == value, name
+    decoder_router = switch_feed_forward(config, True, "float32").router
+    assert (decoder_router.policy, decoder_router.num_selected_experts) == ("switch", None)
+    assert decoder_router.second_place_loss_weight == 0
+
+
+def test_the_configuration_reaches_the_dense_layer():
+    dense = TransformerLayer(SwitchConfig(**{**SMALL, "dropout_rate": 0.2}, activation="geglu", init_scale=0.5), False,
+                             False, name="layer").mlp
     assert isinstance(dense, FeedForward)
-    assert (dense.d_ff, dense.activation, dense.dropout_rate, dense.init_scale) == (6, "geglu", 0.0, 0.5)
+    assert (dense.d_ff, dense.activation, dense.dropout_rate, dense.init_scale) == (6, "geglu", 0.2, 0.5)
 
 
 # Dtype policy.

@@ -1,0 +1,106 @@
+"""Switch in attention: self-attention whose queries, keys and values come from experts."""
+
+import functools
+
+import keras
+from keras import ops
+
+from switch_tf import losses, partitioning
+from switch_tf.layers.attention import add_output_kernel, attend
+from switch_tf.layers.dropout import Dropout
+
+
+@keras.saving.register_keras_serializable("switch_tf")
+class SwitchSelfAttention(keras.layers.Layer):
+    """Self-attention that each token enters through experts (arXiv 2101.03961, appendix A, figure 10).
+
+    One Switch layer produces the query of each token; another one, with a router of its own, produces the one vector
+    that is both its key and its value. Where a token is dropped, the vector is zero: a zero query looks where the
+    position bias says, and a zero key and value can still be looked at and adds nothing.
+
+    Queries are multiplied by d_kv^-0.5 when they are made, as in Mesh TensorFlow. `MultiHeadAttention` has that factor
+    in the initial values of its query kernel; those of experts are the same as in feed-forward layers.
+
+    The dtype of the experts is their own. With float32 experts in a bfloat16 model the scores see queries and keys
+    unrounded; only values are cast to the dtype of the inputs.
+
+    Args:
+        query_experts, key_value_experts: SwitchFeedForward with output_dim = num_heads * d_kv, one layer each.
+        num_heads, d_kv, dropout_rate: see `MultiHeadAttention`.
+        init_scale: float, multiplies the initial variance of the output projection.
+
+    Call arguments:
+        inputs: <compute dtype>[batch, length, d_model].
+        padding_mask: <bool>[batch, length], True where the token is real and routed, or None. Keys are masked by
+            `attention_mask` alone.
+        token_ids: <int32>[batch, length], for the hash policy.
+        attention_mask, position_bias: see `MultiHeadAttention`.
+        return_router_stats: bool. Hand back the statistics instead of adding losses; `forward` sets it.
+
+    Returns: <compute dtype>[batch, length, d_model].
+    """
+
+    def __init__(self, query_experts, key_value_experts, num_heads, d_kv, dropout_rate=0.0, init_scale=1.0, **kwargs):
+        # The position bias stays float32; the experts cast for themselves.
+        super().__init__(autocast=False, **kwargs)
+        for name, experts in (("query_experts", query_experts), ("key_value_experts", key_value_experts)):
+            if experts.output_dim != num_heads * d_kv:
+                raise ValueError(f"{name} must have output_dim={num_heads * d_kv} (num_heads * d_kv), not "
+                                 f"{experts.output_dim!r}.")
+        if query_experts.name == key_value_experts.name:
+            raise ValueError(f"query_experts and key_value_experts are both named {query_experts.name!r}; make two "
+                             "layers with names of their own.")
+        self.query_experts = query_experts
+        self.key_value_experts = key_value_experts
+        self.num_heads = num_heads
+        self.d_kv = d_kv
+        self.dropout_rate = dropout_rate
+        self.init_scale = init_scale
+        self.dropout = Dropout(dropout_rate, broadcast_axis=2, dtype=self.dtype_policy, name="dropout")
+
+    def build(self, input_shape):
+        for layer in (self.query_experts, self.key_value_experts, self.dropout):
+            layer.build(input_shape)
+        self.out = add_output_kernel(self, input_shape[-1])
+
+    def forward(self, inputs, padding_mask=None, token_ids=None, attention_mask=None, position_bias=None,
+                training=False):
+        """Like calling the layer, but returns `(outputs, (query_stats, key_value_stats))` and adds no losses."""
+        return self(inputs, padding_mask=padding_mask, token_ids=token_ids, attention_mask=attention_mask,
+                    position_bias=position_bias, training=training, return_router_stats=True)
+
+    def call(self, inputs, padding_mask=None, token_ids=None, attention_mask=None, position_bias=None, training=False,
+             return_router_stats=False):
+        all_experts = (self.query_experts, self.key_value_experts)
+        (query, query_stats), (key_value, key_value_stats) = (
+            experts.forward(inputs, padding_mask=padding_mask, token_ids=token_ids, training=training)
+            for experts in all_experts)
+        query, key_value = self._split_heads(query) * self.d_kv**-0.5, self._split_heads(key_value)
+        dropout = functools.partial(self.dropout, training=training)
+        outputs = attend(query, key_value, ops.cast(key_value, inputs.dtype), self.out, attention_mask, position_bias,
+                         dropout)
+        router_stats = (query_stats, key_value_stats)
+        if return_router_stats:
+            return outputs, router_stats
+        for experts, stats in zip(all_experts, router_stats, strict=True):
+            self.add_loss(losses.router_loss(stats, experts.load_balancing_loss_weight, experts.router_z_loss_weight))
+        return outputs
+
+    def _split_heads(self, x):
+        # [batch, length, heads * d_kv] -> [batch, length, heads, d_kv]
+        x = ops.reshape(x, (*ops.shape(x)[:2], self.num_heads, self.d_kv))
+        return partitioning.constrain(x, ("batch", "length", "heads", "kv"))
+
+    def get_config(self):
+        experts = {name: keras.saving.serialize_keras_object(getattr(self, name))
+                   for name in ("query_experts", "key_value_experts")}
+        for serialized in experts.values():
+            serialized.pop("build_config", None)  # they are built, and named, by the layer that owns them
+        return {**super().get_config(), **experts, "num_heads": self.num_heads, "d_kv": self.d_kv,
+                "dropout_rate": self.dropout_rate, "init_scale": self.init_scale}
+
+    @classmethod
+    def from_config(cls, config):
+        experts = {name: keras.saving.deserialize_keras_object(config[name])
+                   for name in ("query_experts", "key_value_experts")}
+        return cls(**{**config, **experts})

@@ -1,0 +1,288 @@
+"""Models with experts in self-attention: what is sparse, masks, precision, counts, training steps."""
+
+import dataclasses
+import math
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from switch_tf import SwitchConfig, SwitchTransformer, metrics
+from switch_tf.layers import FeedForward, MultiHeadAttention, SwitchFeedForward, SwitchSelfAttention
+from switch_tf.optim.adafactor import Adafactor
+from switch_tf.training import report, train_step
+from switch_tf.training.train_step import StepSettings
+
+CHOICES = ("feed_forward", "attention", "feed_forward_and_attention")
+BOTH = {"expert_sublayers": "feed_forward_and_attention"}
+ENOUGH = {"train_capacity_factor": 4.0, "eval_capacity_factor": 4.0}
+NAMES = {"feed_forward": [""], "attention": ["/attention/query", "/attention/key_value"],
+         "feed_forward_and_attention": ["/attention/query", "/attention/key_value", ""]}
+
+
+# Which sublayers have experts, and which router is whose.
+
+
+@pytest.mark.parametrize("expert_sublayers", CHOICES)
+def test_the_chosen_sublayers_of_sparse_layers_have_experts(make_model, expert_sublayers):
+    model = make_model(expert_sublayers=expert_sublayers)
+    for stack in (model.encoder, model.decoder):
+        dense, sparse = stack.layers
+        assert isinstance(dense.attention, MultiHeadAttention) and isinstance(dense.mlp, FeedForward)
+        attention = MultiHeadAttention if expert_sublayers == "feed_forward" else SwitchSelfAttention
+        feed_forward = FeedForward if expert_sublayers == "attention" else SwitchFeedForward
+        assert isinstance(sparse.attention, attention) and isinstance(sparse.mlp, feed_forward)
+    assert isinstance(model.decoder.layers[1].cross_attention, MultiHeadAttention)
+
+
+@pytest.mark.parametrize("expert_sublayers", CHOICES)
+def test_the_names_of_the_routers_are_in_the_order_of_the_statistics(fresh_model, features, expert_sublayers):
+    model = fresh_model(expert_sublayers=expert_sublayers)
+    names = [f"{stack}/layers_1{router}" for stack in ("encoder", "decoder") for router in NAMES[expert_sublayers]]
+    assert list(model.config.sparse_layer_names) == names
+    for i, name in enumerate(names):
+        layer = getattr(model, name.partition("/")[0]).layers[1]
+        owner = {"query": lambda layer: layer.attention.query_experts,
+                 "key_value": lambda layer: layer.attention.key_value_experts}.get(name.rpartition("/")[2])
+        router = (owner(layer) if owner else layer.mlp).router
+        kernel = router.kernel.numpy()
+        router.kernel.assign(np.zeros_like(kernel))
+        _, router_stats = model.forward(features)
+        router.kernel.assign(kernel)
+        # A router of zeros has the entropy ln 4, exactly that one.
+        is_even = [abs(float(stats.router_entropy.value) - math.log(4)) < 1e-6 for stats in router_stats]
+        assert is_even == [j == i for j in range(len(names))]
+
+
+def test_the_report_lists_routers_in_the_order_of_the_model():
+    config = SwitchConfig(num_experts=2, num_encoder_layers=12, num_decoder_layers=2, encoder_sparse_step=6, **BOTH)
+    records = [{f"router/{name}/expert_load": [0.5, 0.5]} for name in sorted(config.sparse_layer_names)]
+    assert report._sparse_layers(records) == list(config.sparse_layer_names)
+
+
+def test_the_configuration_reaches_both_layers_of_experts():
+    config = SwitchConfig(num_experts=3, d_model=8, d_ff=6, d_kv=2, num_heads=5, activation="geglu", group_size=7,
+                          jitter_noise=0.2, expert_dropout_rate=0.3, dropout_rate=0.25, attention_init_scale=0.5,
+                          decoder_routing_policy="hash", encoder_sparse_step=1, decoder_sparse_step=1, **BOTH)
+    model = SwitchTransformer(config)
+    for stack, policy in ((model.encoder, "switch"), (model.decoder, "hash")):
+        attention = stack.layers[0].attention
+        assert (attention.num_heads, attention.d_kv, attention.dropout_rate, attention.init_scale) == (5, 2, 0.25, 0.5)
+        for experts in (attention.query_experts, attention.key_value_experts):
+            assert (experts.num_experts, experts.d_ff, experts.output_dim, experts.activation) == (3, 6, 10, "geglu")
+            assert (experts.group_size, experts.expert_dropout_rate) == (7, 0.3)
+            assert (experts.router.jitter_noise, experts.router.policy) == (0.2, policy)
+        assert attention.query_experts.name == "query_experts"
+        assert attention.key_value_experts.name == "key_value_experts"
+
+
+# Invariants: causality, padding, packing.
+
+
+@pytest.mark.parametrize("expert_sublayers", CHOICES[1:])
+def test_a_later_target_never_changes_an_earlier_logit(make_model, features, expert_sublayers):
+    model = make_model(expert_sublayers=expert_sublayers, eval_capacity_factor=0.6)
+    one = {name: features[name][:1] for name in ("encoder_input_tokens", "decoder_input_tokens")}
+    logits, router_stats = model.forward(one)
+    assert all(stats.fraction_tokens_dropped.total > 0 for stats in router_stats)
+    for position in range(1, 6):
+        changed = one["decoder_input_tokens"].copy()
+        changed[:, position:] = (changed[:, position:] + 7) % 32
+        again = model({**one, "decoder_input_tokens": changed}).numpy()
+        np.testing.assert_allclose(again[:, :position], logits[:, :position], rtol=1e-5, atol=1e-5)
+        assert np.abs(again[:, position] - logits[:, position]).max() > 1e-3
+
+
+def test_every_position_of_an_encoder_sees_the_whole_input(make_model, features):
+    # One layer, sparse in attention alone: nothing but its attention mixes tokens.
+    model = make_model(expert_sublayers="attention", num_encoder_layers=1, encoder_sparse_step=1, num_decoder_layers=0,
+                       **ENOUGH)
+    logits = model(features).numpy()
+    changed = features["encoder_input_tokens"].copy()
+    changed[0, 2] = changed[0, 2] % 31 + 1
+    difference = np.abs(model({"encoder_input_tokens": changed}).numpy() - logits).max(-1)
+    assert (difference[0] > 1e-4).all() and (difference[1:] == 0).all()
+
+
+def test_what_padding_holds_does_not_matter(make_model, features):
+    # Few slots, so that padding would push real tokens out.
+    model = make_model(eval_capacity_factor=0.7, **BOTH)
+    segments = {f"{stack}_segment_ids": (features[name] != 0).astype("int32") for stack, name in (
+        ("encoder", "encoder_input_tokens"), ("decoder", "decoder_target_tokens"))}
+    logits, router_stats = model.forward({**features, **segments})
+    assert all(stats.fraction_tokens_dropped.total > 0 for stats in router_stats)
+    changed = {name: np.where(segments[f"{name[:7]}_segment_ids"] > 0, value, 9) for name, value in features.items()}
+    again = model({**changed, **segments})
+    is_real = segments["decoder_segment_ids"] > 0
+    np.testing.assert_array_equal(again.numpy()[is_real], logits.numpy()[is_real])
+
+
+def test_packed_examples_are_the_same_as_apart(make_model):
+    model = make_model(**BOTH, **ENOUGH)
+    rng = np.random.RandomState(4)
+    inputs, targets = rng.randint(1, 32, (2, 4)).astype("int32"), rng.randint(1, 32, (2, 3)).astype("int32")
+    shifted = np.pad(targets, ((0, 0), (1, 0)))[:, :-1]
+    apart = {"encoder_input_tokens": inputs, "decoder_input_tokens": shifted, "decoder_target_tokens": targets}
+    packed = {name: value.reshape(1, -1) for name, value in apart.items()}
+    packed["encoder_segment_ids"] = np.repeat([1, 2], 4)[None]
+    packed["decoder_segment_ids"] = np.repeat([1, 2], 3)[None]
+    # The position bias goes by differences of positions, so examples may start anywhere.
+    np.testing.assert_allclose(model(packed)[0], tf.reshape(model(apart), (6, 32)), rtol=1e-4, atol=1e-5)
+
+
+# Precision.
+
+
+@pytest.mark.parametrize("attention_expert_dtype, expected", [("float32", tf.float32), ("auto", tf.bfloat16)])
+def test_under_bfloat16_attention_experts_compute_in_their_own_dtype(fresh_model, features, attention_expert_dtype,
+                                                                     expected):
+    model = fresh_model("mixed_bfloat16", attention_expert_dtype=attention_expert_dtype, **BOTH)
+    seen = {}
+
+    def watch(name, experts):
+        original = experts.call
+
+        def call(inputs, *args, **kwargs):
+            outputs = original(inputs, *args, **kwargs)
+            seen[name] = (inputs.dtype, tf.convert_to_tensor(experts.wo).dtype, outputs.dtype)
+            return outputs
+
+        experts.call = call
+
+    sparse = model.encoder.layers[1]
+    for name, layer in (("query", sparse.attention.query_experts), ("key_value", sparse.attention.key_value_experts),
+                        ("feed_forward", sparse.mlp)):
+        watch(name, layer.experts)
+    logits, router_stats = model.forward(features)
+    assert seen == {"query": (expected,) * 3, "key_value": (expected,) * 3, "feed_forward": (tf.bfloat16,) * 3}
+    assert logits.dtype == tf.float32 and np.isfinite(logits).all()
+    assert sparse.attention.compute_dtype == "bfloat16"
+    assert {weight.dtype for weight in model.weights} == {"float32"}
+    assert all(mean.total.dtype == tf.float32 for stats in router_stats for mean in stats)
+
+
+def test_under_bfloat16_attention_with_float32_experts_returns_bfloat16(make_model):
+    attention = make_model("mixed_bfloat16", **BOTH).encoder.layers[1].attention
+    outputs, _ = attention.forward(tf.ones((1, 3, 16), tf.bfloat16))
+    assert outputs.dtype == tf.bfloat16
+
+
+# Gradients and training.
+
+
+@pytest.mark.parametrize("activation", ["relu", "geglu"])
+def test_every_weight_gets_a_dense_gradient(make_model, features, activation):
+    model = make_model(activation=activation, **BOTH, **ENOUGH)
+    values = [variable.value for variable in model.trainable_variables]
+    with tf.GradientTape() as tape:
+        logits, _ = model.forward(features, training=True)
+        loss = tf.reduce_mean(tf.square(logits))
+    for variable, gradient in zip(model.trainable_variables, tape.gradient(loss, values), strict=True):
+        # Without router losses: routers learn from their gates.
+        assert isinstance(gradient, tf.Tensor) and np.abs(gradient).max() > 0, variable.path
+
+
+TRAINED = SwitchConfig(vocab_size=64, d_model=16, d_ff=32, d_kv=8, num_heads=2, num_encoder_layers=1,
+                       num_decoder_layers=1, encoder_sparse_step=1, decoder_sparse_step=1, num_experts=4,
+                       num_groups_multiple=2, min_expert_capacity=1, dropout_rate=0.1, expert_dropout_rate=0.1,
+                       init_scale=0.1, **BOTH)
+
+
+def training_batch():
+    """4 examples of 12 input and 6 target tokens, some of them shorter."""
+    rng = np.random.RandomState(0)
+    inputs, targets = rng.randint(3, 64, (4, 12)), rng.randint(3, 64, (4, 6))
+    inputs[1, 7:] = 0
+    targets[2:, 4:] = 0
+    batch = {"encoder_input_tokens": inputs, "decoder_target_tokens": targets,
+             "decoder_input_tokens": np.pad(targets, ((0, 0), (1, 0)))[:, :-1], "decoder_loss_weights": targets > 0}
+    return {name: tf.constant(value, tf.int32) for name, value in batch.items()}
+
+
+def build(config, dtype=None):
+    keras.utils.set_random_seed(1)
+    model = SwitchTransformer(config, dtype=dtype)
+    model.build()
+    optimizer = Adafactor(0.05)
+    optimizer.build(model.trainable_variables)
+    return model, optimizer
+
+
+def test_three_training_steps_lower_the_loss_and_measure_every_router():
+    model, optimizer = build(TRAINED, "mixed_bfloat16")
+    before = [variable.numpy() for variable in model.trainable_variables]
+    step = train_step.compile_steps(model, optimizer, 3, StepSettings())
+    losses = []
+    for _ in range(3):
+        measured, bad_step = step({name: value[None] for name, value in training_batch().items()})
+        assert int(bad_step) == -1
+        measured = metrics.to_host(measured)
+        losses.append(measured["cross_entropy"].value)
+    assert np.isfinite(losses).all() and losses[-1] < losses[0]
+    for name in TRAINED.sparse_layer_names:
+        assert measured[f"router/{name}/expert_load"].total.shape == (4,)
+        assert measured[f"router/{name}/load_balancing_loss"].value > 0.5
+    for variable, old in zip(model.trainable_variables, before, strict=True):
+        assert np.isfinite(variable).all() and np.abs(variable - old).max() > 0, variable.path
+
+
+def gradients_by_path(config, settings):
+    model, optimizer = build(config)
+    compute = tf.function(
+        lambda: train_step.compute_gradients(model, training_batch(), 3, optimizer.iterations.value, settings)[0],
+        jit_compile=settings.use_xla, autograph=False)
+    return {variable.path: gradient.numpy()
+            for variable, gradient in zip(model.trainable_variables, compute(), strict=True)}
+
+
+@pytest.fixture(scope="module")
+def plain_gradients():
+    return gradients_by_path(TRAINED, StepSettings())
+
+
+@pytest.mark.parametrize("changes, settings, tolerance", [
+    ({"remat": True}, StepSettings(), 1e-5), ({}, StepSettings(num_microbatches=2), 1e-5),
+    ({}, StepSettings(use_xla=True), 1e-4),
+], ids=["remat", "microbatches", "xla"])
+def test_the_gradient_stays_the_same_with_dropout_and_jitter(plain_gradients, changes, settings, tolerance):
+    gradients = gradients_by_path(dataclasses.replace(TRAINED, **changes), settings)
+    assert gradients.keys() == plain_gradients.keys()
+    for path, gradient in gradients.items():
+        largest = np.abs(plain_gradients[path]).max()
+        assert np.abs(gradient - plain_gradients[path]).max() <= tolerance * largest > 0, path
+
+
+# Counts.
+
+
+def test_flops_of_a_small_model_by_hand():
+    small = SwitchConfig(vocab_size=10, d_model=4, d_ff=6, d_kv=2, num_heads=3, num_encoder_layers=2,
+                         num_decoder_layers=1, num_experts=5, decoder_sparse_step=0, train_capacity_factor=1.5)
+    feed_forward, attention, both = (
+        dataclasses.replace(small, expert_sublayers=choice).flops_by_part(7, 3) for choice in CHOICES)
+    # Encoder layer 1 loses its dense query, key and value: 3 products of 4 x 6 for 7 tokens.
+    saved = 2 * 3 * (4 * 6) * 7
+    assert feed_forward["attention"] - attention["attention"] == feed_forward["attention"] - both["attention"] == saved
+    # Two experts for each of 7 tokens: 4 x 6 in, 6 x (3 heads of 2) out.
+    attention_experts = 2 * 2 * (4 * 6 + 6 * 6) * 7
+    assert attention["experts"] == attention_experts
+    assert both["experts"] == attention_experts + feed_forward["experts"]
+    assert (attention["router"], both["router"]) == (2 * feed_forward["router"], 3 * feed_forward["router"])
+    # Layers with a dense feed-forward: all 2 x 7 + 3 tokens, or without those of encoder layer 1.
+    assert attention["feed_forward"] == 2 * (2 * 4 * 6) * (2 * 7 + 3)
+    assert both["feed_forward"] == feed_forward["feed_forward"] == 2 * (2 * 4 * 6) * (7 + 3)
+    assert attention["capacity_padding"] == attention["experts"] // 2
+    for part in ("attention_scores", "logits"):
+        assert attention[part] == both[part] == feed_forward[part]
+
+
+def test_parameters_of_a_small_model_by_hand():
+    small = SwitchConfig(vocab_size=10, d_model=4, d_ff=6, d_kv=2, num_heads=3, num_encoder_layers=2,
+                         num_decoder_layers=0, num_experts=5, expert_sublayers="attention",
+                         relative_attention_num_buckets=8)
+    parts = small.parameters_by_part()
+    assert parts["attention"] == 4 * (4 * 6) + 4 * 6  # layer 0 has four kernels, layer 1 its output projection
+    assert parts["router"] == 2 * 4 * 5
+    assert parts["experts"] == 2 * 5 * (4 * 6 + 6 * 6)
+    assert parts["feed_forward"] == 2 * 2 * 4 * 6  # both layers
