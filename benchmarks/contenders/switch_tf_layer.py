@@ -1,0 +1,81 @@
+"""switch_tf's sparse layer, and the floors it stands on: the dense layer and the experts' products alone."""
+
+import keras
+import tensorflow as tf
+from layer_problem import (
+    LOAD_BALANCING_LOSS_WEIGHT,
+    MIN_EXPERT_CAPACITY,
+    ROUTER_Z_LOSS_WEIGHT,
+    arrays,
+    with_gradients,
+)
+
+from switch_tf import losses
+from switch_tf.layers import FeedForward, SwitchFeedForward
+
+
+def switch(job):
+    """`SwitchFeedForward` with the job's `dispatch`."""
+    tokens, kernel, _ = arrays(job)
+    layer = SwitchFeedForward(
+        job["experts"], job["d_ff"], group_size=job["group_tokens"], jitter_noise=0.0,
+        train_capacity_factor=job["capacity_factor"], min_expert_capacity=MIN_EXPERT_CAPACITY, init_scale=1.0,
+        dispatch=job["dispatch"])
+    layer.build(tokens.shape)
+    layer.router.kernel.assign(kernel)
+
+    def forward(x):
+        outputs, stats = layer.forward(x, training=True)
+        return outputs, losses.router_loss(stats, LOAD_BALANCING_LOSS_WEIGHT, ROUTER_Z_LOSS_WEIGHT)
+
+    dropped = tf.function(lambda x: layer.forward(x, training=True)[1].fraction_tokens_dropped.value)
+    return _measure(job, forward, layer, fraction_dropped=round(float(dropped(tf.constant(tokens))), 4))
+
+
+def dense(job):
+    """`FeedForward` on the same tokens: what a top-1 layer would cost if routing were free and nobody had slots."""
+    layer = FeedForward(job["d_ff"])
+    layer.build((None, None, job["d_model"]))
+    return _measure(job, lambda x: (layer(x, training=True), 0.0), layer)
+
+
+def experts(job):
+    """The stacked products alone, on buffers that are there already: [experts, slots, d_model], every slot computed."""
+    num_experts, d_model, d_ff = job["experts"], job["d_model"], job["d_ff"]
+    slots = job["num_groups"] * job["capacity"]
+    layer = keras.layers.Layer()
+    wi = layer.add_weight((num_experts, d_model, d_ff), keras.initializers.RandomNormal(stddev=d_model**-0.5))
+    wo = layer.add_weight((num_experts, d_ff, d_model), keras.initializers.RandomNormal(stddev=d_ff**-0.5))
+    layer.built = True
+    return _measure(job, lambda x: (tf.matmul(tf.nn.relu(tf.matmul(x, wi)), wo), 0.0), layer,
+                    shape=(num_experts, slots, d_model))
+
+
+def _measure(job, forward, layer, shape=None, **facts):
+    """The traced pass and its facts. `forward` maps tokens to `(outputs, what is added to the loss)`."""
+    tokens, _, upstream = arrays(job)
+    if shape is not None:
+        tokens, upstream = tf.random.normal(shape), tf.random.normal(shape)
+    x, upstream = tf.constant(tokens), tf.constant(upstream)
+    variables = [variable.value for variable in layer.trainable_variables]
+
+    def forward_backward(x, upstream):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            outputs, more_loss = forward(x)
+            loss = tf.reduce_sum(outputs * upstream) + more_loss
+        # Dense tensors that are returned: a gradient that nobody reads would not be computed.
+        return loss, [tf.convert_to_tensor(gradient) for gradient in tape.gradient(loss, [x, *variables])]
+
+    one_pass = forward_backward if with_gradients(job) else lambda x, upstream: forward(x)[0]
+    compiled = tf.function(one_pass, jit_compile=job["xla"], autograph=False)
+
+    def run():
+        results = compiled(x, upstream)
+        tf.test.experimental.sync_devices()
+        return results
+
+    traced = tf.function(forward, autograph=False).get_concrete_function(x)
+    facts["output_shape"] = list(traced.outputs[0].shape)
+    facts["parameters"] = sum(variable.shape.num_elements() for variable in variables)
+    return run, {**facts, "versions": {"tensorflow": tf.__version__, "keras": keras.__version__}}

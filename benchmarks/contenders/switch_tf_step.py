@@ -1,0 +1,45 @@
+"""switch_tf's training step as its trainer compiles it, dense or sparse."""
+
+import keras
+import numpy as np
+import tensorflow as tf
+from layer_problem import LOAD_BALANCING_LOSS_WEIGHT, ROUTER_Z_LOSS_WEIGHT
+from step_problem import batch
+
+from switch_tf import SwitchConfig, SwitchTransformer
+from switch_tf.optim.adafactor import Adafactor
+from switch_tf.training.train_step import StepSettings, compile_steps
+
+
+def step(job):
+    """One step of `compile_steps`; a job without experts is a dense model."""
+    config = SwitchConfig(
+        vocab_size=job["vocab_size"], d_model=job["d_model"], d_ff=job["d_ff"], d_kv=job["d_kv"],
+        num_heads=job["heads"], num_encoder_layers=job["layers"], num_decoder_layers=job["layers"], dropout_rate=0.0,
+        num_experts=job["experts"], train_capacity_factor=job["capacity_factor"], jitter_noise=0.0,
+        load_balancing_loss_weight=LOAD_BALANCING_LOSS_WEIGHT, router_z_loss_weight=ROUTER_Z_LOSS_WEIGHT,
+        dispatch=job["dispatch"])
+    keras.utils.set_random_seed(0)
+    model = SwitchTransformer(config)
+    model.build()
+    optimizer = {"adamw": keras.optimizers.AdamW, "adafactor": Adafactor}[job["optimizer"]](job["learning_rate"])
+    optimizer.build(model.trainable_variables)
+    # No z-loss on the logits, because the others have none.
+    function = compile_steps(model, optimizer, 0, StepSettings(z_loss_weight=0.0, use_xla=job["xla"]))
+    features = {name: tf.constant(value[None]) for name, value in _features(job).items()}
+
+    def run():
+        metrics, bad_step = function(features)
+        if int(bad_step) >= 0:
+            raise FloatingPointError("The loss or a gradient is not finite.")
+        return metrics
+
+    first = run()["cross_entropy"]
+    return run, {"parameters": config.num_parameters, "first_loss": round(float(first.value), 3),
+                 "versions": {"tensorflow": tf.__version__, "keras": keras.__version__}}
+
+
+def _features(job):
+    sources, targets = batch(job)
+    return {"encoder_input_tokens": sources, "decoder_input_tokens": np.pad(targets[:, :-1], ((0, 0), (1, 0))),
+            "decoder_target_tokens": targets, "decoder_loss_weights": np.ones_like(targets)}

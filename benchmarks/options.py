@@ -1,0 +1,53 @@
+"""The options that every benchmark has, and the contenders that they choose."""
+
+import argparse
+import fnmatch
+import pathlib
+
+from workers import Contender
+
+
+def add_arguments(parser):
+    """Adds the options to an `argparse.ArgumentParser`."""
+    parser.add_argument("--contenders", nargs="+", metavar="PATTERN", default=["*"],
+                        help="names, or patterns such as 'switch_tf/*'; the baseline always takes part")
+    parser.add_argument("--rounds", type=_at_least_one, default=10, help="timings of each contender")
+    parser.add_argument("--peer_python", metavar="PATH",
+                        help="a Python with torch, transformers, jax, flax, optax, chex and gin-config")
+    parser.add_argument("--flaxformer", metavar="PATH", help="a checkout of google/flaxformer")
+    parser.add_argument("--plot", metavar="PNG", help="draw the results")
+
+
+def _at_least_one(text):
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, not {value}")
+    return value
+
+
+def peers(args, hugging_face: dict, flaxformer: dict) -> list[Contender]:
+    """Contenders of other packages, left out with a note where the options do not say where to find them.
+
+    Args:
+        args: parsed options.
+        hugging_face, flaxformer: name -> job.
+    """
+    python, note = args.peer_python, ""
+    if not python:
+        note = "left out: give --peer_python, a Python with torch and transformers, jax and flax"
+    contenders = [Contender(name, python, job, note) for name, job in hugging_face.items()]
+    checkout = args.flaxformer and str(pathlib.Path(args.flaxformer).expanduser().resolve())
+    if not checkout:
+        python, note = None, "left out: give --flaxformer, a checkout of google/flaxformer"
+    return contenders + [Contender(name, python, {**job, "flaxformer": checkout}, note)
+                         for name, job in flaxformer.items()]
+
+
+def chosen(contenders: list[Contender], patterns: list[str], baseline: str) -> list[Contender]:
+    """Those whose name matches one of the patterns, and the baseline."""
+    for pattern in patterns:
+        if not any(fnmatch.fnmatchcase(contender.name, pattern) for contender in contenders):
+            raise SystemExit(f"No contender matches {pattern!r}; there are "
+                             f"{', '.join(contender.name for contender in contenders)}.")
+    return [contender for contender in contenders if contender.name == baseline
+            or any(fnmatch.fnmatchcase(contender.name, pattern) for pattern in patterns)]

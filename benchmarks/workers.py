@@ -1,0 +1,148 @@
+"""The other side of `contenders/worker.py`: starts contenders, asks them for timings, measures their memory."""
+
+import dataclasses
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+WORKER = pathlib.Path(__file__).parent / "contenders" / "worker.py"
+
+
+@dataclasses.dataclass(frozen=True)
+class Contender:
+    """A program that may take part.
+
+    Args:
+        name: str, unique in its comparison.
+        python: str or None, the interpreter to run it with; None leaves it out.
+        job: dict, what the worker builds: "build" ("file:function") and the arguments of that function.
+        note: str, why it is left out.
+    """
+
+    name: str
+    python: str | None
+    job: dict
+    note: str = ""
+
+
+class LeftOut(Exception):
+    """A contender cannot run; the message is the sentence for the table."""
+
+
+class Worker:
+    """A running contender, built and warm. Must be stopped.
+
+    Args:
+        contender: Contender.
+
+    Raises:
+        LeftOut: it cannot be built, or (from `time`) it failed later.
+    """
+
+    def __init__(self, contender):
+        self.contender = contender
+        self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115  `stop` closes it
+        try:
+            self._process = subprocess.Popen(
+                [contender.python, str(WORKER), json.dumps(contender.job)], stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE, stderr=self._log, text=True, env=_environment())
+        except OSError as error:
+            raise LeftOut(f"left out: {contender.python} cannot be run ({error.strerror})") from error
+        try:
+            self.facts = self._answer()
+        except BaseException:
+            self.stop()
+            raise
+        self.ready_mib = self.peak_mib
+
+    def time(self) -> float:
+        """Seconds of one run, now."""
+        try:
+            self._process.stdin.write("time\n")
+            self._process.stdin.flush()
+        except BrokenPipeError as error:
+            raise LeftOut(self._epitaph()) from error
+        return self._answer()["seconds"]
+
+    def stop(self):
+        """Ends the process."""
+        self._process.stdin.close()
+        self._process.stdout.close()
+        try:
+            self._process.wait(timeout=30)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._log.close()
+
+    def _answer(self):
+        line = self._process.stdout.readline()
+        if not line:
+            raise LeftOut(self._epitaph())
+        answer = json.loads(line)
+        self.peak_mib = answer.pop("peak_mib")
+        if "left_out" in answer:
+            self._show_log()
+            raise LeftOut(answer["left_out"])
+        return answer
+
+    def _epitaph(self):
+        status = self._process.wait()
+        self._show_log()
+        killed = " (killed, most likely because the machine ran out of memory)" if status == -9 else ""
+        return f"failed: its process ended with status {status}{killed}"
+
+    def _show_log(self):
+        """Repeats the end of what the process wrote on standard error."""
+        self._log.seek(0)
+        for line in self._log.read().splitlines()[-12:]:
+            print(f"  {self.contender.name}| {line}", file=sys.stderr)
+
+
+def measure_memory(contender: Contender, fields: dict) -> dict:
+    """Runs one contender alone: its peak, and how far that lies over what the process held before it built anything.
+
+    Args:
+        contender: Contender.
+        fields: dict, copied into the result.
+    """
+    result = {**fields, "contender": contender.name}
+    if contender.note:
+        return {**result, "note": contender.note}
+    print(f"[measuring the memory of {contender.name}]", file=sys.stderr, flush=True)
+    worker = None
+    try:
+        worker = Worker(contender)
+        worker.time()
+        return {**result, **worker.facts, "peak_mib": worker.peak_mib,
+                "over_start_mib": round(worker.peak_mib - worker.facts["before_build_mib"], 1)}
+    except LeftOut as reason:
+        return {**result, "note": str(reason)}
+    finally:
+        if worker:
+            worker.stop()
+
+
+def available_mib() -> float:
+    """Memory that can be taken without swapping (Linux)."""
+    return _memory_mib("MemAvailable")
+
+
+def total_mib() -> float:
+    """The machine's memory (Linux)."""
+    return _memory_mib("MemTotal")
+
+
+def _memory_mib(name):
+    with open("/proc/meminfo") as file:
+        return next(int(line.split()[1]) / 1024 for line in file if line.startswith(f"{name}:"))
+
+
+def _environment():
+    """Every contender gets every core of the CPU, and no accelerator."""
+    cores = str(len(os.sched_getaffinity(0)))
+    return {**os.environ, "OMP_NUM_THREADS": cores, "CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu",
+            "TF_CPP_MIN_LOG_LEVEL": "3", "TPU_SKIP_MDS_QUERY": "1", "HF_HUB_OFFLINE": "1"}
