@@ -6,6 +6,7 @@ Other questions:
 
     .venv/bin/python benchmarks/moe_layer.py --experts 8 --tokens 1024 4096 16384 65536 --contenders 'switch_tf/*'
     .venv/bin/python benchmarks/moe_layer.py --memory
+    .venv/bin/python benchmarks/moe_layer.py --matrix_products --passes forward_backward
 
 Contenders: `SwitchFeedForward` with every `dispatch`, XLA off and, where shapes are fixed, on; the floors
 `switch_tf/dense` (the dense layer on the same tokens) and `tensorflow/experts` (the stacked products alone, on buffers
@@ -37,6 +38,7 @@ from workers import Contender, measure_memory, total_mib
 from switch_tf.choices import DISPATCHES
 
 BASELINE = "switch_tf/dense"
+EXPERTS = "tensorflow/experts"
 FIXED_SHAPES = ("index", "einsum")  # what XLA can compile
 MEMORY_TOKENS = 65536
 
@@ -67,6 +69,8 @@ def _arguments():
     parser.add_argument("--passes", nargs="+", choices=("forward", "forward_backward"),
                         default=["forward", "forward_backward"])
     parser.add_argument("--memory", action="store_true", help="measure memory instead of time")
+    parser.add_argument("--matrix_products", action="store_true",
+                        help="time the experts' products alone, in every way there is to compute them")
     options.add_arguments(parser)
     args = parser.parse_args()
     args.experts = args.experts or ([8] if args.memory else [1, 8, 32, 128])
@@ -91,7 +95,7 @@ def _contenders(args, job):
     """Everyone who can be asked to do the job."""
     ours = {"switch_tf/dense": {"build": "switch_tf_layer:dense", "xla": False},
             "switch_tf/dense/xla": {"build": "switch_tf_layer:dense", "xla": True},
-            "tensorflow/experts": {"build": "switch_tf_layer:experts", "xla": False}}
+            EXPERTS: {"build": "switch_tf_layer:experts", "is_looped": False, "xla": False}}
     for dispatch in DISPATCHES:
         for xla in (False, True) if dispatch in FIXED_SHAPES else (False,):
             ours[f"switch_tf/{dispatch}" + ("/xla" if xla else "")] = {
@@ -106,6 +110,17 @@ def _contenders(args, job):
     return [Contender(name, sys.executable, {**own, **job}) for name, own in ours.items()] + others
 
 
+def _matrix_products(job):
+    """The stacked products of the experts, in every way TensorFlow has to compute them on a CPU."""
+    ways = {EXPERTS: ({}, {}), f"{EXPERTS}/looped": ({"is_looped": True}, {}),
+            f"{EXPERTS}/xla": ({"xla": True}, {}), f"{EXPERTS}/looped/xla": ({"is_looped": True, "xla": True}, {}),
+            f"{EXPERTS}/without oneDNN": ({}, {"TF_ENABLE_ONEDNN_OPTS": "0"}),
+            f"{EXPERTS}/BFC allocator": ({}, {"TF_CPU_ALLOCATOR_USE_BFC": "1"})}
+    return [Contender(name, sys.executable, {
+        "build": "switch_tf_layer:experts", "is_looped": False, "xla": False, **way, **job}, environment=environment)
+        for name, (way, environment) in ways.items()]
+
+
 def _timings(args):
     comparisons = []
     for group_size in args.group_size:
@@ -116,8 +131,12 @@ def _timings(args):
                     title = (f"{experts} experts, {tokens:,} tokens in groups of {job['group_tokens']:,}, "
                              f"{one_pass.replace('_', ' and ')}")
                     fields = {"benchmark": "moe_layer", "tokens": tokens, **job}
-                    contenders = options.chosen(_contenders(args, job), args.contenders, BASELINE)
-                    comparisons.append(Comparison(title, fields, contenders, BASELINE))
+                    if args.matrix_products:
+                        contenders, baseline = _matrix_products(job), EXPERTS
+                    else:
+                        contenders, baseline = _contenders(args, job), BASELINE
+                    contenders = options.chosen(contenders, args.contenders, baseline)
+                    comparisons.append(Comparison(title, fields, contenders, baseline))
     return side_by_side.run(comparisons, args.rounds)
 
 

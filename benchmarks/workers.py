@@ -20,12 +20,14 @@ class Contender:
         python: str or None, the interpreter to run it with; None leaves it out.
         job: dict, what the worker builds: "build" ("file:function") and the arguments of that function.
         note: str, why it is left out.
+        environment: dict, variables for its process.
     """
 
     name: str
     python: str | None
     job: dict
     note: str = ""
+    environment: dict = dataclasses.field(default_factory=dict)
 
 
 class LeftOut(Exception):
@@ -48,7 +50,8 @@ class Worker:
         try:
             self._process = subprocess.Popen(
                 [contender.python, str(WORKER), json.dumps(contender.job)], stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE, stderr=self._log, text=True, env=_environment())
+                stdout=subprocess.PIPE, stderr=self._log, text=True,
+                env=_environment() | contender.environment)
         except OSError as error:
             raise LeftOut(f"left out: {contender.python} cannot be run ({error.strerror})") from error
         try:

@@ -17,7 +17,9 @@ ATTENTION_EXPERT_DTYPES = ("float32", "auto")
 
 def num_choices(policy: str, num_selected_experts: int | None) -> int:
     """Experts that a policy sends each token to."""
-    return num_selected_experts or (2 if policy == "top2" else 1)
+    if num_selected_experts is not None:
+        return num_selected_experts
+    return 2 if policy == "top2" else 1
 
 
 def check_routing(policy, num_selected_experts, num_experts, exploration, second_expert_policy,
@@ -35,7 +37,7 @@ def check_routing(policy, num_selected_experts, num_experts, exploration, second
                          f"{count!r}; leave num_selected_experts out, or use routing_policy='top_n'.")
     if isinstance(count, bool) or not isinstance(count, int) or count < (2 if policy == "top_n" else 1):
         raise ValueError(f"num_selected_experts must be an integer of at least {2 if policy == 'top_n' else 1} with "
-                         f"routing_policy={policy!r}, not {count!r}.")
+                         f"routing_policy={policy!r}, not {num_selected_experts!r}.")
     if num_experts and count > num_experts:
         raise ValueError(f"A token cannot go to {count} of {num_experts} experts; use at least {count} experts or a "
                          "smaller num_selected_experts.")

@@ -175,6 +175,9 @@ class SwitchConfig:
         if self.second_place_loss_weight and all(num_choices(*self.routing(stack)) < 2 for stack in (False, True)):
             raise ValueError(f"second_place_loss_weight={self.second_place_loss_weight} needs a policy with second "
                              f"choices, such as 'top2', not {self.routing_policy!r}.")
+        if self.dispatch == "ragged" and "expert_choice" in (self.routing_policy, self.decoder_policy):
+            raise ValueError("dispatch='ragged' leaves out empty slots, and where experts choose there are none; use "
+                             "'index' or 'auto'.")
         if (self.decoder_sparse_layers and self.decoder_policy not in CAUSAL_POLICIES
                 and not self.allow_non_causal_decoder):
             raise ValueError(

@@ -24,10 +24,11 @@ class Mean(NamedTuple):
 class RouterStats(NamedTuple):
     """What one sparse layer's router did, over real tokens only.
 
-    `expert_load`: share of the tokens whose first choice is each expert, before capacity, [num_experts].
-    `fraction_tokens_dropped`: share of the choices that found no slot.
+    `expert_load`: share of the tokens whose first choice is each expert, before capacity, [num_experts]; where experts
+        choose, share of what they took.
+    `fraction_tokens_dropped`: share of the tokens that no expert took.
     `router_entropy`: entropy of the router's probabilities, in nats.
-    `router_confidence`: probability of the first choice.
+    `router_confidence`: the largest probability.
     `expert_usage`: share of the experts' slots that hold a token.
     `load_balancing_loss`, `router_z_loss`: the paper's equation 4 and ST-MoE's z-loss, without their weights.
     """
@@ -39,6 +40,11 @@ class RouterStats(NamedTuple):
     expert_usage: Mean
     load_balancing_loss: Mean
     router_z_loss: Mean
+
+    @property
+    def dead_experts(self):
+        """How many experts nothing wanted to go to, of all that was merged: <int32> scalar."""
+        return ops.sum(ops.cast(ops.equal(self.expert_load.total, 0), "int32"))
 
     def merge(self, other: "RouterStats") -> "RouterStats":
         return RouterStats(*(mine.merge(theirs) for mine, theirs in zip(self, other, strict=True)))

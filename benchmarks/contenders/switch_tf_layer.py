@@ -47,8 +47,16 @@ def experts(job):
     wi = layer.add_weight((num_experts, d_model, d_ff), keras.initializers.RandomNormal(stddev=d_model**-0.5))
     wo = layer.add_weight((num_experts, d_ff, d_model), keras.initializers.RandomNormal(stddev=d_ff**-0.5))
     layer.built = True
-    return _measure(job, lambda x: (tf.matmul(tf.nn.relu(tf.matmul(x, wi)), wo), 0.0), layer,
-                    shape=(num_experts, slots, d_model))
+
+    def batched(x):
+        return tf.matmul(tf.nn.relu(tf.matmul(x, wi)), wo), 0.0
+
+    def looped(x):
+        return tf.stack([tf.matmul(tf.nn.relu(tf.matmul(own, first)), second) for own, first, second in zip(
+            tf.unstack(x), tf.unstack(tf.convert_to_tensor(wi)), tf.unstack(tf.convert_to_tensor(wo)),
+            strict=True)]), 0.0
+
+    return _measure(job, looped if job["is_looped"] else batched, layer, shape=(num_experts, slots, d_model))
 
 
 def _measure(job, forward, layer, shape=None, **facts):

@@ -36,7 +36,8 @@ class TokenEmbedding(keras.layers.Layer):
     def attend(self, hidden):
         """Logits of the tied softmax: <compute dtype>[batch, length, d_model] -> <float32>[batch, length, vocab]."""
         table = ops.cast(self.embedding, hidden.dtype)
-        logits = ops.einsum("blm,vm->blv", hidden, table)
+        # Not an einsum: TensorFlow would transpose the whole table in the backward pass.
+        logits = ops.matmul(hidden, ops.transpose(table))
         return ops.cast(partitioning.constrain(logits, ("batch", "length", "vocab")), "float32")
 
     def get_config(self):
@@ -76,7 +77,7 @@ class LogitsDense(keras.layers.Layer):
             keras.initializers.TruncatedNormal(stddev=(self.init_scale / d_model) ** 0.5))
 
     def call(self, inputs):
-        logits = ops.einsum("blm,mv->blv", inputs, self.kernel)
+        logits = ops.matmul(inputs, ops.cast(self.kernel, inputs.dtype))
         return ops.cast(partitioning.constrain(logits, ("batch", "length", "vocab")), "float32")
 
     def get_config(self):

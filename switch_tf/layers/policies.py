@@ -58,8 +58,6 @@ def batch_prioritized(scores: Scores, num_choices: int, capacity, is_normalized=
     """Top-k, the most confident tokens first (V-MoE, arXiv 2106.05974, section 4; Mesh TensorFlow's `switch_max`)."""
     confidence = ops.cast(ops.max(scores.probs, axis=-1), "float32")
     confidence = ops.where(ops.isnan(confidence), -1.0, confidence)
-    if scores.is_real is not None:
-        confidence = ops.where(scores.is_real, confidence, -2.0)
     # Of equally confident tokens the earlier one comes first: argsort is stable.
     return _top(scores, num_choices, capacity, order=ops.argsort(-confidence, axis=1), is_normalized=is_normalized)
 
@@ -120,7 +118,7 @@ def ntlb(scores: Scores, capacity, rounds=NTLB_ROUNDS) -> Decisions:
         place = place + ops.take_along_axis(taken, expert, axis=1)
         is_kept = ops.logical_and(waiting, place < capacity)
         expert_index, slot = ops.where(waiting, expert, expert_index), ops.where(is_kept, place, slot)
-        taken = ops.minimum(taken + length, capacity)
+        taken = taken + length
         waiting = ops.logical_and(waiting, ops.logical_not(is_kept))
     expert_index = expert_index[..., None]
     return _decisions(expert_index, slot[..., None], _gates(scores, expert_index), capacity)
@@ -180,9 +178,8 @@ def expert_choice(scores: Scores, capacity) -> ExpertChoices:
     if scores.is_real is not None:
         wanted = ops.where(scores.is_real[:, None, :], wanted, -1.0)
     num_tokens = ops.shape(wanted)[-1]
-    if isinstance(capacity, int) and isinstance(num_tokens, int):
-        capacity = min(capacity, num_tokens)
-    preference, token_index = ops.top_k(wanted, capacity)
+    is_known = isinstance(capacity, int) and isinstance(num_tokens, int)
+    preference, token_index = ops.top_k(wanted, (min if is_known else ops.minimum)(capacity, num_tokens))
     is_filled = preference >= 0
     token_index = ops.where(is_filled, ops.cast(token_index, "int32"), num_tokens)
     probs = ops.cast(ops.transpose(scores.probs, (0, 2, 1)), "float32")

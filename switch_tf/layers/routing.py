@@ -173,8 +173,8 @@ class Router(keras.layers.Layer):
 
 def _gumbel(seed, shape):
     """Gumbel noise: the argmax of logits plus it is a draw from their softmax, the top k a draw without replacement."""
-    # Half of the generator's step away from 0, so that both logarithms are finite.
-    return -ops.log(-ops.log(partitioning.uniform(seed, shape) + 2.0**-25))
+    # Half of the generator's step instead of 0, so that both logarithms are finite; the largest draw is 1 - 2^-24.
+    return -ops.log(-ops.log(ops.maximum(partitioning.uniform(seed, shape), 2.0**-25)))
 
 
 def _counts(policy, scores, decisions, capacity):

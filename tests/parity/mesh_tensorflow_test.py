@@ -13,7 +13,9 @@ import pytest
 from switch_tf import losses
 from switch_tf.layers import Router, SwitchFeedForward
 
-GOLDEN = json.loads((pathlib.Path(__file__).parents[1] / "golden" / "mesh_tensorflow.json").read_text())
+FOLDER = pathlib.Path(__file__).parents[1] / "golden"
+GOLDEN = json.loads((FOLDER / "mesh_tensorflow.json").read_text())
+MORE = json.loads((FOLDER / "routing.json").read_text())["mesh_tensorflow"]
 TOLERANCE = 1e-6
 
 
@@ -26,9 +28,9 @@ def inputs():
     return x * is_real[..., None], kernel, is_real
 
 
-def route(semantics, use_mask=True):
+def route(semantics, use_mask=True, **arguments):
     x, kernel, is_real = inputs()
-    router = Router(3, semantics=semantics)
+    router = Router(3, semantics=semantics, **arguments)
     router.build(x.shape)
     router.kernel.assign(kernel)
     return router(x, padding_mask=is_real if use_mask else None, expert_capacity=GOLDEN["expert_capacity"])
@@ -85,6 +87,24 @@ def test_normalised_load_balancing_loss():
     expected = (4 * per_group[0] + 5 * per_group[1]) / 9
     _, stats = route("switch_tf")
     assert abs(float(stats.load_balancing_loss.value) - expected) < TOLERANCE
+
+
+def test_load_balancing_loss_weighted_by_tokens():
+    _, stats = route("switch_tf")
+    assert abs(float(stats.load_balancing_loss.value) - MORE["by_tokens"]) < TOLERANCE
+
+
+@pytest.mark.parametrize("arguments", [{"policy": "top2"}, {"policy": "top_n", "num_selected_experts": 2},
+                                       {"policy": "batch_prioritized", "num_selected_experts": 2}])
+def test_load_balancing_loss_of_two_choices(arguments):
+    # Mesh TensorFlow masks both factors there, and divides both by all tokens.
+    x, kernel, is_real = inputs()
+    logits = x.astype(np.float64) @ kernel.astype(np.float64)
+    probs = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+    shares, means = ((a * is_real[..., None]).mean(1) for a in (np.eye(3)[logits.argmax(-1)], probs))
+    assert abs(3 * (shares * means).sum(-1).mean() - MORE["top_2"]) < TOLERANCE
+    _, stats = route("mtf", **arguments)
+    assert abs(float(stats.load_balancing_loss.value) - MORE["top_2"]) < TOLERANCE
 
 
 def test_load_balancing_loss_from_probabilities():
