@@ -59,11 +59,13 @@ def plot(results, path, panel, along, label, value):
     names = list(dict.fromkeys(result["contender"] for result in results))
     colors = {name: pyplot.get_cmap("tab20")(index % 20) for index, name in enumerate(names)}
     draw = _bars if len({result[along] for result in results}) == 1 else _lines
-    figure, axes = pyplot.subplots(1, len(panels), figsize=(6.5 * len(panels), 5), squeeze=False, layout="constrained",
+    figure, axes = pyplot.subplots(1, len(panels), figsize=(6.5 * len(panels) + 2, 5), squeeze=False, layout="constrained",
                                    sharex="all", sharey="all")
     for axis, (values, own) in zip(axes[0], panels.items(), strict=True):
         axis.set_title(", ".join(f"{key} {shown}" for key, shown in zip(panel, values, strict=True)).replace("_", " "))
         draw(axis, own, colors, along, label, value)
+    if draw is _lines:
+        figure.legend(*axes[0][0].get_legend_handles_labels(), loc="outside right upper", fontsize="small")
     figure.savefig(path, dpi=120)
     print(f"Plot: {path}", file=sys.stderr)
 
@@ -92,4 +94,3 @@ def _lines(axis, results, colors, along, label, value):
     axis.set_xlabel(along)
     axis.set_ylabel(label)
     axis.grid(alpha=0.3, which="both")
-    axis.legend(fontsize="small")

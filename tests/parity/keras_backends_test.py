@@ -8,6 +8,8 @@ import sys
 import numpy as np
 import pytest
 
+from switch_tf.choices import ROUTING_POLICIES
+
 SCRIPT = """
 import json, sys
 import keras
@@ -15,57 +17,65 @@ import numpy as np
 import switch_tf
 from switch_tf import partitioning
 
-config = switch_tf.SwitchConfig(vocab_size=32, d_model=8, d_ff=16, d_kv=4, num_heads=2, num_encoder_layers=2,
-                                num_decoder_layers=2, num_experts=2, num_groups_multiple=2, min_expert_capacity=1,
-                                dropout_rate=0.1, expert_dropout_rate=0.1, dispatch=sys.argv[1])
-model = switch_tf.SwitchTransformer(config)
-model.build()
-random = np.random.RandomState(0)
-for variable in model.variables:
-    variable.assign(random.normal(size=variable.shape) * 0.5)
-features = {"encoder_input_tokens": random.randint(1, 32, (4, 6)).astype("int32"),
-            "decoder_input_tokens": random.randint(1, 32, (4, 4)).astype("int32")}
-features["encoder_input_tokens"][1, 3:] = 0
-
 def loss_of(forward):
     logits, stats = forward()
     return keras.ops.mean(logits**2) + sum(one.load_balancing_loss.value + one.router_z_loss.value for one in stats)
 
-if keras.backend.backend() == "jax":
-    import jax
-    rest = [variable.value for variable in model.non_trainable_variables]
-    def loss(values):
-        with partitioning.random_seed(7):
-            return loss_of(lambda: model.stateless_call(values, rest, features, training=True,
-                                                        return_router_stats=True)[0])
-    value, gradients = jax.jit(jax.value_and_grad(loss))([variable.value for variable in model.trainable_variables])
-else:
-    import tensorflow as tf
-    with partitioning.random_seed(7), tf.GradientTape() as tape:
-        value = loss_of(lambda: model.forward(features, training=True))
-    gradients = tape.gradient(value, [variable.value for variable in model.trainable_variables])
-logits = model.forward(features)[0]
-print(json.dumps({"loss": float(value), "logits": np.asarray(logits).tolist(),
-                  "gradients": [np.asarray(gradient).ravel().tolist() for gradient in gradients]}))
+def run(policy, dispatch):
+    config = switch_tf.SwitchConfig(
+        vocab_size=32, d_model=8, d_ff=16, d_kv=4, num_heads=2, num_encoder_layers=1, num_decoder_layers=1,
+        num_experts=3, encoder_sparse_step=1, decoder_sparse_step=1, num_groups_multiple=2, min_expert_capacity=1,
+        dropout_rate=0.1, expert_dropout_rate=0.1, routing_policy=policy, allow_non_causal_decoder=True,
+        num_selected_experts=3 if policy == "top_n" else None, dispatch=dispatch)
+    model = switch_tf.SwitchTransformer(config)
+    model.build()
+    random = np.random.RandomState(0)
+    for variable in model.variables:
+        variable.assign(random.normal(size=variable.shape) * 0.5)
+    features = {"encoder_input_tokens": random.randint(1, 32, (4, 6)).astype("int32"),
+                "decoder_input_tokens": random.randint(1, 32, (4, 4)).astype("int32")}
+    features["encoder_input_tokens"][1, 3:] = 0
+    if keras.backend.backend() == "jax":
+        import jax
+        rest = [variable.value for variable in model.non_trainable_variables]
+        def loss(values):
+            with partitioning.random_seed(7):
+                return loss_of(lambda: model.stateless_call(values, rest, features, training=True,
+                                                            return_router_stats=True)[0])
+        value, gradients = jax.jit(jax.value_and_grad(loss))([variable.value for variable in model.trainable_variables])
+    else:
+        import tensorflow as tf
+        with partitioning.random_seed(7), tf.GradientTape() as tape:
+            value = loss_of(lambda: model.forward(features, training=True))
+        gradients = tape.gradient(value, [variable.value for variable in model.trainable_variables])
+    logits = model.forward(features)[0]
+    return {"loss": float(value), "logits": np.asarray(logits).tolist(),
+            "gradients": [np.asarray(gradient).ravel().tolist() for gradient in gradients]}
+
+print(json.dumps({policy: run(policy, sys.argv[1]) for policy in sys.argv[2:]}))
 """
 
 
-def _run(backend, dispatch):
+def _run(backend, dispatch, policies):
     environ = {**os.environ, "KERAS_BACKEND": backend, "JAX_PLATFORMS": "cpu"}
-    done = subprocess.run([sys.executable, "-c", SCRIPT, dispatch], env=environ, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", SCRIPT, dispatch, *policies], env=environ, capture_output=True,
+                          text=True)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 
 
 @pytest.fixture(scope="module")
 def ours():
-    return _run("tensorflow", "index")
+    return _run("tensorflow", "index", ROUTING_POLICIES)
 
 
-@pytest.mark.parametrize("dispatch", ["index", "einsum"])
-def test_jax_and_tensorflow_agree_with_dropout_and_jitter(ours, dispatch):
-    theirs = _run("jax", dispatch)
-    np.testing.assert_allclose(theirs["logits"], ours["logits"], rtol=1e-4, atol=1e-5)
-    assert theirs["loss"] == pytest.approx(ours["loss"], rel=1e-5)
-    for one, other in zip(ours["gradients"], theirs["gradients"], strict=True):
-        np.testing.assert_allclose(other, one, rtol=1e-3, atol=1e-5 * max(1.0, np.max(np.abs(one))))
+@pytest.mark.parametrize("dispatch, policies", [("index", ROUTING_POLICIES), ("einsum", ("switch", "expert_choice"))])
+def test_jax_and_tensorflow_agree_under_every_policy_with_dropout_and_jitter(ours, dispatch, policies):
+    found = _run("jax", dispatch, policies)
+    for policy in policies:
+        mine, theirs = ours[policy], found[policy]
+        np.testing.assert_allclose(theirs["logits"], mine["logits"], rtol=1e-4, atol=1e-5, err_msg=policy)
+        assert theirs["loss"] == pytest.approx(mine["loss"], rel=1e-5), policy
+        for one, other in zip(mine["gradients"], theirs["gradients"], strict=True):
+            np.testing.assert_allclose(other, one, rtol=1e-3, atol=1e-5 * max(1.0, np.max(np.abs(one))),
+                                       err_msg=policy)
