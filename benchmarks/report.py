@@ -59,8 +59,8 @@ def plot(results, path, panel, along, label, value):
     names = list(dict.fromkeys(result["contender"] for result in results))
     colors = {name: pyplot.get_cmap("tab20")(index % 20) for index, name in enumerate(names)}
     draw = _bars if len({result[along] for result in results}) == 1 else _lines
-    figure, axes = pyplot.subplots(1, len(panels), figsize=(6.5 * len(panels) + 2, 5), squeeze=False, layout="constrained",
-                                   sharex="all", sharey="all")
+    figure, axes = pyplot.subplots(1, len(panels), figsize=(6.5 * len(panels) + 2, 5), squeeze=False,
+                                   layout="constrained", sharex="all", sharey="all")
     for axis, (values, own) in zip(axes[0], panels.items(), strict=True):
         axis.set_title(", ".join(f"{key} {shown}" for key, shown in zip(panel, values, strict=True)).replace("_", " "))
         draw(axis, own, colors, along, label, value)
