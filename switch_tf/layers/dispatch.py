@@ -160,7 +160,7 @@ class Ragged(Index):
                                   num_segments=num_experts * num_groups)
         starts = ops.cumsum(lengths) - lengths
         self._rows_of_expert = ops.sum(ops.reshape(lengths, (num_experts, num_groups)), axis=1)
-        self._group = queue % num_groups
+        self._group = ops.take(partitioning.batch_positions(num_groups), queue % num_groups)
         self._place = decisions.slot * num_experts + decisions.expert_index
         return ops.take(starts, queue) + decisions.slot, num_groups * ops.shape(queue)[1] * self.num_choices
 

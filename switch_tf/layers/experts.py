@@ -14,8 +14,8 @@ class RaggedRows(NamedTuple):
     """Whose the rows of an unpadded buffer are, one after the other, expert by expert.
 
     `rows_of_expert`: <int32>[expert], how many each has; what follows after the last one's is empty.
-    `group`, `place`: <int32>[row], which group a row comes from, and slot * num_experts + expert: where it would lie in
-        a padded buffer. Dropout draws by them, so that it is the same for every dispatch.
+    `group`, `place`: <int32>[row], which group of the global batch a row comes from, and slot * num_experts + expert:
+        where it would lie in a padded buffer. Dropout draws by them, so that it is the same for every dispatch.
     """
 
     rows_of_expert: Any

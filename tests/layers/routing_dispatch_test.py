@@ -102,3 +102,25 @@ def test_xla_decides_ties_the_same_way(name):
     for mine, theirs in zip(tf.function(decide, jit_compile=True, autograph=False)(tf.constant(inputs)), decide(inputs),
                             strict=True):
         np.testing.assert_allclose(mine, theirs, rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["switch", "top2, random", "hash"])
+@pytest.mark.parametrize("dispatch", ["einsum", "index", "ragged"])
+def test_parts_of_a_batch_give_the_outputs_of_the_whole_with_dropout_and_jitter(name, dispatch):
+    router = Router(NUM_EXPERTS, jitter_noise=0.2, **ROUTERS[name], name="router")
+    layer = SwitchFeedForward(NUM_EXPERTS, D_FF, num_groups_multiple=4, train_capacity_factor=0.9,
+                              min_expert_capacity=1, expert_dropout_rate=0.3, dispatch=dispatch, router=router,
+                              name="layer")
+    layer.build((None, None, D_MODEL))
+    random = np.random.RandomState(0)
+    for weight in layer.weights:
+        weight.assign(random.randn(*weight.shape))
+    inputs, token_ids = random.randn(4, 8, D_MODEL).astype("float32"), random.randint(0, 50, (4, 8)).astype("int32")
+    with partitioning.random_seed(1):
+        whole, _ = layer.forward(inputs, token_ids=token_ids, training=True)
+        parts = []
+        for index in range(2):
+            rows = slice(2 * index, 2 * index + 2)
+            with partitioning.part_of_batch(2, index):
+                parts.append(layer.forward(inputs[rows], token_ids=token_ids[rows], training=True)[0])
+    np.testing.assert_allclose(np.concatenate(parts), whole, rtol=1e-5, atol=1e-6)
