@@ -25,8 +25,9 @@ def cross_entropy(logits, targets, loss_weights, z_loss_weight=1e-4, label_smoot
     weights = ops.cast(loss_weights, "float32")
     log_normalizer = ops.logsumexp(logits, axis=-1)
     vocab_size = logits.shape[-1]
-    # A product with a one-hot, not a gather: it stays local when the vocabulary is split over devices.
-    is_target = ops.one_hot(targets, vocab_size, dtype="float32")
+    # A product with a mask, not a gather: it stays local when the vocabulary is split over devices.
+    is_target = ops.equal(ops.expand_dims(ops.cast(targets, "int32"), -1), ops.arange(vocab_size, dtype="int32"))
+    is_target = ops.cast(is_target, "float32")
     target_logit = ops.sum(logits * is_target, axis=-1)
     is_right = ops.cast(ops.equal(target_logit, ops.max(logits, axis=-1)), "float32")
     if label_smoothing:

@@ -29,7 +29,7 @@ def attend(query, key, value, out, attention_mask, position_bias, dropout):
         query: <any float>[batch, query, heads, d_kv].
         key: <any float>[batch, key, heads, d_kv].
         value: <compute dtype>[batch, key, heads, d_kv].
-        out: [heads, d_kv, d_model].
+        out: weight from `add_output_kernel`.
         attention_mask, position_bias: see `MultiHeadAttention`.
         dropout: function of the probabilities, <compute dtype>[batch, heads, query, key].
 
@@ -45,7 +45,7 @@ def attend(query, key, value, out, attention_mask, position_bias, dropout):
     probs = dropout(ops.cast(ops.softmax(scores, axis=-1), value.dtype))
     mixed = ops.einsum("bhqk,bkhd->bqhd", probs, value)
     mixed = partitioning.constrain(mixed, ("batch", "length", "heads", "kv"))
-    outputs = ops.einsum("bqhd,hdm->bqm", mixed, ops.cast(out, mixed.dtype))
+    outputs = ops.einsum("bqhd,hdm->bqm", mixed, partitioning.use(out, mixed.dtype))
     return partitioning.constrain(outputs, ("batch", "length", "embed"))
 
 
@@ -97,7 +97,7 @@ class MultiHeadAttention(keras.layers.Layer):
         return attend(query, key, value, self.out, attention_mask, position_bias, dropout)
 
     def _project(self, x, kernel):
-        projected = ops.einsum("blm,mhd->blhd", x, ops.cast(kernel, x.dtype))
+        projected = ops.einsum("blm,mhd->blhd", x, partitioning.use(kernel, x.dtype))
         return partitioning.constrain(projected, ("batch", "length", "heads", "kv"))
 
     def get_config(self):

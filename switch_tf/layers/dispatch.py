@@ -17,7 +17,7 @@ from switch_tf.choices import DISPATCHES, check_choice
 from switch_tf.layers.experts import RaggedRows
 from switch_tf.layers.policies import ExpertChoices
 
-BUFFER_AXES = ("expert", None, "capacity", "embed")
+BUFFER_AXES = ("expert", "group", "capacity", "embed")
 # Computing an expert's rows by themselves costs about as much as so many rows more (docs/benchmarks.md).
 ROWS_PER_PRODUCT = 40
 
@@ -29,7 +29,7 @@ def create(dispatch: str, decisions, num_experts: int, expert_capacity):
         if dispatch == "ragged":
             raise ValueError("dispatch='ragged' leaves out empty slots, and where experts choose there are none; use "
                              "'index' or 'auto'.")
-        use_einsum = dispatch == "einsum" or dispatch == "auto" and _is_on_tpu()
+        use_einsum = dispatch == "einsum" or dispatch == "auto" and (_is_on_tpu() or partitioning.is_partitioned())
         return (EinsumOfExperts if use_einsum else IndexOfExperts)(decisions)
     if dispatch == "auto":
         dispatch = _best(decisions, num_experts, expert_capacity)
@@ -37,7 +37,7 @@ def create(dispatch: str, decisions, num_experts: int, expert_capacity):
 
 
 def _best(decisions, num_experts, expert_capacity):
-    if _is_on_tpu():
+    if _is_on_tpu() or partitioning.is_partitioned():
         return "einsum"
     num_groups, num_tokens, num_choices = decisions.slot.shape
     sizes = (num_groups, num_tokens, expert_capacity)

@@ -30,12 +30,12 @@ class TokenEmbedding(keras.layers.Layer):
             keras.initializers.RandomNormal(stddev=1.0))
 
     def call(self, token_ids):
-        embedded = _look_up(ops.cast(self.embedding, self.compute_dtype), token_ids)
+        embedded = _look_up(partitioning.use(self.embedding, self.compute_dtype), token_ids)
         return partitioning.constrain(embedded, ("batch", "length", "embed"))
 
     def attend(self, hidden):
         """Logits of the tied softmax: <compute dtype>[batch, length, d_model] -> <float32>[batch, length, vocab]."""
-        table = ops.cast(self.embedding, hidden.dtype)
+        table = partitioning.use(self.embedding, hidden.dtype)
         # Not an einsum: TensorFlow would transpose the whole table in the backward pass.
         logits = ops.matmul(hidden, ops.transpose(table))
         return ops.cast(partitioning.constrain(logits, ("batch", "length", "vocab")), "float32")
@@ -77,7 +77,7 @@ class LogitsDense(keras.layers.Layer):
             keras.initializers.TruncatedNormal(stddev=(self.init_scale / d_model) ** 0.5))
 
     def call(self, inputs):
-        logits = ops.matmul(inputs, ops.cast(self.kernel, inputs.dtype))
+        logits = ops.matmul(inputs, partitioning.use(self.kernel, inputs.dtype))
         return ops.cast(partitioning.constrain(logits, ("batch", "length", "vocab")), "float32")
 
     def get_config(self):

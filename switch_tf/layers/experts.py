@@ -68,18 +68,18 @@ class ExpertFeedForward(keras.layers.Layer):
     def call(self, inputs, ragged=None, training=False):
         if ragged is not None:
             return self._one_by_one(inputs, ragged, training)
-        hidden = activate([_products(inputs, wi) for wi in self.input_kernels])
-        hidden = partitioning.constrain(hidden, ("expert", None, "capacity", "expert_mlp"))
+        hidden = activate([_products(inputs, partitioning.use(wi, inputs.dtype)) for wi in self.input_kernels])
+        hidden = partitioning.constrain(hidden, ("expert", "group", "capacity", "expert_mlp"))
         if training and self.dropout_rate:
             group, place = _padded_places(*ops.shape(hidden)[:3])
             hidden = hidden * self._dropout_mask(group, place, hidden.dtype)
-        return _products(hidden, self.wo)
+        return _products(hidden, partitioning.use(self.wo, hidden.dtype))
 
     def _one_by_one(self, rows, ragged, training):
         """Each expert's own product over its own rows."""
         parts = _split(rows, ragged.rows_of_expert)
-        input_kernels = [ops.unstack(ops.cast(wi, rows.dtype), self.num_experts) for wi in self.input_kernels]
-        output_kernels = ops.unstack(ops.cast(self.wo, rows.dtype), self.num_experts)
+        input_kernels = [ops.unstack(partitioning.use(wi, rows.dtype), self.num_experts) for wi in self.input_kernels]
+        output_kernels = ops.unstack(partitioning.use(self.wo, rows.dtype), self.num_experts)
         hidden = [activate([ops.matmul(part, wi) for wi in kernels])
                   for part, *kernels in zip(parts, *input_kernels, strict=True)]
         if training and self.dropout_rate:
@@ -105,7 +105,7 @@ def _products(buffers, kernels):
     """egcm,emf->egcf as one product for each expert; an einsum of four dimensions would transpose the kernels."""
     num_experts, num_groups, expert_capacity, width = ops.shape(buffers)
     rows = ops.reshape(buffers, (num_experts, num_groups * expert_capacity, width))
-    products = ops.matmul(rows, ops.cast(kernels, buffers.dtype))
+    products = ops.matmul(rows, kernels)
     return ops.reshape(products, (num_experts, num_groups, expert_capacity, kernels.shape[-1]))
 
 

@@ -29,7 +29,7 @@ class RMSNorm(keras.layers.Layer):
     def call(self, inputs):
         x = ops.cast(inputs, "float32")
         inverse_rms = ops.rsqrt(ops.mean(ops.square(x), axis=-1, keepdims=True) + self.epsilon)
-        return ops.cast(x * inverse_rms * ops.cast(self.scale, "float32"), inputs.dtype)
+        return ops.cast(x * inverse_rms * partitioning.use(self.scale, "float32"), inputs.dtype)
 
     def get_config(self):
         return {**super().get_config(), "epsilon": self.epsilon}

@@ -71,7 +71,7 @@ class RelativePositionBias(keras.layers.Layer):
         distances = ops.clip(ops.arange(1 - query_length, key_length + 1, dtype="int32"), -furthest, furthest)
         buckets = ops.take(ops.convert_to_tensor(table), distances + furthest)
         one_hot = ops.one_hot(buckets, self.num_buckets, dtype="float32")
-        by_distance = ops.einsum("hn,dn->hd", ops.cast(self.rel_embedding, "float32"), one_hot)
+        by_distance = ops.einsum("hn,dn->hd", partitioning.use(self.rel_embedding, "float32"), one_hot)
         # Row i of `shifted` starts i places later in the repeated row; entry query_length - 1 + j is distance j - i.
         width = query_length + key_length
         repeated = ops.tile(by_distance, (1, query_length))[:, :query_length * (width - 1)]

@@ -106,7 +106,7 @@ class Router(keras.layers.Layer):
         elif training and self.exploration == "input_dropout":
             noise = partitioning.uniform(partitioning.layer_seed(self, "input_dropout"), ops.shape(inputs))
             x = x * ops.cast(noise >= INPUT_DROPOUT_RATE, self.router_dtype) / (1 - INPUT_DROPOUT_RATE)
-        logits = ops.einsum("gsm,me->gse", x, ops.cast(self.kernel, self.router_dtype))
+        logits = ops.einsum("gsm,me->gse", x, partitioning.use(self.kernel, self.router_dtype))
         return partitioning.constrain(logits, ("group", None, "router_expert"))
 
     def _decide(self, scores, capacity, training):

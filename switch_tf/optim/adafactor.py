@@ -4,6 +4,7 @@ import keras
 from keras import ops
 
 from switch_tf.optim.factoring import factor_dimensions, slot_dimensions
+from switch_tf.partitioning.axes import variable_axes
 
 
 @keras.saving.register_keras_serializable("switch_tf")
@@ -43,9 +44,11 @@ class Adafactor(keras.optimizers.Optimizer):
             factors = factor_dimensions(variable.shape, axes)
             slots = {}
             for name, dims in slot_dimensions(variable.shape, factors).items():
-                slots[name] = self.add_variable([variable.shape[dim] for dim in dims], initializer="zeros",
-                                                dtype="float32", name=f"{variable.path}_{name}".replace("/", "_"))
-                slots[name].logical_axes = tuple(axes[dim] for dim in dims)
+                slot_axes = tuple(axes[dim] for dim in dims)
+                with variable_axes(slot_axes):
+                    slots[name] = self.add_variable([variable.shape[dim] for dim in dims], initializer="zeros",
+                                                    dtype="float32", name=f"{variable.path}_{name}".replace("/", "_"))
+                slots[name].logical_axes = slot_axes
             self._factors.append(factors)
             self._slots.append(slots)
 

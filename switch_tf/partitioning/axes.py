@@ -1,14 +1,57 @@
-"""The two annotations that layers make: a weight is created with logical axes, an activation is constrained by them.
+"""The annotations that layers make: a weight has logical axes, and an activation is constrained by its logical axes.
 
-Without an active layout both are plain Keras and the identity, so a layer runs and is tested on one CPU as it is.
+Without an active layout all of them are plain Keras and the identity, so a layer runs and is tested on one CPU as it
+is. A back end that cuts one program over devices activates itself with `annotated_by` while that program is traced.
 """
 
+import contextlib
+
 import keras
+from keras import ops
 
 # T5X's words. `router_expert` names the columns of a router, which are never split, unlike the experts themselves.
 LOGICAL_AXES = frozenset((
     "batch", "length", "vocab", "embed", "heads", "kv", "mlp", "relpos_buckets",
     "group", "expert", "expert_mlp", "router_expert", "capacity"))
+
+_annotator = None
+_new_variable_axes = None
+
+
+@contextlib.contextmanager
+def annotated_by(annotator):
+    """Within this scope `constrain` and `use` ask `annotator`, which has methods `constrain` and `gather`.
+
+    Both take a tensor and its logical axes and return the tensor laid out: `constrain` as an activation, `gather` from
+    how a weight is stored to how it is used.
+    """
+    global _annotator
+    previous, _annotator = _annotator, annotator
+    try:
+        yield
+    finally:
+        _annotator = previous
+
+
+def is_partitioned() -> bool:
+    """Whether the code that runs, or is traced, is one program for many devices, which a partitioner cuts."""
+    return _annotator is not None
+
+
+@contextlib.contextmanager
+def variable_axes(axes):
+    """Within this scope new variables are stored by these logical axes."""
+    global _new_variable_axes
+    previous, _new_variable_axes = _new_variable_axes, tuple(axes)
+    try:
+        yield
+    finally:
+        _new_variable_axes = previous
+
+
+def new_variable_axes():
+    """Logical axes of the variable that is being created, or None outside of `variable_axes`."""
+    return _new_variable_axes
 
 
 def check_axes(axes, rank: int, what: str) -> None:
@@ -37,9 +80,19 @@ def add_weight(layer: keras.layers.Layer, name: str, shape, axes, initializer, d
         keras.Variable with `logical_axes`: placement, optimizer slots, Adafactor's factoring and checkpoints read it.
     """
     check_axes(axes, len(shape), f"Weight {name!r} of layer {layer.name!r}")
-    variable = layer.add_weight(shape=shape, initializer=initializer, dtype=dtype, autocast=autocast, name=name)
+    with variable_axes(axes):
+        variable = layer.add_weight(shape=shape, initializer=initializer, dtype=dtype, autocast=autocast, name=name)
     variable.logical_axes = tuple(axes)
     return variable
+
+
+def use(variable, dtype):
+    """The value of a weight from `add_weight` for a computation in `dtype`, gathered where it is stored in pieces.
+
+    Cast first, so that half as many bytes travel for a computation in bfloat16.
+    """
+    value = ops.cast(variable, dtype)
+    return value if _annotator is None else _annotator.gather(value, variable.logical_axes)
 
 
 def constrain(x, axes):
@@ -50,4 +103,4 @@ def constrain(x, axes):
         axes: tuple, a logical axis or None (not split) for each dimension of `x`.
     """
     check_axes(axes, len(x.shape), "An activation")
-    return x
+    return x if _annotator is None else _annotator.constrain(x, axes)

@@ -3,7 +3,14 @@
 import dataclasses
 import math
 
+from switch_tf.choices import BACKENDS, check_choice
 from switch_tf.partitioning.axes import LOGICAL_AXES
+
+# Where the size of a logical axis comes from, in the words of whoever can change it.
+_SOURCES = {"batch": "BATCH_SIZE", "group": "groups of tokens", "vocab": "vocab_size", "embed": "d_model",
+            "heads": "num_heads", "kv": "d_kv", "mlp": "d_ff", "expert_mlp": "d_ff", "expert": "num_experts",
+            "length": "tokens of a sequence", "capacity": "slots of an expert",
+            "relpos_buckets": "relative_attention_num_buckets", "router_expert": "num_experts"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -11,34 +18,43 @@ class Layout:
     """How a run is cut over devices. The files of `gin/layouts/` bind it; without one a run uses one device.
 
     Args:
-        mesh_shape: str, such as "data=1": names of mesh axes and their sizes in devices, separated by commas.
-        rules: pairs (logical axis, mesh axis). Logical axes without a rule are not split.
+        mesh_shape: str, such as "data=4,model=2": names of mesh axes and their sizes in devices, separated by commas.
+            An axis that `rules` need but the text leaves out takes the devices that remain; only one may.
+        rules: pairs (logical axis, mesh axis). Logical axes without a rule are not split. In one tensor a mesh axis
+            splits the first dimension that has a rule for it.
+        at_rest_rules: more such pairs for weights and optimizer slots alone, which are gathered before they are used.
+        backend: "dtensor": one program that TensorFlow cuts. "mirrored", "multi_worker_mirrored", "tpu": the
+            strategies of tf.distribute, which copy every variable to every device. "auto": "dtensor", where there is
+            more than one device.
 
     Raises:
-        ValueError: a mesh that cannot be read, an unknown axis, or more devices than this version can use.
+        ValueError: a mesh that cannot be read, or an unknown axis or back end.
     """
 
     mesh_shape: str = "data=1"
     rules: tuple[tuple[str, str], ...] = ()
+    at_rest_rules: tuple[tuple[str, str], ...] = ()
+    backend: str = "auto"
 
     def __post_init__(self):
-        for logical, mesh in self.rules:
+        check_choice("backend", self.backend, BACKENDS)
+        for rule in (*self.rules, *self.at_rest_rules):
+            logical, _ = rule
             if logical not in LOGICAL_AXES:
                 raise ValueError(f"The layout splits the unknown logical axis {logical!r}; "
                                  f"the axes are {sorted(LOGICAL_AXES)}.")
-            if mesh not in self.mesh:
-                raise ValueError(f"The layout puts {logical!r} on mesh axis {mesh!r}, which MESH_SHAPE "
-                                 f"{self.mesh_shape!r} does not have; add it, for example \"{mesh}=1\".")
-        if self.num_devices != 1:
-            raise ValueError(f"MESH_SHAPE {self.mesh_shape!r} asks for {self.num_devices} devices; this version trains "
-                             "on one, so use gin/layouts/single.gin.")
+        open_axes = self._open_axes()
+        if len(open_axes) > 1:
+            raise ValueError(f"MESH_SHAPE {self.mesh_shape!r} leaves out the mesh axes {' and '.join(open_axes)} of the "
+                             f"layout's rules, and only one may take the devices that remain; add "
+                             f"\"{open_axes[-1]}=1\" or more.")
 
     @property
     def mesh(self) -> dict[str, int]:
-        """Mesh axis -> number of devices along it."""
+        """Mesh axis -> number of devices along it, as `mesh_shape` says; the open axis is not in it."""
         mesh = {}
-        for entry in self.mesh_shape.split(","):
-            name, _, size = entry.strip().partition("=")
+        for entry in filter(None, (part.strip() for part in self.mesh_shape.split(","))):
+            name, _, size = (word.strip() for word in entry.partition("="))
             if not name or not size.isdigit() or int(size) < 1 or name in mesh:
                 raise ValueError(f"MESH_SHAPE must read like \"data=4,model=2\", each axis once, not "
                                  f"{self.mesh_shape!r}.")
@@ -47,4 +63,62 @@ class Layout:
 
     @property
     def num_devices(self) -> int:
+        """Devices of the mesh; of its closed axes alone where one is open."""
         return math.prod(self.mesh.values())
+
+    def _open_axes(self):
+        mesh = self.mesh
+        return sorted({axis for _, axis in (*self.rules, *self.at_rest_rules)} - set(mesh))
+
+    def resolve(self, num_devices: int, device_type: str) -> "Layout":
+        """The same layout with the open axis filled in, for so many devices.
+
+        Raises:
+            ValueError: the mesh does not have as many devices as there are. A mesh of one uses the first.
+        """
+        open_axes, size = self._open_axes(), self.num_devices
+        if open_axes and num_devices % size == 0:
+            closed = ",".join(f"{name}={length}" for name, length in
+                              {open_axes[0]: num_devices // size, **self.mesh}.items())
+            return dataclasses.replace(self, mesh_shape=closed)
+        if size == num_devices or (size == 1 and not open_axes):
+            return self
+        raise ValueError(
+            f"MESH_SHAPE {self.mesh_shape!r} is for {'a multiple of ' if open_axes else ''}{size} devices, but there "
+            f"{'is' if num_devices == 1 else 'are'} {num_devices} ({device_type}); make the product of its sizes "
+            f"{num_devices}" + (f", or have {size} virtual devices on this machine's CPU with --devices={size}."
+                                if device_type == "CPU" else "."))
+
+    def spec(self, axes, at_rest=False) -> tuple[str | None, ...]:
+        """The mesh axis that splits each dimension, None where it is not split.
+
+        Args:
+            axes: a logical axis or None for each dimension.
+            at_rest: bool. For a weight or slot as it is stored, rather than as it is used.
+        """
+        rules = dict(self.rules)
+        spec = [rules.get(axis) for axis in axes]
+        for index, axis in enumerate(spec):
+            if axis in spec[:index]:
+                spec[index] = None
+        if at_rest:
+            for index, axis in enumerate(axes):
+                mesh_axis = dict(self.at_rest_rules).get(axis)
+                if spec[index] is None and mesh_axis not in spec:
+                    spec[index] = mesh_axis
+        return tuple(spec)
+
+    def check_sizes(self, sizes: dict[str, int]) -> None:
+        """Raises ValueError unless every logical axis that is split divides.
+
+        Args:
+            sizes: logical axis -> length of it, of those that the model has.
+        """
+        for axis, mesh_axis in (*self.rules, *self.at_rest_rules):
+            pieces, size = self.mesh.get(mesh_axis, 1), sizes.get(axis)
+            if size is not None and size % pieces:
+                divisor = max(count for count in range(1, pieces + 1) if size % count == 0)
+                raise ValueError(
+                    f"The layout cuts {_SOURCES[axis]} ({axis!r}, {size}) over the {pieces} devices of mesh axis "
+                    f"{mesh_axis!r}, which must divide it; make it a multiple of {pieces}, or set MESH_SHAPE to "
+                    f"{mesh_axis}={divisor}.")

@@ -2,10 +2,12 @@
 
 import keras
 
+from switch_tf.partitioning.axes import is_partitioned
+
 
 def has_dynamic_shapes() -> bool:
     """True on the CPUs of the TensorFlow back end outside of XLA; elsewhere every shape must be known beforehand."""
-    if keras.backend.backend() != "tensorflow":
+    if keras.backend.backend() != "tensorflow" or is_partitioned():
         return False
     import tensorflow as tf
     from tensorflow.python.ops import control_flow_util  # what Keras' own layers ask; there is no public name for it

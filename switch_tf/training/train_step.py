@@ -1,4 +1,4 @@
-"""One training step: gradients of the whole batch's loss, then the update. `compile_steps` traces them as one."""
+"""One training step: gradients of the whole batch's loss, then the update; `compile_steps` makes a function of both."""
 
 import dataclasses
 
@@ -7,6 +7,7 @@ import tensorflow as tf
 from switch_tf import losses, metrics, partitioning
 from switch_tf.layers import masks
 from switch_tf.metrics import Mean, RouterStats
+from switch_tf.partitioning.partitioner import Partitioner
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,47 +44,32 @@ class StepSettings:
             raise ValueError(f"z_loss_weight must be 0 or above, not {self.z_loss_weight!r}.")
 
 
-def train_step(model, optimizer, features, seed, settings):
-    """Updates model and optimizer from one batch, unless its loss or gradient is not finite.
+def compute_gradients(model, features, seed, step, settings, partitioner=None):
+    """Gradients of the loss over the whole batch, accumulated over its microbatches and its parts on other devices.
 
     Args:
         model: built SwitchTransformer.
-        optimizer: built Keras optimizer; its `iterations` is the step.
-        features: dict of <int32>[batch, length].
+        features: dict of <int32>[batch, length], this part of the batch.
         seed: int, the run's.
+        step: <int> scalar.
         settings: StepSettings.
-
-    Returns:
-        `(metrics, is_finite)`: dict of name -> Mean, and <bool> scalar, False where nothing was updated.
-    """
-    gradients, step_metrics = compute_gradients(model, features, seed, optimizer.iterations.value, settings)
-    norm = tf.linalg.global_norm([tf.cast(gradient, tf.float32) for gradient in gradients])
-    step_metrics["gradient_norm"] = Mean(norm, tf.ones([]))
-    is_finite = tf.math.is_finite(norm) & tf.math.is_finite(step_metrics["cross_entropy"].total)
-
-    def update():
-        apply_gradients(model, optimizer, gradients, norm, settings)
-        return True
-
-    tf.cond(is_finite, update, lambda: False)
-    return step_metrics, is_finite
-
-
-def compute_gradients(model, features, seed, step, settings):
-    """Gradients of the loss over the whole batch, accumulated over its microbatches.
+        partitioner: Partitioner, by default of one device.
 
     Returns:
         `(gradients, metrics)`: a dense tensor for each trainable variable; dict of name -> Mean.
     """
+    partitioner = partitioner or Partitioner()
     # Every part's losses are divided by the whole batch's tokens, so that parts just add up.
-    weights = loss_weights(model.config, features)
+    weights = partitioner.sum_over_parts(loss_weights(model.config, features))
     variables = [variable.value for variable in model.trainable_variables]
     count = settings.num_microbatches
+    num_parts, part_index = partitioner.current_part()
 
     def part(index):
         rows = {name: _rows(value, index, count) for name, value in features.items()}
         step_seed = partitioning.step_seed(seed, step)
-        with partitioning.part_of_batch(count, index), partitioning.random_seed(step_seed), tf.GradientTape() as tape:
+        this_part = partitioning.part_of_batch(count * num_parts, index + count * part_index)
+        with this_part, partitioning.random_seed(step_seed), tf.GradientTape() as tape:
             logits, router_stats = model.forward(rows, training=True)
             part_metrics = batch_metrics(model.config, rows, logits, router_stats, settings)
             loss = total_loss(model.config, part_metrics, weights)
@@ -92,7 +78,7 @@ def compute_gradients(model, features, seed, step, settings):
         return [tf.convert_to_tensor(gradient) for gradient in gradients], part_metrics
 
     if count == 1:
-        return part(0)
+        return partitioner.sum_over_parts(part(0))
 
     def add_part(index, gradients, sums):
         more_gradients, more = part(index)
@@ -101,7 +87,7 @@ def compute_gradients(model, features, seed, step, settings):
     start = (tf.constant(0), [tf.zeros_like(variable) for variable in variables], empty_metrics(model.config))
     # One at a time: the point is to hold one part's activations.
     _, gradients, sums = tf.while_loop(lambda index, *_: index < count, add_part, start, parallel_iterations=1)
-    return gradients, sums
+    return partitioner.sum_over_parts((gradients, sums))
 
 
 def apply_gradients(model, optimizer, gradients, norm, settings):
@@ -172,39 +158,60 @@ def total_loss(config, measured, weights):
     return loss
 
 
-def compile_steps(model, optimizer, seed, settings):
+def compile_steps(model, optimizer, seed, settings, partitioner=None):
     """Traces `steps_per_call` training steps as one function.
 
+    Args:
+        model: built SwitchTransformer.
+        optimizer: built Keras optimizer; its `iterations` is the step.
+        seed: int, the run's.
+        settings: StepSettings.
+        partitioner: Partitioner, by default of one device.
+
     Returns:
-        A function of `features`, dict of <int32>[steps_per_call, batch, length], that returns `(metrics, bad_step)`:
-        merged metrics of the steps that were taken, and the <int32> index of the first one whose loss or gradient was
-        not finite, or -1. That step and those after it change nothing.
+        A function of `partitioner.place`d features, <int32>[steps_per_call, batch, length], that returns
+        `(metrics, bad_step)`: merged metrics of the steps that were taken, dict of name -> Mean, and the <int32> index
+        of the first one whose loss or gradient was not finite, or -1. That step and those after it change nothing.
     """
+    partitioner = partitioner or Partitioner()
+
+    def compute(features):
+        gradients, measured = compute_gradients(model, features, seed, optimizer.iterations.value, settings,
+                                                partitioner)
+        norm = tf.linalg.global_norm([tf.cast(gradient, tf.float32) for gradient in gradients])
+        measured["gradient_norm"] = Mean(norm, tf.ones([]))
+        return gradients, norm, measured, tf.math.is_finite(norm) & tf.math.is_finite(measured["cross_entropy"].total)
+
+    def apply(gradients, norm):
+        apply_gradients(model, optimizer, gradients, norm, settings)
+
+    one_step = partitioner.step(compute, apply)
 
     def call(features):
         if settings.steps_per_call == 1:
-            batch = {name: value[0] for name, value in features.items()}
-            measured, is_finite = train_step(model, optimizer, batch, seed, settings)
+            measured, is_finite = one_step(features, 0)
             return measured, tf.where(is_finite, -1, 0)
 
         def is_good(index, sums, bad_step):
             return (index < settings.steps_per_call) & (bad_step < 0)
 
-        def one_step(index, sums, bad_step):
-            batch = {name: value[index] for name, value in features.items()}
-            measured, is_finite = train_step(model, optimizer, batch, seed, settings)
+        def next_step(index, sums, bad_step):
+            measured, is_finite = one_step(features, index)
             return index + 1, metrics.merge(sums, measured), tf.where(is_finite, -1, index)
 
         zeros = {**empty_metrics(model.config), "gradient_norm": Mean(tf.zeros([]), tf.zeros([]))}
-        _, sums, bad_step = tf.while_loop(is_good, one_step, (tf.constant(0), zeros, tf.constant(-1)))
+        _, sums, bad_step = tf.while_loop(is_good, next_step, (tf.constant(0), zeros, tf.constant(-1)))
         return sums, bad_step
 
-    return tf.function(call, jit_compile=settings.use_xla, autograph=False)
+    return partitioner.compile(call, settings.use_xla)
 
 
 def _rows(value, index, count):
-    """Part `index` of the batch: <int32>[batch, length] -> <int32>[batch / count, length]."""
-    return tf.reshape(value, (count, -1, *value.shape[1:]))[index]
+    """Part `index` of the batch: <int32>[batch, length] -> <int32>[batch / count, length], over all devices."""
+    if count == 1:
+        return value
+    parts = tf.reshape(partitioning.constrain(value, (None, "length")), (count, -1, *value.shape[1:]))
+    return partitioning.constrain(parts[index], ("batch", "length"))
 
 
 def _share_of_step():

@@ -1,0 +1,136 @@
+"""DTensor: one program, which TensorFlow cuts over a mesh of CPUs, GPUs or TPUs, in one process or many.
+
+Every variable is a `DVariable`, stored in the pieces that its logical axes say. Two things would be wrong without an
+error, and are seen to here:
+
+* TensorFlow combines all-reduces, and with that may move the read of a variable past its update. So gradients are
+  computed in one function and applied in another.
+* A variable that is not a `DVariable` would be updated once for each device. So all are converted, and checked.
+"""
+
+import contextlib
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.experimental import dtensor
+
+from switch_tf.partitioning.axes import annotated_by, new_variable_axes, variable_axes
+from switch_tf.partitioning.layout import Layout
+from switch_tf.partitioning.partitioner import Partitioner
+
+
+class DTensorPartitioner(Partitioner):
+    """A mesh of devices; weights, slots and activations are split over it by the layout's rules."""
+
+    supports_many_steps_per_call = False
+
+    def __init__(self, layout: Layout, mesh: dtensor.Mesh):
+        super().__init__(layout)
+        self.mesh = mesh
+        self.num_processes = dtensor.num_clients()
+        self.process_index = dtensor.client_id()
+
+    def sharding(self, axes, at_rest=False) -> dtensor.Layout:
+        """DTensor's layout for a tensor of these logical axes."""
+        spec = [axis if axis in self.mesh.dim_names else dtensor.UNSHARDED for axis in self.layout.spec(axes, at_rest)]
+        return dtensor.Layout(spec, self.mesh)
+
+    # What `annotated_by` asks for.
+
+    def constrain(self, x, axes):
+        return dtensor.relayout(x, self.sharding(axes))
+
+    def gather(self, value, axes):
+        if self.layout.spec(axes) == self.layout.spec(axes, at_rest=True):
+            return value
+        return dtensor.relayout(value, self.sharding(axes))
+
+    # Variables.
+
+    @contextlib.contextmanager
+    def creates_variables(self):
+        with tf.variable_creator_scope(self._create):
+            yield
+
+    def _create(self, next_creator, **kwargs):
+        with tf.device("CPU:0"):
+            value = kwargs["initial_value"]
+            value = tf.convert_to_tensor(value() if callable(value) else value, dtype=kwargs.get("dtype"))
+        axes = new_variable_axes() or (None,) * value.shape.rank
+        return dtensor.DVariable(self.pack(value, self.sharding(axes, at_rest=True)), name=kwargs.get("name"),
+                                 trainable=kwargs.get("trainable"))
+
+    def _adopt(self, optimizer):
+        for variable in optimizer.variables:
+            with variable_axes((None,) * len(variable.shape)):
+                # Keras keeps its own object around the variable, and knows it by that.
+                variable._value = self._create(None, initial_value=variable.value, dtype=variable.dtype,
+                                               name=variable.name, trainable=False)
+
+    def build(self, model, optimizer=None):
+        super().build(model, optimizer)
+        self._gradient_layouts = [variable.value.layout for variable in model.trainable_variables]
+        for variable in [*model.variables, *(optimizer.variables if optimizer else ())]:
+            if not isinstance(variable.value, dtensor.DVariable):
+                raise ValueError(f"{variable.path} was created outside of the layout and would be updated once for "
+                                 "each device; create it in `build`, or use a layout of one device.")
+
+    def pack(self, value, sharding):
+        """Cuts a value that the host has whole: each process hands its own devices their pieces."""
+        value = np.asarray(value)
+        pieces = []
+        for location in self.mesh.local_device_locations():
+            index = []
+            for axis, size in zip(sharding.sharding_specs, value.shape, strict=True):
+                length = size // (1 if axis == dtensor.UNSHARDED else self.mesh.dim_size(axis))
+                first = 0 if axis == dtensor.UNSHARDED else location[axis] * length
+                index.append(slice(first, first + length))
+            pieces.append(tf.constant(value[tuple(index)]))
+        return dtensor.pack(pieces, sharding)
+
+    # Steps.
+
+    def place(self, features):
+        # One step a call, and without the axis of steps: taking an index of it would move the batch between devices.
+        return {name: self.pack(value[0], self.sharding(("batch", "length"))) for name, value in features.items()}
+
+    def step(self, compute, apply):
+        def computed(features):
+            with annotated_by(self):
+                gradients, norm, measured, is_finite = compute(features)
+                gradients = [dtensor.relayout(gradient, layout)
+                             for gradient, layout in zip(gradients, self._gradient_layouts, strict=True)]
+                return gradients, tf.nest.map_structure(self._replicate, (norm, measured, is_finite))
+
+        def applied(gradients, norm):
+            with annotated_by(self):
+                apply(gradients, norm)
+
+        compute_function = tf.function(computed, autograph=False)
+        apply_function = tf.function(applied, autograph=False)
+
+        def one_step(features, index):
+            gradients, (norm, measured, is_finite) = compute_function(features)
+            is_finite = self.on_host(is_finite)
+            if bool(is_finite):
+                apply_function(gradients, norm)
+            return tf.nest.map_structure(self.on_host, measured), is_finite
+
+        return one_step
+
+    def evaluation(self, call):
+        def traced(features):
+            with annotated_by(self):
+                return tf.nest.map_structure(self._replicate, call(features))
+
+        function = tf.function(traced, autograph=False)
+        return lambda features: tf.nest.map_structure(self.on_host, function(features))
+
+    def compile(self, function, use_xla=False):
+        return function  # its parts are compiled; see the top of this file
+
+    def _replicate(self, x):
+        return dtensor.relayout(x, dtensor.Layout.replicated(self.mesh, x.shape.rank))
+
+    def on_host(self, tensor):
+        return dtensor.unpack(tensor)[0]

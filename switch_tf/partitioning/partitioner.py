@@ -1,0 +1,120 @@
+"""What stands between a training step and the devices it runs on; here for one device, and how to get the others.
+
+A step is two functions. `compute(features)` returns `(gradients, norm, metrics, is_finite)`, `apply(gradients, norm)`
+updates the variables. A partitioner says in what scope variables are created, how a batch reaches the devices, and how
+the two functions become one compiled step that updates nothing where `is_finite` is False.
+"""
+
+import contextlib
+
+import tensorflow as tf
+
+from switch_tf.partitioning.axes import variable_axes
+from switch_tf.partitioning.layout import Layout
+
+
+class Partitioner:
+    """One device, the first of its kind. Subclasses cut the step over many."""
+
+    num_processes = 1
+    process_index = 0
+    # How many parts of the batch are computed by programs of their own: the replicas of tf.distribute.
+    num_parts = 1
+    supports_many_steps_per_call = True
+
+    def __init__(self, layout: Layout | None = None):
+        self.layout = layout or Layout()
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this process writes what all processes share."""
+        return self.process_index == 0
+
+    def creates_variables(self):
+        """Scope in which model and optimizer create their variables."""
+        return contextlib.nullcontext()
+
+    def build(self, model, optimizer=None) -> None:
+        """Creates every variable of model and optimizer, laid out; slots like their weights."""
+        with self.creates_variables():
+            model.build()
+            if optimizer is not None:
+                self._adopt(optimizer)
+                with _slots_like_weights(optimizer):
+                    optimizer.build(model.trainable_variables)
+
+    def _adopt(self, optimizer) -> None:
+        """Lays out the variables that an optimizer made before there was a layout: its step, its learning rate."""
+
+    def place(self, features):
+        """Brings a batch to the devices: dict of <int32>[steps, batch, length] of the whole batch, in every process."""
+        return features
+
+    def sum_over_parts(self, tensors):
+        """Adds up a nest of tensors over the parts of the batch, inside of `compute`."""
+        return tensors
+
+    def current_part(self):
+        """`(count, index)` of the part of the batch that `compute` sees."""
+        return 1, 0
+
+    def step(self, compute, apply):
+        """One training step, to be traced: a function of placed features and a step's index in them.
+
+        Returns:
+            A function that returns `(metrics, is_finite)`.
+        """
+
+        def one_step(features, index):
+            gradients, norm, measured, is_finite = compute(_at(features, index))
+
+            def update():
+                apply(gradients, norm)
+                return True
+
+            tf.cond(is_finite, update, lambda: False)
+            return measured, is_finite
+
+        return one_step
+
+    def evaluation(self, call):
+        """A function of one placed batch, [1, batch, length], to be traced; `call` takes [batch, length]."""
+        return lambda features: call(_at(features, 0))
+
+    def compile(self, function, use_xla=False):
+        """Compiles what `step` or `evaluation` returned."""
+        return tf.function(function, jit_compile=use_xla, autograph=False)
+
+    def on_host(self, tensor):
+        """A result that every device has, as an eager tensor of this process."""
+        return tensor
+
+    def any_process(self, flag: bool) -> bool:
+        """Whether `flag` holds in any process; all of them ask at the same time."""
+        return flag
+
+    def barrier(self) -> None:
+        """Waits for all processes."""
+
+
+@contextlib.contextmanager
+def _slots_like_weights(optimizer):
+    """Within this scope slots that an optimizer makes after a weight have its logical axes."""
+    original = optimizer.add_variable_from_reference
+
+    def add_variable_from_reference(reference_variable, *args, **kwargs):
+        axes = getattr(reference_variable, "logical_axes", (None,) * len(reference_variable.shape))
+        with variable_axes(axes):
+            slot = original(reference_variable, *args, **kwargs)
+        slot.logical_axes = axes
+        return slot
+
+    object.__setattr__(optimizer, "add_variable_from_reference", add_variable_from_reference)
+    try:
+        yield
+    finally:
+        object.__delattr__(optimizer, "add_variable_from_reference")
+
+
+def _at(features, index):
+    return {name: value[index] for name, value in features.items()}
