@@ -233,6 +233,13 @@ class SwitchConfig:
         return self.num_decoder_layers == 0
 
     @property
+    def axis_sizes(self) -> dict[str, int]:
+        """Length of each logical axis that a layout may split, of those that belong to the model."""
+        sizes = {"vocab": self.vocab_size, "embed": self.d_model, "heads": self.num_heads, "kv": self.d_kv,
+                 "mlp": self.d_ff}
+        return {**sizes, "expert": self.num_experts, "expert_mlp": self.d_ff} if self.num_experts else sizes
+
+    @property
     def scales_logits(self) -> bool:
         """Whether the last hidden state is multiplied by d_model^-0.5 before the logits."""
         return self.logits_via_embedding if self.scale_decoder_outputs is None else self.scale_decoder_outputs

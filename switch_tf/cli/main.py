@@ -62,5 +62,6 @@ def _parse(argv):
     arguments = parser.parse_args([word for word in argv if not word.startswith("--gin.")])
     if bindings and not hasattr(arguments, "gin_file"):
         parser.error(f"{arguments.command} takes no gin bindings, but was given {bindings[0]}")
+    arguments.words = argv
     arguments.gin_bindings = [word.removeprefix("--gin.") for word in bindings]
     return arguments

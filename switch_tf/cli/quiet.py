@@ -5,8 +5,12 @@ import sys
 import tempfile
 
 
-def import_tensorflow() -> None:
-    """Imports TensorFlow; what it writes meanwhile is shown only if the import fails."""
+def import_tensorflow(num_cpu_devices: int | None = None) -> None:
+    """Imports TensorFlow; what it writes meanwhile is shown only if the import fails.
+
+    Args:
+        num_cpu_devices: how many devices to make of the CPU, None to leave it as it is.
+    """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     sys.stderr.flush()
     original = os.dup(2)
@@ -15,6 +19,9 @@ def import_tensorflow() -> None:
         try:
             import tensorflow
             tensorflow.config.list_physical_devices()  # says that there is no GPU, too
+            if num_cpu_devices is not None:
+                from switch_tf.partitioning import devices
+                devices.split_cpu(num_cpu_devices)
         except BaseException:
             written.seek(0)
             os.write(original, written.read())

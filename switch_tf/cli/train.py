@@ -2,7 +2,7 @@
 
 import sys
 
-from switch_tf.cli import gin_files, quiet
+from switch_tf.cli import gin_files, processes, quiet
 from switch_tf.cli.main import Mistake
 
 RUN_PARTS = ("a model (gin/models/switch_tiny.gin), a task (gin/tasks/docs_corpus.gin) and a run "
@@ -10,23 +10,32 @@ RUN_PARTS = ("a model (gin/models/switch_tiny.gin), a task (gin/tasks/docs_corpu
 
 
 def add_arguments(parser) -> None:
-    """Declares the gin arguments."""
+    """Declares the gin arguments, `--devices` and `--processes`."""
     gin_files.add_arguments(parser)
+    processes.add_arguments(parser)
 
 
 def run(arguments) -> dict:
     """Trains to the last step or until interrupted; the summary of the run is the JSON object."""
     if not arguments.gin_file:
         raise Mistake(f"A run is described by gin files: give {RUN_PARTS}, each with --gin_file.")
-    quiet.import_tensorflow()
+    if arguments.processes != 1:
+        return {"exit_status": processes.run(arguments.words, arguments.processes)}
+    quiet.import_tensorflow(processes.devices_of_this_process(arguments.devices) if arguments.devices else None)
     gin_files.parse(arguments.gin_file, arguments.gin_bindings, arguments.gin_search_paths)
     trainer = _prepare()
+
+    import tensorflow as tf
 
     from switch_tf.training import checkpoints, diagnosis
     try:
         summary = trainer.train()
     except (diagnosis.Divergence, checkpoints.BrokenCheckpoint, OSError) as error:
         raise Mistake(str(error)) from error
+    except (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError) as error:
+        raise Mistake(trainer.lost_process(gin_files.first_line(error))) from error
+    if not trainer.partitioner.is_chief:
+        return {"exit_status": 130 if summary["interrupted"] else 0}
     stream = sys.stderr if arguments.json else sys.stdout
     print(describe(summary), file=stream)
     return {**summary, "exit_status": 130 if summary["interrupted"] else 0}
@@ -36,10 +45,13 @@ def _prepare():
     """Builds the trainer that gin describes; what is wrong with it is the user's, and one sentence."""
     import gin
 
+    from switch_tf.partitioning.backends import create_partitioner
     from switch_tf.training import checkpoints
     from switch_tf.training.trainer import Trainer
     try:
-        trainer = gin.get_configurable(Trainer)()
+        # First of all: where there are several processes they have to meet before TensorFlow does anything else.
+        partitioner = gin.get_configurable(create_partitioner)()
+        trainer = gin.get_configurable(Trainer)(partitioner=partitioner)
         trainer.prepare(gin.operative_config_str())
     except (ValueError, OSError, checkpoints.BrokenCheckpoint) as error:
         raise Mistake(gin_files.first_line(error)) from error

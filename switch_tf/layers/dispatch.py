@@ -9,7 +9,6 @@ them: the experts compute what is there, one after the other. It is the fastest 
 Where experts choose, a token may lie in many slots, and the way back is a sum over segments instead of a gather.
 """
 
-import keras
 from keras import ops
 
 from switch_tf import partitioning
@@ -29,7 +28,7 @@ def create(dispatch: str, decisions, num_experts: int, expert_capacity):
         if dispatch == "ragged":
             raise ValueError("dispatch='ragged' leaves out empty slots, and where experts choose there are none; use "
                              "'index' or 'auto'.")
-        use_einsum = dispatch == "einsum" or dispatch == "auto" and (_is_on_tpu() or partitioning.is_partitioned())
+        use_einsum = dispatch == "einsum" or dispatch == "auto" and _prefers_einsum()
         return (EinsumOfExperts if use_einsum else IndexOfExperts)(decisions)
     if dispatch == "auto":
         dispatch = _best(decisions, num_experts, expert_capacity)
@@ -37,7 +36,7 @@ def create(dispatch: str, decisions, num_experts: int, expert_capacity):
 
 
 def _best(decisions, num_experts, expert_capacity):
-    if _is_on_tpu() or partitioning.is_partitioned():
+    if _prefers_einsum():
         return "einsum"
     num_groups, num_tokens, num_choices = decisions.slot.shape
     sizes = (num_groups, num_tokens, expert_capacity)
@@ -47,8 +46,9 @@ def _best(decisions, num_experts, expert_capacity):
     return "ragged" if ragged_rows < num_experts * num_groups * expert_capacity else "index"
 
 
-def _is_on_tpu() -> bool:
-    return any("TPU" in device.upper() for device in keras.distribution.list_devices())
+def _prefers_einsum() -> bool:
+    """Partitioners cut products; an index they would follow across devices."""
+    return partitioning.is_partitioned() or partitioning.device_type() == "TPU"
 
 
 class Einsum:

@@ -45,13 +45,26 @@ class TokenEmbedding(keras.layers.Layer):
 
 
 def _look_up(table, token_ids):
-    """Rows of `table`, with a dense gradient: sparse slices would make every optimizer slot a scatter."""
+    """Rows of `table`, with a dense gradient: sparse slices would make every optimizer slot a scatter.
+
+    Where tokens lie on many devices the gradient is a product, because a sum over segments would bring all of them
+    together; where the vocabulary does, looking up is one, too.
+    """
     vocab_size = table.shape[0]
+
+    def is_token(dtype):
+        is_equal = ops.equal(ops.expand_dims(token_ids, -1), ops.arange(vocab_size, dtype=token_ids.dtype))
+        return partitioning.constrain(ops.cast(is_equal, dtype), ("batch", "length", "vocab"))
+
+    if partitioning.is_split("vocab"):
+        return ops.matmul(is_token(table.dtype), table)
 
     @ops.custom_gradient
     def look_up(table):
         def gradient(*args, upstream=None):
             (upstream,) = args if upstream is None else (upstream,)
+            if partitioning.is_partitioned():
+                return ops.einsum("blv,blm->vm", is_token(upstream.dtype), upstream)
             rows = ops.cast(ops.reshape(upstream, (-1, upstream.shape[-1])), "float32")
             dense = ops.segment_sum(rows, ops.reshape(token_ids, (-1,)), num_segments=vocab_size)
             return ops.cast(dense, table.dtype)

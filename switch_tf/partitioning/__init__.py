@@ -1,6 +1,7 @@
 """Logical axes, layouts, shares of the batch and random numbers that do not depend on them."""
 
-from switch_tf.partitioning.axes import LOGICAL_AXES, add_weight, constrain, is_partitioned, use
+from switch_tf.partitioning.axes import LOGICAL_AXES, add_weight, constrain, is_partitioned, is_split, use
+from switch_tf.partitioning.devices import device_type
 from switch_tf.partitioning.layout import Layout
 from switch_tf.partitioning.parts import check_parts, current_part, part_of_batch, share_of_groups
 from switch_tf.partitioning.random import (
@@ -16,5 +17,6 @@ from switch_tf.partitioning.rematerialization import rematerialize
 from switch_tf.partitioning.shapes import has_dynamic_shapes
 
 __all__ = ["LOGICAL_AXES", "Layout", "add_weight", "batch_positions", "check_parts", "constrain", "current_part",
-           "fresh_seed", "has_dynamic_shapes", "is_partitioned", "layer_seed", "part_of_batch", "random_seed", "rematerialize",
-           "share_of_groups", "step_seed", "uniform", "uniform_at", "use"]
+           "device_type", "fresh_seed", "has_dynamic_shapes", "is_partitioned", "is_split", "layer_seed",
+           "part_of_batch", "random_seed", "rematerialize", "share_of_groups", "step_seed", "uniform", "uniform_at",
+           "use"]

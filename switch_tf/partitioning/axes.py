@@ -20,10 +20,10 @@ _new_variable_axes = None
 
 @contextlib.contextmanager
 def annotated_by(annotator):
-    """Within this scope `constrain` and `use` ask `annotator`, which has methods `constrain` and `gather`.
+    """Within this scope `constrain` and `use` ask `annotator`, which has a `layout` and two methods.
 
-    Both take a tensor and its logical axes and return the tensor laid out: `constrain` as an activation, `gather` from
-    how a weight is stored to how it is used.
+    `constrain` and `gather` take a tensor and its logical axes and return the tensor laid out: the one as an
+    activation, the other from how a weight is stored to how it is used.
     """
     global _annotator
     previous, _annotator = _annotator, annotator
@@ -36,6 +36,11 @@ def annotated_by(annotator):
 def is_partitioned() -> bool:
     """Whether the code that runs, or is traced, is one program for many devices, which a partitioner cuts."""
     return _annotator is not None
+
+
+def is_split(axis: str) -> bool:
+    """Whether an active layout cuts activations along this logical axis."""
+    return _annotator is not None and _annotator.layout.num_pieces(axis) > 1
 
 
 @contextlib.contextmanager

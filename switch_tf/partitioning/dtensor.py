@@ -29,6 +29,11 @@ class DTensorPartitioner(Partitioner):
         self.mesh = mesh
         self.num_processes = dtensor.num_clients()
         self.process_index = dtensor.client_id()
+        self.saves_in_every_process = self.num_processes > 1
+        self._any = tf.function(lambda flags: self._replicate(tf.reduce_max(flags)), autograph=False)
+        # TensorFlow would optimise the same graph once for each device: half of the time to the first step, and no
+        # measurable gain after it (docs/benchmarks.md).
+        tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
 
     def sharding(self, axes, at_rest=False) -> dtensor.Layout:
         """DTensor's layout for a tensor of these logical axes."""
@@ -128,6 +133,21 @@ class DTensorPartitioner(Partitioner):
 
     def compile(self, function, use_xla=False):
         return function  # its parts are compiled; see the top of this file
+
+    def trace(self, function, specs):
+        """Does nothing: a DTensor function is traced with tensors."""
+
+    def any_process(self, flag):
+        if self.num_processes == 1:
+            return flag
+        everywhere = dtensor.Layout(list(self.mesh.dim_names), self.mesh)
+        flags = dtensor.pack([tf.fill([1] * len(self.mesh.dim_names), int(flag))] * self.mesh.num_local_devices(),
+                             everywhere)
+        return bool(self.on_host(self._any(flags)))
+
+    def barrier(self):
+        if self.num_processes > 1:
+            dtensor.barrier(self.mesh)
 
     def _replicate(self, x):
         return dtensor.relayout(x, dtensor.Layout.replicated(self.mesh, x.shape.rank))

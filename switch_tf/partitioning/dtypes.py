@@ -1,8 +1,7 @@
 """The dtype that a model computes in, by device."""
 
-import keras
-
 from switch_tf.choices import check_choice
+from switch_tf.partitioning.devices import device_type
 
 
 def dtype_policy(activation_dtype: str = "auto") -> str:
@@ -13,7 +12,5 @@ def dtype_policy(activation_dtype: str = "auto") -> str:
     """
     check_choice("ACTIVATION_DTYPE", activation_dtype, ("auto", "float32", "bfloat16"))
     if activation_dtype == "auto":
-        devices = keras.distribution.list_devices()
-        is_on_cpu = all(device.lower().startswith("cpu") for device in devices)
-        activation_dtype = "float32" if is_on_cpu else "bfloat16"
+        activation_dtype = "float32" if device_type() == "CPU" else "bfloat16"
     return "mixed_bfloat16" if activation_dtype == "bfloat16" else "float32"

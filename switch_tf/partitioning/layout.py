@@ -7,7 +7,7 @@ from switch_tf.choices import BACKENDS, check_choice
 from switch_tf.partitioning.axes import LOGICAL_AXES
 
 # Where the size of a logical axis comes from, in the words of whoever can change it.
-_SOURCES = {"batch": "BATCH_SIZE", "group": "groups of tokens", "vocab": "vocab_size", "embed": "d_model",
+_SOURCES = {"batch": "BATCH_SIZE", "vocab": "vocab_size", "embed": "d_model",
             "heads": "num_heads", "kv": "d_kv", "mlp": "d_ff", "expert_mlp": "d_ff", "expert": "num_experts",
             "length": "tokens of a sequence", "capacity": "slots of an expert",
             "relpos_buckets": "relative_attention_num_buckets", "router_expert": "num_experts"}
@@ -45,8 +45,8 @@ class Layout:
                                  f"the axes are {sorted(LOGICAL_AXES)}.")
         open_axes = self._open_axes()
         if len(open_axes) > 1:
-            raise ValueError(f"MESH_SHAPE {self.mesh_shape!r} leaves out the mesh axes {' and '.join(open_axes)} of the "
-                             f"layout's rules, and only one may take the devices that remain; add "
+            raise ValueError(f"MESH_SHAPE {self.mesh_shape!r} leaves out the mesh axes {' and '.join(open_axes)} of "
+                             "the layout's rules, and only one may take the devices that remain; add "
                              f"\"{open_axes[-1]}=1\" or more.")
 
     @property
@@ -107,6 +107,10 @@ class Layout:
                 if spec[index] is None and mesh_axis not in spec:
                     spec[index] = mesh_axis
         return tuple(spec)
+
+    def num_pieces(self, axis: str) -> int:
+        """Into how many pieces activations are cut along this logical axis."""
+        return self.mesh.get(dict(self.rules).get(axis), 1)
 
     def check_sizes(self, sizes: dict[str, int]) -> None:
         """Raises ValueError unless every logical axis that is split divides.

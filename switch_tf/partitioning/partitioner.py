@@ -9,6 +9,8 @@ import contextlib
 
 import tensorflow as tf
 
+from switch_tf import cluster
+from switch_tf.partitioning import devices
 from switch_tf.partitioning.axes import variable_axes
 from switch_tf.partitioning.layout import Layout
 
@@ -21,9 +23,17 @@ class Partitioner:
     # How many parts of the batch are computed by programs of their own: the replicas of tf.distribute.
     num_parts = 1
     supports_many_steps_per_call = True
+    # Whether each process holds variables that the others do not, and writes them to checkpoints.
+    saves_in_every_process = False
 
     def __init__(self, layout: Layout | None = None):
         self.layout = layout or Layout()
+
+    @property
+    def num_processors(self) -> int:
+        """What utilisation is measured against: so many times the rate of one device, or of this machine's CPU."""
+        kind = devices.device_type()
+        return cluster.num_hosts(cluster.members()) if kind == "CPU" else self.layout.num_devices
 
     @property
     def is_chief(self) -> bool:
@@ -66,7 +76,7 @@ class Partitioner:
         """
 
         def one_step(features, index):
-            gradients, norm, measured, is_finite = compute(_at(features, index))
+            gradients, norm, measured, is_finite = compute(at_step(features, index))
 
             def update():
                 apply(gradients, norm)
@@ -79,11 +89,15 @@ class Partitioner:
 
     def evaluation(self, call):
         """A function of one placed batch, [1, batch, length], to be traced; `call` takes [batch, length]."""
-        return lambda features: call(_at(features, 0))
+        return lambda features: call(at_step(features, 0))
 
     def compile(self, function, use_xla=False):
         """Compiles what `step` or `evaluation` returned."""
         return tf.function(function, jit_compile=use_xla, autograph=False)
+
+    def trace(self, function, specs) -> None:
+        """Traces what `compile` returned before it is first called, for the time it takes to be seen."""
+        function.get_concrete_function(specs)
 
     def on_host(self, tensor):
         """A result that every device has, as an eager tensor of this process."""
@@ -116,5 +130,6 @@ def _slots_like_weights(optimizer):
         object.__delattr__(optimizer, "add_variable_from_reference")
 
 
-def _at(features, index):
+def at_step(features, index):
+    """Step `index` of a placed batch: [steps, batch, length] -> [batch, length]."""
     return {name: value[index] for name, value in features.items()}

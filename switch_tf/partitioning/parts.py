@@ -44,5 +44,6 @@ def check_parts(num_groups: int, num_parts: int) -> None:
     """Raises ValueError unless each of `num_parts` parts of the batch holds whole groups."""
     if num_groups % num_parts:
         raise ValueError(
-            f"A batch routed in {num_groups} groups cannot be cut into {num_parts} parts of whole groups. "
-            f"Set num_groups_multiple to a multiple of {num_parts}, or use fewer microbatches.")
+            f"A batch routed in {num_groups} groups cannot be cut into {num_parts} parts of whole groups (microbatches "
+            f"times devices of the data axis). Set num_groups_multiple to a multiple of {num_parts}, or use fewer of "
+            "them.")

@@ -18,6 +18,8 @@ import shutil
 
 import tensorflow as tf
 
+from switch_tf.partitioning.partitioner import Partitioner
+
 FORMAT_VERSION = 1
 _STEP = re.compile(r"step_(\d{8,})")
 
@@ -45,7 +47,8 @@ def path_of(folder, step: int) -> pathlib.Path:
     return pathlib.Path(folder) / f"step_{step:08d}"
 
 
-def save(folder, step: int, variables: dict, iterator, pending_metrics: dict, keep: int) -> pathlib.Path:
+def save(folder, step: int, variables: dict, iterator, pending_metrics: dict, keep: int,
+         partitioner=None) -> pathlib.Path:
     """Writes a checkpoint and removes the oldest ones beyond `keep`.
 
     Args:
@@ -53,38 +56,52 @@ def save(folder, step: int, variables: dict, iterator, pending_metrics: dict, ke
         variables: path -> Keras variable, see `state_variables`.
         iterator: the tf.data iterator that the next batch comes from.
         pending_metrics: JSON-able sums since the last logged step.
+        keep: int.
+        partitioner: Partitioner, by default of one device. All processes call this together; one of them writes what
+            they share.
 
     Raises:
         BrokenCheckpoint: a variable is not finite; nothing was written.
         OSError: the disk is full or not writable; the older checkpoints are as they were.
     """
+    partitioner = partitioner or Partitioner()
     for path, variable in variables.items():
-        if variable.value.dtype.is_floating and not bool(tf.reduce_all(tf.math.is_finite(variable.value))):
+        if variable.value.dtype.is_floating and not bool(
+                partitioner.on_host(tf.reduce_all(tf.math.is_finite(variable.value)))):
             raise BrokenCheckpoint(f"{path} is not finite at step {step}, so this step is not saved; the last good "
                                    f"checkpoint is step {max(steps(folder), default=None)}.")
     final = path_of(folder, step)
     if final.exists():
         return final
     temporary = final.with_name(f"tmp.{final.name}")
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
-    try:
-        _write(temporary, step, variables, iterator, pending_metrics)
-        os.rename(temporary, final)
-        _sync(final.parent)
-    except (OSError, tf.errors.OpError) as error:
+    if partitioner.is_chief:
         shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir(parents=True)
+    partitioner.barrier()
+    try:
+        if partitioner.is_chief or partitioner.saves_in_every_process:
+            tf.train.Checkpoint(state={path: variable.value for path, variable in variables.items()}).write(
+                str(temporary / "state"))
+        partitioner.barrier()
+        if partitioner.is_chief:
+            _complete(temporary, step, variables, iterator, pending_metrics)
+            os.rename(temporary, final)
+            _sync(final.parent)
+        partitioner.barrier()
+    except (OSError, tf.errors.OpError) as error:
+        if partitioner.is_chief:
+            shutil.rmtree(temporary, ignore_errors=True)
         raise OSError(f"The checkpoint of step {step} could not be written to {folder} ({_first_line(error)}); the "
                       "older ones are as they were. Make room or rights there, then start the same command again."
                       ) from error
-    for old in steps(folder)[:-keep]:
-        shutil.rmtree(path_of(folder, old))
+    if partitioner.is_chief:
+        for old in steps(folder)[:-keep]:
+            shutil.rmtree(path_of(folder, old))
     return final
 
 
-def _write(folder, step, variables, iterator, pending_metrics):
-    tf.train.Checkpoint(state={path: variable.value for path, variable in variables.items()}).write(
-        str(folder / "state"))
+def _complete(folder, step, variables, iterator, pending_metrics):
+    """Adds the data position and the description, which makes a checkpoint of it."""
     tf.train.Checkpoint(iterator=iterator).write(str(folder / "data_position"))
     for file in folder.iterdir():
         _sync(file)

@@ -1,20 +1,27 @@
 """Held-out loss, and the loss of a unigram model on the same targets to compare it with."""
 
 import numpy as np
-import tensorflow as tf
 
-from switch_tf import metrics
+from switch_tf import metrics, partitioning
+from switch_tf.partitioning.partitioner import Partitioner
 from switch_tf.training.train_step import StepSettings, batch_metrics, target_features
 
 
-def compile_evaluation(model, settings: StepSettings):
-    """Traces one evaluation step: dict of <int32>[batch, length] -> dict of name -> Mean, without dropout or jitter."""
+def compile_evaluation(model, settings: StepSettings, partitioner=None):
+    """Traces one evaluation step, without dropout or jitter.
+
+    Returns:
+        A function of a dict of <int32>[batch, length] that returns a dict of name -> Mean.
+    """
+    partitioner = partitioner or Partitioner()
 
     def call(features):
-        logits, router_stats = model.forward(features, training=False)
-        return batch_metrics(model.config, features, logits, router_stats, settings)
+        with partitioning.part_of_batch(*partitioner.current_part()):
+            logits, router_stats = model.forward(features, training=False)
+            return batch_metrics(model.config, features, logits, router_stats, settings)
 
-    return tf.function(call, jit_compile=settings.use_xla, autograph=False)
+    step = partitioner.compile(partitioner.evaluation(call), settings.use_xla)
+    return lambda features: step(partitioner.place({name: value[None] for name, value in features.items()}))
 
 
 def evaluate(step, batches) -> dict[str, metrics.Mean]:

@@ -9,15 +9,22 @@ import pathlib
 class RunFolder:
     """Creates and locks a run folder. The lock dies with the process that holds it, however that ends.
 
+    Args:
+        path: the folder.
+        is_owner: bool. Only one of the processes that train together takes the lock and tidies up.
+
     Raises:
         ValueError: the folder is a URL or cannot be written, or another process trains in it.
     """
 
-    def __init__(self, path):
+    def __init__(self, path, is_owner=True):
         if "://" in str(path):
             raise ValueError("MODEL_DIR must be a folder of this machine's file system (a mounted bucket will do), not "
                              f"{str(path)!r}: runs are locked and renamed into place there.")
         self.path = pathlib.Path(path)
+        self._lock = None
+        if not is_owner:
+            return
         try:
             self.checkpoints.mkdir(parents=True, exist_ok=True)
             self._lock = open(self.path / "lock", "a+")  # noqa: SIM115  held until the process ends
@@ -41,7 +48,8 @@ class RunFolder:
 
     def close(self) -> None:
         """Lets another process have the folder."""
-        self._lock.close()
+        if self._lock is not None:
+            self._lock.close()
 
     @property
     def checkpoints(self) -> pathlib.Path:

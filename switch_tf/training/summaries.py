@@ -75,6 +75,16 @@ class Writer:
         self._events.close()
 
 
+class NoWriter:
+    """Writes nothing: another process does."""
+
+    def write(self, step: int, values: dict) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
 def _finite(value):
     """JSON has no NaN and no infinity."""
     if isinstance(value, list):
@@ -83,18 +93,20 @@ def _finite(value):
 
 
 class Progress:
-    """A bar on a terminal, and a line of text for each logged step everywhere; on standard error."""
+    """A bar on a terminal, and a line of text for each logged step everywhere; on standard error, where it is shown."""
 
-    def __init__(self, first_step: int, last_step: int):
+    def __init__(self, first_step: int, last_step: int, is_shown=True):
         self._last_step = last_step
-        self._bar = tqdm(total=last_step, initial=first_step, unit="step", file=sys.stderr, disable=None,
-                         dynamic_ncols=True)
+        self._is_shown = is_shown
+        self._bar = tqdm(total=last_step, initial=first_step, unit="step", file=sys.stderr,
+                         disable=None if is_shown else True, dynamic_ncols=True)
 
     def advance(self, steps: int) -> None:
         self._bar.update(steps)
 
     def say(self, text: str) -> None:
-        tqdm.write(text, file=sys.stderr)
+        if self._is_shown:
+            tqdm.write(text, file=sys.stderr)
 
     def log(self, step: int, values: dict) -> None:
         remaining = (self._last_step - step) * values["train/seconds_per_step"]

@@ -8,11 +8,11 @@ import time
 import keras
 
 from switch_tf import data, metrics
-from switch_tf.layers import grouping
-from switch_tf.partitioning import Layout
+from switch_tf.partitioning.partitioner import Partitioner
 from switch_tf.training import checkpoints, peak, report, summaries
 from switch_tf.training.diagnosis import Divergence, first_bad_tensor
 from switch_tf.training.evaluation import compile_evaluation, evaluate, unigram_loss
+from switch_tf.training.fit import check_fit
 from switch_tf.training.run_folder import RunFolder
 from switch_tf.training.train_step import StepSettings, compile_steps
 
@@ -71,16 +71,16 @@ class Trainer:
         optimizer: Keras optimizer.
         run: Run.
         step_settings: StepSettings.
-        layout: Layout.
+        partitioner: Partitioner, by default of one device.
     """
 
-    def __init__(self, model, optimizer, run, step_settings=None, layout=None):
+    def __init__(self, model, optimizer, run, step_settings=None, partitioner=None):
         self.model = model
         self.optimizer = optimizer
         self.run = run
         self.step_settings = step_settings or StepSettings()
-        self.layout = layout or Layout()
         self._stop_signal = None
+        self.partitioner = partitioner or Partitioner()
         self._check()
 
     def _check(self):
@@ -91,19 +91,10 @@ class Trainer:
             if getattr(run, name) % settings.steps_per_call:
                 raise ValueError(f"{name.upper()} must be a multiple of steps_per_call ({settings.steps_per_call}), "
                                  f"because the host sees nothing in between; it is {getattr(run, name)}.")
-        if run.batch_size % settings.num_microbatches:
-            raise ValueError(f"BATCH_SIZE must be a multiple of num_microbatches ({settings.num_microbatches}), not "
-                             f"{run.batch_size}.")
-        for feature in ("inputs", "targets"):
-            if not isinstance(run.task_feature_lengths.get(feature), int):
-                raise ValueError("TASK_FEATURE_LENGTHS must give the tokens of \"inputs\" and \"targets\", such as "
-                                 f"{{'inputs': 128, 'targets': 29}}, not {run.task_feature_lengths!r}.")
-        stacks = [("inputs", config.encoder_sparse_layers), ("targets", config.decoder_sparse_layers)]
-        if config.semantics != "hf":
-            for feature, sparse_layers in stacks:
-                if sparse_layers:
-                    grouping.check_batch(run.batch_size, run.task_feature_lengths[feature], config.group_size,
-                                         config.num_groups_multiple, settings.num_microbatches, config.semantics)
+        if settings.steps_per_call > 1 and not self.partitioner.supports_many_steps_per_call:
+            raise ValueError(f"steps_per_call is {settings.steps_per_call}, but under DTensor a step is two functions, "
+                             "so that no variable is read after its update; set it to 1.")
+        check_fit(config, self.partitioner.layout, run.batch_size, run.task_feature_lengths, settings.num_microbatches)
         if run.initial_checkpoint is not None:
             checkpoints.describe(checkpoints.resolve(run.initial_checkpoint))
 
@@ -113,28 +104,30 @@ class Trainer:
         Args:
             operative_config: text that is kept in the run folder, the resolved configuration.
         """
-        run = self.run
-        self.folder = RunFolder(run.model_dir)
-        self.progress = summaries.Progress(0, run.train_steps)
+        run, partitioner = self.run, self.partitioner
+        self.folder = RunFolder(run.model_dir, is_owner=partitioner.is_chief)
+        partitioner.barrier()  # the others look into the folder only when it has been tidied up
+        self.progress = summaries.Progress(0, run.train_steps, is_shown=partitioner.is_chief)
         keras.utils.set_random_seed(run.seed)
-        self.model.build()
-        self.optimizer.build(self.model.trainable_variables)
+        self.partitioner.build(self.model, self.optimizer)
         self.progress.say(f"{self.model.config.num_parameters:,} parameters, "
                           f"{sum(variable.value.shape.num_elements() for variable in self.optimizer.variables):,} "
                           f"numbers of optimizer state; reading {run.mixture_or_task_name}")
         self._iterator = iter(self._dataset("train", run.seed).batch(self.step_settings.steps_per_call))
         self._variables = checkpoints.state_variables(self.model, self.optimizer)
         self.step, pending = self._restore()
-        # Only now is it certain that this configuration belongs to what the folder holds.
-        if operative_config:
-            (self.folder.path / "operative_config.gin").write_text(operative_config)
-        self.folder.cut_metrics(self.step if self.step else -1)
+        if partitioner.is_chief:
+            # Only now is it certain that this configuration belongs to what the folder holds.
+            if operative_config:
+                (self.folder.path / "operative_config.gin").write_text(operative_config)
+            self.folder.cut_metrics(self.step if self.step else -1)
         self.progress.advance(self.step)
-        self._peak_flops = peak.measured_peak_flops(self.model.compute_dtype)
+        self._peak_flops = peak.measured_peak_flops(self.model.compute_dtype) * partitioner.num_processors
         self._meter = summaries.Meter(self._flops_per_step(), self._peak_flops, pending)
-        self._step_function = compile_steps(self.model, self.optimizer, run.seed, self.step_settings)
+        self._step_function = compile_steps(self.model, self.optimizer, run.seed, self.step_settings,
+                                            self.partitioner)
         if run.eval_period:
-            self._eval_step = compile_evaluation(self.model, self.step_settings)
+            self._eval_step = compile_evaluation(self.model, self.step_settings, self.partitioner)
             self._eval_batches = self._dataset("validation", 0).take(run.eval_batches).cache()
 
     def _dataset(self, split, seed):
@@ -178,14 +171,14 @@ class Trainer:
         Raises:
             Divergence: a loss or gradient is not finite; the last good checkpoint stays.
         """
-        self._writer = summaries.Writer(self.folder)
+        self._writer = summaries.Writer(self.folder) if self.partitioner.is_chief else summaries.NoWriter()
         try:
             with self._stops_on_signals():
                 if self.step == 0:
                     self._evaluate()
                 if self.step < self.run.train_steps:
                     self._compile()
-                while self.step < self.run.train_steps and not self._stop_signal:
+                while self.step < self.run.train_steps and not self._is_stopped():
                     self._take_steps()
             self._save()
             if self._stop_signal:
@@ -194,14 +187,29 @@ class Trainer:
         finally:
             self._writer.close()
             self.progress.close()
-            report.write(self.folder.path)
+            if self.partitioner.is_chief:
+                report.write(self.folder.path)
             self.folder.close()
         return {"interrupted": bool(self._stop_signal), **report.summarize(self.folder.path)}
+
+    def _is_stopped(self):
+        """Whether some process was told to stop; all of them leave the loop at the same step."""
+        if self.partitioner.any_process(bool(self._stop_signal)):
+            self._stop_signal = self._stop_signal or "a signal to another process"
+        return bool(self._stop_signal)
+
+    def lost_process(self, reason: str) -> str:
+        """What to say when another process of the run cannot be reached any more."""
+        saved = checkpoints.steps(self.folder.checkpoints)
+        return (f"Another of the {self.partitioner.num_processes} processes is gone ({reason}), so process "
+                f"{self.partitioner.process_index} ends at step {self.step}. The last good checkpoint is "
+                f"{checkpoints.path_of(self.folder.checkpoints, saved[-1]) if saved else 'none'}; start all processes "
+                "again with the same command to go on from it.")
 
     def _compile(self):
         started = time.perf_counter()
         self.progress.say("Tracing the training step ...")
-        self._step_function.get_concrete_function(self._iterator.element_spec)
+        self.partitioner.trace(self._step_function, self._iterator.element_spec)
         self.progress.say(f"... {time.perf_counter() - started:.0f} s. The first step also optimises the graph.")
         self._meter.restart()
 
@@ -210,7 +218,7 @@ class Trainer:
         asked = time.perf_counter()
         batches = next(self._iterator)
         input_wait = time.perf_counter() - asked
-        means, bad_step = self._step_function(batches)
+        means, bad_step = self._step_function(self.partitioner.place(batches))
         bad_step = int(bad_step)
         if bad_step >= 0:
             self._diverged(batches, bad_step)
@@ -246,7 +254,7 @@ class Trainer:
 
     def _save(self):
         checkpoints.save(self.folder.checkpoints, self.step, self._variables, self._iterator,
-                         summaries.pending_to_json(self._meter.sums), self.run.keep_checkpoints)
+                         summaries.pending_to_json(self._meter.sums), self.run.keep_checkpoints, self.partitioner)
 
     def _diverged(self, batches, bad_step):
         step = self.step + bad_step

@@ -25,8 +25,9 @@ def test_scopes_nest_and_are_left_after_an_error():
 
 
 def test_parts_that_would_cut_a_group_are_refused():
-    message = (r"A batch routed in 6 groups cannot be cut into 4 parts of whole groups\. "
-               r"Set num_groups_multiple to a multiple of 4, or use fewer microbatches\.")
+    message = (r"A batch routed in 6 groups cannot be cut into 4 parts of whole groups "
+               r"\(microbatches times devices of the data axis\)\. Set num_groups_multiple to a multiple of 4, or use "
+               r"fewer of them\.")
     with pytest.raises(ValueError, match=message):
         partitioning.check_parts(6, 4)
     with partitioning.part_of_batch(4, 0), pytest.raises(ValueError, match=message):

@@ -1,0 +1,116 @@
+"""Starts a command in several processes of this machine, which train together, and ends them together."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+from switch_tf import cluster
+from switch_tf.cli.main import Mistake
+
+# How long the others may take to end by themselves, with a message of their own, after one has ended badly.
+GRACE_SECONDS = 30
+
+
+def add_arguments(parser) -> None:
+    """Declares `--devices` and `--processes`."""
+    parser.add_argument("--devices", type=int, metavar="N",
+                        help="virtual devices to make of this machine's CPU, in all processes together")
+    parser.add_argument("--processes", type=int, default=1, metavar="N",
+                        help="start so many processes on this machine, which train together; on several machines set "
+                             "TF_CONFIG instead (docs/layouts.md)")
+
+
+def devices_of_this_process(num_devices: int) -> int:
+    """Its share of `--devices`.
+
+    Raises:
+        Mistake: the processes do not divide them.
+    """
+    try:
+        count = len(cluster.members().addresses)
+    except ValueError as error:
+        raise Mistake(str(error)) from error
+    if num_devices < 1 or num_devices % count:
+        raise Mistake(f"--devices must be a positive multiple of the {count} process{'es' * (count > 1)}, not "
+                      f"{num_devices}.")
+    return num_devices // count
+
+
+def run(words: list[str], count: int) -> int:
+    """Runs `switch-tf` with `words` in `count` processes; the first one's output is this one's.
+
+    Returns:
+        The exit status of the first process, or 1 where another one failed.
+    """
+    if os.environ.get("TF_CONFIG"):
+        raise Mistake("TF_CONFIG names the processes already, so this is one of them; leave out --processes, or unset "
+                      "TF_CONFIG.")
+    addresses = [f"127.0.0.1:{port}" for port in _free_ports(count)]
+    children = []
+    for index in range(count):
+        environ = dict(os.environ)
+        cluster.put(environ, addresses, index)
+        output = {} if index == 0 else {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
+        command = [sys.executable, "-m", "switch_tf.cli", *words, "--processes=1"]  # of an option given twice the last
+        children.append(subprocess.Popen(command, env=environ, **output))
+    for index, child in enumerate(children[1:], 1):
+        threading.Thread(target=_relay, args=(child.stderr, index), daemon=True).start()
+    previous = {number: signal.signal(number, lambda number, _: _pass_on(number, children))
+                for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        return _wait(children)
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def _wait(children):
+    """Waits for all; where one fails, the others get a while to end by themselves."""
+    deadline = None
+    while any(child.poll() is None for child in children):
+        failed = [index for index, child in enumerate(children) if child.poll() not in (None, 0)]
+        if failed and deadline is None:
+            deadline = time.monotonic() + GRACE_SECONDS
+            print(f"Process {failed[0]} of {len(children)} ended {_how(children[failed[0]].returncode)}; the others "
+                  f"end too, within {GRACE_SECONDS} s.", file=sys.stderr)
+        if deadline is not None and time.monotonic() > deadline:
+            for child in children:
+                child.kill()
+        time.sleep(0.1)
+    statuses = [child.returncode for child in children]
+    return statuses[0] if statuses[0] > 0 or not any(statuses) else 1
+
+
+def _how(status):
+    return f"with status {status}" if status > 0 else f"by {signal.Signals(-status).name}"
+
+
+def _pass_on(number, children):
+    # Ctrl-C on a terminal reaches the children by itself.
+    if number == signal.SIGINT and os.isatty(0):
+        return
+    for child in children:
+        if child.poll() is None:
+            child.send_signal(number)
+
+
+def _relay(stream, index):
+    for line in stream:
+        sys.stderr.write(f"[process {index}] {line.decode(errors='replace')}")
+        sys.stderr.flush()
+
+
+def _free_ports(count):
+    """Ports that nothing listens on; all are held until the last one is found, so they differ."""
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in sockets]
+    finally:
+        for one in sockets:
+            one.close()

@@ -1,0 +1,57 @@
+"""Which processes train together: what TF_CONFIG says, the variable that TensorFlow's own strategies read.
+
+    TF_CONFIG={"cluster": {"worker": ["host0:2222", "host1:2222"]}, "task": {"type": "worker", "index": 0}}
+
+`switch-tf train --processes` sets it for processes on one machine; on several, whatever starts them does.
+"""
+
+import json
+import os
+from typing import NamedTuple
+
+
+class Cluster(NamedTuple):
+    """`addresses`: "host:port" of every process, in order; `index`: which of them this one is."""
+
+    addresses: tuple[str, ...]
+    index: int
+
+
+def members() -> Cluster:
+    """The processes of this run; this one alone where TF_CONFIG is not set.
+
+    Raises:
+        ValueError: TF_CONFIG cannot be read.
+    """
+    text = os.environ.get("TF_CONFIG")
+    if not text:
+        return Cluster(("localhost",), 0)
+    try:
+        config = json.loads(text)
+        addresses, index = tuple(config["cluster"]["worker"]), int(config["task"]["index"])
+        if not 0 <= index < len(addresses) or config["task"].get("type", "worker") != "worker":
+            raise ValueError(f"task {config['task']}")
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(
+            'TF_CONFIG must read like {"cluster": {"worker": ["host0:2222", "host1:2222"]}, "task": {"type": "worker", '
+            f'"index": 0}}}}, with workers only, not {text!r} ({type(error).__name__}: {error}).') from error
+    return Cluster(addresses, index)
+
+
+def num_hosts(cluster: Cluster) -> int:
+    """Machines that the processes run on."""
+    return len({address.rpartition(":")[0] for address in cluster.addresses})
+
+
+def put(environ: dict, addresses, index: int) -> None:
+    """Puts a process's place into a dictionary of environment variables."""
+    environ["TF_CONFIG"] = json.dumps({"cluster": {"worker": list(addresses)},
+                                       "task": {"type": "worker", "index": index}})
+
+
+def tell_dtensor(cluster: Cluster) -> None:
+    """Says the same to DTensor, which has variables of its own."""
+    os.environ["DTENSOR_JOB_NAME"] = "worker"
+    os.environ["DTENSOR_JOBS"] = ",".join(cluster.addresses)
+    os.environ["DTENSOR_CLIENT_ID"] = str(cluster.index)
+    os.environ["DTENSOR_NUM_CLIENTS"] = str(len(cluster.addresses))

@@ -1,0 +1,103 @@
+"""From a layout and a machine to the partitioner of a run; what does not fit is refused before anything starts."""
+
+import os
+
+from switch_tf import cluster, environment
+from switch_tf.partitioning import devices
+from switch_tf.partitioning.layout import Layout
+from switch_tf.partitioning.partitioner import Partitioner
+
+
+def create_partitioner(layout: Layout) -> Partitioner:
+    """The partitioner for a layout on the devices that this process, and those that train with it, have.
+
+    Starts the devices, so nothing of TensorFlow may have run before where there are several processes.
+
+    Raises:
+        ValueError: the mesh does not fit the devices, or a back end that this machine cannot have.
+    """
+    members = cluster.members()
+    if layout.backend == "tpu":
+        return _tpu(layout)
+    if layout.backend == "multi_worker_mirrored":
+        return _multi_worker(layout, members)
+    if len(members.addresses) > 1:
+        if layout.backend == "mirrored":
+            raise ValueError(f"MirroredStrategy trains in one process, but TF_CONFIG names {len(members.addresses)}; "
+                             "use backend='multi_worker_mirrored' or 'dtensor'.")
+        return _dtensor_processes(layout, members)
+    kind = devices.device_type()
+    count = devices.num_local_devices(kind)
+    layout = layout.resolve(count, kind)
+    if layout.backend == "mirrored":
+        import tensorflow as tf
+
+        from switch_tf.partitioning.strategy import StrategyPartitioner
+
+        _check_data_only(layout)
+        names = [f"{kind}:{index}" for index in range(layout.num_devices)]
+        return StrategyPartitioner(layout, tf.distribute.MirroredStrategy(names))
+    if layout.num_devices == 1 and layout.backend == "auto":
+        return Partitioner(layout)
+    from tensorflow.experimental import dtensor
+
+    from switch_tf.partitioning.dtensor import DTensorPartitioner
+
+    mesh = list(layout.mesh.items())
+    if kind == "TPU":
+        # XLA's partitioner instead of DTensor's: the one that ahead-of-time compilation verifies. Never run here.
+        dtensor.initialize_accelerator_system("TPU")
+        return DTensorPartitioner(layout, dtensor.create_distributed_mesh(mesh, device_type="TPU", use_xla_spmd=True))
+    names = [f"{kind}:{index}" for index in range(layout.num_devices)]
+    return DTensorPartitioner(layout, dtensor.create_mesh(mesh, devices=names))
+
+
+def _dtensor_processes(layout, members):
+    from tensorflow.experimental import dtensor
+
+    from switch_tf.partitioning.dtensor import DTensorPartitioner
+
+    kind = devices.device_type()
+    cluster.tell_dtensor(members)
+    local = dtensor.num_local_devices(kind)
+    if kind == "CPU":
+        import tensorflow as tf
+        virtual = tf.config.get_logical_device_configuration(tf.config.list_physical_devices("CPU")[0])
+        local = len(virtual or [None])
+    layout = layout.resolve(local * len(members.addresses), kind)
+    dtensor.initialize_accelerator_system(kind, **({"num_logical_cpu_devices": local} if kind == "CPU" else {}))
+    mesh = dtensor.create_distributed_mesh(list(layout.mesh.items()), device_type=kind,
+                                           **({"use_xla_spmd": True} if kind == "TPU" else {}))
+    return DTensorPartitioner(layout, mesh)
+
+
+def _multi_worker(layout, members):
+    import tensorflow as tf
+
+    from switch_tf.partitioning.strategy import StrategyPartitioner
+
+    _check_data_only(layout)
+    strategy = tf.distribute.MultiWorkerMirroredStrategy()
+    layout = layout.resolve(strategy.num_replicas_in_sync, devices.device_type())
+    return StrategyPartitioner(layout, strategy, len(members.addresses), members.index)
+
+
+def _tpu(layout):
+    name = os.environ.get("TPU_NAME")
+    if not name and not environment.has_tpu():
+        raise ValueError("backend='tpu' needs a TPU, and this machine has none: run it on a TPU VM, name a TPU with "
+                         "TPU_NAME, or leave backend at 'auto'.")
+    split = [logical for logical, axis in layout.rules if axis == "data" and logical not in ("batch", "group")]
+    if split or layout.at_rest_rules:
+        raise ValueError("TPUStrategy keeps every variable whole on each core, so its layout cannot split "
+                         f"{', '.join(split) or 'stored weights'} over the data axis; use backend='dtensor' with it.")
+    from switch_tf.partitioning import tpu
+
+    return tpu.create(layout, name)
+
+
+def _check_data_only(layout):
+    split = sorted({logical for logical, _ in (*layout.rules, *layout.at_rest_rules)} - {"batch", "group"})
+    if split:
+        raise ValueError(f"tf.distribute's {layout.backend} back end copies the model to every device, so the layout "
+                         f"cannot split {', '.join(split)}; use gin/layouts/data.gin, or backend='dtensor'.")

@@ -1,0 +1,78 @@
+"""tf.distribute: every device runs the whole step on its own share of the batch, and keeps every variable whole.
+
+Each replica's losses are divided by the whole batch's tokens, groups of tokens and random numbers belong to the whole
+batch (`parts`), and gradients are summed. So any number of replicas makes the step that one device makes.
+"""
+
+import tensorflow as tf
+
+from switch_tf.partitioning.layout import Layout
+from switch_tf.partitioning.partitioner import Partitioner, at_step
+
+
+class StrategyPartitioner(Partitioner):
+    """MirroredStrategy and MultiWorkerMirroredStrategy, whose replicas take turns while they are traced."""
+
+    def __init__(self, layout: Layout, strategy: tf.distribute.Strategy, num_processes=1, process_index=0):
+        super().__init__(layout)
+        self.strategy = strategy
+        self.num_parts = strategy.num_replicas_in_sync
+        self.num_processes = num_processes
+        self.process_index = process_index
+
+    def creates_variables(self):
+        return self.strategy.scope()
+
+    def _adopt(self, optimizer):
+        # Keras asks for the strategy when an optimizer is made, and adds up gradients that are summed already.
+        object.__setattr__(optimizer, "_distribution_strategy", self.strategy)
+        object.__setattr__(optimizer, "_all_reduce_sum_gradients", lambda gradients: gradients)
+        for variable in optimizer.variables:
+            variable._value = tf.Variable(
+                variable.value.numpy(), dtype=variable.dtype, trainable=False, name=variable.name,
+                aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA)
+
+    def sum_over_parts(self, tensors):
+        flat = tf.nest.flatten(tensors)
+        summed = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, flat)
+        return tf.nest.pack_sequence_as(tensors, summed)
+
+    def current_part(self):
+        return self.num_parts, tf.distribute.get_replica_context().replica_id_in_sync_group
+
+    def _share(self, features):
+        """This replica's rows of the batch."""
+        count, index = self.current_part()
+        return {name: tf.reshape(value, (count, -1, *value.shape[1:]))[index] for name, value in features.items()}
+
+    def _first(self, per_replica):
+        """What every replica has, once."""
+        return tf.nest.map_structure(lambda value: self.strategy.experimental_local_results(value)[0], per_replica)
+
+    def step(self, compute, apply):
+        def one_step(features, index):
+            gradients, norm, measured, is_finite = self.strategy.run(
+                lambda features, index: compute(self._share(at_step(features, index))), args=(features, index))
+            measured, is_finite = self._first((measured, is_finite))
+
+            def update():
+                self.strategy.run(apply, args=(gradients, norm))
+                return True
+
+            tf.cond(is_finite, update, lambda: False)
+            return measured, is_finite
+
+        return one_step
+
+    def evaluation(self, call):
+        return lambda features: self._first(self.strategy.run(
+            lambda features: self.sum_over_parts(call(self._share(at_step(features, 0)))), args=(features,)))
+
+    def any_process(self, flag):
+        if self.num_processes == 1:
+            return flag
+        flags = self.strategy.experimental_distribute_values_from_function(lambda context: tf.constant(float(flag)))
+        return bool(self.strategy.reduce(tf.distribute.ReduceOp.SUM, flags, axis=None) > 0)
+
+    def barrier(self):
+        self.any_process(False)

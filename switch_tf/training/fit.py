@@ -1,0 +1,29 @@
+"""Whether a model, a batch and a layout fit together: refused in one sentence before anything is built."""
+
+from switch_tf.layers import grouping
+
+
+def check_fit(config, layout, batch_size: int, task_feature_lengths: dict, num_microbatches: int) -> None:
+    """Raises ValueError unless the batch can be cut into groups, microbatches and the pieces of a layout.
+
+    Args:
+        config: SwitchConfig.
+        layout: Layout with its mesh complete.
+        batch_size: int, sequences of the whole batch.
+        task_feature_lengths: dict, "inputs" and "targets" in tokens.
+        num_microbatches: int.
+    """
+    for feature in ("inputs", "targets"):
+        if not isinstance(task_feature_lengths.get(feature), int):
+            raise ValueError("TASK_FEATURE_LENGTHS must give the tokens of \"inputs\" and \"targets\", such as "
+                             f"{{'inputs': 128, 'targets': 29}}, not {task_feature_lengths!r}.")
+    if batch_size % num_microbatches:
+        raise ValueError(f"BATCH_SIZE must be a multiple of num_microbatches ({num_microbatches}), not {batch_size}.")
+    layout.check_sizes({**config.axis_sizes, "batch": batch_size // num_microbatches})
+    if config.semantics == "hf":
+        return  # each sequence is a group
+    num_parts = num_microbatches * layout.num_pieces("group")
+    for feature, sparse_layers in (("inputs", config.encoder_sparse_layers), ("targets", config.decoder_sparse_layers)):
+        if sparse_layers:
+            grouping.check_batch(batch_size, task_feature_lengths[feature], config.group_size,
+                                 config.num_groups_multiple, num_parts, config.semantics)
