@@ -18,6 +18,9 @@ NIGHTLIES = {
     "tensorflow-datasets": ("4.9.10", "tfds-nightly"),
 }
 
+# The pass of DTensor after which a program says what it sends between devices.
+DTENSOR_STAGE = "DTensorSPMDExpansion"
+
 # What the tests run with, by the distribution that brings TensorFlow: anywhere, and on a Cloud TPU VM.
 KNOWN_GOOD = {
     "tensorflow": {
@@ -78,6 +81,12 @@ def cache_folder() -> pathlib.Path:
 def has_tpu() -> bool:
     """Returns whether a TPU chip is attached to this machine."""
     return bool(glob.glob("/dev/accel[0-9]*") or glob.glob("/dev/vfio/[0-9]*"))
+
+
+def dump_partitioned_programs(folder) -> None:
+    """Has TensorFlow write every program that DTensor cuts into a folder; to be called before it is imported."""
+    os.environ.update(TF_CPP_VMODULE="dtensor_mlir_passes=1", TF_DUMP_GRAPH_PREFIX=str(folder),
+                      MLIR_BRIDGE_LOG_PASS_FILTER=DTENSOR_STAGE)
 
 
 def skip_tpu_metadata_query() -> None:

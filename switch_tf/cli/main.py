@@ -9,6 +9,7 @@ from switch_tf.choices import nearest
 
 COMMANDS = {
     "train": "pretrain or fine-tune from gin files, with evaluation between; resumes by itself",
+    "verify-layout": "the same loss, gradients and weights under a layout as on one device",
     "inspect": "parameters, FLOPs and memory of a preset, gin file, run or checkpoint",
     "doctor": "is this machine set up right: versions, double wheels, accelerators, writable folders",
 }
@@ -30,7 +31,7 @@ def main(argv=None) -> int:
     arguments = _parse(sys.argv[1:] if argv is None else argv)
     from switch_tf import environment
     environment.skip_tpu_metadata_query()
-    command = importlib.import_module(f"switch_tf.cli.{arguments.command}")
+    command = importlib.import_module(_module(arguments.command))
     try:
         result = command.run(arguments)
     except Mistake as mistake:
@@ -42,6 +43,10 @@ def main(argv=None) -> int:
     if arguments.json:
         print(json.dumps(result))
     return result.get("exit_status", 0)
+
+
+def _module(command):
+    return f"switch_tf.cli.{command.replace('-', '_')}"
 
 
 def _parse(argv):
@@ -56,7 +61,7 @@ def _parse(argv):
         subparser.add_argument("--json", action="store_true",
                                help="print one JSON object as the last line of standard output, all else on stderr")
         if name == chosen:
-            importlib.import_module(f"switch_tf.cli.{name}").add_arguments(subparser)
+            importlib.import_module(_module(name)).add_arguments(subparser)
     # `--gin.NAME=VALUE` names what argparse cannot know; everything else must be declared.
     bindings = [word for word in argv if word.startswith("--gin.")]
     arguments = parser.parse_args([word for word in argv if not word.startswith("--gin.")])

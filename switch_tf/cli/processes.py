@@ -13,6 +13,7 @@ from switch_tf.cli.main import Mistake
 
 # How long the others may take to end by themselves, with a message of their own, after one has ended badly.
 GRACE_SECONDS = 30
+INTERRUPTED = 130
 
 
 def add_arguments(parser) -> None:
@@ -72,7 +73,7 @@ def _wait(children):
     """Waits for all; where one fails, the others get a while to end by themselves."""
     deadline = None
     while any(child.poll() is None for child in children):
-        failed = [index for index, child in enumerate(children) if child.poll() not in (None, 0)]
+        failed = [index for index, child in enumerate(children) if child.poll() not in (None, 0, INTERRUPTED)]
         if failed and deadline is None:
             deadline = time.monotonic() + GRACE_SECONDS
             print(f"Process {failed[0]} of {len(children)} ended {_how(children[failed[0]].returncode)}; the others "

@@ -1,5 +1,6 @@
 """`switch-tf train`: gin files in, a run folder out."""
 
+import os
 import sys
 
 from switch_tf.cli import gin_files, processes, quiet
@@ -33,7 +34,8 @@ def run(arguments) -> dict:
     except (diagnosis.Divergence, checkpoints.BrokenCheckpoint, OSError) as error:
         raise Mistake(str(error)) from error
     except (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError) as error:
-        raise Mistake(trainer.lost_process(gin_files.first_line(error))) from error
+        print(f"switch-tf train: {trainer.lost_process(str(error))}", file=sys.stderr, flush=True)
+        os._exit(2)  # what TensorFlow would wait for at the end is gone
     if not trainer.partitioner.is_chief:
         return {"exit_status": 130 if summary["interrupted"] else 0}
     stream = sys.stderr if arguments.json else sys.stdout

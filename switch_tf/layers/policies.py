@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 
 from keras import ops
 
+from switch_tf import partitioning
+
 NTLB_ROUNDS = 4
 SINKHORN_ITERATIONS = 20
 
@@ -248,9 +250,13 @@ def _places(in_line, num_experts):
     # Stable: of equal ones the first comes first.
     order = ops.argsort(in_line, axis=1)
     group = ops.arange(num_groups, dtype="int32")[:, None]
-    queue = ops.reshape(in_line + group * (num_experts + 1), (-1,))
-    length = ops.segment_sum(ops.ones_like(queue), queue, num_segments=num_groups * (num_experts + 1))
-    length = ops.reshape(length, (num_groups, num_experts + 1))
+    if partitioning.is_partitioned():
+        # A sum over segments of all groups would bring them together.
+        length = ops.sum(ops.one_hot(in_line, num_experts + 1, dtype="int32"), axis=1)
+    else:
+        queue = ops.reshape(in_line + group * (num_experts + 1), (-1,))
+        length = ops.segment_sum(ops.ones_like(queue), queue, num_segments=num_groups * (num_experts + 1))
+        length = ops.reshape(length, (num_groups, num_experts + 1))
     start = ops.cumsum(length, axis=1) - length
     in_order = ops.take_along_axis(in_line, order, axis=1)
     place = ops.arange(count, dtype="int32") - ops.take_along_axis(start, in_order, axis=1)

@@ -123,7 +123,7 @@ class DTensorPartitioner(Partitioner):
 
         return one_step
 
-    def evaluation(self, call):
+    def results(self, call):
         def traced(features):
             with annotated_by(self):
                 return tf.nest.map_structure(self._replicate, call(features))

@@ -87,12 +87,15 @@ class Partitioner:
 
         return one_step
 
-    def evaluation(self, call):
-        """A function of one placed batch, [1, batch, length], to be traced; `call` takes [batch, length]."""
+    def results(self, call):
+        """A function of one placed batch, [1, batch, length], to be traced.
+
+        `call` takes features [batch, length], and returns a nest of tensors that are the same on every device.
+        """
         return lambda features: call(at_step(features, 0))
 
     def compile(self, function, use_xla=False):
-        """Compiles what `step` or `evaluation` returned."""
+        """Compiles what `step` or `results` returned."""
         return tf.function(function, jit_compile=use_xla, autograph=False)
 
     def trace(self, function, specs) -> None:

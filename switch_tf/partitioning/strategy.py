@@ -64,9 +64,9 @@ class StrategyPartitioner(Partitioner):
 
         return one_step
 
-    def evaluation(self, call):
+    def results(self, call):
         return lambda features: self._first(self.strategy.run(
-            lambda features: self.sum_over_parts(call(self._share(at_step(features, 0)))), args=(features,)))
+            lambda features: call(self._share(at_step(features, 0))), args=(features,)))
 
     def any_process(self, flag):
         if self.num_processes == 1:

@@ -45,8 +45,8 @@ class TPUPartitioner(StrategyPartitioner):
         one_step = Partitioner.step(self, self._annotated(compute), self._annotated(apply))
         return lambda features, index: self._first(self.strategy.run(one_step, args=(features, index)))
 
-    def evaluation(self, call):
-        return super().evaluation(self._annotated(call))
+    def results(self, call):
+        return super().results(self._annotated(call))
 
 
 def create(layout, name=None) -> TPUPartitioner:

@@ -18,9 +18,10 @@ def compile_evaluation(model, settings: StepSettings, partitioner=None):
     def call(features):
         with partitioning.part_of_batch(*partitioner.current_part()):
             logits, router_stats = model.forward(features, training=False)
-            return batch_metrics(model.config, features, logits, router_stats, settings)
+            measured = batch_metrics(model.config, features, logits, router_stats, settings)
+        return partitioner.sum_over_parts(measured)
 
-    step = partitioner.compile(partitioner.evaluation(call), settings.use_xla)
+    step = partitioner.compile(partitioner.results(call), settings.use_xla)
     return lambda features: step(partitioner.place({name: value[None] for name, value in features.items()}))
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import re
 import signal
 import time
 
@@ -201,6 +202,8 @@ class Trainer:
     def lost_process(self, reason: str) -> str:
         """What to say when another process of the run cannot be reached any more."""
         saved = checkpoints.steps(self.folder.checkpoints)
+        found = re.search(r"(Collective ops is aborted by: [^\n]*|Connection [^\n]*|failed to connect[^\n]*)", reason)
+        reason = found[1] if found else reason.strip().partition("\n")[0]
         return (f"Another of the {self.partitioner.num_processes} processes is gone ({reason}), so process "
                 f"{self.partitioner.process_index} ends at step {self.step}. The last good checkpoint is "
                 f"{checkpoints.path_of(self.folder.checkpoints, saved[-1]) if saved else 'none'}; start all processes "

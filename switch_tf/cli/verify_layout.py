@@ -1,0 +1,104 @@
+"""`switch-tf verify-layout`: the step of a gin run under its layout, compared with the same step on one device."""
+
+import copy
+import sys
+import tempfile
+
+from switch_tf import environment
+from switch_tf.cli import gin_files, quiet
+from switch_tf.cli.main import Mistake
+
+# Relative differences that the order of float32 sums explains, in the first step and after all of them.
+LOSS, GRADIENT, LATER = 1e-6, 1e-5, 1e-4
+
+
+def add_arguments(parser) -> None:
+    """Declares the gin arguments, `--devices` and `--steps`."""
+    gin_files.add_arguments(parser)
+    parser.add_argument("--devices", type=int, default=8, metavar="N", help="virtual CPU devices (default 8)")
+    parser.add_argument("--steps", type=int, default=3, metavar="N", help="training steps to compare (default 3)")
+
+
+def run(arguments) -> dict:
+    """Prints the largest differences and the collectives; the same as a JSON object. Status 1 where they are too large.
+
+    Everything is computed in float32 unless ACTIVATION_DTYPE says otherwise; MODEL_DIR is not needed.
+    """
+    if not arguments.gin_file:
+        raise Mistake("Say which run to verify: a model, a task, a run and a layout, each with --gin_file.")
+    if arguments.steps < 1 or arguments.devices < 1:
+        raise Mistake(f"--steps and --devices must be at least 1, not {arguments.steps} and {arguments.devices}.")
+    with tempfile.TemporaryDirectory() as dumps:
+        environment.dump_partitioned_programs(dumps)
+        quiet.import_tensorflow(arguments.devices)
+        bindings = ["MODEL_DIR=''", "ACTIVATION_DTYPE='float32'", *arguments.gin_bindings]
+        gin_files.parse(arguments.gin_file, bindings, arguments.gin_search_paths)
+        try:
+            verification, layout, dtype = _verify(arguments.steps)
+        except ValueError as error:
+            raise Mistake(gin_files.first_line(error)) from error
+        from switch_tf.partitioning import collectives
+        sent = [one for function in ("computed", "applied") for one in collectives.read(dumps, function)]
+    result = {
+        "loss_relative_difference": verification.loss.value,
+        "gradient_relative_difference": verification.gradient.value,
+        "weight_difference": verification.weight.value,
+        "later_loss_relative_difference": verification.later_loss.value,
+        "losses": verification.losses,
+        "mesh": layout.mesh,
+        "collectives": collectives.summarize(sent),
+        "unsafe_all_to_alls": sum(one.is_unsafe for one in sent),
+    }
+    is_equal = (verification.loss.value <= LOSS and verification.gradient.value <= GRADIENT
+                and max(verification.later_loss.value, verification.weight.value) <= LATER)
+    result["exit_status"] = int(result["unsafe_all_to_alls"] > 0 or (dtype == "float32" and not is_equal))
+    print(_describe(verification, result, layout, dtype), file=sys.stderr if arguments.json else sys.stdout)
+    return result
+
+
+def _verify(num_steps):
+    import gin
+
+    from switch_tf import data
+    from switch_tf.partitioning.backends import create_partitioner
+    from switch_tf.training import trainer, verification
+    from switch_tf.training.fit import check_fit
+
+    partitioner = gin.get_configurable(create_partitioner)()
+    run, settings = gin.get_configurable(trainer.Run)(), gin.get_configurable(trainer.StepSettings)()
+    if settings.steps_per_call != 1:
+        raise ValueError(f"Steps are compared one by one, so steps_per_call must be 1, not {settings.steps_per_call}.")
+
+    def make(argument):
+        """What the gin files give the trainer, made anew."""
+        return copy.deepcopy(gin.query_parameter(f"switch_tf.training.trainer.Trainer.{argument}"))
+
+    model = make("model")
+    check_fit(model.config, partitioner.layout, run.batch_size, run.task_feature_lengths, settings.num_microbatches)
+    batches = data.get_dataset(run.mixture_or_task_name, run.task_feature_lengths, run.batch_size, seed=run.seed,
+                               pack=run.pack, encoder_only=model.config.is_encoder_only).take(num_steps)
+    found = verification.verify(lambda: make("model"), lambda: make("optimizer"), partitioner, list(batches), run.seed,
+                                settings, say=lambda text: print(text, file=sys.stderr, flush=True))
+    return found, partitioner.layout, model.compute_dtype
+
+
+def _describe(verification, result, layout, dtype):
+    steps = len(verification.losses)
+    rows = [("loss, first step", verification.loss, LOSS), ("gradients, first step", verification.gradient, GRADIENT),
+            (f"loss, {steps} steps", verification.later_loss, LATER),
+            (f"weights after {steps} steps", verification.weight, LATER)]
+    lines = [f"Mesh {', '.join(f'{axis}={size}' for axis, size in layout.mesh.items())} against one device, {dtype}.",
+             "Largest relative differences:"]
+    lines += [f"  {name:<24} {found.value:.1e}  (at most {limit:.0e})  {found.where}" for name, found, limit in rows]
+    if result["collectives"]:
+        lines.append("Collectives of a step, before TensorFlow combines any, and their bytes on each device:")
+        lines += [f"  {kind:<16} {entry['count']:>5} {entry['bytes']:>14,}"
+                  for kind, entry in sorted(result["collectives"].items())]
+    else:
+        lines.append("No collectives were seen: tf.distribute sums gradients outside of the program.")
+    if result["unsafe_all_to_alls"]:
+        lines.append(f"{result['unsafe_all_to_alls']} all-to-alls between two dimensions that are both not the first: "
+                     "TensorFlow permutes their data.")
+    lines.append("This layout computes something else." if result["exit_status"] else
+                 "The same numbers." if dtype == "float32" else f"Not judged in {dtype}.")
+    return "\n".join(lines)

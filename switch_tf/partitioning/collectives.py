@@ -1,0 +1,71 @@
+"""What a program that DTensor has cut sends between devices, read from the text that
+`environment.dump_partitioned_programs` makes TensorFlow write of it.
+"""
+
+import pathlib
+import re
+from typing import NamedTuple
+
+from switch_tf.environment import DTENSOR_STAGE
+
+_KINDS = {"DTensorAllToAll": "all-to-all", "DTensorAllReduce": "all-reduce", "DTensorAllGather": "all-gather",
+          "DTensorReduceScatter": "reduce-scatter"}
+_BITS = {"i1": 8, "bf16": 16, "f16": 16}
+
+
+class Collective(NamedTuple):
+    """`kind`: XLA's name of it; `shape`, `dtype`: of the result on one device; `moved`: the dimensions that change
+    which mesh axis splits them, for all-to-alls and all-gathers."""
+
+    kind: str
+    shape: tuple[int, ...]
+    dtype: str
+    moved: tuple[int, ...]
+
+    @property
+    def bytes(self) -> int:
+        """Size of the result on one device."""
+        size = 1
+        for length in self.shape:
+            size *= length
+        return size * _BITS.get(self.dtype, int(re.sub(r"\D", "", self.dtype))) // 8
+
+    @property
+    def is_unsafe(self) -> bool:
+        """All-to-alls between two dimensions that are both not the first, whose data TensorFlow permutes."""
+        return self.kind == "all-to-all" and len(self.shape) >= 4 and 0 not in self.moved
+
+
+def read(folder, function: str) -> list[Collective]:
+    """Collectives of the newest program of the traced function of this name, before TensorFlow combines any."""
+    files = list(pathlib.Path(folder).glob(f"*{DTENSOR_STAGE}*__inference_{function}_*"))
+    if not files:
+        return []
+    newest = max(files, key=lambda path: path.stat().st_mtime_ns)
+    return [_parse(line) for line in newest.read_text().splitlines() if _is_collective(line)]
+
+
+def summarize(collectives) -> dict[str, dict[str, int]]:
+    """Kind -> how many, and their bytes on one device."""
+    summary = {}
+    for collective in collectives:
+        entry = summary.setdefault(collective.kind, {"count": 0, "bytes": 0})
+        entry["count"] += 1
+        entry["bytes"] += collective.bytes
+    return summary
+
+
+def _is_collective(line):
+    return any(f'"tf.{name}"' in line for name in _KINDS)
+
+
+def _parse(line):
+    name = next(name for name in _KINDS if f'"tf.{name}"' in line)
+    result = re.search(r"-> \(?tensor<((?:\d+x)*)(\w+)>", line)
+    before, after = (re.search(rf"{side}_layout = #dtensor\.layout<sharding_specs:([\w,]*?),? mesh:", line)
+                     for side in ("input", "output"))
+    moved = ()
+    if before and after:
+        pairs = zip(before[1].split(","), after[1].split(","), strict=True)
+        moved = tuple(dim for dim, (old, new) in enumerate(pairs) if old != new)
+    return Collective(_KINDS[name], tuple(int(length) for length in result[1].split("x") if length), result[2], moved)

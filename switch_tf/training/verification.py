@@ -1,0 +1,104 @@
+"""Whether a layout computes what one device computes: the loss, every gradient, every weight, on the same batches."""
+
+from typing import NamedTuple
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from switch_tf.partitioning.partitioner import Partitioner
+from switch_tf.training.train_step import compile_steps, compute_gradients, loss_weights, total_loss
+
+
+class Difference(NamedTuple):
+    """The largest difference found, and the tensor (a variable's path, a step) it was found in."""
+
+    value: float
+    where: str
+
+
+class Verification(NamedTuple):
+    """What was compared.
+
+    `loss`, `later_loss`: relative difference of the loss, of the first step and the largest of all.
+    `gradient`: over variables, of the first step: max |a - b| / max |a|.
+    `weight`: over weights after the last step, the same.
+    `losses`: the pairs of losses (one device, layout), step by step.
+    """
+
+    loss: Difference
+    later_loss: Difference
+    gradient: Difference
+    weight: Difference
+    losses: list[tuple[float, float]]
+
+
+def verify(make_model, make_optimizer, partitioner, batches, seed, settings, say=lambda text: None) -> Verification:
+    """Trains twin models from the same weights, one on one device and one under a partitioner.
+
+    Args:
+        make_model: function without arguments to a SwitchTransformer that is not built.
+        make_optimizer: function without arguments to a Keras optimizer.
+        partitioner: Partitioner that is compared.
+        batches: list of dicts of <int32>[batch, length], one for each step.
+        seed: int, of initial weights, dropout and jitter.
+        settings: StepSettings with steps_per_call 1.
+        say: function of a line of text, told what is being done.
+    """
+    twins = [_Twin(make_model, make_optimizer, side, seed, settings, say) for side in (Partitioner(), partitioner)]
+    gradients = [twin.gradients(batches[0]) for twin in twins]
+    gradient = _largest(twins[0].paths(), *gradients)
+    losses = []
+    for index, features in enumerate(batches):
+        losses.append(tuple(twin.step(features) for twin in twins))
+        say(f"step {index + 1}/{len(batches)}: loss {losses[-1][0]:.7f} on one device, {losses[-1][1]:.7f} in pieces")
+    by_step = [Difference(abs(one - other) / abs(one), f"step {step + 1}")
+               for step, (one, other) in enumerate(losses)]
+    later = max(by_step, key=lambda difference: difference.value)
+    weight = _largest(twins[0].paths(), *(twin.weights() for twin in twins))
+    return Verification(by_step[0], later, gradient, weight, losses)
+
+
+class _Twin:
+    def __init__(self, make_model, make_optimizer, partitioner, seed, settings, say):
+        say(f"Building the model on {partitioner.layout.num_devices} device"
+            f"{'s' * (partitioner.layout.num_devices > 1)} ...")
+        keras.utils.set_random_seed(seed)
+        self.model, self.optimizer = make_model(), make_optimizer()
+        self.partitioner, self.settings = partitioner, settings
+        partitioner.build(self.model, self.optimizer)
+        model, optimizer = self.model, self.optimizer
+        self._gradients = partitioner.compile(partitioner.results(lambda features: compute_gradients(
+            model, features, seed, optimizer.iterations.value, settings, partitioner)[0]))
+        self._step = compile_steps(model, optimizer, seed, settings, partitioner)
+        self._weights = partitioner.compile(partitioner.results(lambda _: [
+            tf.convert_to_tensor(variable.value) for variable in model.trainable_variables]))
+
+    def paths(self):
+        return [variable.path.partition("/")[2] for variable in self.model.trainable_variables]
+
+    def gradients(self, features):
+        self._placed = self._place(features)
+        return [np.asarray(gradient) for gradient in self._gradients(self._placed)]
+
+    def weights(self):
+        return [np.asarray(weight) for weight in self._weights(self._placed)]
+
+    def step(self, features):
+        means, bad_step = self._step(self._place(features))
+        if int(bad_step) >= 0:
+            raise ValueError("The loss or a gradient is not finite, so there is nothing to compare; use a lower "
+                             "learning rate or other initial weights.")
+        return float(total_loss(self.model.config, means, loss_weights(self.model.config, features)))
+
+    def _place(self, features):
+        return self.partitioner.place({name: value[None] for name, value in features.items()})
+
+
+def _largest(paths, ones, others) -> Difference:
+    """Over tensors, the largest of max |a - b| / max |a|."""
+    found = []
+    for path, one, other in zip(paths, ones, others, strict=True):
+        scale = np.max(np.abs(one))
+        found.append(Difference(float(np.max(np.abs(one - other)) / (scale if scale else 1.0)), path))
+    return max(found, key=lambda difference: difference.value)
