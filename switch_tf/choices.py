@@ -6,7 +6,7 @@ ACTIVATIONS = ("relu", "geglu")
 SEMANTICS = ("switch_tf", "mtf", "t5x", "hf")
 DISPATCHES = ("auto", "einsum", "index", "ragged")
 ROUTER_DTYPES = ("float32", "bfloat16")
-BACKENDS = ("auto", "dtensor", "mirrored", "multi_worker_mirrored", "tpu")
+BACKENDS = ("auto", "dtensor", "one_device", "mirrored", "multi_worker_mirrored", "tpu")
 ROUTING_POLICIES = ("switch", "ntlb", "batch_prioritized", "top2", "top_n", "expert_choice", "hash", "sinkhorn")
 # In the others a later token can take an earlier one's place or change its expert.
 CAUSAL_POLICIES = ("switch", "hash")

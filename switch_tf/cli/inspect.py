@@ -1,4 +1,4 @@
-"""`switch-tf inspect`: parameters by part, FLOPs and bytes, from the configuration alone."""
+"""`switch-tf inspect`: parameters by part, FLOPs, bytes and, under a layout, bytes per device; builds no model."""
 
 import json
 import math
@@ -6,7 +6,7 @@ import pathlib
 import sys
 
 from switch_tf import shipped_gin
-from switch_tf.cli import gin_files
+from switch_tf.cli import gin_files, quiet
 from switch_tf.cli.main import Mistake
 from switch_tf.config import SwitchConfig
 from switch_tf.optim import factoring
@@ -28,15 +28,24 @@ def run(arguments) -> dict:
     if arguments.list:
         print("\n".join(shipped_gin.preset_names()), file=stream)
         return {"presets": shipped_gin.preset_names()}
+    layout = None
     if arguments.what and pathlib.Path(arguments.what).is_dir():
         result = _inspect_checkpoint(pathlib.Path(arguments.what))
     else:
-        result = _inspect_config(_config(arguments), arguments.inputs_length, arguments.targets_length)
+        config, layout = _config_and_layout(arguments)
+        result = _inspect_config(config, arguments.inputs_length, arguments.targets_length)
+        if layout is not None and not layout.open_axes:
+            result["bytes_per_device"] = _bytes_per_device(config, layout)
     _print(result, stream)
+    if layout is not None and layout.open_axes:
+        print(f"Bytes per device depend on the size of mesh axis {layout.open_axes[0]!r}, for example "
+              f"--gin.MESH_SHAPE=\"'{','.join([layout.open_axes[0] + '=8', *filter(None, [layout.mesh_shape])])}'\".",
+              file=stream)
     return result
 
 
-def _config(arguments):
+def _config_and_layout(arguments):
+    """The configuration, and the layout that the gin files bind or None."""
     what, files = arguments.what, list(arguments.gin_file)
     if not what and not files:
         raise Mistake("Name what to inspect: a preset (`switch-tf inspect --list` names them all), a model's gin file, "
@@ -44,11 +53,18 @@ def _config(arguments):
     try:
         if what and not what.endswith(".gin"):
             if not files and not arguments.gin_bindings:
-                return SwitchConfig.from_preset(what)
+                return SwitchConfig.from_preset(what), None
             what = f"gin/models/{what}.gin"
         import gin
-        gin_files.parse([*([what] if what else []), *files], arguments.gin_bindings, arguments.gin_search_paths)
-        return gin.get_configurable(SwitchConfig)()
+        files = [what, *files] if what else files
+        if any("layout" in file for file in files):
+            quiet.import_tensorflow()  # gin will import it with the layout, less quietly
+        gin_files.parse(files, arguments.gin_bindings, arguments.gin_search_paths)
+        config = gin.get_configurable(SwitchConfig)()
+        if ("", "switch_tf.partitioning.layout.Layout") not in gin.config._CONFIG:
+            return config, None
+        from switch_tf.partitioning.layout import Layout  # imports TensorFlow, which a preset alone does without
+        return config, gin.get_configurable(Layout)()
     except ValueError as error:
         raise Mistake(gin_files.first_line(error)) from error
 
@@ -71,6 +87,29 @@ def _inspect_config(config, inputs_length, targets_length):
         "bytes": {"weights": 4 * config.num_parameters, "optimizer": 4 * slots,
                   "optimizer_adam": 8 * config.num_parameters},
     }
+
+
+def _bytes_per_device(config, layout):
+    """Bytes of weights and Adafactor's slots, all float32, that each device stores."""
+    mesh = layout.mesh
+    try:
+        layout.check_sizes(config.axis_sizes)
+    except ValueError as error:
+        raise Mistake(str(error)) from error
+
+    def num_stored(shape, axes):
+        if layout.backend not in ("auto", "dtensor"):
+            return math.prod(shape)  # tf.distribute copies every variable to every device
+        spec = layout.spec(axes, at_rest=True)
+        return math.prod(math.ceil(size / mesh.get(axis, 1)) for size, axis in zip(shape, spec, strict=True))
+
+    weights = slots = 0
+    for weight in config.weights():
+        weights += weight.count * num_stored(weight.shape, weight.axes)
+        factors = factoring.factor_dimensions(weight.shape, weight.axes)
+        for dims in factoring.slot_dimensions(weight.shape, factors).values():
+            slots += weight.count * num_stored([weight.shape[dim] for dim in dims], [weight.axes[dim] for dim in dims])
+    return {"weights": 4 * weights, "optimizer_slots": 4 * slots, "total": 4 * (weights + slots), "mesh": mesh}
 
 
 def _inspect_checkpoint(folder):
@@ -104,6 +143,11 @@ def _print(result, stream):
              {**result["flops_by_part"], "total": result["flops_per_sequence"]}, "FLOP")
         show("not in that total", result["flops_apart"], "FLOP")
     show("Bytes", result["bytes"], "B")
+    if "bytes_per_device" in result:
+        each, whole = result["bytes_per_device"], result["bytes"]
+        show(f"Bytes per device under {','.join(f'{axis}={size}' for axis, size in each['mesh'].items())}",
+             {"weights": each["weights"], "Adafactor slots": each["optimizer_slots"], "total": each["total"],
+              "(whole model)": whole["weights"] + whole["optimizer"]}, "B")
 
 
 def _short(value, unit):

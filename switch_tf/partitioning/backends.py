@@ -29,6 +29,13 @@ def create_partitioner(layout: Layout) -> Partitioner:
     kind = devices.device_type()
     count = devices.num_local_devices(kind)
     layout = layout.resolve(count, kind)
+    if layout.backend == "one_device":
+        import tensorflow as tf
+
+        from switch_tf.partitioning.strategy import StrategyPartitioner
+
+        layout = layout.resolve(1, kind)
+        return StrategyPartitioner(layout, tf.distribute.OneDeviceStrategy(f"{kind}:0"))
     if layout.backend == "mirrored":
         import tensorflow as tf
 

@@ -22,8 +22,6 @@ from switch_tf.partitioning.partitioner import Partitioner
 class DTensorPartitioner(Partitioner):
     """A mesh of devices; weights, slots and activations are split over it by the layout's rules."""
 
-    supports_many_steps_per_call = False
-
     def __init__(self, layout: Layout, mesh: dtensor.Mesh):
         super().__init__(layout)
         self.mesh = mesh
@@ -34,6 +32,14 @@ class DTensorPartitioner(Partitioner):
         # TensorFlow would optimise the same graph once for each device: half of the time to the first step, and no
         # measurable gain after it (docs/benchmarks.md).
         tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
+
+    def check(self, num_parameters, steps_per_call, use_xla):
+        if steps_per_call > 1:
+            raise ValueError(f"steps_per_call is {steps_per_call}, but under DTensor a step is two functions, so that "
+                             "no variable is read after its update; set it to 1.")
+        if use_xla:
+            raise ValueError("use_xla=True compiles the step of one device; DTensor cuts the step first, so leave "
+                             "use_xla at False under a layout of several devices.")
 
     def sharding(self, axes, at_rest=False) -> dtensor.Layout:
         """DTensor's layout for a tensor of these logical axes."""

@@ -22,10 +22,10 @@ class Layout:
             An axis that `rules` need but the text leaves out takes the devices that remain; only one may.
         rules: pairs (logical axis, mesh axis). Logical axes without a rule are not split. In one tensor a mesh axis
             splits the first dimension that has a rule for it.
-        at_rest_rules: more such pairs for weights and optimizer slots alone, which are gathered before they are used.
-        backend: "dtensor": one program that TensorFlow cuts. "mirrored", "multi_worker_mirrored", "tpu": the
-            strategies of tf.distribute, which copy every variable to every device. "auto": "dtensor", where there is
-            more than one device.
+        at_rest_rules: more such pairs for weights and optimizer slots alone, which are gathered before use.
+        backend: "dtensor": one program that TensorFlow cuts. "one_device", "mirrored", "multi_worker_mirrored", "tpu":
+            the strategies of tf.distribute, which copy every variable to every device. "auto": "dtensor", where there
+            is more than one device.
 
     Raises:
         ValueError: a mesh that cannot be read, or an unknown axis or back end.
@@ -43,7 +43,7 @@ class Layout:
             if logical not in LOGICAL_AXES:
                 raise ValueError(f"The layout splits the unknown logical axis {logical!r}; "
                                  f"the axes are {sorted(LOGICAL_AXES)}.")
-        open_axes = self._open_axes()
+        open_axes = self.open_axes
         if len(open_axes) > 1:
             raise ValueError(f"MESH_SHAPE {self.mesh_shape!r} leaves out the mesh axes {' and '.join(open_axes)} of "
                              "the layout's rules, and only one may take the devices that remain; add "
@@ -66,9 +66,16 @@ class Layout:
         """Devices of the mesh; of its closed axes alone where one is open."""
         return math.prod(self.mesh.values())
 
-    def _open_axes(self):
+    @property
+    def open_axes(self) -> list[str]:
+        """Mesh axes of the rules that `mesh_shape` leaves out: at most one, which takes the devices that remain."""
         mesh = self.mesh
         return sorted({axis for _, axis in (*self.rules, *self.at_rest_rules)} - set(mesh))
+
+    @property
+    def is_one_program(self) -> bool:
+        """Whether a partitioner cuts one program over the devices, rather than each running its own."""
+        return self.backend == "dtensor" or self.backend == "auto" and self.num_devices > 1
 
     def resolve(self, num_devices: int, device_type: str) -> "Layout":
         """The same layout with the open axis filled in, for so many devices.
@@ -76,7 +83,7 @@ class Layout:
         Raises:
             ValueError: the mesh does not have as many devices as there are. A mesh of one uses the first.
         """
-        open_axes, size = self._open_axes(), self.num_devices
+        open_axes, size = self.open_axes, self.num_devices
         if open_axes and num_devices % size == 0:
             closed = ",".join(f"{name}={length}" for name, length in
                               {open_axes[0]: num_devices // size, **self.mesh}.items())

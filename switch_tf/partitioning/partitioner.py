@@ -22,7 +22,6 @@ class Partitioner:
     process_index = 0
     # How many parts of the batch are computed by programs of their own: the replicas of tf.distribute.
     num_parts = 1
-    supports_many_steps_per_call = True
     # Whether each process holds variables that the others do not, and writes them to checkpoints.
     saves_in_every_process = False
 
@@ -39,6 +38,9 @@ class Partitioner:
     def is_chief(self) -> bool:
         """Whether this process writes what all processes share."""
         return self.process_index == 0
+
+    def check(self, num_parameters: int, steps_per_call: int, use_xla: bool) -> None:
+        """Raises ValueError where a model or a step is not for these devices."""
 
     def creates_variables(self):
         """Scope in which model and optimizer create their variables."""

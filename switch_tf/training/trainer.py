@@ -92,9 +92,7 @@ class Trainer:
             if getattr(run, name) % settings.steps_per_call:
                 raise ValueError(f"{name.upper()} must be a multiple of steps_per_call ({settings.steps_per_call}), "
                                  f"because the host sees nothing in between; it is {getattr(run, name)}.")
-        if settings.steps_per_call > 1 and not self.partitioner.supports_many_steps_per_call:
-            raise ValueError(f"steps_per_call is {settings.steps_per_call}, but under DTensor a step is two functions, "
-                             "so that no variable is read after its update; set it to 1.")
+        self.partitioner.check(config.num_parameters, settings.steps_per_call, settings.use_xla)
         check_fit(config, self.partitioner.layout, run.batch_size, run.task_feature_lengths, settings.num_microbatches)
         if run.initial_checkpoint is not None:
             checkpoints.describe(checkpoints.resolve(run.initial_checkpoint))

@@ -6,8 +6,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from switch_tf.partitioning.axes import variable_axes
 from switch_tf.partitioning.partitioner import Partitioner
-from switch_tf.training.train_step import compile_steps, compute_gradients, loss_weights, total_loss
+from switch_tf.training.train_step import compile_steps, loss_weights, total_loss
 
 
 class Difference(NamedTuple):
@@ -21,8 +22,10 @@ class Verification(NamedTuple):
     """What was compared.
 
     `loss`, `later_loss`: relative difference of the loss, of the first step and the largest of all.
-    `gradient`: over variables, of the first step: max |a - b| / max |a|.
-    `weight`: over weights after the last step, the same.
+    `gradient`: over variables, of the first step, as the optimizer is given it: max |a - b| / max |a|.
+    `weight`: over weights after the last step: root mean square of a - b over that of a. Not their largest elements:
+        where a hidden unit sits at the edge of its ReLU, the order of a sum decides, and optimizers that divide by a
+        gradient's size then move its few weights by whole steps.
     `losses`: the pairs of losses (one device, layout), step by step.
     """
 
@@ -46,16 +49,15 @@ def verify(make_model, make_optimizer, partitioner, batches, seed, settings, say
         say: function of a line of text, told what is being done.
     """
     twins = [_Twin(make_model, make_optimizer, side, seed, settings, say) for side in (Partitioner(), partitioner)]
-    gradients = [twin.gradients(batches[0]) for twin in twins]
-    gradient = _largest(twins[0].paths(), *gradients)
-    losses = []
+    losses, gradient = [], None
     for index, features in enumerate(batches):
         losses.append(tuple(twin.step(features) for twin in twins))
+        gradient = gradient or _largest(np.max, twins[0].paths(), *(twin.gradients() for twin in twins))
         say(f"step {index + 1}/{len(batches)}: loss {losses[-1][0]:.7f} on one device, {losses[-1][1]:.7f} in pieces")
     by_step = [Difference(abs(one - other) / abs(one), f"step {step + 1}")
                for step, (one, other) in enumerate(losses)]
     later = max(by_step, key=lambda difference: difference.value)
-    weight = _largest(twins[0].paths(), *(twin.weights() for twin in twins))
+    weight = _largest(_root_mean_square, twins[0].paths(), *(twin.weights() for twin in twins))
     return Verification(by_step[0], later, gradient, weight, losses)
 
 
@@ -67,25 +69,41 @@ class _Twin:
         self.model, self.optimizer = make_model(), make_optimizer()
         self.partitioner, self.settings = partitioner, settings
         partitioner.build(self.model, self.optimizer)
-        model, optimizer = self.model, self.optimizer
-        self._gradients = partitioner.compile(partitioner.results(lambda features: compute_gradients(
-            model, features, seed, optimizer.iterations.value, settings, partitioner)[0]))
-        self._step = compile_steps(model, optimizer, seed, settings, partitioner)
-        self._weights = partitioner.compile(partitioner.results(lambda _: [
-            tf.convert_to_tensor(variable.value) for variable in model.trainable_variables]))
+        self._record_gradients()
+        self._step = compile_steps(self.model, self.optimizer, seed, settings, partitioner)
+        self._variables = partitioner.compile(partitioner.results(lambda _: [
+            [tf.convert_to_tensor(variable.value) for variable in variables]
+            for variables in (self.model.trainable_variables, self._recorded)]))
+
+    def _record_gradients(self):
+        """Has the optimizer keep the gradients that it is given: computing them apart would compile all of it twice."""
+        self._recorded = []
+        with self.partitioner.creates_variables():
+            for variable in self.model.trainable_variables:
+                with variable_axes(variable.logical_axes):
+                    self._recorded.append(keras.Variable(
+                        np.zeros(variable.shape, "float32"), trainable=False, aggregation="only_first_replica"))
+        apply = self.optimizer.apply
+
+        def record_and_apply(gradients, variables):
+            for recorded, gradient in zip(self._recorded, gradients, strict=True):
+                recorded.assign(gradient)
+            apply(gradients, variables)
+
+        object.__setattr__(self.optimizer, "apply", record_and_apply)
 
     def paths(self):
         return [variable.path.partition("/")[2] for variable in self.model.trainable_variables]
 
-    def gradients(self, features):
-        self._placed = self._place(features)
-        return [np.asarray(gradient) for gradient in self._gradients(self._placed)]
+    def gradients(self):
+        return [np.asarray(gradient) for gradient in self._variables(self._placed)[1]]
 
     def weights(self):
-        return [np.asarray(weight) for weight in self._weights(self._placed)]
+        return [np.asarray(weight) for weight in self._variables(self._placed)[0]]
 
     def step(self, features):
-        means, bad_step = self._step(self._place(features))
+        self._placed = self._place(features)
+        means, bad_step = self._step(self._placed)
         if int(bad_step) >= 0:
             raise ValueError("The loss or a gradient is not finite, so there is nothing to compare; use a lower "
                              "learning rate or other initial weights.")
@@ -95,10 +113,13 @@ class _Twin:
         return self.partitioner.place({name: value[None] for name, value in features.items()})
 
 
-def _largest(paths, ones, others) -> Difference:
-    """Over tensors, the largest of max |a - b| / max |a|."""
+def _largest(size, paths, ones, others) -> Difference:
+    """Over tensors, the largest of size(|a - b|) / size(|a|)."""
     found = []
     for path, one, other in zip(paths, ones, others, strict=True):
-        scale = np.max(np.abs(one))
-        found.append(Difference(float(np.max(np.abs(one - other)) / (scale if scale else 1.0)), path))
+        found.append(Difference(float(size(np.abs(one - other)) / (size(np.abs(one)) or 1.0)), path))
     return max(found, key=lambda difference: difference.value)
+
+
+def _root_mean_square(x):
+    return np.sqrt(np.mean(np.square(x, dtype=np.float64)))

@@ -1,4 +1,6 @@
 import json
+import subprocess
+import sys
 
 import pytest
 
@@ -67,6 +69,95 @@ def test_a_checkpoint_is_inspected_from_its_description(capsys, tmp_path):
 def test_mistakes_are_one_sentence(capsys, tmp_path, monkeypatch, arguments, message):
     monkeypatch.chdir(tmp_path)
     assert main.main(["inspect", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+# Parameters of switch_base_8. 62 norms of 768; 12 routers of 768 x 8; 2 position biases of 12 x 32.
+EMBEDDING, ATTENTION, POSITION_BIAS = 32128 * 768, 144 * 768 * 768, 768
+NORM, FEED_FORWARD, ROUTER, EXPERTS = 62 * 768, 24 * 768 * 3072, 12 * 768 * 8, 24 * 8 * 768 * 3072
+
+
+def _per_device(capsys, layout, mesh, *arguments):
+    result, text = _inspect(capsys, "switch_base_8", f"--gin_file=gin/layouts/{layout}.gin",
+                            f"--gin.MESH_SHAPE={mesh!r}", *arguments)
+    assert f"Bytes per device under {mesh}\n" in text
+    found = result["bytes_per_device"]
+    assert found["total"] == found["weights"] + found["optimizer_slots"]
+    assert ",".join(f"{axis}={size}" for axis, size in found["mesh"].items()) == mesh
+    return found["weights"], found["optimizer_slots"]
+
+
+@pytest.mark.parametrize("devices", [1, 2, 4, 8])
+def test_expert_parallelism_divides_the_experts_and_their_slots_alone(capsys, devices):
+    # Rows and columns of a factored kernel: 32128 + 768; 768 + 768; 768 + 3072. Position biases, norms and routers
+    # keep a whole slot.
+    dense_slots = 32896 + 144 * 1536 + POSITION_BIAS + NORM + 24 * 3840 + ROUTER
+    expert_slots = 24 * 8 * 3840
+    dense = EMBEDDING + ATTENTION + POSITION_BIAS + NORM + FEED_FORWARD + ROUTER
+    assert (dense, EXPERTS, dense_slots, expert_slots) == (166354176, 452984832, 468352, 737280)
+    assert _per_device(capsys, "expert", f"data={devices}") == (4 * (dense + EXPERTS // devices),
+                                                                4 * (dense_slots + expert_slots // devices))
+
+
+def test_fully_sharded_divides_what_has_an_embed_axis_too(capsys):
+    # Experts hold the data axis already, so they are divided by 8 and not by 64; position biases have no embed axis.
+    weights = (EMBEDDING + ATTENTION + NORM + FEED_FORWARD + ROUTER + EXPERTS) // 8 + POSITION_BIAS
+    # Of the dense kernels' slots the rows (768 / 8 = 96) are divided; columns have no embed axis.
+    slots = ((96 + 32128) + 144 * (96 + 768) + POSITION_BIAS + NORM // 8 + 24 * (96 + 3072) + ROUTER // 8
+             + 24 * (8 // 8) * (768 + 3072))
+    assert _per_device(capsys, "fully_sharded", "data=8") == (4 * weights, 4 * slots)
+
+
+def test_model_parallelism_divides_heads_hidden_units_and_the_vocabulary(capsys):
+    weights = (EMBEDDING + ATTENTION + POSITION_BIAS + FEED_FORWARD + EXPERTS) // 4 + NORM + ROUTER
+    # Columns are divided by 4: 32128 -> 8032, 768 -> 192, 3072 -> 768; rows are whole.
+    slots = ((768 + 8032) + 144 * (768 + 192) + POSITION_BIAS // 4 + NORM + 24 * (768 + 768) + ROUTER
+             + 24 * 8 * (768 + 768))
+    assert _per_device(capsys, "data_model", "data=2,model=4") == (4 * weights, 4 * slots)
+
+
+def test_back_ends_that_copy_the_model_keep_it_whole(capsys):
+    weights, slots = _per_device(capsys, "data_model", "data=2,model=4", "--gin.layout.Layout.backend='tpu'")
+    assert (weights, slots) == (4 * 619339008, 4822528)
+
+
+def test_a_layout_adds_one_key_and_changes_no_other(capsys):
+    files = ["--gin_file=gin/models/switch_tiny.gin", "--gin_file=gin/layouts/expert.gin"]
+    with_layout, _ = _inspect(capsys, *files, "--gin.MESH_SHAPE='data=2'")
+    without, text = _inspect(capsys, "switch_tiny")
+    assert "per device" not in text
+    assert with_layout.pop("bytes_per_device")["mesh"] == {"data": 2}
+    assert with_layout == without
+
+
+@pytest.mark.parametrize("what", ["switch_tiny", "--gin_file=gin/models/switch_tiny.gin"])
+def test_tensorflow_is_not_imported_without_a_layout(what):
+    script = (f"import sys\nfrom switch_tf.cli import main\nassert main.main(['inspect', {what!r}]) == 0\n"
+              "assert not {'tensorflow', 'keras'} & set(sys.modules), 'too much imported'")
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(("layout", "mesh", "hint"), [
+    ("expert", "", "mesh axis 'data', for example --gin.MESH_SHAPE=\"'data=8'\"."),
+    ("data_model", "model=2", "mesh axis 'data', for example --gin.MESH_SHAPE=\"'data=8,model=2'\".")])
+def test_a_mesh_that_takes_the_devices_that_remain_has_no_bytes_per_device(capsys, layout, mesh, hint):
+    result, text = _inspect(capsys, "switch_base_8", f"--gin_file=gin/layouts/{layout}.gin",
+                            f"--gin.MESH_SHAPE={mesh!r}")
+    assert "bytes_per_device" not in result
+    assert hint in text
+
+
+@pytest.mark.parametrize(("layout", "mesh", "message"), [
+    ("expert_model", "", "leaves out the mesh axes data and model of the layout's rules"),
+    ("expert", "data=16", "The layout cuts num_experts ('expert', 8) over the 16 devices of mesh axis 'data', which "
+     "must divide it; make it a multiple of 16, or set MESH_SHAPE to data=8."),
+])
+def test_meshes_that_do_not_divide_are_refused(capsys, layout, mesh, message):
+    assert main.main(["inspect", "switch_base_8", f"--gin_file=gin/layouts/{layout}.gin",
+                      f"--gin.MESH_SHAPE={mesh!r}"]) == 2
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1

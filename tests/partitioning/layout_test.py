@@ -1,33 +1,236 @@
-"""A layout reads its mesh and refuses what cannot be laid out."""
+"""A layout reads its mesh, fits it to the devices, splits dimensions by its rules, and refuses what does not fit."""
 
+import re
+
+import gin
 import pytest
 
+from switch_tf import shipped_gin
+from switch_tf.cli import gin_files
 from switch_tf.partitioning import Layout
+
+DATA = (("batch", "data"), ("group", "data"))
+EXPERT = (*DATA, ("expert", "data"))
+MODEL = (("heads", "model"), ("mlp", "model"), ("expert_mlp", "model"), ("vocab", "model"))
+
+# File of gin/layouts -> mesh on 8 devices, rules, rules at rest.
+SHIPPED = {
+    "single": ({"data": 1}, (), ()),
+    "data": ({"data": 8}, DATA, ()),
+    "expert": ({"data": 8}, EXPERT, ()),
+    "fully_sharded": ({"data": 8}, EXPERT, (("embed", "data"),)),
+    "data_model": ({"data": 4, "model": 2}, (*DATA, *MODEL), ()),
+    "expert_model": ({"data": 4, "model": 2}, (*EXPERT, *MODEL), ()),
+}
+
+
+@pytest.fixture
+def shipped_layout():
+    """Reads a file of gin/layouts."""
+    def read(name, *bindings):
+        gin_files.parse([f"gin/layouts/{name}.gin"], bindings)
+        return gin.get_configurable(Layout)()
+
+    yield read
+    gin.clear_config()
+
+
+# Meshes.
 
 
 def test_the_default_is_one_device_and_splits_nothing():
     layout = Layout()
-    assert (layout.mesh, layout.num_devices, layout.rules) == ({"data": 1}, 1, ())
+    assert (layout.mesh, layout.num_devices, layout.rules, layout.backend) == ({"data": 1}, 1, (), "auto")
 
 
 def test_a_mesh_is_read_in_order():
-    layout = Layout("data=1, model=1", rules=(("batch", "data"), ("expert", "data"), ("mlp", "model")))
-    assert list(layout.mesh.items()) == [("data", 1), ("model", 1)]
+    layout = Layout(" model = 2,data=4 ", rules=(("batch", "data"), ("expert", "data"), ("mlp", "model")))
+    assert list(layout.mesh.items()) == [("model", 2), ("data", 4)]
+    assert layout.num_devices == 8
 
 
-@pytest.mark.parametrize("mesh_shape", ["data", "data=", "=2", "data=0", "data=-1", "data=x", "data=1,data=1", ""])
+def test_a_mesh_may_be_empty():
+    layout = Layout("")
+    assert (layout.mesh, layout.num_devices) == ({}, 1)
+
+
+@pytest.mark.parametrize("mesh_shape", ["data", "data=", "=2", "data=0", "data=-1", "data=x", "data=1.5",
+                                        "data=1,data=1", "data=2;model=2"])
 def test_a_mesh_that_cannot_be_read_is_refused(mesh_shape):
-    with pytest.raises(ValueError, match='MESH_SHAPE must read like "data=4,model=2", each axis once, not'):
+    with pytest.raises(ValueError, match=re.escape('MESH_SHAPE must read like "data=4,model=2", each axis once, not '
+                                                   f"{mesh_shape!r}.")):
         Layout(mesh_shape)
 
 
-def test_more_devices_than_one_are_refused():
-    with pytest.raises(ValueError, match=r"'data=4,model=2' asks for 8 devices; this version trains on one"):
-        Layout("data=4,model=2")
+# Fitting a mesh to the devices.
+
+
+@pytest.mark.parametrize(("mesh_shape", "num_devices", "mesh"), [
+    ("", 8, {"data": 8}),
+    ("", 1, {"data": 1}),
+    ("model=2", 8, {"data": 4, "model": 2}),
+    ("model=2", 2, {"data": 1, "model": 2}),
+    ("model=1", 8, {"data": 8, "model": 1}),
+    ("data=2", 8, {"data": 2, "model": 4}),
+    ("data=4,model=2", 8, {"data": 4, "model": 2})])
+def test_the_axis_that_is_left_out_takes_the_devices_that_remain(mesh_shape, num_devices, mesh):
+    rules = DATA if not mesh_shape else (*DATA, *MODEL)
+    layout = Layout(mesh_shape, rules, (("embed", "data"),), "dtensor").resolve(num_devices, "GPU")
+    assert (layout.mesh, layout.num_devices) == (mesh, num_devices)
+    assert (layout.rules, layout.at_rest_rules, layout.backend) == (rules, (("embed", "data"),), "dtensor")
+    assert layout.resolve(num_devices, "GPU") == layout
+
+
+def test_an_axis_of_rules_at_rest_may_be_left_out():
+    assert Layout("", at_rest_rules=(("embed", "data"),)).resolve(4, "GPU").mesh == {"data": 4}
+
+
+@pytest.mark.parametrize("layout", [Layout(), Layout("data=1,model=1"), Layout("")])
+def test_a_mesh_of_one_uses_the_first_of_many_devices(layout):
+    assert layout.resolve(8, "GPU") is layout
+
+
+@pytest.mark.parametrize(("mesh_shape", "num_devices", "device_type", "message"), [
+    ("data=3", 8, "CPU",
+     "MESH_SHAPE 'data=3' is for 3 devices, but there are 8 (CPU); make the product of its sizes 8, or have 3 virtual "
+     "devices on this machine's CPU with --devices=3."),
+    ("data=4,model=2", 1, "CPU",
+     "MESH_SHAPE 'data=4,model=2' is for 8 devices, but there is 1 (CPU); make the product of its sizes 1, or have 8 "
+     "virtual devices on this machine's CPU with --devices=8."),
+    ("data=2", 8, "GPU",
+     "MESH_SHAPE 'data=2' is for 2 devices, but there are 8 (GPU); make the product of its sizes 8."),
+    ("model=3", 8, "GPU",
+     "MESH_SHAPE 'model=3' is for a multiple of 3 devices, but there are 8 (GPU); make the product of its sizes 8."),
+    ("model=2", 1, "CPU",
+     "MESH_SHAPE 'model=2' is for a multiple of 2 devices, but there is 1 (CPU); make the product of its sizes 1, or "
+     "have 2 virtual devices on this machine's CPU with --devices=2.")])
+def test_a_mesh_that_does_not_fit_the_devices_is_refused(mesh_shape, num_devices, device_type, message):
+    layout = Layout(mesh_shape, DATA)
+    with pytest.raises(ValueError) as raised:
+        layout.resolve(num_devices, device_type)
+    assert str(raised.value) == message
+
+
+def test_two_axes_cannot_both_take_the_devices_that_remain():
+    with pytest.raises(ValueError) as raised:
+        Layout("", (*DATA, ("mlp", "model")))
+    assert str(raised.value) == (
+        "MESH_SHAPE '' leaves out the mesh axes data and model of the layout's rules, and only one may take the "
+        'devices that remain; add "model=1" or more.')
+    with pytest.raises(ValueError, match="'data=2' leaves out the mesh axes model and stage of"):
+        Layout("data=2", (*DATA, ("mlp", "model")), (("embed", "stage"),))
+    assert Layout("model=1", (*DATA, ("mlp", "model"))).resolve(4, "CPU").mesh == {"data": 4, "model": 1}
+
+
+# Rules.
+
+
+def test_dimensions_are_split_by_the_rules_of_their_axes():
+    layout = Layout("data=4,model=2", (*EXPERT, *MODEL))
+    assert layout.spec(("batch", "length", "embed")) == ("data", None, None)
+    assert layout.spec(("embed", "heads", "kv")) == (None, "model", None)
+    assert layout.spec(("expert", "embed", "expert_mlp")) == ("data", None, "model")
+    assert layout.spec((None, None)) == (None, None)
+    assert layout.spec(()) == ()
+
+
+def test_a_mesh_axis_splits_the_first_dimension_that_has_a_rule_for_it():
+    layout = Layout("data=4", EXPERT)
+    assert layout.spec(("expert", "group", "capacity", "embed")) == ("data", None, None, None)
+    assert layout.spec(("group", "expert", "capacity", "embed")) == ("data", None, None, None)
+    # The group dimension of dispatched tokens is annotated None, so that it has no claim.
+    assert layout.spec((None, "expert")) == (None, "data")
+
+
+def test_rules_at_rest_split_what_is_stored_and_not_what_is_used():
+    layout = Layout("data=4,model=2", (*EXPERT, *MODEL), (("embed", "data"),))
+    assert layout.spec(("embed", "mlp")) == (None, "model")
+    assert layout.spec(("embed", "mlp"), at_rest=True) == ("data", "model")
+    assert layout.spec(("vocab", "embed"), at_rest=True) == ("model", "data")
+    # The data axis is taken by the experts, and once more by nothing.
+    assert layout.spec(("expert", "embed", "expert_mlp"), at_rest=True) == ("data", None, "model")
+    assert layout.spec(("embed", "embed"), at_rest=True) == ("data", None)
+    assert layout.spec(("embed", "router_expert"), at_rest=True) == ("data", None)
+    assert layout.spec(("relpos_buckets",), at_rest=True) == (None,)
+
+
+def test_a_rule_at_rest_does_not_move_a_dimension_that_is_split_already():
+    layout = Layout("data=2,model=2", (("embed", "model"),), (("embed", "data"),))
+    assert layout.spec(("embed", "mlp"), at_rest=True) == ("model", None)
+
+
+def test_pieces_of_an_axis_are_the_devices_of_its_mesh_axis():
+    layout = Layout("data=4,model=2", (*EXPERT, *MODEL), (("embed", "data"),))
+    assert [layout.num_pieces(axis) for axis in ("batch", "group", "heads")] == [4, 4, 2]
+    assert layout.num_pieces("length") == 1
+    assert layout.num_pieces("embed") == 1  # stored in pieces, but used whole
 
 
 def test_rules_name_known_axes():
-    with pytest.raises(ValueError, match="splits the unknown logical axis 'experts'"):
+    with pytest.raises(ValueError, match=r"splits the unknown logical axis 'experts'; the axes are \['batch', "):
         Layout(rules=(("experts", "data"),))
-    with pytest.raises(ValueError, match="puts 'mlp' on mesh axis 'model', which MESH_SHAPE 'data=1' does not have"):
-        Layout(rules=(("mlp", "model"),))
+    with pytest.raises(ValueError, match="splits the unknown logical axis 'd_model'"):
+        Layout(at_rest_rules=(("d_model", "data"),))
+
+
+def test_an_unknown_backend_names_the_nearest():
+    with pytest.raises(ValueError, match=r"backend must be one of 'auto', .*, not 'mirorred'\. "
+                                         r"Did you mean 'mirrored'\?"):
+        Layout(backend="mirorred")
+
+
+# Sizes.
+
+
+@pytest.mark.parametrize(("sizes", "message"), [
+    ({"heads": 6},  # of 1 to 4 devices 3 divide 6
+     "The layout cuts num_heads ('heads', 6) over the 4 devices of mesh axis 'model', which must divide it; make it a "
+     "multiple of 4, or set MESH_SHAPE to model=3."),
+    ({"vocab": 32101},
+     "The layout cuts vocab_size ('vocab', 32101) over the 4 devices of mesh axis 'model', which must divide it; make "
+     "it a multiple of 4, or set MESH_SHAPE to model=1."),
+    ({"heads": 8, "expert": 12},  # 6 of 1 to 8
+     "The layout cuts num_experts ('expert', 12) over the 8 devices of mesh axis 'data', which must divide it; make it "
+     "a multiple of 8, or set MESH_SHAPE to data=6."),
+    ({"embed": 20},  # 5 of 1 to 8
+     "The layout cuts d_model ('embed', 20) over the 8 devices of mesh axis 'data', which must divide it; make it a "
+     "multiple of 8, or set MESH_SHAPE to data=5."),
+    ({"batch": 4},
+     "The layout cuts BATCH_SIZE ('batch', 4) over the 8 devices of mesh axis 'data', which must divide it; make it a "
+     "multiple of 8, or set MESH_SHAPE to data=4."),
+    ({"mlp": 2}, "The layout cuts d_ff ('mlp', 2) over the 4 devices")])
+def test_a_size_that_the_mesh_does_not_divide_is_refused(sizes, message):
+    layout = Layout("data=8,model=4", (*EXPERT, *MODEL), (("embed", "data"),))
+    with pytest.raises(ValueError) as raised:
+        layout.check_sizes(sizes)
+    assert str(raised.value).startswith(message)
+
+
+def test_sizes_that_divide_or_are_not_split_are_fine():
+    layout = Layout("data=8,model=4", (*EXPERT, *MODEL), (("embed", "data"),))
+    layout.check_sizes({"batch": 16, "expert": 8, "heads": 12, "vocab": 32, "embed": 24, "kv": 7, "length": 61})
+    layout.check_sizes({})
+    Layout("", EXPERT).check_sizes({"batch": 7})  # the open axis has no size yet
+
+
+# Shipped files.
+
+
+def test_every_shipped_layout_is_listed_here():
+    assert {path.stem for path in shipped_gin.folder().glob("gin/layouts/*.gin")} == set(SHIPPED)
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_a_shipped_layout_has_the_rules_of_its_name_and_takes_all_devices(shipped_layout, name):
+    mesh, rules, at_rest_rules = SHIPPED[name]
+    layout = shipped_layout(name)
+    assert set(layout.rules) == set(rules) and len(layout.rules) == len(rules)
+    assert layout.at_rest_rules == at_rest_rules
+    assert layout.backend == "auto"
+    assert layout.resolve(8, "CPU").mesh == mesh
+
+
+def test_a_shipped_layout_takes_another_mesh(shipped_layout):
+    assert shipped_layout("expert_model", "MESH_SHAPE='model=4'").resolve(8, "CPU").mesh == {"data": 2, "model": 4}
+    assert shipped_layout("data", "MESH_SHAPE='data=4'").num_devices == 4
+    assert shipped_layout("data", "Layout.backend='mirrored'").backend == "mirrored"

@@ -1,0 +1,240 @@
+"""Several processes of a command are started together, are told of each other, and end together."""
+
+import io
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from switch_tf import cluster
+from switch_tf.cli import processes
+from switch_tf.cli.main import Mistake
+
+# What every stand-in begins with. It ends by itself, should nobody end it.
+_START = """
+import json, os, pathlib, signal, sys, time
+signal.alarm(60)
+index = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
+"""
+
+
+@pytest.fixture(autouse=True)
+def _alone(monkeypatch):
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+
+
+@pytest.fixture
+def stand_in(tmp_path, monkeypatch):
+    """Puts a program in the place of `switch-tf`: `python -m` looks into the current folder first."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
+    package = tmp_path / "switch_tf" / "cli"
+    package.mkdir(parents=True)
+    for folder in (package.parent, package):
+        (folder / "__init__.py").write_text("")
+    return lambda text: (package / "__main__.py").write_text(_START + text)
+
+
+@pytest.fixture
+def start():
+    """Starts programs of one text each; none of them outlives the test."""
+    children = []
+
+    def run(*texts):
+        children.extend(subprocess.Popen([sys.executable, "-c", text]) for text in texts)
+        return children
+
+    yield run
+    for child in children:
+        child.kill()
+        child.wait()
+
+
+def wait_for(condition):
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline, "it never happened"
+        time.sleep(0.01)
+
+
+# Devices of a process.
+
+
+def put(monkeypatch, count):
+    variables = {}
+    cluster.put(variables, [f"127.0.0.1:{port}" for port in range(1, count + 1)], 0)
+    monkeypatch.setenv("TF_CONFIG", variables["TF_CONFIG"])
+
+
+def test_processes_share_the_devices(monkeypatch):
+    assert processes.devices_of_this_process(4) == 4
+    put(monkeypatch, 2)
+    assert processes.devices_of_this_process(4) == 2
+    assert processes.devices_of_this_process(2) == 1
+
+
+@pytest.mark.parametrize(("count", "num_devices", "message"), [
+    (2, 3, "--devices must be a positive multiple of the 2 processes, not 3."),
+    (4, 2, "--devices must be a positive multiple of the 4 processes, not 2."),
+    (2, -2, "--devices must be a positive multiple of the 2 processes, not -2."),
+    (1, 0, "--devices must be a positive multiple of the 1 process, not 0.")])
+def test_devices_that_cannot_be_shared_are_refused(monkeypatch, count, num_devices, message):
+    put(monkeypatch, count)
+    with pytest.raises(Mistake) as raised:
+        processes.devices_of_this_process(num_devices)
+    assert str(raised.value) == message
+
+
+def test_tf_config_that_cannot_be_read_is_a_mistake(monkeypatch):
+    monkeypatch.setenv("TF_CONFIG", "host0:2222")
+    with pytest.raises(Mistake, match="TF_CONFIG must read like "):
+        processes.devices_of_this_process(4)
+
+
+# Starting.
+
+
+def test_each_process_has_its_own_index_and_all_the_same_addresses(stand_in, tmp_path):
+    stand_in('pathlib.Path(f"{index}.json").write_text(json.dumps([os.environ["TF_CONFIG"], sys.argv[1:]]))')
+    assert processes.run(["train", "--gin_file=x", "--processes=3"], 3) == 0
+    told = [json.loads((tmp_path / f"{index}.json").read_text()) for index in range(3)]
+    configs = [json.loads(config) for config, _ in told]
+    assert [config["task"] for config in configs] == [{"type": "worker", "index": index} for index in range(3)]
+    addresses = configs[0]["cluster"]["worker"]
+    assert len(set(addresses)) == 3 and all(address.startswith("127.0.0.1:") for address in addresses)
+    assert [config["cluster"] for config in configs] == [{"worker": addresses}] * 3
+    # The last --processes counts, so that a child does not start children.
+    assert [words for _, words in told] == [["train", "--gin_file=x", "--processes=3", "--processes=1"]] * 3
+    assert "TF_CONFIG" not in os.environ
+
+
+def test_one_of_several_processes_does_not_start_more(monkeypatch):
+    put(monkeypatch, 2)
+    with pytest.raises(Mistake) as raised:
+        processes.run(["train"], 2)
+    assert str(raised.value) == ("TF_CONFIG names the processes already, so this is one of them; leave out "
+                                 "--processes, or unset TF_CONFIG.")
+
+
+def test_ports_are_free_and_differ():
+    ports = processes._free_ports(20)
+    assert len(set(ports)) == 20
+    for port in ports:
+        with socket.socket() as one:
+            one.bind(("127.0.0.1", port))
+
+
+# What is seen of them.
+
+
+def test_the_first_process_writes_here_and_of_the_others_only_errors_are_shown(stand_in, capfd):
+    stand_in('print(f"output {index}", flush=True); print(f"error {index}", file=sys.stderr)')
+    assert processes.run(["train"], 2) == 0
+    seen = {"out": "", "err": ""}
+
+    def is_relayed():
+        for name, text in capfd.readouterr()._asdict().items():
+            seen[name] += text
+        return "error 1" in seen["err"]
+
+    wait_for(is_relayed)
+    assert seen["out"] == "output 0\n"
+    assert sorted(seen["err"].splitlines()) == ["[process 1] error 1", "error 0"]
+
+
+def test_every_line_of_an_error_has_the_number_of_its_process(capsys):
+    processes._relay(io.BytesIO(b"first\nsecond \xff\n\n"), 3)
+    assert capsys.readouterr().err == "[process 3] first\n[process 3] second \ufffd\n[process 3] \n"
+
+
+# Ending.
+
+
+def test_one_that_fails_ends_the_others(stand_in, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(processes, "GRACE_SECONDS", 1)
+    stand_in('pathlib.Path(f"{index}.pid").write_text(str(os.getpid()))\n'
+             'while len(list(pathlib.Path().glob("*.pid"))) < 3: time.sleep(0.01)\n'
+             "if index == 1: sys.exit(3)\n"
+             "time.sleep(60)")
+    assert processes.run(["train"], 3) == 1
+    assert capsys.readouterr().err == ("Process 1 of 3 ended with status 3; the others end too, within 1 s.\n")
+    for index in range(3):
+        with pytest.raises(ProcessLookupError):
+            os.kill(int((tmp_path / f"{index}.pid").read_text()), 0)
+
+
+def test_the_others_may_end_by_themselves_first(stand_in, tmp_path):
+    stand_in('if index == 1: signal.raise_signal(signal.SIGKILL)\n'
+             'time.sleep(0.3); pathlib.Path("ended").touch(); sys.exit(2)')
+    assert processes.run(["train"], 2) == 2
+    assert (tmp_path / "ended").exists()
+
+
+@pytest.mark.parametrize(("statuses", "result"), [
+    ((0, 0, 0), 0), ((2, 0, 0), 2), ((0, 3, 0), 1), ((2, 3, 4), 2), ((130, 130), 130)])
+def test_the_status_is_the_first_ones_or_that_another_failed(start, statuses, result):
+    assert processes._wait(start(*(f"raise SystemExit({status})" for status in statuses))) == result
+
+
+def test_one_that_a_signal_ended_has_failed(start, monkeypatch, capsys):
+    monkeypatch.setattr(processes, "GRACE_SECONDS", 0)
+    children = start("import os; os.abort()", "import time; time.sleep(60)")
+    assert processes._wait(children) == 1
+    assert "Process 0 of 2 ended by SIGABRT; the others end too" in capsys.readouterr().err
+    assert [child.returncode for child in children] == [-signal.SIGABRT, -signal.SIGKILL]
+
+
+@pytest.mark.parametrize("status", [0, 130])
+def test_one_that_ended_well_or_was_interrupted_leaves_the_others_alone(start, capsys, monkeypatch, status):
+    monkeypatch.setattr(processes, "GRACE_SECONDS", 0)
+    children = start(f"raise SystemExit({status})", f"import time; time.sleep(0.5); raise SystemExit({status})")
+    assert processes._wait(children) == status
+    assert capsys.readouterr().err == ""
+
+
+def test_how_a_process_ended_is_said_in_words():
+    assert processes._how(3) == "with status 3"
+    assert processes._how(-signal.SIGKILL) == "by SIGKILL"
+
+
+def test_sigterm_is_passed_on_and_the_own_handler_comes_back(stand_in, tmp_path, capsys):
+    stand_in("def stop(number, frame):\n"
+             '    pathlib.Path(f"{index}.stopped").write_text(signal.Signals(number).name)\n'
+             "    sys.exit(130)\n"
+             "signal.signal(signal.SIGTERM, stop)\n"
+             'pathlib.Path(f"{index}.ready").touch()\n'
+             "time.sleep(60)")
+    own = []  # if the signal is not passed on it ends up here, and not with pytest
+    previous = signal.signal(signal.SIGTERM, lambda number, _: own.append(number))
+    handler = signal.getsignal(signal.SIGTERM)
+
+    def terminate():
+        wait_for(lambda: len(list(tmp_path.glob("*.ready"))) == 2 and signal.getsignal(signal.SIGTERM) != handler)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    thread = threading.Thread(target=terminate)
+    thread.start()
+    try:
+        assert processes.run(["train"], 2) == 130
+        assert signal.getsignal(signal.SIGTERM) is handler
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+        thread.join()
+    assert own == []
+    assert [path.read_text() for path in sorted(tmp_path.glob("*.stopped"))] == ["SIGTERM", "SIGTERM"]
+    assert "ended" not in capsys.readouterr().err  # an interrupt is no failure
+
+
+def test_only_what_does_not_come_from_the_terminal_is_passed_on(start, monkeypatch):
+    monkeypatch.setattr(os, "isatty", lambda descriptor: True)
+    ended, *running = start("", "import time; time.sleep(60)", "import time; time.sleep(60)")
+    ended.wait()
+    processes._pass_on(signal.SIGINT, [ended, *running])
+    processes._pass_on(signal.SIGTERM, [ended, *running])
+    assert [child.wait() for child in running] == [-signal.SIGTERM] * 2

@@ -1,0 +1,217 @@
+"""A layout and the devices decide which partitioner a run gets; what does not fit is refused before anything starts.
+
+TensorFlow's devices cannot be changed once it has started them, so two processes of their own make theirs here.
+"""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from switch_tf import cluster, environment
+from switch_tf.partitioning import Layout, backends, tpu
+from switch_tf.partitioning.partitioner import Partitioner
+
+DATA = (("batch", "data"), ("group", "data"))
+EXPERT = (*DATA, ("expert", "data"))
+
+# What both processes start with: `make` says which partitioner a layout gets, or why it is refused.
+_START = """
+import json, os
+from switch_tf import environment
+from switch_tf.partitioning import Layout, backends, devices
+
+environment.skip_tpu_metadata_query()
+DATA = (("batch", "data"), ("group", "data"))
+
+def refusal(function, *arguments):
+    try:
+        return "not refused: " + str(function(*arguments))
+    except ValueError as error:
+        return str(error)
+
+def make(mesh_shape, rules=DATA, backend="auto"):
+    partitioner = backends.create_partitioner(Layout(mesh_shape, rules, backend=backend))
+    mesh = getattr(partitioner, "mesh", None)
+    return {"class": type(partitioner).__name__, "mesh": partitioner.layout.mesh, "num_parts": partitioner.num_parts,
+            "devices": [name[-5:] for name in mesh.local_devices()] if mesh else None,
+            "num_processors": partitioner.num_processors, "is_chief": partitioner.is_chief}
+"""
+
+_FOUR_DEVICES = _START + """
+devices.split_cpu(4)
+result = {
+    "too few": refusal(make, "data=8"),
+    "too many": refusal(make, "data=3"),
+    "auto": make(""),
+    "two axes": make("model=2", (*DATA, ("mlp", "model"))),
+    "first of four": make("data=1"),
+    "dtensor on one": make("data=1", DATA, "dtensor"),
+    "mirrored": make("", DATA, "mirrored"),
+    "mirrored on one": make("data=1", DATA, "mirrored"),
+    "too late": refusal(devices.split_cpu, 2),
+    "no devices": refusal(devices.split_cpu, 0),
+}
+print(json.dumps(result))
+"""
+
+_PROCESSES = _START + """
+devices.split_cpu(2)
+result = {
+    "dtensor": refusal(make, "data=3"),
+    "mirrored": refusal(make, "", DATA, "mirrored"),
+    "multi_worker_mirrored": refusal(make, "", (*DATA, ("expert", "data")), "multi_worker_mirrored"),
+}
+devices.split_cpu(1)  # raises if a refusal came after the devices were started
+del os.environ["TF_CONFIG"]
+result["alone"] = make("", DATA, "multi_worker_mirrored")
+print(json.dumps(result))
+"""
+
+
+def run(script):
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.fixture(scope="module")
+def four_devices():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("TF_CONFIG", raising=False)
+        patch.setenv("CUDA_VISIBLE_DEVICES", "")
+        return run(_FOUR_DEVICES)
+
+
+@pytest.fixture(scope="module")
+def two_processes():
+    """What the second of two processes is told, of which the first never comes."""
+    with pytest.MonkeyPatch.context() as patch:
+        variables = {}
+        cluster.put(variables, ["127.0.0.1:1", "127.0.0.1:2"], 1)
+        patch.setenv("TF_CONFIG", variables["TF_CONFIG"])
+        patch.setenv("CUDA_VISIBLE_DEVICES", "")
+        return run(_PROCESSES)
+
+
+@pytest.fixture(autouse=True)
+def _alone(monkeypatch):
+    for name in ("TF_CONFIG", "TPU_NAME"):
+        monkeypatch.delenv(name, raising=False)
+
+
+# What one gets.
+
+
+@pytest.mark.parametrize("layout", [Layout(), Layout("data=1", EXPERT)])
+def test_a_mesh_of_one_device_needs_no_strategy(layout):
+    partitioner = backends.create_partitioner(layout)
+    assert type(partitioner) is Partitioner
+    assert partitioner.layout == layout
+    assert (partitioner.num_processes, partitioner.is_chief) == (1, True)
+
+
+def test_the_first_of_many_devices_is_used_where_the_mesh_is_one(four_devices):
+    assert four_devices["first of four"]["class"] == "Partitioner"
+    assert four_devices["dtensor on one"]["class"] == "DTensorPartitioner"
+    assert four_devices["dtensor on one"]["devices"] == ["CPU:0"]
+    assert four_devices["mirrored on one"]["num_parts"] == 1
+
+
+def test_many_devices_are_dtensors_by_default(four_devices):
+    auto = four_devices["auto"]
+    assert (auto["class"], auto["mesh"]) == ("DTensorPartitioner", {"data": 4})
+    assert auto["devices"] == ["CPU:0", "CPU:1", "CPU:2", "CPU:3"]
+    # One program: nothing is computed in parts. The devices are one machine's CPU, which is measured once.
+    assert (auto["num_parts"], auto["num_processors"], auto["is_chief"]) == (1, 1, True)
+    assert four_devices["two axes"]["mesh"] == {"data": 2, "model": 2}
+
+
+def test_mirrored_has_a_replica_on_each_device(four_devices):
+    mirrored = four_devices["mirrored"]
+    assert (mirrored["class"], mirrored["mesh"]) == ("StrategyPartitioner", {"data": 4})
+    assert mirrored["num_parts"] == 4
+
+
+def test_multi_worker_mirrored_may_be_one_process(two_processes):
+    assert two_processes["alone"]["class"] == "StrategyPartitioner"
+    assert (two_processes["alone"]["num_parts"], two_processes["alone"]["is_chief"]) == (1, True)
+
+
+# Refusals.
+
+
+def test_a_mesh_that_does_not_fit_the_devices_is_refused(four_devices):
+    assert four_devices["too few"] == (
+        "MESH_SHAPE 'data=8' is for 8 devices, but there are 4 (CPU); make the product of its sizes 4, or have 8 "
+        "virtual devices on this machine's CPU with --devices=8.")
+    assert four_devices["too many"].startswith("MESH_SHAPE 'data=3' is for 3 devices, but there are 4 (CPU);")
+
+
+def test_the_cpu_is_divided_before_it_is_used(four_devices):
+    assert four_devices["too late"] == "The CPU cannot be made 2 devices after TensorFlow has used it; do it first."
+    assert four_devices["no devices"] == "A number of devices is at least 1, not 0."
+
+
+def test_a_mesh_is_laid_over_the_devices_of_all_processes(two_processes):
+    # Two processes of two devices; it is refused at once, and not by waiting for the other process.
+    assert two_processes["dtensor"].startswith("MESH_SHAPE 'data=3' is for 3 devices, but there are 4 (CPU);")
+
+
+def test_mirrored_trains_in_one_process(two_processes):
+    assert two_processes["mirrored"] == (
+        "MirroredStrategy trains in one process, but TF_CONFIG names 2; use backend='multi_worker_mirrored' or "
+        "'dtensor'.")
+
+
+@pytest.mark.parametrize(("rules", "at_rest_rules", "split"), [
+    (EXPERT, (), "expert"), ((*DATA, ("vocab", "data"), ("mlp", "data")), (), "mlp, vocab"),
+    (DATA, (("embed", "data"),), "embed")])
+def test_tf_distribute_copies_the_model_so_only_the_batch_is_split(rules, at_rest_rules, split):
+    with pytest.raises(ValueError) as raised:
+        backends.create_partitioner(Layout("data=1", rules, at_rest_rules, "mirrored"))
+    assert str(raised.value) == (
+        "tf.distribute's mirrored back end copies the model to every device, so the layout cannot split "
+        f"{split}; use gin/layouts/data.gin, or backend='dtensor'.")
+
+
+def test_this_holds_for_many_processes_too(two_processes):
+    assert two_processes["multi_worker_mirrored"].startswith(
+        "tf.distribute's multi_worker_mirrored back end copies the model to every device, so the layout cannot split "
+        "expert;")
+
+
+def test_a_tpu_that_is_not_there_is_refused(monkeypatch):
+    monkeypatch.setattr(environment, "has_tpu", lambda: False)
+    with pytest.raises(ValueError) as raised:
+        backends.create_partitioner(Layout("", DATA, backend="tpu"))
+    assert str(raised.value) == (
+        "backend='tpu' needs a TPU, and this machine has none: run it on a TPU VM, name a TPU with TPU_NAME, or leave "
+        "backend at 'auto'.")
+
+
+@pytest.mark.parametrize("is_named", [False, True])
+def test_a_tpu_core_keeps_its_variables_whole(monkeypatch, is_named):
+    monkeypatch.setattr(environment, "has_tpu", lambda: not is_named)
+    if is_named:
+        monkeypatch.setenv("TPU_NAME", "mine")
+    message = (r"TPUStrategy keeps every variable whole on each core, so its layout cannot split {} over the data "
+               r"axis; use backend='dtensor' with it\.$")
+    with pytest.raises(ValueError, match=message.format("expert")):
+        backends.create_partitioner(Layout("", EXPERT, backend="tpu"))
+    with pytest.raises(ValueError, match=message.format("stored weights")):
+        backends.create_partitioner(Layout("", DATA, (("embed", "data"),), "tpu"))
+
+
+def test_cores_of_a_replica_may_divide_the_model(monkeypatch):
+    monkeypatch.setattr(environment, "has_tpu", lambda: True)
+    monkeypatch.setattr(tpu, "create", lambda layout, name: layout)  # would start a TPU
+    layout = Layout("model=2", (*DATA, ("heads", "model"), ("expert", "model")), backend="tpu")
+    assert backends.create_partitioner(layout) is layout
+
+
+def test_tf_config_that_cannot_be_read_is_refused(monkeypatch):
+    monkeypatch.setenv("TF_CONFIG", "host0:2222")
+    with pytest.raises(ValueError, match="TF_CONFIG must read like "):
+        backends.create_partitioner(Layout())

@@ -1,0 +1,100 @@
+"""A model, a batch and a layout that do not fit together are refused before anything is built."""
+
+import dataclasses
+import re
+
+import pytest
+
+from switch_tf.partitioning import Layout
+from switch_tf.training.fit import check_fit
+
+DATA = (("batch", "data"), ("group", "data"))
+LENGTHS = {"inputs": 12, "targets": 6}
+FOUR = Layout("data=4", (*DATA, ("expert", "data")))
+
+
+def refusal(config, layout=FOUR, batch_size=8, lengths=LENGTHS, num_microbatches=1):
+    with pytest.raises(ValueError) as raised:
+        check_fit(config, layout, batch_size, lengths, num_microbatches)
+    assert "\n" not in str(raised.value)
+    return str(raised.value)
+
+
+def test_what_divides_fits(tiny_config):
+    # 8 * 12 = 96 tokens in 4 groups of 24, 8 * 6 = 48 in 4 of 12: one for each device, or two for each microbatch.
+    check_fit(tiny_config, FOUR, 8, LENGTHS, 1)
+    check_fit(tiny_config, Layout("data=2", DATA), 8, LENGTHS, 2)
+    check_fit(tiny_config, Layout(), 8, LENGTHS, 4)
+
+
+@pytest.mark.parametrize("lengths", [{}, {"inputs": 12}, {"targets": 6}, {"inputs": 12, "targets": 6.0},
+                                     {"inputs": "12", "targets": 6}])
+def test_lengths_are_tokens_of_inputs_and_targets(tiny_config, lengths):
+    assert refusal(tiny_config, lengths=lengths) == (
+        'TASK_FEATURE_LENGTHS must give the tokens of "inputs" and "targets", such as '
+        f"{{'inputs': 128, 'targets': 29}}, not {lengths!r}.")
+
+
+def test_microbatches_divide_the_batch(tiny_config):
+    assert refusal(tiny_config, Layout(), 8, num_microbatches=3) == (
+        "BATCH_SIZE must be a multiple of num_microbatches (3), not 8.")
+
+
+def test_the_data_axis_divides_the_batch_of_each_microbatch(tiny_config):
+    assert refusal(tiny_config, batch_size=6) == (
+        "The layout cuts BATCH_SIZE ('batch', 6) over the 4 devices of mesh axis 'data', which must divide it; make it "
+        "a multiple of 4, or set MESH_SHAPE to data=3.")
+    # 8 / 4 = 2 sequences of a microbatch cannot be cut over 4 devices, although 8 can.
+    assert "over the 4 devices of mesh axis 'data'" in refusal(tiny_config, batch_size=8, num_microbatches=4)
+
+
+@pytest.mark.parametrize(("rule", "changes", "message"), [
+    (("heads", "model"), {}, "The layout cuts num_heads ('heads', 2) over the 4 devices of mesh axis 'model', which "
+                             "must divide it; make it a multiple of 4, or set MESH_SHAPE to model=2."),
+    (("expert", "model"), {"num_experts": 6}, "The layout cuts num_experts ('expert', 6) over the 4 devices"),
+    (("vocab", "model"), {"vocab_size": 383}, "The layout cuts vocab_size ('vocab', 383) over the 4 devices"),
+    (("expert_mlp", "model"), {"d_ff": 30}, "The layout cuts d_ff ('expert_mlp', 30) over the 4 devices")])
+def test_the_model_axis_divides_the_model(tiny_config, rule, changes, message):
+    config = dataclasses.replace(tiny_config, **changes)
+    assert refusal(config, Layout("model=4", (rule,))).startswith(message)
+    check_fit(config, Layout("model=1", (rule,)), 8, LENGTHS, 1)
+
+
+def test_weights_at_rest_are_divided_too(tiny_config):
+    layout = Layout("data=3", at_rest_rules=(("embed", "data"),))
+    assert refusal(tiny_config, layout).startswith("The layout cuts d_model ('embed', 16) over the 3 devices")
+
+
+def test_a_dense_model_has_no_experts_to_divide(tiny_config):
+    dense = dataclasses.replace(tiny_config, num_experts=0)
+    check_fit(dense, Layout("data=3", (("batch", "data"), ("expert", "data"))), 9, LENGTHS, 1)
+    check_fit(dense, FOUR, 8, {"inputs": 7, "targets": 5}, 2)
+
+
+def test_each_device_has_whole_groups_of_each_microbatch(tiny_config):
+    # 2 microbatches on 4 devices are 8 parts, of 4 groups.
+    assert refusal(tiny_config, num_microbatches=2) == (
+        "A batch routed in 4 groups cannot be cut into 8 parts of whole groups (microbatches times devices of the data "
+        "axis). Set num_groups_multiple to a multiple of 8, or use fewer of them.")
+    check_fit(dataclasses.replace(tiny_config, num_groups_multiple=8), FOUR, 8, LENGTHS, 2)
+
+
+def test_groups_that_are_not_split_need_not_divide(tiny_config):
+    config = dataclasses.replace(tiny_config, num_groups_multiple=1)
+    assert refusal(config).startswith("A batch routed in 1 groups cannot be cut into 4 parts")
+    check_fit(config, Layout("data=4", (("batch", "data"),)), 8, LENGTHS, 1)
+
+
+def test_groups_of_targets_are_looked_at_where_the_decoder_is_sparse(tiny_config):
+    config = dataclasses.replace(tiny_config, num_groups_multiple=16)
+    lengths = {"inputs": 12, "targets": 5}  # 96 tokens are 6 * 16, 40 are not
+    assert re.match(r"No number of groups that is a multiple of 16 divides 40 tokens \(8 sequences of 5\) .* "
+                    r"Use a batch of 16 sequences, or num_groups_multiple=8\.", refusal(config, lengths=lengths))
+    check_fit(dataclasses.replace(config, decoder_sparse_step=0), FOUR, 8, lengths, 1)
+    check_fit(config, FOUR, 16, lengths, 1)
+
+
+def test_with_semantics_hf_each_sequence_is_a_group(tiny_config):
+    config = dataclasses.replace(tiny_config, semantics="hf", expert_capacity=2, num_groups_multiple=1)
+    check_fit(config, FOUR, 8, {"inputs": 7, "targets": 5}, 2)
+    assert "BATCH_SIZE ('batch', 6)" in refusal(config, batch_size=6)
