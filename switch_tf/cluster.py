@@ -28,14 +28,16 @@ def members() -> Cluster:
         return Cluster(("localhost",), 0)
     try:
         config = json.loads(text)
-        addresses, index = tuple(config["cluster"]["worker"]), int(config["task"]["index"])
+        addresses, index = config["cluster"]["worker"], int(config["task"]["index"])
+        if set(config["cluster"]) != {"worker"} or not isinstance(addresses, list):
+            raise ValueError(f"cluster {config['cluster']}")
         if not 0 <= index < len(addresses) or config["task"].get("type", "worker") != "worker":
             raise ValueError(f"task {config['task']}")
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(
             'TF_CONFIG must read like {"cluster": {"worker": ["host0:2222", "host1:2222"]}, "task": {"type": "worker", '
             f'"index": 0}}}}, with workers only, not {text!r} ({type(error).__name__}: {error}).') from error
-    return Cluster(addresses, index)
+    return Cluster(tuple(addresses), index)
 
 
 def num_hosts(cluster: Cluster) -> int:

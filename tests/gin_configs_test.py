@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import re
 
 import gin
 import pytest
@@ -83,6 +84,6 @@ def test_each_macro_has_its_default_in_one_kind_of_file():
 
 @pytest.mark.parametrize("path", sorted(shipped_gin.folder().glob("gin/*/*.gin")), ids=lambda path: path.stem)
 def test_every_file_says_what_it_is_and_what_it_needs(path):
-    header = [line for line in path.read_text().split("from __gin__")[0].splitlines() if line]
+    header = [line for line in re.split("from __gin__|include ", path.read_text())[0].splitlines() if line]
     assert all(line.startswith("# ") for line in header)
     assert all(any(word in line for line in header) for word in ("Provides:", "Requires:", "Often overridden:"))

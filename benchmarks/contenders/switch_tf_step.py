@@ -1,4 +1,4 @@
-"""switch_tf's training step as its trainer compiles it, dense or sparse."""
+"""switch_tf's training step as its trainer compiles it, dense or sparse, on one device or under a layout."""
 
 import keras
 import numpy as np
@@ -8,28 +8,40 @@ from step_problem import batch
 
 from switch_tf import SwitchConfig, SwitchTransformer
 from switch_tf.optim.adafactor import Adafactor
+from switch_tf.partitioning import Layout, devices
+from switch_tf.partitioning.backends import create_partitioner
+from switch_tf.partitioning.partitioner import Partitioner
 from switch_tf.training.train_step import StepSettings, compile_steps
 
 
-def step(job):
+def step_under_layout(job):
+    """The same with "layout", the arguments of `Layout`, on "devices" virtual devices of the CPU."""
+    devices.split_cpu(job["devices"])
+    layout = {name: tuple(map(tuple, value)) if isinstance(value, list) else value
+              for name, value in job["layout"].items()}
+    return step(job, create_partitioner(Layout(**layout)))
+
+
+def step(job, partitioner=None):
     """One step of `compile_steps`; a job without experts is a dense model."""
+    partitioner = partitioner or Partitioner()
     config = SwitchConfig(
         vocab_size=job["vocab_size"], d_model=job["d_model"], d_ff=job["d_ff"], d_kv=job["d_kv"],
         num_heads=job["heads"], num_encoder_layers=job["layers"], num_decoder_layers=job["layers"], dropout_rate=0.0,
         num_experts=job["experts"], train_capacity_factor=job["capacity_factor"], jitter_noise=0.0,
         load_balancing_loss_weight=LOAD_BALANCING_LOSS_WEIGHT, router_z_loss_weight=ROUTER_Z_LOSS_WEIGHT,
-        dispatch=job["dispatch"])
+        num_groups_multiple=job.get("num_groups_multiple", 1), dispatch=job["dispatch"])
     keras.utils.set_random_seed(0)
     model = SwitchTransformer(config)
-    model.build()
     optimizer = {"adamw": keras.optimizers.AdamW, "adafactor": Adafactor}[job["optimizer"]](job["learning_rate"])
-    optimizer.build(model.trainable_variables)
+    partitioner.build(model, optimizer)
     # No z-loss on the logits, because the others have none.
-    function = compile_steps(model, optimizer, 0, StepSettings(z_loss_weight=0.0, use_xla=job["xla"]))
+    settings = StepSettings(z_loss_weight=0.0, use_xla=job.get("xla", False))
+    function = compile_steps(model, optimizer, 0, settings, partitioner)
     features = {name: tf.constant(value[None]) for name, value in _features(job).items()}
 
     def run():
-        metrics, bad_step = function(features)
+        metrics, bad_step = function(partitioner.place(features))
         if int(bad_step) >= 0:
             raise FloatingPointError("The loss or a gradient is not finite.")
         return metrics

@@ -25,31 +25,39 @@ def add_arguments(parser) -> None:
                              "TF_CONFIG instead (docs/layouts.md)")
 
 
-def devices_of_this_process(num_devices: int) -> int:
+def devices_of_this_process(num_devices: int | None) -> int | None:
     """Its share of `--devices`.
 
     Raises:
         Mistake: the processes do not divide them.
     """
     try:
-        count = len(cluster.members().addresses)
+        return _share(num_devices, len(cluster.members().addresses))
     except ValueError as error:
         raise Mistake(str(error)) from error
+
+
+def _share(num_devices, count):
+    if num_devices is None:
+        return None
     if num_devices < 1 or num_devices % count:
         raise Mistake(f"--devices must be a positive multiple of the {count} process{'es' * (count > 1)}, not "
                       f"{num_devices}.")
     return num_devices // count
 
 
-def run(words: list[str], count: int) -> int:
+def run(words: list[str], count: int, num_devices: int | None = None) -> int:
     """Runs `switch-tf` with `words` in `count` processes; the first one's output is this one's.
 
     Returns:
         The exit status of the first process, or 1 where another one failed.
     """
+    if count < 1:
+        raise Mistake(f"--processes must be at least 1, not {count}.")
     if os.environ.get("TF_CONFIG"):
         raise Mistake("TF_CONFIG names the processes already, so this is one of them; leave out --processes, or unset "
                       "TF_CONFIG.")
+    _share(num_devices, count)
     addresses = [f"127.0.0.1:{port}" for port in _free_ports(count)]
     children = []
     for index in range(count):
@@ -57,14 +65,19 @@ def run(words: list[str], count: int) -> int:
         cluster.put(environ, addresses, index)
         output = {} if index == 0 else {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
         command = [sys.executable, "-m", "switch_tf.cli", *words, "--processes=1"]  # of an option given twice the last
-        children.append(subprocess.Popen(command, env=environ, **output))
-    for index, child in enumerate(children[1:], 1):
-        threading.Thread(target=_relay, args=(child.stderr, index), daemon=True).start()
+        # A session of their own: a signal to this process's group would otherwise reach them twice.
+        children.append(subprocess.Popen(command, env=environ, start_new_session=True, **output))
+    relays = [threading.Thread(target=_relay, args=(child.stderr, index), daemon=True)
+              for index, child in enumerate(children[1:], 1)]
+    for relay in relays:
+        relay.start()
     previous = {number: signal.signal(number, lambda number, _: _pass_on(number, children))
                 for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         return _wait(children)
     finally:
+        for relay in relays:
+            relay.join(timeout=GRACE_SECONDS)
         for number, handler in previous.items():
             signal.signal(number, handler)
 
@@ -72,14 +85,17 @@ def run(words: list[str], count: int) -> int:
 def _wait(children):
     """Waits for all; where one fails, the others get a while to end by themselves."""
     deadline = None
-    while any(child.poll() is None for child in children):
+    while True:
+        running = [child for child in children if child.poll() is None]
         failed = [index for index, child in enumerate(children) if child.poll() not in (None, 0, INTERRUPTED)]
         if failed and deadline is None:
             deadline = time.monotonic() + GRACE_SECONDS
-            print(f"Process {failed[0]} of {len(children)} ended {_how(children[failed[0]].returncode)}; the others "
-                  f"end too, within {GRACE_SECONDS} s.", file=sys.stderr)
+            print(f"Process {failed[0]} of {len(children)} ended {_how(children[failed[0]].returncode)}"
+                  + (f"; the others end too, within {GRACE_SECONDS} s." if running else "."), file=sys.stderr)
+        if not running:
+            break
         if deadline is not None and time.monotonic() > deadline:
-            for child in children:
+            for child in running:
                 child.kill()
         time.sleep(0.1)
     statuses = [child.returncode for child in children]
@@ -91,9 +107,6 @@ def _how(status):
 
 
 def _pass_on(number, children):
-    # Ctrl-C on a terminal reaches the children by itself.
-    if number == signal.SIGINT and os.isatty(0):
-        return
     for child in children:
         if child.poll() is None:
             child.send_signal(number)

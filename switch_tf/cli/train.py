@@ -21,8 +21,8 @@ def run(arguments) -> dict:
     if not arguments.gin_file:
         raise Mistake(f"A run is described by gin files: give {RUN_PARTS}, each with --gin_file.")
     if arguments.processes != 1:
-        return {"exit_status": processes.run(arguments.words, arguments.processes)}
-    quiet.import_tensorflow(processes.devices_of_this_process(arguments.devices) if arguments.devices else None)
+        return {"exit_status": processes.run(arguments.words, arguments.processes, arguments.devices)}
+    quiet.import_tensorflow(processes.devices_of_this_process(arguments.devices))
     gin_files.parse(arguments.gin_file, arguments.gin_bindings, arguments.gin_search_paths)
     trainer = _prepare()
 

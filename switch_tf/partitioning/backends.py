@@ -27,8 +27,9 @@ def create_partitioner(layout: Layout) -> Partitioner:
                              "use backend='multi_worker_mirrored' or 'dtensor'.")
         return _dtensor_processes(layout, members)
     kind = devices.device_type()
-    count = devices.num_local_devices(kind)
-    layout = layout.resolve(count, kind)
+    if kind == "TPU":
+        return _dtensor_on_tpu(layout)
+    layout = layout.resolve(devices.num_local_devices(kind), kind)
     if layout.backend == "one_device":
         import tensorflow as tf
 
@@ -50,13 +51,22 @@ def create_partitioner(layout: Layout) -> Partitioner:
 
     from switch_tf.partitioning.dtensor import DTensorPartitioner
 
-    mesh = list(layout.mesh.items())
-    if kind == "TPU":
-        # XLA's partitioner instead of DTensor's: the one that ahead-of-time compilation verifies. Never run here.
-        dtensor.initialize_accelerator_system("TPU")
-        return DTensorPartitioner(layout, dtensor.create_distributed_mesh(mesh, device_type="TPU", use_xla_spmd=True))
     names = [f"{kind}:{index}" for index in range(layout.num_devices)]
-    return DTensorPartitioner(layout, dtensor.create_mesh(mesh, devices=names))
+    return DTensorPartitioner(layout, dtensor.create_mesh(list(layout.mesh.items()), devices=names))
+
+
+def _dtensor_on_tpu(layout):
+    """Never run on hardware, here or below where there are several processes."""
+    from tensorflow.experimental import dtensor
+
+    from switch_tf.partitioning.dtensor import DTensorPartitioner
+
+    # First of all: once TensorFlow has listed its devices it refuses.
+    dtensor.initialize_accelerator_system("TPU")
+    layout = layout.resolve(dtensor.num_global_devices("TPU"), "TPU")
+    # XLA's partitioner instead of DTensor's: the one that ahead-of-time compilation verifies.
+    mesh = dtensor.create_distributed_mesh(list(layout.mesh.items()), device_type="TPU", use_xla_spmd=True)
+    return DTensorPartitioner(layout, mesh)
 
 
 def _dtensor_processes(layout, members):
@@ -66,15 +76,14 @@ def _dtensor_processes(layout, members):
 
     kind = devices.device_type()
     cluster.tell_dtensor(members)
+    if kind == "TPU":
+        return _dtensor_on_tpu(layout)
     local = dtensor.num_local_devices(kind)
-    if kind == "CPU":
-        import tensorflow as tf
-        virtual = tf.config.get_logical_device_configuration(tf.config.list_physical_devices("CPU")[0])
-        local = len(virtual or [None])
     layout = layout.resolve(local * len(members.addresses), kind)
-    dtensor.initialize_accelerator_system(kind, **({"num_logical_cpu_devices": local} if kind == "CPU" else {}))
-    mesh = dtensor.create_distributed_mesh(list(layout.mesh.items()), device_type=kind,
-                                           **({"use_xla_spmd": True} if kind == "TPU" else {}))
+    # TensorFlow makes the virtual CPU devices anew here, and must be told how many.
+    virtual = {"num_logical_cpu_devices": local} if kind == "CPU" else {}
+    dtensor.initialize_accelerator_system(kind, **virtual)
+    mesh = dtensor.create_distributed_mesh(list(layout.mesh.items()), device_type=kind)
     return DTensorPartitioner(layout, mesh)
 
 

@@ -7,10 +7,8 @@ from switch_tf.choices import BACKENDS, check_choice
 from switch_tf.partitioning.axes import LOGICAL_AXES
 
 # Where the size of a logical axis comes from, in the words of whoever can change it.
-_SOURCES = {"batch": "BATCH_SIZE", "vocab": "vocab_size", "embed": "d_model",
-            "heads": "num_heads", "kv": "d_kv", "mlp": "d_ff", "expert_mlp": "d_ff", "expert": "num_experts",
-            "length": "tokens of a sequence", "capacity": "slots of an expert",
-            "relpos_buckets": "relative_attention_num_buckets", "router_expert": "num_experts"}
+_SOURCES = {"vocab": "vocab_size", "embed": "d_model", "heads": "num_heads", "kv": "d_kv", "mlp": "d_ff",
+            "expert": "num_experts", "expert_mlp": "d_ff"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,7 +121,7 @@ class Layout:
         """Raises ValueError unless every logical axis that is split divides.
 
         Args:
-            sizes: logical axis -> length of it, of those that the model has.
+            sizes: logical axis -> length of it, of those that the model has (`SwitchConfig.axis_sizes`).
         """
         for axis, mesh_axis in (*self.rules, *self.at_rest_rules):
             pieces, size = self.mesh.get(mesh_axis, 1), sizes.get(axis)

@@ -4,6 +4,7 @@ import contextlib
 
 import tensorflow as tf
 
+from switch_tf.partitioning.partitioner import Partitioner
 from switch_tf.training.train_step import compute_gradients
 
 
@@ -15,7 +16,7 @@ class _Found(BaseException):
     """Carries a layer's path out of the model. Not an Exception: Keras rewrites the message of those."""
 
 
-def first_bad_tensor(model, features, seed, step, settings) -> str:
+def first_bad_tensor(model, features, seed, step, settings, partitioner=None) -> str:
     """Names the first tensor of a step that is not finite: weights, then activations in order, then gradients.
 
     Runs the step again without compilation, on the state before it: same seed, same batch.
@@ -23,13 +24,19 @@ def first_bad_tensor(model, features, seed, step, settings) -> str:
     Args:
         features: dict of <int32>[batch, length].
         step: int, the step that failed.
+        partitioner: Partitioner, by default of one device. Where the model lies in pieces only its weights are looked
+            at: activations would have to be gathered one by one.
 
     Returns:
         A phrase such as "the output of encoder/layers_1/mlp/router".
     """
+    partitioner = partitioner or Partitioner()
     for variable in model.variables:
-        if not _is_finite(variable.value):
+        if not bool(partitioner.on_host(tf.reduce_all(tf.math.is_finite(tf.cast(variable.value, tf.float32))))):
             return f"the weight {_short(variable.path)}"
+    if partitioner.layout.is_one_program:
+        return ("none of the weights, and the layout has the rest in pieces, so go on from the last checkpoint on one "
+                "device (gin/layouts/single.gin) to have the layer named")
     try:
         with _checked_outputs(model):
             gradients, _ = compute_gradients(model, features, seed, tf.constant(step, tf.int64), settings)

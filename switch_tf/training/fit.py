@@ -17,12 +17,14 @@ def check_fit(config, layout, batch_size: int, task_feature_lengths: dict, num_m
         if not isinstance(task_feature_lengths.get(feature), int):
             raise ValueError("TASK_FEATURE_LENGTHS must give the tokens of \"inputs\" and \"targets\", such as "
                              f"{{'inputs': 128, 'targets': 29}}, not {task_feature_lengths!r}.")
-    if batch_size % num_microbatches:
-        raise ValueError(f"BATCH_SIZE must be a multiple of num_microbatches ({num_microbatches}), not {batch_size}.")
     if layout.is_one_program and config.dispatch in ("index", "ragged"):
         raise ValueError(f"dispatch={config.dispatch!r} moves rows by their place in one device's memory, and this "
                          "layout splits them over several; use dispatch='einsum' or 'auto'.")
-    layout.check_sizes({**config.axis_sizes, "batch": batch_size // num_microbatches})
+    layout.check_sizes(config.axis_sizes)
+    num_pieces = layout.num_pieces("batch")
+    if batch_size % (num_microbatches * num_pieces):
+        raise ValueError(f"BATCH_SIZE must be a multiple of {num_microbatches * num_pieces} ({num_microbatches} "
+                         f"microbatches times {num_pieces} devices of the batch's mesh axis), not {batch_size}.")
     if config.semantics == "hf":
         return  # each sequence is a group
     num_parts = num_microbatches * layout.num_pieces("group")

@@ -260,7 +260,7 @@ class Trainer:
     def _diverged(self, batches, bad_step):
         step = self.step + bad_step
         features = {name: value[bad_step] for name, value in batches.items()}
-        where = first_bad_tensor(self.model, features, self.run.seed, step, self.step_settings)
+        where = first_bad_tensor(self.model, features, self.run.seed, step, self.step_settings, self.partitioner)
         saved = checkpoints.steps(self.folder.checkpoints)
         raise Divergence(
             f"The loss or a gradient of step {step + 1} is not finite; the first bad tensor is {where}. Nothing was "

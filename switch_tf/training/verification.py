@@ -36,35 +36,58 @@ class Verification(NamedTuple):
     losses: list[tuple[float, float]]
 
 
+class Outcome(NamedTuple):
+    """What a few steps came to: the loss of each, the gradients of the first, the weights after the last, and whose."""
+
+    losses: list[float]
+    gradients: list[np.ndarray]
+    weights: list[np.ndarray]
+    paths: list[str]
+
+
 def verify(make_model, make_optimizer, partitioner, batches, seed, settings, say=lambda text: None) -> Verification:
-    """Trains twin models from the same weights, one on one device and one under a partitioner.
+    """Trains twin models from the same weights, one on one device and one under a partitioner; arguments as `train`."""
+    twins = [train(make_model, make_optimizer, side, batches, seed, settings, say)
+             for side in (Partitioner(), partitioner)]
+    return compare(*twins)
+
+
+def train(make_model, make_optimizer, partitioner, batches, seed, settings, say=lambda text: None) -> Outcome:
+    """Takes a step with each batch.
 
     Args:
         make_model: function without arguments to a SwitchTransformer that is not built.
         make_optimizer: function without arguments to a Keras optimizer.
-        partitioner: Partitioner that is compared.
+        partitioner: Partitioner.
         batches: list of dicts of <int32>[batch, length], one for each step.
         seed: int, of initial weights, dropout and jitter.
         settings: StepSettings with steps_per_call 1.
         say: function of a line of text, told what is being done.
     """
-    twins = [_Twin(make_model, make_optimizer, side, seed, settings, say) for side in (Partitioner(), partitioner)]
-    losses, gradient = [], None
+    devices = f"{partitioner.layout.num_devices} device{'s' * (partitioner.layout.num_devices > 1)}"
+    say(f"Building the model on {devices} ...")
+    twin = _Twin(make_model, make_optimizer, partitioner, seed, settings)
+    losses, gradients = [], None
     for index, features in enumerate(batches):
-        losses.append(tuple(twin.step(features) for twin in twins))
-        gradient = gradient or _largest(np.max, twins[0].paths(), *(twin.gradients() for twin in twins))
-        say(f"step {index + 1}/{len(batches)}: loss {losses[-1][0]:.7f} on one device, {losses[-1][1]:.7f} in pieces")
-    by_step = [Difference(abs(one - other) / abs(one), f"step {step + 1}")
-               for step, (one, other) in enumerate(losses)]
+        losses.append(twin.step(features))
+        gradients = gradients or twin.gradients()
+        say(f"step {index + 1}/{len(batches)} on {devices}: loss {losses[-1]:.7f}")
+    return Outcome(losses, gradients, twin.weights(), twin.paths())
+
+
+def compare(one: Outcome, other: Outcome) -> Verification:
+    """The largest differences between one device's outcome and another one's."""
+    losses = list(zip(one.losses, other.losses, strict=True))
+    by_step = [Difference(abs(mine - theirs) / abs(mine), f"step {step + 1}")
+               for step, (mine, theirs) in enumerate(losses)]
     later = max(by_step, key=lambda difference: difference.value)
-    weight = _largest(_root_mean_square, twins[0].paths(), *(twin.weights() for twin in twins))
+    gradient = _largest(np.max, one.paths, one.gradients, other.gradients)
+    weight = _largest(_root_mean_square, one.paths, one.weights, other.weights)
     return Verification(by_step[0], later, gradient, weight, losses)
 
 
 class _Twin:
-    def __init__(self, make_model, make_optimizer, partitioner, seed, settings, say):
-        say(f"Building the model on {partitioner.layout.num_devices} device"
-            f"{'s' * (partitioner.layout.num_devices > 1)} ...")
+    def __init__(self, make_model, make_optimizer, partitioner, seed, settings):
         keras.utils.set_random_seed(seed)
         self.model, self.optimizer = make_model(), make_optimizer()
         self.partitioner, self.settings = partitioner, settings

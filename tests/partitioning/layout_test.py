@@ -5,7 +5,7 @@ import re
 import gin
 import pytest
 
-from switch_tf import shipped_gin
+from switch_tf import SwitchConfig, shipped_gin
 from switch_tf.cli import gin_files
 from switch_tf.partitioning import Layout
 
@@ -22,6 +22,11 @@ SHIPPED = {
     "data_model": ({"data": 4, "model": 2}, (*DATA, *MODEL), ()),
     "expert_model": ({"data": 4, "model": 2}, (*EXPERT, *MODEL), ()),
 }
+
+
+# Devices, and the presets that each is meant for.
+PODS = {"pod_256": (256, ("switch_base_128", "switch_large_128")), "pod_512": (512, ("switch_xxl_128",)),
+        "pod_512_experts": (512, ("switch_c_2048",))}
 
 
 @pytest.fixture
@@ -195,9 +200,6 @@ def test_an_unknown_backend_names_the_nearest():
     ({"embed": 20},  # 5 of 1 to 8
      "The layout cuts d_model ('embed', 20) over the 8 devices of mesh axis 'data', which must divide it; make it a "
      "multiple of 8, or set MESH_SHAPE to data=5."),
-    ({"batch": 4},
-     "The layout cuts BATCH_SIZE ('batch', 4) over the 8 devices of mesh axis 'data', which must divide it; make it a "
-     "multiple of 8, or set MESH_SHAPE to data=4."),
     ({"mlp": 2}, "The layout cuts d_ff ('mlp', 2) over the 4 devices")])
 def test_a_size_that_the_mesh_does_not_divide_is_refused(sizes, message):
     layout = Layout("data=8,model=4", (*EXPERT, *MODEL), (("embed", "data"),))
@@ -208,16 +210,24 @@ def test_a_size_that_the_mesh_does_not_divide_is_refused(sizes, message):
 
 def test_sizes_that_divide_or_are_not_split_are_fine():
     layout = Layout("data=8,model=4", (*EXPERT, *MODEL), (("embed", "data"),))
-    layout.check_sizes({"batch": 16, "expert": 8, "heads": 12, "vocab": 32, "embed": 24, "kv": 7, "length": 61})
+    layout.check_sizes({"expert": 8, "heads": 12, "vocab": 32, "embed": 24, "kv": 7})
     layout.check_sizes({})
-    Layout("", EXPERT).check_sizes({"batch": 7})  # the open axis has no size yet
+    Layout("", EXPERT).check_sizes({"expert": 7})  # the open axis has no size yet
 
 
 # Shipped files.
 
 
 def test_every_shipped_layout_is_listed_here():
-    assert {path.stem for path in shipped_gin.folder().glob("gin/layouts/*.gin")} == set(SHIPPED)
+    assert {path.stem for path in shipped_gin.folder().glob("gin/layouts/*.gin")} == {*SHIPPED, *PODS}
+
+
+@pytest.mark.parametrize(("pod", "preset"), [(pod, preset) for pod, (_, presets) in PODS.items() for preset in presets])
+def test_a_pod_fits_the_presets_it_is_meant_for(shipped_layout, pod, preset):
+    num_devices, _ = PODS[pod]
+    layout, config = shipped_layout(pod).resolve(num_devices, "TPU"), SwitchConfig.from_preset(preset)
+    layout.check_sizes(config.axis_sizes)
+    assert config.num_groups_multiple % layout.num_pieces("group") == 0
 
 
 @pytest.mark.parametrize("name", SHIPPED)

@@ -37,15 +37,14 @@ def test_lengths_are_tokens_of_inputs_and_targets(tiny_config, lengths):
 
 def test_microbatches_divide_the_batch(tiny_config):
     assert refusal(tiny_config, Layout(), 8, num_microbatches=3) == (
-        "BATCH_SIZE must be a multiple of num_microbatches (3), not 8.")
+        "BATCH_SIZE must be a multiple of 3 (3 microbatches times 1 devices of the batch's mesh axis), not 8.")
 
 
 def test_the_data_axis_divides_the_batch_of_each_microbatch(tiny_config):
     assert refusal(tiny_config, batch_size=6) == (
-        "The layout cuts BATCH_SIZE ('batch', 6) over the 4 devices of mesh axis 'data', which must divide it; make it "
-        "a multiple of 4, or set MESH_SHAPE to data=3.")
+        "BATCH_SIZE must be a multiple of 4 (1 microbatches times 4 devices of the batch's mesh axis), not 6.")
     # 8 / 4 = 2 sequences of a microbatch cannot be cut over 4 devices, although 8 can.
-    assert "over the 4 devices of mesh axis 'data'" in refusal(tiny_config, batch_size=8, num_microbatches=4)
+    assert "BATCH_SIZE must be a multiple of 16" in refusal(tiny_config, batch_size=8, num_microbatches=4)
 
 
 @pytest.mark.parametrize(("rule", "changes", "message"), [
@@ -97,4 +96,4 @@ def test_groups_of_targets_are_looked_at_where_the_decoder_is_sparse(tiny_config
 def test_with_semantics_hf_each_sequence_is_a_group(tiny_config):
     config = dataclasses.replace(tiny_config, semantics="hf", expert_capacity=2, num_groups_multiple=1)
     check_fit(config, FOUR, 8, {"inputs": 7, "targets": 5}, 2)
-    assert "BATCH_SIZE ('batch', 6)" in refusal(config, batch_size=6)
+    assert "BATCH_SIZE must be a multiple of 4" in refusal(config, batch_size=6)

@@ -1,0 +1,76 @@
+"""The command on real runs: the numbers it finds, the collectives it counts, what it refuses."""
+
+import json
+import math
+import subprocess
+import sys
+
+import pytest
+
+from switch_tf.layers import grouping
+
+BATCH, LENGTHS, D_MODEL, EXPERTS = 16, {"inputs": 128, "targets": 29}, 32, 8
+RUN = ["--gin_file=gin/models/switch_tiny.gin", "--gin_file=gin/tasks/docs_corpus.gin",
+       "--gin_file=gin/runs/pretrain.gin", f"--gin.BATCH_SIZE={BATCH}", f"--gin.SwitchConfig.d_model={D_MODEL}",
+       "--gin.SwitchConfig.d_ff=64", "--gin.SwitchConfig.num_encoder_layers=1",
+       "--gin.SwitchConfig.num_decoder_layers=1", "--gin.SwitchConfig.encoder_sparse_step=1",
+       "--gin.SwitchConfig.decoder_sparse_step=1", "--gin.DROPOUT_RATE=0.1", "--gin.EXPERT_DROPOUT_RATE=0.1"]
+
+
+def _verify(tmp_path, *arguments):
+    done = subprocess.run([sys.executable, "-m", "switch_tf.cli", "verify-layout", *RUN, *arguments, "--json"],
+                          cwd=tmp_path, capture_output=True, text=True)
+    return done, (json.loads(done.stdout.splitlines()[-1]) if done.stdout else None)
+
+
+def test_experts_cost_two_all_to_alls_each_way_and_no_weight_is_gathered(tmp_path):
+    done, result = _verify(tmp_path, "--gin_file=gin/layouts/expert.gin", "--devices=4")
+    assert done.returncode == 0, done.stderr
+    assert result["mesh"] == {"data": 4}
+    assert result["loss_relative_difference"] <= 1e-6
+    assert result["gradient_relative_difference"] <= 1e-5
+    assert result["weight_difference"] <= 1e-5
+    assert len(result["losses"]) == 3
+    # Of each sparse layer, one in the encoder and one in the decoder: there, back, and both in the backward pass. Each
+    # moves the buffers of all experts for the groups of one device.
+    buffers = 0
+    for length in LENGTHS.values():
+        groups = grouping.global_groups(BATCH * length, 4096, 8)
+        capacity = math.floor(groups.size * 1.25 / EXPERTS)
+        buffers += EXPERTS * (groups.count // 4) * capacity * D_MODEL * 4  # float32
+    assert result["collectives"]["all-to-all"] == {"count": 2 * 4, "bytes": 4 * buffers}
+    assert set(result["collectives"]) == {"all-to-all", "all-reduce"}
+    assert result["unsafe_all_to_alls"] == 0
+
+
+def test_logits_are_not_gathered_where_the_vocabulary_is_split(tmp_path):
+    done, result = _verify(tmp_path, "--gin_file=gin/layouts/data_model.gin", "--devices=4", "--steps=1")
+    assert done.returncode == 0, done.stderr
+    assert result["mesh"] == {"data": 2, "model": 2}
+    assert set(result["collectives"]) == {"all-reduce"}
+
+
+def test_mirrored_replicas_are_verified_too(tmp_path):
+    done, result = _verify(tmp_path, "--gin_file=gin/layouts/data.gin", "--devices=2", "--steps=2",
+                           "--gin.Layout.backend='mirrored'", "--gin.StepSettings.num_microbatches=2")
+    assert done.returncode == 0, done.stderr
+    assert result["gradient_relative_difference"] <= 1e-5
+    assert result["collectives"] == {}
+
+
+@pytest.mark.parametrize("arguments, message", [
+    (["--gin_file=gin/layouts/expert.gin", "--devices=16"], "num_experts ('expert', 8) over the 16 devices"),
+    (["--gin_file=gin/layouts/data_model.gin", "--devices=4", "--gin.MESH_SHAPE='data=2'", "--gin.StepSettings."
+      "steps_per_call=2"], "steps_per_call must be 1, not 2"),
+    (["--gin_file=gin/layouts/data.gin", "--gin.MESH_SHAPE='data=3'"],
+     "MESH_SHAPE 'data=3' is for 3 devices, but there are 8 (CPU); make the product of its sizes 8, or have 3 virtual"),
+    (["--steps=0"], "--steps and --devices must be at least 1, not 0 and 8."),
+    (["--gin_file=gin/layouts/expert.gin", "--devices=4", "--gin.SwitchConfig.dispatch='index'"],
+     "dispatch='index' moves rows by their place in one device's memory"),
+    (["--gin_file=gin/layouts/expert.gin", "--devices=4", "--gin.Layout.backend='mirrored'"],
+     "copies the model to every device, so the layout cannot split expert")])
+def test_what_cannot_be_laid_out_is_one_sentence(arguments, message, tmp_path):
+    done, _ = _verify(tmp_path, *arguments)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1, done.stderr

@@ -1,0 +1,109 @@
+"""Variables and batches in pieces: where they lie, how much each device holds, and what is refused."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from tensorflow.experimental import dtensor
+
+from switch_tf import SwitchConfig, SwitchTransformer, partitioning
+from switch_tf.cli import inspect
+from switch_tf.optim.adafactor import Adafactor
+from switch_tf.partitioning.dtensor import DTensorPartitioner
+from switch_tf.partitioning.layout import Layout
+
+EXPERT = (("batch", "data"), ("group", "data"), ("expert", "data"))
+MODEL = (("heads", "model"), ("mlp", "model"), ("expert_mlp", "model"), ("vocab", "model"))
+
+
+def _partitioner(mesh_shape, rules, at_rest_rules=()):
+    layout = Layout(mesh_shape, rules, at_rest_rules)
+    names = [f"CPU:{index}" for index in range(layout.num_devices)]
+    return DTensorPartitioner(layout, dtensor.create_mesh(list(layout.mesh.items()), devices=names))
+
+
+def _bytes_of_first_device(variables):
+    return sum(dtensor.unpack(variable.value.read_value())[0].numpy().nbytes for variable in variables)
+
+
+@pytest.mark.parametrize("mesh_shape, rules, at_rest_rules", [
+    ("data=8", EXPERT, ()), ("data=4", EXPERT, (("embed", "data"),)), ("data=4,model=2", (*EXPERT, *MODEL), ())])
+def test_each_device_holds_what_inspect_computes(mesh_shape, rules, at_rest_rules):
+    config = SwitchConfig.from_preset("switch_tiny")
+    partitioner = _partitioner(mesh_shape, rules, at_rest_rules)
+    model, optimizer = SwitchTransformer(config), Adafactor()
+    partitioner.build(model, optimizer)
+    computed = inspect._bytes_per_device(config, partitioner.layout)
+    assert _bytes_of_first_device(model.variables) == computed["weights"]
+    slots = [variable for variable in optimizer.variables if hasattr(variable, "logical_axes")]
+    assert _bytes_of_first_device(slots) == computed["optimizer_slots"]
+
+
+@pytest.mark.parametrize("make", [Adafactor, lambda: keras.optimizers.AdamW(1e-3, use_ema=True)])
+def test_every_variable_is_laid_out_and_slots_lie_like_their_weights(make):
+    config = SwitchConfig.from_preset("switch_tiny")
+    partitioner, model, optimizer = _partitioner("data=4", EXPERT), SwitchTransformer(config), make()
+    partitioner.build(model, optimizer)
+    assert all(isinstance(variable.value, dtensor.DVariable) for variable in model.variables + optimizer.variables)
+    assert "learning_rate" in {variable.name for variable in optimizer.variables}  # made before there was a layout
+    split = [variable for variable in optimizer.variables if "data" in variable.value.layout.sharding_specs]
+    assert split and all("experts" in variable.path for variable in split)
+
+
+def test_weights_are_the_ones_of_one_device():
+    values = []
+    for build in (lambda model: model.build(), _partitioner("data=4,model=2", (*EXPERT, *MODEL)).build):
+        keras.utils.set_random_seed(3)
+        model = SwitchTransformer(SwitchConfig.from_preset("switch_tiny"))
+        build(model)
+        values.append([_whole(variable.value) for variable in model.trainable_variables])
+    for one, pieces in zip(*values, strict=True):
+        np.testing.assert_array_equal(one, pieces)
+
+
+def _whole(variable):
+    if not isinstance(variable, dtensor.DVariable):
+        return variable.numpy()
+    replicated = dtensor.Layout.replicated(variable.layout.mesh, variable.shape.rank)
+    return dtensor.unpack(dtensor.relayout(variable.read_value(), replicated))[0].numpy()
+
+
+def test_a_variable_made_elsewhere_is_refused():
+    class Counting(SwitchTransformer):
+        def build(self, input_shape=None):
+            super().build(input_shape)
+            with tf.init_scope():
+                self.counter = keras.Variable(0, trainable=False)
+                self.counter._value = tf.raw_ops.VarHandleOp(dtype=tf.int32, shape=[])
+
+    with pytest.raises(ValueError, match="was created outside of the layout and would be updated once for each device"):
+        _partitioner("data=2", EXPERT).build(Counting(SwitchConfig.from_preset("switch_tiny")))
+
+
+def test_each_device_gets_its_rows_of_the_batch():
+    tokens = tf.reshape(tf.range(8 * 3), (1, 8, 3))
+    placed = _partitioner("data=2,model=2", (*EXPERT, *MODEL)).place({"tokens": tokens})["tokens"]
+    pieces = [piece.numpy() for piece in dtensor.unpack(placed)]
+    for piece, rows in zip(pieces, (slice(0, 4), slice(0, 4), slice(4, 8), slice(4, 8)), strict=True):
+        np.testing.assert_array_equal(piece, tokens[0, rows])
+
+
+def test_random_numbers_do_not_depend_on_the_mesh():
+    drawn = partitioning.uniform(tf.constant(5, tf.uint32), (8, 3, 4)).numpy()
+    for mesh_shape in ("data=2", "data=4,model=2"):
+        partitioner = _partitioner(mesh_shape, (*EXPERT, *(MODEL if "model" in mesh_shape else ())))
+
+        def draw(features, partitioner=partitioner):
+            noise = partitioning.uniform(tf.cast(features["x"][0, 0], tf.uint32), (8, 3, 4))
+            return partitioning.constrain(noise, ("batch", None, "heads"))
+
+        placed = partitioner.place({"x": tf.fill((1, 8, 3), 5)})
+        np.testing.assert_array_equal(partitioner.results(draw)(placed).numpy(), drawn)
+
+
+def test_what_dtensor_cannot_do_is_refused():
+    partitioner = _partitioner("data=2", EXPERT)
+    with pytest.raises(ValueError, match="steps_per_call is 4, but under DTensor a step is two functions"):
+        partitioner.check(1000, 4, False)
+    with pytest.raises(ValueError, match="use_xla=True compiles the step of one device"):
+        partitioner.check(1000, 1, True)

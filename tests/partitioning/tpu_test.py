@@ -1,0 +1,88 @@
+"""What surrounds a TPU, on a CPU: the step with its condition inside, the refusals, the annotations."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from switch_tf import SwitchTransformer
+from switch_tf.optim.adafactor import Adafactor
+from switch_tf.partitioning import tpu
+from switch_tf.partitioning.gspmd import XlaAnnotator
+from switch_tf.partitioning.layout import Layout
+from switch_tf.partitioning.partitioner import Partitioner
+from switch_tf.partitioning.strategy import StrategyPartitioner
+from switch_tf.training.train_step import StepSettings, compile_steps
+
+DATA = (("batch", "data"), ("group", "data"))
+
+
+def _run(partitioner, config, batch, steps_per_call):
+    keras.utils.set_random_seed(1)
+    model, optimizer = SwitchTransformer(config), Adafactor(0.01)
+    partitioner.build(model, optimizer)
+    step = compile_steps(model, optimizer, 3, StepSettings(steps_per_call=steps_per_call), partitioner)
+    features = {name: tf.stack([value] * steps_per_call) for name, value in batch.items()}
+    means, bad_step = step(partitioner.place(features))
+    assert int(bad_step) == -1
+    return float(means["cross_entropy"].value), [variable.numpy() for variable in model.trainable_variables]
+
+
+@pytest.mark.parametrize("kind", [StrategyPartitioner, tpu.TPUPartitioner])
+def test_several_steps_a_call_under_a_strategy_are_those_of_one_device(kind, tiny_config, batch):
+    strategy = tf.distribute.OneDeviceStrategy("CPU:0")
+    loss, weights = _run(kind(Layout("data=1", DATA), strategy), tiny_config, batch, 3)
+    expected, expected_weights = _run(Partitioner(), tiny_config, batch, 3)
+    assert loss == pytest.approx(expected, rel=1e-6)
+    for one, other in zip(expected_weights, weights, strict=True):
+        np.testing.assert_allclose(other, one, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", [StrategyPartitioner, tpu.TPUPartitioner])
+def test_a_step_that_is_not_finite_changes_nothing(kind, tiny_config, batch):
+    partitioner = kind(Layout("data=1", DATA), tf.distribute.OneDeviceStrategy("CPU:0"))
+    model, optimizer = SwitchTransformer(tiny_config), Adafactor(0.01)
+    partitioner.build(model, optimizer)
+    model.decoder.layers[0].mlp.wo.assign(np.full((32, 16), np.inf))
+    before = [variable.numpy() for variable in optimizer.variables]
+    step = compile_steps(model, optimizer, 3, StepSettings(), partitioner)
+    _, bad_step = step(partitioner.place({name: value[None] for name, value in batch.items()}))
+    assert int(bad_step) == 0
+    for variable, value in zip(optimizer.variables, before, strict=True):
+        np.testing.assert_array_equal(variable.numpy(), value)
+
+
+@pytest.mark.parametrize("num_parameters, accelerator, is_refused", [
+    (10**9, "v5litepod-8", False), (3 * 10**9, "v5litepod-8", True), (3 * 10**9, "v5p-16", False),
+    (10**12, "v5p-1024", True), (10**12, "", False)])
+def test_a_model_larger_than_a_device_is_refused(num_parameters, accelerator, is_refused):
+    if not is_refused:
+        tpu.check_memory(num_parameters, accelerator)
+        return
+    with pytest.raises(ValueError, match=r"TPUStrategy keeps weights and gradients whole on each device, .* GiB of "
+                                         r"them, .* use gin/layouts/fully_sharded.gin with backend='dtensor'"):
+        tpu.check_memory(num_parameters, accelerator)
+
+
+def test_annotations_name_the_axes_of_the_layout():
+    layout = Layout("data=4,model=2", (*DATA, ("expert", "data"), ("mlp", "model")))
+    annotator = XlaAnnotator(layout, ("data", "model"))
+
+    def shardings(function, *shapes):
+        graph = tf.function(function).get_concrete_function(*[tf.TensorSpec(shape) for shape in shapes]).graph
+        attributes = [op.get_attr("_XlaSharding") for op in graph.get_operations() if op.type == "XlaSharding"]
+        return [_describe(attribute) for attribute in attributes]
+
+    found = shardings(lambda x: annotator.constrain(x, ("batch", "length", "mlp")), (8, 3, 6))
+    assert found == [((4, 1, 2), False)]
+    # Replicated over what the spec leaves out: the last tile dimension.
+    assert shardings(lambda x: annotator.constrain(x, ("expert", "group", None)), (8, 8, 6)) == [((4, 1, 1, 2), True)]
+    within = XlaAnnotator(layout, ("model",))
+    assert shardings(lambda x: within.constrain(x, ("batch", "length", "mlp")), (8, 3, 6)) == [((1, 1, 2), False)]
+
+
+def _describe(attribute):
+    from tensorflow.compiler.xla import xla_data_pb2
+    sharding = xla_data_pb2.OpSharding()
+    sharding.ParseFromString(attribute)
+    return tuple(sharding.tile_assignment_dimensions), sharding.replicate_on_last_tile_dim

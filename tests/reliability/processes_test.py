@@ -1,0 +1,90 @@
+"""Two processes on this machine train as one does; when one is killed or told to stop, the other ends in order."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+ARGUMENTS = [
+    "--gin_file=gin/models/switch_tiny.gin", "--gin_file=gin/tasks/docs_corpus.gin", "--gin_file=gin/runs/pretrain.gin",
+    "--gin.SwitchConfig.d_model=32", "--gin.SwitchConfig.d_ff=64", "--gin.SwitchConfig.num_encoder_layers=1",
+    "--gin.SwitchConfig.num_decoder_layers=1", "--gin.SwitchConfig.encoder_sparse_step=1", "--gin.DROPOUT_RATE=0.1",
+    "--gin.BATCH_SIZE=8", "--gin.LOG_PERIOD=1", "--gin.Run.eval_batches=1", "--gin.RsqrtDecay.warmup_steps=100",
+    "--gin.SwitchConfig.vocab_size=4096", "--gin.MODEL_DIR='run'"]
+EXPERTS = ["--gin_file=gin/layouts/expert.gin", "--devices=2"]
+WORKERS = ["--gin_file=gin/layouts/data.gin", "--gin.Layout.backend='multi_worker_mirrored'"]
+
+
+def _command(*arguments):
+    return [sys.executable, "-m", "switch_tf.cli", "train", *ARGUMENTS, *arguments]
+
+
+def _train(folder, *arguments):
+    folder.mkdir(exist_ok=True)
+    done = subprocess.run(_command(*arguments), cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return _losses(folder)
+
+
+def _losses(folder):
+    lines = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
+    return {(line["step"], name): value for line in lines for name, value in line.items() if name.endswith("/loss")}
+
+
+@pytest.fixture(scope="module")
+def one_process(tmp_path_factory):
+    return _train(tmp_path_factory.mktemp("one"), "--gin.TRAIN_STEPS=4", "--gin.EVAL_PERIOD=2")
+
+
+@pytest.mark.parametrize("layout", [EXPERTS, WORKERS], ids=["dtensor", "multi_worker_mirrored"])
+def test_two_processes_log_the_losses_of_one_and_one_goes_on_from_them(layout, one_process, tmp_path):
+    _train(tmp_path, *layout, "--processes=2", "--gin.TRAIN_STEPS=2", "--gin.EVAL_PERIOD=2",
+           "--gin.CHECKPOINT_PERIOD=2")
+    losses = _train(tmp_path, "--gin.TRAIN_STEPS=4", "--gin.EVAL_PERIOD=2")  # the rest in one process, on one device
+    assert losses.keys() == one_process.keys()
+    assert losses == pytest.approx(one_process, rel=1e-5)
+
+
+def _start(folder, *arguments):
+    """Starts two processes and waits until they have taken a few steps."""
+    process = subprocess.Popen(_command(*arguments, "--processes=2", "--gin.TRAIN_STEPS=100000", "--gin.EVAL_PERIOD=0",
+                                        "--gin.CHECKPOINT_PERIOD=2"),
+                               cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    metrics = folder / "run" / "metrics.jsonl"
+    while process.poll() is None and (not metrics.exists() or metrics.read_text().count("\n") < 4):
+        time.sleep(0.1)
+    return process
+
+
+def _children(process):
+    listed = subprocess.run(["ps", "-o", "pid=", "--ppid", str(process.pid)], capture_output=True, text=True).stdout
+    return [int(pid) for pid in listed.split()]
+
+
+@pytest.mark.parametrize("layout, victim", [(EXPERTS, 1), (EXPERTS, 0), (WORKERS, 1)],
+                         ids=["dtensor-1", "dtensor-0", "multi_worker_mirrored-1"])
+def test_when_one_process_is_killed_the_other_ends_with_a_message_within_a_minute(layout, victim, tmp_path):
+    process = _start(tmp_path, *layout)
+    os.kill(_children(process)[victim], signal.SIGKILL)
+    killed_at = time.monotonic()
+    _, errors = process.communicate(timeout=60)
+    assert time.monotonic() - killed_at < 60
+    assert process.returncode in (1, 2)
+    assert f"Process {victim} of 2 ended by SIGKILL" in errors
+    found = re.search(r"Another of the 2 processes is gone \(.+\), so process (\d) ends at step \d+\. The last good "
+                      r"checkpoint is .*step_\d+; start all processes again with the same command", errors)
+    assert found and int(found[1]) == 1 - victim
+
+
+def test_a_signal_to_one_process_stops_both_at_one_step_with_everything_saved(tmp_path):
+    process = _start(tmp_path, *EXPERTS)
+    os.kill(_children(process)[1], signal.SIGTERM)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, errors
+    stopped = int(re.search(r"Stopped by .* at step (\d+)\. Everything up to it is saved", errors)[1])
+    assert (tmp_path / "run" / "checkpoints" / f"step_{stopped:08d}" / "checkpoint.json").exists()

@@ -1,0 +1,99 @@
+"""Checkpoints do not depend on the layout, and a step that diverges under one changes nothing and is located."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from tensorflow.experimental import dtensor
+
+from switch_tf import SwitchTransformer
+from switch_tf.partitioning.dtensor import DTensorPartitioner
+from switch_tf.partitioning.layout import Layout
+from switch_tf.partitioning.partitioner import Partitioner
+from switch_tf.partitioning.strategy import StrategyPartitioner
+from switch_tf.training import checkpoints, diagnosis
+from switch_tf.training.train_step import StepSettings, compile_steps
+
+DATA = (("batch", "data"), ("group", "data"))
+MODEL = (("heads", "model"), ("mlp", "model"), ("expert_mlp", "model"), ("vocab", "model"))
+
+
+def _one():
+    return Partitioner()
+
+
+def _pieces(mesh_shape="data=2,model=2", at_rest_rules=()):
+    layout = Layout(mesh_shape, (*DATA, ("expert", "data"), *(MODEL if "model" in mesh_shape else ())), at_rest_rules)
+    names = [f"CPU:{index}" for index in range(layout.num_devices)]
+    return DTensorPartitioner(layout, dtensor.create_mesh(list(layout.mesh.items()), devices=names))
+
+
+def _other_pieces():
+    return _pieces("data=4", (("embed", "data"),))
+
+
+def _replicas():
+    reduction = tf.distribute.ReductionToOneDevice()  # collectives have room for one group of devices in a process
+    return StrategyPartitioner(Layout("data=2", DATA), tf.distribute.MirroredStrategy(
+        ["CPU:0", "CPU:1"], cross_device_ops=reduction))
+
+
+class _Run:
+    def __init__(self, partitioner, config, seed):
+        keras.utils.set_random_seed(seed)
+        self.model, self.optimizer = SwitchTransformer(config), keras.optimizers.Adam(0.01, name="adam")
+        partitioner.build(self.model, self.optimizer)
+        self.partitioner = partitioner
+        self.variables = checkpoints.state_variables(self.model, self.optimizer)
+        self._step = compile_steps(self.model, self.optimizer, 3, StepSettings(), partitioner)
+
+    def step(self, batch):
+        means, bad_step = self._step(self.partitioner.place({name: value[None] for name, value in batch.items()}))
+        return float(means["cross_entropy"].value), int(bad_step)
+
+    def values(self):
+        return {path: _whole(variable.value) for path, variable in self.variables.items()}
+
+
+def _whole(variable):
+    if not isinstance(variable, dtensor.DVariable):
+        return variable.numpy()
+    replicated = dtensor.Layout.replicated(variable.layout.mesh, variable.shape.rank)
+    return dtensor.unpack(dtensor.relayout(variable.read_value(), replicated))[0].numpy()
+
+
+def _iterator():
+    return iter(tf.data.Dataset.range(9))
+
+
+@pytest.mark.parametrize("save_under, restore_under", [
+    (_pieces, _one), (_one, _pieces), (_pieces, _other_pieces), (_replicas, _pieces), (_other_pieces, _replicas)])
+def test_a_run_goes_on_under_another_layout(save_under, restore_under, tiny_config, batch, tmp_path):
+    saved = _Run(save_under(), tiny_config, seed=1)
+    saved.step(batch)
+    path = checkpoints.save(tmp_path, 1, saved.variables, _iterator(), {}, 3, saved.partitioner)
+    restored = _Run(restore_under(), tiny_config, seed=2)
+    checkpoints.restore(path, restored.variables, _iterator())
+    expected = saved.values()
+    for name, value in restored.values().items():
+        np.testing.assert_array_equal(value, expected[name], err_msg=name)
+    assert restored.step(batch)[0] == pytest.approx(saved.step(batch)[0], rel=1e-6)
+
+
+@pytest.mark.parametrize("make", [_pieces, _replicas])
+def test_a_step_that_diverges_changes_nothing_and_is_located(make, tiny_config, batch, tmp_path):
+    run = _Run(make(), tiny_config, seed=1)
+    bad = run.model.encoder.layers[0].mlp.wo
+    bad.value.assign(_like(bad.value, np.full(bad.shape, np.nan, np.float32), run.partitioner))
+    before = run.values()
+    assert run.step(batch)[1] == 0
+    for name, value in run.values().items():
+        np.testing.assert_array_equal(value, before[name], err_msg=name)
+    found = diagnosis.first_bad_tensor(run.model, batch, 3, 0, StepSettings(), run.partitioner)
+    assert found == "the weight encoder/layers_0/mlp/wo"
+    with pytest.raises(checkpoints.BrokenCheckpoint, match="model/encoder/layers_0/mlp/wo is not finite"):
+        checkpoints.save(tmp_path, 1, run.variables, _iterator(), {}, 3, run.partitioner)
+
+
+def _like(variable, value, partitioner):
+    return partitioner.pack(value, variable.layout) if isinstance(variable, dtensor.DVariable) else value
