@@ -4,6 +4,7 @@ The one library module that imports seqio, and only when a function needs it. Ta
 (`gin/tasks/`) imports the module that registers them.
 """
 
+import contextlib
 import difflib
 import os
 import sys
@@ -11,6 +12,7 @@ from collections.abc import Mapping
 
 import keras
 import tensorflow as tf
+from tensorflow.python.eager import context as eager_context  # the global seed has no public getter
 
 _FEATURES = ("inputs", "targets")
 
@@ -58,6 +60,24 @@ def get_dataset(
     Raises:
         ValueError: an unknown name or split, lengths the task cannot use, a batch that the shards do not divide.
     """
+    with _no_global_seed():
+        return _get_dataset(mixture_or_task_name, task_feature_lengths, batch_size, split, seed, pack, shuffle, repeat,
+                            shard_index, num_shards, encoder_only)
+
+
+@contextlib.contextmanager
+def _no_global_seed():
+    """Within this scope the seeds of new pipelines are theirs alone; TensorFlow would mix in `tf.random.set_seed`'s."""
+    state = eager_context.context()
+    saved, state._seed = state._seed, None
+    try:
+        yield
+    finally:
+        state._seed = saved
+
+
+def _get_dataset(mixture_or_task_name, task_feature_lengths, batch_size, split, seed, pack, shuffle, repeat,
+                 shard_index, num_shards, encoder_only):
     seqio = _import_seqio()
     provider = _get_provider(mixture_or_task_name)
     is_training = split == "train"

@@ -251,6 +251,14 @@ def test_another_process_reads_the_same_batches(saved_and_restored, kind):
     assert saved[kind]["start"] == restored[kind]["start"]
 
 
+def test_the_batches_do_not_depend_on_the_global_seed():
+    found = []
+    for global_seed in (1, 2):
+        tf.random.set_seed(global_seed)
+        found.append(take(iter(data.get_dataset("docs_corpus_span_corruption", SPAN_LENGTHS, 4, seed=5)), 2))
+    assert found[0] == found[1]
+
+
 def test_a_small_task_is_resumed_within_a_later_epoch(tmp_path):
     iterator = iter(data.get_dataset("five_numbers", LENGTHS, 2))
     take(iterator, 7)

@@ -84,6 +84,7 @@ def test_each_macro_has_its_default_in_one_kind_of_file():
 
 @pytest.mark.parametrize("path", sorted(shipped_gin.folder().glob("gin/*/*.gin")), ids=lambda path: path.stem)
 def test_every_file_says_what_it_is_and_what_it_needs(path):
-    header = [line for line in re.split("from __gin__|include ", path.read_text())[0].splitlines() if line]
+    before = re.split("^from __gin__|^include ", path.read_text(), flags=re.MULTILINE)[0]
+    header = [line for line in before.splitlines() if line]
     assert all(line.startswith("# ") for line in header)
     assert all(any(word in line for line in header) for word in ("Provides:", "Requires:", "Often overridden:"))

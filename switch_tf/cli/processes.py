@@ -37,6 +37,14 @@ def devices_of_this_process(num_devices: int | None) -> int | None:
         raise Mistake(str(error)) from error
 
 
+def say_who_is_awaited() -> None:
+    """Tells who looks at the first of several processes that it starts when the others are there."""
+    members = cluster.members()
+    if len(members.addresses) > 1 and members.index == 0:
+        print(f"Waiting for {len(members.addresses) - 1} more of the processes of TF_CONFIG: "
+              f"{', '.join(members.addresses[1:])} ...", file=sys.stderr, flush=True)
+
+
 def _share(num_devices, count):
     if num_devices is None:
         return None

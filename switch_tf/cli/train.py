@@ -28,12 +28,15 @@ def run(arguments) -> dict:
 
     import tensorflow as tf
 
+    from switch_tf.partitioning.partitioner import is_lost_process
     from switch_tf.training import checkpoints, diagnosis
     try:
         summary = trainer.train()
     except (diagnosis.Divergence, checkpoints.BrokenCheckpoint, OSError) as error:
         raise Mistake(str(error)) from error
-    except (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError) as error:
+    except tf.errors.OpError as error:
+        if trainer.partitioner.num_processes == 1 or not is_lost_process(error):
+            raise
         print(f"switch-tf train: {trainer.lost_process(str(error))}", file=sys.stderr, flush=True)
         os._exit(2)  # what TensorFlow would wait for at the end is gone
     if not trainer.partitioner.is_chief:
@@ -51,6 +54,7 @@ def _prepare():
     from switch_tf.training import checkpoints
     from switch_tf.training.trainer import Trainer
     try:
+        processes.say_who_is_awaited()
         # First of all: where there are several processes they have to meet before TensorFlow does anything else.
         partitioner = gin.get_configurable(create_partitioner)()
         trainer = gin.get_configurable(Trainer)(partitioner=partitioner)

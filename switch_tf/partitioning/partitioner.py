@@ -116,6 +116,12 @@ class Partitioner:
         """Waits for all processes."""
 
 
+def is_lost_process(error: Exception) -> bool:
+    """Whether an error says that another process of the run cannot be reached any more."""
+    lost = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError)
+    return isinstance(error, lost) or isinstance(error, tf.errors.OpError) and "Collective ops is aborted" in str(error)
+
+
 @contextlib.contextmanager
 def _slots_like_weights(optimizer):
     """Within this scope slots that an optimizer makes after a weight have its logical axes."""

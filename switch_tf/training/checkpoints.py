@@ -18,7 +18,7 @@ import shutil
 
 import tensorflow as tf
 
-from switch_tf.partitioning.partitioner import Partitioner
+from switch_tf.partitioning.partitioner import Partitioner, is_lost_process
 
 FORMAT_VERSION = 1
 _STEP = re.compile(r"step_(\d{8,})")
@@ -89,6 +89,8 @@ def save(folder, step: int, variables: dict, iterator, pending_metrics: dict, ke
             _sync(final.parent)
         partitioner.barrier()
     except (OSError, tf.errors.OpError) as error:
+        if partitioner.num_processes > 1 and is_lost_process(error):
+            raise
         if partitioner.is_chief:
             shutil.rmtree(temporary, ignore_errors=True)
         raise OSError(f"The checkpoint of step {step} could not be written to {folder} ({_first_line(error)}); the "

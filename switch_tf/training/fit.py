@@ -23,8 +23,9 @@ def check_fit(config, layout, batch_size: int, task_feature_lengths: dict, num_m
     layout.check_sizes(config.axis_sizes)
     num_pieces = layout.num_pieces("batch")
     if batch_size % (num_microbatches * num_pieces):
-        raise ValueError(f"BATCH_SIZE must be a multiple of {num_microbatches * num_pieces} ({num_microbatches} "
-                         f"microbatches times {num_pieces} devices of the batch's mesh axis), not {batch_size}.")
+        raise ValueError(
+            f"BATCH_SIZE must be a multiple of {num_microbatches * num_pieces} ({num_microbatches} microbatch"
+            f"{'es' * (num_microbatches > 1)} times {num_pieces} device{'s' * (num_pieces > 1)}), not {batch_size}.")
     if config.semantics == "hf":
         return  # each sequence is a group
     num_parts = num_microbatches * layout.num_pieces("group")

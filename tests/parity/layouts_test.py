@@ -95,9 +95,9 @@ def test_a_layout_computes_what_one_device_does(name):
     _assert_same(_first(LAYOUTS[name]), _config())
 
 
-@pytest.mark.parametrize("name", ["expert over 4 x model=2", "fully sharded over 8"])
-def test_adam_reads_no_variable_after_its_update(name):
-    _assert_same(_first(LAYOUTS[name]), _config(num_decoder_layers=2, decoder_sparse_step=2), "adam")
+def test_adam_reads_no_variable_after_its_update():
+    config = _config(num_decoder_layers=2, decoder_sparse_step=2)
+    _assert_same(_first(LAYOUTS["expert over 4 x model=2"]), config, "adam")
 
 
 @pytest.mark.parametrize("changes", [
@@ -114,14 +114,15 @@ def test_every_kind_of_model_can_be_laid_out(changes):
 
 
 def test_microbatches_and_rematerialisation_under_dtensor():
-    _assert_same(_first(LAYOUTS["expert over 8"]), _config(remat=True), settings=StepSettings(num_microbatches=2))
+    config = _config(num_decoder_layers=0, remat=True)
+    _assert_same(_first(LAYOUTS["expert over 8"]), config, settings=StepSettings(num_microbatches=2))
 
 
 @pytest.mark.parametrize("num_replicas, num_microbatches", [(2, 1), (2, 2), (4, 1), (4, 2)])
 def test_replicas_make_the_step_of_one_device(num_replicas, num_microbatches):
     layout = Layout(f"data={num_replicas}", DATA, backend="mirrored")
     settings = StepSettings(num_microbatches=num_microbatches, clip_norm=0.5)
-    _assert_same(_first(layout), _config(remat=num_microbatches > 1), "adam", settings)
+    _assert_same(_first(layout), _config(num_decoder_layers=0, remat=num_microbatches > 1), "adam", settings)
 
 
 def test_the_tests_have_their_devices():

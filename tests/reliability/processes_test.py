@@ -78,7 +78,7 @@ def test_when_one_process_is_killed_the_other_ends_with_a_message_within_a_minut
     assert f"Process {victim} of 2 ended by SIGKILL" in errors
     found = re.search(r"Another of the 2 processes is gone \(.+\), so process (\d) ends at step \d+\. The last good "
                       r"checkpoint is .*step_\d+; start all processes again with the same command", errors)
-    assert found and int(found[1]) == 1 - victim
+    assert found and int(found[1]) == 1 - victim, errors
 
 
 def test_a_signal_to_one_process_stops_both_at_one_step_with_everything_saved(tmp_path):

@@ -37,12 +37,12 @@ def test_lengths_are_tokens_of_inputs_and_targets(tiny_config, lengths):
 
 def test_microbatches_divide_the_batch(tiny_config):
     assert refusal(tiny_config, Layout(), 8, num_microbatches=3) == (
-        "BATCH_SIZE must be a multiple of 3 (3 microbatches times 1 devices of the batch's mesh axis), not 8.")
+        "BATCH_SIZE must be a multiple of 3 (3 microbatches times 1 device), not 8.")
 
 
 def test_the_data_axis_divides_the_batch_of_each_microbatch(tiny_config):
     assert refusal(tiny_config, batch_size=6) == (
-        "BATCH_SIZE must be a multiple of 4 (1 microbatches times 4 devices of the batch's mesh axis), not 6.")
+        "BATCH_SIZE must be a multiple of 4 (1 microbatch times 4 devices), not 6.")
     # 8 / 4 = 2 sequences of a microbatch cannot be cut over 4 devices, although 8 can.
     assert "BATCH_SIZE must be a multiple of 16" in refusal(tiny_config, batch_size=8, num_microbatches=4)
 

@@ -152,7 +152,8 @@ def test_microbatches_several_steps_a_call_packing_and_adam_train_too(tiny_confi
 
 
 @pytest.mark.parametrize(("changes", "settings", "message"), [
-    ({"batch_size": 6}, {"num_microbatches": 4}, r"BATCH_SIZE must be a multiple of num_microbatches \(4\), not 6"),
+    ({"batch_size": 6}, {"num_microbatches": 4},
+     r"BATCH_SIZE must be a multiple of 4 \(4 microbatches times 1 device\), not 6"),
     ({"log_period": 5}, {"steps_per_call": 2}, "LOG_PERIOD must be a multiple of steps_per_call"),
     ({"mixture_or_task_name": "sentencs"}, {}, "sentences"),
     ({"task_feature_lengths": {"inputs": 32}}, {}, "TASK_FEATURE_LENGTHS must give the tokens of"),
