@@ -10,6 +10,7 @@ from switch_tf.choices import nearest
 COMMANDS = {
     "train": "pretrain or fine-tune from gin files, with evaluation between; resumes by itself",
     "verify-layout": "the same loss, gradients and weights under a layout as on one device",
+    "compile": "ahead-of-time TPU compile of a run: does it fit, what does it send, how long may a step take",
     "inspect": "parameters, FLOPs and memory of a preset, gin file, run or checkpoint",
     "doctor": "is this machine set up right: versions, double wheels, accelerators, writable folders",
 }

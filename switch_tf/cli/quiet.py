@@ -1,5 +1,6 @@
 """Imports TensorFlow without the lines its libraries write to standard error, which no setting silences."""
 
+import contextlib
 import os
 import sys
 import tempfile
@@ -12,16 +13,23 @@ def import_tensorflow(num_cpu_devices: int | None = None) -> None:
         num_cpu_devices: how many devices to make of the CPU, None to leave it as it is.
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    with held_back():
+        import tensorflow
+        tensorflow.config.list_physical_devices()  # says that there is no GPU, too
+        if num_cpu_devices is not None:
+            from switch_tf.partitioning import devices
+            devices.split_cpu(num_cpu_devices)
+
+
+@contextlib.contextmanager
+def held_back():
+    """Within this scope what is written to standard error is kept, and shown only if the scope fails."""
     sys.stderr.flush()
     original = os.dup(2)
     with tempfile.TemporaryFile() as written:
         os.dup2(written.fileno(), 2)
         try:
-            import tensorflow
-            tensorflow.config.list_physical_devices()  # says that there is no GPU, too
-            if num_cpu_devices is not None:
-                from switch_tf.partitioning import devices
-                devices.split_cpu(num_cpu_devices)
+            yield
         except BaseException:
             written.seek(0)
             os.write(original, written.read())

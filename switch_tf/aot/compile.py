@@ -1,0 +1,174 @@
+"""The TPU compiler on a machine without a TPU: libtpu compiles a lowered step for the chips of any topology.
+
+Everything private of jaxlib that this needs stands in this file; pyproject.toml pins the versions it was written for.
+"""
+
+import os
+import re
+import time
+from typing import NamedTuple
+
+import numpy as np
+
+from switch_tf.aot.lower import Lowered
+
+TOPOLOGY = re.compile(r"(v[0-9][a-z]*|tpu7x):(\d+(?:x\d+){1,2})")
+
+
+class Compiled(NamedTuple):
+    """What the compiler says of one chip's share.
+
+    `memory`: bytes by kind: "arguments", "outputs", "aliased" (outputs that replace an argument in place),
+        "temporaries", "code", "peak".
+    `flops`, `bytes_accessed`: of one step on one chip; the latter counts what the compiler keeps on the chip, too.
+    `hlo`: text of the optimised program.
+    `seconds`: of the compiler.
+    """
+
+    memory: dict[str, int]
+    flops: float
+    bytes_accessed: float
+    hlo: str
+    seconds: float
+
+
+class DoesNotFit(Exception):
+    """The program needs more memory than a chip has; the message is the compiler's."""
+
+
+def num_devices(topology: str) -> int:
+    """Devices of a topology such as "v5e:4x4".
+
+    Raises:
+        ValueError: libtpu does not know it.
+    """
+    return len(_devices(topology))
+
+
+def compile_step(lowered: Lowered, topology: str) -> Compiled:
+    """Compiles a lowered step for a topology with as many devices as its mesh.
+
+    Raises:
+        ValueError: an unknown topology, or one of another size.
+        DoesNotFit: the program needs more memory than a chip has.
+    """
+    devices = _devices(topology)
+    mesh = lowered.layout.mesh
+    if lowered.layout.num_devices != len(devices):
+        raise ValueError(f"The mesh {lowered.layout.mesh_shape!r} has {lowered.layout.num_devices} devices, but "
+                         f"topology {topology!r} has {len(devices)}; make the product of MESH_SHAPE {len(devices)}.")
+    from jax._src.interpreters import mlir
+    from jax.experimental import mesh_utils
+    from jaxlib import _jax
+    from jaxlib.mlir import ir
+
+    # Neighbours in the mesh are neighbours on the chips' network.
+    placed = mesh_utils.create_device_mesh(tuple(mesh.values()), devices=devices, allow_split_physical_axes=True)
+    placed = placed.reshape(-1)
+    with mlir.make_ir_context(), ir.Location.unknown():
+        module = ir.Module.parse(_with_bytes_for_bits(lowered.text))
+        _prepare(module, lowered, ir)
+        options = _options(np.array([device.id for device in placed]))
+        started = time.perf_counter()
+        try:
+            executable = devices[0].client.compile(module, _jax.DeviceList(tuple(placed)), options)
+        except Exception as error:
+            if "RESOURCE_EXHAUSTED" in str(error):
+                raise DoesNotFit(_first_sentences(str(error))) from error
+            raise
+        seconds = time.perf_counter() - started
+    memory, cost = executable.get_compiled_memory_stats(), executable.cost_analysis()
+    return Compiled(
+        {"arguments": memory.argument_size_in_bytes, "outputs": memory.output_size_in_bytes,
+         "aliased": memory.alias_size_in_bytes, "temporaries": memory.temp_size_in_bytes,
+         "code": memory.generated_code_size_in_bytes, "peak": memory.peak_memory_in_bytes},
+        cost["flops"], cost["bytes accessed"], executable.hlo_modules()[0].to_string(), seconds)
+
+
+def _devices(topology):
+    if not TOPOLOGY.fullmatch(topology):
+        raise ValueError(f"A topology reads like v5e:4x4, v6e:16x16, v5p:4x4x4 or v4:4x4x4, not {topology!r}.")
+    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
+    os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
+    from jax.experimental import topologies
+
+    # A v4 chip is one device on Cloud TPU, and two unless it is said.
+    options = {"chip_config_name": "megacore"} if topology.startswith("v4:") else {}
+    try:
+        return list(topologies.get_topology_desc(platform="tpu", topology_name=topology, **options).devices)
+    except Exception as error:
+        raise ValueError(f"libtpu knows no topology {topology!r} ({str(error).splitlines()[0]}).") from error
+
+
+def _with_bytes_for_bits(text):
+    """Writes constants of booleans with a byte for each, as jaxlib's parser wants them; TensorFlow packs eight."""
+
+    def unpack(found):
+        count = int(np.prod([int(length) for length in found[2].split("x") if length]))
+        bits = np.unpackbits(np.frombuffer(bytes.fromhex(found[1]), np.uint8), bitorder="little")[:count]
+        return f'dense<"0x{bits.tobytes().hex().upper()}"> : tensor<{found[2]}i1>'
+
+    return re.sub(r'dense<"0x([0-9A-Fa-f]+)"> : tensor<((?:\d+x)+)i1>', unpack, text)
+
+
+def _prepare(module, lowered, ir):
+    """Says how arguments and results are split at rest, and which result replaces which argument."""
+    for operation in [inner for inner in _operations(module.operation) if inner.name == "mhlo.copy"]:
+        # TensorFlow copies what it returns; the TPU plug-in does not know the operation.
+        operation.results[0].replace_all_uses_with(operation.operands[0])
+        operation.erase()
+    if "mhlo.input_output_alias" in module.operation.attributes:
+        del module.operation.attributes["mhlo.input_output_alias"]
+    main = next(entry for entry in module.body.operations if "main" in str(entry.attributes["sym_name"]))
+    result_of = {argument: lowered.num_metrics + place for place, argument in enumerate(lowered.updated)}
+    arguments = []
+    for index, argument in enumerate(lowered.arguments):
+        attributes = {"mhlo.sharding": ir.StringAttr.get(sharding(argument.spec, lowered.layout.mesh))}
+        if index in result_of:
+            attributes["tf.aliasing_output"] = ir.IntegerAttr.get(ir.IntegerType.get_signless(32), result_of[index])
+        arguments.append(ir.DictAttr.get(attributes))
+    main.attributes["arg_attrs"] = ir.ArrayAttr.get(arguments)
+    results = ["{replicated}"] * lowered.num_metrics
+    results += [sharding(lowered.arguments[index].spec, lowered.layout.mesh) for index in lowered.updated]
+    main.attributes["res_attrs"] = ir.ArrayAttr.get(
+        [ir.DictAttr.get({"mhlo.sharding": ir.StringAttr.get(text)}) for text in results])
+
+
+def _operations(operation):
+    """All operations within one, those of its regions first."""
+    for region in operation.regions:
+        for block in region:
+            for inner in block.operations:
+                yield from _operations(inner.operation)
+                yield inner.operation
+
+
+def sharding(spec, mesh: dict[str, int]) -> str:
+    """GSPMD's text for a spec: which mesh axis splits each dimension, replicated over the other axes."""
+    axes, sizes = list(mesh), list(mesh.values())
+    used = [axis for axis in spec if axis is not None and mesh[axis] > 1]
+    if not used:
+        return "{replicated}"
+    order = [axes.index(axis) for axis in used + [axis for axis in axes if axis not in used]]
+    tiles = [mesh[axis] if axis in used else 1 for axis in spec]
+    rest = int(np.prod([mesh[axis] for axis in axes if axis not in used]))
+    listed = ",".join(map(str, tiles + ([rest] if rest > 1 else [])))
+    text = f"devices=[{listed}]<=[{','.join(map(str, sizes))}]T({','.join(map(str, order))})"
+    return "{" + text + (" last_tile_dim_replicate" if rest > 1 else "") + "}"
+
+
+def _options(device_ids):
+    from jaxlib import xla_client
+
+    options = xla_client.CompileOptions()
+    build = options.executable_build_options
+    options.num_replicas = build.num_replicas = 1
+    options.num_partitions = build.num_partitions = len(device_ids)
+    build.use_spmd_partitioning = True
+    build.use_shardy_partitioner = False  # the annotations are GSPMD's
+    build.device_assignment = xla_client.DeviceAssignment.create(device_ids.reshape(1, -1))
+    return options
+
+
+def _first_sentences(text):
+    return " ".join(text.split())[:400]

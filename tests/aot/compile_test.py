@@ -1,0 +1,92 @@
+"""The real TPU compiler on the real step of a small model: what it sends over which axis, state updated in place."""
+
+import numpy as np
+import pytest
+
+pytest.importorskip("libtpu")
+
+from switch_tf import SwitchConfig, SwitchTransformer
+from switch_tf.aot import compile as compiler
+from switch_tf.aot import lower, report
+from switch_tf.optim.adafactor import Adafactor
+from switch_tf.partitioning.layout import Layout
+from switch_tf.training.train_step import StepSettings
+
+EXPERT_MODEL = (("batch", "data"), ("group", "data"), ("expert", "data"), ("heads", "model"), ("mlp", "model"),
+                ("expert_mlp", "model"), ("vocab", "model"))
+LENGTHS = {"inputs": 64, "targets": 32}
+
+
+@pytest.fixture(scope="module")
+def lowered():
+    config = SwitchConfig(vocab_size=512, d_model=128, d_ff=256, num_heads=4, d_kv=32, num_encoder_layers=2,
+                          num_decoder_layers=2, num_experts=8, num_groups_multiple=8, dropout_rate=0.1)
+    layout = Layout("data=4,model=2", EXPERT_MODEL)
+    return lower.lower_step(SwitchTransformer(config, dtype="mixed_bfloat16"), Adafactor(0.01), layout, 16, LENGTHS,
+                            StepSettings())
+
+
+@pytest.fixture(scope="module")
+def compiled(lowered):
+    return compiler.compile_step(lowered, "v5e:2x4")
+
+
+def test_every_variable_is_an_argument_and_is_replaced(lowered):
+    kinds = [argument.kind for argument in lowered.arguments]
+    assert kinds.count("feature") == 4
+    assert len(lowered.updated) == len(set(lowered.updated)) == kinds.count("weight") + kinds.count("slot") - 1
+    (kept,) = set(range(4, len(kinds))) - set(lowered.updated)
+    assert "learning_rate" in lowered.arguments[kept].name
+    experts = next(argument for argument in lowered.arguments if argument.name.endswith("experts/wi"))
+    assert (experts.shape, experts.spec) == ((8, 128, 256), ("data", None, "model"))
+
+
+def test_no_whole_mesh_is_listed_in_an_annotation(lowered):
+    assert "devices=[" in lowered.text
+    assert "0,1,2,3,4,5,6,7" not in lowered.text
+
+
+def test_experts_cost_four_all_to_alls_a_layer_over_the_data_axis_and_nothing_is_gathered(compiled):
+    sent = report.collectives(compiled.hlo, {"data": 4, "model": 2})
+    moved = [one for one in sent if one.kind == "all-to-all"]
+    assert {one.axes for one in moved} == {("data",)}
+    assert sorted(one.where for one in moved) == sorted(
+        2 * ["encoder/layers_1/mlp", "decoder/layers_1/mlp", "gradient of encoder/layers_1/mlp",
+             "gradient of decoder/layers_1/mlp"])
+    assert {one.kind for one in sent} == {"all-to-all", "all-reduce"}
+
+
+def test_state_is_stored_in_pieces_and_updated_in_place(lowered, compiled):
+    pieces = 0
+    for argument in lowered.arguments:
+        pieces += np.prod([length // (lowered.layout.mesh[axis] if axis else 1) for length, axis in zip(
+            argument.shape, argument.spec, strict=True)]) * np.dtype(argument.dtype).itemsize
+    # Chips pad small arrays.
+    assert pieces <= compiled.memory["arguments"] <= 1.2 * pieces
+    assert compiled.memory["aliased"] > 0.95 * compiled.memory["arguments"]
+
+
+def test_no_random_number_is_drawn_by_xla(compiled):
+    assert "rng" not in compiled.hlo
+
+
+@pytest.mark.parametrize("spec, text", [
+    ((None, None), "{replicated}"), (("data", None), "{devices=[4,1,2]<=[4,2]T(0,1) last_tile_dim_replicate}"),
+    ((None, "model"), "{devices=[1,2,4]<=[4,2]T(1,0) last_tile_dim_replicate}"),
+    (("model", "data"), "{devices=[2,4]<=[4,2]T(1,0)}")])
+def test_shardings_read_as_gspmd_writes_them(spec, text):
+    assert compiler.sharding(spec, {"data": 4, "model": 2}) == text
+
+
+def test_booleans_are_unpacked():
+    packed = np.packbits([1, 0, 1, 1, 0, 0, 0, 0, 1, 1], bitorder="little").tobytes().hex().upper()
+    found = compiler._with_bytes_for_bits(f'dense<"0x{packed}"> : tensor<2x5xi1>, dense<"0x00FF"> : tensor<2xi8>')
+    assert found == 'dense<"0x01000101000000000101"> : tensor<2x5xi1>, dense<"0x00FF"> : tensor<2xi8>'
+
+
+@pytest.mark.parametrize("topology, message", [
+    ("v5litepod-8", "A topology reads like v5e:4x4"), ("v5e:3x3", "libtpu knows no topology 'v5e:3x3'"),
+    ("v5e:2x2", "The mesh 'data=4,model=2' has 8 devices, but topology 'v5e:2x2' has 4")])
+def test_topologies_that_are_not_there_are_refused(lowered, topology, message):
+    with pytest.raises(ValueError, match=message):
+        compiler.compile_step(lowered, topology)

@@ -1,0 +1,59 @@
+"""Shallow depths, what follows from them, and advice."""
+
+import dataclasses
+
+import pytest
+
+from switch_tf import SwitchConfig
+from switch_tf.aot import plan
+from switch_tf.aot.compile import Compiled
+from switch_tf.aot.report import CHIPS, Sent
+from switch_tf.training.train_step import StepSettings
+
+
+@pytest.mark.parametrize("preset, depths", [
+    ("switch_base_8", [(2, 2), (4, 4)]), ("switch_c_2048", None), ("t5_base", [(1, 1), (2, 2)]),
+    ("switch_tiny", [(2, 2)])])
+def test_one_and_two_periods_of_layers_are_compiled(preset, depths):
+    config = SwitchConfig.from_preset(preset)
+    found = plan.shallow_depths(config)
+    if depths is not None:
+        assert found == depths
+    assert config.num_encoder_layers % found[0][0] == 0 and config.num_decoder_layers % found[0][1] == 0
+
+
+def test_an_encoder_alone_and_unequal_stacks():
+    config = SwitchConfig.from_preset("switch_base_8")
+    assert plan.shallow_depths(dataclasses.replace(config, num_decoder_layers=0)) == [(2, 0), (4, 0)]
+    # 6 periods of one stack and 2 of the other cannot be extended together.
+    unequal = dataclasses.replace(config, num_decoder_layers=4)
+    assert plan.shallow_depths(unequal) == [(12, 4)]
+
+
+def _point(layers):
+    """A compiled program whose numbers are linear in its depth."""
+    memory = dict.fromkeys(("arguments", "outputs", "aliased", "temporaries", "code", "peak"), 100 + 10 * layers)
+    sent = [Sent("all-to-all", 7, 4, ("data",), "bf16[7]", "encoder")] * (4 * layers)
+    return Compiled(memory, 1000.0 * layers + 5, 50.0 * layers, "", 1.0), sent
+
+
+def test_numbers_are_extended_linearly():
+    config = SwitchConfig.from_preset("switch_base_8")  # 12 + 12 layers
+    answer = plan._answer(config, [(2, 2), (4, 4)], [_point(2), _point(4)])
+    assert answer.memory["temporaries"] == 220
+    assert answer.collectives == {"all-to-all": {"count": 48, "bytes": 48 * 7}}
+    assert answer.flops == 12005
+    whole = plan._answer(config, [(12, 12)], [_point(12)])
+    assert (whole.flops, whole.memory, whole.collectives) == (answer.flops, answer.memory, answer.collectives)
+
+
+def test_advice_has_numbers():
+    config = SwitchConfig.from_preset("switch_base_128")
+    answer = plan._answer(config, [(12, 12)], [_point(12)])
+    answer.memory.update(arguments=12 * 2**30, temporaries=8 * 2**30)
+    lines = plan.advice(answer, config, StepSettings(), CHIPS["v5e"], 28 * 2**30, 8)
+    assert lines[0] == ("Weights and slots take 12.00 GiB of 16.00 GiB on each chip, activations and temporaries 8.00 "
+                        "GiB.")
+    assert "3.50 GiB a chip is the least here" in lines[1] and "and 4 chips hold them in half" in lines[1]
+    assert "--gin.SwitchConfig.remat=True" in lines[2]
+    assert "--gin.StepSettings.num_microbatches=2" in lines[3]
