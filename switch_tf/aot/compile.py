@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from switch_tf.aot.lower import Lowered
+from switch_tf.aot.lower import Lowered, iota
 
 TOPOLOGY = re.compile(r"(v[0-9][a-z]*|tpu7x):(\d+(?:x\d+){1,2})")
 
@@ -153,8 +153,7 @@ def sharding(spec, mesh: dict[str, int]) -> str:
     tiles = [mesh[axis] if axis in used else 1 for axis in spec]
     rest = int(np.prod([mesh[axis] for axis in axes if axis not in used]))
     listed = ",".join(map(str, tiles + ([rest] if rest > 1 else [])))
-    text = f"devices=[{listed}]<=[{','.join(map(str, sizes))}]T({','.join(map(str, order))})"
-    return "{" + text + (" last_tile_dim_replicate" if rest > 1 else "") + "}"
+    return "{" + f"devices=[{listed}]{iota(sizes, order)}" + (" last_tile_dim_replicate" if rest > 1 else "") + "}"
 
 
 def _options(device_ids):

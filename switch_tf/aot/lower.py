@@ -154,11 +154,19 @@ def _alias_attribute(text):
     return found[1] if found else ""
 
 
+def iota(mesh_shape, order) -> str:
+    """XLA's text for the devices of a mesh in a transposed order; it does not read a transposition that is none."""
+    sizes = f"<=[{','.join(map(str, mesh_shape))}]"
+    if list(order) == sorted(order):
+        return f"<=[{math.prod(mesh_shape)}]"
+    return f"{sizes}T({','.join(map(str, order))})"
+
+
 def _with_iota_devices(text, mesh_shape):
     """Writes lists of all devices as transposed ranges, so that an annotation does not grow with the mesh."""
     devices = np.arange(math.prod(mesh_shape)).reshape(mesh_shape)
     ranges = {}
     for order in itertools.permutations(range(len(mesh_shape))):
         listed = ",".join(map(str, devices.transpose(order).reshape(-1)))
-        ranges.setdefault(listed, f"<=[{','.join(map(str, mesh_shape))}]T({','.join(map(str, order))})")
+        ranges.setdefault(listed, iota(mesh_shape, order))
     return re.sub(r"(devices=\[[\d,]+\])(\d+(?:,\d+)*)", lambda found: found[1] + ranges[found[2]], text)

@@ -104,7 +104,7 @@ def _where(name):
     if stack is None:
         return "losses and update"
     # TensorFlow numbers names that it has seen before: layers_1_1, mlp_1.
-    layer = [re.sub(r"^(layers_\d+|.*?)(_\d+)?$", r"\1", part) for part in parts[stack:-1] if not part.startswith("jit(")]
+    layer = [re.sub(r"^(layers_\d+|.*?)(_\d+)?$", r"\1", part) for part in parts[stack:-1] if "jit(" not in part]
     return ("gradient of " if any("gradient_tape" in part or "ent_tape" in part for part in parts) else "") + "/".join(
         layer)
 

@@ -160,7 +160,8 @@ def _describe(result):
     mesh = ", ".join(f"{axis}={size}" for axis, size in result["mesh"].items())
     layers, compiled = result["layers"], result["compiled_layers"]
     depths = " and ".join(f"{encoder} + {decoder}" for encoder, decoder in compiled)
-    how = f"{layers[0]} + {layers[1]} layers " + ("compiled whole" if len(compiled) == 1 else f"extrapolated from {depths}")
+    how = f"{layers[0]} + {layers[1]} layers "
+    how += "compiled whole" if len(compiled) == 1 else f"extrapolated from {depths}"
     lines = [f"{result['num_parameters']:,} parameters on {result['topology']}, mesh {mesh}; {how}."]
     gib = 2**30
     if "bytes_per_device" in result:

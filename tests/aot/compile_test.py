@@ -71,7 +71,7 @@ def test_no_random_number_is_drawn_by_xla(compiled):
 
 
 @pytest.mark.parametrize("spec, text", [
-    ((None, None), "{replicated}"), (("data", None), "{devices=[4,1,2]<=[4,2]T(0,1) last_tile_dim_replicate}"),
+    ((None, None), "{replicated}"), (("data", None), "{devices=[4,1,2]<=[8] last_tile_dim_replicate}"),
     ((None, "model"), "{devices=[1,2,4]<=[4,2]T(1,0) last_tile_dim_replicate}"),
     (("model", "data"), "{devices=[2,4]<=[4,2]T(1,0)}")])
 def test_shardings_read_as_gspmd_writes_them(spec, text):
