@@ -31,6 +31,7 @@ def run(arguments) -> dict:
     with tempfile.TemporaryDirectory() as dumps:
         environment.dump_partitioned_programs(dumps)
         quiet.import_tensorflow(arguments.devices)
+        _skip_graph_optimisation()
         bindings = ["MODEL_DIR=''", "ACTIVATION_DTYPE='float32'", *arguments.gin_bindings]
         gin_files.parse(arguments.gin_file, bindings, arguments.gin_search_paths)
         try:
@@ -54,6 +55,12 @@ def run(arguments) -> dict:
     result["exit_status"] = int(result["unsafe_all_to_alls"] > 0 or (dtype == "float32" and not is_equal))
     print(_describe(verification, result, layout, dtype), file=sys.stderr if arguments.json else sys.stdout)
     return result
+
+
+def _skip_graph_optimisation():
+    """TensorFlow would do it once for each device, which takes longer than the few steps that follow."""
+    import tensorflow as tf
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
 
 
 def _verify(num_steps):

@@ -29,9 +29,6 @@ class DTensorPartitioner(Partitioner):
         self.process_index = dtensor.client_id()
         self.saves_in_every_process = self.num_processes > 1
         self._any = tf.function(lambda flags: self._replicate(tf.reduce_max(flags)), autograph=False)
-        # TensorFlow would optimise the same graph once for each device: half of the time to the first step, and no
-        # measurable gain after it (docs/benchmarks.md).
-        tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
 
     def check(self, num_parameters, steps_per_call, use_xla):
         if steps_per_call > 1:

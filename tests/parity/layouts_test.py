@@ -70,6 +70,15 @@ def _first(layout):
     return DTensorPartitioner(layout, dtensor.create_mesh(list(layout.mesh.items()), devices=names))
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _no_graph_optimisation():
+    """TensorFlow would optimise each graph once for each device, which takes longer than the steps of a test."""
+    before = tf.config.optimizer.get_experimental_options()
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
+    yield
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": False, **before})
+
+
 @functools.cache
 def _on_one_device(config, optimizer, settings):
     return _train(Partitioner(), config, optimizer, settings)
