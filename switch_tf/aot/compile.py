@@ -57,32 +57,44 @@ def compile_step(lowered: Lowered, topology: str) -> Compiled:
     if lowered.layout.num_devices != len(devices):
         raise ValueError(f"The mesh {lowered.layout.mesh_shape!r} has {lowered.layout.num_devices} devices, but "
                          f"topology {topology!r} has {len(devices)}; make the product of MESH_SHAPE {len(devices)}.")
-    from jax._src.interpreters import mlir
     from jax.experimental import mesh_utils
-    from jaxlib import _jax
-    from jaxlib.mlir import ir
 
     # Neighbours in the mesh are neighbours on the chips' network.
     placed = mesh_utils.create_device_mesh(tuple(mesh.values()), devices=devices, allow_split_physical_axes=True)
-    placed = placed.reshape(-1)
-    with mlir.make_ir_context(), ir.Location.unknown():
-        module = ir.Module.parse(_with_bytes_for_bits(lowered.text))
-        _prepare(module, lowered, ir)
-        options = _options(np.array([device.id for device in placed]))
-        started = time.perf_counter()
-        try:
-            executable = devices[0].client.compile(module, _jax.DeviceList(tuple(placed)), options)
-        except Exception as error:
-            if "RESOURCE_EXHAUSTED" in str(error):
-                raise DoesNotFit(_first_sentences(str(error))) from error
-            raise
-        seconds = time.perf_counter() - started
+    started = time.perf_counter()
+    try:
+        executable = partition(lowered, list(placed.reshape(-1)), devices[0].client.compile)
+    except Exception as error:
+        if "RESOURCE_EXHAUSTED" in str(error):
+            raise DoesNotFit(_first_sentences(str(error))) from error
+        raise
+    seconds = time.perf_counter() - started
     memory, cost = executable.get_compiled_memory_stats(), executable.cost_analysis()
     return Compiled(
         {"arguments": memory.argument_size_in_bytes, "outputs": memory.output_size_in_bytes,
          "aliased": memory.alias_size_in_bytes, "temporaries": memory.temp_size_in_bytes,
          "code": memory.generated_code_size_in_bytes, "peak": memory.peak_memory_in_bytes},
         cost["flops"], cost["bytes accessed"], executable.hlo_modules()[0].to_string(), seconds)
+
+
+def partition(lowered: Lowered, devices, compile_function, replaces_arguments=True):
+    """Hands a lowered step, with its arguments split over `devices` as they are at rest, to a client of XLA.
+
+    Args:
+        lowered: Lowered.
+        devices: jax devices in the order of the mesh.
+        compile_function: the client's `compile`, or `compile_and_load`.
+        replaces_arguments: bool. Results take the memory of the arguments that they replace.
+    """
+    from jax._src.interpreters import mlir
+    from jaxlib import _jax
+    from jaxlib.mlir import ir
+
+    with mlir.make_ir_context(), ir.Location.unknown():
+        module = ir.Module.parse(_with_bytes_for_bits(lowered.text))
+        _prepare(module, lowered, ir, replaces_arguments)
+        options = _options(np.array([device.id for device in devices]))
+        return compile_function(module, _jax.DeviceList(tuple(devices)), options)
 
 
 def _devices(topology):
@@ -111,7 +123,7 @@ def _with_bytes_for_bits(text):
     return re.sub(r'dense<"0x([0-9A-Fa-f]+)"> : tensor<((?:\d+x)+)i1>', unpack, text)
 
 
-def _prepare(module, lowered, ir):
+def _prepare(module, lowered, ir, replaces_arguments):
     """Says how arguments and results are split at rest, and which result replaces which argument."""
     for operation in [inner for inner in _operations(module.operation) if inner.name == "mhlo.copy"]:
         # TensorFlow copies what it returns; the TPU plug-in does not know the operation.
@@ -124,7 +136,7 @@ def _prepare(module, lowered, ir):
     arguments = []
     for index, argument in enumerate(lowered.arguments):
         attributes = {"mhlo.sharding": ir.StringAttr.get(sharding(argument.spec, lowered.layout.mesh))}
-        if index in result_of:
+        if replaces_arguments and index in result_of:
             attributes["tf.aliasing_output"] = ir.IntegerAttr.get(ir.IntegerType.get_signless(32), result_of[index])
         arguments.append(ir.DictAttr.get(attributes))
     main.attributes["arg_attrs"] = ir.ArrayAttr.get(arguments)

@@ -1,0 +1,93 @@
+"""Runs a lowered step, partitioned by XLA over 8 virtual CPU devices, beside TensorFlow's own step of one device.
+
+A program of its own, because the devices of JAX must be asked for before it starts. Prints one JSON object: the losses
+of both, and over all variables the largest difference over the largest entry.
+"""
+
+import json
+import os
+import sys
+
+os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
+os.environ["JAX_PLATFORMS"] = "cpu"
+
+import jax
+import keras
+import numpy as np
+import tensorflow as tf
+
+from switch_tf import SwitchConfig, SwitchTransformer
+from switch_tf.aot import compile as compiler
+from switch_tf.aot.lower import lower_step
+from switch_tf.optim.adafactor import Adafactor
+from switch_tf.partitioning.layout import Layout
+from switch_tf.partitioning.partitioner import Partitioner
+from switch_tf.training.train_step import StepSettings, compile_steps
+
+STEPS, BATCH, LENGTHS = 2, 16, {"inputs": 32, "targets": 16}
+
+
+def main(layout: Layout) -> dict:
+    """Takes a few steps both ways, each from where it stands."""
+    jax.config.update("jax_enable_x64", True)  # Keras counts steps in 64 bits
+    config = SwitchConfig(vocab_size=512, d_model=32, d_ff=64, num_heads=4, d_kv=8, num_encoder_layers=1,
+                          num_decoder_layers=2, encoder_sparse_step=1, num_experts=8, num_groups_multiple=8, dropout_rate=0.1,
+                          expert_dropout_rate=0.1)
+    lowered = lower_step(SwitchTransformer(config), Adafactor(0.01), layout, BATCH, LENGTHS, StepSettings())
+    devices = jax.devices("cpu")
+    executable = compiler.partition(lowered, devices, devices[0].client.compile_and_load, replaces_arguments=False)
+
+    keras.utils.set_random_seed(0)
+    model, optimizer = SwitchTransformer(config), Adafactor(0.01)
+    Partitioner().build(model, optimizer)
+    variables = {variable.path: variable for variable in [*model.variables, *optimizer.variables]}
+    step = compile_steps(model, optimizer, 0, StepSettings())
+    state = {argument.name: variables[argument.name].numpy() for argument in lowered.arguments
+             if argument.kind != "feature"}
+
+    mesh = jax.sharding.Mesh(np.array(devices).reshape(tuple(layout.mesh.values())), tuple(layout.mesh))
+    losses, largest = [], 0.0
+    for number in range(STEPS):
+        features = _features(number, config.vocab_size)
+        results = _execute(executable, lowered, mesh, {**features, **state})
+        means, bad_step = step({name: tf.constant(value[None]) for name, value in features.items()})
+        assert int(bad_step) == -1
+        expected = [float(value) for value in tf.nest.flatten(means) if value.shape.rank == 0]
+        found = [float(value) for value in results[:lowered.num_metrics - 1] if np.ndim(value) == 0]
+        place = 2 * sorted(means).index("cross_entropy")  # total and weight of each, sorted by name
+        losses.append((float(means["cross_entropy"].value), float(results[place] / results[place + 1])))
+        assert np.allclose(expected, found, rtol=1e-5), (expected, found)
+        for place, index in enumerate(lowered.updated):
+            name = lowered.arguments[index].name
+            state[name] = results[lowered.num_metrics + place]
+            own = variables[name].numpy()
+            largest = max(largest, float(np.max(np.abs(own - state[name])) / max(np.max(np.abs(own)), 1e-30)))
+    return {"losses": losses, "largest_difference": largest}
+
+
+def _features(seed, vocab_size):
+    random = np.random.RandomState(seed)
+    inputs, targets = (random.randint(1, vocab_size, (BATCH, length)) for length in LENGTHS.values())
+    inputs[:5, 20:] = 0
+    targets[3:9, 11:] = 0
+    features = {"encoder_input_tokens": inputs, "decoder_input_tokens": np.pad(targets, ((0, 0), (1, 0)))[:, :-1],
+                "decoder_target_tokens": targets, "decoder_loss_weights": targets > 0}
+    return {name: value.astype(np.int32) for name, value in features.items()}
+
+
+def _execute(executable, lowered, mesh, values):
+    arguments = []
+    for argument in lowered.arguments:
+        sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*argument.spec))
+        arguments.append(jax.device_put(values[argument.name], sharding))
+    pieces = executable.execute_sharded(arguments).disassemble_into_single_device_arrays()
+    results = [np.asarray(piece[0]) for piece in pieces[:lowered.num_metrics]]
+    for piece, index in zip(pieces[lowered.num_metrics:], lowered.updated, strict=True):
+        argument = lowered.arguments[index]
+        sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*argument.spec))
+        results.append(np.asarray(jax.make_array_from_single_device_arrays(argument.shape, sharding, piece)))
+    return results
+
+
+if __name__ == "__main__":
+    print(json.dumps(main(Layout(**json.loads(sys.argv[1])))))
