@@ -32,6 +32,7 @@ golden: $(INSTALLED)  ## make the golden files anew (needs PyTorch: GOLDEN_PYTHO
 	  "which $(GOLDEN_PYTHON) cannot import; give a Python that can: GOLDEN_PYTHON=path/to/python make golden." >&2; exit 1; }
 	$(GOLDEN_PYTHON) tests/golden/hugging_face.py
 	.venv/bin/python tests/golden/parameters.py
+	.venv/bin/python tests/golden/compiled_layouts.py
 
 wheel: $(INSTALLED)  ## dist/switch_tf-*.whl
 	rm -rf build

@@ -1,0 +1,25 @@
+"""A gate: a change that lets the compiler send more, or need a tenth more memory, is seen here with its numbers."""
+
+import importlib.util
+import json
+import pathlib
+
+import pytest
+
+pytest.importorskip("libtpu")
+
+_SPEC = importlib.util.spec_from_file_location(
+    "compiled_layouts", pathlib.Path(__file__).parents[1] / "golden" / "compiled_layouts.py")
+golden = importlib.util.module_from_spec(_SPEC)
+_SPEC.loader.exec_module(golden)
+
+
+@pytest.mark.parametrize("name", golden.LAYOUTS)
+def test_the_compiler_sends_and_needs_what_it_did(name):
+    expected, found = json.loads(golden.FILE.read_text())[name], golden.measure(golden.LAYOUTS[name])
+    counts = [{kind: entry["count"] for kind, entry in one["collectives"].items()} for one in (expected, found)]
+    assert counts[1] == counts[0], "run `make golden` if the difference is meant"
+    for kind, entry in expected["collectives"].items():
+        assert found["collectives"][kind]["bytes"] == pytest.approx(entry["bytes"], rel=0.1), kind
+    for kind in ("arguments", "temporaries"):
+        assert found[kind] == pytest.approx(expected[kind], rel=0.1), kind
