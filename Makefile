@@ -21,7 +21,7 @@ demo: $(INSTALLED)  ## pretrain a small Switch Transformer on this machine (runs
 	.venv/bin/switch-tf train --gin_file=gin/runs/demo.gin
 
 test: lint  ## lint, import contracts and every test; needs no network
-	.venv/bin/python -m pytest -n 2 --dist loadfile
+	.venv/bin/python -m pytest -n 2 --dist worksteal
 
 lint: $(INSTALLED)  ## ruff and the import contracts
 	.venv/bin/python -m ruff check .
