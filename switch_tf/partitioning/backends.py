@@ -27,7 +27,7 @@ def create_partitioner(layout: Layout) -> Partitioner:
                              "use backend='multi_worker_mirrored' or 'dtensor'.")
         return _dtensor_processes(layout, members)
     kind = devices.device_type()
-    if kind == "TPU":
+    if kind == "TPU" and layout.backend in ("auto", "dtensor"):
         return _dtensor_on_tpu(layout)
     layout = layout.resolve(devices.num_local_devices(kind), kind)
     if layout.backend == "one_device":
