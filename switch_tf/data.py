@@ -17,6 +17,18 @@ from tensorflow.python.eager import context as eager_context  # the global seed 
 _FEATURES = ("inputs", "targets")
 
 
+@contextlib.contextmanager
+def _no_global_seed():
+    """Within this scope the seeds of new pipelines are theirs alone; TensorFlow would mix in `tf.random.set_seed`'s."""
+    state = eager_context.context()
+    saved, state._seed = state._seed, None
+    try:
+        yield
+    finally:
+        state._seed = saved
+
+
+@_no_global_seed()
 def get_dataset(
     mixture_or_task_name: str,
     task_feature_lengths: Mapping[str, int],
@@ -60,24 +72,6 @@ def get_dataset(
     Raises:
         ValueError: an unknown name or split, lengths the task cannot use, a batch that the shards do not divide.
     """
-    with _no_global_seed():
-        return _get_dataset(mixture_or_task_name, task_feature_lengths, batch_size, split, seed, pack, shuffle, repeat,
-                            shard_index, num_shards, encoder_only)
-
-
-@contextlib.contextmanager
-def _no_global_seed():
-    """Within this scope the seeds of new pipelines are theirs alone; TensorFlow would mix in `tf.random.set_seed`'s."""
-    state = eager_context.context()
-    saved, state._seed = state._seed, None
-    try:
-        yield
-    finally:
-        state._seed = saved
-
-
-def _get_dataset(mixture_or_task_name, task_feature_lengths, batch_size, split, seed, pack, shuffle, repeat,
-                 shard_index, num_shards, encoder_only):
     seqio = _import_seqio()
     provider = _get_provider(mixture_or_task_name)
     is_training = split == "train"

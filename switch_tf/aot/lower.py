@@ -63,13 +63,7 @@ class _ShapesOnly(Partitioner):
             yield
 
     def step(self, compute, apply):
-        def annotated(function):
-            def call(*args):
-                with annotated_by(self._annotator):
-                    return function(*args)
-
-            return call
-
+        annotated = annotated_by(self._annotator)
         return super().step(annotated(compute), annotated(apply))
 
     def compile(self, function, use_xla=False):

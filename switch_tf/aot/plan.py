@@ -8,6 +8,7 @@ from typing import NamedTuple
 from switch_tf.aot import report
 from switch_tf.aot.compile import DoesNotFit, compile_step
 from switch_tf.aot.lower import lower_step
+from switch_tf.partitioning.collectives import summarize
 
 
 class Answer(NamedTuple):
@@ -79,7 +80,7 @@ def _answer(config, depths, points):
         first, last = values[0], values[-1]
         return first + (num_periods - 1) * (last - first)
 
-    summaries = [report.summarize(sent) for _, sent in points]
+    summaries = [summarize(sent) for _, sent in points]
     kinds = sorted(set().union(*summaries))
     nothing = {"count": 0, "bytes": 0}
     return Answer(

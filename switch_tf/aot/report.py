@@ -6,6 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from switch_tf.partitioning.devices import TPU_GIB
+
 _BYTES = {"f32": 4, "bf16": 2, "s32": 4, "u32": 4, "pred": 1, "f16": 2, "s8": 1, "u8": 1, "s64": 8, "u64": 8}
 _COLLECTIVE = re.compile(
     r"= (.*?) (all-to-all|all-reduce|all-gather|reduce-scatter|collective-permute|ragged-all-to-all)(-start)?\(")
@@ -21,9 +23,12 @@ class Chip(NamedTuple):
 
 
 # From Google Cloud's TPU pages; the links of v4 and v6e are sums over links that were not checked against a run.
-CHIPS = {"v3": Chip(16 * 2**30, 61.5e12, 450e9, 82e9), "v4": Chip(32 * 2**30, 275e12, 1228e9, 135e9),
-         "v5e": Chip(16 * 2**30, 197e12, 819e9, 100e9), "v5p": Chip(95 * 2**30, 459e12, 2765e9, 300e9),
-         "v6e": Chip(32 * 2**30, 918e12, 1640e9, 224e9)}
+CHIPS = {
+    "v3": Chip(TPU_GIB["v3"] * 2**30, 61.5e12, 450e9, 82e9),
+    "v4": Chip(TPU_GIB["v4"] * 2**30, 275e12, 1228e9, 135e9),
+    "v5e": Chip(TPU_GIB["v5litepod"] * 2**30, 197e12, 819e9, 100e9),
+    "v5p": Chip(TPU_GIB["v5p"] * 2**30, 459e12, 2765e9, 300e9),
+    "v6e": Chip(TPU_GIB["v6e"] * 2**30, 918e12, 1640e9, 224e9)}
 
 
 class Sent(NamedTuple):
@@ -107,16 +112,6 @@ def _where(name):
     layer = [re.sub(r"^(layers_\d+|.*?)(_\d+)?$", r"\1", part) for part in parts[stack:-1] if "jit(" not in part]
     return ("gradient of " if any("gradient_tape" in part or "ent_tape" in part for part in parts) else "") + "/".join(
         layer)
-
-
-def summarize(sent) -> dict[str, dict[str, int]]:
-    """Kind -> how many, and the bytes of their results on one chip."""
-    summary = {}
-    for one in sent:
-        entry = summary.setdefault(one.kind, {"count": 0, "bytes": 0})
-        entry["count"] += 1
-        entry["bytes"] += one.bytes
-    return summary
 
 
 def link_bytes(sent) -> float:

@@ -1,6 +1,5 @@
 """`switch-tf compile`: does a gin run fit a TPU pod, what does it send, how long may a step take; without a TPU."""
 
-import copy
 import hashlib
 import json
 import pathlib
@@ -87,20 +86,20 @@ def _compile(arguments):
     from switch_tf.training import trainer
     from switch_tf.training.fit import check_fit
 
-    def make(argument):
-        """What the gin files give the trainer, made anew."""
-        return copy.deepcopy(gin.query_parameter(f"switch_tf.training.trainer.Trainer.{argument}"))
-
     def make_model(num_encoder_layers, num_decoder_layers):
-        model = make("model")
+        model = gin_files.trainer_argument("model")
         config = plan.shallower(model.config, num_encoder_layers, num_decoder_layers)
         return SwitchTransformer(config, dtype=model.dtype_policy)
 
     with quiet.held_back():  # libtpu says that there is no TPU
         num_devices = compiler.num_devices(arguments.topology)
+    chip = report.CHIPS.get(arguments.topology.partition(":")[0])
+    if chip is None:
+        raise ValueError(f"The memory and speed of the chips of {arguments.topology!r} are not known here; they are of "
+                         f"{', '.join(report.CHIPS)}.")
     layout = gin.get_configurable(Layout)().resolve(num_devices, "TPU")
     run_, settings = gin.get_configurable(trainer.Run)(), gin.get_configurable(trainer.StepSettings)()
-    config = make("model").config
+    config = gin_files.trainer_argument("model").config
     check_fit(config, layout, run_.batch_size, run_.task_feature_lengths, settings.num_microbatches)
     if settings.steps_per_call != 1:
         raise ValueError(f"One step is compiled, so steps_per_call must be 1, not {settings.steps_per_call}.")
@@ -113,12 +112,8 @@ def _compile(arguments):
             (folder / f"{name}.stablehlo.mlir").write_text(lowered.text)
             (folder / f"{name}.optimized.hlo").write_text(compiled.hlo)
 
-    answer = plan.ask(make_model, lambda: make("optimizer"), layout, arguments.topology, run_.batch_size,
-                      run_.task_feature_lengths, settings, arguments.full, _say, save)
-    chip = report.CHIPS.get(arguments.topology.partition(":")[0])
-    if chip is None:
-        raise ValueError(f"The memory and speed of the chips of {arguments.topology!r} are not known here; they are of "
-                         f"{', '.join(report.CHIPS)}.")
+    answer = plan.ask(make_model, lambda: gin_files.trainer_argument("optimizer"), layout, arguments.topology,
+                      run_.batch_size, run_.task_feature_lengths, settings, arguments.full, _say, save)
     slots = sum(weight.count * factoring.num_slot_elements(weight.shape, weight.axes) for weight in config.weights())
     state = 4 * (config.num_parameters + slots)
     fits = answer.refused is None and plan.needed(answer.memory) <= chip.memory

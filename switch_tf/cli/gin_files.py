@@ -1,5 +1,6 @@
 """Reads gin files and bindings from the command line and refuses what gin would accept in silence."""
 
+import copy
 import importlib.util  # noqa: F401  gin 0.5 uses it without importing it
 import logging
 import os
@@ -55,6 +56,11 @@ def parse(files, bindings=(), search_paths="") -> None:
 def macros() -> set[str]:
     """Names of all macros that the configuration defines."""
     return {scope for scope, selector in gin_config._CONFIG if selector == "gin.macro"}
+
+
+def trainer_argument(name: str):
+    """What the parsed configuration gives the trainer as its argument `name`, made anew."""
+    return copy.deepcopy(gin.query_parameter(f"switch_tf.training.trainer.Trainer.{name}"))
 
 
 def _check_exists(file):

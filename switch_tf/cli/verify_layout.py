@@ -1,6 +1,5 @@
 """`switch-tf verify-layout`: the step of a gin run under its layout, compared with the same step on one device."""
 
-import copy
 import sys
 import tempfile
 
@@ -76,16 +75,13 @@ def _verify(num_steps):
     if settings.steps_per_call != 1:
         raise ValueError(f"Steps are compared one by one, so steps_per_call must be 1, not {settings.steps_per_call}.")
 
-    def make(argument):
-        """What the gin files give the trainer, made anew."""
-        return copy.deepcopy(gin.query_parameter(f"switch_tf.training.trainer.Trainer.{argument}"))
-
-    model = make("model")
+    model = gin_files.trainer_argument("model")
     check_fit(model.config, partitioner.layout, run.batch_size, run.task_feature_lengths, settings.num_microbatches)
     batches = data.get_dataset(run.mixture_or_task_name, run.task_feature_lengths, run.batch_size, seed=run.seed,
                                pack=run.pack, encoder_only=model.config.is_encoder_only).take(num_steps)
-    found = verification.verify(lambda: make("model"), lambda: make("optimizer"), partitioner, list(batches), run.seed,
-                                settings, say=lambda text: print(text, file=sys.stderr, flush=True))
+    found = verification.verify(
+        lambda: gin_files.trainer_argument("model"), lambda: gin_files.trainer_argument("optimizer"), partitioner,
+        list(batches), run.seed, settings, say=lambda text: print(text, file=sys.stderr, flush=True))
     return found, partitioner.layout, model.compute_dtype
 
 

@@ -20,10 +20,10 @@ _new_variable_axes = None
 
 @contextlib.contextmanager
 def annotated_by(annotator):
-    """Within this scope `constrain` and `use` ask `annotator`, which has a `layout` and two methods.
+    """Within this scope, or a function it decorates, `constrain` and `use` ask `annotator`; None asks nobody.
 
-    `constrain` and `gather` take a tensor and its logical axes and return the tensor laid out: the one as an
-    activation, the other from how a weight is stored to how it is used.
+    An annotator has a `layout` and two methods, `constrain` and `gather`, which take a tensor and its logical axes and
+    return the tensor laid out: the one as an activation, the other from how a weight is stored to how it is used.
     """
     global _annotator
     previous, _annotator = _annotator, annotator

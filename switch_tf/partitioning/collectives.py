@@ -46,7 +46,7 @@ def read(folder, function: str) -> list[Collective]:
 
 
 def summarize(collectives) -> dict[str, dict[str, int]]:
-    """Kind -> how many, and their bytes on one device."""
+    """Kind -> how many, and their bytes on one device; of anything with a `kind` and `bytes`."""
     summary = {}
     for collective in collectives:
         entry = summary.setdefault(collective.kind, {"count": 0, "bytes": 0})

@@ -107,8 +107,9 @@ class Layout:
             if axis in spec[:index]:
                 spec[index] = None
         if at_rest:
+            stored = dict(self.at_rest_rules)
             for index, axis in enumerate(axes):
-                mesh_axis = dict(self.at_rest_rules).get(axis)
+                mesh_axis = stored.get(axis)
                 if spec[index] is None and mesh_axis not in spec:
                     spec[index] = mesh_axis
         return tuple(spec)

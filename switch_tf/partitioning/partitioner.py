@@ -108,6 +108,11 @@ class Partitioner:
         """A result that every device has, as an eager tensor of this process."""
         return tensor
 
+    def is_finite(self, variable) -> bool:
+        """Whether every number of a Keras variable is finite; all processes ask together."""
+        value = variable.value
+        return not value.dtype.is_floating or bool(self.on_host(tf.reduce_all(tf.math.is_finite(value))))
+
     def any_process(self, flag: bool) -> bool:
         """Whether `flag` holds in any process; all of them ask at the same time."""
         return flag

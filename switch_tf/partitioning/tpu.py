@@ -8,12 +8,10 @@ import os
 import tensorflow as tf
 
 from switch_tf.partitioning.axes import annotated_by
+from switch_tf.partitioning.devices import TPU_GIB
 from switch_tf.partitioning.gspmd import XlaAnnotator
 from switch_tf.partitioning.partitioner import Partitioner
 from switch_tf.partitioning.strategy import StrategyPartitioner
-
-# Memory of one device in GiB, by how TPU_ACCELERATOR_TYPE begins on a TPU VM (Cloud TPU documentation).
-_GIB = {"v2": 8, "v3": 16, "v4": 32, "v5litepod": 16, "v5p": 95, "v6e": 32}
 
 
 def check_memory(num_parameters: int, accelerator_type: str) -> None:
@@ -25,7 +23,7 @@ def check_memory(num_parameters: int, accelerator_type: str) -> None:
     """
     kind = accelerator_type.partition("-")[0]
     needed = 8 * num_parameters / 2**30
-    memory = _GIB.get(kind, float("inf"))
+    memory = TPU_GIB.get(kind, float("inf"))
     if needed > memory:
         raise ValueError(
             f"TPUStrategy keeps weights and gradients whole on each device, {needed:.1f} GiB of them, and a {kind} "
@@ -56,21 +54,13 @@ class TPUPartitioner(StrategyPartitioner):
     def _share(self, features):
         return features
 
-    def _annotated(self, function):
-        def call(*args):
-            if self._annotator is None:
-                return function(*args)
-            with annotated_by(self._annotator):
-                return function(*args)
-
-        return call
-
     def step(self, compute, apply):
-        one_step = Partitioner.step(self, self._annotated(compute), self._annotated(apply))
+        annotated = annotated_by(self._annotator)
+        one_step = Partitioner.step(self, annotated(compute), annotated(apply))
         return lambda features, index: self._first(self.strategy.run(one_step, args=(features, index)))
 
     def results(self, call):
-        return super().results(self._annotated(call))
+        return super().results(annotated_by(self._annotator)(call))
 
 
 def create(layout, name=None) -> TPUPartitioner:

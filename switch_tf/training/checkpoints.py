@@ -66,8 +66,7 @@ def save(folder, step: int, variables: dict, iterator, pending_metrics: dict, ke
     """
     partitioner = partitioner or Partitioner()
     for path, variable in variables.items():
-        if variable.value.dtype.is_floating and not bool(
-                partitioner.on_host(tf.reduce_all(tf.math.is_finite(variable.value)))):
+        if not partitioner.is_finite(variable):
             raise BrokenCheckpoint(f"{path} is not finite at step {step}, so this step is not saved; the last good "
                                    f"checkpoint is step {max(steps(folder), default=None)}.")
     final = path_of(folder, step)

@@ -32,7 +32,7 @@ def first_bad_tensor(model, features, seed, step, settings, partitioner=None) ->
     """
     partitioner = partitioner or Partitioner()
     for variable in model.variables:
-        if not bool(partitioner.on_host(tf.reduce_all(tf.math.is_finite(tf.cast(variable.value, tf.float32))))):
+        if not partitioner.is_finite(variable):
             return f"the weight {_short(variable.path)}"
     if partitioner.layout.is_one_program:
         return ("none of the weights, and the layout has the rest in pieces, so go on from the last checkpoint on one "

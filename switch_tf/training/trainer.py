@@ -108,7 +108,7 @@ class Trainer:
         partitioner.barrier()  # the others look into the folder only when it has been tidied up
         self.progress = summaries.Progress(0, run.train_steps, is_shown=partitioner.is_chief)
         keras.utils.set_random_seed(run.seed)
-        self.partitioner.build(self.model, self.optimizer)
+        partitioner.build(self.model, self.optimizer)
         self.progress.say(f"{self.model.config.num_parameters:,} parameters, "
                           f"{sum(variable.value.shape.num_elements() for variable in self.optimizer.variables):,} "
                           f"numbers of optimizer state; reading {run.mixture_or_task_name}")
@@ -123,10 +123,9 @@ class Trainer:
         self.progress.advance(self.step)
         self._peak_flops = peak.measured_peak_flops(self.model.compute_dtype) * partitioner.num_processors
         self._meter = summaries.Meter(self._flops_per_step(), self._peak_flops, pending)
-        self._step_function = compile_steps(self.model, self.optimizer, run.seed, self.step_settings,
-                                            self.partitioner)
+        self._step_function = compile_steps(self.model, self.optimizer, run.seed, self.step_settings, partitioner)
         if run.eval_period:
-            self._eval_step = compile_evaluation(self.model, self.step_settings, self.partitioner)
+            self._eval_step = compile_evaluation(self.model, self.step_settings, partitioner)
             self._eval_batches = self._dataset("validation", 0).take(run.eval_batches).cache()
 
     def _dataset(self, split, seed):

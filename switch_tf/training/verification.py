@@ -90,7 +90,7 @@ class _Twin:
     def __init__(self, make_model, make_optimizer, partitioner, seed, settings):
         keras.utils.set_random_seed(seed)
         self.model, self.optimizer = make_model(), make_optimizer()
-        self.partitioner, self.settings = partitioner, settings
+        self.partitioner = partitioner
         partitioner.build(self.model, self.optimizer)
         self._record_gradients()
         self._step = compile_steps(self.model, self.optimizer, seed, settings, partitioner)

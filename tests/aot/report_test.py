@@ -3,6 +3,7 @@
 import pytest
 
 from switch_tf.aot import report
+from switch_tf.partitioning.collectives import summarize
 
 MESH = {"data": 4, "model": 2}
 LINE = ('  %x.1 = {dtype}[4,2,80,128]{{3,2,1,0}} {kind}(%y), channel_id=1, replica_groups={groups}, '
@@ -49,7 +50,7 @@ def test_links_carry_what_a_ring_must_send():
     assert report.link_bytes([_read()]) == size * 3 / 4
     assert report.link_bytes([_read("all-reduce")]) == 2 * size * 3 / 4
     assert report.link_bytes([_read("reduce-scatter")]) == 3 * size
-    assert report.summarize([_read(), _read(), _read("all-reduce")]) == {
+    assert summarize([_read(), _read(), _read("all-reduce")]) == {
         "all-to-all": {"count": 2, "bytes": 2 * size}, "all-reduce": {"count": 1, "bytes": size}}
 
 

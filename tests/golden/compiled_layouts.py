@@ -12,6 +12,7 @@ from switch_tf.aot import report
 from switch_tf.aot.compile import compile_step
 from switch_tf.aot.lower import lower_step
 from switch_tf.optim.adafactor import Adafactor
+from switch_tf.partitioning.collectives import summarize
 from switch_tf.partitioning.layout import Layout
 from switch_tf.training.train_step import StepSettings
 
@@ -34,7 +35,7 @@ def measure(layout) -> dict:
     lowered = lower_step(SwitchTransformer(config, dtype="mixed_bfloat16"), Adafactor(0.01), layout, 32,
                          {"inputs": 128, "targets": 64}, StepSettings())
     compiled = compile_step(lowered, "v5e:2x4")
-    return {"collectives": report.summarize(report.collectives(compiled.hlo, layout.mesh)),
+    return {"collectives": summarize(report.collectives(compiled.hlo, layout.mesh)),
             "arguments": compiled.memory["arguments"], "temporaries": compiled.memory["temporaries"]}
 
 
