@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from switch_tf.aot.lower import Lowered, iota
+from switch_tf.aot.network import Network
 
 TOPOLOGY = re.compile(r"(v[0-9][a-z]*|tpu7x):(\d+(?:x\d+){1,2})")
 
@@ -20,15 +21,16 @@ class Compiled(NamedTuple):
 
     `memory`: bytes by kind: "arguments", "outputs", "aliased" (outputs that replace an argument in place),
         "temporaries", "code", "peak".
-    `flops`, `bytes_accessed`: of one step on one chip; the latter counts what the compiler keeps on the chip, too.
+    `flops`: of one step on one chip, the body of a loop counted once.
     `hlo`: text of the optimised program.
+    `network`: which chip of the pod each device of the mesh is.
     `seconds`: of the compiler.
     """
 
     memory: dict[str, int]
     flops: float
-    bytes_accessed: float
     hlo: str
+    network: Network
     seconds: float
 
 
@@ -61,6 +63,7 @@ def compile_step(lowered: Lowered, topology: str) -> Compiled:
 
     # Neighbours in the mesh are neighbours on the chips' network.
     placed = mesh_utils.create_device_mesh(tuple(mesh.values()), devices=devices, allow_split_physical_axes=True)
+    network = Network.of(topology, mesh, [device.coords for device in placed.reshape(-1)])
     started = time.perf_counter()
     try:
         executable = partition(lowered, list(placed.reshape(-1)), devices[0].client.compile)
@@ -74,7 +77,7 @@ def compile_step(lowered: Lowered, topology: str) -> Compiled:
         {"arguments": memory.argument_size_in_bytes, "outputs": memory.output_size_in_bytes,
          "aliased": memory.alias_size_in_bytes, "temporaries": memory.temp_size_in_bytes,
          "code": memory.generated_code_size_in_bytes, "peak": memory.peak_memory_in_bytes},
-        cost["flops"], cost["bytes accessed"], executable.hlo_modules()[0].to_string(), seconds)
+        cost["flops"], executable.hlo_modules()[0].to_string(), network, seconds)
 
 
 def partition(lowered: Lowered, devices, compile_function, replaces_arguments=True):
@@ -106,6 +109,8 @@ def _devices(topology):
 
     # A v4 chip is one device on Cloud TPU, and two unless it is said.
     options = {"chip_config_name": "megacore"} if topology.startswith("v4:") else {}
+    if topology.endswith(":1x1"):
+        options["chips_per_host_bounds"] = (1, 1, 1)
     try:
         return list(topologies.get_topology_desc(platform="tpu", topology_name=topology, **options).devices)
     except Exception as error:

@@ -3,59 +3,115 @@
 import dataclasses
 import math
 import time
+from collections.abc import Callable
 from typing import NamedTuple
+
+import tensorflow as tf
 
 from switch_tf.aot import report
 from switch_tf.aot.compile import DoesNotFit, compile_step
 from switch_tf.aot.lower import lower_step
+from switch_tf.aot.program import Program
 from switch_tf.partitioning.collectives import summarize
+from switch_tf.partitioning.layout import Layout
+from switch_tf.training.train_step import StepSettings
+
+
+class Question(NamedTuple):
+    """`make_model`: function of the numbers of encoder and decoder layers (None: its own) to a model that is not built;
+    `make_optimizer`: function to an optimizer that is not built; `topology`: such as "v5e:4x4"; `chip`: what it is made
+    of; the others as for `lower_step`."""
+
+    make_model: Callable
+    make_optimizer: Callable
+    layout: Layout
+    topology: str
+    chip: report.Chip
+    batch_size: int
+    task_feature_lengths: dict[str, int]
+    settings: StepSettings
 
 
 class Answer(NamedTuple):
-    """For one chip: `memory` in bytes by kind, `collectives` (kind -> count and bytes), `flops`, `bytes_accessed` and
-    `link_bytes` of a step; `sent`: what the deepest model that was compiled sends, one by one; `compiled`: the depths
-    that were compiled; `refused`: the compiler's words where it found no room, else None."""
+    """For one chip: `memory` in bytes by kind, those of `Compiled` and of them "weights" and "slots"; `collectives`
+    (kind -> count and bytes of a step), `flops` of a step and its `roofline`. `state`: bytes of all weights and slots
+    together; `program`: of the deepest model that was compiled; `compiled`: the depths that were compiled; `refused`:
+    the compiler's words where it found no room, else None."""
 
     memory: dict[str, int]
     collectives: dict[str, dict[str, int]]
     flops: float
-    bytes_accessed: float
-    link_bytes: float
-    sent: list
+    roofline: report.Roofline
+    state: int
+    program: Program | None
     compiled: list[tuple[int, int]]
     refused: str | None
 
 
-def ask(make_model, make_optimizer, layout, topology, batch_size, task_feature_lengths, settings, is_full=False,
-        say=lambda text: None, save=lambda depth, lowered, compiled: None) -> Answer:
+class _Point(NamedTuple):
+    """What one compiled depth needs and sends, and its seconds by part."""
+
+    memory: dict[str, int]
+    flops: float
+    roofline: report.Roofline
+    state: int
+    program: Program
+
+
+def ask(question: Question, is_full=False, say=lambda text: None,
+        save=lambda depth, lowered, compiled: None) -> Answer:
     """Compiles a step, whole or at two shallow depths from which the rest is extrapolated linearly.
 
     Args:
-        make_model: function of the numbers of encoder and decoder layers (None: its own) to a model that is not built.
-        make_optimizer: function to an optimizer that is not built.
-        layout, batch_size, task_feature_lengths, settings: see `lower_step`.
-        topology: str, such as "v5e:4x4".
+        question: Question.
         is_full: bool. Compile all layers.
         say: function of a line of text.
         save: function of a depth, a Lowered and a Compiled, called for each.
     """
-    config = make_model(None, None).config
+    config = question.make_model(None, None).config
     depths = [(config.num_encoder_layers, config.num_decoder_layers)] if is_full else shallow_depths(config)
     points = []
     for depth in depths:
         started = time.perf_counter()
         say(f"Lowering {depth[0]} + {depth[1]} layers ...")
-        lowered = lower_step(make_model(*depth), make_optimizer(), layout, batch_size, task_feature_lengths, settings)
-        say(f"... {time.perf_counter() - started:.0f} s; compiling for {topology} ...")
+        lowered = lower_step(question.make_model(*depth), question.make_optimizer(), question.layout,
+                             question.batch_size, question.task_feature_lengths, question.settings)
+        say(f"... {time.perf_counter() - started:.0f} s; compiling for {question.topology} ...")
         try:
-            compiled = compile_step(lowered, topology)
+            compiled = compile_step(lowered, question.topology)
         except DoesNotFit as error:
-            return Answer({}, {}, 0.0, 0.0, 0.0, [], [depth], str(error))
+            nothing = report.Roofline(0.0, 0.0, 0.0)
+            return Answer({}, {}, 0.0, nothing, _state(lowered), None, [depth], str(error))
         say(f"... {compiled.seconds:.0f} s.")
         save(depth, lowered, compiled)
-        sent = report.collectives(compiled.hlo, layout.mesh)
-        points.append((compiled, sent))
+        points.append(_point(lowered, compiled, question))
     return _answer(config, depths, points)
+
+
+def _point(lowered, compiled, question):
+    # The one loop of a step is that over microbatches, of which all is a part but the update.
+    num_microbatches = question.settings.num_microbatches
+    program = Program(compiled.hlo, lowered.layout.mesh, num_microbatches)
+    flops = compiled.flops * num_microbatches
+    links = report.link_seconds(program.collectives, question.chip, compiled.network)
+    roofline = report.roofline(flops, program.memory_traffic(), links, question.chip)
+    memory = {**compiled.memory, "weights": _share(lowered, "weight"), "slots": _share(lowered, "slot")}
+    return _Point(memory, flops, roofline, _state(lowered), program)
+
+
+def _share(lowered, kind):
+    """Bytes of the arguments of a kind on one chip."""
+    mesh = lowered.layout.mesh
+    return sum(_bytes(argument) // math.prod(mesh[axis] for axis in argument.spec if axis)
+               for argument in lowered.arguments if argument.kind == kind)
+
+
+def _state(lowered):
+    return sum(_bytes(argument) for argument in lowered.arguments if argument.kind != "feature")
+
+
+def _bytes(argument):
+    return math.prod(argument.shape) * tf.as_dtype(argument.dtype).size
 
 
 def shallow_depths(config) -> list[tuple[int, int]]:
@@ -80,17 +136,17 @@ def _answer(config, depths, points):
         first, last = values[0], values[-1]
         return first + (num_periods - 1) * (last - first)
 
-    summaries = [summarize(sent) for _, sent in points]
+    summaries = [summarize(one for one in point.program.collectives for _ in range(one.times)) for point in points]
     kinds = sorted(set().union(*summaries))
     nothing = {"count": 0, "bytes": 0}
     return Answer(
-        memory={kind: round(extend([compiled.memory[kind] for compiled, _ in points])) for kind in points[0][0].memory},
+        memory={kind: round(extend([point.memory[kind] for point in points])) for kind in points[0].memory},
         collectives={kind: {unit: round(extend([summary.get(kind, nothing)[unit] for summary in summaries]))
                             for unit in nothing} for kind in kinds},
-        flops=extend([compiled.flops for compiled, _ in points]),
-        bytes_accessed=extend([compiled.bytes_accessed for compiled, _ in points]),
-        link_bytes=extend([report.link_bytes(sent) for _, sent in points]),
-        sent=points[-1][1], compiled=depths, refused=None)
+        flops=extend([point.flops for point in points]),
+        roofline=report.Roofline(*(extend(parts) for parts in zip(*(point.roofline for point in points), strict=True))),
+        state=round(extend([point.state for point in points])),
+        program=points[-1].program, compiled=depths, refused=None)
 
 
 def needed(memory: dict[str, int]) -> int:
@@ -98,21 +154,25 @@ def needed(memory: dict[str, int]) -> int:
     return (memory["arguments"] + memory["outputs"] - memory["aliased"] + memory["temporaries"] + memory["code"])
 
 
-def advice(answer: Answer, config, settings, chip: report.Chip, state_bytes: int, num_devices: int) -> list[str]:
-    """What would help a run that does not fit, with numbers where they follow; `state_bytes`: weights and slots."""
+def advice(answer: Answer, config, settings, chip: report.Chip, num_devices: int) -> list[str]:
+    """What would help a run that does not fit, with numbers where they follow."""
     lines = []
+    stored = answer.state / num_devices
     if answer.refused is None:
-        state, temporaries = answer.memory["arguments"], answer.memory["temporaries"]
-        lines.append(f"Weights and slots take {_gib(state)} of {_gib(chip.memory)} on each chip, activations and "
-                     f"temporaries {_gib(temporaries)}.")
-        if state > chip.memory / 2:
-            lines.append(f"Split weights further: all of them and their slots are {_gib(state_bytes)}, so that "
-                         f"{_gib(state_bytes / num_devices)} a chip is the least here (gin/layouts/fully_sharded.gin), "
-                         f"and {math.ceil(2 * state_bytes / chip.memory)} chips hold them in half of their memory.")
+        memory = answer.memory
+        lines.append(f"{_gib(needed(memory) - chip.memory)} a chip are missing: weights and slots take "
+                     f"{_gib(memory['weights'] + memory['slots'])}, activations and temporaries "
+                     f"{_gib(memory['temporaries'])}, of {_gib(chip.memory)}.")
+        stored = memory["weights"] + memory["slots"]
+    if answer.refused is not None or stored > chip.memory / 2:
+        lines.append(f"Weights and slots are {_gib(answer.state)} in all, {_gib(answer.state / num_devices)} a chip "
+                     "where all are split over all (gin/layouts/fully_sharded.gin); "
+                     f"{math.ceil(2 * answer.state / chip.memory)} chips hold them in half of their memory.")
     if not config.remat:
-        lines.append("Recompute activations: --gin.SwitchConfig.remat=True.")
+        lines.append("Recompute activations in the backward pass, for about a third more compute: "
+                     "--gin.SwitchConfig.remat=True.")
     lines.append(f"Process the batch in parts: --gin.StepSettings.num_microbatches={2 * settings.num_microbatches}, "
-                 "which halves the activations.")
+                 "which halves the activations, or halve BATCH_SIZE.")
     return lines
 
 

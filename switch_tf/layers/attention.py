@@ -45,7 +45,7 @@ def attend(query, key, value, out, attention_mask, position_bias, dropout):
     probs = dropout(ops.cast(ops.softmax(scores, axis=-1), value.dtype))
     mixed = ops.einsum("bhqk,bkhd->bqhd", probs, value)
     mixed = partitioning.constrain(mixed, ("batch", "length", "heads", "kv"))
-    outputs = ops.einsum("bqhd,hdm->bqm", mixed, partitioning.use(out, mixed.dtype))
+    outputs = partitioning.product("bqhd,hdm->bqm", mixed, out)
     return partitioning.constrain(outputs, ("batch", "length", "embed"))
 
 
@@ -97,7 +97,7 @@ class MultiHeadAttention(keras.layers.Layer):
         return attend(query, key, value, self.out, attention_mask, position_bias, dropout)
 
     def _project(self, x, kernel):
-        projected = ops.einsum("blm,mhd->blhd", x, partitioning.use(kernel, x.dtype))
+        projected = partitioning.product("blm,mhd->blhd", x, kernel)
         return partitioning.constrain(projected, ("batch", "length", "heads", "kv"))
 
     def get_config(self):

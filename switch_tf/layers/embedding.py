@@ -30,48 +30,53 @@ class TokenEmbedding(keras.layers.Layer):
             keras.initializers.RandomNormal(stddev=1.0))
 
     def call(self, token_ids):
-        embedded = _look_up(partitioning.use(self.embedding, self.compute_dtype), token_ids)
+        embedded = _look_up(self.embedding, token_ids, self.compute_dtype)
         return partitioning.constrain(embedded, ("batch", "length", "embed"))
 
     def attend(self, hidden):
         """Logits of the tied softmax: <compute dtype>[batch, length, d_model] -> <float32>[batch, length, vocab]."""
-        table = partitioning.use(self.embedding, hidden.dtype)
-        # Not an einsum: TensorFlow would transpose the whole table in the backward pass.
-        logits = ops.matmul(hidden, ops.transpose(table))
+        if partitioning.is_partitioned():
+            logits = partitioning.product("blm,vm->blv", hidden, self.embedding)
+        else:
+            # On one device TensorFlow would transpose the whole table in the backward pass of an einsum.
+            logits = ops.matmul(hidden, ops.transpose(partitioning.use(self.embedding, hidden.dtype)))
         return ops.cast(partitioning.constrain(logits, ("batch", "length", "vocab")), "float32")
 
     def get_config(self):
         return {**super().get_config(), "vocab_size": self.vocab_size, "d_model": self.d_model}
 
 
-def _look_up(table, token_ids):
-    """Rows of `table`, with a dense gradient: sparse slices would make every optimizer slot a scatter.
+def _look_up(variable, token_ids, dtype):
+    """Rows of a table, with a dense gradient: sparse slices would make every optimizer slot a scatter.
 
     Where tokens lie on many devices the gradient is a product, because a sum over segments would bring all of them
     together; where the vocabulary does, looking up is one, too.
     """
-    vocab_size = table.shape[0]
+    vocab_size = variable.shape[0]
 
     def is_token(dtype):
-        is_equal = ops.equal(ops.expand_dims(token_ids, -1), ops.arange(vocab_size, dtype=token_ids.dtype))
+        is_equal = ops.equal(ops.expand_dims(ops.cast(token_ids, "int32"), -1), partitioning.arange(vocab_size))
         return partitioning.constrain(ops.cast(is_equal, dtype), ("batch", "length", "vocab"))
 
     if partitioning.is_split("vocab"):
-        return ops.matmul(is_token(table.dtype), table)
+        return partitioning.product("blv,vm->blm", is_token(dtype), variable)
 
     @ops.custom_gradient
     def look_up(table):
         def gradient(*args, upstream=None):
             (upstream,) = args if upstream is None else (upstream,)
+            upstream = ops.cast(upstream, "float32")
             if partitioning.is_partitioned():
-                return ops.einsum("blv,blm->vm", is_token(upstream.dtype), upstream)
-            rows = ops.cast(ops.reshape(upstream, (-1, upstream.shape[-1])), "float32")
-            dense = ops.segment_sum(rows, ops.reshape(token_ids, (-1,)), num_segments=vocab_size)
+                dense = ops.einsum("blv,blm->vm", is_token("float32"), upstream)
+                dense = partitioning.scatter(dense, variable.logical_axes)
+            else:
+                dense = ops.segment_sum(ops.reshape(upstream, (-1, upstream.shape[-1])),
+                                        ops.reshape(token_ids, (-1,)), num_segments=vocab_size)
             return ops.cast(dense, table.dtype)
 
-        return ops.take(table, token_ids, axis=0), gradient
+        return ops.take(partitioning.gather(ops.cast(table, dtype), variable.logical_axes), token_ids, axis=0), gradient
 
-    return look_up(table)
+    return look_up(ops.cast(variable, variable.dtype))
 
 
 @keras.saving.register_keras_serializable("switch_tf")
@@ -90,7 +95,10 @@ class LogitsDense(keras.layers.Layer):
             keras.initializers.TruncatedNormal(stddev=(self.init_scale / d_model) ** 0.5))
 
     def call(self, inputs):
-        logits = ops.matmul(inputs, partitioning.use(self.kernel, inputs.dtype))
+        if partitioning.is_partitioned():
+            logits = partitioning.product("blm,mv->blv", inputs, self.kernel)
+        else:
+            logits = ops.matmul(inputs, partitioning.use(self.kernel, inputs.dtype))  # as in `TokenEmbedding.attend`
         return ops.cast(partitioning.constrain(logits, ("batch", "length", "vocab")), "float32")
 
     def get_config(self):

@@ -68,12 +68,12 @@ class ExpertFeedForward(keras.layers.Layer):
     def call(self, inputs, ragged=None, training=False):
         if ragged is not None:
             return self._one_by_one(inputs, ragged, training)
-        hidden = activate([_products(inputs, partitioning.use(wi, inputs.dtype)) for wi in self.input_kernels])
+        hidden = activate([_products(inputs, wi) for wi in self.input_kernels])
         hidden = partitioning.constrain(hidden, ("expert", "group", "capacity", "expert_mlp"))
         if training and self.dropout_rate:
             group, place = _padded_places(*ops.shape(hidden)[:3])
             hidden = hidden * self._dropout_mask(group, place, hidden.dtype)
-        return _products(hidden, partitioning.use(self.wo, hidden.dtype))
+        return _products(hidden, self.wo)
 
     def _one_by_one(self, rows, ragged, training):
         """Each expert's own product over its own rows."""
@@ -91,7 +91,7 @@ class ExpertFeedForward(keras.layers.Layer):
 
     def _dropout_mask(self, group, place, dtype):
         """0 or 1 / (1 - rate) for the hidden units of each slot: [..., 1] group and place -> <dtype>[..., d_ff]."""
-        unit = place * self.d_ff + ops.arange(self.d_ff, dtype="int32")
+        unit = place * self.d_ff + partitioning.arange(self.d_ff)
         draws = partitioning.uniform_at(partitioning.layer_seed(self, "dropout"), group, unit)
         return ops.cast(draws >= self.dropout_rate, dtype) / (1 - self.dropout_rate)
 
@@ -105,15 +105,15 @@ def _products(buffers, kernels):
     """egcm,emf->egcf as one product for each expert; an einsum of four dimensions would transpose the kernels."""
     num_experts, num_groups, expert_capacity, width = ops.shape(buffers)
     rows = ops.reshape(buffers, (num_experts, num_groups * expert_capacity, width))
-    products = ops.matmul(rows, kernels)
+    products = partitioning.product("erm,emf->erf", rows, kernels)
     return ops.reshape(products, (num_experts, num_groups, expert_capacity, kernels.shape[-1]))
 
 
 def _padded_places(num_experts, num_groups, expert_capacity):
     """`RaggedRows.group` and `place` of padded buffers: [1, group, 1, 1] and [expert, 1, capacity, 1]."""
     group = partitioning.batch_positions(num_groups)[None, :, None, None]
-    expert = ops.arange(num_experts, dtype="int32")[:, None, None, None]
-    slot = ops.arange(expert_capacity, dtype="int32")[None, None, :, None]
+    expert = partitioning.arange(num_experts)[:, None, None, None]
+    slot = partitioning.arange(expert_capacity)[None, None, :, None]
     return group, slot * num_experts + expert
 
 

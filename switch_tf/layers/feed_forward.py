@@ -60,11 +60,10 @@ class FeedForward(keras.layers.Layer):
             self, "wo", (self.d_ff, d_model), ("mlp", "embed"), kernel_initializer(self.init_scale, self.d_ff))
 
     def call(self, inputs, training=False):
-        hidden = activate([ops.einsum("blm,mf->blf", inputs, partitioning.use(wi, inputs.dtype))
-                           for wi in self.input_kernels])
+        hidden = activate([partitioning.product("blm,mf->blf", inputs, wi) for wi in self.input_kernels])
         hidden = partitioning.constrain(hidden, ("batch", "length", "mlp"))
         hidden = self.dropout(hidden, training=training)
-        outputs = ops.einsum("blf,fm->blm", hidden, partitioning.use(self.wo, hidden.dtype))
+        outputs = partitioning.product("blf,fm->blm", hidden, self.wo)
         return partitioning.constrain(outputs, ("batch", "length", "embed"))
 
     def get_config(self):

@@ -2,6 +2,8 @@
 
 from keras import ops
 
+from switch_tf import partitioning
+
 
 def attention_mask(query_segments, key_segments, is_causal=False):
     """True where a query may look at a key.
@@ -16,8 +18,8 @@ def attention_mask(query_segments, key_segments, is_causal=False):
     """
     mask = ops.equal(ops.expand_dims(query_segments, -1), ops.expand_dims(key_segments, 1))
     if is_causal:
-        query = ops.expand_dims(ops.arange(ops.shape(query_segments)[1]), -1)
-        key = ops.expand_dims(ops.arange(ops.shape(key_segments)[1]), 0)
+        query = ops.expand_dims(partitioning.arange(ops.shape(query_segments)[1]), -1)
+        key = ops.expand_dims(partitioning.arange(ops.shape(key_segments)[1]), 0)
         mask = ops.logical_and(mask, query >= key)
     return ops.expand_dims(mask, 1)
 

@@ -24,7 +24,7 @@ class RMSNorm(keras.layers.Layer):
         self.epsilon = epsilon
 
     def build(self, input_shape):
-        self.scale = partitioning.add_weight(self, "scale", (input_shape[-1],), ("embed",), "ones", autocast=False)
+        self.scale = partitioning.add_weight(self, "scale", (input_shape[-1],), ("embed",), "ones")
 
     def call(self, inputs):
         x = ops.cast(inputs, "float32")

@@ -249,7 +249,7 @@ def _places(in_line, num_experts):
     num_groups, count = ops.shape(in_line)
     # Stable: of equal ones the first comes first.
     order = ops.argsort(in_line, axis=1)
-    group = ops.arange(num_groups, dtype="int32")[:, None]
+    group = partitioning.arange(num_groups)[:, None]
     if partitioning.is_partitioned():
         # A sum over segments of all groups would bring them together.
         length = ops.sum(ops.one_hot(in_line, num_experts + 1, dtype="int32"), axis=1)
@@ -259,7 +259,7 @@ def _places(in_line, num_experts):
         length = ops.reshape(length, (num_groups, num_experts + 1))
     start = ops.cumsum(length, axis=1) - length
     in_order = ops.take_along_axis(in_line, order, axis=1)
-    place = ops.arange(count, dtype="int32") - ops.take_along_axis(start, in_order, axis=1)
+    place = partitioning.arange(count) - ops.take_along_axis(start, in_order, axis=1)
     return ops.take_along_axis(place, ops.argsort(order, axis=1), axis=1), length[:, :num_experts]
 
 

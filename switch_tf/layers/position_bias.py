@@ -60,7 +60,7 @@ class RelativePositionBias(keras.layers.Layer):
         limit = (6 / (self.num_heads + self.num_buckets)) ** 0.5
         self.rel_embedding = partitioning.add_weight(
             self, "rel_embedding", (self.num_heads, self.num_buckets), ("heads", "relpos_buckets"),
-            keras.initializers.RandomUniform(-limit, limit), autocast=False)
+            keras.initializers.RandomUniform(-limit, limit))
 
     def call(self, query_length, key_length):
         # A pair's bias depends on key - query alone: look up the query + key - 1 distances and cut a shifted row
@@ -68,7 +68,7 @@ class RelativePositionBias(keras.layers.Layer):
         furthest = self.max_distance  # all beyond share its bucket
         table = relative_position_bucket(np.arange(-furthest, furthest + 1), self.is_bidirectional, self.num_buckets,
                                          self.max_distance)
-        distances = ops.clip(ops.arange(1 - query_length, key_length + 1, dtype="int32"), -furthest, furthest)
+        distances = ops.clip(partitioning.arange(query_length + key_length) + 1 - query_length, -furthest, furthest)
         buckets = ops.take(ops.convert_to_tensor(table), distances + furthest)
         one_hot = ops.one_hot(buckets, self.num_buckets, dtype="float32")
         by_distance = ops.einsum("hn,dn->hd", partitioning.use(self.rel_embedding, "float32"), one_hot)

@@ -82,7 +82,7 @@ class Router(keras.layers.Layer):
         d_model = input_shape[-1]
         self.kernel = partitioning.add_weight(
             self, "kernel", (d_model, self.num_experts), ("embed", "router_expert"),
-            kernel_initializer(self.init_scale, d_model), dtype="float32", autocast=False)
+            kernel_initializer(self.init_scale, d_model), dtype="float32")
 
     def call(self, inputs, padding_mask=None, expert_capacity=None, token_ids=None, training=False):
         padding_mask = None if padding_mask is None else ops.cast(padding_mask, "bool")
@@ -106,7 +106,7 @@ class Router(keras.layers.Layer):
         elif training and self.exploration == "input_dropout":
             noise = partitioning.uniform(partitioning.layer_seed(self, "input_dropout"), ops.shape(inputs))
             x = x * ops.cast(noise >= INPUT_DROPOUT_RATE, self.router_dtype) / (1 - INPUT_DROPOUT_RATE)
-        logits = ops.einsum("gsm,me->gse", x, partitioning.use(self.kernel, self.router_dtype))
+        logits = partitioning.product("gsm,me->gse", x, self.kernel)
         return partitioning.constrain(logits, ("group", None, "router_expert"))
 
     def _decide(self, scores, capacity, training):
@@ -184,7 +184,7 @@ def _counts(policy, scores, decisions, capacity):
         is_filled = ops.cast(decisions.token_index < num_tokens, "int32")
         load = ops.cast(ops.sum(is_filled, axis=(0, 2)), "float32")
         num_filled = ops.sum(load)
-        group = ops.arange(num_groups, dtype="int32")[:, None, None]
+        group = partitioning.arange(num_groups)[:, None, None]
         token = ops.reshape(decisions.token_index + group * (num_tokens + 1), (-1,))
         times_taken = ops.segment_sum(ops.reshape(is_filled, (-1,)), token, num_segments=num_groups * (num_tokens + 1))
         return Mean(load, num_filled), num_filled, ops.sum(ops.cast(times_taken > 0, "float32"))

@@ -22,8 +22,8 @@ _new_variable_axes = None
 def annotated_by(annotator):
     """Within this scope, or a function it decorates, `constrain` and `use` ask `annotator`; None asks nobody.
 
-    An annotator has a `layout` and two methods, `constrain` and `gather`, which take a tensor and its logical axes and
-    return the tensor laid out: the one as an activation, the other from how a weight is stored to how it is used.
+    An annotator has a `layout` and three methods, which take a tensor and its logical axes and return it laid out:
+    `constrain` an activation, `gather` a weight from how it is stored to how it is used, `scatter` its gradient back.
     """
     global _annotator
     previous, _annotator = _annotator, annotator
@@ -68,8 +68,8 @@ def check_axes(axes, rank: int, what: str) -> None:
         raise ValueError(f"{what} has {rank} dimensions but {len(axes)} logical axes {tuple(axes)}; give one for each.")
 
 
-def add_weight(layer: keras.layers.Layer, name: str, shape, axes, initializer, dtype=None, autocast=True):
-    """Creates a trainable weight whose dimensions carry logical axes.
+def add_weight(layer: keras.layers.Layer, name: str, shape, axes, initializer, dtype=None):
+    """Creates a trainable weight whose dimensions carry logical axes; `use` and `product` read it.
 
     Args:
         layer: the layer that owns the weight.
@@ -79,14 +79,13 @@ def add_weight(layer: keras.layers.Layer, name: str, shape, axes, initializer, d
         initializer: a Keras initializer. For kernels one with an explicit standard deviation: Keras' VarianceScaling
             takes the expert dimension of a stacked kernel for a receptive field.
         dtype: of the variable; by default the layer's variable dtype.
-        autocast: bool. False keeps the variable's dtype inside a layer that computes in bfloat16.
 
     Returns:
         keras.Variable with `logical_axes`: placement, optimizer slots, Adafactor's factoring and checkpoints read it.
     """
     check_axes(axes, len(shape), f"Weight {name!r} of layer {layer.name!r}")
     with variable_axes(axes):
-        variable = layer.add_weight(shape=shape, initializer=initializer, dtype=dtype, autocast=autocast, name=name)
+        variable = layer.add_weight(shape=shape, initializer=initializer, dtype=dtype, autocast=False, name=name)
     variable.logical_axes = tuple(axes)
     return variable
 
@@ -96,8 +95,27 @@ def use(variable, dtype):
 
     Cast first, so that half as many bytes travel for a computation in bfloat16.
     """
-    value = ops.cast(variable, dtype)
-    return value if _annotator is None else _annotator.gather(value, variable.logical_axes)
+    return gather(ops.cast(variable, dtype), variable.logical_axes)
+
+
+def gather(value, axes):
+    """A weight's value from how it is stored to how it is used; the identity when no layout is active."""
+    return value if _annotator is None else _annotator.gather(value, axes)
+
+
+def scatter(gradient, axes):
+    """A weight's gradient as the weight is stored; the identity when no layout is active."""
+    return gradient if _annotator is None else _annotator.scatter(gradient, axes)
+
+
+def arange(size, dtype="int32"):
+    """0, 1, .. size - 1: <dtype>[size]; `size`: int or int32 scalar tensor.
+
+    In a program that is cut over devices nothing made of it becomes a constant: TensorFlow would fold positions and
+    masks of up to 10 MB each into the program, and every device would keep all of them.
+    """
+    # Cast, because TensorFlow has no unsigned range on CPU.
+    return constrain(ops.cast(ops.arange(size, dtype="int32"), dtype), (None,))
 
 
 def constrain(x, axes):

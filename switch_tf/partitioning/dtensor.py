@@ -53,6 +53,9 @@ class DTensorPartitioner(Partitioner):
             return value
         return dtensor.relayout(value, self.sharding(axes))
 
+    def scatter(self, gradient, axes):
+        return dtensor.relayout(gradient, self.sharding(axes, at_rest=True))
+
     # Variables.
 
     @contextlib.contextmanager

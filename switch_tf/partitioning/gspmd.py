@@ -21,8 +21,14 @@ class XlaAnnotator:
         self._devices = np.arange(int(np.prod(shape))).reshape(shape)
 
     def constrain(self, x, axes):
-        spec = [self._axes.index(axis) if axis in self._axes else -1 for axis in self.layout.spec(axes)]
-        return xla_sharding.mesh_split(x, self._devices, spec, use_sharding_op=True)
+        return self._split(x, self.layout.spec(axes))
 
     def gather(self, value, axes):
-        return self.constrain(value, axes)
+        return self._split(value, self.layout.spec(axes))
+
+    def scatter(self, gradient, axes):
+        return self._split(gradient, self.layout.spec(axes, at_rest=True))
+
+    def _split(self, x, spec):
+        dims = [self._axes.index(axis) if axis in self._axes else -1 for axis in spec]
+        return xla_sharding.mesh_split(x, self._devices, dims, use_sharding_op=True)

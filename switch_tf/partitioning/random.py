@@ -14,6 +14,7 @@ import keras
 from keras import ops
 
 from switch_tf.partitioning import parts
+from switch_tf.partitioning.axes import arange
 
 _seed = None
 
@@ -88,7 +89,7 @@ def uniform_at(seed, batch_position, position):
 def batch_positions(size):
     """Which sequences or groups of the global batch this part's `size` ones are: <int32>[size]."""
     part = parts.current_part()
-    index = ops.arange(size, dtype="int32")
+    index = arange(size)
     if part.count > 1:
         index = index + ops.cast(part.index, "int32") * ops.cast(size, "int32")
     return index
@@ -98,9 +99,7 @@ def _positions(shape):
     """Row-major position of every element of a tensor of `shape`: <uint32>[shape]."""
     position = _uint32(0)
     for size in shape:
-        # TensorFlow has no unsigned range on CPU.
-        along = ops.cast(ops.arange(size, dtype="int32"), "uint32")
-        position = ops.expand_dims(position * ops.cast(size, "uint32"), -1) + along
+        position = ops.expand_dims(position * ops.cast(size, "uint32"), -1) + arange(size, "uint32")
     return position
 
 

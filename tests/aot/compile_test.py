@@ -1,5 +1,7 @@
 """The real TPU compiler on the real step of a small model: what it sends over which axis, state updated in place."""
 
+import re
+
 import numpy as np
 import pytest
 
@@ -7,7 +9,8 @@ pytest.importorskip("libtpu")
 
 from switch_tf import SwitchConfig, SwitchTransformer
 from switch_tf.aot import compile as compiler
-from switch_tf.aot import lower, report
+from switch_tf.aot import lower
+from switch_tf.aot.program import Program
 from switch_tf.optim.adafactor import Adafactor
 from switch_tf.partitioning.layout import Layout
 from switch_tf.training.train_step import StepSettings
@@ -47,7 +50,7 @@ def test_no_whole_mesh_is_listed_in_an_annotation(lowered):
 
 
 def test_experts_cost_four_all_to_alls_a_layer_over_the_data_axis_and_nothing_is_gathered(compiled):
-    sent = report.collectives(compiled.hlo, {"data": 4, "model": 2})
+    sent = Program(compiled.hlo, {"data": 4, "model": 2}).collectives
     moved = [one for one in sent if one.kind == "all-to-all"]
     assert {one.axes for one in moved} == {("data",)}
     assert sorted(one.where for one in moved) == sorted(
@@ -66,8 +69,32 @@ def test_state_is_stored_in_pieces_and_updated_in_place(lowered, compiled):
     assert compiled.memory["aliased"] > 0.95 * compiled.memory["arguments"]
 
 
-def test_no_random_number_is_drawn_by_xla(compiled):
+# Traps: what went wrong in this compiler's output before, or would without care.
+
+
+def test_gradients_are_added_up_over_devices_in_float32(compiled):
+    # Autodiff makes the gradient of a weight that was cast to bfloat16 in bfloat16.
+    sums = [one for one in Program(compiled.hlo, {"data": 4, "model": 2}).collectives
+            if one.kind == "all-reduce" and "data" in one.axes]
+    assert sum(one.bytes for one in sums) > 4 * 100_000
+    assert {one.shape.partition("[")[0] for one in sums} <= {"f32", "s32"}
+
+
+def test_token_ids_stay_where_they_are(compiled):
+    # The gradient of a gather is a scatter, for which the partitioner brings all ids together, hundreds of times.
+    assert not re.search(r"s32\[[\d,]*\]\S* (all-gather|all-to-all)", compiled.hlo)
+
+
+def test_no_random_number_is_drawn_by_xla(lowered, compiled):
+    # Its generator is not partitioned: every chip would make the numbers of all.
     assert "rng" not in compiled.hlo
+    assert "rng_bit_generator" not in lowered.text and "stateless_random" not in lowered.text
+
+
+def test_no_mask_or_bucket_is_a_constant_of_the_program(lowered):
+    # As constants they would grow with the square of the length: here 64 * 64 numbers.
+    largest = max((len(data) // 2 for data in re.findall(r'dense<"0x([0-9A-Fa-f]+)">', lowered.text)), default=0)
+    assert largest < 64 * 64
 
 
 @pytest.mark.parametrize("spec, text", [

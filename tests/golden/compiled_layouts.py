@@ -8,9 +8,9 @@ import pathlib
 import sys
 
 from switch_tf import SwitchConfig, SwitchTransformer
-from switch_tf.aot import report
 from switch_tf.aot.compile import compile_step
 from switch_tf.aot.lower import lower_step
+from switch_tf.aot.program import Program
 from switch_tf.optim.adafactor import Adafactor
 from switch_tf.partitioning.collectives import summarize
 from switch_tf.partitioning.layout import Layout
@@ -35,7 +35,7 @@ def measure(layout) -> dict:
     lowered = lower_step(SwitchTransformer(config, dtype="mixed_bfloat16"), Adafactor(0.01), layout, 32,
                          {"inputs": 128, "targets": 64}, StepSettings())
     compiled = compile_step(lowered, "v5e:2x4")
-    return {"collectives": summarize(report.collectives(compiled.hlo, layout.mesh)),
+    return {"collectives": summarize(Program(compiled.hlo, layout.mesh).collectives),
             "arguments": compiled.memory["arguments"], "temporaries": compiled.memory["temporaries"]}
 
 

@@ -2,6 +2,7 @@
 
 import math
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -81,7 +82,8 @@ def test_attending_scores_queries_and_keys_unrounded_and_mixes_in_the_dtype_of_t
     # Scores 257 and 256, which are one number in bfloat16; values 1 and 0; dropout that doubles. 2 * sigmoid(1).
     query, key = tf.constant([[[[1.0]]]]), tf.constant([[[[257.0]], [[256.0]]]])
     value = tf.constant([[[[1.0]], [[0.0]]]], tf.bfloat16)
-    outputs = attend(query, key, value, tf.ones((1, 1, 1)), None, None, dropout=lambda probs: 2 * probs)
+    out = partitioning.add_weight(keras.layers.Layer(), "out", (1, 1, 1), ("heads", "kv", "embed"), "ones")
+    outputs = attend(query, key, value, out, None, None, dropout=lambda probs: 2 * probs)
     assert outputs.dtype == tf.bfloat16
     np.testing.assert_allclose(float(outputs[0, 0, 0]), 2 / (1 + math.exp(-1)), rtol=2**-7)
 

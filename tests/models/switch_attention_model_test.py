@@ -145,7 +145,7 @@ def test_under_bfloat16_attention_experts_compute_in_their_own_dtype(fresh_model
 
         def call(inputs, *args, **kwargs):
             outputs = original(inputs, *args, **kwargs)
-            seen[name] = (inputs.dtype, tf.convert_to_tensor(experts.wo).dtype, outputs.dtype)
+            seen[name] = (inputs.dtype, outputs.dtype)
             return outputs
 
         experts.call = call
@@ -155,7 +155,7 @@ def test_under_bfloat16_attention_experts_compute_in_their_own_dtype(fresh_model
                         ("feed_forward", sparse.mlp)):
         watch(name, layer.experts)
     logits, router_stats = model.forward(features)
-    assert seen == {"query": (expected,) * 3, "key_value": (expected,) * 3, "feed_forward": (tf.bfloat16,) * 3}
+    assert seen == {"query": (expected,) * 2, "key_value": (expected,) * 2, "feed_forward": (tf.bfloat16,) * 2}
     assert logits.dtype == tf.float32 and np.isfinite(logits).all()
     assert sparse.attention.compute_dtype == "bfloat16"
     assert {weight.dtype for weight in model.weights} == {"float32"}

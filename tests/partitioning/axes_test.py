@@ -10,15 +10,12 @@ from switch_tf import partitioning
 class Scale(keras.layers.Layer):
     """Multiplies by a weight, to see in which dtype the weight arrives."""
 
-    def __init__(self, weight_autocast=True, **kwargs):
-        super().__init__(**kwargs)
-        self.weight_autocast = weight_autocast
-
     def build(self, input_shape):
-        self.scale = partitioning.add_weight(self, "scale", (2,), ("embed",), "ones", autocast=self.weight_autocast)
+        self.scale = partitioning.add_weight(self, "scale", (2,), ("embed",), "ones")
 
     def call(self, inputs):
-        return keras.ops.cast(inputs, keras.ops.convert_to_tensor(self.scale).dtype) * self.scale
+        assert keras.ops.convert_to_tensor(self.scale).dtype == "float32"
+        return inputs * partitioning.use(self.scale, inputs.dtype)
 
 
 def test_a_weight_carries_its_axes_and_belongs_to_its_layer():
@@ -35,12 +32,11 @@ def test_constrain_without_a_layout_is_the_identity():
     assert partitioning.constrain(x, ("batch", None)) is x
 
 
-@pytest.mark.parametrize("autocast, dtype", [(True, "bfloat16"), (False, "float32")])
-def test_a_weight_is_float32_and_its_reading_follows_autocast(autocast, dtype):
-    layer = Scale(autocast, dtype="mixed_bfloat16")
+def test_a_weight_is_float32_and_is_used_in_the_dtype_of_what_it_meets():
+    layer = Scale(dtype="mixed_bfloat16")
     outputs = layer(np.ones((1, 2), "float32"))
     assert layer.scale.dtype == "float32"
-    assert outputs.dtype.name == dtype
+    assert outputs.dtype.name == "bfloat16"
 
 
 def test_a_weight_may_have_a_dtype_of_its_own():

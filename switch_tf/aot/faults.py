@@ -1,0 +1,57 @@
+"""What should not be in a partitioned program: gathered experts, experts computed on every chip."""
+
+import math
+
+from switch_tf.layers import grouping
+
+# Rows are padded to the tiles of a chip.
+TOLERANCE = 1.5
+
+
+def find(program, config, layout, batch_size: int, task_feature_lengths: dict, num_microbatches: int) -> list[str]:
+    """A sentence for each fault.
+
+    Args:
+        program: Program.
+        config: SwitchConfig.
+        layout: Layout with its mesh complete.
+        batch_size, task_feature_lengths, num_microbatches: of the step.
+    """
+    if not config.has_feed_forward_experts and not config.has_attention_experts:
+        return []
+    return [*_gathered(program, config), *_replicated(
+        program, config, layout, batch_size // num_microbatches, task_feature_lengths)]
+
+
+def _gathered(program, config):
+    stacked = {",".join(map(str, weight.shape)) for weight in config.weights() if "expert" in weight.axes}
+    return [f"{one.kind} of {one.shape} in {one.where}: the weights of all experts are brought together on each chip"
+            for one in program.collectives
+            if one.kind == "all-gather" and one.shape.partition("[")[2].rstrip("]") in stacked]
+
+
+def _replicated(program, config, layout, batch_size, lengths):
+    """Compares the largest product of activations with a chip's share of the largest there should be."""
+    slots = max(_slots(batch_size, lengths[feature], config) for feature, layers in (
+        ("inputs", config.encoder_sparse_layers), ("targets", config.decoder_sparse_layers)) if layers)
+    gradients = {math.prod(weight.shape) // math.prod(layout.mesh[axis] for axis in layout.spec(weight.axes) if axis)
+                 for weight in config.weights() if "expert" in weight.axes}
+    inner = config.num_heads * config.d_kv if config.has_attention_experts else 0
+    width = max(config.d_model, inner, config.d_ff // layout.num_pieces("expert_mlp"))
+    share = slots // layout.num_pieces("batch") * width
+    found = max((size for size in program.expert_products() if size not in gradients), default=0)
+    if found <= TOLERANCE * share:
+        return []
+    return [f"a product of the experts makes {found:,} numbers on each chip, where its share is {share:,}: tokens are "
+            "computed on several chips at once; the layout should split group, as it does batch"]
+
+
+def _slots(num_sequences, length, config):
+    """Rows of all experts' buffers together."""
+    if config.semantics == "hf":
+        return config.num_experts * config.expert_capacity * num_sequences
+    groups = grouping.global_groups(num_sequences * length, config.group_size, config.num_groups_multiple,
+                                    config.semantics)
+    capacity = grouping.expert_capacity(groups.size, config.train_capacity_factor, config.num_experts,
+                                        config.min_expert_capacity, config.semantics)
+    return config.num_experts * groups.count * capacity

@@ -1,0 +1,86 @@
+"""How the answers of `switch-tf compile` read: one in full, several as a table."""
+
+GIB, MIB = 2**30, 2**20
+
+
+def describe(result) -> str:
+    """One answer in full."""
+    mesh = ", ".join(f"{axis}={size}" for axis, size in result["mesh"].items())
+    layers, compiled = result["layers"], result["compiled_layers"]
+    depths = " and ".join(f"{encoder} + {decoder}" for encoder, decoder in compiled)
+    how = f"{layers[0]} + {layers[1]} layers "
+    how += "compiled whole" if compiled == [layers] else f"extrapolated from {depths}"
+    lines = [f"{result['num_parameters']:,} parameters on {result['topology']}, mesh {mesh}; {how}."]
+    if "bytes_per_device" in result:
+        lines += _numbers(result)
+    else:
+        lines.append(f"With {depths} layers the compiler refuses already: {result['refused']}")
+    lines.append("It fits." if result["fits"] else "It does not fit.")
+    return "\n".join(lines + [f"  {line}" for line in result["advice"]])
+
+
+def _numbers(result):
+    memory = result["bytes_per_device"]
+    lines = ["Memory of one chip, GiB:"]
+    lines += [f"  {name:<38}{value / GIB:>8.3f}" for name, value in (
+        ("weights", memory["weights"]), ("optimizer slots", memory["slots"]),
+        ("batch, padding of small arrays", memory["arguments"] - memory["weights"] - memory["slots"]),
+        ("results that replace nothing", memory["outputs"] - memory["aliased"]),
+        ("activations and temporaries", memory["temporaries"]), ("program", memory["code"]),
+        ("needed", memory["needed"]), ("the chip has", result["chip_bytes"]))]
+    lines.append("Collectives of a step: count, MiB of results on each chip:")
+    lines += [f"  {kind:<20}{entry['count']:>6}{entry['bytes'] / MIB:>12.2f}"
+              for kind, entry in sorted(result["collectives"].items())]
+    lines.append("The largest of the layers that were compiled:")
+    lines += [f"  {one['bytes'] / MIB:>9.2f} MiB  {one['kind']} over {' and '.join(one['axes'])}  {one['shape']}"
+              f"  {one['where']}" for one in result["largest_collectives"]]
+    predicted = result["predicted"]
+    low, high = predicted["step_seconds"]
+    compute, traffic, links = _parts(result)
+    lines += [
+        "Predicted, not measured, from nominal rates (docs/compile.md has the assumptions):",
+        f"  compute {compute:.2f} ms, memory {traffic:.2f} ms, links {links:.2f} ms; a step {low * 1e3:.2f} ms if they "
+        f"overlap, {high * 1e3:.2f} ms if the links wait,",
+        "  {:,.0f} to {:,.0f} tokens/s, model FLOP utilisation {:.0%} to {:.0%}.".format(
+            *predicted["tokens_per_second"], *predicted["model_flops_utilization"])]
+    return lines + [f"Warning: {warning}." for warning in result["warnings"]]
+
+
+def table(results: dict[str, dict]) -> str:
+    """Several answers side by side, in the order given; one that was refused has "mistake" and nothing else."""
+    kinds = sorted({kind for result in results.values() for kind in result.get("collectives", ())})
+    header = ["", "GiB a chip", "fits", *(f"{kind}s" for kind in kinds), "compute ms", "memory ms", "links ms",
+              "step ms", "tokens/s", "MFU"]
+    rows = [header]
+    notes = []
+    for name, result in results.items():
+        if "predicted" not in result:
+            rows.append([name, "", "no"] + [""] * (len(header) - 3))
+            notes.append(f"{name}: {result.get('mistake') or result['refused']}")
+            continue
+        predicted = result["predicted"]
+        rows.append([
+            name, f"{result['bytes_per_device']['needed'] / GIB:.2f}", "yes" if result["fits"] else "no",
+            *(str(result["collectives"].get(kind, {"count": 0})["count"]) for kind in kinds),
+            *(f"{part:.1f}" for part in _parts(result)),
+            "{:.1f} - {:.1f}".format(*(1e3 * seconds for seconds in predicted["step_seconds"])),
+            "{:,.0f}".format(predicted["tokens_per_second"][0]),
+            "{:.0%}".format(predicted["model_flops_utilization"][0])])
+        notes += [f"{name}: {warning}" for warning in result["warnings"]]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(header))]
+    lines = ["  ".join([row[0].ljust(widths[0])] + [cell.rjust(width) for cell, width in zip(
+        row[1:], widths[1:], strict=True)]).rstrip() for row in rows]
+    return "\n".join(lines + notes)
+
+
+def why(winner, other) -> str:
+    """What makes one answer faster than another."""
+    names = ("compute", "memory", "links")
+    gains = [before - after for before, after in zip(_parts(other), _parts(winner), strict=True)]
+    changes = ", ".join(f"{name} {before:.1f} -> {after:.1f} ms" for name, before, after in zip(
+        names, _parts(other), _parts(winner), strict=True))
+    return f"{changes}; most of it in {names[gains.index(max(gains))]}"
+
+
+def _parts(result):
+    return tuple(1e3 * result["predicted"][f"{part}_seconds"] for part in ("compute", "memory", "links"))

@@ -1,0 +1,49 @@
+"""Products of activations with weights."""
+
+import contextlib
+
+import keras
+from keras import ops
+
+from switch_tf.partitioning import axes
+
+
+def product(equation: str, x, variable):
+    """`einsum(equation, x, weight)` in the dtype of `x`, for a weight from `add_weight`.
+
+    Where one program is cut over many devices, the gradient of the weight is a float32 product of its own: autodiff
+    would make it in bfloat16, and the devices would add up their parts of it in bfloat16.
+
+    Args:
+        equation: str, such as "blm,mf->blf"; each index stands in two of the three terms or in all.
+        x: tensor.
+        variable: keras.Variable with `logical_axes`.
+    """
+    if not axes.is_partitioned():
+        return ops.einsum(equation, x, axes.use(variable, x.dtype))
+    terms, result = equation.split("->")
+    left, right = terms.split(",")
+
+    @ops.custom_gradient
+    def multiply(x, weight):
+        kernel = axes.gather(ops.cast(weight, x.dtype), variable.logical_axes)
+
+        def gradient(upstream):
+            with _in_gradient_of(variable):
+                of_x = ops.einsum(f"{result},{right}->{left}", upstream, kernel)
+                of_weight = ops.einsum(
+                    f"{left},{result}->{right}", ops.cast(x, "float32"), ops.cast(upstream, "float32"))
+            return of_x, ops.cast(axes.scatter(of_weight, variable.logical_axes), weight.dtype)
+
+        return ops.einsum(equation, x, kernel), gradient
+
+    return multiply(x, ops.cast(variable, variable.dtype))
+
+
+@contextlib.contextmanager
+def _in_gradient_of(variable):
+    """Names operations as autodiff would, so that what a compiler sends for them says where it comes from."""
+    with contextlib.ExitStack() as stack:
+        for part in ("gradient_tape", *variable.path.split("/")[:-1]):
+            stack.enter_context(keras.name_scope(part))
+        yield

@@ -1,0 +1,82 @@
+"""Predictions of the real compiler's programs against counts by hand, and the faults that it lets pass."""
+
+import dataclasses
+
+import pytest
+
+pytest.importorskip("libtpu")
+
+from switch_tf import SwitchConfig, SwitchTransformer
+from switch_tf.aot import faults, plan
+from switch_tf.aot.report import CHIPS
+from switch_tf.optim.adafactor import Adafactor
+from switch_tf.partitioning.layout import Layout
+from switch_tf.training.train_step import StepSettings
+
+
+def _ask(config, layout, topology, batch_size, lengths, settings=None):
+    def make_model(*layers):
+        return SwitchTransformer(plan.shallower(config, *layers), dtype="mixed_bfloat16")
+
+    question = plan.Question(make_model, lambda: Adafactor(0.01), layout, topology, CHIPS["v5e"], batch_size, lengths,
+                             settings or StepSettings())
+    return plan.ask(question, is_full=True)
+
+
+def test_a_dense_model_takes_what_its_products_take():
+    d, ff, inner, vocab, layers, batch, length = 2048, 8192, 2048, 1024, 2, 16, 512
+    config = SwitchConfig(vocab_size=vocab, d_model=d, d_ff=ff, num_heads=16, d_kv=128, num_encoder_layers=layers,
+                          num_decoder_layers=0, num_experts=0, dropout_rate=0.0)
+    answer = _ask(config, Layout("data=1"), "v5e:1x1", batch, {"inputs": length, "targets": length})
+    # Multiply-adds of one token: four projections, two products of the feed-forward layer, queries by keys and
+    # probabilities by values; then the logits. Two FLOPs each; the backward pass takes twice the forward one's.
+    token = layers * (4 * d * inner + 2 * d * ff + 2 * length * inner) + d * vocab
+    seconds = 3 * 2 * token * batch * length / 197e12
+    assert answer.roofline.compute == pytest.approx(seconds, rel=0.1)
+    assert (answer.roofline.at_best, answer.roofline.in_turn) == (answer.roofline.compute, answer.roofline.compute)
+    assert answer.roofline.links == 0
+
+
+SMALL = SwitchConfig(vocab_size=512, d_model=128, d_ff=256, num_heads=4, d_kv=32, num_encoder_layers=1,
+                     num_decoder_layers=1, encoder_sparse_step=1, decoder_sparse_step=0, num_experts=8,
+                     num_groups_multiple=16)
+LENGTHS = {"inputs": 128, "targets": 32}
+
+
+def test_a_loop_over_microbatches_counts_as_the_whole_batch():
+    layout = Layout("data=8", (("batch", "data"), ("group", "data"), ("expert", "data")))
+    whole, parts = (_ask(SMALL, layout, "v5e:2x4", 32, LENGTHS, StepSettings(num_microbatches=count))
+                    for count in (1, 2))
+    assert parts.flops == pytest.approx(whole.flops, rel=0.1)
+    assert parts.collectives["all-to-all"]["bytes"] == pytest.approx(
+        whole.collectives["all-to-all"]["bytes"], rel=0.01)
+    assert parts.collectives["all-to-all"]["count"] == 2 * whole.collectives["all-to-all"]["count"]
+
+
+def test_experts_computed_everywhere_are_a_fault():
+    config = dataclasses.replace(SMALL, num_groups_multiple=8)
+    found = []
+    for rules in ((("batch", "data"),), (("batch", "data"), ("group", "data"))):
+        layout = Layout("data=8", rules)
+        answer = _ask(config, layout, "v5e:2x4", 64, LENGTHS)
+        found.append(faults.find(answer.program, config, layout, 64, LENGTHS, 1))
+    assert len(found[0]) == 1 and "tokens are computed on several chips at once" in found[0][0]
+    assert found[1] == []
+
+
+class _Gathers:
+    def __init__(self, shape):
+        from switch_tf.aot.program import Sent
+
+        self.collectives = [Sent("all-gather", 8, 8, ("data",), shape, "encoder/layers_0/mlp")]
+
+    def expert_products(self):
+        return []
+
+
+@pytest.mark.parametrize("shape, count", [("bf16[8,128,256]", 1), ("bf16[128,256]", 0)])
+def test_gathered_experts_are_a_fault(shape, count):
+    layout = Layout("data=8", (("batch", "data"), ("group", "data"), ("expert", "data")))
+    found = faults.find(_Gathers(shape), SMALL, layout, 32, LENGTHS, 1)
+    assert len(found) == count
+    assert all("all-gather of bf16[8,128,256] in encoder/layers_0/mlp" in fault for fault in found)

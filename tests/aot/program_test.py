@@ -1,0 +1,119 @@
+"""Collectives, memory traffic and the experts' products are read from XLA's text, in each of its ways to write them."""
+
+import pytest
+
+from switch_tf.aot.program import Program
+from switch_tf.partitioning.collectives import summarize
+
+MESH = {"data": 4, "model": 2}
+LINE = ('  %x.1 = {dtype}[4,2,80,128]{{3,2,1,0}} {kind}(%y), channel_id=1, replica_groups={groups}, '
+        'metadata={{op_name="jit(f)/{name}"}}')
+
+
+def _program(*lines, before="", trip_count=1):
+    text = before + "\nENTRY %main.1 (p: f32[8]) -> f32[8] {\n" + "\n".join(lines) + "\n}\n"
+    return Program(text, MESH, trip_count)
+
+
+def _read(kind="all-to-all", groups="{{0,2,4,6},{1,3,5,7}}", name="switch_transformer/encoder/layers_1/mlp/XlaSharding",
+          dtype="bf16"):
+    (found,) = _program(LINE.format(kind=kind, groups=groups, name=name, dtype=dtype)).collectives
+    return found
+
+
+@pytest.mark.parametrize("groups, size, axes", [
+    ("{{0,2,4,6},{1,3,5,7}}", 4, ("data",)), ("{{0,1},{2,3},{4,5},{6,7}}", 2, ("model",)),
+    ("{{0,1,2,3,4,5,6,7}}", 8, ("data", "model")), ("[2,4]<=[4,2]T(1,0)", 4, ("data",)), ("[4,2]<=[8]", 2, ("model",)),
+    ("[1,8]<=[8]", 8, ("data", "model")), ("mesh['axis_0'=4,'axis_1'=2] {'axis_0'}", 4, ("data",)),
+    ("mesh['axis_0'=1,'axis_1'=4,'axis_2'=2] {'axis_2'}", 2, ("model",)),
+    ("mesh['axis_0'=8] {'axis_0':(1)4}", 4, ("data",)), ("mesh['axis_0'=8] {'axis_0':(4)2}", 2, ("model",)),
+    ("{}", 8, ("data", "model"))])
+def test_groups_are_mesh_axes(groups, size, axes):
+    found = _read(groups=groups)
+    assert (found.group_size, found.axes) == (size, axes)
+
+
+def test_bytes_are_those_of_the_result_on_one_chip():
+    assert _read().bytes == 4 * 2 * 80 * 128 * 2
+    assert _read(dtype="f32").bytes == 4 * 2 * 80 * 128 * 4
+    program = _program(
+        "  %a = (bf16[1,8]{1,0}, bf16[4,8]{1,0}) all-gather-start(%b), replica_groups={{0,2,4,6},{1,3,5,7}}",
+        "  %c = (f32[3]{0}, f32[5]{0}) all-reduce(%d, %e), replica_groups={{0,1},{2,3},{4,5},{6,7}}",
+        "  %f = f32[3]{0} add(%g, %h)")
+    assert [(one.kind, one.bytes, one.shape) for one in program.collectives] == [
+        ("all-gather", 64, "bf16[4,8]"), ("all-reduce", 32, "f32[5]")]
+    assert summarize(program.collectives) == {
+        "all-gather": {"count": 1, "bytes": 64}, "all-reduce": {"count": 1, "bytes": 32}}
+
+
+@pytest.mark.parametrize("name, where", [
+    ("switch_transformer_1/encoder_1/layers_1_1/mlp_1/XlaSharding_5", "encoder/layers_1/mlp"),
+    ("gradient_tape/switch_transformer/decoder/layers_0/mlp/einsum", "gradient of decoder/layers_0/mlp"),
+    ("gradient_tape_9/switch_transformer/encoder/layers_0/mlp/experts/einsum/Einsum",
+     "gradient of encoder/layers_0/mlp/experts"),
+    ("adafactor/mul", "losses and update")])
+def test_a_collective_says_which_layer_it_comes_from(name, where):
+    assert _read(name=name).where == where
+
+
+def test_one_that_is_written_in_many_places_is_counted_once():
+    line = LINE.format(kind="all-gather", groups="{}", name="a", dtype="f32")
+    places = "\n".join(f"%async_collective_fusion.{index} (p: f32[8]) -> f32[8] {{\n{line}\n}}" for index in (1, 2))
+    assert len(_program(before=places).collectives) == 1
+    assert len(_program(before=places.replace("channel_id=1, ", "")).collectives) == 2
+
+
+def test_a_sum_of_which_each_chip_keeps_its_part_is_a_reduce_scatter():
+    line = LINE.format(kind="all-reduce", groups="{{0,2,4,6},{1,3,5,7}}", name="a", dtype="f32")
+    (found,) = _program(before=f"%all-reduce-scatter.15 (p: f32[8]) -> f32[8] {{\n{line}\n}}").collectives
+    assert (found.kind, found.bytes) == ("reduce-scatter", 2 * 80 * 128 * 4)
+
+
+LOOP = """
+%body.1 (p: f32[8]) -> f32[8] {
+  %p.1 = f32[8]{0} parameter(0)
+  %r.1 = f32[8]{0} all-reduce(%p.1), channel_id=3, replica_groups={{0,1},{2,3},{4,5},{6,7}}, to_apply=%sum.1
+}
+"""
+WHILE = ('  %w.1 = f32[8]{0} while(%p), condition=%condition.1, body=%body.1, '
+         'backend_config={"known_trip_count":{"n":"5"}}')
+
+
+@pytest.mark.parametrize("loop, trip_count", [(WHILE, 3), (WHILE.partition(", backend")[0], 5)])
+def test_what_a_loop_does_counts_as_often_as_it_runs(loop, trip_count):
+    program = _program(loop, before=LOOP, trip_count=trip_count)
+    (found,) = program.collectives
+    assert found.times == 5
+    assert program.memory_traffic() == 5 * (32 + 32)
+
+
+def test_traffic_is_what_operations_read_and_write_in_memory():
+    # Read 4 * 8 bytes twice, write 4 * 8; what lies on the chip, S(1), and names cost nothing.
+    assert _program("  %p = f32[8]{0} parameter(0)", "  %q = f32[8]{0} parameter(1)", "  %t = (f32[8]{0}) tuple(%p)",
+                    "  %a = f32[8]{0} add(%p, %q), metadata={op_name=\"x\"}").memory_traffic() == 96
+    assert _program("  %p = f32[8]{0} parameter(0)", "  %a = f32[8]{0:S(1)} add(%p, %p)",
+                    "  %b = f32[4]{0} fusion(%a), calls=%f").memory_traffic() == 32 + 16
+
+
+def test_a_move_between_memories_counts_its_own_size():
+    # 8 of 64 numbers into the chip, then all of them from memory to memory.
+    program = _program(
+        "  %p = f32[64]{0} parameter(0)",
+        "  %s = ((f32[64]{0}), f32[8]{0:S(1)}, u32[]) slice-start(%p), slice={[0:8]}",
+        "  %d = f32[8]{0:S(1)} slice-done(%s)")
+    assert program.memory_traffic() == 32
+    program = _program("  %p = f32[64]{0} parameter(0)",
+                       "  %s = (f32[64]{0}, f32[64]{0}, u32[]) copy-start(%p)", "  %d = f32[64]{0} copy-done(%s)")
+    assert program.memory_traffic() == 2 * 256
+
+
+def test_of_two_branches_the_costlier_one_counts():
+    branches = "\n".join(f"%{name}.1 (p: f32[8]) -> f32[8] {{\n  %p = f32[8]{{0}} parameter(0)\n  {line}\n}}" for
+                         name, line in (("yes", "%a = f32[8]{0} add(%p, %p)"), ("no", "%b = f32[8]{0} bitcast(%p)")))
+    program = _program("  %c = f32[8]{0} conditional(%i, %p, %p), branch_computations={%no.1, %yes.1}", before=branches)
+    assert program.memory_traffic() == 64
+
+
+def test_products_of_the_experts_are_found_by_name():
+    line = '  %c = bf16[2,640,256]{2,1,0} convolution(%a, %b), metadata={op_name="encoder_1/mlp_1/experts_1/einsum"}'
+    assert _program(line, line.replace("experts", "wi")).expert_products() == [2 * 640 * 256]

@@ -1,0 +1,40 @@
+"""What a search tries, and how it ranks."""
+
+import pytest
+
+from switch_tf.aot import search
+from switch_tf.partitioning.layout import Layout
+
+OWN = search.Choice("data=128,model=2", 4096, 128, 1.25)
+EXPERT_MODEL = Layout("data=128,model=2", (("batch", "data"), ("expert", "data"), ("mlp", "model")))
+
+
+def test_meshes_split_the_devices_between_data_and_model():
+    found = search.meshes(OWN, EXPERT_MODEL, 256, 1)
+    assert [(choice.mesh_shape, choice.num_groups_multiple) for choice in found] == [
+        ("data=256,model=1", 256), ("data=128,model=2", 128), ("data=64,model=4", 128), ("data=32,model=8", 128),
+        ("data=16,model=16", 128)]
+    assert [choice.num_groups_multiple for choice in search.meshes(OWN, EXPERT_MODEL, 256, 3)][:2] == [768, 384]
+
+
+def test_a_layout_without_a_model_axis_has_one_mesh():
+    layout = Layout("data=8", (("batch", "data"), ("expert", "data")))
+    (only,) = search.meshes(OWN._replace(mesh_shape="data=8"), layout, 8, 1)
+    assert only.mesh_shape == "data=8"
+
+
+def test_groups_are_halved_and_capacities_are_the_papers():
+    assert [choice.group_size for choice in search.group_sizes(OWN)] == [2048, 1024, 512, 256]
+    assert [choice.capacity_factor for choice in search.capacity_factors(OWN)] == [1.0]
+    assert [choice.capacity_factor for choice in search.capacity_factors(OWN._replace(capacity_factor=2.0))] == [
+        1.0, 1.25]
+
+
+@pytest.mark.parametrize("slow, expected", [(0.2, "fast"), (0.05, "slow")])
+def test_what_fits_comes_first_then_what_is_fast(slow, expected):
+    results = {"refused": {"mistake": "no"}, "too large": {"fits": False, "predicted": {"step_seconds": [0.0, 0.01]}},
+               "fast": {"fits": True, "predicted": {"step_seconds": [0.1, 0.1]}},
+               "slow": {"fits": True, "predicted": {"step_seconds": [0.0, slow]}}}
+    order = search.ranked(results)
+    assert order[0] == expected
+    assert order[2:] == ["too large", "refused"]

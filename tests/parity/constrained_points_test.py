@@ -1,0 +1,63 @@
+"""XLA's annotations and DTensor's layouts say the same of every tensor that the model constrains."""
+
+import pytest
+import tensorflow as tf
+
+from switch_tf import SwitchConfig, SwitchTransformer
+from switch_tf.aot import lower
+from switch_tf.optim.adafactor import Adafactor
+from switch_tf.partitioning import backends, gspmd
+from switch_tf.partitioning import dtensor as dtensor_module
+from switch_tf.partitioning.layout import Layout
+from switch_tf.training.train_step import StepSettings, compile_steps
+
+DATA = (("batch", "data"), ("group", "data"))
+EXPERT = (*DATA, ("expert", "data"))
+MODEL = (("heads", "model"), ("mlp", "model"), ("expert_mlp", "model"), ("vocab", "model"))
+LAYOUTS = {"expert": Layout("data=8", EXPERT), "data_model": Layout("data=2,model=4", (*DATA, *MODEL)),
+           "expert_model": Layout("data=4,model=2", (*EXPERT, *MODEL))}
+BATCH, LENGTHS = 16, {"inputs": 32, "targets": 16}
+
+
+def _record(monkeypatch, owner, name, read):
+    points = []
+    original = getattr(owner, name)
+
+    def call(x, *args, **kwargs):
+        points.append((tuple(x.shape), read(*args)))
+        return original(x, *args, **kwargs)
+
+    monkeypatch.setattr(owner, name, call)
+    return points
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_both_back_ends_lay_every_constrained_tensor_out_alike(name, monkeypatch):
+    layout = LAYOUTS[name]
+    config = SwitchConfig(vocab_size=512, d_model=32, d_ff=64, num_heads=4, d_kv=8, num_encoder_layers=1,
+                          num_decoder_layers=2, encoder_sparse_step=1, num_experts=8, num_groups_multiple=8)
+    axes = list(layout.mesh)
+    annotations = _record(monkeypatch, gspmd.xla_sharding, "mesh_split", lambda devices, dims: tuple(
+        None if dim < 0 else axes[dim] for dim in dims))
+    with monkeypatch.context() as patch:
+        # A weight that is used as it is stored is annotated for XLA and left alone by DTensor.
+        for method in ("gather", "scatter"):
+            patch.setattr(gspmd.XlaAnnotator, method, lambda self, value, axes: value)
+        lower.lower_step(SwitchTransformer(config), Adafactor(0.01), layout, BATCH, LENGTHS, StepSettings())
+
+    relayouts = _record(monkeypatch, dtensor_module.dtensor, "relayout", lambda wanted: tuple(
+        None if spec == "unsharded" else spec for spec in wanted.sharding_specs))
+    partitioner = backends.create_partitioner(layout)
+    model, optimizer = SwitchTransformer(config), Adafactor(0.01)
+    partitioner.build(model, optimizer)
+    with monkeypatch.context() as patch:
+        for method in ("gather", "scatter"):
+            patch.setattr(dtensor_module.DTensorPartitioner, method, lambda self, value, axes: value)
+        step = compile_steps(model, optimizer, 0, StepSettings(), partitioner)
+        features = {feature: tf.ones(spec.shape, tf.int32)[None]
+                    for feature, spec in lower.feature_specs(config, BATCH, LENGTHS).items()}
+        relayouts.clear()
+        step(partitioner.place(features))
+
+    assert len(annotations) > 50
+    assert relayouts[:len(annotations)] == annotations
