@@ -48,6 +48,11 @@ def installed_version(distribution: str) -> str | None:
         return None
 
 
+def goes_with(libtpu: str, known_good: str) -> bool:
+    """Whether a version of libtpu is the known good one but for its last number, which counts builds: 0.0.42.1."""
+    return libtpu.split(".")[:3] == known_good.split(".")[:3]
+
+
 def check_single_distributions() -> None:
     """Refuses an environment in which a nightly build lies over seqio or tensorflow-datasets.
 

@@ -17,7 +17,7 @@ def find(program, config, layout, batch_size: int, task_feature_lengths: dict, n
         layout: Layout with its mesh complete.
         batch_size, task_feature_lengths, num_microbatches: of the step.
     """
-    if not config.has_feed_forward_experts and not config.has_attention_experts:
+    if not config.num_experts:
         return []
     return [*_gathered(program, config), *_replicated(
         program, config, layout, batch_size // num_microbatches, task_feature_lengths)]

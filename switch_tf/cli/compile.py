@@ -104,7 +104,10 @@ def _search(arguments):
         raise Mistake(gin_files.first_line(error)) from error
     config = gin_files.trainer_argument("model").config
     num_microbatches = gin.get_configurable(trainer.StepSettings)().num_microbatches
-    own = search.Choice(layout.mesh_shape, config.group_size, config.num_groups_multiple, config.train_capacity_factor)
+    own = search.Choice(",".join(f"{axis}={size}" for axis, size in layout.mesh.items()), config.group_size,
+                        config.num_groups_multiple, config.train_capacity_factor)
+    meshes = search.meshes(own, layout, num_devices, num_microbatches)
+    own = next((choice for choice in meshes if choice.mesh_shape == own.mesh_shape), own)
     mesh = "MESH_SHAPE" if "MESH_SHAPE" in gin_files.macros() else "Layout.mesh_shape"
     results = {}
 
@@ -117,7 +120,7 @@ def _search(arguments):
             results.update({new[name]: result for name, result in found.items()})
         return search.ranked(results)[0]
 
-    best = try_out("meshes", [own, *search.meshes(own, layout, num_devices, num_microbatches)])
+    best = try_out("meshes", [own, *meshes])
     if config.num_experts:
         best = try_out("group sizes", search.group_sizes(best))
         best = try_out("capacity factors", search.capacity_factors(best))
@@ -161,8 +164,9 @@ def _check_compiler():
     if environment.installed_version("tensorflow-tpu"):
         raise Mistake("The TPU compiler for machines without a TPU does not go with tensorflow-tpu; run this where "
                       "tensorflow is installed (docs/install.md).")
-    if found is None:
-        raise Mistake(f"The TPU compiler is not installed; run: {environment.pip()} install --no-deps libtpu=={wanted}")
+    if found is None or not environment.goes_with(found, wanted):
+        what = "is not installed" if found is None else f"is libtpu {found}, which jaxlib does not go with"
+        raise Mistake(f"The TPU compiler {what}; run: {environment.pip()} install --no-deps libtpu=={wanted}")
 
 
 def _cache_file(arguments):

@@ -61,6 +61,6 @@ def _run(words, running):
 
 def _in_short(answer):
     if "predicted" not in answer:
-        return "refused" if "mistake" in answer else "does not fit"
+        return f"refused ({answer['mistake']})" if "mistake" in answer else "does not fit"
     seconds = answer["predicted"]["step_seconds"][1]
     return f"{1e3 * seconds:.1f} ms a step, {'fits' if answer['fits'] else 'does not fit'}"

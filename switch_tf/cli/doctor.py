@@ -106,19 +106,29 @@ def check_versions() -> Iterator[Finding]:
     for name, wanted in environment.KNOWN_GOOD[flavour].items():
         version = environment.installed_version(name)
         cure = f"{environment.pip()} install --no-deps {name}=={wanted}"
-        if version == wanted:
+        if name == "libtpu" and version is not None:
+            yield _libtpu(flavour, version, wanted, cure)
+        elif version == wanted:
             yield Finding(name, OK, version)
         elif version is None and name == "libtpu" and flavour == "tensorflow":
             yield Finding(name, OK, "absent; only the extra `aot` needs it")
         elif version is None:
             yield Finding(name, PROBLEM, "not installed", f"{cure}; for all of them: -r {_REQUIREMENTS[flavour]}")
-        elif name == "libtpu" and flavour == "tensorflow-tpu":
-            yield Finding(name, PROBLEM, f"{version}; tensorflow-tpu aborts at import beside any but {wanted}", cure)
         elif name == "tensorflow-text" and _minor(version) != _minor(environment.installed_version(flavour)):
             beside = f"{flavour} {environment.installed_version(flavour)}"
             yield Finding(name, PROBLEM, f"{version} beside {beside}: the first two numbers must agree", cure)
         else:
             yield Finding(name, WARNING, f"{version}; the tests run with {wanted}", cure)
+
+
+def _libtpu(flavour, version, wanted, cure):
+    """libtpu goes with TensorFlow on a TPU VM, and with jaxlib where `switch-tf compile` asks it."""
+    partner = "tensorflow-tpu" if flavour == "tensorflow-tpu" else "jaxlib"
+    pair = f"{version} beside {partner} {environment.installed_version(partner)}"
+    if environment.goes_with(version, wanted):
+        return Finding("libtpu", OK, pair + (": `switch-tf compile` works here" if partner == "jaxlib" else ""))
+    fault = "TensorFlow aborts at import" if partner == "tensorflow-tpu" else "`switch-tf compile` refuses it"
+    return Finding("libtpu", PROBLEM, f"{pair}: {fault}, {wanted} is the one that goes with it", cure)
 
 
 def check_double_distributions() -> Iterator[Finding]:

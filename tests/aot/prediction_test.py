@@ -35,6 +35,7 @@ def test_a_dense_model_takes_what_its_products_take():
     assert answer.roofline.compute == pytest.approx(seconds, rel=0.1)
     assert (answer.roofline.at_best, answer.roofline.in_turn) == (answer.roofline.compute, answer.roofline.compute)
     assert answer.roofline.links == 0
+    assert faults.find(answer.program, config, Layout("data=1"), batch, {"inputs": length, "targets": length}, 1) == []
 
 
 SMALL = SwitchConfig(vocab_size=512, d_model=128, d_ff=256, num_heads=4, d_kv=32, num_encoder_layers=1,

@@ -11,7 +11,7 @@ pytest.importorskip("libtpu")
 
 from switch_tf import environment
 from switch_tf.cli import compile as command
-from switch_tf.cli.main import Mistake
+from switch_tf.cli.main import Mistake, main
 
 RUN = ["--gin_file=gin/models/switch_tiny.gin", "--gin_file=gin/tasks/c4.gin", "--gin_file=gin/runs/pretrain.gin",
        "--gin.BATCH_SIZE=32", "--gin.TASK_FEATURE_LENGTHS={'inputs': 64, 'targets': 32}"]
@@ -67,7 +67,72 @@ def test_what_cannot_be_asked_is_one_sentence(arguments, message, tmp_path):
     assert len(done.stderr.strip().splitlines()) == 1, done.stderr
 
 
-def test_a_missing_compiler_says_what_to_install(monkeypatch):
-    monkeypatch.setattr(environment, "installed_version", lambda name: None)
-    with pytest.raises(Mistake, match=r"The TPU compiler is not installed; run: .* --no-deps libtpu==0\.0\.42\.1"):
+@pytest.mark.parametrize("version, what", [(None, "is not installed"), ("0.0.51", "is libtpu 0.0.51, which jaxlib")])
+def test_a_missing_or_wrong_compiler_says_what_to_install(monkeypatch, version, what):
+    monkeypatch.setattr(environment, "installed_version", lambda name: version if name == "libtpu" else None)
+    with pytest.raises(Mistake, match=rf"The TPU compiler {what}.*; run: .* --no-deps libtpu==0\.0\.42\.1"):
         command._check_compiler()
+
+
+def test_layouts_are_put_side_by_side_and_one_that_is_refused_says_why(tmp_path):
+    done, result = _compile(tmp_path, "--topology=v5e:4x4", "--compare=data,expert",
+                            "--gin.SwitchConfig.num_groups_multiple=16")
+    assert done.returncode == 0, done.stderr
+    assert result["layouts"]["data"]["fits"] and result["layouts"]["data"]["mesh"] == {"data": 16}
+    assert result["layouts"]["expert"] == {
+        "mistake": "The layout cuts num_experts ('expert', 8) over the 16 devices of mesh axis 'data', which must "
+                   "divide it; make it a multiple of 16, or set MESH_SHAPE to data=8."}
+    lines = done.stderr.splitlines()
+    assert any(line.startswith("[2 of 2]") for line in lines)
+    table = lines[next(index for index, line in enumerate(lines) if "GiB a chip" in line):]
+    assert table[0].split()[:4] == ["GiB", "a", "chip", "fits"] and "step ms" in table[0]
+    assert table[1].split()[0] == "data" and table[2].split() == ["expert", "no"]
+    assert table[3].startswith("expert: The layout cuts num_experts")
+
+
+@pytest.mark.parametrize("arguments, message", [
+    (["--compare=expert"], "--compare needs at least two layouts"),
+    (["--compare=data,expert", "--gin_file=gin/layouts/data.gin"], "leave out the layout's --gin_file"),
+    (["--compare=data,expert", "--search"], "do not go together")])
+def test_a_wrong_comparison_is_one_sentence(arguments, message, tmp_path):
+    done, _ = _compile(tmp_path, "--topology=v5e:2x4", *arguments)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1, done.stderr
+
+
+def _answer(words):
+    """Made up: a model axis costs links, small groups save compute, and without one a chip is too small."""
+    values = dict(word.removeprefix("--gin.").split("=", 1) for word in words if word.startswith("--gin."))
+    mesh = dict(axis.split("=") for axis in values["MESH_SHAPE"].strip("'").split(","))
+    compute = int(values["SwitchConfig.group_size"]) / 1000 * float(values["SwitchConfig.train_capacity_factor"])
+    parts = {"compute_seconds": compute, "memory_seconds": 0.1, "links_seconds": int(mesh["model"]) / 2}
+    step = compute + parts["links_seconds"]
+    return {"fits": mesh["model"] != "1", "warnings": [], "collectives": {}, "bytes_per_device": {"needed": 2**30},
+            "predicted": {**parts, "step_seconds": [step, step], "tokens_per_second": [1 / step] * 2,
+                          "model_flops_utilization": [0.1, 0.1]}}
+
+
+def test_a_search_goes_from_meshes_to_groups_to_capacities(monkeypatch, capsys):
+    asked = []
+
+    def ask(questions, say):
+        asked.append(list(questions))
+        return {name: _answer(words) for name, words in questions.items()}
+
+    monkeypatch.setattr(command.compile_many, "ask", ask)
+    status = main(["compile", *RUN, "--gin_file=gin/layouts/expert_model.gin", "--topology=v5e:4x4", "--search",
+                   "--gin.SwitchConfig.group_size=1024", "--json"])
+    assert status == 0
+    assert asked == [
+        ["data=8,model=2, groups of 1024, capacity 1.25", "data=16,model=1, groups of 1024, capacity 1.25",
+         "data=4,model=4, groups of 1024, capacity 1.25", "data=2,model=8, groups of 1024, capacity 1.25",
+         "data=1,model=16, groups of 1024, capacity 1.25"],
+        ["data=8,model=2, groups of 512, capacity 1.25", "data=8,model=2, groups of 256, capacity 1.25"],
+        ["data=8,model=2, groups of 256, capacity 1"]]
+    shown = capsys.readouterr()
+    best = json.loads(shown.out.splitlines()[-1])["candidates"][0]
+    assert (best["mesh_shape"], best["group_size"], best["capacity_factor"]) == ("data=8,model=2", 256, 1.0)
+    assert ("The best: --gin.MESH_SHAPE='data=8,model=2' --gin.SwitchConfig.group_size=256 "
+            "--gin.SwitchConfig.num_groups_multiple=8 --gin.SwitchConfig.train_capacity_factor=1.0") in shown.err
+    assert "(as it was): compute 1280.0 -> 256.0 ms, memory 100.0 -> 100.0 ms" in shown.err

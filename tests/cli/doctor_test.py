@@ -70,6 +70,16 @@ def test_libtpu_is_optional_away_from_a_tpu(installed):
     assert only(doctor.check_versions(), "libtpu").status == doctor.OK
 
 
+@pytest.mark.parametrize("version, status", [
+    ("0.0.42.1", doctor.OK), ("0.0.42", doctor.OK), ("0.0.51", doctor.PROBLEM)])
+def test_libtpu_must_go_with_jaxlib(installed, version, status):
+    installed(libtpu=version, jaxlib="0.10.2")
+    finding = only(doctor.check_versions(), "libtpu")
+    assert finding.status == status
+    assert finding.found.startswith(f"{version} beside jaxlib 0.10.2")
+    assert finding.cure.endswith("install --no-deps libtpu==0.0.42.1" if status == doctor.PROBLEM else "")
+
+
 def test_plain_tensorflow_on_a_tpu_machine_is_pointed_at_the_other_list(monkeypatch):
     monkeypatch.setattr(environment, "has_tpu", lambda: True)
     assert "requirements-tpu.txt" in only(doctor.check_versions(), "TPU").cure

@@ -1,0 +1,36 @@
+"""Every `switch-tf` command in README and docs is one that the command line takes, with gin files that can be read."""
+
+import pathlib
+import re
+import shlex
+
+import gin
+import pytest
+
+from switch_tf.cli import gin_files, main
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+
+def _commands():
+    for file in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
+        for block in re.findall(r"```sh\n(.*?)```", file.read_text(), re.DOTALL):
+            for line in block.replace("\\\n", " ").splitlines():
+                words = shlex.split(line, comments=True) if line.startswith("switch-tf ") else []
+                if words and "..." not in words:
+                    yield pytest.param(words[1:], id=f"{file.name}: {' '.join(line.split())}")
+
+
+@pytest.fixture(autouse=True)
+def _clean_gin():
+    yield
+    gin.clear_config()
+
+
+@pytest.mark.parametrize("words", _commands())
+def test_a_documented_command_can_be_typed(words):
+    arguments = main._parse(words)
+    files = getattr(arguments, "gin_file", [])
+    if any("/runs/" in file for file in files):
+        bindings = ["MODEL_DIR=''"] if arguments.command in ("compile", "verify-layout") else []
+        gin_files.parse(files, [*bindings, *arguments.gin_bindings], arguments.gin_search_paths)
