@@ -35,7 +35,18 @@ class Compiled(NamedTuple):
 
 
 class DoesNotFit(Exception):
-    """The program needs more memory than a chip has; the message is the compiler's."""
+    """The program needs more memory than a chip has; the message is the compiler's.
+
+    `temporaries`: bytes of activations and temporaries, as far as the message says.
+    """
+
+    @property
+    def temporaries(self) -> int:
+        found = re.search(r"temporaries \(([\d.]+)([GM])\)|Used ([\d.]+)([GM]) of", str(self))
+        if found is None:
+            return 0
+        size, unit = (found[1], found[2]) if found[1] else (found[3], found[4])
+        return round(float(size) * 2**(30 if unit == "G" else 20))
 
 
 def num_devices(topology: str) -> int:

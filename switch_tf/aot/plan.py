@@ -36,7 +36,7 @@ class Answer(NamedTuple):
     """For one chip: `memory` in bytes by kind, those of `Compiled` and of them "weights" and "slots"; `collectives`
     (kind -> count and bytes of a step), `flops` of a step and its `roofline`. `state`: bytes of all weights and slots
     together; `program`: of the deepest model that was compiled; `compiled`: the depths that were compiled; `refused`:
-    the compiler's words where it found no room, else None."""
+    the compiler's words where it found no room, else None: then all is of the depth that was refused, where known."""
 
     memory: dict[str, int]
     collectives: dict[str, dict[str, int]]
@@ -81,7 +81,9 @@ def ask(question: Question, is_full=False, say=lambda text: None,
             compiled = compile_step(lowered, question.topology)
         except DoesNotFit as error:
             nothing = report.Roofline(0.0, 0.0, 0.0)
-            return Answer({}, {}, 0.0, nothing, _state(lowered), None, [depth], str(error))
+            memory = {"weights": _share(lowered, "weight"), "slots": _share(lowered, "slot"),
+                      "temporaries": error.temporaries}
+            return Answer(memory, {}, 0.0, nothing, _state(lowered), None, [depth], str(error))
         say(f"... {compiled.seconds:.0f} s.")
         save(depth, lowered, compiled)
         points.append(_point(lowered, compiled, question))
@@ -152,32 +154,6 @@ def _answer(config, depths, points):
 def needed(memory: dict[str, int]) -> int:
     """Bytes that one chip must have for a step."""
     return (memory["arguments"] + memory["outputs"] - memory["aliased"] + memory["temporaries"] + memory["code"])
-
-
-def advice(answer: Answer, config, settings, chip: report.Chip, num_devices: int) -> list[str]:
-    """What would help a run that does not fit, with numbers where they follow."""
-    lines = []
-    stored = answer.state / num_devices
-    if answer.refused is None:
-        memory = answer.memory
-        lines.append(f"{_gib(needed(memory) - chip.memory)} a chip are missing: weights and slots take "
-                     f"{_gib(memory['weights'] + memory['slots'])}, activations and temporaries "
-                     f"{_gib(memory['temporaries'])}, of {_gib(chip.memory)}.")
-        stored = memory["weights"] + memory["slots"]
-    if answer.refused is not None or stored > chip.memory / 2:
-        lines.append(f"Weights and slots are {_gib(answer.state)} in all, {_gib(answer.state / num_devices)} a chip "
-                     "where all are split over all (gin/layouts/fully_sharded.gin); "
-                     f"{math.ceil(2 * answer.state / chip.memory)} chips hold them in half of their memory.")
-    if not config.remat:
-        lines.append("Recompute activations in the backward pass, for about a third more compute: "
-                     "--gin.SwitchConfig.remat=True.")
-    lines.append(f"Process the batch in parts: --gin.StepSettings.num_microbatches={2 * settings.num_microbatches}, "
-                 "which halves the activations, or halve BATCH_SIZE.")
-    return lines
-
-
-def _gib(size):
-    return f"{size / 2**30:.2f} GiB"
 
 
 def shallower(config, num_encoder_layers, num_decoder_layers):

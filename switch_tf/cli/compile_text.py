@@ -1,6 +1,18 @@
 """How the answers of `switch-tf compile` read: one in full, several as a table."""
 
+import sys
+
 GIB, MIB = 2**30, 2**20
+
+
+def say(text) -> None:
+    """Tells what goes on, on standard error."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def show(text, arguments) -> None:
+    """Prints an answer, on standard error where standard output is for JSON."""
+    print(text, file=sys.stderr if arguments.json else sys.stdout)
 
 
 def describe(result) -> str:

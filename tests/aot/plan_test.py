@@ -7,8 +7,7 @@ import pytest
 from switch_tf import SwitchConfig
 from switch_tf.aot import plan
 from switch_tf.aot.program import Sent
-from switch_tf.aot.report import CHIPS, Roofline
-from switch_tf.training.train_step import StepSettings
+from switch_tf.aot.report import Roofline
 
 
 @pytest.mark.parametrize("preset, depths", [
@@ -53,24 +52,3 @@ def test_numbers_are_extended_linearly():
     assert answer.state == 512
     whole = plan._answer(config, [(12, 12)], [_point(12)])
     assert (whole.flops, whole.memory, whole.collectives) == (answer.flops, answer.memory, answer.collectives)
-
-
-def test_advice_has_numbers():
-    config, gib = SwitchConfig.from_preset("switch_base_128"), 2**30
-    memory = {"weights": 11 * gib, "slots": gib, "arguments": 12 * gib, "outputs": 12 * gib, "aliased": 12 * gib,
-              "temporaries": 8 * gib, "code": 0}
-    answer = plan._answer(config, [(12, 12)], [_point(12)])._replace(memory=memory, state=28 * gib)
-    lines = plan.advice(answer, config, StepSettings(), CHIPS["v5e"], 8)
-    assert lines[0] == ("4.00 GiB a chip are missing: weights and slots take 12.00 GiB, activations and temporaries "
-                        "8.00 GiB, of 16.00 GiB.")
-    assert "28.00 GiB in all, 3.50 GiB a chip where all are split" in lines[1] and "4 chips hold them in h" in lines[1]
-    assert "--gin.SwitchConfig.remat=True" in lines[2]
-    assert "--gin.StepSettings.num_microbatches=2" in lines[3]
-
-
-def test_a_refused_run_gets_advice_too():
-    config = SwitchConfig.from_preset("t5_base")
-    answer = plan.Answer({}, {}, 0.0, Roofline(0.0, 0.0, 0.0), 2**30, None, [(1, 1)], "no room")
-    lines = plan.advice(answer, config, StepSettings(num_microbatches=2), CHIPS["v5e"], 4)
-    assert lines[0].startswith("Weights and slots are 1.00 GiB in all, 0.25 GiB a chip")
-    assert "num_microbatches=4" in lines[-1]

@@ -11,6 +11,7 @@ pytest.importorskip("libtpu")
 
 from switch_tf import environment
 from switch_tf.cli import compile as command
+from switch_tf.cli import compile_many
 from switch_tf.cli.main import Mistake, main
 
 RUN = ["--gin_file=gin/models/switch_tiny.gin", "--gin_file=gin/tasks/c4.gin", "--gin_file=gin/runs/pretrain.gin",
@@ -33,7 +34,7 @@ def test_a_run_is_compiled_once_and_answered_from_then_on(tmp_path):
     assert "all-gather" not in result["collectives"] and result["warnings"] == []
     memory = result["bytes_per_device"]
     assert 0 < memory["arguments"] < 4 * result["num_parameters"]  # experts in pieces
-    assert memory["needed"] < result["chip_bytes"] == 16 * 2**30
+    assert memory["needed"] < result["chip_bytes"] == 15.75 * 2**30
     low, high = result["predicted"]["step_seconds"]
     assert 0 < low < high
     assert sorted(path.name for path in (tmp_path / "kept").iterdir()) == [
@@ -120,7 +121,7 @@ def test_a_search_goes_from_meshes_to_groups_to_capacities(monkeypatch, capsys):
         asked.append(list(questions))
         return {name: _answer(words) for name, words in questions.items()}
 
-    monkeypatch.setattr(command.compile_many, "ask", ask)
+    monkeypatch.setattr(compile_many, "ask", ask)
     status = main(["compile", *RUN, "--gin_file=gin/layouts/expert_model.gin", "--topology=v5e:4x4", "--search",
                    "--gin.SwitchConfig.group_size=1024", "--json"])
     assert status == 0
@@ -133,6 +134,6 @@ def test_a_search_goes_from_meshes_to_groups_to_capacities(monkeypatch, capsys):
     shown = capsys.readouterr()
     best = json.loads(shown.out.splitlines()[-1])["candidates"][0]
     assert (best["mesh_shape"], best["group_size"], best["capacity_factor"]) == ("data=8,model=2", 256, 1.0)
-    assert ("The best: --gin.MESH_SHAPE='data=8,model=2' --gin.SwitchConfig.group_size=256 "
+    assert ("The best: --gin.MESH_SHAPE=\"'data=8,model=2'\" --gin.SwitchConfig.group_size=256 "
             "--gin.SwitchConfig.num_groups_multiple=8 --gin.SwitchConfig.train_capacity_factor=1.0") in shown.err
     assert "(as it was): compute 1280.0 -> 256.0 ms, memory 100.0 -> 100.0 ms" in shown.err

@@ -21,6 +21,7 @@ SHIPPED = {
     "fully_sharded": ({"data": 8}, EXPERT, (("embed", "data"),)),
     "data_model": ({"data": 4, "model": 2}, (*DATA, *MODEL), ()),
     "expert_model": ({"data": 4, "model": 2}, (*EXPERT, *MODEL), ()),
+    "fully_sharded_model": ({"data": 4, "model": 2}, (*EXPERT, *MODEL), (("embed", "data"),)),
 }
 
 

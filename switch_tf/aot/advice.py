@@ -1,0 +1,55 @@
+"""What would help a run that does not fit its chips."""
+
+import math
+
+from switch_tf.aot.plan import needed
+
+# What is left free by advice, because temporaries do not shrink quite in proportion.
+ROOM = 0.9
+
+
+def advice(answer, config, layout, settings, batch_size: int, chip) -> list[str]:
+    """A line for each, with numbers where they follow.
+
+    Args:
+        answer: plan.Answer that does not fit.
+        config: SwitchConfig.
+        layout: Layout with its mesh complete.
+        settings: StepSettings.
+        batch_size: int, sequences of the whole batch.
+        chip: report.Chip.
+    """
+    lines = []
+    stored, temporaries = answer.memory["weights"] + answer.memory["slots"], answer.memory["temporaries"]
+    if answer.refused is None:
+        lines.append(f"{_gib(needed(answer.memory) - chip.memory)} a chip are missing: weights and slots take "
+                     f"{_gib(stored)}, activations and temporaries {_gib(temporaries)}, of {_gib(chip.memory)}.")
+    if stored > chip.memory / 2:
+        lines.append(f"Weights and slots are {_gib(answer.state)} in all, {_gib(answer.state / layout.num_devices)} a "
+                     "chip where all are split over all (gin/layouts/fully_sharded_model.gin); "
+                     f"{math.ceil(2 * answer.state / chip.memory)} chips hold them in half of their memory.")
+    if not config.remat:
+        lines.append("Recompute activations in the backward pass, for about a third more compute: "
+                     "--gin.SwitchConfig.remat=True.")
+    if parts := _microbatches(stored, temporaries, layout, settings, batch_size, chip):
+        multiple = math.lcm(config.num_groups_multiple, parts * layout.num_pieces("group"))
+        groups = f" --gin.SwitchConfig.num_groups_multiple={multiple}" if (
+            config.num_experts and multiple != config.num_groups_multiple) else ""
+        lines.append(f"Process the batch in parts, about {_gib(temporaries * settings.num_microbatches / parts)} of "
+                     f"activations and temporaries each: --gin.StepSettings.num_microbatches={parts}{groups}.")
+        lines.append(f"Or take a smaller batch: --gin.BATCH_SIZE={batch_size * settings.num_microbatches // parts}.")
+    return lines
+
+
+def _microbatches(stored, temporaries, layout, settings, batch_size, chip):
+    """The fewest parts, a power of two times today's, with which activations find room; None where none do."""
+    parts = 2 * settings.num_microbatches
+    while batch_size % (parts * layout.num_pieces("batch")) == 0:
+        if stored + temporaries * settings.num_microbatches / parts <= ROOM * chip.memory:
+            return parts
+        parts *= 2
+    return None
+
+
+def _gib(size):
+    return f"{size / 2**30:.2f} GiB"

@@ -1,0 +1,57 @@
+"""Advice has numbers, and the flags that it gives are ones that a run takes."""
+
+import dataclasses
+
+import pytest
+
+from switch_tf import SwitchConfig
+from switch_tf.aot.advice import advice
+from switch_tf.aot.compile import DoesNotFit
+from switch_tf.aot.plan import Answer
+from switch_tf.aot.report import CHIPS, Roofline
+from switch_tf.partitioning.layout import Layout
+from switch_tf.training.fit import check_fit
+from switch_tf.training.train_step import StepSettings
+
+GIB = 2**30
+CONFIG = SwitchConfig.from_preset("switch_base_8")
+LAYOUT = Layout("data=8", (("batch", "data"), ("group", "data"), ("expert", "data")))
+
+
+def _answer(weights, temporaries, refused=None, state=28 * GIB):
+    memory = {"weights": weights, "slots": GIB, "arguments": weights + GIB, "outputs": weights + GIB,
+              "aliased": weights + GIB, "temporaries": temporaries, "code": 0}
+    return Answer(memory, {}, 0.0, Roofline(0.0, 0.0, 0.0), state, None, [(12, 12)], refused)
+
+
+def test_it_says_what_is_missing_and_what_helps():
+    lines = advice(_answer(11 * GIB, 8 * GIB), CONFIG, LAYOUT, StepSettings(), 128, CHIPS["v5e"])
+    assert lines == [
+        "4.25 GiB a chip are missing: weights and slots take 12.00 GiB, activations and temporaries 8.00 GiB, of 15.75 "
+        "GiB.",
+        "Weights and slots are 28.00 GiB in all, 3.50 GiB a chip where all are split over all "
+        "(gin/layouts/fully_sharded_model.gin); 4 chips hold them in half of their memory.",
+        "Recompute activations in the backward pass, for about a third more compute: --gin.SwitchConfig.remat=True.",
+        "Process the batch in parts, about 2.00 GiB of activations and temporaries each: "
+        "--gin.StepSettings.num_microbatches=4 --gin.SwitchConfig.num_groups_multiple=32.",
+        "Or take a smaller batch: --gin.BATCH_SIZE=32."]
+
+
+def test_its_flags_are_taken():
+    config = dataclasses.replace(CONFIG, num_groups_multiple=32)
+    lengths = {"inputs": 512, "targets": 114}
+    check_fit(config, LAYOUT, 128, lengths, num_microbatches=4)
+    check_fit(CONFIG, LAYOUT, 32, lengths, num_microbatches=1)
+
+
+@pytest.mark.parametrize("message, size", [
+    ("the total memory required for HLO temporaries (28.93G) exceeds available HBM (15.75G).", 28.93 * GIB),
+    ("Used 20.5G of 15.75G hbm.", 20.5 * GIB), ("Used 512M of 128M.", GIB / 2), ("no room", 0)])
+def test_what_the_compiler_says_is_read(message, size):
+    assert DoesNotFit(message).temporaries == pytest.approx(size, abs=1)
+
+
+def test_where_no_parts_would_do_none_are_advised():
+    config = dataclasses.replace(CONFIG, remat=True)
+    assert advice(_answer(20 * GIB, GIB, "no room"), config, LAYOUT, StepSettings(), 128, CHIPS["v5e"])[1:] == []
+    assert advice(_answer(GIB, 64 * GIB, "no room"), config, LAYOUT, StepSettings(), 8, CHIPS["v5e"]) == []
