@@ -23,7 +23,8 @@ def annotated_by(annotator):
     """Within this scope, or a function it decorates, `constrain` and `use` ask `annotator`; None asks nobody.
 
     An annotator has a `layout` and three methods, which take a tensor and its logical axes and return it laid out:
-    `constrain` an activation, `gather` a weight from how it is stored to how it is used, `scatter` its gradient back.
+    `constrain` an activation, `gather` a weight from how it is stored to how it is used, `scatter` its gradient back;
+    and `replicate`, for a tensor that each device makes for itself.
     """
     global _annotator
     previous, _annotator = _annotator, annotator
@@ -115,7 +116,8 @@ def arange(size, dtype="int32"):
     masks of up to 10 MB each into the program, and every device would keep all of them.
     """
     # Cast, because TensorFlow has no unsigned range on CPU.
-    return constrain(ops.cast(ops.arange(size, dtype="int32"), dtype), (None,))
+    values = ops.cast(ops.arange(size, dtype="int32"), dtype)
+    return values if _annotator is None else _annotator.replicate(values)
 
 
 def constrain(x, axes):

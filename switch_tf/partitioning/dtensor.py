@@ -54,7 +54,11 @@ class DTensorPartitioner(Partitioner):
         return dtensor.relayout(value, self.sharding(axes))
 
     def scatter(self, gradient, axes):
-        return dtensor.relayout(gradient, self.sharding(axes, at_rest=True))
+        # As it is used: `step` scatters it. Scattered here, its pieces would decide how activations are laid out.
+        return dtensor.relayout(gradient, self.sharding(axes))
+
+    def replicate(self, x):
+        return x  # it is already, and DTensor could not move unsigned integers
 
     # Variables.
 

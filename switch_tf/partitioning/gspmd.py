@@ -29,6 +29,9 @@ class XlaAnnotator:
     def scatter(self, gradient, axes):
         return self._split(gradient, self.layout.spec(axes, at_rest=True))
 
+    def replicate(self, x):
+        return self._split(x, (None,) * len(x.shape))
+
     def _split(self, x, spec):
         dims = [self._axes.index(axis) if axis in self._axes else -1 for axis in spec]
         return xla_sharding.mesh_split(x, self._devices, dims, use_sharding_op=True)

@@ -41,8 +41,8 @@ def test_both_back_ends_lay_every_constrained_tensor_out_alike(name, monkeypatch
         None if dim < 0 else axes[dim] for dim in dims))
     with monkeypatch.context() as patch:
         # A weight that is used as it is stored is annotated for XLA and left alone by DTensor.
-        for method in ("gather", "scatter"):
-            patch.setattr(gspmd.XlaAnnotator, method, lambda self, value, axes: value)
+        for method in ("gather", "scatter", "replicate"):
+            patch.setattr(gspmd.XlaAnnotator, method, lambda self, value, axes=None: value)
         lower.lower_step(SwitchTransformer(config), Adafactor(0.01), layout, BATCH, LENGTHS, StepSettings())
 
     relayouts = _record(monkeypatch, dtensor_module.dtensor, "relayout", lambda wanted: tuple(

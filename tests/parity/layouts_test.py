@@ -127,6 +127,17 @@ def test_microbatches_and_rematerialisation_under_dtensor():
     _assert_same(_first(LAYOUTS["expert over 8"]), config, settings=StepSettings(num_microbatches=2))
 
 
+def test_in_bfloat16_pieces_of_weights_do_not_decide_how_activations_are_laid_out():
+    # They would split the bits of dropout, too, and DTensor cannot move unsigned integers between devices.
+    config = _config(num_decoder_layers=0, d_model=32)
+    one, other = (verification.train(lambda: SwitchTransformer(config, dtype="mixed_bfloat16"),
+                                     OPTIMIZERS["adafactor"], partitioner, _batches(config), 7, PLAIN)
+                  for partitioner in (Partitioner(), _first(LAYOUTS["fully sharded over 8"])))
+    found = verification.compare(one, other)
+    assert found.loss.value <= 1e-3
+    assert found.gradient.value <= 0.05
+
+
 @pytest.mark.parametrize("num_replicas, num_microbatches", [(2, 1), (2, 2), (4, 1), (4, 2)])
 def test_replicas_make_the_step_of_one_device(num_replicas, num_microbatches):
     layout = Layout(f"data={num_replicas}", DATA, backend="mirrored")
