@@ -1,7 +1,9 @@
 """One question to the compiler, "does this run fit this pod, and what does it cost", and its answer in numbers."""
 
+import contextlib
 import dataclasses
 import math
+import threading
 import time
 from collections.abc import Callable
 from typing import NamedTuple
@@ -15,6 +17,10 @@ from switch_tf.aot.program import Program
 from switch_tf.partitioning.collectives import summarize
 from switch_tf.partitioning.layout import Layout
 from switch_tf.training.train_step import StepSettings
+
+TELL_EVERY = 20  # seconds
+# What the compiler takes for two periods of layers over what it takes for one, as seen.
+SECOND_OVER_FIRST = 1.5
 
 
 class Question(NamedTuple):
@@ -68,6 +74,7 @@ def ask(question: Question, is_full=False, say=lambda text: None,
         say: function of a line of text.
         save: function of a depth, a Lowered and a Compiled, called for each.
     """
+    expected = None
     config = question.make_model(None, None).config
     depths = [(config.num_encoder_layers, config.num_decoder_layers)] if is_full else shallow_depths(config)
     points = []
@@ -78,16 +85,37 @@ def ask(question: Question, is_full=False, say=lambda text: None,
                              question.batch_size, question.task_feature_lengths, question.settings)
         say(f"... {time.perf_counter() - started:.0f} s; compiling for {question.topology} ...")
         try:
-            compiled = compile_step(lowered, question.topology)
+            with _told_meanwhile(say, expected):
+                compiled = compile_step(lowered, question.topology)
         except DoesNotFit as error:
             nothing = report.Roofline(0.0, 0.0, 0.0)
             memory = {"weights": _share(lowered, "weight"), "slots": _share(lowered, "slot"),
                       "temporaries": error.temporaries}
             return Answer(memory, {}, 0.0, nothing, _state(lowered), None, [depth], str(error))
         say(f"... {compiled.seconds:.0f} s.")
+        expected = SECOND_OVER_FIRST * compiled.seconds
         save(depth, lowered, compiled)
         points.append(_point(lowered, compiled, question))
     return _answer(config, depths, points)
+
+
+@contextlib.contextmanager
+def _told_meanwhile(say, expected):
+    """Within this scope tells the seconds that went by, now and then, of those `expected` where they are known."""
+    started, is_done = time.perf_counter(), threading.Event()
+
+    def tell():
+        while not is_done.wait(TELL_EVERY):
+            of = f" of about {expected:.0f}" if expected else ""
+            say(f"... {time.perf_counter() - started:.0f} s{of} ...")
+
+    thread = threading.Thread(target=tell, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_done.set()
+        thread.join()
 
 
 def _point(lowered, compiled, question):

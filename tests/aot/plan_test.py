@@ -1,6 +1,7 @@
 """Shallow depths, what follows from them, and advice."""
 
 import dataclasses
+import time
 
 import pytest
 
@@ -32,6 +33,16 @@ def test_an_encoder_alone_and_unequal_stacks():
 class _Sends:
     def __init__(self, layers):
         self.collectives = [Sent("all-to-all", 7, 4, ("data",), "bf16[7]", "encoder", times=2)] * (2 * layers)
+
+
+def test_what_takes_long_says_that_it_goes_on(monkeypatch):
+    monkeypatch.setattr(plan, "TELL_EVERY", 0.01)
+    for expected, told in ((None, "... 0 s ..."), (42, "... 0 s of about 42 ...")):
+        lines = []
+        with plan._told_meanwhile(lines.append, expected):
+            while len(lines) < 2:
+                time.sleep(0.01)
+        assert set(lines) == {told}
 
 
 def _point(layers):
