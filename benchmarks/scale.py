@@ -12,7 +12,7 @@ import pathlib
 import sys
 from typing import NamedTuple
 
-from switch_tf.cli import compile_many
+from switch_tf.cli import compile_many, compile_text
 
 GIB = 2**30
 
@@ -57,7 +57,7 @@ def main():
     names = {f"{run.model}{' (dense twin)' if is_dense and run is not YARDSTICK else ''}": key
              for key in questions for run, is_dense in [key]}
     found = compile_many.ask({name: questions[key] for name, key in names.items()},
-                             lambda text: print(text, file=sys.stderr, flush=True))
+                             compile_text.say)
     for name, result in found.items():
         print(json.dumps({"benchmark": "scale", "name": name, **result}))
     if refused := {name: result for name, result in found.items() if "predicted" not in result}:

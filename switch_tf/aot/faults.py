@@ -34,7 +34,7 @@ def _replicated(program, config, layout, batch_size, lengths):
     """Compares the largest product of activations with a chip's share of the largest there should be."""
     slots = max(_slots(batch_size, lengths[feature], config) for feature, layers in (
         ("inputs", config.encoder_sparse_layers), ("targets", config.decoder_sparse_layers)) if layers)
-    gradients = {math.prod(weight.shape) // math.prod(layout.mesh[axis] for axis in layout.spec(weight.axes) if axis)
+    gradients = {math.prod(layout.piece(weight.shape, layout.spec(weight.axes)))
                  for weight in config.weights() if "expert" in weight.axes}
     inner = config.num_heads * config.d_kv if config.has_attention_experts else 0
     width = max(config.d_model, inner, config.d_ff // layout.num_pieces("expert_mlp"))

@@ -8,12 +8,15 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
+import keras
 import tensorflow as tf
 
 from switch_tf.aot import report
 from switch_tf.aot.compile import DoesNotFit, compile_step
 from switch_tf.aot.lower import lower_step
 from switch_tf.aot.program import Program
+from switch_tf.config import SwitchConfig
+from switch_tf.models.switch_transformer import SwitchTransformer
 from switch_tf.partitioning.collectives import summarize
 from switch_tf.partitioning.layout import Layout
 from switch_tf.training.train_step import StepSettings
@@ -24,11 +27,11 @@ SECOND_OVER_FIRST = 1.5
 
 
 class Question(NamedTuple):
-    """`make_model`: function of the numbers of encoder and decoder layers (None: its own) to a model that is not built;
-    `make_optimizer`: function to an optimizer that is not built; `topology`: such as "v5e:4x4"; `chip`: what it is made
-    of; the others as for `lower_step`."""
+    """`dtype`: the model's dtype policy; `make_optimizer`: function to an optimizer that is not built; `topology`: such
+    as "v5e:4x4"; `chip`: what it is made of; the others as for `lower_step`."""
 
-    make_model: Callable
+    config: SwitchConfig
+    dtype: str | keras.DTypePolicy
     make_optimizer: Callable
     layout: Layout
     topology: str
@@ -75,14 +78,16 @@ def ask(question: Question, is_full=False, say=lambda text: None,
         save: function of a depth, a Lowered and a Compiled, called for each.
     """
     expected = None
-    config = question.make_model(None, None).config
+    config = question.config
     depths = [(config.num_encoder_layers, config.num_decoder_layers)] if is_full else shallow_depths(config)
     points = []
     for depth in depths:
         started = time.perf_counter()
         say(f"Lowering {depth[0]} + {depth[1]} layers ...")
-        lowered = lower_step(question.make_model(*depth), question.make_optimizer(), question.layout,
-                             question.batch_size, question.task_feature_lengths, question.settings)
+        model = SwitchTransformer(dataclasses.replace(config, num_encoder_layers=depth[0], num_decoder_layers=depth[1]),
+                                  dtype=question.dtype)
+        lowered = lower_step(model, question.make_optimizer(), question.layout, question.batch_size,
+                             question.task_feature_lengths, question.settings)
         say(f"... {time.perf_counter() - started:.0f} s; compiling for {question.topology} ...")
         try:
             with _told_meanwhile(say, expected):
@@ -131,17 +136,16 @@ def _point(lowered, compiled, question):
 
 def _share(lowered, kind):
     """Bytes of the arguments of a kind on one chip."""
-    mesh = lowered.layout.mesh
-    return sum(_bytes(argument) // math.prod(mesh[axis] for axis in argument.spec if axis)
+    return sum(_bytes(lowered.layout.piece(argument.shape, argument.spec), argument.dtype)
                for argument in lowered.arguments if argument.kind == kind)
 
 
 def _state(lowered):
-    return sum(_bytes(argument) for argument in lowered.arguments if argument.kind != "feature")
+    return sum(_bytes(argument.shape, argument.dtype) for argument in lowered.arguments if argument.kind != "feature")
 
 
-def _bytes(argument):
-    return math.prod(argument.shape) * tf.as_dtype(argument.dtype).size
+def _bytes(shape, dtype):
+    return math.prod(shape) * tf.as_dtype(dtype).size
 
 
 def shallow_depths(config) -> list[tuple[int, int]]:
@@ -182,10 +186,3 @@ def _answer(config, depths, points):
 def needed(memory: dict[str, int]) -> int:
     """Bytes that one chip must have for a step."""
     return (memory["arguments"] + memory["outputs"] - memory["aliased"] + memory["temporaries"] + memory["code"])
-
-
-def shallower(config, num_encoder_layers, num_decoder_layers):
-    """The configuration with other numbers of layers; None keeps its own."""
-    if num_encoder_layers is None:
-        return config
-    return dataclasses.replace(config, num_encoder_layers=num_encoder_layers, num_decoder_layers=num_decoder_layers)

@@ -1,5 +1,6 @@
 """How long a compiled step may take: the rates of chips, and its roofline."""
 
+import functools
 from typing import NamedTuple
 
 from switch_tf.partitioning.devices import TPU_GIB
@@ -52,12 +53,14 @@ def link_seconds(sent, chip: Chip, network) -> float:
 
     In an all-to-all each byte goes to a chip of its own, and on its way takes a link of every chip between.
     """
+    mean_hops = functools.cache(network.mean_hops)
+
     def seconds(one):
         share = (one.group_size - 1) / one.group_size
         factor = {"all-reduce": 2 * share, "reduce-scatter": one.group_size - 1, "collective-permute": 1.0}.get(
             one.kind, share)
         if "all-to-all" in one.kind:
-            factor *= network.mean_hops(one.axes)
+            factor *= mean_hops(one.axes)
         return one.times * factor * one.bytes / (chip.link_bandwidth * network.share_of_links(one.axes))
 
     return sum(map(seconds, sent))

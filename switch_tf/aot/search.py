@@ -3,6 +3,8 @@
 import math
 from typing import NamedTuple
 
+from switch_tf.partitioning.layout import mesh_shape
+
 SMALLEST_GROUP = 256  # tokens; the share of dropped tokens grows as groups shrink
 PAPERS_CAPACITY_FACTORS = (1.0, 1.25)
 
@@ -30,8 +32,7 @@ def meshes(first: Choice, layout, num_devices: int, num_microbatches: int) -> li
         if data * model * others == num_devices:
             sizes = {**layout.mesh, "data": data, **({"model": model} if uses_model else {})}
             multiple = math.lcm(first.num_groups_multiple, data * num_microbatches)
-            choices.append(first._replace(mesh_shape=",".join(f"{axis}={size}" for axis, size in sizes.items()),
-                                          num_groups_multiple=multiple))
+            choices.append(first._replace(mesh_shape=mesh_shape(sizes), num_groups_multiple=multiple))
     return choices
 
 

@@ -93,15 +93,9 @@ def _cache_file(arguments):
 def _compile(arguments):
     from switch_tf.aot import advice, faults, plan, report
     from switch_tf.aot import compile as compiler
-    from switch_tf.models.switch_transformer import SwitchTransformer
     from switch_tf.partitioning.layout import Layout
     from switch_tf.training import trainer
     from switch_tf.training.fit import check_fit
-
-    def make_model(num_encoder_layers, num_decoder_layers):
-        model = gin_files.trainer_argument("model")
-        config = plan.shallower(model.config, num_encoder_layers, num_decoder_layers)
-        return SwitchTransformer(config, dtype=model.dtype_policy)
 
     with quiet.held_back():  # libtpu says that there is no TPU
         num_devices = compiler.num_devices(arguments.topology)
@@ -111,7 +105,8 @@ def _compile(arguments):
                          f"{', '.join(report.CHIPS)}.")
     layout = gin.get_configurable(Layout)().resolve(num_devices, "TPU")
     run_, settings = gin.get_configurable(trainer.Run)(), gin.get_configurable(trainer.StepSettings)()
-    config = gin_files.trainer_argument("model").config
+    model = gin_files.trainer_argument("model")
+    config = model.config
     check_fit(config, layout, run_.batch_size, run_.task_feature_lengths, settings.num_microbatches)
     if settings.steps_per_call != 1:
         raise ValueError(f"One step is compiled, so steps_per_call must be 1, not {settings.steps_per_call}.")
@@ -124,8 +119,8 @@ def _compile(arguments):
             (folder / f"{name}.stablehlo.mlir").write_text(lowered.text)
             (folder / f"{name}.optimized.hlo").write_text(compiled.hlo)
 
-    question = plan.Question(make_model, lambda: gin_files.trainer_argument("optimizer"), layout, arguments.topology,
-                             chip, run_.batch_size, run_.task_feature_lengths, settings)
+    question = plan.Question(config, model.dtype_policy, lambda: gin_files.trainer_argument("optimizer"), layout,
+                             arguments.topology, chip, run_.batch_size, run_.task_feature_lengths, settings)
     answer = plan.ask(question, arguments.full, compile_text.say, save)
     fits = answer.refused is None and plan.needed(answer.memory) <= chip.memory
     result = {

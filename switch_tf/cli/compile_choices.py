@@ -27,7 +27,7 @@ def search(arguments) -> dict:
     """Meshes, then group sizes on the best mesh, then capacity factors. Status 1 where nothing fits."""
     from switch_tf.aot import compile as compiler
     from switch_tf.aot import search as choices
-    from switch_tf.partitioning.layout import Layout
+    from switch_tf.partitioning.layout import Layout, mesh_shape
     from switch_tf.training import trainer
 
     try:
@@ -38,8 +38,8 @@ def search(arguments) -> dict:
         raise Mistake(gin_files.first_line(error)) from error
     config = gin_files.trainer_argument("model").config
     num_microbatches = gin.get_configurable(trainer.StepSettings)().num_microbatches
-    own = choices.Choice(",".join(f"{axis}={size}" for axis, size in layout.mesh.items()), config.group_size,
-                        config.num_groups_multiple, config.train_capacity_factor)
+    own = choices.Choice(mesh_shape(layout.mesh), config.group_size, config.num_groups_multiple,
+                         config.train_capacity_factor)
     meshes = choices.meshes(own, layout, num_devices, num_microbatches)
     own = next((choice for choice in meshes if choice.mesh_shape == own.mesh_shape), own)
     mesh = "MESH_SHAPE" if "MESH_SHAPE" in gin_files.macros() else "Layout.mesh_shape"

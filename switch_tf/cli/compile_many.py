@@ -3,6 +3,7 @@
 import concurrent.futures
 import json
 import os
+import pathlib
 import subprocess
 import sys
 import time
@@ -22,8 +23,7 @@ def ask(questions: dict[str, list[str]], say) -> dict[str, dict]:
         name -> the JSON object, or {"mistake": sentence} where the question was refused.
     """
     started, answers = time.perf_counter(), {}
-    memory = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    workers = max(1, min(len(os.sched_getaffinity(0)), memory // MEMORY_OF_ONE, len(questions)))
+    workers = max(1, min(len(os.sched_getaffinity(0)), _available_memory() // MEMORY_OF_ONE, len(questions)))
     running = set()
     with concurrent.futures.ThreadPoolExecutor(workers) as pool:
         futures = {pool.submit(_run, words, running): name for name, words in questions.items()}
@@ -41,6 +41,12 @@ def ask(questions: dict[str, list[str]], say) -> dict[str, dict]:
                 process.terminate()
             raise
     return {name: answers[name] for name in questions}
+
+
+def _available_memory():
+    """Bytes that programs can have; free memory alone leaves out what only keeps files at hand."""
+    sizes = dict(line.split(":") for line in pathlib.Path("/proc/meminfo").read_text().splitlines())
+    return int(sizes["MemAvailable"].split()[0]) * 1024
 
 
 def _run(words, running):

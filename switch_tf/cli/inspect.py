@@ -100,8 +100,7 @@ def _bytes_per_device(config, layout):
     def num_stored(shape, axes):
         if layout.backend not in ("auto", "dtensor"):
             return math.prod(shape)  # tf.distribute copies every variable to every device
-        spec = layout.spec(axes, at_rest=True)
-        return math.prod(math.ceil(size / mesh.get(axis, 1)) for size, axis in zip(shape, spec, strict=True))
+        return math.prod(layout.piece(shape, layout.spec(axes, at_rest=True)))
 
     weights = slots = 0
     for weight in config.weights():

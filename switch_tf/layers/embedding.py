@@ -35,12 +35,7 @@ class TokenEmbedding(keras.layers.Layer):
 
     def attend(self, hidden):
         """Logits of the tied softmax: <compute dtype>[batch, length, d_model] -> <float32>[batch, length, vocab]."""
-        if partitioning.is_partitioned():
-            logits = partitioning.product("blm,vm->blv", hidden, self.embedding)
-        else:
-            # On one device TensorFlow would transpose the whole table in the backward pass of an einsum.
-            logits = ops.matmul(hidden, ops.transpose(partitioning.use(self.embedding, hidden.dtype)))
-        return ops.cast(partitioning.constrain(logits, ("batch", "length", "vocab")), "float32")
+        return _logits(hidden, self.embedding, is_table=True)
 
     def get_config(self):
         return {**super().get_config(), "vocab_size": self.vocab_size, "d_model": self.d_model}
@@ -79,6 +74,17 @@ def _look_up(variable, token_ids, dtype):
     return look_up(ops.cast(variable, variable.dtype))
 
 
+def _logits(hidden, variable, is_table):
+    """Products with every row of a table [vocab, d_model], or with every column of a kernel [d_model, vocab]."""
+    if partitioning.is_partitioned():
+        logits = partitioning.product("blm,vm->blv" if is_table else "blm,mv->blv", hidden, variable)
+    else:
+        # On one device TensorFlow would transpose the whole weight in the backward pass of an einsum.
+        weight = partitioning.use(variable, hidden.dtype)
+        logits = ops.matmul(hidden, ops.transpose(weight) if is_table else weight)
+    return ops.cast(partitioning.constrain(logits, ("batch", "length", "vocab")), "float32")
+
+
 @keras.saving.register_keras_serializable("switch_tf")
 class LogitsDense(keras.layers.Layer):
     """Logits with weights of their own (T5 1.1): <compute dtype>[batch, length, d_model] -> <float32>[.., vocab]."""
@@ -95,11 +101,7 @@ class LogitsDense(keras.layers.Layer):
             keras.initializers.TruncatedNormal(stddev=(self.init_scale / d_model) ** 0.5))
 
     def call(self, inputs):
-        if partitioning.is_partitioned():
-            logits = partitioning.product("blm,mv->blv", inputs, self.kernel)
-        else:
-            logits = ops.matmul(inputs, partitioning.use(self.kernel, inputs.dtype))  # as in `TokenEmbedding.attend`
-        return ops.cast(partitioning.constrain(logits, ("batch", "length", "vocab")), "float32")
+        return _logits(inputs, self.kernel, is_table=False)
 
     def get_config(self):
         return {**super().get_config(), "vocab_size": self.vocab_size, "init_scale": self.init_scale}

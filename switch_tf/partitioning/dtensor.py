@@ -51,11 +51,11 @@ class DTensorPartitioner(Partitioner):
     def gather(self, value, axes):
         if self.layout.spec(axes) == self.layout.spec(axes, at_rest=True):
             return value
-        return dtensor.relayout(value, self.sharding(axes))
+        return self.constrain(value, axes)
 
     def scatter(self, gradient, axes):
         # As it is used: `step` scatters it. Scattered here, its pieces would decide how activations are laid out.
-        return dtensor.relayout(gradient, self.sharding(axes))
+        return self.constrain(gradient, axes)
 
     def replicate(self, x):
         return x  # it is already, and DTensor could not move unsigned integers

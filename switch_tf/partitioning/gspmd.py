@@ -24,7 +24,7 @@ class XlaAnnotator:
         return self._split(x, self.layout.spec(axes))
 
     def gather(self, value, axes):
-        return self._split(value, self.layout.spec(axes))
+        return self.constrain(value, axes)
 
     def scatter(self, gradient, axes):
         return self._split(gradient, self.layout.spec(axes, at_rest=True))

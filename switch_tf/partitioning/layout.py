@@ -83,9 +83,7 @@ class Layout:
         """
         open_axes, size = self.open_axes, self.num_devices
         if open_axes and num_devices % size == 0:
-            closed = ",".join(f"{name}={length}" for name, length in
-                              {open_axes[0]: num_devices // size, **self.mesh}.items())
-            return dataclasses.replace(self, mesh_shape=closed)
+            return dataclasses.replace(self, mesh_shape=mesh_shape({open_axes[0]: num_devices // size, **self.mesh}))
         if size == num_devices or (size == 1 and not open_axes):
             return self
         raise ValueError(
@@ -114,6 +112,16 @@ class Layout:
                     spec[index] = mesh_axis
         return tuple(spec)
 
+    def piece(self, shape, spec) -> tuple[int, ...]:
+        """Shape of the piece of a tensor that each device has; the longest, where a dimension does not divide.
+
+        Args:
+            shape: of the whole tensor.
+            spec: from `spec`.
+        """
+        mesh = self.mesh
+        return tuple(math.ceil(size / mesh.get(axis, 1)) for size, axis in zip(shape, spec, strict=True))
+
     def num_pieces(self, axis: str) -> int:
         """Into how many pieces activations are cut along this logical axis."""
         return self.mesh.get(dict(self.rules).get(axis), 1)
@@ -132,3 +140,8 @@ class Layout:
                     f"The layout cuts {_SOURCES[axis]} ({axis!r}, {size}) over the {pieces} devices of mesh axis "
                     f"{mesh_axis!r}, which must divide it; make it a multiple of {pieces}, or set MESH_SHAPE to "
                     f"{mesh_axis}={divisor}.")
+
+
+def mesh_shape(mesh: dict[str, int]) -> str:
+    """The text of a mesh, such as "data=4,model=2"."""
+    return ",".join(f"{axis}={size}" for axis, size in mesh.items())

@@ -4,7 +4,7 @@ import pytest
 
 pytest.importorskip("libtpu")
 
-from switch_tf import SwitchConfig, SwitchTransformer
+from switch_tf import SwitchConfig
 from switch_tf.aot import faults, plan
 from switch_tf.aot.report import CHIPS
 from switch_tf.optim.adafactor import Adafactor
@@ -13,11 +13,8 @@ from switch_tf.training.train_step import StepSettings
 
 
 def _ask(config, layout, topology, batch_size, lengths, settings=None):
-    def make_model(*layers):
-        return SwitchTransformer(plan.shallower(config, *layers), dtype="mixed_bfloat16")
-
-    question = plan.Question(make_model, lambda: Adafactor(0.01), layout, topology, CHIPS["v5e"], batch_size, lengths,
-                             settings or StepSettings())
+    question = plan.Question(config, "mixed_bfloat16", lambda: Adafactor(0.01), layout, topology, CHIPS["v5e"],
+                             batch_size, lengths, settings or StepSettings())
     return plan.ask(question, is_full=True)
 
 

@@ -27,10 +27,16 @@ def _clean_gin():
     gin.clear_config()
 
 
-@pytest.mark.parametrize("words", _commands())
+@pytest.mark.parametrize("words", list(_commands()))
 def test_a_documented_command_can_be_typed(words):
     arguments = main._parse(words)
+    assert arguments.command == words[0]
     files = getattr(arguments, "gin_file", [])
     if any("/runs/" in file for file in files):
         bindings = ["MODEL_DIR=''"] if arguments.command in ("compile", "verify-layout") else []
         gin_files.parse(files, [*bindings, *arguments.gin_bindings], arguments.gin_search_paths)
+        assert gin_files.trainer_argument("model").config.num_parameters > 0
+
+
+def test_the_documents_name_every_command():
+    assert {parameter.values[0][0] for parameter in _commands()} == set(main.COMMANDS)
