@@ -35,8 +35,8 @@ RUNS = (
     Run("gshard_600b", "expert", "v4:8x16x16", ("BATCH_SIZE=8192",), "GShard, 2048 experts, top-2"))
 YARDSTICK = Run(
     "dense_encoder_500b", "fully_sharded_model", "v4:8x16x16",
-    ("MESH_SHAPE='data=32,model=64'", "BATCH_SIZE=2048", "TASK_FEATURE_LENGTHS={'inputs': 512, 'targets': 512}",
-     "StepSettings.num_microbatches=8"), "dense encoder")
+    ("MESH_SHAPE='data=32,model=64'", "BATCH_SIZE=512", "TASK_FEATURE_LENGTHS={'inputs': 512, 'targets': 512}"),
+    "dense encoder")
 
 
 def words(run: Run, is_dense: bool) -> list[str]:

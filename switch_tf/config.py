@@ -237,7 +237,9 @@ class SwitchConfig:
         """Length of each logical axis that a layout may split, of those that belong to the model."""
         sizes = {"vocab": self.vocab_size, "embed": self.d_model, "heads": self.num_heads, "kv": self.d_kv,
                  "mlp": self.d_ff}
-        return {**sizes, "expert": self.num_experts, "expert_mlp": self.d_ff} if self.num_experts else sizes
+        if self.num_experts:
+            sizes |= {"expert": self.num_experts, "expert_embed": self.d_model, "expert_mlp": self.d_ff}
+        return sizes
 
     @property
     def scales_logits(self) -> bool:

@@ -21,14 +21,12 @@ class Compiled(NamedTuple):
 
     `memory`: bytes by kind: "arguments", "outputs", "aliased" (outputs that replace an argument in place),
         "temporaries", "code", "peak".
-    `flops`: of one step on one chip, the body of a loop counted once.
     `hlo`: text of the optimised program.
     `network`: which chip of the pod each device of the mesh is.
     `seconds`: of the compiler.
     """
 
     memory: dict[str, int]
-    flops: float
     hlo: str
     network: Network
     seconds: float
@@ -83,12 +81,12 @@ def compile_step(lowered: Lowered, topology: str) -> Compiled:
             raise DoesNotFit(_first_sentences(str(error))) from error
         raise
     seconds = time.perf_counter() - started
-    memory, cost = executable.get_compiled_memory_stats(), executable.cost_analysis()
+    memory = executable.get_compiled_memory_stats()
     return Compiled(
         {"arguments": memory.argument_size_in_bytes, "outputs": memory.output_size_in_bytes,
          "aliased": memory.alias_size_in_bytes, "temporaries": memory.temp_size_in_bytes,
          "code": memory.generated_code_size_in_bytes, "peak": memory.peak_memory_in_bytes},
-        cost["flops"], executable.hlo_modules()[0].to_string(), network, seconds)
+        executable.hlo_modules()[0].to_string(), network, seconds)
 
 
 def partition(lowered: Lowered, devices, compile_function, replaces_arguments=True):

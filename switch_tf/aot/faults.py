@@ -1,4 +1,4 @@
-"""What should not be in a partitioned program: gathered experts, experts computed on every chip."""
+"""What should not be in a partitioned program: gathered experts, experts computed on every chip, endless loops."""
 
 import math
 
@@ -17,10 +17,12 @@ def find(program, config, layout, batch_size: int, task_feature_lengths: dict, n
         layout: Layout with its mesh complete.
         batch_size, task_feature_lengths, num_microbatches: of the step.
     """
-    if not config.num_experts:
-        return []
-    return [*_gathered(program, config), *_replicated(
-        program, config, layout, batch_size // num_microbatches, task_feature_lengths)]
+    found = [f"the loop {loop} does not say how often it runs and is counted once, so that FLOPs, traffic and "
+             "collectives are too low" for loop in program.unread_loops]
+    if config.num_experts:
+        found += _gathered(program, config)
+        found += _replicated(program, config, layout, batch_size // num_microbatches, task_feature_lengths)
+    return found
 
 
 def _gathered(program, config):

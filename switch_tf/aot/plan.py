@@ -22,6 +22,8 @@ from switch_tf.partitioning.layout import Layout
 from switch_tf.training.train_step import StepSettings
 
 TELL_EVERY = 20  # seconds
+# Memory grows by the same for every layer only from here on: with fewer, the compiler has room and keeps more.
+FEWEST_LAYERS = 4
 # What the compiler takes for two periods of layers over what it takes for one, as seen.
 SECOND_OVER_FIRST = 1.5
 
@@ -124,14 +126,11 @@ def _told_meanwhile(say, expected):
 
 
 def _point(lowered, compiled, question):
-    # The one loop of a step is that over microbatches, of which all is a part but the update.
-    num_microbatches = question.settings.num_microbatches
-    program = Program(compiled.hlo, lowered.layout.mesh, num_microbatches)
-    flops = compiled.flops * num_microbatches
+    program = Program(compiled.hlo, lowered.layout.mesh)
     links = report.link_seconds(program.collectives, question.chip, compiled.network)
-    roofline = report.roofline(flops, program.memory_traffic(), links, question.chip)
+    roofline = report.roofline(program.flops, program.memory_traffic(), links, question.chip)
     memory = {**compiled.memory, "weights": _share(lowered, "weight"), "slots": _share(lowered, "slot")}
-    return _Point(memory, flops, roofline, _state(lowered), program)
+    return _Point(memory, program.flops, roofline, _state(lowered), program)
 
 
 def _share(lowered, kind):
@@ -149,26 +148,26 @@ def _bytes(shape, dtype):
 
 
 def shallow_depths(config) -> list[tuple[int, int]]:
-    """One and two periods of dense and sparse layers; the model's own depth where it is not a multiple of that."""
+    """A few periods of dense and sparse layers, and twice as many; the model's own depth where that is not more."""
     steps = [step if config.num_experts else 1 for step in (config.encoder_sparse_step, config.decoder_sparse_step)]
     layers = (config.num_encoder_layers, config.num_decoder_layers)
     period = tuple(max(step, 1) if count else 0 for step, count in zip(steps, layers, strict=True))
     periods = {count / length for count, length in zip(layers, period, strict=True) if length}
-    if len(periods) != 1 or not (whole := periods.pop()).is_integer() or whole <= 2:
+    count = math.ceil(FEWEST_LAYERS / sum(period))
+    if len(periods) != 1 or not (whole := periods.pop()).is_integer() or whole <= 2 * count:
         return [layers]
-    return [period, tuple(2 * length for length in period)]
+    return [tuple(count * length for length in period), tuple(2 * count * length for length in period)]
 
 
 def _answer(config, depths, points):
-    """Extrapolates from two depths: value(n) = first + (n - 1) (second - first), n in periods."""
-    num_periods = 1.0
+    """Extrapolates from two depths, the second twice the first, which is one unit: value(n) = first + (n - 1) more."""
+    num_units = 1.0
     if len(depths) == 2:
-        unit = max(depths[0])
-        num_periods = max(config.num_encoder_layers, config.num_decoder_layers) / unit
+        num_units = max(config.num_encoder_layers, config.num_decoder_layers) / max(depths[0])
 
     def extend(values):
         first, last = values[0], values[-1]
-        return first + (num_periods - 1) * (last - first)
+        return first + (num_units - 1) * (last - first)
 
     summaries = [summarize(one for one in point.program.collectives for _ in range(one.times)) for point in points]
     kinds = sorted(set().union(*summaries))

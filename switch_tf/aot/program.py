@@ -1,4 +1,4 @@
-"""Reads the text of an optimised program: what a chip sends, and what it reads and writes in its memory, in one step.
+"""Reads the text of an optimised program: what a chip sends, multiplies, and reads and writes in its memory in a step.
 
 A loop's body counts as often as it runs. Of a condition's branches the more costly one counts.
 """
@@ -10,9 +10,13 @@ from typing import NamedTuple
 
 import numpy as np
 
+from switch_tf.aot import products
+
 _BYTES = {"f32": 4, "bf16": 2, "s32": 4, "u32": 4, "pred": 1, "f16": 2, "s8": 1, "u8": 1, "s64": 8, "u64": 8}
 _COLLECTIVE = re.compile(
     r"(all-to-all|all-reduce|all-gather|reduce-scatter|collective-permute|ragged-all-to-all)(-start)?")
+# Memories on the chip: VMEM, and CMEM of v4.
+_ON_CHIP = re.compile(r"S\([13]\)")
 # Operations that name values and move none.
 _NAMES = frozenset(("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "opt-barrier"))
 
@@ -43,12 +47,10 @@ class Program:
     Args:
         hlo: str, XLA's text of it.
         mesh: dict, mesh axis -> size, in the order of its devices.
-        trip_count: int, how often a loop runs that does not say it itself.
     """
 
-    def __init__(self, hlo: str, mesh: dict[str, int], trip_count: int = 1):
+    def __init__(self, hlo: str, mesh: dict[str, int]):
         self._mesh = mesh
-        self._trip_count = trip_count
         self._computations: dict[str, list[_Instruction]] = {}
         self._entry = None
         current = []
@@ -76,12 +78,23 @@ class Program:
                 found.append(_sent(instruction, match, self._mesh, is_scatter, self._times.get(computation, 1)))
         return found
 
+    @functools.cached_property
+    def flops(self) -> float:
+        """Multiplications and additions of all matrix products."""
+        shapes = {instruction.name: instruction.shape for instructions in self._computations.values()
+                  for instruction in instructions}
+        return sum(self._times.get(computation, 0) * products.flops(
+            product.line, _lengths(product.shape), lambda operand: _lengths(shapes[operand]))
+            for computation, product in self._products())
+
     def expert_products(self) -> list[int]:
         """Numbers in the result of each matrix product of the experts, on one chip."""
-        return [math.prod(int(length) for length in re.search(r"\[([\d,]*)\]", instruction.shape)[1].split(","))
-                for instructions in self._computations.values() for instruction in instructions
-                if instruction.kind in ("convolution", "dot") and re.search(
-                    r'op_name="[^"]*/experts(_\d+)?/', instruction.line)]
+        return [math.prod(_lengths(product.shape)) for _, product in self._products()
+                if re.search(r'op_name="[^"]*/experts(_\d+)?/', product.line)]
+
+    def _products(self):
+        return [(computation, instruction) for computation, instructions in self._computations.items()
+                for instruction in instructions if instruction.kind in ("convolution", "dot")]
 
     def memory_traffic(self) -> float:
         """Bytes that a chip reads from its memory and writes to it; what stays in its on-chip memory does not count.
@@ -96,7 +109,7 @@ class Program:
             sizes[instruction.name] = _in_memory(instruction.shape)
             called = _called(instruction)
             if instruction.kind == "while":
-                total += self._count(instruction) * self._traffic(called["body"][0])
+                total += (self._count(instruction) or 1) * self._traffic(called["body"][0])
             elif instruction.kind == "conditional":
                 total += max(self._traffic(branch) for branch in called["branches"])
             elif instruction.kind == "call":
@@ -105,13 +118,32 @@ class Program:
                 # A move between two memories: its result alone, once for each end that is not on the chip.
                 total += _moved(instruction)
             elif instruction.kind not in _NAMES and not instruction.kind.endswith("-done"):
-                operands = set(re.findall(r"%([\w.\-]+)", instruction.line.partition("(")[2].partition("), ")[0]))
-                total += sizes[instruction.name] + sum(sizes.get(operand, 0) for operand in operands)
+                total += sizes[instruction.name] + sum(
+                    sizes.get(operand, 0) for operand in set(_operands(instruction)))
         return total
 
+    @property
+    def unread_loops(self) -> list[str]:
+        """Names of the loops of which is not known how often they run; they are counted once."""
+        return [instruction.name for instructions in self._computations.values() for instruction in instructions
+                if instruction.kind == "while" and self._count(instruction) is None]
+
     def _count(self, loop):
-        found = re.search(r'known_trip_count"?:\{"?n"?:"?(\d+)', loop.line)
-        return int(found[1]) if found else self._trip_count
+        """How often a loop runs: as it says itself, or from its counter, which goes from zero to a limit; or None."""
+        if found := re.search(r'known_trip_count"?:\{"?n"?:"?(\d+)', loop.line):
+            return int(found[1])
+        called = _called(loop)
+        condition, body = ({one.name: one for one in self._computations[called[role][0]]}
+                           for role in ("condition", "body"))
+        compared = _root(condition)
+        if compared.kind != "compare" or "direction=LT" not in compared.line:
+            return None
+        counter, limit = (condition[name] for name in _operands(compared))
+        place = re.search(r"index=(\d+)", counter.line)
+        step = body[_operands(_root(body))[int(place[1])]] if place else None
+        sizes = [_value(one) for name in _operands(step) if (one := body.get(name))] if step else []
+        size = next(filter(None, sizes), None)
+        return math.ceil(_value(limit) / size) if step and step.kind == "add" and size and _value(limit) else None
 
     @functools.cached_property
     def _times(self):
@@ -121,7 +153,7 @@ class Program:
         while waiting:
             caller = waiting.pop()
             for instruction in self._computations[caller]:
-                count = self._count(instruction) if instruction.kind == "while" else 1
+                count = (self._count(instruction) or 1) if instruction.kind == "while" else 1
                 for name in sum(_called(instruction).values(), []):
                     if name in self._computations and times.get(name, 0) < times[caller] * count:
                         times[name] = times[caller] * count
@@ -141,10 +173,28 @@ def _called(instruction):
     return called
 
 
+def _root(computation):
+    return next(one for one in computation.values() if one.line.lstrip().startswith("ROOT "))
+
+
+def _operands(instruction):
+    return re.findall(r"%([\w.\-]+)", instruction.line.partition(f" {instruction.kind}(")[2].partition(")")[0])
+
+
+def _value(instruction):
+    """What an integer constant is; None for anything else."""
+    found = re.search(r" constant\((\d+)\)", instruction.line)
+    return int(found[1]) if found else None
+
+
+def _lengths(shape):
+    return [int(length) for length in re.search(r"\[([\d,]*)\]", shape)[1].split(",") if length]
+
+
 def _arrays(shape):
     """(text, bytes, whether it lies on the chip) of every array in a shape's text."""
-    return [(f"{dtype}[{dims}]",
-             _BYTES[dtype] * math.prod(int(length) for length in dims.split(",") if length), "S(1)" in layout)
+    return [(f"{dtype}[{dims}]", _BYTES[dtype] * math.prod(int(length) for length in dims.split(",") if length),
+             _ON_CHIP.search(layout) is not None)
             for dtype, dims, layout in re.findall(r"(\w+)\[([\d,]*)\](\{[^}]*\})?", shape) if dtype in _BYTES]
 
 

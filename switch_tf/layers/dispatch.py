@@ -16,7 +16,10 @@ from switch_tf.choices import DISPATCHES, check_choice
 from switch_tf.layers.experts import RaggedRows
 from switch_tf.layers.policies import ExpertChoices
 
-BUFFER_AXES = ("expert", "group", "capacity", "embed")
+# The buffers of slots: where the groups are, where the experts are, and as an expert reads them.
+AT_GROUPS = (None, "group", "capacity", "expert_embed")
+AT_EXPERTS = ("expert", "group", "capacity", "expert_embed")
+READ_BY_EXPERTS = ("expert", "group", "capacity", "embed")
 # Computing an expert's rows by themselves costs about as much as so many rows more (docs/benchmarks.md).
 ROWS_PER_PRODUCT = 40
 
@@ -216,11 +219,14 @@ class IndexOfExperts:
 
 
 def _on_experts(experts, buffers, training):
-    # First where the groups are, then where the experts are: between the two lies the all-to-all, there and back.
-    buffers = partitioning.constrain(buffers, (None, "group", "capacity", "embed"))
-    buffers = partitioning.constrain(buffers, BUFFER_AXES)
-    outputs = partitioning.constrain(experts(buffers, training=training), BUFFER_AXES)
-    return partitioning.constrain(outputs, (None, "group", "capacity", "embed"))
+    # Between groups and experts lies the all-to-all, there and back. Where `expert_embed` is split, devices that share
+    # experts each send a part of every row, rather than all of them the same (Mesh TensorFlow and T5X do it, too).
+    for axes in (AT_GROUPS, AT_EXPERTS, READ_BY_EXPERTS):
+        buffers = partitioning.constrain(buffers, axes)
+    outputs = experts(buffers, training=training)
+    for axes in (AT_EXPERTS, AT_GROUPS):
+        outputs = partitioning.constrain(outputs, axes)
+    return outputs
 
 
 def _by_expert(gate):

@@ -129,6 +129,8 @@ class SwitchFeedForward(keras.layers.Layer):
         decisions, stats = self.router(tokens, padding_mask=in_groups(ops.cast(padding_mask, "bool")),
                                        expert_capacity=expert_capacity, token_ids=token_ids, training=training)
         carrier = dispatching.create(self.dispatch, decisions, self.num_experts, expert_capacity)
+        # Said once more, so that the gradient from the experts is brought together before it meets the router's.
+        tokens = partitioning.constrain(tokens, ("group", None, "embed"))
         outputs = ops.cast(carrier.run(self.experts, tokens, training), inputs.dtype)
         outputs = partitioning.constrain(outputs, ("group", None, "embed"))
         width = outputs.shape[-1]

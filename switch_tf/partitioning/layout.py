@@ -8,7 +8,7 @@ from switch_tf.partitioning.axes import LOGICAL_AXES
 
 # Where the size of a logical axis comes from, in the words of whoever can change it.
 _SOURCES = {"vocab": "vocab_size", "embed": "d_model", "heads": "num_heads", "kv": "d_kv", "mlp": "d_ff",
-            "expert": "num_experts", "expert_mlp": "d_ff"}
+            "expert": "num_experts", "expert_embed": "d_model", "expert_mlp": "d_ff"}
 
 
 @dataclasses.dataclass(frozen=True)

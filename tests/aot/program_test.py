@@ -10,9 +10,8 @@ LINE = ('  %x.1 = {dtype}[4,2,80,128]{{3,2,1,0}} {kind}(%y), channel_id=1, repli
         'metadata={{op_name="jit(f)/{name}"}}')
 
 
-def _program(*lines, before="", trip_count=1):
-    text = before + "\nENTRY %main.1 (p: f32[8]) -> f32[8] {\n" + "\n".join(lines) + "\n}\n"
-    return Program(text, MESH, trip_count)
+def _program(*lines, before=""):
+    return Program(before + "\nENTRY %main.1 (p: f32[8]) -> f32[8] {\n" + "\n".join(lines) + "\n}\n", MESH)
 
 
 def _read(kind="all-to-all", groups="{{0,2,4,6},{1,3,5,7}}", name="switch_transformer/encoder/layers_1/mlp/XlaSharding",
@@ -70,21 +69,49 @@ def test_a_sum_of_which_each_chip_keeps_its_part_is_a_reduce_scatter():
 
 
 LOOP = """
-%body.1 (p: f32[8]) -> f32[8] {
-  %p.1 = f32[8]{0} parameter(0)
-  %r.1 = f32[8]{0} all-reduce(%p.1), channel_id=3, replica_groups={{0,1},{2,3},{4,5},{6,7}}, to_apply=%sum.1
+%condition.1 (p.2: (s32[], f32[8])) -> pred[] {
+  %limit.1 = s32[] constant(10)
+  %p.2 = (s32[], f32[8]{0}) parameter(0)
+  %i.2 = s32[] get-tuple-element(%p.2), index=0
+  ROOT %less.1 = pred[] compare(%i.2, %limit.1), direction=LT
+}
+%body.1 (p.1: (s32[], f32[8])) -> (s32[], f32[8]) {
+  %p.1 = (s32[]{:S(6)}, f32[8]{0:S(1)}) parameter(0)
+  %two.1 = s32[]{:S(1)} constant(2)
+  %i.1 = s32[]{:S(1)} get-tuple-element(%p.1), index=0
+  %x.1 = f32[8]{0} get-tuple-element(%p.1), index=1
+  %r.1 = f32[8]{0} all-reduce(%x.1), channel_id=3, replica_groups={{0,1},{2,3},{4,5},{6,7}}, to_apply=%sum.1
+  %y.1 = f32[8]{0:S(1)} multiply(%x.1, %x.1)
+  %next.1 = s32[]{:S(1)} add(%i.1, %two.1)
+  ROOT %t.1 = (s32[]{:S(1)}, f32[8]{0:S(1)}) tuple(%next.1, %r.1)
 }
 """
-WHILE = ('  %w.1 = f32[8]{0} while(%p), condition=%condition.1, body=%body.1, '
-         'backend_config={"known_trip_count":{"n":"5"}}')
+WHILE = "  %w.1 = (s32[], f32[8]{0}) while(%p), condition=%condition.1, body=%body.1"
+COUNTED = WHILE + ', backend_config={"known_trip_count":{"n":"5"}}'
 
 
-@pytest.mark.parametrize("loop, trip_count", [(WHILE, 3), (WHILE.partition(", backend")[0], 5)])
-def test_what_a_loop_does_counts_as_often_as_it_runs(loop, trip_count):
-    program = _program(loop, before=LOOP, trip_count=trip_count)
+@pytest.mark.parametrize("loop", [WHILE, COUNTED])
+def test_what_a_loop_does_counts_as_often_as_it_runs(loop):
+    program = _program(loop, before=LOOP)
     (found,) = program.collectives
     assert found.times == 5
-    assert program.memory_traffic() == 5 * (32 + 32)
+    assert program.memory_traffic() == 5 * (32 + 32 + 32)
+    assert program.unread_loops == []
+
+
+@pytest.mark.parametrize("text, other", [
+    ("direction=LT", "direction=NE"), ("add(%i.1", "subtract(%i.1"), ("constant(10)", "negate(%p.2)")])
+def test_a_loop_that_is_not_understood_is_named_and_counts_once(text, other):
+    program = _program(WHILE, before=LOOP.replace(text, other))
+    assert program.unread_loops == ["w.1"]
+    assert program.collectives[0].times == 1
+
+
+def test_products_count_as_often_as_their_loop_runs():
+    product = "  %c.1 = f32[4,32]{1,0} convolution(%a.1, %b.1), dim_labels=bf_io->bf"
+    operands = "  %a.1 = f32[4,16]{1,0} parameter(0)\n  %b.1 = f32[16,32]{1,0} parameter(1)"
+    body = LOOP.replace("  %y.1 = f32[8]{0:S(1)} multiply(%x.1, %x.1)", f"{operands}\n{product}")
+    assert _program(WHILE, product.replace("%c.1", "%d.1"), before=body).flops == 6 * 2 * 4 * 32 * 16
 
 
 def test_traffic_is_what_operations_read_and_write_in_memory():

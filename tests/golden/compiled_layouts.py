@@ -23,7 +23,7 @@ MODEL = (("heads", "model"), ("mlp", "model"), ("expert_mlp", "model"), ("vocab"
 LAYOUTS = {
     "data": Layout("data=8", DATA), "expert": Layout("data=8", EXPERT),
     "data_model": Layout("data=4,model=2", (*DATA, *MODEL)),
-    "expert_model": Layout("data=4,model=2", (*EXPERT, *MODEL)),
+    "expert_model": Layout("data=4,model=2", (*EXPERT, *MODEL, ("expert_embed", "model"))),
     "fully_sharded": Layout("data=8", EXPERT, (("embed", "data"),))}
 
 

@@ -15,7 +15,7 @@ DATA = (("batch", "data"), ("group", "data"))
 EXPERT = (*DATA, ("expert", "data"))
 MODEL = (("heads", "model"), ("mlp", "model"), ("expert_mlp", "model"), ("vocab", "model"))
 LAYOUTS = {"expert": Layout("data=8", EXPERT), "data_model": Layout("data=2,model=4", (*DATA, *MODEL)),
-           "expert_model": Layout("data=4,model=2", (*EXPERT, *MODEL))}
+           "expert_model": Layout("data=4,model=2", (*EXPERT, *MODEL, ("expert_embed", "model")))}
 BATCH, LENGTHS = 16, {"inputs": 32, "targets": 16}
 
 

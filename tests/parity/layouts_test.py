@@ -18,12 +18,13 @@ from switch_tf.training.train_step import StepSettings
 DATA = (("batch", "data"), ("group", "data"))
 EXPERT = (*DATA, ("expert", "data"))
 MODEL = (("heads", "model"), ("mlp", "model"), ("expert_mlp", "model"), ("vocab", "model"))
+EXCHANGE = ("expert_embed", "model")
 LAYOUTS = {
     "data=8": Layout("data=8", DATA),
     "expert over 4": Layout("data=4", EXPERT),
     "expert over 8": Layout("data=8", EXPERT),
     "data=2 x model=4": Layout("data=2,model=4", (*DATA, *MODEL)),
-    "expert over 4 x model=2": Layout("data=4,model=2", (*EXPERT, *MODEL)),
+    "expert over 4 x model=2": Layout("data=4,model=2", (*EXPERT, *MODEL, EXCHANGE)),
     "fully sharded over 8": Layout("data=8", EXPERT, at_rest_rules=(("embed", "data"),)),
 }
 OPTIMIZERS = {"adafactor": lambda: Adafactor(0.01), "adam": lambda: keras.optimizers.Adam(0.001)}

@@ -13,9 +13,9 @@ MODEL = [["heads", "model"], ["mlp", "model"], ["expert_mlp", "model"], ["vocab"
 LAYOUTS = {
     "data": {"mesh_shape": "data=8", "rules": DATA}, "expert": {"mesh_shape": "data=8", "rules": EXPERT},
     "data_model": {"mesh_shape": "data=2,model=4", "rules": [*DATA, *MODEL]},
-    "expert_model": {"mesh_shape": "data=4,model=2", "rules": [*EXPERT, *MODEL]},
+    "expert_model": {"mesh_shape": "data=4,model=2", "rules": [*EXPERT, *MODEL, ["expert_embed", "model"]]},
     "fully_sharded": {"mesh_shape": "data=8", "rules": EXPERT, "at_rest_rules": [["embed", "data"]]},
-    "fully_sharded_model": {"mesh_shape": "data=4,model=2", "rules": [*EXPERT, *MODEL],
+    "fully_sharded_model": {"mesh_shape": "data=4,model=2", "rules": [*EXPERT, *MODEL, ["expert_embed", "model"]],
                             "at_rest_rules": [["embed", "data"]]}}
 
 

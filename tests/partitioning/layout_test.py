@@ -12,6 +12,7 @@ from switch_tf.partitioning import Layout
 DATA = (("batch", "data"), ("group", "data"))
 EXPERT = (*DATA, ("expert", "data"))
 MODEL = (("heads", "model"), ("mlp", "model"), ("expert_mlp", "model"), ("vocab", "model"))
+EXCHANGE = ("expert_embed", "model")
 
 # File of gin/layouts -> mesh on 8 devices, rules, rules at rest.
 SHIPPED = {
@@ -20,8 +21,8 @@ SHIPPED = {
     "expert": ({"data": 8}, EXPERT, ()),
     "fully_sharded": ({"data": 8}, EXPERT, (("embed", "data"),)),
     "data_model": ({"data": 4, "model": 2}, (*DATA, *MODEL), ()),
-    "expert_model": ({"data": 4, "model": 2}, (*EXPERT, *MODEL), ()),
-    "fully_sharded_model": ({"data": 4, "model": 2}, (*EXPERT, *MODEL), (("embed", "data"),)),
+    "expert_model": ({"data": 4, "model": 2}, (*EXPERT, *MODEL, EXCHANGE), ()),
+    "fully_sharded_model": ({"data": 4, "model": 2}, (*EXPERT, *MODEL, EXCHANGE), (("embed", "data"),)),
 }
 
 

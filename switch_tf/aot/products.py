@@ -1,0 +1,40 @@
+"""FLOPs of one matrix product in an optimised program, which for TPUs is written as a convolution."""
+
+import functools
+import math
+import re
+
+
+def flops(line: str, result, shape_of) -> float:
+    """Multiplications and additions of a "convolution" or "dot".
+
+    Args:
+        line: str, the instruction as XLA writes it.
+        result: lengths of its dimensions.
+        shape_of: function of an operand's name to the lengths of its dimensions.
+    """
+    left, right = map(shape_of, re.findall(r"%([\w.\-]+)", re.search(r" (?:convolution|dot)\((.*?)\)", line)[1])[:2])
+    if " dot(" in line:
+        contracted = re.search(r"lhs_contracting_dims=\{([\d,]*)\}", line)[1]
+        return 2.0 * math.prod(result) * math.prod(left[int(dim)] for dim in contracted.split(",") if dim)
+    of_left, of_right, of_result = re.search(r"dim_labels=(\w+)_(\w+)->(\w+)", line).groups()
+    total = 2.0 * left[of_left.index("b")] * right[of_right.index("i")] * right[of_right.index("o")]
+    window = re.search(r"window=\{([^}]*)\}", line)
+    settings = dict(entry.split("=") for entry in window[1].split()) if window else {}
+    for place in map(str, range(sum(label.isdigit() for label in of_left))):
+        def setting(name, default, place=int(place)):
+            return int(settings[name].split("x")[place].partition("_")[0]) if name in settings else default
+
+        total *= _steps(left[of_left.index(place)], result[of_result.index(place)], setting("size", 1),
+                        setting("stride", 1), setting("pad", 0), setting("lhs_dilate", 1), setting("rhs_dilate", 1))
+    return total
+
+
+@functools.cache
+def _steps(length, result, size, stride, pad, dilation, window_dilation):
+    """Along one dimension of a window: pairs of a result and a place in the window that lie on an input.
+
+    Dimensions of a batched product that both operands have become such windows, mostly over padding and dilation.
+    """
+    places = (at * stride - pad + step * window_dilation for at in range(result) for step in range(size))
+    return sum(0 <= place <= (length - 1) * dilation and place % dilation == 0 for place in places)
