@@ -12,7 +12,7 @@ ifeq ($(wildcard /dev/accel[0-9]* /dev/vfio/[0-9]*),)
 endif
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test lint golden wheel clean
+.PHONY: help demo test slow lint golden wheel clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z]*\): .*##/make \1\t/p' Makefile | expand -t 16
@@ -20,8 +20,11 @@ help:  ## this list
 demo: $(INSTALLED)  ## pretrain a small Switch Transformer on this machine (runs/demo)
 	.venv/bin/switch-tf train --gin_file=gin/runs/demo.gin
 
-test: lint  ## lint, import contracts and every test; needs no network
+test: lint  ## lint, import contracts and the tests; needs no network
 	.venv/bin/python -m pytest -n 2 --dist worksteal
+
+slow: $(INSTALLED)  ## the tests that `make test` leaves out: more layouts, policies and processes of what it shows
+	.venv/bin/python -m pytest -n 2 --dist worksteal -m slow
 
 lint: $(INSTALLED)  ## ruff and the import contracts
 	.venv/bin/python -m ruff check .

@@ -23,13 +23,18 @@ def import_tensorflow(num_cpu_devices: int | None = None) -> None:
 
 @contextlib.contextmanager
 def held_back():
-    """Within this scope what is written to standard error is kept, and shown only if the scope fails."""
+    """Within this scope what is written to standard error is kept, and shown only if the scope fails.
+
+    A ValueError is not a failure: it says itself what a user did wrong.
+    """
     sys.stderr.flush()
     original = os.dup(2)
     with tempfile.TemporaryFile() as written:
         os.dup2(written.fileno(), 2)
         try:
             yield
+        except ValueError:
+            raise
         except BaseException:
             written.seek(0)
             os.write(original, written.read())

@@ -18,6 +18,7 @@ def _ask(config, layout, topology, batch_size, lengths, settings=None):
     return plan.ask(question, is_full=True)
 
 
+@pytest.mark.slow
 def test_a_dense_model_takes_what_its_products_take():
     d, ff, inner, vocab, layers, batch, length = 2048, 8192, 2048, 1024, 2, 16, 512
     config = SwitchConfig(vocab_size=vocab, d_model=d, d_ff=ff, num_heads=16, d_kv=128, num_encoder_layers=layers,
@@ -68,6 +69,7 @@ class _Gathers:
         from switch_tf.aot.program import Sent
 
         self.collectives = [Sent("all-gather", 8, 8, ("data",), shape, "encoder/layers_0/mlp")]
+        self.unread_loops = []
 
     def expert_products(self):
         return []

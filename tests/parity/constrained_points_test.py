@@ -31,7 +31,8 @@ def _record(monkeypatch, owner, name, read):
     return points
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=() if name == "expert_model" else pytest.mark.slow)
+                                  for name in LAYOUTS])
 def test_both_back_ends_lay_every_constrained_tensor_out_alike(name, monkeypatch):
     layout = LAYOUTS[name]
     config = SwitchConfig(vocab_size=512, d_model=32, d_ff=64, num_heads=4, d_kv=8, num_encoder_layers=1,

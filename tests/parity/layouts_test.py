@@ -110,14 +110,18 @@ def test_adam_reads_no_variable_after_its_update():
     _assert_same(_first(LAYOUTS["expert over 4 x model=2"]), config, "adam")
 
 
-@pytest.mark.parametrize("changes", [
-    {"routing_policy": "top2"}, {"routing_policy": "hash"},
+KINDS = [
     {"routing_policy": "top_n", "num_selected_experts": 3, "activation": "geglu", "logits_via_embedding": False},
+    {"routing_policy": "expert_choice"}, {"expert_sublayers": "feed_forward_and_attention"}]
+MORE_KINDS = [
+    {"routing_policy": "top2"}, {"routing_policy": "hash"},
     {"routing_policy": "ntlb", "semantics": "mtf", "extra_mlp": True},
     {"routing_policy": "batch_prioritized", "num_selected_experts": 2, "exploration": "sample"},
-    {"routing_policy": "sinkhorn", "semantics": "t5x"}, {"routing_policy": "expert_choice"},
-    {"expert_sublayers": "feed_forward_and_attention"}],
-    ids=lambda changes: "-".join(str(value) for value in changes.values()))
+    {"routing_policy": "sinkhorn", "semantics": "t5x"}]
+
+
+@pytest.mark.parametrize("changes", [*KINDS, *(pytest.param(kind, marks=pytest.mark.slow) for kind in MORE_KINDS)],
+                         ids=lambda changes: "-".join(str(value) for value in changes.values()))
 def test_every_kind_of_model_can_be_laid_out(changes):
     config = _config(**changes, num_decoder_layers=0)
     _assert_same(_first(LAYOUTS["expert over 4 x model=2"]), config)
@@ -139,7 +143,8 @@ def test_in_bfloat16_pieces_of_weights_do_not_decide_how_activations_are_laid_ou
     assert found.gradient.value <= 0.05
 
 
-@pytest.mark.parametrize("num_replicas, num_microbatches", [(2, 1), (2, 2), (4, 1), (4, 2)])
+@pytest.mark.parametrize("num_replicas, num_microbatches", [
+    (2, 1), (4, 2), pytest.param(2, 2, marks=pytest.mark.slow), pytest.param(4, 1, marks=pytest.mark.slow)])
 def test_replicas_make_the_step_of_one_device(num_replicas, num_microbatches):
     layout = Layout(f"data={num_replicas}", DATA, backend="mirrored")
     settings = StepSettings(num_microbatches=num_microbatches, clip_norm=0.5)

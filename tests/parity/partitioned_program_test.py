@@ -19,7 +19,12 @@ LAYOUTS = {
                             "at_rest_rules": [["embed", "data"]]}}
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
+# What these two do not show, of experts, of the model axis and of weights in pieces, is left to `make slow`.
+QUICK = ("expert_model", "fully_sharded")
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow)
+                                  for name in LAYOUTS])
 def test_the_partitioned_program_makes_the_step_of_one_device(name):
     program = pathlib.Path(__file__).with_name("partitioned_program.py")
     done = subprocess.run([sys.executable, "-P", str(program), json.dumps(LAYOUTS[name])], capture_output=True,

@@ -41,7 +41,8 @@ def one_process(tmp_path_factory):
     return _train(tmp_path_factory.mktemp("one"), "--gin.TRAIN_STEPS=4", "--gin.EVAL_PERIOD=2")
 
 
-@pytest.mark.parametrize("layout", [EXPERTS, WORKERS], ids=["dtensor", "multi_worker_mirrored"])
+@pytest.mark.parametrize("layout", [
+    pytest.param(EXPERTS, id="dtensor"), pytest.param(WORKERS, id="multi_worker_mirrored", marks=pytest.mark.slow)])
 def test_two_processes_log_the_losses_of_one_and_one_goes_on_from_them(layout, one_process, tmp_path):
     _train(tmp_path, *layout, "--processes=2", "--gin.TRAIN_STEPS=2", "--gin.EVAL_PERIOD=2",
            "--gin.CHECKPOINT_PERIOD=2")
@@ -66,8 +67,9 @@ def _children(process):
     return [int(pid) for pid in listed.split()]
 
 
-@pytest.mark.parametrize("layout, victim", [(EXPERTS, 1), (EXPERTS, 0), (WORKERS, 1)],
-                         ids=["dtensor-1", "dtensor-0", "multi_worker_mirrored-1"])
+@pytest.mark.parametrize("layout, victim", [
+    pytest.param(EXPERTS, 1, id="dtensor-1"), pytest.param(EXPERTS, 0, id="dtensor-0", marks=pytest.mark.slow),
+    pytest.param(WORKERS, 1, id="multi_worker_mirrored-1")])
 def test_when_one_process_is_killed_the_other_ends_with_a_message_within_a_minute(layout, victim, tmp_path):
     process = _start(tmp_path, *layout)
     os.kill(_children(process)[victim], signal.SIGKILL)

@@ -67,7 +67,9 @@ def _iterator():
 
 
 @pytest.mark.parametrize("save_under, restore_under", [
-    (_pieces, _one), (_one, _pieces), (_pieces, _other_pieces), (_replicas, _pieces), (_other_pieces, _replicas)])
+    (_pieces, _one), (_one, _pieces), pytest.param(_pieces, _other_pieces, marks=pytest.mark.slow),
+    pytest.param(_replicas, _pieces, marks=pytest.mark.slow),
+    pytest.param(_other_pieces, _replicas, marks=pytest.mark.slow)])
 def test_a_run_goes_on_under_another_layout(save_under, restore_under, tiny_config, batch, tmp_path):
     saved = _Run(save_under(), tiny_config, seed=1)
     saved.step(batch)
