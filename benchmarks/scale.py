@@ -15,6 +15,7 @@ from typing import NamedTuple
 from switch_tf.cli import compile_many, compile_text
 
 GIB = 2**30
+KINDS = ("all-to-all", "all-reduce", "all-gather", "reduce-scatter", "collective-permute")
 
 
 class Run(NamedTuple):
@@ -83,9 +84,9 @@ def page(results) -> str:
             for run, result, _ in (*sparse, (YARDSTICK, yardstick, None))]),
         memory=_table(["model", "weights", "slots", "temporaries", "program", "needed", "chip has"], [
             [name, *(f"{size / GIB:.2f}" for size in _memory(result))] for name, result in _rows(sparse, yardstick)]),
-        sent=_table(["model", "all-to-all", "all-reduce", "all-gather", "reduce-scatter", "warnings"], [
-            [name, *(_sent(result, kind) for kind in ("all-to-all", "all-reduce", "all-gather", "reduce-scatter")),
-             "; ".join(result["warnings"]) or "none"] for name, result in _rows(sparse, yardstick)]),
+        sent=_table(["model", *KINDS, "warnings"], [
+            [name, *(_sent(result, kind) for kind in KINDS), "; ".join(result["warnings"]) or "none"]
+            for name, result in _rows(sparse, yardstick)]),
         time=_table(["model", "compute", "memory", "links", "step", "tokens/s", "MFU"], [
             [name, *_time(result)] for name, result in _rows(sparse, yardstick)]),
         twins=_table(["model", "parameters of its twin", "times as many", "step over the twin's"], [
@@ -163,8 +164,9 @@ more than four bytes a parameter. A chip's share of it, in GiB:
 ## What is sent
 
 Number in a step, and bytes of the results on one chip. Experts cost four all-to-alls a sparse layer: there and back, in
-the forward and in the backward pass. No stack of experts is gathered anywhere; all-gathers of the dense encoder bring
-together the weights that it stores in pieces.
+the forward and in the backward pass. No stack of experts is gathered anywhere: all-gathers bring together the parts of
+tokens that chips of the model axis sent to the same experts, and in the dense encoder the weights that it stores in
+pieces; collective-permutes do the same, piece by piece, while a product goes on.
 
 {sent}
 

@@ -10,6 +10,9 @@ from switch_tf.partitioning.axes import variable_axes
 from switch_tf.partitioning.partitioner import Partitioner
 from switch_tf.training.train_step import compile_steps, loss_weights, total_loss
 
+# What the order of float32 sums explains in a gradient, of its largest entry.
+FAR = 1e-5
+
 
 class Difference(NamedTuple):
     """The largest difference found, and the tensor (a variable's path, a step) it was found in."""
@@ -23,6 +26,8 @@ class Verification(NamedTuple):
 
     `loss`, `later_loss`: relative difference of the loss, of the first step and the largest of all.
     `gradient`: over variables, of the first step, as the optimizer is given it: max |a - b| / max |a|.
+    `far_entries`: of that variable's gradient, the share of entries that differ by more than FAR of its largest. Where
+        it is tiny, a hidden unit sits at the edge of its ReLU.
     `weight`: over weights after the last step: root mean square of a - b over that of a. Not their largest elements:
         where a hidden unit sits at the edge of its ReLU, the order of a sum decides, and optimizers that divide by a
         gradient's size then move its few weights by whole steps.
@@ -32,6 +37,7 @@ class Verification(NamedTuple):
     loss: Difference
     later_loss: Difference
     gradient: Difference
+    far_entries: float
     weight: Difference
     losses: list[tuple[float, float]]
 
@@ -83,7 +89,9 @@ def compare(one: Outcome, other: Outcome) -> Verification:
     later = max(by_step, key=lambda difference: difference.value)
     gradient = _largest(np.max, one.paths, one.gradients, other.gradients)
     weight = _largest(_root_mean_square, one.paths, one.weights, other.weights)
-    return Verification(by_step[0], later, gradient, weight, losses)
+    place = one.paths.index(gradient.where)
+    far_entries = _far_entries(one.gradients[place], other.gradients[place])
+    return Verification(by_step[0], later, gradient, far_entries, weight, losses)
 
 
 class _Twin:
@@ -142,6 +150,10 @@ def _largest(size, paths, ones, others) -> Difference:
     for path, one, other in zip(paths, ones, others, strict=True):
         found.append(Difference(float(size(np.abs(one - other)) / (size(np.abs(one)) or 1.0)), path))
     return max(found, key=lambda difference: difference.value)
+
+
+def _far_entries(one, other):
+    return float(np.mean(np.abs(one - other) > FAR * np.max(np.abs(one))))
 
 
 def _root_mean_square(x):
