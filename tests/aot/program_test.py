@@ -115,11 +115,12 @@ def test_products_count_as_often_as_their_loop_runs():
 
 
 def test_traffic_is_what_operations_read_and_write_in_memory():
-    # Read 4 * 8 bytes twice, write 4 * 8; what lies on the chip, S(1), and names cost nothing.
+    # Read 4 * 8 bytes twice, write 4 * 8; what lies on the chip, S(1) or S(3), and names cost nothing.
     assert _program("  %p = f32[8]{0} parameter(0)", "  %q = f32[8]{0} parameter(1)", "  %t = (f32[8]{0}) tuple(%p)",
                     "  %a = f32[8]{0} add(%p, %q), metadata={op_name=\"x\"}").memory_traffic() == 96
-    assert _program("  %p = f32[8]{0} parameter(0)", "  %a = f32[8]{0:S(1)} add(%p, %p)",
-                    "  %b = f32[4]{0} fusion(%a), calls=%f").memory_traffic() == 32 + 16
+    for memory in (1, 3):
+        assert _program("  %p = f32[8]{0} parameter(0)", f"  %a = f32[8]{{0:S({memory})}} add(%p, %p)",
+                        "  %b = f32[4]{0} fusion(%a), calls=%f").memory_traffic() == 32 + 16
 
 
 def test_a_move_between_memories_counts_its_own_size():

@@ -111,6 +111,12 @@ def test_a_wrong_comparison_is_one_sentence(arguments, message, capsys):
     assert len(found.strip().splitlines()) == 1, found
 
 
+def test_memory_that_only_keeps_files_at_hand_is_available():
+    page = os.sysconf("SC_PAGE_SIZE")
+    free, total = (page * os.sysconf(name) for name in ("SC_AVPHYS_PAGES", "SC_PHYS_PAGES"))
+    assert 0.5 * free < compile_many._available_memory() < total
+
+
 def _answer(words):
     """Made up: a model axis costs links, small groups save compute, and without one a chip is too small."""
     values = dict(word.removeprefix("--gin.").split("=", 1) for word in words if word.startswith("--gin."))
