@@ -26,8 +26,7 @@ def numbers(result) -> dict[str, float]:
 
 def main():
     """Asks both and prints the ratios."""
-    found = compile_many.ask({"extrapolated": WORDS, "whole": [*WORDS, "--full"]},
-                             compile_text.say)
+    found = compile_many.ask({"extrapolated": WORDS, "whole": [*WORDS, "--full"]}, compile_text.say)
     extrapolated, whole = numbers(found["extrapolated"]), numbers(found["whole"])
     print(f"{'':<24}{'extrapolated':>16}{'whole':>16}{'ratio':>8}", file=sys.stderr)
     for name, size in whole.items():

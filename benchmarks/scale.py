@@ -60,8 +60,7 @@ def main():
     questions[YARDSTICK, True] = words(YARDSTICK, False)
     names = {f"{run.model}{' (dense twin)' if is_dense and run is not YARDSTICK else ''}": key
              for key in questions for run, is_dense in [key]}
-    found = compile_many.ask({name: questions[key] for name, key in names.items()},
-                             compile_text.say)
+    found = compile_many.ask({name: questions[key] for name, key in names.items()}, compile_text.say)
     for name, result in found.items():
         print(json.dumps({"benchmark": "scale", "name": name, **result}))
     if refused := {name: result for name, result in found.items() if "predicted" not in result}:

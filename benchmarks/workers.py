@@ -8,6 +8,8 @@ import subprocess
 import sys
 import tempfile
 
+from switch_tf import environment
+
 WORKER = pathlib.Path(__file__).parent / "contenders" / "worker.py"
 
 
@@ -131,17 +133,12 @@ def measure_memory(contender: Contender, fields: dict) -> dict:
 
 def available_mib() -> float:
     """Memory that can be taken without swapping (Linux)."""
-    return _memory_mib("MemAvailable")
+    return environment.memory("MemAvailable") / 2**20
 
 
 def total_mib() -> float:
     """The machine's memory (Linux)."""
-    return _memory_mib("MemTotal")
-
-
-def _memory_mib(name):
-    with open("/proc/meminfo") as file:
-        return next(int(line.split()[1]) / 1024 for line in file if line.startswith(f"{name}:"))
+    return environment.memory("MemTotal") / 2**20
 
 
 def _environment():

@@ -83,6 +83,12 @@ def cache_folder() -> pathlib.Path:
     return pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache") / "switch_tf"
 
 
+def memory(entry: str) -> int:
+    """Returns bytes from Linux's statistics: "MemTotal", or "MemAvailable", what programs can take without swapping."""
+    with open("/proc/meminfo") as file:
+        return next(int(line.split()[1]) * 1024 for line in file if line.startswith(f"{entry}:"))
+
+
 def has_tpu() -> bool:
     """Returns whether a TPU chip is attached to this machine."""
     return bool(glob.glob("/dev/accel[0-9]*") or glob.glob("/dev/vfio/[0-9]*"))

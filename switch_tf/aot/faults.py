@@ -1,4 +1,7 @@
-"""What should not be in a partitioned program: gathered experts, experts computed on every chip, endless loops."""
+"""What should not be in a partitioned program: gathered experts, experts computed on every chip.
+
+And what could not be read in it.
+"""
 
 import math
 

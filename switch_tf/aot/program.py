@@ -62,6 +62,12 @@ class Program:
                 current.append(_Instruction(found[1], found[2], found[3], line))
 
     @functools.cached_property
+    def _instructions(self):
+        """Every instruction by its name, of which XLA gives each only once."""
+        return {instruction.name: instruction for instructions in self._computations.values()
+                for instruction in instructions}
+
+    @functools.cached_property
     def collectives(self) -> list[Sent]:
         """Every collective."""
         found, channels = [], set()
@@ -81,10 +87,8 @@ class Program:
     @functools.cached_property
     def flops(self) -> float:
         """Multiplications and additions of all matrix products."""
-        shapes = {instruction.name: instruction.shape for instructions in self._computations.values()
-                  for instruction in instructions}
         return sum(self._times.get(computation, 0) * products.flops(
-            product.line, _lengths(product.shape), lambda operand: _lengths(shapes[operand]))
+            product.line, _lengths(product.shape), lambda operand: _lengths(self._instructions[operand].shape))
             for computation, product in self._products())
 
     def expert_products(self) -> list[int]:
@@ -109,7 +113,7 @@ class Program:
             sizes[instruction.name] = _in_memory(instruction.shape)
             called = _called(instruction)
             if instruction.kind == "while":
-                total += (self._count(instruction) or 1) * self._traffic(called["body"][0])
+                total += (self._loops[instruction.name] or 1) * self._traffic(called["body"][0])
             elif instruction.kind == "conditional":
                 total += max(self._traffic(branch) for branch in called["branches"])
             elif instruction.kind == "call":
@@ -125,25 +129,30 @@ class Program:
     @property
     def unread_loops(self) -> list[str]:
         """Names of the loops of which is not known how often they run; they are counted once."""
-        return [instruction.name for instructions in self._computations.values() for instruction in instructions
-                if instruction.kind == "while" and self._count(instruction) is None]
+        return [loop for loop, count in self._loops.items() if count is None]
+
+    @functools.cached_property
+    def _loops(self):
+        """How often each loop runs, by name; None where it cannot be read."""
+        return {name: self._count(instruction) for name, instruction in self._instructions.items()
+                if instruction.kind == "while"}
 
     def _count(self, loop):
-        """How often a loop runs: as it says itself, or from its counter, which goes from zero to a limit; or None."""
+        """As it says itself, or from its counter, which goes from zero to a limit."""
         if found := re.search(r'known_trip_count"?:\{"?n"?:"?(\d+)', loop.line):
             return int(found[1])
         called = _called(loop)
-        condition, body = ({one.name: one for one in self._computations[called[role][0]]}
-                           for role in ("condition", "body"))
-        compared = _root(condition)
-        if compared.kind != "compare" or "direction=LT" not in compared.line:
+        condition, body = (_root(self._computations[called[role][0]]) for role in ("condition", "body"))
+        if condition.kind != "compare" or "direction=LT" not in condition.line:
             return None
-        counter, limit = (condition[name] for name in _operands(compared))
+        counter, limit = (self._instructions[name] for name in _operands(condition))
         place = re.search(r"index=(\d+)", counter.line)
-        step = body[_operands(_root(body))[int(place[1])]] if place else None
-        sizes = [_value(one) for name in _operands(step) if (one := body.get(name))] if step else []
+        step = place and self._instructions[_operands(body)[int(place[1])]]
+        if not step or step.kind != "add":
+            return None
+        limit, *sizes = (_value(one) for one in (limit, *map(self._instructions.get, _operands(step))))
         size = next(filter(None, sizes), None)
-        return math.ceil(_value(limit) / size) if step and step.kind == "add" and size and _value(limit) else None
+        return math.ceil(limit / size) if limit and size else None
 
     @functools.cached_property
     def _times(self):
@@ -153,7 +162,7 @@ class Program:
         while waiting:
             caller = waiting.pop()
             for instruction in self._computations[caller]:
-                count = (self._count(instruction) or 1) if instruction.kind == "while" else 1
+                count = self._loops.get(instruction.name) or 1
                 for name in sum(_called(instruction).values(), []):
                     if name in self._computations and times.get(name, 0) < times[caller] * count:
                         times[name] = times[caller] * count
@@ -174,7 +183,7 @@ def _called(instruction):
 
 
 def _root(computation):
-    return next(one for one in computation.values() if one.line.lstrip().startswith("ROOT "))
+    return next(one for one in computation if one.line.lstrip().startswith("ROOT "))
 
 
 def _operands(instruction):
@@ -183,7 +192,7 @@ def _operands(instruction):
 
 def _value(instruction):
     """What an integer constant is; None for anything else."""
-    found = re.search(r" constant\((\d+)\)", instruction.line)
+    found = instruction and re.search(r" constant\((\d+)\)", instruction.line)
     return int(found[1]) if found else None
 
 

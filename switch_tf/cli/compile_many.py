@@ -3,10 +3,11 @@
 import concurrent.futures
 import json
 import os
-import pathlib
 import subprocess
 import sys
 import time
+
+from switch_tf import environment
 
 # One answer about a model of a usual width takes up to so much.
 MEMORY_OF_ONE = 8 * 2**30
@@ -23,7 +24,9 @@ def ask(questions: dict[str, list[str]], say) -> dict[str, dict]:
         name -> the JSON object, or {"mistake": sentence} where the question was refused.
     """
     started, answers = time.perf_counter(), {}
-    workers = max(1, min(len(os.sched_getaffinity(0)), _available_memory() // MEMORY_OF_ONE, len(questions)))
+    # Not the free memory, which leaves out what only keeps files at hand.
+    memory = environment.memory("MemAvailable")
+    workers = max(1, min(len(os.sched_getaffinity(0)), memory // MEMORY_OF_ONE, len(questions)))
     running = set()
     with concurrent.futures.ThreadPoolExecutor(workers) as pool:
         futures = {pool.submit(_run, words, running): name for name, words in questions.items()}
@@ -41,12 +44,6 @@ def ask(questions: dict[str, list[str]], say) -> dict[str, dict]:
                 process.terminate()
             raise
     return {name: answers[name] for name in questions}
-
-
-def _available_memory():
-    """Bytes that programs can have; free memory alone leaves out what only keeps files at hand."""
-    sizes = dict(line.split(":") for line in pathlib.Path("/proc/meminfo").read_text().splitlines())
-    return int(sizes["MemAvailable"].split()[0]) * 1024
 
 
 def _run(words, running):

@@ -10,8 +10,8 @@ from switch_tf.partitioning.axes import variable_axes
 from switch_tf.partitioning.partitioner import Partitioner
 from switch_tf.training.train_step import compile_steps, loss_weights, total_loss
 
-# What the order of float32 sums explains in a gradient, of its largest entry.
-FAR = 1e-5
+# Relative differences that the order of float32 sums explains, in the first step and after all of them.
+LOSS, GRADIENT, LATER = 1e-6, 1e-5, 1e-4
 
 
 class Difference(NamedTuple):
@@ -26,8 +26,8 @@ class Verification(NamedTuple):
 
     `loss`, `later_loss`: relative difference of the loss, of the first step and the largest of all.
     `gradient`: over variables, of the first step, as the optimizer is given it: max |a - b| / max |a|.
-    `far_entries`: of that variable's gradient, the share of entries that differ by more than FAR of its largest. Where
-        it is tiny, a hidden unit sits at the edge of its ReLU.
+    `far_entries`: of that variable's gradient, the share of entries that differ by more than GRADIENT of its largest.
+        Where it is tiny, a hidden unit sits at the edge of its ReLU.
     `weight`: over weights after the last step: root mean square of a - b over that of a. Not their largest elements:
         where a hidden unit sits at the edge of its ReLU, the order of a sum decides, and optimizers that divide by a
         gradient's size then move its few weights by whole steps.
@@ -40,6 +40,12 @@ class Verification(NamedTuple):
     far_entries: float
     weight: Difference
     losses: list[tuple[float, float]]
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether the order of float32 sums explains every difference."""
+        return (self.loss.value <= LOSS and self.gradient.value <= GRADIENT
+                and max(self.later_loss.value, self.weight.value) <= LATER)
 
 
 class Outcome(NamedTuple):
@@ -90,7 +96,8 @@ def compare(one: Outcome, other: Outcome) -> Verification:
     gradient = _largest(np.max, one.paths, one.gradients, other.gradients)
     weight = _largest(_root_mean_square, one.paths, one.weights, other.weights)
     place = one.paths.index(gradient.where)
-    far_entries = _far_entries(one.gradients[place], other.gradients[place])
+    mine, theirs = one.gradients[place], other.gradients[place]
+    far_entries = float(np.mean(np.abs(mine - theirs) > GRADIENT * np.max(np.abs(mine))))
     return Verification(by_step[0], later, gradient, far_entries, weight, losses)
 
 
@@ -150,10 +157,6 @@ def _largest(size, paths, ones, others) -> Difference:
     for path, one, other in zip(paths, ones, others, strict=True):
         found.append(Difference(float(size(np.abs(one - other)) / (size(np.abs(one)) or 1.0)), path))
     return max(found, key=lambda difference: difference.value)
-
-
-def _far_entries(one, other):
-    return float(np.mean(np.abs(one - other) > FAR * np.max(np.abs(one))))
 
 
 def _root_mean_square(x):

@@ -114,7 +114,7 @@ def test_a_wrong_comparison_is_one_sentence(arguments, message, capsys):
 def test_memory_that_only_keeps_files_at_hand_is_available():
     page = os.sysconf("SC_PAGE_SIZE")
     free, total = (page * os.sysconf(name) for name in ("SC_AVPHYS_PAGES", "SC_PHYS_PAGES"))
-    assert 0.5 * free < compile_many._available_memory() < total
+    assert 0.5 * free < environment.memory("MemAvailable") < total
 
 
 def _answer(words):

@@ -10,12 +10,13 @@ import pytest
 DATA = [["batch", "data"], ["group", "data"]]
 EXPERT = [*DATA, ["expert", "data"]]
 MODEL = [["heads", "model"], ["mlp", "model"], ["expert_mlp", "model"], ["vocab", "model"]]
+EXCHANGE = ["expert_embed", "model"]
 LAYOUTS = {
     "data": {"mesh_shape": "data=8", "rules": DATA}, "expert": {"mesh_shape": "data=8", "rules": EXPERT},
     "data_model": {"mesh_shape": "data=2,model=4", "rules": [*DATA, *MODEL]},
-    "expert_model": {"mesh_shape": "data=4,model=2", "rules": [*EXPERT, *MODEL, ["expert_embed", "model"]]},
+    "expert_model": {"mesh_shape": "data=4,model=2", "rules": [*EXPERT, *MODEL, EXCHANGE]},
     "fully_sharded": {"mesh_shape": "data=8", "rules": EXPERT, "at_rest_rules": [["embed", "data"]]},
-    "fully_sharded_model": {"mesh_shape": "data=4,model=2", "rules": [*EXPERT, *MODEL, ["expert_embed", "model"]],
+    "fully_sharded_model": {"mesh_shape": "data=4,model=2", "rules": [*EXPERT, *MODEL, EXCHANGE],
                             "at_rest_rules": [["embed", "data"]]}}
 
 
