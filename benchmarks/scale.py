@@ -38,7 +38,7 @@ RUNS = (
     Run("gshard_600b", "expert", "v4:8x16x16", ("BATCH_SIZE=8192",), "GShard, 2048 experts, top-2"))
 YARDSTICK = Run(
     "dense_encoder_500b", "fully_sharded_model", "v4:8x16x16",
-    ("MESH_SHAPE='data=32,model=64'", "BATCH_SIZE=512", "TASK_FEATURE_LENGTHS={'inputs': 512, 'targets': 512}"),
+    ("MESH_SHAPE='data=32,model=64'", "BATCH_SIZE=448", "TASK_FEATURE_LENGTHS={'inputs': 512, 'targets': 512}"),
     "dense encoder",
     is_full=True)  # with few layers the compiler has room, and keeps more of each than it can of all
 
@@ -149,9 +149,9 @@ TEXT = """# Trillions on paper
 
 What the compiler for TPUs makes of one training step of the largest models, on pods that hold them. **Nothing here ran
 on a TPU.** This page is written by `benchmarks/scale.py`, which asks `switch-tf compile`; the commands are at the end.
-Memory and collectives are the compiler's own, of the depths named and extrapolated linearly to all layers (compile.md
-says how well that holds). Times are predictions from nominal rates: FLOPs over peak, traffic over bandwidth, bytes over
-links.
+Memory and collectives are the compiler's own, of the depths named and extrapolated linearly to all layers
+([compile](compile.md) says how well that holds). Times are predictions from nominal rates: FLOPs over peak, traffic
+over bandwidth, bytes over links.
 
 {runs}
 
@@ -165,7 +165,8 @@ more than four bytes a parameter. A chip's share of it, in GiB:
 Number in a step, and bytes of the results on one chip. Experts cost four all-to-alls a sparse layer: there and back, in
 the forward and in the backward pass. No stack of experts is gathered anywhere: all-gathers bring together the parts of
 tokens that chips of the model axis sent to the same experts, and in the dense encoder the weights that it stores in
-pieces; collective-permutes do the same, piece by piece, while a product goes on.
+pieces. Reduce-scatters are their counterpart in the other pass, and collective-permutes do either, piece by piece,
+while a product goes on.
 
 {sent}
 

@@ -24,6 +24,9 @@ def advice(answer, config, layout, settings, batch_size: int, chip) -> list[str]
     if answer.refused is None:
         lines.append(f"{_gib(needed(answer.memory) - chip.memory)} a chip are missing: weights and slots take "
                      f"{_gib(stored)}, activations and temporaries {_gib(temporaries)}, of {_gib(chip.memory)}.")
+        if len(answer.compiled) > 1 and stored < chip.memory:
+            lines.append("Compile all layers: the compiler may keep less of each than of the few that this is "
+                         "extrapolated from, for which it has room: --full.")
     if stored > chip.memory / 2:
         lines.append(f"Weights and slots are {_gib(answer.state)} in all, {_gib(answer.state / layout.num_devices)} a "
                      "chip where all are split over all (gin/layouts/fully_sharded_model.gin); "

@@ -18,10 +18,10 @@ CONFIG = SwitchConfig.from_preset("switch_base_8")
 LAYOUT = Layout("data=8", (("batch", "data"), ("group", "data"), ("expert", "data")))
 
 
-def _answer(weights, temporaries, refused=None, state=28 * GIB):
+def _answer(weights, temporaries, refused=None, state=28 * GIB, compiled=((12, 12),)):
     memory = {"weights": weights, "slots": GIB, "arguments": weights + GIB, "outputs": weights + GIB,
               "aliased": weights + GIB, "temporaries": temporaries, "code": 0}
-    return Answer(memory, {}, 0.0, Roofline(0.0, 0.0, 0.0), state, None, [(12, 12)], refused)
+    return Answer(memory, {}, 0.0, Roofline(0.0, 0.0, 0.0), state, None, list(compiled), refused)
 
 
 def test_it_says_what_is_missing_and_what_helps():
@@ -35,6 +35,15 @@ def test_it_says_what_is_missing_and_what_helps():
         "Process the batch in parts, about 2.00 GiB of activations and temporaries each: "
         "--gin.StepSettings.num_microbatches=4 --gin.SwitchConfig.num_groups_multiple=32.",
         "Or take a smaller batch: --gin.BATCH_SIZE=32."]
+
+
+def test_an_extrapolated_refusal_asks_for_all_layers_unless_weights_alone_are_too_much():
+    def first_words(weights):
+        answer = _answer(weights, 8 * GIB, compiled=((2, 2), (4, 4)))
+        return [line.split(":")[0] for line in advice(answer, CONFIG, LAYOUT, StepSettings(), 128, CHIPS["v5e"])]
+
+    assert first_words(11 * GIB)[1] == "Compile all layers"
+    assert "Compile all layers" not in first_words(15 * GIB)
 
 
 def test_its_flags_are_taken():
