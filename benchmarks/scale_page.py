@@ -1,0 +1,128 @@
+"""docs/scale.md from the answers of `switch-tf compile`: the tables and what is said about them."""
+
+GIB = 2**30
+KINDS = ("all-to-all", "all-reduce", "all-gather", "reduce-scatter", "collective-permute")
+
+
+def page(sparse: list[tuple[str, dict, dict]], yardstick: tuple[str, dict], commands: list[str]) -> str:
+    """Returns Markdown.
+
+    Args:
+        sparse: name, answer, and answer of the dense twin, of each sparse model.
+        yardstick: name and answer of the dense encoder.
+        commands: what was asked, but for the twins.
+    """
+    rows = [row for name, result, twin in sparse for row in ((name, result), ("&nbsp; its dense twin", twin))]
+    rows.append(yardstick)
+    predicted = yardstick[1]["predicted"]
+    low, high = sorted(predicted["compute_seconds"] / seconds for seconds in predicted["step_seconds"])
+    return TEXT.format(
+        runs=_table(["model", "parameters", "pod, mesh", "tokens a batch", "compiled of layers"], [
+            [name, f"{result['num_parameters'] / 1e9:,.1f}B", _pod(result), f"{_tokens(result):,.0f}", _depth(result)]
+            for name, result in (*((name, result) for name, result, _ in sparse), yardstick)]),
+        memory=_table(["model", "weights", "slots", "temporaries", "program", "needed", "chip has"], [
+            [name, *(f"{size / GIB:.2f}" for size in _memory(result))] for name, result in rows]),
+        sent=_table(["model", *KINDS, "warnings"], [
+            [name, *(_sent(result, kind) for kind in KINDS), "; ".join(result["warnings"]) or "none"]
+            for name, result in rows]),
+        time=_table(["model", "compute", "memory", "links", "step", "tokens/s", "MFU"], [
+            [name, *_time(result)] for name, result in rows]),
+        twins=_table(["model", "parameters of its twin", "times as many", "step over the twin's"], [
+            [name, f"{twin['num_parameters'] / 1e9:,.2f}B",
+             f"{result['num_parameters'] / twin['num_parameters']:.0f}",
+             "{:.2f} to {:.2f}".format(*sorted(mine / other for mine, other in zip(
+                 result["predicted"]["step_seconds"], twin["predicted"]["step_seconds"], strict=True)))]
+            for name, result, twin in sparse]),
+        low=low, high=high, commands="\n".join(commands))
+
+
+def _pod(result):
+    return f"{result['topology']}, " + ", ".join(f"{axis} {size}" for axis, size in result["mesh"].items())
+
+
+def _tokens(result):
+    return result["predicted"]["tokens_per_second"][0] * result["predicted"]["step_seconds"][1]
+
+
+def _depth(result):
+    both = " and ".join(f"{encoder}+{decoder}" for encoder, decoder in result["compiled_layers"])
+    return f"{both} of {'+'.join(map(str, result['layers']))}"
+
+
+def _memory(result):
+    memory = result["bytes_per_device"]
+    return [*(memory[kind] for kind in ("weights", "slots", "temporaries", "code", "needed")), result["chip_bytes"]]
+
+
+def _sent(result, kind):
+    entry = result["collectives"].get(kind)
+    return f"{entry['count']} ({entry['bytes'] / 2**20:,.0f} MiB)" if entry else "0"
+
+
+def _time(result):
+    predicted = result["predicted"]
+    yield from (f"{1e3 * predicted[part]:.1f}" for part in ("compute_seconds", "memory_seconds", "links_seconds"))
+    yield "{:.1f} to {:.1f}".format(*(1e3 * seconds for seconds in predicted["step_seconds"]))
+    yield "{:,.0f} to {:,.0f}".format(*predicted["tokens_per_second"])
+    yield "{:.0%} to {:.0%}".format(*predicted["model_flops_utilization"])
+
+
+def _table(header, rows):
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in (header, ["---"] * len(header), *rows))
+
+
+TEXT = """# Trillions on paper
+
+What the compiler for TPUs makes of one training step of the largest models, on pods that hold them. **Nothing here ran
+on a TPU.** This page is written by `benchmarks/scale.py`, which asks `switch-tf compile`; the commands are at the end.
+Memory and collectives are the compiler's own, of the depths named and extrapolated linearly to all layers
+([compile](compile.md) says how well that holds). Times are predictions from nominal rates: FLOPs over peak, traffic
+over bandwidth, bytes over links.
+
+![share of a chip's memory, and predicted time of a step](images/scale.png)
+
+{runs}
+
+Weights are float32, computation is in bfloat16, the optimizer is Adafactor with factored slots, so that state is little
+more than four bytes a parameter. A chip's share of it, in GiB:
+
+{memory}
+
+## What is sent
+
+Number in a step, and bytes of the results on one chip. Experts cost four all-to-alls a sparse layer: there and back, in
+the forward and in the backward pass. No stack of experts is gathered anywhere: all-gathers bring together the parts of
+tokens that chips of the model axis sent to the same experts, and in the dense encoder the weights that it stores in
+pieces. Reduce-scatters are their counterpart in the other pass, and collective-permutes do either, piece by piece,
+while a product goes on.
+
+{sent}
+
+## How long a step may take
+
+Milliseconds: what each part would take alone; a step between all parts at the same time and links after the rest.
+
+{time}
+
+An all-to-all over a whole pod is dear: each byte crosses, on average, a quarter of the torus along each dimension.
+
+## Sparse and dense
+
+The twin has the sizes of one expert in place of all, and so about the same FLOPs for each token (two experts for
+GShard's). "Times as many" parameters cost "step over the twin's" time, on the same pod with the same batch.
+
+{twins}
+
+## A yardstick
+
+Google reported for an encoder of 480B parameters, in TensorFlow and partitioned by GSPMD, 63 % of the peak of 2,048 TPU
+v4 chips, counting the forward pass that rematerialisation repeats. Our encoder of 0.5T parameters, also with
+rematerialisation and counted in the same way, is predicted between {low:.0%} and {high:.0%}, which tells how far to
+trust the predictions above. It is compiled whole because extrapolation exaggerates its memory ([compile](compile.md)).
+
+## The commands
+
+```sh
+{commands}
+```
+"""
