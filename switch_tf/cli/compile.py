@@ -1,9 +1,11 @@
 """`switch-tf compile`: does a gin run fit a TPU pod, what does it send, how long may a step take; without a TPU."""
 
+import contextlib
 import hashlib
 import json
 import os
 import pathlib
+import tempfile
 from importlib import metadata
 
 import gin
@@ -39,6 +41,8 @@ def run(arguments) -> dict:
     _check_compiler()
     if (arguments.compare is not None) + arguments.search + (arguments.save is not None) > 1:
         raise Mistake("--compare, --search and --save do not go together; give one of them.")
+    if arguments.save is not None:
+        _check_folder(pathlib.Path(arguments.save))
     quiet.import_tensorflow()
     bindings = ["MODEL_DIR=''", "ACTIVATION_DTYPE='bfloat16'", *arguments.gin_bindings]
     gin_files.parse(arguments.gin_file, bindings, arguments.gin_search_paths)
@@ -47,25 +51,46 @@ def run(arguments) -> dict:
     if arguments.search:
         return compile_choices.search(arguments)
     cached = _cache_file(arguments)
-    if cached.exists() and not arguments.save:
+    is_known, programs = cached.exists() and arguments.save is None, {}
+    if is_known:
         result = json.loads(cached.read_text())
         compile_text.say(f"The compiler was asked before; its answer is {cached}.")
     else:
         try:
-            result = _compile(arguments)
+            result = _compile(arguments, programs)
         except ValueError as error:
             raise Mistake(gin_files.first_line(error)) from error
-        _keep(cached, result)
     compile_text.show(compile_text.describe(result), arguments)
-    return {**result, "exit_status": int(not result["fits"])}
+    # A full disk loses no answer.
+    if not is_known:
+        _keep(cached, json.dumps(result))
+    is_saved = all(_keep(pathlib.Path(arguments.save) / name, text) for name, text in programs.items())
+    return {**result, "exit_status": int(not (result["fits"] and is_saved))}
 
 
-def _keep(file, result):
-    """Whole or not at all: another process may write the same answer, or this one be killed."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = file.with_suffix(f".{os.getpid()}")
-    unfinished.write_text(json.dumps(result))
-    unfinished.replace(file)
+def _check_folder(folder):
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise Mistake(f"--save needs a folder that can be written to, and {str(folder)!r} is none ({error.strerror}); "
+                      "name another.") from error
+
+
+def _keep(file, text):
+    """Writes a file, or says why not; whole or not at all, as another process may write the same, or this be killed."""
+    unfinished = file.with_name(f"{file.name}.{os.getpid()}")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        unfinished.write_text(text)
+        unfinished.replace(file)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            unfinished.unlink(missing_ok=True)
+        compile_text.say(f"{file} could not be written ({error.strerror}): only what is printed here is kept.")
+        return False
+    return True
 
 
 def _check_compiler():
@@ -90,7 +115,8 @@ def _cache_file(arguments):
     return environment.cache_folder() / "compiled" / f"{question.hexdigest()[:24]}.json"
 
 
-def _compile(arguments):
+def _compile(arguments, programs):
+    """The answer; with --save, `programs` gets the text of each program by its file's name."""
     from switch_tf.aot import advice, faults, plan, report
     from switch_tf.aot import compile as compiler
     from switch_tf.partitioning.layout import Layout
@@ -112,12 +138,10 @@ def _compile(arguments):
         raise ValueError(f"One step is compiled, so steps_per_call must be 1, not {settings.steps_per_call}.")
 
     def save(depth, lowered, compiled):
-        if arguments.save:
-            folder = pathlib.Path(arguments.save)
-            folder.mkdir(parents=True, exist_ok=True)
+        if arguments.save is not None:
             name = f"step_{depth[0]}_{depth[1]}"
-            (folder / f"{name}.stablehlo.mlir").write_text(lowered.text)
-            (folder / f"{name}.optimized.hlo").write_text(compiled.hlo)
+            programs[f"{name}.stablehlo.mlir"] = lowered.text
+            programs[f"{name}.optimized.hlo"] = compiled.hlo
 
     question = plan.Question(config, model.dtype_policy, lambda: gin_files.trainer_argument("optimizer"), layout,
                              arguments.topology, chip, run_.batch_size, run_.task_feature_lengths, settings)

@@ -70,6 +70,39 @@ def test_what_cannot_be_asked_is_one_sentence(arguments, message, capsys, monkey
     assert len(found.strip().splitlines()) == 1, found
 
 
+def test_a_folder_that_cannot_be_written_to_is_refused_before_anything_compiles(capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr(command, "_compile", lambda *arguments: pytest.fail("it compiled"))
+    taken = tmp_path / "taken"
+    taken.write_text("")
+    assert main(["compile", *RUN, "--topology=v5e:2x2", f"--save={taken / 'programs'}"]) == 2
+    assert "--save needs a folder that can be written to, and" in capsys.readouterr().err
+
+
+def test_an_answer_that_cannot_be_kept_is_still_given(capsys, monkeypatch, tmp_path):
+    (tmp_path / "switch_tf").write_text("")  # in the way of the cache
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(command, "_compile", lambda arguments, programs: {"fits": True})
+    monkeypatch.setattr(command.compile_text, "describe", lambda result: "the answer")
+    assert main(["compile", *RUN, "--topology=v5e:2x2"]) == 0
+    found = capsys.readouterr()
+    assert "the answer" in found.out and "could not be written (Not a directory)" in found.err
+
+
+def test_a_program_that_cannot_be_saved_ends_with_a_status_and_leaves_no_half(capsys, monkeypatch, tmp_path):
+    def compiled(arguments, programs):
+        programs["one"] = "text"
+        (tmp_path / "kept" / "one").mkdir()  # in the way of the file
+        return {"fits": True}
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(command, "_compile", compiled)
+    monkeypatch.setattr(command.compile_text, "describe", lambda result: "the answer")
+    assert main(["compile", *RUN, "--topology=v5e:2x2", f"--save={tmp_path / 'kept'}"]) == 1
+    found = capsys.readouterr()
+    assert "the answer" in found.out and "could not be written (Is a directory)" in found.err
+    assert [path.name for path in (tmp_path / "kept").iterdir()] == ["one"]
+
+
 def test_a_process_of_its_own_says_that_sentence_alone(tmp_path):
     # libtpu writes that it finds no TPU.
     done, _ = _compile(tmp_path, "--topology=v5e:3x7")
