@@ -36,9 +36,9 @@ def meshes(first: Choice, layout, num_devices: int, num_microbatches: int) -> li
     return choices
 
 
-def group_sizes(best: Choice) -> list[Choice]:
-    """Its group size halved again and again."""
-    sizes, size = [], best.group_size // 2
+def group_sizes(best: Choice, num_tokens: int) -> list[Choice]:
+    """The size of its groups, which `num_tokens` at once may not fill, halved again and again."""
+    sizes, size = [], min(best.group_size, num_tokens // best.num_groups_multiple) // 2
     while size >= SMALLEST_GROUP:
         sizes.append(best._replace(group_size=size))
         size //= 2

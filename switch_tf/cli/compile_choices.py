@@ -37,7 +37,9 @@ def search(arguments) -> dict:
     except ValueError as error:
         raise Mistake(gin_files.first_line(error)) from error
     config = gin_files.trainer_argument("model").config
+    run_ = gin.get_configurable(trainer.Run)()
     num_microbatches = gin.get_configurable(trainer.StepSettings)().num_microbatches
+    num_tokens = run_.batch_size * max(run_.task_feature_lengths.values()) // num_microbatches
     own = choices.Choice(mesh_shape(layout.mesh), config.group_size, config.num_groups_multiple,
                          config.train_capacity_factor)
     meshes = choices.meshes(own, layout, num_devices, num_microbatches)
@@ -56,7 +58,7 @@ def search(arguments) -> dict:
 
     best = try_out("meshes", [own, *meshes])
     if config.num_experts:
-        best = try_out("group sizes", choices.group_sizes(best))
+        best = try_out("group sizes", choices.group_sizes(best, num_tokens))
         best = try_out("capacity factors", choices.capacity_factors(best))
     order = choices.ranked(results)
     lines = [compile_text.table({choice.describe(): results[choice] for choice in order})]

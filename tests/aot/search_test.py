@@ -24,10 +24,14 @@ def test_a_layout_without_a_model_axis_has_one_mesh():
 
 
 def test_groups_are_halved_and_capacities_are_the_papers():
-    assert [choice.group_size for choice in search.group_sizes(OWN)] == [2048, 1024, 512, 256]
+    assert [choice.group_size for choice in search.group_sizes(OWN, 2**20)] == [2048, 1024, 512, 256]
     assert [choice.capacity_factor for choice in search.capacity_factors(OWN)] == [1.0]
     assert [choice.capacity_factor for choice in search.capacity_factors(OWN._replace(capacity_factor=2.0))] == [
         1.0, 1.25]
+
+
+def test_a_group_size_that_no_group_fills_is_not_tried():
+    assert [choice.group_size for choice in search.group_sizes(OWN, 128 * 1024)] == [512, 256]
 
 
 @pytest.mark.parametrize("slow, expected", [(0.2, "fast"), (0.05, "slow")])

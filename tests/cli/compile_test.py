@@ -171,12 +171,12 @@ def test_a_search_goes_from_meshes_to_groups_to_capacities(monkeypatch, capsys):
 
     monkeypatch.setattr(compile_many, "ask", ask)
     status = main(["compile", *RUN, "--gin_file=gin/layouts/expert_model.gin", "--topology=v5e:4x4", "--search",
-                   "--gin.SwitchConfig.group_size=1024", "--json"])
+                   "--gin.BATCH_SIZE=128", "--gin.SwitchConfig.group_size=2048", "--json"])
     assert status == 0
     assert asked == [
-        ["data=8,model=2, groups of 1024, capacity 1.25", "data=16,model=1, groups of 1024, capacity 1.25",
-         "data=4,model=4, groups of 1024, capacity 1.25", "data=2,model=8, groups of 1024, capacity 1.25",
-         "data=1,model=16, groups of 1024, capacity 1.25"],
+        ["data=8,model=2, groups of 2048, capacity 1.25", "data=16,model=1, groups of 2048, capacity 1.25",
+         "data=4,model=4, groups of 2048, capacity 1.25", "data=2,model=8, groups of 2048, capacity 1.25",
+         "data=1,model=16, groups of 2048, capacity 1.25"],
         ["data=8,model=2, groups of 512, capacity 1.25", "data=8,model=2, groups of 256, capacity 1.25"],
         ["data=8,model=2, groups of 256, capacity 1"]]
     shown = capsys.readouterr()
@@ -184,4 +184,4 @@ def test_a_search_goes_from_meshes_to_groups_to_capacities(monkeypatch, capsys):
     assert (best["mesh_shape"], best["group_size"], best["capacity_factor"]) == ("data=8,model=2", 256, 1.0)
     assert ("The best: --gin.MESH_SHAPE=\"'data=8,model=2'\" --gin.SwitchConfig.group_size=256 "
             "--gin.SwitchConfig.num_groups_multiple=8 --gin.SwitchConfig.train_capacity_factor=1.0") in shown.err
-    assert "(as it was): compute 1280.0 -> 256.0 ms, memory 100.0 -> 100.0 ms" in shown.err
+    assert "(as it was): compute 2560.0 -> 256.0 ms, memory 100.0 -> 100.0 ms" in shown.err
