@@ -237,7 +237,7 @@ def check_folders() -> Iterator[Finding]:
 def check_machine() -> Iterator[Finding]:
     """Cores that this process may use, and memory."""
     yield Finding("cores", OK, str(len(os.sched_getaffinity(0))))
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 1e9
+    memory = environment.memory("MemTotal") / 1e9
     if memory < 4:
         cure = "start with gin/models/switch_tiny.gin and a small BATCH_SIZE"
         yield Finding("memory", WARNING, f"{memory:.1f} GB", cure)
