@@ -66,7 +66,7 @@ def run(words: list[str], count: int, num_devices: int | None = None) -> int:
         raise Mistake("TF_CONFIG names the processes already, so this is one of them; leave out --processes, or unset "
                       "TF_CONFIG.")
     _share(num_devices, count)
-    addresses = [f"127.0.0.1:{port}" for port in _free_ports(count)]
+    addresses = [f"127.0.0.1:{port}" for port in free_ports(count)]
     children = []
     for index in range(count):
         environ = dict(os.environ)
@@ -126,7 +126,7 @@ def _relay(stream, index):
         sys.stderr.flush()
 
 
-def _free_ports(count):
+def free_ports(count: int) -> list[int]:
     """Ports that nothing listens on; all are held until the last one is found, so they differ."""
     sockets = [socket.socket() for _ in range(count)]
     try:

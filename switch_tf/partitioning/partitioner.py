@@ -124,7 +124,9 @@ class Partitioner:
 def is_lost_process(error: Exception) -> bool:
     """Whether an error says that another process of the run cannot be reached any more."""
     lost = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError)
-    return isinstance(error, lost) or isinstance(error, tf.errors.OpError) and "Collective ops is aborted" in str(error)
+    # Errors of other kinds: of a collective, of a barrier that waits, and of one that comes when all is known.
+    said = "Collective ops is aborted", "tensorflow.CoordinationServiceError", "Agent must be in CONNECTED state"
+    return isinstance(error, lost) or isinstance(error, tf.errors.OpError) and any(text in str(error) for text in said)
 
 
 @contextlib.contextmanager

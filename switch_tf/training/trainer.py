@@ -199,7 +199,8 @@ class Trainer:
     def lost_process(self, reason: str) -> str:
         """What to say when another process of the run cannot be reached any more."""
         saved = checkpoints.steps(self.folder.checkpoints)
-        found = re.search(r"(Collective ops is aborted by: [^\n]*|Connection [^\n]*|failed to connect[^\n]*)", reason)
+        found = re.search(r"(Collective ops is aborted by: [^\n]*|Task \S+ heartbeat timeout|Connection [^\n]*|"
+                          r"failed to connect[^\n]*)", reason)
         reason = found[1] if found else reason.strip().partition("\n")[0]
         return (f"Another of the {self.partitioner.num_processes} processes is gone ({reason}), so process "
                 f"{self.partitioner.process_index} ends at step {self.step}. The last good checkpoint is "

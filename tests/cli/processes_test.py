@@ -123,7 +123,7 @@ def test_one_of_several_processes_does_not_start_more(monkeypatch):
 
 
 def test_ports_are_free_and_differ():
-    ports = processes._free_ports(20)
+    ports = processes.free_ports(20)
     assert len(set(ports)) == 20
     for port in ports:
         with socket.socket() as one:

@@ -10,12 +10,43 @@ import time
 
 import pytest
 
+from switch_tf import cluster
+from switch_tf.cli import processes
+
 ARGUMENTS = [
     "--gin_file=gin/models/switch_tiny.gin", "--gin_file=gin/tasks/docs_corpus.gin", "--gin_file=gin/runs/pretrain.gin",
     "--gin.SwitchConfig.d_model=32", "--gin.SwitchConfig.d_ff=64", "--gin.SwitchConfig.num_encoder_layers=1",
     "--gin.SwitchConfig.num_decoder_layers=1", "--gin.SwitchConfig.encoder_sparse_step=1", "--gin.DROPOUT_RATE=0.1",
     "--gin.BATCH_SIZE=8", "--gin.LOG_PERIOD=1", "--gin.Run.eval_batches=1", "--gin.RsqrtDecay.warmup_steps=100",
     "--gin.SwitchConfig.vocab_size=4096", "--gin.MODEL_DIR='run'"]
+# The second of two processes dies after the barrier's collective, while the first one waits.
+WAITING = """
+import os, signal, time
+from tensorflow.python.eager import context
+from switch_tf.partitioning import Layout
+from switch_tf.partitioning.backends import create_partitioner
+from switch_tf.partitioning.partitioner import is_lost_process
+
+partitioner = create_partitioner(Layout("data=2", backend="dtensor"))
+partitioner.barrier()
+service = context.context()
+wait = service.wait_at_barrier
+if partitioner.process_index == 1:
+    service.wait_at_barrier = lambda *args: os.kill(os.getpid(), signal.SIGKILL)
+
+def lost(call):
+    try:
+        call()
+    except Exception as error:
+        print(is_lost_process(error), error, flush=True)
+        return str(error)
+
+assert lost(partitioner.barrier)
+attempts = iter(range(100))
+while "Agent must be" not in lost(lambda: wait(f"barrier {next(attempts)}", 60_000)):
+    time.sleep(0.1)
+os._exit(0)
+"""
 EXPERTS = ["--gin_file=gin/layouts/expert.gin", "--devices=2"]
 WORKERS = ["--gin_file=gin/layouts/data.gin", "--gin.Layout.backend='multi_worker_mirrored'"]
 
@@ -81,6 +112,19 @@ def test_when_one_process_is_killed_the_other_ends_with_a_message_within_a_minut
     found = re.search(r"Another of the 2 processes is gone \(.+\), so process (\d) ends at step \d+\. The last good "
                       r"checkpoint is .*step_\d+; start all processes again with the same command", errors)
     assert found and int(found[1]) == 1 - victim, errors
+
+
+def test_a_process_that_dies_while_the_other_waits_for_it_is_known_as_lost():
+    addresses = [f"127.0.0.1:{port}" for port in processes.free_ports(2)]
+    started = []
+    for index in range(2):
+        environ = dict(os.environ)
+        cluster.put(environ, addresses, index)
+        started.append(subprocess.Popen([sys.executable, "-c", WAITING], env=environ, stdout=subprocess.PIPE,
+                                        stderr=subprocess.DEVNULL, text=True))
+    said, _ = started[0].communicate(timeout=120)
+    assert started[1].wait(timeout=10) == -signal.SIGKILL
+    assert "True Barrier failed" in said and "True Agent must be" in said and "False" not in said, said
 
 
 def test_a_signal_to_one_process_stops_both_at_one_step_with_everything_saved(tmp_path):
