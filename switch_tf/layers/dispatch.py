@@ -31,7 +31,7 @@ def create(dispatch: str, decisions, num_experts: int, expert_capacity):
         if dispatch == "ragged":
             raise ValueError("dispatch='ragged' leaves out empty slots, and where experts choose there are none; use "
                              "'index' or 'auto'.")
-        use_einsum = dispatch == "einsum" or dispatch == "auto" and _prefers_einsum()
+        use_einsum = dispatch == "einsum" or dispatch == "auto" and partitioning.prefers_products()
         return (EinsumOfExperts if use_einsum else IndexOfExperts)(decisions)
     if dispatch == "auto":
         dispatch = _best(decisions, num_experts, expert_capacity)
@@ -39,7 +39,7 @@ def create(dispatch: str, decisions, num_experts: int, expert_capacity):
 
 
 def _best(decisions, num_experts, expert_capacity):
-    if _prefers_einsum():
+    if partitioning.prefers_products():
         return "einsum"
     num_groups, num_tokens, num_choices = decisions.slot.shape
     sizes = (num_groups, num_tokens, expert_capacity)
@@ -47,11 +47,6 @@ def _best(decisions, num_experts, expert_capacity):
         return "index"
     ragged_rows = num_groups * num_tokens * num_choices + num_experts * ROWS_PER_PRODUCT
     return "ragged" if ragged_rows < num_experts * num_groups * expert_capacity else "index"
-
-
-def _prefers_einsum() -> bool:
-    """Partitioners cut products; an index they would follow across devices."""
-    return partitioning.is_partitioned() or partitioning.device_type() == "TPU"
 
 
 class Einsum:

@@ -76,12 +76,7 @@ def _look_up(variable, token_ids, dtype):
 
 def _logits(hidden, variable, is_table):
     """Products with every row of a table [vocab, d_model], or with every column of a kernel [d_model, vocab]."""
-    if partitioning.is_partitioned():
-        logits = partitioning.product("blm,vm->blv" if is_table else "blm,mv->blv", hidden, variable)
-    else:
-        # On one device TensorFlow would transpose the whole weight in the backward pass of an einsum.
-        weight = partitioning.use(variable, hidden.dtype)
-        logits = ops.matmul(hidden, ops.transpose(weight) if is_table else weight)
+    logits = partitioning.product("blm,vm->blv" if is_table else "blm,mv->blv", hidden, variable)
     return ops.cast(partitioning.constrain(logits, ("batch", "length", "vocab")), "float32")
 
 

@@ -11,10 +11,9 @@ from switch_tf.partitioning.axes import (
     scatter,
     use,
 )
-from switch_tf.partitioning.devices import device_type
 from switch_tf.partitioning.layout import Layout
 from switch_tf.partitioning.parts import check_parts, current_part, part_of_batch, share_of_groups
-from switch_tf.partitioning.products import product
+from switch_tf.partitioning.products import prefers_products, product
 from switch_tf.partitioning.random import (
     batch_positions,
     fresh_seed,
@@ -28,6 +27,6 @@ from switch_tf.partitioning.rematerialization import rematerialize
 from switch_tf.partitioning.shapes import has_dynamic_shapes
 
 __all__ = ["LOGICAL_AXES", "Layout", "add_weight", "arange", "batch_positions", "check_parts", "constrain",
-           "current_part", "device_type", "fresh_seed", "gather", "has_dynamic_shapes", "is_partitioned", "is_split",
-           "layer_seed", "part_of_batch", "product", "random_seed", "rematerialize", "scatter", "share_of_groups",
-           "step_seed", "uniform", "uniform_at", "use"]
+           "current_part", "fresh_seed", "gather", "has_dynamic_shapes", "is_partitioned", "is_split", "layer_seed",
+           "part_of_batch", "prefers_products", "product", "random_seed", "rematerialize", "scatter",
+           "share_of_groups", "step_seed", "uniform", "uniform_at", "use"]

@@ -1,4 +1,4 @@
-"""Products of activations with weights."""
+"""Products of activations with weights, and where a product serves in place of an index."""
 
 import contextlib
 
@@ -6,6 +6,7 @@ import keras
 from keras import ops
 
 from switch_tf.partitioning import axes
+from switch_tf.partitioning.devices import device_type
 
 
 def product(equation: str, x, variable):
@@ -19,10 +20,15 @@ def product(equation: str, x, variable):
         x: tensor.
         variable: keras.Variable with `logical_axes`.
     """
-    if not axes.is_partitioned():
-        return ops.einsum(equation, x, axes.use(variable, x.dtype))
     terms, result = equation.split("->")
     left, right = terms.split(",")
+    if not axes.is_partitioned():
+        weight = axes.use(variable, x.dtype)
+        if _is_matmul(left, right, result):
+            return ops.matmul(x, weight)
+        if len(right) == 2 and _is_matmul(left, right[::-1], result):
+            return ops.matmul(x, ops.transpose(weight))
+        return ops.einsum(equation, x, weight)
 
     @ops.custom_gradient
     def multiply(x, weight):
@@ -38,6 +44,19 @@ def product(equation: str, x, variable):
         return ops.einsum(equation, x, kernel), gradient
 
     return multiply(x, ops.cast(variable, variable.dtype))
+
+
+def _is_matmul(left, right, result):
+    """Whether the terms are those of `matmul`, whose gradients TensorFlow computes without transposed copies.
+
+    As einsums, the products of 128 experts took twice as long, and those of tied logits 1.2 times.
+    """
+    return right[-2] == left[-1] and result == left[:-1] + right[-1] and right[:-2] in ("", left[:-2])
+
+
+def prefers_products() -> bool:
+    """Whether to take a product with a one-hot mask for an index, which a partitioner follows across devices."""
+    return axes.is_partitioned() or device_type() == "TPU"
 
 
 @contextlib.contextmanager
