@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from switch_tf import losses
+from switch_tf import losses, partitioning
 
 
 def log_softmax(logits):
@@ -125,8 +125,14 @@ def test_the_share_of_tokens_has_no_gradient_and_the_probabilities_have():
 # Equivalence.
 
 
+@pytest.fixture(params=[False, True], ids=["by index", "by product"])
+def by_product(request, monkeypatch):
+    """Both ways to find a target's logit: one device's, and that of layouts and TPUs."""
+    monkeypatch.setattr(partitioning, "prefers_products", lambda: request.param)
+
+
 @pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
-def test_cross_entropy_is_numpys_in_float64(label_smoothing):
+def test_cross_entropy_is_numpys_in_float64(by_product, label_smoothing):
     rng = np.random.RandomState(1)
     logits = (10 * rng.randn(3, 7, 50)).astype("float32")
     targets = rng.randint(0, 50, (3, 7))
@@ -140,16 +146,18 @@ def test_cross_entropy_is_numpys_in_float64(label_smoothing):
     assert loss.weight == weights.sum() < 21
 
 
-def test_the_gradient_of_cross_entropy_is_probability_minus_target():
+@pytest.mark.parametrize("label_smoothing", [0.0, 0.3])
+def test_the_gradient_of_cross_entropy_is_probability_minus_target(by_product, label_smoothing):
     logits = tf.constant(np.random.RandomState(2).randn(2, 3, 4).astype("float32"))
     targets, weights = np.array([[0, 1, 2], [3, 0, 0]]), np.array([[1, 1, 1], [1, 0, 0]], "float32")
     with tf.GradientTape() as tape:
         tape.watch(logits)
-        loss, z_loss, _ = losses.cross_entropy(logits, targets, weights, z_loss_weight=0.1)
+        loss, z_loss, _ = losses.cross_entropy(logits, targets, weights, 0.1, label_smoothing)
         total = loss.total + z_loss.total
     probs = np.exp(log_softmax(logits.numpy()))
+    smoothed = (1 - label_smoothing) * np.eye(4)[targets] + label_smoothing / 4
     # The z-loss adds weight * 2 lse * probability.
-    expected = probs - np.eye(4)[targets] + 0.1 * 2 * log_normalizer(logits.numpy())[..., None] * probs
+    expected = probs - smoothed + 0.1 * 2 * log_normalizer(logits.numpy())[..., None] * probs
     np.testing.assert_allclose(tape.gradient(total, logits), expected * weights[..., None], atol=1e-6)
 
 
@@ -181,7 +189,7 @@ def test_losses_are_float32_whatever_comes_in():
     assert balance.weight == 512
 
 
-def test_large_logits_do_not_overflow():
+def test_large_logits_do_not_overflow(by_product):
     loss, z_loss, _ = losses.cross_entropy(np.array([[[1e4, -1e4]]], "float32"), [[1]], [[1.0]], z_loss_weight=1.0)
     assert loss.value == 2e4 and z_loss.value == 1e8
 

@@ -15,11 +15,14 @@ import json, sys
 import keras
 import numpy as np
 import switch_tf
-from switch_tf import partitioning
+from switch_tf import losses, partitioning
 
-def loss_of(forward):
+def loss_of(forward, features):
     logits, stats = forward()
-    return keras.ops.mean(logits**2) + sum(one.load_balancing_loss.value + one.router_z_loss.value for one in stats)
+    targets = features["decoder_input_tokens"]
+    cross_entropy, z_loss, _ = losses.cross_entropy(logits, targets, np.ones(targets.shape), 0.1)
+    return cross_entropy.value + z_loss.value + sum(
+        one.load_balancing_loss.value + one.router_z_loss.value for one in stats)
 
 def run(policy, dispatch):
     config = switch_tf.SwitchConfig(
@@ -41,12 +44,12 @@ def run(policy, dispatch):
         def loss(values):
             with partitioning.random_seed(7):
                 return loss_of(lambda: model.stateless_call(values, rest, features, training=True,
-                                                            return_router_stats=True)[0])
+                                                            return_router_stats=True)[0], features)
         value, gradients = jax.jit(jax.value_and_grad(loss))([variable.value for variable in model.trainable_variables])
     else:
         import tensorflow as tf
         with partitioning.random_seed(7), tf.GradientTape() as tape:
-            value = loss_of(lambda: model.forward(features, training=True))
+            value = loss_of(lambda: model.forward(features, training=True), features)
         gradients = tape.gradient(value, [variable.value for variable in model.trainable_variables])
     logits = model.forward(features)[0]
     return {"loss": float(value), "logits": np.asarray(logits).tolist(),
