@@ -58,23 +58,25 @@ class Adafactor(keras.optimizers.Optimizer):
         gradient = ops.cast(gradient, "float32")
         weight = ops.cast(variable, "float32")
         beta2 = 1 - (ops.cast(self.iterations, "float32") + 1) ** -self.decay_exponent
-        squared = ops.square(gradient) + self.epsilon
+        # Small tensors are combined before they meet a large one: each pass over a weight takes its time.
         if factors is None:
-            update = gradient * ops.rsqrt(self._average(slots["v"], squared, beta2))
+            second_moment = self._average(slots["v"], ops.square(gradient) + self.epsilon, beta2)
+            update = gradient * ops.rsqrt(second_moment)
         else:
-            update = self._factored_update(gradient, squared, beta2, factors, slots)
+            update = self._factored_update(gradient, beta2, factors, slots)
 
         stacked = factors.stacked if factors else ()
         within = tuple(dim for dim in range(len(variable.shape)) if dim not in stacked)
-        update = update / ops.maximum(1.0, _root_mean_square(update, within) / self.clip_threshold)
         step_size = ops.cast(learning_rate, "float32")
         if self.scales_by_parameter:
             step_size = step_size * ops.maximum(self.minimum_scale, _root_mean_square(weight, within))
+        step_size = step_size / ops.maximum(1.0, _root_mean_square(update, within) / self.clip_threshold)
         self.assign(variable, ops.cast(weight - step_size * update, variable.dtype))
 
-    def _factored_update(self, gradient, squared, beta2, factors, slots):
-        row_mean = self._average(slots["v_row"], ops.mean(squared, axis=factors.columns), beta2)
-        column_mean = self._average(slots["v_col"], ops.mean(squared, axis=factors.rows), beta2)
+    def _factored_update(self, gradient, beta2, factors, slots):
+        squared = ops.square(gradient)
+        row_mean = self._average(slots["v_row"], ops.mean(squared, axis=factors.columns) + self.epsilon, beta2)
+        column_mean = self._average(slots["v_col"], ops.mean(squared, axis=factors.rows) + self.epsilon, beta2)
         # Back to the weight's rank, so that the two broadcast against the gradient.
         row_mean = ops.expand_dims(row_mean, factors.columns)
         column_mean = ops.expand_dims(column_mean, factors.rows)
