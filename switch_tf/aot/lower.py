@@ -62,7 +62,7 @@ class _ShapesOnly(Partitioner):
         with tf.variable_creator_scope(_create_without_memory):
             yield
 
-    def step(self, compute, apply):
+    def step(self, compute, apply, use_xla=False):
         annotated = annotated_by(self._annotator)
         return super().step(annotated(compute), annotated(apply))
 

@@ -109,7 +109,7 @@ class DTensorPartitioner(Partitioner):
         # One step a call, and without the axis of steps: taking an index of it would move the batch between devices.
         return {name: self.pack(value[0], self.sharding(("batch", "length"))) for name, value in features.items()}
 
-    def step(self, compute, apply):
+    def step(self, compute, apply, use_xla=False):
         def computed(features):
             with annotated_by(self):
                 gradients, norm, measured, is_finite = compute(features)

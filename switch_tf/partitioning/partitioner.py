@@ -70,12 +70,16 @@ class Partitioner:
         """`(count, index)` of the part of the batch that `compute` sees."""
         return 1, 0
 
-    def step(self, compute, apply):
+    def step(self, compute, apply, use_xla=False):
         """One training step, to be traced: a function of placed features and a step's index in them.
+
+        With `use_xla` the update is compiled by itself on a CPU, where `compile` leaves the rest as it is.
 
         Returns:
             A function that returns `(metrics, is_finite)`.
         """
+        if use_xla and devices.device_type() == "CPU":
+            apply = tf.function(apply, jit_compile=True, autograph=False)
 
         def one_step(features, index):
             gradients, norm, measured, is_finite = compute(at_step(features, index))
@@ -97,8 +101,8 @@ class Partitioner:
         return lambda features: call(at_step(features, 0))
 
     def compile(self, function, use_xla=False):
-        """Compiles what `step` or `results` returned."""
-        return tf.function(function, jit_compile=use_xla, autograph=False)
+        """Compiles what `step` or `results` returned; on a CPU without XLA, whose products are slower there."""
+        return tf.function(function, jit_compile=use_xla and devices.device_type() != "CPU", autograph=False)
 
     def trace(self, function, specs) -> None:
         """Traces what `compile` returned before it is first called, for the time it takes to be seen."""

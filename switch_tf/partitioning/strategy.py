@@ -54,7 +54,7 @@ class StrategyPartitioner(Partitioner):
         """What every replica has, once."""
         return tf.nest.map_structure(lambda value: self.strategy.experimental_local_results(value)[0], per_replica)
 
-    def step(self, compute, apply):
+    def step(self, compute, apply, use_xla=False):
         def one_step(features, index):
             gradients, norm, measured, is_finite = self.strategy.run(
                 lambda features, index: compute(self._share(at_step(features, index))), args=(features, index))

@@ -54,7 +54,7 @@ class TPUPartitioner(StrategyPartitioner):
     def _share(self, features):
         return features
 
-    def step(self, compute, apply):
+    def step(self, compute, apply, use_xla=False):
         annotated = annotated_by(self._annotator)
         one_step = Partitioner.step(self, annotated(compute), annotated(apply))
         return lambda features, index: self._first(self.strategy.run(one_step, args=(features, index)))

@@ -21,7 +21,8 @@ class StepSettings:
             gradient as in one piece and less memory.
         clip_norm: float or None. Gradients whose global norm exceeds it are scaled down to it.
         steps_per_call: int. Training steps in one call of the compiled function; the host sees their mean metrics.
-        use_xla: bool. Compile the step with XLA.
+        use_xla: bool. Compile the step with XLA; on a CPU only the optimizer's update, because TensorFlow's own
+            products are faster there.
     """
 
     z_loss_weight: float = 1e-4
@@ -185,7 +186,7 @@ def compile_steps(model, optimizer, seed, settings, partitioner=None):
     def apply(gradients, norm):
         apply_gradients(model, optimizer, gradients, norm, settings)
 
-    one_step = partitioner.step(compute, apply)
+    one_step = partitioner.step(compute, apply, settings.use_xla)
 
     def call(features):
         if settings.steps_per_call == 1:

@@ -86,6 +86,25 @@ def test_xla_computes_the_same_gradient(tiny_config, batch):
     _assert_same([gradient.numpy() for gradient in plain], [gradient.numpy() for gradient in compiled], 1e-4)
 
 
+def test_with_xla_a_step_updates_alike(tiny_config, batch):
+    two = {name: tf.stack([value] * 2) for name, value in batch.items()}
+
+    def after_two_steps(use_xla):
+        model, _ = _build(tiny_config)
+        optimizer = keras.optimizers.AdamW(0.01)
+        optimizer.build(model.trainable_variables)
+        settings = StepSettings(use_xla=use_xla, steps_per_call=2, clip_norm=1.0)
+        step = train_step.compile_steps(model, optimizer, SEED, settings)
+        functions = step.get_concrete_function(two).graph.as_graph_def().library.function
+        compiled = [node for function in functions for node in function.node_def if node.attr["_XlaMustCompile"].b]
+        assert bool(compiled) == use_xla
+        _, bad_step = step(two)
+        assert int(bad_step) == -1 and int(optimizer.iterations) == 2
+        return [variable.numpy() for variable in (*model.trainable_variables, *optimizer.variables)]
+
+    _assert_same(after_two_steps(False), after_two_steps(True), 1e-5)
+
+
 def test_embedding_gradients_are_dense(tiny_config, batch):
     model, optimizer = _build(tiny_config)
     gradients, _ = train_step.compute_gradients(model, batch, SEED, optimizer.iterations.value, StepSettings())
