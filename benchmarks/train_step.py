@@ -5,6 +5,7 @@
 T5 1.0: 4 + 4 layers, d_model 256, d_ff 1024, 4 heads of 64, vocabulary 32128, dense or with 8 experts in every other
 layer at capacity factor 1.25; batches of 8 examples, 256 tokens in and 64 out; float32, no dropout, no jitter.
 switch_tf runs the step that its trainer compiles (`training.train_step.compile_steps`), with XLA off and on.
+"tensorflow/products" are the matrix products of the dense step alone, the floor for everyone in float32.
 Optimizers: AdamW of Keras, PyTorch (fused) and optax; Adafactor of switch_tf, transformers and optax. Hugging Face
 counts slots by sequence, the others by batch. "ratio" is the median over rounds of a contender's time over that of
 `switch_tf/dense`; tokens are those of both sides, batch * (256 + 64).
@@ -26,6 +27,7 @@ from workers import Contender
 from switch_tf.choices import DISPATCHES
 
 BASELINE = "switch_tf/dense"
+FLOOR = "tensorflow/products"
 SIZES = {"batch": 8, "encoder_length": 256, "decoder_length": 64, "layers": 4, "d_model": 256, "d_ff": 1024,
          "heads": 4, "d_kv": 64, "vocab_size": 32128, "experts": 8, "capacity_factor": 1.25, "learning_rate": 1e-3}
 
@@ -54,6 +56,7 @@ def main():
 
 def _contenders(args, job):
     dense = {**job, "experts": 0}
+    floor = Contender(FLOOR, sys.executable, {"build": "step_products:products", **dense})
     ours = {}
     for xla in (False, True):
         suffix = "/xla" if xla else ""
@@ -67,8 +70,8 @@ def _contenders(args, job):
         flaxformer={"flaxformer/dense": {"build": "flaxformer_step:step", **dense},
                     "flaxformer/scatter": {"build": "flaxformer_step:step", "router": "scatter", **job},
                     "flaxformer/masked": {"build": "flaxformer_step:step", "router": "masked", **job}})
-    return [Contender(name, sys.executable, {"build": "switch_tf_step:step", **own})
-            for name, own in ours.items()] + others
+    return [floor, *(Contender(name, sys.executable, {"build": "switch_tf_step:step", **own})
+                     for name, own in ours.items()), *others]
 
 
 if __name__ == "__main__":
