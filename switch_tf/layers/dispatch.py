@@ -127,16 +127,20 @@ class Index:
     def _rows(self, tokens):
         rows = ops.reshape(tokens, (-1, tokens.shape[-1]))
         back = [self.row_of_choice[:, choice] for choice in range(self.num_choices)]
-        return _move(rows, [self.token_of_row], back)
+        return _move(rows, [self.token_of_row], back, self._read)
 
     def combine(self, outputs):
         """Brings gated outputs back: the buffers' shape -> <float32>[group, tokens, d_model]."""
         d_model = outputs.shape[-1]
         num_groups, group_tokens = ops.shape(self.gate)[:2]
         rows = ops.reshape(outputs, (-1, d_model))
-        own = _move(rows, [ops.reshape(self.row_of_choice, (-1,))], [self.choice_of_row])
+        own = _move(rows, [ops.reshape(self.row_of_choice, (-1,))], [self.choice_of_row], self._read)
         own = ops.reshape(own, (num_groups, group_tokens, self.num_choices, d_model))
-        return ops.sum(ops.cast(own, "float32") * ops.expand_dims(self.gate, -1), axis=2)
+        gated = ops.cast(own, "float32") * ops.expand_dims(self.gate, -1)
+        return ops.squeeze(gated, 2) if self.num_choices == 1 else ops.sum(gated, axis=2)
+
+    def _read(self, rows, index):
+        return _read(rows, index)
 
 
 class Ragged(Index):
@@ -150,6 +154,10 @@ class Ragged(Index):
             raise ValueError("dispatch='ragged' needs shapes that depend on values, as TensorFlow has them on CPU "
                              "without XLA; elsewhere use dispatch='index'.")
         super().__init__(decisions, num_experts, expert_capacity)
+        # There is one row more than tokens can fill, so that the last is always empty; a token without a row reads its
+        # zeros. Nobody reads the other empty rows, and what is moved into them may be anything.
+        self.choice_of_row = ops.append(self.choice_of_row, 0) % ops.size(self.row_of_choice)
+        self.token_of_row = self.choice_of_row // self.num_choices
 
     def _buffer_rows(self, decisions, queue):
         num_experts, num_groups, expert_capacity = self.shape
@@ -164,9 +172,12 @@ class Ragged(Index):
 
     def run(self, experts, tokens, training):
         """Applies the experts: <compute dtype>[group, tokens, d_model] -> <float32>, same shape."""
-        group, place = (ops.take(ops.append(x, 0), self.choice_of_row) for x in (self._group, self._place))
+        group, place = (ops.take(x, self.choice_of_row) for x in (self._group, self._place))
         ragged = RaggedRows(self._rows_of_expert, group, place)
         return self.combine(experts(self._rows(tokens), ragged=ragged, training=training))
+
+    def _read(self, rows, index):
+        return ops.take(rows, index, axis=0)
 
 
 class EinsumOfExperts:
@@ -229,13 +240,10 @@ def _by_expert(gate):
     return ops.transpose(gate, (1, 0, 2))[..., None]
 
 
-def _move(rows, there, back):
-    """Sum of gathers of `rows` by the indices `there`, whose gradient is the sum of gathers by `back`.
-
-    Indices one past the last row read zeros.
-    """
-    return _with_gradient(lambda rows: sum(_read(rows, index) for index in there),
-                          lambda upstream: sum(_read(upstream, index) for index in back), rows)
+def _move(rows, there, back, read):
+    """Sum of what `read` finds in `rows` by the indices `there`, whose gradient is the sum of the same by `back`."""
+    return _with_gradient(lambda rows: sum(read(rows, index) for index in there),
+                          lambda upstream: sum(read(upstream, index) for index in back), rows)
 
 
 def _gather(rows, index, num_rows):

@@ -13,7 +13,7 @@ from switch_tf.layers.feed_forward import activate, add_input_kernels, kernel_in
 class RaggedRows(NamedTuple):
     """Whose the rows of an unpadded buffer are, one after the other, expert by expert.
 
-    `rows_of_expert`: <int32>[expert], how many each has; what follows after the last one's is empty.
+    `rows_of_expert`: <int32>[expert], how many each has. What follows after the last one's, one row at least, is empty.
     `group`, `place`: <int32>[row], which group of the global batch a row comes from, and slot * num_experts + expert:
         where it would lie in a padded buffer. Dropout draws by them, so that it is the same for every dispatch.
     """

@@ -116,11 +116,13 @@ class SwitchFeedForward(keras.layers.Layer):
         if self.semantics in ("t5x", "hf") or padding_mask is None:
             padding_mask = ops.ones((batch, length), "bool")
 
+        missing = groups.count * groups.size - batch * length
+        may_miss = not isinstance(missing, int) or missing > 0
+
         def in_groups(x, width=()):
             """[batch, length, ...] -> [group, tokens, ...], the last group filled up with zeros."""
-            missing = groups.count * groups.size - batch * length
             x = ops.reshape(x, (-1, *width))
-            if not isinstance(missing, int) or missing:
+            if may_miss:
                 x = ops.pad(x, ((0, missing), *(((0, 0),) * len(width))))
             return ops.reshape(x, (groups.count, groups.size, *width))
 
@@ -133,8 +135,10 @@ class SwitchFeedForward(keras.layers.Layer):
         tokens = partitioning.constrain(tokens, ("group", None, "embed"))
         outputs = ops.cast(carrier.run(self.experts, tokens, training), inputs.dtype)
         outputs = partitioning.constrain(outputs, ("group", None, "embed"))
-        width = outputs.shape[-1]
-        outputs = ops.reshape(ops.reshape(outputs, (-1, width))[:batch * length], (batch, length, width))
+        outputs = ops.reshape(outputs, (-1, outputs.shape[-1]))
+        if may_miss:
+            outputs = outputs[:batch * length]
+        outputs = ops.reshape(outputs, (batch, length, outputs.shape[-1]))
         outputs = partitioning.constrain(outputs, ("batch", "length", "embed"))
         if return_router_stats:
             return outputs, stats
