@@ -19,7 +19,7 @@ tf.config.set_logical_device_configuration(
     tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * NUM_DEVICES)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def tiny_config():
     return SwitchConfig(vocab_size=384, d_model=16, d_ff=32, d_kv=8, num_heads=2, num_encoder_layers=2,
                         num_decoder_layers=2, num_experts=4, num_groups_multiple=4, min_expert_capacity=1,

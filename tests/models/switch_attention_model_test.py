@@ -243,7 +243,7 @@ def plain_gradients():
 
 @pytest.mark.parametrize("changes, settings, tolerance", [
     ({"remat": True}, StepSettings(), 1e-5), ({}, StepSettings(num_microbatches=2), 1e-5),
-    ({}, StepSettings(use_xla=True), 1e-4),
+    pytest.param({}, StepSettings(use_xla=True), 1e-4, marks=pytest.mark.slow),
 ], ids=["remat", "microbatches", "xla"])
 def test_the_gradient_stays_the_same_with_dropout_and_jitter(plain_gradients, changes, settings, tolerance):
     gradients = gradients_by_path(dataclasses.replace(TRAINED, **changes), settings)

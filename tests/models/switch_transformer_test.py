@@ -362,7 +362,7 @@ def test_it_fits_and_what_it_learnt_is_saved(fresh_model, features, tmp_path):
     assert loaded.optimizer.iterations == 20
 
 
-@pytest.mark.parametrize("dtype", ["float32", "mixed_bfloat16"])
+@pytest.mark.parametrize("dtype", [pytest.param("float32", marks=pytest.mark.slow), "mixed_bfloat16"])
 def test_it_evaluates_saves_and_loads(fresh_model, features, tmp_path, dtype):
     model = fresh_model(dtype, num_groups_multiple=2, semantics="mtf", scale_decoder_outputs=False, **SHALLOW)
     compile_model(model)

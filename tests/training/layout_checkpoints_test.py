@@ -66,20 +66,21 @@ def _iterator():
     return iter(tf.data.Dataset.range(9))
 
 
-@pytest.mark.parametrize("save_under, restore_under", [
-    (_pieces, _one), (_one, _pieces), pytest.param(_pieces, _other_pieces, marks=pytest.mark.slow),
+@pytest.mark.parametrize("one, other", [
+    (_pieces, _one), pytest.param(_pieces, _other_pieces, marks=pytest.mark.slow),
     pytest.param(_replicas, _pieces, marks=pytest.mark.slow),
     pytest.param(_other_pieces, _replicas, marks=pytest.mark.slow)])
-def test_a_run_goes_on_under_another_layout(save_under, restore_under, tiny_config, batch, tmp_path):
-    saved = _Run(save_under(), tiny_config, seed=1)
-    saved.step(batch)
-    path = checkpoints.save(tmp_path, 1, saved.variables, _iterator(), {}, 3, saved.partitioner)
-    restored = _Run(restore_under(), tiny_config, seed=2)
-    checkpoints.restore(path, restored.variables, _iterator())
-    expected = saved.values()
-    for name, value in restored.values().items():
-        np.testing.assert_array_equal(value, expected[name], err_msg=name)
-    assert restored.step(batch)[0] == pytest.approx(saved.step(batch)[0], rel=1e-6)
+def test_a_run_goes_on_under_another_layout_and_comes_back(one, other, tiny_config, batch, tmp_path):
+    first, second = _Run(one(), tiny_config, seed=1), _Run(other(), tiny_config, seed=2)
+    first.step(batch)
+    for step, (saved, restored) in enumerate([(first, second), (second, first)], 1):
+        saved.step(batch)  # ahead of the other one
+        path = checkpoints.save(tmp_path, step, saved.variables, _iterator(), {}, 3, saved.partitioner)
+        checkpoints.restore(path, restored.variables, _iterator())
+        expected = saved.values()
+        for name, value in restored.values().items():
+            np.testing.assert_array_equal(value, expected[name], err_msg=name)
+        assert restored.step(batch)[0] == pytest.approx(saved.step(batch)[0], rel=1e-6)
 
 
 @pytest.mark.parametrize("make", [_pieces, _replicas])

@@ -1,6 +1,7 @@
 import dataclasses
 import json
 import os
+import shutil
 import signal
 
 import keras
@@ -14,18 +15,36 @@ from switch_tf.training.train_step import StepSettings
 from switch_tf.training.trainer import Run, Trainer
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def tiny_config(tiny_config):
     """One layer each, sparse: these tests trace many steps."""
     return dataclasses.replace(tiny_config, num_encoder_layers=1, num_decoder_layers=1, encoder_sparse_step=1,
                                decoder_sparse_step=1)
 
 
-@pytest.fixture
-def run(sentences_task, tmp_path):
-    return Run(model_dir=str(tmp_path / "run"), mixture_or_task_name=sentences_task,
+def _describe(folder, task):
+    return Run(model_dir=str(folder / "run"), mixture_or_task_name=task,
                task_feature_lengths={"inputs": 32, "targets": 16}, train_steps=6, batch_size=4, log_period=2,
                eval_period=3, checkpoint_period=2, eval_batches=2)
+
+
+@pytest.fixture
+def run(sentences_task, tmp_path):
+    return _describe(tmp_path, sentences_task)
+
+
+@pytest.fixture(scope="module")
+def straight(tiny_config, sentences_task, tmp_path_factory):
+    """A run from beginning to end, to be looked at: `(run, trainer, summary)`."""
+    run = dataclasses.replace(_describe(tmp_path_factory.mktemp("straight"), sentences_task), unigram_batches=3)
+    return run, *_train(tiny_config, run)
+
+
+@pytest.fixture
+def finished(run, straight):
+    """A copy of it, to be changed."""
+    shutil.copytree(straight[0].model_dir, run.model_dir)
+    return run
 
 
 def _train(config, run, settings=None, optimizer=None):
@@ -39,8 +58,8 @@ def _lines(run):
         return [json.loads(line) for line in file]
 
 
-def test_a_run_writes_what_the_documentation_promises(tiny_config, run):
-    _, summary = _train(tiny_config, dataclasses.replace(run, unigram_batches=3))
+def test_a_run_writes_what_the_documentation_promises(straight):
+    run, _, summary = straight
     lines = _lines(run)
     logged = [line for line in lines if "train/loss" in line]
     evaluated = [line for line in lines if "eval/sentences/loss" in line]
@@ -58,7 +77,7 @@ def test_a_run_writes_what_the_documentation_promises(tiny_config, run):
     assert summary["interrupted"] is False
 
 
-def test_a_signal_saves_and_the_next_start_goes_on(tiny_config, run, monkeypatch):
+def test_a_signal_saves_and_the_next_start_goes_on(tiny_config, run, straight, monkeypatch):
     original = Trainer._take_steps
 
     def take_steps_and_interrupt(self):
@@ -74,18 +93,14 @@ def test_a_signal_saves_and_the_next_start_goes_on(tiny_config, run, monkeypatch
     trainer, summary = _train(tiny_config, run)
     assert trainer.step == 6
     interrupted = [(line["step"], line["train/loss"]) for line in _lines(run) if "train/loss" in line]
-    straight_run = dataclasses.replace(run, model_dir=run.model_dir + "_straight")
-    _train(tiny_config, straight_run)
-    straight = [(line["step"], line["train/loss"]) for line in _lines(straight_run) if "train/loss" in line]
-    assert interrupted == straight
+    assert interrupted == [(line["step"], line["train/loss"]) for line in _lines(straight[0]) if "train/loss" in line]
 
 
-def test_a_broken_checkpoint_is_passed_over_for_the_one_before_it(tiny_config, run, capfd):
-    _train(tiny_config, run)
-    newest = checkpoints.path_of(os.path.join(run.model_dir, "checkpoints"), 6)
+def test_a_broken_checkpoint_is_passed_over_for_the_one_before_it(tiny_config, finished, capfd):
+    newest = checkpoints.path_of(os.path.join(finished.model_dir, "checkpoints"), 6)
     (newest / "state.index").unlink()
-    before = [line["train/loss"] for line in _lines(run) if "train/loss" in line]
-    trainer = Trainer(SwitchTransformer(tiny_config), Adafactor(0.01), run)
+    before = [line["train/loss"] for line in _lines(finished) if "train/loss" in line]
+    trainer = Trainer(SwitchTransformer(tiny_config), Adafactor(0.01), finished)
     trainer.prepare()
     assert trainer.step == 4
     assert "state.index should have" in capfd.readouterr().err
@@ -93,32 +108,30 @@ def test_a_broken_checkpoint_is_passed_over_for_the_one_before_it(tiny_config, r
     # the step whose checkpoint was broken is saved again, and its remains are kept beside it
     checkpoints.describe(newest)
     assert newest.with_name("broken.step_00000006").is_dir()
-    assert [line["train/loss"] for line in _lines(run) if "train/loss" in line] == before
+    assert [line["train/loss"] for line in _lines(finished) if "train/loss" in line] == before
 
 
-def test_where_no_checkpoint_can_be_read_the_run_is_refused_again_and_again(tiny_config, run):
-    _train(tiny_config, run)
-    folder = os.path.join(run.model_dir, "checkpoints")
+def test_where_no_checkpoint_can_be_read_the_run_is_refused_again_and_again(tiny_config, finished):
+    folder = os.path.join(finished.model_dir, "checkpoints")
     for step in checkpoints.steps(folder):
         (checkpoints.path_of(folder, step) / "state.index").unlink()
     for _ in range(2):
-        trainer = Trainer(SwitchTransformer(tiny_config), Adafactor(0.01), run)
+        trainer = Trainer(SwitchTransformer(tiny_config), Adafactor(0.01), finished)
         with pytest.raises(ValueError, match="No checkpoint in .* can be read; move the folder away to start anew"):
             trainer.prepare()
         trainer.folder.close()
 
 
-def test_another_configuration_leaves_the_folder_as_it_was(tiny_config, run):
-    _train(tiny_config, run)
-    trainer = Trainer(SwitchTransformer(dataclasses.replace(tiny_config, d_ff=64)), Adafactor(0.01), run)
+def test_another_configuration_leaves_the_folder_as_it_was(tiny_config, finished):
+    trainer = Trainer(SwitchTransformer(dataclasses.replace(tiny_config, d_ff=64)), Adafactor(0.01), finished)
     with pytest.raises(ValueError, match=r"experts/wi has shape \[4, 16, 32\] in .* but \[4, 16, 64\] in this"):
         trainer.prepare("# another")
-    with open(os.path.join(run.model_dir, "operative_config.gin")) as file:
+    with open(os.path.join(finished.model_dir, "operative_config.gin")) as file:
         assert file.read() == "# resolved"
 
 
-def test_a_new_run_starts_from_the_weights_of_another(tiny_config, run, tmp_path, caplog):
-    trainer, _ = _train(tiny_config, run)
+def test_a_new_run_starts_from_the_weights_of_another(tiny_config, straight, tmp_path, caplog):
+    run, trainer, _ = straight
     tuned = dataclasses.replace(run, model_dir=str(tmp_path / "tuned"), initial_checkpoint=run.model_dir)
     second = Trainer(SwitchTransformer(tiny_config), Adafactor(0.01), tuned)
     second.prepare()
