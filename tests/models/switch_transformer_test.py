@@ -347,7 +347,7 @@ def compile_model(model):
 
 def test_it_fits_and_what_it_learnt_is_saved(fresh_model, features, tmp_path):
     keras.utils.set_random_seed(0)
-    model = fresh_model("mixed_bfloat16", dropout_rate=0.1, num_groups_multiple=2, remat=True, **SHALLOW)
+    model = fresh_model("mixed_bfloat16", dropout_rate=0.1, num_groups_multiple=2, **SHALLOW)
     compile_model(model)
     # In one trace, not two; users need not.
     model.optimizer.build(model.trainable_variables)
