@@ -62,6 +62,11 @@ def test_mirrored_replicas_are_verified_too(tmp_path):
 @pytest.mark.parametrize("arguments, message", [
     (["--gin_file=gin/layouts/data_model.gin", "--devices=4", "--gin.MESH_SHAPE='data=2'", "--gin.StepSettings."
       "steps_per_call=2"], "steps_per_call must be 1, not 2"),
+    pytest.param(["--gin_file=gin/layouts/expert.gin", "--devices=16"],
+                 "num_experts ('expert', 8) over the 16 devices", marks=pytest.mark.slow),
+    pytest.param(["--gin_file=gin/layouts/data.gin", "--gin.MESH_SHAPE='data=3'"],
+                 "MESH_SHAPE 'data=3' is for 3 devices, but there are 8 (CPU); make the product of its sizes 8, or "
+                 "have 3 virtual", marks=pytest.mark.slow),
     (["--steps=0"], "--steps and --devices must be at least 1, not 0 and 8."),
     (["--gin_file=gin/layouts/expert.gin", "--devices=4", "--gin.SwitchConfig.dispatch='index'"],
      "dispatch='index' moves rows by their place in one device's memory"),

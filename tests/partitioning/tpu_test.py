@@ -38,8 +38,9 @@ def test_several_steps_a_call_under_a_strategy_are_those_of_one_device(tiny_conf
             np.testing.assert_allclose(other, one, atol=1e-6)
 
 
-def test_a_step_that_is_not_finite_changes_nothing(tiny_config, batch):
-    partitioner = tpu.TPUPartitioner(Layout("data=1", DATA), tf.distribute.OneDeviceStrategy("CPU:0"))
+@pytest.mark.parametrize("kind", [pytest.param(StrategyPartitioner, marks=pytest.mark.slow), tpu.TPUPartitioner])
+def test_a_step_that_is_not_finite_changes_nothing(kind, tiny_config, batch):
+    partitioner = kind(Layout("data=1", DATA), tf.distribute.OneDeviceStrategy("CPU:0"))
     model, optimizer = SwitchTransformer(tiny_config), Adafactor(0.01)
     partitioner.build(model, optimizer)
     model.decoder.layers[0].mlp.wo.assign(np.full((32, 16), np.inf))
