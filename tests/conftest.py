@@ -7,11 +7,13 @@ import os
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
+import gin
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from switch_tf import SwitchConfig
+from switch_tf.cli import gin_files
 
 NUM_DEVICES = 8
 
@@ -24,6 +26,43 @@ def tiny_config():
     return SwitchConfig(vocab_size=384, d_model=16, d_ff=32, d_kv=8, num_heads=2, num_encoder_layers=2,
                         num_decoder_layers=2, num_experts=4, num_groups_multiple=4, min_expert_capacity=1,
                         dropout_rate=0.1, expert_dropout_rate=0.1, init_scale=0.1)
+
+
+@pytest.fixture(scope="session")
+def shipped_layout():
+    """A function from the name of a file of gin/layouts to its Layout, complete for the devices of the tests."""
+    from switch_tf.partitioning.layout import Layout
+
+    def read(name, mesh_shape=None, **changes):
+        bindings = [f"MESH_SHAPE='{mesh_shape}'"] if mesh_shape is not None else []
+        gin_files.parse([f"gin/layouts/{name}.gin"], bindings)
+        layout = gin.get_configurable(Layout)(**changes)
+        gin.clear_config()
+        return layout if layout.num_devices == 1 and not layout.open_axes else layout.resolve(
+            layout.num_devices if not layout.open_axes else NUM_DEVICES, "CPU")
+
+    return read
+
+
+@pytest.fixture(scope="session")
+def make_partitioner(shipped_layout):
+    """A function from the name of a layout to its partitioner, on as many of the tests' devices as its mesh has."""
+
+    def make(name, mesh_shape=None, **changes):
+        from tensorflow.experimental import dtensor
+
+        from switch_tf.partitioning.dtensor import DTensorPartitioner
+        from switch_tf.partitioning.strategy import StrategyPartitioner
+
+        layout = shipped_layout(name, mesh_shape, **changes)
+        names = [f"CPU:{index}" for index in range(layout.num_devices)]
+        if layout.backend == "mirrored":
+            # Collectives have room for one group of devices in a process, and a test process has several.
+            reduction = tf.distribute.ReductionToOneDevice()
+            return StrategyPartitioner(layout, tf.distribute.MirroredStrategy(names, cross_device_ops=reduction))
+        return DTensorPartitioner(layout, dtensor.create_mesh(list(layout.mesh.items()), devices=names))
+
+    return make
 
 
 @pytest.fixture

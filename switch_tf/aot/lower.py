@@ -50,7 +50,7 @@ class Lowered(NamedTuple):
     layout: Layout
 
 
-class _ShapesOnly(Partitioner):
+class ShapesOnly(Partitioner):
     """Creates variables without memory, and annotates what one device would trace."""
 
     def __init__(self, layout):
@@ -81,7 +81,7 @@ def lower_step(model, optimizer, layout, batch_size, task_feature_lengths, setti
         task_feature_lengths: dict, "inputs" and "targets" in tokens.
         settings: StepSettings.
     """
-    partitioner = _ShapesOnly(layout)
+    partitioner = ShapesOnly(layout)
     partitioner.build(model, optimizer)
     step = compile_steps(model, optimizer, 0, settings, partitioner)
     features = feature_specs(model.config, batch_size, task_feature_lengths)

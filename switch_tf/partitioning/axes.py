@@ -78,14 +78,17 @@ def add_weight(layer: keras.layers.Layer, name: str, shape, axes, initializer, d
         name: str, the last part of the weight's path.
         shape: tuple of int.
         axes: tuple of str, one logical axis for each dimension.
-        initializer: a Keras initializer. For kernels one with an explicit standard deviation: Keras' VarianceScaling
-            takes the expert dimension of a stacked kernel for a receptive field.
+        initializer: a Keras initializer, or its name, whose clone makes the values: one object may be given to
+            several weights. For kernels one with an explicit standard deviation: Keras' VarianceScaling takes the
+            expert dimension of a stacked kernel for a receptive field.
         dtype: of the variable; by default the layer's variable dtype.
 
     Returns:
         keras.Variable with `logical_axes`: placement, optimizer slots, Adafactor's factoring and checkpoints read it.
     """
     check_axes(axes, len(shape), f"Weight {name!r} of layer {layer.name!r}")
+    # An initializer without a seed draws one when it is made, and repeats its values ever after.
+    initializer = keras.initializers.get(initializer).clone()
     with variable_axes(axes):
         variable = layer.add_weight(shape=shape, initializer=initializer, dtype=dtype, autocast=False, name=name)
     variable.logical_axes = tuple(axes)

@@ -32,7 +32,7 @@ def main(layout: Layout) -> dict:
     jax.config.update("jax_enable_x64", True)  # Keras counts steps in 64 bits
     config = SwitchConfig(vocab_size=512, d_model=32, d_ff=64, num_heads=4, d_kv=8, num_encoder_layers=1,
                           num_decoder_layers=2, encoder_sparse_step=1, num_experts=8, num_groups_multiple=8,
-                          dropout_rate=0.1, expert_dropout_rate=0.1)
+                          dropout_rate=0.1, expert_dropout_rate=0.1, activation="geglu", logits_via_embedding=False)
     lowered = lower_step(SwitchTransformer(config), Adafactor(0.01), layout, BATCH, LENGTHS, StepSettings())
     devices = jax.devices("cpu")
     executable = compiler.partition(lowered, devices, devices[0].client.compile_and_load, replaces_arguments=False)

@@ -1,0 +1,111 @@
+"""No two kernels of a model start equal or alike, and the same seed starts the same model everywhere."""
+
+import dataclasses
+
+import keras
+import numpy as np
+import pytest
+
+from switch_tf import SwitchConfig, SwitchTransformer, shipped_gin
+from switch_tf.aot import lower
+from switch_tf.partitioning.partitioner import Partitioner
+
+NARROW = {"vocab_size": 80, "d_model": 32, "d_ff": 64, "d_kv": 8, "num_heads": 8, "num_groups_multiple": 8}
+LAYOUTS = ["data", "data_model", "expert", "expert_model", "fully_sharded", "fully_sharded_model"]
+
+
+def _narrow(config, **changes):
+    """The kinds of layers that a configuration has, several of each, at sizes that take no time."""
+    return dataclasses.replace(
+        config, **{**NARROW, "num_experts": min(config.num_experts, 8), "num_encoder_layers": 4,
+                   "num_decoder_layers": min(config.num_decoder_layers, 4), **changes})
+
+
+GEGLU = _narrow(SwitchConfig.from_preset("switch_xxl_128"), num_encoder_layers=2, num_decoder_layers=1)
+
+
+def _families():
+    """Every preset, narrowed; those that are alike once. And what no preset has."""
+    families = {_narrow(SwitchConfig.from_preset(name)): name for name in reversed(shipped_gin.preset_names())}
+    families[_narrow(GEGLU, expert_sublayers="feed_forward_and_attention", extra_mlp=True)] = "experts_everywhere"
+    return {name: config for config, name in families.items()}
+
+
+FAMILIES = _families()
+
+
+def _build(config, partitioner=None, seed=0):
+    keras.utils.set_random_seed(seed)
+    model = SwitchTransformer(config)
+    (partitioner or Partitioner()).build(model)
+    return model
+
+
+def _kernels(variables):
+    """Path -> the random numbers of a kernel, one entry for each expert of a stacked one."""
+    kernels = {}
+    for variable in variables:
+        value = np.asarray(variable.value)
+        if "expert" in variable.logical_axes:
+            kernels.update({f"{variable.path}[{index}]": one.ravel() for index, one in enumerate(value)})
+        elif not variable.path.endswith("/scale"):
+            kernels[variable.path] = value.ravel()
+    return kernels
+
+
+def _alike(kernels):
+    """Pairs whose common beginning is correlated beyond chance: generators of one seed begin alike at any length."""
+    found = set()
+    for length in {len(values) for values in kernels.values()}:
+        names = [name for name, values in kernels.items() if len(values) >= length]
+        correlation = np.atleast_2d(np.corrcoef([kernels[name][:length] for name in names]))
+        for one, other in np.argwhere(np.triu(np.abs(correlation), 1) > 8 / length**0.5):
+            found.add((names[one], names[other], float(correlation[one, other])))
+    return found
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_no_two_kernels_of_a_preset_are_alike(name):
+    kernels = _kernels(_build(FAMILIES[name]).variables)
+    assert min(map(len, kernels.values())) >= 128
+    assert len(kernels) > 20
+    assert not _alike(kernels)
+
+
+def test_kernels_that_are_alike_would_be_seen():
+    values = np.random.RandomState(0).randn(2, 400)
+    assert not _alike(dict(zip("ab", values, strict=True)))
+    assert _alike({"a": values[0], "b": values[0, :150]})
+    assert _alike({"a": values[0], "b": values[1] + values[0]})
+
+
+def test_the_seed_decides_the_weights():
+    first, again, other = (_kernels(_build(GEGLU, seed=seed).variables) for seed in (1, 1, 2))
+    for name, values in first.items():
+        np.testing.assert_array_equal(values, again[name], err_msg=name)
+    assert not _alike({**first, **{f"other {name}": values for name, values in other.items()}})
+
+
+@pytest.mark.parametrize("name", [*LAYOUTS, "mirrored"])
+def test_a_layout_starts_the_weights_of_one_device(name, make_partitioner):
+    partitioner = make_partitioner("data", backend="mirrored") if name == "mirrored" else make_partitioner(name)
+    assert partitioner.layout.num_devices == 8
+    mine, theirs = (_build(GEGLU, chosen).variables for chosen in (Partitioner(), partitioner))
+    read = partitioner.compile(partitioner.results(lambda _: [variable.value + 0 for variable in theirs]))
+    values = read(partitioner.place({"encoder_input_tokens": np.zeros((1, 8, 8), "int32")}))
+    for variable, value in zip(mine, values, strict=True):
+        np.testing.assert_array_equal(value, variable.numpy(), err_msg=variable.path)
+
+
+def test_the_step_that_is_compiled_ahead_of_time_starts_the_same_weights(monkeypatch, shipped_layout):
+    started = []
+
+    def create(next_creator, **kwargs):
+        started.append(np.asarray(kwargs["initial_value"]()))
+        return original(next_creator, **kwargs)
+
+    original = lower._create_without_memory
+    monkeypatch.setattr(lower, "_create_without_memory", create)
+    _build(GEGLU, lower.ShapesOnly(shipped_layout("expert_model")))
+    for variable, value in zip(_build(GEGLU).variables, started, strict=True):
+        np.testing.assert_array_equal(value, variable.numpy(), err_msg=variable.path)
