@@ -77,8 +77,9 @@ def _verify(num_steps):
 
     model = gin_files.trainer_argument("model")
     check_fit(model.config, partitioner.layout, run.batch_size, run.task_feature_lengths, settings.num_microbatches)
-    batches = data.get_dataset(run.mixture_or_task_name, run.task_feature_lengths, run.batch_size, seed=run.seed,
-                               pack=run.pack, encoder_only=model.config.is_encoder_only).take(num_steps)
+    batches = data.get_dataset(data.DatasetDescription(
+        run.mixture_or_task_name, run.task_feature_lengths, run.batch_size, "train", run.seed, run.pack,
+        model.config.is_encoder_only)).take(num_steps)
     found = verification.verify(
         lambda: gin_files.trainer_argument("model"), lambda: gin_files.trainer_argument("optimizer"), partitioner,
         list(batches), run.seed, settings, say=lambda text: print(text, file=sys.stderr, flush=True))

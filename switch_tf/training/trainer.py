@@ -130,8 +130,9 @@ class Trainer:
 
     def _dataset(self, split, seed):
         run = self.run
-        return data.get_dataset(run.mixture_or_task_name, run.task_feature_lengths, run.batch_size, split=split,
-                                seed=seed, pack=run.pack, encoder_only=self.model.config.is_encoder_only)
+        return data.get_dataset(data.DatasetDescription(
+            run.mixture_or_task_name, run.task_feature_lengths, run.batch_size, split, seed, run.pack,
+            self.model.config.is_encoder_only))
 
     def _restore(self):
         """Returns the step to go on from and the metrics that were summed since the last logged one."""

@@ -65,9 +65,13 @@ def register_with_bytes(task):
     return name
 
 
+def get_dataset(name, batch_size, **options):
+    return data.get_dataset(data.DatasetDescription(name, LENGTHS, batch_size, **options))
+
+
 def read_text(name, split, **options):
-    """Returns what is left of the text in the inputs of one pass over a split."""
-    batches = data.get_dataset(name, LENGTHS, batch_size=4, split=split, repeat=False, **options).as_numpy_iterator()
+    """Returns what is left of the text in the inputs of the first batches of a split."""
+    batches = get_dataset(name, 4, split=split, **options).take(20).as_numpy_iterator()
     rows = [row for batch in batches for row in batch["encoder_input_tokens"].tolist()]
     return "".join(vocabularies.byte().decode([token for token in row if token < 259]) for row in rows)
 
@@ -75,7 +79,7 @@ def read_text(name, split, **options):
 def test_c4_makes_batches_of_span_corruption(read_from):
     task = seqio.get_mixture_or_task("c4_span_corruption")
     read_from([task])
-    batch = next(iter(data.get_dataset(register_with_bytes(task), LENGTHS, batch_size=4)))
+    batch = next(iter(get_dataset(register_with_bytes(task), 4)))
     assert {name: tuple(tokens.shape) for name, tokens in batch.items()} == {
         "encoder_input_tokens": (4, 64),
         "decoder_target_tokens": (4, 20),
@@ -100,7 +104,7 @@ def test_the_same_seed_reads_c4_in_the_same_order(read_from):
     name = register_with_bytes(task)
 
     def first_inputs(seed):
-        batch = next(iter(data.get_dataset(name, LENGTHS, batch_size=8, seed=seed)))
+        batch = next(iter(get_dataset(name, 8, seed=seed)))
         return batch["encoder_input_tokens"].numpy().tolist()
 
     assert first_inputs(1) == first_inputs(1)

@@ -1,0 +1,11 @@
+"""From the name of a seqio task or mixture to batches of model features.
+
+The one package of the library that imports seqio, and only when a function needs it. Tasks are known by name: a gin
+file (`gin/tasks/`) imports the module that registers them.
+"""
+
+from switch_tf.data.description import DatasetDescription
+from switch_tf.data.pipeline import get_dataset
+from switch_tf.data.providers import check_task, check_vocabulary, keep_jax_on_cpu, vocabulary_size
+
+__all__ = ["DatasetDescription", "check_task", "check_vocabulary", "get_dataset", "keep_jax_on_cpu", "vocabulary_size"]

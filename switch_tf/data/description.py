@@ -1,0 +1,53 @@
+"""Which batches of which task: all that two readers must agree on to read the same."""
+
+import dataclasses
+from collections.abc import Mapping
+
+FEATURES = ("inputs", "targets")
+
+
+@dataclasses.dataclass(frozen=True)
+class DatasetDescription:
+    """What `get_dataset` makes batches of.
+
+    Args:
+        mixture_or_task_name: str. A registered seqio task or mixture.
+        task_feature_lengths: tokens per sequence, for example `{"inputs": 512, "targets": 114}`.
+        batch_size: int. Sequences in the global batch.
+        split: str. A split of the task. "train" is shuffled and repeated forever, any other is read once, in order.
+        seed: int. Fixes the order and the noise.
+        pack: bool. Several examples per sequence, told apart by segment ids.
+        encoder_only: bool. Features for an encoder without a decoder: inputs in which the last id of the vocabulary
+            masks tokens, and targets of the same length.
+
+    Raises:
+        ValueError: no sequences in a batch, or lengths that no model can use.
+    """
+
+    mixture_or_task_name: str
+    task_feature_lengths: Mapping[str, int]
+    batch_size: int
+    split: str = "train"
+    seed: int = 0
+    pack: bool = False
+    encoder_only: bool = False
+
+    def __post_init__(self):
+        if self.batch_size < 1:
+            raise ValueError(f"BATCH_SIZE must be at least 1 sequence, received {self.batch_size}.")
+        lengths = self.task_feature_lengths
+        if set(lengths) != set(FEATURES) or not all(isinstance(n, int) and n > 0 for n in lengths.values()):
+            raise ValueError(
+                "TASK_FEATURE_LENGTHS gives the number of tokens of inputs and targets, as in "
+                f'{{"inputs": 512, "targets": 114}}, received {dict(lengths)}.'
+            )
+        if self.encoder_only and lengths["inputs"] != lengths["targets"]:
+            raise ValueError(
+                "An encoder without a decoder predicts one target per input token, so both have the same length, "
+                f"received {dict(lengths)}; set targets to {lengths['inputs']}."
+            )
+
+    @property
+    def is_training(self) -> bool:
+        """Whether it is read in a new order again and again, rather than once."""
+        return self.split == "train"
