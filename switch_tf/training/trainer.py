@@ -8,7 +8,7 @@ import time
 
 import keras
 
-from switch_tf import data, metrics
+from switch_tf import accounting, data, metrics
 from switch_tf.partitioning.partitioner import Partitioner
 from switch_tf.training import checkpoints, peak, report, summaries
 from switch_tf.training.diagnosis import Divergence, first_bad_tensor
@@ -122,7 +122,9 @@ class Trainer:
             self.folder.cut_metrics(self.step if self.step else -1)
         self.progress.advance(self.step)
         self._peak_flops = peak.measured_peak_flops(self.model.compute_dtype) * partitioner.num_processors
-        self._meter = summaries.Meter(self._flops_per_step(), self._peak_flops, pending)
+        lengths = run.task_feature_lengths
+        flops = accounting.flops_per_step(self.model.config, run.batch_size, lengths["inputs"], lengths["targets"])
+        self._meter = summaries.Meter(flops, self._peak_flops, pending)
         self._step_function = compile_steps(self.model, self.optimizer, run.seed, self.step_settings, partitioner)
         if run.eval_period:
             self._eval_step = compile_evaluation(self.model, self.step_settings, partitioner)
@@ -156,12 +158,6 @@ class Trainer:
             checkpoints.restore(path, checkpoints.state_variables(self.model))
             self.progress.say(f"Starting from the weights of {path}.")
         return 0, {}
-
-    def _flops_per_step(self):
-        """FLOPs of the model itself: forward, and twice that backward; no capacity padding, no recomputation."""
-        lengths = self.run.task_feature_lengths
-        parts = self.model.config.flops_by_part(lengths["inputs"], lengths["targets"])
-        return 3 * self.run.batch_size * sum(size for part, size in parts.items() if part != "capacity_padding")
 
     def train(self) -> dict:
         """Runs to the last step, or until interrupted; returns what `report.summarize` says of the run.
