@@ -10,7 +10,7 @@ import keras
 
 from switch_tf import accounting, data, metrics
 from switch_tf.partitioning.partitioner import Partitioner
-from switch_tf.training import checkpoints, peak, report, summaries
+from switch_tf.training import checkpoint_folders, checkpoints, peak, report, summaries
 from switch_tf.training.diagnosis import Divergence, first_bad_tensor
 from switch_tf.training.evaluation import compile_evaluation, evaluate, unigram_loss
 from switch_tf.training.fit import check_fit
@@ -95,7 +95,7 @@ class Trainer:
         self.partitioner.check(config.num_parameters, settings.steps_per_call, settings.use_xla)
         check_fit(config, self.partitioner.layout, run.batch_size, run.task_feature_lengths, settings.num_microbatches)
         if run.initial_checkpoint is not None:
-            checkpoints.describe(checkpoints.resolve(run.initial_checkpoint))
+            checkpoint_folders.describe(checkpoint_folders.resolve(run.initial_checkpoint))
 
     def prepare(self, operative_config: str = "") -> None:
         """Takes the run folder, builds model, optimizer and input, and restores the newest checkpoint, if any.
@@ -147,14 +147,14 @@ class Trainer:
                 broken.append(path)
                 continue
             for newer in broken:
-                self.progress.say(f"{newer} is kept as {checkpoints.set_aside(newer)}.")
+                self.progress.say(f"{newer} is kept as {checkpoint_folders.set_aside(newer)}.")
             self.progress.say(f"Going on from step {step} ({path}).")
             return step, summaries.pending_from_json(description["pending_metrics"])
         if broken:
             raise ValueError(f"No checkpoint in {str(self.folder.checkpoints)!r} can be read; move the folder away to "
                              "start anew, or restore it from a copy.")
         if self.run.initial_checkpoint is not None:
-            path = checkpoints.resolve(self.run.initial_checkpoint)
+            path = checkpoint_folders.resolve(self.run.initial_checkpoint)
             checkpoints.restore(path, checkpoints.state_variables(self.model))
             self.progress.say(f"Starting from the weights of {path}.")
         return 0, {}
