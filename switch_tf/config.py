@@ -1,10 +1,9 @@
-"""The configuration of a model: a frozen dataclass that checks itself, counts parameters and FLOPs, knows no tensor."""
+"""The configuration of a model: sizes and rules in a frozen dataclass that checks itself and knows no tensor."""
 
 import dataclasses
-import math
 from collections.abc import Iterator
-from typing import NamedTuple
 
+from switch_tf import accounting
 from switch_tf.choices import (
     ACTIVATIONS,
     ATTENTION_EXPERT_DTYPES,
@@ -15,22 +14,8 @@ from switch_tf.choices import (
     SEMANTICS,
     check_choice,
     check_routing,
-    nearest,
     num_choices,
 )
-
-
-class Weight(NamedTuple):
-    """One kind of weight: `count` tensors of one `shape`, whose dimensions carry the logical `axes`."""
-
-    part: str
-    count: int
-    shape: tuple[int, ...]
-    axes: tuple[str, ...]
-
-    @property
-    def size(self) -> int:
-        return self.count * math.prod(self.shape)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -197,34 +182,9 @@ class SwitchConfig:
     @classmethod
     def from_preset(cls, name: str) -> "SwitchConfig":
         """Reads `gin/models/<name>.gin`; the caller's gin configuration, locked or not, is left as it was."""
-        import importlib.util  # noqa: F401  gin 0.5 uses it without importing it
+        from switch_tf import presets  # imports gin, which belongs to the command line; presets are for Python too
 
-        import gin  # gin belongs to the command line; this is the one exception, so that Python users get presets too
-        from gin import config as gin_config
-
-        from switch_tf import shipped_gin
-
-        names = shipped_gin.preset_names()
-        if name not in names:
-            raise ValueError(f"There is no preset {name!r}.{nearest(name, names)} The presets are the files of "
-                             "gin/models; `switch-tf inspect --list` names them all.")
-        # gin keeps its configuration in module globals: this one is parsed between saving and restoring them.
-        tables = ("_CONFIG", "_SINGLETONS", "_OPERATIVE_CONFIG", "_IMPORTS")
-        saved = {table: getattr(gin_config, table).copy() for table in tables}
-        prefixes, is_locked = list(gin_config._LOCATION_PREFIXES), gin_config.config_is_locked()
-        try:
-            with gin.unlock_config(), gin.config_scope(None):
-                gin.clear_config()
-                gin.add_config_file_search_path(str(shipped_gin.folder()))
-                gin.parse_config_file(str(shipped_gin.path(f"gin/models/{name}.gin")))
-                return gin.get_configurable(cls)()
-        finally:
-            with gin.unlock_config():
-                gin.clear_config()
-                for table, content in saved.items():
-                    getattr(gin_config, table).update(content)
-            gin_config._LOCATION_PREFIXES[:] = prefixes
-            gin_config._set_config_is_locked(is_locked)
+        return presets.read(name, cls)
 
     # Derived facts.
 
@@ -293,98 +253,24 @@ class SwitchConfig:
                                            ("decoder", self.decoder_sparse_layers))
                      for i in layers for router in routers)
 
-    # Parameters.
+    # What it costs.
 
-    def weights(self) -> Iterator[Weight]:
+    def weights(self) -> Iterator[accounting.Weight]:
         """Every weight of the model, term by term."""
-        d, heads, kv, f, e = self.d_model, self.num_heads, self.d_kv, self.d_ff, self.num_experts
-        stacks = [(self.num_encoder_layers, len(self.encoder_sparse_layers), 1, self.routing_policy)]
-        if not self.is_encoder_only:
-            stacks.append((self.num_decoder_layers, len(self.decoder_sparse_layers), 2, self.decoder_policy))
-        yield Weight("embedding", 1, (self.vocab_size, d), ("vocab", "embed"))
-        if not self.logits_via_embedding:
-            yield Weight("logits", 1, (d, self.vocab_size), ("embed", "vocab"))
-        num_wi = 2 if self.activation == "geglu" else 1
-        for num_layers, num_sparse, num_attentions, policy in stacks:
-            num_sparse_mlps = num_sparse if self.has_feed_forward_experts else 0
-            num_sparse_attentions = num_sparse if self.has_attention_experts else 0
-            num_expert_layers = num_sparse_mlps + 2 * num_sparse_attentions
-            num_dense = num_layers - num_sparse_mlps
-            yield Weight("attention", 3 * (num_attentions * num_layers - num_sparse_attentions), (d, heads, kv),
-                         ("embed", "heads", "kv"))
-            yield Weight("attention", num_attentions * num_layers, (heads, kv, d), ("heads", "kv", "embed"))
-            yield Weight("position_bias", 1, (heads, self.relative_attention_num_buckets), ("heads", "relpos_buckets"))
-            num_extra = num_sparse if self.extra_mlp else 0
-            yield Weight("norm", (num_attentions + 1) * num_layers + num_extra + 1, (d,), ("embed",))
-            yield Weight("feed_forward", num_wi * (num_dense + num_extra), (d, f), ("embed", "mlp"))
-            yield Weight("feed_forward", num_dense + num_extra, (f, d), ("mlp", "embed"))
-            if policy != "hash":
-                yield Weight("router", num_expert_layers, (d, e), ("embed", "router_expert"))
-            yield Weight("experts", num_wi * num_expert_layers, (e, d, f), ("expert", "embed", "expert_mlp"))
-            yield Weight("experts", num_sparse_mlps, (e, f, d), ("expert", "expert_mlp", "embed"))
-            yield Weight("experts", 2 * num_sparse_attentions, (e, f, heads * kv), ("expert", "expert_mlp", "embed"))
+        return accounting.weights(self)
 
     def parameters_by_part(self) -> dict[str, int]:
-        parts: dict[str, int] = {}
-        for weight in self.weights():
-            parts[weight.part] = parts.get(weight.part, 0) + weight.size
-        return {part: size for part, size in parts.items() if size}
+        """Parameters of each part of the model that has any: "embedding", "attention", "experts", ..."""
+        return accounting.parameters_by_part(self)
 
     @property
     def num_parameters(self) -> int:
-        return sum(weight.size for weight in self.weights())
-
-    # FLOPs.
+        return sum(self.parameters_by_part().values())
 
     def flops_by_part(self, inputs_length: int = 512, targets_length: int = 114) -> dict[str, int]:
-        """FLOPs of one sequence's forward pass, two per multiply-add.
-
-        The first four parts are products with weights, for the tokens that pass through them: the count of the paper's
-        Table 9 (its footnote 7). `attention_scores` (queries by keys, probabilities by values), `logits` and
-        `capacity_padding` (the slots that a training step computes beyond the tokens, at the train capacity factor)
-        come on top and are not in `flops_per_sequence`.
-        """
-        d, inner = self.d_model, self.num_heads * self.d_kv
-        feed_forward = self._feed_forward_products(d)
-        # The expert layers of one sparse layer, by the width of their outputs.
-        expert_widths = [d] * self.has_feed_forward_experts + [inner, inner] * self.has_attention_experts
-        experts = sum(self._feed_forward_products(width) for width in expert_widths)
-        encoder_tokens, decoder_tokens = inputs_length, 0 if self.is_encoder_only else targets_length
-        num_enc, num_dec = self.num_encoder_layers, self.num_decoder_layers
-        layer_tokens = num_enc * encoder_tokens + num_dec * decoder_tokens
-        sparse_tokens = {False: len(self.encoder_sparse_layers) * encoder_tokens,
-                         True: len(self.decoder_sparse_layers) * decoder_tokens}
-        num_sparse_tokens = sum(sparse_tokens.values())
-        has_dense_mlp = self.extra_mlp or not self.has_feed_forward_experts
-        dense_tokens = layer_tokens - (0 if has_dense_mlp else num_sparse_tokens)
-        expert_rows = sum(tokens * self._expert_rows_per_token(*self.routing(is_decoder))
-                          for is_decoder, tokens in sparse_tokens.items())
-        routed_tokens = sum(tokens for is_decoder, tokens in sparse_tokens.items()
-                            if self.routing(is_decoder)[0] != "hash")
-        attention = 4 * d * inner * layer_tokens + num_dec * 2 * d * inner * (encoder_tokens + decoder_tokens)
-        if self.has_attention_experts:
-            attention -= 3 * d * inner * num_sparse_tokens
-        scores = inner * (num_enc * encoder_tokens**2 + num_dec * decoder_tokens * (decoder_tokens + encoder_tokens))
-        return {
-            "attention": 2 * attention,
-            "feed_forward": 2 * feed_forward * dense_tokens,
-            "experts": round(2 * experts * expert_rows),
-            "router": 2 * d * self.num_experts * len(expert_widths) * routed_tokens,
-            "attention_scores": 2 * 2 * scores,
-            "logits": 2 * d * self.vocab_size * (encoder_tokens if self.is_encoder_only else decoder_tokens),
-            "capacity_padding": round(2 * experts * max(
-                0.0, self.train_capacity_factor * num_sparse_tokens - expert_rows)),
-        }
-
-    def _feed_forward_products(self, output_width):
-        """Multiply-adds of one token in a feed-forward layer."""
-        return ((2 if self.activation == "geglu" else 1) * self.d_model + output_width) * self.d_ff
-
-    def _expert_rows_per_token(self, policy, num_selected_experts):
-        """Experts that compute each token; where experts choose, the capacity factor says how many do on average."""
-        return self.train_capacity_factor if policy == "expert_choice" else num_choices(policy, num_selected_experts)
+        """FLOPs of one sequence's forward pass by part, see `accounting.flops_by_part`."""
+        return accounting.flops_by_part(self, inputs_length, targets_length)
 
     def flops_per_sequence(self, inputs_length: int = 512, targets_length: int = 114) -> int:
         """FLOPs of the weight products in one sequence's forward pass, as Table 9 of the paper counts them."""
-        parts = self.flops_by_part(inputs_length, targets_length)
-        return sum(parts[part] for part in ("attention", "feed_forward", "experts", "router"))
+        return accounting.flops_per_sequence(self, inputs_length, targets_length)

@@ -11,7 +11,7 @@ from importlib import metadata
 import gin
 
 import switch_tf
-from switch_tf import environment
+from switch_tf import accounting, environment
 from switch_tf.cli import compile_choices, compile_text, gin_files, quiet
 from switch_tf.cli.main import Mistake
 
@@ -157,8 +157,7 @@ def _compile(arguments, programs):
         return {**result, "refused": answer.refused}
     roofline = answer.roofline
     lengths = run_.task_feature_lengths
-    parts = config.flops_by_part(lengths["inputs"], lengths["targets"])
-    model_flops = 3 * run_.batch_size * sum(size for part, size in parts.items() if part != "capacity_padding")
+    model_flops = accounting.flops_per_step(config, run_.batch_size, lengths["inputs"], lengths["targets"])
     tokens = run_.batch_size * (lengths["inputs"] + (0 if config.is_encoder_only else lengths["targets"]))
     return {
         **result, "bytes_per_device": {**answer.memory, "needed": plan.needed(answer.memory)},

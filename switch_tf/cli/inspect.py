@@ -1,6 +1,5 @@
 """`switch-tf inspect`: parameters by part, FLOPs, bytes and, under a layout, bytes per device; builds no model."""
 
-import json
 import math
 import pathlib
 import sys
@@ -10,6 +9,7 @@ from switch_tf.cli import gin_files, quiet
 from switch_tf.cli.main import Mistake
 from switch_tf.config import SwitchConfig
 from switch_tf.optim import factoring
+from switch_tf.training import checkpoint_folders
 
 
 def add_arguments(parser) -> None:
@@ -112,12 +112,15 @@ def _bytes_per_device(config, layout):
 
 
 def _inspect_checkpoint(folder):
-    candidates = [folder, *sorted((folder / "checkpoints").glob("step_*"), reverse=True)]
-    found = next((path for path in candidates if (path / "checkpoint.json").exists()), None)
-    if found is None:
+    try:
+        found = checkpoint_folders.resolve(folder)
+    except ValueError as error:
         raise Mistake(f"{str(folder)!r} holds no checkpoint: name a run folder or one of its checkpoints/step_... "
-                      "folders.")
-    description = json.loads((found / "checkpoint.json").read_text())
+                      "folders.") from error
+    try:
+        description = checkpoint_folders.describe(found)
+    except (ValueError, checkpoint_folders.BrokenCheckpoint) as error:
+        raise Mistake(str(error)) from error
     sizes = {"model": 0, "optimizer": 0}
     for path, variable in description["variables"].items():
         sizes[path.partition("/")[0]] += math.prod(variable["shape"])

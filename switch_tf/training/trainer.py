@@ -8,9 +8,9 @@ import time
 
 import keras
 
-from switch_tf import data, metrics
+from switch_tf import accounting, data, metrics
 from switch_tf.partitioning.partitioner import Partitioner
-from switch_tf.training import checkpoints, peak, report, summaries
+from switch_tf.training import checkpoint_folders, checkpoints, peak, report, summaries
 from switch_tf.training.diagnosis import Divergence, first_bad_tensor
 from switch_tf.training.evaluation import compile_evaluation, evaluate, unigram_loss
 from switch_tf.training.fit import check_fit
@@ -95,7 +95,7 @@ class Trainer:
         self.partitioner.check(config.num_parameters, settings.steps_per_call, settings.use_xla)
         check_fit(config, self.partitioner.layout, run.batch_size, run.task_feature_lengths, settings.num_microbatches)
         if run.initial_checkpoint is not None:
-            checkpoints.describe(checkpoints.resolve(run.initial_checkpoint))
+            checkpoint_folders.describe(checkpoint_folders.resolve(run.initial_checkpoint))
 
     def prepare(self, operative_config: str = "") -> None:
         """Takes the run folder, builds model, optimizer and input, and restores the newest checkpoint, if any.
@@ -122,7 +122,9 @@ class Trainer:
             self.folder.cut_metrics(self.step if self.step else -1)
         self.progress.advance(self.step)
         self._peak_flops = peak.measured_peak_flops(self.model.compute_dtype) * partitioner.num_processors
-        self._meter = summaries.Meter(self._flops_per_step(), self._peak_flops, pending)
+        lengths = run.task_feature_lengths
+        flops = accounting.flops_per_step(self.model.config, run.batch_size, lengths["inputs"], lengths["targets"])
+        self._meter = summaries.Meter(flops, self._peak_flops, pending)
         self._step_function = compile_steps(self.model, self.optimizer, run.seed, self.step_settings, partitioner)
         if run.eval_period:
             self._eval_step = compile_evaluation(self.model, self.step_settings, partitioner)
@@ -146,23 +148,17 @@ class Trainer:
                 broken.append(path)
                 continue
             for newer in broken:
-                self.progress.say(f"{newer} is kept as {checkpoints.set_aside(newer)}.")
+                self.progress.say(f"{newer} is kept as {checkpoint_folders.set_aside(newer)}.")
             self.progress.say(f"Going on from step {step} ({path}).")
             return step, summaries.pending_from_json(description["pending_metrics"])
         if broken:
             raise ValueError(f"No checkpoint in {str(self.folder.checkpoints)!r} can be read; move the folder away to "
                              "start anew, or restore it from a copy.")
         if self.run.initial_checkpoint is not None:
-            path = checkpoints.resolve(self.run.initial_checkpoint)
+            path = checkpoint_folders.resolve(self.run.initial_checkpoint)
             checkpoints.restore(path, checkpoints.state_variables(self.model))
             self.progress.say(f"Starting from the weights of {path}.")
         return 0, {}
-
-    def _flops_per_step(self):
-        """FLOPs of the model itself: forward, and twice that backward; no capacity padding, no recomputation."""
-        lengths = self.run.task_feature_lengths
-        parts = self.model.config.flops_by_part(lengths["inputs"], lengths["targets"])
-        return 3 * self.run.batch_size * sum(size for part, size in parts.items() if part != "capacity_padding")
 
     def train(self) -> dict:
         """Runs to the last step, or until interrupted; returns what `report.summarize` says of the run.

@@ -53,11 +53,17 @@ def test_a_checkpoint_is_inspected_from_its_description(capsys, tmp_path):
     folder = tmp_path / "run" / "checkpoints" / "step_00000004"
     folder.mkdir(parents=True)
     (folder / "checkpoint.json").write_text(json.dumps({
-        "step": 4, "files": {"state.index": 10, "state.data": 90},
+        "format_version": 1, "step": 4, "files": {"state.index": 10, "state.data": 90},
         "variables": {"model/a": {"shape": [2, 3]}, "optimizer/b": {"shape": [5]}}}))
-    result, _ = _inspect(capsys, str(tmp_path / "run"))
-    assert (result["step"], result["num_parameters"]) == (4, 6)
-    assert result["bytes"] == {"weights": 24, "optimizer": 20, "on_disk": 100}
+    (folder / "state.index").write_bytes(bytes(10))
+    (folder / "state.data").write_bytes(bytes(90))
+    for what in (folder, folder.parents[1]):
+        result, _ = _inspect(capsys, str(what))
+        assert (result["checkpoint"], result["step"], result["num_parameters"]) == (str(folder), 4, 6)
+        assert result["bytes"] == {"weights": 24, "optimizer": 20, "on_disk": 100}
+    (folder / "state.data").write_bytes(bytes(80))
+    assert main.main(["inspect", str(folder)]) == 2
+    assert f"{folder / 'state.data'} should have 90 bytes but has 80" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("arguments", "message"), [
@@ -132,10 +138,12 @@ def test_a_layout_adds_one_key_and_changes_no_other(capsys):
     assert with_layout == without
 
 
-@pytest.mark.parametrize("what", ["switch_tiny", "--gin_file=gin/models/switch_tiny.gin"])
-def test_tensorflow_is_not_imported_without_a_layout(what):
-    script = (f"import sys\nfrom switch_tf.cli import main\nassert main.main(['inspect', {what!r}]) == 0\n"
-              "assert not {'tensorflow', 'keras'} & set(sys.modules), 'too much imported'")
+def test_tensorflow_is_not_imported_without_a_layout(tmp_path):
+    (tmp_path / "checkpoint.json").write_text('{"format_version": 1, "step": 4, "files": {}, "variables": {}}')
+    script = ("import sys\nfrom switch_tf.cli import main\n"
+              f"for what in ('switch_tiny', '--gin_file=gin/models/switch_tiny.gin', {str(tmp_path)!r}):\n"
+              "    assert main.main(['inspect', what]) == 0\n"
+              "    assert not {'tensorflow', 'keras'} & set(sys.modules), f'{what} imports too much'")
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
 

@@ -1,0 +1,75 @@
+"""Folders of checkpoints, one a step: which there are, and what their descriptions say. Needs no TensorFlow.
+
+`checkpoints/step_00000100/` holds
+
+* `state.*`: every variable of model and optimizer by its path, unsharded, as TensorFlow writes checkpoints;
+* `data_position.*`: the state of the input iterator;
+* `checkpoint.json`: format version, step, shape, dtype and logical axes of every variable, sizes of all files, and the
+  sums of metrics that were not logged yet.
+"""
+
+import json
+import pathlib
+import re
+import shutil
+
+FORMAT_VERSION = 1
+_STEP = re.compile(r"step_(\d{8,})")
+
+
+class BrokenCheckpoint(Exception):
+    """A checkpoint folder that is not what its checkpoint.json says."""
+
+
+def steps(folder) -> list[int]:
+    """Steps of the checkpoints in a folder, oldest first."""
+    names = [entry.name for entry in pathlib.Path(folder).iterdir()] if pathlib.Path(folder).is_dir() else []
+    return sorted(int(match[1]) for match in map(_STEP.fullmatch, names) if match)
+
+
+def path_of(folder, step: int) -> pathlib.Path:
+    """The checkpoint folder of a step."""
+    return pathlib.Path(folder) / f"step_{step:08d}"
+
+
+def resolve(source) -> pathlib.Path:
+    """The checkpoint folder that a user means by a run's folder (its newest), or by a checkpoint itself."""
+    source = pathlib.Path(source)
+    if (source / "checkpoint.json").exists():
+        return source
+    found = steps(source / "checkpoints")
+    if not found:
+        raise ValueError("INITIAL_CHECKPOINT must name a run folder with checkpoints, or one checkpoint folder such "
+                         f"as runs/x/checkpoints/step_00000100; {str(source)!r} is neither.")
+    return path_of(source / "checkpoints", found[-1])
+
+
+def describe(checkpoint) -> dict:
+    """Reads `checkpoint.json` and checks that every file is there in its full size.
+
+    Raises:
+        BrokenCheckpoint: in one sentence, what is missing.
+        ValueError: another version of the format.
+    """
+    checkpoint = pathlib.Path(checkpoint)
+    try:
+        description = json.loads((checkpoint / "checkpoint.json").read_text())
+    except (OSError, ValueError) as error:
+        raise BrokenCheckpoint(f"{checkpoint} has no readable checkpoint.json ({error}).") from error
+    if description["format_version"] != FORMAT_VERSION:
+        raise ValueError(f"{checkpoint} has format {description['format_version']}; this version of switch_tf reads "
+                         f"format {FORMAT_VERSION}, so use the version that wrote it.")
+    for name, size in description["files"].items():
+        file = checkpoint / name
+        found = file.stat().st_size if file.exists() else "nothing"
+        if found != size:
+            raise BrokenCheckpoint(f"{file} should have {size} bytes but has {found}.")
+    return description
+
+
+def set_aside(checkpoint) -> pathlib.Path:
+    """Renames a broken checkpoint, so that its step can be saved again; returns its new place."""
+    checkpoint = pathlib.Path(checkpoint)
+    aside = checkpoint.with_name(f"broken.{checkpoint.name}")
+    shutil.rmtree(aside, ignore_errors=True)
+    return checkpoint.rename(aside)

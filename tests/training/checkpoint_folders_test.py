@@ -1,0 +1,62 @@
+import json
+
+import pytest
+
+from switch_tf.training import checkpoint_folders
+
+
+def _write(folder, step, **changes):
+    """A checkpoint of one file of 5 bytes; no variable is read."""
+    path = checkpoint_folders.path_of(folder, step)
+    path.mkdir(parents=True)
+    (path / "state.index").write_bytes(bytes(5))
+    (path / "checkpoint.json").write_text(json.dumps(
+        {"format_version": 1, "step": step, "variables": {}, "files": {"state.index": 5}, **changes}))
+    return path
+
+
+def test_steps_are_sorted_by_number_and_unfinished_or_broken_folders_are_none(tmp_path):
+    for name in ("step_100000000", "step_00000020", "step_00000003", "tmp.step_00000040", "broken.step_00000010"):
+        (tmp_path / name).mkdir()
+    assert checkpoint_folders.steps(tmp_path) == [3, 20, 100000000]
+    assert checkpoint_folders.steps(tmp_path / "nothing") == []
+
+
+def test_a_run_means_its_newest_checkpoint_and_a_checkpoint_itself(tmp_path):
+    one, two = (_write(tmp_path / "checkpoints", step) for step in (1, 2))
+    assert checkpoint_folders.resolve(tmp_path) == two
+    assert checkpoint_folders.resolve(one) == one
+    with pytest.raises(ValueError, match="INITIAL_CHECKPOINT must name a run folder with checkpoints"):
+        checkpoint_folders.resolve(tmp_path / "nothing")
+
+
+def test_a_description_is_read_when_every_file_has_its_size(tmp_path):
+    path = _write(tmp_path, 7)
+    assert checkpoint_folders.describe(path)["step"] == 7
+    (path / "state.index").write_bytes(bytes(4))
+    with pytest.raises(checkpoint_folders.BrokenCheckpoint, match="state.index should have 5 bytes but has 4"):
+        checkpoint_folders.describe(path)
+    (path / "state.index").unlink()
+    with pytest.raises(checkpoint_folders.BrokenCheckpoint, match="state.index should have 5 bytes but has nothing"):
+        checkpoint_folders.describe(path)
+
+
+@pytest.mark.parametrize("content", [b'{"step": 1, ', b"", bytes(range(128, 200))])
+def test_a_description_that_cannot_be_read_is_a_broken_checkpoint(tmp_path, content):
+    path = _write(tmp_path, 1)
+    (path / "checkpoint.json").write_bytes(content)
+    with pytest.raises(checkpoint_folders.BrokenCheckpoint, match="has no readable checkpoint.json") as raised:
+        checkpoint_folders.describe(path)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_newer_format_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="has format 99; this version of switch_tf reads format 1"):
+        checkpoint_folders.describe(_write(tmp_path, 1, format_version=99))
+
+
+def test_a_broken_checkpoint_set_aside_makes_room_for_its_step(tmp_path):
+    for _ in range(2):  # the second takes the place of the first
+        aside = checkpoint_folders.set_aside(_write(tmp_path, 3))
+    assert aside == tmp_path / "broken.step_00000003"
+    assert checkpoint_folders.steps(tmp_path) == []
