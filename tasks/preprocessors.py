@@ -8,14 +8,14 @@ import seqio
 import tensorflow as tf
 from t5.data import preprocessors as t5_preprocessors
 
-from switch_tf.tasks import vocabularies
+from switch_tf.tasks import sentinels, vocabularies
 
 NOISE_DENSITY = 0.15
 MEAN_NOISE_SPAN_LENGTH = 3.0
 
 
 def pretraining(objective: Callable) -> list[Callable]:
-    """Returns the preprocessors of a pretraining task: text to tokens, `objective`, end of sequence.
+    """Returns the preprocessors of a pretraining task: text to tokens without sentinels, `objective`, end of sequence.
 
     None of the steps branches on a tensor, and AutoGraph would take seconds to find that out, in every process.
 
@@ -26,6 +26,7 @@ def pretraining(objective: Callable) -> list[Callable]:
     return [
         functools.partial(plain(seqio.preprocessors.rekey), key_map={"targets": "text"}),
         functools.partial(plain(seqio.preprocessors.tokenize), copy_pretokenized=False),
+        plain(sentinels.spell_out),
         seqio.CacheDatasetPlaceholder(),
         plain(objective),
         plain(seqio.preprocessors.append_eos_after_trim),
