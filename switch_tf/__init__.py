@@ -8,7 +8,7 @@ import importlib
 import pathlib
 import sys
 
-from switch_tf import environment
+from switch_tf import environment, registration
 
 __version__ = "0.1.0"
 
@@ -36,6 +36,8 @@ except ImportError as error:
     if pathlib.Path(sys.argv[0]).name != "switch-tf":
         raise
     sys.exit(f"switch-tf: {error}")  # our own command: the sentence without a traceback
+
+registration.register()
 
 
 def __getattr__(name: str):
