@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Iterator
 
-from switch_tf import accounting
+from switch_tf import accounting, checks
 from switch_tf.choices import (
     ACTIVATIONS,
     ATTENTION_EXPERT_DTYPES,
@@ -121,19 +121,20 @@ class SwitchConfig:
     remat: bool = False
 
     def __post_init__(self):
-        for name in ("vocab_size", "d_model", "d_ff", "d_kv", "num_heads", "num_encoder_layers", "group_size",
-                     "num_groups_multiple", "min_expert_capacity", "relative_attention_max_distance"):
-            self._check_integer(name, at_least=1)
-        self._check_integer("relative_attention_num_buckets", at_least=4)
-        for name in ("num_decoder_layers", "num_experts", "encoder_sparse_step", "decoder_sparse_step"):
-            self._check_integer(name, at_least=0)
-        for name in ("dropout_rate", "expert_dropout_rate", "jitter_noise"):
-            self._check_number(name, "in [0, 1)", lambda value: 0 <= value < 1)
-        for name in ("train_capacity_factor", "eval_capacity_factor", "layer_norm_epsilon", "init_scale",
-                     "attention_init_scale"):
-            self._check_number(name, "above 0", lambda value: value > 0)
-        for name in ("load_balancing_loss_weight", "router_z_loss_weight", "second_place_loss_weight"):
-            self._check_number(name, "0 or above", lambda value: value >= 0)
+        checks.fields(self, ("vocab_size", "d_model", "d_ff", "d_kv", "num_heads", "num_encoder_layers", "group_size",
+                             "num_groups_multiple", "min_expert_capacity", "relative_attention_max_distance"),
+                      checks.integer, 1)
+        checks.fields(self, ("relative_attention_num_buckets",), checks.integer, 4)
+        checks.fields(self, ("num_decoder_layers", "num_experts", "encoder_sparse_step", "decoder_sparse_step"),
+                      checks.integer, 0)
+        checks.fields(self, ("dropout_rate", "expert_dropout_rate", "jitter_noise"), checks.number, "in [0, 1)")
+        checks.fields(self, ("train_capacity_factor", "eval_capacity_factor", "layer_norm_epsilon", "init_scale",
+                             "attention_init_scale"), checks.number, "above 0")
+        checks.fields(self, ("load_balancing_loss_weight", "router_z_loss_weight", "second_place_loss_weight"),
+                      checks.number, "0 or above")
+        checks.fields(self, ("logits_via_embedding", "allow_non_causal_decoder", "extra_mlp", "remat"), checks.flag)
+        if self.scale_decoder_outputs is not None:
+            checks.fields(self, ("scale_decoder_outputs",), checks.flag)
         for name, choices in (("activation", ACTIVATIONS), ("semantics", SEMANTICS), ("dispatch", DISPATCHES),
                               ("router_dtype", ROUTER_DTYPES), ("expert_sublayers", EXPERT_SUBLAYERS),
                               ("attention_expert_dtype", ATTENTION_EXPERT_DTYPES)):
@@ -147,7 +148,7 @@ class SwitchConfig:
                 f"relative_attention_max_distance must be above half of relative_attention_num_buckets "
                 f"({self.relative_attention_num_buckets // 2}), not {self.relative_attention_max_distance}.")
         if self.semantics == "hf" and self.num_experts:
-            self._check_integer("expert_capacity", at_least=1)
+            checks.fields(self, ("expert_capacity",), checks.integer, 1)
         elif self.expert_capacity is not None:
             raise ValueError(
                 f"expert_capacity={self.expert_capacity} belongs to a sparse model with semantics='hf'; elsewhere "
@@ -168,16 +169,6 @@ class SwitchConfig:
             raise ValueError(
                 f"A decoder cannot be routed by {self.decoder_policy!r}, which lets later tokens change earlier ones; "
                 "use decoder_routing_policy='switch', or allow_non_causal_decoder=True to train it nevertheless.")
-
-    def _check_integer(self, name, at_least):
-        value = getattr(self, name)
-        if isinstance(value, bool) or not isinstance(value, int) or value < at_least:
-            raise ValueError(f"{name} must be an integer of at least {at_least}, not {value!r}.")
-
-    def _check_number(self, name, rule, is_valid):
-        value = getattr(self, name)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not is_valid(value):
-            raise ValueError(f"{name} must be a number {rule}, not {value!r}.")
 
     @classmethod
     def from_preset(cls, name: str) -> "SwitchConfig":

@@ -6,6 +6,7 @@ many layers there are and which hold experts, whether feed-forward layers are ga
 
 import warnings
 
+from switch_tf import checks
 from switch_tf.config import SwitchConfig
 from switch_tf.conversion.huggingface_structure import T5X_LOGITS, Structure, sparse_layers, step_for
 
@@ -128,10 +129,7 @@ def _sparse_fields(values, structure):
 
 
 def _integer(values, key):
-    value = values[key]
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise ValueError(f"{key} in config.json must be an integer of at least 0, not {value!r}; correct it.")
-    return value
+    return checks.integer(f"{key} in config.json", values[key], at_least=0)
 
 
 def _found_step(stated, num_layers, stack, structure):
@@ -233,6 +231,4 @@ def _expert_capacity(config, expert_capacity):
             f"included, instead of a capacity factor (here {config.eval_capacity_factor} for groups of "
             f"{config.group_size} tokens): other tokens would be dropped. Choose that number with expert_capacity=...; "
             "the length of the longest sequence drops none.")
-    if isinstance(expert_capacity, bool) or not isinstance(expert_capacity, int) or expert_capacity < 1:
-        raise ValueError(f"expert_capacity must be an integer of at least 1, not {expert_capacity!r}.")
-    return expert_capacity
+    return checks.integer("expert_capacity", expert_capacity, at_least=1)

@@ -5,7 +5,7 @@ import functools
 import keras
 from keras import ops
 
-from switch_tf import partitioning
+from switch_tf import checks, partitioning
 from switch_tf.layers.dropout import Dropout
 
 MASKED = -1e9
@@ -72,10 +72,10 @@ class MultiHeadAttention(keras.layers.Layer):
     def __init__(self, num_heads, d_kv, dropout_rate=0.0, init_scale=1.0, **kwargs):
         # Keras would cast the position bias to bfloat16 on the way in; the kernels are cast below instead.
         super().__init__(autocast=False, **kwargs)
-        self.num_heads = num_heads
-        self.d_kv = d_kv
-        self.dropout_rate = dropout_rate
-        self.init_scale = init_scale
+        self.num_heads = checks.integer("num_heads", num_heads, at_least=1)
+        self.d_kv = checks.integer("d_kv", d_kv, at_least=1)
+        self.dropout_rate = checks.number("dropout_rate", dropout_rate, "in [0, 1)")
+        self.init_scale = checks.number("init_scale", init_scale, "above 0")
         self.dropout = Dropout(dropout_rate, broadcast_axis=2, dtype=self.dtype_policy, name="dropout")
 
     def build(self, input_shape):

@@ -3,7 +3,7 @@
 import keras
 from keras import ops
 
-from switch_tf import partitioning
+from switch_tf import checks, partitioning
 
 
 @keras.saving.register_keras_serializable("switch_tf")
@@ -18,9 +18,7 @@ class Dropout(keras.layers.Layer):
 
     def __init__(self, rate, broadcast_axis=None, **kwargs):
         super().__init__(**kwargs)
-        if not 0 <= rate < 1:
-            raise ValueError(f"A dropout rate must be in [0, 1), not {rate!r}.")
-        self.rate = rate
+        self.rate = checks.number("A dropout rate", rate, "in [0, 1)")
         self.broadcast_axis = broadcast_axis
 
     def build(self, input_shape=None):

@@ -3,7 +3,7 @@
 import keras
 from keras import ops
 
-from switch_tf import partitioning
+from switch_tf import checks, partitioning
 
 
 @keras.saving.register_keras_serializable("switch_tf")
@@ -21,8 +21,8 @@ class TokenEmbedding(keras.layers.Layer):
 
     def __init__(self, vocab_size, d_model, **kwargs):
         super().__init__(**kwargs)
-        self.vocab_size = vocab_size
-        self.d_model = d_model
+        self.vocab_size = checks.integer("vocab_size", vocab_size, at_least=1)
+        self.d_model = checks.integer("d_model", d_model, at_least=1)
 
     def build(self, input_shape=None):
         self.embedding = partitioning.add_weight(
@@ -86,8 +86,8 @@ class LogitsDense(keras.layers.Layer):
 
     def __init__(self, vocab_size, init_scale=1.0, **kwargs):
         super().__init__(**kwargs)
-        self.vocab_size = vocab_size
-        self.init_scale = init_scale
+        self.vocab_size = checks.integer("vocab_size", vocab_size, at_least=1)
+        self.init_scale = checks.number("init_scale", init_scale, "above 0")
 
     def build(self, input_shape):
         d_model = input_shape[-1]

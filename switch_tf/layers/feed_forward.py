@@ -3,7 +3,7 @@
 import keras
 from keras import ops
 
-from switch_tf import partitioning
+from switch_tf import checks, partitioning
 from switch_tf.choices import ACTIVATIONS, check_choice
 from switch_tf.layers.dropout import Dropout
 
@@ -45,10 +45,10 @@ class FeedForward(keras.layers.Layer):
     def __init__(self, d_ff, activation="relu", dropout_rate=0.0, init_scale=1.0, **kwargs):
         super().__init__(**kwargs)
         check_choice("activation", activation, ACTIVATIONS)
-        self.d_ff = d_ff
+        self.d_ff = checks.integer("d_ff", d_ff, at_least=1)
         self.activation = activation
-        self.dropout_rate = dropout_rate
-        self.init_scale = init_scale
+        self.dropout_rate = checks.number("dropout_rate", dropout_rate, "in [0, 1)")
+        self.init_scale = checks.number("init_scale", init_scale, "above 0")
         self.dropout = Dropout(dropout_rate, broadcast_axis=1, dtype=self.dtype_policy, name="dropout")
 
     def build(self, input_shape):

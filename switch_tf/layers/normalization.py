@@ -3,7 +3,7 @@
 import keras
 from keras import ops
 
-from switch_tf import partitioning
+from switch_tf import checks, partitioning
 
 
 @keras.saving.register_keras_serializable("switch_tf")
@@ -21,7 +21,7 @@ class RMSNorm(keras.layers.Layer):
 
     def __init__(self, epsilon=1e-6, **kwargs):
         super().__init__(**kwargs)
-        self.epsilon = epsilon
+        self.epsilon = checks.number("epsilon", epsilon, "above 0")
 
     def build(self, input_shape):
         self.scale = partitioning.add_weight(self, "scale", (input_shape[-1],), ("embed",), "ones")

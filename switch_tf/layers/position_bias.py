@@ -4,7 +4,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from switch_tf import partitioning
+from switch_tf import checks, partitioning
 
 
 def relative_position_bucket(distance, is_bidirectional, num_buckets=32, max_distance=128) -> np.ndarray:
@@ -39,7 +39,8 @@ class RelativePositionBias(keras.layers.Layer):
     """Bias of every head for every pair of positions.
 
     Args:
-        num_heads, num_buckets, max_distance: int.
+        num_heads: int.
+        num_buckets, max_distance: int, see `relative_position_bucket`.
         is_bidirectional: bool. True in encoders, False in decoders.
 
     Call arguments:
@@ -50,10 +51,12 @@ class RelativePositionBias(keras.layers.Layer):
 
     def __init__(self, num_heads, num_buckets=32, max_distance=128, is_bidirectional=True, **kwargs):
         super().__init__(**kwargs)
-        self.num_heads = num_heads
-        self.num_buckets = num_buckets
-        self.max_distance = max_distance
-        self.is_bidirectional = is_bidirectional
+        self.num_heads = checks.integer("num_heads", num_heads, at_least=1)
+        self.is_bidirectional = checks.flag("is_bidirectional", is_bidirectional)
+        # The exact buckets of a direction are half of its buckets; the logarithmic ones begin beyond their distances.
+        per_exact = 4 if is_bidirectional else 2
+        self.num_buckets = checks.integer("num_buckets", num_buckets, at_least=per_exact)
+        self.max_distance = checks.integer("max_distance", max_distance, at_least=self.num_buckets // per_exact + 1)
 
     def build(self, input_shape=None):
         # Glorot uniform, as Mesh TensorFlow starts it.

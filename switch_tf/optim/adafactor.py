@@ -3,6 +3,7 @@
 import keras
 from keras import ops
 
+from switch_tf import checks
 from switch_tf.optim.factoring import factor_dimensions, slot_dimensions
 from switch_tf.partitioning.axes import variable_axes
 
@@ -16,7 +17,7 @@ class Adafactor(keras.optimizers.Optimizer):
     variable is read once and then written once in a step.
 
     Args:
-        learning_rate: float or schedule. The relative step size, where `scales_by_parameter` holds.
+        learning_rate: float, 0 or above, or schedule. The relative step size, where `scales_by_parameter` holds.
         decay_exponent: float. beta2 of step t (from 0) is 1 - (t + 1)^-decay_exponent.
         epsilon: float, added to squared gradients.
         clip_threshold: float. Updates whose root mean square exceeds it are scaled down to it.
@@ -26,12 +27,14 @@ class Adafactor(keras.optimizers.Optimizer):
 
     def __init__(self, learning_rate=1e-3, decay_exponent=0.8, epsilon=1e-30, clip_threshold=1.0,
                  scales_by_parameter=True, minimum_scale=1e-3, name="adafactor", **kwargs):
+        if not callable(learning_rate):
+            learning_rate = float(checks.number("learning_rate", learning_rate, "0 or above"))
         super().__init__(learning_rate=learning_rate, name=name, **kwargs)
-        self.decay_exponent = decay_exponent
-        self.epsilon = epsilon
-        self.clip_threshold = clip_threshold
-        self.scales_by_parameter = scales_by_parameter
-        self.minimum_scale = minimum_scale
+        self.decay_exponent = checks.number("decay_exponent", decay_exponent, "0 or above")
+        self.epsilon = checks.number("epsilon", epsilon, "above 0")
+        self.clip_threshold = checks.number("clip_threshold", clip_threshold, "above 0")
+        self.scales_by_parameter = checks.flag("scales_by_parameter", scales_by_parameter)
+        self.minimum_scale = checks.number("minimum_scale", minimum_scale, "0 or above")
 
     def build(self, variables):
         if self.built:

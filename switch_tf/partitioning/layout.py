@@ -37,6 +37,9 @@ class Layout:
     def __post_init__(self):
         check_choice("backend", self.backend, BACKENDS)
         for rule in (*self.rules, *self.at_rest_rules):
+            if not isinstance(rule, tuple | list) or [type(axis) for axis in rule] != [str, str]:
+                raise ValueError("A rule of a layout is a pair of a logical axis and a mesh axis, such as "
+                                 f"('batch', 'data'), not {rule!r}.")
             logical, _ = rule
             if logical not in LOGICAL_AXES:
                 raise ValueError(f"The layout splits the unknown logical axis {logical!r}; "
@@ -51,9 +54,11 @@ class Layout:
     def mesh(self) -> dict[str, int]:
         """Mesh axis -> number of devices along it, as `mesh_shape` says; the open axis is not in it."""
         mesh = {}
+        if not isinstance(self.mesh_shape, str):
+            raise ValueError(f"MESH_SHAPE must be text like \"data=4,model=2\", not {self.mesh_shape!r}.")
         for entry in filter(None, (part.strip() for part in self.mesh_shape.split(","))):
             name, _, size = (word.strip() for word in entry.partition("="))
-            if not name or not size.isdigit() or int(size) < 1 or name in mesh:
+            if not name or not size.isdecimal() or int(size) < 1 or name in mesh:
                 raise ValueError(f"MESH_SHAPE must read like \"data=4,model=2\", each axis once, not "
                                  f"{self.mesh_shape!r}.")
             mesh[name] = int(size)

@@ -175,3 +175,14 @@ def test_its_config_makes_it_again():
     assert again.get_config() == config
     assert {name: getattr(again, name) for name in arguments} == arguments
     assert again.dtype_policy.name == "mixed_bfloat16"
+
+
+@pytest.mark.parametrize("changes, message", [
+    ({"num_heads": 0}, "num_heads must be an integer of at least 1, not 0"),
+    ({"d_kv": 2.0}, r"d_kv must be an integer of at least 1, not 2\.0"),
+    ({"dropout_rate": float("nan")}, r"dropout_rate must be a number in \[0, 1\), not nan"),
+    ({"init_scale": 0}, "init_scale must be a number above 0, not 0"),
+])
+def test_impossible_values_are_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
+        MultiHeadAttention(**{"num_heads": 2, "d_kv": 3, **changes})

@@ -77,7 +77,7 @@ def test_its_config_makes_it_again():
     assert (again.rate, again.broadcast_axis) == (0.3, 2)
 
 
-@pytest.mark.parametrize("rate", [1.0, -0.1, 2])
+@pytest.mark.parametrize("rate", [1.0, 1.5, -0.1, 2, True, float("nan")])
 def test_an_impossible_rate_is_refused(rate):
-    with pytest.raises(ValueError, match=rf"A dropout rate must be in \[0, 1\), not {rate}"):
+    with pytest.raises(ValueError, match=rf"A dropout rate must be a number in \[0, 1\), not {rate}"):
         Dropout(rate)

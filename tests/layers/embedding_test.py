@@ -128,3 +128,14 @@ def test_their_configs_make_them_again():
         assert type(layer).from_config(config).get_config() == config
     assert LogitsDense.from_config(LogitsDense(7, init_scale=0.5).get_config()).init_scale == 0.5
     assert TokenEmbedding.from_config(TokenEmbedding(7, 3).get_config()).vocab_size == 7
+
+
+@pytest.mark.parametrize("make, message", [
+    (lambda: TokenEmbedding(0, 3), "vocab_size must be an integer of at least 1, not 0"),
+    (lambda: TokenEmbedding(7, True), "d_model must be an integer of at least 1, not True"),
+    (lambda: LogitsDense(7.0), r"vocab_size must be an integer of at least 1, not 7\.0"),
+    (lambda: LogitsDense(7, init_scale=float("inf")), "init_scale must be a number above 0, not inf"),
+])
+def test_impossible_values_are_refused(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()

@@ -1,5 +1,6 @@
 """The dense feed-forward layer, ReLU and gated GELU."""
 
+import json
 import math
 
 import numpy as np
@@ -87,3 +88,18 @@ def test_its_config_makes_it_again():
 def test_an_unknown_activation_names_the_nearest():
     with pytest.raises(ValueError, match=r"activation must be one of 'relu', 'geglu', not 'gelu'\. Did you mean"):
         FeedForward(3, activation="gelu")
+
+
+@pytest.mark.parametrize("changes, message", [
+    ({"d_ff": 0}, "d_ff must be an integer of at least 1, not 0"),
+    ({"dropout_rate": 1.5}, r"dropout_rate must be a number in \[0, 1\), not 1\.5"),
+    ({"init_scale": -1.0}, r"init_scale must be a number above 0, not -1\.0"),
+])
+def test_impossible_values_are_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
+        FeedForward(**{"d_ff": 3, **changes})
+
+
+def test_numbers_of_numpy_leave_its_config_as_json():
+    config = FeedForward(np.int64(3), dropout_rate=np.float32(0.5), init_scale=np.float64(2)).get_config()
+    assert (json.dumps([config[name] for name in ("d_ff", "dropout_rate", "init_scale")])) == "[3, 0.5, 2.0]"

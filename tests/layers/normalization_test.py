@@ -64,3 +64,9 @@ def test_its_config_makes_it_again(epsilon):
     again.build((None, 3))
     assert again.scale.logical_axes == ("embed",)
     np.testing.assert_array_equal(again.scale, np.ones(3))
+
+
+@pytest.mark.parametrize("epsilon", [0, -1e-6, float("nan"), "small"])
+def test_an_impossible_epsilon_is_refused(epsilon):
+    with pytest.raises(ValueError, match=f"epsilon must be a number above 0, not {epsilon!r}"):
+        RMSNorm(epsilon)

@@ -117,3 +117,17 @@ def test_its_config_makes_it_again():
     again = RelativePositionBias.from_config(config)
     assert again.get_config() == config
     assert (again.num_heads, again.num_buckets, again.max_distance, again.is_bidirectional) == (3, 8, 20, False)
+
+
+@pytest.mark.parametrize("changes, message", [
+    ({"num_heads": 0}, "num_heads must be an integer of at least 1, not 0"),
+    ({"num_buckets": 3}, "num_buckets must be an integer of at least 4, not 3"),
+    ({"num_buckets": 1, "is_bidirectional": False}, "num_buckets must be an integer of at least 2, not 1"),
+    # Of 32 buckets 8 in each direction are exact, or 16 in the only one; the others share what is beyond.
+    ({"max_distance": 8}, "max_distance must be an integer of at least 9, not 8"),
+    ({"max_distance": 16, "is_bidirectional": False}, "max_distance must be an integer of at least 17, not 16"),
+    ({"is_bidirectional": "decoder"}, "is_bidirectional must be True or False, not 'decoder'"),
+])
+def test_impossible_values_are_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
+        RelativePositionBias(**{"num_heads": 2, **changes})

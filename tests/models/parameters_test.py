@@ -14,6 +14,9 @@ SCRIPT = pathlib.Path(__file__).parents[1] / "golden" / "parameters.py"
 GOLDEN = json.loads(SCRIPT.with_suffix(".json").read_text())
 SMALL = {"vocab_size": 30, "d_model": 10, "d_ff": 14, "d_kv": 4, "num_heads": 3, "num_encoder_layers": 4,
          "num_decoder_layers": 3}
+# The part that a parameter is counted in, by the first of these words that its path has.
+PARTS = {"token_embedder/": "embedding", "logits_dense/": "logits", "norm/": "norm", "relpos_bias/": "position_bias",
+         "router/": "router", "/experts/": "experts", "attention/": "attention", "mlp/": "feed_forward"}
 
 
 @pytest.fixture(scope="module")
@@ -28,10 +31,14 @@ def check_counts(config, parameters):
     """Holds SwitchConfig.weights() against the parameters of a built model, as multisets."""
     expected = collections.Counter()
     for weight in config.weights():
-        expected[tuple(weight.shape), weight.axes] += weight.count
-    built = collections.Counter((tuple(p["shape"]), tuple(p["axes"])) for p in parameters)
+        expected[weight.part, tuple(weight.shape), weight.axes] += weight.count
+    built = collections.Counter((part_of(p["path"]), tuple(p["shape"]), tuple(p["axes"])) for p in parameters)
     assert built == +expected
-    assert sum(count * math.prod(shape) for (shape, _), count in built.items()) == config.num_parameters
+    assert sum(count * math.prod(shape) for (_, shape, _), count in built.items()) == config.num_parameters
+
+
+def part_of(path):
+    return next(part for word, part in PARTS.items() if word in path)
 
 
 @pytest.mark.parametrize("name", GOLDEN)
@@ -66,6 +73,8 @@ def test_switch_tiny_by_hand():
     {"activation": "geglu", "logits_via_embedding": False, "relative_attention_num_buckets": 6},
     {"num_experts": 4, "extra_mlp": True},
     {"num_experts": 4, "extra_mlp": True, "activation": "geglu", "encoder_sparse_step": 3, "decoder_sparse_step": 1},
+    {"num_experts": 4, "extra_mlp": True, "activation": "geglu", "expert_sublayers": "feed_forward_and_attention",
+     "decoder_routing_policy": "hash", "logits_via_embedding": False, "decoder_sparse_step": 1},
     *({"num_experts": 4, "expert_sublayers": expert_sublayers, **changes}
       for expert_sublayers in ("feed_forward", "attention", "feed_forward_and_attention")
       for changes in ({}, {"activation": "geglu", "decoder_sparse_step": 1}, {"routing_policy": "hash"},

@@ -5,6 +5,7 @@ import pytest
 from switch_tf import partitioning
 from switch_tf.optim import factoring
 from switch_tf.optim.adafactor import Adafactor
+from switch_tf.optim.schedules import RsqrtDecay
 
 
 def _variable(value, axes=None):
@@ -133,6 +134,21 @@ def test_keras_fit_trains_with_it():
     assert history[-1] < 0.1 * history[0]
 
 
-def test_a_learning_rate_of_the_wrong_type_is_refused():
-    with pytest.raises(ValueError, match="learning_rate"):
-        Adafactor("fast")
+@pytest.mark.parametrize("changes, message", [
+    ({"learning_rate": "fast"}, "learning_rate must be a number 0 or above, not 'fast'"),
+    ({"learning_rate": -0.1}, r"learning_rate must be a number 0 or above, not -0\.1"),
+    ({"learning_rate": float("nan")}, "learning_rate must be a number 0 or above, not nan"),
+    ({"decay_exponent": -1}, "decay_exponent must be a number 0 or above, not -1"),
+    ({"epsilon": 0.0}, r"epsilon must be a number above 0, not 0\.0"),
+    ({"clip_threshold": 0}, "clip_threshold must be a number above 0, not 0"),
+    ({"minimum_scale": float("inf")}, "minimum_scale must be a number 0 or above, not inf"),
+    ({"scales_by_parameter": 1}, "scales_by_parameter must be True or False, not 1"),
+])
+def test_impossible_values_are_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
+        Adafactor(**changes)
+
+
+@pytest.mark.parametrize("learning_rate", [1, np.float32(1), np.int64(1), RsqrtDecay(1.0, 1), lambda: 1.0])
+def test_a_learning_rate_is_any_number_or_what_gives_one(learning_rate):
+    assert float(Adafactor(learning_rate).learning_rate) == 1.0

@@ -13,6 +13,13 @@ def test_the_schedule_survives_its_config():
     assert RsqrtDecay.from_config(RsqrtDecay(3.0, 7).get_config()).get_config() == {"base": 3.0, "warmup_steps": 7}
 
 
-def test_a_warmup_of_no_steps_is_refused():
-    with pytest.raises(ValueError, match="warmup_steps must be at least 1, not 0"):
-        RsqrtDecay(warmup_steps=0)
+@pytest.mark.parametrize("changes, message", [
+    ({"warmup_steps": 0}, "warmup_steps must be an integer of at least 1, not 0"),
+    ({"warmup_steps": 1e4}, r"warmup_steps must be an integer of at least 1, not 10000\.0"),
+    ({"base": -0.1}, r"base must be a number 0 or above, not -0\.1"),
+    ({"base": float("nan")}, "base must be a number 0 or above, not nan"),
+    ({"base": None}, "base must be a number 0 or above, not None"),
+])
+def test_impossible_values_are_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
+        RsqrtDecay(**changes)

@@ -62,11 +62,26 @@ def test_a_mesh_may_be_empty():
 
 
 @pytest.mark.parametrize("mesh_shape", ["data", "data=", "=2", "data=0", "data=-1", "data=x", "data=1.5",
-                                        "data=1,data=1", "data=2;model=2"])
+                                        "data=\u00b2", "data=1,data=1", "data=2;model=2"])
 def test_a_mesh_that_cannot_be_read_is_refused(mesh_shape):
     with pytest.raises(ValueError, match=re.escape('MESH_SHAPE must read like "data=4,model=2", each axis once, not '
                                                    f"{mesh_shape!r}.")):
         Layout(mesh_shape)
+
+
+@pytest.mark.parametrize("mesh_shape", [None, 4, {"data": 4}, ("data=4",)])
+def test_a_mesh_that_is_no_text_is_refused(mesh_shape):
+    message = f'MESH_SHAPE must be text like "data=4,model=2", not {mesh_shape!r}.'
+    with pytest.raises(ValueError, match=re.escape(message)):
+        Layout(mesh_shape)
+
+
+@pytest.mark.parametrize("rule", ["batch", ("batch",), ("batch", "data", "model"), ("batch", None), None])
+def test_a_rule_that_is_no_pair_of_axes_is_refused(rule):
+    message = f"is a pair of a logical axis and a mesh axis, such as ('batch', 'data'), not {rule!r}."
+    for rules in ("rules", "at_rest_rules"):
+        with pytest.raises(ValueError, match=re.escape(message)):
+            Layout("data=1", **{rules: (("expert", "data"), rule)})
 
 
 # Fitting a mesh to the devices.
