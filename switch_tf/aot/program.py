@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from switch_tf.aot import products
+from switch_tf.aot import product_flops
 
 _BYTES = {"f32": 4, "bf16": 2, "s32": 4, "u32": 4, "pred": 1, "f16": 2, "s8": 1, "u8": 1, "s64": 8, "u64": 8}
 _COLLECTIVE = re.compile(
@@ -87,7 +87,7 @@ class Program:
     @functools.cached_property
     def flops(self) -> float:
         """Multiplications and additions of all matrix products."""
-        return sum(self._times.get(computation, 0) * products.flops(
+        return sum(self._times.get(computation, 0) * product_flops.count(
             product.line, _lengths(product.shape), lambda operand: _lengths(self._instructions[operand].shape))
             for computation, product in self._products())
 

@@ -6,7 +6,7 @@ pytest.importorskip("libtpu")
 
 from switch_tf import SwitchConfig
 from switch_tf.aot import faults, plan
-from switch_tf.aot.report import CHIPS
+from switch_tf.aot.chips import CHIPS
 from switch_tf.optim.adafactor import Adafactor
 from switch_tf.partitioning.layout import Layout
 from switch_tf.training.train_step import StepSettings
