@@ -66,7 +66,7 @@ def test_experts_computed_everywhere_are_a_fault(whole):
 
 class _Gathers:
     def __init__(self, shape):
-        from switch_tf.aot.program import Sent
+        from switch_tf.aot.sent import Sent
 
         self.collectives = [Sent("all-gather", 8, 8, ("data",), shape, "encoder/layers_0/mlp")]
         self.unread_loops = []

@@ -6,7 +6,7 @@ import pytest
 from switch_tf.aot import roofline
 from switch_tf.aot.chips import Chip
 from switch_tf.aot.network import Network
-from switch_tf.aot.program import Sent
+from switch_tf.aot.sent import Sent
 
 CHIP = Chip(memory=16e9, flops=200e12, memory_bandwidth=800e9, link_bandwidth=100e9)
 # A line of four chips in a plane: a half of each chip's links lie along it; pairs are 5/3 apart.
