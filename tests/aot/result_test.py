@@ -33,8 +33,8 @@ def _answer(temporaries, refused=None):
 def test_a_step_that_fits():
     found = result.as_json(QUESTION, _answer(temporaries=300))
     assert set(json.loads(json.dumps(found))) == {
-        "topology", "mesh", "num_parameters", "layers", "compiled_layers", "fits", "chip_bytes", "collectives", "advice",
-        "bytes_per_device", "flops_per_device", "warnings", "largest_collectives", "predicted"}
+        "topology", "mesh", "num_parameters", "layers", "compiled_layers", "fits", "chip_bytes", "collectives",
+        "advice", "bytes_per_device", "flops_per_device", "warnings", "largest_collectives", "predicted"}
     assert (found["fits"], found["advice"], found["warnings"]) == (True, [], [])
     assert found["bytes_per_device"]["needed"] == 500 + 400 - 300 + 300 + 100 == found["chip_bytes"]
     assert [one["bytes"] for one in found["largest_collectives"]] == [100, *range(9, 2, -1)]
