@@ -16,7 +16,9 @@ from typing import NamedTuple
 import scale_page
 import scale_plot
 
-from switch_tf.cli import compile_many, compile_text
+from switch_tf.aot import many
+from switch_tf.cli import compile as command
+from switch_tf.cli import compile_text
 
 
 class Run(NamedTuple):
@@ -62,7 +64,7 @@ def main():
         questions[run.note] = words(run)
         questions[_twin(run)] = words(run, "NUM_EXPERTS=0")
     questions[YARDSTICK.note] = words(YARDSTICK)
-    found = compile_many.ask(questions, compile_text.say)
+    found = many.ask({name: command.process(asked) for name, asked in questions.items()}, compile_text.say)
     for name, result in found.items():
         print(json.dumps({"benchmark": "scale", "name": name, **result}))
     if refused := {name: result for name, result in found.items() if "predicted" not in result}:

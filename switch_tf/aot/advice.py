@@ -17,7 +17,7 @@ def advice(answer, config, layout, settings, batch_size: int, chip) -> list[str]
         layout: Layout with its mesh complete.
         settings: StepSettings.
         batch_size: int, sequences of the whole batch.
-        chip: report.Chip.
+        chip: Chip.
     """
     lines = []
     stored, temporaries = answer.memory["weights"] + answer.memory["slots"], answer.memory["temporaries"]

@@ -11,14 +11,16 @@ from typing import NamedTuple
 import keras
 import tensorflow as tf
 
-from switch_tf.aot import report
-from switch_tf.aot.compile import DoesNotFit, compile_step
+from switch_tf.aot.chips import Chip
+from switch_tf.aot.compiler import DoesNotFit, compile_step
 from switch_tf.aot.lower import lower_step
 from switch_tf.aot.program import Program
+from switch_tf.aot.roofline import Roofline, link_seconds
 from switch_tf.config import SwitchConfig
 from switch_tf.models.switch_transformer import SwitchTransformer
 from switch_tf.partitioning.collectives import summarize
 from switch_tf.partitioning.layout import Layout
+from switch_tf.training.fit import check_fit
 from switch_tf.training.train_step import StepSettings
 
 TELL_EVERY = 20  # seconds
@@ -37,7 +39,7 @@ class Question(NamedTuple):
     make_optimizer: Callable
     layout: Layout
     topology: str
-    chip: report.Chip
+    chip: Chip
     batch_size: int
     task_feature_lengths: dict[str, int]
     settings: StepSettings
@@ -52,7 +54,7 @@ class Answer(NamedTuple):
     memory: dict[str, int]
     collectives: dict[str, dict[str, int]]
     flops: float
-    roofline: report.Roofline
+    roofline: Roofline
     state: int
     program: Program | None
     compiled: list[tuple[int, int]]
@@ -64,21 +66,24 @@ class _Point(NamedTuple):
 
     memory: dict[str, int]
     flops: float
-    roofline: report.Roofline
+    roofline: Roofline
     state: int
     program: Program
 
 
-def ask(question: Question, is_full=False, say=lambda text: None,
-        save=lambda depth, lowered, compiled: None) -> Answer:
+def ask(question: Question, is_full=False, say=lambda text: None, keep=lambda name, text: None) -> Answer:
     """Compiles a step, whole or at two shallow depths from which the rest is extrapolated linearly.
 
     Args:
         question: Question.
         is_full: bool. Compile all layers.
         say: function of a line of text.
-        save: function of a depth, a Lowered and a Compiled, called for each.
+        keep: function of a file's name and its text, called for the programs of each depth.
+
+    Raises:
+        ValueError: the run does not fit its layout, or the layout its topology.
     """
+    _check(question)
     expected = None
     config = question.config
     depths = [(config.num_encoder_layers, config.num_decoder_layers)] if is_full else shallow_depths(config)
@@ -95,15 +100,24 @@ def ask(question: Question, is_full=False, say=lambda text: None,
             with _told_meanwhile(say, expected):
                 compiled = compile_step(lowered, question.topology)
         except DoesNotFit as error:
-            nothing = report.Roofline(0.0, 0.0, 0.0)
+            nothing = Roofline(0.0, 0.0, 0.0)
             memory = {"weights": _share(lowered, "weight"), "slots": _share(lowered, "slot"),
                       "temporaries": error.temporaries}
             return Answer(memory, {}, 0.0, nothing, _state(lowered), None, [depth], str(error))
         say(f"... {compiled.seconds:.0f} s.")
         expected = SECOND_OVER_FIRST * compiled.seconds
-        save(depth, lowered, compiled)
+        keep(f"step_{depth[0]}_{depth[1]}.stablehlo.mlir", lowered.text)
+        keep(f"step_{depth[0]}_{depth[1]}.optimized.hlo", compiled.hlo)
         points.append(_point(lowered, compiled, question))
     return _answer(config, depths, points)
+
+
+def _check(question):
+    settings = question.settings
+    check_fit(question.config, question.layout, question.batch_size, question.task_feature_lengths,
+              settings.num_microbatches)
+    if settings.steps_per_call != 1:
+        raise ValueError(f"One step is compiled, so steps_per_call must be 1, not {settings.steps_per_call}.")
 
 
 @contextlib.contextmanager
@@ -127,8 +141,8 @@ def _told_meanwhile(say, expected):
 
 def _point(lowered, compiled, question):
     program = Program(compiled.hlo, lowered.layout.mesh)
-    links = report.link_seconds(program.collectives, question.chip, compiled.network)
-    roofline = report.roofline(program.flops, program.memory_traffic(), links, question.chip)
+    links = link_seconds(program.collectives, question.chip, compiled.network)
+    roofline = Roofline.of(program.flops, program.memory_traffic(), links, question.chip)
     memory = {**compiled.memory, "weights": _share(lowered, "weight"), "slots": _share(lowered, "slot")}
     return _Point(memory, program.flops, roofline, _state(lowered), program)
 
@@ -177,7 +191,7 @@ def _answer(config, depths, points):
         collectives={kind: {unit: round(extend([summary.get(kind, nothing)[unit] for summary in summaries]))
                             for unit in nothing} for kind in kinds},
         flops=extend([point.flops for point in points]),
-        roofline=report.Roofline(*(extend(parts) for parts in zip(*(point.roofline for point in points), strict=True))),
+        roofline=Roofline(*(extend(parts) for parts in zip(*(point.roofline for point in points), strict=True))),
         state=round(extend([point.state for point in points])),
         program=points[-1].program, compiled=depths, refused=None)
 

@@ -1,8 +1,9 @@
-"""Which meshes, group sizes and capacity factors to try, one kind after the other, and which answer is best."""
+"""A search over meshes, group sizes and capacity factors, one kind after the other, for the step that is fastest."""
 
 import math
 from typing import NamedTuple
 
+from switch_tf.aot.plan import Question
 from switch_tf.partitioning.layout import mesh_shape
 
 SMALLEST_GROUP = 256  # tokens; the share of dropped tokens grows as groups shrink
@@ -20,6 +21,38 @@ class Choice(NamedTuple):
     def describe(self) -> str:
         """One line."""
         return f"{self.mesh_shape}, groups of {self.group_size}, capacity {self.capacity_factor:g}"
+
+
+def search(question: Question, ask, say) -> tuple[Choice, dict[Choice, dict]]:
+    """Meshes, then group sizes on the best mesh, then capacity factors.
+
+    Args:
+        question: Question about the run from which to start.
+        ask: function of {name: Choice} to {name: the JSON object of its answer, or {"mistake": sentence}}.
+        say: function of a line of text.
+
+    Returns:
+        The run's own choice, and the answers by choice, the best first.
+    """
+    config, layout, num_microbatches = question.config, question.layout, question.settings.num_microbatches
+    own = Choice(mesh_shape(layout.mesh), config.group_size, config.num_groups_multiple, config.train_capacity_factor)
+    first = meshes(own, layout, layout.num_devices, num_microbatches)
+    own = next((choice for choice in first if choice.mesh_shape == own.mesh_shape), own)
+    results = {}
+
+    def best_with(what, choices):
+        new = {choice.describe(): choice for choice in choices if choice not in results}
+        if new:
+            say(f"Trying {len(new)} {what} ...")
+            results.update({new[name]: result for name, result in ask(new).items()})
+        return ranked(results)[0]
+
+    best = best_with("meshes", [own, *first])
+    if config.num_experts:
+        num_tokens = question.batch_size * max(question.task_feature_lengths.values()) // num_microbatches
+        best = best_with("group sizes", group_sizes(best, num_tokens))
+        best_with("capacity factors", capacity_factors(best))
+    return own, {choice: results[choice] for choice in ranked(results)}
 
 
 def meshes(first: Choice, layout, num_devices: int, num_microbatches: int) -> list[Choice]:

@@ -1,18 +1,14 @@
 """`switch-tf compile`: does a gin run fit a TPU pod, what does it send, how long may a step take; without a TPU."""
 
-import contextlib
-import hashlib
 import json
-import os
 import pathlib
+import sys
 import tempfile
-from importlib import metadata
 
 import gin
 
-import switch_tf
-from switch_tf import accounting, environment
-from switch_tf.cli import compile_choices, compile_text, gin_files, quiet
+from switch_tf import environment
+from switch_tf.cli import compile_text, gin_files, quiet
 from switch_tf.cli.main import Mistake
 
 
@@ -47,25 +43,15 @@ def run(arguments) -> dict:
     bindings = ["MODEL_DIR=''", "ACTIVATION_DTYPE='bfloat16'", *arguments.gin_bindings]
     gin_files.parse(arguments.gin_file, bindings, arguments.gin_search_paths)
     if arguments.compare is not None:
-        return compile_choices.compare(arguments)
+        return _compare(arguments)
     if arguments.search:
-        return compile_choices.search(arguments)
-    cached = _cache_file(arguments)
-    is_known, programs = cached.exists() and arguments.save is None, {}
-    if is_known:
-        result = json.loads(cached.read_text())
-        compile_text.say(f"The compiler was asked before; its answer is {cached}.")
-    else:
-        try:
-            result = _compile(arguments, programs)
-        except ValueError as error:
-            raise Mistake(gin_files.first_line(error)) from error
-    compile_text.show(compile_text.describe(result), arguments)
-    # A full disk loses no answer.
-    if not is_known:
-        _keep(cached, json.dumps(result))
-    is_saved = all(_keep(pathlib.Path(arguments.save) / name, text) for name, text in programs.items())
-    return {**result, "exit_status": int(not (result["fits"] and is_saved))}
+        return _search(arguments)
+    return _answer(arguments)
+
+
+def process(words: list[str]) -> list[str]:
+    """The command that answers a question as JSON in a process of its own; `words`: what follows "compile"."""
+    return [sys.executable, "-m", "switch_tf.cli", "compile", *words, "--json"]
 
 
 def _check_folder(folder):
@@ -76,21 +62,6 @@ def _check_folder(folder):
     except OSError as error:
         raise Mistake(f"--save needs a folder that can be written to, and {str(folder)!r} is none ({error.strerror}); "
                       "name another.") from error
-
-
-def _keep(file, text):
-    """Writes a file, or says why not; whole or not at all, as another process may write the same, or this be killed."""
-    unfinished = file.with_name(f"{file.name}.{os.getpid()}")
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        unfinished.write_text(text)
-        unfinished.replace(file)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            unfinished.unlink(missing_ok=True)
-        compile_text.say(f"{file} could not be written ({error.strerror}): only what is printed here is kept.")
-        return False
-    return True
 
 
 def _check_compiler():
@@ -104,70 +75,122 @@ def _check_compiler():
         raise Mistake(f"The TPU compiler {what}; run: {environment.pip()} install --no-deps libtpu=={wanted}")
 
 
-def _cache_file(arguments):
-    """Where the answer to this question is kept: gin's configuration, the topology, and every program that answers."""
-    question = hashlib.sha256()
-    for text in (gin.config_str(), arguments.topology, str(arguments.full),
-                 *(f"{name}={metadata.version(name)}" for name in ("tensorflow", "keras", "jaxlib", "libtpu"))):
-        question.update(text.encode())
-    for file in sorted(pathlib.Path(switch_tf.__file__).parent.rglob("*.py")):
-        question.update(file.read_bytes())
-    return environment.cache_folder() / "compiled" / f"{question.hexdigest()[:24]}.json"
+def _question(topology):
+    """What the parsed configuration asks of the compiler.
+
+    Raises:
+        Mistake: an unknown topology, or a configuration that contradicts itself.
+    """
+    from switch_tf.aot import chips, compiler
+    from switch_tf.aot.plan import Question
+    from switch_tf.partitioning.layout import Layout
+    from switch_tf.training import trainer
+
+    try:
+        with quiet.held_back():  # libtpu says that there is no TPU
+            num_devices = compiler.num_devices(topology)
+        chip = chips.of(topology)
+        layout = gin.get_configurable(Layout)().resolve(num_devices, "TPU")
+        run_, settings = gin.get_configurable(trainer.Run)(), gin.get_configurable(trainer.StepSettings)()
+        model = gin_files.trainer_argument("model")
+    except ValueError as error:
+        raise Mistake(gin_files.first_line(error)) from error
+    return Question(model.config, model.dtype_policy, lambda: gin_files.trainer_argument("optimizer"), layout,
+                    topology, chip, run_.batch_size, run_.task_feature_lengths, settings)
+
+
+def _answer(arguments):
+    """One question, from the files where it was asked before."""
+    from switch_tf.aot import kept
+
+    file = kept.answer_file(gin.config_str(), arguments.topology, str(arguments.full))
+    is_known, programs = file.exists() and arguments.save is None, {}
+    if is_known:
+        result = json.loads(file.read_text())
+        compile_text.say(f"The compiler was asked before; its answer is {file}.")
+    else:
+        result = _compile(arguments, programs)
+    compile_text.show(compile_text.describe(result), arguments)
+    # A full disk loses no answer.
+    if not is_known:
+        kept.write(file, json.dumps(result), compile_text.say)
+    is_saved = all(kept.write(pathlib.Path(arguments.save) / name, text, compile_text.say)
+                   for name, text in programs.items())
+    return {**result, "exit_status": int(not (result["fits"] and is_saved))}
 
 
 def _compile(arguments, programs):
-    """The answer; with --save, `programs` gets the text of each program by its file's name."""
-    from switch_tf.aot import advice, faults, plan, report
-    from switch_tf.aot import compile as compiler
-    from switch_tf.partitioning.layout import Layout
-    from switch_tf.training import trainer
-    from switch_tf.training.fit import check_fit
+    """Asks the compiler; with --save, `programs` gets the text of each program by its file's name."""
+    from switch_tf.aot import plan, result
 
-    with quiet.held_back():  # libtpu says that there is no TPU
-        num_devices = compiler.num_devices(arguments.topology)
-    chip = report.CHIPS.get(arguments.topology.partition(":")[0])
-    if chip is None:
-        raise ValueError(f"The memory and speed of the chips of {arguments.topology!r} are not known here; they are of "
-                         f"{', '.join(report.CHIPS)}.")
-    layout = gin.get_configurable(Layout)().resolve(num_devices, "TPU")
-    run_, settings = gin.get_configurable(trainer.Run)(), gin.get_configurable(trainer.StepSettings)()
-    model = gin_files.trainer_argument("model")
-    config = model.config
-    check_fit(config, layout, run_.batch_size, run_.task_feature_lengths, settings.num_microbatches)
-    if settings.steps_per_call != 1:
-        raise ValueError(f"One step is compiled, so steps_per_call must be 1, not {settings.steps_per_call}.")
-
-    def save(depth, lowered, compiled):
+    def keep(name, text):
         if arguments.save is not None:
-            name = f"step_{depth[0]}_{depth[1]}"
-            programs[f"{name}.stablehlo.mlir"] = lowered.text
-            programs[f"{name}.optimized.hlo"] = compiled.hlo
+            programs[name] = text
 
-    question = plan.Question(config, model.dtype_policy, lambda: gin_files.trainer_argument("optimizer"), layout,
-                             arguments.topology, chip, run_.batch_size, run_.task_feature_lengths, settings)
-    answer = plan.ask(question, arguments.full, compile_text.say, save)
-    fits = answer.refused is None and plan.needed(answer.memory) <= chip.memory
-    result = {
-        "topology": arguments.topology, "mesh": layout.mesh, "num_parameters": config.num_parameters,
-        "layers": [config.num_encoder_layers, config.num_decoder_layers],
-        "compiled_layers": [list(depth) for depth in answer.compiled],
-        "fits": fits, "chip_bytes": int(chip.memory), "collectives": answer.collectives,
-        "advice": [] if fits else advice.advice(answer, config, layout, settings, run_.batch_size, chip)}
-    if answer.refused is not None:
-        return {**result, "refused": answer.refused}
-    roofline = answer.roofline
-    lengths = run_.task_feature_lengths
-    model_flops = accounting.flops_per_step(config, run_.batch_size, lengths["inputs"], lengths["targets"])
-    tokens = run_.batch_size * (lengths["inputs"] + (0 if config.is_encoder_only else lengths["targets"]))
-    return {
-        **result, "bytes_per_device": {**answer.memory, "needed": plan.needed(answer.memory)},
-        "flops_per_device": answer.flops, "warnings": faults.find(
-            answer.program, config, layout, run_.batch_size, lengths, settings.num_microbatches),
-        "largest_collectives": [one._asdict() for one in sorted(
-            answer.program.collectives, key=lambda one: -one.bytes)[:8]],
-        "predicted": {
-            "compute_seconds": roofline.compute, "memory_seconds": roofline.memory,
-            "links_seconds": roofline.links, "step_seconds": [roofline.at_best, roofline.in_turn],
-            "tokens_per_second": [tokens / roofline.in_turn, tokens / roofline.at_best],
-            "model_flops_utilization": [model_flops / num_devices / seconds / chip.flops
-                                        for seconds in (roofline.in_turn, roofline.at_best)]}}
+    question = _question(arguments.topology)
+    try:
+        answer = plan.ask(question, arguments.full, compile_text.say, keep)
+    except ValueError as error:
+        raise Mistake(gin_files.first_line(error)) from error
+    return result.as_json(question, answer)
+
+
+def _compare(arguments):
+    """The same run under several layouts, one table. Status 1 where none fits."""
+    from switch_tf.aot import many
+    from switch_tf.partitioning.layout import Layout
+
+    if gin.get_configurable(Layout)() != Layout():
+        raise Mistake("--compare names the layouts, so leave out the layout's --gin_file.")
+    files = {name: name if name.endswith(".gin") else f"gin/layouts/{name}.gin"
+             for name in filter(None, arguments.compare.split(","))}
+    if len(files) < 2:
+        raise Mistake(f"--compare needs at least two layouts, as in --compare=expert,expert_model, not "
+                      f"{arguments.compare!r}.")
+    compile_text.say(f"Compiling {len(files)} layouts ...")
+    results = many.ask({name: process(_words(arguments, [file])) for name, file in files.items()}, compile_text.say)
+    compile_text.show(compile_text.table(results), arguments)
+    return {"layouts": results, "exit_status": int(not any(result.get("fits") for result in results.values()))}
+
+
+def _search(arguments):
+    """The same run with other meshes, groups and capacities, ranked. Status 1 where nothing fits."""
+    from switch_tf.aot import many
+    from switch_tf.aot.search import search
+
+    question = _question(arguments.topology)
+
+    def ask(choices):
+        return many.ask({name: process(_words(arguments, bindings=_bindings(choice, question.config)))
+                         for name, choice in choices.items()}, compile_text.say)
+
+    own, results = search(question, ask, compile_text.say)
+    best = next(iter(results))
+    compile_text.show(compile_text.ranking(own, results, map(_typed, _bindings(best, question.config))), arguments)
+    return {"candidates": [{**choice._asdict(), **result} for choice, result in results.items()],
+            "exit_status": int(not results[best].get("fits"))}
+
+
+def _bindings(choice, config):
+    """What gives a run this choice."""
+    mesh = "MESH_SHAPE" if "MESH_SHAPE" in gin_files.macros() else "Layout.mesh_shape"
+    bindings = [f"{mesh}='{choice.mesh_shape}'"]
+    if config.num_experts:
+        bindings += [f"SwitchConfig.group_size={choice.group_size}",
+                     f"SwitchConfig.num_groups_multiple={choice.num_groups_multiple}",
+                     f"SwitchConfig.train_capacity_factor={choice.capacity_factor}"]
+    return bindings
+
+
+def _words(arguments, files=(), bindings=()):
+    """The command line of this question with more files and bindings."""
+    return [*(f"--gin_file={file}" for file in (*arguments.gin_file, *files)),
+            f"--gin_search_paths={arguments.gin_search_paths}", f"--topology={arguments.topology}",
+            *(["--full"] if arguments.full else []), *(f"--gin.{binding}" for binding in arguments.gin_bindings),
+            *(f"--gin.{binding}" for binding in bindings)]
+
+
+def _typed(binding):
+    """A binding as one types it in a shell."""
+    name, _, value = binding.partition("=")
+    return f'--gin.{name}="{value}"' if "'" in value else f"--gin.{name}={value}"

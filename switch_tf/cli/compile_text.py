@@ -85,7 +85,27 @@ def table(results: dict[str, dict]) -> str:
     return "\n".join(lines + notes)
 
 
-def why(winner, other) -> str:
+def ranking(own, results: dict, flags) -> str:
+    """The answers of a search, what gives a run the best of them, and why it is faster than the run as it was.
+
+    Args:
+        own: Choice of the run as it was.
+        results: Choice -> answer, the best first.
+        flags: list of str, what gives a run the best choice, as one types it.
+    """
+    best, *others = results
+    lines = [table({choice.describe(): result for choice, result in results.items()})]
+    if results[best].get("fits"):
+        lines.append("The best: " + " ".join(flags))
+        other = own if best != own and "predicted" in results[own] else next(
+            (choice for choice in others if "predicted" in results[choice]), None)
+        if other is not None:
+            lines.append(f"Against {other.describe()}{' (as it was)' if other == own else ''}: "
+                         f"{_why(results[best], results[other])}.")
+    return "\n".join(lines)
+
+
+def _why(winner, other) -> str:
     """What makes one answer faster than another."""
     names = ("compute", "memory", "links")
     gains = [before - after for before, after in zip(_parts(other), _parts(winner), strict=True)]

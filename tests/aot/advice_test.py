@@ -6,9 +6,10 @@ import pytest
 
 from switch_tf import SwitchConfig
 from switch_tf.aot.advice import advice
-from switch_tf.aot.compile import DoesNotFit
+from switch_tf.aot.chips import CHIPS
+from switch_tf.aot.compiler import DoesNotFit
 from switch_tf.aot.plan import Answer
-from switch_tf.aot.report import CHIPS, Roofline
+from switch_tf.aot.roofline import Roofline
 from switch_tf.partitioning.layout import Layout
 from switch_tf.training.fit import check_fit
 from switch_tf.training.train_step import StepSettings

@@ -7,8 +7,8 @@ import pytest
 
 from switch_tf import SwitchConfig
 from switch_tf.aot import plan
-from switch_tf.aot.program import Sent
-from switch_tf.aot.report import Roofline
+from switch_tf.aot.roofline import Roofline
+from switch_tf.aot.sent import Sent
 
 
 @pytest.mark.parametrize("preset, depths", [

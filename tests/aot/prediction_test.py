@@ -6,7 +6,7 @@ pytest.importorskip("libtpu")
 
 from switch_tf import SwitchConfig
 from switch_tf.aot import faults, plan
-from switch_tf.aot.report import CHIPS
+from switch_tf.aot.chips import CHIPS
 from switch_tf.optim.adafactor import Adafactor
 from switch_tf.partitioning.layout import Layout
 from switch_tf.training.train_step import StepSettings
@@ -66,7 +66,7 @@ def test_experts_computed_everywhere_are_a_fault(whole):
 
 class _Gathers:
     def __init__(self, shape):
-        from switch_tf.aot.program import Sent
+        from switch_tf.aot.sent import Sent
 
         self.collectives = [Sent("all-gather", 8, 8, ("data",), shape, "encoder/layers_0/mlp")]
         self.unread_loops = []

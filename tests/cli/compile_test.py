@@ -10,8 +10,8 @@ import pytest
 pytest.importorskip("libtpu")
 
 from switch_tf import environment
+from switch_tf.aot import many
 from switch_tf.cli import compile as command
-from switch_tf.cli import compile_many
 from switch_tf.cli.main import Mistake, main
 
 RUN = ["--gin_file=gin/models/switch_tiny.gin", "--gin_file=gin/tasks/c4.gin", "--gin_file=gin/runs/pretrain.gin",
@@ -169,7 +169,7 @@ def test_a_search_goes_from_meshes_to_groups_to_capacities(monkeypatch, capsys):
         asked.append(list(questions))
         return {name: _answer(words) for name, words in questions.items()}
 
-    monkeypatch.setattr(compile_many, "ask", ask)
+    monkeypatch.setattr(many, "ask", ask)
     status = main(["compile", *RUN, "--gin_file=gin/layouts/expert_model.gin", "--topology=v5e:4x4", "--search",
                    "--gin.BATCH_SIZE=128", "--gin.SwitchConfig.group_size=2048", "--json"])
     assert status == 0

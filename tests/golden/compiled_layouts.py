@@ -8,7 +8,7 @@ import pathlib
 import sys
 
 from switch_tf import SwitchConfig, SwitchTransformer
-from switch_tf.aot.compile import compile_step
+from switch_tf.aot.compiler import compile_step
 from switch_tf.aot.lower import lower_step
 from switch_tf.aot.program import Program
 from switch_tf.optim.adafactor import Adafactor

@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from switch_tf import SwitchConfig, SwitchTransformer
-from switch_tf.aot import compile as compiler
+from switch_tf.aot import compiler
 from switch_tf.aot.lower import lower_step
 from switch_tf.optim.adafactor import Adafactor
 from switch_tf.partitioning.layout import Layout

@@ -8,8 +8,7 @@ import pytest
 pytest.importorskip("libtpu")
 
 from switch_tf import SwitchConfig, SwitchTransformer
-from switch_tf.aot import compile as compiler
-from switch_tf.aot import lower
+from switch_tf.aot import compiler, lower
 from switch_tf.aot.program import Program
 from switch_tf.optim.adafactor import Adafactor
 from switch_tf.partitioning.layout import Layout

@@ -2,11 +2,11 @@
 
 import pytest
 
-from switch_tf.aot import products
+from switch_tf.aot import product_flops
 
 
 def _flops(line, result, left, right):
-    return products.flops(line, result, {"a.1": left, "b.2": right}.__getitem__)
+    return product_flops.count(line, result, {"a.1": left, "b.2": right}.__getitem__)
 
 
 @pytest.mark.parametrize("settings, result, left, right, pairs", [

@@ -3,17 +3,18 @@
 import numpy as np
 import pytest
 
-from switch_tf.aot import report
+from switch_tf.aot import roofline
+from switch_tf.aot.chips import Chip
 from switch_tf.aot.network import Network
-from switch_tf.aot.program import Sent
+from switch_tf.aot.sent import Sent
 
-CHIP = report.Chip(memory=16e9, flops=200e12, memory_bandwidth=800e9, link_bandwidth=100e9)
+CHIP = Chip(memory=16e9, flops=200e12, memory_bandwidth=800e9, link_bandwidth=100e9)
 # A line of four chips in a plane: a half of each chip's links lie along it; pairs are 5/3 apart.
 NETWORK = Network({"data": 4}, np.array([(0, index) for index in range(4)]), (1, 4), (False, False))
 
 
 def _seconds(kind, size=3e9, times=1):
-    return report.link_seconds([Sent(kind, size, 4, ("data",), "", "", times)], CHIP, NETWORK)
+    return roofline.link_seconds([Sent(kind, size, 4, ("data",), "", "", times)], CHIP, NETWORK)
 
 
 def test_links_carry_what_a_ring_must_send():
@@ -29,6 +30,6 @@ def test_in_an_all_to_all_each_byte_takes_every_link_on_its_way():
 
 
 def test_a_roofline_is_the_slowest_part_or_links_after_the_rest():
-    found = report.roofline(flops=2e12, memory_traffic=4e9, link_seconds=0.003, chip=CHIP)
+    found = roofline.Roofline.of(flops=2e12, memory_traffic=4e9, link_seconds=0.003, chip=CHIP)
     assert found == pytest.approx((0.01, 0.005, 0.003))
     assert (found.at_best, found.in_turn) == pytest.approx((0.01, 0.013))

@@ -3,8 +3,8 @@
 import concurrent.futures
 import json
 import os
+import re
 import subprocess
-import sys
 import time
 
 from switch_tf import environment
@@ -14,10 +14,11 @@ MEMORY_OF_ONE = 8 * 2**30
 
 
 def ask(questions: dict[str, list[str]], say) -> dict[str, dict]:
-    """Runs `switch-tf compile` for every question.
+    """Runs a process for every question.
 
     Args:
-        questions: name -> words of the command line, without "compile".
+        questions: name -> command whose last line of output is the JSON object of `result.as_json`, or which ends with
+            status 2 and a sentence.
         say: function of a line of text; told each answer, with what remains.
 
     Returns:
@@ -29,7 +30,7 @@ def ask(questions: dict[str, list[str]], say) -> dict[str, dict]:
     workers = max(1, min(len(os.sched_getaffinity(0)), memory // MEMORY_OF_ONE, len(questions)))
     running = set()
     with concurrent.futures.ThreadPoolExecutor(workers) as pool:
-        futures = {pool.submit(_run, words, running): name for name, words in questions.items()}
+        futures = {pool.submit(_run, command, running): name for name, command in questions.items()}
         try:
             for future in concurrent.futures.as_completed(futures):
                 name = futures[future]
@@ -46,9 +47,8 @@ def ask(questions: dict[str, list[str]], say) -> dict[str, dict]:
     return {name: answers[name] for name in questions}
 
 
-def _run(words, running):
-    process = subprocess.Popen([sys.executable, "-m", "switch_tf.cli", "compile", *words, "--json"],
-                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+def _run(command, running):
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     running.add(process)
     try:
         output, error = process.communicate()
@@ -58,8 +58,8 @@ def _run(words, running):
         return json.loads(output.splitlines()[-1])
     last = (error.strip().splitlines() or [f"it ended with status {process.returncode}"])[-1]
     if process.returncode != 2:
-        raise RuntimeError(f"`switch-tf compile {' '.join(words)}` failed: {error[-4000:]}")
-    return {"mistake": last.removeprefix("switch-tf compile: ")}
+        raise RuntimeError(f"`{' '.join(command)}` failed: {error[-4000:]}")
+    return {"mistake": re.sub(r"^switch-tf [\w-]+: ", "", last)}
 
 
 def _in_short(answer):

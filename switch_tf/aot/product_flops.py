@@ -5,7 +5,7 @@ import math
 import re
 
 
-def flops(line: str, result, shape_of) -> float:
+def count(line: str, result, shape_of) -> float:
     """Multiplications and additions of a "convolution" or "dot".
 
     Args:

@@ -1,0 +1,42 @@
+"""What the chips of TPU pods can do: memory, and nominal rates."""
+
+from typing import NamedTuple
+
+from switch_tf.partitioning.devices import TPU_GIB
+
+
+class Chip(NamedTuple):
+    """One device of a topology: bytes for a program, bfloat16 FLOP/s, bytes/s of its memory and, one way, of its links.
+    """
+
+    memory: float
+    flops: float
+    memory_bandwidth: float
+    link_bandwidth: float
+
+
+# What the runtime keeps for itself, as the compiler says of v5e where it refuses a program.
+RESERVED = 2**28
+
+
+def _chip(kind, flops, memory_bandwidth, link_bandwidth):
+    return Chip(TPU_GIB[kind] * 2**30 - RESERVED, flops, memory_bandwidth, link_bandwidth)
+
+
+# From Google Cloud's TPU pages; the links of v4 and v6e are sums over links that were not checked against a run.
+CHIPS = {"v3": _chip("v3", 61.5e12, 450e9, 82e9), "v4": _chip("v4", 275e12, 1228e9, 135e9),
+         "v5e": _chip("v5litepod", 197e12, 819e9, 100e9), "v5p": _chip("v5p", 459e12, 2765e9, 300e9),
+         "v6e": _chip("v6e", 918e12, 1640e9, 224e9)}
+
+
+def of(topology: str) -> Chip:
+    """The chips of a topology such as "v5e:4x4".
+
+    Raises:
+        ValueError: their memory and speed are not known here.
+    """
+    chip = CHIPS.get(topology.partition(":")[0])
+    if chip is None:
+        raise ValueError(f"The memory and speed of the chips of {topology!r} are not known here; they are of "
+                         f"{', '.join(CHIPS)}.")
+    return chip

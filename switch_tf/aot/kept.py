@@ -1,0 +1,47 @@
+"""Answers of the compiler that are kept in files: the same question twice is answered from there."""
+
+import contextlib
+import hashlib
+import os
+import pathlib
+from importlib import metadata
+
+import switch_tf
+from switch_tf import environment
+
+
+def answer_file(*question: str) -> pathlib.Path:
+    """Where the answer to a question is kept: it has another place for another compiler or package, too.
+
+    Args:
+        question: all that the answer depends on, in any words: configuration, topology, depth.
+    """
+    key = hashlib.sha256()
+    for text in (*question, *(f"{name}={metadata.version(name)}" for name in ("tensorflow", "keras", "jaxlib",
+                                                                               "libtpu"))):
+        key.update(text.encode())
+    for file in sorted(pathlib.Path(switch_tf.__file__).parent.rglob("*.py")):
+        key.update(file.read_bytes())
+    return environment.cache_folder() / "compiled" / f"{key.hexdigest()[:24]}.json"
+
+
+def write(file: pathlib.Path, text: str, say) -> bool:
+    """Writes a file whole or not at all, as another process may write the same, or this be killed.
+
+    Args:
+        say: function of a line of text; told why a file could not be written.
+
+    Returns:
+        bool. Whether it was written.
+    """
+    unfinished = file.with_name(f"{file.name}.{os.getpid()}")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        unfinished.write_text(text)
+        unfinished.replace(file)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            unfinished.unlink(missing_ok=True)
+        say(f"{file} could not be written ({error.strerror}): only what is printed here is kept.")
+        return False
+    return True

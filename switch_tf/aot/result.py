@@ -1,0 +1,46 @@
+"""The JSON object of `switch-tf compile`: an answer of the compiler, what is wrong with it, and what it lets expect."""
+
+from switch_tf import accounting
+from switch_tf.aot import faults
+from switch_tf.aot.advice import advice
+from switch_tf.aot.plan import Answer, Question, needed
+
+NUM_LARGEST = 8  # collectives that are listed one by one
+
+
+def as_json(question: Question, answer: Answer) -> dict:
+    """All that is known of a step; where the compiler found no room for it, its words and advice in place of numbers.
+
+    "..._per_device" and "chip_bytes" are of one chip, "collectives" of a step on one chip.
+    """
+    config, layout, chip = question.config, question.layout, question.chip
+    fits = answer.refused is None and needed(answer.memory) <= chip.memory
+    result = {
+        "topology": question.topology, "mesh": layout.mesh, "num_parameters": config.num_parameters,
+        "layers": [config.num_encoder_layers, config.num_decoder_layers],
+        "compiled_layers": [list(depth) for depth in answer.compiled],
+        "fits": fits, "chip_bytes": int(chip.memory), "collectives": answer.collectives,
+        "advice": [] if fits else advice(answer, config, layout, question.settings, question.batch_size, chip)}
+    if answer.refused is not None:
+        return {**result, "refused": answer.refused}
+    return {
+        **result, "bytes_per_device": {**answer.memory, "needed": needed(answer.memory)},
+        "flops_per_device": answer.flops,
+        "warnings": faults.find(answer.program, config, layout, question.batch_size, question.task_feature_lengths,
+                                question.settings.num_microbatches),
+        "largest_collectives": [one._asdict() for one in sorted(
+            answer.program.collectives, key=lambda one: -one.bytes)[:NUM_LARGEST]],
+        "predicted": _predicted(question, answer.roofline)}
+
+
+def _predicted(question, roofline):
+    """Seconds, tokens and utilisation; the pairs are the worse and the better of them."""
+    config, lengths = question.config, question.task_feature_lengths
+    model_flops = accounting.flops_per_step(config, question.batch_size, lengths["inputs"], lengths["targets"])
+    tokens = question.batch_size * (lengths["inputs"] + (0 if config.is_encoder_only else lengths["targets"]))
+    return {
+        "compute_seconds": roofline.compute, "memory_seconds": roofline.memory, "links_seconds": roofline.links,
+        "step_seconds": [roofline.at_best, roofline.in_turn],
+        "tokens_per_second": [tokens / roofline.in_turn, tokens / roofline.at_best],
+        "model_flops_utilization": [model_flops / question.layout.num_devices / seconds / question.chip.flops
+                                    for seconds in (roofline.in_turn, roofline.at_best)]}

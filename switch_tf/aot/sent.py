@@ -1,0 +1,98 @@
+"""The collectives of an optimised program: what a chip sends in a step, over which axes of the mesh."""
+
+import math
+import re
+from typing import NamedTuple
+
+import numpy as np
+
+from switch_tf.aot import hlo
+from switch_tf.aot.origin import layer
+
+_COLLECTIVE = re.compile(
+    r"(all-to-all|all-reduce|all-gather|reduce-scatter|collective-permute|ragged-all-to-all)(-start)?")
+
+
+class Sent(NamedTuple):
+    """One collective: XLA's kind, bytes of its result on one chip, devices that take part, the mesh axes that they
+    differ in, its largest shape, the layer (or "gradient of" one) that it comes from, how often a step runs it."""
+
+    kind: str
+    bytes: int
+    group_size: int
+    axes: tuple[str, ...]
+    shape: str
+    where: str
+    times: int = 1
+
+
+def read(module: hlo.Module, mesh: dict[str, int]) -> list[Sent]:
+    """Every collective of a program.
+
+    Args:
+        module: Module.
+        mesh: dict, mesh axis -> size, in the order of its devices.
+    """
+    found, channels = [], set()
+    for computation, instructions in module.computations.items():
+        for instruction in instructions:
+            match = _COLLECTIVE.fullmatch(instruction.kind)
+            if match is None:
+                continue
+            channel = re.search(r"channel_id=(\d+)", instruction.line)
+            if channel and channel[1] in channels:
+                continue  # one that runs beside several other operations is written once with each
+            channels.add(channel and channel[1])
+            is_scatter = computation.startswith("all-reduce-scatter")
+            found.append(_sent(instruction, match, mesh, is_scatter, module.times.get(computation, 1)))
+    return found
+
+
+def _sent(instruction, match, mesh, is_scatter, times):
+    arrays = hlo.arrays(instruction.shape)
+    kind = match[1]
+    if match[2] and kind in ("all-gather", "collective-permute"):
+        arrays = arrays[1:2]  # the first half of an asynchronous one names its operand, too
+    size = sum(array.bytes for array in arrays)
+    group, axes = _group(instruction.line, mesh)
+    if is_scatter:
+        kind, size = "reduce-scatter", size // group  # each chip keeps its own part of the sum
+    largest = max(arrays, key=lambda array: array.bytes).text if arrays else ""
+    return Sent(kind, size, group, axes, largest, layer(instruction.operation), times)
+
+
+def _group(line, mesh):
+    """Size of a collective's groups, and the mesh axes in which the members of one differ."""
+    devices = _first_group(line)
+    if devices is None:
+        return math.prod(mesh.values()), tuple(mesh)
+    places = np.array(np.unravel_index(devices, tuple(mesh.values())))
+    return len(devices), tuple(axis for axis, along in zip(mesh, places, strict=True) if len(set(along)) > 1)
+
+
+def _first_group(line):
+    """Device numbers of the first group, in whichever of its three ways XLA writes it; None for all devices."""
+    if found := re.search(r"replica_groups=\{\{([\d,]+)\}", line):
+        return [int(device) for device in found[1].split(",")]
+    if found := re.search(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", line):
+        shape, source = ([int(length) for length in text.split(",")] for text in found.group(1, 2))
+        devices = np.arange(math.prod(source)).reshape(source)
+        if found[3]:
+            devices = devices.transpose([int(axis) for axis in found[3].split(",")])
+        return devices.reshape(shape)[0].ravel().tolist()
+    if found := re.search(r"replica_groups=mesh\[(.*?)\](?:, device_ids=\([^)]*\))? *\{(.*?)\}", line):
+        sizes = {name: int(size) for name, size in re.findall(r"'([^']+)'=(\d+)", found[1])}
+        devices = np.arange(math.prod(sizes.values())).reshape(list(sizes.values()))
+        keep = []
+        for name, before, size in re.findall(r"'([^']+)'(?::\((\d+)\)(\d+))?", found[2]):
+            dim = list(sizes).index(name)
+            if size:  # a part of an axis: `before` pieces to the left of it
+                whole = sizes[name]
+                keep.append((dim, [step * (whole // int(before) // int(size)) for step in range(int(size))]))
+            else:
+                keep.append((dim, list(range(sizes[name]))))
+        index = [[0]] * devices.ndim
+        for dim, along in keep:
+            index[dim] = along
+        return devices[np.ix_(*index)].ravel().tolist()
+    return None
