@@ -19,7 +19,7 @@ from switch_tf.config import SwitchConfig
 from switch_tf.models.switch_transformer import SwitchTransformer
 from switch_tf.partitioning.collectives import summarize
 from switch_tf.partitioning.layout import Layout
-from switch_tf.training.train_step import StepSettings
+from switch_tf.training.run import StepSettings
 
 TELL_EVERY = 20  # seconds
 # Memory grows by the same for every layer only from here on: with fewer, the compiler has room and keeps more.

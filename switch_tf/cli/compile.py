@@ -12,7 +12,7 @@ import gin
 
 import switch_tf
 from switch_tf import accounting, environment
-from switch_tf.cli import compile_choices, compile_text, gin_files, quiet
+from switch_tf.cli import compile_choices, compile_text, gin_files, gin_run, quiet
 from switch_tf.cli.main import Mistake
 
 
@@ -36,20 +36,16 @@ def run(arguments) -> dict:
 
     The model computes in bfloat16 unless ACTIVATION_DTYPE says otherwise; no data, vocabulary or network is touched.
     """
-    if not arguments.gin_file:
-        raise Mistake("Say which run to compile: a model, a task, a run and a layout, each with --gin_file.")
     _check_compiler()
     if (arguments.compare is not None) + arguments.search + (arguments.save is not None) > 1:
         raise Mistake("--compare, --search and --save do not go together; give one of them.")
     if arguments.save is not None:
         _check_folder(pathlib.Path(arguments.save))
-    quiet.import_tensorflow()
-    bindings = ["MODEL_DIR=''", "ACTIVATION_DTYPE='bfloat16'", *arguments.gin_bindings]
-    gin_files.parse(arguments.gin_file, bindings, arguments.gin_search_paths)
+    macros = gin_run.load(arguments, ["MODEL_DIR=''", "ACTIVATION_DTYPE='bfloat16'"])
     if arguments.compare is not None:
         return compile_choices.compare(arguments)
     if arguments.search:
-        return compile_choices.search(arguments)
+        return compile_choices.search(arguments, macros)
     cached = _cache_file(arguments)
     is_known, programs = cached.exists() and arguments.save is None, {}
     if is_known:
@@ -119,9 +115,6 @@ def _compile(arguments, programs):
     """The answer; with --save, `programs` gets the text of each program by its file's name."""
     from switch_tf.aot import advice, faults, plan, report
     from switch_tf.aot import compile as compiler
-    from switch_tf.partitioning.layout import Layout
-    from switch_tf.training import trainer
-    from switch_tf.training.fit import check_fit
 
     with quiet.held_back():  # libtpu says that there is no TPU
         num_devices = compiler.num_devices(arguments.topology)
@@ -129,11 +122,8 @@ def _compile(arguments, programs):
     if chip is None:
         raise ValueError(f"The memory and speed of the chips of {arguments.topology!r} are not known here; they are of "
                          f"{', '.join(report.CHIPS)}.")
-    layout = gin.get_configurable(Layout)().resolve(num_devices, "TPU")
-    run_, settings = gin.get_configurable(trainer.Run)(), gin.get_configurable(trainer.StepSettings)()
-    model = gin_files.trainer_argument("model")
-    config = model.config
-    check_fit(config, layout, run_.batch_size, run_.task_feature_lengths, settings.num_microbatches)
+    described = gin_run.on_devices(num_devices, "TPU")
+    config, layout, run_, settings = described.config, described.layout, described.run, described.settings
     if settings.steps_per_call != 1:
         raise ValueError(f"One step is compiled, so steps_per_call must be 1, not {settings.steps_per_call}.")
 
@@ -143,7 +133,7 @@ def _compile(arguments, programs):
             programs[f"{name}.stablehlo.mlir"] = lowered.text
             programs[f"{name}.optimized.hlo"] = compiled.hlo
 
-    question = plan.Question(config, model.dtype_policy, lambda: gin_files.trainer_argument("optimizer"), layout,
+    question = plan.Question(config, described.make_model().dtype_policy, described.make_optimizer, layout,
                              arguments.topology, chip, run_.batch_size, run_.task_feature_lengths, settings)
     answer = plan.ask(question, arguments.full, compile_text.say, save)
     fits = answer.refused is None and plan.needed(answer.memory) <= chip.memory

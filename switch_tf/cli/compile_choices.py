@@ -2,7 +2,7 @@
 
 import gin
 
-from switch_tf.cli import compile_many, compile_text, gin_files, quiet
+from switch_tf.cli import compile_many, compile_text, gin_files, gin_run, quiet
 from switch_tf.cli.main import Mistake
 
 
@@ -23,28 +23,27 @@ def compare(arguments) -> dict:
     return {"layouts": results, "exit_status": int(not any(result.get("fits") for result in results.values()))}
 
 
-def search(arguments) -> dict:
+def search(arguments, macros: set[str]) -> dict:
     """Meshes, then group sizes on the best mesh, then capacity factors. Status 1 where nothing fits."""
     from switch_tf.aot import compile as compiler
     from switch_tf.aot import search as choices
-    from switch_tf.partitioning.layout import Layout, mesh_shape
-    from switch_tf.training import trainer
+    from switch_tf.partitioning.layout import mesh_shape
 
     try:
         with quiet.held_back():
             num_devices = compiler.num_devices(arguments.topology)
-        layout = gin.get_configurable(Layout)().resolve(num_devices, "TPU")
     except ValueError as error:
         raise Mistake(gin_files.first_line(error)) from error
-    config = gin_files.trainer_argument("model").config
-    run_ = gin.get_configurable(trainer.Run)()
-    num_microbatches = gin.get_configurable(trainer.StepSettings)().num_microbatches
+    # Not checked: what is searched for is what fits.
+    described = gin_run.on_devices(num_devices, "TPU", is_checked=False)
+    config, layout, run_ = described.config, described.layout, described.run
+    num_microbatches = described.settings.num_microbatches
     num_tokens = run_.batch_size * max(run_.task_feature_lengths.values()) // num_microbatches
     own = choices.Choice(mesh_shape(layout.mesh), config.group_size, config.num_groups_multiple,
                          config.train_capacity_factor)
     meshes = choices.meshes(own, layout, num_devices, num_microbatches)
     own = next((choice for choice in meshes if choice.mesh_shape == own.mesh_shape), own)
-    mesh = "MESH_SHAPE" if "MESH_SHAPE" in gin_files.macros() else "Layout.mesh_shape"
+    mesh = "MESH_SHAPE" if "MESH_SHAPE" in macros else "Layout.mesh_shape"
     results = {}
 
     def try_out(what, tried):
