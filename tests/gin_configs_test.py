@@ -31,7 +31,7 @@ def _parse(model, layout, run, task, bindings=()):
 @pytest.mark.parametrize(("layout", "run", "task"),
                          list(itertools.product(FILES["layouts"], ("pretrain", "finetune"), FILES["tasks"])))
 def test_every_layout_run_and_task_configures_a_run(layout, run, task):
-    from switch_tf.training.trainer import Run
+    from switch_tf.training.run import Run
     _parse("switch_tiny", layout, run, task)
     configured = gin.get_configurable(Run)()
     assert configured.mixture_or_task_name
@@ -61,7 +61,7 @@ def test_finetuning_overrides_the_dropouts_of_the_model_file():
 
 
 def test_the_demo_is_a_whole_run():
-    from switch_tf.training.trainer import Run
+    from switch_tf.training.run import Run
     gin_files.parse(["gin/runs/demo.gin"])
     demo = gin.get_configurable(Run)()
     assert demo.model_dir == "runs/demo"

@@ -11,7 +11,8 @@ from switch_tf.optim.adafactor import Adafactor
 from switch_tf.partitioning import Layout, devices
 from switch_tf.partitioning.backends import create_partitioner
 from switch_tf.partitioning.partitioner import Partitioner
-from switch_tf.training.train_step import StepSettings, compile_steps
+from switch_tf.training.run import StepSettings
+from switch_tf.training.train_step import compile_steps
 
 
 def step_under_layout(job):

@@ -20,8 +20,7 @@ from switch_tf.config import SwitchConfig
 from switch_tf.models.switch_transformer import SwitchTransformer
 from switch_tf.partitioning.collectives import summarize
 from switch_tf.partitioning.layout import Layout
-from switch_tf.training.fit import check_fit
-from switch_tf.training.train_step import StepSettings
+from switch_tf.training.run import StepSettings, check_division
 
 TELL_EVERY = 20  # seconds
 # Memory grows by the same for every layer only from here on: with fewer, the compiler has room and keeps more.
@@ -114,7 +113,7 @@ def ask(question: Question, is_full=False, say=lambda text: None, keep=lambda na
 
 def _check(question):
     settings = question.settings
-    check_fit(question.config, question.layout, question.batch_size, question.task_feature_lengths,
+    check_division(question.config, question.layout, question.batch_size, question.task_feature_lengths,
               settings.num_microbatches)
     if settings.steps_per_call != 1:
         raise ValueError(f"One step is compiled, so steps_per_call must be 1, not {settings.steps_per_call}.")

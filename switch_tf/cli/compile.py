@@ -8,7 +8,7 @@ import tempfile
 import gin
 
 from switch_tf import environment
-from switch_tf.cli import compile_text, gin_files, quiet
+from switch_tf.cli import compile_text, gin_files, gin_run, quiet
 from switch_tf.cli.main import Mistake
 
 
@@ -32,20 +32,16 @@ def run(arguments) -> dict:
 
     The model computes in bfloat16 unless ACTIVATION_DTYPE says otherwise; no data, vocabulary or network is touched.
     """
-    if not arguments.gin_file:
-        raise Mistake("Say which run to compile: a model, a task, a run and a layout, each with --gin_file.")
     _check_compiler()
     if (arguments.compare is not None) + arguments.search + (arguments.save is not None) > 1:
         raise Mistake("--compare, --search and --save do not go together; give one of them.")
     if arguments.save is not None:
         _check_folder(pathlib.Path(arguments.save))
-    quiet.import_tensorflow()
-    bindings = ["MODEL_DIR=''", "ACTIVATION_DTYPE='bfloat16'", *arguments.gin_bindings]
-    gin_files.parse(arguments.gin_file, bindings, arguments.gin_search_paths)
+    macros = gin_run.load(arguments, ["MODEL_DIR=''", "ACTIVATION_DTYPE='bfloat16'"])
     if arguments.compare is not None:
         return _compare(arguments)
     if arguments.search:
-        return _search(arguments)
+        return _search(arguments, macros)
     return _answer(arguments)
 
 
@@ -83,20 +79,17 @@ def _question(topology):
     """
     from switch_tf.aot import chips, compiler
     from switch_tf.aot.plan import Question
-    from switch_tf.partitioning.layout import Layout
-    from switch_tf.training import trainer
 
     try:
         with quiet.held_back():  # libtpu says that there is no TPU
             num_devices = compiler.num_devices(topology)
         chip = chips.of(topology)
-        layout = gin.get_configurable(Layout)().resolve(num_devices, "TPU")
-        run_, settings = gin.get_configurable(trainer.Run)(), gin.get_configurable(trainer.StepSettings)()
-        model = gin_files.trainer_argument("model")
     except ValueError as error:
         raise Mistake(gin_files.first_line(error)) from error
-    return Question(model.config, model.dtype_policy, lambda: gin_files.trainer_argument("optimizer"), layout,
-                    topology, chip, run_.batch_size, run_.task_feature_lengths, settings)
+    # Not checked: a search is for what fits, and the plan of an answer checks.
+    described = gin_run.on_devices(num_devices, "TPU", is_checked=False)
+    return Question(described.config, described.make_model().dtype_policy, described.make_optimizer, described.layout,
+                    topology, chip, described.run.batch_size, described.run.task_feature_lengths, described.settings)
 
 
 def _answer(arguments):
@@ -153,27 +146,28 @@ def _compare(arguments):
     return {"layouts": results, "exit_status": int(not any(result.get("fits") for result in results.values()))}
 
 
-def _search(arguments):
+def _search(arguments, macros):
     """The same run with other meshes, groups and capacities, ranked. Status 1 where nothing fits."""
     from switch_tf.aot import many
     from switch_tf.aot.search import search
 
     question = _question(arguments.topology)
+    mesh = "MESH_SHAPE" if "MESH_SHAPE" in macros else "Layout.mesh_shape"
 
     def ask(choices):
-        return many.ask({name: process(_words(arguments, bindings=_bindings(choice, question.config)))
+        return many.ask({name: process(_words(arguments, bindings=_bindings(choice, mesh, question.config)))
                          for name, choice in choices.items()}, compile_text.say)
 
     own, results = search(question, ask, compile_text.say)
     best = next(iter(results))
-    compile_text.show(compile_text.ranking(own, results, map(_typed, _bindings(best, question.config))), arguments)
+    typed = map(_typed, _bindings(best, mesh, question.config))
+    compile_text.show(compile_text.ranking(own, results, typed), arguments)
     return {"candidates": [{**choice._asdict(), **result} for choice, result in results.items()],
             "exit_status": int(not results[best].get("fits"))}
 
 
-def _bindings(choice, config):
-    """What gives a run this choice."""
-    mesh = "MESH_SHAPE" if "MESH_SHAPE" in gin_files.macros() else "Layout.mesh_shape"
+def _bindings(choice, mesh, config):
+    """What gives a run this choice; `mesh`: the name that its files give the shape of the mesh."""
     bindings = [f"{mesh}='{choice.mesh_shape}'"]
     if config.num_experts:
         bindings += [f"SwitchConfig.group_size={choice.group_size}",

@@ -1,6 +1,5 @@
 """Reads gin files and bindings from the command line and refuses what gin would accept in silence."""
 
-import copy
 import importlib.util  # noqa: F401  gin 0.5 uses it without importing it
 import logging
 import os
@@ -11,6 +10,7 @@ from gin import config as gin_config
 
 from switch_tf import shipped_gin
 from switch_tf.choices import nearest
+from switch_tf.cli.gin_statements import Macro, Statements
 from switch_tf.cli.main import Mistake
 
 # What to add when a run lacks a macro that a whole kind of file provides.
@@ -30,37 +30,43 @@ def add_arguments(parser) -> None:
                     "--gin.MODEL_DIR=\"'runs/x'\""
 
 
-def parse(files, bindings=(), search_paths="") -> None:
-    """Parses gin files, then bindings "NAME=VALUE", into gin's global configuration.
+def read(files, bindings=(), search_paths="") -> Statements:
+    """Reads gin files, then bindings "NAME=VALUE", without importing what they name.
 
     Raises:
-        Mistake: a file that is not there, a name that nothing has, a value that cannot be read, or a macro that nothing
-            uses or nothing defines.
+        Mistake: a file that is not there, a value that cannot be read, or a macro that nothing uses or nothing defines.
     """
-    gin.clear_config()
     gin_config._LOCATION_PREFIXES[:] = ["", *filter(None, search_paths.split(",")), str(shipped_gin.folder())]
+    statements = Statements()
     for file in files:
         _check_exists(file)
-        _parse(lambda file=file: gin.parse_config_file(file), file)
+        _told(lambda file=file: statements.add_file(file), file)
     for binding in bindings:
         name, _, value = binding.partition("=")
         if not _ or not value:
             raise Mistake(f"--gin.{binding} must have the form --gin.NAME=VALUE.")
-        if "." not in name and name not in macros():
-            raise Mistake(f"No gin file defines {name}.{nearest(name, macros())} These files define "
-                          f"{', '.join(sorted(macros()))}.")
-        _parse(lambda binding=binding: gin.parse_config(binding), f"--gin.{binding}")
-    _check_macros()
+        macros = statements.macros
+        if "." not in name and name not in macros:
+            raise Mistake(f"No gin file defines {name}.{nearest(name, macros)} These files define "
+                          f"{', '.join(sorted(macros))}.")
+        _told(lambda binding=binding: statements.add_binding(binding), f"--gin.{binding}")
+    _check_macros(statements)
+    return statements
 
 
-def macros() -> set[str]:
-    """Names of all macros that the configuration defines."""
-    return {scope for scope, selector in gin_config._CONFIG if selector == "gin.macro"}
+def parse(files, bindings=(), search_paths="") -> Statements:
+    """Parses gin files and bindings, once they have been read, into gin's global configuration.
 
-
-def trainer_argument(name: str):
-    """What the parsed configuration gives the trainer as its argument `name`, made anew."""
-    return copy.deepcopy(gin.query_parameter(f"switch_tf.training.trainer.Trainer.{name}"))
+    Raises:
+        Mistake: what `read` refuses, or a name that nothing has.
+    """
+    statements = read(files, bindings, search_paths)
+    gin.clear_config()
+    for file in files:
+        _told(lambda file=file: gin.parse_config_file(file), file)
+    for binding in bindings:
+        _told(lambda binding=binding: gin.parse_config(binding), f"--gin.{binding}")
+    return statements
 
 
 def _check_exists(file):
@@ -70,7 +76,8 @@ def _check_exists(file):
         raise Mistake(f"There is no gin file {file!r} here or among the shipped ones.{nearest(file, shipped)}")
 
 
-def _parse(action, source):
+def _told(action, source):
+    """Does what gin's parser is needed for; what it refuses is the user's mistake, in one sentence."""
     # gin logs an error for each folder that does not hold an included file, before it looks into the next.
     logging.disable(logging.ERROR)
     try:
@@ -102,15 +109,14 @@ def first_line(error) -> str:
     return lines[0] if lines else type(error).__name__
 
 
-def _check_macros():
+def _check_macros(statements):
     """Every macro that is used has a value, and every one that has a value is used."""
-    references = gin_config.iterate_references(gin_config._CONFIG, to=gin.get_configurable(gin_config.macro))
-    used = {reference.scoped_selector.rpartition("/")[0] for reference in references}
-    for name in sorted(used - macros()):
+    macros, used = statements.macros, statements.used_macros() - {"gin.REQUIRED"}
+    for name in sorted(used - macros.keys()):
         provider = _PROVIDERS.get(name, f"it: --gin.{name}=VALUE")
         raise Mistake(f"{name} has no value; add {provider}.")
-    for name in sorted(macros() - used):
+    for name in sorted(macros.keys() - used):
         raise Mistake(f"{name} is set but nothing uses it.{nearest(name, used)}")
-    for (scope, selector), parameters in gin_config._CONFIG.items():
-        if selector == "gin.macro" and str(parameters["value"]) == "%gin.REQUIRED":
-            raise Mistake(f"{scope} has no value; set it, for example --gin.{scope}=\"'runs/x'\".")
+    for name, value in macros.items():
+        if value == Macro("gin.REQUIRED"):
+            raise Mistake(f"{name} has no value; set it, for example --gin.{name}=\"'runs/x'\".")

@@ -5,10 +5,11 @@ import pathlib
 import sys
 
 from switch_tf import shipped_gin
-from switch_tf.cli import gin_files, quiet
+from switch_tf.cli import gin_files
 from switch_tf.cli.main import Mistake
 from switch_tf.config import SwitchConfig
 from switch_tf.optim import factoring
+from switch_tf.partitioning.layout import Layout
 from switch_tf.training import checkpoint_folders
 
 
@@ -57,13 +58,10 @@ def _config_and_layout(arguments):
             what = f"gin/models/{what}.gin"
         import gin
         files = [what, *files] if what else files
-        if any("layout" in file for file in files):
-            quiet.import_tensorflow()  # gin will import it with the layout, less quietly
         gin_files.parse(files, arguments.gin_bindings, arguments.gin_search_paths)
         config = gin.get_configurable(SwitchConfig)()
         if ("", "switch_tf.partitioning.layout.Layout") not in gin.config._CONFIG:
             return config, None
-        from switch_tf.partitioning.layout import Layout  # imports TensorFlow, which a preset alone does without
         return config, gin.get_configurable(Layout)()
     except ValueError as error:
         raise Mistake(gin_files.first_line(error)) from error

@@ -3,11 +3,8 @@
 import os
 import sys
 
-from switch_tf.cli import gin_files, processes, quiet
+from switch_tf.cli import gin_files, gin_run, processes
 from switch_tf.cli.main import Mistake
-
-RUN_PARTS = ("a model (gin/models/switch_tiny.gin), a task (gin/tasks/docs_corpus.gin) and a run "
-             "(gin/runs/pretrain.gin)")
 
 
 def add_arguments(parser) -> None:
@@ -18,12 +15,10 @@ def add_arguments(parser) -> None:
 
 def run(arguments) -> dict:
     """Trains to the last step or until interrupted; the summary of the run is the JSON object."""
-    if not arguments.gin_file:
-        raise Mistake(f"A run is described by gin files: give {RUN_PARTS}, each with --gin_file.")
     if arguments.processes != 1:
+        gin_run.look(arguments.gin_file, arguments.gin_bindings, arguments.gin_search_paths)
         return {"exit_status": processes.run(arguments.words, arguments.processes, arguments.devices)}
-    quiet.import_tensorflow(processes.devices_of_this_process(arguments.devices))
-    gin_files.parse(arguments.gin_file, arguments.gin_bindings, arguments.gin_search_paths)
+    gin_run.load(arguments, num_cpu_devices=processes.devices_of_this_process(arguments.devices))
     trainer = _prepare()
 
     import tensorflow as tf
@@ -50,14 +45,11 @@ def _prepare():
     """Builds the trainer that gin describes; what is wrong with it is the user's, and one sentence."""
     import gin
 
-    from switch_tf.partitioning.backends import create_partitioner
     from switch_tf.training import checkpoints
     from switch_tf.training.trainer import Trainer
+    described = gin_run.on_this_machine()
     try:
-        processes.say_who_is_awaited()
-        # First of all: where there are several processes they have to meet before TensorFlow does anything else.
-        partitioner = gin.get_configurable(create_partitioner)()
-        trainer = gin.get_configurable(Trainer)(partitioner=partitioner)
+        trainer = gin.get_configurable(Trainer)(partitioner=described.partitioner)
         trainer.prepare(gin.operative_config_str())
     except (ValueError, OSError, checkpoints.BrokenCheckpoint) as error:
         raise Mistake(gin_files.first_line(error)) from error

@@ -4,7 +4,7 @@ import sys
 import tempfile
 
 from switch_tf import environment
-from switch_tf.cli import gin_files, quiet
+from switch_tf.cli import gin_files, gin_run
 from switch_tf.cli.main import Mistake
 
 # Of a gradient, a share of entries that one hidden unit at the edge of its ReLU explains: one of a hundred or more.
@@ -23,16 +23,12 @@ def run(arguments) -> dict:
 
     Everything is computed in float32 unless ACTIVATION_DTYPE says otherwise; MODEL_DIR is not needed.
     """
-    if not arguments.gin_file:
-        raise Mistake("Say which run to verify: a model, a task, a run and a layout, each with --gin_file.")
     if arguments.steps < 1 or arguments.devices < 1:
         raise Mistake(f"--steps and --devices must be at least 1, not {arguments.steps} and {arguments.devices}.")
     with tempfile.TemporaryDirectory() as dumps:
         environment.dump_partitioned_programs(dumps)
-        quiet.import_tensorflow(arguments.devices)
+        gin_run.load(arguments, ["MODEL_DIR=''", "ACTIVATION_DTYPE='float32'"], arguments.devices)
         _skip_graph_optimisation()
-        bindings = ["MODEL_DIR=''", "ACTIVATION_DTYPE='float32'", *arguments.gin_bindings]
-        gin_files.parse(arguments.gin_file, bindings, arguments.gin_search_paths)
         try:
             verification, layout, dtype = _verify(arguments.steps)
         except ValueError as error:
@@ -63,27 +59,20 @@ def _skip_graph_optimisation():
 
 
 def _verify(num_steps):
-    import gin
-
     from switch_tf import data
-    from switch_tf.partitioning.backends import create_partitioner
-    from switch_tf.training import trainer, verification
-    from switch_tf.training.fit import check_fit
+    from switch_tf.training import verification
 
-    partitioner = gin.get_configurable(create_partitioner)()
-    run, settings = gin.get_configurable(trainer.Run)(), gin.get_configurable(trainer.StepSettings)()
+    described = gin_run.on_this_machine()
+    run, settings = described.run, described.settings
     if settings.steps_per_call != 1:
         raise ValueError(f"Steps are compared one by one, so steps_per_call must be 1, not {settings.steps_per_call}.")
-
-    model = gin_files.trainer_argument("model")
-    check_fit(model.config, partitioner.layout, run.batch_size, run.task_feature_lengths, settings.num_microbatches)
     batches = data.get_dataset(data.DatasetDescription(
         run.mixture_or_task_name, run.task_feature_lengths, run.batch_size, "train", run.seed, run.pack,
-        model.config.is_encoder_only)).take(num_steps)
+        described.config.is_encoder_only)).take(num_steps)
     found = verification.verify(
-        lambda: gin_files.trainer_argument("model"), lambda: gin_files.trainer_argument("optimizer"), partitioner,
-        list(batches), run.seed, settings, say=lambda text: print(text, file=sys.stderr, flush=True))
-    return found, partitioner.layout, model.compute_dtype
+        described.make_model, described.make_optimizer, described.partitioner, list(batches), run.seed, settings,
+        say=lambda text: print(text, file=sys.stderr, flush=True))
+    return found, described.layout, described.make_model().compute_dtype
 
 
 def _describe(verification, result, layout, dtype):

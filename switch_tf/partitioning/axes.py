@@ -9,11 +9,7 @@ import contextlib
 import keras
 from keras import ops
 
-# T5X's words. `router_expert` names the columns of a router, which are never split, unlike the experts themselves;
-# `expert_embed` the width of tokens that travel to the experts and back.
-LOGICAL_AXES = frozenset((
-    "batch", "length", "vocab", "embed", "heads", "kv", "mlp", "relpos_buckets",
-    "group", "expert", "expert_embed", "expert_mlp", "router_expert", "capacity"))
+from switch_tf.partitioning.layout import LOGICAL_AXES
 
 _annotator = None
 _new_variable_axes = None

@@ -4,7 +4,12 @@ import dataclasses
 import math
 
 from switch_tf.choices import BACKENDS, check_choice
-from switch_tf.partitioning.axes import LOGICAL_AXES
+
+# T5X's words. `router_expert` names the columns of a router, which are never split, unlike the experts themselves;
+# `expert_embed` the width of tokens that travel to the experts and back.
+LOGICAL_AXES = frozenset((
+    "batch", "length", "vocab", "embed", "heads", "kv", "mlp", "relpos_buckets",
+    "group", "expert", "expert_embed", "expert_mlp", "router_expert", "capacity"))
 
 # Where the size of a logical axis comes from, in the words of whoever can change it.
 _SOURCES = {"vocab": "vocab_size", "embed": "d_model", "heads": "num_heads", "kv": "d_kv", "mlp": "d_ff",

@@ -4,7 +4,8 @@ import numpy as np
 
 from switch_tf import metrics, partitioning
 from switch_tf.partitioning.partitioner import Partitioner
-from switch_tf.training.train_step import StepSettings, batch_metrics, target_features
+from switch_tf.training.run import StepSettings
+from switch_tf.training.train_step import batch_metrics, target_features
 
 
 def compile_evaluation(model, settings: StepSettings, partitioner=None):

@@ -1,48 +1,11 @@
 """One training step: gradients of the whole batch's loss, then the update; `compile_steps` makes a function of both."""
 
-import dataclasses
-
 import tensorflow as tf
 
 from switch_tf import losses, metrics, partitioning
 from switch_tf.layers import masks
 from switch_tf.metrics import Mean, RouterStats
 from switch_tf.partitioning.partitioner import Partitioner
-
-
-@dataclasses.dataclass(frozen=True)
-class StepSettings:
-    """What a training step does besides the model and the optimizer.
-
-    Args:
-        z_loss_weight: float. Coefficient of logsumexp(logits)^2 in the cross-entropy.
-        label_smoothing: float in [0, 1).
-        num_microbatches: int. The batch is processed in so many equal parts, one after the other, with the same
-            gradient as in one piece and less memory.
-        clip_norm: float or None. Gradients whose global norm exceeds it are scaled down to it.
-        steps_per_call: int. Training steps in one call of the compiled function; the host sees their mean metrics.
-        use_xla: bool. Compile the step with XLA; on a CPU only the optimizer's update, because TensorFlow's own
-            products are faster there.
-    """
-
-    z_loss_weight: float = 1e-4
-    label_smoothing: float = 0.0
-    num_microbatches: int = 1
-    clip_norm: float | None = None
-    steps_per_call: int = 1
-    use_xla: bool = False
-
-    def __post_init__(self):
-        for name in ("num_microbatches", "steps_per_call"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name} must be an integer of at least 1, not {value!r}.")
-        if self.clip_norm is not None and not self.clip_norm > 0:
-            raise ValueError(f"clip_norm must be above 0, or None not to clip, not {self.clip_norm!r}.")
-        if not 0 <= self.label_smoothing < 1:
-            raise ValueError(f"label_smoothing must be in [0, 1), not {self.label_smoothing!r}.")
-        if self.z_loss_weight < 0:
-            raise ValueError(f"z_loss_weight must be 0 or above, not {self.z_loss_weight!r}.")
 
 
 def compute_gradients(model, features, seed, step, settings, partitioner=None):

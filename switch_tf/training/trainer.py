@@ -1,7 +1,6 @@
 """The training loop: decides when to log, evaluate, save and stop, never what a step computes."""
 
 import contextlib
-import dataclasses
 import re
 import signal
 import time
@@ -13,53 +12,9 @@ from switch_tf.partitioning.partitioner import Partitioner
 from switch_tf.training import checkpoint_folders, checkpoints, peak, report, summaries
 from switch_tf.training.diagnosis import Divergence, first_bad_tensor
 from switch_tf.training.evaluation import compile_evaluation, evaluate, unigram_loss
-from switch_tf.training.fit import check_fit
+from switch_tf.training.run import StepSettings, check_division, check_periods
 from switch_tf.training.run_folder import RunFolder
-from switch_tf.training.train_step import StepSettings, compile_steps
-
-
-@dataclasses.dataclass(frozen=True)
-class Run:
-    """Where a run lives, what it reads, and how often it does what.
-
-    Args:
-        model_dir: str, the run folder. The same command on it goes on where it stopped.
-        mixture_or_task_name: str, a registered seqio task or mixture.
-        task_feature_lengths: dict, "inputs" and "targets" in tokens.
-        train_steps: int, where to stop.
-        batch_size: int, sequences.
-        log_period, eval_period, checkpoint_period: int, in steps; an eval_period of 0 never evaluates.
-        eval_batches: int, batches of the validation split at most in each evaluation.
-        unigram_batches: int. Compare evaluations with the loss of a unigram model counted on so many training batches;
-            0 does not.
-        pack: bool, several examples in one sequence.
-        seed: int, of initial weights, order of the data, dropout and jitter.
-        initial_checkpoint: str or None. Run folder or checkpoint whose weights a new run starts from.
-        keep_checkpoints: int, the newest so many are kept.
-    """
-
-    model_dir: str
-    mixture_or_task_name: str
-    task_feature_lengths: dict
-    train_steps: int
-    batch_size: int
-    log_period: int = 100
-    eval_period: int = 1000
-    checkpoint_period: int = 1000
-    eval_batches: int = 20
-    unigram_batches: int = 0
-    pack: bool = False
-    seed: int = 0
-    initial_checkpoint: str | None = None
-    keep_checkpoints: int = 3
-
-    def __post_init__(self):
-        for name, at_least in (("train_steps", 1), ("batch_size", 1), ("log_period", 1), ("eval_period", 0),
-                               ("checkpoint_period", 1), ("eval_batches", 1), ("unigram_batches", 0), ("seed", 0),
-                               ("keep_checkpoints", 1)):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < at_least:
-                raise ValueError(f"{name.upper()} must be an integer of at least {at_least}, not {value!r}.")
+from switch_tf.training.train_step import compile_steps
 
 
 class Trainer:
@@ -88,12 +43,10 @@ class Trainer:
         run, config, settings = self.run, self.model.config, self.step_settings
         data.check_task(run.mixture_or_task_name)
         data.check_vocabulary(run.mixture_or_task_name, config.vocab_size)
-        for name in ("train_steps", "log_period", "eval_period", "checkpoint_period"):
-            if getattr(run, name) % settings.steps_per_call:
-                raise ValueError(f"{name.upper()} must be a multiple of steps_per_call ({settings.steps_per_call}), "
-                                 f"because the host sees nothing in between; it is {getattr(run, name)}.")
+        check_periods(run, settings)
         self.partitioner.check(config.num_parameters, settings.steps_per_call, settings.use_xla)
-        check_fit(config, self.partitioner.layout, run.batch_size, run.task_feature_lengths, settings.num_microbatches)
+        check_division(config, self.partitioner.layout, run.batch_size, run.task_feature_lengths,
+                       settings.num_microbatches)
         if run.initial_checkpoint is not None:
             checkpoint_folders.describe(checkpoint_folders.resolve(run.initial_checkpoint))
 

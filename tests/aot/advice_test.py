@@ -11,8 +11,7 @@ from switch_tf.aot.compiler import DoesNotFit
 from switch_tf.aot.plan import Answer
 from switch_tf.aot.roofline import Roofline
 from switch_tf.partitioning.layout import Layout
-from switch_tf.training.fit import check_fit
-from switch_tf.training.train_step import StepSettings
+from switch_tf.training.run import StepSettings, check_division
 
 GIB = 2**30
 CONFIG = SwitchConfig.from_preset("switch_base_8")
@@ -50,8 +49,8 @@ def test_an_extrapolated_refusal_asks_for_all_layers_unless_weights_alone_are_to
 def test_its_flags_are_taken():
     config = dataclasses.replace(CONFIG, num_groups_multiple=32)
     lengths = {"inputs": 512, "targets": 114}
-    check_fit(config, LAYOUT, 128, lengths, num_microbatches=4)
-    check_fit(CONFIG, LAYOUT, 32, lengths, num_microbatches=1)
+    check_division(config, LAYOUT, 128, lengths, num_microbatches=4)
+    check_division(CONFIG, LAYOUT, 32, lengths, num_microbatches=1)
 
 
 @pytest.mark.parametrize("message, size", [

@@ -12,7 +12,7 @@ from switch_tf.aot import compiler, lower
 from switch_tf.aot.program import Program
 from switch_tf.optim.adafactor import Adafactor
 from switch_tf.partitioning.layout import Layout
-from switch_tf.training.train_step import StepSettings
+from switch_tf.training.run import StepSettings
 
 EXPERT_MODEL = (("batch", "data"), ("group", "data"), ("expert", "data"), ("heads", "model"), ("mlp", "model"),
                 ("expert_mlp", "model"), ("vocab", "model"))

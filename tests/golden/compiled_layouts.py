@@ -14,7 +14,7 @@ from switch_tf.aot.program import Program
 from switch_tf.optim.adafactor import Adafactor
 from switch_tf.partitioning.collectives import summarize
 from switch_tf.partitioning.layout import Layout
-from switch_tf.training.train_step import StepSettings
+from switch_tf.training.run import StepSettings
 
 FILE = pathlib.Path(__file__).with_suffix(".json")
 DATA = (("batch", "data"), ("group", "data"))

@@ -12,7 +12,7 @@ from switch_tf import SwitchConfig, SwitchTransformer, metrics
 from switch_tf.layers import FeedForward, MultiHeadAttention, SwitchFeedForward, SwitchSelfAttention
 from switch_tf.optim.adafactor import Adafactor
 from switch_tf.training import report, train_step
-from switch_tf.training.train_step import StepSettings
+from switch_tf.training.run import StepSettings
 
 CHOICES = ("feed_forward", "attention", "feed_forward_and_attention")
 BOTH = {"expert_sublayers": "feed_forward_and_attention"}

@@ -9,7 +9,8 @@ from switch_tf.optim.adafactor import Adafactor
 from switch_tf.partitioning import backends, gspmd
 from switch_tf.partitioning import dtensor as dtensor_module
 from switch_tf.partitioning.layout import Layout
-from switch_tf.training.train_step import StepSettings, compile_steps
+from switch_tf.training.run import StepSettings
+from switch_tf.training.train_step import compile_steps
 
 DATA = (("batch", "data"), ("group", "data"))
 EXPERT = (*DATA, ("expert", "data"))

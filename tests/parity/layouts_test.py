@@ -13,7 +13,7 @@ from switch_tf.partitioning.backends import create_partitioner
 from switch_tf.partitioning.layout import Layout
 from switch_tf.partitioning.partitioner import Partitioner
 from switch_tf.training import verification
-from switch_tf.training.train_step import StepSettings
+from switch_tf.training.run import StepSettings
 
 DATA = (("batch", "data"), ("group", "data"))
 EXPERT = (*DATA, ("expert", "data"))

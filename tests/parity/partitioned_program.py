@@ -22,7 +22,8 @@ from switch_tf.aot.lower import lower_step
 from switch_tf.optim.adafactor import Adafactor
 from switch_tf.partitioning.layout import Layout
 from switch_tf.partitioning.partitioner import Partitioner
-from switch_tf.training.train_step import StepSettings, compile_steps
+from switch_tf.training.run import StepSettings
+from switch_tf.training.train_step import compile_steps
 
 STEPS, BATCH, LENGTHS = 2, 16, {"inputs": 32, "targets": 16}
 

@@ -3,7 +3,7 @@ import numpy as np
 
 from switch_tf import SwitchTransformer
 from switch_tf.training import diagnosis
-from switch_tf.training.train_step import StepSettings
+from switch_tf.training.run import StepSettings
 
 
 def _model(config):

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from switch_tf import SwitchTransformer
 from switch_tf.training import evaluation
-from switch_tf.training.train_step import StepSettings
+from switch_tf.training.run import StepSettings
 
 
 def _targets(tokens):

@@ -12,7 +12,8 @@ from switch_tf.partitioning.layout import Layout
 from switch_tf.partitioning.partitioner import Partitioner
 from switch_tf.partitioning.strategy import StrategyPartitioner
 from switch_tf.training import checkpoints, diagnosis
-from switch_tf.training.train_step import StepSettings, compile_steps
+from switch_tf.training.run import StepSettings
+from switch_tf.training.train_step import compile_steps
 
 DATA = (("batch", "data"), ("group", "data"))
 MODEL = (("heads", "model"), ("mlp", "model"), ("expert_mlp", "model"), ("vocab", "model"))

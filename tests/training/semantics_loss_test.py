@@ -8,7 +8,7 @@ import pytest
 
 from switch_tf import SwitchTransformer, losses, partitioning
 from switch_tf.training import train_step
-from switch_tf.training.train_step import StepSettings
+from switch_tf.training.run import StepSettings
 
 ROUTERS = {
     "switch": {},

@@ -9,7 +9,7 @@ from switch_tf import SwitchTransformer, metrics
 from switch_tf.metrics import Mean
 from switch_tf.optim.adafactor import Adafactor
 from switch_tf.training import train_step
-from switch_tf.training.train_step import StepSettings
+from switch_tf.training.run import StepSettings
 
 SEED = 3
 

@@ -11,8 +11,8 @@ import pytest
 from switch_tf import SwitchTransformer
 from switch_tf.optim.adafactor import Adafactor
 from switch_tf.training import checkpoints, diagnosis
-from switch_tf.training.train_step import StepSettings
-from switch_tf.training.trainer import Run, Trainer
+from switch_tf.training.run import Run, StepSettings
+from switch_tf.training.trainer import Trainer
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ import re
 import pytest
 
 from switch_tf.partitioning import Layout
-from switch_tf.training.fit import check_fit
+from switch_tf.training.run import check_division
 
 DATA = (("batch", "data"), ("group", "data"))
 LENGTHS = {"inputs": 12, "targets": 6}
@@ -15,16 +15,16 @@ FOUR = Layout("data=4", (*DATA, ("expert", "data")))
 
 def refusal(config, layout=FOUR, batch_size=8, lengths=LENGTHS, num_microbatches=1):
     with pytest.raises(ValueError) as raised:
-        check_fit(config, layout, batch_size, lengths, num_microbatches)
+        check_division(config, layout, batch_size, lengths, num_microbatches)
     assert "\n" not in str(raised.value)
     return str(raised.value)
 
 
 def test_what_divides_fits(tiny_config):
     # 8 * 12 = 96 tokens in 4 groups of 24, 8 * 6 = 48 in 4 of 12: one for each device, or two for each microbatch.
-    check_fit(tiny_config, FOUR, 8, LENGTHS, 1)
-    check_fit(tiny_config, Layout("data=2", DATA), 8, LENGTHS, 2)
-    check_fit(tiny_config, Layout(), 8, LENGTHS, 4)
+    check_division(tiny_config, FOUR, 8, LENGTHS, 1)
+    check_division(tiny_config, Layout("data=2", DATA), 8, LENGTHS, 2)
+    check_division(tiny_config, Layout(), 8, LENGTHS, 4)
 
 
 @pytest.mark.parametrize("lengths", [{}, {"inputs": 12}, {"targets": 6}, {"inputs": 12, "targets": 6.0},
@@ -56,7 +56,7 @@ def test_the_data_axis_divides_the_batch_of_each_microbatch(tiny_config):
 def test_the_model_axis_divides_the_model(tiny_config, rule, changes, message):
     config = dataclasses.replace(tiny_config, **changes)
     assert refusal(config, Layout("model=4", (rule,))).startswith(message)
-    check_fit(config, Layout("model=1", (rule,)), 8, LENGTHS, 1)
+    check_division(config, Layout("model=1", (rule,)), 8, LENGTHS, 1)
 
 
 def test_weights_at_rest_are_divided_too(tiny_config):
@@ -66,8 +66,8 @@ def test_weights_at_rest_are_divided_too(tiny_config):
 
 def test_a_dense_model_has_no_experts_to_divide(tiny_config):
     dense = dataclasses.replace(tiny_config, num_experts=0)
-    check_fit(dense, Layout("data=3", (("batch", "data"), ("expert", "data"))), 9, LENGTHS, 1)
-    check_fit(dense, FOUR, 8, {"inputs": 7, "targets": 5}, 2)
+    check_division(dense, Layout("data=3", (("batch", "data"), ("expert", "data"))), 9, LENGTHS, 1)
+    check_division(dense, FOUR, 8, {"inputs": 7, "targets": 5}, 2)
 
 
 def test_each_device_has_whole_groups_of_each_microbatch(tiny_config):
@@ -75,13 +75,13 @@ def test_each_device_has_whole_groups_of_each_microbatch(tiny_config):
     assert refusal(tiny_config, num_microbatches=2) == (
         "A batch routed in 4 groups cannot be cut into 8 parts of whole groups (microbatches times devices of the data "
         "axis). Set num_groups_multiple to a multiple of 8, or use fewer of them.")
-    check_fit(dataclasses.replace(tiny_config, num_groups_multiple=8), FOUR, 8, LENGTHS, 2)
+    check_division(dataclasses.replace(tiny_config, num_groups_multiple=8), FOUR, 8, LENGTHS, 2)
 
 
 def test_groups_that_are_not_split_need_not_divide(tiny_config):
     config = dataclasses.replace(tiny_config, num_groups_multiple=1)
     assert refusal(config).startswith("A batch routed in 1 groups cannot be cut into 4 parts")
-    check_fit(config, Layout("data=4", (("batch", "data"),)), 8, LENGTHS, 1)
+    check_division(config, Layout("data=4", (("batch", "data"),)), 8, LENGTHS, 1)
 
 
 def test_groups_of_targets_are_looked_at_where_the_decoder_is_sparse(tiny_config):
@@ -89,11 +89,11 @@ def test_groups_of_targets_are_looked_at_where_the_decoder_is_sparse(tiny_config
     lengths = {"inputs": 12, "targets": 5}  # 96 tokens are 6 * 16, 40 are not
     assert re.match(r"No number of groups that is a multiple of 16 divides 40 tokens \(8 sequences of 5\) .* "
                     r"Use a batch of 16 sequences, or num_groups_multiple=8\.", refusal(config, lengths=lengths))
-    check_fit(dataclasses.replace(config, decoder_sparse_step=0), FOUR, 8, lengths, 1)
-    check_fit(config, FOUR, 16, lengths, 1)
+    check_division(dataclasses.replace(config, decoder_sparse_step=0), FOUR, 8, lengths, 1)
+    check_division(config, FOUR, 16, lengths, 1)
 
 
 def test_with_semantics_hf_each_sequence_is_a_group(tiny_config):
     config = dataclasses.replace(tiny_config, semantics="hf", expert_capacity=2, num_groups_multiple=1)
-    check_fit(config, FOUR, 8, {"inputs": 7, "targets": 5}, 2)
+    check_division(config, FOUR, 8, {"inputs": 7, "targets": 5}, 2)
     assert "BATCH_SIZE must be a multiple of 4" in refusal(config, batch_size=6)

@@ -1,0 +1,125 @@
+"""From gin files to a checked run, for every command that takes one.
+
+In two steps, because importing TensorFlow takes seconds: `load` refuses what can be known to be wrong before that, and
+`on_this_machine` or `on_devices` what is wrong with the parts together.
+"""
+
+import copy
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import gin
+
+from switch_tf.cli import gin_files, processes, quiet
+from switch_tf.cli.gin_statements import Unknown
+from switch_tf.cli.main import Mistake
+from switch_tf.config import SwitchConfig
+from switch_tf.partitioning.layout import Layout
+from switch_tf.training.run import Run, StepSettings, check_division, check_periods
+
+PARTS = ("a model (gin/models/switch_tiny.gin), a task (gin/tasks/docs_corpus.gin) and a run "
+         "(gin/runs/pretrain.gin)")
+
+
+class GinRun(NamedTuple):
+    """A run whose parts go together.
+
+    `config`: SwitchConfig; `layout`: Layout with its mesh complete; `partitioner`: Partitioner of that layout, None
+    where it is of other devices than this machine's; `run`: Run; `settings`: StepSettings; `make_model`,
+    `make_optimizer`: functions to a new SwitchTransformer and Keras optimizer, neither built.
+    """
+
+    config: SwitchConfig
+    layout: Layout
+    partitioner: Any
+    run: Run
+    settings: StepSettings
+    make_model: Callable
+    make_optimizer: Callable
+
+
+def load(arguments, defaults=(), num_cpu_devices=None) -> set[str]:
+    """Has gin parse a command's files and bindings, and imports TensorFlow when nothing is known to be wrong with them.
+
+    Args:
+        arguments: what `gin_files.add_arguments` declares.
+        defaults: list of "NAME=VALUE", which the command line overrides.
+        num_cpu_devices: how many devices to make of the CPU, None to leave it as it is.
+
+    Returns:
+        The names of all macros.
+    """
+    words = arguments.gin_file, [*defaults, *arguments.gin_bindings], arguments.gin_search_paths
+    look(*words)
+    quiet.import_tensorflow(num_cpu_devices)
+    return set(gin_files.parse(*words).macros)
+
+
+def look(files, bindings=(), search_paths="") -> None:
+    """Refuses gin files and bindings that describe no run, as far as that is seen without TensorFlow.
+
+    Raises:
+        Mistake: what `gin_files.read` refuses, or a value out of its range.
+    """
+    if not files:
+        raise Mistake(f"A run is described by gin files: give {PARTS}, each with --gin_file.")
+    statements = gin_files.read(files, bindings, search_paths)
+    _, _, run, settings = (_described(kind, statements) for kind in (SwitchConfig, Layout, Run, StepSettings))
+    if run and settings:
+        _or_mistake(lambda: check_periods(run, settings))
+
+
+def _described(kind, statements):
+    """What statements say of a class that needs no TensorFlow; None where that is nothing, or cannot be known yet."""
+    try:
+        arguments = statements.arguments_of(kind)
+    except Unknown:
+        return None
+    return _or_mistake(lambda: kind(**arguments)) if arguments else None
+
+
+def _or_mistake(action):
+    try:
+        return action()
+    except (ValueError, TypeError) as error:
+        raise Mistake(gin_files.first_line(error)) from error
+
+
+def on_this_machine() -> GinRun:
+    """The run that gin has parsed, on the devices that this process, and those that train with it, have.
+
+    Starts the devices: where there are several processes they have to meet before TensorFlow does anything else.
+
+    Raises:
+        Mistake: its parts do not go together, or not with the devices.
+    """
+    from switch_tf.partitioning.backends import create_partitioner
+
+    processes.say_who_is_awaited()
+    partitioner = _or_mistake(gin.get_configurable(create_partitioner))
+    return _or_mistake(lambda: _parsed(partitioner.layout, partitioner))
+
+
+def on_devices(num_devices: int, kind: str, is_checked=True) -> GinRun:
+    """The run that gin has parsed, on so many devices of another machine.
+
+    Raises:
+        Mistake: its layout is for other devices or, where `is_checked`, its parts do not go together.
+    """
+    return _or_mistake(lambda: _parsed(gin.get_configurable(Layout)().resolve(num_devices, kind), None, is_checked))
+
+
+def _parsed(layout, partitioner, is_checked=True):
+    run, settings = gin.get_configurable(Run)(), gin.get_configurable(StepSettings)()
+    # Not what is bound of SwitchConfig: a file may describe its model in another way.
+    config = _trainer_argument("model").config
+    if is_checked:
+        check_periods(run, settings)
+        check_division(config, layout, run.batch_size, run.task_feature_lengths, settings.num_microbatches)
+    return GinRun(config, layout, partitioner, run, settings, lambda: _trainer_argument("model"),
+                  lambda: _trainer_argument("optimizer"))
+
+
+def _trainer_argument(name):
+    """What gin has for the trainer's argument `name`, made anew."""
+    return copy.deepcopy(gin.query_parameter(f"switch_tf.training.trainer.Trainer.{name}"))

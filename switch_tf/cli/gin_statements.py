@@ -1,0 +1,133 @@
+"""What gin files say, read without importing what they name: that takes seconds, and mistakes can be told before."""
+
+import dataclasses
+import io
+import os
+from typing import Any, NamedTuple
+
+from gin import config as gin_config
+from gin import config_parser
+
+
+class Reference(NamedTuple):
+    """`@name` or `@name()`: something that has to be imported."""
+
+    name: str
+
+
+class Macro(NamedTuple):
+    """`%NAME`."""
+
+    name: str
+
+
+class Unknown(Exception):
+    """A value that only the things that gin files name can tell."""
+
+
+class _Values(config_parser.ParserDelegate):
+    def configurable_reference(self, scoped_configurable_name, evaluate):
+        return Reference(scoped_configurable_name)
+
+    def macro(self, macro_name):
+        return Macro(macro_name)
+
+
+@dataclasses.dataclass
+class Statements:
+    """What remains of all statements, the last of each name.
+
+    `macros`: name -> value; `parameters`: (scope, name of what it belongs to, its own name) -> value; `named`: whatever
+    was named, by module where a file imports it. Values are Python's, References and Macros.
+    """
+
+    macros: dict[str, Any] = dataclasses.field(default_factory=dict)
+    parameters: dict[tuple[str, str, str], Any] = dataclasses.field(default_factory=dict)
+    named: set[str] = dataclasses.field(default_factory=set)
+
+    def add_file(self, file: str) -> None:
+        """Adds a file, found as gin finds it, and those that it includes.
+
+        Raises:
+            SyntaxError: what cannot be read.
+            ValueError: an included file that is not there.
+        """
+        paths = [os.path.join(prefix, file) for prefix in gin_config._LOCATION_PREFIXES]
+        found = next(filter(os.path.isfile, paths), None)
+        if found is None:
+            raise ValueError(f"it includes {file!r}, which is neither here nor among the shipped files")
+        with open(found) as source:
+            self._add(source)
+
+    def add_binding(self, binding: str) -> None:
+        """Adds "NAME=VALUE" of the command line, where the end of a name is enough."""
+        self._add(io.StringIO(binding))
+
+    def _add(self, source):
+        modules = {}
+        for statement in config_parser.ConfigParser(source, _Values()):
+            match statement:
+                case config_parser.IncludeStatement():
+                    self.add_file(statement.filename)
+                case config_parser.ImportStatement():
+                    modules[statement.bound_name()] = statement.module
+                case config_parser.BlockDeclaration():
+                    self.named.add(_with_module(statement.selector, modules))
+                case config_parser.BindingStatement(arg_name=None | ""):
+                    self.macros["/".join(filter(None, (statement.scope, statement.selector)))] = statement.value
+                case config_parser.BindingStatement():
+                    name = self._whole(_with_module(statement.selector, modules))
+                    self.named.add(name)
+                    self.parameters[statement.scope or "", name, statement.arg_name] = statement.value
+
+    def _whole(self, name):
+        """The name that was given before and ends with this one."""
+        return next((known for known in self.named if known.endswith(f".{name}")), name)
+
+    def used_macros(self) -> set[str]:
+        """Macros that some value refers to."""
+        return {macro.name for value in (*self.macros.values(), *self.parameters.values()) for macro in _macros(value)}
+
+    def arguments_of(self, described: type) -> dict | None:
+        """What is bound of a class of this package, None where nothing is.
+
+        Raises:
+            Unknown: a value has to be computed by something that is not imported.
+        """
+        found = {parameter: self.value(value) for (scope, name, parameter), value in self.parameters.items()
+                 if not scope and name.startswith("switch_tf.") and name.endswith(f".{described.__name__}")}
+        return found or None
+
+    def value(self, value):
+        """A value with its macros filled in; raises Unknown."""
+        match value:
+            case Macro():
+                if value.name not in self.macros:
+                    raise Unknown
+                return self.value(self.macros[value.name])
+            case Reference():
+                raise Unknown
+            case dict():
+                return {self.value(key): self.value(entry) for key, entry in value.items()}
+            case list() | tuple():
+                return type(value)(self.value(entry) for entry in value)
+        return value
+
+
+def _with_module(selector, modules):
+    first, dot, rest = selector.partition(".")
+    return f"{modules.get(first, first)}{dot}{rest}"
+
+
+def _macros(value):
+    match value:
+        case Macro():
+            yield value
+        case Reference():
+            pass
+        case dict():
+            for entry in (*value.keys(), *value.values()):
+                yield from _macros(entry)
+        case list() | tuple():
+            for entry in value:
+                yield from _macros(entry)

@@ -1,0 +1,127 @@
+"""What a run is besides its model, and whether a model, a batch and a layout go together; none of it needs TensorFlow.
+
+So what a user got wrong is refused before TensorFlow is imported, and anything is built.
+"""
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """Where a run lives, what it reads, and how often it does what.
+
+    Args:
+        model_dir: str, the run folder. The same command on it goes on where it stopped.
+        mixture_or_task_name: str, a registered seqio task or mixture.
+        task_feature_lengths: dict, "inputs" and "targets" in tokens.
+        train_steps: int, where to stop.
+        batch_size: int, sequences.
+        log_period, eval_period, checkpoint_period: int, in steps; an eval_period of 0 never evaluates.
+        eval_batches: int, batches of the validation split at most in each evaluation.
+        unigram_batches: int. Compare evaluations with the loss of a unigram model counted on so many training batches;
+            0 does not.
+        pack: bool, several examples in one sequence.
+        seed: int, of initial weights, order of the data, dropout and jitter.
+        initial_checkpoint: str or None. Run folder or checkpoint whose weights a new run starts from.
+        keep_checkpoints: int, the newest so many are kept.
+    """
+
+    model_dir: str
+    mixture_or_task_name: str
+    task_feature_lengths: dict
+    train_steps: int
+    batch_size: int
+    log_period: int = 100
+    eval_period: int = 1000
+    checkpoint_period: int = 1000
+    eval_batches: int = 20
+    unigram_batches: int = 0
+    pack: bool = False
+    seed: int = 0
+    initial_checkpoint: str | None = None
+    keep_checkpoints: int = 3
+
+    def __post_init__(self):
+        for name, at_least in (("train_steps", 1), ("batch_size", 1), ("log_period", 1), ("eval_period", 0),
+                               ("checkpoint_period", 1), ("eval_batches", 1), ("unigram_batches", 0), ("seed", 0),
+                               ("keep_checkpoints", 1)):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < at_least:
+                raise ValueError(f"{name.upper()} must be an integer of at least {at_least}, not {value!r}.")
+
+
+@dataclasses.dataclass(frozen=True)
+class StepSettings:
+    """What a training step does besides the model and the optimizer.
+
+    Args:
+        z_loss_weight: float. Coefficient of logsumexp(logits)^2 in the cross-entropy.
+        label_smoothing: float in [0, 1).
+        num_microbatches: int. The batch is processed in so many equal parts, one after the other, with the same
+            gradient as in one piece and less memory.
+        clip_norm: float or None. Gradients whose global norm exceeds it are scaled down to it.
+        steps_per_call: int. Training steps in one call of the compiled function; the host sees their mean metrics.
+        use_xla: bool. Compile the step with XLA; on a CPU only the optimizer's update, because TensorFlow's own
+            products are faster there.
+    """
+
+    z_loss_weight: float = 1e-4
+    label_smoothing: float = 0.0
+    num_microbatches: int = 1
+    clip_norm: float | None = None
+    steps_per_call: int = 1
+    use_xla: bool = False
+
+    def __post_init__(self):
+        for name in ("num_microbatches", "steps_per_call"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < 1:
+                raise ValueError(f"{name} must be an integer of at least 1, not {value!r}.")
+        if self.clip_norm is not None and not self.clip_norm > 0:
+            raise ValueError(f"clip_norm must be above 0, or None not to clip, not {self.clip_norm!r}.")
+        if not 0 <= self.label_smoothing < 1:
+            raise ValueError(f"label_smoothing must be in [0, 1), not {self.label_smoothing!r}.")
+        if self.z_loss_weight < 0:
+            raise ValueError(f"z_loss_weight must be 0 or above, not {self.z_loss_weight!r}.")
+
+
+def check_periods(run: Run, settings: StepSettings) -> None:
+    """Raises ValueError unless whatever is done every so many steps falls between two calls of the step's function."""
+    for name in ("train_steps", "log_period", "eval_period", "checkpoint_period"):
+        if getattr(run, name) % settings.steps_per_call:
+            raise ValueError(f"{name.upper()} must be a multiple of steps_per_call ({settings.steps_per_call}), "
+                             f"because the host sees nothing in between; it is {getattr(run, name)}.")
+
+
+def check_division(config, layout, batch_size: int, task_feature_lengths: dict, num_microbatches: int) -> None:
+    """Raises ValueError unless the batch can be cut into groups, microbatches and the pieces of a layout.
+
+    Args:
+        config: SwitchConfig.
+        layout: Layout with its mesh complete.
+        batch_size: int, sequences of the whole batch.
+        task_feature_lengths: dict, "inputs" and "targets" in tokens.
+        num_microbatches: int.
+    """
+    from switch_tf.layers import grouping  # which imports Keras
+
+    for feature in ("inputs", "targets"):
+        if not isinstance(task_feature_lengths.get(feature), int):
+            raise ValueError("TASK_FEATURE_LENGTHS must give the tokens of \"inputs\" and \"targets\", such as "
+                             f"{{'inputs': 128, 'targets': 29}}, not {task_feature_lengths!r}.")
+    if layout.is_one_program and config.dispatch in ("index", "ragged"):
+        raise ValueError(f"dispatch={config.dispatch!r} moves rows by their place in one device's memory, and this "
+                         "layout splits them over several; use dispatch='einsum' or 'auto'.")
+    layout.check_sizes(config.axis_sizes)
+    num_pieces = layout.num_pieces("batch")
+    if batch_size % (num_microbatches * num_pieces):
+        raise ValueError(
+            f"BATCH_SIZE must be a multiple of {num_microbatches * num_pieces} ({num_microbatches} microbatch"
+            f"{'es' * (num_microbatches > 1)} times {num_pieces} device{'s' * (num_pieces > 1)}), not {batch_size}.")
+    if config.semantics == "hf":
+        return  # each sequence is a group
+    num_parts = num_microbatches * layout.num_pieces("group")
+    for feature, sparse_layers in (("inputs", config.encoder_sparse_layers), ("targets", config.decoder_sparse_layers)):
+        if sparse_layers:
+            grouping.check_batch(batch_size, task_feature_lengths[feature], config.group_size,
+                                 config.num_groups_multiple, num_parts, config.semantics)

@@ -1,0 +1,82 @@
+"""A run from gin files: what is wrong with it is told before TensorFlow is imported, or once its parts are together."""
+
+import json
+import subprocess
+import sys
+
+import gin
+import pytest
+
+from switch_tf.cli import gin_files, gin_run
+from switch_tf.cli.main import Mistake
+from switch_tf.training.run import Run
+
+RUN = ["gin/models/switch_tiny.gin", "gin/tasks/c4.gin", "gin/runs/pretrain.gin"]
+EARLY = {
+    "NUM_EXPERTS=-1": "num_experts must be an integer of at least 0, not -1.",
+    "SwitchConfig.num_heads=0": "num_heads must be an integer of at least 1, not 0.",
+    "StepSettings.clip_norm=-1": "clip_norm must be above 0",
+    "BATCH_SIZE='8'": "BATCH_SIZE must be an integer of at least 1, not '8'.",
+    "StepSettings.steps_per_call=3": "TRAIN_STEPS must be a multiple of steps_per_call (3)",
+    "MESH_SHAPE='data:8'": "MESH_SHAPE must read like",
+    "NUM_EXPERT=4": "Did you mean 'NUM_EXPERTS'?",
+    "NUM_EXPERTS=eight": "--gin.NUM_EXPERTS=eight cannot be read",
+}
+# Runs every command line in one process, and says what each came to and whether TensorFlow was imported by it.
+COMMANDS = """
+import contextlib, io, json, sys
+from switch_tf.cli.main import main
+for words in json.loads(sys.argv[1]):
+    with contextlib.redirect_stderr(io.StringIO()) as said:
+        status = main(words)
+    print(json.dumps([status, said.getvalue(), "tensorflow" in sys.modules]))
+"""
+
+
+@pytest.fixture(autouse=True)
+def _clean_gin():
+    yield
+    gin.clear_config()
+
+
+def test_what_the_files_alone_get_wrong_is_refused_without_tensorflow(tmp_path):
+    files = [f"--gin_file={file}" for file in (*RUN, "gin/layouts/expert.gin")]
+    lines = [["train", *files, "--gin.MODEL_DIR='run'", f"--gin.{binding}"] for binding in EARLY]
+    lines += [["verify-layout", *files, "--gin.NUM_EXPERTS=-1"], ["train"], ["train", files[0], "--gin_file=gone.gin"]]
+    done = subprocess.run([sys.executable, "-c", COMMANDS, json.dumps(lines)], cwd=tmp_path, capture_output=True,
+                          text=True)
+    told = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(told) == len(lines), done.stderr
+    messages = [*EARLY.values(), EARLY["NUM_EXPERTS=-1"], "a model (gin/models/switch_tiny.gin), a task", "'gone.gin'"]
+    for words, message, (status, said, is_imported) in zip(lines, messages, told, strict=True):
+        assert status == 2 and message in said and said.count("\n") == 1 and not is_imported, (words, said)
+    assert list(tmp_path.iterdir()) == []
+
+
+def _parse(*files, bindings=()):
+    gin_files.parse([*RUN, *files], ["MODEL_DIR='run'", *bindings])
+
+
+def test_the_parts_of_a_run_come_together():
+    _parse(bindings=["BATCH_SIZE=64", "StepSettings.num_microbatches=2"])
+    described = gin_run.on_this_machine()
+    assert described.run == gin.get_configurable(Run)() and described.run.batch_size == 64
+    assert described.settings.num_microbatches == 2
+    assert described.layout is described.partitioner.layout and described.layout.num_devices == 1
+    first, second = described.make_model(), described.make_model()
+    assert first is not second and first.config == described.config == second.config
+    assert described.make_optimizer() is not described.make_optimizer()
+
+
+def test_parts_that_do_not_go_together_are_refused_but_for_whoever_looks_for_those_that_do():
+    _parse("gin/layouts/expert.gin", bindings=["BATCH_SIZE=12"])
+    with pytest.raises(Mistake, match="BATCH_SIZE must be a multiple of 8"):
+        gin_run.on_devices(8, "TPU")
+    described = gin_run.on_devices(8, "TPU", is_checked=False)
+    assert described.layout.mesh == {"data": 8} and described.partitioner is None
+
+
+def test_a_layout_for_other_devices_is_refused():
+    _parse("gin/layouts/expert.gin", bindings=["MESH_SHAPE='data=16'"])
+    with pytest.raises(Mistake, match="is for 16 devices, but there are 8"):
+        gin_run.on_this_machine()

@@ -1,0 +1,62 @@
+"""What gin files say is known before anything that they name is imported."""
+
+import pytest
+
+from switch_tf import SwitchConfig
+from switch_tf.cli import gin_files
+from switch_tf.cli.gin_statements import Macro, Reference, Statements, Unknown
+
+FILE = """
+from __gin__ import dynamic_registration
+from switch_tf import config
+import nothing.that.exists
+
+WIDTH = 8
+HEADS = (1, %WIDTH)
+config.SwitchConfig:
+  d_model = %WIDTH
+  d_ff = 32
+config.SwitchConfig.d_ff = 64
+nothing.that.exists.Thing.of = {"a": @config.SwitchConfig(), "b": %HEADS}
+deep/config.SwitchConfig.d_model = 2
+"""
+
+
+def _statements(tmp_path, text=FILE, bindings=()):
+    (tmp_path / "file.gin").write_text(text)
+    statements = Statements()
+    statements.add_file(str(tmp_path / "file.gin"))
+    for binding in bindings:
+        statements.add_binding(binding)
+    return statements
+
+
+def test_the_last_statement_of_a_name_counts_and_macros_are_filled_in(tmp_path):
+    statements = _statements(tmp_path)
+    assert statements.arguments_of(SwitchConfig) == {"d_model": 8, "d_ff": 64}
+    assert statements.macros == {"WIDTH": 8, "HEADS": (1, Macro("WIDTH"))}
+    assert statements.value(Macro("HEADS")) == (1, 8)
+    assert statements.used_macros() == {"WIDTH", "HEADS"}
+
+
+def test_the_command_line_needs_only_the_end_of_a_name(tmp_path):
+    statements = _statements(tmp_path, bindings=["SwitchConfig.d_ff=4", "WIDTH=16", "config.SwitchConfig.d_kv=2"])
+    assert statements.arguments_of(SwitchConfig) == {"d_model": 16, "d_ff": 4, "d_kv": 2}
+
+
+def test_what_has_to_be_imported_is_not_known(tmp_path):
+    statements = _statements(tmp_path, FILE + "config.SwitchConfig.num_heads = @nothing.heads()\n")
+    assert statements.parameters["", "switch_tf.config.SwitchConfig", "num_heads"] == Reference("nothing.heads")
+    with pytest.raises(Unknown):
+        statements.arguments_of(SwitchConfig)
+
+
+def test_a_class_of_the_users_own_is_left_alone(tmp_path):
+    statements = _statements(tmp_path, "from mine import config\nconfig.SwitchConfig.d_model = 'wide'\n")
+    assert statements.arguments_of(SwitchConfig) is None
+
+
+def test_an_included_file_that_is_not_there_is_named(tmp_path):
+    (tmp_path / "file.gin").write_text("include 'gone.gin'\n")
+    with pytest.raises(gin_files.Mistake, match="it includes 'gone.gin', which is neither here nor among the shipped"):
+        gin_files.read([str(tmp_path / "file.gin")])
