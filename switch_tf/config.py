@@ -3,18 +3,15 @@
 import dataclasses
 from collections.abc import Iterator
 
-from switch_tf import accounting
+from switch_tf import accounting, policies
 from switch_tf.choices import (
     ACTIVATIONS,
     ATTENTION_EXPERT_DTYPES,
-    CAUSAL_POLICIES,
     DISPATCHES,
     EXPERT_SUBLAYERS,
     ROUTER_DTYPES,
     SEMANTICS,
     check_choice,
-    check_routing,
-    num_choices,
 )
 
 
@@ -43,10 +40,11 @@ class SwitchConfig:
             into that many parts (devices, microbatches) holds whole groups.
         train_capacity_factor, eval_capacity_factor: float. Slots of an expert over tokens per expert (equation 3).
         min_expert_capacity: int. At least so many slots, as far as the group has tokens.
-        routing_policy: str, one of ROUTING_POLICIES, see `layers.Router`.
+        routing_policy: str, the name of a policy, see `layers.Router` and `policies.register`.
         decoder_routing_policy: str or None. The decoder's, where it differs.
-        allow_non_causal_decoder: bool. All policies but "switch" and "hash" look at later tokens, and a decoder with
-            one of them is refused unless this is True: it trains on what it will not see when it writes.
+        allow_non_causal_decoder: bool. Policies that are not causal (all but "switch" and "hash") look at later tokens,
+            and a decoder with one of them is refused unless this is True: it trains on what it will not see when it
+            writes.
         num_selected_experts: int or None. Experts per token; None for the policy's own number (2 for "top2", else 1).
         exploration: str, one of EXPLORATIONS (Appendix C), see `layers.Router`.
         jitter_noise: float in [0, 1). In training the router sees inputs times uniform [1 - noise, 1 + noise]; used
@@ -154,17 +152,18 @@ class SwitchConfig:
                 "train_capacity_factor, eval_capacity_factor and min_expert_capacity decide the capacity.")
 
     def _check_routing(self):
-        for is_decoder in (False, True):
-            check_routing(*self.routing(is_decoder), self.num_experts, self.exploration, self.second_expert_policy,
-                          self.second_expert_threshold)
-        if self.second_place_loss_weight and all(num_choices(*self.routing(stack)) < 2 for stack in (False, True)):
+        encoder_policy = policies.get(self.routing_policy)
+        decoder_policy = policies.get(self.decoder_policy, "decoder_routing_policy")
+        for policy, number in ((encoder_policy, self.num_selected_experts), (decoder_policy, self.routing(True)[1])):
+            policies.check_options(policy, number, self.num_experts, self.exploration, self.second_expert_policy,
+                                   self.second_expert_threshold)
+        if self.second_place_loss_weight and all(self.num_choices(stack) < 2 for stack in (False, True)):
             raise ValueError(f"second_place_loss_weight={self.second_place_loss_weight} needs a policy with second "
                              f"choices, such as 'top2', not {self.routing_policy!r}.")
-        if self.dispatch == "ragged" and "expert_choice" in (self.routing_policy, self.decoder_policy):
+        if self.dispatch == "ragged" and (encoder_policy.experts_choose or decoder_policy.experts_choose):
             raise ValueError("dispatch='ragged' leaves out empty slots, and where experts choose there are none; use "
                              "'index' or 'auto'.")
-        if (self.decoder_sparse_layers and self.decoder_policy not in CAUSAL_POLICIES
-                and not self.allow_non_causal_decoder):
+        if self.decoder_sparse_layers and not decoder_policy.is_causal and not self.allow_non_causal_decoder:
             raise ValueError(
                 f"A decoder cannot be routed by {self.decoder_policy!r}, which lets later tokens change earlier ones; "
                 "use decoder_routing_policy='switch', or allow_non_causal_decoder=True to train it nevertheless.")
@@ -229,6 +228,11 @@ class SwitchConfig:
         """`(policy, num_selected_experts)` of a stack; the latter belongs to `routing_policy` alone."""
         policy = self.decoder_policy if is_decoder else self.routing_policy
         return policy, self.num_selected_experts if policy == self.routing_policy else None
+
+    def num_choices(self, is_decoder: bool) -> int:
+        """Experts that each token of a stack goes to."""
+        policy, num_selected_experts = self.routing(is_decoder)
+        return policies.get(policy).count(num_selected_experts)
 
     @property
     def has_attention_experts(self) -> bool:

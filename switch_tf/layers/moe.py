@@ -5,7 +5,6 @@ from keras import ops
 
 from switch_tf import losses, partitioning
 from switch_tf.choices import DISPATCHES, SEMANTICS, check_choice
-from switch_tf.layers import dispatch as dispatching
 from switch_tf.layers import grouping
 from switch_tf.layers.experts import ExpertFeedForward
 from switch_tf.layers.routing import Router
@@ -130,10 +129,10 @@ class SwitchFeedForward(keras.layers.Layer):
         token_ids = None if token_ids is None else in_groups(token_ids)
         decisions, stats = self.router(tokens, padding_mask=in_groups(ops.cast(padding_mask, "bool")),
                                        expert_capacity=expert_capacity, token_ids=token_ids, training=training)
-        carrier = dispatching.create(self.dispatch, decisions, self.num_experts, expert_capacity)
+        dispatcher = decisions.dispatcher(self.dispatch)
         # Said once more, so that the gradient from the experts is brought together before it meets the router's.
         tokens = partitioning.constrain(tokens, ("group", None, "embed"))
-        outputs = ops.cast(carrier.run(self.experts, tokens, training), inputs.dtype)
+        outputs = ops.cast(dispatcher.run(self.experts, tokens, training), inputs.dtype)
         outputs = partitioning.constrain(outputs, ("group", None, "embed"))
         outputs = ops.reshape(outputs, (-1, outputs.shape[-1]))
         if may_miss:
