@@ -3,7 +3,6 @@
 import difflib
 
 ACTIVATIONS = ("relu", "geglu")
-SEMANTICS = ("switch_tf", "mtf", "t5x", "hf")
 DISPATCHES = ("auto", "einsum", "index", "ragged")
 ROUTER_DTYPES = ("float32", "bfloat16")
 BACKENDS = ("auto", "dtensor", "one_device", "mirrored", "multi_worker_mirrored", "tpu")

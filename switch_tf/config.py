@@ -10,9 +10,9 @@ from switch_tf.choices import (
     DISPATCHES,
     EXPERT_SUBLAYERS,
     ROUTER_DTYPES,
-    SEMANTICS,
     check_choice,
 )
+from switch_tf.semantics import Rules, rules_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,8 +132,8 @@ class SwitchConfig:
             self._check_number(name, "above 0", lambda value: value > 0)
         for name in ("load_balancing_loss_weight", "router_z_loss_weight", "second_place_loss_weight"):
             self._check_number(name, "0 or above", lambda value: value >= 0)
-        for name, choices in (("activation", ACTIVATIONS), ("semantics", SEMANTICS), ("dispatch", DISPATCHES),
-                              ("router_dtype", ROUTER_DTYPES), ("expert_sublayers", EXPERT_SUBLAYERS),
+        for name, choices in (("activation", ACTIVATIONS), ("dispatch", DISPATCHES), ("router_dtype", ROUTER_DTYPES),
+                              ("expert_sublayers", EXPERT_SUBLAYERS),
                               ("attention_expert_dtype", ATTENTION_EXPERT_DTYPES)):
             check_choice(name, getattr(self, name), choices)
         if self.extra_mlp and not self.has_feed_forward_experts:
@@ -144,7 +144,7 @@ class SwitchConfig:
             raise ValueError(
                 f"relative_attention_max_distance must be above half of relative_attention_num_buckets "
                 f"({self.relative_attention_num_buckets // 2}), not {self.relative_attention_max_distance}.")
-        if self.semantics == "hf" and self.num_experts:
+        if self.rules.groups_are_sequences and self.num_experts:
             self._check_integer("expert_capacity", at_least=1)
         elif self.expert_capacity is not None:
             raise ValueError(
@@ -206,6 +206,11 @@ class SwitchConfig:
         return self.logits_via_embedding if self.scale_decoder_outputs is None else self.scale_decoder_outputs
 
     @property
+    def rules(self) -> Rules:
+        """What `semantics` stands for."""
+        return rules_of(self.semantics)
+
+    @property
     def encoder_sparse_layers(self) -> tuple[int, ...]:
         return self._sparse_layers(self.num_encoder_layers, self.encoder_sparse_step)
 
@@ -216,9 +221,7 @@ class SwitchConfig:
     def _sparse_layers(self, num_layers, step):
         if not self.num_experts or not step:
             return ()
-        # Hugging Face makes layers 1, 1 + step, ... sparse; the paper's layers are step - 1, 2 step - 1, ...
-        first = (0 if step == 1 else 1) if self.semantics == "hf" else step - 1
-        return tuple(range(first, num_layers, step))
+        return self.rules.sparse_layers(num_layers, step)
 
     @property
     def decoder_policy(self) -> str:

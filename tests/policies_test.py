@@ -70,6 +70,7 @@ def test_a_policy_from_outside_is_chosen_in_gin_and_trains_and_is_saved(document
 def test_a_policy_from_outside_belongs_to_a_router_and_to_a_saved_layer(documented):
     importlib.import_module("round_robin")
     layer = SwitchFeedForward(4, 5, router=Router(4, policy="round_robin"), name="layer", min_expert_capacity=1)
+    layer.build((None, None, 3))
     x = np.random.RandomState(0).randn(1, 8, 3).astype("float32")
     is_real = np.array([[True] * 6 + [False] * 2])
     decisions, _ = layer.router(x, padding_mask=is_real, expert_capacity=1)

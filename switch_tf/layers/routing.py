@@ -4,11 +4,12 @@ import keras
 from keras import ops
 
 from switch_tf import losses, partitioning, policies
-from switch_tf.choices import ROUTER_DTYPES, SEMANTICS, check_choice
+from switch_tf.choices import ROUTER_DTYPES, check_choice
 from switch_tf.layers import deciders, queues
 from switch_tf.layers.decisions import Options, Scores
 from switch_tf.layers.feed_forward import kernel_initializer
 from switch_tf.metrics import Mean, RouterStats
+from switch_tf.semantics import rules_of
 
 INPUT_DROPOUT_RATE = 0.1
 # What a token that is not a number prefers: no expert in particular, and never a NaN in a sort.
@@ -59,7 +60,7 @@ class Router(keras.layers.Layer):
         policies.check_options(self._policy, num_selected_experts, num_experts, exploration, second_expert_policy,
                                second_expert_threshold)
         check_choice("router_dtype", router_dtype, ROUTER_DTYPES)
-        check_choice("semantics", semantics, SEMANTICS)
+        self._rules = rules_of(semantics)
         if not 0 <= jitter_noise < 1:
             raise ValueError(f"jitter_noise must be in [0, 1), not {jitter_noise!r}.")
         if second_place_loss_weight and self._policy.count(num_selected_experts) < 2:
@@ -127,7 +128,7 @@ class Router(keras.layers.Layer):
         is_wanted = deciders.second_choices(self.second_expert_policy, self.second_expert_threshold,
                                             uniform if training else None)
         return Options(self.num_experts, capacity, self._policy.count(self.num_selected_experts),
-                       self.semantics != "t5x", training, is_wanted)
+                       self._rules.normalizes_gates, training, is_wanted)
 
     def _stats(self, scores, logits, decisions):
         probs = ops.cast(scores.probs, "float32")

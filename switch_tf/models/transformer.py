@@ -174,7 +174,7 @@ class Stack(keras.layers.Layer):
         super().__init__(**kwargs)
         policy = self.dtype_policy
         self.remat = config.remat
-        self.zeroes_padding = config.semantics != "hf"
+        self.zeroes_padding = config.rules.zeroes_stack_padding
         num_layers = config.num_decoder_layers if is_decoder else config.num_encoder_layers
         sparse_layers = config.decoder_sparse_layers if is_decoder else config.encoder_sparse_layers
         self.relpos_bias = RelativePositionBias(
