@@ -27,6 +27,7 @@ __all__ = [
     "models",
     "optim",
     "partitioning",
+    "policies",
     "training",
 ]
 

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from switch_tf.choices import num_choices
+from switch_tf import policies
 
 
 class Weight(NamedTuple):
@@ -46,7 +46,7 @@ def weights(config) -> Iterator[Weight]:
         yield Weight("norm", (num_attentions + 1) * num_layers + num_extra + 1, (d,), ("embed",))
         yield Weight("feed_forward", num_wi * (num_dense + num_extra), (d, f), ("embed", "mlp"))
         yield Weight("feed_forward", num_dense + num_extra, (f, d), ("mlp", "embed"))
-        if policy != "hash":
+        if policies.get(policy).has_kernel:
             yield Weight("router", num_expert_layers, (d, e), ("embed", "router_expert"))
         yield Weight("experts", num_wi * num_expert_layers, (e, d, f), ("expert", "embed", "expert_mlp"))
         yield Weight("experts", num_sparse_mlps, (e, f, d), ("expert", "expert_mlp", "embed"))
@@ -82,10 +82,10 @@ def flops_by_part(config, inputs_length: int, targets_length: int) -> dict[str, 
     num_sparse_tokens = sum(sparse_tokens.values())
     has_dense_mlp = config.extra_mlp or not config.has_feed_forward_experts
     dense_tokens = layer_tokens - (0 if has_dense_mlp else num_sparse_tokens)
-    expert_rows = sum(tokens * _expert_rows_per_token(config, *config.routing(is_decoder))
+    expert_rows = sum(tokens * _expert_rows_per_token(config, is_decoder)
                       for is_decoder, tokens in sparse_tokens.items())
     routed_tokens = sum(tokens for is_decoder, tokens in sparse_tokens.items()
-                        if config.routing(is_decoder)[0] != "hash")
+                        if policies.get(config.routing(is_decoder)[0]).has_kernel)
     attention = 4 * d * inner * layer_tokens + num_dec * 2 * d * inner * (encoder_tokens + decoder_tokens)
     if config.has_attention_experts:
         attention -= 3 * d * inner * num_sparse_tokens
@@ -107,9 +107,10 @@ def _feed_forward_products(config, output_width):
     return ((2 if config.activation == "geglu" else 1) * config.d_model + output_width) * config.d_ff
 
 
-def _expert_rows_per_token(config, policy, num_selected_experts):
+def _expert_rows_per_token(config, is_decoder):
     """Experts that compute each token; where experts choose, the capacity factor says how many do on average."""
-    return config.train_capacity_factor if policy == "expert_choice" else num_choices(policy, num_selected_experts)
+    policy = policies.get(config.routing(is_decoder)[0])
+    return config.train_capacity_factor if policy.experts_choose else config.num_choices(is_decoder)
 
 
 def flops_per_sequence(config, inputs_length: int, targets_length: int) -> int:

@@ -3,19 +3,16 @@
 import dataclasses
 from collections.abc import Iterator
 
-from switch_tf import accounting, checks
+from switch_tf import accounting, checks, policies
 from switch_tf.choices import (
     ACTIVATIONS,
     ATTENTION_EXPERT_DTYPES,
-    CAUSAL_POLICIES,
     DISPATCHES,
     EXPERT_SUBLAYERS,
     ROUTER_DTYPES,
-    SEMANTICS,
     check_choice,
-    check_routing,
-    num_choices,
 )
+from switch_tf.semantics import Rules, rules_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,10 +40,11 @@ class SwitchConfig:
             into that many parts (devices, microbatches) holds whole groups.
         train_capacity_factor, eval_capacity_factor: float. Slots of an expert over tokens per expert (equation 3).
         min_expert_capacity: int. At least so many slots, as far as the group has tokens.
-        routing_policy: str, one of ROUTING_POLICIES, see `layers.Router`.
+        routing_policy: str, the name of a policy, see `layers.Router` and `policies.register`.
         decoder_routing_policy: str or None. The decoder's, where it differs.
-        allow_non_causal_decoder: bool. All policies but "switch" and "hash" look at later tokens, and a decoder with
-            one of them is refused unless this is True: it trains on what it will not see when it writes.
+        allow_non_causal_decoder: bool. Policies that are not causal (all but "switch" and "hash") look at later tokens,
+            and a decoder with one of them is refused unless this is True: it trains on what it will not see when it
+            writes.
         num_selected_experts: int or None. Experts per token; None for the policy's own number (2 for "top2", else 1).
         exploration: str, one of EXPLORATIONS (Appendix C), see `layers.Router`.
         jitter_noise: float in [0, 1). In training the router sees inputs times uniform [1 - noise, 1 + noise]; used
@@ -135,8 +133,8 @@ class SwitchConfig:
         checks.fields(self, ("logits_via_embedding", "allow_non_causal_decoder", "extra_mlp", "remat"), checks.flag)
         if self.scale_decoder_outputs is not None:
             checks.fields(self, ("scale_decoder_outputs",), checks.flag)
-        for name, choices in (("activation", ACTIVATIONS), ("semantics", SEMANTICS), ("dispatch", DISPATCHES),
-                              ("router_dtype", ROUTER_DTYPES), ("expert_sublayers", EXPERT_SUBLAYERS),
+        for name, choices in (("activation", ACTIVATIONS), ("dispatch", DISPATCHES), ("router_dtype", ROUTER_DTYPES),
+                              ("expert_sublayers", EXPERT_SUBLAYERS),
                               ("attention_expert_dtype", ATTENTION_EXPERT_DTYPES)):
             check_choice(name, getattr(self, name), choices)
         if self.extra_mlp and not self.has_feed_forward_experts:
@@ -147,7 +145,7 @@ class SwitchConfig:
             raise ValueError(
                 f"relative_attention_max_distance must be above half of relative_attention_num_buckets "
                 f"({self.relative_attention_num_buckets // 2}), not {self.relative_attention_max_distance}.")
-        if self.semantics == "hf" and self.num_experts:
+        if self.rules.groups_are_sequences and self.num_experts:
             checks.fields(self, ("expert_capacity",), checks.integer, 1)
         elif self.expert_capacity is not None:
             raise ValueError(
@@ -155,17 +153,18 @@ class SwitchConfig:
                 "train_capacity_factor, eval_capacity_factor and min_expert_capacity decide the capacity.")
 
     def _check_routing(self):
-        for is_decoder in (False, True):
-            check_routing(*self.routing(is_decoder), self.num_experts, self.exploration, self.second_expert_policy,
-                          self.second_expert_threshold)
-        if self.second_place_loss_weight and all(num_choices(*self.routing(stack)) < 2 for stack in (False, True)):
+        encoder_policy = policies.get(self.routing_policy)
+        decoder_policy = policies.get(self.decoder_policy, "decoder_routing_policy")
+        for policy, number in ((encoder_policy, self.num_selected_experts), (decoder_policy, self.routing(True)[1])):
+            policies.check_options(policy, number, self.num_experts, self.exploration, self.second_expert_policy,
+                                   self.second_expert_threshold)
+        if self.second_place_loss_weight and all(self.num_choices(stack) < 2 for stack in (False, True)):
             raise ValueError(f"second_place_loss_weight={self.second_place_loss_weight} needs a policy with second "
                              f"choices, such as 'top2', not {self.routing_policy!r}.")
-        if self.dispatch == "ragged" and "expert_choice" in (self.routing_policy, self.decoder_policy):
+        if self.dispatch == "ragged" and (encoder_policy.experts_choose or decoder_policy.experts_choose):
             raise ValueError("dispatch='ragged' leaves out empty slots, and where experts choose there are none; use "
                              "'index' or 'auto'.")
-        if (self.decoder_sparse_layers and self.decoder_policy not in CAUSAL_POLICIES
-                and not self.allow_non_causal_decoder):
+        if self.decoder_sparse_layers and not decoder_policy.is_causal and not self.allow_non_causal_decoder:
             raise ValueError(
                 f"A decoder cannot be routed by {self.decoder_policy!r}, which lets later tokens change earlier ones; "
                 "use decoder_routing_policy='switch', or allow_non_causal_decoder=True to train it nevertheless.")
@@ -198,6 +197,11 @@ class SwitchConfig:
         return self.logits_via_embedding if self.scale_decoder_outputs is None else self.scale_decoder_outputs
 
     @property
+    def rules(self) -> Rules:
+        """What `semantics` stands for."""
+        return rules_of(self.semantics)
+
+    @property
     def encoder_sparse_layers(self) -> tuple[int, ...]:
         return self._sparse_layers(self.num_encoder_layers, self.encoder_sparse_step)
 
@@ -208,9 +212,7 @@ class SwitchConfig:
     def _sparse_layers(self, num_layers, step):
         if not self.num_experts or not step:
             return ()
-        # Hugging Face makes layers 1, 1 + step, ... sparse; the paper's layers are step - 1, 2 step - 1, ...
-        first = (0 if step == 1 else 1) if self.semantics == "hf" else step - 1
-        return tuple(range(first, num_layers, step))
+        return self.rules.sparse_layers(num_layers, step)
 
     @property
     def decoder_policy(self) -> str:
@@ -220,6 +222,11 @@ class SwitchConfig:
         """`(policy, num_selected_experts)` of a stack; the latter belongs to `routing_policy` alone."""
         policy = self.decoder_policy if is_decoder else self.routing_policy
         return policy, self.num_selected_experts if policy == self.routing_policy else None
+
+    def num_choices(self, is_decoder: bool) -> int:
+        """Experts that each token of a stack goes to."""
+        policy, num_selected_experts = self.routing(is_decoder)
+        return policies.get(policy).count(num_selected_experts)
 
     @property
     def has_attention_experts(self) -> bool:

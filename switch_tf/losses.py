@@ -3,8 +3,8 @@
 from keras import ops
 
 from switch_tf import partitioning
-from switch_tf.choices import SEMANTICS, check_choice
 from switch_tf.metrics import Mean, RouterStats
+from switch_tf.semantics import rules_of
 
 
 def cross_entropy(logits, targets, loss_weights, z_loss_weight=1e-4, label_smoothing=0.0) -> tuple[Mean, Mean, Mean]:
@@ -75,9 +75,9 @@ def load_balancing_loss(router_probs, expert_index, padding_mask=None, semantics
         router_probs: <float32>[group, tokens, expert].
         expert_index: <int32>[group, tokens], the first choice, or [group, tokens, choice], all of them.
         padding_mask: <bool>[group, tokens], True where the token is real, or None.
-        semantics: "mtf" repeats Mesh TensorFlow, which divides by all tokens: with one choice it lets padding into f
-            and P and multiplies the mean of the mask in afterwards, with several it masks both. "t5x" counts every
-            choice in f, so that the loss of k choices is k when even.
+        semantics: str, see `semantics.Rules`. "mtf" repeats Mesh TensorFlow, which divides by all tokens: with one
+            choice it lets padding into f and P and multiplies the mean of the mask in afterwards, with several it masks
+            both. "t5x" counts every choice in f, so that the loss of k choices is k when even.
 
     Returns:
         <float32> scalar, the mean over groups weighted by their real tokens.
@@ -87,23 +87,23 @@ def load_balancing_loss(router_probs, expert_index, padding_mask=None, semantics
 
 def load_balancing_mean(router_probs, expert_index, padding_mask=None, semantics="switch_tf") -> Mean:
     """`load_balancing_loss` as a Mean that merges over parts of a batch; its weight is the number of counted tokens."""
-    check_choice("semantics", semantics, SEMANTICS)
+    rules = rules_of(semantics)
     num_experts = router_probs.shape[-1]
     probs = ops.cast(router_probs, "float32")
     expert_index = ops.convert_to_tensor(expert_index)
     has_choices = len(expert_index.shape) == 3
     num_choices = expert_index.shape[-1] if has_choices else 1
-    if semantics == "t5x" and has_choices:
+    if rules.balances_every_choice and has_choices:
         chosen = ops.sum(ops.one_hot(expert_index, num_experts, dtype="float32"), axis=2)
     else:
         chosen = ops.one_hot(expert_index[..., 0] if has_choices else expert_index, num_experts, dtype="float32")
     real = ops.ones_like(probs[..., 0]) if padding_mask is None else ops.cast(padding_mask, "float32")
     num_tokens = ops.sum(ops.ones_like(real), axis=1)
-    if semantics == "mtf" and num_choices == 1:
+    if rules.balances_over_all_tokens and num_choices == 1:
         per_group = ops.sum(ops.mean(chosen, axis=1) * ops.mean(probs, axis=1), axis=-1) * ops.mean(real, axis=1)
         return Mean(num_experts * ops.sum(per_group * num_tokens), ops.sum(num_tokens))
     counted = ops.expand_dims(real, -1)
-    divisor = num_tokens if semantics == "mtf" else ops.sum(real, axis=1)
+    divisor = num_tokens if rules.balances_over_all_tokens else ops.sum(real, axis=1)
     safe_divisor = ops.expand_dims(ops.maximum(divisor, 1.0), -1)
     fraction = ops.sum(chosen * counted, axis=1) / safe_divisor
     mean_prob = ops.sum(probs * counted, axis=1) / safe_divisor

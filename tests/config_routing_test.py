@@ -56,7 +56,7 @@ def test_a_decoder_that_would_see_later_tokens_is_refused_unless_it_is_allowed(p
 
 
 @pytest.mark.parametrize("changes, message", [
-    ({"routing_policy": "top3"}, r"routing_policy must be one of 'switch', .*, 'sinkhorn', not 'top3'\. Did you mean"),
+    ({"routing_policy": "top3"}, r"routing_policy must be one of 'switch', .*, or .*, not 'top3'\. Did you mean"),
     ({"exploration": "jitter"}, "exploration must be one of 'input_jitter', 'argmax', 'input_dropout', 'sample', not"),
     ({"second_expert_policy": "some"}, "second_expert_policy must be one of 'random', 'all', 'none', 'threshold', not"),
     ({"second_expert_threshold": 0}, r"second_expert_threshold must be in \(0, 1\), not 0"),

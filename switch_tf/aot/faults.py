@@ -53,10 +53,5 @@ def _replicated(program, config, layout, batch_size, lengths):
 
 def _slots(num_sequences, length, config):
     """Rows of all experts' buffers together."""
-    if config.semantics == "hf":
-        return config.num_experts * config.expert_capacity * num_sequences
-    groups = grouping.global_groups(num_sequences * length, config.group_size, config.num_groups_multiple,
-                                    config.semantics)
-    capacity = grouping.expert_capacity(groups.size, config.train_capacity_factor, config.num_experts,
-                                        config.min_expert_capacity, config.semantics)
-    return config.num_experts * groups.count * capacity
+    plan = grouping.plan(config, (num_sequences, length), training=True)
+    return config.num_experts * plan.groups.count * plan.capacity

@@ -12,9 +12,7 @@ Where experts choose, a token may lie in many slots, and the way back is a sum o
 from keras import ops
 
 from switch_tf import partitioning
-from switch_tf.choices import DISPATCHES, check_choice
 from switch_tf.layers.experts import RaggedRows
-from switch_tf.layers.policies import ExpertChoices
 
 # The buffers of slots: where the groups are, where the experts are, and as an expert reads them.
 AT_GROUPS = (None, "group", "capacity", "expert_embed")
@@ -24,50 +22,33 @@ READ_BY_EXPERTS = ("expert", "group", "capacity", "embed")
 ROWS_PER_PRODUCT = 40
 
 
-def create(dispatch: str, decisions, num_experts: int, expert_capacity):
-    """The dispatch of that name for the router's decisions; "auto" is the fastest one for the device and the load."""
-    check_choice("dispatch", dispatch, DISPATCHES)
-    if isinstance(decisions, ExpertChoices):
-        if dispatch == "ragged":
-            raise ValueError("dispatch='ragged' leaves out empty slots, and where experts choose there are none; use "
-                             "'index' or 'auto'.")
-        use_einsum = dispatch == "einsum" or dispatch == "auto" and partitioning.prefers_products()
-        return (EinsumOfExperts if use_einsum else IndexOfExperts)(decisions)
-    if dispatch == "auto":
-        dispatch = _best(decisions, num_experts, expert_capacity)
-    return {"einsum": Einsum, "index": Index, "ragged": Ragged}[dispatch](decisions, num_experts, expert_capacity)
-
-
-def _best(decisions, num_experts, expert_capacity):
+def best(decisions) -> str:
+    """The name of the fastest dispatch for the device and the load of `Decisions`."""
     if partitioning.prefers_products():
         return "einsum"
     num_groups, num_tokens, num_choices = decisions.slot.shape
-    sizes = (num_groups, num_tokens, expert_capacity)
+    sizes = (num_groups, num_tokens, decisions.capacity)
     if not partitioning.has_dynamic_shapes() or not all(isinstance(size, int) for size in sizes):
         return "index"
-    ragged_rows = num_groups * num_tokens * num_choices + num_experts * ROWS_PER_PRODUCT
-    return "ragged" if ragged_rows < num_experts * num_groups * expert_capacity else "index"
+    ragged_rows = num_groups * num_tokens * num_choices + decisions.num_experts * ROWS_PER_PRODUCT
+    return "ragged" if ragged_rows < decisions.num_experts * num_groups * decisions.capacity else "index"
 
 
 class Einsum:
     """Dispatch and combine by products with masks.
 
     Args:
-        decisions: the router's, see `policies.Decisions`.
-        num_experts: int.
-        expert_capacity: int or int32 scalar tensor, slots of each expert and group.
+        decisions: the router's, see `decisions.Decisions`.
     """
 
-    def __init__(self, decisions, num_experts, expert_capacity):
+    def __init__(self, decisions):
         self.decisions = decisions
-        self.num_experts = num_experts
-        self.expert_capacity = expert_capacity
 
     def _mask(self, choice, dtype):
         """One where a token fills a slot, exact in any dtype: <dtype>[group, tokens, expert, capacity]."""
-        expert = ops.one_hot(self.decisions.expert_index[:, :, choice], self.num_experts, dtype=dtype)
+        expert = ops.one_hot(self.decisions.expert_index[:, :, choice], self.decisions.num_experts, dtype=dtype)
         # A dropped token's slot lies beyond the last one, and its one-hot row is zero.
-        slot = ops.one_hot(self.decisions.slot[:, :, choice], self.expert_capacity, dtype=dtype)
+        slot = ops.one_hot(self.decisions.slot[:, :, choice], self.decisions.capacity, dtype=dtype)
         mask = ops.expand_dims(expert, -1) * ops.expand_dims(slot, -2)
         return partitioning.constrain(mask, ("group", None, None, "capacity"))
 
@@ -93,16 +74,16 @@ class Einsum:
 class Index:
     """Dispatch and combine by gathers in both directions; arguments as for `Einsum`."""
 
-    def __init__(self, decisions, num_experts, expert_capacity):
+    def __init__(self, decisions):
         num_groups, group_tokens = ops.shape(decisions.slot)[:2]
         self.num_choices = decisions.slot.shape[-1]
         self.gate = decisions.gate
-        self.shape = (num_experts, num_groups, expert_capacity)
+        self.shape = (decisions.num_experts, num_groups, decisions.capacity)
         num_rows = num_groups * group_tokens * self.num_choices
         # [group, tokens, choice]: <int32>, the buffer's row of each choice
         group = ops.reshape(ops.arange(num_groups, dtype="int32"), (-1, 1, 1))
         buffer_row, num_buffer_rows = self._buffer_rows(decisions, decisions.expert_index * num_groups + group)
-        buffer_row = ops.where(decisions.slot < expert_capacity, buffer_row, num_buffer_rows)
+        buffer_row = ops.where(decisions.is_filled, buffer_row, num_buffer_rows)
         # [token, choice], one past the last row where there is none
         self.row_of_choice = ops.reshape(buffer_row, (-1, self.num_choices))
         # Integers alone are scattered, once: which choice fills each row, `num_rows` where none does.
@@ -149,19 +130,19 @@ class Ragged(Index):
     The number of rows of an expert depends on the values, so XLA cannot compile it.
     """
 
-    def __init__(self, decisions, num_experts, expert_capacity):
+    def __init__(self, decisions):
         if not partitioning.has_dynamic_shapes():
             raise ValueError("dispatch='ragged' needs shapes that depend on values, as TensorFlow has them on CPU "
                              "without XLA; elsewhere use dispatch='index'.")
-        super().__init__(decisions, num_experts, expert_capacity)
+        super().__init__(decisions)
         # There is one row more than tokens can fill, so that the last is always empty; a token without a row reads its
         # zeros. Nobody reads the other empty rows, and what is moved into them may be anything.
         self.choice_of_row = ops.append(self.choice_of_row, 0) % ops.size(self.row_of_choice)
         self.token_of_row = self.choice_of_row // self.num_choices
 
     def _buffer_rows(self, decisions, queue):
-        num_experts, num_groups, expert_capacity = self.shape
-        is_kept = ops.cast(decisions.slot < expert_capacity, "int32")
+        num_experts, num_groups, _ = self.shape
+        is_kept = ops.cast(decisions.is_filled, "int32")
         lengths = ops.segment_sum(ops.reshape(is_kept, (-1,)), ops.reshape(queue, (-1,)),
                                   num_segments=num_experts * num_groups)
         starts = ops.cumsum(lengths) - lengths
@@ -184,7 +165,7 @@ class EinsumOfExperts:
     """`Einsum` where experts choose.
 
     Args:
-        choices: `policies.ExpertChoices`.
+        choices: `decisions.ExpertChoices`.
     """
 
     def __init__(self, choices):

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from keras import ops
 
 from switch_tf import partitioning
+from switch_tf.semantics import rules_of
 
 
 class Groups(NamedTuple):
@@ -19,11 +20,41 @@ class Groups(NamedTuple):
     size: Any
 
 
+class Plan(NamedTuple):
+    """`groups`: Groups; `capacity`: int or int32 scalar tensor, slots of each expert for each group."""
+
+    groups: Groups
+    capacity: Any
+
+
+def plan(model, shape, training: bool) -> Plan:
+    """How this part of a batch is routed.
+
+    Args:
+        model: a SwitchFeedForward, or the SwitchConfig of a model of them: `semantics`, `group_size`,
+            `num_groups_multiple`, `num_experts`, `train_capacity_factor`, `eval_capacity_factor`,
+            `min_expert_capacity` and `expert_capacity` are read.
+        shape: (sequences, length), ints or int32 scalar tensors.
+        training: bool. A training batch that cannot be cut into groups is refused, see `plan_groups`.
+    """
+    if rules_of(model.semantics).groups_are_sequences:
+        return Plan(Groups(*shape), model.expert_capacity)
+    groups = plan_groups(shape, model.group_size, model.num_groups_multiple, training, model.semantics)
+    factor = model.train_capacity_factor if training else model.eval_capacity_factor
+    return Plan(groups, expert_capacity(groups.size, factor, model.num_experts, model.min_expert_capacity,
+                                        model.semantics))
+
+
 def global_groups(num_tokens: int, group_size: int, num_groups_multiple: int, semantics="switch_tf") -> Groups | None:
     """The fewest groups, a multiple of `num_groups_multiple`, that divide `num_tokens` into at most `group_size` each.
 
-    None where there are none. With semantics "mtf" and "t5x" the search starts at num_tokens // group_size groups, as
-    in Mesh TensorFlow and T5X, so that a group may be larger than `group_size`.
+    None where there are none. Where `Rules.may_exceed_group_size` (Mesh TensorFlow, T5X), the search starts at
+    num_tokens // group_size groups.
+
+    Args:
+        num_tokens: int, of the global batch.
+        group_size, num_groups_multiple: int, at least 1.
+        semantics: str, see `semantics.rules_of`.
     """
     if num_tokens % num_groups_multiple:
         return None
@@ -36,8 +67,10 @@ def global_groups(num_tokens: int, group_size: int, num_groups_multiple: int, se
 
 
 def _fewest_groups(num_tokens, group_size, semantics):
-    """Where the search for a number of groups starts: tokens over group size, rounded up, or down by "mtf", "t5x"."""
-    return num_tokens // group_size if semantics in ("mtf", "t5x") else -(-num_tokens // group_size)
+    """Where the search for a number of groups starts: int, or int32 scalar tensor as `num_tokens` is."""
+    if rules_of(semantics).may_exceed_group_size:
+        return num_tokens // group_size
+    return -(-num_tokens // group_size)
 
 
 def check_batch(num_sequences: int, length: int, group_size: int, num_groups_multiple: int, num_parts: int = 1,
@@ -46,6 +79,7 @@ def check_batch(num_sequences: int, length: int, group_size: int, num_groups_mul
 
     Args:
         num_sequences, length: int, of the global batch.
+        group_size, num_groups_multiple, semantics: as for `global_groups`.
         num_parts: int. Each of so many parts must hold whole groups.
     """
     num_tokens = num_sequences * length
@@ -64,10 +98,15 @@ def check_batch(num_sequences: int, length: int, group_size: int, num_groups_mul
 
 
 def plan_groups(shape, group_size: int, num_groups_multiple: int, training: bool, semantics="switch_tf") -> Groups:
-    """Groups of this part of the batch, whose tokens are `shape` = (sequences, length), ints or scalar tensors.
+    """Groups of this part of the batch.
 
     In training the batch must divide. Otherwise, and where its size is unknown while tracing, the caller fills it up
     with masked tokens to `count * size`.
+
+    Args:
+        shape: (sequences, length) of this part, ints or int32 scalar tensors.
+        group_size, num_groups_multiple, semantics: as for `global_groups`.
+        training: bool.
     """
     part = partitioning.current_part()
     num_tokens = shape[0] * shape[1]
@@ -84,7 +123,7 @@ def plan_groups(shape, group_size: int, num_groups_multiple: int, training: bool
 
 
 def _dynamic_groups(num_tokens, group_size, num_groups_multiple, semantics) -> Groups:
-    """The same rule in the graph, on the tokens filled up to a multiple of `num_groups_multiple`."""
+    """`global_groups` in the graph, of int32 scalar tokens, filled up to a multiple of `num_groups_multiple`."""
     quotient = ops.maximum(-(-num_tokens // num_groups_multiple), 1)
     first = _fewest_groups(quotient * num_groups_multiple, group_size, semantics)
     factors = ops.arange(1, quotient + 1, dtype="int32")
@@ -97,29 +136,34 @@ def expert_capacity(group_tokens, capacity_factor: float, num_experts: int, min_
                     semantics="switch_tf"):
     """Slots of each expert in a group: equation 3 rounded down, at least the minimum, at most the group's tokens.
 
+    `Rules` change that: rounding to the nearest integer, halves to even; no limit; the minimum beyond the limit.
+
     Args:
         group_tokens: int or int32 scalar tensor.
-        semantics: with "mtf" the minimum is taken last, so that it may exceed the group's tokens; with "t5x" the
-            quotient is rounded to the nearest integer, halves to even, and nothing limits it to the group's tokens.
+        capacity_factor: float above 0.
+        num_experts: int.
+        min_expert_capacity: int, at least 1.
+        semantics: str, see `semantics.rules_of`.
 
     Returns:
         int, or int32 scalar tensor.
     """
+    rules = rules_of(semantics)
     # In integers, so that 1.1 * 1000 / 10 is 110 and not what its binary neighbour rounds to.
     ratio = fractions.Fraction(str(capacity_factor)) / num_experts
     if isinstance(group_tokens, int):
-        capacity = round(group_tokens * ratio) if semantics == "t5x" else math.floor(group_tokens * ratio)
+        capacity = round(group_tokens * ratio) if rules.rounds_capacity else math.floor(group_tokens * ratio)
         minimum, maximum = min, max
     else:
         product, divisor = ops.cast(group_tokens, "int64") * ratio.numerator, ratio.denominator
         capacity = product // divisor
-        if semantics == "t5x":
+        if rules.rounds_capacity:
             twice_rest = 2 * (product % divisor)
             is_up = ops.logical_or(twice_rest > divisor, ops.logical_and(twice_rest == divisor, capacity % 2 == 1))
             capacity = capacity + ops.cast(is_up, "int64")
         capacity, minimum, maximum = ops.cast(capacity, "int32"), ops.minimum, ops.maximum
-    if semantics == "t5x":
+    if not rules.limits_capacity:
         return maximum(capacity, min_expert_capacity)
-    if semantics == "mtf":
+    if rules.minimum_is_last:
         return maximum(minimum(capacity, group_tokens), min_expert_capacity)
     return minimum(maximum(capacity, min_expert_capacity), group_tokens)

@@ -4,11 +4,11 @@ import keras
 from keras import ops
 
 from switch_tf import losses, partitioning
-from switch_tf.choices import DISPATCHES, SEMANTICS, check_choice
-from switch_tf.layers import dispatch as dispatching
+from switch_tf.choices import DISPATCHES, check_choice
 from switch_tf.layers import grouping
 from switch_tf.layers.experts import ExpertFeedForward
 from switch_tf.layers.routing import Router
+from switch_tf.semantics import rules_of
 
 
 @keras.saving.register_keras_serializable("switch_tf")
@@ -55,7 +55,7 @@ class SwitchFeedForward(keras.layers.Layer):
                  semantics="switch_tf", expert_capacity=None, dispatch="auto", router="switch", output_dim=None,
                  **kwargs):
         super().__init__(**kwargs)
-        check_choice("semantics", semantics, SEMANTICS)
+        self._rules = rules_of(semantics)
         check_choice("dispatch", dispatch, DISPATCHES)
         for name, value in (("num_experts", num_experts), ("d_ff", d_ff), ("group_size", group_size),
                             ("num_groups_multiple", num_groups_multiple), ("min_expert_capacity", min_expert_capacity),
@@ -66,7 +66,7 @@ class SwitchFeedForward(keras.layers.Layer):
                             ("eval_capacity_factor", eval_capacity_factor)):
             if not value > 0:
                 raise ValueError(f"{name} must be above 0, not {value!r}: without slots every token is dropped.")
-        if (semantics == "hf") != (expert_capacity is not None):
+        if self._rules.groups_are_sequences != (expert_capacity is not None):
             raise ValueError(f"expert_capacity goes with semantics='hf' and nothing else; it is {expert_capacity!r} "
                              f"with semantics={semantics!r}.")
         self.num_experts = num_experts
@@ -110,10 +110,10 @@ class SwitchFeedForward(keras.layers.Layer):
 
     def call(self, inputs, padding_mask=None, token_ids=None, training=False, return_router_stats=False):
         batch, length, d_model = ops.shape(inputs)
-        groups, expert_capacity = self._plan(batch, length, training)
-        if self.semantics == "t5x" and padding_mask is not None:
+        groups, expert_capacity = grouping.plan(self, (batch, length), training)
+        if self._rules.zeroes_routed_padding and padding_mask is not None:
             inputs = inputs * ops.cast(padding_mask, inputs.dtype)[..., None]
-        if self.semantics in ("t5x", "hf") or padding_mask is None:
+        if self._rules.routes_padding or padding_mask is None:
             padding_mask = ops.ones((batch, length), "bool")
 
         missing = groups.count * groups.size - batch * length
@@ -130,10 +130,10 @@ class SwitchFeedForward(keras.layers.Layer):
         token_ids = None if token_ids is None else in_groups(token_ids)
         decisions, stats = self.router(tokens, padding_mask=in_groups(ops.cast(padding_mask, "bool")),
                                        expert_capacity=expert_capacity, token_ids=token_ids, training=training)
-        carrier = dispatching.create(self.dispatch, decisions, self.num_experts, expert_capacity)
+        dispatcher = decisions.dispatcher(self.dispatch)
         # Said once more, so that the gradient from the experts is brought together before it meets the router's.
         tokens = partitioning.constrain(tokens, ("group", None, "embed"))
-        outputs = ops.cast(carrier.run(self.experts, tokens, training), inputs.dtype)
+        outputs = ops.cast(dispatcher.run(self.experts, tokens, training), inputs.dtype)
         outputs = partitioning.constrain(outputs, ("group", None, "embed"))
         outputs = ops.reshape(outputs, (-1, outputs.shape[-1]))
         if may_miss:
@@ -144,16 +144,6 @@ class SwitchFeedForward(keras.layers.Layer):
             return outputs, stats
         self.add_loss(losses.router_loss(stats, self.load_balancing_loss_weight, self.router_z_loss_weight))
         return outputs
-
-    def _plan(self, batch, length, training):
-        """Groups of the batch and slots of an expert for each."""
-        if self.semantics == "hf":
-            return grouping.Groups(batch, length), self.expert_capacity
-        groups = grouping.plan_groups((batch, length), self.group_size, self.num_groups_multiple, training,
-                                      self.semantics)
-        factor = self.train_capacity_factor if training else self.eval_capacity_factor
-        return groups, grouping.expert_capacity(groups.size, factor, self.num_experts, self.min_expert_capacity,
-                                                self.semantics)
 
     def get_config(self):
         names = ("num_experts", "d_ff", "activation", "group_size", "num_groups_multiple", "jitter_noise",

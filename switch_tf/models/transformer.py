@@ -6,7 +6,6 @@ import keras
 from keras import ops
 
 from switch_tf import partitioning
-from switch_tf.choices import num_choices
 from switch_tf.layers import (
     Dropout,
     FeedForward,
@@ -22,7 +21,7 @@ from switch_tf.layers import (
 def switch_feed_forward(config, is_decoder, dtype, **kwargs):
     """The Switch layer that a configuration asks for."""
     policy, num_selected_experts = config.routing(is_decoder)
-    has_second_place = num_choices(policy, num_selected_experts) > 1
+    has_second_place = config.num_choices(is_decoder) > 1
     router = Router(
         config.num_experts, num_selected_experts, policy, dtype=dtype, name="router",
         second_place_loss_weight=config.second_place_loss_weight if has_second_place else 0.0, **_fields(
@@ -175,7 +174,7 @@ class Stack(keras.layers.Layer):
         super().__init__(**kwargs)
         policy = self.dtype_policy
         self.remat = config.remat
-        self.zeroes_padding = config.semantics != "hf"
+        self.zeroes_padding = config.rules.zeroes_stack_padding
         num_layers = config.num_decoder_layers if is_decoder else config.num_encoder_layers
         sparse_layers = config.decoder_sparse_layers if is_decoder else config.encoder_sparse_layers
         self.relpos_bias = RelativePositionBias(

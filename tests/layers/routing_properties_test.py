@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from keras import ops
 
 from switch_tf import partitioning
-from switch_tf.layers import Router, dispatch, grouping
+from switch_tf.layers import Router, grouping
 
 # One expert alone has probability 1, and Keras warns of it.
 pytestmark = pytest.mark.filterwarnings("ignore:You are using a softmax")
@@ -288,7 +288,7 @@ def test_statistics_of_parts_merge_to_those_of_the_whole(name, semantics):
 @given(batches(is_finite=True))
 def test_both_dispatches_move_the_same_rows_and_a_round_trip_is_the_gate_times_the_token(batch):
     decisions, _ = route("switch", batch)
-    carriers = [kind(decisions, batch.num_experts, batch.capacity) for kind in (dispatch.Einsum, dispatch.Index)]
+    carriers = [decisions.dispatcher(way) for way in ("einsum", "index")]
     buffers = [np.asarray(carrier.dispatch(batch.inputs)) for carrier in carriers]
     np.testing.assert_array_equal(*buffers)
     for carrier in carriers:

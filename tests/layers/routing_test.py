@@ -310,7 +310,7 @@ def test_its_config_makes_it_again():
 
 
 @pytest.mark.parametrize("arguments, message", [
-    ({"policy": "swich"}, r"policy must be one of 'switch', .*'sinkhorn', not 'swich'\. Did you mean 'switch'\?"),
+    ({"policy": "swich"}, r"policy must be one of 'switch', .* or .*, not 'swich'\. Did you mean 'switch'\?"),
     ({"router_dtype": "float16"}, r"router_dtype must be one of 'float32', 'bfloat16', not 'float16'"),
     ({"semantics": "t5"}, "semantics must be one of 'switch_tf', 'mtf', 't5x', 'hf', not 't5'"),
     ({"num_selected_experts": 2}, "The switch policy selects 1 expert for each token, not 2"),

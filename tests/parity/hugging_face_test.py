@@ -16,7 +16,7 @@ import tensorflow as tf
 from switch_tf import conversion, losses
 from switch_tf.conversion import checkpoint_files
 from switch_tf.conversion.huggingface import SWITCH_RULES, T5_RULES
-from switch_tf.layers import dispatch
+from switch_tf.layers.decisions import Decisions
 
 GOLDEN = pathlib.Path(__file__).parents[1] / "golden" / "hugging_face"
 SPARSE_LAYERS = {
@@ -55,12 +55,12 @@ def test_every_token_goes_to_the_same_expert_or_is_dropped(case):
     assert (model.config.encoder_sparse_layers, model.config.decoder_sparse_layers) == SPARSE_LAYERS[case]
     decisions = []
 
-    def create(dispatch_name, made, *arguments):
+    def dispatcher(made, dispatch):
         decisions.append(made)
-        return original(dispatch_name, made, *arguments)
+        return original(made, dispatch)
 
-    original = dispatch.create
-    with mock.patch.object(dispatch, "create", create):
+    original = Decisions.dispatcher
+    with mock.patch.object(Decisions, "dispatcher", dispatcher):
         model(features)
     assert len(decisions) == len(model.config.sparse_layer_names)
     num_encoder = len(model.config.encoder_sparse_layers)

@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 
-from switch_tf.choices import ROUTING_POLICIES
+from switch_tf import policies
 
 SCRIPT = """
 import json, sys
@@ -59,9 +59,9 @@ print(json.dumps({policy: run(policy, sys.argv[1]) for policy in sys.argv[2:]}))
 """
 
 
-def _run(backend, dispatch, policies):
+def _run(backend, dispatch, names):
     environ = {**os.environ, "KERAS_BACKEND": backend, "JAX_PLATFORMS": "cpu"}
-    done = subprocess.run([sys.executable, "-c", SCRIPT, dispatch, *policies], env=environ, capture_output=True,
+    done = subprocess.run([sys.executable, "-c", SCRIPT, dispatch, *names], env=environ, capture_output=True,
                           text=True)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
@@ -71,13 +71,13 @@ def _run(backend, dispatch, policies):
 QUICK = ("switch", "top2", "expert_choice")
 
 
-@pytest.mark.parametrize("dispatch, policies", [
+@pytest.mark.parametrize("dispatch, names", [
     ("index", QUICK), ("einsum", ("switch",)),
-    pytest.param("index", [policy for policy in ROUTING_POLICIES if policy not in QUICK], marks=pytest.mark.slow),
+    pytest.param("index", [name for name in policies.names() if name not in QUICK], marks=pytest.mark.slow),
     pytest.param("einsum", ("expert_choice",), marks=pytest.mark.slow)])
-def test_jax_and_tensorflow_agree_under_every_policy_with_dropout_and_jitter(dispatch, policies):
-    ours, found = _run("tensorflow", "index", policies), _run("jax", dispatch, policies)
-    for policy in policies:
+def test_jax_and_tensorflow_agree_under_every_policy_with_dropout_and_jitter(dispatch, names):
+    ours, found = _run("tensorflow", "index", names), _run("jax", dispatch, names)
+    for policy in names:
         mine, theirs = ours[policy], found[policy]
         np.testing.assert_allclose(theirs["logits"], mine["logits"], rtol=1e-4, atol=1e-5, err_msg=policy)
         assert theirs["loss"] == pytest.approx(mine["loss"], rel=1e-5), policy

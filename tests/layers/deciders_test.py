@@ -1,4 +1,4 @@
-"""The policies by themselves: functions of scores, by hand. tests/golden/routing.json has a whole case for each."""
+"""The functions that decide by themselves: of scores, by hand. tests/golden/routing.json has a whole case for each."""
 
 import numpy as np
 import pytest
@@ -6,16 +6,23 @@ import tensorflow as tf
 from keras import ops
 
 from switch_tf import partitioning
-from switch_tf.layers import Router, SwitchFeedForward, policies
+from switch_tf.layers import Router, SwitchFeedForward, deciders
+from switch_tf.layers.decisions import Options, Scores
 
-ALL = policies.second_choices("all", 0.2, None)
+ALL = deciders.second_choices("all", 0.2, None)
 
 
 def scores(*odds, is_real=None):
     """Scores of one group of tokens: logits are the logarithms of the odds, probabilities their shares."""
     odds = np.array([odds], "float32")
-    return policies.Scores(tf.math.log(odds), tf.constant(odds / odds.sum(-1, keepdims=True)),
-                           None if is_real is None else tf.constant(np.array([is_real], bool)))
+    return Scores(tf.math.log(odds), tf.constant(odds / odds.sum(-1, keepdims=True)),
+                  None if is_real is None else tf.constant(np.array([is_real], bool)))
+
+
+def decide(name, scores, capacity, rounds=None, **options):
+    """What `deciders.<name>` makes of scores."""
+    options = Options(scores.selection.shape[-1], capacity, is_wanted=ALL, **options)
+    return getattr(deciders, name)(scores, options, **({"rounds": rounds} if rounds else {}))
 
 
 def of_one_group(array):
@@ -27,7 +34,7 @@ def of_one_group(array):
 
 def test_a_token_left_over_tries_four_experts_and_no_more():
     # 5 experts with one slot; all 6 tokens rank them 0, 1, 2, 3, 4. Each round serves one; the rest gives up after 4.
-    decisions = policies.ntlb(scores(*[[5, 4, 3, 2, 1]] * 6), 1)
+    decisions = decide("ntlb", scores(*[[5, 4, 3, 2, 1]] * 6), 1)
     assert of_one_group(decisions.expert_index[..., 0])[:4] == [0, 1, 2, 3]
     assert of_one_group(decisions.slot[..., 0]) == [0, 0, 0, 0, 1, 1]
     np.testing.assert_allclose(decisions.gate[0, :, 0], [5 / 15, 4 / 15, 3 / 15, 2 / 15, 0, 0], rtol=1e-6)
@@ -35,12 +42,12 @@ def test_a_token_left_over_tries_four_experts_and_no_more():
 
 @pytest.mark.parametrize("rounds, slots", [(1, [0, 1, 1]), (2, [0, 0, 1]), (3, [0, 0, 0]), (9, [0, 0, 0])])
 def test_the_number_of_rounds_ends_with_the_experts(rounds, slots):
-    decisions = policies.ntlb(scores([3, 2, 1], [3, 2, 1], [3, 2, 1]), 1, rounds=rounds)
+    decisions = decide("ntlb", scores([3, 2, 1], [3, 2, 1], [3, 2, 1]), 1, rounds=rounds)
     assert of_one_group(decisions.slot[..., 0]) == slots
 
 
 def test_with_enough_slots_no_token_left_behind_is_switch():
-    mine, theirs = policies.ntlb(scores([3, 2], [1, 5], [4, 2]), 3), policies.switch(scores([3, 2], [1, 5], [4, 2]), 3)
+    mine, theirs = (decide(name, scores([3, 2], [1, 5], [4, 2]), 3) for name in ("ntlb", "switch"))
     for one, other in zip(mine, theirs, strict=True):
         np.testing.assert_array_equal(one, other)
 
@@ -49,19 +56,19 @@ def test_with_enough_slots_no_token_left_behind_is_switch():
 
 
 def test_of_equally_confident_tokens_the_earlier_ones_keep_their_places():
-    decisions = policies.batch_prioritized(scores([1, 1], [3, 1], [3, 1], [3, 1], [1, 1]), 1, 2)
+    decisions = decide("batch_prioritized", scores([1, 1], [3, 1], [3, 1], [3, 1], [1, 1]), 2)
     assert of_one_group(decisions.slot[..., 0]) == [2, 0, 1, 2, 2]
 
 
 def test_padding_stands_behind_however_confident_it_is():
-    decisions = policies.batch_prioritized(scores([2, 1], [99, 1], [3, 1], is_real=[1, 0, 1]), 1, 2)
+    decisions = decide("batch_prioritized", scores([2, 1], [99, 1], [3, 1], is_real=[1, 0, 1]), 2)
     assert of_one_group(decisions.slot[..., 0]) == [1, 2, 0]
 
 
 def test_confidence_that_is_not_a_number_stands_behind_all_that_is():
     one = scores([2, 1], [1, 1], [3, 1])
     probs = tf.tensor_scatter_nd_update(one.probs, [[0, 1]], [[np.nan, np.nan]])
-    decisions = policies.batch_prioritized(one._replace(probs=probs), 1, 2)
+    decisions = decide("batch_prioritized", one._replace(probs=probs), 2)
     assert of_one_group(decisions.slot[..., 0]) == [1, 2, 0]
 
 
@@ -76,20 +83,20 @@ def test_which_second_choices_are_carried_out(rule, kept):
     uniforms = tf.constant([[[0.45], [0.99], [0.99], [0.0]]])
     gates = tf.constant([[[0.9, 0.1], [0.75, 0.25], [0.7, 0.3], [0.6, 0.4]]])
     shapes = []
-    wanted = policies.second_choices(rule, 0.25, lambda shape: shapes.append(tuple(shape)) or uniforms)(gates)
+    wanted = deciders.second_choices(rule, 0.25, lambda shape: shapes.append(tuple(shape)) or uniforms)(gates)
     assert wanted.dtype == tf.bool
     assert of_one_group(wanted) == [[True, second] for second in kept]
     assert shapes == ([(1, 4, 1)] if rule == "random" else [])
     # At inference there are no numbers, and "random" is "all".
-    wanted = policies.second_choices(rule, 0.25, None)(gates)
+    wanted = deciders.second_choices(rule, 0.25, None)(gates)
     assert of_one_group(wanted) == [[True, rule == "random" or second] for second in kept]
 
 
 def test_gates_are_normalised_before_anything_is_dropped():
     # 5/9 and 4/9 of both tokens; the second one finds no slot for its first choice and keeps 4/9 for its second.
-    decisions = policies.top_n(scores([5, 4, 1], [5, 1, 4]), 2, 1, ALL)
+    decisions = decide("top_n", scores([5, 4, 1], [5, 1, 4]), 1, num_choices=2)
     np.testing.assert_allclose(decisions.gate, [[[5 / 9, 4 / 9], [0, 4 / 9]]], rtol=1e-6)
-    decisions = policies.top_n(scores([5, 4, 1], [5, 1, 4]), 2, 1, ALL, is_normalized=False)
+    decisions = decide("top_n", scores([5, 4, 1], [5, 1, 4]), 1, num_choices=2, is_normalized=False)
     np.testing.assert_allclose(decisions.gate, [[[0.5, 0.4], [0, 0.4]]], rtol=1e-6)
 
 
@@ -97,7 +104,7 @@ def test_the_gradient_of_a_normalised_gate_is_that_of_the_share():
     logits = tf.math.log([[[5.0, 4.0, 1.0]]])
     with tf.GradientTape() as tape:
         tape.watch(logits)
-        decisions = policies.top_n(policies.Scores(logits, ops.softmax(logits), None), 2, 1, ALL)
+        decisions = decide("top_n", Scores(logits, ops.softmax(logits)), 1, num_choices=2)
         gate = decisions.gate[0, 0, 0]
     # g = a / (a + b): d g / d logits = (g (1 - g), -g (1 - g), 0) with g = 5/9
     np.testing.assert_allclose(tape.gradient(gate, logits), [[[20 / 81, -20 / 81, 0]]], atol=1e-6)
@@ -105,7 +112,7 @@ def test_the_gradient_of_a_normalised_gate_is_that_of_the_share():
 
 def test_one_choice_of_top_n_is_switch():
     odds = ([3, 2, 1], [1, 2, 3], [9, 1, 1], [5, 1, 1])
-    for mine, theirs in zip(policies.top_n(scores(*odds), 1, 2, ALL), policies.switch(scores(*odds), 2), strict=True):
+    for mine, theirs in zip(decide("top_n", scores(*odds), 2), decide("switch", scores(*odds), 2), strict=True):
         np.testing.assert_array_equal(mine, theirs)
 
 
@@ -115,7 +122,7 @@ def test_one_choice_of_top_n_is_switch():
 def test_balanced_preferences_give_every_expert_the_same_sum():
     random = np.random.RandomState(0)
     logits, is_real = random.randn(3, 10, 4).astype("float32"), random.rand(3, 10) < 0.7
-    plan = np.asarray(ops.softmax(policies.balanced(tf.constant(logits), tf.constant(is_real)), axis=-1))
+    plan = np.asarray(ops.softmax(deciders.balanced(tf.constant(logits), tf.constant(is_real)), axis=-1))
     sums = (plan * is_real[..., None]).sum(1)
     np.testing.assert_allclose(sums, np.repeat(is_real.sum(1)[:, None] / 4, 4, axis=1), rtol=0.01)
 
@@ -124,14 +131,14 @@ def test_prices_are_the_same_for_all_tokens_and_have_no_gradient():
     logits = tf.constant(np.random.RandomState(0).randn(1, 6, 3).astype("float32"))
     with tf.GradientTape() as tape:
         tape.watch(logits)
-        balanced = policies.balanced(logits)
+        balanced = deciders.balanced(logits)
     price = np.asarray(balanced - logits)[0]
     np.testing.assert_allclose(price, np.repeat(price[:1], 6, axis=0), atol=1e-5)
     assert tape.gradient(balanced, logits) is None
 
 
 def test_a_group_of_padding_has_finite_preferences():
-    nothing = policies.balanced(tf.constant(np.random.RandomState(0).randn(1, 4, 3).astype("float32")),
+    nothing = deciders.balanced(tf.constant(np.random.RandomState(0).randn(1, 4, 3).astype("float32")),
                                 tf.zeros((1, 4), tf.bool))
     assert np.isfinite(nothing).all()
 
@@ -140,7 +147,8 @@ def test_a_group_of_padding_has_finite_preferences():
 
 
 def test_token_ids_wrap_around_the_experts_and_gates_are_1():
-    decisions = policies.hashed(tf.constant([[0, 1, 2, 3, 31999]]), 3, None, 5)
+    decisions = deciders.hashed(
+        Scores(None, None, None, token_ids=tf.constant([[0, 1, 2, 3, 31999]])), Options(num_experts=3, capacity=5))
     # 31999 = 3 * 10666 + 1
     assert of_one_group(decisions.expert_index[..., 0]) == [0, 1, 2, 0, 1]
     assert of_one_group(decisions.slot[..., 0]) == [0, 0, 0, 1, 1]
@@ -151,15 +159,15 @@ def test_token_ids_wrap_around_the_experts_and_gates_are_1():
 
 
 def test_a_token_may_be_taken_by_every_expert_or_by_none():
-    choices = policies.expert_choice(scores([1, 1], [3, 5], [5, 3]), 1)
+    choices = decide("expert_choice", scores([1, 1], [3, 5], [5, 3]), 1)
     assert of_one_group(choices.token_index) == [[2], [1]]
-    choices = policies.expert_choice(scores([1, 1], [1, 1], [1, 1]), 2)
+    choices = decide("expert_choice", scores([1, 1], [1, 1], [1, 1]), 2)
     assert of_one_group(choices.token_index) == [[0, 1], [0, 1]]
     np.testing.assert_allclose(choices.gate, np.full((1, 2, 2), 0.5))
 
 
 def test_a_group_of_padding_fills_no_slot():
-    choices = policies.expert_choice(scores([3, 1], [1, 3], is_real=[0, 0]), 2)
+    choices = decide("expert_choice", scores([3, 1], [1, 3], is_real=[0, 0]), 2)
     assert of_one_group(choices.token_index) == [[2, 2], [2, 2]]
     assert not np.asarray(choices.gate).any()
 

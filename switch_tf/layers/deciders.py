@@ -1,0 +1,145 @@
+"""The functions that decide, one for each policy of `policies`: of `Scores` and `Options`, see `decisions`.
+
+They choose by `scores.selection` and gate by `scores.probs`. Padding is never routed and takes no slot.
+"""
+
+from keras import ops
+
+from switch_tf.layers import queues
+from switch_tf.layers.decisions import Decisions, ExpertChoices, Options, Scores
+
+NTLB_ROUNDS = 4
+SINKHORN_ITERATIONS = 20
+
+
+def switch(scores: Scores, options: Options) -> Decisions:
+    """Top-1, first come first served (Switch Transformer, section 2.1)."""
+    return queues.serve(scores, options, queues.favourites(scores, 1))
+
+
+def batch_prioritized(scores: Scores, options: Options) -> Decisions:
+    """Top-k, the most confident tokens first (V-MoE, arXiv 2106.05974, section 4; Mesh TensorFlow's `switch_max`)."""
+    confidence = ops.cast(ops.max(scores.probs, axis=-1), "float32")
+    confidence = ops.where(ops.isnan(confidence), -1.0, confidence)
+    # Of equally confident tokens the earlier one comes first: argsort is stable.
+    order = ops.argsort(-confidence, axis=1)
+    return queues.serve(scores, options, queues.favourites(scores, options.num_choices), order=order)
+
+
+def top_n(scores: Scores, options: Options) -> Decisions:
+    """GShard's top-2 gating (arXiv 2006.16668, algorithm 1), for any number of choices.
+
+    All first choices take their slots before any second one. The gates are divided by their sum, before any is dropped.
+    """
+    expert_index = queues.favourites(scores, options.num_choices)
+    return queues.serve(scores, options, expert_index, is_wanted=options.is_wanted)
+
+
+def second_choices(policy: str, threshold: float, uniform):
+    """`Options.is_wanted`: which choices after the first GShard's top-2 carries out.
+
+    Args:
+        policy: "all"; "none"; "threshold", those whose gate is above the threshold; "random", with probability
+            gate / threshold, at most 1.
+        threshold: float in (0, 1).
+        uniform: function of a shape to <float32>[shape] uniform numbers in [0, 1) for "random", or None at inference,
+            where "random" carries out all of them.
+    """
+
+    def is_wanted(gates):
+        later = gates[..., 1:]
+        if policy == "threshold":
+            wanted = later > threshold
+        elif policy == "random" and uniform is not None:
+            wanted = uniform(ops.shape(later)) * threshold < later
+        else:
+            wanted = ops.full_like(later, policy != "none", dtype="bool")
+        return ops.concatenate([ops.ones_like(gates[..., :1], dtype="bool"), wanted], axis=-1)
+
+    return is_wanted
+
+
+def ntlb(scores: Scores, options: Options, rounds=NTLB_ROUNDS) -> Decisions:
+    """No-Token-Left-Behind (Switch Transformer, appendix B): a token whose expert is full tries the next best one.
+
+    Round by round, in order of tokens, up to the `rounds`-th best expert; the gate is the probability of the expert
+    that took the token.
+    """
+    num_experts, capacity = options.num_experts, options.capacity
+    rounds = min(rounds, num_experts)
+    _, ranked = ops.top_k(scores.selection, rounds)
+    waiting = ops.ones_like(ranked[..., 0], dtype="bool") if scores.is_real is None else scores.is_real
+    num_groups, num_tokens = ops.shape(waiting)
+    taken = ops.zeros((num_groups, num_experts), "int32")
+    expert_index = ops.zeros((num_groups, num_tokens), "int32")
+    slot = expert_index + capacity
+    for choice in range(rounds):
+        expert = ops.cast(ranked[..., choice], "int32")
+        place, length = queues.places(ops.where(waiting, expert, num_experts), num_experts)
+        place = place + ops.take_along_axis(taken, expert, axis=1)
+        is_kept = ops.logical_and(waiting, place < capacity)
+        expert_index, slot = ops.where(waiting, expert, expert_index), ops.where(is_kept, place, slot)
+        taken = taken + length
+        waiting = ops.logical_and(waiting, ops.logical_not(is_kept))
+    expert_index = expert_index[..., None]
+    return queues.decisions(options, expert_index, slot[..., None], queues.probabilities(scores, expert_index))
+
+
+def hashed(scores: Scores, options: Options) -> Decisions:
+    """Each token of the vocabulary has its expert, token id mod experts, with gate 1 (Lingvo; arXiv 2106.04426).
+
+    SentencePiece numbers tokens by frequency, so that neighbours, which are about equally frequent, are spread evenly.
+    """
+    expert_index = ops.cast(scores.token_ids, "int32")[..., None] % options.num_experts
+    return queues.serve(scores, options, expert_index, gates=ops.ones_like(expert_index, dtype="float32"))
+
+
+def sinkhorn(scores: Scores, options: Options) -> Decisions:
+    """Top-1 of a balanced assignment: in training the tokens' preferences are scaled until experts get equal shares.
+
+    Sinkhorn's iterations on exp(logits), without a gradient (V-MoE's `sparsity_constrained_ot`, Lingvo's
+    `optimal_transport`); the gate stays the router's probability. At inference the best expert is taken, as in BASE
+    (arXiv 2103.16716), so that a prediction does not depend on its batch.
+    """
+    if options.training:
+        scores = scores._replace(selection=balanced(scores.selection, scores.is_real))
+    return switch(scores, options)
+
+
+def balanced(logits, is_real=None):
+    """Logits plus the price of each expert that makes exp(.), normalised by token, give all experts the same sum.
+
+    Args:
+        logits: <float32>[group, tokens, expert], finite.
+        is_real: <bool>[group, tokens] or None.
+
+    Returns:
+        <float32>[group, tokens, expert] without a gradient.
+    """
+    logits = ops.stop_gradient(logits)
+    absent = 0.0 if is_real is None else ops.where(is_real[..., None], 0.0, -1e9)
+    price = ops.zeros_like(logits[:, :1, :])
+    for _ in range(SINKHORN_ITERATIONS):
+        per_token = ops.log_softmax(logits + price, axis=-1) + absent
+        price = price - ops.logsumexp(per_token, axis=1, keepdims=True)
+        price = price - ops.max(price, axis=-1, keepdims=True)
+    return logits + price
+
+
+def expert_choice(scores: Scores, options: Options) -> ExpertChoices:
+    """Each expert takes the tokens that give it the highest probability (arXiv 2202.09368). Never unbalanced.
+
+    A token's output is the sum over the experts that took it, gated by its probability of each, not renormalised.
+    """
+    # [group, tokens, expert] -> [group, expert, tokens]
+    wanted = ops.softmax(ops.transpose(scores.selection, (0, 2, 1)), axis=1)
+    if scores.is_real is not None:
+        wanted = ops.where(scores.is_real[:, None, :], wanted, -1.0)
+    capacity, num_tokens = options.capacity, ops.shape(wanted)[-1]
+    is_known = isinstance(capacity, int) and isinstance(num_tokens, int)
+    preference, token_index = ops.top_k(wanted, (min if is_known else ops.minimum)(capacity, num_tokens))
+    is_filled = preference >= 0
+    token_index = ops.where(is_filled, ops.cast(token_index, "int32"), num_tokens)
+    probs = ops.cast(ops.transpose(scores.probs, (0, 2, 1)), "float32")
+    gate = ops.take_along_axis(probs, ops.where(is_filled, token_index, 0), axis=-1)
+    return ExpertChoices(token_index, ops.where(is_filled, gate, 0.0), num_tokens, options.num_experts, capacity)
