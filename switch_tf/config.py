@@ -130,9 +130,12 @@ class SwitchConfig:
                              "attention_init_scale"), checks.number, "above 0")
         checks.fields(self, ("load_balancing_loss_weight", "router_z_loss_weight", "second_place_loss_weight"),
                       checks.number, "0 or above")
+        checks.fields(self, ("second_expert_threshold",), checks.number, "in (0, 1)")
         checks.fields(self, ("logits_via_embedding", "allow_non_causal_decoder", "extra_mlp", "remat"), checks.flag)
         if self.scale_decoder_outputs is not None:
             checks.fields(self, ("scale_decoder_outputs",), checks.flag)
+        if self.num_selected_experts is not None:
+            checks.fields(self, ("num_selected_experts",), checks.integer, 1)
         for name, choices in (("activation", ACTIVATIONS), ("dispatch", DISPATCHES), ("router_dtype", ROUTER_DTYPES),
                               ("expert_sublayers", EXPERT_SUBLAYERS),
                               ("attention_expert_dtype", ATTENTION_EXPERT_DTYPES)):

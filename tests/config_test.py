@@ -54,8 +54,10 @@ def test_impossible_values_are_refused_in_one_sentence(changes, message):
 
 def test_numbers_of_numpy_are_as_good_as_pythons():
     config = SwitchConfig(d_model=np.int64(8), num_experts=np.int32(0), dropout_rate=np.float64(0.5), init_scale=1,
-                          semantics="hf")
-    assert config == SwitchConfig(d_model=8, dropout_rate=0.5, semantics="hf")
+                          semantics="hf",
+                          routing_policy="top2", num_selected_experts=np.int64(2))
+    assert config == SwitchConfig(d_model=8, dropout_rate=0.5, semantics="hf", routing_policy="top2",
+                                  num_selected_experts=2)
     assert json.loads(json.dumps(dataclasses.asdict(config))) == dataclasses.asdict(config)
 
 
