@@ -3,6 +3,8 @@
 import dataclasses
 from collections.abc import Mapping
 
+from switch_tf import checks
+
 FEATURES = ("inputs", "targets")
 
 
@@ -33,14 +35,17 @@ class DatasetDescription:
     encoder_only: bool = False
 
     def __post_init__(self):
-        if self.batch_size < 1:
-            raise ValueError(f"BATCH_SIZE must be at least 1 sequence, received {self.batch_size}.")
+        checks.integer("BATCH_SIZE", self.batch_size, 1)
+        checks.integer("SEED", self.seed, 0)
+        checks.flag("pack", self.pack)
         lengths = self.task_feature_lengths
-        if set(lengths) != set(FEATURES) or not all(isinstance(n, int) and n > 0 for n in lengths.values()):
+        if not isinstance(lengths, Mapping) or set(lengths) != set(FEATURES):
             raise ValueError(
                 "TASK_FEATURE_LENGTHS gives the number of tokens of inputs and targets, as in "
-                f'{{"inputs": 512, "targets": 114}}, received {dict(lengths)}.'
+                f'{{"inputs": 512, "targets": 114}}, received {lengths!r}.'
             )
+        for name, length in lengths.items():
+            checks.integer(f"TASK_FEATURE_LENGTHS[{name!r}]", length, 1)
         if self.encoder_only and lengths["inputs"] != lengths["targets"]:
             raise ValueError(
                 "An encoder without a decoder predicts one target per input token, so both have the same length, "

@@ -19,8 +19,12 @@ def test_descriptions_of_the_same_batches_are_equal():
 
 @pytest.mark.parametrize("options, message", [
     ({"task_feature_lengths": {"inputs": 4}}, r"number of tokens of inputs and targets.*received \{'inputs': 4\}"),
-    ({"task_feature_lengths": {"inputs": 4, "targets": 0}}, "number of tokens of inputs and targets"),
-    ({"batch_size": 0}, "BATCH_SIZE must be at least 1 sequence, received 0"),
+    ({"task_feature_lengths": 128}, "number of tokens of inputs and targets.*received 128"),
+    ({"task_feature_lengths": {"inputs": 4, "targets": 0}}, r"\['targets'\] must be an integer of at least 1, not 0"),
+    ({"task_feature_lengths": {"inputs": 4, "targets": True}}, r"\['targets'\] must be an integer of at least 1, not T"),
+    ({"batch_size": 0}, "BATCH_SIZE must be an integer of at least 1, not 0"),
+    ({"seed": -1}, "SEED must be an integer of at least 0, not -1"),
+    ({"pack": "no"}, "pack must be True or False, not 'no'"),
     ({"task_feature_lengths": {"inputs": 4, "targets": 3}, "encoder_only": True}, "set targets to 4"),
 ])
 def test_impossible_requests_are_refused(options, message):
