@@ -1,8 +1,10 @@
-"""A model of a few thousand parameters, and a batch by hand.
+"""What all tests share: a tiny model, a batch by hand, layouts; and the order and the cost of the tests themselves.
 
-Every test process has eight virtual CPU devices, which nothing but the tests of layouts uses.
+Every test process has eight virtual CPU devices, which nothing but the tests of layouts uses, and TensorFlow's graph
+optimiser is off, because it takes longer than what it saves; optimized_graphs_test.py has it on.
 """
 
+import collections
 import os
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -19,6 +21,48 @@ NUM_DEVICES = 8
 
 tf.config.set_logical_device_configuration(
     tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * NUM_DEVICES)
+tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
+
+# The files and folders that take longest start first, so that no worker is left with one at the end.
+HEAVY = ("cli/compile_test.py", "parity/layouts_test.py", "reliability/processes_test.py", "aot/",
+         "cli/verify_layout_test.py", "reliability/resume_test.py", "training/", "models/", "parity/", "layers/",
+         "data/")
+_cpu_before = 0.0
+
+
+def pytest_collection_modifyitems(items):
+    """Heavy files first; a file's tests share fixtures, so they stay in one worker of pytest-xdist."""
+    for item in items:
+        if item.get_closest_marker("xdist_group") is None:
+            item.add_marker(pytest.mark.xdist_group(item.location[0]))
+    items.sort(key=lambda item: next(
+        (place for place, name in enumerate(HEAVY) if item.location[0].startswith(f"tests/{name}")), len(HEAVY)))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    """Notes the CPU seconds, of this process and of those that it has waited for, since the report before."""
+    global _cpu_before
+    report = yield
+    now = sum(os.times()[:4])
+    report.cpu_seconds, _cpu_before = now - _cpu_before, now
+    return report
+
+
+def pytest_runtest_logstart():
+    global _cpu_before
+    _cpu_before = sum(os.times()[:4])
+
+
+def pytest_terminal_summary(terminalreporter):
+    """The ten tests that cost most, with what their fixtures cost where they were the first to need them."""
+    seconds = collections.Counter()
+    for report in (report for reports in terminalreporter.stats.values() for report in reports):
+        if hasattr(report, "cpu_seconds"):
+            seconds[report.nodeid.partition("@")[0]] += report.cpu_seconds
+    terminalreporter.section(f"{seconds.total():.0f} CPU seconds in all; the most of them in")
+    for name, spent in seconds.most_common(10):
+        terminalreporter.line(f"{spent:6.1f}  {name}")
 
 
 @pytest.fixture(scope="session")

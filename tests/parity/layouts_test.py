@@ -10,23 +10,18 @@ import tensorflow as tf
 from switch_tf import SwitchConfig, SwitchTransformer
 from switch_tf.optim.adafactor import Adafactor
 from switch_tf.partitioning.backends import create_partitioner
-from switch_tf.partitioning.layout import Layout
 from switch_tf.partitioning.partitioner import Partitioner
 from switch_tf.training import verification
 from switch_tf.training.run import StepSettings
 
-DATA = (("batch", "data"), ("group", "data"))
-EXPERT = (*DATA, ("expert", "data"))
-MODEL = (("heads", "model"), ("mlp", "model"), ("expert_mlp", "model"), ("vocab", "model"))
-EXCHANGE = ("expert_embed", "model")
+# A file of gin/layouts, on all eight devices or on those of a mesh.
 LAYOUTS = {
-    "data=8": Layout("data=8", DATA),
-    "expert over 4": Layout("data=4", EXPERT),
-    "expert over 8": Layout("data=8", EXPERT),
-    "data=2 x model=4": Layout("data=2,model=4", (*DATA, *MODEL)),
-    "expert over 4 x model=2": Layout("data=4,model=2", (*EXPERT, *MODEL, EXCHANGE)),
-    "fully sharded over 8": Layout("data=8", EXPERT, at_rest_rules=(("embed", "data"),)),
+    "data": ("data",), "expert over 4": ("expert", "data=4"), "expert over 8": ("expert",),
+    "data=2 x model=4": ("data_model", "data=2,model=4"), "expert over 4 x model=2": ("expert_model",),
+    "fully sharded over 8": ("fully_sharded",), "fully sharded over 4 x model=2": ("fully_sharded_model",),
 }
+# Both axes, and weights in pieces; what is left to `make slow` has the rules of these.
+QUICK = ("data=2 x model=4", "expert over 4 x model=2", "fully sharded over 8")
 OPTIMIZERS = {"adafactor": lambda: Adafactor(0.01), "adam": lambda: keras.optimizers.Adam(0.001)}
 STEPS = 4
 PLAIN = StepSettings()
@@ -56,30 +51,6 @@ def _batches(config):
     return batches
 
 
-def _first(layout):
-    """The layout's partitioner on the first of the test process's devices."""
-    from tensorflow.experimental import dtensor
-
-    from switch_tf.partitioning.dtensor import DTensorPartitioner
-    from switch_tf.partitioning.strategy import StrategyPartitioner
-
-    names = [f"CPU:{index}" for index in range(layout.num_devices)]
-    if layout.backend == "mirrored":
-        # Collectives have room for one group of devices in a process, and this process has several.
-        reduction = tf.distribute.ReductionToOneDevice()
-        return StrategyPartitioner(layout, tf.distribute.MirroredStrategy(names, cross_device_ops=reduction))
-    return DTensorPartitioner(layout, dtensor.create_mesh(list(layout.mesh.items()), devices=names))
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _no_graph_optimisation():
-    """TensorFlow would optimise each graph once for each device, which takes longer than the steps of a test."""
-    before = tf.config.optimizer.get_experimental_options()
-    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
-    yield
-    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": False, **before})
-
-
 @functools.cache
 def _on_one_device(config, optimizer, settings):
     return _train(Partitioner(), config, optimizer, settings)
@@ -100,56 +71,61 @@ def _assert_same(partitioner, config, optimizer="adafactor", settings=PLAIN):
     assert len({one for one, _ in found.losses}) == STEPS  # something was learnt
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
-def test_a_layout_computes_what_one_device_does(name):
-    _assert_same(_first(LAYOUTS[name]), _config())
+@pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow)
+                                  for name in LAYOUTS])
+def test_a_layout_computes_what_one_device_does(name, make_partitioner):
+    _assert_same(make_partitioner(*LAYOUTS[name]), _config())
 
 
-def test_adam_reads_no_variable_after_its_update():
-    config = _config(num_decoder_layers=2, decoder_sparse_step=2)
-    _assert_same(_first(LAYOUTS["expert over 4 x model=2"]), config, "adam")
-
-
+# Adam reads its slots after it has updated them, which DTensor once let it do too early.
 KINDS = [
-    {"routing_policy": "top_n", "num_selected_experts": 3, "activation": "geglu", "logits_via_embedding": False},
-    {"routing_policy": "expert_choice"}, {"expert_sublayers": "feed_forward_and_attention"}]
+    ({"routing_policy": "top_n", "num_selected_experts": 3, "activation": "geglu", "logits_via_embedding": False},
+     "adam"),
+    ({"routing_policy": "expert_choice"}, "adafactor")]
 MORE_KINDS = [
-    {"routing_policy": "top2"}, {"routing_policy": "hash"},
-    {"routing_policy": "ntlb", "semantics": "mtf", "extra_mlp": True},
-    {"routing_policy": "batch_prioritized", "num_selected_experts": 2, "exploration": "sample"},
-    {"routing_policy": "sinkhorn", "semantics": "t5x"}]
+    ({"expert_sublayers": "feed_forward_and_attention"}, "adafactor"), ({"routing_policy": "top2"}, "adafactor"),
+    ({"routing_policy": "hash"}, "adafactor"),
+    ({"routing_policy": "ntlb", "semantics": "mtf", "extra_mlp": True}, "adafactor"),
+    ({"routing_policy": "batch_prioritized", "num_selected_experts": 2, "exploration": "sample"}, "adafactor"),
+    ({"routing_policy": "sinkhorn", "semantics": "t5x"}, "adafactor")]
 
 
-@pytest.mark.parametrize("changes", [*KINDS, *(pytest.param(kind, marks=pytest.mark.slow) for kind in MORE_KINDS)],
-                         ids=lambda changes: "-".join(str(value) for value in changes.values()))
-def test_every_kind_of_model_can_be_laid_out(changes):
-    config = _config(**changes, num_decoder_layers=0)
-    _assert_same(_first(LAYOUTS["expert over 4 x model=2"]), config)
+@pytest.mark.parametrize("changes, optimizer", [
+    *KINDS, *(pytest.param(*kind, marks=pytest.mark.slow) for kind in MORE_KINDS)],
+    ids=lambda of: of if isinstance(of, str) else "-".join(str(value) for value in of.values()))
+def test_every_kind_of_model_can_be_laid_out(changes, optimizer, make_partitioner):
+    _assert_same(make_partitioner("expert_model"), _config(**changes, num_decoder_layers=0), optimizer)
 
 
-def test_microbatches_and_rematerialisation_under_dtensor():
-    config = _config(num_decoder_layers=0, remat=True)
-    _assert_same(_first(LAYOUTS["expert over 8"]), config, settings=StepSettings(num_microbatches=2))
+@pytest.mark.slow
+def test_adam_reads_no_variable_after_its_update_in_a_model_of_two_stacks(make_partitioner):
+    config = _config(num_decoder_layers=2, decoder_sparse_step=2)
+    _assert_same(make_partitioner("expert_model"), config, "adam")
 
 
-def test_in_bfloat16_pieces_of_weights_do_not_decide_how_activations_are_laid_out():
+def test_microbatches_and_rematerialisation_under_dtensor_with_experts_in_attention_too(make_partitioner):
+    config = _config(num_decoder_layers=0, remat=True, expert_sublayers="feed_forward_and_attention")
+    _assert_same(make_partitioner("expert"), config, settings=StepSettings(num_microbatches=2))
+
+
+def test_in_bfloat16_pieces_of_weights_do_not_decide_how_activations_are_laid_out(make_partitioner):
     # They would split the bits of dropout, too, and DTensor cannot move unsigned integers between devices.
     config = _config(num_decoder_layers=0, d_model=32)
     one, other = (verification.train(lambda: SwitchTransformer(config, dtype="mixed_bfloat16"),
                                      OPTIMIZERS["adafactor"], partitioner, _batches(config), 7, PLAIN)
-                  for partitioner in (Partitioner(), _first(LAYOUTS["fully sharded over 8"])))
+                  for partitioner in (Partitioner(), make_partitioner("fully_sharded")))
     found = verification.compare(one, other)
     assert found.loss.value <= 1e-3
     assert found.gradient.value <= 0.05
 
 
 @pytest.mark.parametrize("num_replicas, num_microbatches", [
-    (2, 1), (4, 2), pytest.param(2, 2, marks=pytest.mark.slow), pytest.param(4, 1, marks=pytest.mark.slow)])
-def test_replicas_make_the_step_of_one_device(num_replicas, num_microbatches):
-    layout = Layout(f"data={num_replicas}", DATA, backend="mirrored")
+    (4, 2), *(pytest.param(*numbers, marks=pytest.mark.slow) for numbers in ((2, 1), (2, 2), (4, 1)))])
+def test_replicas_make_the_step_of_one_device(num_replicas, num_microbatches, make_partitioner):
+    partitioner = make_partitioner("data", f"data={num_replicas}", backend="mirrored")
     settings = StepSettings(num_microbatches=num_microbatches, clip_norm=0.5)
-    _assert_same(_first(layout), _config(num_decoder_layers=0, remat=num_microbatches > 1), "adam", settings)
+    _assert_same(partitioner, _config(num_decoder_layers=0, remat=num_microbatches > 1), "adam", settings)
 
 
-def test_the_tests_have_their_devices():
-    assert create_partitioner(Layout("", DATA)).mesh.size == 8
+def test_the_tests_have_their_devices(shipped_layout):
+    assert create_partitioner(shipped_layout("data")).mesh.size == 8

@@ -1,7 +1,8 @@
 """Runs a lowered step, partitioned by XLA over 8 virtual CPU devices, beside TensorFlow's own step of one device.
 
-A program of its own, because the devices of JAX must be asked for before it starts. Prints one JSON object: the losses
-of both, and over all variables the largest difference over the largest entry.
+A program of its own, because the devices of JAX must be asked for before it starts. Takes the name of a file of
+gin/layouts and prints one JSON object: the losses of both, and over all variables the largest difference over the
+largest entry.
 """
 
 import json
@@ -11,6 +12,7 @@ import sys
 os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
 os.environ["JAX_PLATFORMS"] = "cpu"
 
+import gin
 import jax
 import keras
 import numpy as np
@@ -19,6 +21,7 @@ import tensorflow as tf
 from switch_tf import SwitchConfig, SwitchTransformer
 from switch_tf.aot import compiler
 from switch_tf.aot.lower import lower_step
+from switch_tf.cli import gin_files
 from switch_tf.optim.adafactor import Adafactor
 from switch_tf.partitioning.layout import Layout
 from switch_tf.partitioning.partitioner import Partitioner
@@ -28,11 +31,13 @@ from switch_tf.training.train_step import compile_steps
 STEPS, BATCH, LENGTHS = 2, 16, {"inputs": 32, "targets": 16}
 
 
-def main(layout: Layout) -> dict:
+def main(name: str) -> dict:
     """Takes a few steps both ways, each from where it stands."""
     jax.config.update("jax_enable_x64", True)  # Keras counts steps in 64 bits
+    gin_files.parse([f"gin/layouts/{name}.gin"])
+    layout = gin.get_configurable(Layout)().resolve(8, "CPU")
     config = SwitchConfig(vocab_size=512, d_model=32, d_ff=64, num_heads=4, d_kv=8, num_encoder_layers=1,
-                          num_decoder_layers=2, encoder_sparse_step=1, num_experts=8, num_groups_multiple=8,
+                          num_decoder_layers=1, encoder_sparse_step=1, num_experts=8, num_groups_multiple=8,
                           dropout_rate=0.1, expert_dropout_rate=0.1, activation="geglu", logits_via_embedding=False)
     lowered = lower_step(SwitchTransformer(config), Adafactor(0.01), layout, BATCH, LENGTHS, StepSettings())
     devices = jax.devices("cpu")
@@ -91,4 +96,4 @@ def _execute(executable, lowered, mesh, values):
 
 
 if __name__ == "__main__":
-    print(json.dumps(main(Layout(**json.loads(sys.argv[1])))))
+    print(json.dumps(main(sys.argv[1])))
