@@ -24,7 +24,7 @@ def cross_entropy(logits, targets, loss_weights, z_loss_weight=1e-4, label_smoot
     """
     logits = ops.cast(logits, "float32")
     weights = ops.cast(loss_weights, "float32")
-    log_normalizer, target_logit, largest = _normalizers_and_targets(logits, ops.cast(targets, "int32"))
+    log_normalizer, target_logit, largest = partitioning.normalizers_and_targets(logits, ops.cast(targets, "int32"))
     is_right = ops.cast(ops.equal(target_logit, largest), "float32")
     if label_smoothing:
         target_logit = (1 - label_smoothing) * target_logit + label_smoothing * ops.mean(logits, axis=-1)
@@ -32,37 +32,6 @@ def cross_entropy(logits, targets, loss_weights, z_loss_weight=1e-4, label_smoot
     loss = ops.sum((log_normalizer - target_logit) * weights)
     z_loss = z_loss_weight * ops.sum(ops.square(log_normalizer) * weights)
     return Mean(loss, num_targets), Mean(z_loss, num_targets), Mean(ops.sum(is_right * weights), num_targets)
-
-
-def _normalizers_and_targets(logits, targets):
-    """logsumexp, the target's logit and the largest one: <float32>[batch, length, vocab] -> three [batch, length]."""
-    vocab_size = logits.shape[-1]
-    if partitioning.prefers_products():
-        # Stays local when the vocabulary is split over devices.
-        is_target = ops.equal(ops.expand_dims(targets, -1), ops.arange(vocab_size, dtype="int32"))
-        target_logit = ops.sum(logits * ops.cast(is_target, "float32"), axis=-1)
-        return ops.logsumexp(logits, axis=-1), target_logit, ops.max(logits, axis=-1)
-
-    # Logits are the largest tensor of a step: each pass over them that is saved counts.
-    @ops.custom_gradient
-    def of_rows(logits):
-        largest = ops.max(logits, axis=-1, keepdims=True)
-        exponentials = ops.exp(logits - largest)
-        sums = ops.sum(exponentials, axis=-1, keepdims=True)
-        results = (largest + ops.log(sums), ops.take_along_axis(logits, index, axis=-1), largest)
-
-        def gradient(*args, upstream=None):
-            (upstream,) = args if upstream is None else (upstream,)
-            scale = upstream[:, :1] / sums
-            at_target = ops.take_along_axis(exponentials, index, axis=-1) * scale + upstream[:, 1:2]
-            place = ops.concatenate([ops.arange(ops.shape(index)[0], dtype="int32")[:, None], index], axis=-1)
-            return ops.scatter_update(exponentials * scale, place, at_target[:, 0])
-
-        return ops.concatenate(results, axis=-1), gradient
-
-    index = ops.reshape(targets, (-1, 1))
-    results = of_rows(ops.reshape(logits, (-1, vocab_size)))
-    return ops.unstack(ops.reshape(results, (*ops.shape(targets), 3)), 3, axis=-1)
 
 
 def load_balancing_loss(router_probs, expert_index, padding_mask=None, semantics="switch_tf"):

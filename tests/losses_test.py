@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from switch_tf import losses, partitioning
+from switch_tf import losses
+from switch_tf.partitioning import indexing
 
 
 def log_softmax(logits):
@@ -128,7 +129,7 @@ def test_the_share_of_tokens_has_no_gradient_and_the_probabilities_have():
 @pytest.fixture(params=[False, True], ids=["by index", "by product"])
 def by_product(request, monkeypatch):
     """Both ways to find a target's logit: one device's, and that of layouts and TPUs."""
-    monkeypatch.setattr(partitioning, "prefers_products", lambda: request.param)
+    monkeypatch.setattr(indexing, "prefers_products", lambda: request.param)
 
 
 @pytest.mark.parametrize("label_smoothing", [0.0, 0.1])

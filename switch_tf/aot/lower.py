@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from switch_tf.partitioning.axes import annotated_by, new_variable_axes
+from switch_tf.partitioning.axes import annotated_by, axes_of, axes_of_new_variable
 from switch_tf.partitioning.gspmd import XlaAnnotator
 from switch_tf.partitioning.layout import Layout
 from switch_tf.partitioning.partitioner import Partitioner
@@ -121,17 +121,17 @@ def _captured(concrete, model, optimizer):
 
 
 def _argument(variable, layout):
-    axes = getattr(variable, "logical_axes", (None,) * len(variable.shape))
     kind = "weight" if variable.trainable else "slot"
-    return Argument(variable.path, kind, tuple(variable.shape), variable.dtype, layout.spec(axes, at_rest=True))
+    spec = layout.spec(axes_of(variable), at_rest=True)
+    return Argument(variable.path, kind, tuple(variable.shape), variable.dtype, spec)
 
 
 def _create_without_memory(next_creator, **kwargs):
     value = kwargs["initial_value"]
     with tf.Graph().as_default():  # to know its shape and dtype
         symbolic = tf.convert_to_tensor(value() if callable(value) else value, dtype=kwargs.get("dtype"))
-    if new_variable_axes() is None or symbolic.shape.rank == 0:
-        return next_creator(**kwargs)
+    if not any(axes_of_new_variable(symbolic.shape.rank)):
+        return next_creator(**kwargs)  # a small one
     return next_creator(**{**kwargs, "initial_value": _reserved(symbolic.shape.as_list(), symbolic.dtype)})
 
 

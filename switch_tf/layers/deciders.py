@@ -36,7 +36,7 @@ def top_n(scores: Scores, options: Options) -> Decisions:
 
 
 def second_choices(policy: str, threshold: float, uniform):
-    """`Options.is_wanted`: which choices after the first GShard's top-2 carries out.
+    """The function that `Options.is_wanted` is: which choices after the first GShard's top-2 carries out.
 
     Args:
         policy: "all"; "none"; "threshold", those whose gate is above the threshold; "random", with probability
@@ -44,6 +44,9 @@ def second_choices(policy: str, threshold: float, uniform):
         threshold: float in (0, 1).
         uniform: function of a shape to <float32>[shape] uniform numbers in [0, 1) for "random", or None at inference,
             where "random" carries out all of them.
+
+    Returns:
+        Function of <float32>[group, tokens, choice] gates to <bool>, same shape, True for first choices.
     """
 
     def is_wanted(gates):

@@ -145,5 +145,5 @@ class ExpertChoices(NamedTuple):
         if dispatch == "ragged":
             raise ValueError("dispatch='ragged' leaves out empty slots, and where experts choose there are none; use "
                              "'index' or 'auto'.")
-        use_einsum = dispatch == "einsum" or dispatch == "auto" and partitioning.prefers_products()
-        return (dispatching.EinsumOfExperts if use_einsum else dispatching.IndexOfExperts)(self)
+        kinds = {"einsum": dispatching.EinsumOfExperts, "index": dispatching.IndexOfExperts}
+        return kinds[dispatching.best_of_experts() if dispatch == "auto" else dispatch](self)

@@ -12,7 +12,7 @@ Where experts choose, a token may lie in many slots, and the way back is a sum o
 from keras import ops
 
 from switch_tf import partitioning
-from switch_tf.layers.experts import RaggedRows
+from switch_tf.layers.ragged import RaggedRows
 
 # The buffers of slots: where the groups are, where the experts are, and as an expert reads them.
 AT_GROUPS = (None, "group", "capacity", "expert_embed")
@@ -24,14 +24,19 @@ ROWS_PER_PRODUCT = 40
 
 def best(decisions) -> str:
     """The name of the fastest dispatch for the device and the load of `Decisions`."""
-    if partitioning.prefers_products():
-        return "einsum"
+    first, *others = partitioning.suited_dispatches()
+    if first != "ragged":
+        return first
     num_groups, num_tokens, num_choices = decisions.slot.shape
-    sizes = (num_groups, num_tokens, decisions.capacity)
-    if not partitioning.has_dynamic_shapes() or not all(isinstance(size, int) for size in sizes):
-        return "index"
+    if not all(isinstance(size, int) for size in (num_groups, num_tokens, decisions.capacity)):
+        return others[0]
     ragged_rows = num_groups * num_tokens * num_choices + decisions.num_experts * ROWS_PER_PRODUCT
-    return "ragged" if ragged_rows < decisions.num_experts * num_groups * decisions.capacity else "index"
+    return "ragged" if ragged_rows < decisions.num_experts * num_groups * decisions.capacity else others[0]
+
+
+def best_of_experts() -> str:
+    """The name of the fastest dispatch for the device where experts choose: there are no empty slots to leave out."""
+    return next(name for name in partitioning.suited_dispatches() if name != "ragged")
 
 
 class Einsum:
@@ -131,7 +136,7 @@ class Ragged(Index):
     """
 
     def __init__(self, decisions):
-        if not partitioning.has_dynamic_shapes():
+        if "ragged" not in partitioning.suited_dispatches():
             raise ValueError("dispatch='ragged' needs shapes that depend on values, as TensorFlow has them on CPU "
                              "without XLA; elsewhere use dispatch='index'.")
         super().__init__(decisions)

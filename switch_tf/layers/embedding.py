@@ -30,7 +30,7 @@ class TokenEmbedding(keras.layers.Layer):
             keras.initializers.RandomNormal(stddev=1.0))
 
     def call(self, token_ids):
-        embedded = _look_up(self.embedding, token_ids, self.compute_dtype)
+        embedded = partitioning.look_up(self.embedding, token_ids, self.compute_dtype)
         return partitioning.constrain(embedded, ("batch", "length", "embed"))
 
     def attend(self, hidden):
@@ -39,39 +39,6 @@ class TokenEmbedding(keras.layers.Layer):
 
     def get_config(self):
         return {**super().get_config(), "vocab_size": self.vocab_size, "d_model": self.d_model}
-
-
-def _look_up(variable, token_ids, dtype):
-    """Rows of a table, with a dense gradient: sparse slices would make every optimizer slot a scatter.
-
-    Where tokens lie on many devices the gradient is a product, because a sum over segments would bring all of them
-    together; where the vocabulary does, looking up is one, too.
-    """
-    vocab_size = variable.shape[0]
-
-    def is_token(dtype):
-        is_equal = ops.equal(ops.expand_dims(ops.cast(token_ids, "int32"), -1), partitioning.arange(vocab_size))
-        return partitioning.constrain(ops.cast(is_equal, dtype), ("batch", "length", "vocab"))
-
-    if partitioning.is_split("vocab"):
-        return partitioning.product("blv,vm->blm", is_token(dtype), variable)
-
-    @ops.custom_gradient
-    def look_up(table):
-        def gradient(*args, upstream=None):
-            (upstream,) = args if upstream is None else (upstream,)
-            upstream = ops.cast(upstream, "float32")
-            if partitioning.is_partitioned():
-                dense = ops.einsum("blv,blm->vm", is_token("float32"), upstream)
-                dense = partitioning.scatter(dense, variable.logical_axes)
-            else:
-                dense = ops.segment_sum(ops.reshape(upstream, (-1, upstream.shape[-1])),
-                                        ops.reshape(token_ids, (-1,)), num_segments=vocab_size)
-            return ops.cast(dense, table.dtype)
-
-        return ops.take(partitioning.gather(ops.cast(table, dtype), variable.logical_axes), token_ids, axis=0), gradient
-
-    return look_up(ops.cast(variable, variable.dtype))
 
 
 def _logits(hidden, variable, is_table):

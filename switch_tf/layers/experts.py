@@ -1,6 +1,4 @@
-"""The experts: one feed-forward layer each, their kernels stacked."""
-
-from typing import Any, NamedTuple
+"""The experts: one feed-forward layer each, their kernels stacked; see `ragged` for rows without padding."""
 
 import keras
 from keras import ops
@@ -8,19 +6,7 @@ from keras import ops
 from switch_tf import partitioning
 from switch_tf.choices import ACTIVATIONS, check_choice
 from switch_tf.layers.feed_forward import activate, add_input_kernels, kernel_initializer
-
-
-class RaggedRows(NamedTuple):
-    """Whose the rows of an unpadded buffer are, one after the other, expert by expert.
-
-    `rows_of_expert`: <int32>[expert], how many each has. What follows after the last one's, one row at least, is empty.
-    `group`, `place`: <int32>[row], which group of the global batch a row comes from, and slot * num_experts + expert:
-        where it would lie in a padded buffer. Dropout draws by them, so that it is the same for every dispatch.
-    """
-
-    rows_of_expert: Any
-    group: Any
-    place: Any
+from switch_tf.layers.ragged import one_by_one
 
 
 @keras.saving.register_keras_serializable("switch_tf")
@@ -38,7 +24,7 @@ class ExpertFeedForward(keras.layers.Layer):
     Call arguments:
         inputs: <compute dtype>[num_experts, num_groups, expert_capacity, d_model]. Empty slots are zeros. Or
             <compute dtype>[rows, d_model] with `ragged`.
-        ragged: RaggedRows or None.
+        ragged: `ragged.RaggedRows` or None.
 
     Returns: <compute dtype>, shape of `inputs` but for its last dimension. Empty slots and rows stay zeros.
     """
@@ -67,27 +53,14 @@ class ExpertFeedForward(keras.layers.Layer):
 
     def call(self, inputs, ragged=None, training=False):
         if ragged is not None:
-            return self._one_by_one(inputs, ragged, training)
+            dropout_mask = self._dropout_mask if training and self.dropout_rate else None
+            return one_by_one(inputs, ragged, self.input_kernels, self.wo, dropout_mask)
         hidden = activate([_products(inputs, wi) for wi in self.input_kernels])
         hidden = partitioning.constrain(hidden, ("expert", "group", "capacity", "expert_mlp"))
         if training and self.dropout_rate:
             group, place = _padded_places(*ops.shape(hidden)[:3])
             hidden = hidden * self._dropout_mask(group, place, hidden.dtype)
         return _products(hidden, self.wo)
-
-    def _one_by_one(self, rows, ragged, training):
-        """Each expert's own product over its own rows."""
-        parts = _split(rows, ragged.rows_of_expert)
-        input_kernels = [ops.unstack(partitioning.use(wi, rows.dtype), self.num_experts) for wi in self.input_kernels]
-        output_kernels = ops.unstack(partitioning.use(self.wo, rows.dtype), self.num_experts)
-        hidden = [activate([ops.matmul(part, wi) for wi in kernels])
-                  for part, *kernels in zip(parts, *input_kernels, strict=True)]
-        if training and self.dropout_rate:
-            mask = self._dropout_mask(ragged.group[:, None], ragged.place[:, None], rows.dtype)
-            hidden = [part * own for part, own in zip(hidden, _split(mask, ragged.rows_of_expert), strict=True)]
-        outputs = [ops.matmul(part, wo) for part, wo in zip(hidden, output_kernels, strict=True)]
-        num_empty = ops.shape(rows)[0] - ops.sum(ragged.rows_of_expert)
-        return ops.concatenate([*outputs, ops.zeros((num_empty, outputs[0].shape[-1]), rows.dtype)], axis=0)
 
     def _dropout_mask(self, group, place, dtype):
         """0 or 1 / (1 - rate) for the hidden units of each slot: [..., 1] group and place -> <dtype>[..., d_ff]."""
@@ -115,22 +88,3 @@ def _padded_places(num_experts, num_groups, expert_capacity):
     expert = partitioning.arange(num_experts)[:, None, None, None]
     slot = partitioning.arange(expert_capacity)[None, None, :, None]
     return group, slot * num_experts + expert
-
-
-def _split(rows, lengths):
-    """Cuts `rows` into pieces of these lengths: [row, width] -> a list of [length, width]."""
-    count = lengths.shape[0]
-
-    @ops.custom_gradient
-    def split(rows):
-        ends = ops.cumsum(lengths)
-        pieces = [ops.slice(rows, (ends[i] - lengths[i], 0), (lengths[i], rows.shape[-1])) for i in range(count)]
-
-        def gradient(*upstream):
-            # Without this, each slice's gradient would be a tensor of all rows.
-            num_left = ops.shape(rows)[0] - ends[-1]
-            return ops.concatenate([*upstream, ops.zeros((num_left, rows.shape[-1]), rows.dtype)], axis=0)
-
-        return pieces, gradient
-
-    return split(rows)

@@ -56,7 +56,7 @@ def serve(scores: Scores, options: Options, expert_index, gates=None, order=None
 
 
 def decisions(options: Options, expert_index, slot, gates) -> Decisions:
-    """Decisions of three [group, tokens, choice], with the gates of choices without a slot set to 0."""
+    """Decisions of <int32>, <int32> and <float32>[group, tokens, choice], with gate 0 where there is no slot."""
     gates = ops.where(slot < options.capacity, gates, 0.0)
     return Decisions(expert_index, slot, gates, options.num_experts, options.capacity)
 
@@ -90,17 +90,10 @@ def places(in_line, num_experts):
     Returns:
         `(place, length)`: <int32>, same shape as `in_line`, and <int32>[group, expert], the length of each queue.
     """
-    num_groups, count = ops.shape(in_line)
+    count = ops.shape(in_line)[1]
     # Stable: of equal ones the first comes first.
     order = ops.argsort(in_line, axis=1)
-    group = partitioning.arange(num_groups)[:, None]
-    if partitioning.is_partitioned():
-        # A sum over segments of all groups would bring them together.
-        length = ops.sum(ops.one_hot(in_line, num_experts + 1, dtype="int32"), axis=1)
-    else:
-        queue = ops.reshape(in_line + group * (num_experts + 1), (-1,))
-        length = ops.segment_sum(ops.ones_like(queue), queue, num_segments=num_groups * (num_experts + 1))
-        length = ops.reshape(length, (num_groups, num_experts + 1))
+    length = partitioning.count_into_bins(in_line, num_experts + 1)
     start = ops.cumsum(length, axis=1) - length
     in_order = ops.take_along_axis(in_line, order, axis=1)
     place = partitioning.arange(count) - ops.take_along_axis(start, in_order, axis=1)

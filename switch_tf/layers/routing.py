@@ -101,6 +101,7 @@ class Router(keras.layers.Layer):
         return decisions, self._stats(scores, logits, decisions)
 
     def _logits(self, inputs, training):
+        """<any float>[group, tokens, d_model], explored in training -> <router dtype>[group, tokens, expert]."""
         x = ops.cast(inputs, self.router_dtype)
         if training and self.exploration == "input_jitter" and self.jitter_noise:
             noise = partitioning.uniform(partitioning.layer_seed(self, "jitter"), ops.shape(inputs))
@@ -112,6 +113,7 @@ class Router(keras.layers.Layer):
         return partitioning.constrain(logits, ("group", None, "router_expert"))
 
     def _scores(self, logits, is_real, token_ids, training):
+        """Scores of <router dtype>[group, tokens, expert] logits, or of None where the policy has no kernel."""
         if logits is None:
             return Scores(None, None, is_real, token_ids)
         probs = ops.softmax(logits, axis=-1)
@@ -122,6 +124,8 @@ class Router(keras.layers.Layer):
         return Scores(selection, probs, is_real, token_ids)
 
     def _options(self, capacity, training):
+        """Options of an int or int32 scalar capacity."""
+
         def uniform(shape):
             return partitioning.uniform(partitioning.layer_seed(self, "second_expert"), shape)
 
@@ -131,6 +135,7 @@ class Router(keras.layers.Layer):
                        self._rules.normalizes_gates, training, is_wanted)
 
     def _stats(self, scores, logits, decisions):
+        """RouterStats, over real tokens; `logits` as for `_scores`, `scores.probs` never None."""
         probs = ops.cast(scores.probs, "float32")
         real = ops.ones_like(probs[..., 0]) if scores.is_real is None else ops.cast(scores.is_real, "float32")
         num_real = ops.sum(real)
@@ -149,6 +154,7 @@ class Router(keras.layers.Layer):
             router_z_loss=no_loss if logits is None else losses.router_z_mean(logits, scores.is_real))
 
     def _balance(self, scores, decisions, preferred):
+        """The load-balancing loss as a Mean; `preferred`: <int32>[group, tokens] counted as chosen, or None."""
         chosen = decisions.expert_index if preferred is None else preferred
         first = losses.load_balancing_mean(scores.probs, chosen, scores.is_real, self.semantics)
         if not self.second_place_loss_weight:
@@ -163,6 +169,13 @@ class Router(keras.layers.Layer):
 
 
 def _gumbel(seed, shape):
-    """Gumbel noise: the argmax of logits plus it is a draw from their softmax, the top k a draw without replacement."""
+    """Gumbel noise, <float32>[shape]: the argmax of logits plus it is a draw from their softmax, the top k several.
+
+    Those are drawn without replacement.
+
+    Args:
+        seed: <uint32> scalar.
+        shape: of the logits, see `partitioning.uniform`.
+    """
     # Half of the generator's step instead of 0, so that both logarithms are finite; the largest draw is 1 - 2^-24.
     return -ops.log(-ops.log(ops.maximum(partitioning.uniform(seed, shape), 2.0**-25)))

@@ -3,9 +3,8 @@
 import keras
 from keras import ops
 
-from switch_tf import checks
+from switch_tf import checks, partitioning
 from switch_tf.optim.factoring import factor_dimensions, slot_dimensions
-from switch_tf.partitioning.axes import variable_axes
 
 
 @keras.saving.register_keras_serializable("switch_tf")
@@ -43,15 +42,13 @@ class Adafactor(keras.optimizers.Optimizer):
         self._factors = []
         self._slots = []
         for variable in variables:
-            axes = getattr(variable, "logical_axes", (None,) * len(variable.shape))
+            axes = partitioning.axes_of(variable)
             factors = factor_dimensions(variable.shape, axes)
             slots = {}
             for name, dims in slot_dimensions(variable.shape, factors).items():
-                slot_axes = tuple(axes[dim] for dim in dims)
-                with variable_axes(slot_axes):
-                    slots[name] = self.add_variable([variable.shape[dim] for dim in dims], initializer="zeros",
-                                                    dtype="float32", name=f"{variable.path}_{name}".replace("/", "_"))
-                slots[name].logical_axes = slot_axes
+                slots[name] = partitioning.with_axes(
+                    [axes[dim] for dim in dims], self.add_variable, [variable.shape[dim] for dim in dims],
+                    initializer="zeros", dtype="float32", name=f"{variable.path}_{name}".replace("/", "_"))
             self._factors.append(factors)
             self._slots.append(slots)
 

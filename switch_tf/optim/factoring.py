@@ -16,14 +16,18 @@ class Factors(NamedTuple):
     columns: tuple[int, ...]
 
 
-def factor_dimensions(shape, logical_axes=None, min_size=128) -> Factors | None:
+def factor_dimensions(shape, axes, min_size=128) -> Factors | None:
     """The roles of a weight's dimensions, or None where the second moment is kept whole.
 
     Logical axes decide, as in T5X, whatever the sizes: embed is the rows; mlp, heads, kv and vocab are the columns;
     experts are stacked. Weights whose axes say nothing (routers, position biases, other people's layers) are factored
     over their two largest dimensions, if both have at least `min_size`.
+
+    Args:
+        shape: of the weight.
+        axes: a logical axis or None for each of its dimensions.
+        min_size: int.
     """
-    axes = logical_axes or (None,) * len(shape)
     by_role = [tuple(dim for dim, axis in enumerate(axes) if axis in role) for role in (_STACKED, _ROWS, _COLUMNS)]
     if sum(map(len, by_role)) == len(shape) and by_role[1] and by_role[2]:
         return Factors(*by_role)
@@ -45,7 +49,7 @@ def slot_dimensions(shape, factors: Factors | None) -> dict[str, tuple[int, ...]
             "v_col": tuple(dim for dim in every if dim not in factors.rows)}
 
 
-def num_slot_elements(shape, logical_axes=None) -> int:
-    """Numbers that Adafactor keeps for one weight."""
-    slots = slot_dimensions(shape, factor_dimensions(shape, logical_axes))
+def num_slot_elements(shape, axes) -> int:
+    """Numbers that Adafactor keeps for one weight; arguments as for `factor_dimensions`."""
+    slots = slot_dimensions(shape, factor_dimensions(shape, axes))
     return sum(math.prod(shape[dim] for dim in dims) for dims in slots.values())

@@ -6,13 +6,14 @@ Each name is imported when it is first used: a layout is read and checked withou
 import importlib
 
 _NAMES = {
-    "axes": ("add_weight", "arange", "constrain", "gather", "is_partitioned", "is_split", "scatter", "use"),
+    "axes": ("add_weight", "arange", "axes_of", "constrain", "use", "with_axes"),
+    "forms": ("suited_dispatches",),
+    "indexing": ("count_into_bins", "look_up", "normalizers_and_targets"),
     "layout": ("LOGICAL_AXES", "Layout"),
     "parts": ("check_parts", "current_part", "part_of_batch", "share_of_groups"),
-    "products": ("prefers_products", "product"),
+    "products": ("product",),
     "random": ("batch_positions", "fresh_seed", "layer_seed", "random_seed", "step_seed", "uniform", "uniform_at"),
     "rematerialization": ("rematerialize",),
-    "shapes": ("has_dynamic_shapes",),
 }
 _MODULES = {name: module for module, names in _NAMES.items() for name in names}
 

@@ -12,7 +12,7 @@ from keras import ops
 from switch_tf.partitioning.layout import LOGICAL_AXES
 
 _annotator = None
-_new_variable_axes = None
+_new_axes = None
 
 
 @contextlib.contextmanager
@@ -41,20 +41,34 @@ def is_split(axis: str) -> bool:
     return _annotator is not None and _annotator.layout.num_pieces(axis) > 1
 
 
-@contextlib.contextmanager
-def variable_axes(axes):
-    """Within this scope new variables are stored by these logical axes."""
-    global _new_variable_axes
-    previous, _new_variable_axes = _new_variable_axes, tuple(axes)
+def with_axes(axes, create, *args, **kwargs):
+    """Calls `create(*args, **kwargs)`, which makes one Keras variable, to be stored by these logical axes.
+
+    Args:
+        axes: tuple, a logical axis or None (not split) for each dimension.
+
+    Returns:
+        The variable, whose axes `axes_of` reads: placement, optimizer slots, Adafactor's factoring and checkpoints do.
+    """
+    global _new_axes
+    # The back end that stores a variable sees a value and a name alone: the axes reach it beside the call.
+    previous, _new_axes = _new_axes, tuple(axes)
     try:
-        yield
+        variable = create(*args, **kwargs)
     finally:
-        _new_variable_axes = previous
+        _new_axes = previous
+    variable.logical_axes = tuple(axes)
+    return variable
 
 
-def new_variable_axes():
-    """Logical axes of the variable that is being created, or None outside of `variable_axes`."""
-    return _new_variable_axes
+def axes_of(variable) -> tuple[str | None, ...]:
+    """Logical axes of a Keras variable; no axis for each dimension of one that was made without."""
+    return getattr(variable, "logical_axes", (None,) * len(variable.shape))
+
+
+def axes_of_new_variable(rank: int) -> tuple[str | None, ...]:
+    """`axes_of` the variable of this rank that is being made, for the back end that makes it."""
+    return (None,) * rank if _new_axes is None else _new_axes
 
 
 def check_axes(axes, rank: int, what: str) -> None:
@@ -80,15 +94,13 @@ def add_weight(layer: keras.layers.Layer, name: str, shape, axes, initializer, d
         dtype: of the variable; by default the layer's variable dtype.
 
     Returns:
-        keras.Variable with `logical_axes`: placement, optimizer slots, Adafactor's factoring and checkpoints read it.
+        keras.Variable with these axes, see `with_axes`.
     """
     check_axes(axes, len(shape), f"Weight {name!r} of layer {layer.name!r}")
     # An initializer without a seed draws one when it is made, and repeats its values ever after.
     initializer = keras.initializers.get(initializer).clone()
-    with variable_axes(axes):
-        variable = layer.add_weight(shape=shape, initializer=initializer, dtype=dtype, autocast=False, name=name)
-    variable.logical_axes = tuple(axes)
-    return variable
+    return with_axes(axes, layer.add_weight, shape=shape, initializer=initializer, dtype=dtype, autocast=False,
+                     name=name)
 
 
 def use(variable, dtype):
@@ -96,7 +108,7 @@ def use(variable, dtype):
 
     Cast first, so that half as many bytes travel for a computation in bfloat16.
     """
-    return gather(ops.cast(variable, dtype), variable.logical_axes)
+    return gather(ops.cast(variable, dtype), axes_of(variable))
 
 
 def gather(value, axes):

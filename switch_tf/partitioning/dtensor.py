@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.experimental import dtensor
 
-from switch_tf.partitioning.axes import annotated_by, new_variable_axes, variable_axes
+from switch_tf.partitioning.axes import annotated_by, axes_of_new_variable
 from switch_tf.partitioning.layout import Layout
 from switch_tf.partitioning.partitioner import Partitioner
 
@@ -71,16 +71,14 @@ class DTensorPartitioner(Partitioner):
         with tf.device("CPU:0"):
             value = kwargs["initial_value"]
             value = tf.convert_to_tensor(value() if callable(value) else value, dtype=kwargs.get("dtype"))
-        axes = new_variable_axes() or (None,) * value.shape.rank
-        return dtensor.DVariable(self.pack(value, self.sharding(axes, at_rest=True)), name=kwargs.get("name"),
-                                 trainable=kwargs.get("trainable"))
+        sharding = self.sharding(axes_of_new_variable(value.shape.rank), at_rest=True)
+        return dtensor.DVariable(self.pack(value, sharding), name=kwargs.get("name"), trainable=kwargs.get("trainable"))
 
     def _adopt(self, optimizer):
         for variable in optimizer.variables:
-            with variable_axes((None,) * len(variable.shape)):
-                # Keras keeps its own object around the variable, and knows it by that.
-                variable._value = self._create(None, initial_value=variable.value, dtype=variable.dtype,
-                                               name=variable.name, trainable=False)
+            # Keras keeps its own object around the variable, and knows it by that.
+            variable._value = self._create(None, initial_value=variable.value, dtype=variable.dtype,
+                                           name=variable.name, trainable=False)
 
     def build(self, model, optimizer=None):
         super().build(model, optimizer)

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from switch_tf import cluster
 from switch_tf.partitioning import devices
-from switch_tf.partitioning.axes import variable_axes
+from switch_tf.partitioning.axes import axes_of, with_axes
 from switch_tf.partitioning.layout import Layout
 
 
@@ -139,11 +139,7 @@ def _slots_like_weights(optimizer):
     original = optimizer.add_variable_from_reference
 
     def add_variable_from_reference(reference_variable, *args, **kwargs):
-        axes = getattr(reference_variable, "logical_axes", (None,) * len(reference_variable.shape))
-        with variable_axes(axes):
-            slot = original(reference_variable, *args, **kwargs)
-        slot.logical_axes = axes
-        return slot
+        return with_axes(axes_of(reference_variable), original, reference_variable, *args, **kwargs)
 
     object.__setattr__(optimizer, "add_variable_from_reference", add_variable_from_reference)
     try:

@@ -1,4 +1,4 @@
-"""Products of activations with weights, and where a product serves in place of an index."""
+"""Products of activations with weights."""
 
 import contextlib
 
@@ -6,7 +6,6 @@ import keras
 from keras import ops
 
 from switch_tf.partitioning import axes
-from switch_tf.partitioning.devices import device_type
 
 
 def product(equation: str, x, variable):
@@ -18,7 +17,7 @@ def product(equation: str, x, variable):
     Args:
         equation: str, such as "blm,mf->blf"; each index stands in two of the three terms or in all.
         x: tensor.
-        variable: keras.Variable with `logical_axes`.
+        variable: keras.Variable from `add_weight`.
     """
     terms, result = equation.split("->")
     left, right = terms.split(",")
@@ -32,14 +31,14 @@ def product(equation: str, x, variable):
 
     @ops.custom_gradient
     def multiply(x, weight):
-        kernel = axes.gather(ops.cast(weight, x.dtype), variable.logical_axes)
+        kernel = axes.gather(ops.cast(weight, x.dtype), axes.axes_of(variable))
 
         def gradient(upstream):
             with _in_gradient_of(variable):
                 of_x = ops.einsum(f"{result},{right}->{left}", upstream, kernel)
                 of_weight = ops.einsum(
                     f"{left},{result}->{right}", ops.cast(x, "float32"), ops.cast(upstream, "float32"))
-            return of_x, ops.cast(axes.scatter(of_weight, variable.logical_axes), weight.dtype)
+            return of_x, ops.cast(axes.scatter(of_weight, axes.axes_of(variable)), weight.dtype)
 
         return ops.einsum(equation, x, kernel), gradient
 
@@ -52,11 +51,6 @@ def _is_matmul(left, right, result):
     As einsums, the products of 128 experts took twice as long, and those of tied logits 1.2 times.
     """
     return right[-2] == left[-1] and result == left[:-1] + right[-1] and right[:-2] in ("", left[:-2])
-
-
-def prefers_products() -> bool:
-    """Whether to take a product with a one-hot mask for an index, which a partitioner follows across devices."""
-    return axes.is_partitioned() or device_type() == "TPU"
 
 
 @contextlib.contextmanager

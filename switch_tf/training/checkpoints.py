@@ -11,6 +11,7 @@ import shutil
 
 import tensorflow as tf
 
+from switch_tf.partitioning import axes_of
 from switch_tf.partitioning.partitioner import Partitioner, is_lost_process
 from switch_tf.training.checkpoint_folders import FORMAT_VERSION, BrokenCheckpoint, describe, path_of, steps
 
@@ -86,7 +87,7 @@ def _complete(folder, step, variables, iterator, pending_metrics):
         "format_version": FORMAT_VERSION,
         "step": step,
         "variables": {path: {"shape": list(variable.shape), "dtype": variable.dtype,
-                             "logical_axes": list(getattr(variable, "logical_axes", ()))}
+                             "logical_axes": list(axes_of(variable))}
                       for path, variable in variables.items()},
         "files": {file.name: file.stat().st_size for file in folder.iterdir()},
         "pending_metrics": pending_metrics,

@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from switch_tf.partitioning.axes import variable_axes
+from switch_tf.partitioning import axes_of, with_axes
 from switch_tf.partitioning.partitioner import Partitioner
 from switch_tf.training.train_step import compile_steps, loss_weights, total_loss
 
@@ -118,9 +118,9 @@ class _Twin:
         self._recorded = []
         with self.partitioner.creates_variables():
             for variable in self.model.trainable_variables:
-                with variable_axes(variable.logical_axes):
-                    self._recorded.append(keras.Variable(
-                        np.zeros(variable.shape, "float32"), trainable=False, aggregation="only_first_replica"))
+                self._recorded.append(with_axes(
+                    axes_of(variable), keras.Variable, np.zeros(variable.shape, "float32"), trainable=False,
+                    aggregation="only_first_replica"))
         apply = self.optimizer.apply
 
         def record_and_apply(gradients, variables):

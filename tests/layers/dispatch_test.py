@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from switch_tf.layers import dispatch
 from switch_tf.layers.decisions import Decisions
-from switch_tf.partitioning import products
+from switch_tf.partitioning import forms
 
 WAYS = ("einsum", "index")
 
@@ -175,7 +175,7 @@ def test_bfloat16_tokens_arrive_exactly_and_gates_are_not_rounded(way):
 @pytest.mark.parametrize("device_type, expected", [
     ("CPU", dispatch.Index), ("GPU", dispatch.Index), ("TPU", dispatch.Einsum)])
 def test_auto_is_einsum_on_tpu_and_index_elsewhere(device_type, expected, monkeypatch):
-    monkeypatch.setattr(products, "device_type", lambda: device_type)
+    monkeypatch.setattr(forms, "device_type", lambda: device_type)
     assert type(made_up(0, *CASES[0]).dispatcher("auto")) is expected
 
 

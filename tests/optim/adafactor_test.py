@@ -102,8 +102,8 @@ def test_slots_are_factored_and_carry_the_axes_they_keep():
 def test_weights_without_telling_axes_are_factored_by_size():
     assert factoring.factor_dimensions((768, 64), ("embed", "router_expert")) is None
     assert factoring.factor_dimensions((768, 128), ("embed", "router_expert")) == ((), (0,), (1,))
-    assert factoring.factor_dimensions((3, 200, 300)) == ((0,), (1,), (2,))
-    assert factoring.factor_dimensions((300,)) is None
+    assert factoring.factor_dimensions((3, 200, 300), (None,) * 3) == ((0,), (1,), (2,))
+    assert factoring.factor_dimensions((300,), (None,)) is None
 
 
 def test_logical_axes_decide_whatever_the_sizes():

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from switch_tf import partitioning
+from switch_tf.partitioning import axes
 
 
 class Scale(keras.layers.Layer):
@@ -58,3 +59,16 @@ def test_every_dimension_needs_an_axis():
         partitioning.add_weight(keras.layers.Layer(name="owner"), "wi", (2, 3), ("embed",), "zeros")
     with pytest.raises(ValueError, match="An activation has 1 dimensions but 2 logical axes"):
         partitioning.constrain(keras.ops.ones((2,)), ("batch", None))
+
+
+def test_a_variable_has_the_axes_it_was_made_with_and_else_none():
+    seen = []
+
+    def create(shape):
+        seen.append(axes.axes_of_new_variable(len(shape)))
+        return keras.Variable(np.zeros(shape))
+
+    variable = partitioning.with_axes(["embed", None], create, (2, 3))
+    assert seen == [("embed", None)]
+    assert partitioning.axes_of(variable) == ("embed", None)
+    assert axes.axes_of_new_variable(1) == partitioning.axes_of(keras.Variable(np.zeros(2))) == (None,)

@@ -1,0 +1,68 @@
+"""Experts without empty slots: rows lie one after the other, expert by expert, and each expert multiplies its own."""
+
+from typing import Any, NamedTuple
+
+from keras import ops
+
+from switch_tf import partitioning
+from switch_tf.layers.feed_forward import activate
+
+
+class RaggedRows(NamedTuple):
+    """Whose the rows of an unpadded buffer are, one after the other, expert by expert.
+
+    `rows_of_expert`: <int32>[expert], how many each has. What follows after the last one's, one row at least, is empty.
+    `group`, `place`: <int32>[row], which group of the global batch a row comes from, and slot * num_experts + expert:
+        where it would lie in a padded buffer. Dropout draws by them, so that it is the same for every dispatch.
+    """
+
+    rows_of_expert: Any
+    group: Any
+    place: Any
+
+
+def one_by_one(rows, ragged: RaggedRows, input_kernels, output_kernel, dropout_mask=None):
+    """The experts' feed-forward layers, each over its own rows.
+
+    Args:
+        rows: <compute dtype>[row, d_model].
+        ragged: RaggedRows.
+        input_kernels: list of weights from `partitioning.add_weight`, [expert, d_model, d_ff], see `activate`.
+        output_kernel: such a weight, [expert, d_ff, output_dim].
+        dropout_mask: function of <int32>[row, 1] groups and places and of a dtype, to what the hidden units are
+            multiplied by, <dtype>[row, d_ff]; or None.
+
+    Returns:
+        <compute dtype>[row, output_dim], zeros where a row is empty.
+    """
+    num_experts = ragged.rows_of_expert.shape[0]
+    parts = _split(rows, ragged.rows_of_expert)
+    input_kernels = [ops.unstack(partitioning.use(wi, rows.dtype), num_experts) for wi in input_kernels]
+    output_kernels = ops.unstack(partitioning.use(output_kernel, rows.dtype), num_experts)
+    hidden = [activate([ops.matmul(part, wi) for wi in kernels])
+              for part, *kernels in zip(parts, *input_kernels, strict=True)]
+    if dropout_mask is not None:
+        mask = dropout_mask(ragged.group[:, None], ragged.place[:, None], rows.dtype)
+        hidden = [part * own for part, own in zip(hidden, _split(mask, ragged.rows_of_expert), strict=True)]
+    outputs = [ops.matmul(part, wo) for part, wo in zip(hidden, output_kernels, strict=True)]
+    num_empty = ops.shape(rows)[0] - ops.sum(ragged.rows_of_expert)
+    return ops.concatenate([*outputs, ops.zeros((num_empty, outputs[0].shape[-1]), rows.dtype)], axis=0)
+
+
+def _split(rows, lengths):
+    """Cuts rows into pieces: [row, width], <int32>[piece] lengths -> a list of [length, width]."""
+    count = lengths.shape[0]
+
+    @ops.custom_gradient
+    def split(rows):
+        ends = ops.cumsum(lengths)
+        pieces = [ops.slice(rows, (ends[i] - lengths[i], 0), (lengths[i], rows.shape[-1])) for i in range(count)]
+
+        def gradient(*upstream):
+            # Without this, each slice's gradient would be a tensor of all rows.
+            num_left = ops.shape(rows)[0] - ends[-1]
+            return ops.concatenate([*upstream, ops.zeros((num_left, rows.shape[-1]), rows.dtype)], axis=0)
+
+        return pieces, gradient
+
+    return split(rows)

@@ -1,0 +1,33 @@
+"""Which form of an operation suits the code that runs, or is traced: by index, by products, or by shapes of values."""
+
+import keras
+
+from switch_tf.partitioning.axes import is_partitioned
+from switch_tf.partitioning.devices import device_type
+
+
+def prefers_products() -> bool:
+    """Whether to take a product with a one-hot mask for an index, which a partitioner follows across devices."""
+    return is_partitioned() or device_type() == "TPU"
+
+
+def suited_dispatches() -> tuple[str, ...]:
+    """Names of the dispatches (`layers.dispatch`) that can be used here, the best one first.
+
+    "ragged" is the first where it can be used at all, although it pays only where enough slots would stay empty.
+    """
+    if is_partitioned():
+        return ("einsum",)  # the others move rows by their place in one device's memory
+    if prefers_products():
+        return ("einsum", "index")
+    return ("ragged", "index", "einsum") if _has_dynamic_shapes() else ("index", "einsum")
+
+
+def _has_dynamic_shapes():
+    """True on the CPUs of the TensorFlow back end outside of XLA; elsewhere every shape must be known beforehand."""
+    if keras.backend.backend() != "tensorflow" or device_type() != "CPU":
+        return False
+    import tensorflow as tf
+    from tensorflow.python.ops import control_flow_util  # what Keras' own layers ask; there is no public name for it
+
+    return not control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph())
