@@ -84,7 +84,7 @@ class Decisions(NamedTuple):
         """Whether a choice lies in a slot: <bool>[group, tokens, choice]."""
         return self.slot < self.capacity
 
-    def count(self, is_real=None, preferred=None) -> Counts:
+    def counts(self, is_real=None, preferred=None) -> Counts:
         """Counts, of load by first choice.
 
         Args:
@@ -127,7 +127,7 @@ class ExpertChoices(NamedTuple):
     num_experts: int
     capacity: Any
 
-    def count(self, is_real=None, preferred=None) -> Counts:
+    def counts(self, is_real=None, preferred=None) -> Counts:
         """Counts, of load by who was taken; arguments as for Decisions, which do not matter here."""
         num_groups = ops.shape(self.token_index)[0]
         is_filled = ops.cast(self.token_index < self.num_tokens, "int32")

@@ -40,8 +40,9 @@ def serve(scores: Scores, options: Options, expert_index, gates=None, order=None
         gates = probabilities(scores, expert_index)
         if expert_index.shape[-1] > 1 and options.is_normalized:
             gates = gates / (ops.sum(gates, axis=-1, keepdims=True) + 1e-9)
-    routed = ops.ones_like(expert_index, dtype="bool")
-    if scores.is_real is not None:
+    if scores.is_real is None:
+        routed = ops.ones_like(expert_index, dtype="bool")
+    else:
         routed = ops.broadcast_to(scores.is_real[..., None], ops.shape(expert_index))
     if is_wanted is not None:
         routed = ops.logical_and(routed, is_wanted(gates))

@@ -141,7 +141,7 @@ class Router(keras.layers.Layer):
         num_real = ops.sum(real)
         entropy = -ops.sum(probs * ops.log(ops.maximum(probs, 1e-30)), axis=-1)
         preferred = queues.first_choice(scores) if self._policy.counts_preference else None
-        counts = decisions.count(scores.is_real, preferred)
+        counts = decisions.counts(scores.is_real, preferred)
         num_slots = ops.cast(ops.shape(probs)[0] * decisions.capacity * self.num_experts, "float32")
         no_loss = Mean(ops.zeros_like(num_real), num_real)
         return RouterStats(
