@@ -11,21 +11,18 @@ from switch_tf import SwitchConfig, SwitchTransformer
 from switch_tf.aot import compiler, lower
 from switch_tf.aot.program import Program
 from switch_tf.optim.adafactor import Adafactor
-from switch_tf.partitioning.layout import Layout
 from switch_tf.training.run import StepSettings
 
-EXPERT_MODEL = (("batch", "data"), ("group", "data"), ("expert", "data"), ("heads", "model"), ("mlp", "model"),
-                ("expert_mlp", "model"), ("vocab", "model"))
 LENGTHS = {"inputs": 64, "targets": 32}
 
 
 @pytest.fixture(scope="module")
-def lowered():
-    config = SwitchConfig(vocab_size=512, d_model=128, d_ff=256, num_heads=4, d_kv=32, num_encoder_layers=2,
-                          num_decoder_layers=2, num_experts=8, num_groups_multiple=8, dropout_rate=0.1)
-    layout = Layout("data=4,model=2", EXPERT_MODEL)
-    return lower.lower_step(SwitchTransformer(config, dtype="mixed_bfloat16"), Adafactor(0.01), layout, 16, LENGTHS,
-                            StepSettings())
+def lowered(shipped_layout):
+    config = SwitchConfig(vocab_size=512, d_model=128, d_ff=256, num_heads=4, d_kv=32, num_encoder_layers=1,
+                          num_decoder_layers=1, encoder_sparse_step=1, decoder_sparse_step=1, num_experts=8,
+                          num_groups_multiple=8, dropout_rate=0.1)
+    return lower.lower_step(SwitchTransformer(config, dtype="mixed_bfloat16"), Adafactor(0.01),
+                            shipped_layout("expert_model"), 16, LENGTHS, StepSettings())
 
 
 @pytest.fixture(scope="module")
@@ -48,14 +45,17 @@ def test_no_whole_mesh_is_listed_in_an_annotation(lowered):
     assert "0,1,2,3,4,5,6,7" not in lowered.text
 
 
-def test_experts_cost_four_all_to_alls_a_layer_over_the_data_axis_and_nothing_is_gathered(compiled):
+def test_experts_cost_four_all_to_alls_a_layer_over_the_data_axis_and_no_weight_is_gathered(compiled):
     sent = Program(compiled.hlo, {"data": 4, "model": 2}).collectives
     moved = [one for one in sent if one.kind == "all-to-all"]
     assert {one.axes for one in moved} == {("data",)}
     assert sorted(one.where for one in moved) == sorted(
-        2 * ["encoder/layers_1/mlp", "decoder/layers_1/mlp", "gradient of encoder/layers_1/mlp",
-             "gradient of decoder/layers_1/mlp"])
-    assert {one.kind for one in sent} == {"all-to-all", "all-reduce"}
+        2 * ["encoder/layers_0/mlp", "decoder/layers_0/mlp", "gradient of encoder/layers_0/mlp",
+             "gradient of decoder/layers_0/mlp"])
+    assert {one.kind for one in sent} == {"all-to-all", "all-reduce", "all-gather"}
+    # Tokens travel in pieces, which are joined where they are computed.
+    assert {(one.axes, one.where.rpartition(" of ")[2]) for one in sent if one.kind == "all-gather"} == {
+        (("model",), "encoder/layers_0/mlp"), (("model",), "decoder/layers_0/mlp")}
 
 
 def test_state_is_stored_in_pieces_and_updated_in_place(lowered, compiled):

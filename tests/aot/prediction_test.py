@@ -35,33 +35,34 @@ def test_a_dense_model_takes_what_its_products_take():
 
 
 SMALL = SwitchConfig(vocab_size=512, d_model=128, d_ff=256, num_heads=4, d_kv=32, num_encoder_layers=1,
-                     num_decoder_layers=1, encoder_sparse_step=1, decoder_sparse_step=0, num_experts=8,
-                     num_groups_multiple=16)
+                     num_decoder_layers=0, encoder_sparse_step=1, num_experts=8, num_groups_multiple=16)
 LENGTHS = {"inputs": 128, "targets": 32}
 
 
-EXPERT = Layout("data=8", (("batch", "data"), ("group", "data"), ("expert", "data")))
+@pytest.fixture(scope="module")
+def expert(shipped_layout):
+    return shipped_layout("expert")
 
 
 @pytest.fixture(scope="module")
-def whole():
-    return _ask(SMALL, EXPERT, "v5e:2x4", 32, LENGTHS)
+def whole(expert):
+    return _ask(SMALL, expert, "v5e:2x4", 32, LENGTHS)
 
 
-def test_a_loop_over_microbatches_counts_as_the_whole_batch(whole):
-    parts = _ask(SMALL, EXPERT, "v5e:2x4", 32, LENGTHS, StepSettings(num_microbatches=2))
+def test_a_loop_over_microbatches_counts_as_the_whole_batch(whole, expert):
+    parts = _ask(SMALL, expert, "v5e:2x4", 32, LENGTHS, StepSettings(num_microbatches=2))
     assert parts.flops == pytest.approx(whole.flops, rel=0.1)
     assert parts.collectives["all-to-all"]["bytes"] == pytest.approx(
         whole.collectives["all-to-all"]["bytes"], rel=0.01)
     assert parts.collectives["all-to-all"]["count"] == 2 * whole.collectives["all-to-all"]["count"]
 
 
-def test_experts_computed_everywhere_are_a_fault(whole):
+def test_experts_computed_everywhere_are_a_fault(whole, expert):
     layout = Layout("data=8", (("batch", "data"),))  # forgets group
     answer = _ask(SMALL, layout, "v5e:2x4", 32, LENGTHS)
     (fault,) = faults.find(answer.program, SMALL, layout, 32, LENGTHS, 1)
     assert "tokens are computed on several chips at once" in fault
-    assert faults.find(whole.program, SMALL, EXPERT, 32, LENGTHS, 1) == []
+    assert faults.find(whole.program, SMALL, expert, 32, LENGTHS, 1) == []
 
 
 class _Gathers:
@@ -76,7 +77,7 @@ class _Gathers:
 
 
 @pytest.mark.parametrize("shape, count", [("bf16[8,128,256]", 1), ("bf16[128,256]", 0)])
-def test_gathered_experts_are_a_fault(shape, count):
-    found = faults.find(_Gathers(shape), SMALL, EXPERT, 32, LENGTHS, 1)
+def test_gathered_experts_are_a_fault(shape, count, expert):
+    found = faults.find(_Gathers(shape), SMALL, expert, 32, LENGTHS, 1)
     assert len(found) == count
     assert all("all-gather of bf16[8,128,256] in encoder/layers_0/mlp" in fault for fault in found)

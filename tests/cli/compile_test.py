@@ -3,7 +3,6 @@
 import json
 import os
 import subprocess
-import sys
 
 import pytest
 
@@ -18,18 +17,29 @@ RUN = ["--gin_file=gin/models/switch_tiny.gin", "--gin_file=gin/tasks/c4.gin", "
        "--gin.BATCH_SIZE=32", "--gin.TASK_FEATURE_LENGTHS={'inputs': 64, 'targets': 32}"]
 
 
-def _compile(tmp_path, *arguments):
-    done = subprocess.run([sys.executable, "-m", "switch_tf.cli", "compile", *RUN, *arguments, "--json"], cwd=tmp_path,
-                          capture_output=True, text=True, env={**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")})
-    return done, (json.loads(done.stdout.splitlines()[-1]) if done.stdout else None)
+SMALL = ["--gin.SwitchConfig.num_encoder_layers=1", "--gin.SwitchConfig.num_decoder_layers=1",
+         "--gin.SwitchConfig.encoder_sparse_step=1", "--gin.SwitchConfig.decoder_sparse_step=1"]
 
 
-def test_a_run_is_compiled_once_and_answered_from_then_on(tmp_path):
-    arguments = ["--gin_file=gin/layouts/expert.gin", "--topology=v5e:2x2"]
-    done, result = _compile(tmp_path, *arguments, f"--save={tmp_path / 'kept'}")
-    assert done.returncode == 0, done.stderr
+@pytest.fixture
+def compile_(capsys, monkeypatch, tmp_path):
+    """A function that runs the command in this process, with a cache of its own: status, JSON object, error output."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+    def run(*arguments):
+        status = main(["compile", *RUN, *arguments, "--json"])
+        shown = capsys.readouterr()
+        return status, json.loads(shown.out.splitlines()[-1]), shown.err
+
+    return run
+
+
+def test_a_run_is_compiled_once_and_answered_from_then_on(compile_, tmp_path):
+    arguments = [*SMALL, "--gin_file=gin/layouts/expert.gin", "--topology=v5e:2x2"]
+    status, result, _ = compile_(*arguments, f"--save={tmp_path / 'kept'}")
+    assert status == 0
     assert result["fits"] and result["mesh"] == {"data": 4}
-    assert result["layers"] == [2, 2] and result["compiled_layers"] == [[2, 2]]
+    assert result["layers"] == [1, 1] and result["compiled_layers"] == [[1, 1]]
     assert result["collectives"]["all-to-all"]["count"] == 8  # two sparse layers
     assert "all-gather" not in result["collectives"] and result["warnings"] == []
     memory = result["bytes_per_device"]
@@ -38,23 +48,22 @@ def test_a_run_is_compiled_once_and_answered_from_then_on(tmp_path):
     low, high = result["predicted"]["step_seconds"]
     assert 0 < low < high
     assert sorted(path.name for path in (tmp_path / "kept").iterdir()) == [
-        "step_2_2.optimized.hlo", "step_2_2.stablehlo.mlir"]
-    again, same = _compile(tmp_path, *arguments)
-    assert again.returncode == 0, again.stderr
-    assert same == result
-    assert "The compiler was asked before" in again.stderr and "Lowering" not in again.stderr
+        "step_1_1.optimized.hlo", "step_1_1.stablehlo.mlir"]
+    status, same, errors = compile_(*arguments)
+    assert (status, same) == (0, result)
+    assert "The compiler was asked before" in errors and "Lowering" not in errors
 
 
-def test_a_run_that_does_not_fit_ends_with_advice(tmp_path):
+def test_a_run_that_does_not_fit_ends_with_advice(compile_):
     # Logits of 2^20 tokens, 2^20 words: far beyond a chip.
-    done, result = _compile(tmp_path, "--gin_file=gin/layouts/data.gin", "--topology=v5e:2x2",
-                            "--gin.BATCH_SIZE=8192", "--gin.SwitchConfig.vocab_size=262144",
-                            "--gin.TASK_FEATURE_LENGTHS={'inputs': 128, 'targets': 128}")
-    assert done.returncode == 1, done.stderr
+    status, result, errors = compile_(
+        *SMALL, "--gin_file=gin/layouts/data.gin", "--topology=v5e:2x2", "--gin.BATCH_SIZE=8192",
+        "--gin.SwitchConfig.vocab_size=262144", "--gin.TASK_FEATURE_LENGTHS={'inputs': 128, 'targets': 128}")
+    assert status == 1
     assert not result["fits"]
     # 130 GiB of temporaries in 14 GiB: sixteen parts.
     assert any("num_microbatches=16 --gin.SwitchConfig.num_groups_multiple=64." in line for line in result["advice"])
-    assert "It does not fit." in done.stderr
+    assert "It does not fit." in errors
 
 
 @pytest.mark.parametrize("arguments, message", [
@@ -105,7 +114,7 @@ def test_a_program_that_cannot_be_saved_ends_with_a_status_and_leaves_no_half(ca
 
 def test_a_process_of_its_own_says_that_sentence_alone(tmp_path):
     # libtpu writes that it finds no TPU.
-    done, _ = _compile(tmp_path, "--topology=v5e:3x7")
+    done = subprocess.run(command.process([*RUN, "--topology=v5e:3x7"]), cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 2
     assert len(done.stderr.strip().splitlines()) == 1, done.stderr
 
@@ -117,20 +126,44 @@ def test_a_missing_or_wrong_compiler_says_what_to_install(monkeypatch, version, 
         command._check_compiler()
 
 
-def test_layouts_are_put_side_by_side_and_one_that_is_refused_says_why(tmp_path):
-    done, result = _compile(tmp_path, "--topology=v5e:4x4", "--compare=data,expert",
-                            "--gin.SwitchConfig.num_groups_multiple=16")
-    assert done.returncode == 0, done.stderr
-    assert result["layouts"]["data"]["fits"] and result["layouts"]["data"]["mesh"] == {"data": 16}
-    assert result["layouts"]["expert"] == {
-        "mistake": "The layout cuts num_experts ('expert', 8) over the 16 devices of mesh axis 'data', which must "
-                   "divide it; make it a multiple of 16, or set MESH_SHAPE to data=8."}
-    lines = done.stderr.splitlines()
-    assert any(line.startswith("[2 of 2]") for line in lines)
+COMPARED = ["--topology=v5e:4x4", "--compare=data,expert", "--gin.SwitchConfig.num_groups_multiple=16"]
+REFUSAL = ("The layout cuts num_experts ('expert', 8) over the 16 devices of mesh axis 'data', which must divide it; make "
+           "it a multiple of 16, or set MESH_SHAPE to data=8.")
+
+
+def _check_table(lines):
     table = lines[next(index for index, line in enumerate(lines) if "GiB a chip" in line):]
     assert table[0].split()[:4] == ["GiB", "a", "chip", "fits"] and "step ms" in table[0]
     assert table[1].split()[0] == "data" and table[2].split() == ["expert", "no"]
     assert table[3].startswith("expert: The layout cuts num_experts")
+
+
+def test_layouts_are_put_side_by_side_and_one_that_is_refused_says_why(compile_, monkeypatch):
+    asked = {}
+
+    def ask(questions, say):
+        asked.update(questions)
+        return {"data": _answer(["--gin.MESH_SHAPE='data=16,model=2'", "--gin.SwitchConfig.group_size=1000",
+                                 "--gin.SwitchConfig.train_capacity_factor=1.0"]), "expert": {"mistake": REFUSAL}}
+
+    monkeypatch.setattr(many, "ask", ask)
+    status, result, errors = compile_(*COMPARED)
+    assert status == 0 and result["layouts"]["expert"] == {"mistake": REFUSAL}
+    for name, (_, *rest) in asked.items():
+        files = [word for word in rest if word.startswith("--gin_file=")]
+        assert files == [*RUN[:3], f"--gin_file=gin/layouts/{name}.gin"]
+        assert "--gin.SwitchConfig.num_groups_multiple=16" in rest and "--topology=v5e:4x4" in rest
+    _check_table(errors.splitlines())
+
+
+@pytest.mark.slow
+def test_layouts_are_compiled_side_by_side_in_processes_of_their_own(compile_):
+    status, result, errors = compile_(*SMALL, *COMPARED)
+    assert status == 0, errors
+    assert result["layouts"]["data"]["fits"] and result["layouts"]["data"]["mesh"] == {"data": 16}
+    assert result["layouts"]["expert"] == {"mistake": REFUSAL}
+    assert any(line.startswith("[2 of 2]") for line in errors.splitlines())
+    _check_table(errors.splitlines())
 
 
 @pytest.mark.parametrize("arguments, message", [

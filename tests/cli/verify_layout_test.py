@@ -24,9 +24,9 @@ def _verify(tmp_path, *arguments):
 
 
 def test_experts_cost_two_all_to_alls_each_way_and_no_weight_is_gathered(tmp_path):
-    done, result = _verify(tmp_path, "--gin_file=gin/layouts/expert.gin", "--devices=4")
+    done, result = _verify(tmp_path, "--gin_file=gin/layouts/expert.gin", "--devices=2")
     assert done.returncode == 0, done.stderr
-    assert result["mesh"] == {"data": 4}
+    assert result["mesh"] == {"data": 2}
     assert result["loss_relative_difference"] <= 1e-6
     assert result["gradient_relative_difference"] <= 1e-5
     assert result["weight_difference"] <= 1e-5
@@ -37,14 +37,16 @@ def test_experts_cost_two_all_to_alls_each_way_and_no_weight_is_gathered(tmp_pat
     for length in LENGTHS.values():
         groups = grouping.global_groups(BATCH * length, 4096, 8)
         capacity = math.floor(groups.size * 1.25 / EXPERTS)
-        buffers += EXPERTS * (groups.count // 4) * capacity * D_MODEL * 4  # float32
+        buffers += EXPERTS * (groups.count // 2) * capacity * D_MODEL * 4  # float32
     assert result["collectives"]["all-to-all"] == {"count": 2 * 4, "bytes": 4 * buffers}
     assert set(result["collectives"]) == {"all-to-all", "all-reduce"}
     assert result["unsafe_all_to_alls"] == 0
 
 
 def test_logits_are_not_gathered_where_the_vocabulary_is_split(tmp_path):
-    done, result = _verify(tmp_path, "--gin_file=gin/layouts/data_model.gin", "--devices=4", "--steps=1")
+    done, result = _verify(tmp_path, "--gin_file=gin/layouts/data_model.gin", "--devices=4", "--steps=1",
+                           "--gin.SwitchConfig.encoder_sparse_step=0", "--gin.SwitchConfig.decoder_sparse_step=0",
+                           "--gin.DROPOUT_RATE=0.0")
     assert done.returncode == 0, done.stderr
     assert result["mesh"] == {"data": 2, "model": 2}
     assert set(result["collectives"]) == {"all-reduce"}

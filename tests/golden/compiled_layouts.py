@@ -7,28 +7,26 @@ import json
 import pathlib
 import sys
 
+import gin
+
 from switch_tf import SwitchConfig, SwitchTransformer
 from switch_tf.aot.compiler import compile_step
 from switch_tf.aot.lower import lower_step
 from switch_tf.aot.program import Program
+from switch_tf.cli import gin_files
 from switch_tf.optim.adafactor import Adafactor
 from switch_tf.partitioning.collectives import summarize
 from switch_tf.partitioning.layout import Layout
 from switch_tf.training.run import StepSettings
 
 FILE = pathlib.Path(__file__).with_suffix(".json")
-DATA = (("batch", "data"), ("group", "data"))
-EXPERT = (*DATA, ("expert", "data"))
-MODEL = (("heads", "model"), ("mlp", "model"), ("expert_mlp", "model"), ("vocab", "model"))
-LAYOUTS = {
-    "data": Layout("data=8", DATA), "expert": Layout("data=8", EXPERT),
-    "data_model": Layout("data=4,model=2", (*DATA, *MODEL)),
-    "expert_model": Layout("data=4,model=2", (*EXPERT, *MODEL, ("expert_embed", "model"))),
-    "fully_sharded": Layout("data=8", EXPERT, (("embed", "data"),))}
+LAYOUTS = ("data", "expert", "data_model", "expert_model", "fully_sharded")  # of gin/layouts
 
 
-def measure(layout) -> dict:
-    """Collectives by kind, and bytes of arguments and temporaries."""
+def measure(name) -> dict:
+    """Collectives by kind, and bytes of arguments and temporaries, under a layout."""
+    gin_files.parse([f"gin/layouts/{name}.gin"])
+    layout = gin.get_configurable(Layout)().resolve(8, "TPU")
     config = SwitchConfig(vocab_size=2048, d_model=256, d_ff=512, num_heads=4, d_kv=64, num_encoder_layers=1,
                           num_decoder_layers=1, encoder_sparse_step=1, num_experts=8, num_groups_multiple=8,
                           decoder_sparse_step=0, dropout_rate=0.1)
@@ -41,7 +39,7 @@ def measure(layout) -> dict:
 
 if __name__ == "__main__":
     results = {}
-    for name, layout in LAYOUTS.items():
+    for name in LAYOUTS:
         print(f"Compiling {name} ...", file=sys.stderr)
-        results[name] = measure(layout)
+        results[name] = measure(name)
     FILE.write_text(json.dumps(results, indent=1) + "\n")
