@@ -127,8 +127,8 @@ def test_a_missing_or_wrong_compiler_says_what_to_install(monkeypatch, version, 
 
 
 COMPARED = ["--topology=v5e:4x4", "--compare=data,expert", "--gin.SwitchConfig.num_groups_multiple=16"]
-REFUSAL = ("The layout cuts num_experts ('expert', 8) over the 16 devices of mesh axis 'data', which must divide it; make "
-           "it a multiple of 16, or set MESH_SHAPE to data=8.")
+REFUSAL = ("The layout cuts num_experts ('expert', 8) over the 16 devices of mesh axis 'data', which must divide it; "
+           "make it a multiple of 16, or set MESH_SHAPE to data=8.")
 
 
 def _check_table(lines):
