@@ -2,6 +2,7 @@
 
 from typing import Any, NamedTuple
 
+import keras
 import numpy as np
 from keras import ops
 
@@ -47,16 +48,62 @@ class RouterStats(NamedTuple):
         return ops.sum(ops.cast(ops.equal(self.expert_load.total, 0), "int32"))
 
     def merge(self, other: "RouterStats") -> "RouterStats":
-        return RouterStats(*(mine.merge(theirs) for mine, theirs in zip(self, other, strict=True)))
+        return merge(self, other)
 
 
-def merge(first: dict, second: dict) -> dict:
-    """Merges two dictionaries of metric name -> Mean; names in only one of them are kept."""
-    merged = {name: first[name].merge(second[name]) for name in first.keys() & second.keys()}
-    return {name: merged.get(name, first.get(name, second.get(name))) for name in {**first, **second}}
+class Measurements(NamedTuple):
+    """What is measured on a batch: a tree of Means, merged and divided as one.
+
+    `loss_terms`: name -> Mean over targets; what an objective adds up, in nats per target, coefficients included.
+    `accuracy`: share of the targets that have the largest logit.
+    `routers`: sparse layer -> RouterStats, in the order of `config.sparse_layer_names`.
+    """
+
+    loss_terms: dict[str, Mean]
+    accuracy: Mean
+    routers: dict[str, RouterStats]
 
 
-def to_host(means: dict) -> dict:
-    """Copies a dictionary of Means off the device, as float64."""
-    return {name: Mean(np.asarray(mean.total, np.float64), np.asarray(mean.weight, np.float64))
-            for name, mean in means.items()}
+class StepMeasurements(NamedTuple):
+    """What is measured in a training step: its batch, and means over steps.
+
+    `tokens`: real tokens of a batch, inputs and targets; `gradient_norm`: before clipping.
+    """
+
+    batch: Measurements
+    tokens: Mean
+    gradient_norm: Mean
+
+
+def merge(first, second):
+    """Adds up two trees of Means of the same structure; nothing (None) and a tree are that tree."""
+    if first is None:
+        return second
+    return keras.tree.map_structure(lambda mine, theirs: mine + theirs, first, second)
+
+
+def to_host(measured):
+    """Copies a tree of Means off the device, as float64: sums over many steps outgrow float32."""
+    return keras.tree.map_structure(lambda number: np.asarray(number, np.float64), measured)
+
+
+def to_json(measured):
+    """A tree of Means on the host as lists and dictionaries; float64 survives JSON exactly."""
+    if isinstance(measured, Mean):
+        return [measured.total.tolist(), measured.weight.tolist()]
+    entries = measured if isinstance(measured, dict) else measured._asdict()
+    return {name: to_json(entry) for name, entry in entries.items()}
+
+
+def from_json(saved: dict) -> StepMeasurements:
+    """The reverse of `to_json`."""
+
+    def mean(entry):
+        return Mean(*(np.asarray(number, np.float64) for number in entry))
+
+    batch = saved["batch"]
+    return StepMeasurements(
+        Measurements({name: mean(entry) for name, entry in batch["loss_terms"].items()}, mean(batch["accuracy"]),
+                     {layer: RouterStats(**{name: mean(entry) for name, entry in stats.items()})
+                      for layer, stats in batch["routers"].items()}),
+        mean(saved["tokens"]), mean(saved["gradient_norm"]))

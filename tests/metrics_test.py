@@ -1,10 +1,13 @@
 """Means are sums until they are divided, so they merge exactly."""
 
+import json
+
+import keras
 import numpy as np
 import tensorflow as tf
 
 from switch_tf import metrics
-from switch_tf.metrics import Mean, RouterStats
+from switch_tf.metrics import Mean, Measurements, RouterStats, StepMeasurements
 
 
 def stats(offset):
@@ -35,10 +38,28 @@ def test_router_statistics_merge_field_by_field():
         assert mean == Mean(10 + 2 * i, 2 + 2 * i)
 
 
-def test_dictionaries_merge_by_name_and_keep_what_only_one_has():
-    merged = metrics.merge({"a": Mean(1.0, 1.0), "b": Mean(2.0, 2.0)}, {"c": Mean(4.0, 4.0), "a": Mean(3.0, 1.0)})
-    assert merged == {"a": Mean(4.0, 2.0), "b": Mean(2.0, 2.0), "c": Mean(4.0, 4.0)}
-    assert list(merged) == ["a", "b", "c"]
+def step(offset):
+    """The measurements of a step with two sparse layers, whose order is not that of their names."""
+    terms = {"z_loss": Mean(np.float32(offset), np.float32(4)), "cross_entropy": Mean(np.float32(1 / 3), np.float32(4))}
+    load = Mean(np.float32([offset, 0.25]), np.float32(2))
+    routers = {layer: stats(offset)._replace(expert_load=load) for layer in ("encoder/layers_1", "decoder/layers_1")}
+    return StepMeasurements(Measurements(terms, Mean(np.float32(1), np.float32(4)), routers),
+                            Mean(np.float32(30), np.float32(1)), Mean(np.float32(2), np.float32(1)))
+
+
+def test_a_tree_of_means_merges_mean_by_mean_and_keeps_its_form_and_order():
+    merged = metrics.merge(step(1), step(2))
+    assert isinstance(merged, StepMeasurements) and isinstance(merged.batch, Measurements)
+    assert merged.batch.loss_terms["z_loss"] == Mean(3, 8)
+    assert list(merged.batch.loss_terms) == ["z_loss", "cross_entropy"]
+    assert list(merged.batch.routers) == ["encoder/layers_1", "decoder/layers_1"]
+    np.testing.assert_array_equal(merged.batch.routers["decoder/layers_1"].expert_load.total, [3, 0.5])
+    assert merged.batch.routers["encoder/layers_1"].router_z_loss == stats(1).merge(stats(2)).router_z_loss
+    assert merged.tokens == Mean(60, 2)
+
+
+def test_nothing_and_a_tree_merge_to_that_tree():
+    assert metrics.merge(None, step(1)).tokens == Mean(30, 1)
 
 
 def test_on_the_host_means_are_float64():
@@ -46,3 +67,11 @@ def test_on_the_host_means_are_float64():
     host = metrics.to_host({"tokens": Mean(tf.constant(2.0**24), tf.constant(1.0))})["tokens"]
     assert isinstance(host.total, np.ndarray) and host.total.dtype == host.weight.dtype == np.float64
     assert host.merge(Mean(1.0, 0.0)).total == 2**24 + 1
+
+
+def test_a_tree_survives_json_exactly():
+    sums = metrics.merge(metrics.to_host(step(1)), metrics.to_host(step(2)))
+    back = metrics.from_json(json.loads(json.dumps(metrics.to_json(sums))))
+    assert keras.tree.map_structure(np.ndarray.tolist, back) == keras.tree.map_structure(lambda x: x.tolist(), sums)
+    assert list(back.batch.routers) == list(sums.batch.routers)
+    assert isinstance(back.batch.routers["encoder/layers_1"], RouterStats)

@@ -42,12 +42,12 @@ def step(job, partitioner=None):
     features = {name: tf.constant(value[None]) for name, value in _features(job).items()}
 
     def run():
-        metrics, bad_step = function(partitioner.place(features))
+        measured, bad_step = function(partitioner.place(features))
         if int(bad_step) >= 0:
             raise FloatingPointError("The loss or a gradient is not finite.")
-        return metrics
+        return measured
 
-    first = run()["cross_entropy"]
+    first = run().batch.loss_terms["cross_entropy"]
     return run, {"parameters": config.num_parameters, "first_loss": round(float(first.value), 3),
                  "versions": {"tensorflow": tf.__version__, "keras": keras.__version__}}
 

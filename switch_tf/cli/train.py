@@ -5,6 +5,7 @@ import sys
 
 from switch_tf.cli import gin_files, gin_run, processes
 from switch_tf.cli.main import Mistake
+from switch_tf.cli.stopping import Stopping
 
 
 def add_arguments(parser) -> None:
@@ -19,30 +20,32 @@ def run(arguments) -> dict:
         gin_run.look(arguments.gin_file, arguments.gin_bindings, arguments.gin_search_paths)
         return {"exit_status": processes.run(arguments.words, arguments.processes, arguments.devices)}
     gin_run.load(arguments, num_cpu_devices=processes.devices_of_this_process(arguments.devices))
-    trainer = _prepare()
+    training = _start()
 
     import tensorflow as tf
 
     from switch_tf.partitioning.partitioner import is_lost_process
     from switch_tf.training import checkpoints, diagnosis
     try:
-        summary = trainer.train()
+        with training, Stopping(training.progress.say) as stopping:
+            training.advance(training.run.train_steps, lambda: stopping.reason)
+            summary = training.finish()
     except (diagnosis.Divergence, checkpoints.BrokenCheckpoint, OSError) as error:
         raise Mistake(str(error)) from error
     except tf.errors.OpError as error:
-        if trainer.partitioner.num_processes == 1 or not is_lost_process(error):
+        if training.partitioner.num_processes == 1 or not is_lost_process(error):
             raise
-        print(f"switch-tf train: {trainer.lost_process(str(error))}", file=sys.stderr, flush=True)
+        print(f"switch-tf train: {training.lost_process(str(error))}", file=sys.stderr, flush=True)
         os._exit(2)  # what TensorFlow would wait for at the end is gone
-    if not trainer.partitioner.is_chief:
-        return {"exit_status": 130 if summary["interrupted"] else 0}
-    stream = sys.stderr if arguments.json else sys.stdout
-    print(describe(summary), file=stream)
-    return {**summary, "exit_status": 130 if summary["interrupted"] else 0}
+    exit_status = processes.INTERRUPTED if summary["interrupted"] else 0
+    if not training.partitioner.is_chief:
+        return {"exit_status": exit_status}
+    print(describe(summary), file=sys.stderr if arguments.json else sys.stdout)
+    return {**summary, "exit_status": exit_status}
 
 
-def _prepare():
-    """Builds the trainer that gin describes; what is wrong with it is the user's, and one sentence."""
+def _start():
+    """Starts the run that gin describes; what is wrong with it is the user's, and one sentence."""
     import gin
 
     from switch_tf.training import checkpoints
@@ -50,10 +53,9 @@ def _prepare():
     described = gin_run.on_this_machine()
     try:
         trainer = gin.get_configurable(Trainer)(partitioner=described.partitioner)
-        trainer.prepare(gin.operative_config_str())
+        return trainer.start(gin.operative_config_str())
     except (ValueError, OSError, checkpoints.BrokenCheckpoint) as error:
         raise Mistake(gin_files.first_line(error)) from error
-    return trainer
 
 
 def describe(summary) -> str:

@@ -59,16 +59,14 @@ def _skip_graph_optimisation():
 
 
 def _verify(num_steps):
-    from switch_tf import data
     from switch_tf.training import verification
+    from switch_tf.training.state import dataset
 
     described = gin_run.on_this_machine()
     run, settings = described.run, described.settings
     if settings.steps_per_call != 1:
         raise ValueError(f"Steps are compared one by one, so steps_per_call must be 1, not {settings.steps_per_call}.")
-    batches = data.get_dataset(data.DatasetDescription(
-        run.mixture_or_task_name, run.task_feature_lengths, run.batch_size, "train", run.seed, run.pack,
-        described.config.is_encoder_only)).take(num_steps)
+    batches = dataset(run, described.config, "train", run.seed).take(num_steps)
     found = verification.verify(
         described.make_model, described.make_optimizer, described.partitioner, list(batches), run.seed, settings,
         say=lambda text: print(text, file=sys.stderr, flush=True))

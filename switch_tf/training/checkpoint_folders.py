@@ -13,7 +13,7 @@ import pathlib
 import re
 import shutil
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 _STEP = re.compile(r"step_(\d{8,})")
 
 

@@ -1,34 +1,43 @@
 """Held-out loss, and the loss of a unigram model on the same targets to compare it with."""
 
+from typing import NamedTuple
+
 import numpy as np
+import tensorflow as tf
 
 from switch_tf import metrics, partitioning
 from switch_tf.partitioning.partitioner import Partitioner
+from switch_tf.training.objective import measure, target_features
 from switch_tf.training.run import StepSettings
-from switch_tf.training.train_step import batch_metrics, target_features
+
+
+class HeldOut(NamedTuple):
+    """What is evaluated again and again: the name it goes by, and batches of features, <int32>[batch, length] each."""
+
+    name: str
+    batches: tf.data.Dataset
 
 
 def compile_evaluation(model, settings: StepSettings, partitioner=None):
     """Traces one evaluation step, without dropout or jitter.
 
     Returns:
-        A function of a dict of <int32>[batch, length] that returns a dict of name -> Mean.
+        A function of a dict of <int32>[batch, length] that returns Measurements.
     """
     partitioner = partitioner or Partitioner()
 
     def call(features):
         with partitioning.part_of_batch(*partitioner.current_part()):
-            logits, router_stats = model.forward(features, training=False)
-            measured = batch_metrics(model.config, features, logits, router_stats, settings)
+            measured = measure(model.config, features, *model.forward(features, training=False), settings)
         return partitioner.sum_over_parts(measured)
 
     step = partitioner.compile(partitioner.results(call), settings.use_xla)
     return lambda features: step(partitioner.place({name: value[None] for name, value in features.items()}))
 
 
-def evaluate(step, batches) -> dict[str, metrics.Mean]:
-    """Merges an evaluation step's metrics over batches, as Means of float64 numbers."""
-    sums: dict[str, metrics.Mean] = {}
+def evaluate(step, batches) -> metrics.Measurements:
+    """Merges an evaluation step's measurements over batches, of which there is at least one, in float64."""
+    sums = None
     for features in batches:
         sums = metrics.merge(sums, metrics.to_host(step(features)))
     return sums

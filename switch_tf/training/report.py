@@ -8,6 +8,8 @@ import pathlib
 
 import numpy as np
 
+from switch_tf.training import names
+
 _EXPERT_PANELS = (("fraction_tokens_dropped", "tokens dropped"), ("router_entropy", "router entropy (nats)"),
                   ("load_balancing_loss", "load-balancing loss (1 = even)"))
 
@@ -23,7 +25,7 @@ def write(folder) -> None:
     loss = _png(_loss_figure(records))
     (folder / "loss.png").write_bytes(loss)
     figures = [("Loss", loss), ("Speed", _png(_speed_figure(records)))]
-    layers = _sparse_layers(records)
+    layers = names.sparse_layers(name for record in records for name in record)
     if layers:
         figures.append(("Experts", _png(_expert_figure(records, layers))))
     (folder / "report.html").write_text(_page(folder, records, figures))
@@ -57,16 +59,6 @@ def read_metrics(folder) -> list[dict]:
 def _series(records, name):
     points = [(record["step"], record[name]) for record in records if record.get(name) is not None]
     return [step for step, _ in points], [value for _, value in points]
-
-
-def _sparse_layers(records):
-    def position(name):
-        """Encoder before decoder, layers in numerical order; in a layer queries, keys and values, feed-forward."""
-        stack, layer, *sublayer = name.split("/")
-        return stack == "decoder", int(layer.rpartition("_")[2]), not sublayer, sublayer == ["attention", "key_value"]
-
-    names = {name for record in records for name in record if name.endswith("/expert_load")}
-    return sorted((name.removeprefix("router/").removesuffix("/expert_load") for name in names), key=position)
 
 
 def _new_figure(width, height, rows=1, columns=1):
@@ -105,7 +97,7 @@ def _expert_figure(records, layers):
     """One row a sparse layer: the load of every expert over the run, then what its router did."""
     figure, rows = _new_figure(14, 2.7 * len(layers), len(layers), 1 + len(_EXPERT_PANELS))
     for row, layer in zip(rows, layers, strict=True):
-        steps, load = _series(records, f"router/{layer}/expert_load")
+        steps, load = _series(records, names.router(layer, "expert_load"))
         num_experts = len(load[0])
         image = row[0].imshow(np.transpose(load), aspect="auto", interpolation="nearest", cmap="viridis", vmin=0,
                               vmax=max(2 / num_experts, float(np.max(load))), origin="lower",
@@ -113,7 +105,7 @@ def _expert_figure(records, layers):
         row[0].set(title=f"{layer}: share of tokens\n(even: {1 / num_experts:.3f})", xlabel="step", ylabel="expert")
         figure.colorbar(image, ax=row[0])
         for axes, (name, title) in zip(row[1:], _EXPERT_PANELS, strict=True):
-            axes.plot(*_series(records, f"router/{layer}/{name}"), color="tab:blue")
+            axes.plot(*_series(records, names.router(layer, name)), color="tab:blue")
             axes.set(title=title, xlabel="step")
             axes.grid(alpha=0.3)
     return figure

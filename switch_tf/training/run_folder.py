@@ -59,17 +59,19 @@ class RunFolder:
     def metrics(self) -> pathlib.Path:
         return self.path / "metrics.jsonl"
 
-    def cut_metrics(self, step: int) -> None:
+    def cut_metrics(self, step: int, ends_between=False) -> None:
         """Drops the lines past a step, and a torn last line; a resumed run writes them again.
 
-        An evaluation of the restored step itself was made before the step was left, and stays.
+        An evaluation of the restored step itself was made before the step was left, and stays. A training line of it
+        stays too, but where the run `ends_between` two steps to log: that run's last line is in the next one's mean.
         """
         if not self.metrics.exists():
             return
         kept = []
         for line in self.metrics.read_text().splitlines():
             try:
-                is_kept = json.loads(line)["step"] <= step
+                record = json.loads(line)
+                is_kept = record["step"] <= step - (ends_between and "train/loss" in record)
             except (json.JSONDecodeError, KeyError, TypeError):
                 is_kept = False
             if is_kept:

@@ -3,53 +3,61 @@
 import json
 import math
 import sys
-import time
 
 import numpy as np
 import tensorflow as tf
 from tqdm import tqdm
 
-from switch_tf import metrics
-from switch_tf.metrics import Mean
+from switch_tf.metrics import Mean, Measurements, RouterStats, StepMeasurements
+from switch_tf.training import names
+from switch_tf.training.objective import total_loss
 
 
-def loss_parts(config, means: dict, prefix: str) -> dict[str, float]:
-    """The loss and its parts, divided: the router losses are sums over sparse layers without their coefficients."""
-    parts = {f"{prefix}/{name}": _divide(means[name]) for name in ("cross_entropy", "z_loss", "accuracy")}
+def training_values(config, measured: StepMeasurements, speeds: dict[str, float]) -> dict:
+    """What is written of some training steps: sums are divided, and the routers' losses added up over sparse layers.
+
+    Args:
+        config: SwitchConfig.
+        measured: on the host.
+        speeds: from `Meter.read`.
+    """
+    batch = measured.batch
+    values = {name: _divide(term) for name, term in batch.loss_terms.items()}
+    values["accuracy"] = _divide(batch.accuracy)
     for name in ("load_balancing_loss", "router_z_loss"):
-        parts[f"{prefix}/{name}"] = sum(_divide(means[f"router/{layer}/{name}"]) for layer in config.sparse_layer_names)
-    parts[f"{prefix}/loss"] = (
-        parts[f"{prefix}/cross_entropy"] + parts[f"{prefix}/z_loss"]
-        + config.load_balancing_loss_weight * parts[f"{prefix}/load_balancing_loss"]
-        + config.router_z_loss_weight * parts[f"{prefix}/router_z_loss"])
-    return parts
+        values[name] = sum(_divide(getattr(stats, name)) for stats in batch.routers.values())
+    values |= {"loss": float(total_loss(config, batch)), "gradient_norm": _divide(measured.gradient_norm), **speeds}
+    return {**{f"train/{name}": value for name, value in values.items()}, **_router_values(batch.routers)}
 
 
-def router_values(means: dict) -> dict:
-    """Each router's statistics, divided; the load is a list over experts, and `dead_experts` counts its zeros."""
+def evaluation_values(name: str, measured: Measurements) -> dict[str, float]:
+    """What is written of an evaluation on what goes by `name`.
+
+    Held-out loss is the cross-entropy alone: the other terms steer training and say nothing of quality.
+    """
+    return {f"eval/{name}/loss": _divide(measured.loss_terms["cross_entropy"]),
+            f"eval/{name}/accuracy": _divide(measured.accuracy)}
+
+
+def unigram_values(name: str, loss: float) -> dict[str, float]:
+    """What is written of a unigram model's loss on the same examples."""
+    return {f"eval/{name}/unigram_loss": loss}
+
+
+def _router_values(routers: dict[str, RouterStats]) -> dict:
+    """Each router's statistics; the load is a list over experts, and `dead_experts` counts its zeros."""
     values = {}
-    for name, mean in means.items():
-        if name.startswith("router/"):
-            value = _divide(mean)
-            values[name] = value
-            if name.endswith("/expert_load"):
-                values[name.replace("expert_load", "dead_experts")] = sum(load == 0 for load in value)
+    for layer, stats in routers.items():
+        for name, mean in stats._asdict().items():
+            values[names.router(layer, name)] = _divide(mean)
+        load = values[names.router(layer, "expert_load")]
+        values[names.router(layer, "dead_experts")] = sum(share == 0 for share in load)
     return values
 
 
 def _divide(mean: Mean):
     value = np.asarray(mean.total) / (mean.weight if mean.weight else 1.0)
     return value.tolist()
-
-
-def pending_to_json(means: dict) -> dict:
-    """Sums that were not logged yet, for a checkpoint; float64 survives JSON exactly."""
-    return {name: [np.asarray(mean.total).tolist(), float(mean.weight)] for name, mean in means.items()}
-
-
-def pending_from_json(saved: dict) -> dict:
-    """The reverse of `pending_to_json`."""
-    return {name: Mean(np.asarray(total, np.float64), np.float64(weight)) for name, (total, weight) in saved.items()}
 
 
 class Writer:
@@ -108,9 +116,10 @@ class Progress:
         if self._is_shown:
             tqdm.write(text, file=sys.stderr)
 
-    def log(self, step: int, values: dict) -> None:
+    def log(self, step: int, values: dict, routers: dict[str, RouterStats]) -> None:
+        """Says what `training_values` made of some steps, and of what their routers did."""
         remaining = (self._last_step - step) * values["train/seconds_per_step"]
-        dropped = [value for name, value in values.items() if name.endswith("/fraction_tokens_dropped")]
+        dropped = [_divide(stats.fraction_tokens_dropped) for stats in routers.values()]
         text = (f"step {step}/{self._last_step}  loss {values['train/loss']:.4f}  "
                 f"cross-entropy {values['train/cross_entropy']:.4f}  accuracy {values['train/accuracy']:.3f}  "
                 + (f"balance {values['train/load_balancing_loss']:.3f}  dropped {np.mean(dropped):.1%}  "
@@ -122,46 +131,3 @@ class Progress:
 
     def close(self) -> None:
         self._bar.close()
-
-
-class Meter:
-    """Sums metrics between two logged steps and measures their speed."""
-
-    def __init__(self, flops_per_step: float, peak_flops: float, pending: dict):
-        self._flops_per_step = flops_per_step
-        self._peak_flops = peak_flops
-        self.sums = pending
-        self.restart()
-
-    def restart(self) -> None:
-        """Measures speed from now on; the sums stay."""
-        self._started, self._steps, self._tokens, self._input_wait = time.perf_counter(), 0, 0.0, 0.0
-
-    def add(self, means: dict, num_steps: int, input_wait: float) -> None:
-        self.sums = metrics.merge(self.sums, means)
-        self._steps += num_steps
-        self._tokens += float(means["tokens"].total)
-        self._input_wait += input_wait
-
-    def pause(self) -> float:
-        return time.perf_counter()
-
-    def resume(self, paused_at: float) -> None:
-        """Leaves out the time since `paused_at`, which an evaluation or a checkpoint took."""
-        self._started += time.perf_counter() - paused_at
-
-    def read(self, config) -> dict:
-        """The values to log; starts over."""
-        seconds = time.perf_counter() - self._started
-        values = {
-            **loss_parts(config, self.sums, "train"),
-            "train/gradient_norm": _divide(self.sums["gradient_norm"]),
-            "train/tokens_per_second": self._tokens / seconds,
-            "train/seconds_per_step": seconds / self._steps,
-            "train/model_flops_utilization": self._flops_per_step * self._steps / seconds / self._peak_flops,
-            "train/input_wait_fraction": self._input_wait / seconds,
-            **router_values(self.sums),
-        }
-        self.sums = {}
-        self.restart()
-        return values

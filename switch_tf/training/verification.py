@@ -8,7 +8,8 @@ import tensorflow as tf
 
 from switch_tf.partitioning import axes_of, with_axes
 from switch_tf.partitioning.partitioner import Partitioner
-from switch_tf.training.train_step import compile_steps, loss_weights, total_loss
+from switch_tf.training.objective import total_loss
+from switch_tf.training.train_step import compile_steps
 
 # Relative differences that the order of float32 sums explains, in the first step and after all of them.
 LOSS, GRADIENT, LATER = 1e-6, 1e-5, 1e-4
@@ -141,11 +142,11 @@ class _Twin:
 
     def step(self, features):
         self._placed = self._place(features)
-        means, bad_step = self._step(self._placed)
+        measured, bad_step = self._step(self._placed)
         if int(bad_step) >= 0:
             raise ValueError("The loss or a gradient is not finite, so there is nothing to compare; use a lower "
                              "learning rate or other initial weights.")
-        return float(total_loss(self.model.config, means, loss_weights(self.model.config, features)))
+        return float(total_loss(self.model.config, measured.batch))
 
     def _place(self, features):
         return self.partitioner.place({name: value[None] for name, value in features.items()})

@@ -11,7 +11,7 @@ import tensorflow as tf
 from switch_tf import SwitchConfig, SwitchTransformer, metrics
 from switch_tf.layers import FeedForward, MultiHeadAttention, SwitchFeedForward, SwitchSelfAttention
 from switch_tf.optim.adafactor import Adafactor
-from switch_tf.training import report, train_step
+from switch_tf.training import names, train_step
 from switch_tf.training.run import StepSettings
 
 CHOICES = ("feed_forward", "attention", "feed_forward_and_attention")
@@ -58,7 +58,7 @@ def test_the_names_of_the_routers_are_in_the_order_of_the_statistics(fresh_model
 def test_the_report_lists_routers_in_the_order_of_the_model():
     config = SwitchConfig(num_experts=2, num_encoder_layers=12, num_decoder_layers=2, encoder_sparse_step=6, **BOTH)
     records = [{f"router/{name}/expert_load": [0.5, 0.5]} for name in sorted(config.sparse_layer_names)]
-    assert report._sparse_layers(records) == list(config.sparse_layer_names)
+    assert names.sparse_layers(name for record in records for name in record) == list(config.sparse_layer_names)
 
 
 def test_the_configuration_reaches_both_layers_of_experts():
@@ -218,11 +218,12 @@ def test_three_training_steps_lower_the_loss_and_measure_every_router():
         measured, bad_step = step({name: value[None] for name, value in training_batch().items()})
         assert int(bad_step) == -1
         measured = metrics.to_host(measured)
-        losses.append(measured["cross_entropy"].value)
+        losses.append(measured.batch.loss_terms["cross_entropy"].value)
     assert np.isfinite(losses).all() and losses[-1] < losses[0]
     for name in TRAINED.sparse_layer_names:
-        assert measured[f"router/{name}/expert_load"].total.shape == (4,)
-        assert measured[f"router/{name}/load_balancing_loss"].value > 0.5
+        stats = measured.batch.routers[name]
+        assert stats.expert_load.total.shape == (4,)
+        assert stats.load_balancing_loss.value > 0.5
     for variable, old in zip(model.trainable_variables, before, strict=True):
         assert np.isfinite(variable).all() and np.abs(variable - old).max() > 0, variable.path
 

@@ -56,12 +56,12 @@ def main(name: str) -> dict:
     for number in range(STEPS):
         features = _features(number, config.vocab_size)
         results = _execute(executable, lowered, mesh, {**features, **state})
-        means, bad_step = step({name: tf.constant(value[None]) for name, value in features.items()})
+        measured, bad_step = step({name: tf.constant(value[None]) for name, value in features.items()})
         assert int(bad_step) == -1
-        expected = [float(value) for value in tf.nest.flatten(means) if value.shape.rank == 0]
+        expected = [float(value) for value in tf.nest.flatten(measured) if value.shape.rank == 0]
         found = [float(value) for value in results[:lowered.num_metrics - 1] if np.ndim(value) == 0]
-        place = 2 * sorted(means).index("cross_entropy")  # total and weight of each, sorted by name
-        losses.append((float(means["cross_entropy"].value), float(results[place] / results[place + 1])))
+        # The program returns total and weight of each Mean, and this one is the first.
+        losses.append((float(measured.batch.loss_terms["cross_entropy"].value), float(results[0] / results[1])))
         assert np.allclose(expected, found, rtol=1e-5), (expected, found)
         for place, index in enumerate(lowered.updated):
             name = lowered.arguments[index].name

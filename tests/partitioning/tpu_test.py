@@ -26,7 +26,8 @@ def _run(partitioner, config, batch, steps_per_call):
     features = {name: tf.stack([value] * steps_per_call) for name, value in batch.items()}
     means, bad_step = step(partitioner.place(features))
     assert int(bad_step) == -1
-    return float(means["cross_entropy"].value), [variable.numpy() for variable in model.trainable_variables]
+    cross_entropy = means.batch.loss_terms["cross_entropy"]
+    return float(cross_entropy.value), [variable.numpy() for variable in model.trainable_variables]
 
 
 def test_several_steps_a_call_under_a_strategy_are_those_of_one_device(tiny_config, batch):

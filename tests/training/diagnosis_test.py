@@ -28,6 +28,14 @@ def test_the_first_layer_whose_output_overflows_is_named(tiny_config, batch):
     assert found == "the output of encoder/layers_1/mlp/experts"
 
 
+def test_the_layer_is_named_where_a_batch_is_processed_in_parts_too(tiny_config, batch):
+    model = _model(tiny_config)
+    for kernel in (model.encoder.layers[1].mlp.experts.input_kernels[0], model.encoder.layers[1].mlp.experts.wo):
+        kernel.assign(np.full(kernel.shape, 1e30))
+    found = diagnosis.first_bad_tensor(model, batch, 0, 0, StepSettings(num_microbatches=2))
+    assert found == "the output of encoder/layers_1/mlp/experts"
+
+
 def test_layers_are_as_before_afterwards(tiny_config, batch):
     model = _model(tiny_config)
     before = model(batch).numpy()

@@ -32,14 +32,15 @@ def test_evaluation_weighs_batches_by_their_targets_and_ignores_rows_of_padding(
     padded = {name: tf.concat([value[:3], tf.zeros_like(value[:5])], 0) for name, value in batch.items()}
     rest = {name: tf.concat([value[3:], tf.zeros_like(value[:3])], 0) for name, value in batch.items()}
     pieces = evaluation.evaluate(step, [padded, rest])
-    for name in ("cross_entropy", "accuracy"):
-        np.testing.assert_allclose(pieces[name].total, whole[name].total, rtol=1e-5)
-        assert pieces[name].weight == whole[name].weight
+    for one, other in ((pieces.loss_terms["cross_entropy"], whole.loss_terms["cross_entropy"]),
+                       (pieces.accuracy, whole.accuracy)):
+        np.testing.assert_allclose(one.total, other.total, rtol=1e-5)
+        assert one.weight == other.weight
 
 
 def test_evaluation_is_deterministic(tiny_config, batch):
     model = SwitchTransformer(tiny_config)
     model.build()
     step = evaluation.compile_evaluation(model, StepSettings())
-    first, second = (evaluation.evaluate(step, [batch])["cross_entropy"].total for _ in range(2))
+    first, second = (evaluation.evaluate(step, [batch]).loss_terms["cross_entropy"].total for _ in range(2))
     assert first == second

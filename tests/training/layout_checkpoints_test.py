@@ -50,7 +50,7 @@ class _Run:
 
     def step(self, batch):
         means, bad_step = self._step(self.partitioner.place({name: value[None] for name, value in batch.items()}))
-        return float(means["cross_entropy"].value), int(bad_step)
+        return float(means.batch.loss_terms["cross_entropy"].value), int(bad_step)
 
     def values(self):
         return {path: _whole(variable.value) for path, variable in self.variables.items()}

@@ -40,12 +40,6 @@ def test_pictures_are_written_for_sparse_and_dense_runs(tmp_path):
         assert "8.0000 at step 0, 4.0000 at step 20" in page
 
 
-def test_layers_are_ordered_as_in_the_model(tmp_path):
-    _write_metrics(tmp_path)
-    assert report._sparse_layers(report.read_metrics(tmp_path)) == [
-        "encoder/layers_3", "encoder/layers_11", "decoder/layers_1"]
-
-
 def test_a_run_that_logged_nothing_gets_no_report(tmp_path):
     report.write(tmp_path)
     assert not list(tmp_path.iterdir())

@@ -34,6 +34,15 @@ def test_lines_past_the_restored_step_and_a_torn_last_line_are_cut(tmp_path):
     assert folder.metrics.read_text().splitlines() == lines[:3]
 
 
+def test_the_last_training_line_of_a_run_that_ended_between_two_logged_steps_is_cut_with_them(tmp_path):
+    folder = RunFolder(tmp_path)
+    lines = [json.dumps({"step": step, name: 1.0}) for step, name in (
+        (10, "train/loss"), (15, "eval/task/loss"), (15, "train/loss"), (20, "train/loss"))]
+    folder.metrics.write_text("".join(line + "\n" for line in lines))
+    folder.cut_metrics(15, ends_between=True)
+    assert folder.metrics.read_text().splitlines() == lines[:2]
+
+
 def test_unfinished_checkpoints_are_removed(tmp_path):
     unfinished = tmp_path / "checkpoints" / "tmp.step_00000005"
     unfinished.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""A model, a batch and a layout that do not fit together are refused before anything is built."""
+"""A run that cannot be, and a model, a batch and a layout that do not go together, are refused in a sentence."""
 
 import dataclasses
 import re
@@ -6,10 +6,12 @@ import re
 import pytest
 
 from switch_tf.partitioning import Layout
-from switch_tf.training.run import check_division
+from switch_tf.training.run import Run, StepSettings, check_division, check_periods
 
 DATA = (("batch", "data"), ("group", "data"))
 LENGTHS = {"inputs": 12, "targets": 6}
+RUN = Run(model_dir="run", mixture_or_task_name="task", task_feature_lengths=LENGTHS, train_steps=6, batch_size=4,
+          log_period=2, eval_period=0, checkpoint_period=2)
 FOUR = Layout("data=4", (*DATA, ("expert", "data")))
 
 
@@ -97,3 +99,28 @@ def test_with_semantics_hf_each_sequence_is_a_group(tiny_config):
     config = dataclasses.replace(tiny_config, semantics="hf", expert_capacity=2, num_groups_multiple=1)
     check_division(config, FOUR, 8, {"inputs": 7, "targets": 5}, 2)
     assert "BATCH_SIZE must be a multiple of 4" in refusal(config, batch_size=6)
+
+
+@pytest.mark.parametrize(("changes", "message"), [
+    ({"num_microbatches": 0}, "num_microbatches must be an integer of at least 1, not 0"),
+    ({"steps_per_call": 1.5}, "steps_per_call must be an integer of at least 1, not 1.5"),
+    ({"clip_norm": 0}, "clip_norm must be above 0, or None not to clip, not 0"),
+    ({"label_smoothing": 1.0}, r"label_smoothing must be in \[0, 1\), not 1.0"),
+    ({"z_loss_weight": -1.0}, "z_loss_weight must be 0 or above, not -1.0"),
+])
+def test_impossible_settings_are_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
+        StepSettings(**changes)
+
+
+@pytest.mark.parametrize("changes", [{"batch_size": 0}, {"log_period": 0}, {"train_steps": 1.5}, {"seed": -1}])
+def test_impossible_numbers_are_refused(changes):
+    name = next(iter(changes))
+    with pytest.raises(ValueError, match=f"{name.upper()} must be an integer of at least"):
+        dataclasses.replace(RUN, **changes)
+
+
+def test_what_is_done_every_so_many_steps_falls_between_two_calls():
+    check_periods(RUN, StepSettings(steps_per_call=2))
+    with pytest.raises(ValueError, match=r"LOG_PERIOD must be a multiple of steps_per_call \(3\), .* it is 2"):
+        check_periods(RUN, StepSettings(steps_per_call=3))

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from switch_tf import SwitchTransformer, losses, partitioning
-from switch_tf.training import train_step
+from switch_tf.training import objective
 from switch_tf.training.run import StepSettings
 
 ROUTERS = {
@@ -32,8 +32,9 @@ def test_the_trainers_loss_is_cross_entropy_and_what_the_model_adds(tiny_config,
     settings = StepSettings(z_loss_weight=0.01)
     with partitioning.random_seed(0):
         logits, router_stats = model.forward(batch, training=True)
-    measured = train_step.batch_metrics(config, batch, logits, router_stats, settings)
-    total = train_step.total_loss(config, measured, train_step.loss_weights(config, batch))
+    measured = objective.measure(config, batch, logits, router_stats, settings)
+    total = objective.total_loss(config, objective.weighed(measured, objective.loss_weights(config, batch)))
+    np.testing.assert_allclose(total, objective.total_loss(config, measured), rtol=1e-6)
 
     with partitioning.random_seed(0):
         logits = model(batch, training=True)

@@ -3,41 +3,55 @@ import json
 import numpy as np
 import pytest
 
-from switch_tf.metrics import Mean
+from switch_tf.metrics import Mean, Measurements, RouterStats, StepMeasurements, to_host
 from switch_tf.training import summaries
 from switch_tf.training.run_folder import RunFolder
 
+SPEEDS = {"tokens_per_second": 30.0, "seconds_per_step": 1.0}
 
-def _means(tiny_config):
-    means = {"cross_entropy": Mean(12.0, 4.0), "z_loss": Mean(0.4, 4.0), "accuracy": Mean(1.0, 4.0),
-             "tokens": Mean(30.0, 1.0), "gradient_norm": Mean(2.0, 1.0)}
-    for layer in tiny_config.sparse_layer_names:
-        means[f"router/{layer}/load_balancing_loss"] = Mean(15.0, 10.0)
-        means[f"router/{layer}/router_z_loss"] = Mean(20.0, 10.0)
-        means[f"router/{layer}/expert_load"] = Mean(np.array([5.0, 0.0, 3.0, 2.0]), 10.0)
-    return {name: Mean(np.asarray(mean.total, "float64"), np.float64(mean.weight)) for name, mean in means.items()}
+
+def _measured(config):
+    stats = RouterStats(
+        expert_load=Mean(np.array([5.0, 0.0, 3.0, 2.0]), 10.0), fraction_tokens_dropped=Mean(1.0, 10.0),
+        router_entropy=Mean(0.0, 10.0), router_confidence=Mean(5.0, 10.0), expert_usage=Mean(0.0, 0.0),
+        load_balancing_loss=Mean(15.0, 10.0), router_z_loss=Mean(20.0, 10.0))
+    batch = Measurements({"cross_entropy": Mean(12.0, 4.0), "z_loss": Mean(0.4, 4.0)}, Mean(1.0, 4.0),
+                         dict.fromkeys(config.sparse_layer_names, stats))
+    return to_host(StepMeasurements(batch, tokens=Mean(30.0, 1.0), gradient_norm=Mean(4.0, 2.0)))
 
 
 def test_the_parts_of_the_loss_add_up(tiny_config):
-    parts = summaries.loss_parts(tiny_config, _means(tiny_config), "train")
+    values = summaries.training_values(tiny_config, _measured(tiny_config), SPEEDS)
+    assert values["train/cross_entropy"] == 3.0
     # two sparse layers, each 1.5 and 2.0
-    assert parts["train/load_balancing_loss"] == pytest.approx(3.0)
-    assert parts["train/router_z_loss"] == pytest.approx(4.0)
-    assert parts["train/loss"] == pytest.approx(3.0 + 0.1 + 0.01 * 3.0 + 0.001 * 4.0)
+    assert values["train/load_balancing_loss"] == pytest.approx(3.0)
+    assert values["train/router_z_loss"] == pytest.approx(4.0)
+    assert values["train/loss"] == pytest.approx(3.0 + 0.1 + 0.01 * 3.0 + 0.001 * 4.0, rel=1e-12)
+    assert values["train/gradient_norm"] == 2.0
+    assert values["train/tokens_per_second"] == 30.0
 
 
-def test_router_values_count_dead_experts(tiny_config):
-    values = summaries.router_values(_means(tiny_config))
+def test_routers_are_named_by_layer_and_their_dead_experts_counted(tiny_config):
+    values = summaries.training_values(tiny_config, _measured(tiny_config), SPEEDS)
     assert values["router/encoder/layers_1/expert_load"] == [0.5, 0.0, 0.3, 0.2]
     assert values["router/encoder/layers_1/dead_experts"] == 1
+    assert values["router/decoder/layers_1/router_confidence"] == 0.5
+    assert values["router/decoder/layers_1/expert_usage"] == 0.0  # of nothing
 
 
-def test_pending_sums_survive_json_exactly(tiny_config):
-    means = {"a": Mean(np.float64(1 / 3), np.float64(7)), "b": Mean(np.array([0.1, 0.2]), np.float64(3))}
-    back = summaries.pending_from_json(json.loads(json.dumps(summaries.pending_to_json(means))))
-    for name, mean in means.items():
-        np.testing.assert_array_equal(back[name].total, mean.total)
-        assert back[name].weight == mean.weight
+def test_of_an_evaluation_the_loss_is_the_cross_entropy(tiny_config):
+    assert summaries.evaluation_values("task", _measured(tiny_config).batch) == {
+        "eval/task/loss": 3.0, "eval/task/accuracy": 0.25}
+
+
+def test_a_logged_line_tells_loss_drops_and_what_remains(tiny_config, capfd):
+    measured = _measured(tiny_config)
+    speeds = {**SPEEDS, "model_flops_utilization": 0.5, "input_wait_fraction": 0.0}
+    progress = summaries.Progress(0, 100)
+    progress.log(90, summaries.training_values(tiny_config, measured, speeds), measured.batch.routers)
+    progress.close()
+    assert ("step 90/100  loss 3.1340  cross-entropy 3.0000  accuracy 0.250  balance 3.000  dropped 10.0%  "
+            "30 tokens/s  1.000 s/step  MFU 50%  input wait 0%  ETA 00:10\n") in capfd.readouterr().err
 
 
 def test_lines_are_flushed_one_by_one_and_hold_no_nan(tmp_path):
@@ -48,14 +62,3 @@ def test_lines_are_flushed_one_by_one_and_hold_no_nan(tmp_path):
     assert line == {"step": 10, "train/loss": 2.5, "router/x/expert_load": [0.5, None]}
     writer.close()
     assert any(entry.name.startswith("events.out") for entry in (tmp_path / "events").iterdir())
-
-
-def test_the_meter_divides_sums_once_and_starts_over(tiny_config):
-    meter = summaries.Meter(flops_per_step=100.0, peak_flops=1e6, pending={})
-    for _ in range(2):
-        meter.add(_means(tiny_config), num_steps=1, input_wait=0.0)
-    values = meter.read(tiny_config)
-    assert values["train/cross_entropy"] == pytest.approx(24.0 / 8.0)
-    assert values["train/gradient_norm"] == pytest.approx(2.0)
-    assert values["train/tokens_per_second"] == pytest.approx(60.0 / (2 * values["train/seconds_per_step"]), rel=1e-6)
-    assert meter.sums == {}

@@ -2,7 +2,6 @@ import dataclasses
 import json
 import os
 import shutil
-import signal
 
 import keras
 import numpy as np
@@ -10,7 +9,7 @@ import pytest
 
 from switch_tf import SwitchTransformer
 from switch_tf.optim.adafactor import Adafactor
-from switch_tf.training import checkpoints, diagnosis
+from switch_tf.training import checkpoint_folders, diagnosis
 from switch_tf.training.run import Run, StepSettings
 from switch_tf.training.trainer import Trainer
 
@@ -49,8 +48,7 @@ def finished(run, straight):
 
 def _train(config, run, settings=None, optimizer=None):
     trainer = Trainer(SwitchTransformer(config), optimizer or Adafactor(0.01), run, settings)
-    trainer.prepare("# resolved")
-    return trainer, trainer.train()
+    return trainer, trainer.train("# resolved")
 
 
 def _lines(run):
@@ -72,60 +70,85 @@ def test_a_run_writes_what_the_documentation_promises(straight):
         assert name in logged[0], name
     assert set(os.listdir(run.model_dir)) == {"checkpoints", "events", "lock", "loss.png", "metrics.jsonl",
                                               "operative_config.gin", "report.html"}
-    assert checkpoints.steps(os.path.join(run.model_dir, "checkpoints")) == [2, 4, 6]
+    assert checkpoint_folders.steps(os.path.join(run.model_dir, "checkpoints")) == [2, 4, 6]
     assert summary["step"] == 6
     assert summary["interrupted"] is False
 
 
-def test_a_signal_saves_and_the_next_start_goes_on(tiny_config, run, straight, monkeypatch):
-    original = Trainer._take_steps
+def _start(config, run):
+    return Trainer(SwitchTransformer(config), Adafactor(0.01), run).start()
 
-    def take_steps_and_interrupt(self):
-        original(self)
-        if self.step == 3:
-            os.kill(os.getpid(), signal.SIGTERM)
 
-    monkeypatch.setattr(Trainer, "_take_steps", take_steps_and_interrupt)
-    _, summary = _train(tiny_config, run)
-    assert summary["interrupted"] is True
-    assert checkpoints.steps(os.path.join(run.model_dir, "checkpoints"))[-1] == 3
-    monkeypatch.setattr(Trainer, "_take_steps", original)
-    trainer, summary = _train(tiny_config, run)
-    assert trainer.step == 6
-    interrupted = [(line["step"], line["train/loss"]) for line in _lines(run) if "train/loss" in line]
-    assert interrupted == [(line["step"], line["train/loss"]) for line in _lines(straight[0]) if "train/loss" in line]
+def _losses(run):
+    return [(line["step"], line["train/loss"]) for line in _lines(run) if "train/loss" in line]
+
+
+def _evaluated(run):
+    return [line for line in _lines(run) if "eval/sentences/loss" in line]
+
+
+def test_a_run_that_is_told_to_stop_logs_and_saves_and_the_next_start_goes_on_in_turns(tiny_config, run, straight,
+                                                                                        capfd):
+    with _start(tiny_config, run) as training:
+        training.advance(6, lambda: "SIGTERM" if training.state.step == 3 else None)
+        summary = training.finish()
+    assert summary["interrupted"] is True and summary["step"] == 3
+    assert "Stopped by SIGTERM at step 3." in capfd.readouterr().err
+    assert checkpoint_folders.steps(os.path.join(run.model_dir, "checkpoints"))[-1] == 3
+    assert [step for step, _ in _losses(run)] == [2, 3]
+    with _start(tiny_config, run) as training:
+        for step in (4, 4, 6):
+            training.advance(step)
+            assert training.state.step == step
+        summary = training.finish()
+    assert summary["step"] == 6 and summary["interrupted"] is False
+    # The line of step 3 was a mean over a part of what the line of step 4 is one over.
+    assert _losses(run) == _losses(straight[0])
+    held_out, expected = ([line["eval/sentences/loss"] for line in _lines(one) if "eval/sentences/loss" in line]
+                          for one in (run, straight[0]))
+    assert held_out == expected
+
+
+def test_the_last_step_is_logged_and_told_whatever_the_log_period(tiny_config, run):
+    dense = dataclasses.replace(tiny_config, num_experts=0)
+    run = dataclasses.replace(run, train_steps=3, log_period=50, eval_period=0)
+    for _ in range(2):  # the second time there is nothing to do, and nothing is lost
+        _, summary = _train(dense, run)
+        assert summary["step"] == 3
+        assert [step for step, _ in _losses(run)] == [3]
+    _, summary = _train(dense, dataclasses.replace(run, train_steps=4))
+    assert summary["step"] == 4
+    assert [step for step, _ in _losses(run)] == [4]
 
 
 def test_a_broken_checkpoint_is_passed_over_for_the_one_before_it(tiny_config, finished, capfd):
-    newest = checkpoints.path_of(os.path.join(finished.model_dir, "checkpoints"), 6)
+    newest = checkpoint_folders.path_of(os.path.join(finished.model_dir, "checkpoints"), 6)
     (newest / "state.index").unlink()
     before = [line["train/loss"] for line in _lines(finished) if "train/loss" in line]
-    trainer = Trainer(SwitchTransformer(tiny_config), Adafactor(0.01), finished)
-    trainer.prepare()
-    assert trainer.step == 4
-    assert "state.index should have" in capfd.readouterr().err
-    trainer.train()
+    with _start(tiny_config, finished) as training:
+        assert training.state.step == 4
+        assert "state.index should have" in capfd.readouterr().err
+        training.advance(6)
+        training.finish()
     # the step whose checkpoint was broken is saved again, and its remains are kept beside it
-    checkpoints.describe(newest)
+    checkpoint_folders.describe(newest)
     assert newest.with_name("broken.step_00000006").is_dir()
     assert [line["train/loss"] for line in _lines(finished) if "train/loss" in line] == before
 
 
 def test_where_no_checkpoint_can_be_read_the_run_is_refused_again_and_again(tiny_config, finished):
     folder = os.path.join(finished.model_dir, "checkpoints")
-    for step in checkpoints.steps(folder):
-        (checkpoints.path_of(folder, step) / "state.index").unlink()
+    for step in checkpoint_folders.steps(folder):
+        (checkpoint_folders.path_of(folder, step) / "state.index").unlink()
     for _ in range(2):
-        trainer = Trainer(SwitchTransformer(tiny_config), Adafactor(0.01), finished)
         with pytest.raises(ValueError, match="No checkpoint in .* can be read; move the folder away to start anew"):
-            trainer.prepare()
-        trainer.folder.close()
+            _start(tiny_config, finished)
 
 
 def test_another_configuration_leaves_the_folder_as_it_was(tiny_config, finished):
     trainer = Trainer(SwitchTransformer(dataclasses.replace(tiny_config, d_ff=64)), Adafactor(0.01), finished)
     with pytest.raises(ValueError, match=r"experts/wi has shape \[4, 16, 32\] in .* but \[4, 16, 64\] in this"):
-        trainer.prepare("# another")
+        trainer.start("# another")
     with open(os.path.join(finished.model_dir, "operative_config.gin")) as file:
         assert file.read() == "# resolved"
 
@@ -133,28 +156,21 @@ def test_another_configuration_leaves_the_folder_as_it_was(tiny_config, finished
 def test_a_new_run_starts_from_the_weights_of_another(tiny_config, straight, tmp_path, caplog):
     run, trainer, _ = straight
     tuned = dataclasses.replace(run, model_dir=str(tmp_path / "tuned"), initial_checkpoint=run.model_dir)
-    second = Trainer(SwitchTransformer(tiny_config), Adafactor(0.01), tuned)
-    second.prepare()
-    assert second.step == 0
-    for first, other in zip(trainer.model.variables, second.model.variables, strict=True):
-        np.testing.assert_array_equal(first.numpy(), other.numpy())
+    with _start(tiny_config, tuned) as second:
+        assert second.state.step == 0
+        for first, other in zip(trainer.model.variables, second.state.model.variables, strict=True):
+            np.testing.assert_array_equal(first.numpy(), other.numpy())
     assert "could not be found in the restored object" not in caplog.text
 
 
-def test_divergence_names_the_step_and_the_tensor_and_keeps_the_last_good_checkpoint(tiny_config, run, monkeypatch):
-    original = Trainer._take_steps
-
-    def break_the_router(self):
-        if self.step == 4:
-            self.model.decoder.layers[0].mlp.router.kernel.assign(np.full((16, 4), np.inf))
-        original(self)
-
-    monkeypatch.setattr(Trainer, "_take_steps", break_the_router)
+def test_divergence_names_the_step_and_the_tensor_and_keeps_the_last_good_checkpoint(tiny_config, run):
     message = ("gradient of step 5 is not finite; the first bad tensor is the weight "
                "decoder/layers_0/mlp/router/kernel.*step_00000004")
-    with pytest.raises(diagnosis.Divergence, match=message):
-        _train(tiny_config, run)
-    assert checkpoints.steps(os.path.join(run.model_dir, "checkpoints")) == [2, 4]
+    with _start(tiny_config, run) as training, pytest.raises(diagnosis.Divergence, match=message):
+        training.advance(4)
+        training.state.model.decoder.layers[0].mlp.router.kernel.assign(np.full((16, 4), np.inf))
+        training.advance(6)
+    assert checkpoint_folders.steps(os.path.join(run.model_dir, "checkpoints")) == [2, 4]
 
 
 def test_microbatches_several_steps_a_call_packing_and_adam_train_too(tiny_config, run):
@@ -190,10 +206,3 @@ def test_a_batch_without_groups_is_refused_with_the_nearest_batches(tiny_config,
 def test_a_vocabulary_that_does_not_fit_is_refused(tiny_config, run):
     with pytest.raises(ValueError, match="vocab"):
         Trainer(SwitchTransformer(dataclasses.replace(tiny_config, vocab_size=100)), Adafactor(), run)
-
-
-@pytest.mark.parametrize("changes", [{"batch_size": 0}, {"log_period": 0}, {"train_steps": 1.5}, {"seed": -1}])
-def test_impossible_numbers_are_refused(run, changes):
-    name = next(iter(changes))
-    with pytest.raises(ValueError, match=f"{name.upper()} must be an integer of at least"):
-        dataclasses.replace(run, **changes)

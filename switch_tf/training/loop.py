@@ -1,0 +1,180 @@
+"""The training loop: steps, and between them what is done every so many of them."""
+
+import re
+import time
+
+from switch_tf import accounting, metrics
+from switch_tf.training import checkpoint_folders, peak, report, summaries
+from switch_tf.training.diagnosis import Divergence, first_bad_tensor
+from switch_tf.training.evaluation import HeldOut, compile_evaluation, evaluate, unigram_loss
+from switch_tf.training.meter import Meter
+from switch_tf.training.state import State, dataset, save
+from switch_tf.training.train_step import compile_steps
+
+
+class Training:
+    """A run under way, which `Trainer.start` hands out: `advance` as often as one likes, then `finish`.
+
+    A context that closes what the run holds, finished or not.
+
+    Args:
+        state: State.
+        run: Run.
+        settings: StepSettings.
+        partitioner: Partitioner.
+        folder: RunFolder.
+        progress: summaries.Progress.
+    """
+
+    def __init__(self, state: State, run, settings, partitioner, folder, progress):
+        self.state = state
+        self.run = run
+        self.settings = settings
+        self.partitioner = partitioner
+        self.folder = folder
+        self.progress = progress
+        config = state.model.config
+        lengths = run.task_feature_lengths
+        self._meter = Meter(accounting.flops_per_step(config, run.batch_size, lengths["inputs"], lengths["targets"]),
+                            peak.measured_peak_flops(state.model.compute_dtype) * partitioner.num_processors)
+        self._step = compile_steps(state.model, state.optimizer, run.seed, settings, partitioner)
+        self._evaluation_step = compile_evaluation(state.model, settings, partitioner)
+        self._held_out = (HeldOut(run.mixture_or_task_name, dataset(run, config, "validation", 0).take(
+            run.eval_batches).cache()),) if run.eval_period else ()
+        self._writer = summaries.Writer(folder) if partitioner.is_chief else summaries.NoWriter()
+        # In this order where several are due at a step; a period of 0 is never due.
+        self._actions = ((run.log_period, self._log), (run.eval_period, self._evaluate),
+                         (run.checkpoint_period, self._save))
+        self._is_begun = False
+        self._stopped_by = None
+        self._is_open = True
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        self.close()
+
+    def advance(self, step: int, stop_reason=lambda: None) -> None:
+        """Trains until `step`.
+
+        Args:
+            step: int, of the run; not beyond its last one.
+            stop_reason: function that is asked after every call of the step for text that says why to stop, or None to
+                go on. Where there are several processes all of them stop at the same step.
+
+        Raises:
+            Divergence: a loss or gradient is not finite; the last good checkpoint stays.
+        """
+        self._begin()
+        while self.state.step < step and not self._is_stopped(stop_reason()):
+            self._take_steps()
+            with self._meter.paused():
+                for period, act in self._actions:
+                    if period and (self.state.step % period == 0 or self.state.step == self.run.train_steps):
+                        act()
+
+    def finish(self) -> dict:
+        """Logs and saves the step that was reached; returns what `report.summarize` says of the run."""
+        if self.state.sums is not None and self._meter.has_steps:
+            with self._meter.paused():
+                self._log()
+        self._save()
+        if self._stopped_by:
+            self.progress.say(f"Stopped by {self._stopped_by} at step {self.state.step}. Everything up to it is saved "
+                              f"in {self.folder.path}; the same command goes on from there.")
+        self.close()
+        return {"interrupted": bool(self._stopped_by), **report.summarize(self.folder.path), "step": self.state.step}
+
+    def close(self) -> None:
+        """Writes the report and lets go of the run folder."""
+        if not self._is_open:
+            return
+        self._is_open = False
+        self._writer.close()
+        self.progress.close()
+        if self.partitioner.is_chief:
+            report.write(self.folder.path)
+        self.folder.close()
+
+    def _begin(self):
+        """Before the first step: how good the model is already, and the graph of a step."""
+        if self._is_begun:
+            return
+        self._is_begun = True
+        if self.state.step == 0:
+            self._evaluate()
+        if self.state.step < self.run.train_steps:
+            started = time.perf_counter()
+            self.progress.say("Tracing the training step ...")
+            self.partitioner.trace(self._step, self.state.iterator.element_spec)
+            self.progress.say(f"... {time.perf_counter() - started:.0f} s. The first step also optimises the graph.")
+        self._meter.restart()
+
+    def _is_stopped(self, reason):
+        if self.partitioner.any_process(bool(reason)):
+            self._stopped_by = reason or "a signal to another process"
+        return bool(self._stopped_by)
+
+    def _take_steps(self):
+        state, num_steps = self.state, self.settings.steps_per_call
+        asked = time.perf_counter()
+        batches = next(state.iterator)
+        input_wait = time.perf_counter() - asked
+        measured, bad_step = self._step(self.partitioner.place(batches))
+        if (bad_step := int(bad_step)) >= 0:
+            raise Divergence(self._divergence(batches, bad_step))
+        measured = metrics.to_host(measured)
+        state.sums = metrics.merge(state.sums, measured)
+        state.step += num_steps
+        self._meter.add(num_steps, float(measured.tokens.total), input_wait)
+        self.progress.advance(num_steps)
+
+    # What is done every so many steps.
+
+    def _log(self):
+        """Writes means over the steps since the last one whose turn it was; the run's last step need not be one."""
+        state = self.state
+        values = summaries.training_values(state.model.config, state.sums, self._meter.read())
+        self._writer.write(state.step, values)
+        self.progress.log(state.step, values, state.sums.batch.routers)
+        if state.step % self.run.log_period == 0:
+            state.sums = None
+
+    def _evaluate(self):
+        state, run, values = self.state, self.run, {}
+        for name, batches in self._held_out:
+            values |= summaries.evaluation_values(name, evaluate(self._evaluation_step, batches))
+            if state.step == 0 and run.unigram_batches:
+                counted = dataset(run, state.model.config, "train", run.seed + 1).take(run.unigram_batches)
+                values |= summaries.unigram_values(name, unigram_loss(state.model.config, counted, batches))
+        if values:
+            self._writer.write(state.step, values)
+            self.progress.say(f"step {state.step}/{run.train_steps}  " + "  ".join(
+                f"{name} {value:.4f}" for name, value in values.items()))
+
+    def _save(self):
+        save(self.state, self.folder, self.run.keep_checkpoints, self.partitioner)
+
+    # What is said where it ends early.
+
+    def _divergence(self, batches, bad_step):
+        step = self.state.step + bad_step
+        features = {name: value[bad_step] for name, value in batches.items()}
+        where = first_bad_tensor(self.state.model, features, self.run.seed, step, self.settings, self.partitioner)
+        return (f"The loss or a gradient of step {step + 1} is not finite; the first bad tensor is {where}. Nothing "
+                f"was updated by that step, and the last good checkpoint is {self._last_checkpoint()}. A lower "
+                "learning rate, clip_norm or router_dtype='float32' usually help.")
+
+    def lost_process(self, reason: str) -> str:
+        """What to say when another process of the run cannot be reached any more."""
+        found = re.search(r"(Collective ops is aborted by: [^\n]*|Task \S+ heartbeat timeout|Connection [^\n]*|"
+                          r"failed to connect[^\n]*)", reason)
+        reason = found[1] if found else reason.strip().partition("\n")[0]
+        return (f"Another of the {self.partitioner.num_processes} processes is gone ({reason}), so process "
+                f"{self.partitioner.process_index} ends at step {self.state.step}. The last good checkpoint is "
+                f"{self._last_checkpoint()}; start all processes again with the same command to go on from it.")
+
+    def _last_checkpoint(self):
+        saved = checkpoint_folders.steps(self.folder.checkpoints)
+        return checkpoint_folders.path_of(self.folder.checkpoints, saved[-1]) if saved else "none"

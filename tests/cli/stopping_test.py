@@ -1,0 +1,47 @@
+"""The first signal is a wish; a second one ends the process, also while the main thread hears nothing."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+from switch_tf.cli.stopping import Stopping
+
+# Waits like TensorFlow for data that never come: in C, without the interpreter's lock, and deaf to signals.
+WAITING = """
+import ctypes, sys
+from switch_tf.cli.stopping import Stopping
+
+mutex = ctypes.create_string_buffer(64)
+with Stopping(lambda text: print(text, file=sys.stderr, flush=True)):
+    print("waits", flush=True)
+    for _ in range(2):
+        ctypes.CDLL(None).pthread_mutex_lock(mutex)
+"""
+
+
+def test_the_first_signal_is_the_reason_to_stop_and_signals_are_as_before_afterwards():
+    before = signal.getsignal(signal.SIGTERM)
+    said = []
+    with Stopping(said.append) as stopping:
+        assert stopping.reason is None
+        os.kill(os.getpid(), signal.SIGTERM)
+        deadline = time.monotonic() + 10
+        while not said and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert stopping.reason == "SIGTERM"
+    assert said == ["SIGTERM: saving after this step; once more stops without saving."]
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_second_signal_ends_a_process_that_waits_for_good():
+    process = subprocess.Popen([sys.executable, "-c", WAITING], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                               text=True)
+    assert process.stdout.readline() == "waits\n"
+    process.send_signal(signal.SIGINT)
+    assert "SIGINT: saving after this step" in process.stderr.readline()
+    assert process.poll() is None
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=10) == 130
+    assert "SIGTERM once more: ended without saving." in process.stderr.read()
