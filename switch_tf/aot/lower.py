@@ -19,7 +19,8 @@ from switch_tf.partitioning.axes import annotated_by, axes_of, axes_of_new_varia
 from switch_tf.partitioning.gspmd import XlaAnnotator
 from switch_tf.partitioning.layout import Layout
 from switch_tf.partitioning.partitioner import Partitioner
-from switch_tf.training.train_step import compile_steps, target_features
+from switch_tf.training.objective import target_features
+from switch_tf.training.train_step import compile_steps
 
 _MAP_NORESERVE = 0x4000  # of Linux; Python names it since 3.13
 
