@@ -4,6 +4,8 @@
 PYTHON ?= python3
 GOLDEN_PYTHON ?= .venv/bin/python
 INSTALLED := .venv/installed
+# Files in the order that tests/conftest.py gives them, each in one of two processes.
+PYTEST := .venv/bin/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder
 
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 ifeq ($(wildcard /dev/accel[0-9]* /dev/vfio/[0-9]*),)
@@ -20,11 +22,11 @@ help:  ## this list
 demo: $(INSTALLED)  ## pretrain a small Switch Transformer on this machine (runs/demo)
 	.venv/bin/switch-tf train --gin_file=gin/runs/demo.gin
 
-test: lint  ## lint, import contracts and the tests; needs no network
-	.venv/bin/python -m pytest -n 2 --dist worksteal
+test: lint  ## lint, import contracts and the tests; needs no network (CONTRIBUTING.md)
+	$(PYTEST)
 
 slow: $(INSTALLED)  ## the tests that `make test` leaves out: more layouts, policies and processes of what it shows
-	.venv/bin/python -m pytest -n 2 --dist worksteal -m slow
+	$(PYTEST) -m slow
 
 lint: $(INSTALLED)  ## ruff and the import contracts
 	.venv/bin/python -m ruff check .

@@ -1,10 +1,12 @@
 """What all tests share: a tiny model, a batch by hand, layouts; and the order and the cost of the tests themselves.
 
 Every test process has eight virtual CPU devices, which nothing but the tests of layouts uses, and TensorFlow's graph
-optimiser is off, because it takes longer than what it saves; optimized_graphs_test.py has it on.
+optimiser is off, because it takes longer than what it saves; one test of training/train_step_test.py has it on, and so
+have the processes that tests start.
 """
 
 import collections
+import dataclasses
 import os
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -73,6 +75,13 @@ def tiny_config():
 
 
 @pytest.fixture(scope="session")
+def shallow_config(tiny_config):
+    """One layer a stack, sparse: for tests that trace steps, which takes as long as the model is deep."""
+    return dataclasses.replace(tiny_config, num_encoder_layers=1, num_decoder_layers=1, encoder_sparse_step=1,
+                               decoder_sparse_step=1)
+
+
+@pytest.fixture(scope="session")
 def shipped_layout():
     """A function from the name of a file of gin/layouts to its Layout, complete for the devices of the tests."""
     from switch_tf.partitioning.layout import Layout
@@ -96,10 +105,13 @@ def make_partitioner(shipped_layout):
         from tensorflow.experimental import dtensor
 
         from switch_tf.partitioning.dtensor import DTensorPartitioner
+        from switch_tf.partitioning.partitioner import Partitioner
         from switch_tf.partitioning.strategy import StrategyPartitioner
 
         layout = shipped_layout(name, mesh_shape, **changes)
         names = [f"CPU:{index}" for index in range(layout.num_devices)]
+        if layout.num_devices == 1:
+            return Partitioner(layout)
         if layout.backend == "mirrored":
             # Collectives have room for one group of devices in a process, and a test process has several.
             reduction = tf.distribute.ReductionToOneDevice()
@@ -109,7 +121,7 @@ def make_partitioner(shipped_layout):
     return make
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def batch():
     """8 examples of 12 input and 6 target tokens, some of them shorter."""
     random = np.random.RandomState(0)

@@ -28,8 +28,10 @@ def _parse(model, layout, run, task, bindings=()):
     gin_files.parse(files, [*BIND, *extra, *bindings])
 
 
-@pytest.mark.parametrize(("layout", "run", "task"),
-                         list(itertools.product(FILES["layouts"], ("pretrain", "finetune"), FILES["tasks"])))
+# Every pair of two files: they know nothing of each other.
+@pytest.mark.parametrize(("layout", "run", "task"), [
+    (layout, ("pretrain", "finetune")[(i + j) % 2], task)
+    for (i, layout), (j, task) in itertools.product(enumerate(FILES["layouts"]), enumerate(FILES["tasks"]))])
 def test_every_layout_run_and_task_configures_a_run(layout, run, task):
     from switch_tf.training.run import Run
     _parse("switch_tiny", layout, run, task)
@@ -40,10 +42,14 @@ def test_every_layout_run_and_task_configures_a_run(layout, run, task):
 
 @pytest.mark.parametrize("model", FILES["models"])
 def test_every_model_goes_with_a_run(model):
-    from switch_tf.models.switch_transformer import SwitchTransformer
     _parse(model, "single", "pretrain", "docs_corpus")
-    built = gin.get_configurable(SwitchTransformer)()
-    assert built.config == SwitchConfig.from_preset(model)
+    assert gin.get_configurable(SwitchConfig)() == SwitchConfig.from_preset(model)
+
+
+def test_a_runs_model_has_the_configuration_of_the_model_file():
+    from switch_tf.cli import gin_run
+    _parse("switch_tiny", "single", "pretrain", "docs_corpus")
+    assert gin_run.on_devices(1, "CPU").make_model().config == SwitchConfig.from_preset("switch_tiny")
 
 
 def test_a_run_without_a_layout_file_uses_one_device():

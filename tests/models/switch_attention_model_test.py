@@ -244,7 +244,7 @@ def plain_gradients():
 
 @pytest.mark.parametrize("changes, settings, tolerance", [
     pytest.param({"remat": True}, StepSettings(), 1e-5, marks=pytest.mark.slow),
-    ({}, StepSettings(num_microbatches=2), 1e-5),
+    pytest.param({}, StepSettings(num_microbatches=2), 1e-5, marks=pytest.mark.slow),
     pytest.param({}, StepSettings(use_xla=True), 1e-4, marks=pytest.mark.slow),
 ], ids=["remat", "microbatches", "xla"])
 def test_the_gradient_stays_the_same_with_dropout_and_jitter(plain_gradients, changes, settings, tolerance):

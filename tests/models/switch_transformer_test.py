@@ -359,11 +359,16 @@ def test_it_fits_and_what_it_learnt_is_saved(fresh_model, features, tmp_path, re
     assert history["loss"][-1] < 0.7 * history["loss"][0]
     model.save(tmp_path / "model.keras")
     loaded = keras.models.load_model(tmp_path / "model.keras")
+    assert isinstance(loaded, SwitchTransformer) and loaded.config == model.config
+    assert loaded.dtype_policy.name == "mixed_bfloat16"
+    for mine, theirs in zip(loaded.variables, model.variables, strict=True):
+        assert (mine.path, mine.dtype, mine.logical_axes) == (theirs.path, theirs.dtype, theirs.logical_axes)
     np.testing.assert_array_equal(loaded(features), model(features))
     assert loaded.optimizer.iterations == 20
 
 
-@pytest.mark.parametrize("dtype", [pytest.param("float32", marks=pytest.mark.slow), "mixed_bfloat16"])
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float32", "mixed_bfloat16"])
 def test_it_evaluates_saves_and_loads(fresh_model, features, tmp_path, dtype):
     model = fresh_model(dtype, num_groups_multiple=2, semantics="mtf", scale_decoder_outputs=False, **SHALLOW)
     compile_model(model)

@@ -7,7 +7,7 @@ import shlex
 import gin
 import pytest
 
-from switch_tf import SwitchTransformer
+from switch_tf import SwitchConfig
 from switch_tf.cli import gin_files, main
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -36,7 +36,7 @@ def test_a_documented_command_can_be_typed(words):
     if any("/runs/" in file for file in files):
         bindings = ["MODEL_DIR=''"] if arguments.command in ("compile", "verify-layout") else []
         gin_files.parse(files, [*bindings, *arguments.gin_bindings], arguments.gin_search_paths)
-        assert gin.get_configurable(SwitchTransformer)().config.num_parameters > 0
+        assert gin.get_configurable(SwitchConfig)().num_parameters > 0
 
 
 def test_the_documents_name_every_command():

@@ -30,22 +30,22 @@ def _run(partitioner, config, batch, steps_per_call):
     return float(cross_entropy.value), [variable.numpy() for variable in model.trainable_variables]
 
 
-def test_several_steps_a_call_under_a_strategy_are_those_of_one_device(tiny_config, batch):
-    expected, expected_weights = _run(Partitioner(), tiny_config, batch, 3)
+def test_several_steps_a_call_under_a_strategy_are_those_of_one_device(shallow_config, batch):
+    expected, expected_weights = _run(Partitioner(), shallow_config, batch, 2)
     strategy = tf.distribute.OneDeviceStrategy("CPU:0")
     for kind in (StrategyPartitioner, tpu.TPUPartitioner):
-        loss, weights = _run(kind(Layout("data=1", DATA), strategy), tiny_config, batch, 3)
+        loss, weights = _run(kind(Layout("data=1", DATA), strategy), shallow_config, batch, 2)
         assert loss == pytest.approx(expected, rel=1e-6)
         for one, other in zip(expected_weights, weights, strict=True):
             np.testing.assert_allclose(other, one, atol=1e-6)
 
 
 @pytest.mark.parametrize("kind", [pytest.param(StrategyPartitioner, marks=pytest.mark.slow), tpu.TPUPartitioner])
-def test_a_step_that_is_not_finite_changes_nothing(kind, tiny_config, batch):
+def test_a_step_that_is_not_finite_changes_nothing(kind, shallow_config, batch):
     partitioner = kind(Layout("data=1", DATA), tf.distribute.OneDeviceStrategy("CPU:0"))
-    model, optimizer = SwitchTransformer(tiny_config), Adafactor(0.01)
+    model, optimizer = SwitchTransformer(shallow_config), Adafactor(0.01)
     partitioner.build(model, optimizer)
-    model.decoder.layers[0].mlp.wo.assign(np.full((32, 16), np.inf))
+    model.decoder.layers[0].mlp.experts.wo.assign(np.full((4, 32, 16), np.inf))
     before = [variable.numpy() for variable in optimizer.variables]
     step = compile_steps(model, optimizer, 3, StepSettings(), partitioner)
     _, bad_step = step(partitioner.place({name: value[None] for name, value in batch.items()}))

@@ -7,36 +7,14 @@ import tensorflow as tf
 from tensorflow.experimental import dtensor
 
 from switch_tf import SwitchTransformer
-from switch_tf.partitioning.dtensor import DTensorPartitioner
-from switch_tf.partitioning.layout import Layout
-from switch_tf.partitioning.partitioner import Partitioner
-from switch_tf.partitioning.strategy import StrategyPartitioner
 from switch_tf.training import checkpoints, diagnosis
 from switch_tf.training.run import StepSettings
 from switch_tf.training.train_step import compile_steps
 
-DATA = (("batch", "data"), ("group", "data"))
-MODEL = (("heads", "model"), ("mlp", "model"), ("expert_mlp", "model"), ("vocab", "model"))
-
-
-def _one():
-    return Partitioner()
-
-
-def _pieces(mesh_shape="data=2,model=2", at_rest_rules=()):
-    layout = Layout(mesh_shape, (*DATA, ("expert", "data"), *(MODEL if "model" in mesh_shape else ())), at_rest_rules)
-    names = [f"CPU:{index}" for index in range(layout.num_devices)]
-    return DTensorPartitioner(layout, dtensor.create_mesh(list(layout.mesh.items()), devices=names))
-
-
-def _other_pieces():
-    return _pieces("data=4", (("embed", "data"),))
-
-
-def _replicas():
-    reduction = tf.distribute.ReductionToOneDevice()  # collectives have room for one group of devices in a process
-    return StrategyPartitioner(Layout("data=2", DATA), tf.distribute.MirroredStrategy(
-        ["CPU:0", "CPU:1"], cross_device_ops=reduction))
+PIECES, OTHER_PIECES = {"name": "expert_model", "mesh_shape": "data=2,model=2"}, {
+    "name": "fully_sharded", "mesh_shape": "data=4"}
+REPLICAS = {"name": "data", "mesh_shape": "data=2", "backend": "mirrored"}
+ONE = {"name": "single"}
 
 
 class _Run:
@@ -68,11 +46,13 @@ def _iterator():
 
 
 @pytest.mark.parametrize("one, other", [
-    (_pieces, _one), pytest.param(_pieces, _other_pieces, marks=pytest.mark.slow),
-    pytest.param(_replicas, _pieces, marks=pytest.mark.slow),
-    pytest.param(_other_pieces, _replicas, marks=pytest.mark.slow)])
-def test_a_run_goes_on_under_another_layout_and_comes_back(one, other, tiny_config, batch, tmp_path):
-    first, second = _Run(one(), tiny_config, seed=1), _Run(other(), tiny_config, seed=2)
+    (PIECES, ONE), *(pytest.param(*pair, marks=pytest.mark.slow) for pair in (
+        (PIECES, OTHER_PIECES), (REPLICAS, PIECES), (OTHER_PIECES, REPLICAS)))],
+    ids=lambda layout: "_".join(layout.values()))
+def test_a_run_goes_on_under_another_layout_and_comes_back(one, other, make_partitioner, shallow_config, batch,
+                                                           tmp_path):
+    first, second = (_Run(make_partitioner(**layout), shallow_config, seed)
+                     for seed, layout in enumerate((one, other), 1))
     first.step(batch)
     for step, (saved, restored) in enumerate([(first, second), (second, first)], 1):
         saved.step(batch)  # ahead of the other one
@@ -84,18 +64,18 @@ def test_a_run_goes_on_under_another_layout_and_comes_back(one, other, tiny_conf
         assert restored.step(batch)[0] == pytest.approx(saved.step(batch)[0], rel=1e-6)
 
 
-@pytest.mark.parametrize("make", [_pieces, _replicas])
-def test_a_step_that_diverges_changes_nothing_and_is_located(make, tiny_config, batch, tmp_path):
-    run = _Run(make(), tiny_config, seed=1)
-    bad = run.model.encoder.layers[0].mlp.wo
+@pytest.mark.parametrize("layout", [PIECES, REPLICAS], ids=lambda layout: layout["name"])
+def test_a_step_that_diverges_changes_nothing_and_is_located(layout, make_partitioner, shallow_config, batch, tmp_path):
+    run = _Run(make_partitioner(**layout), shallow_config, seed=1)
+    bad = run.model.encoder.layers[0].mlp.experts.wo
     bad.value.assign(_like(bad.value, np.full(bad.shape, np.nan, np.float32), run.partitioner))
     before = run.values()
     assert run.step(batch)[1] == 0
     for name, value in run.values().items():
         np.testing.assert_array_equal(value, before[name], err_msg=name)
     found = diagnosis.first_bad_tensor(run.model, batch, 3, 0, StepSettings(), run.partitioner)
-    assert found == "the weight encoder/layers_0/mlp/wo"
-    with pytest.raises(checkpoints.BrokenCheckpoint, match="model/encoder/layers_0/mlp/wo is not finite"):
+    assert found == "the weight encoder/layers_0/mlp/experts/wo"
+    with pytest.raises(checkpoints.BrokenCheckpoint, match="model/encoder/layers_0/mlp/experts/wo is not finite"):
         checkpoints.save(tmp_path, 1, run.variables, _iterator(), {}, 3, run.partitioner)
 
 
