@@ -7,6 +7,9 @@ import sys
 
 import pytest
 
+from switch_tf import environment
+from switch_tf.cli import quiet
+from switch_tf.cli.main import main
 from switch_tf.layers import grouping
 
 BATCH, LENGTHS, D_MODEL, EXPERTS = 16, {"inputs": 128, "targets": 29}, 32, 8
@@ -43,6 +46,7 @@ def test_experts_cost_two_all_to_alls_each_way_and_no_weight_is_gathered(tmp_pat
     assert result["unsafe_all_to_alls"] == 0
 
 
+@pytest.mark.slow
 def test_logits_are_not_gathered_where_the_vocabulary_is_split(tmp_path):
     done, result = _verify(tmp_path, "--gin_file=gin/layouts/data_model.gin", "--devices=4", "--steps=1",
                            "--gin.SwitchConfig.encoder_sparse_step=0", "--gin.SwitchConfig.decoder_sparse_step=0",
@@ -62,20 +66,29 @@ def test_mirrored_replicas_are_verified_too(tmp_path):
 
 
 @pytest.mark.parametrize("arguments, message", [
-    (["--gin_file=gin/layouts/data_model.gin", "--devices=4", "--gin.MESH_SHAPE='data=2'", "--gin.StepSettings."
-      "steps_per_call=2"], "steps_per_call must be 1, not 2"),
-    pytest.param(["--gin_file=gin/layouts/expert.gin", "--devices=16"],
-                 "num_experts ('expert', 8) over the 16 devices", marks=pytest.mark.slow),
-    pytest.param(["--gin_file=gin/layouts/data.gin", "--gin.MESH_SHAPE='data=3'"],
-                 "MESH_SHAPE 'data=3' is for 3 devices, but there are 8 (CPU); make the product of its sizes 8, or "
-                 "have 3 virtual", marks=pytest.mark.slow),
+    (["--gin_file=gin/layouts/data_model.gin", "--gin.StepSettings.steps_per_call=2"],
+     "steps_per_call must be 1, not 2"),
+    (["--gin_file=gin/layouts/expert.gin", "--gin.NUM_EXPERTS=12"], "num_experts ('expert', 12) over the 8 devices"),
+    (["--gin_file=gin/layouts/data.gin", "--gin.MESH_SHAPE='data=3'"],
+     "MESH_SHAPE 'data=3' is for 3 devices, but there are 8 (CPU); make the product of its sizes 8, or have 3 virtual"),
     (["--steps=0"], "--steps and --devices must be at least 1, not 0 and 8."),
-    (["--gin_file=gin/layouts/expert.gin", "--devices=4", "--gin.SwitchConfig.dispatch='index'"],
+    (["--gin_file=gin/layouts/expert.gin", "--gin.SwitchConfig.dispatch='index'"],
      "dispatch='index' moves rows by their place in one device's memory"),
-    (["--gin_file=gin/layouts/expert.gin", "--devices=4", "--gin.Layout.backend='mirrored'"],
+    (["--gin_file=gin/layouts/expert.gin", "--gin.Layout.backend='mirrored'"],
      "copies the model to every device, so the layout cannot split expert")])
-def test_what_cannot_be_laid_out_is_one_sentence(arguments, message, tmp_path):
-    done, _ = _verify(tmp_path, *arguments)
+def test_what_cannot_be_laid_out_is_one_sentence(arguments, message, monkeypatch, capsys):
+    # In this process, whose TensorFlow has its eight devices already.
+    monkeypatch.setattr(quiet, "import_tensorflow", lambda num_cpu_devices: None)
+    monkeypatch.setattr(environment, "dump_partitioned_programs", lambda folder: None)
+    assert main(["verify-layout", *RUN, *arguments]) == 2
+    found = capsys.readouterr().err
+    assert message in found
+    assert len(found.strip().splitlines()) == 1, found
+
+
+@pytest.mark.slow
+def test_a_process_of_its_own_says_that_sentence_alone(tmp_path):
+    done, _ = _verify(tmp_path, "--gin_file=gin/layouts/expert.gin", "--devices=16")
     assert done.returncode == 2
-    assert message in done.stderr
+    assert "num_experts ('expert', 8) over the 16 devices" in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1, done.stderr

@@ -21,7 +21,7 @@ LAYOUTS = {
     "fully sharded over 8": ("fully_sharded",), "fully sharded over 4 x model=2": ("fully_sharded_model",),
 }
 # Both axes, and weights in pieces; what is left to `make slow` has the rules of these.
-QUICK = ("data=2 x model=4", "expert over 4 x model=2", "fully sharded over 8")
+QUICK = ("expert over 4 x model=2", "fully sharded over 8")
 OPTIMIZERS = {"adafactor": lambda: Adafactor(0.01), "adam": lambda: keras.optimizers.Adam(0.001)}
 STEPS = 4
 PLAIN = StepSettings()
@@ -121,7 +121,7 @@ def test_in_bfloat16_pieces_of_weights_do_not_decide_how_activations_are_laid_ou
 
 
 @pytest.mark.parametrize("num_replicas, num_microbatches", [
-    (4, 2), *(pytest.param(*numbers, marks=pytest.mark.slow) for numbers in ((2, 1), (2, 2), (4, 1)))])
+    (2, 2), *(pytest.param(*numbers, marks=pytest.mark.slow) for numbers in ((2, 1), (4, 1), (4, 2)))])
 def test_replicas_make_the_step_of_one_device(num_replicas, num_microbatches, make_partitioner):
     partitioner = make_partitioner("data", f"data={num_replicas}", backend="mirrored")
     settings = StepSettings(num_microbatches=num_microbatches, clip_norm=0.5)
