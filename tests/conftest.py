@@ -91,8 +91,7 @@ def shipped_layout():
         gin_files.parse([f"gin/layouts/{name}.gin"], bindings)
         layout = gin.get_configurable(Layout)(**changes)
         gin.clear_config()
-        return layout if layout.num_devices == 1 and not layout.open_axes else layout.resolve(
-            layout.num_devices if not layout.open_axes else NUM_DEVICES, "CPU")
+        return layout.resolve(NUM_DEVICES if layout.open_axes else layout.num_devices, "CPU")
 
     return read
 
