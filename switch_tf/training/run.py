@@ -5,6 +5,8 @@ So what a user got wrong is refused before TensorFlow is imported, and anything 
 
 import dataclasses
 
+from switch_tf import checks
+
 
 @dataclasses.dataclass(frozen=True)
 class Run:
@@ -45,9 +47,8 @@ class Run:
         for name, at_least in (("train_steps", 1), ("batch_size", 1), ("log_period", 1), ("eval_period", 0),
                                ("checkpoint_period", 1), ("eval_batches", 1), ("unigram_batches", 0), ("seed", 0),
                                ("keep_checkpoints", 1)):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < at_least:
-                raise ValueError(f"{name.upper()} must be an integer of at least {at_least}, not {value!r}.")
+            object.__setattr__(self, name, checks.integer(name.upper(), getattr(self, name), at_least))
+        checks.fields(self, ("pack",), checks.flag)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,16 +74,12 @@ class StepSettings:
     use_xla: bool = False
 
     def __post_init__(self):
-        for name in ("num_microbatches", "steps_per_call"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name} must be an integer of at least 1, not {value!r}.")
-        if self.clip_norm is not None and not self.clip_norm > 0:
-            raise ValueError(f"clip_norm must be above 0, or None not to clip, not {self.clip_norm!r}.")
-        if not 0 <= self.label_smoothing < 1:
-            raise ValueError(f"label_smoothing must be in [0, 1), not {self.label_smoothing!r}.")
-        if self.z_loss_weight < 0:
-            raise ValueError(f"z_loss_weight must be 0 or above, not {self.z_loss_weight!r}.")
+        checks.fields(self, ("num_microbatches", "steps_per_call"), checks.integer, 1)
+        checks.fields(self, ("z_loss_weight",), checks.number, "0 or above")
+        checks.fields(self, ("label_smoothing",), checks.number, "in [0, 1)")
+        checks.fields(self, ("use_xla",), checks.flag)
+        if self.clip_norm is not None:
+            checks.fields(self, ("clip_norm",), checks.number, "above 0")
 
 
 def check_periods(run: Run, settings: StepSettings) -> None:

@@ -12,7 +12,7 @@ RUN = [f"--gin_file=gin/{kind}.gin" for kind in ("models/switch_tiny", "tasks/do
     (["--gin.SwitchConfig.vocab_size=16"], "vocab_size 16"),
     (["--gin.ACTIVATION_DTYPE='float8'"], "ACTIVATION_DTYPE must be one of 'auto', 'float32', 'bfloat16'"),
     (["--gin.INITIAL_CHECKPOINT='nowhere'"], "INITIAL_CHECKPOINT must name a run folder"),
-    (["--gin.StepSettings.clip_norm=-1"], "clip_norm must be above 0"),
+    (["--gin.StepSettings.clip_norm=-1"], "clip_norm must be a number above 0"),
     (["--gin.MODEL_DIR='file/run'"], "MODEL_DIR 'file/run' cannot be written"),
 ])
 def test_mistakes_are_one_sentence_and_write_nothing(capsys, tmp_path, monkeypatch, bindings, message):

@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -90,7 +91,8 @@ def test_ctrl_c_saves_reports_and_says_how_to_go_on(tmp_path):
     process.send_signal(signal.SIGINT)
     out, err = process.communicate()
     assert process.returncode == 130
-    assert "Stopped by SIGINT at step" in err
+    stopped = re.search(r"Stopped by SIGINT at step (\d+)\.", err)[1]
+    assert f"\nStep {stopped}.\n" in err and f"step {stopped}/{STEPS}  loss" in err
     assert "the same command goes on from there" in err
     assert json.loads(out.splitlines()[-1])["interrupted"] is True
     assert (tmp_path / "run" / "report.html").exists()

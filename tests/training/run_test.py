@@ -104,9 +104,11 @@ def test_with_semantics_hf_each_sequence_is_a_group(tiny_config):
 @pytest.mark.parametrize(("changes", "message"), [
     ({"num_microbatches": 0}, "num_microbatches must be an integer of at least 1, not 0"),
     ({"steps_per_call": 1.5}, "steps_per_call must be an integer of at least 1, not 1.5"),
-    ({"clip_norm": 0}, "clip_norm must be above 0, or None not to clip, not 0"),
-    ({"label_smoothing": 1.0}, r"label_smoothing must be in \[0, 1\), not 1.0"),
-    ({"z_loss_weight": -1.0}, "z_loss_weight must be 0 or above, not -1.0"),
+    ({"clip_norm": 0}, "clip_norm must be a number above 0, not 0"),
+    ({"label_smoothing": 1.0}, r"label_smoothing must be a number in \[0, 1\), not 1.0"),
+    ({"z_loss_weight": float("nan")}, "z_loss_weight must be a number 0 or above, not nan"),
+    ({"use_xla": "no"}, "use_xla must be True or False, not 'no'"),
+    ({"z_loss_weight": -1.0}, "z_loss_weight must be a number 0 or above, not -1.0"),
 ])
 def test_impossible_settings_are_refused(changes, message):
     with pytest.raises(ValueError, match=message):
