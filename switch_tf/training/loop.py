@@ -112,9 +112,9 @@ class Training:
         self._meter.restart()
 
     def _is_stopped(self, reason):
-        if self.partitioner.any_process(bool(reason)):
-            self._stopped_by = reason or "a signal to another process"
-        return bool(self._stopped_by)
+        is_stopped = self.partitioner.any_process(bool(reason))
+        self._stopped_by = (reason or "a signal to another process") if is_stopped else None
+        return is_stopped
 
     def _take_steps(self):
         state, num_steps = self.state, self.settings.steps_per_call
