@@ -1,4 +1,4 @@
-"""Which share of the global batch the running code sees: microbatches today, replicas the same way.
+"""Which share of the global batch the running code sees: a microbatch, a replica's rows, or a microbatch of those.
 
 Groups of tokens and random numbers belong to the global batch. Code that sees only a part of it asks here for its
 share, so that one pass over the whole batch and several over its parts route alike and drop out alike.
