@@ -5,11 +5,13 @@ In two steps, because importing TensorFlow takes seconds: `load` refuses what ca
 """
 
 import copy
+import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import gin
 
+from switch_tf.choices import nearest
 from switch_tf.cli import gin_files, processes, quiet
 from switch_tf.cli.gin_statements import Unknown
 from switch_tf.cli.main import Mistake
@@ -75,7 +77,14 @@ def _described(kind, statements):
         arguments = statements.arguments_of(kind)
     except Unknown:
         return None
-    return _or_mistake(lambda: kind(**arguments)) if arguments else None
+    fields = {field.name: field for field in dataclasses.fields(kind)}
+    for name in arguments or ():
+        if name not in fields:
+            raise Mistake(f"{kind.__name__} doesn't have a parameter named {name!r}.{nearest(name, fields)}")
+    needed = {name for name, field in fields.items() if field.default is dataclasses.MISSING}
+    if arguments is None or needed - arguments.keys():
+        return None
+    return _or_mistake(lambda: kind(**arguments))
 
 
 def _or_mistake(action):

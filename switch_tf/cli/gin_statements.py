@@ -70,7 +70,8 @@ class Statements:
                 case config_parser.IncludeStatement():
                     self.add_file(statement.filename)
                 case config_parser.ImportStatement():
-                    modules[statement.bound_name()] = statement.module
+                    is_whole = statement.is_from or statement.alias
+                    modules[statement.bound_name()] = statement.module if is_whole else statement.bound_name()
                 case config_parser.BlockDeclaration():
                     self.named.add(_with_module(statement.selector, modules))
                 case config_parser.BindingStatement(arg_name=None | ""):

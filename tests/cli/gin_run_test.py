@@ -20,6 +20,7 @@ EARLY = {
     "StepSettings.steps_per_call=3": "TRAIN_STEPS must be a multiple of steps_per_call (3)",
     "MESH_SHAPE='data:8'": "MESH_SHAPE must read like",
     "NUM_EXPERT=4": "Did you mean 'NUM_EXPERTS'?",
+    "SwitchConfig.num_head=3": "SwitchConfig doesn't have a parameter named 'num_head'. Did you mean 'num_heads'?",
     "NUM_EXPERTS=eight": "--gin.NUM_EXPERTS=eight cannot be read",
 }
 # Runs every command line in one process, and says what each came to and whether TensorFlow was imported by it.
@@ -51,6 +52,12 @@ def test_what_the_files_alone_get_wrong_is_refused_without_tensorflow(tmp_path):
     for words, message, (status, said, is_imported) in zip(lines, messages, told, strict=True):
         assert status == 2 and message in said and said.count("\n") == 1 and not is_imported, (words, said)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_half_a_run_is_left_to_gin(tmp_path):
+    (tmp_path / "half.gin").write_text("from __gin__ import dynamic_registration\nfrom switch_tf.training import run\n"
+                                       "run.Run.pack = True\n")
+    gin_run.look([str(tmp_path / "half.gin")])
 
 
 def _parse(*files, bindings=()):

@@ -44,6 +44,14 @@ def test_the_command_line_needs_only_the_end_of_a_name(tmp_path):
     assert statements.arguments_of(SwitchConfig) == {"d_model": 16, "d_ff": 4, "d_kv": 2}
 
 
+def test_a_name_is_the_same_however_its_module_is_imported(tmp_path):
+    imports = ("import switch_tf.tasks.c4", "from switch_tf import config as c", "from switch_tf import config")
+    values = ("switch_tf.config.SwitchConfig.d_kv = 1", "c.SwitchConfig.d_kv = 2", "config.SwitchConfig.d_ff = 3")
+    statements = _statements(tmp_path, "\n".join((*imports, *values)) + "\n")
+    assert statements.parameters == {("", "switch_tf.config.SwitchConfig", "d_kv"): 2,
+                                     ("", "switch_tf.config.SwitchConfig", "d_ff"): 3}
+
+
 def test_what_has_to_be_imported_is_not_known(tmp_path):
     statements = _statements(tmp_path, FILE + "config.SwitchConfig.num_heads = @nothing.heads()\n")
     assert statements.parameters["", "switch_tf.config.SwitchConfig", "num_heads"] == Reference("nothing.heads")
