@@ -4,8 +4,8 @@
 PYTHON ?= python3
 GOLDEN_PYTHON ?= .venv/bin/python
 INSTALLED := .venv/installed
-# Files in the order that tests/conftest.py gives them, each in one of two processes.
-PYTEST := .venv/bin/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder
+# Two processes take file after file, in the order of tests/conftest.py: the fixtures of a file are made once.
+PYTEST := .venv/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 ifeq ($(wildcard /dev/accel[0-9]* /dev/vfio/[0-9]*),)

@@ -33,10 +33,7 @@ _cpu_before = 0.0
 
 
 def pytest_collection_modifyitems(items):
-    """Heavy files first; a file's tests share fixtures, so they stay in one worker of pytest-xdist."""
-    for item in items:
-        if item.get_closest_marker("xdist_group") is None:
-            item.add_marker(pytest.mark.xdist_group(item.location[0]))
+    """Heavy files first."""
     items.sort(key=lambda item: next(
         (place for place, name in enumerate(HEAVY) if item.location[0].startswith(f"tests/{name}")), len(HEAVY)))
 
@@ -61,7 +58,7 @@ def pytest_terminal_summary(terminalreporter):
     seconds = collections.Counter()
     for report in (report for reports in terminalreporter.stats.values() for report in reports):
         if hasattr(report, "cpu_seconds"):
-            seconds[report.nodeid.partition("@")[0]] += report.cpu_seconds
+            seconds[report.nodeid] += report.cpu_seconds
     terminalreporter.section(f"{seconds.total():.0f} CPU seconds in all; the most of them in")
     for name, spent in seconds.most_common(10):
         terminalreporter.line(f"{spent:6.1f}  {name}")

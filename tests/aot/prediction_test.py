@@ -36,7 +36,7 @@ def test_a_dense_model_takes_what_its_products_take():
 
 SMALL = SwitchConfig(vocab_size=512, d_model=128, d_ff=256, num_heads=4, d_kv=32, num_encoder_layers=1,
                      num_decoder_layers=0, encoder_sparse_step=1, num_experts=8, num_groups_multiple=16)
-LENGTHS = {"inputs": 128, "targets": 32}
+LENGTHS = {"inputs": 128, "targets": 128}
 
 
 @pytest.fixture(scope="module")
