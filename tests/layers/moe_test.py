@@ -131,7 +131,8 @@ def test_expert_dropout_is_elementwise_and_in_training_only():
     layer.experts.input_kernels[0].assign(np.eye(50)[None])
     layer.experts.wo.assign(np.eye(50)[None])
     x = np.ones((3, 8, 50), "float32")
-    np.testing.assert_array_equal(layer(x), x)
+    # The gate is the probability of an only expert, which some processors round to 1 - 2^-24.
+    np.testing.assert_allclose(layer(x), x, rtol=1e-7)
     with partitioning.random_seed(0):
         dropped = layer(x, training=True).numpy() == 0
     # 1200 elements: standard deviation 0.014, bound 4 of them. All 24 tokens have masks of their own.

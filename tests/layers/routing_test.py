@@ -189,7 +189,8 @@ def test_jitter_is_the_same_for_the_whole_batch_and_its_parts():
         for index in range(2):
             with partitioning.part_of_batch(2, index):
                 parts.append(router(x[2 * index:2 * index + 2], expert_capacity=3, training=True)[0].gate)
-    np.testing.assert_array_equal(np.concatenate(parts), whole.gate)
+    # Some processors take the exponential of a last, odd element in another way: by one unit in the last place.
+    np.testing.assert_allclose(np.concatenate(parts), whole.gate, rtol=3e-7)
 
 
 # Invariants and equivalence.
