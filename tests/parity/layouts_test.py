@@ -103,8 +103,8 @@ def test_adam_reads_no_variable_after_its_update_in_a_model_of_two_stacks(make_p
     _assert_same(make_partitioner("expert_model"), config, "adam")
 
 
-def test_microbatches_and_rematerialisation_under_dtensor_with_experts_in_attention_too(make_partitioner):
-    config = _config(num_decoder_layers=0, remat=True, expert_sublayers="feed_forward_and_attention")
+def test_microbatches_and_rematerialisation_under_dtensor_with_experts_in_attention(make_partitioner):
+    config = _config(num_decoder_layers=0, remat=True, expert_sublayers="attention")
     _assert_same(make_partitioner("expert"), config, settings=StepSettings(num_microbatches=2))
 
 

@@ -84,6 +84,7 @@ def _lines_so_far(run):
     return [json.loads(line) for line in path.read_text().split("\n")[:-1]]
 
 
+@pytest.mark.slow  # processes_test.py stops a run by SIGTERM, to which the same is done
 def test_ctrl_c_saves_reports_and_says_how_to_go_on(tmp_path):
     process = _start(tmp_path, "run")
     while process.poll() is None and not any("train/loss" in line for line in _lines_so_far(tmp_path / "run")):
