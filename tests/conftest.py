@@ -58,6 +58,8 @@ def pytest_terminal_summary(terminalreporter):
     for report in (report for reports in terminalreporter.stats.values() for report in reports):
         if hasattr(report, "cpu_seconds"):
             seconds[report.nodeid] += report.cpu_seconds
+    if not seconds:
+        return
     terminalreporter.section(f"{seconds.total():.0f} CPU seconds in all; the most of them in")
     for name, spent in seconds.most_common(10):
         terminalreporter.line(f"{spent:6.1f}  {name}")
