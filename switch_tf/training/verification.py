@@ -108,6 +108,7 @@ class _Twin:
         self.model, self.optimizer = make_model(), make_optimizer()
         self.partitioner = partitioner
         partitioner.build(self.model, self.optimizer)
+        self._recorded, self._placed = [], None
         self._record_gradients()
         self._step = compile_steps(self.model, self.optimizer, seed, settings, partitioner)
         self._variables = partitioner.compile(partitioner.results(lambda _: [
@@ -116,7 +117,6 @@ class _Twin:
 
     def _record_gradients(self):
         """Has the optimizer keep the gradients that it is given: computing them apart would compile all of it twice."""
-        self._recorded = []
         with self.partitioner.creates_variables():
             for variable in self.model.trainable_variables:
                 self._recorded.append(with_axes(
