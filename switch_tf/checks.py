@@ -11,6 +11,7 @@ import numbers
 _RULES = {
     "in [0, 1)": lambda value: 0 <= value < 1,
     "in (0, 1)": lambda value: 0 < value < 1,
+    "in (0, 1]": lambda value: 0 < value <= 1,
     "above 0": lambda value: value > 0,
     "0 or above": lambda value: value >= 0,
 }
@@ -24,7 +25,7 @@ def integer(name: str, value, at_least: int) -> int:
 
 
 def number(name: str, value, rule: str) -> int | float:
-    """A finite number that a rule allows: "in [0, 1)", "in (0, 1)", "above 0" or "0 or above"."""
+    """A finite number that a rule allows: "in [0, 1)", "in (0, 1)", "in (0, 1]", "above 0" or "0 or above"."""
     is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
     if not is_number or not math.isfinite(value) or not _RULES[rule](value):
         raise ValueError(f"{name} must be a number {rule}, not {value!r}.")

@@ -11,12 +11,12 @@ import sys
 
 # Every class that is registered with Keras, by the module that does it.
 CLASSES = {
-    "Adafactor": "optim.adafactor", "Dropout": "layers.dropout", "ExpertFeedForward": "layers.experts",
-    "FeedForward": "layers.feed_forward", "LogitsDense": "layers.embedding", "MultiHeadAttention": "layers.attention",
-    "RMSNorm": "layers.normalization", "RelativePositionBias": "layers.position_bias", "Router": "layers.routing",
-    "RsqrtDecay": "optim.schedules", "SwitchFeedForward": "layers.moe",
-    "SwitchSelfAttention": "layers.switch_attention", "SwitchTransformer": "models.switch_transformer",
-    "TokenEmbedding": "layers.embedding"}  # fmt: skip
+    "Adafactor": "optim.adafactor", "Cooldown": "optim.schedules", "Dropout": "layers.dropout",
+    "ExpertFeedForward": "layers.experts", "FeedForward": "layers.feed_forward", "LogitsDense": "layers.embedding",
+    "MultiHeadAttention": "layers.attention", "RMSNorm": "layers.normalization",
+    "RelativePositionBias": "layers.position_bias", "Router": "layers.routing", "RsqrtDecay": "optim.schedules",
+    "SwitchFeedForward": "layers.moe", "SwitchSelfAttention": "layers.switch_attention",
+    "SwitchTransformer": "models.switch_transformer", "TokenEmbedding": "layers.embedding"}  # fmt: skip
 
 
 class _NotImportedYet:

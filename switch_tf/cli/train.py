@@ -1,6 +1,8 @@
 """`switch-tf train`: gin files in, a run folder out."""
 
+import datetime
 import os
+import shlex
 import sys
 
 from switch_tf.cli import gin_files, gin_run, processes
@@ -20,7 +22,7 @@ def run(arguments) -> dict:
         gin_run.look(arguments.gin_file, arguments.gin_bindings, arguments.gin_search_paths)
         return {"exit_status": processes.run(arguments.words, arguments.processes, arguments.devices)}
     gin_run.load(arguments, num_cpu_devices=processes.devices_of_this_process(arguments.devices))
-    training = _start()
+    training = _start(arguments.words)
 
     import tensorflow as tf
 
@@ -44,7 +46,7 @@ def run(arguments) -> dict:
     return {**summary, "exit_status": exit_status}
 
 
-def _start():
+def _start(words):
     """Starts the run that gin describes; what is wrong with it is the user's, and one sentence."""
     import gin
 
@@ -53,19 +55,31 @@ def _start():
     described = gin_run.on_this_machine()
     try:
         trainer = gin.get_configurable(Trainer)(partitioner=described.partitioner)
-        return trainer.start(gin.operative_config_str())
+        return trainer.start(_origin(words, trainer.model.config) + gin.operative_config_str())
     except (ValueError, OSError, checkpoints.BrokenCheckpoint) as error:
         raise Mistake(gin_files.first_line(error)) from error
 
 
+def _origin(words, config):
+    """Comments before a configuration: what a reader of the run folder will ask."""
+    import keras
+    import tensorflow as tf
+
+    import switch_tf
+    now = datetime.datetime.now().astimezone().isoformat(" ", "seconds")
+    return (f"# {shlex.join(['switch-tf', *words])}\n"
+            f"# {now}, switch_tf {switch_tf.__version__}, TensorFlow {tf.__version__}, Keras {keras.__version__}\n"
+            f"# {config.num_parameters:,} parameters\n\n")
+
+
 def describe(summary) -> str:
     """The end of a run in a few lines."""
+    from switch_tf.training import report
     lines = [f"Step {summary['step']}."]
     for name, value in summary.items():
         if isinstance(value, dict):
-            share = f" ({value['last'] / value['first']:.0%} of it)" if name.endswith("/loss") else ""
-            lines.append(f"{name}: {value['first']:.4f} at step {value['first_step']}, "
-                         f"{value['last']:.4f} at step {value['last_step']}{share}")
+            share = f" (the last {value['last'] / value['first']:.0%} of the first)" if name.endswith("/loss") else ""
+            lines.append(f"{name}: {report.describe(value)}{share}")
         elif name.startswith("eval/"):
             lines.append(f"{name}: {value:.4f}, a model that knows only how frequent each token is")
     if "train/tokens_per_second" in summary:

@@ -24,3 +24,37 @@ class RsqrtDecay(keras.optimizers.schedules.LearningRateSchedule):
 
     def get_config(self):
         return {"base": self.base, "warmup_steps": self.warmup_steps}
+
+
+@keras.saving.register_keras_serializable("switch_tf")
+class Cooldown(keras.optimizers.schedules.LearningRateSchedule):
+    """Brings another schedule down to 0 in a straight line over the end of a run (Zhai et al., arXiv 2106.04560, 3.5).
+
+    A model that trains at a constant rate to its last step stops wherever the last batches threw it.
+
+    Args:
+        schedule: schedule or float, 0 or above, the rate before.
+        last_step: int, at least 1. The run's number of steps.
+        share: float in (0, 1], of the steps, over which the rate falls.
+    """
+
+    def __init__(self, schedule, last_step, share=0.3):
+        self.schedule = schedule if callable(schedule) else float(checks.number("schedule", schedule, "0 or above"))
+        self.last_step = checks.integer("last_step", last_step, at_least=1)
+        self.share = checks.number("share", share, "in (0, 1]")
+
+    def __call__(self, step):
+        rate = self.schedule(step) if callable(self.schedule) else self.schedule
+        remaining = (self.last_step - ops.cast(step, "float32")) / (self.share * self.last_step)
+        return rate * ops.clip(remaining, 0.0, 1.0)
+
+    def get_config(self):
+        schedule = keras.saving.serialize_keras_object(self.schedule) if callable(self.schedule) else self.schedule
+        return {"schedule": schedule, "last_step": self.last_step, "share": self.share}
+
+    @classmethod
+    def from_config(cls, config):
+        schedule = config["schedule"]
+        if isinstance(schedule, dict):
+            schedule = keras.saving.deserialize_keras_object(schedule)
+        return cls(**{**config, "schedule": schedule})

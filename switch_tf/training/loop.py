@@ -3,6 +3,8 @@
 import re
 import time
 
+import numpy as np
+
 from switch_tf import accounting, metrics
 from switch_tf.training import checkpoint_folders, peak, report, summaries
 from switch_tf.training.diagnosis import Divergence, first_bad_tensor
@@ -135,7 +137,8 @@ class Training:
     def _log(self):
         """Writes means over the steps since the last one whose turn it was; the run's last step need not be one."""
         state = self.state
-        values = summaries.training_values(state.model.config, state.sums, self._meter.read())
+        others = {**self._meter.read(), "learning_rate": float(np.asarray(state.optimizer.learning_rate))}
+        values = summaries.training_values(state.model.config, state.sums, others)
         self._writer.write(state.step, values)
         self.progress.log(state.step, values, state.sums.batch.routers)
         if state.step % self.run.log_period == 0:

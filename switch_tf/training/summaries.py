@@ -13,20 +13,20 @@ from switch_tf.training import names
 from switch_tf.training.objective import total_loss
 
 
-def training_values(config, measured: StepMeasurements, speeds: dict[str, float]) -> dict:
+def training_values(config, measured: StepMeasurements, others: dict[str, float]) -> dict:
     """What is written of some training steps: sums are divided, and the routers' losses added up over sparse layers.
 
     Args:
         config: SwitchConfig.
         measured: on the host.
-        speeds: from `Meter.read`.
+        others: values that are no means over a batch, such as the speed.
     """
     batch = measured.batch
     values = {name: _divide(term) for name, term in batch.loss_terms.items()}
     values["accuracy"] = _divide(batch.accuracy)
     for name in ("load_balancing_loss", "router_z_loss"):
         values[name] = sum(_divide(getattr(stats, name)) for stats in batch.routers.values())
-    values |= {"loss": float(total_loss(config, batch)), "gradient_norm": _divide(measured.gradient_norm), **speeds}
+    values |= {"loss": float(total_loss(config, batch)), "gradient_norm": _divide(measured.gradient_norm), **others}
     return {**{f"train/{name}": value for name, value in values.items()}, **_router_values(batch.routers)}
 
 

@@ -33,8 +33,10 @@ def test_without_gin_files_the_three_kinds_are_named(capsys):
 
 def test_the_end_of_a_run_compares_held_out_losses():
     text = train.describe({"step": 20, "report": "r.html", "plot": "l.png", "train/tokens_per_second": 1234.5,
-                           "eval/task/loss": {"first": 8.0, "last": 4.0, "first_step": 0, "last_step": 20},
+                           "eval/task/loss": {"first": 8.0, "last": 4.0, "best": 3.5, "first_step": 0, "last_step": 20,
+                                              "best_step": 10},
                            "eval/task/unigram_loss": 6.0})
-    assert "eval/task/loss: 8.0000 at step 0, 4.0000 at step 20 (50% of it)" in text
+    assert ("eval/task/loss: 8.0000 at step 0, 4.0000 at step 20, best 3.5000 at step 10 "
+            "(the last 50% of the first)") in text
     assert "eval/task/unigram_loss: 6.0000" in text
     assert "1,234 tokens/s" in text

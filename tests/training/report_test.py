@@ -7,6 +7,7 @@ def _write_metrics(folder, with_experts=True):
     lines = [{"step": 0, "eval/task/loss": 8.0, "eval/task/unigram_loss": 6.0}]
     for step in (10, 20):
         line = {"step": step, "train/loss": 9.0 - step / 10, "train/cross_entropy": 8.9 - step / 10,
+                "train/learning_rate": 0.01, "train/gradient_norm": 1.0,
                 "train/tokens_per_second": 100.0 * step, "train/model_flops_utilization": 0.5,
                 "train/input_wait_fraction": 0.1}
         if with_experts:
@@ -15,14 +16,17 @@ def _write_metrics(folder, with_experts=True):
                 for name in ("fraction_tokens_dropped", "router_entropy", "load_balancing_loss"):
                     line[f"router/{layer}/{name}"] = 0.5
         lines.append(line)
-    lines.append({"step": 20, "eval/task/loss": 4.0})
+    lines += [{"step": 10, "eval/task/loss": 3.5, "eval/task/accuracy": 0.25},
+              {"step": 20, "eval/task/loss": 4.0, "eval/task/accuracy": 0.5}]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
-def test_the_summary_compares_the_first_and_the_last_evaluation(tmp_path):
+def test_the_summary_compares_the_first_the_last_and_the_best_evaluation(tmp_path):
     _write_metrics(tmp_path)
     summary = report.summarize(tmp_path)
-    assert summary["eval/task/loss"] == {"first": 8.0, "last": 4.0, "first_step": 0, "last_step": 20}
+    assert summary["eval/task/loss"] == {"first": 8.0, "last": 4.0, "best": 3.5, "first_step": 0, "last_step": 20,
+                                         "best_step": 10}
+    assert summary["eval/task/accuracy"]["best"] == 0.5
     assert summary["eval/task/unigram_loss"] == 6.0
     assert summary["train/tokens_per_second"] == 1500.0  # median of 1000 and 2000
     assert summary["step"] == 20
@@ -36,8 +40,16 @@ def test_pictures_are_written_for_sparse_and_dense_runs(tmp_path):
         report.write(folder)
         assert (folder / "loss.png").read_bytes().startswith(b"\x89PNG")
         page = (folder / "report.html").read_text()
-        assert page.count("<img") == (3 if with_experts else 2)
-        assert "8.0000 at step 0, 4.0000 at step 20" in page
+        assert page.count("<img") == (4 if with_experts else 3)
+        assert "8.0000 at step 0, 4.0000 at step 20, best 3.5000 at step 10" in page
+        assert "Configuration" not in page
+
+
+def test_the_page_holds_the_configuration_as_text(tmp_path):
+    _write_metrics(tmp_path)
+    (tmp_path / "operative_config.gin").write_text("# switch-tf train <here>\nSEED = 1\n")
+    report.write(tmp_path)
+    assert "# switch-tf train &lt;here&gt;\nSEED = 1\n" in (tmp_path / "report.html").read_text()
 
 
 def test_a_run_that_logged_nothing_gets_no_report(tmp_path):

@@ -1,0 +1,104 @@
+"""The curves of a run, drawn from the records of its `metrics.jsonl`, as PNG images."""
+
+import io
+
+import numpy as np
+
+from switch_tf.training import names
+
+# What is drawn beside each other: the name of a value, and a title.
+_TRAINING = (("train/learning_rate", "learning rate"), ("train/gradient_norm", "gradient norm before clipping"))
+_SPEED = (("train/tokens_per_second", "tokens per second"),
+          ("train/model_flops_utilization", "model FLOP utilisation"),
+          ("train/input_wait_fraction", "share of time waiting for input"))
+_EXPERTS = (("fraction_tokens_dropped", "tokens dropped"), ("router_entropy", "router entropy (nats)"),
+            ("load_balancing_loss", "load-balancing loss (1 = even)"))
+
+
+def draw(records: list[dict]) -> dict[str, bytes]:
+    """Title -> PNG: the loss, what drives it, the speed, and the experts where there are any."""
+    import matplotlib
+    matplotlib.use("Agg")
+    figures = {"Loss": _loss(records), "Training": _panels(records, _TRAINING), "Speed": _panels(records, _SPEED)}
+    layers = names.sparse_layers(name for record in records for name in record)
+    if layers:
+        figures["Experts"] = _experts(records, layers)
+    return {title: _png(figure) for title, figure in figures.items()}
+
+
+def series(records, name) -> tuple[list[int], list]:
+    """Steps and values of what goes by `name`, where it was written and is finite."""
+    points = [(record["step"], record[name]) for record in records if record.get(name) is not None]
+    return [step for step, _ in points], [value for _, value in points]
+
+
+def _new(width, height, rows=1, columns=1):
+    from matplotlib import pyplot
+    return pyplot.subplots(rows, columns, figsize=(width, height), squeeze=False, layout="constrained")
+
+
+def _loss(records):
+    figure, ((axes,),) = _new(8, 4.5)
+    curves = [(series(records, "train/cross_entropy"), "tab:blue", None, "training")]
+    for name in sorted({name for record in records for name in record if name.startswith("eval/")}):
+        if name.endswith("/unigram_loss"):
+            axes.axhline(series(records, name)[1][0], color="grey", linestyle="--", label="unigram model, held out")
+        elif name.endswith("/loss"):
+            curves.append((series(records, name), "tab:orange", "o", f"held out, {name.split('/')[1]}"))
+    for (steps, values), color, marker, label in curves:
+        axes.plot(steps, values, color=color, marker=marker, label=label)
+    _leave_the_untrained_model_out(axes, [points for points, *_ in curves])
+    axes.set(xlabel="step", ylabel="cross-entropy (nats per target token)", title="Loss")
+    axes.grid(alpha=0.3)
+    axes.legend()
+    return figure
+
+
+def _leave_the_untrained_model_out(axes, curves):
+    """The loss at step 0 is twice what follows: it is told in words, as the axis is for what was learnt."""
+    learnt = [value for steps, values in curves for step, value in zip(steps, values, strict=True) if step > 0]
+    start = [value for steps, values in curves for step, value in zip(steps, values, strict=True) if step == 0]
+    if not learnt or not start:
+        return
+    low, high = axes.get_ylim()[0], max(learnt)
+    margin = 0.08 * (high - min(learnt))
+    if max(start) > high + margin > low:
+        axes.set_ylim(top=high + margin)
+        axes.annotate(f"step 0: {max(start):.2f}", (0, 1), xycoords=("data", "axes fraction"), xytext=(6, -14),
+                      textcoords="offset points", color="tab:orange")
+
+
+def _panels(records, panels):
+    figure, (row,) = _new(4 * len(panels), 3, 1, len(panels))
+    for axes, (name, title) in zip(row, panels, strict=True):
+        axes.plot(*series(records, name), color="tab:blue")
+        axes.set(xlabel="step", title=title)
+        axes.set_ylim(bottom=0)
+        axes.grid(alpha=0.3)
+    return figure
+
+
+def _experts(records, layers):
+    """One row a sparse layer: the load of every expert over the run, then what its router did."""
+    figure, rows = _new(14, 2.7 * len(layers), len(layers), 1 + len(_EXPERTS))
+    for row, layer in zip(rows, layers, strict=True):
+        steps, load = series(records, names.router(layer, "expert_load"))
+        num_experts = len(load[0])
+        image = row[0].imshow(np.transpose(load), aspect="auto", interpolation="nearest", cmap="viridis", vmin=0,
+                              vmax=max(2 / num_experts, float(np.max(load))), origin="lower",
+                              extent=(steps[0], steps[-1] or 1, -0.5, num_experts - 0.5) if len(steps) > 1 else None)
+        row[0].set(title=f"{layer}: share of tokens\n(even: {1 / num_experts:.3f})", xlabel="step", ylabel="expert")
+        figure.colorbar(image, ax=row[0])
+        for axes, (name, title) in zip(row[1:], _EXPERTS, strict=True):
+            axes.plot(*series(records, names.router(layer, name)), color="tab:blue")
+            axes.set(title=title, xlabel="step")
+            axes.grid(alpha=0.3)
+    return figure
+
+
+def _png(figure) -> bytes:
+    from matplotlib import pyplot
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=110)
+    pyplot.close(figure)
+    return buffer.getvalue()
