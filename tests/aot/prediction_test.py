@@ -49,6 +49,7 @@ def whole(expert):
     return _ask(SMALL, expert, "v5e:2x4", 32, LENGTHS)
 
 
+@pytest.mark.slow
 def test_a_loop_over_microbatches_counts_as_the_whole_batch(whole, expert):
     parts = _ask(SMALL, expert, "v5e:2x4", 32, LENGTHS, StepSettings(num_microbatches=2))
     assert parts.flops == pytest.approx(whole.flops, rel=0.1)
@@ -57,6 +58,7 @@ def test_a_loop_over_microbatches_counts_as_the_whole_batch(whole, expert):
     assert parts.collectives["all-to-all"]["count"] == 2 * whole.collectives["all-to-all"]["count"]
 
 
+@pytest.mark.slow
 def test_experts_computed_everywhere_are_a_fault(whole, expert):
     layout = Layout("data=8", (("batch", "data"),))  # forgets group
     answer = _ask(SMALL, layout, "v5e:2x4", 32, LENGTHS)

@@ -112,6 +112,7 @@ def test_a_program_that_cannot_be_saved_ends_with_a_status_and_leaves_no_half(ca
     assert [path.name for path in (tmp_path / "kept").iterdir()] == ["one"]
 
 
+@pytest.mark.slow
 def test_a_process_of_its_own_says_that_sentence_alone(tmp_path):
     # libtpu writes that it finds no TPU.
     done = subprocess.run(command.process([*RUN, "--topology=v5e:3x7"]), cwd=tmp_path, capture_output=True, text=True)

@@ -26,6 +26,7 @@ def _verify(tmp_path, *arguments):
     return done, (json.loads(done.stdout.splitlines()[-1]) if done.stdout else None)
 
 
+@pytest.mark.slow
 def test_experts_cost_two_all_to_alls_each_way_and_no_weight_is_gathered(tmp_path):
     done, result = _verify(tmp_path, "--gin_file=gin/layouts/expert.gin", "--devices=2")
     assert done.returncode == 0, done.stderr

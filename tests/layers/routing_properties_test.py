@@ -35,8 +35,14 @@ ROUTERS = {
     "hash": {"policy": "hash"},
     "sinkhorn": {"policy": "sinkhorn"},
 }
+# One of each kind, for `make test`: a token's choice, in rounds, in turn by confidence, by draw, the experts'.
+KINDS = ("switch", "ntlb", "batch_prioritized, 2", "top2, random", "expert_choice")
 # What they draw or balance, they do in training; jitter is left to the tests of the layer.
 IN_TRAINING = ("switch, sampled", "top2, random", "sinkhorn")
+
+
+def kinds_first(names):
+    return [name if name in KINDS else pytest.param(name, marks=pytest.mark.slow) for name in names]
 
 
 def num_choices(name):
@@ -209,7 +215,7 @@ def check_statistics(name, batch, decisions, stats):
     assert stats.expert_usage == (filled.sum(), batch.is_real.shape[0] * batch.num_experts * batch.capacity)
 
 
-@pytest.mark.parametrize("name", ROUTERS)
+@pytest.mark.parametrize("name", kinds_first(ROUTERS))
 def test_slots_order_and_statistics_hold_for_every_batch(name):
 
     @settings(max_examples=40, deadline=None, derandomize=True)
@@ -228,8 +234,9 @@ def test_slots_order_and_statistics_hold_for_every_batch(name):
     check()
 
 
-@pytest.mark.parametrize("name", ["switch", "ntlb", "batch_prioritized, 2", "top2, all", "top2, threshold", "top_n, 3",
-                                  "expert_choice", "sinkhorn"])
+@pytest.mark.parametrize("name", kinds_first(
+    name for name in ROUTERS if name in ("switch", "ntlb", "batch_prioritized, 2", "top2, all", "top2, threshold",
+                                         "top_n, 3", "expert_choice", "sinkhorn")))
 def test_renaming_the_experts_renames_the_decisions_and_changes_nothing_else(name):
 
     @settings(max_examples=12, deadline=None, derandomize=True)

@@ -294,6 +294,7 @@ def test_calling_adds_the_weighted_losses_of_both_routers_and_forward_adds_none(
     assert expected[0] != expected[1]
 
 
+@pytest.mark.slow
 def test_in_a_functional_model_it_trains_saves_and_loads(tmp_path):
     keras.utils.set_random_seed(0)
     inputs, is_real = keras.Input((6, D_MODEL)), keras.Input((6,), dtype="bool")

@@ -209,6 +209,7 @@ def build(config, dtype=None):
     return model, optimizer
 
 
+@pytest.mark.slow
 def test_three_training_steps_lower_the_loss_and_measure_every_router():
     model, optimizer = build(TRAINED, "mixed_bfloat16")
     before = [variable.numpy() for variable in model.trainable_variables]

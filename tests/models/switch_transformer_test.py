@@ -269,7 +269,7 @@ NOISY = {"dropout_rate": 0.2, "jitter_noise": 0.2, "expert_dropout_rate": 0.3, "
 SHALLOW = {"num_encoder_layers": 1, "num_decoder_layers": 1, "encoder_sparse_step": 1, "decoder_sparse_step": 1}
 
 
-@pytest.mark.parametrize("is_compiled", [False, True])
+@pytest.mark.parametrize("is_compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_rematerialisation_changes_nothing(make_model, features, is_compiled):
     kept, recomputed = (make_model(remat=remat, **NOISY, **(SHALLOW if is_compiled else {})) for remat in (False, True))
     check_gradients(kept, gradients_of(recomputed, features, is_compiled), gradients_of(kept, features))

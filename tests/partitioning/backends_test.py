@@ -134,6 +134,7 @@ def test_mirrored_has_a_replica_on_each_device(four_devices):
     assert mirrored["num_parts"] == 4
 
 
+@pytest.mark.slow
 def test_multi_worker_mirrored_may_be_one_process(two_processes):
     assert two_processes["alone"]["class"] == "StrategyPartitioner"
     assert (two_processes["alone"]["num_parts"], two_processes["alone"]["is_chief"]) == (1, True)
@@ -154,11 +155,13 @@ def test_the_cpu_is_divided_before_it_is_used(four_devices):
     assert four_devices["no devices"] == "A number of devices is at least 1, not 0."
 
 
+@pytest.mark.slow
 def test_a_mesh_is_laid_over_the_devices_of_all_processes(two_processes):
     # Two processes of two devices; it is refused at once, and not by waiting for the other process.
     assert two_processes["dtensor"].startswith("MESH_SHAPE 'data=3' is for 3 devices, but there are 4 (CPU);")
 
 
+@pytest.mark.slow
 def test_mirrored_trains_in_one_process(two_processes):
     assert two_processes["mirrored"] == (
         "MirroredStrategy trains in one process, but TF_CONFIG names 2; use backend='multi_worker_mirrored' or "
@@ -176,6 +179,7 @@ def test_tf_distribute_copies_the_model_so_only_the_batch_is_split(rules, at_res
         f"{split}; use gin/layouts/data.gin, or backend='dtensor'.")
 
 
+@pytest.mark.slow
 def test_this_holds_for_many_processes_too(two_processes):
     assert two_processes["multi_worker_mirrored"].startswith(
         "tf.distribute's multi_worker_mirrored back end copies the model to every device, so the layout cannot split "

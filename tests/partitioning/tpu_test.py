@@ -30,6 +30,7 @@ def _run(partitioner, config, batch, steps_per_call):
     return float(cross_entropy.value), [variable.numpy() for variable in model.trainable_variables]
 
 
+@pytest.mark.slow
 def test_several_steps_a_call_under_a_strategy_are_those_of_one_device(shallow_config, batch):
     expected, expected_weights = _run(Partitioner(), shallow_config, batch, 2)
     strategy = tf.distribute.OneDeviceStrategy("CPU:0")
@@ -40,7 +41,8 @@ def test_several_steps_a_call_under_a_strategy_are_those_of_one_device(shallow_c
             np.testing.assert_allclose(other, one, atol=1e-6)
 
 
-@pytest.mark.parametrize("kind", [pytest.param(StrategyPartitioner, marks=pytest.mark.slow), tpu.TPUPartitioner])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [StrategyPartitioner, tpu.TPUPartitioner])
 def test_a_step_that_is_not_finite_changes_nothing(kind, shallow_config, batch):
     partitioner = kind(Layout("data=1", DATA), tf.distribute.OneDeviceStrategy("CPU:0"))
     model, optimizer = SwitchTransformer(shallow_config), Adafactor(0.01)

@@ -13,6 +13,9 @@ import pytest
 from switch_tf import cluster
 from switch_tf.cli import processes
 
+# Each starts up to five processes, which take a minute of CPU time to import and trace.
+pytestmark = pytest.mark.slow
+
 ARGUMENTS = [
     "--gin_file=gin/models/switch_tiny.gin", "--gin_file=gin/tasks/docs_corpus.gin", "--gin_file=gin/runs/pretrain.gin",
     "--gin.SwitchConfig.d_model=32", "--gin.SwitchConfig.d_ff=64", "--gin.SwitchConfig.num_encoder_layers=1",
@@ -73,7 +76,7 @@ def one_process(tmp_path_factory):
 
 
 @pytest.mark.parametrize("layout", [
-    pytest.param(EXPERTS, id="dtensor"), pytest.param(WORKERS, id="multi_worker_mirrored", marks=pytest.mark.slow)])
+    pytest.param(EXPERTS, id="dtensor"), pytest.param(WORKERS, id="multi_worker_mirrored")])
 def test_two_processes_log_the_losses_of_one_and_one_goes_on_from_them(layout, one_process, tmp_path):
     _train(tmp_path, *layout, "--processes=2", "--gin.TRAIN_STEPS=2", "--gin.EVAL_PERIOD=2",
            "--gin.CHECKPOINT_PERIOD=2")
@@ -99,8 +102,7 @@ def _children(process):
 
 
 @pytest.mark.parametrize("layout, victim", [
-    pytest.param(EXPERTS, 1, id="dtensor-1", marks=pytest.mark.slow),
-    pytest.param(EXPERTS, 0, id="dtensor-0", marks=pytest.mark.slow),
+    pytest.param(EXPERTS, 1, id="dtensor-1"), pytest.param(EXPERTS, 0, id="dtensor-0"),
     pytest.param(WORKERS, 1, id="multi_worker_mirrored-1")])
 def test_when_one_process_is_killed_the_other_ends_with_a_message_within_a_minute(layout, victim, tmp_path):
     process = _start(tmp_path, *layout)

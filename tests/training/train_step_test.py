@@ -91,10 +91,12 @@ def two_steps(plain_config, batch):
     return _after_two_steps(plain_config, batch, use_xla=False)
 
 
+@pytest.mark.slow
 def test_with_xla_a_step_updates_alike(plain_config, batch, two_steps):
     _assert_same(two_steps, _after_two_steps(plain_config, batch, use_xla=True), 1e-5)
 
 
+@pytest.mark.slow
 def test_tensorflows_graph_optimiser_changes_no_step(plain_config, batch, two_steps):
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": False})
     try:
@@ -110,6 +112,7 @@ def test_embedding_gradients_are_dense(shallow_config, batch):
     assert all(isinstance(gradient, tf.Tensor) for gradient in gradients)
 
 
+@pytest.mark.slow
 def test_foreign_semantics_accumulate_alike(shallow_config, batch):
     config = dataclasses.replace(shallow_config, semantics="hf", expert_capacity=3, **NO_DROPOUT)
     whole, _ = _gradients(config, batch, StepSettings())
@@ -155,7 +158,7 @@ def test_several_steps_in_a_call_are_the_same_steps(shallow_config, batch):
     assert float(merged.batch.loss_terms["cross_entropy"].total) == pytest.approx(expected, rel=1e-5)
 
 
-@pytest.mark.parametrize("steps_per_call", [1, 3])
+@pytest.mark.parametrize("steps_per_call", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_a_step_that_is_not_finite_changes_nothing(shallow_config, batch, steps_per_call):
     model, optimizer = _build(shallow_config)
     model.encoder.layers[0].mlp.router.kernel.assign(np.full((16, 4), np.nan))

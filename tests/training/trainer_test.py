@@ -9,7 +9,7 @@ import pytest
 
 from switch_tf import SwitchTransformer
 from switch_tf.optim.adafactor import Adafactor
-from switch_tf.training import checkpoint_folders, diagnosis
+from switch_tf.training import checkpoint_folders, diagnosis, report
 from switch_tf.training.run import Run, StepSettings
 from switch_tf.training.trainer import Trainer
 
@@ -44,6 +44,14 @@ def finished(run, straight):
     """A copy of it, to be changed."""
     shutil.copytree(straight[0].model_dir, run.model_dir)
     return run
+
+
+@pytest.fixture(autouse=True)
+def _no_pictures(request, monkeypatch):
+    """Drawing them takes as long as the training here; those of the straight run are made and looked at."""
+    if "straight" in request.fixturenames:
+        request.getfixturevalue("straight")
+    monkeypatch.setattr(report, "write", lambda folder: None)
 
 
 def _train(config, run, settings=None, optimizer=None):
@@ -173,6 +181,7 @@ def test_divergence_names_the_step_and_the_tensor_and_keeps_the_last_good_checkp
     assert checkpoint_folders.steps(os.path.join(run.model_dir, "checkpoints")) == [2, 4]
 
 
+@pytest.mark.slow
 def test_microbatches_several_steps_a_call_packing_and_adam_train_too(tiny_config, run):
     settings = StepSettings(num_microbatches=2, steps_per_call=3, clip_norm=1.0)
     periods = {"log_period": 3, "eval_period": 6, "checkpoint_period": 6, "pack": True}
