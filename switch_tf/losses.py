@@ -20,12 +20,14 @@ def cross_entropy(logits, targets, loss_weights, z_loss_weight=1e-4, label_smoot
 
     Returns:
         Means over real targets, in nats per token: cross-entropy, weighted z-loss; and the share of targets
-        that have the largest logit.
+        that have the largest logit. Of several largest ones the first counts (argmax), so that a model that tells
+        nothing apart is not right everywhere.
     """
     logits = ops.cast(logits, "float32")
     weights = ops.cast(loss_weights, "float32")
-    log_normalizer, target_logit, largest = partitioning.normalizers_and_targets(logits, ops.cast(targets, "int32"))
-    is_right = ops.cast(ops.equal(target_logit, largest), "float32")
+    targets = ops.cast(targets, "int32")
+    log_normalizer, target_logit, predicted = partitioning.normalizers_and_targets(logits, targets)
+    is_right = ops.cast(ops.equal(targets, predicted), "float32")
     if label_smoothing:
         target_logit = (1 - label_smoothing) * target_logit + label_smoothing * ops.mean(logits, axis=-1)
     num_targets = ops.sum(weights)

@@ -132,6 +132,16 @@ def by_product(request, monkeypatch):
     monkeypatch.setattr(indexing, "prefers_products", lambda: request.param)
 
 
+def test_of_equal_logits_the_first_is_the_answer(by_product):
+    # Constant logits answer 0 everywhere, which is right for 1 target in 8. Ties elsewhere: 2 before 5.
+    targets = np.arange(8)[None]
+    constant = np.full((1, 8, 8), 0.5, "float32")
+    assert losses.cross_entropy(constant, targets, np.ones((1, 8)))[2].value == 1 / 8
+    tied = np.zeros((1, 2, 8), "float32")
+    tied[..., [2, 5]] = 1.0
+    assert losses.cross_entropy(tied, [[2, 5]], [[1, 1]])[2].value == 1 / 2
+
+
 @pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
 def test_cross_entropy_is_numpys_in_float64(by_product, label_smoothing):
     rng = np.random.RandomState(1)
