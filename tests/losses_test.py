@@ -65,6 +65,17 @@ def test_groups_count_by_their_real_tokens():
     assert mean.weight == 4
 
 
+def test_a_small_group_weighs_little():
+    # 32 experts; in three groups of 512 real tokens each expert is chosen, with certainty, by 16: loss 1. The 4 real
+    # tokens of a fourth can only go to 4 of them, as evenly as that is: 32 * 4 * (1/4)^2 = 8. The mean by tokens is
+    # (3 * 512 * 1 + 4 * 8) / 1540; the plain mean of groups, Lingvo's rule, would be 11 / 4.
+    index = np.tile(np.arange(512) % 32, (4, 1))
+    mask = np.arange(512) < np.array([[512], [512], [512], [4]])
+    loss = losses.load_balancing_loss(np.eye(32, dtype="float32")[index], index, mask)
+    np.testing.assert_allclose(loss, 1568 / 1540, rtol=1e-6)
+    assert loss < 1.02 < 11 / 4
+
+
 def test_router_z_loss_by_hand():
     # Normalisers 4, 2 and e^10; the third token is padding: ((ln 4)^2 + (ln 2)^2) / 2 = 2.5 (ln 2)^2
     logits = np.array([[[np.log(3.0), 0.0], [0.0, 0.0], [10.0, -90.0]]], "float32")
@@ -104,6 +115,15 @@ def test_padding_does_not_matter_at_all():
     changed = losses.cross_entropy(np.where(mask[..., None], logits, 5.0), np.where(mask, targets, 0), mask)
     for mine, theirs in zip(expected, changed, strict=True):
         assert mine.total == theirs.total and mine.weight == theirs.weight == mask.sum()
+
+
+@pytest.mark.parametrize("semantics", ["t5x", "hf"])
+def test_where_padding_is_routed_the_mask_does_not_matter(semantics):
+    # Choices 0, 0, 1 and P = (0.6, 0.4) as above, whatever the mask says: 2 * (2/3 * 0.6 + 1/3 * 0.4)
+    probs = np.array([[[0.9, 0.1], [0.6, 0.4], [0.3, 0.7]]], "float32")
+    for mask in (None, [[True, False, True]], [[False] * 3]):
+        loss = losses.load_balancing_loss(probs, [[0, 0, 1]], mask, semantics)
+        np.testing.assert_allclose(loss, 3.2 / 3, rtol=1e-6)
 
 
 def test_a_batch_of_padding_has_loss_0():
