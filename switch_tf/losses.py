@@ -1,5 +1,7 @@
 """Every loss formula, in float32: cross-entropy with z-loss, load balancing, router z-loss."""
 
+from typing import Any, NamedTuple
+
 from keras import ops
 
 from switch_tf import partitioning
@@ -20,18 +22,39 @@ def cross_entropy(logits, targets, loss_weights, z_loss_weight=1e-4, label_smoot
 
     Returns:
         Means over real targets, in nats per token: cross-entropy, weighted z-loss; and the share of targets
-        that have the largest logit.
+        that have the largest logit. Of several largest ones the first counts (argmax), so that a model that tells
+        nothing apart is not right everywhere.
     """
     logits = ops.cast(logits, "float32")
     weights = ops.cast(loss_weights, "float32")
-    log_normalizer, target_logit, largest = partitioning.normalizers_and_targets(logits, ops.cast(targets, "int32"))
-    is_right = ops.cast(ops.equal(target_logit, largest), "float32")
+    targets = ops.cast(targets, "int32")
+    log_normalizer, target_logit, predicted = partitioning.normalizers_and_targets(logits, targets)
+    is_right = ops.cast(ops.equal(targets, predicted), "float32")
     if label_smoothing:
         target_logit = (1 - label_smoothing) * target_logit + label_smoothing * ops.mean(logits, axis=-1)
     num_targets = ops.sum(weights)
     loss = ops.sum((log_normalizer - target_logit) * weights)
     z_loss = z_loss_weight * ops.sum(ops.square(log_normalizer) * weights)
     return Mean(loss, num_targets), Mean(z_loss, num_targets), Mean(ops.sum(is_right * weights), num_targets)
+
+
+class Balance(NamedTuple):
+    """The factors of each group's load-balancing loss, which is the sum over experts of their product.
+
+    `fraction`: <float32>[group, expert], f_e times the number of experts; without a gradient.
+    `mean_prob`: <float32>[group, expert], P_e.
+    `num_counted`: <float32>[group], the tokens that the group's loss counts for.
+    """
+
+    fraction: Any
+    mean_prob: Any
+    num_counted: Any
+
+    @property
+    def mean(self) -> Mean:
+        """The mean over groups, weighted by their tokens."""
+        per_group = ops.sum(self.fraction * self.mean_prob, axis=-1)
+        return Mean(ops.sum(per_group * self.num_counted), ops.sum(self.num_counted))
 
 
 def load_balancing_loss(router_probs, expert_index, padding_mask=None, semantics="switch_tf"):
@@ -46,7 +69,8 @@ def load_balancing_loss(router_probs, expert_index, padding_mask=None, semantics
         padding_mask: <bool>[group, tokens], True where the token is real, or None.
         semantics: str, see `semantics.Rules`. "mtf" repeats Mesh TensorFlow, which divides by all tokens: with one
             choice it lets padding into f and P and multiplies the mean of the mask in afterwards, with several it masks
-            both. "t5x" counts every choice in f, so that the loss of k choices is k when even.
+            both. "t5x" counts every choice in f, so that the loss of k choices is k when even. With "t5x" and "hf"
+            padding counts like any token, and the mask is ignored.
 
     Returns:
         <float32> scalar, the mean over groups weighted by their real tokens.
@@ -56,6 +80,12 @@ def load_balancing_loss(router_probs, expert_index, padding_mask=None, semantics
 
 def load_balancing_mean(router_probs, expert_index, padding_mask=None, semantics="switch_tf") -> Mean:
     """`load_balancing_loss` as a Mean that merges over parts of a batch; its weight is the number of counted tokens."""
+    is_counted = None if rules_of(semantics).routes_padding else padding_mask
+    return balance(router_probs, expert_index, is_counted, semantics).mean
+
+
+def balance(router_probs, expert_index, padding_mask=None, semantics="switch_tf") -> Balance:
+    """The factors of `load_balancing_loss`, over the tokens of the mask whatever the semantics."""
     rules = rules_of(semantics)
     num_experts = router_probs.shape[-1]
     probs = ops.cast(router_probs, "float32")
@@ -69,31 +99,36 @@ def load_balancing_mean(router_probs, expert_index, padding_mask=None, semantics
     real = ops.ones_like(probs[..., 0]) if padding_mask is None else ops.cast(padding_mask, "float32")
     num_tokens = ops.sum(ops.ones_like(real), axis=1)
     if rules.balances_over_all_tokens and num_choices == 1:
-        per_group = ops.sum(ops.mean(chosen, axis=1) * ops.mean(probs, axis=1), axis=-1) * ops.mean(real, axis=1)
-        return Mean(num_experts * ops.sum(per_group * num_tokens), ops.sum(num_tokens))
+        fraction = ops.mean(chosen, axis=1) * ops.mean(real, axis=1, keepdims=True)
+        return Balance(num_experts * fraction, ops.mean(probs, axis=1), num_tokens)
     counted = ops.expand_dims(real, -1)
     divisor = num_tokens if rules.balances_over_all_tokens else ops.sum(real, axis=1)
     safe_divisor = ops.expand_dims(ops.maximum(divisor, 1.0), -1)
     fraction = ops.sum(chosen * counted, axis=1) / safe_divisor
     mean_prob = ops.sum(probs * counted, axis=1) / safe_divisor
-    per_group = num_experts * ops.sum(fraction * mean_prob, axis=-1)
-    return Mean(ops.sum(per_group * divisor), ops.sum(divisor))
+    return Balance(num_experts * fraction, mean_prob, divisor)
 
 
-def second_place_mean(router_probs, expert_index, padding_mask=None, semantics="switch_tf") -> Mean:
-    """The load-balancing loss of the second choices, among the experts that are left (Mesh TensorFlow).
+def with_second_place(first: Balance, weight: float, router_probs, expert_index, padding_mask=None,
+                      semantics="switch_tf") -> Balance:
+    """Adds the load-balancing loss of the second choices, among the experts that are left (Mesh TensorFlow).
 
     Args:
+        first: of the first choices.
+        weight: float, of the second choices' loss, which is 1.0 when even.
         expert_index: <int32>[group, tokens, choice], of at least two choices.
 
     Returns:
-        Mean, with probabilities renormalised after the first choice is taken out; 1.0 when even.
+        Balance of twice the experts: a sum of products over both. Of the second choices, probabilities are
+        renormalised after the first choice is taken out.
     """
     probs = ops.cast(router_probs, "float32")
     is_left = 1.0 - ops.one_hot(expert_index[..., 0], probs.shape[-1], dtype="float32")
     left = probs * is_left
     left = left / (ops.sum(left, axis=-1, keepdims=True) + 1e-9)
-    return load_balancing_mean(left, expert_index[..., 1:2], padding_mask, semantics)
+    second = balance(left, expert_index[..., 1:2], padding_mask, semantics)
+    return Balance(ops.concatenate([first.fraction, weight * second.fraction], axis=-1),
+                   ops.concatenate([first.mean_prob, second.mean_prob], axis=-1), first.num_counted)
 
 
 def router_z_loss(router_logits, padding_mask=None):

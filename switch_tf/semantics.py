@@ -19,11 +19,14 @@ class Rules:
         limits_capacity: bool. An expert has at most as many slots as the group has tokens,
         minimum_is_last: bool. ... but for `min_expert_capacity`, which then prevails.
         routes_padding: bool. Padding is routed like any token, takes slots, and counts in both losses.
-        zeroes_routed_padding: bool. It is set to zero before it is routed.
+        zeroes_padding: bool. It is set to zero before it reaches a layer of experts.
         zeroes_stack_padding: bool. What leaves a stack is zero at padding.
         balances_over_all_tokens: bool. The load-balancing loss divides by all tokens, masked ones included.
         balances_every_choice: bool. It counts every choice of a token, rather than the first.
         normalizes_gates: bool. The gates of several choices are divided by their sum.
+        joins_layers: bool. All routers of a stack have one load-balancing loss and one z-loss, as if one router had
+            seen the tokens of all; otherwise the losses of each are added up,
+        omits_full_stacks: bool. ... and a stack whose every layer is sparse has none.
         starts_sparse_early: bool. Layers 1, 1 + step, ... are sparse (with step 1 all); otherwise step - 1,
             2 step - 1, ...
     """
@@ -35,11 +38,13 @@ class Rules:
     limits_capacity: bool = True
     minimum_is_last: bool = False
     routes_padding: bool = False
-    zeroes_routed_padding: bool = False
+    zeroes_padding: bool = False
     zeroes_stack_padding: bool = True
     balances_over_all_tokens: bool = False
     balances_every_choice: bool = False
     normalizes_gates: bool = True
+    joins_layers: bool = False
+    omits_full_stacks: bool = False
     starts_sparse_early: bool = False
 
     @property
@@ -56,12 +61,13 @@ class Rules:
 _RULES = {rules.name: rules for rules in (
     Rules("switch_tf"),
     # Mesh TensorFlow.
-    Rules("mtf", may_exceed_group_size=True, minimum_is_last=True, balances_over_all_tokens=True),
+    Rules("mtf", may_exceed_group_size=True, minimum_is_last=True, zeroes_padding=True, balances_over_all_tokens=True),
     # T5X with Flaxformer.
     Rules("t5x", may_exceed_group_size=True, rounds_capacity=True, limits_capacity=False, routes_padding=True,
-          zeroes_routed_padding=True, balances_every_choice=True, normalizes_gates=False),
+          zeroes_padding=True, balances_every_choice=True, normalizes_gates=False),
     # Hugging Face transformers.
-    Rules("hf", groups_are_sequences=True, routes_padding=True, zeroes_stack_padding=False, starts_sparse_early=True),
+    Rules("hf", groups_are_sequences=True, routes_padding=True, zeroes_stack_padding=False, joins_layers=True,
+          omits_full_stacks=True, starts_sparse_early=True),
 )}
 
 

@@ -65,6 +65,17 @@ def test_groups_count_by_their_real_tokens():
     assert mean.weight == 4
 
 
+def test_a_small_group_weighs_little():
+    # 32 experts; in three groups of 512 real tokens each expert is chosen, with certainty, by 16: loss 1. The 4 real
+    # tokens of a fourth can only go to 4 of them, as evenly as that is: 32 * 4 * (1/4)^2 = 8. The mean by tokens is
+    # (3 * 512 * 1 + 4 * 8) / 1540; the plain mean of groups, Lingvo's rule, would be 11 / 4.
+    index = np.tile(np.arange(512) % 32, (4, 1))
+    mask = np.arange(512) < np.array([[512], [512], [512], [4]])
+    loss = losses.load_balancing_loss(np.eye(32, dtype="float32")[index], index, mask)
+    np.testing.assert_allclose(loss, 1568 / 1540, rtol=1e-6)
+    assert loss < 1.02 < 11 / 4
+
+
 def test_router_z_loss_by_hand():
     # Normalisers 4, 2 and e^10; the third token is padding: ((ln 4)^2 + (ln 2)^2) / 2 = 2.5 (ln 2)^2
     logits = np.array([[[np.log(3.0), 0.0], [0.0, 0.0], [10.0, -90.0]]], "float32")
@@ -106,6 +117,15 @@ def test_padding_does_not_matter_at_all():
         assert mine.total == theirs.total and mine.weight == theirs.weight == mask.sum()
 
 
+@pytest.mark.parametrize("semantics", ["t5x", "hf"])
+def test_where_padding_is_routed_the_mask_does_not_matter(semantics):
+    # Choices 0, 0, 1 and P = (0.6, 0.4) as above, whatever the mask says: 2 * (2/3 * 0.6 + 1/3 * 0.4)
+    probs = np.array([[[0.9, 0.1], [0.6, 0.4], [0.3, 0.7]]], "float32")
+    for mask in (None, [[True, False, True]], [[False] * 3]):
+        loss = losses.load_balancing_loss(probs, [[0, 0, 1]], mask, semantics)
+        np.testing.assert_allclose(loss, 3.2 / 3, rtol=1e-6)
+
+
 def test_a_batch_of_padding_has_loss_0():
     probs = np.full((1, 3, 2), 0.5, "float32")
     nothing = np.zeros((1, 3), bool)
@@ -130,6 +150,16 @@ def test_the_share_of_tokens_has_no_gradient_and_the_probabilities_have():
 def by_product(request, monkeypatch):
     """Both ways to find a target's logit: one device's, and that of layouts and TPUs."""
     monkeypatch.setattr(indexing, "prefers_products", lambda: request.param)
+
+
+def test_of_equal_logits_the_first_is_the_answer(by_product):
+    # Constant logits answer 0 everywhere, which is right for 1 target in 8. Ties elsewhere: 2 before 5.
+    targets = np.arange(8)[None]
+    constant = np.full((1, 8, 8), 0.5, "float32")
+    assert losses.cross_entropy(constant, targets, np.ones((1, 8)))[2].value == 1 / 8
+    tied = np.zeros((1, 2, 8), "float32")
+    tied[..., [2, 5]] = 1.0
+    assert losses.cross_entropy(tied, [[2, 5]], [[1, 1]])[2].value == 1 / 2
 
 
 @pytest.mark.parametrize("label_smoothing", [0.0, 0.1])

@@ -16,6 +16,11 @@ def test_which_losses_count_padding(name, counted_by):
     assert (rules.balance_counts_padding, rules.routes_padding) == counted_by
 
 
+@pytest.mark.parametrize("name, is_zeroed", [("switch_tf", False), ("mtf", True), ("t5x", True), ("hf", False)])
+def test_who_zeroes_padding_before_experts(name, is_zeroed):
+    assert rules_of(name).zeroes_padding == is_zeroed
+
+
 @pytest.mark.parametrize("name, step, layers", [
     ("switch_tf", 1, (0, 1, 2, 3, 4, 5, 6)), ("switch_tf", 2, (1, 3, 5)), ("t5x", 3, (2, 5)), ("mtf", 8, ()),
     ("hf", 1, (0, 1, 2, 3, 4, 5, 6)), ("hf", 2, (1, 3, 5)), ("hf", 3, (1, 4)), ("hf", 8, (1,))])

@@ -31,7 +31,7 @@ class SwitchFeedForward(keras.layers.Layer):
         load_balancing_loss_weight, router_z_loss_weight: float, coefficients of the losses that `layer(x)` adds.
         router_dtype, init_scale: see `Router`.
         semantics: "switch_tf"; "mtf" and "t5x" for the grouping, capacity and load-balancing loss of Mesh TensorFlow
-            and T5X, where the latter zeroes padding and routes it; "hf" makes each sequence a group with
+            and T5X, which zero padding, and the latter routes it; "hf" makes each sequence a group with
             `expert_capacity` slots and routes padding, as Hugging Face does.
         expert_capacity: int, for semantics "hf" only.
         dispatch: "einsum", "index", "ragged" or "auto", see `dispatch`.
@@ -111,10 +111,11 @@ class SwitchFeedForward(keras.layers.Layer):
     def call(self, inputs, padding_mask=None, token_ids=None, training=False, return_router_stats=False):
         batch, length, d_model = ops.shape(inputs)
         groups, expert_capacity = grouping.plan(self, (batch, length), training)
-        if self._rules.zeroes_routed_padding and padding_mask is not None:
+        if self._rules.zeroes_padding and padding_mask is not None:
             inputs = inputs * ops.cast(padding_mask, inputs.dtype)[..., None]
-        if self._rules.routes_padding or padding_mask is None:
-            padding_mask = ops.ones((batch, length), "bool")
+        is_present = ops.ones((batch, length), "bool")
+        if padding_mask is None:
+            padding_mask = is_present
 
         missing = groups.count * groups.size - batch * length
         may_miss = not isinstance(missing, int) or missing > 0
@@ -129,7 +130,8 @@ class SwitchFeedForward(keras.layers.Layer):
         tokens = partitioning.constrain(in_groups(inputs, (d_model,)), ("group", None, "embed"))
         token_ids = None if token_ids is None else in_groups(token_ids)
         decisions, stats = self.router(tokens, padding_mask=in_groups(ops.cast(padding_mask, "bool")),
-                                       expert_capacity=expert_capacity, token_ids=token_ids, training=training)
+                                       expert_capacity=expert_capacity, token_ids=token_ids, training=training,
+                                       is_present=in_groups(is_present))
         dispatcher = decisions.dispatcher(self.dispatch)
         # Said once more, so that the gradient from the experts is brought together before it meets the router's.
         tokens = partitioning.constrain(tokens, ("group", None, "embed"))

@@ -45,9 +45,12 @@ class Router(keras.layers.Layer):
 
     Call arguments:
         inputs: <any float>[group, tokens, d_model].
-        padding_mask: <bool>[group, tokens], True where the token is real, or None.
+        padding_mask: <bool>[group, tokens], True where the token is real, or None. Semantics that route padding ignore
+            it.
         expert_capacity: int or int32 scalar tensor, slots of each expert for each group.
         token_ids: <int32>[group, tokens], for policies that need them, as "hash" does.
+        is_present: <bool>[group, tokens], False where a group was filled up and there is no token, or None. What is
+            not there is never routed.
 
     Returns: `(decisions, RouterStats)`; the former `decisions.Decisions`, from expert choice `decisions.ExpertChoices`.
     """
@@ -86,10 +89,12 @@ class Router(keras.layers.Layer):
             self, "kernel", (d_model, self.num_experts), ("embed", "router_expert"),
             kernel_initializer(self.init_scale, d_model), dtype="float32")
 
-    def call(self, inputs, padding_mask=None, expert_capacity=None, token_ids=None, training=False):
+    def call(self, inputs, padding_mask=None, expert_capacity=None, token_ids=None, training=False, is_present=None):
         if self._policy.needs_token_ids and token_ids is None:
             raise ValueError(f"The {self.policy} policy needs token_ids (<int32>, one for each token); pass them to "
                              "the layer.")
+        if self._rules.routes_padding:
+            padding_mask = is_present
         is_real = None if padding_mask is None else ops.cast(padding_mask, "bool")
         logits = self._logits(inputs, training) if self._policy.has_kernel else None
         scores = self._scores(logits, is_real, token_ids, training)
@@ -150,17 +155,22 @@ class Router(keras.layers.Layer):
             router_entropy=Mean(ops.sum(entropy * real), num_real),
             router_confidence=Mean(ops.sum(ops.max(probs, axis=-1) * real), num_real),
             expert_usage=Mean(counts.num_filled, num_slots),
-            load_balancing_loss=no_loss if self._policy.is_balanced else self._balance(scores, decisions, preferred),
+            load_balancing_loss=(no_loss if self._policy.is_balanced else
+                                 self._loss_of(self._balance(scores, decisions, preferred))),
             router_z_loss=no_loss if logits is None else losses.router_z_mean(logits, scores.is_real))
 
     def _balance(self, scores, decisions, preferred):
-        """The load-balancing loss as a Mean; `preferred`: <int32>[group, tokens] counted as chosen, or None."""
+        """losses.Balance; `preferred`: <int32>[group, tokens] counted as chosen, or None."""
         chosen = decisions.expert_index if preferred is None else preferred
-        first = losses.load_balancing_mean(scores.probs, chosen, scores.is_real, self.semantics)
+        first = losses.balance(scores.probs, chosen, scores.is_real, self.semantics)
         if not self.second_place_loss_weight:
             return first
-        second = losses.second_place_mean(scores.probs, chosen, scores.is_real, self.semantics)
-        return Mean(first.total + self.second_place_loss_weight * second.total, first.weight)
+        return losses.with_second_place(
+            first, self.second_place_loss_weight, scores.probs, chosen, scores.is_real, self.semantics)
+
+    def _loss_of(self, balance):
+        """What the statistics hold as the load-balancing loss."""
+        return balance.mean
 
     def get_config(self):
         names = ("num_experts", "num_selected_experts", "policy", "exploration", "jitter_noise", "second_expert_policy",

@@ -16,13 +16,14 @@ from switch_tf.layers import (
     SwitchFeedForward,
     SwitchSelfAttention,
 )
+from switch_tf.models.joining import JoinedRouter, join
 
 
 def switch_feed_forward(config, is_decoder, dtype, **kwargs):
     """The Switch layer that a configuration asks for."""
     policy, num_selected_experts = config.routing(is_decoder)
     has_second_place = config.num_choices(is_decoder) > 1
-    router = Router(
+    router = (JoinedRouter if config.rules.joins_layers else Router)(
         config.num_experts, num_selected_experts, policy, dtype=dtype, name="router",
         second_place_loss_weight=config.second_place_loss_weight if has_second_place else 0.0, **_fields(
             config, "exploration", "jitter_noise", "second_expert_policy", "second_expert_threshold", "router_dtype",
@@ -174,8 +175,9 @@ class Stack(keras.layers.Layer):
         super().__init__(**kwargs)
         policy = self.dtype_policy
         self.remat = config.remat
-        self.zeroes_padding = config.rules.zeroes_stack_padding
+        self.rules = config.rules
         num_layers = config.num_decoder_layers if is_decoder else config.num_encoder_layers
+        self.sparse_step = config.decoder_sparse_step if is_decoder else config.encoder_sparse_step
         sparse_layers = config.decoder_sparse_layers if is_decoder else config.encoder_sparse_layers
         self.relpos_bias = RelativePositionBias(
             config.num_heads, config.relative_attention_num_buckets, config.relative_attention_max_distance,
@@ -204,7 +206,9 @@ class Stack(keras.layers.Layer):
                 run = functools.partial(partitioning.rematerialize, run)
             hidden, stats = run(hidden, is_real, attention_mask, position_bias, *memory)
             router_stats += stats
+        if self.rules.joins_layers:
+            router_stats = join(router_stats, self.rules.omits_full_stacks and self.sparse_step == 1)
         hidden = self.final_dropout(self.final_norm(hidden), training=training)
-        if self.zeroes_padding:
+        if self.rules.zeroes_stack_padding:
             hidden = hidden * ops.cast(ops.expand_dims(is_real, -1), hidden.dtype)
         return hidden, router_stats

@@ -8,8 +8,8 @@ from keras import ops
 from switch_tf.partitioning import axes
 
 
-def product(equation: str, x, variable):
-    """`einsum(equation, x, weight)` in the dtype of `x`, for a weight from `add_weight`.
+def product(equation: str, x, variable, dtype=None):
+    """`einsum(equation, x, weight)` of numbers in the dtype of `x`, for a weight from `add_weight`.
 
     Where one program is cut over many devices, the gradient of the weight is a float32 product of its own: autodiff
     would make it in bfloat16, and the devices would add up their parts of it in bfloat16.
@@ -18,11 +18,16 @@ def product(equation: str, x, variable):
         equation: str, such as "blm,mf->blf"; each index stands in two of the three terms or in all.
         x: tensor.
         variable: keras.Variable from `add_weight`.
+        dtype: of the result, by default that of `x`. "float32" keeps the sums of bfloat16 products as they are, and
+            gradients come back unrounded.
     """
     terms, result = equation.split("->")
     left, right = terms.split(",")
+    dtype = dtype or x.dtype
+    # Both operands are widened, which is exact: TensorFlow has no product of two dtypes' widths but in XLA, Keras has
+    # none on JAX, and a TPU's compiler takes the widening back (docs/decisions.md).
     if not axes.is_partitioned():
-        weight = axes.use(variable, x.dtype)
+        x, weight = ops.cast(x, dtype), ops.cast(axes.use(variable, x.dtype), dtype)
         if _is_matmul(left, right, result):
             return ops.matmul(x, weight)
         if len(right) == 2 and _is_matmul(left, right[::-1], result):
@@ -35,12 +40,12 @@ def product(equation: str, x, variable):
 
         def gradient(upstream):
             with _in_gradient_of(variable):
-                of_x = ops.einsum(f"{result},{right}->{left}", upstream, kernel)
+                of_x = ops.einsum(f"{result},{right}->{left}", upstream, ops.cast(kernel, dtype))
                 of_weight = ops.einsum(
                     f"{left},{result}->{right}", ops.cast(x, "float32"), ops.cast(upstream, "float32"))
-            return of_x, ops.cast(axes.scatter(of_weight, axes.axes_of(variable)), weight.dtype)
+            return ops.cast(of_x, x.dtype), ops.cast(axes.scatter(of_weight, axes.axes_of(variable)), weight.dtype)
 
-        return ops.einsum(equation, x, kernel), gradient
+        return ops.einsum(equation, ops.cast(x, dtype), ops.cast(kernel, dtype)), gradient
 
     return multiply(x, ops.cast(variable, variable.dtype))
 

@@ -89,6 +89,41 @@ def test_a_table_used_twice_gets_one_dense_gradient():
 # Dtype policy and serialisation.
 
 
+@pytest.fixture(params=["tied", "untied"])
+def to_logits(request):
+    """A function of a table [vocab, d_model] to the function of hidden states to logits of a bfloat16 model."""
+
+    def make(table):
+        if request.param == "tied":
+            return make_embedding(table, dtype="mixed_bfloat16").attend
+        layer = LogitsDense(len(table), dtype="mixed_bfloat16")
+        layer.build((None, None, table.shape[1]))
+        layer.kernel.assign(np.transpose(table))
+        return layer
+
+    return make
+
+
+def test_under_bfloat16_logits_are_not_rounded(to_logits):
+    # 32 * 1 + 1 * i/16; from 32 on bfloat16s are 1/4 apart, which would make two or four of them the largest.
+    steps = np.arange(8) / 16
+    logits = to_logits(np.stack([np.ones(8), steps], axis=1))(tf.constant([[[32.0, 1.0]]], tf.bfloat16))
+    np.testing.assert_array_equal(logits, [[32 + steps]])
+
+
+@pytest.mark.parametrize("is_compiled", [False, True])
+def test_under_bfloat16_logits_err_as_float32_sums_of_bfloat16_products_do(to_logits, is_compiled):
+    rng = np.random.RandomState(0)
+    hidden, table = (tf.cast(4 * rng.randn(*shape), tf.bfloat16) for shape in ((2, 5, 64), (300, 64)))
+    run = to_logits(tf.cast(table, tf.float32).numpy())
+    logits = tf.function(run, jit_compile=True)(hidden) if is_compiled else run(hidden)
+    exact = np.einsum("blm,vm->blv", *(tf.cast(x, tf.float64).numpy() for x in (hidden, table)))
+    assert np.abs(exact).max() > 400
+    # 64 terms of about 16, each sum rounded to 24 bits; bfloat16's rounding alone errs by 1 at 400.
+    np.testing.assert_allclose(logits, exact, rtol=0, atol=5e-4)
+    assert len(np.unique(logits)) > 0.99 * logits.shape.num_elements()
+
+
 def test_under_bfloat16_logits_and_weights_are_float32_and_activations_are_not():
     layer = make_embedding([[1.0, 2.0]], dtype="mixed_bfloat16")
     untied = LogitsDense(3, dtype="mixed_bfloat16")

@@ -21,7 +21,10 @@ def numbers(nested):
 
 
 def route(case, **arguments):
-    """Decisions and statistics of the router whose logits are the logarithms of the case's odds."""
+    """Decisions and statistics of the router whose logits are the logarithms of the case's odds.
+
+    What is not real is not there at all, so that the cases mean the same where padding is routed.
+    """
     is_real = np.array(case["is_real"], bool)[None]
     if "token_ids" in case:
         inputs, num_experts = np.zeros((*is_real.shape, 1), "float32"), case["num_experts"]
@@ -34,7 +37,7 @@ def route(case, **arguments):
         router.kernel.assign(np.eye(num_experts))
     token_ids = None if "odds" in case else tf.constant([case["token_ids"]])
     return router(inputs, padding_mask=is_real, expert_capacity=case["expert_capacity"], token_ids=token_ids,
-                  training=case.get("training", False))
+                  training=case.get("training", False), is_present=is_real)
 
 
 @pytest.fixture

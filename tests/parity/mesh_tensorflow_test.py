@@ -83,8 +83,11 @@ def test_normalised_load_balancing_loss():
     per_group = [float(losses.load_balancing_loss(probabilities()[g:g + 1], index[g:g + 1], is_real[g:g + 1]))
                  for g in range(2)]
     assert abs(np.mean(per_group) - GOLDEN["mean_of_normalised_groups"]) < TOLERANCE
-    # Over both groups this package weights them by their real tokens, so that every token counts alike.
+    # The plain mean is Lingvo's rule. Over both groups this package weights them by their real tokens, so that every
+    # token counts alike: 1.2523225, where the plain mean is 1.2809931. Theirs are 0.79200566 and, without the mask,
+    # 1.0610981, which count padding (above).
     expected = (4 * per_group[0] + 5 * per_group[1]) / 9
+    assert abs(expected - 1.2523225) < TOLERANCE
     _, stats = route("switch_tf")
     assert abs(float(stats.load_balancing_loss.value) - expected) < TOLERANCE
 
@@ -136,6 +139,19 @@ def test_experts_drops_and_gates():
     top = (np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)).max(-1)
     np.testing.assert_allclose(gate[is_kept], top[is_kept], atol=TOLERANCE)
     np.testing.assert_allclose(stats.fraction_tokens_dropped.value, 1 / 9, rtol=1e-6)
+
+
+def test_the_layer_zeroes_padding_itself_as_every_layer_of_theirs_does():
+    # Theirs zeroes padding before every layer, and counts its rows: uniform probabilities, and the first expert.
+    x, kernel, is_real = inputs()
+    layer = SwitchFeedForward(3, d_ff=4, group_size=6, eval_capacity_factor=1.0, min_expert_capacity=1, semantics="mtf")
+    layer.build(x.shape)
+    layer.router.kernel.assign(kernel)
+    anything = np.where(is_real[..., None], x, np.random.RandomState(2).randn(*x.shape)).astype("float32")
+    assert np.abs(anything[~is_real]).min() > 0
+    _, stats = layer.forward(anything, padding_mask=is_real)
+    assert abs(float(stats.load_balancing_loss.value) - GOLDEN["load_balancing_loss_with_mask"]) < TOLERANCE
+    assert abs(float(stats.router_z_loss.value) - GOLDEN["router_z_loss"]) < TOLERANCE
 
 
 def test_the_layer_gives_dropped_tokens_and_padding_nothing():

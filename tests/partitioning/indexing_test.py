@@ -34,12 +34,13 @@ def test_a_row_of_a_table_gets_the_gradients_of_all_places_where_it_was_looked_u
     np.testing.assert_array_equal(tape.gradient(rows, table.value, upstream), [[7, 8], [6, 8], [0, 0], [3, 4]])
 
 
-def test_a_row_of_logits_has_a_normalizer_a_target_and_a_largest(form):
-    logits = tf.math.log([[[1.0, 2, 5], [4, 3, 3]]])
-    normalizer, target, largest = partitioning.normalizers_and_targets(logits, tf.constant([[1, 0]]))
-    np.testing.assert_allclose(np.exp(normalizer), [[8, 10]], rtol=1e-6)
-    np.testing.assert_allclose(np.exp(target), [[2, 4]], rtol=1e-6)
-    np.testing.assert_allclose(np.exp(largest), [[5, 4]], rtol=1e-6)
+def test_a_row_of_logits_has_a_normalizer_a_target_and_the_place_of_the_first_largest(form):
+    logits = tf.math.log([[[1.0, 2, 5], [4, 3, 3], [1, 4, 4]]])
+    normalizer, target, place = partitioning.normalizers_and_targets(logits, tf.constant([[1, 0, 2]]))
+    np.testing.assert_allclose(np.exp(normalizer), [[8, 10, 9]], rtol=1e-6)
+    np.testing.assert_allclose(np.exp(target), [[2, 4, 4]], rtol=1e-6)
+    np.testing.assert_array_equal(place, [[2, 0, 1]])
+    assert place.dtype == tf.int32
 
 
 @pytest.mark.parametrize("device, is_partitioned, expected", [

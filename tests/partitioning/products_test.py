@@ -6,6 +6,8 @@ import tensorflow as tf
 from keras import layers
 
 from switch_tf import partitioning
+from switch_tf.partitioning.axes import annotated_by
+from switch_tf.partitioning.layout import Layout
 
 EQUATIONS = ("blm,mf->blf", "blm,mhd->blhd", "bqhd,hdm->bqm", "erm,emf->erf", "gsm,me->gse", "blm,vm->blv")
 SIZES = dict(zip("blmfhdqergsv", (2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13), strict=True))
@@ -61,3 +63,37 @@ def test_a_tied_table_is_multiplied_as_one_matrix():
     operations = operation_types("blm,vm->blv", x, weight, upstream)
     assert "MatMul" in operations
     assert not operations & {"BatchMatMulV2", "Einsum", "Sum"}
+
+
+class Uncut:
+    """As if the program were for many devices, without cutting anything."""
+
+    layout = Layout()
+
+    def constrain(self, x, axes):
+        return x
+
+    gather = scatter = constrain
+
+    def replicate(self, x):
+        return x
+
+
+@pytest.mark.parametrize("annotator", [None, Uncut()], ids=["one device", "many devices"])
+@pytest.mark.parametrize("equation", ["blm,vm->blv", "blm,mv->blv"])
+def test_a_wider_product_rounds_neither_its_sums_nor_the_gradients_that_come_back(annotator, equation):
+    # 32 + 1/16 and 1 + 1/1024 are not bfloat16s: the nearest are 32 and 1.
+    weight = partitioning.add_weight(layers.Layer(), "kernel", (2, 2), (None, None), "zeros")
+    weight.assign([[1.0, 0.0625], [1.0, 0.0]] if equation == "blm,vm->blv" else [[1.0, 1.0], [0.0625, 0.0]])
+    x = tf.constant([[[32.0, 1.0]], [[-32.0, 1.0]]], tf.bfloat16)
+    upstream = tf.constant([[[1 + 2**-10, -1.0]], [[1.0, -1.0]]])
+    with annotated_by(annotator), tf.GradientTape() as tape:
+        tape.watch(x)
+        product = partitioning.product(equation, x, weight, "float32")
+        of_x, of_weight = tape.gradient(product, [x, weight.value], output_gradients=upstream)
+    np.testing.assert_array_equal(product, [[[32.0625, 32.0]], [[-31.9375, -32.0]]])
+    assert (product.dtype, of_x.dtype, of_weight.dtype) == (tf.float32, tf.bfloat16, tf.float32)
+    # The second place of x: (1 + 2^-10) / 16; the first of the weight's first row: 32 (1 + 2^-10) - 32 = 2^-5.
+    np.testing.assert_array_equal(tf.cast(of_x, tf.float32)[..., 0], [[2**-10], [0.0]])
+    of_weight = of_weight if equation == "blm,vm->blv" else tf.transpose(of_weight)
+    np.testing.assert_array_equal(of_weight[:, 0], [2**-5, 0.0])
