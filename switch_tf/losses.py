@@ -2,7 +2,7 @@
 
 from keras import ops
 
-from switch_tf import partitioning
+from switch_tf import checks, partitioning
 from switch_tf.metrics import Mean, RouterStats
 from switch_tf.semantics import rules_of
 
@@ -22,6 +22,13 @@ def cross_entropy(logits, targets, loss_weights, z_loss_weight=1e-4, label_smoot
         Means over real targets, in nats per token: cross-entropy, weighted z-loss; and the share of targets
         that have the largest logit.
     """
+    checks.number("z_loss_weight", z_loss_weight, "0 or above")
+    checks.number("label_smoothing", label_smoothing, "in [0, 1)")
+    logits, targets, loss_weights = (ops.convert_to_tensor(x) for x in (logits, targets, loss_weights))
+    checks.tensor("logits", logits, "float", (None, None, None))
+    checks.tensor("targets", targets, "int", logits.shape[:2])
+    checks.tensor("loss_weights", ops.cast(loss_weights, "float32"), "float", logits.shape[:2])
+    checks.indices("targets", partitioning.known_values(targets), logits.shape[-1])
     logits = ops.cast(logits, "float32")
     weights = ops.cast(loss_weights, "float32")
     log_normalizer, target_logit, largest = partitioning.normalizers_and_targets(logits, ops.cast(targets, "int32"))
@@ -57,9 +64,13 @@ def load_balancing_loss(router_probs, expert_index, padding_mask=None, semantics
 def load_balancing_mean(router_probs, expert_index, padding_mask=None, semantics="switch_tf") -> Mean:
     """`load_balancing_loss` as a Mean that merges over parts of a batch; its weight is the number of counted tokens."""
     rules = rules_of(semantics)
+    router_probs, expert_index = ops.convert_to_tensor(router_probs), ops.convert_to_tensor(expert_index)
+    checks.tensor("router_probs", router_probs, "float", (None, None, None))
+    choices = (None,) if len(expert_index.shape) == 3 else ()
+    checks.tensor("expert_index", expert_index, "int", (*router_probs.shape[:2], *choices))
+    padding_mask = _checked_mask(padding_mask, router_probs)
     num_experts = router_probs.shape[-1]
     probs = ops.cast(router_probs, "float32")
-    expert_index = ops.convert_to_tensor(expert_index)
     has_choices = len(expert_index.shape) == 3
     num_choices = expert_index.shape[-1] if has_choices else 1
     if rules.balances_every_choice and has_choices:
@@ -111,9 +122,20 @@ def router_z_loss(router_logits, padding_mask=None):
 
 def router_z_mean(router_logits, padding_mask=None) -> Mean:
     """`router_z_loss` as a Mean that merges over parts of a batch."""
+    router_logits = ops.convert_to_tensor(router_logits)
+    checks.tensor("router_logits", router_logits, "float", (None, None, None))
+    padding_mask = _checked_mask(padding_mask, router_logits)
     squared = ops.square(ops.logsumexp(ops.cast(router_logits, "float32"), axis=-1))
     real = ops.ones_like(squared) if padding_mask is None else ops.cast(padding_mask, "float32")
     return Mean(ops.sum(squared * real), ops.sum(real))
+
+
+def _checked_mask(padding_mask, scores):
+    """A <bool>[group, tokens] mask of <any float>[group, tokens, expert] scores, or None."""
+    if padding_mask is not None:
+        padding_mask = ops.convert_to_tensor(padding_mask)
+        checks.tensor("padding_mask", padding_mask, "bool", scores.shape[:2])
+    return padding_mask
 
 
 def router_loss(stats: RouterStats, load_balancing_loss_weight: float, router_z_loss_weight: float):

@@ -90,7 +90,11 @@ def from_hugging_face(folder) -> SwitchTransformer:
     links = rules.link({name: tuple(variable.shape) for name, variable in variables.items()})
     rules.check(links, {name: tensor.shape for name, tensor in tensors.items()})
     for link in links:
-        variables[link.ours].assign(link.to_ours(lambda name: tensors[name].read()))
+        weight = link.to_ours(lambda name: tensors[name].read())
+        if not np.isfinite(weight).all():
+            raise ValueError(f"{link.theirs[0]!r} in {folder} is not finite, and so would be all that the model "
+                             "computes; read a checkpoint from before its training went wrong.")
+        variables[link.ours].assign(weight)
     return model
 
 
