@@ -6,6 +6,8 @@ as JSON. True and False are no numbers, nor are NaN and infinities. Of tensors, 
 
 import math
 import numbers
+import os
+import pathlib
 import sys
 
 # The words of a sentence that refuses a number, and what they mean.
@@ -19,7 +21,8 @@ _RULES = {
 _LARGEST_INTEGER = 2**31 - 1
 # Beyond these a float32 is 0 or infinite, and what is divided by it or multiplied with it no number.
 _SMALLEST_FLOAT, _LARGEST_FLOAT = 1.2e-38, 3.4e38
-_KINDS = {"float": ("float", "bfloat"), "int": ("int", "uint"), "bool": ("bool",)}
+_KINDS = {"float": ("float", "bfloat"), "int": ("int", "uint"), "bool": ("bool",),
+          "number": ("float", "bfloat", "int", "uint", "bool")}
 
 
 def refusal(sentence: str) -> ValueError:
@@ -78,6 +81,13 @@ def text(name: str, value) -> str:
     return value
 
 
+def path(name: str, value) -> pathlib.Path:
+    """A path, given as text or as a path."""
+    if not isinstance(value, str | os.PathLike) or value == "":
+        raise refusal(f"{name} must be a path, not {shown(value)}.")
+    return pathlib.Path(value)
+
+
 def optional(name: str, value, check, *rule):
     """None, or what `check(name, value, *rule)` makes of it."""
     return None if value is None else check(name, value, *rule)
@@ -94,10 +104,12 @@ def tensor(name: str, value, kind: str, shape, may_broadcast=False) -> None:
 
     Args:
         value: tensor of any back end, symbolic or not, or numpy array.
-        kind: "float", "int" or "bool".
+        kind: "float", "int", "bool", or "number" for any of them.
         shape: for each dimension its length, or None where that is any or unknown.
         may_broadcast: bool. Dimensions may also be 1.
     """
+    if not hasattr(value, "dtype") or not hasattr(value, "shape"):
+        raise refusal(f"{name} must be <{kind}>{_listed(shape)}, not {shown(value)}.")
     dtype = getattr(value.dtype, "name", value.dtype)
     lengths = tuple(value.shape)
     fits = len(lengths) == len(shape) and all(

@@ -268,8 +268,12 @@ class SwitchConfig:
 
     def flops_by_part(self, inputs_length: int = 512, targets_length: int = 114) -> dict[str, int]:
         """FLOPs of one sequence's forward pass by part, see `accounting.flops_by_part`."""
-        return accounting.flops_by_part(self, inputs_length, targets_length)
+        return accounting.flops_by_part(self, *_lengths(inputs_length, targets_length))
 
     def flops_per_sequence(self, inputs_length: int = 512, targets_length: int = 114) -> int:
         """FLOPs of the weight products in one sequence's forward pass, as Table 9 of the paper counts them."""
-        return accounting.flops_per_sequence(self, inputs_length, targets_length)
+        return accounting.flops_per_sequence(self, *_lengths(inputs_length, targets_length))
+
+
+def _lengths(inputs_length, targets_length):
+    return checks.integer("inputs_length", inputs_length, 0), checks.integer("targets_length", targets_length, 0)

@@ -24,10 +24,9 @@ def cross_entropy(logits, targets, loss_weights, z_loss_weight=1e-4, label_smoot
     """
     checks.number("z_loss_weight", z_loss_weight, "0 or above")
     checks.number("label_smoothing", label_smoothing, "in [0, 1)")
-    logits, targets, loss_weights = (ops.convert_to_tensor(x) for x in (logits, targets, loss_weights))
-    checks.tensor("logits", logits, "float", (None, None, None))
-    checks.tensor("targets", targets, "int", logits.shape[:2])
-    checks.tensor("loss_weights", ops.cast(loss_weights, "float32"), "float", logits.shape[:2])
+    logits = _checked("logits", logits, "float", (None, None, None))
+    targets = _checked("targets", targets, "int", logits.shape[:2])
+    loss_weights = _checked("loss_weights", loss_weights, "number", logits.shape[:2])
     checks.indices("targets", partitioning.known_values(targets), logits.shape[-1])
     logits = ops.cast(logits, "float32")
     weights = ops.cast(loss_weights, "float32")
@@ -64,11 +63,11 @@ def load_balancing_loss(router_probs, expert_index, padding_mask=None, semantics
 def load_balancing_mean(router_probs, expert_index, padding_mask=None, semantics="switch_tf") -> Mean:
     """`load_balancing_loss` as a Mean that merges over parts of a batch; its weight is the number of counted tokens."""
     rules = rules_of(semantics)
-    router_probs, expert_index = ops.convert_to_tensor(router_probs), ops.convert_to_tensor(expert_index)
-    checks.tensor("router_probs", router_probs, "float", (None, None, None))
-    choices = (None,) if len(expert_index.shape) == 3 else ()
-    checks.tensor("expert_index", expert_index, "int", (*router_probs.shape[:2], *choices))
-    padding_mask = _checked_mask(padding_mask, router_probs)
+    router_probs = _checked("router_probs", router_probs, "float", (None, None, None))
+    choices = (None,) * (len(getattr(expert_index, "shape", ())) == 3)
+    expert_index = _checked("expert_index", expert_index, "int", (*router_probs.shape[:2], *choices))
+    if padding_mask is not None:
+        padding_mask = _checked("padding_mask", padding_mask, "bool", router_probs.shape[:2])
     num_experts = router_probs.shape[-1]
     probs = ops.cast(router_probs, "float32")
     has_choices = len(expert_index.shape) == 3
@@ -100,6 +99,11 @@ def second_place_mean(router_probs, expert_index, padding_mask=None, semantics="
     Returns:
         Mean, with probabilities renormalised after the first choice is taken out; 1.0 when even.
     """
+    router_probs = _checked("router_probs", router_probs, "float", (None, None, None))
+    expert_index = _checked("expert_index", expert_index, "int", (*router_probs.shape[:2], None))
+    if expert_index.shape[-1] < 2:
+        raise checks.refusal(f"expert_index must hold at least two choices of each token, not "
+                             f"{expert_index.shape[-1]}.")
     probs = ops.cast(router_probs, "float32")
     is_left = 1.0 - ops.one_hot(expert_index[..., 0], probs.shape[-1], dtype="float32")
     left = probs * is_left
@@ -122,23 +126,24 @@ def router_z_loss(router_logits, padding_mask=None):
 
 def router_z_mean(router_logits, padding_mask=None) -> Mean:
     """`router_z_loss` as a Mean that merges over parts of a batch."""
-    router_logits = ops.convert_to_tensor(router_logits)
-    checks.tensor("router_logits", router_logits, "float", (None, None, None))
-    padding_mask = _checked_mask(padding_mask, router_logits)
+    router_logits = _checked("router_logits", router_logits, "float", (None, None, None))
+    if padding_mask is not None:
+        padding_mask = _checked("padding_mask", padding_mask, "bool", router_logits.shape[:2])
     squared = ops.square(ops.logsumexp(ops.cast(router_logits, "float32"), axis=-1))
     real = ops.ones_like(squared) if padding_mask is None else ops.cast(padding_mask, "float32")
     return Mean(ops.sum(squared * real), ops.sum(real))
 
 
-def _checked_mask(padding_mask, scores):
-    """A <bool>[group, tokens] mask of <any float>[group, tokens, expert] scores, or None."""
-    if padding_mask is not None:
-        padding_mask = ops.convert_to_tensor(padding_mask)
-        checks.tensor("padding_mask", padding_mask, "bool", scores.shape[:2])
-    return padding_mask
+def _checked(name, value, kind, shape):
+    """A tensor of this kind and shape, see `checks.tensor`; lists of numbers become one."""
+    value = ops.convert_to_tensor(value) if isinstance(value, list | tuple) else value
+    checks.tensor(name, value, kind, shape)
+    return ops.convert_to_tensor(value)
 
 
 def router_loss(stats: RouterStats, load_balancing_loss_weight: float, router_z_loss_weight: float):
     """What one sparse layer adds to the loss: both router losses times their coefficients, <float32> scalar."""
+    checks.number("load_balancing_loss_weight", load_balancing_loss_weight, "0 or above")
+    checks.number("router_z_loss_weight", router_z_loss_weight, "0 or above")
     return (load_balancing_loss_weight * stats.load_balancing_loss.value
             + router_z_loss_weight * stats.router_z_loss.value)

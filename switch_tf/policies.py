@@ -120,6 +120,9 @@ def get(name: str, argument: str = "routing_policy") -> Policy:
 def check_options(policy: Policy, num_selected_experts, num_experts, exploration, second_expert_policy,
                   second_expert_threshold) -> None:
     """Refuses options of a router that do not fit its policy; `num_experts` 0 is a model without experts."""
+    if not isinstance(policy, Policy):
+        raise ValueError(f"policy must be a policies.Policy, not {checks.shown(policy)}.")
+    checks.integer("num_experts", num_experts, at_least=0)
     check_choice("exploration", exploration, EXPLORATIONS)
     check_choice("second_expert_policy", second_expert_policy, SECOND_EXPERT_POLICIES)
     checks.number("second_expert_threshold", second_expert_threshold, "in (0, 1)")

@@ -178,7 +178,7 @@ def test_a_second_embedding_is_refused(tmp_path):
 def test_what_is_no_folder_of_a_model(tmp_path):
     for folder in (tmp_path, "google/switch-base-8"):
         message = reading_refusal(folder)
-        assert message.startswith(f"{folder} must be a folder on this machine with config.json")
+        assert message.startswith(f"{str(folder)!r} must be a folder on this machine with config.json")
         assert "hf download NAME --local-dir FOLDER" in message
 
 
