@@ -2,6 +2,8 @@
 
 import difflib
 
+from switch_tf.checks import shown
+
 ACTIVATIONS = ("relu", "geglu")
 DISPATCHES = ("auto", "einsum", "index", "ragged")
 ROUTER_DTYPES = ("float32", "bfloat16")
@@ -14,9 +16,9 @@ ATTENTION_EXPERT_DTYPES = ("float32", "auto")
 
 def check_choice(name: str, value, choices) -> None:
     """Refuses a value that is not one of `choices`, naming the nearest one."""
-    if value not in choices:
+    if not isinstance(value, str) or value not in choices:
         listed = ", ".join(repr(choice) for choice in choices)
-        raise ValueError(f"{name} must be one of {listed}, not {value!r}.{nearest(value, choices)}")
+        raise ValueError(f"{name} must be one of {listed}, not {shown(value)}.{nearest(value, choices)}")
 
 
 def nearest(word, choices) -> str:

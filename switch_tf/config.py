@@ -126,16 +126,14 @@ class SwitchConfig:
         checks.fields(self, ("num_decoder_layers", "num_experts", "encoder_sparse_step", "decoder_sparse_step"),
                       checks.integer, 0)
         checks.fields(self, ("dropout_rate", "expert_dropout_rate", "jitter_noise"), checks.number, "in [0, 1)")
-        checks.fields(self, ("train_capacity_factor", "eval_capacity_factor", "layer_norm_epsilon", "init_scale",
-                             "attention_init_scale"), checks.number, "above 0")
+        checks.fields(self, ("train_capacity_factor", "eval_capacity_factor"), checks.number, "in [1e-6, 1e6]")
+        checks.fields(self, ("layer_norm_epsilon", "init_scale", "attention_init_scale"), checks.number, "above 0")
         checks.fields(self, ("load_balancing_loss_weight", "router_z_loss_weight", "second_place_loss_weight"),
                       checks.number, "0 or above")
         checks.fields(self, ("second_expert_threshold",), checks.number, "in (0, 1)")
         checks.fields(self, ("logits_via_embedding", "allow_non_causal_decoder", "extra_mlp", "remat"), checks.flag)
-        if self.scale_decoder_outputs is not None:
-            checks.fields(self, ("scale_decoder_outputs",), checks.flag)
-        if self.num_selected_experts is not None:
-            checks.fields(self, ("num_selected_experts",), checks.integer, 1)
+        checks.fields(self, ("scale_decoder_outputs",), checks.optional, checks.flag)
+        checks.fields(self, ("num_selected_experts",), checks.optional, checks.integer, 1)
         for name, choices in (("activation", ACTIVATIONS), ("dispatch", DISPATCHES), ("router_dtype", ROUTER_DTYPES),
                               ("expert_sublayers", EXPERT_SUBLAYERS),
                               ("attention_expert_dtype", ATTENTION_EXPERT_DTYPES)):
@@ -177,7 +175,7 @@ class SwitchConfig:
         """Reads `gin/models/<name>.gin`; the caller's gin configuration, locked or not, is left as it was."""
         from switch_tf import presets  # imports gin, which belongs to the command line; presets are for Python too
 
-        return presets.read(name, cls)
+        return presets.read(checks.text("The name of a preset", name), cls)
 
     # Derived facts.
 
@@ -219,7 +217,7 @@ class SwitchConfig:
 
     @property
     def decoder_policy(self) -> str:
-        return self.decoder_routing_policy or self.routing_policy
+        return self.routing_policy if self.decoder_routing_policy is None else self.decoder_routing_policy
 
     def routing(self, is_decoder: bool) -> tuple[str, int | None]:
         """`(policy, num_selected_experts)` of a stack; the latter belongs to `routing_policy` alone."""
@@ -270,8 +268,12 @@ class SwitchConfig:
 
     def flops_by_part(self, inputs_length: int = 512, targets_length: int = 114) -> dict[str, int]:
         """FLOPs of one sequence's forward pass by part, see `accounting.flops_by_part`."""
-        return accounting.flops_by_part(self, inputs_length, targets_length)
+        return accounting.flops_by_part(self, *_lengths(inputs_length, targets_length))
 
     def flops_per_sequence(self, inputs_length: int = 512, targets_length: int = 114) -> int:
         """FLOPs of the weight products in one sequence's forward pass, as Table 9 of the paper counts them."""
-        return accounting.flops_per_sequence(self, inputs_length, targets_length)
+        return accounting.flops_per_sequence(self, *_lengths(inputs_length, targets_length))
+
+
+def _lengths(inputs_length, targets_length):
+    return checks.integer("inputs_length", inputs_length, 0), checks.integer("targets_length", targets_length, 0)

@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 from keras import ops
 
-from switch_tf import partitioning
+from switch_tf import checks, partitioning
 from switch_tf.metrics import Mean, RouterStats
 from switch_tf.semantics import rules_of
 
@@ -25,6 +25,12 @@ def cross_entropy(logits, targets, loss_weights, z_loss_weight=1e-4, label_smoot
         that have the largest logit. Of several largest ones the first counts (argmax), so that a model that tells
         nothing apart is not right everywhere.
     """
+    checks.number("z_loss_weight", z_loss_weight, "0 or above")
+    checks.number("label_smoothing", label_smoothing, "in [0, 1)")
+    logits = _checked("logits", logits, "float", (None, None, None))
+    targets = _checked("targets", targets, "int", logits.shape[:2])
+    loss_weights = _checked("loss_weights", loss_weights, "number", logits.shape[:2])
+    checks.indices("targets", partitioning.known_values(targets), logits.shape[-1])
     logits = ops.cast(logits, "float32")
     weights = ops.cast(loss_weights, "float32")
     targets = ops.cast(targets, "int32")
@@ -87,9 +93,13 @@ def load_balancing_mean(router_probs, expert_index, padding_mask=None, semantics
 def balance(router_probs, expert_index, padding_mask=None, semantics="switch_tf") -> Balance:
     """The factors of `load_balancing_loss`, over the tokens of the mask whatever the semantics."""
     rules = rules_of(semantics)
+    router_probs = _checked("router_probs", router_probs, "float", (None, None, None))
+    choices = (None,) * (len(getattr(expert_index, "shape", ())) == 3)
+    expert_index = _checked("expert_index", expert_index, "int", (*router_probs.shape[:2], *choices))
+    if padding_mask is not None:
+        padding_mask = _checked("padding_mask", padding_mask, "bool", router_probs.shape[:2])
     num_experts = router_probs.shape[-1]
     probs = ops.cast(router_probs, "float32")
-    expert_index = ops.convert_to_tensor(expert_index)
     has_choices = len(expert_index.shape) == 3
     num_choices = expert_index.shape[-1] if has_choices else 1
     if rules.balances_every_choice and has_choices:
@@ -122,6 +132,11 @@ def with_second_place(first: Balance, weight: float, router_probs, expert_index,
         Balance of twice the experts: a sum of products over both. Of the second choices, probabilities are
         renormalised after the first choice is taken out.
     """
+    router_probs = _checked("router_probs", router_probs, "float", (None, None, None))
+    expert_index = _checked("expert_index", expert_index, "int", (*router_probs.shape[:2], None))
+    if expert_index.shape[-1] < 2:
+        raise checks.refusal(f"expert_index must hold at least two choices of each token, not "
+                             f"{expert_index.shape[-1]}.")
     probs = ops.cast(router_probs, "float32")
     is_left = 1.0 - ops.one_hot(expert_index[..., 0], probs.shape[-1], dtype="float32")
     left = probs * is_left
@@ -146,12 +161,24 @@ def router_z_loss(router_logits, padding_mask=None):
 
 def router_z_mean(router_logits, padding_mask=None) -> Mean:
     """`router_z_loss` as a Mean that merges over parts of a batch."""
+    router_logits = _checked("router_logits", router_logits, "float", (None, None, None))
+    if padding_mask is not None:
+        padding_mask = _checked("padding_mask", padding_mask, "bool", router_logits.shape[:2])
     squared = ops.square(ops.logsumexp(ops.cast(router_logits, "float32"), axis=-1))
     real = ops.ones_like(squared) if padding_mask is None else ops.cast(padding_mask, "float32")
     return Mean(ops.sum(squared * real), ops.sum(real))
 
 
+def _checked(name, value, kind, shape):
+    """A tensor of this kind and shape, see `checks.tensor`; lists of numbers become one."""
+    value = ops.convert_to_tensor(value) if isinstance(value, list | tuple) else value
+    checks.tensor(name, value, kind, shape)
+    return ops.convert_to_tensor(value)
+
+
 def router_loss(stats: RouterStats, load_balancing_loss_weight: float, router_z_loss_weight: float):
     """What one sparse layer adds to the loss: both router losses times their coefficients, <float32> scalar."""
+    checks.number("load_balancing_loss_weight", load_balancing_loss_weight, "0 or above")
+    checks.number("router_z_loss_weight", router_z_loss_weight, "0 or above")
     return (load_balancing_loss_weight * stats.load_balancing_loss.value
             + router_z_loss_weight * stats.router_z_loss.value)

@@ -8,6 +8,7 @@ import dataclasses
 import pkgutil
 from collections.abc import Callable
 
+from switch_tf import checks
 from switch_tf.choices import EXPLORATIONS, SECOND_EXPERT_POLICIES, check_choice, nearest
 
 
@@ -42,6 +43,14 @@ class Policy:
     counts_preference: bool = False
 
     def __post_init__(self):
+        checks.fields(self, ("name",), checks.text)
+        checks.fields(self, ("num_choices",), checks.optional, checks.integer, 1)
+        checks.fields(self, ("fewest_choices",), checks.integer, 1)
+        checks.fields(self, ("is_causal", "is_balanced", "has_kernel", "needs_token_ids", "experts_choose",
+                             "counts_preference"), checks.flag)
+        if not callable(self.decide) and not (isinstance(self.decide, str) and ":" in self.decide):
+            raise ValueError(f"The policy {self.name!r} decides by a function, or by its place as \"module:function\", "
+                             f"not {checks.shown(self.decide)}.")
         if self.experts_choose and not (self.has_kernel and self.is_balanced):
             raise ValueError(f"In the policy {self.name!r} experts choose, by scores and each as many tokens as the "
                              "others; leave has_kernel=True and set is_balanced=True.")
@@ -73,6 +82,8 @@ def register(policy: Policy) -> Policy:
     Raises:
         ValueError: another policy has that name.
     """
+    if not isinstance(policy, Policy):
+        raise ValueError(f"A policy is a policies.Policy, not {checks.shown(policy)}.")
     known = _policies.get(policy.name)
     if known is not None and _place(known) != _place(policy):
         raise ValueError(f"There is a policy {policy.name!r} already, by {_place(known)}; give the one by "
@@ -98,9 +109,10 @@ def get(name: str, argument: str = "routing_policy") -> Policy:
     Raises:
         ValueError: there is none, in the words of the `argument` that asked for it.
     """
-    if name not in _policies:
+    if not isinstance(name, str) or name not in _policies:
         listed = ", ".join(map(repr, _policies))
-        raise ValueError(f"{argument} must be one of {listed}, or one that an imported module registers, not {name!r}."
+        raise ValueError(f"{argument} must be one of {listed}, or one that an imported module registers, not "
+                         f"{checks.shown(name)}."
                          f"{nearest(name, _policies)}")
     return _policies[name]
 
@@ -108,15 +120,18 @@ def get(name: str, argument: str = "routing_policy") -> Policy:
 def check_options(policy: Policy, num_selected_experts, num_experts, exploration, second_expert_policy,
                   second_expert_threshold) -> None:
     """Refuses options of a router that do not fit its policy; `num_experts` 0 is a model without experts."""
+    if not isinstance(policy, Policy):
+        raise ValueError(f"policy must be a policies.Policy, not {checks.shown(policy)}.")
+    checks.integer("num_experts", num_experts, at_least=0)
     check_choice("exploration", exploration, EXPLORATIONS)
     check_choice("second_expert_policy", second_expert_policy, SECOND_EXPERT_POLICIES)
-    if not 0 < second_expert_threshold < 1:
-        raise ValueError(f"second_expert_threshold must be in (0, 1), not {second_expert_threshold!r}.")
+    checks.number("second_expert_threshold", second_expert_threshold, "in (0, 1)")
     count, fixed, fewest = policy.count(num_selected_experts), policy.num_choices, policy.fewest_choices
+    checks.integer("num_selected_experts", count, at_least=1)
     if fixed is not None and count != fixed:
         raise ValueError(f"The {policy.name} policy selects {fixed} expert{'s' * (fixed > 1)} for each token, not "
                          f"{count!r}; leave num_selected_experts out, or use routing_policy='top_n'.")
-    if isinstance(count, bool) or not isinstance(count, int) or count < fewest:
+    if count < fewest:
         raise ValueError(f"num_selected_experts must be an integer of at least {fewest} with "
                          f"routing_policy={policy.name!r}, not {num_selected_experts!r}.")
     if num_experts and count > num_experts:

@@ -1,6 +1,5 @@
 """Hugging Face checkpoints in and out: T5 1.0, T5 1.1, mT5 and Switch Transformers."""
 
-import pathlib
 import secrets
 import shutil
 from collections.abc import Iterator
@@ -8,6 +7,7 @@ from collections.abc import Iterator
 import keras
 import numpy as np
 
+from switch_tf import checks
 from switch_tf.conversion import checkpoint_files, huggingface_config
 from switch_tf.conversion.huggingface_structure import T5X_LOGITS, read_structure
 from switch_tf.conversion.rules import INDEX, Ignore, Link, Rule, Rules
@@ -72,10 +72,11 @@ def from_hugging_face(folder) -> SwitchTransformer:
         ValueError: the folder, its configuration or its tensors are not those of a model that switch_tf can represent.
         ImportError: the package safetensors is missing.
     """
-    folder = pathlib.Path(folder)
+    folder = checks.path("folder", folder)
     if not (folder / "config.json").is_file():
-        raise ValueError(f"{folder} must be a folder on this machine with config.json and the tensors of a model; "
-                         "a name on the Hugging Face hub is first downloaded with: hf download NAME --local-dir FOLDER")
+        raise ValueError(f"{str(folder)!r} must be a folder on this machine with config.json and the tensors of a "
+                         "model; a name on the Hugging Face hub is first downloaded with: hf download NAME "
+                         "--local-dir FOLDER")
     values = checkpoint_files.read_json(folder / "config.json")
     tensors = checkpoint_files.open_folder(folder)
     _drop_copies(tensors)
@@ -90,7 +91,11 @@ def from_hugging_face(folder) -> SwitchTransformer:
     links = rules.link({name: tuple(variable.shape) for name, variable in variables.items()})
     rules.check(links, {name: tensor.shape for name, tensor in tensors.items()})
     for link in links:
-        variables[link.ours].assign(link.to_ours(lambda name: tensors[name].read()))
+        weight = link.to_ours(lambda name: tensors[name].read())
+        if not np.isfinite(weight).all():
+            raise ValueError(f"{link.theirs[0]!r} in {folder} is not finite, and so would be all that the model "
+                             "computes; read a checkpoint from before its training went wrong.")
+        variables[link.ours].assign(weight)
     return model
 
 
@@ -109,7 +114,9 @@ def to_hugging_face(model: SwitchTransformer, folder, expert_capacity: int | Non
         ValueError: the folder holds something, or Hugging Face's classes cannot represent the model; nothing is
             written.
     """
-    folder = pathlib.Path(folder).resolve()
+    if not isinstance(model, SwitchTransformer):
+        raise ValueError(f"model must be a SwitchTransformer, not {checks.shown(model)}.")
+    folder = checks.path("folder", folder).resolve()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ValueError(f"{folder} must be new or an empty folder, so that nothing is overwritten; name another one.")
     values = huggingface_config.to_hugging_face(model.config, expert_capacity)

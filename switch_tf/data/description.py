@@ -35,9 +35,10 @@ class DatasetDescription:
     encoder_only: bool = False
 
     def __post_init__(self):
-        checks.integer("BATCH_SIZE", self.batch_size, 1)
-        checks.integer("SEED", self.seed, 0)
-        checks.flag("pack", self.pack)
+        checks.fields(self, ("mixture_or_task_name", "split"), checks.text)
+        object.__setattr__(self, "batch_size", checks.integer("BATCH_SIZE", self.batch_size, 1))
+        object.__setattr__(self, "seed", checks.integer("SEED", self.seed, 0))
+        checks.fields(self, ("pack", "encoder_only"), checks.flag)
         lengths = self.task_feature_lengths
         if not isinstance(lengths, Mapping) or set(lengths) != set(FEATURES):
             raise ValueError(

@@ -5,6 +5,7 @@ import contextlib
 import tensorflow as tf
 from tensorflow.python.eager import context as eager_context  # the global seed has no public getter
 
+from switch_tf import checks
 from switch_tf.data.description import FEATURES, DatasetDescription
 from switch_tf.data.providers import check_split, get_provider, import_seqio
 
@@ -39,6 +40,8 @@ def get_dataset(description: DatasetDescription) -> tf.data.Dataset:
     Raises:
         ValueError: an unknown name or split, lengths the task cannot use, features the model cannot.
     """
+    if not isinstance(description, DatasetDescription):
+        raise ValueError(f"description must be a DatasetDescription, not {checks.shown(description)}.")
     provider = get_provider(description.mixture_or_task_name)
     check_split(provider, description.split)
     converter = _feature_converter(provider, description)

@@ -7,6 +7,8 @@ import sys
 import keras
 import tensorflow as tf
 
+from switch_tf import checks
+
 
 def vocabulary_size(mixture_or_task_name: str) -> int:
     """Returns the number of ids that the vocabulary of a task or mixture has, sentinels included.
@@ -36,6 +38,7 @@ def check_vocabulary(mixture_or_task_name: str, vocab_size: int) -> None:
     Raises:
         ValueError: the task's vocabulary is larger.
     """
+    checks.integer("vocab_size", vocab_size, at_least=1)
     needed = vocabulary_size(mixture_or_task_name)
     if vocab_size < needed:
         raise ValueError(
@@ -50,6 +53,7 @@ def check_task(name: str) -> None:
     Raises:
         ValueError: names the nearest registered ones.
     """
+    checks.text("The name of a task or mixture", name)
     seqio = import_seqio()
     known = sorted({*seqio.TaskRegistry.names(), *seqio.MixtureRegistry.names()})
     if name in known:

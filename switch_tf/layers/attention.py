@@ -6,6 +6,7 @@ import keras
 from keras import ops
 
 from switch_tf import checks, partitioning
+from switch_tf.layers import masks
 from switch_tf.layers.dropout import Dropout
 
 MASKED = -1e9
@@ -20,6 +21,15 @@ def add_output_kernel(layer, d_model):
 
 def _normal(init_scale, fan_in):
     return keras.initializers.RandomNormal(stddev=(init_scale / fan_in) ** 0.5)
+
+
+def check_scores(num_heads, inputs, memory, attention_mask, position_bias):
+    """Refuses what is no attention mask or no position bias of such queries and keys, <any>[batch, length, d_model]."""
+    (batch, query_length), key_length = inputs.shape[:2], memory.shape[1]
+    if attention_mask is not None:
+        checks.tensor("attention_mask", attention_mask, "bool", (batch, 1, query_length, key_length), True)
+    if position_bias is not None:
+        checks.tensor("position_bias", position_bias, "float", (1, num_heads, query_length, key_length), True)
 
 
 def attend(query, key, value, out, attention_mask, position_bias, dropout):
@@ -65,6 +75,8 @@ class MultiHeadAttention(keras.layers.Layer):
         memory: <compute dtype>[batch, key, d_model] or None for self-attention.
         attention_mask: <bool>[batch, 1, query or 1, key], True where a query may look, or None.
         position_bias: <float32>[1, heads, query, key] or None, added to the scores.
+        mask, inputs_mask, memory_mask: <bool>[batch, length], where Keras carries them with the inputs and the memory;
+            nobody looks at keys that are masked.
 
     Returns: <compute dtype>[batch, query, d_model].
     """
@@ -72,6 +84,7 @@ class MultiHeadAttention(keras.layers.Layer):
     def __init__(self, num_heads, d_kv, dropout_rate=0.0, init_scale=1.0, **kwargs):
         # Keras would cast the position bias to bfloat16 on the way in; the kernels are cast below instead.
         super().__init__(autocast=False, **kwargs)
+        self.supports_masking = True
         self.num_heads = checks.integer("num_heads", num_heads, at_least=1)
         self.d_kv = checks.integer("d_kv", d_kv, at_least=1)
         self.dropout_rate = checks.number("dropout_rate", dropout_rate, "in [0, 1)")
@@ -79,7 +92,7 @@ class MultiHeadAttention(keras.layers.Layer):
         self.dropout = Dropout(dropout_rate, broadcast_axis=2, dtype=self.dtype_policy, name="dropout")
 
     def build(self, input_shape):
-        d_model = input_shape[-1]
+        d_model = checks.width(input_shape)
         self.dropout.build()
         for name, fan_in in (("query", d_model * self.d_kv), ("key", d_model), ("value", d_model)):
             setattr(self, name, partitioning.add_weight(
@@ -87,8 +100,15 @@ class MultiHeadAttention(keras.layers.Layer):
                 _normal(self.init_scale, fan_in)))
         self.out = add_output_kernel(self, d_model)
 
-    def call(self, inputs, memory=None, attention_mask=None, position_bias=None, training=False):
-        memory = inputs if memory is None else memory
+    def call(self, inputs, memory=None, attention_mask=None, position_bias=None, training=False, mask=None,
+             inputs_mask=None, memory_mask=None):
+        if memory is None:
+            memory, memory_mask = inputs, masks.padding_mask(inputs, mask, inputs_mask)
+        checks.tensor("inputs", inputs, "float", (None, None, self.query.shape[0]))
+        checks.tensor("memory", memory, "float", (inputs.shape[0], None, self.key.shape[0]))
+        check_scores(self.num_heads, inputs, memory, attention_mask, position_bias)
+        attention_mask = masks.without_keys(attention_mask, masks.padding_mask(memory, memory_mask))
+        training = checks.flag("training", training)
         # [batch, length, d_model] -> [batch, length, heads, d_kv]
         query = self._project(inputs, self.query)
         key = self._project(memory, self.key)

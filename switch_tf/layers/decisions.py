@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from keras import ops
 
-from switch_tf import partitioning
+from switch_tf import checks, partitioning
 from switch_tf.choices import DISPATCHES, check_choice
 from switch_tf.layers import dispatch as dispatching
 from switch_tf.metrics import Mean
@@ -143,7 +143,7 @@ class ExpertChoices(NamedTuple):
         """As of Decisions, without "ragged"."""
         check_choice("dispatch", dispatch, DISPATCHES)
         if dispatch == "ragged":
-            raise ValueError("dispatch='ragged' leaves out empty slots, and where experts choose there are none; use "
-                             "'index' or 'auto'.")
+            raise checks.refusal("dispatch='ragged' leaves out empty slots, and where experts choose there are none; "
+                                 "use 'index' or 'auto'.")
         kinds = {"einsum": dispatching.EinsumOfExperts, "index": dispatching.IndexOfExperts}
         return kinds[dispatching.best_of_experts() if dispatch == "auto" else dispatch](self)

@@ -11,7 +11,7 @@ Where experts choose, a token may lie in many slots, and the way back is a sum o
 
 from keras import ops
 
-from switch_tf import partitioning
+from switch_tf import checks, partitioning
 from switch_tf.layers.ragged import RaggedRows
 
 # The buffers of slots: where the groups are, where the experts are, and as an expert reads them.
@@ -137,8 +137,8 @@ class Ragged(Index):
 
     def __init__(self, decisions):
         if "ragged" not in partitioning.suited_dispatches():
-            raise ValueError("dispatch='ragged' needs shapes that depend on values, as TensorFlow has them on CPU "
-                             "without XLA; elsewhere use dispatch='index'.")
+            raise checks.refusal("dispatch='ragged' needs shapes that depend on values, as TensorFlow has them on CPU "
+                                 "without XLA; elsewhere use dispatch='index'.")
         super().__init__(decisions)
         # There is one row more than tokens can fill, so that the last is always empty; a token without a row reads its
         # zeros. Nobody reads the other empty rows, and what is moved into them may be anything.

@@ -12,23 +12,28 @@ class Dropout(keras.layers.Layer):
 
     Args:
         rate: float in [0, 1).
-        broadcast_axis: int or None. Positions along this axis share one mask: T5 drops a feature for the whole
-            length of a sequence.
+        broadcast_axis: int, counted from 0, or None. Positions along this axis share one mask: T5 drops a feature for
+            the whole length of a sequence.
     """
 
     def __init__(self, rate, broadcast_axis=None, **kwargs):
         super().__init__(**kwargs)
         self.rate = checks.number("A dropout rate", rate, "in [0, 1)")
-        self.broadcast_axis = broadcast_axis
+        self.broadcast_axis = checks.optional("broadcast_axis", broadcast_axis, checks.integer, 0)
+        self.supports_masking = True
 
     def build(self, input_shape=None):
         """Creates nothing; being built is what gives the layer its path, and the path its random stream."""
 
     def call(self, inputs, training=False):
-        if not training or not self.rate:
+        checks.tensor("inputs", inputs, "float", [None] * len(inputs.shape))
+        if not checks.flag("training", training) or not self.rate:
             return inputs
         shape = list(ops.shape(inputs))
         if self.broadcast_axis is not None:
+            if self.broadcast_axis >= len(shape):
+                raise checks.refusal(f"broadcast_axis must be below {len(shape)}, the number of dimensions of the "
+                                     f"inputs, not {self.broadcast_axis}.")
             shape[self.broadcast_axis] = 1
         seed = partitioning.layer_seed(self, "dropout")
         is_kept = partitioning.uniform(seed, tuple(shape)) >= self.rate

@@ -20,6 +20,7 @@ class TokenEmbedding(keras.layers.Layer):
 
     def __init__(self, vocab_size, d_model, **kwargs):
         super().__init__(**kwargs)
+        self.supports_masking = True
         self.vocab_size = checks.integer("vocab_size", vocab_size, at_least=1)
         self.d_model = checks.integer("d_model", d_model, at_least=1)
 
@@ -29,6 +30,8 @@ class TokenEmbedding(keras.layers.Layer):
             keras.initializers.RandomNormal(stddev=1.0))
 
     def call(self, token_ids):
+        checks.tensor("token_ids", token_ids, "int", (None, None))
+        checks.indices("token_ids", partitioning.known_values(token_ids), self.vocab_size)
         embedded = partitioning.look_up(self.embedding, token_ids, self.compute_dtype)
         return partitioning.constrain(embedded, ("batch", "length", "embed"))
 
@@ -54,16 +57,18 @@ class LogitsDense(keras.layers.Layer):
 
     def __init__(self, vocab_size, init_scale=1.0, **kwargs):
         super().__init__(**kwargs)
+        self.supports_masking = True
         self.vocab_size = checks.integer("vocab_size", vocab_size, at_least=1)
         self.init_scale = checks.number("init_scale", init_scale, "above 0")
 
     def build(self, input_shape):
-        d_model = input_shape[-1]
+        d_model = checks.width(input_shape)
         self.kernel = partitioning.add_weight(
             self, "kernel", (d_model, self.vocab_size), ("embed", "vocab"),
             keras.initializers.TruncatedNormal(stddev=(self.init_scale / d_model) ** 0.5))
 
     def call(self, inputs):
+        checks.tensor("inputs", inputs, "float", (None, None, self.kernel.shape[0]))
         return _logits(inputs, self.kernel, is_table=False)
 
     def get_config(self):

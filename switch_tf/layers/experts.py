@@ -3,7 +3,7 @@
 import keras
 from keras import ops
 
-from switch_tf import partitioning
+from switch_tf import checks, partitioning
 from switch_tf.choices import ACTIVATIONS, check_choice
 from switch_tf.layers.feed_forward import activate, add_input_kernels, kernel_initializer
 from switch_tf.layers.ragged import one_by_one
@@ -33,17 +33,15 @@ class ExpertFeedForward(keras.layers.Layer):
                  **kwargs):
         super().__init__(**kwargs)
         check_choice("activation", activation, ACTIVATIONS)
-        if not 0 <= dropout_rate < 1:
-            raise ValueError(f"A dropout rate must be in [0, 1), not {dropout_rate!r}.")
-        self.num_experts = num_experts
-        self.d_ff = d_ff
+        self.num_experts = checks.integer("num_experts", num_experts, at_least=1)
+        self.d_ff = checks.integer("d_ff", d_ff, at_least=1)
         self.activation = activation
-        self.dropout_rate = dropout_rate
-        self.init_scale = init_scale
-        self.output_dim = output_dim
+        self.dropout_rate = checks.number("A dropout rate", dropout_rate, "in [0, 1)")
+        self.init_scale = checks.number("init_scale", init_scale, "above 0")
+        self.output_dim = checks.optional("output_dim", output_dim, checks.integer, 1)
 
     def build(self, input_shape):
-        d_model = input_shape[-1]
+        d_model = checks.width(input_shape, rank=4)
         self.input_kernels = add_input_kernels(
             self, self.activation, (self.num_experts, d_model, self.d_ff), ("expert", "embed", "expert_mlp"),
             kernel_initializer(self.init_scale, d_model))
@@ -52,6 +50,10 @@ class ExpertFeedForward(keras.layers.Layer):
             kernel_initializer(self.init_scale, self.d_ff))
 
     def call(self, inputs, ragged=None, training=False):
+        training = checks.flag("training", training)
+        d_model = self.wo.shape[-1] if self.output_dim is None else None
+        shape = (self.num_experts, None, None, d_model) if ragged is None else (None, d_model)
+        checks.tensor("inputs", inputs, "float", shape)
         if ragged is not None:
             dropout_mask = self._dropout_mask if training and self.dropout_rate else None
             return one_by_one(inputs, ragged, self.input_kernels, self.wo, dropout_mask)

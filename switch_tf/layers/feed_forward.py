@@ -44,6 +44,7 @@ class FeedForward(keras.layers.Layer):
 
     def __init__(self, d_ff, activation="relu", dropout_rate=0.0, init_scale=1.0, **kwargs):
         super().__init__(**kwargs)
+        self.supports_masking = True
         check_choice("activation", activation, ACTIVATIONS)
         self.d_ff = checks.integer("d_ff", d_ff, at_least=1)
         self.activation = activation
@@ -52,7 +53,7 @@ class FeedForward(keras.layers.Layer):
         self.dropout = Dropout(dropout_rate, broadcast_axis=1, dtype=self.dtype_policy, name="dropout")
 
     def build(self, input_shape):
-        d_model = input_shape[-1]
+        d_model = checks.width(input_shape)
         self.dropout.build()
         self.input_kernels = add_input_kernels(
             self, self.activation, (d_model, self.d_ff), ("embed", "mlp"), kernel_initializer(self.init_scale, d_model))
@@ -60,6 +61,8 @@ class FeedForward(keras.layers.Layer):
             self, "wo", (self.d_ff, d_model), ("mlp", "embed"), kernel_initializer(self.init_scale, self.d_ff))
 
     def call(self, inputs, training=False):
+        checks.tensor("inputs", inputs, "float", (None, None, self.wo.shape[-1]))
+        training = checks.flag("training", training)
         hidden = activate([partitioning.product("blm,mf->blf", inputs, wi) for wi in self.input_kernels])
         hidden = partitioning.constrain(hidden, ("batch", "length", "mlp"))
         hidden = self.dropout(hidden, training=training)

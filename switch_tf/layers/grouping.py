@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from keras import ops
 
-from switch_tf import partitioning
+from switch_tf import checks, partitioning
 from switch_tf.semantics import rules_of
 
 
@@ -91,7 +91,7 @@ def check_batch(num_sequences: int, length: int, group_size: int, num_groups_mul
     below = num_sequences // step * step
     batches = [str(batch) for batch in (below, below + step) if batch]
     divisor = math.gcd(num_tokens, num_groups_multiple)
-    raise ValueError(
+    raise checks.refusal(
         f"No number of groups that is a multiple of {num_groups_multiple} divides {num_tokens} tokens "
         f"({num_sequences} sequences of {length}) into groups of at most {group_size}. "
         f"Use a batch of {' or '.join(batches)} sequences, or num_groups_multiple={divisor}.")
@@ -112,8 +112,8 @@ def plan_groups(shape, group_size: int, num_groups_multiple: int, training: bool
     num_tokens = shape[0] * shape[1]
     if not isinstance(num_tokens, int):
         if part.count > 1:
-            raise ValueError("The batch size must be known while tracing where a batch is cut into parts; give the "
-                             "input signature a batch size.")
+            raise checks.refusal("The batch size must be known while tracing where a batch is cut into parts; give the "
+                                 "input signature a batch size.")
         return _dynamic_groups(num_tokens, group_size, num_groups_multiple, semantics)
     if training:
         check_batch(shape[0] * part.count, shape[1], group_size, num_groups_multiple, part.count, semantics)
@@ -140,7 +140,7 @@ def expert_capacity(group_tokens, capacity_factor: float, num_experts: int, min_
 
     Args:
         group_tokens: int or int32 scalar tensor.
-        capacity_factor: float above 0.
+        capacity_factor: float in [1e-6, 1e6].
         num_experts: int.
         min_expert_capacity: int, at least 1.
         semantics: str, see `semantics.rules_of`.
@@ -150,7 +150,8 @@ def expert_capacity(group_tokens, capacity_factor: float, num_experts: int, min_
     """
     rules = rules_of(semantics)
     # In integers, so that 1.1 * 1000 / 10 is 110 and not what its binary neighbour rounds to.
-    ratio = fractions.Fraction(str(capacity_factor)) / num_experts
+    # Of few digits, so that products in the graph stay within int64: a factor of 0.1 + 0.2 has seventeen.
+    ratio = fractions.Fraction(str(capacity_factor)).limit_denominator(10**6) / num_experts
     if isinstance(group_tokens, int):
         capacity = round(group_tokens * ratio) if rules.rounds_capacity else math.floor(group_tokens * ratio)
         minimum, maximum = min, max

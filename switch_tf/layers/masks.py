@@ -1,8 +1,28 @@
-"""Which positions a query may attend to."""
+"""Which positions are real, and which of them a query may attend to."""
 
 from keras import ops
 
-from switch_tf import partitioning
+from switch_tf import checks, partitioning
+
+
+def padding_mask(inputs, padding_mask, *keras_masks):
+    """The mask of a call: what the caller gives, else what Keras carries with the inputs, checked.
+
+    Args:
+        inputs: <any float>[batch, length, d_model].
+        padding_mask: <bool>[batch, length] or None.
+        keras_masks: what Keras gave for `mask`, where a layer is called with one tensor, and for `inputs_mask`, where
+            it is called with several; same as `padding_mask`.
+
+    Returns:
+        <bool>[batch, length], True where the token is real, or None.
+    """
+    given = next((mask for mask in (padding_mask, *keras_masks) if mask is not None), None)
+    if given is None:
+        return None
+    given = given if hasattr(given, "dtype") else ops.convert_to_tensor(given)
+    checks.tensor("padding_mask", given, "bool", inputs.shape[:2])
+    return given
 
 
 def attention_mask(query_segments, key_segments, is_causal=False):
@@ -27,6 +47,13 @@ def attention_mask(query_segments, key_segments, is_causal=False):
 def key_mask(key_is_real):
     """Every query may look at every real key: <bool>[batch, key] -> <bool>[batch, 1, 1, key]."""
     return ops.expand_dims(ops.expand_dims(key_is_real, 1), 1)
+
+
+def without_keys(attention_mask, key_is_real):
+    """What `attention_mask` allows but for masked keys: <bool>[batch, key]; either may be None, for no restriction."""
+    if attention_mask is None or key_is_real is None:
+        return attention_mask if key_is_real is None else key_mask(key_is_real)
+    return ops.logical_and(attention_mask, key_mask(key_is_real))
 
 
 def encoder_is_real(features):

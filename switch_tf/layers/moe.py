@@ -3,9 +3,9 @@
 import keras
 from keras import ops
 
-from switch_tf import losses, partitioning
+from switch_tf import checks, losses, partitioning
 from switch_tf.choices import DISPATCHES, check_choice
-from switch_tf.layers import grouping
+from switch_tf.layers import grouping, masks
 from switch_tf.layers.experts import ExpertFeedForward
 from switch_tf.layers.routing import Router
 from switch_tf.semantics import rules_of
@@ -41,9 +41,10 @@ class SwitchFeedForward(keras.layers.Layer):
 
     Call arguments:
         inputs: <compute dtype>[batch, length, d_model].
-        padding_mask: <bool>[batch, length], True where the token is real, or None.
+        padding_mask: <bool>[batch, length], True where the token is real, or None for Keras' own mask, if any.
         token_ids: <int32>[batch, length], for the hash policy.
         return_router_stats: bool. Hand back the statistics instead of adding losses; `forward` sets it.
+        mask, inputs_mask: Keras' own mask, which it gives itself and carries on with the outputs.
 
     Returns: <compute dtype>[batch, length, output_dim].
     """
@@ -55,36 +56,33 @@ class SwitchFeedForward(keras.layers.Layer):
                  semantics="switch_tf", expert_capacity=None, dispatch="auto", router="switch", output_dim=None,
                  **kwargs):
         super().__init__(**kwargs)
+        self.supports_masking = True
         self._rules = rules_of(semantics)
         check_choice("dispatch", dispatch, DISPATCHES)
-        for name, value in (("num_experts", num_experts), ("d_ff", d_ff), ("group_size", group_size),
-                            ("num_groups_multiple", num_groups_multiple), ("min_expert_capacity", min_expert_capacity),
-                            ("expert_capacity", 1 if expert_capacity is None else expert_capacity)):
-            if not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name} must be an integer of at least 1, not {value!r}.")
-        for name, value in (("train_capacity_factor", train_capacity_factor),
-                            ("eval_capacity_factor", eval_capacity_factor)):
-            if not value > 0:
-                raise ValueError(f"{name} must be above 0, not {value!r}: without slots every token is dropped.")
         if self._rules.groups_are_sequences != (expert_capacity is not None):
             raise ValueError(f"expert_capacity goes with semantics='hf' and nothing else; it is {expert_capacity!r} "
                              f"with semantics={semantics!r}.")
-        self.num_experts = num_experts
-        self.d_ff = d_ff
+        self.num_experts = checks.integer("num_experts", num_experts, at_least=1)
+        self.d_ff = checks.integer("d_ff", d_ff, at_least=1)
         self.activation = activation
-        self.group_size = group_size
-        self.num_groups_multiple = num_groups_multiple
-        self.train_capacity_factor = train_capacity_factor
-        self.eval_capacity_factor = eval_capacity_factor
-        self.min_expert_capacity = min_expert_capacity
-        self.expert_dropout_rate = expert_dropout_rate
-        self.load_balancing_loss_weight = load_balancing_loss_weight
-        self.router_z_loss_weight = router_z_loss_weight
-        self.init_scale = init_scale
+        self.group_size = checks.integer("group_size", group_size, at_least=1)
+        self.num_groups_multiple = checks.integer("num_groups_multiple", num_groups_multiple, at_least=1)
+        self.train_capacity_factor, self.eval_capacity_factor = (
+            checks.number(name, value, "in [1e-6, 1e6]") for name, value in (
+                ("train_capacity_factor", train_capacity_factor), ("eval_capacity_factor", eval_capacity_factor)))
+        self.min_expert_capacity = checks.integer("min_expert_capacity", min_expert_capacity, at_least=1)
+        self.expert_dropout_rate = checks.number("expert_dropout_rate", expert_dropout_rate, "in [0, 1)")
+        self.load_balancing_loss_weight, self.router_z_loss_weight = (
+            checks.number(name, value, "0 or above") for name, value in (
+                ("load_balancing_loss_weight", load_balancing_loss_weight),
+                ("router_z_loss_weight", router_z_loss_weight)))
+        self.init_scale = checks.number("init_scale", init_scale, "above 0")
         self.semantics = semantics
-        self.expert_capacity = expert_capacity
+        self.expert_capacity = checks.optional("expert_capacity", expert_capacity, checks.integer, 1)
         self.dispatch = dispatch
-        self.output_dim = output_dim
+        self.output_dim = checks.optional("output_dim", output_dim, checks.integer, 1)
+        if not isinstance(router, str | Router):
+            raise ValueError(f"router must be a Router or the name of a policy, not {checks.shown(router)}.")
         if isinstance(router, str):
             router = Router(num_experts, policy=router, jitter_noise=jitter_noise, router_dtype=router_dtype,
                             init_scale=init_scale, semantics=semantics, dtype=self.dtype_policy, name="router")
@@ -100,7 +98,7 @@ class SwitchFeedForward(keras.layers.Layer):
                                          dtype=self.dtype_policy, name="experts")
 
     def build(self, input_shape):
-        d_model = input_shape[-1]
+        d_model = checks.width(input_shape)
         self.router.build((None, None, d_model))
         self.experts.build((self.num_experts, None, None, d_model))
 
@@ -108,7 +106,9 @@ class SwitchFeedForward(keras.layers.Layer):
         """Like calling the layer, but returns `(outputs, RouterStats)` and adds no losses; what models call."""
         return self(inputs, padding_mask=padding_mask, token_ids=token_ids, training=training, return_router_stats=True)
 
-    def call(self, inputs, padding_mask=None, token_ids=None, training=False, return_router_stats=False):
+    def call(self, inputs, padding_mask=None, token_ids=None, training=False, return_router_stats=False, mask=None,
+             inputs_mask=None):
+        padding_mask = self._check(inputs, padding_mask, token_ids, training, return_router_stats, mask, inputs_mask)
         batch, length, d_model = ops.shape(inputs)
         groups, expert_capacity = grouping.plan(self, (batch, length), training)
         if self._rules.zeroes_padding and padding_mask is not None:
@@ -129,7 +129,7 @@ class SwitchFeedForward(keras.layers.Layer):
 
         tokens = partitioning.constrain(in_groups(inputs, (d_model,)), ("group", None, "embed"))
         token_ids = None if token_ids is None else in_groups(token_ids)
-        decisions, stats = self.router(tokens, padding_mask=in_groups(ops.cast(padding_mask, "bool")),
+        decisions, stats = self.router(tokens, padding_mask=in_groups(padding_mask),
                                        expert_capacity=expert_capacity, token_ids=token_ids, training=training,
                                        is_present=in_groups(is_present))
         dispatcher = decisions.dispatcher(self.dispatch)
@@ -146,6 +146,23 @@ class SwitchFeedForward(keras.layers.Layer):
             return outputs, stats
         self.add_loss(losses.router_loss(stats, self.load_balancing_loss_weight, self.router_z_loss_weight))
         return outputs
+
+    def _check(self, inputs, padding_mask=None, token_ids=None, training=False, return_router_stats=False, mask=None,
+               inputs_mask=None):
+        """Refuses what `call` cannot use; returns its mask."""
+        checks.flag("training", training)
+        checks.flag("return_router_stats", return_router_stats)
+        checks.tensor("inputs", inputs, "float", (None, None, self.experts.input_kernels[0].shape[1]))
+        if token_ids is not None:
+            checks.tensor("token_ids", token_ids, "int", inputs.shape[:2])
+        return masks.padding_mask(inputs, padding_mask, mask, inputs_mask)
+
+    def compute_output_spec(self, inputs, return_router_stats=False, **kwargs):
+        # Said here, because JAX cannot trace how a batch of unknown size is cut into groups.
+        self._check(inputs, return_router_stats=return_router_stats, **kwargs)
+        width = inputs.shape[-1] if self.output_dim is None else self.output_dim
+        outputs = keras.KerasTensor((*inputs.shape[:-1], width), self.compute_dtype)
+        return (outputs, self.router.symbolic_stats()) if return_router_stats else outputs
 
     def get_config(self):
         names = ("num_experts", "d_ff", "activation", "group_size", "num_groups_multiple", "jitter_noise",

@@ -21,12 +21,14 @@ class RMSNorm(keras.layers.Layer):
 
     def __init__(self, epsilon=1e-6, **kwargs):
         super().__init__(**kwargs)
+        self.supports_masking = True
         self.epsilon = checks.number("epsilon", epsilon, "above 0")
 
     def build(self, input_shape):
-        self.scale = partitioning.add_weight(self, "scale", (input_shape[-1],), ("embed",), "ones")
+        self.scale = partitioning.add_weight(self, "scale", (checks.width(input_shape, rank=None),), ("embed",), "ones")
 
     def call(self, inputs):
+        checks.tensor("inputs", inputs, "float", (*[None] * (len(inputs.shape) - 1), self.scale.shape[0]))
         x = ops.cast(inputs, "float32")
         inverse_rms = ops.rsqrt(ops.mean(ops.square(x), axis=-1, keepdims=True) + self.epsilon)
         return ops.cast(x * inverse_rms * partitioning.use(self.scale, "float32"), inputs.dtype)

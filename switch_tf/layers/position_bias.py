@@ -66,6 +66,8 @@ class RelativePositionBias(keras.layers.Layer):
             keras.initializers.RandomUniform(-limit, limit))
 
     def call(self, query_length, key_length):
+        query_length = checks.size("query_length", query_length, at_least=1)
+        key_length = checks.size("key_length", key_length, at_least=1)
         # A pair's bias depends on key - query alone: look up the query + key - 1 distances and cut a shifted row
         # for each query, so that no [query, key] constant and no scatter enters the program.
         furthest = self.max_distance  # all beyond share its bucket

@@ -3,9 +3,9 @@
 import keras
 from keras import ops
 
-from switch_tf import losses, partitioning, policies
+from switch_tf import checks, losses, partitioning, policies
 from switch_tf.choices import ROUTER_DTYPES, check_choice
-from switch_tf.layers import deciders, queues
+from switch_tf.layers import deciders, masks, queues
 from switch_tf.layers.decisions import Options, Scores
 from switch_tf.layers.feed_forward import kernel_initializer
 from switch_tf.metrics import Mean, RouterStats
@@ -45,12 +45,13 @@ class Router(keras.layers.Layer):
 
     Call arguments:
         inputs: <any float>[group, tokens, d_model].
-        padding_mask: <bool>[group, tokens], True where the token is real, or None. Semantics that route padding ignore
-            it.
+        padding_mask: <bool>[group, tokens], True where the token is real, or None for Keras' own mask, if any.
+            Semantics that route padding ignore it.
         expert_capacity: int or int32 scalar tensor, slots of each expert for each group.
         token_ids: <int32>[group, tokens], for policies that need them, as "hash" does.
         is_present: <bool>[group, tokens], False where a group was filled up and there is no token, or None. What is
             not there is never routed.
+        mask, inputs_mask: Keras' own mask, which it gives itself.
 
     Returns: `(decisions, RouterStats)`; the former `decisions.Decisions`, from expert choice `decisions.ExpertChoices`.
     """
@@ -60,42 +61,47 @@ class Router(keras.layers.Layer):
                  second_place_loss_weight=0.0, router_dtype="float32", init_scale=0.1, semantics="switch_tf", **kwargs):
         super().__init__(**kwargs)
         self._policy = policies.get(policy, "policy")
+        self.num_experts = checks.integer("num_experts", num_experts, at_least=1)
         policies.check_options(self._policy, num_selected_experts, num_experts, exploration, second_expert_policy,
                                second_expert_threshold)
         check_choice("router_dtype", router_dtype, ROUTER_DTYPES)
         self._rules = rules_of(semantics)
-        if not 0 <= jitter_noise < 1:
-            raise ValueError(f"jitter_noise must be in [0, 1), not {jitter_noise!r}.")
+        self.jitter_noise = checks.number("jitter_noise", jitter_noise, "in [0, 1)")
+        self.second_expert_threshold = checks.number("second_expert_threshold", second_expert_threshold, "in (0, 1)")
+        self.second_place_loss_weight = checks.number("second_place_loss_weight", second_place_loss_weight,
+                                                      "0 or above")
+        self.init_scale = checks.number("init_scale", init_scale, "above 0")
         if second_place_loss_weight and self._policy.count(num_selected_experts) < 2:
             raise ValueError(f"second_place_loss_weight={second_place_loss_weight!r} needs a policy with second "
                              f"choices, such as 'top2', not {policy!r}.")
-        self.num_experts = num_experts
-        self.num_selected_experts = num_selected_experts
+        self.num_selected_experts = checks.optional("num_selected_experts", num_selected_experts, checks.integer, 1)
         self.policy = policy
         self.exploration = exploration
-        self.jitter_noise = jitter_noise
         self.second_expert_policy = second_expert_policy
-        self.second_expert_threshold = second_expert_threshold
-        self.second_place_loss_weight = second_place_loss_weight
         self.router_dtype = router_dtype
-        self.init_scale = init_scale
         self.semantics = semantics
 
     def build(self, input_shape):
         if not self._policy.has_kernel:
             return
-        d_model = input_shape[-1]
+        d_model = checks.width(input_shape)
         self.kernel = partitioning.add_weight(
             self, "kernel", (d_model, self.num_experts), ("embed", "router_expert"),
             kernel_initializer(self.init_scale, d_model), dtype="float32")
 
-    def call(self, inputs, padding_mask=None, expert_capacity=None, token_ids=None, training=False, is_present=None):
+    def call(self, inputs, padding_mask=None, expert_capacity=None, token_ids=None, training=False, is_present=None,
+             mask=None, inputs_mask=None):
+        training = checks.flag("training", training)
+        checks.tensor("inputs", inputs, "float", (None, None, None))
+        expert_capacity = checks.size("expert_capacity", expert_capacity, at_least=1)
+        if token_ids is not None:
+            checks.tensor("token_ids", token_ids, "int", inputs.shape[:2])
         if self._policy.needs_token_ids and token_ids is None:
-            raise ValueError(f"The {self.policy} policy needs token_ids (<int32>, one for each token); pass them to "
-                             "the layer.")
+            raise checks.refusal(f"The {self.policy} policy needs token_ids (<int32>, one for each token); pass them "
+                                 "to the layer.")
+        is_real = masks.padding_mask(inputs, padding_mask, mask, inputs_mask)
         if self._rules.routes_padding:
-            padding_mask = is_present
-        is_real = None if padding_mask is None else ops.cast(padding_mask, "bool")
+            is_real = None if is_present is None else ops.cast(is_present, "bool")
         logits = self._logits(inputs, training) if self._policy.has_kernel else None
         scores = self._scores(logits, is_real, token_ids, training)
         decisions = self._policy.function(scores, self._options(expert_capacity, training))
@@ -158,6 +164,15 @@ class Router(keras.layers.Layer):
             load_balancing_loss=(no_loss if self._policy.is_balanced else
                                  self._loss_of(self._balance(scores, decisions, preferred))),
             router_z_loss=no_loss if logits is None else losses.router_z_mean(logits, scores.is_real))
+
+    def symbolic_stats(self):
+        """RouterStats without values, for functional models."""
+
+        def mean(*shape):
+            return Mean(keras.KerasTensor(shape, "float32"), keras.KerasTensor((), "float32"))
+
+        return RouterStats(**{name: mean(self.num_experts) if name == "expert_load" else mean()
+                              for name in RouterStats._fields})
 
     def _balance(self, scores, decisions, preferred):
         """losses.Balance; `preferred`: <int32>[group, tokens] counted as chosen, or None."""

@@ -5,9 +5,11 @@ import functools
 import keras
 from keras import ops
 
-from switch_tf import losses, partitioning
-from switch_tf.layers.attention import add_output_kernel, attend
+from switch_tf import checks, losses, partitioning
+from switch_tf.layers import masks
+from switch_tf.layers.attention import add_output_kernel, attend, check_scores
 from switch_tf.layers.dropout import Dropout
+from switch_tf.layers.moe import SwitchFeedForward
 
 
 @keras.saving.register_keras_serializable("switch_tf")
@@ -31,11 +33,12 @@ class SwitchSelfAttention(keras.layers.Layer):
 
     Call arguments:
         inputs: <compute dtype>[batch, length, d_model].
-        padding_mask: <bool>[batch, length], True where the token is real and routed, or None. Keys are masked by
-            `attention_mask` alone.
+        padding_mask: <bool>[batch, length], True where the token is real and routed, or None for Keras' own mask, if
+            any. It masks no keys: `attention_mask` does, and so does Keras' own mask.
         token_ids: <int32>[batch, length], for the hash policy.
         attention_mask, position_bias: see `MultiHeadAttention`.
         return_router_stats: bool. Hand back the statistics instead of adding losses; `forward` sets it.
+        mask, inputs_mask: Keras' own mask, which it gives itself and carries on with the outputs.
 
     Returns: <compute dtype>[batch, length, d_model].
     """
@@ -43,7 +46,14 @@ class SwitchSelfAttention(keras.layers.Layer):
     def __init__(self, query_experts, key_value_experts, num_heads, d_kv, dropout_rate=0.0, init_scale=1.0, **kwargs):
         # The position bias stays float32; the experts cast for themselves.
         super().__init__(autocast=False, **kwargs)
+        self.supports_masking = True
+        self.num_heads = checks.integer("num_heads", num_heads, at_least=1)
+        self.d_kv = checks.integer("d_kv", d_kv, at_least=1)
+        self.dropout_rate = checks.number("dropout_rate", dropout_rate, "in [0, 1)")
+        self.init_scale = checks.number("init_scale", init_scale, "above 0")
         for name, experts in (("query_experts", query_experts), ("key_value_experts", key_value_experts)):
+            if not isinstance(experts, SwitchFeedForward):
+                raise ValueError(f"{name} must be a SwitchFeedForward, not {checks.shown(experts)}.")
             if experts.output_dim != num_heads * d_kv:
                 raise ValueError(f"{name} must have output_dim={num_heads * d_kv} (num_heads * d_kv), not "
                                  f"{experts.output_dim!r}.")
@@ -52,16 +62,13 @@ class SwitchSelfAttention(keras.layers.Layer):
                              "layers with names of their own.")
         self.query_experts = query_experts
         self.key_value_experts = key_value_experts
-        self.num_heads = num_heads
-        self.d_kv = d_kv
-        self.dropout_rate = dropout_rate
-        self.init_scale = init_scale
         self.dropout = Dropout(dropout_rate, broadcast_axis=2, dtype=self.dtype_policy, name="dropout")
 
     def build(self, input_shape):
+        d_model = checks.width(input_shape)
         for layer in (self.query_experts, self.key_value_experts, self.dropout):
             layer.build(input_shape)
-        self.out = add_output_kernel(self, input_shape[-1])
+        self.out = add_output_kernel(self, d_model)
 
     def forward(self, inputs, padding_mask=None, token_ids=None, attention_mask=None, position_bias=None,
                 training=False):
@@ -70,7 +77,10 @@ class SwitchSelfAttention(keras.layers.Layer):
                     position_bias=position_bias, training=training, return_router_stats=True)
 
     def call(self, inputs, padding_mask=None, token_ids=None, attention_mask=None, position_bias=None, training=False,
-             return_router_stats=False):
+             return_router_stats=False, mask=None, inputs_mask=None):
+        self._check(inputs, attention_mask, position_bias, training, return_router_stats)
+        attention_mask = masks.without_keys(attention_mask, masks.padding_mask(inputs, mask, inputs_mask))
+        padding_mask = masks.padding_mask(inputs, padding_mask, mask, inputs_mask)
         all_experts = (self.query_experts, self.key_value_experts)
         (query, query_stats), (key_value, key_value_stats) = (
             experts.forward(inputs, padding_mask=padding_mask, token_ids=token_ids, training=training)
@@ -85,6 +95,22 @@ class SwitchSelfAttention(keras.layers.Layer):
         for experts, stats in zip(all_experts, router_stats, strict=True):
             self.add_loss(losses.router_loss(stats, experts.load_balancing_loss_weight, experts.router_z_loss_weight))
         return outputs
+
+    def _check(self, inputs, attention_mask, position_bias, training, return_router_stats):
+        """Refuses what `call` cannot use, but for what its experts check."""
+        checks.flag("training", training)
+        checks.flag("return_router_stats", return_router_stats)
+        checks.tensor("inputs", inputs, "float", (None, None, self.out.shape[-1]))
+        check_scores(self.num_heads, inputs, inputs, attention_mask, position_bias)
+
+    def compute_output_spec(self, inputs, attention_mask=None, position_bias=None, training=False,
+                            return_router_stats=False, **kwargs):
+        # Said here for the same reason as in SwitchFeedForward.
+        self._check(inputs, attention_mask, position_bias, training, return_router_stats)
+        stats = tuple(experts.compute_output_spec(inputs, return_router_stats=True, **kwargs)[1]
+                      for experts in (self.query_experts, self.key_value_experts))
+        outputs = keras.KerasTensor(inputs.shape, self.compute_dtype)
+        return (outputs, stats) if return_router_stats else outputs
 
     def _split_heads(self, x):
         # [batch, length, heads * d_kv] -> [batch, length, heads, d_kv]

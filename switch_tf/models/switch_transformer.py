@@ -5,7 +5,8 @@ import dataclasses
 import keras
 from keras import ops
 
-from switch_tf import losses, partitioning
+from switch_tf import checks, losses, partitioning
+from switch_tf.choices import check_choice
 from switch_tf.config import SwitchConfig
 from switch_tf.layers import LogitsDense, TokenEmbedding, masks
 from switch_tf.models.transformer import Stack
@@ -33,7 +34,7 @@ class SwitchTransformer(keras.Model):
 
     def __init__(self, config, dtype=None, name="switch_transformer", **kwargs):
         super().__init__(dtype=dtype, name=name, **kwargs)
-        self.config = SwitchConfig(**config) if isinstance(config, dict) else config
+        self.config = _read(config)
         config, policy = self.config, self.dtype_policy
         self.token_embedder = TokenEmbedding(config.vocab_size, config.d_model, dtype=policy, name="token_embedder")
         self.encoder = Stack(config, is_decoder=False, dtype=policy, name="encoder")
@@ -55,10 +56,11 @@ class SwitchTransformer(keras.Model):
         return self(features, training=training, return_router_stats=True)
 
     def call(self, features, training=False, return_router_stats=False):
+        training = checks.flag("training", training)
         self._check(features)
         with partitioning.random_seed(partitioning.fresh_seed() if training else None):
             logits, router_stats = self._run(features, training)
-        if return_router_stats:
+        if checks.flag("return_router_stats", return_router_stats):
             return logits, router_stats
         for stats in router_stats:
             self.add_loss(losses.router_loss(stats, self.config.load_balancing_loss_weight,
@@ -98,10 +100,31 @@ class SwitchTransformer(keras.Model):
     def _check(self, features):
         required = ["encoder_input_tokens"] if self.decoder is None else ["encoder_input_tokens",
                                                                          "decoder_input_tokens"]
+        if not isinstance(features, dict):
+            raise checks.refusal(f"The model needs a dictionary of features by seqio's names, such as {required[0]!r}, "
+                                 f"not {checks.shown(features)}.")
         missing = [name for name in required if name not in features]
         if missing:
-            raise ValueError(f"The model needs the feature {missing[0]!r} (<int32>[batch, length]); it was given "
-                             f"{sorted(features)}. seqio's EncDecFeatureConverter makes all of them.")
+            raise checks.refusal(f"The model needs the feature {missing[0]!r} (<int32>[batch, length]); it was given "
+                                 f"{sorted(features)}. seqio's EncDecFeatureConverter makes all of them.")
+        for stack in ("encoder", "decoder"):
+            shape = None
+            for name in (f"{stack}_{feature}" for feature in ("input_tokens", "segment_ids", "target_tokens")):
+                if name in features:
+                    shape = shape or features[name].shape
+                    checks.tensor(name, features[name], "int", shape if len(shape) == 2 else (None, None))
 
     def get_config(self):
         return {**super().get_config(), "config": dataclasses.asdict(self.config)}
+
+
+def _read(config):
+    """The SwitchConfig that a model is given as one, or as the dictionary of its fields."""
+    if isinstance(config, SwitchConfig):
+        return config
+    names = [field.name for field in dataclasses.fields(SwitchConfig)]
+    if not isinstance(config, dict):
+        raise ValueError(f"config must be a SwitchConfig, or a dictionary of its fields, not {checks.shown(config)}.")
+    for name in config:
+        check_choice("A field of a SwitchConfig", name, names)
+    return SwitchConfig(**config)

@@ -7,7 +7,7 @@ import importlib
 
 _NAMES = {
     "axes": ("add_weight", "arange", "axes_of", "constrain", "use", "with_axes"),
-    "forms": ("suited_dispatches",),
+    "forms": ("known_values", "suited_dispatches"),
     "indexing": ("count_into_bins", "look_up", "normalizers_and_targets"),
     "layout": ("LOGICAL_AXES", "Layout"),
     "parts": ("check_parts", "current_part", "part_of_batch", "share_of_groups"),

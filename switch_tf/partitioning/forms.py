@@ -1,6 +1,7 @@
 """Which form of an operation suits the code that runs, or is traced: by index, by products, or by shapes of values."""
 
 import keras
+import numpy as np
 
 from switch_tf.partitioning.axes import is_partitioned
 from switch_tf.partitioning.devices import device_type
@@ -21,6 +22,19 @@ def suited_dispatches() -> tuple[str, ...]:
     if prefers_products():
         return ("einsum", "index")
     return ("ragged", "index", "einsum") if _has_dynamic_shapes() else ("index", "einsum")
+
+
+def known_values(x) -> np.ndarray | None:
+    """The values of a tensor where they are known now; None while tracing, and where devices hold pieces of it."""
+    if is_partitioned() or keras.utils.is_keras_tensor(x):
+        return None
+    if keras.backend.backend() == "tensorflow":
+        import tensorflow as tf
+
+        return x.numpy() if isinstance(x, tf.__internal__.EagerTensor) else None
+    import jax
+
+    return None if isinstance(x, jax.core.Tracer) else np.asarray(x)
 
 
 def _has_dynamic_shapes():

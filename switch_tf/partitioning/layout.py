@@ -3,6 +3,7 @@
 import dataclasses
 import math
 
+from switch_tf.checks import shown
 from switch_tf.choices import BACKENDS, check_choice
 
 # T5X's words. `router_expert` names the columns of a router, which are never split, unlike the experts themselves;
@@ -41,10 +42,14 @@ class Layout:
 
     def __post_init__(self):
         check_choice("backend", self.backend, BACKENDS)
+        for name in ("rules", "at_rest_rules"):
+            if not isinstance(getattr(self, name), tuple | list):
+                raise ValueError(f"The {name} of a layout are a tuple of pairs of a logical axis and a mesh axis, such "
+                                 f"as (('batch', 'data'),), not {shown(getattr(self, name))}.")
         for rule in (*self.rules, *self.at_rest_rules):
             if not isinstance(rule, tuple | list) or [type(axis) for axis in rule] != [str, str]:
                 raise ValueError("A rule of a layout is a pair of a logical axis and a mesh axis, such as "
-                                 f"('batch', 'data'), not {rule!r}.")
+                                 f"('batch', 'data'), not {shown(rule)}.")
             logical, _ = rule
             if logical not in LOGICAL_AXES:
                 raise ValueError(f"The layout splits the unknown logical axis {logical!r}; "

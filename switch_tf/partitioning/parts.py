@@ -7,6 +7,8 @@ share, so that one pass over the whole batch and several over its parts route al
 import contextlib
 from typing import Any, NamedTuple
 
+from switch_tf import checks
+
 
 class Part(NamedTuple):
     """Part `index` (int or int32 scalar tensor) of `count` equal, contiguous parts of the global batch."""
@@ -43,7 +45,7 @@ def share_of_groups(num_groups: int) -> int:
 def check_parts(num_groups: int, num_parts: int) -> None:
     """Raises ValueError unless each of `num_parts` parts of the batch holds whole groups."""
     if num_groups % num_parts:
-        raise ValueError(
+        raise checks.refusal(
             f"A batch routed in {num_groups} groups cannot be cut into {num_parts} parts of whole groups (microbatches "
             f"times devices of the data axis). Set num_groups_multiple to a multiple of {num_parts}, or use fewer of "
             "them.")

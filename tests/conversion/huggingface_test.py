@@ -149,6 +149,16 @@ def test_damaged_checkpoints(tmp_path):
     assert "lacks 'shared.weight' of shape (64, 16)" in reading_refusal(folder)
 
 
+def test_weights_that_are_not_finite_are_refused_by_their_name(tmp_path):
+    tensors = {name: tensor.copy() for name, tensor in golden_tensors("t5_1_0").items()}
+    name = "encoder.block.0.layer.0.SelfAttention.q.weight"
+    tensors[name][0, 1] = np.nan
+    folder = copy("t5_1_0", tmp_path / "nan", tensors)
+    assert reading_refusal(folder) == (
+        f"{name!r} in {folder} is not finite, and so would be all that the model computes; read a "
+        "checkpoint from before its training went wrong.")
+
+
 def test_a_configuration_of_another_size(tmp_path):
     assert "'shared.weight' has shape (64, 16), but its configuration asks for (65, 16)" in reading_refusal(
         copy("switch", tmp_path / "in", vocab_size=65))
@@ -168,7 +178,7 @@ def test_a_second_embedding_is_refused(tmp_path):
 def test_what_is_no_folder_of_a_model(tmp_path):
     for folder in (tmp_path, "google/switch-base-8"):
         message = reading_refusal(folder)
-        assert message.startswith(f"{folder} must be a folder on this machine with config.json")
+        assert message.startswith(f"{str(folder)!r} must be a folder on this machine with config.json")
         assert "hf download NAME --local-dir FOLDER" in message
 
 

@@ -315,8 +315,8 @@ def test_its_config_makes_it_again():
     ({"router_dtype": "float16"}, r"router_dtype must be one of 'float32', 'bfloat16', not 'float16'"),
     ({"semantics": "t5"}, "semantics must be one of 'switch_tf', 'mtf', 't5x', 'hf', not 't5'"),
     ({"num_selected_experts": 2}, "The switch policy selects 1 expert for each token, not 2"),
-    ({"jitter_noise": 1.0}, r"jitter_noise must be in \[0, 1\), not 1.0"),
-    ({"jitter_noise": -0.1}, r"jitter_noise must be in \[0, 1\), not -0.1"),
+    ({"jitter_noise": 1.0}, r"jitter_noise must be a number in \[0, 1\), not 1.0"),
+    ({"jitter_noise": -0.1}, r"jitter_noise must be a number in \[0, 1\), not -0.1"),
 ])
 def test_impossible_arguments_are_refused(arguments, message):
     with pytest.raises(ValueError, match=message):

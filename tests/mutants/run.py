@@ -1,0 +1,129 @@
+"""Whether the tests notice what is wrong: applies one mutant after the other to a copy of the tree and runs its tests.
+
+`make mutants` runs it. Each mutant's own tests come first, and the whole suite only where those pass. What is known is
+in runs/mutants.json, so that an interrupted run goes on; remove the file to begin anew.
+"""
+
+import argparse
+import importlib.util
+import json
+import os
+import pathlib
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+ROOT = pathlib.Path(__file__).parents[2]
+RESULTS = ROOT / "runs" / "mutants.json"
+LONGEST = 1800  # seconds for a mutant's own tests; one that hangs has been noticed
+SURVIVED = "survived"
+
+
+def read_mutants():
+    """The list of mutants.py, each of which must apply."""
+    spec = importlib.util.spec_from_file_location("mutants", pathlib.Path(__file__).with_name("mutants.py"))
+    module = sys.modules["mutants"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    wrong = [f"switch_tf/{mutant.file} holds {count} times, not once: {mutant.old}" for mutant in module.MUTANTS
+             if (count := (ROOT / "switch_tf" / mutant.file).read_text().count(mutant.old)) != 1]
+    if wrong:
+        sys.exit("\n".join(["These mutants no longer apply; write them anew in tests/mutants/mutants.py:", *wrong]))
+    return module.MUTANTS
+
+
+def key(mutant):
+    return f"{mutant.file}: {mutant.old} -> {mutant.new}"
+
+
+def copy_tree(folder):
+    """What git knows or would add, as it stands in the working tree."""
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
+    for name in filter(None, listed.stdout.split("\0")):
+        if (ROOT / name).is_file():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, folder / name)
+
+
+def run_tests(folder, tests, log):
+    """Runs tests of the copy; returns None if all pass, else the first one that fails, or that they took too long.
+
+    In a fork of this process, which has imported what takes long and is not mutated.
+    """
+    child = os.fork()
+    if not child:
+        signal.alarm(LONGEST if tests != ("tests",) else 8 * LONGEST)
+        with open(log, "w") as file:
+            os.dup2(file.fileno(), 1)
+            os.dup2(file.fileno(), 2)
+        os.chdir(folder)
+        sys.path.insert(0, str(folder))
+        os.environ["PYTHONPATH"] = str(folder)
+        import pytest
+
+        import switch_tf
+
+        assert pathlib.Path(switch_tf.__file__).is_relative_to(folder), switch_tf.__file__
+        os._exit(pytest.main(["-x", "-q", "-p", "no:cacheprovider", *tests]))
+    _, status = os.waitpid(child, 0)
+    text = log.read_text(errors="replace")
+    if os.WIFSIGNALED(status):
+        return f"ended by {signal.Signals(os.WTERMSIG(status)).name}"
+    code = os.waitstatus_to_exitcode(status)
+    if code not in (0, 1, 2):
+        sys.exit(f"pytest ended with status {code}:\n{text[-3000:]}")
+    failed = re.search(r"^(?:FAILED|ERROR) (\S+)", text, re.MULTILINE)
+    return None if code == 0 else failed[1] if failed else "an error while tests were collected"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--own_tests_only", action="store_true",
+                        help="do not run the whole suite where a mutant's own tests pass; say that they pass")
+    arguments = parser.parse_args()
+    mutants = read_mutants()
+    RESULTS.parent.mkdir(exist_ok=True)
+    results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    results = {name: result for name, result in results.items() if name in {key(mutant) for mutant in mutants}}
+    sys.dont_write_bytecode = True  # a file that changes twice within a second would be taken from its cache
+    os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
+    import hypothesis
+    import keras
+    import tensorflow
+
+    assert {hypothesis, keras, tensorflow}  # imported for the children
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = pathlib.Path(temporary).resolve() / "tree"
+        copy_tree(folder)
+        log = folder.with_name("log")
+        passing = set()
+        for mutant in mutants:
+            if key(mutant) in results:
+                continue
+            if mutant.tests not in passing and (failed := run_tests(folder, mutant.tests, log)) is not None:
+                sys.exit(f"Without any mutant {failed} fails, so nothing can be told:\n{log.read_text()[-3000:]}")
+            passing.add(mutant.tests)
+            file, begin = folder / "switch_tf" / mutant.file, time.monotonic()
+            original = file.read_text()
+            file.write_text(original.replace(mutant.old, mutant.new))
+            noticed = run_tests(folder, mutant.tests, log)
+            if noticed is None and not arguments.own_tests_only and not mutant.survives:
+                noticed = run_tests(folder, ("tests",), log)
+            file.write_text(original)
+            results[key(mutant)] = {"noticed_by": noticed or SURVIVED, "seconds": round(time.monotonic() - begin)}
+            RESULTS.write_text(json.dumps(results, indent=1))
+            print(f"{key(mutant)[:100]:100s}  {noticed or SURVIVED}", flush=True)
+    survivors = [mutant for mutant in mutants if results[key(mutant)]["noticed_by"] == SURVIVED]
+    unexplained = [mutant for mutant in survivors if not mutant.survives]
+    print(f"{len(mutants)} mutants, {len(survivors)} survived, {len(unexplained)} of them unexplained.")
+    for mutant in survivors:
+        print(f"  {key(mutant)}\n    {mutant.survives or 'NOBODY KNOWS WHY'}")
+    sys.exit(bool(unexplained))
+
+
+if __name__ == "__main__":
+    main()
