@@ -6,6 +6,7 @@ True and False are no numbers, nor are NaN and infinities.
 
 import math
 import numbers
+from collections.abc import Mapping
 
 # The words of a sentence that refuses a number, and what they mean.
 _RULES = {
@@ -37,6 +38,21 @@ def flag(name: str, value) -> bool:
     if not isinstance(value, bool):
         raise ValueError(f"{name} must be True or False, not {value!r}.")
     return value
+
+
+def text(name: str, value) -> str:
+    """Text that is not empty."""
+    if not isinstance(value, str) or not value.strip():
+        raise ValueError(f"{name} must be text that is not empty, not {value!r}.")
+    return value
+
+
+def lengths(name: str, value) -> dict[str, int]:
+    """The tokens of a sequence of inputs and of one of targets."""
+    if not isinstance(value, Mapping) or set(value) != {"inputs", "targets"}:
+        raise ValueError(f"{name} must give the tokens of \"inputs\" and \"targets\", such as "
+                         f"{{'inputs': 128, 'targets': 29}}, not {value!r}.")
+    return {feature: integer(f"{name}[{feature!r}]", value[feature], 1) for feature in ("inputs", "targets")}
 
 
 def fields(record, names, check, *rule) -> None:

@@ -37,7 +37,7 @@ def run(arguments) -> dict:
         raise Mistake("--compare, --search and --save do not go together; give one of them.")
     if arguments.save is not None:
         _check_folder(pathlib.Path(arguments.save))
-    macros = gin_run.load(arguments, ["MODEL_DIR=''", "ACTIVATION_DTYPE='bfloat16'"])
+    macros = gin_run.load(arguments, ["MODEL_DIR='unused'", "ACTIVATION_DTYPE='bfloat16'"])
     if arguments.compare is not None:
         return _compare(arguments)
     if arguments.search:

@@ -27,7 +27,7 @@ def run(arguments) -> dict:
         raise Mistake(f"--steps and --devices must be at least 1, not {arguments.steps} and {arguments.devices}.")
     with tempfile.TemporaryDirectory() as dumps:
         environment.dump_partitioned_programs(dumps)
-        gin_run.load(arguments, ["MODEL_DIR=''", "ACTIVATION_DTYPE='float32'"], arguments.devices)
+        gin_run.load(arguments, ["MODEL_DIR='unused'", "ACTIVATION_DTYPE='float32'"], arguments.devices)
         _skip_graph_optimisation()
         try:
             verification, layout, dtype = _verify(arguments.steps)

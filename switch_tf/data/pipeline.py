@@ -1,12 +1,13 @@
 """From a description to tf.data batches of seqio's model features, the same in every process, resumable."""
 
 import contextlib
+import traceback
 
 import tensorflow as tf
 from tensorflow.python.eager import context as eager_context  # the global seed has no public getter
 
 from switch_tf.data.description import FEATURES, DatasetDescription
-from switch_tf.data.providers import check_split, get_provider, import_seqio
+from switch_tf.data.providers import check_split, get_provider, import_seqio, tasks_of
 
 
 @contextlib.contextmanager
@@ -62,6 +63,49 @@ def get_dataset(description: DatasetDescription) -> tf.data.Dataset:
     return batches.prefetch(tf.data.AUTOTUNE).with_options(options)
 
 
+@_no_global_seed()
+def check_examples(description: DatasetDescription) -> None:
+    """Refuses data that yield no example: seqio would read an empty training split again and again, for good.
+
+    Reads each task once, in order, up to its first example.
+
+    Raises:
+        ValueError: names the task and the split. Of a mixture each task must yield one for training, some task for
+            any other split.
+    """
+    provider, split = get_provider(description.mixture_or_task_name), description.split
+    check_split(provider, split)
+    converter, lengths = _feature_converter(provider, description), dict(description.task_feature_lengths)
+    tasks, empty = tasks_of(provider, split), []
+    for task in tasks:
+        try:
+            examples = task.get_dataset(sequence_length=lengths, split=split, shuffle=False, seed=0, num_epochs=1,
+                                        try_in_mem_cache=False)
+            if next(iter(converter(examples, lengths)), None) is None:
+                empty.append(task.name)
+        except Exception as error:  # whatever a task's own preprocessors raise
+            raise ValueError(_failure(task, split, error)) from error
+    if empty and (description.is_training or len(empty) == len(tasks)):
+        raise ValueError(
+            f"Split {split!r} of {' and '.join(map(repr, empty))} yields no example of {lengths}: there is nothing to "
+            "read, or too little text for one sequence, or a preprocessor drops it all; give it more, or shorter "
+            "TASK_FEATURE_LENGTHS."
+        )
+
+
+def _failure(task, split, error):
+    """One sentence about an exception, with the line of the user's own code that it comes from."""
+    lines = str(error).strip().splitlines() or [""]
+    message = lines[-1 if lines[0].startswith("in user code") else 0].strip().rstrip(".")  # AutoGraph's own is first
+    if isinstance(error, ValueError | RuntimeError) and not lines[0].startswith("in user code"):
+        return f"Task {task.name!r}, split {split!r}: {message}."
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__)
+              if "site-packages" not in frame.filename and frame.filename != __file__]
+    place = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
+    kind = "a record has no" if isinstance(error, KeyError) else f"{type(error).__name__}:"
+    return f"Task {task.name!r}, split {split!r}, cannot be read ({kind} {message}{place})."
+
+
 def _feature_converter(provider, description):
     seqio = import_seqio()
     ranks = {name: feature.rank for name, feature in provider.output_features.items()}
@@ -80,7 +124,7 @@ def _read_once(provider, arguments):
     seqio = import_seqio()
     if isinstance(provider, seqio.Task):
         return provider.get_dataset(**arguments, num_epochs=1)
-    tasks = [task for task in provider.tasks if arguments["split"] in task.splits]
+    tasks = tasks_of(provider, arguments["split"])
     features = set(provider.output_features)
     datasets = [provider.get_task_dataset(task, features, **arguments, num_epochs=1) for task in tasks]
     rates = [provider.get_rate(task) for task in tasks]

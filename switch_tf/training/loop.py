@@ -4,6 +4,7 @@ import re
 import time
 
 import numpy as np
+import tensorflow as tf
 
 from switch_tf import accounting, metrics
 from switch_tf.training import checkpoint_folders, peak, report, summaries
@@ -121,7 +122,11 @@ class Training:
     def _take_steps(self):
         state, num_steps = self.state, self.settings.steps_per_call
         asked = time.perf_counter()
-        batches = next(state.iterator)
+        try:
+            batches = next(state.iterator)
+        except tf.errors.OpError as error:
+            raise OSError(f"The batch after step {state.step} cannot be read ({_first_line(error)}); the last good "
+                          f"checkpoint is {self._last_checkpoint()}.") from error
         input_wait = time.perf_counter() - asked
         measured, bad_step = self._step(self.partitioner.place(batches))
         if (bad_step := int(bad_step)) >= 0:
@@ -181,3 +186,7 @@ class Training:
     def _last_checkpoint(self):
         saved = checkpoint_folders.steps(self.folder.checkpoints)
         return checkpoint_folders.path_of(self.folder.checkpoints, saved[-1]) if saved else "none"
+
+
+def _first_line(error):
+    return str(error).strip().partition("\n")[0]

@@ -29,8 +29,8 @@ def test_what_divides_fits(tiny_config):
     check_division(tiny_config, Layout(), 8, LENGTHS, 4)
 
 
-@pytest.mark.parametrize("lengths", [{}, {"inputs": 12}, {"targets": 6}, {"inputs": 12, "targets": 6.0},
-                                     {"inputs": "12", "targets": 6}])
+@pytest.mark.parametrize("lengths", [128, {}, {"inputs": 12}, {"targets": 6},
+                                     {"inputs": 12, "targets": 6, "more": 1}])
 def test_lengths_are_tokens_of_inputs_and_targets(tiny_config, lengths):
     assert refusal(tiny_config, lengths=lengths) == (
         'TASK_FEATURE_LENGTHS must give the tokens of "inputs" and "targets", such as '
