@@ -16,11 +16,13 @@ from switch_tf.cli import gin_files, processes, quiet
 from switch_tf.cli.gin_statements import Unknown
 from switch_tf.cli.main import Mistake
 from switch_tf.config import SwitchConfig
+from switch_tf.messages import first_line
 from switch_tf.partitioning.layout import Layout
 from switch_tf.training.run import Run, StepSettings, check_division, check_periods
 
 PARTS = ("a model (gin/models/switch_tiny.gin), a task (gin/tasks/docs_corpus.gin) and a run "
          "(gin/runs/pretrain.gin)")
+_TRAINER = "switch_tf.training.trainer.Trainer"
 
 
 class GinRun(NamedTuple):
@@ -66,6 +68,8 @@ def look(files, bindings=(), search_paths="") -> None:
     if not files:
         raise Mistake(f"A run is described by gin files: give {PARTS}, each with --gin_file.")
     statements = gin_files.read(files, bindings, search_paths)
+    if not any(name == _TRAINER for _, name, _ in statements.parameters):
+        raise Mistake(f"These gin files describe no run: {', '.join(files)}. Give {PARTS}.")
     _, _, run, settings = (_described(kind, statements) for kind in (SwitchConfig, Layout, Run, StepSettings))
     if run and settings:
         _or_mistake(lambda: check_periods(run, settings))
@@ -91,7 +95,7 @@ def _or_mistake(action):
     try:
         return action()
     except (ValueError, TypeError) as error:
-        raise Mistake(gin_files.first_line(error)) from error
+        raise Mistake(first_line(error)) from error
 
 
 def on_this_machine() -> GinRun:
@@ -131,4 +135,4 @@ def _parsed(layout, partitioner, is_checked=True):
 
 def _trainer_argument(name):
     """What gin has for the trainer's argument `name`, made anew."""
-    return copy.deepcopy(gin.query_parameter(f"switch_tf.training.trainer.Trainer.{name}"))
+    return copy.deepcopy(gin.query_parameter(f"{_TRAINER}.{name}"))

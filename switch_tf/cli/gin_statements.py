@@ -44,20 +44,25 @@ class Statements:
     macros: dict[str, Any] = dataclasses.field(default_factory=dict)
     parameters: dict[tuple[str, str, str], Any] = dataclasses.field(default_factory=dict)
     named: set[str] = dataclasses.field(default_factory=set)
+    _open: list[str] = dataclasses.field(default_factory=list)  # files that include the one that is read
 
     def add_file(self, file: str) -> None:
         """Adds a file, found as gin finds it, and those that it includes.
 
         Raises:
             SyntaxError: what cannot be read.
-            ValueError: an included file that is not there.
+            ValueError: an included file that is not there, or that includes itself.
         """
+        if file in self._open:
+            raise ValueError(f"{' includes '.join([*self._open, file])}, without an end")
         paths = [os.path.join(prefix, file) for prefix in gin_config._LOCATION_PREFIXES]
         found = next(filter(os.path.isfile, paths), None)
         if found is None:
             raise ValueError(f"it includes {file!r}, which is neither here nor among the shipped files")
+        self._open.append(file)
         with open(found) as source:
             self._add(source)
+        self._open.pop()
 
     def add_binding(self, binding: str) -> None:
         """Adds "NAME=VALUE" of the command line, where the end of a name is enough."""
@@ -88,6 +93,15 @@ class Statements:
     def used_macros(self) -> set[str]:
         """Macros that some value refers to."""
         return {macro.name for value in (*self.macros.values(), *self.parameters.values()) for macro in _macros(value)}
+
+    def is_endless(self, name: str) -> bool:
+        """Whether filling in this macro leads back to it."""
+        seen, waiting = set(), [name]
+        while waiting:
+            used = {macro.name for macro in _macros(self.macros.get(waiting.pop()))}
+            waiting += used - seen
+            seen |= used
+        return name in seen
 
     def arguments_of(self, described: type) -> dict | None:
         """What is bound of a class of this package, None where nothing is.

@@ -6,6 +6,7 @@ import tempfile
 from switch_tf import environment
 from switch_tf.cli import gin_files, gin_run
 from switch_tf.cli.main import Mistake
+from switch_tf.messages import first_line
 
 # Of a gradient, a share of entries that one hidden unit at the edge of its ReLU explains: one of a hundred or more.
 FEW = 0.01
@@ -32,7 +33,7 @@ def run(arguments) -> dict:
         try:
             verification, layout, dtype = _verify(arguments.steps)
         except ValueError as error:
-            raise Mistake(gin_files.first_line(error)) from error
+            raise Mistake(first_line(error)) from error
         from switch_tf.partitioning import collectives
         sent = [one for function in ("computed", "applied") for one in collectives.read(dumps, function)]
     result = {

@@ -5,7 +5,7 @@ file (`gin/tasks/`) imports the module that registers them.
 """
 
 from switch_tf.data.description import DatasetDescription
-from switch_tf.data.fingerprint import fingerprint, vocabulary_fingerprint
+from switch_tf.data.fingerprints import fingerprint, vocabulary_fingerprint
 from switch_tf.data.pipeline import check_examples, get_dataset
 from switch_tf.data.providers import check_task, check_vocabulary, keep_jax_on_cpu, vocabulary_size
 

@@ -8,6 +8,7 @@ from tensorflow.python.eager import context as eager_context  # the global seed 
 
 from switch_tf.data.description import FEATURES, DatasetDescription
 from switch_tf.data.providers import check_split, get_provider, import_seqio, tasks_of
+from switch_tf.messages import first_line
 
 
 @contextlib.contextmanager
@@ -65,39 +66,42 @@ def get_dataset(description: DatasetDescription) -> tf.data.Dataset:
 
 @_no_global_seed()
 def check_examples(description: DatasetDescription) -> None:
-    """Refuses data that yield no example: seqio would read an empty training split again and again, for good.
+    """Refuses data that yield too little: seqio would read an empty training split again and again, for good.
 
-    Reads each task once, in order, up to its first example.
+    Reads each task in order, from its beginning to its end at most.
 
     Raises:
-        ValueError: names the task and the split. Of a mixture each task must yield one for training, some task for
-            any other split.
+        ValueError: names the task and the split. A task to train on must yield a batch, each of a mixture one example;
+            for any other split some task must yield one.
     """
     provider, split = get_provider(description.mixture_or_task_name), description.split
     check_split(provider, split)
     converter, lengths = _feature_converter(provider, description), dict(description.task_feature_lengths)
-    tasks, empty = tasks_of(provider, split), []
+    tasks, found = tasks_of(provider, split), {}
+    # Repeating a line until a batch is full takes minutes; in a mixture, the others fill it.
+    needed = description.batch_size if description.is_training and len(tasks) == 1 else 1
     for task in tasks:
         try:
             examples = task.get_dataset(sequence_length=lengths, split=split, shuffle=False, seed=0, num_epochs=1,
                                         try_in_mem_cache=False)
-            if next(iter(converter(examples, lengths)), None) is None:
-                empty.append(task.name)
+            count = sum(1 for _ in converter(examples, lengths).take(needed))
         except Exception as error:  # whatever a task's own preprocessors raise
             raise ValueError(_failure(task, split, error)) from error
-    if empty and (description.is_training or len(empty) == len(tasks)):
+        found[task.name] = count
+    short = [name for name, count in found.items() if count < needed]
+    if short and (description.is_training or len(short) == len(found)):
+        yields = f"{found[short[0]]} of the {needed} sequences of a batch" if found[short[0]] else "no example"
         raise ValueError(
-            f"Split {split!r} of {' and '.join(map(repr, empty))} yields no example of {lengths}: there is nothing to "
-            "read, or too little text for one sequence, or a preprocessor drops it all; give it more, or shorter "
-            "TASK_FEATURE_LENGTHS."
+            f"Split {split!r} of {' and '.join(map(repr, short))} yields {yields}, read once: it has too little text "
+            f"for {lengths}, or a preprocessor drops what there is. Give it more"
+            + (", or use a smaller BATCH_SIZE." if needed > 1 else ".")
         )
 
 
 def _failure(task, split, error):
     """One sentence about an exception, with the line of the user's own code that it comes from."""
-    lines = str(error).strip().splitlines() or [""]
-    message = lines[-1 if lines[0].startswith("in user code") else 0].strip().rstrip(".")  # AutoGraph's own is first
-    if isinstance(error, ValueError | RuntimeError) and not lines[0].startswith("in user code"):
+    message = first_line(error).rstrip(".")
+    if isinstance(error, ValueError | OSError | RuntimeError):
         return f"Task {task.name!r}, split {split!r}: {message}."
     frames = [frame for frame in traceback.extract_tb(error.__traceback__)
               if "site-packages" not in frame.filename and frame.filename != __file__]

@@ -11,6 +11,7 @@ import shutil
 
 import tensorflow as tf
 
+from switch_tf.messages import first_line
 from switch_tf.partitioning import axes_of
 from switch_tf.partitioning.partitioner import Partitioner, is_lost_process
 from switch_tf.training.checkpoint_folders import FORMAT_VERSION, BrokenCheckpoint, describe, path_of, steps
@@ -76,7 +77,7 @@ def save(folder, step: int, variables: dict, iterator, pending_metrics: dict, ke
             raise
         if partitioner.is_chief:
             shutil.rmtree(temporary, ignore_errors=True)
-        raise OSError(f"The checkpoint of step {step} could not be written to {folder} ({_first_line(error)}); the "
+        raise OSError(f"The checkpoint of step {step} could not be written to {folder} ({first_line(error)}); the "
                       "older ones are as they were. Make room or rights there, then start the same command again."
                       ) from error
     if partitioner.is_chief:
@@ -119,13 +120,13 @@ def restore(checkpoint, variables: dict, iterator=None) -> dict:
     try:
         _read(pathlib.Path(checkpoint) / "state", state={path: variable.value for path, variable in variables.items()})
     except tf.errors.OpError as error:
-        raise BrokenCheckpoint(f"{checkpoint} is damaged ({_first_line(error)}).") from error
+        raise BrokenCheckpoint(f"{checkpoint} is damaged ({first_line(error)}).") from error
     try:
         if iterator is not None:
             _read(pathlib.Path(checkpoint) / "data_position", iterator=iterator)
     except tf.errors.OpError as error:
         raise BrokenCheckpoint(f"The position of {checkpoint} in the data is damaged, or is one in other data "
-                               f"({_first_line(error)}).") from error
+                               f"({first_line(error)}).") from error
     return description
 
 
@@ -158,7 +159,3 @@ def _sync(path):
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _first_line(error) -> str:
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

@@ -56,8 +56,16 @@ def test_what_the_files_alone_get_wrong_is_refused_without_tensorflow(tmp_path):
 
 def test_half_a_run_is_left_to_gin(tmp_path):
     (tmp_path / "half.gin").write_text("from __gin__ import dynamic_registration\nfrom switch_tf.training import run\n"
-                                       "run.Run.pack = True\n")
+                                       "from switch_tf.training import trainer\nrun.Run.pack = True\n"
+                                       "trainer.Trainer.run = @run.Run()\n")
     gin_run.look([str(tmp_path / "half.gin")])
+
+
+@pytest.mark.parametrize("text", ["", "# nothing", "include 'gin/models/switch_tiny.gin'\n"])
+def test_files_without_a_run_are_told_so(tmp_path, text):
+    (tmp_path / "empty.gin").write_text(text)
+    with pytest.raises(Mistake, match="empty.gin. Give a model .gin/models/switch_tiny.gin., a task"):
+        gin_run.look([str(tmp_path / "empty.gin")])
 
 
 def _parse(*files, bindings=()):

@@ -56,12 +56,16 @@ def _refusal(name, split="train"):
 
 def test_data_that_yield_an_example_are_fine(add):
     for split in ("train", "validation"):
-        data.check_examples(data.DatasetDescription(add(f"fine_{split}", "a line\n"), LENGTHS, 2, split))
+        data.check_examples(data.DatasetDescription(add(f"fine_{split}", "a line\n" * 2), LENGTHS, 2, split))
 
 
-def test_one_line_that_is_too_short_for_span_corruption_yields_nothing(add):
-    short = add("short", "x\n", _lines, preprocessors.pretraining(preprocessors.span_corruption))
-    assert _refusal(short).startswith("Split 'train' of 'short' yields no example of {'inputs': 64, 'targets': 64}: ")
+def test_a_file_that_fills_no_batch_is_refused_and_is_enough_where_it_is_read_once(add):
+    short = add("short", "one short line\n", _lines, preprocessors.pretraining(preprocessors.span_corruption))
+    assert _refusal(short) == (
+        "Split 'train' of 'short' yields 1 of the 2 sequences of a batch, read once: it has too little text for "
+        "{'inputs': 64, 'targets': 64}, or a preprocessor drops what there is. Give it more, or use a smaller "
+        "BATCH_SIZE.")
+    data.check_examples(data.DatasetDescription(short, LENGTHS, 2, "validation"))
 
 
 @pytest.mark.parametrize("split", ["train", "validation"])
@@ -76,7 +80,7 @@ def test_an_empty_member_of_a_mixture_is_named_and_none_is_needed_where_data_are
     assert "Split 'train' of 'void' yields no example" in _refusal("some")
     data.check_examples(data.DatasetDescription("some", LENGTHS, 2, "validation"))
     seqio.MixtureRegistry.add("none", ["void", add("hollow", "")], default_rate=1)
-    assert "Split 'validation' of 'void' and 'hollow' yields no example" in _refusal("none", "validation")
+    assert "Split 'validation' of 'hollow' and 'void' yields no example" in _refusal("none", "validation")
 
 
 def test_a_record_without_text_is_told(add):
@@ -92,7 +96,7 @@ def test_a_preprocessor_that_fails_is_told_with_its_line(add):
 def test_files_that_are_not_there_or_hold_no_records_are_told(add, tmp_path):
     task = add("gone", "a line\n")
     (tmp_path / "gone_train").unlink()
-    assert _refusal(task).startswith("Task 'gone', split 'train': No file is found for the file pattern: ")
-    records = add("records", "no record\n", lambda file: tf.data.TFRecordDataset(file).map(lambda line: {
+    assert _refusal(task).startswith("Task 'gone', split 'train', cannot be read (NotFoundError: ")
+    records = add("records", "no record\n" * 9, lambda file: tf.data.TFRecordDataset(file).map(lambda line: {
         "inputs": line, "targets": line}))
     assert _refusal(records).startswith("Task 'records', split 'train', cannot be read (DataLossError: ")

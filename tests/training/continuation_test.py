@@ -79,10 +79,10 @@ def test_other_data_are_refused_or_start_anew_on_request(changes, message):
 
 @pytest.mark.parametrize(("changes", "message"), [
     ({"run": _changed(RUN, seed=1)}, "SEED was 0 and is 1"),
-    ({"run": _changed(RUN, eval_batches=1, eval_period=10)}, "EVAL_PERIOD was 1000 and is 10; Run.eval_batches was 20 and"),
+    ({"run": _changed(RUN, eval_batches=1, eval_period=10)}, "EVAL_PERIOD was 1000 and is 10; Run.eval_batches was"),
     ({"config": _changed(CONFIG, dropout_rate=0.3)}, "SwitchConfig.dropout_rate was 0.1 and is 0.3"),
     ({"settings": StepSettings(clip_norm=1.0)}, "StepSettings.clip_norm was None and is 1.0"),
-    ({"optimizer": Adafactor(RsqrtDecay())}, "learning_rate was 0.01 and is 'RsqrtDecay(base=1.0, warmup_steps=10000)'"),
+    ({"optimizer": Adafactor(RsqrtDecay())}, "rate was 0.01 and is 'RsqrtDecay(base=1.0, warmup_steps=10000)'"),
     ({"dtype": "mixed_bfloat16"}, "SwitchTransformer.dtype was 'float32' and is 'mixed_bfloat16'"),
     ({"held_out": {}}, "the held-out data, task: a.txt and 1 more"),
 ])

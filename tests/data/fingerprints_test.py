@@ -5,8 +5,8 @@ import seqio
 import tensorflow as tf
 
 from switch_tf import data
-from switch_tf.data import fingerprint as module
-from switch_tf.tasks import corpora
+from switch_tf.data import fingerprints
+from switch_tf.tasks import corpora, docs_corpus  # noqa: F401  (registers)
 
 FEATURES = {key: seqio.Feature(seqio.ByteVocabulary(), add_eos=True) for key in ("inputs", "targets")}
 
@@ -51,8 +51,8 @@ def test_moved_files_are_the_same_and_shuffled_lines_are_others(add_task, tmp_pa
 
 
 def test_of_large_files_blocks_from_everywhere_are_read(add_task, tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "_BLOCK", 4)
-    monkeypatch.setattr(module, "_BUDGET", 16)  # 4 blocks of a file of 40 bytes: at 0, 12, 24, 36
+    monkeypatch.setattr(fingerprints, "_BLOCK", 4)
+    monkeypatch.setattr(fingerprints, "_BUDGET", 16)  # 4 blocks of a file of 40 bytes: at 0, 12, 24, 36
     large = add_task("large", _write(tmp_path, a="0123456789" * 4))
     before = data.fingerprint(large, "train")["large: a.txt"]
     for place, is_seen in ((0, True), (5, False), (13, True), (27, True), (30, False), (39, True)):
@@ -60,7 +60,8 @@ def test_of_large_files_blocks_from_everywhere_are_read(add_task, tmp_path, monk
         text[place] = "x"
         _write(tmp_path, a="".join(text))
         assert (data.fingerprint(large, "train")["large: a.txt"] != before) == is_seen, place
-    monkeypatch.setattr(module, "_BUDGET", 40)  # all of it
+    monkeypatch.setattr(fingerprints, "_BUDGET", 40)  # all of it
+    _write(tmp_path, a="0123456789" * 4)
     before = data.fingerprint(large, "train")["large: a.txt"]
     for place in range(40):
         text = list("0123456789" * 4)
