@@ -87,7 +87,8 @@ def _told(action, source):
     except SyntaxError as error:
         # gin names the file where the fault is, which may be one that `source` includes; a binding has no file.
         place = f"{error.filename or source}" + f", line {error.lineno}," * (error.filename is not None)
-        raise Mistake(f"{place} cannot be read: {first_line(error.msg)}. Values are Python literals, and text needs "
+        message = first_line(error.msg).partition("malformed node")[0].rstrip(".") or "this is no value"
+        raise Mistake(f"{place} cannot be read: {message}. Values are Python literals, and text needs "
                       "quotes within quotes: --gin.MODEL_DIR=\"'runs/x'\".") from error
     except tokenize.TokenError as error:
         raise Mistake(f"{source}: {error.args[0]}; a bracket or a quote is not closed.") from error

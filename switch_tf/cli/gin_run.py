@@ -135,4 +135,8 @@ def _parsed(layout, partitioner, is_checked=True):
 
 def _trainer_argument(name):
     """What gin has for the trainer's argument `name`, made anew."""
-    return copy.deepcopy(gin.query_parameter(f"{_TRAINER}.{name}"))
+    from switch_tf.training.trainer import check_parts
+
+    made = copy.deepcopy(gin.query_parameter(f"{_TRAINER}.{name}"))
+    check_parts(**{name: made})
+    return made

@@ -85,6 +85,8 @@ class Statements:
                     name = self._whole(_with_module(statement.selector, modules))
                     self.named.add(name)
                     self.parameters[statement.scope or "", name, statement.arg_name] = statement.value
+            for reference in _found(Reference, getattr(statement, "value", None)):
+                self.named.add(_with_module(reference.name.rpartition("/")[2], modules))
 
     def _whole(self, name):
         """The name that was given before and ends with this one."""
@@ -92,13 +94,13 @@ class Statements:
 
     def used_macros(self) -> set[str]:
         """Macros that some value refers to."""
-        return {macro.name for value in (*self.macros.values(), *self.parameters.values()) for macro in _macros(value)}
+        return {macro.name for value in (*self.macros.values(), *self.parameters.values()) for macro in _found(Macro, value)}
 
     def is_endless(self, name: str) -> bool:
         """Whether filling in this macro leads back to it."""
         seen, waiting = set(), [name]
         while waiting:
-            used = {macro.name for macro in _macros(self.macros.get(waiting.pop()))}
+            used = {macro.name for macro in _found(Macro, self.macros.get(waiting.pop()))}
             waiting += used - seen
             seen |= used
         return name in seen
@@ -134,15 +136,15 @@ def _with_module(selector, modules):
     return f"{modules.get(first, first)}{dot}{rest}"
 
 
-def _macros(value):
+def _found(kind, value):
+    """The Macros, or the References, in a value."""
     match value:
-        case Macro():
-            yield value
-        case Reference():
-            pass
+        case Macro() | Reference():
+            if isinstance(value, kind):
+                yield value
         case dict():
             for entry in (*value.keys(), *value.values()):
-                yield from _macros(entry)
+                yield from _found(kind, entry)
         case list() | tuple():
             for entry in value:
-                yield from _macros(entry)
+                yield from _found(kind, entry)

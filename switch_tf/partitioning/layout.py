@@ -41,6 +41,10 @@ class Layout:
 
     def __post_init__(self):
         check_choice("backend", self.backend, BACKENDS)
+        for rules in (self.rules, self.at_rest_rules):
+            if not isinstance(rules, tuple | list):
+                raise ValueError("The rules of a layout are pairs of a logical axis and a mesh axis, such as "
+                                 f"(('batch', 'data'),), not {rules!r}.")
         for rule in (*self.rules, *self.at_rest_rules):
             if not isinstance(rule, tuple | list) or [type(axis) for axis in rule] != [str, str]:
                 raise ValueError("A rule of a layout is a pair of a logical axis and a mesh axis, such as "

@@ -1,12 +1,25 @@
 """A run from its description: what cannot work is refused, and the rest is started where its folder stands."""
 
+import keras
+
 from switch_tf import data
+from switch_tf.models.switch_transformer import SwitchTransformer
 from switch_tf.partitioning.partitioner import Partitioner
 from switch_tf.training import checkpoint_folders, continuation, summaries
 from switch_tf.training.loop import Training
-from switch_tf.training.run import StepSettings, check_division, check_periods
+from switch_tf.training.run import Run, StepSettings, check_division, check_periods
 from switch_tf.training.run_folder import RunFolder
 from switch_tf.training.state import description_of_data, prepare
+
+_KINDS = {"model": SwitchTransformer, "optimizer": keras.optimizers.Optimizer, "run": Run,
+          "step_settings": StepSettings}
+
+
+def check_parts(**parts) -> None:
+    """Raises ValueError unless each is what `Trainer`'s argument of that name has to be."""
+    for name, part in parts.items():
+        if not isinstance(part, _KINDS[name]):
+            raise ValueError(f"Trainer.{name} must be a {_KINDS[name].__name__}, not {part!r}.")
 
 
 class Trainer:
@@ -23,6 +36,7 @@ class Trainer:
     """
 
     def __init__(self, model, optimizer, run, step_settings=None, partitioner=None):
+        check_parts(model=model, optimizer=optimizer, run=run, step_settings=step_settings or StepSettings())
         self.model = model
         self.optimizer = optimizer
         self.run = run
