@@ -94,7 +94,8 @@ class Statements:
 
     def used_macros(self) -> set[str]:
         """Macros that some value refers to."""
-        return {macro.name for value in (*self.macros.values(), *self.parameters.values()) for macro in _found(Macro, value)}
+        values = (*self.macros.values(), *self.parameters.values())
+        return {macro.name for value in values for macro in _found(Macro, value)}
 
     def is_endless(self, name: str) -> bool:
         """Whether filling in this macro leads back to it."""
