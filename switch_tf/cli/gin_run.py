@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import gin
 
 from switch_tf.choices import nearest
-from switch_tf.cli import gin_files, processes, quiet
+from switch_tf.cli import gin_files, processes, quiet, sources
 from switch_tf.cli.gin_statements import Unknown
 from switch_tf.cli.main import Mistake
 from switch_tf.config import SwitchConfig
@@ -70,9 +70,35 @@ def look(files, bindings=(), search_paths="") -> None:
     statements = gin_files.read(files, bindings, search_paths)
     if not any(name == _TRAINER for _, name, _ in statements.parameters):
         raise Mistake(f"These gin files describe no run: {', '.join(files)}. Give {PARTS}.")
+    _check_names(statements)
     _, _, run, settings = (_described(kind, statements) for kind in (SwitchConfig, Layout, Run, StepSettings))
     if run and settings:
         _or_mistake(lambda: check_periods(run, settings))
+    if run:
+        _check_task(run.mixture_or_task_name, statements.modules)
+
+
+def _check_names(statements):
+    """Refuses what the sources of the modules show to be nowhere; what they do not show is left to gin."""
+    for name in sorted(statements.named):
+        if found := sources.missing(name, statements.modules):
+            module, part, names = found
+            raise Mistake(f"{module} has no {part!r}.{nearest(part, names)}")
+    for name in statements.unknown:
+        # What modules register with gin by themselves is named like nothing in the files.
+        if hint := nearest(name.rpartition(".")[2], {known.rpartition(".")[2] for known in statements.named}):
+            raise Mistake(f"No gin file names {name!r}.{hint}")
+
+
+def _check_task(name, modules):
+    """Refuses a task that the modules of the package, where files import no others, do not write out."""
+    own = {module for module in modules if module.startswith("switch_tf.tasks.")}
+    if any(not module.startswith(("switch_tf", "__gin__")) for module in modules) or not own:
+        return
+    known = set().union(*map(sources.texts, own))
+    if name in known or any(name.startswith(f"{text}.") for text in known if text):  # a mixture and its tasks
+        return
+    raise Mistake(f"No task or mixture of {', '.join(sorted(own))} is called {name!r}.{nearest(name, known)}")
 
 
 def _described(kind, statements):

@@ -38,12 +38,15 @@ class Statements:
     """What remains of all statements, the last of each name.
 
     `macros`: name -> value; `parameters`: (scope, name of what it belongs to, its own name) -> value; `named`: whatever
-    was named, by module where a file imports it. Values are Python's, References and Macros.
+    files name, by module where they import it; `modules`: what they import; `unknown`: what the command line names and
+    no file does. Values are Python's, References and Macros.
     """
 
     macros: dict[str, Any] = dataclasses.field(default_factory=dict)
     parameters: dict[tuple[str, str, str], Any] = dataclasses.field(default_factory=dict)
     named: set[str] = dataclasses.field(default_factory=set)
+    modules: set[str] = dataclasses.field(default_factory=set)
+    unknown: list[str] = dataclasses.field(default_factory=list)
     _open: list[str] = dataclasses.field(default_factory=list)  # files that include the one that is read
 
     def add_file(self, file: str) -> None:
@@ -61,15 +64,17 @@ class Statements:
             raise ValueError(f"it includes {file!r}, which is neither here nor among the shipped files")
         self._open.append(file)
         with open(found) as source:
-            self._add(source)
+            self.named |= self._add(source)
         self._open.pop()
 
     def add_binding(self, binding: str) -> None:
         """Adds "NAME=VALUE" of the command line, where the end of a name is enough."""
-        self._add(io.StringIO(binding))
+        named = self._add(io.StringIO(binding))
+        self.unknown += sorted(name for name in named if name not in self.named)
 
     def _add(self, source):
-        modules = {}
+        """Adds what a file or a binding says; returns what it names."""
+        modules, named = {}, set()
         for statement in config_parser.ConfigParser(source, _Values()):
             match statement:
                 case config_parser.IncludeStatement():
@@ -77,16 +82,18 @@ class Statements:
                 case config_parser.ImportStatement():
                     is_whole = statement.is_from or statement.alias
                     modules[statement.bound_name()] = statement.module if is_whole else statement.bound_name()
+                    self.modules |= {statement.module, modules[statement.bound_name()]}
                 case config_parser.BlockDeclaration():
-                    self.named.add(_with_module(statement.selector, modules))
+                    named.add(_with_module(statement.selector, modules))
                 case config_parser.BindingStatement(arg_name=None | ""):
                     self.macros["/".join(filter(None, (statement.scope, statement.selector)))] = statement.value
                 case config_parser.BindingStatement():
                     name = self._whole(_with_module(statement.selector, modules))
-                    self.named.add(name)
+                    named.add(name)
                     self.parameters[statement.scope or "", name, statement.arg_name] = statement.value
             for reference in _found(Reference, getattr(statement, "value", None)):
-                self.named.add(_with_module(reference.name.rpartition("/")[2], modules))
+                named.add(self._whole(_with_module(reference.name.rpartition("/")[2], modules)))
+        return named
 
     def _whole(self, name):
         """The name that was given before and ends with this one."""
