@@ -55,7 +55,7 @@ def load(arguments, defaults=(), num_cpu_devices=None) -> set[str]:
     """
     words = arguments.gin_file, [*defaults, *arguments.gin_bindings], arguments.gin_search_paths
     look(*words)
-    quiet.import_tensorflow(num_cpu_devices)
+    _or_mistake(lambda: quiet.import_tensorflow(num_cpu_devices))
     return set(gin_files.parse(*words).macros)
 
 

@@ -5,7 +5,6 @@ import os
 import sys
 
 import keras
-import tensorflow as tf
 
 
 def vocabulary_size(mixture_or_task_name: str) -> int:
@@ -17,7 +16,7 @@ def vocabulary_size(mixture_or_task_name: str) -> int:
     vocabularies = vocabularies_of(get_provider(mixture_or_task_name))
     try:
         return max(vocabulary.vocab_size for vocabulary in vocabularies)
-    except (OSError, RuntimeError, tf.errors.OpError) as error:  # SentencePiece raises a RuntimeError
+    except Exception as error:  # SentencePiece, protobuf and TensorFlow each have their own
         paths = {str(getattr(vocabulary, "sentencepiece_model_file", "")) for vocabulary in vocabularies}
         raise ValueError(
             f"The vocabulary of {mixture_or_task_name!r}, {', '.join(sorted(paths))}, cannot be read "

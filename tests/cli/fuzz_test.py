@@ -187,6 +187,6 @@ def test_wrong_values_are_answered_with_a_sentence(command, count, capsys, faked
 @pytest.mark.slow
 @pytest.mark.parametrize("command", COMMANDS)
 def test_many_wrong_values_are_answered_with_a_sentence(command, capsys, faked):
-    _fuzz(command, capsys, faked, 20 if command == "doctor" else 2000)
+    _fuzz(command, capsys, faked, 20 if command == "doctor" else 1000)
     with capsys.disabled():
         print(f"\n{command}: {tried[command]} command lines")
