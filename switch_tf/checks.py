@@ -9,6 +9,7 @@ import numbers
 import os
 import pathlib
 import sys
+from collections.abc import Mapping
 
 # The words of a sentence that refuses a number, and what they mean.
 _RULES = {
@@ -78,8 +79,8 @@ def flag(name: str, value) -> bool:
 
 def text(name: str, value) -> str:
     """Text that is not empty."""
-    if not isinstance(value, str) or not value:
-        raise refusal(f"{name} must be text, not {shown(value)}.")
+    if not isinstance(value, str) or not value.strip():
+        raise refusal(f"{name} must be text that is not empty, not {shown(value)}.")
     return value
 
 
@@ -93,6 +94,14 @@ def path(name: str, value) -> pathlib.Path:
 def optional(name: str, value, check, *rule):
     """None, or what `check(name, value, *rule)` makes of it."""
     return None if value is None else check(name, value, *rule)
+
+
+def lengths(name: str, value) -> dict[str, int]:
+    """The tokens of a sequence of inputs and of one of targets."""
+    if not isinstance(value, Mapping) or set(value) != {"inputs", "targets"}:
+        raise refusal(f"{name} must give the tokens of \"inputs\" and \"targets\", such as "
+                      f"{{'inputs': 128, 'targets': 29}}, not {shown(value)}.")
+    return {feature: integer(f"{name}[{feature!r}]", value[feature], 1) for feature in ("inputs", "targets")}
 
 
 def fields(record, names, check, *rule) -> None:

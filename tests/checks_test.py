@@ -85,7 +85,7 @@ def test_only_true_and_false_are_flags():
 def test_text_is_text_and_what_is_optional_may_be_none():
     assert checks.text("name", "c4") == "c4"
     for value in ("", None, 3, b"c4"):
-        with pytest.raises(ValueError, match="^name must be text, not "):
+        with pytest.raises(ValueError, match="^name must be text that is not empty, not "):
             checks.text("name", value)
     assert checks.optional("width", None, checks.integer, 1) is None
     assert checks.optional("width", np.int64(2), checks.integer, 1) == 2

@@ -10,6 +10,7 @@ import gin
 from switch_tf import environment
 from switch_tf.cli import compile_text, gin_files, gin_run, quiet
 from switch_tf.cli.main import Mistake
+from switch_tf.messages import first_line
 
 
 def add_arguments(parser) -> None:
@@ -37,7 +38,7 @@ def run(arguments) -> dict:
         raise Mistake("--compare, --search and --save do not go together; give one of them.")
     if arguments.save is not None:
         _check_folder(pathlib.Path(arguments.save))
-    macros = gin_run.load(arguments, ["MODEL_DIR=''", "ACTIVATION_DTYPE='bfloat16'"])
+    macros = gin_run.load(arguments, ["MODEL_DIR='unused'", "ACTIVATION_DTYPE='bfloat16'"])
     if arguments.compare is not None:
         return _compare(arguments)
     if arguments.search:
@@ -85,7 +86,7 @@ def _question(topology):
             num_devices = compiler.num_devices(topology)
         chip = chips.of(topology)
     except ValueError as error:
-        raise Mistake(gin_files.first_line(error)) from error
+        raise Mistake(first_line(error)) from error
     # Not checked: a search is for what fits, and the plan of an answer checks.
     described = gin_run.on_devices(num_devices, "TPU", is_checked=False)
     return Question(described.config, described.make_model().dtype_policy, described.make_optimizer, described.layout,
@@ -124,7 +125,7 @@ def _compile(arguments, programs):
     try:
         answer = plan.ask(question, arguments.full, compile_text.say, keep)
     except ValueError as error:
-        raise Mistake(gin_files.first_line(error)) from error
+        raise Mistake(first_line(error)) from error
     return result.as_json(question, answer)
 
 

@@ -4,6 +4,7 @@ import importlib.util  # noqa: F401  gin 0.5 uses it without importing it
 import logging
 import os
 import re
+import tokenize
 
 import gin
 from gin import config as gin_config
@@ -12,6 +13,7 @@ from switch_tf import shipped_gin
 from switch_tf.choices import nearest
 from switch_tf.cli.gin_statements import Macro, Statements
 from switch_tf.cli.main import Mistake
+from switch_tf.messages import first_line
 
 # What to add when a run lacks a macro that a whole kind of file provides.
 _PROVIDERS = {"MIXTURE_OR_TASK_NAME": "a task file: --gin_file=gin/tasks/docs_corpus.gin",
@@ -71,7 +73,7 @@ def parse(files, bindings=(), search_paths="") -> Statements:
 
 def _check_exists(file):
     prefixes = gin_config._LOCATION_PREFIXES
-    if not any(os.path.exists(os.path.join(prefix, file)) for prefix in prefixes):
+    if not any(os.path.isfile(os.path.join(prefix, file)) for prefix in prefixes):
         shipped = [str(path.relative_to(shipped_gin.folder())) for path in shipped_gin.folder().glob("gin/*/*.gin")]
         raise Mistake(f"There is no gin file {file!r} here or among the shipped ones.{nearest(file, shipped)}")
 
@@ -83,9 +85,14 @@ def _told(action, source):
     try:
         action()
     except SyntaxError as error:
-        raise Mistake(f"{source} cannot be read: {first_line(error.msg)}. Values are Python literals, and text needs "
+        # gin names the file where the fault is, which may be one that `source` includes; a binding has no file.
+        place = f"{error.filename or source}" + f", line {error.lineno}," * (error.filename is not None)
+        message = first_line(error.msg).partition("malformed node")[0].rstrip(".") or "this is no value"
+        raise Mistake(f"{place} cannot be read: {message}. Values are Python literals, and text needs "
                       "quotes within quotes: --gin.MODEL_DIR=\"'runs/x'\".") from error
-    except (ValueError, TypeError, AttributeError, ImportError) as error:
+    except tokenize.TokenError as error:
+        raise Mistake(f"{source}: {error.args[0]}; a bracket or a quote is not closed.") from error
+    except (OSError, ValueError, TypeError, AttributeError, ImportError, RecursionError) as error:
         raise Mistake(_explain(first_line(error), source)) from error
     finally:
         logging.disable(logging.NOTSET)
@@ -103,12 +110,6 @@ def _explain(message, source):
     return f"{source}: {message.rstrip('.')}.{hint}"
 
 
-def first_line(error) -> str:
-    """An exception's message without what gin appends to it."""
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
-
-
 def _check_macros(statements):
     """Every macro that is used has a value, and every one that has a value is used."""
     macros, used = statements.macros, statements.used_macros() - {"gin.REQUIRED"}
@@ -118,5 +119,7 @@ def _check_macros(statements):
     for name in sorted(macros.keys() - used):
         raise Mistake(f"{name} is set but nothing uses it.{nearest(name, used)}")
     for name, value in macros.items():
+        if statements.is_endless(name):
+            raise Mistake(f"{name} stands for itself: {name} = {statements.macros[name]}.")
         if value == Macro("gin.REQUIRED"):
             raise Mistake(f"{name} has no value; set it, for example --gin.{name}=\"'runs/x'\".")

@@ -12,15 +12,17 @@ from typing import Any, NamedTuple
 import gin
 
 from switch_tf.choices import nearest
-from switch_tf.cli import gin_files, processes, quiet
+from switch_tf.cli import gin_files, processes, quiet, sources
 from switch_tf.cli.gin_statements import Unknown
 from switch_tf.cli.main import Mistake
 from switch_tf.config import SwitchConfig
+from switch_tf.messages import first_line
 from switch_tf.partitioning.layout import Layout
 from switch_tf.training.run import Run, StepSettings, check_division, check_periods
 
 PARTS = ("a model (gin/models/switch_tiny.gin), a task (gin/tasks/docs_corpus.gin) and a run "
          "(gin/runs/pretrain.gin)")
+_TRAINER = "switch_tf.training.trainer.Trainer"
 
 
 class GinRun(NamedTuple):
@@ -53,7 +55,7 @@ def load(arguments, defaults=(), num_cpu_devices=None) -> set[str]:
     """
     words = arguments.gin_file, [*defaults, *arguments.gin_bindings], arguments.gin_search_paths
     look(*words)
-    quiet.import_tensorflow(num_cpu_devices)
+    _or_mistake(lambda: quiet.import_tensorflow(num_cpu_devices))
     return set(gin_files.parse(*words).macros)
 
 
@@ -66,9 +68,37 @@ def look(files, bindings=(), search_paths="") -> None:
     if not files:
         raise Mistake(f"A run is described by gin files: give {PARTS}, each with --gin_file.")
     statements = gin_files.read(files, bindings, search_paths)
+    if not any(name == _TRAINER for _, name, _ in statements.parameters):
+        raise Mistake(f"These gin files describe no run: {', '.join(files)}. Give {PARTS}.")
+    _check_names(statements)
     _, _, run, settings = (_described(kind, statements) for kind in (SwitchConfig, Layout, Run, StepSettings))
     if run and settings:
         _or_mistake(lambda: check_periods(run, settings))
+    if run:
+        _check_task(run.mixture_or_task_name, statements.modules)
+
+
+def _check_names(statements):
+    """Refuses what the sources of the modules show to be nowhere; what they do not show is left to gin."""
+    for name in sorted(statements.named):
+        if found := sources.missing(name, statements.modules):
+            module, part, names = found
+            raise Mistake(f"{module} has no {part!r}.{nearest(part, names)}")
+    for name in statements.unknown:
+        # What modules register with gin by themselves is named like nothing in the files.
+        if hint := nearest(name.rpartition(".")[2], {known.rpartition(".")[2] for known in statements.named}):
+            raise Mistake(f"No gin file names {name!r}.{hint}")
+
+
+def _check_task(name, modules):
+    """Refuses a task that the modules of the package, where files import no others, do not write out."""
+    own = {module for module in modules if module.startswith("switch_tf.tasks.")}
+    if any(not module.startswith(("switch_tf", "__gin__")) for module in modules) or not own:
+        return
+    known = set().union(*map(sources.texts, own))
+    if name in known or any(name.startswith(f"{text}.") for text in known if text):  # a mixture and its tasks
+        return
+    raise Mistake(f"No task or mixture of {', '.join(sorted(own))} is called {name!r}.{nearest(name, known)}")
 
 
 def _described(kind, statements):
@@ -91,7 +121,7 @@ def _or_mistake(action):
     try:
         return action()
     except (ValueError, TypeError) as error:
-        raise Mistake(gin_files.first_line(error)) from error
+        raise Mistake(first_line(error)) from error
 
 
 def on_this_machine() -> GinRun:
@@ -131,4 +161,8 @@ def _parsed(layout, partitioner, is_checked=True):
 
 def _trainer_argument(name):
     """What gin has for the trainer's argument `name`, made anew."""
-    return copy.deepcopy(gin.query_parameter(f"switch_tf.training.trainer.Trainer.{name}"))
+    from switch_tf.training.trainer import check_parts
+
+    made = copy.deepcopy(gin.query_parameter(f"{_TRAINER}.{name}"))
+    check_parts(**{name: made})
+    return made

@@ -38,33 +38,43 @@ class Statements:
     """What remains of all statements, the last of each name.
 
     `macros`: name -> value; `parameters`: (scope, name of what it belongs to, its own name) -> value; `named`: whatever
-    was named, by module where a file imports it. Values are Python's, References and Macros.
+    files name, by module where they import it; `modules`: what they import; `unknown`: what the command line names and
+    no file does. Values are Python's, References and Macros.
     """
 
     macros: dict[str, Any] = dataclasses.field(default_factory=dict)
     parameters: dict[tuple[str, str, str], Any] = dataclasses.field(default_factory=dict)
     named: set[str] = dataclasses.field(default_factory=set)
+    modules: set[str] = dataclasses.field(default_factory=set)
+    unknown: list[str] = dataclasses.field(default_factory=list)
+    _open: list[str] = dataclasses.field(default_factory=list)  # files that include the one that is read
 
     def add_file(self, file: str) -> None:
         """Adds a file, found as gin finds it, and those that it includes.
 
         Raises:
             SyntaxError: what cannot be read.
-            ValueError: an included file that is not there.
+            ValueError: an included file that is not there, or that includes itself.
         """
+        if file in self._open:
+            raise ValueError(f"{' includes '.join([*self._open, file])}, without an end")
         paths = [os.path.join(prefix, file) for prefix in gin_config._LOCATION_PREFIXES]
         found = next(filter(os.path.isfile, paths), None)
         if found is None:
             raise ValueError(f"it includes {file!r}, which is neither here nor among the shipped files")
+        self._open.append(file)
         with open(found) as source:
-            self._add(source)
+            self.named |= self._add(source)
+        self._open.pop()
 
     def add_binding(self, binding: str) -> None:
         """Adds "NAME=VALUE" of the command line, where the end of a name is enough."""
-        self._add(io.StringIO(binding))
+        named = self._add(io.StringIO(binding))
+        self.unknown += sorted(name for name in named if name not in self.named)
 
     def _add(self, source):
-        modules = {}
+        """Adds what a file or a binding says; returns what it names."""
+        modules, named = {}, set()
         for statement in config_parser.ConfigParser(source, _Values()):
             match statement:
                 case config_parser.IncludeStatement():
@@ -72,14 +82,18 @@ class Statements:
                 case config_parser.ImportStatement():
                     is_whole = statement.is_from or statement.alias
                     modules[statement.bound_name()] = statement.module if is_whole else statement.bound_name()
+                    self.modules |= {statement.module, modules[statement.bound_name()]}
                 case config_parser.BlockDeclaration():
-                    self.named.add(_with_module(statement.selector, modules))
+                    named.add(_with_module(statement.selector, modules))
                 case config_parser.BindingStatement(arg_name=None | ""):
                     self.macros["/".join(filter(None, (statement.scope, statement.selector)))] = statement.value
                 case config_parser.BindingStatement():
                     name = self._whole(_with_module(statement.selector, modules))
-                    self.named.add(name)
+                    named.add(name)
                     self.parameters[statement.scope or "", name, statement.arg_name] = statement.value
+            for reference in _found(Reference, getattr(statement, "value", None)):
+                named.add(self._whole(_with_module(reference.name.rpartition("/")[2], modules)))
+        return named
 
     def _whole(self, name):
         """The name that was given before and ends with this one."""
@@ -87,7 +101,17 @@ class Statements:
 
     def used_macros(self) -> set[str]:
         """Macros that some value refers to."""
-        return {macro.name for value in (*self.macros.values(), *self.parameters.values()) for macro in _macros(value)}
+        values = (*self.macros.values(), *self.parameters.values())
+        return {macro.name for value in values for macro in _found(Macro, value)}
+
+    def is_endless(self, name: str) -> bool:
+        """Whether filling in this macro leads back to it."""
+        seen, waiting = set(), [name]
+        while waiting:
+            used = {macro.name for macro in _found(Macro, self.macros.get(waiting.pop()))}
+            waiting += used - seen
+            seen |= used
+        return name in seen
 
     def arguments_of(self, described: type) -> dict | None:
         """What is bound of a class of this package, None where nothing is.
@@ -120,15 +144,15 @@ def _with_module(selector, modules):
     return f"{modules.get(first, first)}{dot}{rest}"
 
 
-def _macros(value):
+def _found(kind, value):
+    """The Macros, or the References, in a value."""
     match value:
-        case Macro():
-            yield value
-        case Reference():
-            pass
+        case Macro() | Reference():
+            if isinstance(value, kind):
+                yield value
         case dict():
             for entry in (*value.keys(), *value.values()):
-                yield from _macros(entry)
+                yield from _found(kind, entry)
         case list() | tuple():
             for entry in value:
-                yield from _macros(entry)
+                yield from _found(kind, entry)

@@ -8,6 +8,7 @@ from switch_tf import shipped_gin
 from switch_tf.cli import gin_files
 from switch_tf.cli.main import Mistake
 from switch_tf.config import SwitchConfig
+from switch_tf.messages import first_line
 from switch_tf.optim import factoring
 from switch_tf.partitioning.layout import Layout
 from switch_tf.training import checkpoint_folders
@@ -64,7 +65,7 @@ def _config_and_layout(arguments):
             return config, None
         return config, gin.get_configurable(Layout)()
     except ValueError as error:
-        raise Mistake(gin_files.first_line(error)) from error
+        raise Mistake(first_line(error)) from error
 
 
 def _inspect_config(config, inputs_length, targets_length):

@@ -8,6 +8,7 @@ import sys
 from switch_tf.cli import gin_files, gin_run, processes
 from switch_tf.cli.main import Mistake
 from switch_tf.cli.stopping import Stopping
+from switch_tf.messages import first_line
 
 
 def add_arguments(parser) -> None:
@@ -57,7 +58,7 @@ def _start(words):
         trainer = gin.get_configurable(Trainer)(partitioner=described.partitioner)
         return trainer.start(_origin(words, trainer.model.config) + gin.operative_config_str())
     except (ValueError, OSError, checkpoints.BrokenCheckpoint) as error:
-        raise Mistake(gin_files.first_line(error)) from error
+        raise Mistake(first_line(error)) from error
 
 
 def _origin(words, config):

@@ -6,6 +6,7 @@ import tempfile
 from switch_tf import environment
 from switch_tf.cli import gin_files, gin_run
 from switch_tf.cli.main import Mistake
+from switch_tf.messages import first_line
 
 # Of a gradient, a share of entries that one hidden unit at the edge of its ReLU explains: one of a hundred or more.
 FEW = 0.01
@@ -27,12 +28,12 @@ def run(arguments) -> dict:
         raise Mistake(f"--steps and --devices must be at least 1, not {arguments.steps} and {arguments.devices}.")
     with tempfile.TemporaryDirectory() as dumps:
         environment.dump_partitioned_programs(dumps)
-        gin_run.load(arguments, ["MODEL_DIR=''", "ACTIVATION_DTYPE='float32'"], arguments.devices)
+        gin_run.load(arguments, ["MODEL_DIR='unused'", "ACTIVATION_DTYPE='float32'"], arguments.devices)
         _skip_graph_optimisation()
         try:
             verification, layout, dtype = _verify(arguments.steps)
         except ValueError as error:
-            raise Mistake(gin_files.first_line(error)) from error
+            raise Mistake(first_line(error)) from error
         from switch_tf.partitioning import collectives
         sent = [one for function in ("computed", "applied") for one in collectives.read(dumps, function)]
     result = {
@@ -59,13 +60,15 @@ def _skip_graph_optimisation():
 
 
 def _verify(num_steps):
+    from switch_tf import data
     from switch_tf.training import verification
-    from switch_tf.training.state import dataset
+    from switch_tf.training.state import dataset, description_of_data
 
     described = gin_run.on_this_machine()
     run, settings = described.run, described.settings
     if settings.steps_per_call != 1:
         raise ValueError(f"Steps are compared one by one, so steps_per_call must be 1, not {settings.steps_per_call}.")
+    data.check_examples(description_of_data(run, described.config, "train", run.seed))
     batches = dataset(run, described.config, "train", run.seed).take(num_steps)
     found = verification.verify(
         described.make_model, described.make_optimizer, described.partitioner, list(batches), run.seed, settings,

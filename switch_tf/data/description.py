@@ -39,14 +39,7 @@ class DatasetDescription:
         object.__setattr__(self, "batch_size", checks.integer("BATCH_SIZE", self.batch_size, 1))
         object.__setattr__(self, "seed", checks.integer("SEED", self.seed, 0))
         checks.fields(self, ("pack", "encoder_only"), checks.flag)
-        lengths = self.task_feature_lengths
-        if not isinstance(lengths, Mapping) or set(lengths) != set(FEATURES):
-            raise ValueError(
-                "TASK_FEATURE_LENGTHS gives the number of tokens of inputs and targets, as in "
-                f'{{"inputs": 512, "targets": 114}}, received {lengths!r}.'
-            )
-        for name, length in lengths.items():
-            checks.integer(f"TASK_FEATURE_LENGTHS[{name!r}]", length, 1)
+        lengths = checks.lengths("TASK_FEATURE_LENGTHS", self.task_feature_lengths)
         if self.encoder_only and lengths["inputs"] != lengths["targets"]:
             raise ValueError(
                 "An encoder without a decoder predicts one target per input token, so both have the same length, "

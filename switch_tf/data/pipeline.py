@@ -1,13 +1,15 @@
 """From a description to tf.data batches of seqio's model features, the same in every process, resumable."""
 
 import contextlib
+import traceback
 
 import tensorflow as tf
 from tensorflow.python.eager import context as eager_context  # the global seed has no public getter
 
 from switch_tf import checks
 from switch_tf.data.description import FEATURES, DatasetDescription
-from switch_tf.data.providers import check_split, get_provider, import_seqio
+from switch_tf.data.providers import check_split, get_provider, import_seqio, tasks_of
+from switch_tf.messages import first_line
 
 
 @contextlib.contextmanager
@@ -65,6 +67,52 @@ def get_dataset(description: DatasetDescription) -> tf.data.Dataset:
     return batches.prefetch(tf.data.AUTOTUNE).with_options(options)
 
 
+@_no_global_seed()
+def check_examples(description: DatasetDescription) -> None:
+    """Refuses data that yield too little: seqio would read an empty training split again and again, for good.
+
+    Reads each task in order, from its beginning to its end at most.
+
+    Raises:
+        ValueError: names the task and the split. A task to train on must yield a batch, each of a mixture one example;
+            for any other split some task must yield one.
+    """
+    provider, split = get_provider(description.mixture_or_task_name), description.split
+    check_split(provider, split)
+    converter, lengths = _feature_converter(provider, description), dict(description.task_feature_lengths)
+    tasks, found = tasks_of(provider, split), {}
+    # Repeating a line until a batch is full takes minutes; in a mixture, the others fill it.
+    needed = description.batch_size if description.is_training and len(tasks) == 1 else 1
+    for task in tasks:
+        try:
+            examples = task.get_dataset(sequence_length=lengths, split=split, shuffle=False, seed=0, num_epochs=1,
+                                        try_in_mem_cache=False)
+            count = sum(1 for _ in converter(examples, lengths).take(needed))
+        except Exception as error:  # whatever a task's own preprocessors raise
+            raise ValueError(_failure(task, split, error)) from error
+        found[task.name] = count
+    short = [name for name, count in found.items() if count < needed]
+    if short and (description.is_training or len(short) == len(found)):
+        yields = f"{found[short[0]]} of the {needed} sequences of a batch" if found[short[0]] else "no example"
+        raise ValueError(
+            f"Split {split!r} of {' and '.join(map(repr, short))} yields {yields}, read once: it has too little text "
+            f"for {lengths}, or a preprocessor drops what there is. Give it more"
+            + (", or use a smaller BATCH_SIZE." if needed > 1 else ".")
+        )
+
+
+def _failure(task, split, error):
+    """One sentence about an exception, with the line of the user's own code that it comes from."""
+    message = first_line(error).rstrip(".")
+    if isinstance(error, ValueError | OSError | RuntimeError):
+        return f"Task {task.name!r}, split {split!r}: {message}."
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__)
+              if "site-packages" not in frame.filename and frame.filename != __file__]
+    place = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
+    kind = "a record has no" if isinstance(error, KeyError) else f"{type(error).__name__}:"
+    return f"Task {task.name!r}, split {split!r}, cannot be read ({kind} {message}{place})."
+
+
 def _feature_converter(provider, description):
     seqio = import_seqio()
     ranks = {name: feature.rank for name, feature in provider.output_features.items()}
@@ -83,7 +131,7 @@ def _read_once(provider, arguments):
     seqio = import_seqio()
     if isinstance(provider, seqio.Task):
         return provider.get_dataset(**arguments, num_epochs=1)
-    tasks = [task for task in provider.tasks if arguments["split"] in task.splits]
+    tasks = tasks_of(provider, arguments["split"])
     features = set(provider.output_features)
     datasets = [provider.get_task_dataset(task, features, **arguments, num_epochs=1) for task in tasks]
     rates = [provider.get_rate(task) for task in tasks]

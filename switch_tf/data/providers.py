@@ -5,7 +5,6 @@ import os
 import sys
 
 import keras
-import tensorflow as tf
 
 from switch_tf import checks
 
@@ -14,18 +13,28 @@ def vocabulary_size(mixture_or_task_name: str) -> int:
     """Returns the number of ids that the vocabulary of a task or mixture has, sentinels included.
 
     Raises:
-        ValueError: an unknown name.
-        RuntimeError: the vocabulary cannot be read.
+        ValueError: an unknown name, or a vocabulary that cannot be read.
     """
-    features = get_provider(mixture_or_task_name).output_features.values()
+    vocabularies = vocabularies_of(get_provider(mixture_or_task_name))
     try:
-        return max(feature.vocabulary.vocab_size for feature in features)
-    except (OSError, tf.errors.OpError) as error:
-        paths = {str(getattr(feature.vocabulary, "sentencepiece_model_file", "")) for feature in features}
-        raise RuntimeError(
+        return max(vocabulary.vocab_size for vocabulary in vocabularies)
+    except Exception as error:  # SentencePiece, protobuf and TensorFlow each have their own
+        paths = {str(getattr(vocabulary, "sentencepiece_model_file", "")) for vocabulary in vocabularies}
+        raise ValueError(
             f"The vocabulary of {mixture_or_task_name!r}, {', '.join(sorted(paths))}, cannot be read "
-            f"({type(error).__name__}); a gs:// path needs network access to Google Cloud Storage."
+            f"({type(error).__name__}); it has to be a SentencePiece model, and a gs:// path needs network access to "
+            "Google Cloud Storage."
         ) from error
+
+
+def vocabularies_of(provider) -> list:
+    """Returns the vocabularies of the features of a task or mixture."""
+    return [feature.vocabulary for feature in provider.output_features.values()]
+
+
+def tasks_of(provider, split: str) -> list:
+    """Returns the tasks that a split is read from: the task itself, or those of a mixture that have the split."""
+    return [task for task in getattr(provider, "tasks", [provider]) if split in task.splits]
 
 
 def check_vocabulary(mixture_or_task_name: str, vocab_size: int) -> None:

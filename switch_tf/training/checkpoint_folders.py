@@ -4,8 +4,8 @@
 
 * `state.*`: every variable of model and optimizer by its path, unsharded, as TensorFlow writes checkpoints;
 * `data_position.*`: the state of the input iterator;
-* `checkpoint.json`: format version, step, shape, dtype and logical axes of every variable, sizes of all files, and the
-  sums of metrics that were not logged yet.
+* `checkpoint.json`: format version, step, shape, dtype and logical axes of every variable, sizes of all files, the
+  sums of metrics that were not logged yet, and the configuration (`continuation.record`; not of older versions).
 """
 
 import json
@@ -14,6 +14,8 @@ import re
 import shutil
 
 FORMAT_VERSION = 2
+# What of a description is read by others.
+_KINDS = {"step": int, "variables": dict, "files": dict}
 _STEP = re.compile(r"step_(\d{8,})")
 
 
@@ -30,6 +32,11 @@ def steps(folder) -> list[int]:
 def path_of(folder, step: int) -> pathlib.Path:
     """The checkpoint folder of a step."""
     return pathlib.Path(folder) / f"step_{step:08d}"
+
+
+def newest_first(folder) -> list[pathlib.Path]:
+    """The checkpoints in a folder, in the order in which a run tries them."""
+    return [path_of(folder, step) for step in reversed(steps(folder))]
 
 
 def resolve(source) -> pathlib.Path:
@@ -56,12 +63,17 @@ def describe(checkpoint) -> dict:
         description = json.loads((checkpoint / "checkpoint.json").read_text())
     except (OSError, ValueError) as error:
         raise BrokenCheckpoint(f"{checkpoint} has no readable checkpoint.json ({error}).") from error
+    if not isinstance(description, dict) or not isinstance(description.get("format_version"), int):
+        raise BrokenCheckpoint(f"{checkpoint} has no readable checkpoint.json (it is no description of a checkpoint).")
     if description["format_version"] != FORMAT_VERSION:
         raise ValueError(f"{checkpoint} has format {description['format_version']}; this version of switch_tf reads "
                          f"format {FORMAT_VERSION}, so use the version that wrote it.")
+    for name, kind in _KINDS.items():
+        if not isinstance(description.get(name), kind):
+            raise BrokenCheckpoint(f"{checkpoint} has no readable checkpoint.json ({name!r} is missing or damaged).")
     for name, size in description["files"].items():
         file = checkpoint / name
-        found = file.stat().st_size if file.exists() else "nothing"
+        found = file.stat().st_size if file.is_file() else "nothing"
         if found != size:
             raise BrokenCheckpoint(f"{file} should have {size} bytes but has {found}.")
     return description

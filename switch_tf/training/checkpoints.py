@@ -11,6 +11,7 @@ import shutil
 
 import tensorflow as tf
 
+from switch_tf.messages import first_line
 from switch_tf.partitioning import axes_of
 from switch_tf.partitioning.partitioner import Partitioner, is_lost_process
 from switch_tf.training.checkpoint_folders import FORMAT_VERSION, BrokenCheckpoint, describe, path_of, steps
@@ -20,12 +21,18 @@ def state_variables(model, optimizer=None) -> dict:
     """Path -> Keras variable of everything a run must remember; the model's weights alone without an optimizer."""
     variables = {f"model/{variable.path.partition('/')[2]}": variable for variable in model.variables}
     if optimizer is not None:
-        variables.update({f"optimizer/{variable.path}": variable for variable in optimizer.variables})
+        variables.update({f"optimizer/{variable.path}": variable for variable in optimizer.variables
+                          if not _is_learning_rate(variable.path)})
     return variables
 
 
+def _is_learning_rate(path):
+    """A constant rate is a variable in Keras; restored, it would overrule the configuration that a run goes on with."""
+    return path.endswith("/learning_rate")
+
+
 def save(folder, step: int, variables: dict, iterator, pending_metrics: dict, keep: int,
-         partitioner=None) -> pathlib.Path:
+         partitioner=None, configuration: dict | None = None) -> pathlib.Path:
     """Writes a checkpoint and removes the oldest ones beyond `keep`.
 
     Args:
@@ -36,6 +43,7 @@ def save(folder, step: int, variables: dict, iterator, pending_metrics: dict, ke
         keep: int.
         partitioner: Partitioner, by default of one device. All processes call this together; one of them writes what
             they share.
+        configuration: JSON-able, from `continuation.record`.
 
     Raises:
         BrokenCheckpoint: a variable is not finite; nothing was written.
@@ -60,7 +68,7 @@ def save(folder, step: int, variables: dict, iterator, pending_metrics: dict, ke
                 str(temporary / "state"))
         partitioner.barrier()
         if partitioner.is_chief:
-            _complete(temporary, step, variables, iterator, pending_metrics)
+            _complete(temporary, step, variables, iterator, pending_metrics, configuration)
             os.rename(temporary, final)
             _sync(final.parent)
         partitioner.barrier()
@@ -69,7 +77,7 @@ def save(folder, step: int, variables: dict, iterator, pending_metrics: dict, ke
             raise
         if partitioner.is_chief:
             shutil.rmtree(temporary, ignore_errors=True)
-        raise OSError(f"The checkpoint of step {step} could not be written to {folder} ({_first_line(error)}); the "
+        raise OSError(f"The checkpoint of step {step} could not be written to {folder} ({first_line(error)}); the "
                       "older ones are as they were. Make room or rights there, then start the same command again."
                       ) from error
     if partitioner.is_chief:
@@ -78,7 +86,7 @@ def save(folder, step: int, variables: dict, iterator, pending_metrics: dict, ke
     return final
 
 
-def _complete(folder, step, variables, iterator, pending_metrics):
+def _complete(folder, step, variables, iterator, pending_metrics, configuration):
     """Adds the data position and the description, which makes a checkpoint of it."""
     tf.train.Checkpoint(iterator=iterator).write(str(folder / "data_position"))
     for file in folder.iterdir():
@@ -91,6 +99,7 @@ def _complete(folder, step, variables, iterator, pending_metrics):
                       for path, variable in variables.items()},
         "files": {file.name: file.stat().st_size for file in folder.iterdir()},
         "pending_metrics": pending_metrics,
+        "configuration": configuration or {},
     }
     with open(folder / "checkpoint.json", "w") as file:
         json.dump(description, file, indent=1)
@@ -110,10 +119,14 @@ def restore(checkpoint, variables: dict, iterator=None) -> dict:
     _check_same(checkpoint, description["variables"], variables)
     try:
         _read(pathlib.Path(checkpoint) / "state", state={path: variable.value for path, variable in variables.items()})
+    except tf.errors.OpError as error:
+        raise BrokenCheckpoint(f"{checkpoint} is damaged ({first_line(error)}).") from error
+    try:
         if iterator is not None:
             _read(pathlib.Path(checkpoint) / "data_position", iterator=iterator)
     except tf.errors.OpError as error:
-        raise BrokenCheckpoint(f"{checkpoint} is damaged ({_first_line(error)}).") from error
+        raise BrokenCheckpoint(f"The position of {checkpoint} in the data is damaged, or is one in other data "
+                               f"({first_line(error)}).") from error
     return description
 
 
@@ -124,6 +137,11 @@ def _read(prefix, **objects):
 
 
 def _check_same(checkpoint, saved, variables):
+    parts = {path.partition("/")[0] for path in variables}  # "model" alone, or the optimizer's as well
+    for path in saved:
+        if path not in variables and path.partition("/")[0] in parts and not _is_learning_rate(path):
+            raise ValueError(f"{checkpoint} has {path}, which this model or optimizer lacks. Start it with the "
+                             "configuration it was saved with (operative_config.gin), or use another MODEL_DIR.")
     for path, variable in variables.items():
         if path not in saved:
             raise ValueError(f"{checkpoint} has no {path}, so it is of another model or optimizer. Start it with the "
@@ -141,7 +159,3 @@ def _sync(path):
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _first_line(error) -> str:
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

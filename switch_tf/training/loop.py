@@ -1,17 +1,24 @@
 """The training loop: steps, and between them what is done every so many of them."""
 
 import re
+import threading
 import time
 
 import numpy as np
+import tensorflow as tf
 
 from switch_tf import accounting, metrics
+from switch_tf.messages import first_line
 from switch_tf.training import checkpoint_folders, peak, report, summaries
 from switch_tf.training.diagnosis import Divergence, first_bad_tensor
 from switch_tf.training.evaluation import HeldOut, compile_evaluation, evaluate, unigram_loss
 from switch_tf.training.meter import Meter
 from switch_tf.training.state import State, dataset, save
 from switch_tf.training.train_step import compile_steps
+
+_PATIENCE = 20  # seconds for one batch, after which a word is said
+_WAITING = ("The batch after step {} has been awaited for {} s. The first one waits for a shuffle buffer of a thousand "
+            "examples of every task, for which small data are read over and over.")
 
 
 class Training:
@@ -121,7 +128,16 @@ class Training:
     def _take_steps(self):
         state, num_steps = self.state, self.settings.steps_per_call
         asked = time.perf_counter()
-        batches = next(state.iterator)
+        patience = threading.Timer(_PATIENCE, lambda: self.progress.say(_WAITING.format(state.step, _PATIENCE)))
+        patience.daemon = True
+        patience.start()
+        try:
+            batches = next(state.iterator)
+        except tf.errors.OpError as error:
+            raise OSError(f"The batch after step {state.step} cannot be read ({first_line(error)}); the last good "
+                          f"checkpoint is {self._last_checkpoint()}.") from error
+        finally:
+            patience.cancel()
         input_wait = time.perf_counter() - asked
         measured, bad_step = self._step(self.partitioner.place(batches))
         if (bad_step := int(bad_step)) >= 0:

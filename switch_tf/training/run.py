@@ -25,6 +25,8 @@ class Run:
         pack: bool, several examples in one sequence.
         seed: int, of initial weights, order of the data, dropout and jitter.
         initial_checkpoint: str or None. Run folder or checkpoint whose weights a new run starts from.
+        restart_changed_data: bool. Where the data are no longer those that the run stopped in, go on from their
+            beginning; otherwise such a start is refused (`continuation.py`).
         keep_checkpoints: int, the newest so many are kept.
     """
 
@@ -41,6 +43,7 @@ class Run:
     pack: bool = False
     seed: int = 0
     initial_checkpoint: str | None = None
+    restart_changed_data: bool = False
     keep_checkpoints: int = 3
 
     def __post_init__(self):
@@ -48,7 +51,12 @@ class Run:
                                ("checkpoint_period", 1), ("eval_batches", 1), ("unigram_batches", 0), ("seed", 0),
                                ("keep_checkpoints", 1)):
             object.__setattr__(self, name, checks.integer(name.upper(), getattr(self, name), at_least))
-        checks.fields(self, ("pack",), checks.flag)
+        checks.fields(self, ("pack", "restart_changed_data"), checks.flag)
+        for name, check in (("model_dir", checks.text), ("mixture_or_task_name", checks.text),
+                            ("task_feature_lengths", checks.lengths)):
+            object.__setattr__(self, name, check(name.upper(), getattr(self, name)))
+        if self.initial_checkpoint is not None:
+            checks.text("INITIAL_CHECKPOINT", self.initial_checkpoint)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,10 +110,7 @@ def check_division(config, layout, batch_size: int, task_feature_lengths: dict, 
     """
     from switch_tf.layers import grouping  # which imports Keras
 
-    for feature in ("inputs", "targets"):
-        if not isinstance(task_feature_lengths.get(feature), int):
-            raise ValueError("TASK_FEATURE_LENGTHS must give the tokens of \"inputs\" and \"targets\", such as "
-                             f"{{'inputs': 128, 'targets': 29}}, not {task_feature_lengths!r}.")
+    checks.lengths("TASK_FEATURE_LENGTHS", task_feature_lengths)
     if layout.is_one_program and config.dispatch in ("index", "ragged"):
         raise ValueError(f"dispatch={config.dispatch!r} moves rows by their place in one device's memory, and this "
                          "layout splits them over several; use dispatch='einsum' or 'auto'.")

@@ -51,13 +51,22 @@ class RunFolder:
         if self._lock is not None:
             self._lock.close()
 
+    @staticmethod
+    def checkpoints_of(path) -> pathlib.Path:
+        """Where the run folder of that path keeps its checkpoints; nothing is created or locked."""
+        return pathlib.Path(path) / "checkpoints"
+
     @property
     def checkpoints(self) -> pathlib.Path:
-        return self.path / "checkpoints"
+        return self.checkpoints_of(self.path)
 
     @property
     def metrics(self) -> pathlib.Path:
         return self.path / "metrics.jsonl"
+
+    def write_configuration(self, text: str) -> None:
+        """Puts the configuration that was accepted in the place of the one before it, at once."""
+        self._replace(self.path / "operative_config.gin", text)
 
     def cut_metrics(self, step: int, ends_between=False) -> None:
         """Drops the lines past a step, and a torn last line; a resumed run writes them again.
@@ -76,6 +85,10 @@ class RunFolder:
                 is_kept = False
             if is_kept:
                 kept.append(line)
-        temporary = self.metrics.with_name("metrics.jsonl.tmp")
-        temporary.write_text("".join(line + "\n" for line in kept))
-        os.replace(temporary, self.metrics)
+        self._replace(self.metrics, "".join(line + "\n" for line in kept))
+
+    @staticmethod
+    def _replace(path, text):
+        temporary = path.with_name(f"{path.name}.tmp")
+        temporary.write_text(text)
+        os.replace(temporary, path)

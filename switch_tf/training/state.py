@@ -7,7 +7,7 @@ import keras
 import tensorflow as tf
 
 from switch_tf import data, metrics
-from switch_tf.training import checkpoint_folders, checkpoints
+from switch_tf.training import checkpoint_folders, checkpoints, continuation
 
 
 @dataclasses.dataclass
@@ -20,6 +20,7 @@ class State:
         iterator: of the training batches that come next, dict of <int32>[steps_per_call, batch, length].
         step: int, training steps that were taken.
         sums: StepMeasurements on the host of the steps since the last one that was logged, None where there are none.
+        configuration: `continuation.record` of what the run goes on with.
     """
 
     model: Any
@@ -27,16 +28,21 @@ class State:
     iterator: Any
     step: int = 0
     sums: metrics.StepMeasurements | None = None
+    configuration: dict = dataclasses.field(default_factory=dict)
+
+
+def description_of_data(run, config, split: str, seed: int) -> data.DatasetDescription:
+    """Which batches a run reads."""
+    return data.DatasetDescription(run.mixture_or_task_name, run.task_feature_lengths, run.batch_size, split, seed,
+                                   run.pack, config.is_encoder_only)
 
 
 def dataset(run, config, split: str, seed: int) -> tf.data.Dataset:
     """Batches of a run's task, dict of <int32>[batch, length]."""
-    return data.get_dataset(data.DatasetDescription(
-        run.mixture_or_task_name, run.task_feature_lengths, run.batch_size, split, seed, run.pack,
-        config.is_encoder_only))
+    return data.get_dataset(description_of_data(run, config, split, seed))
 
 
-def prepare(model, optimizer, run, settings, partitioner, folder, say) -> State:
+def prepare(model, optimizer, run, settings, partitioner, folder, configuration, say) -> State:
     """Builds model, optimizer and input, and restores the newest checkpoint of a run folder, if any.
 
     Args:
@@ -45,6 +51,7 @@ def prepare(model, optimizer, run, settings, partitioner, folder, say) -> State:
         settings: StepSettings.
         partitioner: Partitioner.
         folder: RunFolder.
+        configuration: `continuation.record` of the run; what the folder holds has to agree with it.
         say: function of a line of text.
     """
     keras.utils.set_random_seed(run.seed)
@@ -53,39 +60,50 @@ def prepare(model, optimizer, run, settings, partitioner, folder, say) -> State:
         f"{sum(variable.value.shape.num_elements() for variable in optimizer.variables):,} numbers of optimizer state; "
         f"reading {run.mixture_or_task_name}")
     batches = dataset(run, model.config, "train", run.seed).batch(settings.steps_per_call)
-    state = State(model, optimizer, iter(batches))
-    if not _restore(state, folder, say) and run.initial_checkpoint is not None:
+    state = State(model, optimizer, iter(batches), configuration=configuration)
+    if not _restore(state, run, folder, say) and run.initial_checkpoint is not None:
         path = checkpoint_folders.resolve(run.initial_checkpoint)
         checkpoints.restore(path, checkpoints.state_variables(model))
         say(f"Starting from the weights of {path}.")
     return state
 
 
-def _restore(state, folder, say) -> bool:
-    """Takes up the newest checkpoint that can be read; False where there is none at all."""
+def _restore(state, run, folder, say) -> bool:
+    """Takes up the newest checkpoint that can be read; False where there is none at all.
+
+    Raises:
+        ValueError: it is of another configuration, or none of several can be read.
+    """
     variables = checkpoints.state_variables(state.model, state.optimizer)
     broken = []
-    for step in reversed(checkpoint_folders.steps(folder.checkpoints)):
-        path = checkpoint_folders.path_of(folder.checkpoints, step)
+    for path in checkpoint_folders.newest_first(folder.checkpoints):
         try:
-            description = checkpoints.restore(path, variables, state.iterator)
+            saved = checkpoint_folders.describe(path).get("configuration", {})
+            lines, is_anew = continuation.check(saved, state.configuration, path, run.restart_changed_data)
+            description = checkpoints.restore(path, variables, None if is_anew else state.iterator)
         except checkpoint_folders.BrokenCheckpoint as error:
             say(f"{error} Trying the one before it.")
             broken.append(path)
             continue
         for newer in broken:
             say(f"{newer} is kept as {checkpoint_folders.set_aside(newer)}.")
+        step = description["step"]
         say(f"Going on from step {step} ({path}).")
+        for line in lines:
+            say(line)
+        if step >= run.train_steps:
+            say(f"This run is at step {step} already and TRAIN_STEPS is {run.train_steps}, so nothing is left to "
+                "train; a larger TRAIN_STEPS goes on.")
         pending = description["pending_metrics"]
         state.step, state.sums = step, pending and metrics.from_json(pending)
         return True
     if broken:
-        raise ValueError(f"No checkpoint in {str(folder.checkpoints)!r} can be read; move the folder away to start "
-                         "anew, or restore it from a copy.")
+        raise ValueError(f"No checkpoint in {str(folder.checkpoints)!r} can be read; restore it from a copy, or use "
+                         "another MODEL_DIR to start anew.")
     return False
 
 
 def save(state: State, folder, keep: int, partitioner) -> None:
     """Writes the checkpoint of the state's step, unless it is there, and removes all but the newest `keep`."""
     checkpoints.save(folder.checkpoints, state.step, checkpoints.state_variables(state.model, state.optimizer),
-                     state.iterator, state.sums and metrics.to_json(state.sums), keep, partitioner)
+                     state.iterator, state.sums and metrics.to_json(state.sums), keep, partitioner, state.configuration)

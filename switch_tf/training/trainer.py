@@ -1,12 +1,25 @@
 """A run from its description: what cannot work is refused, and the rest is started where its folder stands."""
 
+import keras
+
 from switch_tf import data
+from switch_tf.models.switch_transformer import SwitchTransformer
 from switch_tf.partitioning.partitioner import Partitioner
-from switch_tf.training import checkpoint_folders, summaries
+from switch_tf.training import checkpoint_folders, continuation, summaries
 from switch_tf.training.loop import Training
-from switch_tf.training.run import StepSettings, check_division, check_periods
+from switch_tf.training.run import Run, StepSettings, check_division, check_periods
 from switch_tf.training.run_folder import RunFolder
-from switch_tf.training.state import prepare
+from switch_tf.training.state import description_of_data, prepare
+
+_KINDS = {"model": SwitchTransformer, "optimizer": keras.optimizers.Optimizer, "run": Run,
+          "step_settings": StepSettings}
+
+
+def check_parts(**parts) -> None:
+    """Raises ValueError unless each is what `Trainer`'s argument of that name has to be."""
+    for name, part in parts.items():
+        if not isinstance(part, _KINDS[name]):
+            raise ValueError(f"Trainer.{name} must be a {_KINDS[name].__name__}, not {part!r}.")
 
 
 class Trainer:
@@ -23,6 +36,7 @@ class Trainer:
     """
 
     def __init__(self, model, optimizer, run, step_settings=None, partitioner=None):
+        check_parts(model=model, optimizer=optimizer, run=run, step_settings=step_settings or StepSettings())
         self.model = model
         self.optimizer = optimizer
         self.run = run
@@ -38,8 +52,34 @@ class Trainer:
         self.partitioner.check(config.num_parameters, settings.steps_per_call, settings.use_xla)
         check_division(config, self.partitioner.layout, run.batch_size, run.task_feature_lengths,
                        settings.num_microbatches)
+        self._configuration = self._record()
+        self._check_checkpoints()
+        data.check_examples(description_of_data(run, config, "train", run.seed))
+        if run.eval_period:
+            data.check_examples(description_of_data(run, config, "validation", 0))
+
+    def _record(self):
+        """What checkpoints keep of this configuration."""
+        run, name = self.run, self.run.mixture_or_task_name
+        return continuation.record(
+            self.model.config, run, self.step_settings, self.model.dtype_policy.name, self.optimizer,
+            data.fingerprint(name, "train"), data.fingerprint(name, "validation") if run.eval_period else {},
+            data.vocabulary_fingerprint(name))
+
+    def _check_checkpoints(self):
+        """Whether the run may go on from where its folder stands, or start from the weights that it names."""
+        run = self.run
+        for path in checkpoint_folders.newest_first(RunFolder.checkpoints_of(run.model_dir)):
+            try:
+                saved = checkpoint_folders.describe(path)
+            except checkpoint_folders.BrokenCheckpoint:
+                continue  # told when it is passed over, which writes
+            continuation.check(saved.get("configuration", {}), self._configuration, path, run.restart_changed_data)
+            return
         if run.initial_checkpoint is not None:
-            checkpoint_folders.describe(checkpoint_folders.resolve(run.initial_checkpoint))
+            path = checkpoint_folders.resolve(run.initial_checkpoint)
+            saved = checkpoint_folders.describe(path)
+            continuation.check_weights(saved.get("configuration", {}), self._configuration, path)
 
     def start(self, operative_config: str = "") -> Training:
         """Takes the run folder and makes everything ready for the next step; to be called once.
@@ -55,11 +95,12 @@ class Trainer:
         partitioner.barrier()  # the others look into the folder only when it has been tidied up
         progress = summaries.Progress(0, run.train_steps, is_shown=partitioner.is_chief)
         try:
-            state = prepare(self.model, self.optimizer, run, self.step_settings, partitioner, folder, progress.say)
+            state = prepare(self.model, self.optimizer, run, self.step_settings, partitioner, folder,
+                            self._configuration, progress.say)
             if partitioner.is_chief:
                 # Only now is it certain that this configuration belongs to what the folder holds.
                 if operative_config:
-                    (folder.path / "operative_config.gin").write_text(operative_config)
+                    folder.write_configuration(operative_config)
                 folder.cut_metrics(state.step if state.step else -1,
                                    ends_between=state.sums is not None and state.step < run.train_steps)
             progress.advance(state.step)

@@ -22,7 +22,17 @@ EARLY = {
     "NUM_EXPERT=4": "Did you mean 'NUM_EXPERTS'?",
     "SwitchConfig.num_head=3": "SwitchConfig doesn't have a parameter named 'num_head'. Did you mean 'num_heads'?",
     "NUM_EXPERTS=eight": "--gin.NUM_EXPERTS=eight cannot be read",
+    "SwitchConfg.d_ff=3": "No gin file names 'SwitchConfg'. Did you mean 'SwitchConfig'?",
+    "Trainer.optimizer=@Adafacto()": "No gin file names 'Adafacto'. Did you mean 'Adafactor'?",
+    "MIXTURE_OR_TASK_NAME='c4_span_coruption'": "No task or mixture of switch_tf.tasks.c4 is called",
+    "MODEL_DIR=''": "MODEL_DIR must be text that is not empty, not ''.",
+    "TASK_FEATURE_LENGTHS=128": "TASK_FEATURE_LENGTHS must give the tokens of",
 }
+MINE = """from __gin__ import dynamic_registration
+import keras
+from switch_tf.training import trainer
+trainer.Trainer.optimizer = @keras.optimizers.AdamWW()
+"""
 # Runs every command line in one process, and says what each came to and whether TensorFlow was imported by it.
 COMMANDS = """
 import contextlib, io, json, sys
@@ -43,21 +53,32 @@ def _clean_gin():
 def test_what_the_files_alone_get_wrong_is_refused_without_tensorflow(tmp_path):
     files = [f"--gin_file={file}" for file in (*RUN, "gin/layouts/expert.gin")]
     lines = [["train", *files, "--gin.MODEL_DIR='run'", f"--gin.{binding}"] for binding in EARLY]
+    (tmp_path / "mine.gin").write_text(MINE)
+    lines += [["train", *files, "--gin_file=mine.gin", "--gin.MODEL_DIR='run'"]]
     lines += [["verify-layout", *files, "--gin.NUM_EXPERTS=-1"], ["train"], ["train", files[0], "--gin_file=gone.gin"]]
     done = subprocess.run([sys.executable, "-c", COMMANDS, json.dumps(lines)], cwd=tmp_path, capture_output=True,
                           text=True)
     told = [json.loads(line) for line in done.stdout.splitlines()]
     assert len(told) == len(lines), done.stderr
-    messages = [*EARLY.values(), EARLY["NUM_EXPERTS=-1"], "a model (gin/models/switch_tiny.gin), a task", "'gone.gin'"]
+    messages = [*EARLY.values(), "keras.optimizers has no 'AdamWW'. Did you mean 'AdamW'?", EARLY["NUM_EXPERTS=-1"],
+                "a model (gin/models/switch_tiny.gin), a task", "'gone.gin'"]
     for words, message, (status, said, is_imported) in zip(lines, messages, told, strict=True):
         assert status == 2 and message in said and said.count("\n") == 1 and not is_imported, (words, said)
-    assert list(tmp_path.iterdir()) == []
+    assert [entry.name for entry in tmp_path.iterdir()] == ["mine.gin"]
 
 
 def test_half_a_run_is_left_to_gin(tmp_path):
     (tmp_path / "half.gin").write_text("from __gin__ import dynamic_registration\nfrom switch_tf.training import run\n"
-                                       "run.Run.pack = True\n")
+                                       "from switch_tf.training import trainer\nrun.Run.pack = True\n"
+                                       "trainer.Trainer.run = @run.Run()\n")
     gin_run.look([str(tmp_path / "half.gin")])
+
+
+@pytest.mark.parametrize("text", ["", "# nothing", "include 'gin/models/switch_tiny.gin'\n"])
+def test_files_without_a_run_are_told_so(tmp_path, text):
+    (tmp_path / "empty.gin").write_text(text)
+    with pytest.raises(Mistake, match="empty.gin. Give a model .gin/models/switch_tiny.gin., a task"):
+        gin_run.look([str(tmp_path / "empty.gin")])
 
 
 def _parse(*files, bindings=()):

@@ -18,8 +18,8 @@ def test_descriptions_of_the_same_batches_are_equal():
 
 
 @pytest.mark.parametrize("options, message", [
-    ({"task_feature_lengths": {"inputs": 4}}, r"number of tokens of inputs and targets.*received \{'inputs': 4\}"),
-    ({"task_feature_lengths": 128}, "number of tokens of inputs and targets.*received 128"),
+    ({"task_feature_lengths": {"inputs": 4}}, r"must give the tokens of \"inputs\" and .* not \{'inputs': 4\}"),
+    ({"task_feature_lengths": 128}, "must give the tokens of .* not 128"),
     ({"task_feature_lengths": {"inputs": 4, "targets": 0}}, r"\['targets'\] must be an integer of at least 1, not 0"),
     ({"task_feature_lengths": {"inputs": 4, "targets": True}}, r"\['targets'\] must be an integer.*not True"),
     ({"batch_size": 0}, "BATCH_SIZE must be an integer of at least 1, not 0"),

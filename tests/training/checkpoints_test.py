@@ -1,3 +1,5 @@
+import dataclasses
+import json
 import os
 
 import keras
@@ -85,12 +87,32 @@ def test_flipped_bytes_are_recognised(tiny_config, tmp_path):
 
 
 def test_another_models_checkpoint_is_refused_by_its_first_different_variable(tiny_config, tmp_path):
-    import dataclasses
     path = checkpoints.save(tmp_path, 1, _state(tiny_config), _iterator(), {}, keep=1)
     with pytest.raises(ValueError, match=r"model/encoder/layers_0/mlp/wi has shape \[16, 32\] in .* but \[16, 64\]"):
         checkpoints.restore(path, _state(dataclasses.replace(tiny_config, d_ff=64)))
     with pytest.raises(ValueError, match="has no model/encoder/layers_2"):
         checkpoints.restore(path, _state(dataclasses.replace(tiny_config, num_encoder_layers=4)))
+
+
+def test_a_deeper_models_checkpoint_is_refused_by_a_shallower_one_also_for_its_weights_alone(tiny_config, tmp_path):
+    path = checkpoints.save(tmp_path, 1, _state(tiny_config), _iterator(), {}, keep=1)
+    shallower = _state(dataclasses.replace(tiny_config, num_decoder_layers=1, decoder_sparse_step=0))
+    weights = {name: variable for name, variable in shallower.items() if name.startswith("model/")}
+    for variables in (shallower, weights):
+        before = _values(variables)
+        with pytest.raises(ValueError, match="has model/decoder/layers_1/.*, which this model or optimizer lacks"):
+            checkpoints.restore(path, variables)
+        assert all((before[name] == value).all() for name, value in _values(variables).items())
+
+
+def test_a_constant_learning_rate_is_the_configurations_and_not_the_checkpoints(tiny_config, tmp_path):
+    variables = _state(tiny_config)
+    assert not [name for name in variables if "learning_rate" in name]
+    path = checkpoints.save(tmp_path, 1, variables, _iterator(), {}, keep=1)
+    description = describe(path)  # earlier versions saved it
+    description["variables"]["optimizer/adafactor/learning_rate"] = {"shape": [], "dtype": "float32"}
+    (path / "checkpoint.json").write_text(json.dumps(description))
+    checkpoints.restore(path, variables)
 
 
 def test_a_write_that_fails_leaves_the_older_checkpoints_and_no_rubbish(tiny_config, tmp_path, monkeypatch):

@@ -15,6 +15,20 @@ RUN = Run(model_dir="run", mixture_or_task_name="task", task_feature_lengths=LEN
 FOUR = Layout("data=4", (*DATA, ("expert", "data")))
 
 
+@pytest.mark.parametrize(("changes", "message"), [
+    ({"model_dir": ""}, "MODEL_DIR must be text that is not empty, not ''."),
+    ({"model_dir": 5}, "MODEL_DIR must be text that is not empty, not 5."),
+    ({"mixture_or_task_name": None}, "MIXTURE_OR_TASK_NAME must be text that is not empty, not None."),
+    ({"initial_checkpoint": " "}, "INITIAL_CHECKPOINT must be text that is not empty, not ' '."),
+    ({"task_feature_lengths": {"inputs": 12, "targets": 0}}, "TASK_FEATURE_LENGTHS['targets'] must be an integer of at "
+                                                             "least 1, not 0."),
+    ({"restart_changed_data": "yes"}, "restart_changed_data must be True or False, not 'yes'.")])
+def test_a_run_without_a_place_or_data_is_refused(changes, message):
+    with pytest.raises(ValueError) as raised:
+        dataclasses.replace(RUN, **changes)
+    assert str(raised.value) == message
+
+
 def refusal(config, layout=FOUR, batch_size=8, lengths=LENGTHS, num_microbatches=1):
     with pytest.raises(ValueError) as raised:
         check_division(config, layout, batch_size, lengths, num_microbatches)
@@ -29,8 +43,8 @@ def test_what_divides_fits(tiny_config):
     check_division(tiny_config, Layout(), 8, LENGTHS, 4)
 
 
-@pytest.mark.parametrize("lengths", [{}, {"inputs": 12}, {"targets": 6}, {"inputs": 12, "targets": 6.0},
-                                     {"inputs": "12", "targets": 6}])
+@pytest.mark.parametrize("lengths", [128, {}, {"inputs": 12}, {"targets": 6},
+                                     {"inputs": 12, "targets": 6, "more": 1}])
 def test_lengths_are_tokens_of_inputs_and_targets(tiny_config, lengths):
     assert refusal(tiny_config, lengths=lengths) == (
         'TASK_FEATURE_LENGTHS must give the tokens of "inputs" and "targets", such as '

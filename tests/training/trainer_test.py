@@ -149,16 +149,43 @@ def test_where_no_checkpoint_can_be_read_the_run_is_refused_again_and_again(tiny
     for step in checkpoint_folders.steps(folder):
         (checkpoint_folders.path_of(folder, step) / "state.index").unlink()
     for _ in range(2):
-        with pytest.raises(ValueError, match="No checkpoint in .* can be read; move the folder away to start anew"):
+        with pytest.raises(ValueError, match="No checkpoint in .* can be read; restore it from a copy"):
             _start(tiny_config, finished)
 
 
-def test_another_configuration_leaves_the_folder_as_it_was(tiny_config, finished):
-    trainer = Trainer(SwitchTransformer(dataclasses.replace(tiny_config, d_ff=64)), Adafactor(0.01), finished)
-    with pytest.raises(ValueError, match=r"experts/wi has shape \[4, 16, 32\] in .* but \[4, 16, 64\] in this"):
-        trainer.start("# another")
+@pytest.mark.parametrize(("model", "changes", "settings", "message"), [
+    ({"d_ff": 64}, {}, {}, r"step_00000006 is of another model or optimizer: SwitchConfig.d_ff was 32 and is 64\. "),
+    ({}, {"batch_size": 8}, {}, "stands in other data: BATCH_SIZE was 4 and is 8. .*restart_changed_data=True"),
+    ({}, {"train_steps": 8}, {"steps_per_call": 2}, "StepSettings.steps_per_call was 1 and is 2"),
+])
+def test_another_configuration_is_refused_before_anything_is_built_or_written(tiny_config, finished, model, changes,
+                                                                             settings, message):
+    config = dataclasses.replace(tiny_config, **model)
+    changes = {"eval_period": 2, **changes}
+    before = sorted(os.walk(finished.model_dir))
+    with pytest.raises(ValueError, match=message):
+        Trainer(SwitchTransformer(config), Adafactor(0.01), dataclasses.replace(finished, **changes),
+                StepSettings(**settings))
+    assert sorted(os.walk(finished.model_dir)) == before
     with open(os.path.join(finished.model_dir, "operative_config.gin")) as file:
         assert file.read() == "# resolved"
+
+
+def test_what_may_change_is_told_and_changed_data_start_anew_where_that_is_asked_for(tiny_config, finished, capfd):
+    changed = dataclasses.replace(finished, batch_size=8, seed=1, train_steps=4, eval_period=0,
+                                  restart_changed_data=True)
+    with Trainer(SwitchTransformer(tiny_config), Adafactor(0.5), changed).start("# new") as training:
+        assert training.state.step == 6
+        assert float(training.state.optimizer.learning_rate) == 0.5
+        # The saved position holds batches of 4 that were read ahead, and reading on from there would fail.
+        assert next(training.state.iterator)["decoder_target_tokens"].shape == (1, 8, 16)
+    said = capfd.readouterr().err
+    assert "The data are others, so they are read from their beginning: BATCH_SIZE was 4 and is 8." in said
+    for change in ("TRAIN_STEPS was 6 and is 4", "SEED was 0 and is 1", "Adafactor.learning_rate was 0.01 and is 0.5"):
+        assert change in said
+    assert "This run is at step 6 already and TRAIN_STEPS is 4, so nothing is left to train" in said
+    with open(os.path.join(finished.model_dir, "operative_config.gin")) as file:
+        assert file.read() == "# new"
 
 
 def test_a_new_run_starts_from_the_weights_of_another(tiny_config, straight, tmp_path, caplog):

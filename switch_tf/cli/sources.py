@@ -1,0 +1,80 @@
+"""What modules define, read from their sources: importing them takes seconds, and mistakes can be told before."""
+
+import ast
+import functools
+import sys
+
+# Packages whose sources tell what they define; others may set names while they are imported, as TensorFlow does.
+_PLAIN = ("switch_tf", "keras")
+# What may define names that its source does not show.
+_ANYTHING = {"*", "__getattr__"}
+
+
+def missing(name: str, modules) -> tuple[str, str, set[str]] | None:
+    """Where a name leads nowhere: the module, the part of the name that it lacks, and the names that it has.
+
+    None where the name exists, or where that is not seen from the sources alone.
+
+    Args:
+        name: such as "switch_tf.optim.schedules.RsqrtDecay".
+        modules: those that are imported; a name that starts with none of them is not known.
+    """
+    module = max((module for module in modules if name.startswith(f"{module}.")), key=len, default=None)
+    if module is None or module.partition(".")[0] not in _PLAIN:
+        return None
+    for part in name.removeprefix(f"{module}.").split("."):
+        if _spec(f"{module}.{part}") is not None:
+            module = f"{module}.{part}"
+            continue
+        names = defined(module)
+        return None if names is None or part in names else (module, part, names)
+    return None
+
+
+def defined(module: str) -> set[str] | None:
+    """The names at the top of a module; None where its source does not tell them all."""
+    tree = _tree(module)
+    if tree is None:
+        return None
+    names, waiting = set(), list(tree.body)
+    while waiting:
+        match waiting.pop():
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                names.add(name)
+            case ast.Import(names=aliases) | ast.ImportFrom(names=aliases):
+                names |= {alias.asname or alias.name.partition(".")[0] for alias in aliases}
+            case ast.Assign() | ast.AnnAssign() as statement:
+                names |= {node.id for node in ast.walk(statement) if isinstance(node, ast.Name)}
+            case statement:  # what stands within an `if` or a `try` counts
+                waiting += [node for node in ast.iter_child_nodes(statement)
+                            if isinstance(node, ast.stmt | ast.excepthandler)]
+    return None if names & _ANYTHING else names
+
+
+def texts(module: str) -> set[str]:
+    """All texts that are written out in a module."""
+    tree = _tree(module)
+    constants = (node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)) if tree else ()
+    return {value for value in constants if isinstance(value, str)}
+
+
+@functools.cache
+def _tree(module):
+    spec = _spec(module)
+    try:
+        return spec and spec.origin and ast.parse(open(spec.origin, "rb").read())
+    except (OSError, SyntaxError, ValueError):  # no source, which the import will show
+        return None
+
+
+@functools.cache
+def _spec(module):
+    """As importlib.util.find_spec, which would import the packages above a module."""
+    above = module.rpartition(".")[0]
+    if above:
+        package = _spec(above)
+        if package is None or package.submodule_search_locations is None:
+            return None
+    path = list(package.submodule_search_locations) if above else None
+    found = (finder.find_spec(module, path, None) for finder in sys.meta_path)
+    return next((spec for spec in found if spec is not None), None)

@@ -1,0 +1,67 @@
+"""What tells the data of a run from other data: the files' names, sizes and contents, and the vocabulary."""
+
+import hashlib
+import os
+
+from switch_tf.data.providers import check_split, get_provider, tasks_of, vocabularies_of
+
+# Of all files of a split together at most so much is read, in blocks that are evenly spread over each.
+_BUDGET = 256 * 2**20  # bytes
+_BLOCK = 64 * 2**10
+
+
+def fingerprint(mixture_or_task_name: str, split: str) -> dict[str, str]:
+    """Returns "task: file" -> size and hash of every file that a split is read from, by the file's own name.
+
+    A file at a URL counts by its name alone. A source that reads no files may say what it reads by a method
+    `fingerprint(split) -> str`; of one that does neither nothing is known.
+
+    Args:
+        mixture_or_task_name: str. A registered seqio task or mixture.
+        split: str. A task of a mixture may lack it.
+
+    Raises:
+        ValueError: an unknown name or split, or a file that cannot be read.
+    """
+    provider = get_provider(mixture_or_task_name)
+    check_split(provider, split)
+    found, files = {}, {}
+    for task in tasks_of(provider, split):
+        if hasattr(task.source, "fingerprint"):
+            found[task.name] = task.source.fingerprint(split)
+            continue
+        names = [name for name in task.source.list_shards(split) if os.sep in name]
+        folder = os.path.dirname(os.path.commonprefix(names))  # so that a folder can be moved
+        files |= {f"{task.name}: {os.path.relpath(name, folder)}": name for name in names}
+    for label, file in files.items():
+        found[label] = "by its name" if "://" in file else _content(label, split, file, _BUDGET // len(files))
+    return found
+
+
+def vocabulary_fingerprint(mixture_or_task_name: str) -> list[str]:
+    """Returns kind, size and, of a SentencePiece model, content of each vocabulary of a task or mixture."""
+    return sorted({_vocabulary(one) for one in vocabularies_of(get_provider(mixture_or_task_name))})
+
+
+def _vocabulary(vocabulary):
+    content = getattr(vocabulary, "sp_model", b"")
+    return f"{type(vocabulary).__name__} of {vocabulary.vocab_size} ids" + (f", {_hash(content)}" if content else "")
+
+
+def _content(label, split, file, budget):
+    try:
+        size = os.path.getsize(file)
+        count = max(1, min(-(-size // _BLOCK), budget // _BLOCK))
+        digest = hashlib.sha256()
+        with open(file, "rb") as source:
+            for index in range(count):
+                source.seek(index * max(0, size - _BLOCK) // max(1, count - 1))
+                digest.update(source.read(_BLOCK))
+    except OSError as error:
+        raise ValueError(f"The data file {file!r} of {label.partition(':')[0]!r}, split {split!r}, cannot be read "
+                         f"({error.strerror}); a split is made of files.") from error
+    return f"{size} bytes, {digest.hexdigest()[:16]}"
+
+
+def _hash(content):
+    return hashlib.sha256(content).hexdigest()[:16]

@@ -1,0 +1,192 @@
+"""Every command, fed with wrong values: it says a sentence, or goes on to what is faked here, and never fails.
+
+What a command does once it has read and checked its arguments (train, compile, look at the machine) is not done.
+"""
+
+import collections
+import json
+import types
+
+import gin
+import hypothesis
+import pytest
+import tensorflow as tf
+from hypothesis import strategies as st
+
+from switch_tf.cli import compile as compile_command
+from switch_tf.cli import doctor, main, processes, quiet
+
+TINY = ["gin/models/switch_tiny.gin", "gin/tasks/docs_corpus_bytes.gin", "gin/runs/pretrain.gin"]
+MACROS = ("MODEL_DIR", "TRAIN_STEPS", "BATCH_SIZE", "SEED", "LOG_PERIOD", "EVAL_PERIOD", "CHECKPOINT_PERIOD",
+          "INITIAL_CHECKPOINT", "ACTIVATION_DTYPE", "NUM_EXPERTS", "DROPOUT_RATE", "EXPERT_DROPOUT_RATE",
+          "MIXTURE_OR_TASK_NAME", "TASK_FEATURE_LENGTHS", "MESH_SHAPE", "MODEL", "NO_SUCH_MACRO")
+PARAMETERS = ("SwitchConfig.d_model", "SwitchConfig.num_heads", "SwitchConfig.d_kv", "SwitchConfig.vocab_size",
+              "SwitchConfig.train_capacity_factor", "SwitchConfig.routing_policy", "SwitchConfig.semantics",
+              "SwitchConfig.group_size", "SwitchConfig.num_groups_multiple", "SwitchConfig.encoder_sparse_step",
+              "SwitchConfig.num_decoder_layers", "SwitchConfig.activation", "SwitchConfig.no_such",
+              "SwitchTransformer.config", "SwitchTransformer.dtype", "Run.pack", "Run.eval_batches",
+              "Run.restart_changed_data", "StepSettings.clip_norm", "StepSettings.num_microbatches",
+              "StepSettings.steps_per_call", "StepSettings.label_smoothing", "Layout.mesh_shape", "Layout.rules",
+              "Layout.at_rest_rules", "Layout.backend", "RsqrtDecay.base", "RsqrtDecay.warmup_steps",
+              "Adafactor.learning_rate", "Adafactor.decay_exponent", "Adafactor.no_such", "Trainer.optimizer",
+              "Trainer.run", "Trainer.step_settings", "NoSuch.thing", "a.b.c.d")
+LITERALS = st.sampled_from((
+    "0", "-1", "1", "8", "1e400", "-1e400", "0.5", "1e-300", "10**3", "99999999999999999999", "True", "None", "''",
+    "'no'", "'float8'", "'data=4,model=2'", "'data=0'", "'/'", "'\\0'", "'gs://bucket/x'", "()", "[]", "{}", "(1, 2)",
+    "{'inputs': 0}", "{'inputs': 64, 'targets': 20}", "{'inputs': 'x', 'targets': None}", "[('batch', 'data')]",
+    "(('expert', 5),)", "eight", "", "'", "[1", "%NUM_EXPERTS", "%NO_SUCH", "%gin.REQUIRED", "@", "@NoSuch()",
+    "@config.SwitchConfig()", "@run.Run", "{1: {2: [3]}}", "b'x'", "1 2", "\n", "é", "lambda: 0", "nan", "5 # five"))
+VALUES = LITERALS | st.integers(-(10**6), 10**6).map(repr) | st.floats().map(repr) | st.text(max_size=8).map(repr)
+NAMES = st.sampled_from(MACROS + PARAMETERS)
+BINDINGS = st.integers(0, 19).flatmap(  # one in ten binds no name that there is
+    lambda kind: st.text(max_size=12).map("--gin.{}".format) if kind == 0 else st.builds(
+        "--gin.{}={}".format, st.text(max_size=8) if kind == 1 else NAMES, VALUES))
+LINES = st.sampled_from((
+    "", "# words", "include 'SELF'", "include 'nowhere.gin'", "include 5", "import no.such.module",
+    "from __gin__ import dynamic_registration", "from switch_tf import nothing", "from switch_tf import config",
+    "config.SwitchConfig:\n  d_model = 8", "config.SwitchConfig:\n d_model 8", "A = %B\nB = %A", "A = %A", "X = 1",
+    "X = (", "X = '''", "x/y/z = 3", "= 4", "config.SwitchConfig.d_model = @config.SwitchConfig()", "\0", "\t:",
+    "include 'gin/models/switch_tiny.gin'", "include 'gin/runs/pretrain.gin'", "MODEL_DIR = 'x'"))
+tried = collections.Counter()
+
+
+@st.composite
+def _files(draw):
+    """The arguments of some gin files: mostly those of a run, then shipped ones, missing ones, and made-up ones."""
+    if draw(st.sampled_from((True, True, True, False))):
+        return [f"--gin_file={file}" for file in (*TINY, "gin/layouts/single.gin")], ""
+    files = list(TINY) if draw(st.integers(0, 3)) else draw(st.lists(st.sampled_from((*TINY, "nowhere.gin"))))
+    extra = draw(st.sampled_from((None, "MADE", "MADE", "MADE", "/dev/null", ".", "", "\0", "gin", "gin/runs/demo.gin",
+                                  "gin/layouts/expert_model.gin", "gin/runs/finetune.gin")))
+    text = "\n".join(draw(st.lists(LINES | st.text(max_size=10), max_size=4))) if extra == "MADE" else ""
+    return [f"--gin_file={file}" for file in (*files, *([extra] if extra is not None else []))], text
+
+
+def _flags(*names):
+    values = st.sampled_from(("0", "-1", "1", "2", "x", "", "1e9", "3.5", "99999999999")) | st.text(max_size=6)
+    flags = st.lists(st.builds("--{}={}".format, st.sampled_from((*names, "no_such")), values), max_size=2)
+    return st.sampled_from((True, True, False)).flatmap(lambda is_plain: st.just([]) if is_plain else flags)
+
+
+COMMANDS = {
+    "train": _flags("devices", "processes", "gin_search_paths", "json"),
+    "verify-layout": _flags("devices", "steps"),
+    "compile": st.tuples(
+        st.sampled_from(["--topology=v5e:4x4", "--topology=v5p:2x2x1", "--topology=x", "--topology=v5e:0x4",
+                         "--topology=", "--topology=v5e:4x4x4x4"]),
+        st.sampled_from(["--full", "--compare=expert,data", "--compare=,", "--compare=nowhere", "--search", "--save=/",
+                         "--save=saved", "--json"])).map(list) | _flags("topology", "save", "compare"),
+    "inspect": st.lists(st.sampled_from(["switch_tiny", "t5_small", "no_such", ".", "/dev/null", "gone.gin", "empty",
+                                         "damaged", "list", "--list", ""]), max_size=1).flatmap(
+        lambda what: _flags("inputs_length", "targets_length", "json").map(lambda flags: what + flags)),
+    "doctor": _flags("json", "gin_file"),
+}
+
+
+@pytest.fixture
+def faked(monkeypatch, tmp_path):
+    """Nothing is trained, compiled or started, and devices are as many as a command asks for."""
+    from switch_tf import data
+    from switch_tf.aot import many
+    from switch_tf.partitioning.partitioner import Partitioner
+    from switch_tf.training import verification
+    from switch_tf.training.trainer import Trainer
+
+    class Finished:
+        progress = types.SimpleNamespace(say=print)
+        partitioner = Partitioner()
+        run = types.SimpleNamespace(train_steps=1)
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *error):
+            pass
+
+        def advance(self, *arguments):
+            pass
+
+        def finish(self):
+            return {"interrupted": False, "step": 1, "report": "r", "plot": "p"}
+
+    def ask(arguments, *unused):
+        compile_command._question(arguments.topology)
+        return {"exit_status": 0}
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "damaged").mkdir()
+    (tmp_path / "damaged" / "checkpoint.json").write_text("[]")
+    monkeypatch.setattr(quiet, "import_tensorflow", lambda num_cpu_devices=None: None)
+    # Reading data takes a second each time; tests/data/examples_test.py is about it.
+    monkeypatch.setattr(data, "check_examples", lambda description: None)
+    monkeypatch.setattr(data, "get_dataset", lambda description: tf.data.Dataset.range(1))
+    monkeypatch.setattr(Trainer, "start", lambda self, text="": Finished())
+    monkeypatch.setattr(processes, "_wait", lambda children: 0)
+    monkeypatch.setattr(processes.subprocess, "Popen",
+                        lambda *arguments, **options: types.SimpleNamespace(stderr=[], poll=lambda: 0))
+    monkeypatch.setattr(verification, "verify", lambda *arguments, **options: (_ for _ in ()).throw(ValueError("fake")))
+    monkeypatch.setattr(compile_command, "_answer", ask)
+    monkeypatch.setattr(compile_command, "_search", ask)
+    monkeypatch.setattr(many, "ask", lambda questions, say: dict.fromkeys(questions, {"failed": "not compiled"}))
+    monkeypatch.setattr(compile_command.compile_text, "table", str)
+    monkeypatch.setattr(doctor, "check_accelerators", lambda: iter(()))
+    monkeypatch.setattr(doctor, "check_tensorboard", lambda: iter(()))
+    yield tmp_path
+    gin.clear_config()
+
+
+def _try(command, words, capsys):
+    """Runs a command line; a sentence on standard error and its status, or an end without a fault."""
+    tried[command] += 1
+    try:
+        status = main.main([command, *words])
+    except SystemExit as exit_:  # argparse's own refusal
+        status = exit_.code
+    finally:
+        gin.clear_config()
+    out, err = capsys.readouterr()
+    assert status in (0, 1, 2), words
+    assert "Traceback" not in err, words
+    if status == 2:
+        assert any(line.startswith(f"switch-tf {command}: ") or ": error: " in line for line in err.split("\n")), words
+    if status == 0 and "--json" in words:
+        json.loads(out.splitlines()[-1], parse_constant=lambda name: pytest.fail(f"{name} in {words}"))
+
+
+SETTINGS = {"deadline": None, "derandomize": True, "database": None, "phases": [hypothesis.Phase.generate],
+            "suppress_health_check": list(hypothesis.HealthCheck)}
+
+
+def _fuzz(command, capsys, folder, count):
+    takes_gin = command != "doctor"
+
+    @hypothesis.settings(max_examples=count, **SETTINGS)
+    @hypothesis.given(_files(), st.lists(BINDINGS, max_size=2), COMMANDS[command], st.integers(0, 5))
+    def check(files, bindings, flags, choice):
+        words, text = files
+        (folder / "MADE").write_text(text.replace("SELF", "MADE"))
+        own = ["--gin.MODEL_DIR='run'"] if choice and command == "train" else []
+        if command == "compile" and choice and not any("--topology" in flag for flag in flags):
+            own += ["--topology=v5e:4x4"]
+        if command == "inspect" and choice > 2 or not takes_gin:
+            words = []
+        _try(command, [*words, *own, *bindings, *flags], capsys)
+
+    check()
+
+
+@pytest.mark.parametrize(("command", "count"), [("train", 60), ("verify-layout", 25), ("compile", 25), ("inspect", 60),
+                                                ("doctor", 5)])
+def test_wrong_values_are_answered_with_a_sentence(command, count, capsys, faked):
+    _fuzz(command, capsys, faked, count)
+    with capsys.disabled():
+        print(f"\n{command}: {tried[command]} command lines")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", COMMANDS)
+def test_many_wrong_values_are_answered_with_a_sentence(command, capsys, faked):
+    _fuzz(command, capsys, faked, 20 if command == "doctor" else 1000)
+    with capsys.disabled():
+        print(f"\n{command}: {tried[command]} command lines")

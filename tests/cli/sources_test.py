@@ -1,0 +1,53 @@
+"""What modules define is read from their sources, and nothing that a module may have is said to be missing."""
+
+import pytest
+
+from switch_tf import shipped_gin
+from switch_tf.cli import gin_files, gin_statements, sources
+
+
+@pytest.mark.parametrize(("name", "module"), [
+    ("switch_tf.optim.schedules.RsqrtDecay", "switch_tf.optim.schedules"),
+    ("switch_tf.optim.schedules.RsqrtDecay.no_attribute_is_looked_for", "switch_tf.optim.schedules"),
+    ("keras.optimizers.AdamW", "keras"),
+    ("switch_tf.tasks.docs_corpus.DocsCorpusSource", "switch_tf.tasks.docs_corpus"),
+    ("tensorflow.keras", "tensorflow"),  # set while it is imported
+    ("no.such.module.Name", "no.such.module"),
+    ("switch_tf.optim.schedules.Name", "switch_tf.config"),
+])
+def test_what_exists_or_cannot_be_seen_is_not_missing(name, module):
+    assert sources.missing(name, {module}) is None
+
+
+@pytest.mark.parametrize(("name", "module", "where", "part"), [
+    ("switch_tf.optim.schedules.RsqrtDecy", "switch_tf.optim.schedules", "switch_tf.optim.schedules", "RsqrtDecy"),
+    ("keras.optimizers.AdamWW", "keras", "keras.optimizers", "AdamWW"),
+    ("keras.optimisers.AdamW", "keras", "keras", "optimisers")])
+def test_what_is_nowhere_is_missing_from_the_module_that_lacks_it(name, module, where, part):
+    found = sources.missing(name, {module, "switch_tf"})
+    assert found[:2] == (where, part) and part not in found[2]
+
+
+def test_names_within_branches_count_and_a_star_hides_them_all(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "branches.py").write_text("try:\n    import a as b\nexcept ImportError:\n    b = None\n"
+                                          "if b:\n    def f(): pass\nelse:\n    class C: pass\nx, (y, z) = 1, (2, 3)\n")
+    (tmp_path / "stars.py").write_text("from a import *\n")
+    (tmp_path / "broken.py").write_text("def\n")
+    assert sources.defined("branches") == {"b", "f", "C", "x", "y", "z"}
+    assert sources.defined("stars") is None and sources.defined("broken") is None
+    assert sources.texts("broken") == set()
+
+
+def test_nothing_that_a_shipped_gin_file_names_is_missing():
+    folder = shipped_gin.folder()
+    for file in folder.glob("gin/*/*.gin"):
+        statements = gin_statements.Statements()
+        gin_files.read([])  # which tells gin where the shipped files are
+        statements.add_file(str(file.relative_to(folder)))
+        assert not [name for name in statements.named if sources.missing(name, statements.modules)], file
+
+
+def test_tasks_are_among_the_texts_of_their_module():
+    assert "docs_corpus_span_corruption" in sources.texts("switch_tf.tasks.docs_corpus")
+    assert "mc4_span_corruption" in sources.texts("switch_tf.tasks.mc4")
