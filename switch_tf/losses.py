@@ -1,4 +1,4 @@
-"""Every loss formula, in float32: cross-entropy with z-loss, load balancing, router z-loss."""
+"""Every loss formula, in float32 at least: cross-entropy with z-loss, load balancing, router z-loss."""
 
 from keras import ops
 
@@ -22,10 +22,10 @@ def cross_entropy(logits, targets, loss_weights, z_loss_weight=1e-4, label_smoot
         Means over real targets, in nats per token: cross-entropy, weighted z-loss; and the share of targets
         that have the largest logit.
     """
-    logits = ops.cast(logits, "float32")
-    weights = ops.cast(loss_weights, "float32")
+    logits = partitioning.widen(logits)
+    weights = ops.cast(loss_weights, logits.dtype)
     log_normalizer, target_logit, largest = partitioning.normalizers_and_targets(logits, ops.cast(targets, "int32"))
-    is_right = ops.cast(ops.equal(target_logit, largest), "float32")
+    is_right = ops.cast(ops.equal(target_logit, largest), logits.dtype)
     if label_smoothing:
         target_logit = (1 - label_smoothing) * target_logit + label_smoothing * ops.mean(logits, axis=-1)
     num_targets = ops.sum(weights)
@@ -58,15 +58,15 @@ def load_balancing_mean(router_probs, expert_index, padding_mask=None, semantics
     """`load_balancing_loss` as a Mean that merges over parts of a batch; its weight is the number of counted tokens."""
     rules = rules_of(semantics)
     num_experts = router_probs.shape[-1]
-    probs = ops.cast(router_probs, "float32")
+    probs = partitioning.widen(router_probs)
     expert_index = ops.convert_to_tensor(expert_index)
     has_choices = len(expert_index.shape) == 3
     num_choices = expert_index.shape[-1] if has_choices else 1
     if rules.balances_every_choice and has_choices:
-        chosen = ops.sum(ops.one_hot(expert_index, num_experts, dtype="float32"), axis=2)
+        chosen = ops.sum(ops.one_hot(expert_index, num_experts, dtype=probs.dtype), axis=2)
     else:
-        chosen = ops.one_hot(expert_index[..., 0] if has_choices else expert_index, num_experts, dtype="float32")
-    real = ops.ones_like(probs[..., 0]) if padding_mask is None else ops.cast(padding_mask, "float32")
+        chosen = ops.one_hot(expert_index[..., 0] if has_choices else expert_index, num_experts, dtype=probs.dtype)
+    real = ops.ones_like(probs[..., 0]) if padding_mask is None else ops.cast(padding_mask, probs.dtype)
     num_tokens = ops.sum(ops.ones_like(real), axis=1)
     if rules.balances_over_all_tokens and num_choices == 1:
         per_group = ops.sum(ops.mean(chosen, axis=1) * ops.mean(probs, axis=1), axis=-1) * ops.mean(real, axis=1)
@@ -89,8 +89,8 @@ def second_place_mean(router_probs, expert_index, padding_mask=None, semantics="
     Returns:
         Mean, with probabilities renormalised after the first choice is taken out; 1.0 when even.
     """
-    probs = ops.cast(router_probs, "float32")
-    is_left = 1.0 - ops.one_hot(expert_index[..., 0], probs.shape[-1], dtype="float32")
+    probs = partitioning.widen(router_probs)
+    is_left = 1.0 - ops.one_hot(expert_index[..., 0], probs.shape[-1], dtype=probs.dtype)
     left = probs * is_left
     left = left / (ops.sum(left, axis=-1, keepdims=True) + 1e-9)
     return load_balancing_mean(left, expert_index[..., 1:2], padding_mask, semantics)
@@ -111,8 +111,8 @@ def router_z_loss(router_logits, padding_mask=None):
 
 def router_z_mean(router_logits, padding_mask=None) -> Mean:
     """`router_z_loss` as a Mean that merges over parts of a batch."""
-    squared = ops.square(ops.logsumexp(ops.cast(router_logits, "float32"), axis=-1))
-    real = ops.ones_like(squared) if padding_mask is None else ops.cast(padding_mask, "float32")
+    squared = ops.square(ops.logsumexp(partitioning.widen(router_logits), axis=-1))
+    real = ops.ones_like(squared) if padding_mask is None else ops.cast(padding_mask, squared.dtype)
     return Mean(ops.sum(squared * real), ops.sum(real))
 
 

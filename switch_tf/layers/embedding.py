@@ -1,7 +1,6 @@
 """The token embedding and the logits, tied to it or with weights of their own."""
 
 import keras
-from keras import ops
 
 from switch_tf import checks, partitioning
 
@@ -44,7 +43,7 @@ class TokenEmbedding(keras.layers.Layer):
 def _logits(hidden, variable, is_table):
     """Products with every row of a table [vocab, d_model], or with every column of a kernel [d_model, vocab]."""
     logits = partitioning.product("blm,vm->blv" if is_table else "blm,mv->blv", hidden, variable)
-    return ops.cast(partitioning.constrain(logits, ("batch", "length", "vocab")), "float32")
+    return partitioning.widen(partitioning.constrain(logits, ("batch", "length", "vocab")))
 
 
 @keras.saving.register_keras_serializable("switch_tf")

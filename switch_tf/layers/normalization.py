@@ -27,9 +27,9 @@ class RMSNorm(keras.layers.Layer):
         self.scale = partitioning.add_weight(self, "scale", (input_shape[-1],), ("embed",), "ones")
 
     def call(self, inputs):
-        x = ops.cast(inputs, "float32")
+        x = partitioning.widen(inputs)
         inverse_rms = ops.rsqrt(ops.mean(ops.square(x), axis=-1, keepdims=True) + self.epsilon)
-        return ops.cast(x * inverse_rms * partitioning.use(self.scale, "float32"), inputs.dtype)
+        return ops.cast(x * inverse_rms * partitioning.use(self.scale, x.dtype), inputs.dtype)
 
     def get_config(self):
         return {**super().get_config(), "epsilon": self.epsilon}

@@ -6,6 +6,7 @@ import keras
 from keras import ops
 
 from switch_tf.partitioning import axes
+from switch_tf.partitioning.dtypes import widen
 
 
 def product(equation: str, x, variable):
@@ -37,7 +38,7 @@ def product(equation: str, x, variable):
             with _in_gradient_of(variable):
                 of_x = ops.einsum(f"{result},{right}->{left}", upstream, kernel)
                 of_weight = ops.einsum(
-                    f"{left},{result}->{right}", ops.cast(x, "float32"), ops.cast(upstream, "float32"))
+                    f"{left},{result}->{right}", widen(x), widen(upstream))
             return of_x, ops.cast(axes.scatter(of_weight, axes.axes_of(variable)), weight.dtype)
 
         return ops.einsum(equation, x, kernel), gradient
