@@ -121,7 +121,7 @@ def balanced(logits, is_real=None):
         <float32>[group, tokens, expert] without a gradient.
     """
     logits = ops.stop_gradient(logits)
-    absent = 0.0 if is_real is None else ops.cast(ops.where(is_real[..., None], 0.0, -1e9), logits.dtype)
+    absent = 0.0 if is_real is None else -1e9 * ops.cast(ops.logical_not(is_real[..., None]), logits.dtype)
     price = ops.zeros_like(logits[:, :1, :])
     for _ in range(SINKHORN_ITERATIONS):
         per_token = ops.log_softmax(logits + price, axis=-1) + absent

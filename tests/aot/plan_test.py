@@ -46,7 +46,7 @@ def test_what_takes_long_says_that_it_goes_on(monkeypatch):
 
 def _point(layers):
     """A compiled program whose numbers are linear in its depth."""
-    memory = dict.fromkeys(("arguments", "outputs", "aliased", "temporaries", "code", "weights", "slots"),
+    memory = dict.fromkeys(("arguments", "outputs", "aliased", "temporaries", "code", "weights", "slots", "gradients"),
                            100 + 10 * layers)
     return plan._Point(memory, 1000.0 * layers + 5, Roofline(2.0 * layers, 50.0 * layers, 1.0), 500 + layers,
                        _Sends(layers))
