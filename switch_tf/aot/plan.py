@@ -147,13 +147,19 @@ def _point(lowered, compiled, question):
     program = InTurn([Program(one.hlo, question.layout.mesh) for one in compiled])
     links = link_seconds(program.collectives, question.chip, compiled[0].network)
     roofline = Roofline.of(program.flops, program.memory_traffic(), links, question.chip)
-    stored = _stored(lowered)
-    memory = {kind: sum(one.memory[kind] for one in compiled) for kind in compiled[0].memory}
-    memory |= {kind: max(one.memory[kind] for one in compiled) for kind in ("temporaries", "peak")}
+    return _Point(_memory(lowered, compiled), program.flops, roofline, _state(lowered), program)
+
+
+def _memory(lowered, compiled):
+    """Bytes by kind of one program, or of two that run in turn; what both need at a time counts once."""
+    memory, stored = dict(compiled[0].memory), _stored(lowered)
     if len(compiled) == 2:
-        # At any time there are the batch and all that the second program takes; gradients are the first one's results.
-        memory["arguments"] = compiled[1].memory["arguments"] - stored["gradients"] + _share(lowered[0], "feature")
-    return _Point({**memory, **stored}, program.flops, roofline, _state(lowered), program)
+        first, second = (one.memory for one in compiled)
+        memory = {kind: first[kind] + second[kind] for kind in ("outputs", "aliased", "code")}
+        memory |= {kind: max(first[kind], second[kind]) for kind in ("temporaries", "peak")}
+        # At any time there are the batch and all that the second program takes; gradients are results of the first.
+        memory["arguments"] = second["arguments"] - stored["gradients"] + _share(lowered[0], "feature")
+    return {**memory, **stored}
 
 
 def _stored(lowered):
