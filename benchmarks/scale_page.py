@@ -20,7 +20,7 @@ def page(sparse: list[tuple[str, dict, dict]], yardstick: tuple[str, dict], comm
         runs=_table(["model", "parameters", "pod, mesh", "tokens a batch", "compiled of layers"], [
             [name, f"{result['num_parameters'] / 1e9:,.1f}B", _pod(result), f"{_tokens(result):,.0f}", _depth(result)]
             for name, result in (*((name, result) for name, result, _ in sparse), yardstick)]),
-        memory=_table(["model", "weights", "slots", "temporaries", "program", "needed", "chip has"], [
+        memory=_table(["model", "weights", "slots", "gradients", "temporaries", "program", "needed", "chip has"], [
             [name, *(f"{size / GIB:.2f}" for size in _memory(result))] for name, result in rows]),
         sent=_table(["model", *KINDS, "warnings"], [
             [name, *(_sent(result, kind) for kind in KINDS), "; ".join(result["warnings"]) or "none"]
@@ -51,7 +51,8 @@ def _depth(result):
 
 def _memory(result):
     memory = result["bytes_per_device"]
-    return [*(memory[kind] for kind in ("weights", "slots", "temporaries", "code", "needed")), result["chip_bytes"]]
+    kinds = ("weights", "slots", "gradients", "temporaries", "code", "needed")
+    return [*(memory[kind] for kind in kinds), result["chip_bytes"]]
 
 
 def _sent(result, kind):
@@ -84,7 +85,8 @@ over bandwidth, bytes over links.
 {runs}
 
 Weights are float32, computation is in bfloat16, the optimizer is Adafactor with factored slots, so that state is little
-more than four bytes a parameter. A chip's share of it, in GiB:
+more than four bytes a parameter, and gradients, which live from one function to the other, are four more. A chip's
+share of it, in GiB:
 
 {memory}
 

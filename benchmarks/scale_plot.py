@@ -1,7 +1,7 @@
 """The picture of docs/scale.md: how full each chip is, and between what a step may take."""
 
-KINDS = {"weights and slots": ("weights", "slots"), "activations and temporaries": ("temporaries",),
-         "program": ("code",)}
+KINDS = {"weights, slots, gradients": ("weights", "slots", "gradients"),
+         "activations and temporaries": ("temporaries",), "program": ("code",)}
 PARTS = {"compute": "o", "memory": "s", "links": "^"}
 
 

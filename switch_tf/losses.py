@@ -1,4 +1,4 @@
-"""Every loss formula, in float32: cross-entropy with z-loss, load balancing, router z-loss."""
+"""Every loss formula, in float32 at least: cross-entropy with z-loss, load balancing, router z-loss."""
 
 from typing import Any, NamedTuple
 
@@ -31,11 +31,11 @@ def cross_entropy(logits, targets, loss_weights, z_loss_weight=1e-4, label_smoot
     targets = _checked("targets", targets, "int", logits.shape[:2])
     loss_weights = _checked("loss_weights", loss_weights, "number", logits.shape[:2])
     checks.indices("targets", partitioning.known_values(targets), logits.shape[-1])
-    logits = ops.cast(logits, "float32")
-    weights = ops.cast(loss_weights, "float32")
+    logits = partitioning.widen(logits)
+    weights = ops.cast(loss_weights, logits.dtype)
     targets = ops.cast(targets, "int32")
     log_normalizer, target_logit, predicted = partitioning.normalizers_and_targets(logits, targets)
-    is_right = ops.cast(ops.equal(targets, predicted), "float32")
+    is_right = ops.cast(ops.equal(targets, predicted), logits.dtype)
     if label_smoothing:
         target_logit = (1 - label_smoothing) * target_logit + label_smoothing * ops.mean(logits, axis=-1)
     num_targets = ops.sum(weights)
@@ -99,14 +99,14 @@ def balance(router_probs, expert_index, padding_mask=None, semantics="switch_tf"
     if padding_mask is not None:
         padding_mask = _checked("padding_mask", padding_mask, "bool", router_probs.shape[:2])
     num_experts = router_probs.shape[-1]
-    probs = ops.cast(router_probs, "float32")
+    probs = partitioning.widen(router_probs)
     has_choices = len(expert_index.shape) == 3
     num_choices = expert_index.shape[-1] if has_choices else 1
     if rules.balances_every_choice and has_choices:
-        chosen = ops.sum(ops.one_hot(expert_index, num_experts, dtype="float32"), axis=2)
+        chosen = ops.sum(ops.one_hot(expert_index, num_experts, dtype=probs.dtype), axis=2)
     else:
-        chosen = ops.one_hot(expert_index[..., 0] if has_choices else expert_index, num_experts, dtype="float32")
-    real = ops.ones_like(probs[..., 0]) if padding_mask is None else ops.cast(padding_mask, "float32")
+        chosen = ops.one_hot(expert_index[..., 0] if has_choices else expert_index, num_experts, dtype=probs.dtype)
+    real = ops.ones_like(probs[..., 0]) if padding_mask is None else ops.cast(padding_mask, probs.dtype)
     num_tokens = ops.sum(ops.ones_like(real), axis=1)
     if rules.balances_over_all_tokens and num_choices == 1:
         fraction = ops.mean(chosen, axis=1) * ops.mean(real, axis=1, keepdims=True)
@@ -137,8 +137,8 @@ def with_second_place(first: Balance, weight: float, router_probs, expert_index,
     if expert_index.shape[-1] < 2:
         raise checks.refusal(f"expert_index must hold at least two choices of each token, not "
                              f"{expert_index.shape[-1]}.")
-    probs = ops.cast(router_probs, "float32")
-    is_left = 1.0 - ops.one_hot(expert_index[..., 0], probs.shape[-1], dtype="float32")
+    probs = partitioning.widen(router_probs)
+    is_left = 1.0 - ops.one_hot(expert_index[..., 0], probs.shape[-1], dtype=probs.dtype)
     left = probs * is_left
     left = left / (ops.sum(left, axis=-1, keepdims=True) + 1e-9)
     second = balance(left, expert_index[..., 1:2], padding_mask, semantics)
@@ -164,8 +164,8 @@ def router_z_mean(router_logits, padding_mask=None) -> Mean:
     router_logits = _checked("router_logits", router_logits, "float", (None, None, None))
     if padding_mask is not None:
         padding_mask = _checked("padding_mask", padding_mask, "bool", router_logits.shape[:2])
-    squared = ops.square(ops.logsumexp(ops.cast(router_logits, "float32"), axis=-1))
-    real = ops.ones_like(squared) if padding_mask is None else ops.cast(padding_mask, "float32")
+    squared = ops.square(ops.logsumexp(partitioning.widen(router_logits), axis=-1))
+    real = ops.ones_like(squared) if padding_mask is None else ops.cast(padding_mask, squared.dtype)
     return Mean(ops.sum(squared * real), ops.sum(real))
 
 

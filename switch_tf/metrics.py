@@ -67,12 +67,14 @@ class Measurements(NamedTuple):
 class StepMeasurements(NamedTuple):
     """What is measured in a training step: its batch, and means over steps.
 
-    `tokens`: real tokens of a batch, inputs and targets; `gradient_norm`: before clipping.
+    `tokens`: real tokens of a batch, inputs and targets; `gradient_norm`: before clipping; `loss`: what a step
+        minimises, as it computed it.
     """
 
     batch: Measurements
     tokens: Mean
     gradient_norm: Mean
+    loss: Mean
 
 
 def merge(first, second):
@@ -106,4 +108,4 @@ def from_json(saved: dict) -> StepMeasurements:
         Measurements({name: mean(entry) for name, entry in batch["loss_terms"].items()}, mean(batch["accuracy"]),
                      {layer: RouterStats(**{name: mean(entry) for name, entry in stats.items()})
                       for layer, stats in batch["routers"].items()}),
-        mean(saved["tokens"]), mean(saved["gradient_norm"]))
+        *(mean(saved[name]) for name in ("tokens", "gradient_norm", "loss")))

@@ -44,7 +44,7 @@ def step(offset):
     load = Mean(np.float32([offset, 0.25]), np.float32(2))
     routers = {layer: stats(offset)._replace(expert_load=load) for layer in ("encoder/layers_1", "decoder/layers_1")}
     return StepMeasurements(Measurements(terms, Mean(np.float32(1), np.float32(4)), routers),
-                            Mean(np.float32(30), np.float32(1)), Mean(np.float32(2), np.float32(1)))
+                            *(Mean(np.float32(total), np.float32(1)) for total in (30, 2, 5)))
 
 
 def test_a_tree_of_means_merges_mean_by_mean_and_keeps_its_form_and_order():

@@ -20,14 +20,15 @@ def advice(answer, config, layout, settings, batch_size: int, chip) -> list[str]
         chip: Chip.
     """
     lines = []
-    stored, temporaries = answer.memory["weights"] + answer.memory["slots"], answer.memory["temporaries"]
+    kept, temporaries = answer.memory["weights"] + answer.memory["slots"], answer.memory["temporaries"]
+    stored = kept + answer.memory["gradients"]
     if answer.refused is None:
-        lines.append(f"{_gib(needed(answer.memory) - chip.memory)} a chip are missing: weights and slots take "
-                     f"{_gib(stored)}, activations and temporaries {_gib(temporaries)}, of {_gib(chip.memory)}.")
+        lines.append(f"{_gib(needed(answer.memory) - chip.memory)} a chip are missing: weights, slots and gradients "
+                     f"take {_gib(stored)}, activations and temporaries {_gib(temporaries)}, of {_gib(chip.memory)}.")
         if len(answer.compiled) > 1 and stored < chip.memory:
             lines.append("Compile all layers: the compiler may keep less of each than of the few that this is "
                          "extrapolated from, for which it has room: --full.")
-    if stored > chip.memory / 2:
+    if kept > chip.memory / 2:
         lines.append(f"Weights and slots are {_gib(answer.state)} in all, {_gib(answer.state / layout.num_devices)} a "
                      "chip where all are split over all (gin/layouts/fully_sharded_model.gin); "
                      f"{math.ceil(2 * answer.state / chip.memory)} chips hold them in half of their memory.")

@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 from switch_tf.partitioning.devices import TPU_GIB
+from switch_tf.partitioning.rates import TPU_FLOPS
 
 
 class Chip(NamedTuple):
@@ -19,14 +20,13 @@ class Chip(NamedTuple):
 RESERVED = 2**28
 
 
-def _chip(kind, flops, memory_bandwidth, link_bandwidth):
-    return Chip(TPU_GIB[kind] * 2**30 - RESERVED, flops, memory_bandwidth, link_bandwidth)
+def _chip(kind, memory_bandwidth, link_bandwidth):
+    return Chip(TPU_GIB[kind] * 2**30 - RESERVED, TPU_FLOPS[kind], memory_bandwidth, link_bandwidth)
 
 
 # From Google Cloud's TPU pages; the links of v4 and v6e are sums over links that were not checked against a run.
-CHIPS = {"v3": _chip("v3", 61.5e12, 450e9, 82e9), "v4": _chip("v4", 275e12, 1228e9, 135e9),
-         "v5e": _chip("v5litepod", 197e12, 819e9, 100e9), "v5p": _chip("v5p", 459e12, 2765e9, 300e9),
-         "v6e": _chip("v6e", 918e12, 1640e9, 224e9)}
+CHIPS = {"v3": _chip("v3", 450e9, 82e9), "v4": _chip("v4", 1228e9, 135e9), "v5e": _chip("v5litepod", 819e9, 100e9),
+         "v5p": _chip("v5p", 2765e9, 300e9), "v6e": _chip("v6e", 1640e9, 224e9)}
 
 
 def of(topology: str) -> Chip:

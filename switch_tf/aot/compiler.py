@@ -57,7 +57,7 @@ def num_devices(topology: str) -> int:
 
 
 def compile_step(lowered: Lowered, topology: str) -> Compiled:
-    """Compiles a lowered step for a topology with as many devices as its mesh.
+    """Compiles a program of a lowered step for a topology with as many devices as its mesh.
 
     Raises:
         ValueError: an unknown topology, or one of another size.
@@ -146,7 +146,7 @@ def _prepare(module, lowered, ir, replaces_arguments):
     if "mhlo.input_output_alias" in module.operation.attributes:
         del module.operation.attributes["mhlo.input_output_alias"]
     main = next(entry for entry in module.body.operations if "main" in str(entry.attributes["sym_name"]))
-    result_of = {argument: lowered.num_metrics + place for place, argument in enumerate(lowered.updated)}
+    result_of = {argument: len(lowered.results) + place for place, argument in enumerate(lowered.updated)}
     arguments = []
     for index, argument in enumerate(lowered.arguments):
         attributes = {"mhlo.sharding": ir.StringAttr.get(sharding(argument.spec, lowered.layout.mesh))}
@@ -154,8 +154,8 @@ def _prepare(module, lowered, ir, replaces_arguments):
             attributes["tf.aliasing_output"] = ir.IntegerAttr.get(ir.IntegerType.get_signless(32), result_of[index])
         arguments.append(ir.DictAttr.get(attributes))
     main.attributes["arg_attrs"] = ir.ArrayAttr.get(arguments)
-    results = ["{replicated}"] * lowered.num_metrics
-    results += [sharding(lowered.arguments[index].spec, lowered.layout.mesh) for index in lowered.updated]
+    specs = [*lowered.results, *(lowered.arguments[index].spec for index in lowered.updated)]
+    results = [sharding(spec, lowered.layout.mesh) for spec in specs]
     main.attributes["res_attrs"] = ir.ArrayAttr.get(
         [ir.DictAttr.get({"mhlo.sharding": ir.StringAttr.get(text)}) for text in results])
 

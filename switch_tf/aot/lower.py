@@ -1,10 +1,12 @@
-"""A training step as one StableHLO program for every device of a mesh, from shapes alone: no weight is ever in memory.
+"""A training step as StableHLO for every device of a mesh, from shapes alone: no weight is ever in memory.
 
-The step is the one that a TPU traces: `compile_steps` of one device, its condition inside, with `constrain` and `use`
-backed by XLA's annotations. Variables lie in pages that are reserved and never touched.
+It is lowered as its layout trains it: two programs where DTensor computes gradients in one function and applies them in
+another (`partitioning/dtensor.py`), and one with the condition inside elsewhere; `constrain` and `use` are backed by
+XLA's annotations. Variables lie in pages that are reserved and never touched.
 """
 
 import contextlib
+import functools
 import itertools
 import math
 import mmap
@@ -15,6 +17,7 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from switch_tf import partitioning
 from switch_tf.partitioning.axes import annotated_by, axes_of, axes_of_new_variable
 from switch_tf.partitioning.gspmd import XlaAnnotator
 from switch_tf.partitioning.layout import Layout
@@ -26,10 +29,10 @@ _MAP_NORESERVE = 0x4000  # of Linux; Python names it since 3.13
 
 
 class Argument(NamedTuple):
-    """An argument of the program, which is also a result where the step updates it.
+    """An argument of a program, which is also a result where the step updates it.
 
-    `name`: a variable's path, or a feature's name; `kind`: "weight", "slot" or "feature"; `spec`: the mesh axis that
-    splits each dimension at rest, or None.
+    `name`: a variable's path, or a feature's name; `kind`: "weight", "slot", "feature" or, of the second of two
+    programs, "gradient", their norm among them; `spec`: the mesh axis that splits each dimension at rest, or None.
     """
 
     name: str
@@ -41,22 +44,27 @@ class Argument(NamedTuple):
 
 class Lowered(NamedTuple):
     """`text`: StableHLO with annotations for the mesh of `layout`; `arguments`: of its main function, in order;
-    `num_metrics`: results before those that replace arguments; `updated`: the arguments that those replace, in order.
+    `results`: the specs of its results before those that replace arguments; `updated`: the arguments that those
+    replace, in order.
     """
 
     text: str
     arguments: list[Argument]
-    num_metrics: int
+    results: list[tuple[str | None, ...]]
     updated: list[int]
     layout: Layout
 
 
 class ShapesOnly(Partitioner):
-    """Creates variables without memory, and annotates what one device would trace."""
+    """Creates variables without memory, and annotates what one device would trace.
+
+    `compute`, `apply`: the two functions of the step that `compile_steps` made last, annotated.
+    """
 
     def __init__(self, layout):
         super().__init__(layout)
         self._annotator = XlaAnnotator(layout, tuple(layout.mesh))
+        self.compute = self.apply = None
 
     @contextlib.contextmanager
     def creates_variables(self):
@@ -65,14 +73,15 @@ class ShapesOnly(Partitioner):
 
     def step(self, compute, apply, use_xla=False):
         annotated = annotated_by(self._annotator)
-        return super().step(annotated(compute), annotated(apply))
+        self.compute, self.apply = annotated(compute), annotated(apply)
+        return super().step(self.compute, self.apply)
 
     def compile(self, function, use_xla=False):
         return function  # traced, once, by `lower_step`
 
 
-def lower_step(model, optimizer, layout, batch_size, task_feature_lengths, settings) -> Lowered:
-    """Lowers one training step.
+def lower_step(model, optimizer, layout, batch_size, task_feature_lengths, settings, pack=False) -> list[Lowered]:
+    """Lowers one training step to the programs that run one after the other.
 
     Args:
         model: SwitchTransformer that is not built.
@@ -81,36 +90,55 @@ def lower_step(model, optimizer, layout, batch_size, task_feature_lengths, setti
         batch_size: int, sequences of the whole batch.
         task_feature_lengths: dict, "inputs" and "targets" in tokens.
         settings: StepSettings.
+        pack: bool, several examples in one sequence, whose segments mask attention.
     """
     partitioner = ShapesOnly(layout)
     partitioner.build(model, optimizer)
     step = compile_steps(model, optimizer, 0, settings, partitioner)
-    features = feature_specs(model.config, batch_size, task_feature_lengths)
+    lower = functools.partial(_lower, model, optimizer, layout)
+    specs = feature_specs(model.config, batch_size, task_feature_lengths, pack)
+    features = [Argument(name, "feature", tuple(spec.shape), spec.dtype.name, layout.spec(("batch", "length")))
+                for name, spec in specs.items()]
+    if not has_two_programs(layout):
+        return [lower(features, lambda *tensors: step(
+            {name: tensor[None] for name, tensor in zip(specs, tensors, strict=True)}))]
+    gradients = [_argument(variable, layout)._replace(name=f"gradient of {variable.path}", kind="gradient")
+                 for variable in model.trainable_variables]
+    norm = Argument("norm of the gradients", "gradient", (), partitioning.wide_dtype(model.compute_dtype), ())
+    return [
+        lower(features, lambda *tensors: partitioner.compute(dict(zip(specs, tensors, strict=True))), gradients),
+        lower([*gradients, norm], lambda *tensors: partitioner.apply(list(tensors[:-1]), tensors[-1]))]
 
-    def flat(*tensors):
-        placed = {name: tensor[None] for name, tensor in zip(features, tensors, strict=True)}
-        return tf.nest.flatten(step(placed))
 
-    traced = tf.function(flat, jit_compile=True, autograph=False)
-    concrete = traced.get_concrete_function(*features.values())
+def has_two_programs(layout) -> bool:
+    """Whether a TPU trains under this layout in two functions: it is DTensor's, unless tf.distribute is asked for."""
+    return layout.backend in ("auto", "dtensor")
+
+
+def _lower(model, optimizer, layout, inputs, function, first_results=()):
+    """Lowers a function of tensors; `first_results`: Arguments that its first results lie like, all others being whole.
+    """
+    specs = [tf.TensorSpec(argument.shape, argument.dtype) for argument in inputs]
+    traced = tf.function(lambda *tensors: tf.nest.flatten(function(*tensors)), jit_compile=True, autograph=False)
+    concrete = traced.get_concrete_function(*specs)
     with warnings.catch_warnings():
         # TensorFlow calls the argument deprecated, but without it refuses programs with variables.
         warnings.simplefilter("ignore", UserWarning)
-        text = traced.experimental_get_compiler_ir(*features.values())(stage="stablehlo", device_name="/device:CPU:0")
-    arguments = [Argument(name, "feature", tuple(spec.shape), spec.dtype.name, layout.spec(("batch", "length")))
-                 for name, spec in features.items()]
-    arguments += [_argument(variable, layout) for variable in _captured(concrete, model, optimizer)]
-    num_metrics = len(concrete.outputs)
+        text = traced.experimental_get_compiler_ir(*specs)(stage="stablehlo", device_name="/device:CPU:0")
+    arguments = [*inputs, *(_argument(variable, layout) for variable in _captured(concrete, model, optimizer))]
+    results = [argument.spec for argument in first_results]
+    results += [(None,) * output.shape.rank for output in concrete.outputs[len(results):]]
     updated = [int(index) for index in re.findall(r"parameter_number = (\d+)", _alias_attribute(text))]
-    return Lowered(_with_iota_devices(text, tuple(layout.mesh.values())), arguments, num_metrics, updated, layout)
+    return Lowered(_with_iota_devices(text, tuple(layout.mesh.values())), arguments, results, updated, layout)
 
 
-def feature_specs(config, batch_size, task_feature_lengths) -> dict[str, tf.TensorSpec]:
-    """What seqio's feature converter makes of a task without packing, as shapes."""
-    lengths = {"encoder_input_tokens": "inputs"}
-    if not config.is_encoder_only:
-        lengths["decoder_input_tokens"] = "targets"
+def feature_specs(config, batch_size, task_feature_lengths, pack=False) -> dict[str, tf.TensorSpec]:
+    """What of seqio's features a step reads, as shapes: of packed examples the segments, but not the positions."""
+    stacks = {"encoder": "inputs"} if config.is_encoder_only else {"encoder": "inputs", "decoder": "targets"}
+    lengths = {f"{stack}_input_tokens": length for stack, length in stacks.items()}
     lengths |= dict.fromkeys(target_features(config), "targets")
+    if pack:
+        lengths |= {f"{stack}_segment_ids": length for stack, length in stacks.items()}
     return {name: tf.TensorSpec((batch_size, task_feature_lengths[length]), tf.int32, name=name)
             for name, length in lengths.items()}
 

@@ -14,7 +14,7 @@ import tensorflow as tf
 from switch_tf.aot.chips import Chip
 from switch_tf.aot.compiler import DoesNotFit, compile_step
 from switch_tf.aot.lower import lower_step
-from switch_tf.aot.program import Program
+from switch_tf.aot.program import InTurn, Program
 from switch_tf.aot.roofline import Roofline, link_seconds
 from switch_tf.config import SwitchConfig
 from switch_tf.models.switch_transformer import SwitchTransformer
@@ -23,6 +23,8 @@ from switch_tf.partitioning.layout import Layout
 from switch_tf.training.run import StepSettings, check_division
 
 TELL_EVERY = 20  # seconds
+# What the files of a step's programs begin with: of two, or of one alone.
+FUNCTIONS = ("gradients", "update")
 # Memory grows by the same for every layer only from here on: with fewer, the compiler has room and keeps more.
 FEWEST_LAYERS = 4
 # What the compiler takes for two periods of layers over what it takes for one, as seen.
@@ -42,20 +44,22 @@ class Question(NamedTuple):
     batch_size: int
     task_feature_lengths: dict[str, int]
     settings: StepSettings
+    pack: bool = False
 
 
 class Answer(NamedTuple):
-    """For one chip: `memory` in bytes by kind, those of `Compiled` and of them "weights" and "slots"; `collectives`
-    (kind -> count and bytes of a step), `flops` of a step and its `roofline`. `state`: bytes of all weights and slots
-    together; `program`: of the deepest model that was compiled; `compiled`: the depths that were compiled; `refused`:
-    the compiler's words where it found no room, else None: then all is of the depth that was refused, where known."""
+    """For one chip: `memory` in bytes by kind, those of `Compiled` and of them "weights", "slots" and "gradients" (0
+    where none live between two programs); `collectives` (kind -> count and bytes of a step), `flops` of a step and its
+    `roofline`. `state`: bytes of all weights and slots together; `program`: of the deepest model that was compiled;
+    `compiled`: the depths that were compiled; `refused`: the compiler's words where it found no room, else None: then
+    all is of the depth that was refused, where known."""
 
     memory: dict[str, int]
     collectives: dict[str, dict[str, int]]
     flops: float
     roofline: Roofline
     state: int
-    program: Program | None
+    program: Program | InTurn | None
     compiled: list[tuple[int, int]]
     refused: str | None
 
@@ -67,7 +71,7 @@ class _Point(NamedTuple):
     flops: float
     roofline: Roofline
     state: int
-    program: Program
+    program: InTurn
 
 
 def ask(question: Question, is_full=False, say=lambda text: None, keep=lambda name, text: None) -> Answer:
@@ -93,20 +97,21 @@ def ask(question: Question, is_full=False, say=lambda text: None, keep=lambda na
         model = SwitchTransformer(dataclasses.replace(config, num_encoder_layers=depth[0], num_decoder_layers=depth[1]),
                                   dtype=question.dtype)
         lowered = lower_step(model, question.make_optimizer(), question.layout, question.batch_size,
-                             question.task_feature_lengths, question.settings)
+                             question.task_feature_lengths, question.settings, question.pack)
         say(f"... {time.perf_counter() - started:.0f} s; compiling for {question.topology} ...")
         try:
             with _told_meanwhile(say, expected):
-                compiled = compile_step(lowered, question.topology)
+                compiled = [compile_step(program, question.topology) for program in lowered]
         except DoesNotFit as error:
             nothing = Roofline(0.0, 0.0, 0.0)
-            memory = {"weights": _share(lowered, "weight"), "slots": _share(lowered, "slot"),
-                      "temporaries": error.temporaries}
+            memory = {**_stored(lowered), "temporaries": error.temporaries}
             return Answer(memory, {}, 0.0, nothing, _state(lowered), None, [depth], str(error))
-        say(f"... {compiled.seconds:.0f} s.")
-        expected = SECOND_OVER_FIRST * compiled.seconds
-        keep(f"step_{depth[0]}_{depth[1]}.stablehlo.mlir", lowered.text)
-        keep(f"step_{depth[0]}_{depth[1]}.optimized.hlo", compiled.hlo)
+        seconds = sum(program.seconds for program in compiled)
+        say(f"... {seconds:.0f} s.")
+        expected = SECOND_OVER_FIRST * seconds
+        for function, before, after in zip(FUNCTIONS[-len(lowered):], lowered, compiled, strict=True):
+            keep(f"{function}_{depth[0]}_{depth[1]}.stablehlo.mlir", before.text)
+            keep(f"{function}_{depth[0]}_{depth[1]}.optimized.hlo", after.hlo)
         points.append(_point(lowered, compiled, question))
     return _answer(config, depths, points)
 
@@ -139,21 +144,38 @@ def _told_meanwhile(say, expected):
 
 
 def _point(lowered, compiled, question):
-    program = Program(compiled.hlo, lowered.layout.mesh)
-    links = link_seconds(program.collectives, question.chip, compiled.network)
+    program = InTurn([Program(one.hlo, question.layout.mesh) for one in compiled])
+    links = link_seconds(program.collectives, question.chip, compiled[0].network)
     roofline = Roofline.of(program.flops, program.memory_traffic(), links, question.chip)
-    memory = {**compiled.memory, "weights": _share(lowered, "weight"), "slots": _share(lowered, "slot")}
-    return _Point(memory, program.flops, roofline, _state(lowered), program)
+    return _Point(_memory(lowered, compiled), program.flops, roofline, _state(lowered), program)
+
+
+def _memory(lowered, compiled):
+    """Bytes by kind of one program, or of two that run in turn; what both need at a time counts once."""
+    memory, stored = dict(compiled[0].memory), _stored(lowered)
+    if len(compiled) == 2:
+        first, second = (one.memory for one in compiled)
+        memory = {kind: first[kind] + second[kind] for kind in ("outputs", "aliased", "code")}
+        memory |= {kind: max(first[kind], second[kind]) for kind in ("temporaries", "peak")}
+        # At any time there are the batch and all that the second program takes; gradients are results of the first.
+        memory["arguments"] = second["arguments"] - stored["gradients"] + _share(lowered[0], "feature")
+    return {**memory, **stored}
+
+
+def _stored(lowered):
+    """Bytes on one chip by kind of what the last program takes, which all are stored while the step runs."""
+    return {f"{kind}s": _share(lowered[-1], kind) for kind in ("weight", "slot", "gradient")}
 
 
 def _share(lowered, kind):
-    """Bytes of the arguments of a kind on one chip."""
+    """Bytes of a program's arguments of a kind on one chip."""
     return sum(_bytes(lowered.layout.piece(argument.shape, argument.spec), argument.dtype)
                for argument in lowered.arguments if argument.kind == kind)
 
 
 def _state(lowered):
-    return sum(_bytes(argument.shape, argument.dtype) for argument in lowered.arguments if argument.kind != "feature")
+    return sum(_bytes(argument.shape, argument.dtype) for argument in lowered[-1].arguments
+               if argument.kind in ("weight", "slot"))
 
 
 def _bytes(shape, dtype):

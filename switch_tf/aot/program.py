@@ -79,6 +79,31 @@ class Program:
         return [loop for loop, count in self._module.loops.items() if count is None]
 
 
+class InTurn:
+    """Programs that run one after the other, counted as one; arguments and names as of Program."""
+
+    def __init__(self, programs: list[Program]):
+        self._programs = programs
+
+    @property
+    def collectives(self) -> list[sent.Sent]:
+        return [one for program in self._programs for one in program.collectives]
+
+    @property
+    def flops(self) -> float:
+        return sum(program.flops for program in self._programs)
+
+    def expert_products(self) -> list[int]:
+        return [size for program in self._programs for size in program.expert_products()]
+
+    def memory_traffic(self) -> float:
+        return sum(program.memory_traffic() for program in self._programs)
+
+    @property
+    def unread_loops(self) -> list[str]:
+        return [loop for program in self._programs for loop in program.unread_loops]
+
+
 def _in_memory(shape):
     return sum(array.bytes for array in hlo.arrays(shape) if not array.is_on_chip)
 

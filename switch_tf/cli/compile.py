@@ -90,7 +90,8 @@ def _question(topology):
     # Not checked: a search is for what fits, and the plan of an answer checks.
     described = gin_run.on_devices(num_devices, "TPU", is_checked=False)
     return Question(described.config, described.make_model().dtype_policy, described.make_optimizer, described.layout,
-                    topology, chip, described.run.batch_size, described.run.task_feature_lengths, described.settings)
+                    topology, chip, described.run.batch_size, described.run.task_feature_lengths, described.settings,
+                    described.run.pack)
 
 
 def _answer(arguments):

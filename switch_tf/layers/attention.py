@@ -46,7 +46,7 @@ def attend(query, key, value, out, attention_mask, position_bias, dropout):
     Returns:
         <compute dtype>[batch, query, d_model]
     """
-    scores = ops.einsum("bqhd,bkhd->bhqk", ops.cast(query, "float32"), ops.cast(key, "float32"))
+    scores = ops.einsum("bqhd,bkhd->bhqk", partitioning.widen(query), partitioning.widen(key))
     scores = partitioning.constrain(scores, ("batch", "heads", None, None))
     if position_bias is not None:
         scores = scores + position_bias

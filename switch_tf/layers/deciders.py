@@ -5,6 +5,7 @@ They choose by `scores.selection` and gate by `scores.probs`. Padding is never r
 
 from keras import ops
 
+from switch_tf import partitioning
 from switch_tf.layers import queues
 from switch_tf.layers.decisions import Decisions, ExpertChoices, Options, Scores
 
@@ -19,7 +20,7 @@ def switch(scores: Scores, options: Options) -> Decisions:
 
 def batch_prioritized(scores: Scores, options: Options) -> Decisions:
     """Top-k, the most confident tokens first (V-MoE, arXiv 2106.05974, section 4; Mesh TensorFlow's `switch_max`)."""
-    confidence = ops.cast(ops.max(scores.probs, axis=-1), "float32")
+    confidence = partitioning.widen(ops.max(scores.probs, axis=-1))
     confidence = ops.where(ops.isnan(confidence), -1.0, confidence)
     # Of equally confident tokens the earlier one comes first: argsort is stable.
     order = ops.argsort(-confidence, axis=1)
@@ -54,7 +55,7 @@ def second_choices(policy: str, threshold: float, uniform):
         if policy == "threshold":
             wanted = later > threshold
         elif policy == "random" and uniform is not None:
-            wanted = uniform(ops.shape(later)) * threshold < later
+            wanted = ops.cast(uniform(ops.shape(later)), later.dtype) * threshold < later
         else:
             wanted = ops.full_like(later, policy != "none", dtype="bool")
         return ops.concatenate([ops.ones_like(gates[..., :1], dtype="bool"), wanted], axis=-1)
@@ -120,7 +121,7 @@ def balanced(logits, is_real=None):
         <float32>[group, tokens, expert] without a gradient.
     """
     logits = ops.stop_gradient(logits)
-    absent = 0.0 if is_real is None else ops.where(is_real[..., None], 0.0, -1e9)
+    absent = 0.0 if is_real is None else -1e9 * ops.cast(ops.logical_not(is_real[..., None]), logits.dtype)
     price = ops.zeros_like(logits[:, :1, :])
     for _ in range(SINKHORN_ITERATIONS):
         per_token = ops.log_softmax(logits + price, axis=-1) + absent
@@ -143,6 +144,6 @@ def expert_choice(scores: Scores, options: Options) -> ExpertChoices:
     preference, token_index = ops.top_k(wanted, (min if is_known else ops.minimum)(capacity, num_tokens))
     is_filled = preference >= 0
     token_index = ops.where(is_filled, ops.cast(token_index, "int32"), num_tokens)
-    probs = ops.cast(ops.transpose(scores.probs, (0, 2, 1)), "float32")
+    probs = partitioning.widen(ops.transpose(scores.probs, (0, 2, 1)))
     gate = ops.take_along_axis(probs, ops.where(is_filled, token_index, 0), axis=-1)
     return ExpertChoices(token_index, ops.where(is_filled, gate, 0.0), num_tokens, options.num_experts, capacity)

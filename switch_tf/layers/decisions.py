@@ -84,21 +84,22 @@ class Decisions(NamedTuple):
         """Whether a choice lies in a slot: <bool>[group, tokens, choice]."""
         return self.slot < self.capacity
 
-    def counts(self, is_real=None, preferred=None) -> Counts:
+    def counts(self, is_real=None, preferred=None, dtype="float32") -> Counts:
         """Counts, of load by first choice.
 
         Args:
             is_real: <bool>[group, tokens], False at padding, or None.
             preferred: <int32>[group, tokens], the expert that each token wanted, or None for its first choice.
+            dtype: of the counts.
         """
         wants = ops.one_hot(self.expert_index[..., 0] if preferred is None else preferred, self.num_experts,
                             dtype="int32")
         if is_real is not None:
             wants = wants * ops.cast(is_real[..., None], "int32")
-        load = ops.cast(ops.sum(wants, axis=(0, 1)), "float32")
+        load = ops.cast(ops.sum(wants, axis=(0, 1)), dtype)
         is_filled = self.is_filled
-        return Counts(Mean(load, ops.sum(load)), ops.sum(ops.cast(is_filled, "float32")),
-                      ops.sum(ops.cast(ops.any(is_filled, axis=-1), "float32")))
+        return Counts(Mean(load, ops.sum(load)), ops.sum(ops.cast(is_filled, dtype)),
+                      ops.sum(ops.cast(ops.any(is_filled, axis=-1), dtype)))
 
     def dispatcher(self, dispatch: str):
         """What carries these decisions out, see `layers.dispatch`.
@@ -127,17 +128,17 @@ class ExpertChoices(NamedTuple):
     num_experts: int
     capacity: Any
 
-    def counts(self, is_real=None, preferred=None) -> Counts:
+    def counts(self, is_real=None, preferred=None, dtype="float32") -> Counts:
         """Counts, of load by who was taken; arguments as for Decisions, which do not matter here."""
         num_groups = ops.shape(self.token_index)[0]
         is_filled = ops.cast(self.token_index < self.num_tokens, "int32")
-        load = ops.cast(ops.sum(is_filled, axis=(0, 2)), "float32")
+        load = ops.cast(ops.sum(is_filled, axis=(0, 2)), dtype)
         num_filled = ops.sum(load)
         group = partitioning.arange(num_groups)[:, None, None]
         token = ops.reshape(self.token_index + group * (self.num_tokens + 1), (-1,))
         times_taken = ops.segment_sum(ops.reshape(is_filled, (-1,)), token,
                                       num_segments=num_groups * (self.num_tokens + 1))
-        return Counts(Mean(load, num_filled), num_filled, ops.sum(ops.cast(times_taken > 0, "float32")))
+        return Counts(Mean(load, num_filled), num_filled, ops.sum(ops.cast(times_taken > 0, dtype)))
 
     def dispatcher(self, dispatch: str):
         """As of Decisions, without "ragged"."""

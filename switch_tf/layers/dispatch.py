@@ -72,7 +72,7 @@ class Einsum:
         combined = 0.0
         for choice in range(self.decisions.slot.shape[-1]):
             own = ops.einsum("gsec,egcm->gsm", self._mask(choice, outputs.dtype), outputs)
-            combined = combined + ops.cast(own, "float32") * self.decisions.gate[:, :, choice:choice + 1]
+            combined = combined + _gated(own, self.decisions.gate[:, :, choice:choice + 1])
         return combined
 
 
@@ -122,7 +122,7 @@ class Index:
         rows = ops.reshape(outputs, (-1, d_model))
         own = _move(rows, [ops.reshape(self.row_of_choice, (-1,))], [self.choice_of_row], self._read)
         own = ops.reshape(own, (num_groups, group_tokens, self.num_choices, d_model))
-        gated = ops.cast(own, "float32") * ops.expand_dims(self.gate, -1)
+        gated = _gated(own, ops.expand_dims(self.gate, -1))
         return ops.squeeze(gated, 2) if self.num_choices == 1 else ops.sum(gated, axis=2)
 
     def _read(self, rows, index):
@@ -184,8 +184,8 @@ class EinsumOfExperts:
     def run(self, experts, tokens, training):
         """Applies the experts: <compute dtype>[group, tokens, d_model] -> <float32>, same shape."""
         buffers = ops.einsum("gsec,gsm->egcm", self._mask(ops.shape(tokens)[1], tokens.dtype), tokens)
-        outputs = ops.cast(_on_experts(experts, buffers, training), "float32") * _by_expert(self.choices.gate)
-        return ops.einsum("gsec,egcm->gsm", self._mask(ops.shape(tokens)[1], "float32"), outputs)
+        outputs = _gated(_on_experts(experts, buffers, training), _by_expert(self.choices.gate))
+        return ops.einsum("gsec,egcm->gsm", self._mask(ops.shape(tokens)[1], outputs.dtype), outputs)
 
 
 class IndexOfExperts:
@@ -205,7 +205,7 @@ class IndexOfExperts:
         flat = ops.reshape(token, (-1,))
         rows = _gather(ops.reshape(tokens, (-1, d_model)), flat, num_groups * num_tokens)
         buffers = ops.reshape(rows, (*ops.shape(token), d_model))
-        outputs = ops.cast(_on_experts(experts, buffers, training), "float32") * _by_expert(self.choices.gate)
+        outputs = _gated(_on_experts(experts, buffers, training), _by_expert(self.choices.gate))
         summed = _sum_rows(ops.reshape(outputs, (-1, d_model)), flat, num_groups * num_tokens)
         return ops.reshape(summed, ops.shape(tokens))
 
@@ -219,6 +219,12 @@ def _on_experts(experts, buffers, training):
     for axes in (AT_EXPERTS, AT_GROUPS):
         outputs = partitioning.constrain(outputs, axes)
     return outputs
+
+
+def _gated(outputs, gate):
+    """Outputs times gates, in float32: <compute dtype>, <float32>, which broadcast -> <float32>."""
+    outputs = partitioning.widen(outputs)
+    return outputs * ops.cast(gate, outputs.dtype)
 
 
 def _by_expert(gate):
@@ -249,7 +255,7 @@ def _read(rows, index):
 
 def _add_up(rows, index, num_rows):
     # In float32: a token may be in as many slots as there are experts.
-    added = ops.segment_sum(ops.cast(rows, "float32"), index, num_segments=num_rows + 1)[:num_rows]
+    added = ops.segment_sum(partitioning.widen(rows), index, num_segments=num_rows + 1)[:num_rows]
     return ops.cast(added, rows.dtype)
 
 

@@ -47,7 +47,7 @@ def _logits(hidden, variable, is_table):
     """Products with every row of a table [vocab, d_model], or with every column of a kernel [d_model, vocab]."""
     # Of a bfloat16 product, logits near 32 would be multiples of 1/4, and several of them the largest.
     logits = partitioning.product("blm,vm->blv" if is_table else "blm,mv->blv", hidden, variable,
-                                  keras.backend.result_type(hidden.dtype, "float32"))
+                                  partitioning.wide_dtype(hidden.dtype))
     return partitioning.constrain(logits, ("batch", "length", "vocab"))
 
 

@@ -29,9 +29,9 @@ class RMSNorm(keras.layers.Layer):
 
     def call(self, inputs):
         checks.tensor("inputs", inputs, "float", (*[None] * (len(inputs.shape) - 1), self.scale.shape[0]))
-        x = ops.cast(inputs, "float32")
+        x = partitioning.widen(inputs)
         inverse_rms = ops.rsqrt(ops.mean(ops.square(x), axis=-1, keepdims=True) + self.epsilon)
-        return ops.cast(x * inverse_rms * partitioning.use(self.scale, "float32"), inputs.dtype)
+        return ops.cast(x * inverse_rms * partitioning.use(self.scale, x.dtype), inputs.dtype)
 
     def get_config(self):
         return {**super().get_config(), "epsilon": self.epsilon}

@@ -75,8 +75,9 @@ class RelativePositionBias(keras.layers.Layer):
                                          self.max_distance)
         distances = ops.clip(partitioning.arange(query_length + key_length) + 1 - query_length, -furthest, furthest)
         buckets = ops.take(ops.convert_to_tensor(table), distances + furthest)
-        one_hot = ops.one_hot(buckets, self.num_buckets, dtype="float32")
-        by_distance = ops.einsum("hn,dn->hd", partitioning.use(self.rel_embedding, "float32"), one_hot)
+        dtype = partitioning.wide_dtype(self.compute_dtype)
+        one_hot = ops.one_hot(buckets, self.num_buckets, dtype=dtype)
+        by_distance = ops.einsum("hn,dn->hd", partitioning.use(self.rel_embedding, dtype), one_hot)
         # Row i of `shifted` starts i places later in the repeated row; entry query_length - 1 + j is distance j - i.
         width = query_length + key_length
         repeated = ops.tile(by_distance, (1, query_length))[:, :query_length * (width - 1)]

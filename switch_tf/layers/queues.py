@@ -23,7 +23,7 @@ def probabilities(scores: Scores, expert_index):
     num_experts = scores.probs.shape[-1]
     # A product with a one-hot, whose gradient is a product too; a gather's would be a scatter.
     chosen = ops.one_hot(expert_index, num_experts, dtype=scores.probs.dtype)
-    return ops.cast(ops.sum(ops.expand_dims(scores.probs, 2) * chosen, axis=-1), "float32")
+    return partitioning.widen(ops.sum(ops.expand_dims(scores.probs, 2) * chosen, axis=-1))
 
 
 def serve(scores: Scores, options: Options, expert_index, gates=None, order=None, is_wanted=None) -> Decisions:

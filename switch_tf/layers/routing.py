@@ -80,6 +80,7 @@ class Router(keras.layers.Layer):
         self.second_expert_policy = second_expert_policy
         self.router_dtype = router_dtype
         self.semantics = semantics
+        self._wide_dtype = partitioning.wide_dtype(self.compute_dtype)
 
     def build(self, input_shape):
         if not self._policy.has_kernel:
@@ -87,7 +88,7 @@ class Router(keras.layers.Layer):
         d_model = checks.width(input_shape)
         self.kernel = partitioning.add_weight(
             self, "kernel", (d_model, self.num_experts), ("embed", "router_expert"),
-            kernel_initializer(self.init_scale, d_model), dtype="float32")
+            kernel_initializer(self.init_scale, d_model), dtype=self._wide_dtype)
 
     def call(self, inputs, padding_mask=None, expert_capacity=None, token_ids=None, training=False, is_present=None,
              mask=None, inputs_mask=None):
@@ -107,19 +108,19 @@ class Router(keras.layers.Layer):
         decisions = self._policy.function(scores, self._options(expert_capacity, training))
         if logits is None:
             # Nothing was weighed: all probability lies where the token goes.
-            probs = ops.one_hot(decisions.expert_index[..., 0], self.num_experts, dtype="float32")
+            probs = ops.one_hot(decisions.expert_index[..., 0], self.num_experts, dtype=self._wide_dtype)
             scores = scores._replace(probs=probs)
         return decisions, self._stats(scores, logits, decisions)
 
     def _logits(self, inputs, training):
         """<any float>[group, tokens, d_model], explored in training -> <router dtype>[group, tokens, expert]."""
-        x = ops.cast(inputs, self.router_dtype)
+        x = ops.cast(inputs, partitioning.wide_dtype(inputs.dtype, self.router_dtype))
         if training and self.exploration == "input_jitter" and self.jitter_noise:
             noise = partitioning.uniform(partitioning.layer_seed(self, "jitter"), ops.shape(inputs))
-            x = x * ops.cast(1 - self.jitter_noise + 2 * self.jitter_noise * noise, self.router_dtype)
+            x = x * ops.cast(1 - self.jitter_noise + 2 * self.jitter_noise * noise, x.dtype)
         elif training and self.exploration == "input_dropout":
             noise = partitioning.uniform(partitioning.layer_seed(self, "input_dropout"), ops.shape(inputs))
-            x = x * ops.cast(noise >= INPUT_DROPOUT_RATE, self.router_dtype) / (1 - INPUT_DROPOUT_RATE)
+            x = x * ops.cast(noise >= INPUT_DROPOUT_RATE, x.dtype) / (1 - INPUT_DROPOUT_RATE)
         logits = partitioning.product("gsm,me->gse", x, self.kernel)
         return partitioning.constrain(logits, ("group", None, "router_expert"))
 
@@ -128,10 +129,10 @@ class Router(keras.layers.Layer):
         if logits is None:
             return Scores(None, None, is_real, token_ids)
         probs = ops.softmax(logits, axis=-1)
-        selection = ops.stop_gradient(ops.cast(logits, "float32"))
+        selection = ops.stop_gradient(partitioning.widen(logits))
         selection = ops.clip(ops.where(ops.isnan(selection), NO_PREFERENCE, selection), NO_PREFERENCE, -NO_PREFERENCE)
         if training and self.exploration == "sample":
-            selection = selection + _gumbel(partitioning.layer_seed(self, "sample"), ops.shape(selection))
+            selection = selection + _gumbel(partitioning.layer_seed(self, "sample"), selection)
         return Scores(selection, probs, is_real, token_ids)
 
     def _options(self, capacity, training):
@@ -147,13 +148,13 @@ class Router(keras.layers.Layer):
 
     def _stats(self, scores, logits, decisions):
         """RouterStats, over real tokens; `logits` as for `_scores`, `scores.probs` never None."""
-        probs = ops.cast(scores.probs, "float32")
-        real = ops.ones_like(probs[..., 0]) if scores.is_real is None else ops.cast(scores.is_real, "float32")
+        probs = partitioning.widen(scores.probs)
+        real = ops.ones_like(probs[..., 0]) if scores.is_real is None else ops.cast(scores.is_real, probs.dtype)
         num_real = ops.sum(real)
         entropy = -ops.sum(probs * ops.log(ops.maximum(probs, 1e-30)), axis=-1)
         preferred = queues.first_choice(scores) if self._policy.counts_preference else None
-        counts = decisions.counts(scores.is_real, preferred)
-        num_slots = ops.cast(ops.shape(probs)[0] * decisions.capacity * self.num_experts, "float32")
+        counts = decisions.counts(scores.is_real, preferred, probs.dtype)
+        num_slots = ops.cast(ops.shape(probs)[0] * decisions.capacity * self.num_experts, probs.dtype)
         no_loss = Mean(ops.zeros_like(num_real), num_real)
         return RouterStats(
             expert_load=counts.load,
@@ -193,14 +194,15 @@ class Router(keras.layers.Layer):
         return {**super().get_config(), **{name: getattr(self, name) for name in names}}
 
 
-def _gumbel(seed, shape):
-    """Gumbel noise, <float32>[shape]: the argmax of logits plus it is a draw from their softmax, the top k several.
+def _gumbel(seed, logits):
+    """Gumbel noise, of the shape and dtype of logits: the argmax of logits plus it is a draw from their softmax.
 
-    Those are drawn without replacement.
+    The top k are several, drawn without replacement.
 
     Args:
         seed: <uint32> scalar.
-        shape: of the logits, see `partitioning.uniform`.
+        logits: <float32>[group, tokens, expert].
     """
     # Half of the generator's step instead of 0, so that both logarithms are finite; the largest draw is 1 - 2^-24.
-    return -ops.log(-ops.log(ops.maximum(partitioning.uniform(seed, shape), 2.0**-25)))
+    draws = ops.cast(partitioning.uniform(seed, ops.shape(logits)), logits.dtype)
+    return -ops.log(-ops.log(ops.maximum(draws, 2.0**-25)))

@@ -36,7 +36,8 @@ def switch_feed_forward(config, is_decoder, dtype, **kwargs):
 
 def switch_self_attention(config, is_decoder, dtype, **kwargs):
     """Self-attention with the two layers of experts that a configuration asks for."""
-    expert_dtype = dtype if config.attention_expert_dtype == "auto" else config.attention_expert_dtype
+    expert_dtype = dtype if config.attention_expert_dtype == "auto" else partitioning.wide_dtype(
+        keras.dtype_policies.get(dtype).compute_dtype, config.attention_expert_dtype)
     query_experts, key_value_experts = (
         switch_feed_forward(config, is_decoder, expert_dtype, output_dim=config.num_heads * config.d_kv, name=name)
         for name in ("query_experts", "key_value_experts"))

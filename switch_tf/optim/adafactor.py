@@ -42,22 +42,22 @@ class Adafactor(keras.optimizers.Optimizer):
         self._factors = []
         self._slots = []
         for variable in variables:
-            axes = partitioning.axes_of(variable)
+            axes, dtype = partitioning.axes_of(variable), partitioning.wide_dtype(variable.dtype)
             factors = factor_dimensions(variable.shape, axes)
             slots = {}
             for name, dims in slot_dimensions(variable.shape, factors).items():
                 slots[name] = partitioning.with_axes(
                     [axes[dim] for dim in dims], self.add_variable, [variable.shape[dim] for dim in dims],
-                    initializer="zeros", dtype="float32", name=f"{variable.path}_{name}".replace("/", "_"))
+                    initializer="zeros", dtype=dtype, name=f"{variable.path}_{name}".replace("/", "_"))
             self._factors.append(factors)
             self._slots.append(slots)
 
     def update_step(self, gradient, variable, learning_rate):
         index = self._get_variable_index(variable)
         factors, slots = self._factors[index], self._slots[index]
-        gradient = ops.cast(gradient, "float32")
-        weight = ops.cast(variable, "float32")
-        beta2 = 1 - (ops.cast(self.iterations, "float32") + 1) ** -self.decay_exponent
+        weight = partitioning.widen(variable)
+        gradient = ops.cast(gradient, weight.dtype)
+        beta2 = 1 - (ops.cast(self.iterations, weight.dtype) + 1) ** -self.decay_exponent
         # Small tensors are combined before they meet a large one: each pass over a weight takes its time.
         if factors is None:
             second_moment = self._average(slots["v"], ops.square(gradient) + self.epsilon, beta2)
@@ -67,7 +67,7 @@ class Adafactor(keras.optimizers.Optimizer):
 
         stacked = factors.stacked if factors else ()
         within = tuple(dim for dim in range(len(variable.shape)) if dim not in stacked)
-        step_size = ops.cast(learning_rate, "float32")
+        step_size = ops.cast(learning_rate, weight.dtype)
         if self.scales_by_parameter:
             step_size = step_size * ops.maximum(self.minimum_scale, _root_mean_square(weight, within))
         step_size = step_size / ops.maximum(1.0, _root_mean_square(update, within) / self.clip_threshold)
@@ -84,7 +84,7 @@ class Adafactor(keras.optimizers.Optimizer):
         return gradient * ops.rsqrt(row_mean) * ops.rsqrt(column_mean)
 
     def _average(self, slot, value, beta2):
-        average = beta2 * ops.cast(slot, "float32") + (1 - beta2) * value
+        average = beta2 * ops.cast(slot, value.dtype) + (1 - beta2) * value
         self.assign(slot, average)
         return average
 

@@ -7,6 +7,7 @@ import importlib
 
 _NAMES = {
     "axes": ("add_weight", "arange", "axes_of", "constrain", "use", "with_axes"),
+    "dtypes": ("wide_dtype", "widen"),
     "forms": ("known_values", "suited_dispatches"),
     "indexing": ("count_into_bins", "look_up", "normalizers_and_targets"),
     "layout": ("LOGICAL_AXES", "Layout"),

@@ -8,6 +8,7 @@ product and leaves its parts where they are, and would bring the operands of an 
 from keras import ops
 
 from switch_tf.partitioning.axes import arange, axes_of, constrain, gather, is_partitioned, is_split, scatter
+from switch_tf.partitioning.dtypes import widen
 from switch_tf.partitioning.forms import prefers_products
 from switch_tf.partitioning.products import product
 
@@ -55,9 +56,9 @@ def look_up(variable, token_ids, dtype):
     def of_table(table):
         def gradient(*args, upstream=None):
             (upstream,) = args if upstream is None else (upstream,)
-            upstream = ops.cast(upstream, "float32")
+            upstream = widen(upstream)
             if is_partitioned():
-                dense = ops.einsum("blv,blm->vm", is_token("float32"), upstream)
+                dense = ops.einsum("blv,blm->vm", is_token(upstream.dtype), upstream)
                 dense = scatter(dense, axes_of(variable))
             else:
                 dense = ops.segment_sum(ops.reshape(upstream, (-1, upstream.shape[-1])),
@@ -84,7 +85,7 @@ def normalizers_and_targets(logits, targets):
     if prefers_products():
         places = ops.arange(vocab_size, dtype="int32")
         is_target = ops.equal(ops.expand_dims(targets, -1), places)
-        target_logit = ops.sum(logits * ops.cast(is_target, "float32"), axis=-1)
+        target_logit = ops.sum(logits * ops.cast(is_target, logits.dtype), axis=-1)
         # An argmax would gather a vocabulary that is split; a maximum and a minimum are of parts first.
         is_largest = ops.equal(logits, ops.max(logits, axis=-1, keepdims=True))
         return (ops.logsumexp(logits, axis=-1), target_logit,

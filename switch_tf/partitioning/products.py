@@ -6,6 +6,7 @@ import keras
 from keras import ops
 
 from switch_tf.partitioning import axes
+from switch_tf.partitioning.dtypes import widen
 
 
 def product(equation: str, x, variable, dtype=None):
@@ -42,7 +43,7 @@ def product(equation: str, x, variable, dtype=None):
             with _in_gradient_of(variable):
                 of_x = ops.einsum(f"{result},{right}->{left}", upstream, ops.cast(kernel, dtype))
                 of_weight = ops.einsum(
-                    f"{left},{result}->{right}", ops.cast(x, "float32"), ops.cast(upstream, "float32"))
+                    f"{left},{result}->{right}", widen(x), widen(upstream))
             return ops.cast(of_x, x.dtype), ops.cast(axes.scatter(of_weight, axes.axes_of(variable)), weight.dtype)
 
         return ops.einsum(equation, ops.cast(x, dtype), ops.cast(kernel, dtype)), gradient

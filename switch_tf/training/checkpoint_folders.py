@@ -13,7 +13,7 @@ import pathlib
 import re
 import shutil
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 # What of a description is read by others.
 _KINDS = {"step": int, "variables": dict, "files": dict}
 _STEP = re.compile(r"step_(\d{8,})")

@@ -9,10 +9,11 @@ import tensorflow as tf
 
 from switch_tf import accounting, metrics
 from switch_tf.messages import first_line
-from switch_tf.training import checkpoint_folders, peak, report, summaries
+from switch_tf.training import checkpoint_folders, report, summaries
 from switch_tf.training.diagnosis import Divergence, first_bad_tensor
 from switch_tf.training.evaluation import HeldOut, compile_evaluation, evaluate, unigram_loss
 from switch_tf.training.meter import Meter
+from switch_tf.training.peak import Peak
 from switch_tf.training.state import State, dataset, save
 from switch_tf.training.train_step import compile_steps
 
@@ -45,7 +46,7 @@ class Training:
         config = state.model.config
         lengths = run.task_feature_lengths
         self._meter = Meter(accounting.flops_per_step(config, run.batch_size, lengths["inputs"], lengths["targets"]),
-                            peak.measured_peak_flops(state.model.compute_dtype) * partitioner.num_processors)
+                            Peak(state.model.compute_dtype, partitioner.num_processors))
         self._step = compile_steps(state.model, state.optimizer, run.seed, settings, partitioner)
         self._evaluation_step = compile_evaluation(state.model, settings, partitioner)
         self._held_out = (HeldOut(run.mixture_or_task_name, dataset(run, config, "validation", 0).take(
@@ -154,7 +155,7 @@ class Training:
         """Writes means over the steps since the last one whose turn it was; the run's last step need not be one."""
         state = self.state
         others = {**self._meter.read(), "learning_rate": float(np.asarray(state.optimizer.learning_rate))}
-        values = summaries.training_values(state.model.config, state.sums, others)
+        values = summaries.training_values(state.sums, others)
         self._writer.write(state.step, values)
         self.progress.log(state.step, values, state.sums.batch.routers)
         if state.step % self.run.log_period == 0:

@@ -9,12 +9,12 @@ class Meter:
 
     Args:
         flops_per_step: float, of the model itself.
-        peak_flops: float, FLOPs per second that utilisation is measured against.
+        peak: peak.Peak that utilisation is measured against.
     """
 
-    def __init__(self, flops_per_step: float, peak_flops: float):
+    def __init__(self, flops_per_step: float, peak):
         self._flops_per_step = flops_per_step
-        self._peak_flops = peak_flops
+        self._peak = peak
         self._resumed = time.perf_counter()
         self._seconds, self._steps, self._tokens, self._input_wait = 0.0, 0, 0.0, 0.0
 
@@ -45,9 +45,10 @@ class Meter:
         """Speeds since the last reading, within `paused`; starts over."""
         seconds, steps, tokens, input_wait = self._seconds, self._steps, self._tokens, self._input_wait
         self._seconds, self._steps, self._tokens, self._input_wait = 0.0, 0, 0.0, 0.0
+        used = self._flops_per_step * steps / seconds
         return {
             "tokens_per_second": tokens / seconds,
             "seconds_per_step": seconds / steps,
-            "model_flops_utilization": self._flops_per_step * steps / seconds / self._peak_flops,
+            "model_flops_utilization": used / self._peak.flops(used),
             "input_wait_fraction": input_wait / seconds,
         }

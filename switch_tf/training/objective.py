@@ -32,22 +32,22 @@ def target_features(config) -> tuple[str, str]:
     return f"{stack}_target_tokens", f"{stack}_loss_weights"
 
 
-def loss_weights(config, features) -> LossWeights:
-    """Counts the tokens of a batch, dict of <int32>[batch, length]."""
+def loss_weights(config, features, dtype="float32") -> LossWeights:
+    """Counts the tokens of a batch, dict of <int32>[batch, length], in a float dtype."""
     real = {"encoder": masks.encoder_is_real(features)}
     if not config.is_encoder_only:
         real["decoder"] = masks.decoder_is_real(features)
-    num_real = {stack: _sum(is_real) for stack, is_real in real.items()}
-    num_all = {stack: tf.cast(tf.size(is_real), tf.float32) for stack, is_real in real.items()}
+    num_real = {stack: _sum(is_real, dtype) for stack, is_real in real.items()}
+    num_all = {stack: tf.cast(tf.size(is_real), dtype) for stack, is_real in real.items()}
     return LossWeights(
-        targets=_sum(features[target_features(config)[1]]),
+        targets=_sum(features[target_features(config)[1]], dtype),
         load_balancing_loss=num_all if config.rules.balance_counts_padding else num_real,
         router_z_loss=num_all if config.rules.routes_padding else num_real,
         tokens=tf.add_n(list(num_real.values())))
 
 
-def _sum(entries):
-    return tf.reduce_sum(tf.cast(entries, tf.float32))
+def _sum(entries, dtype):
+    return tf.reduce_sum(tf.cast(entries, dtype))
 
 
 def measure(config, features, logits, router_stats, settings) -> Measurements:

@@ -10,14 +10,12 @@ from tqdm import tqdm
 
 from switch_tf.metrics import Mean, Measurements, RouterStats, StepMeasurements
 from switch_tf.training import names
-from switch_tf.training.objective import total_loss
 
 
-def training_values(config, measured: StepMeasurements, others: dict[str, float]) -> dict:
+def training_values(measured: StepMeasurements, others: dict[str, float]) -> dict:
     """What is written of some training steps: sums are divided, and the routers' losses added up over sparse layers.
 
     Args:
-        config: SwitchConfig.
         measured: on the host.
         others: values that are no means over a batch, such as the speed.
     """
@@ -26,7 +24,7 @@ def training_values(config, measured: StepMeasurements, others: dict[str, float]
     values["accuracy"] = _divide(batch.accuracy)
     for name in ("load_balancing_loss", "router_z_loss"):
         values[name] = sum(_divide(getattr(stats, name)) for stats in batch.routers.values())
-    values |= {"loss": float(total_loss(config, batch)), "gradient_norm": _divide(measured.gradient_norm), **others}
+    values |= {"loss": _divide(measured.loss), "gradient_norm": _divide(measured.gradient_norm), **others}
     return {**{f"train/{name}": value for name, value in values.items()}, **_router_values(batch.routers)}
 
 
@@ -53,6 +51,11 @@ def _router_values(routers: dict[str, RouterStats]) -> dict:
         load = values[names.router(layer, "expert_load")]
         values[names.router(layer, "dead_experts")] = sum(share == 0 for share in load)
     return values
+
+
+def _utilization(share):
+    """In per cent; above 100 it says that something is wrong with what it is measured against."""
+    return f"{share:.0%}" + (" (more than the rate known of this machine)" if share > 1 else "")
 
 
 def _divide(mean: Mean):
@@ -125,7 +128,7 @@ class Progress:
                 + (f"balance {values['train/load_balancing_loss']:.3f}  dropped {np.mean(dropped):.1%}  "
                    if dropped else "")
                 + f"{values['train/tokens_per_second']:,.0f} tokens/s  {values['train/seconds_per_step']:.3f} s/step  "
-                f"MFU {values['train/model_flops_utilization']:.0%}  "
+                f"MFU {_utilization(values['train/model_flops_utilization'])}  "
                 f"input wait {values['train/input_wait_fraction']:.0%}  ETA {tqdm.format_interval(remaining)}")
         self.say(text)
 

@@ -22,11 +22,13 @@ def compute_gradients(model, features, seed, step, settings, partitioner=None):
         partitioner: Partitioner, by default of one device.
 
     Returns:
-        `(gradients, measured)`: a dense tensor for each trainable variable; StepMeasurements.
+        `(gradients, measured)`: a dense tensor for each trainable variable; StepMeasurements, whose loss is what the
+        gradients are of.
     """
     partitioner = partitioner or Partitioner()
     # Every part's losses are divided by the whole batch's tokens, so that parts just add up.
-    weights = partitioner.sum_over_parts(loss_weights(model.config, features))
+    dtype = partitioning.wide_dtype(model.compute_dtype)
+    weights = partitioner.sum_over_parts(loss_weights(model.config, features, dtype))
     variables = [variable.value for variable in model.trainable_variables]
     count = settings.num_microbatches
     num_parts, part_index = partitioner.current_part()
@@ -43,10 +45,10 @@ def compute_gradients(model, features, seed, step, settings, partitioner=None):
             loss = total_loss(model.config, weighed(measured, weights))
             # Inside the scopes, because rematerialised layers run again here.
             gradients = tape.gradient(loss, variables)
-        return [tf.convert_to_tensor(gradient) for gradient in gradients], measured
+        return [tf.convert_to_tensor(gradient) for gradient in gradients], (measured, loss)
 
     if count == 1:
-        gradients, measured = partitioner.sum_over_parts(part(0))
+        gradients, (measured, loss) = partitioner.sum_over_parts(part(0))
     else:
         def add_part(index, gradients, sums):
             more_gradients, more = part(index)
@@ -54,12 +56,13 @@ def compute_gradients(model, features, seed, step, settings, partitioner=None):
 
         with in_part(0) as rows:
             zeros = _zeros_measured(model, rows, settings)
-        start = (tf.constant(0), [tf.zeros_like(variable) for variable in variables], zeros)
+        start = (tf.constant(0), [tf.zeros_like(variable) for variable in variables], (zeros, tf.zeros([], dtype)))
         # One at a time: the point is to hold one part's activations.
         _, gradients, sums = tf.while_loop(lambda index, *_: index < count, add_part, start, parallel_iterations=1)
-        gradients, measured = partitioner.sum_over_parts((gradients, sums))
-    norm = tf.linalg.global_norm([tf.cast(gradient, tf.float32) for gradient in gradients])
-    return gradients, StepMeasurements(measured, Mean(weights.tokens, tf.ones([])), Mean(norm, tf.ones([])))
+        gradients, (measured, loss) = partitioner.sum_over_parts((gradients, sums))
+    norm = tf.linalg.global_norm([tf.cast(gradient, dtype) for gradient in gradients])
+    return gradients, StepMeasurements(measured, *(Mean(total, tf.ones([], dtype))
+                                                   for total in (weights.tokens, norm, loss)))
 
 
 def _zeros_measured(model, features, settings):
@@ -98,9 +101,7 @@ def compile_steps(model, optimizer, seed, settings, partitioner=None):
         gradients, measured = compute_gradients(model, features, seed, optimizer.iterations.value, settings,
                                                 partitioner)
         norm = measured.gradient_norm.total
-        is_finite = tf.math.is_finite(norm)
-        for term in measured.batch.loss_terms.values():
-            is_finite &= tf.math.is_finite(term.total)
+        is_finite = tf.math.is_finite(norm) & tf.math.is_finite(measured.loss.total)
         return gradients, norm, measured, is_finite
 
     def apply(gradients, norm):
@@ -120,8 +121,8 @@ def compile_steps(model, optimizer, seed, settings, partitioner=None):
             measured, is_finite = one_step(features, index)
             return index + 1, metrics.merge(sums, measured), tf.where(is_finite, -1, index)
 
-        zero = Mean(tf.zeros([]), tf.zeros([]))
-        zeros = StepMeasurements(_zeros_measured(model, at_step(features, 0), settings), zero, zero)
+        zero = Mean(*[tf.zeros([], partitioning.wide_dtype(model.compute_dtype))] * 2)
+        zeros = StepMeasurements(_zeros_measured(model, at_step(features, 0), settings), zero, zero, zero)
         _, sums, bad_step = tf.while_loop(is_good, next_step, (tf.constant(0), zeros, tf.constant(-1)))
         return sums, bad_step
 

@@ -1,4 +1,8 @@
-"""Whether a layout computes what one device computes: the loss, every gradient, every weight, on the same batches."""
+"""Whether a layout computes what one device computes: the loss, every gradient, every weight, on the same batches.
+
+Models of float64 tell: there the order of a sum moves a number by its sixteenth digit, so that no hidden unit comes
+over the edge of its ReLU and no token to another expert, as both do in float32; whatever is wrong is far above that.
+"""
 
 from typing import NamedTuple
 
@@ -8,11 +12,10 @@ import tensorflow as tf
 
 from switch_tf.partitioning import axes_of, with_axes
 from switch_tf.partitioning.partitioner import Partitioner
-from switch_tf.training.objective import total_loss
 from switch_tf.training.train_step import compile_steps
 
-# Relative differences that the order of float32 sums explains, in the first step and after all of them.
-LOSS, GRADIENT, LATER = 1e-6, 1e-5, 1e-4
+# Relative differences up to this one may be the order of float64 sums; 140 healthy steps came to 1e-14 at most.
+LIMIT = 1e-9
 
 
 class Difference(NamedTuple):
@@ -25,28 +28,24 @@ class Difference(NamedTuple):
 class Verification(NamedTuple):
     """What was compared.
 
-    `loss`, `later_loss`: relative difference of the loss, of the first step and the largest of all.
+    `loss`, `later_loss`: relative difference of the loss that the step itself returns, of the first step and the
+        largest of all.
     `gradient`: over variables, of the first step, as the optimizer is given it: max |a - b| / max |a|.
-    `far_entries`: of that variable's gradient, the share of entries that differ by more than GRADIENT of its largest.
-        Where it is tiny, a hidden unit sits at the edge of its ReLU.
     `weight`: over weights after the last step: root mean square of a - b over that of a. Not their largest elements:
-        where a hidden unit sits at the edge of its ReLU, the order of a sum decides, and optimizers that divide by a
-        gradient's size then move its few weights by whole steps.
+        optimizers that divide by a gradient's size move a weight by a whole step where rounding decides its sign.
     `losses`: the pairs of losses (one device, layout), step by step.
     """
 
     loss: Difference
     later_loss: Difference
     gradient: Difference
-    far_entries: float
     weight: Difference
     losses: list[tuple[float, float]]
 
     @property
     def is_equal(self) -> bool:
-        """Whether the order of float32 sums explains every difference."""
-        return (self.loss.value <= LOSS and self.gradient.value <= GRADIENT
-                and max(self.later_loss.value, self.weight.value) <= LATER)
+        """Whether the order of float64 sums explains every difference."""
+        return all(row.value <= LIMIT for row in (self.loss, self.later_loss, self.gradient, self.weight))
 
 
 class Outcome(NamedTuple):
@@ -79,13 +78,8 @@ def train(make_model, make_optimizer, partitioner, batches, seed, settings, say=
     """
     devices = f"{partitioner.layout.num_devices} device{'s' * (partitioner.layout.num_devices > 1)}"
     say(f"Building the model on {devices} ...")
-    twin = _Twin(make_model, make_optimizer, partitioner, seed, settings)
-    losses, gradients = [], None
-    for index, features in enumerate(batches):
-        losses.append(twin.step(features))
-        gradients = gradients or twin.gradients()
-        say(f"step {index + 1}/{len(batches)} on {devices}: loss {losses[-1]:.7f}")
-    return Outcome(losses, gradients, twin.weights(), twin.paths())
+    return Twin(make_model, make_optimizer, partitioner, seed, settings).train(
+        batches, lambda step, loss: say(f"step {step}/{len(batches)} on {devices}: loss {loss:.7f}"))
 
 
 def compare(one: Outcome, other: Outcome) -> Verification:
@@ -96,19 +90,18 @@ def compare(one: Outcome, other: Outcome) -> Verification:
     later = max(by_step, key=lambda difference: difference.value)
     gradient = _largest(np.max, one.paths, one.gradients, other.gradients)
     weight = _largest(_root_mean_square, one.paths, one.weights, other.weights)
-    place = one.paths.index(gradient.where)
-    mine, theirs = one.gradients[place], other.gradients[place]
-    far_entries = float(np.mean(np.abs(mine - theirs) > GRADIENT * np.max(np.abs(mine))))
-    return Verification(by_step[0], later, gradient, far_entries, weight, losses)
+    return Verification(by_step[0], later, gradient, weight, losses)
 
 
-class _Twin:
+class Twin:
+    """A model and its optimizer under a partitioner, with the compiled step that trains them; arguments as `train`."""
+
     def __init__(self, make_model, make_optimizer, partitioner, seed, settings):
         keras.utils.set_random_seed(seed)
         self.model, self.optimizer = make_model(), make_optimizer()
         self.partitioner = partitioner
         partitioner.build(self.model, self.optimizer)
-        self._recorded, self._placed = [], None
+        self._recorded = []
         self._record_gradients()
         self._step = compile_steps(self.model, self.optimizer, seed, settings, partitioner)
         self._variables = partitioner.compile(partitioner.results(lambda _: [
@@ -120,8 +113,8 @@ class _Twin:
         with self.partitioner.creates_variables():
             for variable in self.model.trainable_variables:
                 self._recorded.append(with_axes(
-                    axes_of(variable), keras.Variable, np.zeros(variable.shape, "float32"), trainable=False,
-                    aggregation="only_first_replica"))
+                    axes_of(variable), keras.Variable, np.zeros(variable.shape, variable.dtype), trainable=False,
+                    dtype=variable.dtype, aggregation="only_first_replica"))
         apply = self.optimizer.apply
 
         def record_and_apply(gradients, variables):
@@ -131,32 +124,35 @@ class _Twin:
 
         object.__setattr__(self.optimizer, "apply", record_and_apply)
 
-    def paths(self):
-        return [variable.path.partition("/")[2] for variable in self.model.trainable_variables]
+    def train(self, batches, tell=lambda step, loss: None) -> Outcome:
+        """Takes a step with each batch, from where the variables stand; `tell` is told each step's number and loss."""
+        losses, gradients = [], None
+        for features in batches:
+            placed = self.partitioner.place({name: value[None] for name, value in features.items()})
+            losses.append(self._take_step(placed))
+            if gradients is None:
+                gradients = self._read(placed)[1]
+            tell(len(losses), losses[-1])
+        paths = [variable.path.partition("/")[2] for variable in self.model.trainable_variables]
+        return Outcome(losses, gradients, self._read(placed)[0], paths)
 
-    def gradients(self):
-        return [np.asarray(gradient) for gradient in self._variables(self._placed)[1]]
-
-    def weights(self):
-        return [np.asarray(weight) for weight in self._variables(self._placed)[0]]
-
-    def step(self, features):
-        self._placed = self._place(features)
-        measured, bad_step = self._step(self._placed)
+    def _take_step(self, placed):
+        measured, bad_step = self._step(placed)
         if int(bad_step) >= 0:
             raise ValueError("The loss or a gradient is not finite, so there is nothing to compare; use a lower "
                              "learning rate or other initial weights.")
-        return float(total_loss(self.model.config, measured.batch))
+        return float(measured.loss.total)
 
-    def _place(self, features):
-        return self.partitioner.place({name: value[None] for name, value in features.items()})
+    def _read(self, placed):
+        return tf.nest.map_structure(np.asarray, self._variables(placed))
 
 
 def _largest(size, paths, ones, others) -> Difference:
     """Over tensors, the largest of size(|a - b|) / size(|a|)."""
     found = []
     for path, one, other in zip(paths, ones, others, strict=True):
-        found.append(Difference(float(size(np.abs(one - other)) / (size(np.abs(one)) or 1.0)), path))
+        value = float(size(np.abs(one - other)) / (size(np.abs(one)) or 1.0))
+        found.append(Difference(np.inf if np.isnan(value) else value, path))
     return max(found, key=lambda difference: difference.value)
 
 

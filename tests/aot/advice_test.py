@@ -19,7 +19,7 @@ LAYOUT = Layout("data=8", (("batch", "data"), ("group", "data"), ("expert", "dat
 
 
 def _answer(weights, temporaries, refused=None, state=28 * GIB, compiled=((12, 12),)):
-    memory = {"weights": weights, "slots": GIB, "arguments": weights + GIB, "outputs": weights + GIB,
+    memory = {"weights": weights, "slots": GIB, "gradients": 0, "arguments": weights + GIB, "outputs": weights + GIB,
               "aliased": weights + GIB, "temporaries": temporaries, "code": 0}
     return Answer(memory, {}, 0.0, Roofline(0.0, 0.0, 0.0), state, None, list(compiled), refused)
 
@@ -27,8 +27,8 @@ def _answer(weights, temporaries, refused=None, state=28 * GIB, compiled=((12, 1
 def test_it_says_what_is_missing_and_what_helps():
     lines = advice(_answer(11 * GIB, 8 * GIB), CONFIG, LAYOUT, StepSettings(), 128, CHIPS["v5e"])
     assert lines == [
-        "4.25 GiB a chip are missing: weights and slots take 12.00 GiB, activations and temporaries 8.00 GiB, of 15.75 "
-        "GiB.",
+        "4.25 GiB a chip are missing: weights, slots and gradients take 12.00 GiB, activations and temporaries 8.00 "
+        "GiB, of 15.75 GiB.",
         "Weights and slots are 28.00 GiB in all, 3.50 GiB a chip where all are split over all "
         "(gin/layouts/fully_sharded_model.gin); 4 chips hold them in half of their memory.",
         "Recompute activations in the backward pass, for about a third more compute: --gin.SwitchConfig.remat=True.",

@@ -11,13 +11,15 @@ from switch_tf import SwitchConfig, SwitchTransformer
 from switch_tf.aot import compiler, lower
 from switch_tf.aot.program import Program
 from switch_tf.optim.adafactor import Adafactor
+from switch_tf.partitioning.layout import Layout
 from switch_tf.training.run import StepSettings
 
 LENGTHS = {"inputs": 64, "targets": 32}
 
 
 @pytest.fixture(scope="module")
-def lowered(shipped_layout):
+def step(shipped_layout):
+    """The two programs of a step under DTensor, lowered."""
     config = SwitchConfig(vocab_size=512, d_model=128, d_ff=256, num_heads=4, d_kv=32, num_encoder_layers=1,
                           num_decoder_layers=1, encoder_sparse_step=1, decoder_sparse_step=1, num_experts=8,
                           num_groups_multiple=8, dropout_rate=0.1)
@@ -26,23 +28,62 @@ def lowered(shipped_layout):
 
 
 @pytest.fixture(scope="module")
+def lowered(step):
+    """The program that computes the gradients."""
+    return step[0]
+
+
+@pytest.fixture(scope="module")
 def compiled(lowered):
     return compiler.compile_step(lowered, "v5e:2x4")
 
 
-def test_every_variable_is_an_argument_and_is_replaced(lowered):
-    kinds = [argument.kind for argument in lowered.arguments]
-    assert kinds.count("feature") == 4
-    assert len(lowered.updated) == len(set(lowered.updated)) == kinds.count("weight") + kinds.count("slot") - 1
-    (kept,) = set(range(4, len(kinds))) - set(lowered.updated)
-    assert "learning_rate" in lowered.arguments[kept].name
-    experts = next(argument for argument in lowered.arguments if argument.name.endswith("experts/wi"))
+@pytest.fixture(scope="module")
+def update(step):
+    """The program that applies the gradients, lowered and compiled."""
+    return step[1], compiler.compile_step(step[1], "v5e:2x4")
+
+
+def test_gradients_lie_as_their_weights_and_go_from_one_program_to_the_other(step):
+    computed, applied = step
+    gradients = [argument for argument in applied.arguments if argument.kind == "gradient"]
+    weights = {f"gradient of {argument.name}": argument for argument in computed.arguments if argument.kind == "weight"}
+    assert [argument.name for argument in gradients] == [*weights, "norm of the gradients"]
+    for gradient in gradients[:-1]:
+        weight = weights[gradient.name]
+        assert (gradient.shape, gradient.spec, gradient.dtype) == (weight.shape, weight.spec, "float32")
+    assert computed.results[:len(weights)] == [weight.spec for weight in weights.values()]
+    assert set(computed.results[len(weights):]) <= {(), (None,)}  # what is measured is whole everywhere
+    assert computed.updated == [] and applied.results == []
+    assert [argument.kind for argument in computed.arguments].count("feature") == 4
+
+
+def test_every_variable_is_an_argument_and_is_replaced(step):
+    _, applied = step
+    kinds = [argument.kind for argument in applied.arguments]
+    assert len(applied.updated) == len(set(applied.updated)) == kinds.count("weight") + kinds.count("slot") - 1
+    (kept,) = {index for index, kind in enumerate(kinds) if kind != "gradient"} - set(applied.updated)
+    assert "learning_rate" in applied.arguments[kept].name
+    experts = next(argument for argument in applied.arguments if argument.name.endswith("experts/wi"))
     assert (experts.shape, experts.spec) == ((8, 128, 256), ("data", None, "model"))
 
 
-def test_no_whole_mesh_is_listed_in_an_annotation(lowered):
-    assert "devices=[" in lowered.text
-    assert "0,1,2,3,4,5,6,7" not in lowered.text
+def test_no_whole_mesh_is_listed_in_an_annotation(step):
+    assert "devices=[" in step[0].text
+    assert not any("0,1,2,3,4,5,6,7" in program.text for program in step)
+
+
+@pytest.mark.parametrize("backend, has_two", [("auto", True), ("dtensor", True), ("tpu", False)])
+def test_a_step_is_two_programs_where_a_tpu_trains_it_so(backend, has_two):
+    assert lower.has_two_programs(Layout(backend=backend)) == has_two
+    # As `create_partitioner` chooses on a TPU: DTensor, unless TPUStrategy is asked for.
+
+
+def test_packed_examples_bring_their_segments():
+    config = SwitchConfig.from_preset("switch_tiny")
+    added = lower.feature_specs(config, 8, LENGTHS, pack=True).items() - lower.feature_specs(config, 8, LENGTHS).items()
+    assert {name: tuple(spec.shape) for name, spec in added} == {
+        "encoder_segment_ids": (8, 64), "decoder_segment_ids": (8, 32)}
 
 
 def test_experts_cost_four_all_to_alls_a_layer_over_the_data_axis_and_no_weight_is_gathered(compiled):
@@ -60,14 +101,15 @@ def test_experts_cost_four_all_to_alls_a_layer_over_the_data_axis_and_no_weight_
     assert {one.kind for one in sent} == {"all-to-all", "all-reduce", "all-gather", "reduce-scatter"}
 
 
-def test_state_is_stored_in_pieces_and_updated_in_place(lowered, compiled):
-    pieces = 0
+def test_state_is_stored_in_pieces_and_updated_in_place(update):
+    lowered, compiled = update
+    pieces = dict.fromkeys(("weight", "slot", "gradient"), 0)
     for argument in lowered.arguments:
-        pieces += np.prod([length // (lowered.layout.mesh[axis] if axis else 1) for length, axis in zip(
+        pieces[argument.kind] += np.prod([length // (lowered.layout.mesh[axis] if axis else 1) for length, axis in zip(
             argument.shape, argument.spec, strict=True)]) * np.dtype(argument.dtype).itemsize
     # Chips pad small arrays.
-    assert pieces <= compiled.memory["arguments"] <= 1.2 * pieces
-    assert compiled.memory["aliased"] > 0.95 * compiled.memory["arguments"]
+    assert sum(pieces.values()) <= compiled.memory["arguments"] <= 1.2 * sum(pieces.values())
+    assert compiled.memory["aliased"] > 0.95 * (pieces["weight"] + pieces["slot"])
 
 
 # Traps: what went wrong in this compiler's output before, or would without care.

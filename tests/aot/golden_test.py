@@ -22,5 +22,5 @@ def test_the_compiler_sends_and_needs_what_it_did(name):
     assert counts[1] == counts[0], "run `make golden` if the difference is meant"
     for kind, entry in expected["collectives"].items():
         assert found["collectives"][kind]["bytes"] == pytest.approx(entry["bytes"], rel=0.1), kind
-    for kind in ("arguments", "temporaries"):
+    for kind in ("arguments", "gradients", "temporaries"):
         assert found[kind] == pytest.approx(expected[kind], rel=0.1), kind

@@ -7,8 +7,11 @@ import pytest
 
 from switch_tf import SwitchConfig
 from switch_tf.aot import plan
+from switch_tf.aot.compiler import Compiled
+from switch_tf.aot.lower import Argument, Lowered
 from switch_tf.aot.roofline import Roofline
 from switch_tf.aot.sent import Sent
+from switch_tf.partitioning.layout import Layout
 
 
 @pytest.mark.parametrize("preset, depths", [
@@ -46,10 +49,28 @@ def test_what_takes_long_says_that_it_goes_on(monkeypatch):
 
 def _point(layers):
     """A compiled program whose numbers are linear in its depth."""
-    memory = dict.fromkeys(("arguments", "outputs", "aliased", "temporaries", "code", "weights", "slots"),
+    memory = dict.fromkeys(("arguments", "outputs", "aliased", "temporaries", "code", "weights", "slots", "gradients"),
                            100 + 10 * layers)
     return plan._Point(memory, 1000.0 * layers + 5, Roofline(2.0 * layers, 50.0 * layers, 1.0), 500 + layers,
                        _Sends(layers))
+
+
+def test_gradients_live_between_two_programs_and_nothing_counts_twice():
+    layout = Layout("data=4", (("batch", "data"),))
+    batch = Argument("tokens", "feature", (8, 5), "int32", ("data", None))  # 2 * 5 numbers a chip
+    weight, slot = (Argument(kind, kind, (6,), "float32", (None,)) for kind in ("weight", "slot"))
+    gradient = weight._replace(kind="gradient")
+    lowered = [Lowered("", [batch, weight], [(None,)], [], layout),
+               Lowered("", [gradient, weight, slot], [], [1, 2], layout)]
+    kinds = ("arguments", "outputs", "aliased", "temporaries", "code", "peak")
+    compiled = [Compiled(dict(zip(kinds, memory, strict=True)), "", None, 1.0) for memory in (
+        (40 + 24, 24 + 4, 0, 100, 7, 200), (3 * 24, 48, 48, 30, 5, 160))]
+    found = plan._memory(lowered, compiled)
+    assert found == {"arguments": 40 + 24 + 24, "outputs": 24 + 4 + 48, "aliased": 48, "temporaries": 100, "code": 12,
+                     "peak": 200, "weights": 24, "slots": 24, "gradients": 24}
+    # batch, weights, slots, gradients, a metric, the larger temporaries, both programs
+    assert plan.needed(found) == 40 + 24 + 24 + 24 + 4 + 100 + 12
+    assert plan._memory(lowered[1:], compiled[1:])["arguments"] == 72
 
 
 def test_numbers_are_extended_linearly():

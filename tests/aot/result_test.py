@@ -25,7 +25,7 @@ class _Program:
 
 def _answer(temporaries, refused=None):
     memory = {"arguments": 500, "outputs": 400, "aliased": 300, "temporaries": temporaries, "code": 100, "weights": 200,
-              "slots": 100}
+              "slots": 100, "gradients": 0}
     return plan.Answer(memory, {"all-reduce": {"count": 10, "bytes": 145}}, 5.0, Roofline(0.3, 0.1, 0.2), 900,
                        None if refused else _Program(), [(2, 2), (4, 4)], refused)
 

@@ -48,7 +48,11 @@ def test_a_run_is_compiled_once_and_answered_from_then_on(compile_, tmp_path):
     low, high = result["predicted"]["step_seconds"]
     assert 0 < low < high
     assert sorted(path.name for path in (tmp_path / "kept").iterdir()) == [
-        "step_1_1.optimized.hlo", "step_1_1.stablehlo.mlir"]
+        "gradients_1_1.optimized.hlo", "gradients_1_1.stablehlo.mlir",
+        "update_1_1.optimized.hlo", "update_1_1.stablehlo.mlir"]
+    # Weights are float32 in pieces, and so are the gradients, which live from one function to the other.
+    assert memory["gradients"] == memory["weights"] + 4  # their norm
+    assert memory["outputs"] - memory["aliased"] >= memory["gradients"]
     status, same, errors = compile_(*arguments)
     assert (status, same) == (0, result)
     assert "The compiler was asked before" in errors and "Lowering" not in errors

@@ -53,7 +53,7 @@ def test_a_checkpoint_is_inspected_from_its_description(capsys, tmp_path):
     folder = tmp_path / "run" / "checkpoints" / "step_00000004"
     folder.mkdir(parents=True)
     (folder / "checkpoint.json").write_text(json.dumps({
-        "format_version": 2, "step": 4, "files": {"state.index": 10, "state.data": 90},
+        "format_version": 3, "step": 4, "files": {"state.index": 10, "state.data": 90},
         "variables": {"model/a": {"shape": [2, 3]}, "optimizer/b": {"shape": [5]}}}))
     (folder / "state.index").write_bytes(bytes(10))
     (folder / "state.data").write_bytes(bytes(90))
@@ -139,7 +139,7 @@ def test_a_layout_adds_one_key_and_changes_no_other(capsys):
 
 
 def test_tensorflow_is_not_imported_without_a_layout(tmp_path):
-    (tmp_path / "checkpoint.json").write_text('{"format_version": 2, "step": 4, "files": {}, "variables": {}}')
+    (tmp_path / "checkpoint.json").write_text('{"format_version": 3, "step": 4, "files": {}, "variables": {}}')
     script = ("import sys\nfrom switch_tf.cli import main\n"
               f"for what in ('switch_tiny', '--gin_file=gin/models/switch_tiny.gin', {str(tmp_path)!r}):\n"
               "    assert main.main(['inspect', what]) == 0\n"

@@ -1,5 +1,7 @@
 """What the TPU compiler makes of a small step under each layout: collectives and bytes on one chip of v5e:2x4.
 
+The step is two programs, as DTensor trains it; temporaries are of the one that needs more of them.
+
 Run it, or `make golden`, to write compiled_layouts.json anew.
 """
 
@@ -9,13 +11,11 @@ import sys
 
 import gin
 
-from switch_tf import SwitchConfig, SwitchTransformer
-from switch_tf.aot.compiler import compile_step
-from switch_tf.aot.lower import lower_step
-from switch_tf.aot.program import Program
+from switch_tf import SwitchConfig
+from switch_tf.aot import plan
+from switch_tf.aot.chips import CHIPS
 from switch_tf.cli import gin_files
 from switch_tf.optim.adafactor import Adafactor
-from switch_tf.partitioning.collectives import summarize
 from switch_tf.partitioning.layout import Layout
 from switch_tf.training.run import StepSettings
 
@@ -30,11 +30,11 @@ def measure(name) -> dict:
     config = SwitchConfig(vocab_size=2048, d_model=256, d_ff=512, num_heads=4, d_kv=64, num_encoder_layers=1,
                           num_decoder_layers=1, encoder_sparse_step=1, num_experts=8, num_groups_multiple=8,
                           decoder_sparse_step=0, dropout_rate=0.1)
-    lowered = lower_step(SwitchTransformer(config, dtype="mixed_bfloat16"), Adafactor(0.01), layout, 32,
-                         {"inputs": 128, "targets": 64}, StepSettings())
-    compiled = compile_step(lowered, "v5e:2x4")
-    return {"collectives": summarize(Program(compiled.hlo, layout.mesh).collectives),
-            "arguments": compiled.memory["arguments"], "temporaries": compiled.memory["temporaries"]}
+    question = plan.Question(config, "mixed_bfloat16", lambda: Adafactor(0.01), layout, "v5e:2x4", CHIPS["v5e"], 32,
+                             {"inputs": 128, "targets": 64}, StepSettings())
+    answer = plan.ask(question, is_full=True)
+    return {"collectives": answer.collectives,
+            **{kind: answer.memory[kind] for kind in ("arguments", "gradients", "temporaries")}}
 
 
 if __name__ == "__main__":

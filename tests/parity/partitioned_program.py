@@ -41,31 +41,37 @@ def main(name: str) -> dict:
                           dropout_rate=0.1, expert_dropout_rate=0.1, activation="geglu", logits_via_embedding=False)
     lowered = lower_step(SwitchTransformer(config), Adafactor(0.01), layout, BATCH, LENGTHS, StepSettings())
     devices = jax.devices("cpu")
-    executable = compiler.partition(lowered, devices, devices[0].client.compile_and_load, replaces_arguments=False)
+    computed, applied = (
+        (program, compiler.partition(program, devices, devices[0].client.compile_and_load, replaces_arguments=False))
+        for program in lowered)
 
     keras.utils.set_random_seed(0)
     model, optimizer = SwitchTransformer(config), Adafactor(0.01)
     Partitioner().build(model, optimizer)
     variables = {variable.path: variable for variable in [*model.variables, *optimizer.variables]}
     step = compile_steps(model, optimizer, 0, StepSettings())
-    state = {argument.name: variables[argument.name].numpy() for argument in lowered.arguments
-             if argument.kind != "feature"}
+    state = {argument.name: variables[argument.name].numpy() for program in lowered for argument in program.arguments
+             if argument.kind in ("weight", "slot")}
+    names = [argument.name for argument in lowered[1].arguments if argument.kind == "gradient"]
 
     mesh = jax.sharding.Mesh(np.array(devices).reshape(tuple(layout.mesh.values())), tuple(layout.mesh))
     losses, largest = [], 0.0
     for number in range(STEPS):
         features = _features(number, config.vocab_size)
-        results = _execute(executable, lowered, mesh, {**features, **state})
+        results = _execute(*computed, mesh, {**features, **state})
+        gradients, results = dict(zip(names, results, strict=False)), results[len(names):]
+        updated = _execute(*applied, mesh, {**gradients, **state})
         measured, bad_step = step({name: tf.constant(value[None]) for name, value in features.items()})
         assert int(bad_step) == -1
         expected = [float(value) for value in tf.nest.flatten(measured) if value.shape.rank == 0]
-        found = [float(value) for value in results[:lowered.num_metrics - 1] if np.ndim(value) == 0]
+        found = [float(value) for value in results[:-1] if np.ndim(value) == 0]  # the last one says that it is finite
+        assert results[-1]
         # The program returns total and weight of each Mean, and this one is the first.
         losses.append((float(measured.batch.loss_terms["cross_entropy"].value), float(results[0] / results[1])))
         assert np.allclose(expected, found, rtol=1e-5), (expected, found)
-        for place, index in enumerate(lowered.updated):
-            name = lowered.arguments[index].name
-            state[name] = results[lowered.num_metrics + place]
+        for index, value in zip(lowered[1].updated, updated, strict=True):
+            name = lowered[1].arguments[index].name
+            state[name] = value
             own = variables[name].numpy()
             largest = max(largest, float(np.max(np.abs(own - state[name])) / max(np.max(np.abs(own)), 1e-30)))
     return {"losses": losses, "largest_difference": largest}
@@ -81,18 +87,23 @@ def _features(seed, vocab_size):
     return {name: value.astype(np.int32) for name, value in features.items()}
 
 
-def _execute(executable, lowered, mesh, values):
+def _execute(lowered, executable, mesh, values):
+    """Results of a program, whole: first those that replace nothing."""
     arguments = []
     for argument in lowered.arguments:
         sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*argument.spec))
         arguments.append(jax.device_put(values[argument.name], sharding))
     pieces = executable.execute_sharded(arguments).disassemble_into_single_device_arrays()
-    results = [np.asarray(piece[0]) for piece in pieces[:lowered.num_metrics]]
-    for piece, index in zip(pieces[lowered.num_metrics:], lowered.updated, strict=True):
-        argument = lowered.arguments[index]
-        sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*argument.spec))
-        results.append(np.asarray(jax.make_array_from_single_device_arrays(argument.shape, sharding, piece)))
-    return results
+    specs = [*lowered.results, *(lowered.arguments[index].spec for index in lowered.updated)]
+    return [_whole(piece, jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*spec)))
+            for piece, spec in zip(pieces, specs, strict=True)]
+
+
+def _whole(pieces, sharding):
+    """One array from the piece of each device."""
+    shape = [length * (sharding.mesh.shape[axis] if axis else 1)
+             for length, axis in zip(pieces[0].shape, sharding.spec, strict=True)]
+    return np.asarray(jax.make_array_from_single_device_arrays(tuple(shape), sharding, pieces))
 
 
 if __name__ == "__main__":

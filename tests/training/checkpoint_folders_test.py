@@ -11,7 +11,7 @@ def _write(folder, step, **changes):
     path.mkdir(parents=True)
     (path / "state.index").write_bytes(bytes(5))
     (path / "checkpoint.json").write_text(json.dumps(
-        {"format_version": 2, "step": step, "variables": {}, "files": {"state.index": 5}, **changes}))
+        {"format_version": 3, "step": step, "variables": {}, "files": {"state.index": 5}, **changes}))
     return path
 
 
@@ -53,7 +53,7 @@ def test_a_description_that_cannot_be_read_is_a_broken_checkpoint(tmp_path, cont
 
 
 def test_a_newer_format_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="has format 99; this version of switch_tf reads format 2"):
+    with pytest.raises(ValueError, match="has format 99; this version of switch_tf reads format 3"):
         checkpoint_folders.describe(_write(tmp_path, 1, format_version=99))
 
 

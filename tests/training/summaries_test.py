@@ -17,22 +17,22 @@ def _measured(config):
         load_balancing_loss=Mean(15.0, 10.0), router_z_loss=Mean(20.0, 10.0))
     batch = Measurements({"cross_entropy": Mean(12.0, 4.0), "z_loss": Mean(0.4, 4.0)}, Mean(1.0, 4.0),
                          dict.fromkeys(config.sparse_layer_names, stats))
-    return to_host(StepMeasurements(batch, tokens=Mean(30.0, 1.0), gradient_norm=Mean(4.0, 2.0)))
+    return to_host(StepMeasurements(batch, tokens=Mean(30.0, 1.0), gradient_norm=Mean(4.0, 2.0), loss=Mean(6.268, 2.0)))
 
 
-def test_the_parts_of_the_loss_add_up(tiny_config):
-    values = summaries.training_values(tiny_config, _measured(tiny_config), SPEEDS)
+def test_sums_are_divided_and_the_loss_is_what_the_steps_minimised(tiny_config):
+    values = summaries.training_values(_measured(tiny_config), SPEEDS)
     assert values["train/cross_entropy"] == 3.0
     # two sparse layers, each 1.5 and 2.0
     assert values["train/load_balancing_loss"] == pytest.approx(3.0)
     assert values["train/router_z_loss"] == pytest.approx(4.0)
-    assert values["train/loss"] == pytest.approx(3.0 + 0.1 + 0.01 * 3.0 + 0.001 * 4.0, rel=1e-12)
+    assert values["train/loss"] == 3.134  # of two steps
     assert values["train/gradient_norm"] == 2.0
     assert values["train/tokens_per_second"] == 30.0
 
 
 def test_routers_are_named_by_layer_and_their_dead_experts_counted(tiny_config):
-    values = summaries.training_values(tiny_config, _measured(tiny_config), SPEEDS)
+    values = summaries.training_values(_measured(tiny_config), SPEEDS)
     assert values["router/encoder/layers_1/expert_load"] == [0.5, 0.0, 0.3, 0.2]
     assert values["router/encoder/layers_1/dead_experts"] == 1
     assert values["router/decoder/layers_1/router_confidence"] == 0.5
@@ -48,10 +48,15 @@ def test_a_logged_line_tells_loss_drops_and_what_remains(tiny_config, capfd):
     measured = _measured(tiny_config)
     speeds = {**SPEEDS, "model_flops_utilization": 0.5, "input_wait_fraction": 0.0}
     progress = summaries.Progress(0, 100)
-    progress.log(90, summaries.training_values(tiny_config, measured, speeds), measured.batch.routers)
+    progress.log(90, summaries.training_values(measured, speeds), measured.batch.routers)
     progress.close()
     assert ("step 90/100  loss 3.1340  cross-entropy 3.0000  accuracy 0.250  balance 3.000  dropped 10.0%  "
             "30 tokens/s  1.000 s/step  MFU 50%  input wait 0%  ETA 00:10\n") in capfd.readouterr().err
+
+
+def test_a_utilisation_above_100_per_cent_comes_with_a_word():
+    assert summaries._utilization(1.0) == "100%"
+    assert summaries._utilization(2.02) == "202% (more than the rate known of this machine)"
 
 
 def test_lines_are_flushed_one_by_one_and_hold_no_nan(tmp_path):

@@ -1,0 +1,31 @@
+"""Chips are known by the names that TensorFlow and TPU VMs give them."""
+
+import pytest
+
+from switch_tf.aot.chips import CHIPS
+from switch_tf.partitioning import rates
+
+
+@pytest.mark.parametrize("name, dtype, teraflops", [
+    ("NVIDIA H200", "bfloat16", 989.5), ("NVIDIA H200", "float32", 494.5), ("NVIDIA H200 NVL", "bfloat16", 835.5),
+    ("NVIDIA H100 80GB HBM3", "bfloat16", 989.5), ("NVIDIA H100 PCIe", "bfloat16", 756.5),
+    ("NVIDIA A100-SXM4-80GB", "bfloat16", 312), ("NVIDIA A100-PCIE-40GB", "float32", 156),
+    ("NVIDIA H200", "float64", None), ("NVIDIA H200 MIG 1g.18gb", "bfloat16", None), ("Tesla T4", "bfloat16", None),
+    ("NVIDIA GH200 480GB", "bfloat16", None), ("", "bfloat16", None)])
+def test_a_gpu_has_the_dense_rate_of_its_data_sheet_or_none(name, dtype, teraflops, monkeypatch):
+    monkeypatch.setattr(rates, "device_type", lambda: "GPU")
+    monkeypatch.setattr(rates, "_gpu_name", lambda: name)
+    assert rates.nominal_flops(dtype) == (teraflops and teraflops * 1e12)
+
+
+@pytest.mark.parametrize("accelerator, chip", [("v5litepod-8", "v5e"), ("v4-16", "v4"), ("v6e-1", "v6e")])
+def test_a_tpu_has_the_rate_that_predictions_are_made_with(accelerator, chip, monkeypatch):
+    monkeypatch.setattr(rates, "device_type", lambda: "TPU")
+    monkeypatch.setenv("TPU_ACCELERATOR_TYPE", accelerator)
+    assert rates.nominal_flops("bfloat16") == rates.nominal_flops("float32") == CHIPS[chip].flops
+    monkeypatch.setenv("TPU_ACCELERATOR_TYPE", "v99-8")
+    assert rates.nominal_flops("bfloat16") is None
+
+
+def test_of_a_cpu_nothing_is_known():
+    assert rates.nominal_flops("float32") is None
