@@ -86,10 +86,11 @@ def normalizers_and_targets(logits, targets):
         places = ops.arange(vocab_size, dtype="int32")
         is_target = ops.equal(ops.expand_dims(targets, -1), places)
         target_logit = ops.sum(logits * ops.cast(is_target, logits.dtype), axis=-1)
-        # An argmax would gather a vocabulary that is split; a maximum and a minimum are of parts first.
+        # An argmax would gather a vocabulary that is split; a maximum and a minimum are of parts first. In floats,
+        # exact up to 2^24 words: of integers a TPU's compiler makes one more pass over the logits.
         is_largest = ops.equal(logits, ops.max(logits, axis=-1, keepdims=True))
-        return (ops.logsumexp(logits, axis=-1), target_logit,
-                ops.min(ops.where(is_largest, places, vocab_size), axis=-1))
+        place = ops.min(ops.where(is_largest, ops.cast(places, logits.dtype), float(vocab_size)), axis=-1)
+        return ops.logsumexp(logits, axis=-1), target_logit, ops.cast(place, "int32")
 
     # Logits are the largest tensor of a step: each pass over them that is saved counts.
     @ops.custom_gradient
@@ -98,7 +99,7 @@ def normalizers_and_targets(logits, targets):
         largest, place = ops.top_k(logits, 1)
         exponentials = ops.exp(logits - largest)
         sums = ops.sum(exponentials, axis=-1, keepdims=True)
-        # A place is exact in float32, up to 2^24 words.
+        # Exact, as above.
         results = (largest + ops.log(sums), ops.take_along_axis(logits, index, axis=-1), ops.cast(place, logits.dtype))
 
         def gradient(*args, upstream=None):
