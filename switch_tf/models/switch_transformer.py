@@ -94,7 +94,9 @@ class SwitchTransformer(keras.Model):
 
     def _logits(self, hidden):
         if self.config.scales_logits:
-            hidden = hidden * self.config.d_model**-0.5
+            # Not in bfloat16, where the factor of 768 is off by 1/740, and so all logits.
+            scaled = ops.cast(hidden, keras.backend.result_type(hidden.dtype, "float32")) * self.config.d_model**-0.5
+            hidden = ops.cast(scaled, hidden.dtype)
         return self.token_embedder.attend(hidden) if self.logits_dense is None else self.logits_dense(hidden)
 
     def _check(self, features):
