@@ -95,8 +95,7 @@ class SwitchTransformer(keras.Model):
     def _logits(self, hidden):
         if self.config.scales_logits:
             # Not in bfloat16, where the factor of 768 is off by 1/740, and so all logits.
-            scaled = ops.cast(hidden, keras.backend.result_type(hidden.dtype, "float32")) * self.config.d_model**-0.5
-            hidden = ops.cast(scaled, hidden.dtype)
+            hidden = ops.cast(partitioning.widen(hidden) * self.config.d_model**-0.5, hidden.dtype)
         return self.token_embedder.attend(hidden) if self.logits_dense is None else self.logits_dense(hidden)
 
     def _check(self, features):
