@@ -132,6 +132,9 @@ def with_second_place(first: Balance, weight: float, router_probs, expert_index,
         Balance of twice the experts: a sum of products over both. Of the second choices, probabilities are
         renormalised after the first choice is taken out.
     """
+    if not isinstance(first, Balance):
+        raise checks.refusal(f"first must be what losses.balance gives, not {checks.shown(first)}.")
+    checks.number("weight", weight, "0 or above")
     router_probs = _checked("router_probs", router_probs, "float", (None, None, None))
     expert_index = _checked("expert_index", expert_index, "int", (*router_probs.shape[:2], None))
     if expert_index.shape[-1] < 2:

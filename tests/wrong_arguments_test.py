@@ -161,7 +161,7 @@ PUBLIC = {
             query_length=query_length, key_length=key_length),
         {"num_heads": 2, "num_buckets": 8, "max_distance": 16, "is_bidirectional": True, "query_length": 3,
          "key_length": 4}, ()),
-    "layers.Router": layer(layers.Router, "padding_mask", "token_ids", num_experts=3, expert_capacity=2),
+    "layers.Router": layer(layers.Router, "padding_mask", "token_ids", "is_present", num_experts=3, expert_capacity=2),
     "layers.SwitchFeedForward": layer(layers.SwitchFeedForward, "padding_mask", "token_ids", num_experts=2, d_ff=3),
     "layers.SwitchSelfAttention": (
         lambda inputs, padding_mask, attention_mask, training, **arguments: switch_attention(**arguments)(
@@ -176,9 +176,13 @@ PUBLIC = {
     "losses.load_balancing_loss": (losses.load_balancing_loss, {
         "router_probs": SCORES, "expert_index": IDS % 3, "padding_mask": None, "semantics": "switch_tf"},
         ("router_probs", "expert_index", "padding_mask")),
-    "losses.second_place_mean": (losses.second_place_mean, {
-        "router_probs": SCORES, "expert_index": np.stack([IDS % 3, (IDS + 1) % 3], -1), "padding_mask": None,
+    "losses.with_second_place": (lambda **arguments: losses.with_second_place(**arguments).mean, {
+        "first": losses.balance(SCORES, IDS % 3), "weight": 0.5, "router_probs": SCORES,
+        "expert_index": np.stack([IDS % 3, (IDS + 1) % 3], -1), "padding_mask": None,
         "semantics": "switch_tf"}, ("router_probs", "expert_index", "padding_mask")),
+    "losses.balance": (lambda **arguments: losses.balance(**arguments).mean, {
+        "router_probs": SCORES, "expert_index": IDS % 3, "padding_mask": None, "semantics": "switch_tf"},
+        ("router_probs", "expert_index", "padding_mask")),
     "losses.router_z_loss": (losses.router_z_loss, {"router_logits": SCORES, "padding_mask": None},
                              ("router_logits", "padding_mask")),
     "losses.router_loss": (router_loss, {"load_balancing_loss_weight": 0.1, "router_z_loss_weight": 0.1}, ()),
@@ -229,7 +233,7 @@ def all_finite(result) -> bool:
 
 # Public, and not tried: they belong to whoever writes a layer, or are reached through those that are tried.
 UNTRIED = {
-    "losses.load_balancing_mean", "losses.router_z_mean", "policies.names", "data.keep_jax_on_cpu",
+    "losses.load_balancing_mean", "losses.router_z_mean", "losses.Balance", "policies.names", "data.keep_jax_on_cpu",
     *(f"partitioning.{name}" for name in partitioning.__all__ if name != "Layout")}
 
 

@@ -5,7 +5,7 @@ from keras import ops
 from switch_tf import checks, partitioning
 
 
-def padding_mask(inputs, padding_mask, *keras_masks):
+def padding_mask(inputs, padding_mask, *keras_masks, name="padding_mask"):
     """The mask of a call: what the caller gives, else what Keras carries with the inputs, checked.
 
     Args:
@@ -13,6 +13,7 @@ def padding_mask(inputs, padding_mask, *keras_masks):
         padding_mask: <bool>[batch, length] or None.
         keras_masks: what Keras gave for `mask`, where a layer is called with one tensor, and for `inputs_mask`, where
             it is called with several; same as `padding_mask`.
+        name: str, of the argument.
 
     Returns:
         <bool>[batch, length], True where the token is real, or None.
@@ -21,7 +22,7 @@ def padding_mask(inputs, padding_mask, *keras_masks):
     if given is None:
         return None
     given = given if hasattr(given, "dtype") else ops.convert_to_tensor(given)
-    checks.tensor("padding_mask", given, "bool", inputs.shape[:2])
+    checks.tensor(name, given, "bool", inputs.shape[:2])
     return given
 
 

@@ -101,8 +101,9 @@ class Router(keras.layers.Layer):
             raise checks.refusal(f"The {self.policy} policy needs token_ids (<int32>, one for each token); pass them "
                                  "to the layer.")
         is_real = masks.padding_mask(inputs, padding_mask, mask, inputs_mask)
+        is_present = masks.padding_mask(inputs, is_present, name="is_present")
         if self._rules.routes_padding:
-            is_real = None if is_present is None else ops.cast(is_present, "bool")
+            is_real = is_present
         logits = self._logits(inputs, training) if self._policy.has_kernel else None
         scores = self._scores(logits, is_real, token_ids, training)
         decisions = self._policy.function(scores, self._options(expert_capacity, training))

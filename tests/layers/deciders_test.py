@@ -40,6 +40,14 @@ def test_a_token_left_over_tries_four_experts_and_no_more():
     np.testing.assert_allclose(decisions.gate[0, :, 0], [5 / 15, 4 / 15, 3 / 15, 2 / 15, 0, 0], rtol=1e-6)
 
 
+def test_who_came_in_any_earlier_round_is_ahead_in_an_experts_queue():
+    # Two slots. Experts 0 and 1 are full after the first round, in which expert 2 takes the fifth token; in the second it
+    # takes the sixth (0, then 2), and in the third the last one (0, then 1, then 2) finds it full.
+    decisions = decide("ntlb", scores(*[[5, 3, 1]] * 2, *[[3, 5, 1]] * 2, [1, 2, 5], [5, 1, 3], [5, 3, 1]), 2)
+    assert of_one_group(decisions.expert_index[..., 0]) == [0, 0, 1, 1, 2, 2, 2]
+    assert of_one_group(decisions.slot[..., 0]) == [0, 1, 0, 1, 0, 1, 2]
+
+
 @pytest.mark.parametrize("rounds, slots", [(1, [0, 1, 1]), (2, [0, 0, 1]), (3, [0, 0, 0]), (9, [0, 0, 0])])
 def test_the_number_of_rounds_ends_with_the_experts(rounds, slots):
     decisions = decide("ntlb", scores([3, 2, 1], [3, 2, 1], [3, 2, 1]), 1, rounds=rounds)

@@ -9,6 +9,7 @@ ROUTING = ("tests/layers/routing_test.py", "tests/layers/deciders_test.py", "tes
            "tests/layers/routing_exploration_test.py")
 DECIDERS = ("tests/layers/deciders_test.py", "tests/layers/routing_golden_test.py", "tests/layers/routing_test.py")
 LOSSES = ("tests/losses_test.py", "tests/parity/mesh_tensorflow_test.py", "tests/layers/routing_golden_test.py")
+JOINED = ("tests/parity/hugging_face_losses_test.py",)
 DISPATCH = ("tests/layers/dispatch_test.py", "tests/layers/routing_dispatch_test.py")
 LAYER = ("tests/layers/moe_test.py", "tests/layers/experts_test.py")
 GROUPING = ("tests/layers/grouping_test.py", "tests/layers/moe_test.py")
@@ -43,7 +44,7 @@ MUTANTS = (
            ROUTING),
     Mutant("layers/routing.py", "selection = selection + _gumbel(", "selection = selection - _gumbel(", ROUTING),
     Mutant("layers/routing.py", "ops.clip(ops.where(ops.isnan(selection), NO_PREFERENCE, selection)",
-           "ops.clip(selection", ROUTING),
+           "ops.clip(selection", ("tests/layers/routing_layer_properties_test.py",)),
     Mutant("layers/routing.py", "uniform if training else None", "None", ROUTING),
     Mutant("layers/routing.py", "self._rules.normalizes_gates, training, is_wanted", "True, training, is_wanted",
            ("tests/layers/routing_golden_test.py", "tests/semantics_test.py", *ROUTING)),
@@ -96,7 +97,8 @@ MUTANTS = (
     Mutant("layers/queues.py", "gates = ops.where(slot < options.capacity, gates, 0.0)", "gates = gates * 1.0",
            DECIDERS),
     Mutant("layers/queues.py", "ops.logical_and(routed, place < options.capacity)",
-           "ops.logical_and(routed, place <= options.capacity)", DECIDERS),
+           "ops.logical_and(routed, place <= options.capacity)", DECIDERS,
+           survives="a place that equals the capacity is written as the capacity either way: dropped"),
     Mutant("layers/queues.py", "in_line = ops.where(routed, expert_index, options.num_experts)",
            "in_line = expert_index", DECIDERS),
     Mutant("layers/queues.py", "start = ops.cumsum(length, axis=1) - length", "start = ops.cumsum(length, axis=1)",
@@ -137,6 +139,9 @@ MUTANTS = (
            "loss = ops.sum(log_normalizer - target_logit)", LOSSES),
     Mutant("losses.py", "+ router_z_loss_weight * stats.router_z_loss.value",
            "+ load_balancing_loss_weight * stats.router_z_loss.value", ("tests/layers/moe_test.py",)),
+    Mutant("models/joining.py", "ops.zeros_like(mean.total) if is_omitted else",
+           "ops.zeros_like(mean.total) if True else", JOINED),
+    Mutant("models/joining.py", "mean.total / len(router_stats)", "mean.total", JOINED),
     # Dispatch and combine.
     Mutant("layers/dispatch.py", "ROWS_PER_PRODUCT = 40", "ROWS_PER_PRODUCT = 0", DISPATCH),
     Mutant("layers/dispatch.py", 'return next(name for name in partitioning.suited_dispatches() if name != "ragged")',
@@ -180,6 +185,8 @@ MUTANTS = (
     Mutant("optim/adafactor.py", "if dim not in stacked)", "if dim not in ())", ADAFACTOR),
     Mutant("optim/adafactor.py", "ops.mean(squared, axis=factors.columns) + self.epsilon",
            "ops.mean(squared, axis=factors.columns)", ADAFACTOR),
+    Mutant("optim/adafactor.py", "ops.mean(squared, axis=factors.rows) + self.epsilon",
+           "ops.mean(squared, axis=factors.rows)", ADAFACTOR),
     Mutant("optim/adafactor.py", "row_mean = row_mean / ops.mean(row_mean, axis=factors.rows, keepdims=True)",
            "row_mean = row_mean / ops.mean(row_mean, keepdims=True)", ADAFACTOR),
     Mutant("optim/adafactor.py", "+ (1 - beta2) * value", "+ beta2 * value", ADAFACTOR),

@@ -116,7 +116,7 @@ def main():
             file.write_text(original)
             results[key(mutant)] = {"noticed_by": noticed or SURVIVED, "seconds": round(time.monotonic() - begin)}
             RESULTS.write_text(json.dumps(results, indent=1))
-            print(f"{key(mutant)[:100]:100s}  {noticed or SURVIVED}", flush=True)
+            print(f"{' '.join(key(mutant).split())[:100]:100s}  {noticed or SURVIVED}", flush=True)
     survivors = [mutant for mutant in mutants if results[key(mutant)]["noticed_by"] == SURVIVED]
     unexplained = [mutant for mutant in survivors if not mutant.survives]
     print(f"{len(mutants)} mutants, {len(survivors)} survived, {len(unexplained)} of them unexplained.")

@@ -44,6 +44,28 @@ def test_the_first_step_of_one_number_by_hand():
     np.testing.assert_allclose(weight.numpy(), [2.0 - 0.1 * 2.0], rtol=1e-6)
 
 
+def test_updates_are_scaled_down_to_the_clip_threshold():
+    # The update 1 is twice the threshold: the step is 0.1 * 2 / 2
+    weight = _variable([2.0])
+    optimizer = Adafactor(0.1, clip_threshold=0.5)
+    optimizer.build([weight])
+    optimizer.apply([np.array([5.0], "float32")], [weight])
+    np.testing.assert_allclose(weight.numpy(), [2.0 - 0.1 * 2.0 / 2], rtol=1e-6)
+
+
+def test_an_expert_without_tokens_keeps_its_weights():
+    start, gradient = np.ones((2, 3, 4), "float32"), np.ones((2, 3, 4), "float32")
+    gradient[0] = 0
+    weight = _variable(start, ("expert", "embed", "expert_mlp"))
+    optimizer = Adafactor(0.1)
+    optimizer.build([weight])
+    for _ in range(2):
+        optimizer.apply([gradient], [weight])
+    np.testing.assert_array_equal(weight.numpy()[0], start[0])
+    # Twice 1 - 0.1 of the weight: every update is 1.
+    np.testing.assert_allclose(weight.numpy()[1], 0.9**2 * start[1], rtol=1e-6)
+
+
 def test_a_matrix_follows_the_float64_formula_over_steps():
     random = np.random.RandomState(0)
     start, gradients = random.randn(3, 5), random.randn(4, 3, 5)
