@@ -53,7 +53,7 @@ def record(config, run, settings, dtype: str, optimizer, training_data: dict, he
                 name = field.name.upper() if kind == "Run" and field.name in _MACROS else f"{kind}.{field.name}"
                 found[name] = getattr(part, field.name)
     found |= {f"{type(optimizer).__name__}.{name}": value for name, value in _settings_of(optimizer).items()}
-    return json.loads(json.dumps(found, default=str))
+    return json.loads(json.dumps(found, default=lambda value: type(value).__name__))
 
 
 def check_weights(saved: dict, new: dict, checkpoint) -> None:
