@@ -30,7 +30,7 @@ def fingerprint(mixture_or_task_name: str, split: str) -> dict[str, str]:
         if hasattr(task.source, "fingerprint"):
             found[task.name] = task.source.fingerprint(split)
             continue
-        names = [name for name in task.source.list_shards(split) if os.sep in name]
+        names = [name for name in task.source.list_shards(split) if os.sep in name or os.path.exists(name)]
         folder = os.path.dirname(os.path.commonprefix(names))  # so that a folder can be moved
         files |= {f"{task.name}: {os.path.relpath(name, folder)}": name for name in names}
     for label, file in files.items():

@@ -80,6 +80,12 @@ def test_a_mixture_has_the_files_of_its_tasks_that_have_the_split(add_task, tmp_
         seqio.MixtureRegistry.remove("both")
 
 
+def test_a_file_of_the_current_folder_is_known_too(add_task, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    _write(tmp_path, here="x")
+    assert data.fingerprint(add_task("here", "here.txt"), "train")["here: here.txt"].startswith("1 bytes, ")
+
+
 def test_the_docs_corpus_is_known_by_its_hash():
     assert data.fingerprint("docs_corpus_span_corruption", "validation") == {
         "docs_corpus_span_corruption": corpora.SHA256[:16]}
