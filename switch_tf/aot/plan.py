@@ -23,7 +23,7 @@ from switch_tf.partitioning.layout import Layout
 from switch_tf.training.run import StepSettings, check_division
 
 TELL_EVERY = 20  # seconds
-# What the files of a step's programs begin with: of two, or of one alone.
+# The functions of a step where it has two, in order.
 FUNCTIONS = ("gradients", "update")
 # Memory grows by the same for every layer only from here on: with fewer, the compiler has room and keeps more.
 FEWEST_LAYERS = 4
@@ -81,7 +81,7 @@ def ask(question: Question, is_full=False, say=lambda text: None, keep=lambda na
         question: Question.
         is_full: bool. Compile all layers.
         say: function of a line of text.
-        keep: function of a file's name and its text, called for the programs of each depth.
+        keep: function of a file's name and its text, called for the step of each depth; one complete step a file.
 
     Raises:
         ValueError: the run does not fit its layout, or the layout its topology.
@@ -109,11 +109,18 @@ def ask(question: Question, is_full=False, say=lambda text: None, keep=lambda na
         seconds = sum(program.seconds for program in compiled)
         say(f"... {seconds:.0f} s.")
         expected = SECOND_OVER_FIRST * seconds
-        for function, before, after in zip(FUNCTIONS[-len(lowered):], lowered, compiled, strict=True):
-            keep(f"{function}_{depth[0]}_{depth[1]}.stablehlo.mlir", before.text)
-            keep(f"{function}_{depth[0]}_{depth[1]}.optimized.hlo", after.hlo)
+        for kind, texts in (("stablehlo.mlir", [program.text for program in lowered]),
+                            ("optimized.hlo", [program.hlo for program in compiled])):
+            keep(f"step_{depth[0]}_{depth[1]}.{kind}", _one_after_the_other(texts))
         points.append(_point(lowered, compiled, question))
     return _answer(config, depths, points)
+
+
+def _one_after_the_other(texts):
+    """The modules of a step as one text; where there are two functions, each below a comment with its name."""
+    if len(texts) == 1:
+        return texts[0]
+    return "\n".join(f"// {function}\n{text}" for function, text in zip(FUNCTIONS, texts, strict=True))
 
 
 def _check(question):

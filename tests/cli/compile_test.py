@@ -48,8 +48,10 @@ def test_a_run_is_compiled_once_and_answered_from_then_on(compile_, tmp_path):
     low, high = result["predicted"]["step_seconds"]
     assert 0 < low < high
     assert sorted(path.name for path in (tmp_path / "kept").iterdir()) == [
-        "gradients_1_1.optimized.hlo", "gradients_1_1.stablehlo.mlir",
-        "update_1_1.optimized.hlo", "update_1_1.stablehlo.mlir"]
+        "step_1_1.optimized.hlo", "step_1_1.stablehlo.mlir"]
+    step = (tmp_path / "kept" / "step_1_1.optimized.hlo").read_text()
+    assert [line for line in step.splitlines() if line.startswith("//")] == ["// gradients", "// update"]
+    assert step.count("\nHloModule ") == 2
     # Weights are float32 in pieces, and so are the gradients, which live from one function to the other.
     assert memory["gradients"] == memory["weights"] + 4  # their norm
     assert memory["outputs"] - memory["aliased"] >= memory["gradients"]
