@@ -206,6 +206,9 @@ PUBLIC = {
     "data.vocabulary_size": (data.vocabulary_size, {"mixture_or_task_name": "task"}, ()),
     "data.check_vocabulary": (data.check_vocabulary, {"mixture_or_task_name": "task", "vocab_size": 8}, ()),
     "data.get_dataset": (data.get_dataset, {"description": None}, ()),
+    "data.check_examples": (data.check_examples, {"description": None}, ()),
+    "data.fingerprint": (data.fingerprint, {"mixture_or_task_name": "task", "split": "train"}, ()),
+    "data.vocabulary_fingerprint": (data.vocabulary_fingerprint, {"mixture_or_task_name": "task"}, ()),
     "conversion.from_hugging_face": (conversion.from_hugging_face, {"folder": "no-such-folder"}, ()),
     "conversion.to_hugging_face": (
         to_hugging_face, {"model": SimpleNamespace(config=None), "folder": "", "expert_capacity": 3}, ()),

@@ -41,7 +41,7 @@ def test_a_token_left_over_tries_four_experts_and_no_more():
 
 
 def test_who_came_in_any_earlier_round_is_ahead_in_an_experts_queue():
-    # Two slots. Experts 0 and 1 are full after the first round, in which expert 2 takes the fifth token; in the second
+    # Two slots. Experts 0 and 1 are full after the first round, in which expert 2 takes the fifth token. In the second
     # it takes the sixth (0, then 2), and in the third the last one (0, then 1, then 2) finds it full.
     decisions = decide("ntlb", scores(*[[5, 3, 1]] * 2, *[[3, 5, 1]] * 2, [1, 2, 5], [5, 1, 3], [5, 3, 1]), 2)
     assert of_one_group(decisions.expert_index[..., 0]) == [0, 0, 1, 1, 2, 2, 2]

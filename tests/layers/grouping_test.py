@@ -181,6 +181,13 @@ def test_mesh_tensorflows_rules_let_groups_exceed_their_size_and_capacities_thei
     assert grouping.expert_capacity(2, 1.25, 4, 4) == 2
 
 
+def test_t5x_rounds_halves_to_even_in_the_graph_too():
+    # 10 / 4 = 2.5 and 14 / 4 = 3.5
+    for tokens, expected in ((10, 2), (14, 4), (15, 4)):
+        for number in (tokens, tf.constant(tokens)):
+            assert int(grouping.expert_capacity(number, 1.0, 4, 1, semantics="t5x")) == expected
+
+
 def test_an_unknown_batch_cannot_be_cut_into_parts():
     @tf.function(input_signature=[tf.TensorSpec([None, 6])])
     def plan(x):
