@@ -42,8 +42,8 @@ def test_a_description_is_read_when_every_file_has_its_size(tmp_path):
 
 
 @pytest.mark.parametrize("content", [b'{"step": 1, ', b"", bytes(range(128, 200)), b"[]", b"5", b'{"step": 1}',
-                                     b'{"format_version": 2, "step": 1, "variables": {}}',
-                                     b'{"format_version": 2, "step": 1, "variables": [], "files": {}}'])
+                                     b'{"format_version": 3, "step": 1, "variables": {}}',
+                                     b'{"format_version": 3, "step": 1, "variables": [], "files": {}}'])
 def test_a_description_that_cannot_be_read_is_a_broken_checkpoint(tmp_path, content):
     path = _write(tmp_path, 1)
     (path / "checkpoint.json").write_bytes(content)
