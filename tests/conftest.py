@@ -15,21 +15,27 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 import gin
 import numpy as np
 import pytest
-import tensorflow as tf
 
 from switch_tf import SwitchConfig
 from switch_tf.cli import gin_files
 
 NUM_DEVICES = 8
 
-tf.config.set_logical_device_configuration(
-    tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * NUM_DEVICES)
-tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
-
 # The files and folders that take longest start first, so that no worker is left with one at the end.
 HEAVY = ("parity/layouts_test.py", "training/", "reliability/", "models/", "parity/", "cli/compile_test.py", "aot/",
          "data/", "cli/verify_layout_test.py", "partitioning/", "layers/")
 _cpu_before = 0.0
+
+
+def pytest_configure(config):
+    """Devices and graph optimiser of a process that tests; one that hands them out to others needs no TensorFlow."""
+    if getattr(config.option, "dist", "no") != "no" and not hasattr(config, "workerinput"):
+        return
+    import tensorflow as tf
+
+    tf.config.set_logical_device_configuration(
+        tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * NUM_DEVICES)
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
 
 
 def pytest_collection_modifyitems(items):
@@ -107,6 +113,7 @@ def make_partitioner(shipped_layout):
     """A function from the name of a layout to its partitioner, on as many of the tests' devices as its mesh has."""
 
     def make(name, mesh_shape=None, **changes):
+        import tensorflow as tf
         from tensorflow.experimental import dtensor
 
         from switch_tf.partitioning.dtensor import DTensorPartitioner
@@ -129,6 +136,8 @@ def make_partitioner(shipped_layout):
 @pytest.fixture(scope="session")
 def batch():
     """8 examples of 12 input and 6 target tokens, some of them shorter."""
+    import tensorflow as tf
+
     random = np.random.RandomState(0)
     inputs, targets = random.randint(3, 384, (8, 12)), random.randint(3, 384, (8, 6))
     inputs[2:5, 7:] = 0

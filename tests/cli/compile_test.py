@@ -60,6 +60,7 @@ def test_a_run_is_compiled_once_and_answered_from_then_on(compile_, tmp_path):
     assert "The compiler was asked before" in errors and "Lowering" not in errors
 
 
+@pytest.mark.slow
 def test_a_run_that_does_not_fit_ends_with_advice(compile_):
     # Logits of 2^20 tokens, 2^20 words: far beyond a chip.
     status, result, errors = compile_(

@@ -176,7 +176,7 @@ def _fuzz(command, capsys, folder, count):
     check()
 
 
-@pytest.mark.parametrize(("command", "count"), [("train", 60), ("verify-layout", 25), ("compile", 25), ("inspect", 60),
+@pytest.mark.parametrize(("command", "count"), [("train", 40), ("verify-layout", 25), ("compile", 25), ("inspect", 60),
                                                 ("doctor", 5)])
 def test_wrong_values_are_answered_with_a_sentence(command, count, capsys, faked):
     _fuzz(command, capsys, faked, count)

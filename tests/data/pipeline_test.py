@@ -214,7 +214,7 @@ def take(iterator, count):
     return [{name: tokens.numpy().tolist() for name, tokens in next(iterator).items()} for _ in range(count)]
 
 
-@pytest.fixture(scope="module", params=["packed mixture", pytest.param("unpacked", marks=pytest.mark.slow)])
+@pytest.fixture(scope="module", params=RESUMED)
 def saved_and_restored(request, tmp_path_factory):
     """Returns what this process and another one read."""
     folder = tmp_path_factory.mktemp("iterators")
@@ -223,12 +223,14 @@ def saved_and_restored(request, tmp_path_factory):
     return saved, json.loads((folder / "restored.json").read_text())
 
 
+@pytest.mark.slow
 def test_a_restored_iterator_goes_on_bit_for_bit(saved_and_restored):
     saved, restored = saved_and_restored
     assert saved["rest"] == restored["rest"]
     assert saved["rest"] != saved["start"]
 
 
+@pytest.mark.slow
 def test_another_process_reads_the_same_batches(saved_and_restored):
     saved, restored = saved_and_restored
     assert saved["start"] == restored["start"]

@@ -111,7 +111,7 @@ def test_tokens_and_groups_draw_for_themselves_and_steps_anew():
 def test_the_noise_is_finite_for_every_number_that_can_be_drawn(monkeypatch):
     extremes = tf.constant([0.0, 2.0**-24, 0.5, 1 - 2.0**-23, 1 - 2.0**-24])
     monkeypatch.setattr(partitioning, "uniform", lambda seed, shape: extremes)
-    noise = np.asarray(routing._gumbel(0, extremes.shape))
+    noise = np.asarray(routing._gumbel(0, extremes))
     assert np.isfinite(noise).all()
     assert (np.diff(noise) > 0).all()
 

@@ -86,7 +86,9 @@ def test_the_seed_decides_the_weights():
     assert not _alike({**first, **{f"other {name}": values for name, values in other.items()}})
 
 
-@pytest.mark.parametrize("name", [*LAYOUTS, "mirrored"])
+@pytest.mark.parametrize("name", [
+    name if name in ("fully_sharded_model", "mirrored") else pytest.param(name, marks=pytest.mark.slow)
+    for name in (*LAYOUTS, "mirrored")])
 def test_a_layout_starts_the_weights_of_one_device(name, make_partitioner):
     partitioner = make_partitioner("data", backend="mirrored") if name == "mirrored" else make_partitioner(name)
     assert partitioner.layout.num_devices == 8

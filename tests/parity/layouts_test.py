@@ -80,8 +80,7 @@ def test_a_layout_computes_what_one_device_does(name, make_partitioner):
 # Adam reads its slots after it has updated them, which DTensor once let it do too early.
 KINDS = [
     ({"routing_policy": "top_n", "num_selected_experts": 3, "activation": "geglu", "logits_via_embedding": False},
-     "adam")]
-MORE_KINDS = [
+     "adam"),
     ({"routing_policy": "expert_choice"}, "adafactor"),
     ({"expert_sublayers": "feed_forward_and_attention"}, "adafactor"), ({"routing_policy": "top2"}, "adafactor"),
     ({"routing_policy": "hash"}, "adafactor"),
@@ -90,8 +89,8 @@ MORE_KINDS = [
     ({"routing_policy": "sinkhorn", "semantics": "t5x"}, "adafactor")]
 
 
-@pytest.mark.parametrize("changes, optimizer", [
-    *KINDS, *(pytest.param(*kind, marks=pytest.mark.slow) for kind in MORE_KINDS)],
+@pytest.mark.slow
+@pytest.mark.parametrize("changes, optimizer", KINDS,
     ids=lambda of: of if isinstance(of, str) else "-".join(str(value) for value in of.values()))
 def test_every_kind_of_model_can_be_laid_out(changes, optimizer, make_partitioner):
     _assert_same(make_partitioner("expert_model"), _config(**changes, num_decoder_layers=0), optimizer)
@@ -122,8 +121,8 @@ def test_in_bfloat16_pieces_of_weights_do_not_decide_how_activations_are_laid_ou
     assert found.gradient.value <= 0.05
 
 
-@pytest.mark.parametrize("num_replicas, num_microbatches", [
-    (2, 2), *(pytest.param(*numbers, marks=pytest.mark.slow) for numbers in ((2, 1), (4, 1), (4, 2)))])
+@pytest.mark.slow
+@pytest.mark.parametrize("num_replicas, num_microbatches", [(2, 1), (2, 2), (4, 1), (4, 2)])
 def test_replicas_make_the_step_of_one_device(num_replicas, num_microbatches, make_partitioner):
     partitioner = make_partitioner("data", f"data={num_replicas}", backend="mirrored")
     settings = StepSettings(num_microbatches=num_microbatches, clip_norm=0.5)

@@ -112,6 +112,7 @@ def test_a_mesh_of_one_device_needs_no_strategy(layout):
     assert (partitioner.num_processes, partitioner.is_chief) == (1, True)
 
 
+@pytest.mark.slow
 def test_the_first_of_many_devices_is_used_where_the_mesh_is_one(four_devices):
     assert four_devices["first of four"]["class"] == "Partitioner"
     assert four_devices["dtensor on one"]["class"] == "DTensorPartitioner"
@@ -119,6 +120,7 @@ def test_the_first_of_many_devices_is_used_where_the_mesh_is_one(four_devices):
     assert four_devices["mirrored on one"]["num_parts"] == 1
 
 
+@pytest.mark.slow
 def test_many_devices_are_dtensors_by_default(four_devices):
     auto = four_devices["auto"]
     assert (auto["class"], auto["mesh"]) == ("DTensorPartitioner", {"data": 4})
@@ -128,6 +130,7 @@ def test_many_devices_are_dtensors_by_default(four_devices):
     assert four_devices["two axes"]["mesh"] == {"data": 2, "model": 2}
 
 
+@pytest.mark.slow
 def test_mirrored_has_a_replica_on_each_device(four_devices):
     mirrored = four_devices["mirrored"]
     assert (mirrored["class"], mirrored["mesh"]) == ("StrategyPartitioner", {"data": 4})
@@ -143,6 +146,7 @@ def test_multi_worker_mirrored_may_be_one_process(two_processes):
 # Refusals.
 
 
+@pytest.mark.slow
 def test_a_mesh_that_does_not_fit_the_devices_is_refused(four_devices):
     assert four_devices["too few"] == (
         "MESH_SHAPE 'data=8' is for 8 devices, but there are 4 (CPU); make the product of its sizes 4, or have 8 "
@@ -150,6 +154,7 @@ def test_a_mesh_that_does_not_fit_the_devices_is_refused(four_devices):
     assert four_devices["too many"].startswith("MESH_SHAPE 'data=3' is for 3 devices, but there are 4 (CPU);")
 
 
+@pytest.mark.slow
 def test_the_cpu_is_divided_before_it_is_used(four_devices):
     assert four_devices["too late"] == "The CPU cannot be made 2 devices after TensorFlow has used it; do it first."
     assert four_devices["no devices"] == "A number of devices is at least 1, not 0."

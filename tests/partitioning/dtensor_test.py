@@ -27,7 +27,8 @@ def _bytes_of_first_device(variables):
 
 
 @pytest.mark.parametrize("mesh_shape, rules, at_rest_rules", [
-    ("data=8", EXPERT, ()), ("data=4", EXPERT, (("embed", "data"),)), ("data=4,model=2", (*EXPERT, *MODEL), ())])
+    pytest.param("data=8", EXPERT, (), marks=pytest.mark.slow), ("data=4", EXPERT, (("embed", "data"),)),
+    pytest.param("data=4,model=2", (*EXPERT, *MODEL), (), marks=pytest.mark.slow)])
 def test_each_device_holds_what_inspect_computes(mesh_shape, rules, at_rest_rules):
     config = SwitchConfig.from_preset("switch_tiny")
     partitioner = _partitioner(mesh_shape, rules, at_rest_rules)

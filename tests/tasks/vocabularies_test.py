@@ -1,8 +1,11 @@
 import pathlib
 
+import pytest
+
 from switch_tf.tasks import corpora, train_vocabulary, vocabularies
 
 
+@pytest.mark.slow
 def test_the_shipped_model_is_what_the_script_makes():
     paragraphs = [paragraph for text in corpora.docs_corpus("train") for paragraph in text.split("\n")]
     model = pathlib.Path(vocabularies.docs_corpus().sentencepiece_model_file)

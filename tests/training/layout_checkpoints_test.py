@@ -45,9 +45,9 @@ def _iterator():
     return iter(tf.data.Dataset.range(9))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("one, other", [
-    (PIECES, ONE), *(pytest.param(*pair, marks=pytest.mark.slow) for pair in (
-        (PIECES, OTHER_PIECES), (REPLICAS, PIECES), (OTHER_PIECES, REPLICAS)))],
+    (PIECES, ONE), (PIECES, OTHER_PIECES), (REPLICAS, PIECES), (OTHER_PIECES, REPLICAS)],
     ids=lambda layout: "_".join(layout.values()))
 def test_a_run_goes_on_under_another_layout_and_comes_back(one, other, make_partitioner, shallow_config, batch,
                                                            tmp_path):
