@@ -14,7 +14,7 @@ ifeq ($(wildcard /dev/accel[0-9]* /dev/vfio/[0-9]*),)
 endif
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test slow mutants lint golden wheel clean
+.PHONY: help demo test slow exhaustive mutants lint golden wheel clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z]*\): .*##/make \1\t/p' Makefile | expand -t 16
@@ -27,6 +27,9 @@ test: lint  ## lint, import contracts and the tests; needs no network (CONTRIBUT
 
 slow: $(INSTALLED)  ## the tests that `make test` leaves out: more layouts, policies and processes of what it shows
 	$(PYTEST) -m slow
+
+exhaustive: $(INSTALLED)  ## the same for many more seeds, wrong values and layouts; not in CI
+	$(PYTEST) -m exhaustive
 
 mutants: $(INSTALLED)  ## plants 100 mistakes and sees whether the tests notice them: an hour or two, resumable
 	.venv/bin/python tests/mutants/run.py

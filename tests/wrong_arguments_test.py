@@ -284,7 +284,7 @@ def test_wrong_values_are_refused_in_a_sentence_or_work(name):
     try_wrong_values(name, max_examples=20)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", PUBLIC)
 def test_many_more_wrong_values_are_refused_in_a_sentence_or_work(name):
     try_wrong_values(name, max_examples=300)

@@ -184,7 +184,7 @@ def test_wrong_values_are_answered_with_a_sentence(command, count, capsys, faked
         print(f"\n{command}: {tried[command]} command lines")
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("command", COMMANDS)
 def test_many_wrong_values_are_answered_with_a_sentence(command, capsys, faked):
     _fuzz(command, capsys, faked, 20 if command == "doctor" else 1000)

@@ -8,9 +8,10 @@ import sys
 import pytest
 
 
-@pytest.mark.slow  # constrained_points_test.py has what the compiler is given
+# The first two have the rules of all the others; constrained_points_test.py has what the compiler is given.
 @pytest.mark.parametrize("name", [
-    "data", "expert", "data_model", "expert_model", "fully_sharded", "fully_sharded_model"])
+    *(pytest.param(name, marks=pytest.mark.slow) for name in ("expert_model", "fully_sharded_model")),
+    *(pytest.param(name, marks=pytest.mark.exhaustive) for name in ("data", "expert", "data_model", "fully_sharded"))])
 def test_the_partitioned_program_makes_the_step_of_one_device(name):
     program = pathlib.Path(__file__).with_name("partitioned_program.py")
     done = subprocess.run([sys.executable, "-P", str(program), name], capture_output=True, text=True)

@@ -19,8 +19,6 @@ from switch_tf.partitioning.partitioner import Partitioner
 from switch_tf.training import train_step, verification
 from switch_tf.training.run import StepSettings
 
-pytestmark = pytest.mark.slow
-
 SEEDS, STEPS = 20, 2
 # Files of gin/layouts, with a mesh where theirs is not of eight devices. Those left out are among these by other names.
 LAYOUTS = {"data": None, "data_model": None, "expert": None, "expert_model": None, "fully_sharded": None,
@@ -73,15 +71,16 @@ def _assign(twin, variable, value):
 
 
 @functools.cache
-def _on_one_device():
+def _on_one_device(num_seeds):
     twin = _twin(Partitioner())
-    return [_train(twin, seed) for seed in range(SEEDS)]
+    return [_train(twin, seed) for seed in range(num_seeds)]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_no_seed_gives_a_false_alarm(name, make_partitioner):
     twin = _twin(make_partitioner(name, LAYOUTS[name]))
-    found = [verification.compare(one, _train(twin, seed)) for seed, one in enumerate(_on_one_device())]
+    found = [verification.compare(one, _train(twin, seed)) for seed, one in enumerate(_on_one_device(SEEDS))]
     worst = [max(getattr(one, row).value for one in found) for row in ("loss", "gradient", "later_loss", "weight")]
     print(f"{name:20} {twin.partitioner.layout.mesh_shape:16} largest of {SEEDS} seeds: "
           + "  ".join(f"{value:.1e}" for value in worst))
@@ -89,6 +88,7 @@ def test_no_seed_gives_a_false_alarm(name, make_partitioner):
     assert len({one.losses[0] for one in found}) == SEEDS  # each seed is a step of its own
 
 
+@pytest.mark.slow
 def test_all_shipped_layouts_are_among_these(shipped_layout):
     shipped = {pathlib.Path(file).stem for file in shipped_gin.path("gin/layouts").glob("*.gin")}
     assert shipped == {*LAYOUTS, *BY_OTHER_NAMES, "single"}
@@ -146,12 +146,13 @@ def _layout_dependent_dropout(patch):
                   lambda size: original(size) % (size // 2) if is_partitioned() else original(size))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("plant", [
     _gradient_times_1_0001, _one_gradient_times_1_0001, _divisor_times_1_00001, _shifted_slots_of_experts,
     _shifted_slots_of_the_optimizer, _layout_dependent_dropout])
 def test_a_wrong_step_is_caught(plant, make_partitioner, monkeypatch):
     plant(monkeypatch)
-    found = verification.compare(_on_one_device()[0], _train(_twin(make_partitioner("expert", "data=2")), 0))
+    found = verification.compare(_on_one_device(1)[0], _train(_twin(make_partitioner("expert", "data=2")), 0))
     print(f"{plant.__name__[1:]:32} " + "  ".join(
         f"{getattr(found, row).value:.1e}" for row in ("loss", "gradient", "later_loss", "weight")))
     assert not found.is_equal

@@ -16,9 +16,9 @@ from switch_tf.training.trainer import Trainer
 
 @pytest.fixture(scope="module")
 def tiny_config(tiny_config):
-    """One layer each, sparse: these tests trace many steps."""
+    """One layer each, sparse, that draws jitter and the experts' dropout alone: these tests trace many steps."""
     return dataclasses.replace(tiny_config, num_encoder_layers=1, num_decoder_layers=1, encoder_sparse_step=1,
-                               decoder_sparse_step=1)
+                               decoder_sparse_step=1, dropout_rate=0.0)
 
 
 def _describe(folder, task):
