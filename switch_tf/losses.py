@@ -25,8 +25,8 @@ def cross_entropy(logits, targets, loss_weights, z_loss_weight=1e-4, label_smoot
         that have the largest logit. Of several largest ones the first counts (argmax), so that a model that tells
         nothing apart is not right everywhere.
     """
-    checks.number("z_loss_weight", z_loss_weight, "0 or above")
-    checks.number("label_smoothing", label_smoothing, "in [0, 1)")
+    z_loss_weight = checks.number("z_loss_weight", z_loss_weight, "0 or above")
+    label_smoothing = checks.number("label_smoothing", label_smoothing, "in [0, 1)")
     logits = _checked("logits", logits, "float", (None, None, None))
     targets = _checked("targets", targets, "int", logits.shape[:2])
     loss_weights = _checked("loss_weights", loss_weights, "number", logits.shape[:2])
@@ -134,13 +134,13 @@ def with_second_place(first: Balance, weight: float, router_probs, expert_index,
     """
     if not isinstance(first, Balance):
         raise checks.refusal(f"first must be what losses.balance gives, not {checks.shown(first)}.")
-    checks.number("weight", weight, "0 or above")
+    weight = checks.number("weight", weight, "0 or above")
     router_probs = _checked("router_probs", router_probs, "float", (None, None, None))
     expert_index = _checked("expert_index", expert_index, "int", (*router_probs.shape[:2], None))
     if expert_index.shape[-1] < 2:
         raise checks.refusal(f"expert_index must hold at least two choices of each token, not "
                              f"{expert_index.shape[-1]}.")
-    probs = partitioning.widen(router_probs)
+    probs = ops.cast(partitioning.widen(router_probs), first.fraction.dtype)
     is_left = 1.0 - ops.one_hot(expert_index[..., 0], probs.shape[-1], dtype=probs.dtype)
     left = probs * is_left
     left = left / (ops.sum(left, axis=-1, keepdims=True) + 1e-9)
@@ -181,7 +181,7 @@ def _checked(name, value, kind, shape):
 
 def router_loss(stats: RouterStats, load_balancing_loss_weight: float, router_z_loss_weight: float):
     """What one sparse layer adds to the loss: both router losses times their coefficients, <float32> scalar."""
-    checks.number("load_balancing_loss_weight", load_balancing_loss_weight, "0 or above")
-    checks.number("router_z_loss_weight", router_z_loss_weight, "0 or above")
-    return (load_balancing_loss_weight * stats.load_balancing_loss.value
-            + router_z_loss_weight * stats.router_z_loss.value)
+    balance_weight = checks.number("load_balancing_loss_weight", load_balancing_loss_weight, "0 or above")
+    z_weight = checks.number("router_z_loss_weight", router_z_loss_weight, "0 or above")
+    return (balance_weight * stats.load_balancing_loss.value
+            + z_weight * stats.router_z_loss.value)

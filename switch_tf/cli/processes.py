@@ -14,6 +14,7 @@ from switch_tf.cli.main import Mistake
 # How long the others may take to end by themselves, with a message of their own, after one has ended badly.
 GRACE_SECONDS = 30
 INTERRUPTED = 130
+_MOST = 64
 
 
 def add_arguments(parser) -> None:
@@ -60,8 +61,8 @@ def run(words: list[str], count: int, num_devices: int | None = None) -> int:
     Returns:
         The exit status of the first process, or 1 where another one failed.
     """
-    if count < 1:
-        raise Mistake(f"--processes must be at least 1, not {count}.")
+    if not 1 <= count <= _MOST:
+        raise Mistake(f"--processes must be from 1 to {_MOST}, as they share one machine, not {count}.")
     if os.environ.get("TF_CONFIG"):
         raise Mistake("TF_CONFIG names the processes already, so this is one of them; leave out --processes, or unset "
                       "TF_CONFIG.")

@@ -100,6 +100,9 @@ class Router(keras.layers.Layer):
         if self._policy.needs_token_ids and token_ids is None:
             raise checks.refusal(f"The {self.policy} policy needs token_ids (<int32>, one for each token); pass them "
                                  "to the layer.")
+        if 0 in inputs.shape[:2]:
+            raise checks.refusal(f"inputs must hold at least one group of at least one token, not the shape "
+                                 f"{tuple(inputs.shape)}.")
         is_real = masks.padding_mask(inputs, padding_mask, mask, inputs_mask)
         is_present = masks.padding_mask(inputs, is_present, name="is_present")
         if self._rules.routes_padding:

@@ -18,7 +18,7 @@ def _ask(config, layout, topology, batch_size, lengths, settings=None):
     return plan.ask(question, is_full=True)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive  # minutes of the compiler
 def test_a_dense_model_takes_what_its_products_take():
     d, ff, inner, vocab, layers, batch, length = 2048, 8192, 2048, 1024, 2, 16, 512
     config = SwitchConfig(vocab_size=vocab, d_model=d, d_ff=ff, num_heads=16, d_kv=128, num_encoder_layers=layers,

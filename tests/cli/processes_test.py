@@ -122,6 +122,13 @@ def test_one_of_several_processes_does_not_start_more(monkeypatch):
                                  "--processes, or unset TF_CONFIG.")
 
 
+@pytest.mark.parametrize("count", [0, -1, 65, 99999999999])
+def test_a_machine_is_shared_by_one_to_64_processes(count):
+    with pytest.raises(Mistake) as raised:
+        processes.run(["train"], count)
+    assert str(raised.value) == f"--processes must be from 1 to 64, as they share one machine, not {count}."
+
+
 def test_ports_are_free_and_differ():
     ports = processes.free_ports(20)
     assert len(set(ports)) == 20
