@@ -67,11 +67,14 @@ def test_finetuning_overrides_the_dropouts_of_the_model_file():
 
 
 def test_the_demo_is_a_whole_run():
+    from switch_tf.optim.schedules import Cooldown
     from switch_tf.training.run import Run
     gin_files.parse(["gin/runs/demo.gin"])
     demo = gin.get_configurable(Run)()
     assert demo.model_dir == "runs/demo"
     assert demo.unigram_batches > 0
+    assert gin.query_parameter("Adafactor.learning_rate").selector.endswith("schedules.Cooldown")
+    assert float(gin.get_configurable(Cooldown)()(demo.train_steps)) == 0.0
 
 
 def test_each_macro_has_its_default_in_one_kind_of_file():

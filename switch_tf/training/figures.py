@@ -39,31 +39,32 @@ def _new(width, height, rows=1, columns=1):
 
 def _loss(records):
     figure, ((axes,),) = _new(8, 4.5)
-    curves = [(series(records, "train/cross_entropy"), "tab:blue", None, "training")]
+    curves, levels = [(series(records, "train/cross_entropy"), "tab:blue", None, "training")], []
     for name in sorted({name for record in records for name in record if name.startswith("eval/")}):
         if name.endswith("/unigram_loss"):
-            axes.axhline(series(records, name)[1][0], color="grey", linestyle="--", label="unigram model, held out")
+            levels.append(series(records, name)[1][0])
+            axes.axhline(levels[-1], color="grey", linestyle="--", label="unigram model, held out")
         elif name.endswith("/loss"):
             curves.append((series(records, name), "tab:orange", "o", f"held out, {name.split('/')[1]}"))
     for (steps, values), color, marker, label in curves:
         axes.plot(steps, values, color=color, marker=marker, label=label)
-    _leave_the_untrained_model_out(axes, [points for points, *_ in curves])
+    _leave_the_untrained_model_out(axes, [points for points, *_ in curves], levels)
     axes.set(xlabel="step", ylabel="cross-entropy (nats per target token)", title="Loss")
     axes.grid(alpha=0.3)
     axes.legend()
     return figure
 
 
-def _leave_the_untrained_model_out(axes, curves):
-    """The loss at step 0 is twice what follows: it is told in words, as the axis is for what was learnt."""
+def _leave_the_untrained_model_out(axes, curves, levels):
+    """The loss at step 0 is twice what follows: told in words, as the axis is for what was learnt, and the levels."""
     learnt = [value for steps, values in curves for step, value in zip(steps, values, strict=True) if step > 0]
     start = [value for steps, values in curves for step, value in zip(steps, values, strict=True) if step == 0]
     if not learnt or not start:
         return
-    low, high = axes.get_ylim()[0], max(learnt)
-    margin = 0.08 * (high - min(learnt))
-    if max(start) > high + margin > low:
-        axes.set_ylim(top=high + margin)
+    high = max(learnt + levels)
+    top = high + 0.08 * (high - min(learnt))
+    if max(start) > top:
+        axes.set_ylim(top=top)
         axes.annotate(f"step 0: {max(start):.2f}", (0, 1), xycoords=("data", "axes fraction"), xytext=(6, -14),
                       textcoords="offset points", color="tab:orange")
 

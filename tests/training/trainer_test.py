@@ -78,6 +78,7 @@ def test_a_run_writes_what_the_documentation_promises(straight):
         assert name in logged[0], name
     assert set(os.listdir(run.model_dir)) == {"checkpoints", "events", "lock", "loss.png", "metrics.jsonl",
                                               "operative_config.gin", "report.html"}
+    assert logged[0]["train/learning_rate"] == pytest.approx(0.01)
     assert checkpoint_folders.steps(os.path.join(run.model_dir, "checkpoints")) == [2, 4, 6]
     assert summary["step"] == 6
     assert summary["interrupted"] is False
