@@ -124,19 +124,19 @@ def _or_mistake(action):
         raise Mistake(first_line(error)) from error
 
 
-def on_this_machine() -> GinRun:
+def on_this_machine(is_checked=True) -> GinRun:
     """The run that gin has parsed, on the devices that this process, and those that train with it, have.
 
     Starts the devices: where there are several processes they have to meet before TensorFlow does anything else.
 
     Raises:
-        Mistake: its parts do not go together, or not with the devices.
+        Mistake: its layout does not go with the devices or, where `is_checked`, its parts cannot be trained together.
     """
     from switch_tf.partitioning.backends import create_partitioner
 
     processes.say_who_is_awaited()
     partitioner = _or_mistake(gin.get_configurable(create_partitioner))
-    return _or_mistake(lambda: _parsed(partitioner.layout, partitioner))
+    return _or_mistake(lambda: _parsed(partitioner.layout, partitioner, is_checked))
 
 
 def on_devices(num_devices: int, kind: str, is_checked=True) -> GinRun:

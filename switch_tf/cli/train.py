@@ -27,13 +27,14 @@ def run(arguments) -> dict:
 
     import tensorflow as tf
 
+    from switch_tf.data import FailedMetric
     from switch_tf.partitioning.partitioner import is_lost_process
     from switch_tf.training import checkpoints, diagnosis
     try:
         with training, Stopping(training.progress.say) as stopping:
             training.advance(training.run.train_steps, lambda: stopping.reason)
             summary = training.finish()
-    except (diagnosis.Divergence, checkpoints.BrokenCheckpoint, OSError) as error:
+    except (diagnosis.Divergence, checkpoints.BrokenCheckpoint, FailedMetric, OSError) as error:
         raise Mistake(str(error)) from error
     except tf.errors.OpError as error:
         if training.partitioner.num_processes == 1 or not is_lost_process(error):

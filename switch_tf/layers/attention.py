@@ -109,14 +109,25 @@ class MultiHeadAttention(keras.layers.Layer):
         check_scores(self.num_heads, inputs, memory, attention_mask, position_bias)
         attention_mask = masks.without_keys(attention_mask, masks.padding_mask(memory, memory_mask))
         training = checks.flag("training", training)
-        # [batch, length, d_model] -> [batch, length, heads, d_kv]
+        return self.look_at(inputs, self.remember(memory), attention_mask, position_bias, training)
+
+    @property
+    def remembers(self):
+        """Of each tensor that `remember` returns, what follows batch and length, and its dtype."""
+        return (((self.num_heads, self.d_kv), self.compute_dtype),) * 2
+
+    def remember(self, memory):
+        """What queries look at, once for all of them: [batch, key, d_model] -> two [batch, key, heads, d_kv]."""
+        return self._project(memory, self.key), self._project(memory, self.value)
+
+    def look_at(self, inputs, remembered, attention_mask=None, position_bias=None, training=False):
+        """What `inputs` find in what `remember` returned; arguments and result as of the layer, unchecked."""
         query = self._project(inputs, self.query)
-        key = self._project(memory, self.key)
-        value = self._project(memory, self.value)
         dropout = functools.partial(self.dropout, training=training)
-        return attend(query, key, value, self.out, attention_mask, position_bias, dropout)
+        return attend(query, *remembered, self.out, attention_mask, position_bias, dropout)
 
     def _project(self, x, kernel):
+        # [batch, length, d_model] -> [batch, length, heads, d_kv]
         projected = partitioning.product("blm,mhd->blhd", x, kernel)
         return partitioning.constrain(projected, ("batch", "length", "heads", "kv"))
 

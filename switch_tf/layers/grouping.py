@@ -3,6 +3,7 @@
 Groups belong to the model, never to the layout (`partitioning.parts`): the global batch decides how many there are.
 """
 
+import contextlib
 import fractions
 import math
 from typing import Any, NamedTuple
@@ -27,7 +28,26 @@ class Plan(NamedTuple):
     capacity: Any
 
 
-def plan(model, shape, training: bool) -> Plan:
+_serves_every_token = False
+
+
+@contextlib.contextmanager
+def every_token_served():
+    """Within this scope experts have a slot for each token, so that no prediction depends on its neighbours.
+
+    Each sequence is then a group, which any layout can hold. Two are exempt: semantics whose groups are sequences keep
+    their fixed number of slots (Hugging Face drops tokens of an encoder so), and experts that choose tokens take as
+    many as they always do.
+    """
+    global _serves_every_token
+    previous, _serves_every_token = _serves_every_token, True
+    try:
+        yield
+    finally:
+        _serves_every_token = previous
+
+
+def plan(model, shape, training: bool, experts_choose=False) -> Plan:
     """How this part of a batch is routed.
 
     Args:
@@ -36,9 +56,12 @@ def plan(model, shape, training: bool) -> Plan:
             `min_expert_capacity` and `expert_capacity` are read.
         shape: (sequences, length), ints or int32 scalar tensors.
         training: bool. A training batch that cannot be cut into groups is refused, see `plan_groups`.
+        experts_choose: bool. Experts take tokens, rather than tokens experts.
     """
     if rules_of(model.semantics).groups_are_sequences:
         return Plan(Groups(*shape), model.expert_capacity)
+    if _serves_every_token and not training and not experts_choose:
+        return Plan(Groups(*shape), shape[1])
     groups = plan_groups(shape, model.group_size, model.num_groups_multiple, training, model.semantics)
     factor = model.train_capacity_factor if training else model.eval_capacity_factor
     return Plan(groups, expert_capacity(groups.size, factor, model.num_experts, model.min_expert_capacity,

@@ -110,7 +110,7 @@ class SwitchFeedForward(keras.layers.Layer):
              inputs_mask=None):
         padding_mask = self._check(inputs, padding_mask, token_ids, training, return_router_stats, mask, inputs_mask)
         batch, length, d_model = ops.shape(inputs)
-        groups, expert_capacity = grouping.plan(self, (batch, length), training)
+        groups, expert_capacity = grouping.plan(self, (batch, length), training, self.router.experts_choose)
         if self._rules.zeroes_padding and padding_mask is not None:
             inputs = inputs * ops.cast(padding_mask, inputs.dtype)[..., None]
         is_present = ops.ones((batch, length), "bool")

@@ -45,6 +45,7 @@ class RelativePositionBias(keras.layers.Layer):
 
     Call arguments:
         query_length, key_length: int, or <int32> scalar where a length is unknown while tracing.
+        first_query: int or <int32> scalar, the position of the first query; that of the first key is 0.
 
     Returns: <float32>[1, heads, query, key].
     """
@@ -65,7 +66,7 @@ class RelativePositionBias(keras.layers.Layer):
             self, "rel_embedding", (self.num_heads, self.num_buckets), ("heads", "relpos_buckets"),
             keras.initializers.RandomUniform(-limit, limit))
 
-    def call(self, query_length, key_length):
+    def call(self, query_length, key_length, first_query=0):
         query_length = checks.size("query_length", query_length, at_least=1)
         key_length = checks.size("key_length", key_length, at_least=1)
         # A pair's bias depends on key - query alone: look up the query + key - 1 distances and cut a shifted row
@@ -73,7 +74,8 @@ class RelativePositionBias(keras.layers.Layer):
         furthest = self.max_distance  # all beyond share its bucket
         table = relative_position_bucket(np.arange(-furthest, furthest + 1), self.is_bidirectional, self.num_buckets,
                                          self.max_distance)
-        distances = ops.clip(partitioning.arange(query_length + key_length) + 1 - query_length, -furthest, furthest)
+        distances = partitioning.arange(query_length + key_length) + 1 - query_length - first_query
+        distances = ops.clip(distances, -furthest, furthest)
         buckets = ops.take(ops.convert_to_tensor(table), distances + furthest)
         dtype = partitioning.wide_dtype(self.compute_dtype)
         one_hot = ops.one_hot(buckets, self.num_buckets, dtype=dtype)

@@ -82,6 +82,11 @@ class Router(keras.layers.Layer):
         self.semantics = semantics
         self._wide_dtype = partitioning.wide_dtype(self.compute_dtype)
 
+    @property
+    def experts_choose(self) -> bool:
+        """Whether experts take tokens, rather than tokens experts."""
+        return self._policy.experts_choose
+
     def build(self, input_shape):
         if not self._policy.has_kernel:
             return

@@ -81,20 +81,41 @@ class SwitchSelfAttention(keras.layers.Layer):
         self._check(inputs, attention_mask, position_bias, training, return_router_stats)
         attention_mask = masks.without_keys(attention_mask, masks.padding_mask(inputs, mask, inputs_mask))
         padding_mask = masks.padding_mask(inputs, padding_mask, mask, inputs_mask)
-        all_experts = (self.query_experts, self.key_value_experts)
-        (query, query_stats), (key_value, key_value_stats) = (
-            experts.forward(inputs, padding_mask=padding_mask, token_ids=token_ids, training=training)
-            for experts in all_experts)
-        query, key_value = self._split_heads(query) * self.d_kv**-0.5, self._split_heads(key_value)
-        dropout = functools.partial(self.dropout, training=training)
-        outputs = attend(query, key_value, ops.cast(key_value, inputs.dtype), self.out, attention_mask, position_bias,
-                         dropout)
+        (key_value,), key_value_stats = self.remember(inputs, padding_mask, token_ids, training)
+        outputs, query_stats = self.look_at(inputs, (key_value,), padding_mask, token_ids, attention_mask,
+                                            position_bias, training)
         router_stats = (query_stats, key_value_stats)
         if return_router_stats:
             return outputs, router_stats
-        for experts, stats in zip(all_experts, router_stats, strict=True):
+        for experts, stats in zip((self.query_experts, self.key_value_experts), router_stats, strict=True):
             self.add_loss(losses.router_loss(stats, experts.load_balancing_loss_weight, experts.router_z_loss_weight))
         return outputs
+
+    @property
+    def remembers(self):
+        """Of each tensor that `remember` returns, what follows batch and length, and its dtype."""
+        return (((self.num_heads, self.d_kv), self.key_value_experts.compute_dtype),)
+
+    def remember(self, inputs, padding_mask=None, token_ids=None, training=False):
+        """What queries look at, once for all of them, in the experts' dtype: [batch, length, heads, d_kv].
+
+        Returns:
+            `((key_value,), key_value_stats)`
+        """
+        key_value, stats = self.key_value_experts.forward(inputs, padding_mask=padding_mask, token_ids=token_ids,
+                                                          training=training)
+        return (self._split_heads(key_value),), stats
+
+    def look_at(self, inputs, remembered, padding_mask=None, token_ids=None, attention_mask=None, position_bias=None,
+                training=False):
+        """What `inputs` find in what `remember` returned: `(outputs, query_stats)`; arguments as of the layer."""
+        query, stats = self.query_experts.forward(inputs, padding_mask=padding_mask, token_ids=token_ids,
+                                                  training=training)
+        (key_value,) = remembered
+        query = self._split_heads(query) * self.d_kv**-0.5
+        dropout = functools.partial(self.dropout, training=training)
+        return attend(query, key_value, ops.cast(key_value, inputs.dtype), self.out, attention_mask, position_bias,
+                      dropout), stats
 
     def _check(self, inputs, attention_mask, position_bias, training, return_router_stats):
         """Refuses what `call` cannot use, but for what its experts check."""

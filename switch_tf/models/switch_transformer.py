@@ -9,7 +9,7 @@ from switch_tf import checks, losses, partitioning
 from switch_tf.choices import check_choice
 from switch_tf.config import SwitchConfig
 from switch_tf.layers import LogitsDense, TokenEmbedding, masks
-from switch_tf.models.transformer import Stack
+from switch_tf.models.stack import Stack
 
 
 @keras.saving.register_keras_serializable("switch_tf")
@@ -68,16 +68,18 @@ class SwitchTransformer(keras.Model):
         return logits
 
     def _run(self, features, training):
-        segments = features.get("encoder_segment_ids")
         is_real = masks.encoder_is_real(features)
-        mask = masks.key_mask(is_real) if segments is None else masks.attention_mask(segments, segments)
-        tokens = features["encoder_input_tokens"]
-        hidden, router_stats = self.encoder(self.token_embedder(tokens), is_real, mask, token_ids=tokens,
-                                            training=training)
+        hidden, router_stats = self._encode(features, is_real, training)
         if self.decoder is not None:
             hidden, decoder_stats = self._decode(features, hidden, is_real, training)
             router_stats += decoder_stats
         return self._logits(hidden), router_stats
+
+    def _encode(self, features, is_real, training):
+        segments = features.get("encoder_segment_ids")
+        mask = masks.key_mask(is_real) if segments is None else masks.attention_mask(segments, segments)
+        tokens = features["encoder_input_tokens"]
+        return self.encoder(self.token_embedder(tokens), is_real, mask, token_ids=tokens, training=training)
 
     def _decode(self, features, encoded, encoder_is_real, training):
         tokens = features["decoder_input_tokens"]
@@ -97,6 +99,39 @@ class SwitchTransformer(keras.Model):
             # Not in bfloat16, where the factor of 768 is off by 1/740, and so all logits.
             hidden = ops.cast(partitioning.widen(hidden) * self.config.d_model**-0.5, hidden.dtype)
         return self.token_embedder.attend(hidden) if self.logits_dense is None else self.logits_dense(hidden)
+
+    def prefill(self, features, max_length):
+        """Encodes inputs, for `decode_step` to go on from.
+
+        Args:
+            features: dict with `encoder_input_tokens`, <int32>[batch, length], padding 0, not packed.
+            max_length: int, tokens that may be decoded.
+
+        Returns:
+            `(memory, past)`: what stays while decoding, and what the first step changes.
+        """
+        is_real = masks.encoder_is_real(features)
+        hidden, _ = self._encode(features, is_real, training=False)
+        memory = (self.decoder.remember(hidden), masks.key_mask(is_real))
+        return memory, self.decoder.past(ops.shape(hidden)[0], max_length)
+
+    def decode_step(self, tokens, is_real, past, position, memory):
+        """Logits of the token after `tokens`, as `call` has them of the whole sequence so far.
+
+        Args:
+            tokens: <int32>[batch], of each sequence the token at `position`; at first 0, the start of a sequence.
+            is_real: <bool>[batch], False where a sequence has ended; its logits mean nothing.
+            past, memory: from `prefill`, or the former from the step before.
+            position: <int32> scalar.
+
+        Returns:
+            `(logits, past)`: <float32>[batch, vocab_size] and what the next step needs.
+        """
+        memory, memory_mask = memory
+        tokens = tokens[:, None]
+        hidden, past = self.decoder.decode_step(self.token_embedder(tokens), is_real[:, None], past, position, memory,
+                                                memory_mask, tokens)
+        return self._logits(hidden)[:, 0], past
 
     def _check(self, features):
         required = ["encoder_input_tokens"] if self.decoder is None else ["encoder_input_tokens",

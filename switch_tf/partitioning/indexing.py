@@ -83,19 +83,13 @@ def normalizers_and_targets(logits, targets):
     """
     vocab_size = logits.shape[-1]
     if prefers_products():
-        places = ops.arange(vocab_size, dtype="int32")
-        is_target = ops.equal(ops.expand_dims(targets, -1), places)
+        is_target = ops.equal(ops.expand_dims(targets, -1), ops.arange(vocab_size, dtype="int32"))
         target_logit = ops.sum(logits * ops.cast(is_target, logits.dtype), axis=-1)
-        # An argmax would gather a vocabulary that is split; a maximum and a minimum are of parts first. In floats,
-        # exact up to 2^24 words: of integers a TPU's compiler makes one more pass over the logits.
-        is_largest = ops.equal(logits, ops.max(logits, axis=-1, keepdims=True))
-        place = ops.min(ops.where(is_largest, ops.cast(places, logits.dtype), float(vocab_size)), axis=-1)
-        return ops.logsumexp(logits, axis=-1), target_logit, ops.cast(place, "int32")
+        return ops.logsumexp(logits, axis=-1), target_logit, place_of_largest(logits)
 
     # Logits are the largest tensor of a step: each pass over them that is saved counts.
     @ops.custom_gradient
     def of_rows(logits):
-        # Keras' argmax takes 60 times as long here, since it tells -0 from 0.
         largest, place = ops.top_k(logits, 1)
         exponentials = ops.exp(logits - largest)
         sums = ops.sum(exponentials, axis=-1, keepdims=True)
@@ -115,3 +109,16 @@ def normalizers_and_targets(logits, targets):
     results = of_rows(ops.reshape(logits, (-1, vocab_size)))
     normalizer, target_logit, place = ops.unstack(ops.reshape(results, (*ops.shape(targets), 3)), 3, axis=-1)
     return normalizer, target_logit, ops.cast(place, "int32")
+
+
+def place_of_largest(logits):
+    """Where each row's largest number is, of several the first: <float32>[..., vocab] -> <int32>[...]."""
+    if not prefers_products():
+        # Keras' argmax takes 60 times as long here, since it tells -0 from 0.
+        return ops.cast(ops.top_k(logits, 1)[1][..., 0], "int32")
+    # An argmax would gather a vocabulary that is split; a maximum and a minimum are of parts first. In floats, exact
+    # up to 2^24 words: of integers a TPU's compiler makes one more pass over the logits.
+    vocab_size = logits.shape[-1]
+    is_largest = ops.equal(logits, ops.max(logits, axis=-1, keepdims=True))
+    places = ops.arange(vocab_size, dtype=logits.dtype)
+    return ops.cast(ops.min(ops.where(is_largest, places, float(vocab_size)), axis=-1), "int32")

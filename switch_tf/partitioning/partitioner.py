@@ -66,6 +66,10 @@ class Partitioner:
         """Adds up a nest of tensors over the parts of the batch, inside of `compute`."""
         return tensors
 
+    def gather_rows(self, rows):
+        """Brings the rows of all parts of the batch together, inside of what `results` takes."""
+        return rows
+
     def current_part(self):
         """`(count, index)` of the part of the batch that `compute` sees."""
         return 1, 0

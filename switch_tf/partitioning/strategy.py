@@ -42,6 +42,9 @@ class StrategyPartitioner(Partitioner):
         summed = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, flat)
         return tf.nest.pack_sequence_as(tensors, summed)
 
+    def gather_rows(self, rows):
+        return tf.distribute.get_replica_context().all_gather(rows, axis=0)
+
     def current_part(self):
         return self.num_parts, tf.distribute.get_replica_context().replica_id_in_sync_group
 

@@ -7,14 +7,14 @@ import time
 import numpy as np
 import tensorflow as tf
 
-from switch_tf import accounting, metrics
+from switch_tf import accounting, data, metrics
 from switch_tf.messages import first_line
-from switch_tf.training import checkpoint_folders, report, summaries
+from switch_tf.training import checkpoint_folders, report, scoring, summaries
 from switch_tf.training.diagnosis import Divergence, first_bad_tensor
 from switch_tf.training.evaluation import HeldOut, compile_evaluation, evaluate, unigram_loss
 from switch_tf.training.meter import Meter
 from switch_tf.training.peak import Peak
-from switch_tf.training.state import State, dataset, save
+from switch_tf.training.state import State, dataset, description_of_data, save
 from switch_tf.training.train_step import compile_steps
 
 _PATIENCE = 20  # seconds for one batch, after which a word is said
@@ -51,6 +51,7 @@ class Training:
         self._evaluation_step = compile_evaluation(state.model, settings, partitioner)
         self._held_out = (HeldOut(run.mixture_or_task_name, dataset(run, config, "validation", 0).take(
             run.eval_batches).cache()),) if run.eval_period else ()
+        self._scoring = None  # made when it is first asked for: it reads its examples
         self._writer = summaries.Writer(folder) if partitioner.is_chief else summaries.NoWriter()
         # In this order where several are due at a step; a period of 0 is never due.
         self._actions = ((run.log_period, self._log), (run.eval_period, self._evaluate),
@@ -163,15 +164,30 @@ class Training:
 
     def _evaluate(self):
         state, run, values = self.state, self.run, {}
+        scores = self._score() if run.eval_period else {}
         for name, batches in self._held_out:
-            values |= summaries.evaluation_values(name, evaluate(self._evaluation_step, batches))
+            measured = evaluate(self._evaluation_step, batches)
+            # A task's own metric may be called accuracy, too.
+            values |= summaries.evaluation_values(name, measured, "token_accuracy" if name in scores else "accuracy")
             if state.step == 0 and run.unigram_batches:
                 counted = dataset(run, state.model.config, "train", run.seed + 1).take(run.unigram_batches)
                 values |= summaries.unigram_values(name, unigram_loss(state.model.config, counted, batches))
+        values |= scoring.values(scores)
         if values:
             self._writer.write(state.step, values)
             self.progress.say(f"step {state.step}/{run.train_steps}  " + "  ".join(
                 f"{name} {value:.4f}" for name, value in values.items()))
+
+    def _score(self):
+        """What the metrics of the run's tasks say of so many held-out examples as the loss is taken of."""
+        run, config = self.run, self.state.model.config
+        if not data.has_metrics(run.mixture_or_task_name, "validation"):
+            return {}
+        if self._scoring is None:
+            self.progress.say("Tracing predictions, for the metrics of the task ...")
+            self._scoring = scoring.Scoring(self.state.model, description_of_data(run, config, "validation", 0),
+                                            self.partitioner, run.eval_batches * run.batch_size)
+        return self._scoring.run()
 
     def _save(self):
         save(self.state, self.folder, self.run.keep_checkpoints, self.partitioner)

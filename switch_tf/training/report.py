@@ -7,7 +7,7 @@ import pathlib
 
 import numpy as np
 
-from switch_tf.training import figures
+from switch_tf.training import figures, run_folder
 
 # What a reader may not know, by the heading under which it is drawn.
 _WORDS = {
@@ -92,5 +92,5 @@ def _page(folder, pictures):
 
 
 def _configuration(folder):
-    path = folder / "operative_config.gin"
+    path = folder / run_folder.CONFIGURATION
     return f"<h2>Configuration</h2><pre>{html.escape(path.read_text())}</pre>" if path.exists() else ""

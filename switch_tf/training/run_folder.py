@@ -5,6 +5,8 @@ import json
 import os
 import pathlib
 
+CONFIGURATION = "operative_config.gin"
+
 
 class RunFolder:
     """Creates and locks a run folder. The lock dies with the process that holds it, however that ends.
@@ -66,7 +68,7 @@ class RunFolder:
 
     def write_configuration(self, text: str) -> None:
         """Puts the configuration that was accepted in the place of the one before it, at once."""
-        self._replace(self.path / "operative_config.gin", text)
+        self._replace(self.path / CONFIGURATION, text)
 
     def cut_metrics(self, step: int, ends_between=False) -> None:
         """Drops the lines past a step, and a torn last line; a resumed run writes them again.

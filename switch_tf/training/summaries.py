@@ -28,13 +28,13 @@ def training_values(measured: StepMeasurements, others: dict[str, float]) -> dic
     return {**{f"train/{name}": value for name, value in values.items()}, **_router_values(batch.routers)}
 
 
-def evaluation_values(name: str, measured: Measurements) -> dict[str, float]:
-    """What is written of an evaluation on what goes by `name`.
+def evaluation_values(name: str, measured: Measurements, accuracy="accuracy") -> dict[str, float]:
+    """What is written of an evaluation on what goes by `name`; the share of right tokens is called `accuracy`.
 
     Held-out loss is the cross-entropy alone: the other terms steer training and say nothing of quality.
     """
     return {f"eval/{name}/loss": _divide(measured.loss_terms["cross_entropy"]),
-            f"eval/{name}/accuracy": _divide(measured.accuracy)}
+            f"eval/{name}/{accuracy}": _divide(measured.accuracy)}
 
 
 def unigram_values(name: str, loss: float) -> dict[str, float]:

@@ -3,6 +3,7 @@
 import keras
 
 from switch_tf import data
+from switch_tf.inference.decoding import check_decodes
 from switch_tf.models.switch_transformer import SwitchTransformer
 from switch_tf.partitioning.partitioner import Partitioner
 from switch_tf.training import checkpoint_folders, continuation, summaries
@@ -57,6 +58,9 @@ class Trainer:
         data.check_examples(description_of_data(run, config, "train", run.seed))
         if run.eval_period:
             data.check_examples(description_of_data(run, config, "validation", 0))
+            if data.has_metrics(run.mixture_or_task_name, "validation"):
+                data.check_metrics(run.mixture_or_task_name, "validation")
+                check_decodes(config)
 
     def _record(self):
         """What checkpoints keep of this configuration."""

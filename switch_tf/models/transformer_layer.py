@@ -1,6 +1,4 @@
-"""T5's encoder and decoder: pre-norm layers of attention and feed-forward, some of the latter sparse."""
-
-import functools
+"""One layer of T5's encoder or decoder, pre-norm: attention, then feed-forward or experts."""
 
 import keras
 from keras import ops
@@ -10,13 +8,14 @@ from switch_tf.layers import (
     Dropout,
     FeedForward,
     MultiHeadAttention,
-    RelativePositionBias,
     RMSNorm,
     Router,
     SwitchFeedForward,
     SwitchSelfAttention,
 )
-from switch_tf.models.joining import JoinedRouter, join
+from switch_tf.models.joining import JoinedRouter
+
+PAST_AXES = ("batch", "length", "heads", "kv")
 
 
 def switch_feed_forward(config, is_decoder, dtype, **kwargs):
@@ -144,10 +143,16 @@ class TransformerLayer(keras.layers.Layer):
             x = self.pre_cross_attention_layer_norm(hidden)
             x = self.cross_attention(x, memory=memory, attention_mask=memory_mask, training=training)
             hidden = hidden + self.cross_attention_dropout(x, training=training)
+        hidden, mlp_stats = self._feed_forward(hidden, is_real, token_ids, training)
+        return hidden, router_stats + mlp_stats
+
+    def _feed_forward(self, hidden, is_real, token_ids, training):
+        """The part after attention: hidden states, and RouterStats where it has experts."""
+        router_stats = ()
         x = self.pre_mlp_layer_norm(hidden)
         if self.has_feed_forward_experts:
             x, stats = self.mlp.forward(x, padding_mask=is_real, token_ids=token_ids, training=training)
-            router_stats += (stats,)
+            router_stats = (stats,)
         else:
             x = self.mlp(x, training=training)
         hidden = hidden + self.mlp_dropout(x, training=training)
@@ -156,60 +161,45 @@ class TransformerLayer(keras.layers.Layer):
             hidden = hidden + self.extra_mlp_dropout(x, training=training)
         return partitioning.constrain(hidden, ("batch", "length", "embed")), router_stats
 
+    # Decoding, one token after the other.
 
-class Stack(keras.layers.Layer):
-    """The layers of an encoder or a decoder between embedding and logits, with their shared position bias.
+    def past(self, batch, max_length):
+        """What the self-attention of `decode_step` remembers before the first token: zeros, for so many tokens."""
+        return tuple(partitioning.constrain(ops.zeros((batch, max_length, *shape), dtype), PAST_AXES)
+                     for shape, dtype in self.attention.remembers)
 
-    Args:
-        config: SwitchConfig.
-        is_decoder: bool.
+    def decode_step(self, hidden, is_real, past, position, memory, attention_mask, memory_mask, position_bias,
+                    token_ids):
+        """`call` for one more token of each sequence.
 
-    Call arguments:
-        embedded: <compute dtype>[batch, length, d_model].
-        is_real, attention_mask, memory, memory_mask, token_ids: see `TransformerLayer`.
+        Args:
+            hidden: <compute dtype>[batch, 1, d_model].
+            is_real: <bool>[batch, 1], False where a sequence has ended.
+            past: from `past` or the step before.
+            position: <int32> scalar, of the token.
+            memory: what the cross-attention has remembered of the encoder's outputs.
+            attention_mask, memory_mask, position_bias, token_ids: as of the layer, of one query.
 
-    Returns: `(hidden, router_stats)`: <compute dtype>[batch, length, d_model], zero at padding, and a tuple of
-        RouterStats, one for each router.
-    """
+        Returns:
+            `(hidden, past)`
+        """
+        x = self.pre_attention_layer_norm(hidden)
+        if self.has_attention_experts:
+            new, _ = self.attention.remember(x, is_real, token_ids)
+            past = _write(past, new, position)
+            x, _ = self.attention.look_at(x, past, is_real, token_ids, attention_mask, position_bias)
+        else:
+            past = _write(past, self.attention.remember(x), position)
+            x = self.attention.look_at(x, past, attention_mask, position_bias)
+        hidden = hidden + x
+        hidden = hidden + self.cross_attention.look_at(self.pre_cross_attention_layer_norm(hidden), memory, memory_mask)
+        hidden, _ = self._feed_forward(hidden, is_real, token_ids, training=False)
+        return hidden, past
 
-    def __init__(self, config, is_decoder, **kwargs):
-        super().__init__(**kwargs)
-        policy = self.dtype_policy
-        self.remat = config.remat
-        self.rules = config.rules
-        num_layers = config.num_decoder_layers if is_decoder else config.num_encoder_layers
-        self.sparse_step = config.decoder_sparse_step if is_decoder else config.encoder_sparse_step
-        sparse_layers = config.decoder_sparse_layers if is_decoder else config.encoder_sparse_layers
-        self.relpos_bias = RelativePositionBias(
-            config.num_heads, config.relative_attention_num_buckets, config.relative_attention_max_distance,
-            is_bidirectional=not is_decoder, dtype=policy, name="relpos_bias")
-        self.embedding_dropout = Dropout(config.dropout_rate, broadcast_axis=1, dtype=policy, name="embedding_dropout")
-        self.layers = [
-            TransformerLayer(config, is_decoder, index in sparse_layers, dtype=policy, name=f"layers_{index}")
-            for index in range(num_layers)]
-        self.final_norm = RMSNorm(config.layer_norm_epsilon, dtype=policy,
-                                  name="decoder_norm" if is_decoder else "encoder_norm")
-        self.final_dropout = Dropout(config.dropout_rate, broadcast_axis=1, dtype=policy, name="final_dropout")
 
-    def build(self, input_shape):
-        for layer in (self.relpos_bias, self.embedding_dropout, *self.layers, self.final_norm, self.final_dropout):
-            layer.build(input_shape)
-
-    def call(self, embedded, is_real, attention_mask, memory=None, memory_mask=None, token_ids=None, training=False):
-        hidden = self.embedding_dropout(embedded, training=training)
-        length = ops.shape(hidden)[1]
-        position_bias = self.relpos_bias(query_length=length, key_length=length)
-        memory = () if memory is None else (memory, memory_mask)
-        router_stats = ()
-        for layer in self.layers:
-            run = functools.partial(layer, token_ids=token_ids, training=training)
-            if self.remat and training:
-                run = functools.partial(partitioning.rematerialize, run)
-            hidden, stats = run(hidden, is_real, attention_mask, position_bias, *memory)
-            router_stats += stats
-        if self.rules.joins_layers:
-            router_stats = join(router_stats, self.rules.omits_full_stacks and self.sparse_step == 1)
-        hidden = self.final_dropout(self.final_norm(hidden), training=training)
-        if self.rules.zeroes_stack_padding:
-            hidden = hidden * ops.cast(ops.expand_dims(is_real, -1), hidden.dtype)
-        return hidden, router_stats
+def _write(past, new, position):
+    """Puts <any float>[batch, 1, heads, d_kv] in its place in [batch, length, heads, d_kv], for each of several."""
+    # Compared and chosen, because DTensor has no write by index.
+    is_here = ops.equal(partitioning.arange(past[0].shape[1]), position)[None, :, None, None]
+    return tuple(partitioning.constrain(ops.where(is_here, one, old), PAST_AXES)
+                 for old, one in zip(past, new, strict=True))

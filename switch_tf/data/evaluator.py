@@ -1,0 +1,179 @@
+"""Metrics of tasks: seqio's Evaluator, fed with predictions and likelihoods of whole batches."""
+
+import contextlib
+import json
+import logging
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from switch_tf.data.description import DatasetDescription
+from switch_tf.data.providers import check_split, get_provider, import_seqio, tasks_of
+from switch_tf.messages import first_line
+
+
+class TaskScores(NamedTuple):
+    """What an evaluation found of one task.
+
+    `metrics`: name -> float, as the task's metrics give them.
+    `records`: an example each, JSON-able: `inputs` and `targets` as text, `prediction` (text) or `score` (nats).
+    """
+
+    metrics: dict[str, float]
+    records: list[dict]
+
+
+def names_of_tasks(mixture_or_task_name: str, split: str) -> list[str]:
+    """Names of the tasks that a split is read from: the task itself, or those of a mixture that have the split."""
+    provider = get_provider(mixture_or_task_name)
+    check_split(provider, split)
+    return [task.name for task in tasks_of(provider, split)]
+
+
+def has_metrics(mixture_or_task_name: str, split: str) -> bool:
+    """Whether some task that a split is read from has metrics; those to pretrain on have none."""
+    return any(task.metric_objs for task in tasks_of(get_provider(mixture_or_task_name), split))
+
+
+class FailedMetric(Exception):
+    """A task's own metric could not be computed."""
+
+
+def check_metrics(mixture_or_task_name: str, split: str) -> None:
+    """Refuses tasks whose metrics ask for more than predictions and scores.
+
+    Raises:
+        ValueError: names the task.
+    """
+    kinds = import_seqio().metrics.ModelOutputType
+    for task in tasks_of(get_provider(mixture_or_task_name), split):
+        for metric in task.metric_objs:
+            kind = metric.model_output_type
+            if kind not in (kinds.PREDICTION, kinds.SCORE):
+                raise ValueError(f"A metric of task {task.name!r} asks for {kinds.to_str(kind)}, and evaluation "
+                                 "computes predictions and scores; write it as metric_fn(targets, predictions) or "
+                                 "metric_fn(targets, scores).")
+
+
+class Evaluator:
+    """Scores the tasks of a split that have metrics, again and again on the same examples, which are kept in memory.
+
+    Args:
+        description: DatasetDescription. Inputs are cut to its lengths, as in training; `pack` and `seed` do not matter.
+        num_examples: int or None, at most so many of each task, from its beginning.
+
+    Raises:
+        ValueError: no task has metrics, a metric needs what is not computed, or a split has no examples.
+    """
+
+    def __init__(self, description: DatasetDescription, num_examples: int | None = None):
+        seqio = import_seqio()
+        name, split = description.mixture_or_task_name, description.split
+        provider = get_provider(name)
+        check_split(provider, split)
+        self._kinds = seqio.metrics.ModelOutputType
+        tasks = [task for task in tasks_of(provider, split) if task.metric_objs]
+        if not tasks:
+            raise ValueError(f"No task of {name!r} has metrics on split {split!r}; a task without is evaluated by its "
+                             "loss.")
+        check_metrics(name, split)
+        self._batch_size = description.batch_size
+        with _quiet():
+            self._evaluator = seqio.Evaluator(
+                name, seqio.EncDecFeatureConverter(pack=False), split, sequence_length=dict(
+                    description.task_feature_lengths), num_examples=num_examples)
+        self.num_examples = {task.name: int(self._evaluator.cached_task_datasets[task.name].cardinality())
+                             for task in tasks}
+        empty = [task for task, count in self.num_examples.items() if not count]
+        if empty:
+            raise ValueError(f"Split {split!r} of {' and '.join(map(repr, empty))} has no example to evaluate.")
+
+    def evaluate(self, predict: Callable, score: Callable, advance=lambda count: None) -> dict[str, TaskScores]:
+        """Predicts or scores every example, and computes the metrics.
+
+        Args:
+            predict: function of dict of <int32>[batch, length] features to <int32>[batch, any length] ids; a last batch
+                is filled with rows of zeros.
+            score: function of the same to <float>[batch], the log-likelihood of the targets.
+            advance: function that is told how many examples were done since it was told before.
+
+        Returns:
+            Name of each task that has metrics -> TaskScores.
+
+        Raises:
+            FailedMetric: the task and what its metric said.
+        """
+
+        def of_all(function, features_wanted):
+            def on_rows(dataset):
+                return list(enumerate(self._rows(function, features_wanted, dataset, advance)))
+
+            return on_rows
+
+        future, outputs = self._evaluator.evaluate(
+            compute_metrics=True, predict_fn=of_all(predict, ("encoder_input_tokens",)), score_fn=of_all(score, None))
+        try:
+            metrics = future.result()
+        except ValueError as error:  # seqio's, around whatever a metric raises
+            raise FailedMetric(f"{first_line(error).rstrip('.')}.") from error
+        return {task.name: TaskScores(_numbers(metrics[task.name]), self._records(task, outputs[task.name]))
+                for task in self._evaluator.eval_tasks}
+
+    def _rows(self, function, wanted, dataset, advance):
+        for _, features in dataset.batch(self._batch_size).as_numpy_iterator():
+            count = len(features["encoder_input_tokens"])
+            filled = {name: np.pad(value, ((0, self._batch_size - count), (0, 0))) for name, value in features.items()
+                      if wanted is None or name in wanted}
+            yield from np.asarray(function(filled))[:count]
+            advance(count)
+
+    def _records(self, task, outputs):
+        vocabularies = {name: feature.vocabulary for name, feature in task.output_features.items()}
+        examples = self._evaluator.cached_task_datasets[task.name].as_numpy_iterator()
+        records = [{name: _text(example, name, vocabularies[name]) for name in ("inputs", "targets")}
+                   for example in examples]
+        for record, ids in zip(records, outputs.get(self._kinds.PREDICTION, ()), strict=False):
+            record["prediction"] = vocabularies["targets"].decode(ids.tolist())
+        for record, score in zip(records, outputs.get(self._kinds.SCORE, ()), strict=False):
+            record["score"] = float(score)
+        return records
+
+
+@contextlib.contextmanager
+def _quiet():
+    """Within this scope seqio does not say that lengths could be shorter, and that it keeps no logs of its own."""
+    logger = logging.getLogger("absl")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+def _text(example, name, vocabulary):
+    """A feature as its task wrote it, or as its ids read."""
+    written = example.get(f"{name}_pretokenized")
+    return written.decode(errors="replace") if isinstance(written, bytes) else vocabulary.decode(
+        example[name].tolist())
+
+
+def _numbers(metrics):
+    """What of a task's metrics is a number; pictures and texts that a metric may draw are not."""
+    values = {name: getattr(value, "value", value) for name, value in metrics.items()}
+    return {name: float(value) for name, value in values.items() if np.ndim(value) == 0 and np.isreal(value)}
+
+
+def average(scores: dict[str, TaskScores]) -> float | None:
+    """Mean over tasks of the mean of each one's metrics, as GLUE averages; None where there are no tasks."""
+    means = [np.mean(list(task.metrics.values())) for task in scores.values() if task.metrics]
+    return float(np.mean(means)) if means else None
+
+
+def write_records(path, records: list[dict]) -> None:
+    """One JSON object a line, in one step."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    whole = path.with_name(f"tmp.{path.name}")
+    whole.write_text("".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records))
+    whole.replace(path)

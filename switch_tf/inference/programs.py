@@ -1,0 +1,35 @@
+"""Predictions as compiled programs, under any layout: a batch on the host in, what is said of each row out."""
+
+import numpy as np
+
+from switch_tf import partitioning
+from switch_tf.inference.decoding import greedy, log_likelihoods
+from switch_tf.partitioning.partitioner import Partitioner
+
+
+def compile_prediction(model, max_length: int, partitioner=None):
+    """A function of features, dict of <int32>[batch, length], to what `greedy` decodes, on the host.
+
+    Args:
+        model: SwitchTransformer, built.
+        max_length: int, tokens to decode at most.
+        partitioner: Partitioner, by default of one device.
+    """
+    return _compile(lambda features: greedy(model, features, max_length), partitioner)
+
+
+def compile_log_likelihoods(model, partitioner=None):
+    """A function of features, dict of <int32>[batch, length], to `log_likelihoods`, on the host."""
+    return _compile(lambda features: log_likelihoods(model, features), partitioner)
+
+
+def _compile(predict, partitioner):
+    partitioner = partitioner or Partitioner()
+
+    def call(features):
+        with partitioning.part_of_batch(*partitioner.current_part()):
+            return partitioner.gather_rows(predict(features))
+
+    program = partitioner.compile(partitioner.results(call))
+    return lambda features: np.asarray(
+        program(partitioner.place({name: np.asarray(value)[None] for name, value in features.items()})))

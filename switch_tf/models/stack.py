@@ -1,0 +1,107 @@
+"""T5's encoder and decoder: the layers between embedding and logits, with their shared position bias."""
+
+import functools
+
+import keras
+from keras import ops
+
+from switch_tf import partitioning
+from switch_tf.layers import Dropout, RelativePositionBias, RMSNorm
+from switch_tf.models.joining import join
+from switch_tf.models.transformer_layer import TransformerLayer
+
+
+class Stack(keras.layers.Layer):
+    """The layers of an encoder or a decoder between embedding and logits, with their shared position bias.
+
+    Args:
+        config: SwitchConfig.
+        is_decoder: bool.
+
+    Call arguments:
+        embedded: <compute dtype>[batch, length, d_model].
+        is_real, attention_mask, memory, memory_mask, token_ids: see `TransformerLayer`.
+
+    Returns: `(hidden, router_stats)`: <compute dtype>[batch, length, d_model], zero at padding, and a tuple of
+        RouterStats, one for each router.
+    """
+
+    def __init__(self, config, is_decoder, **kwargs):
+        super().__init__(**kwargs)
+        policy = self.dtype_policy
+        self.remat = config.remat
+        self.rules = config.rules
+        num_layers = config.num_decoder_layers if is_decoder else config.num_encoder_layers
+        self.sparse_step = config.decoder_sparse_step if is_decoder else config.encoder_sparse_step
+        sparse_layers = config.decoder_sparse_layers if is_decoder else config.encoder_sparse_layers
+        self.relpos_bias = RelativePositionBias(
+            config.num_heads, config.relative_attention_num_buckets, config.relative_attention_max_distance,
+            is_bidirectional=not is_decoder, dtype=policy, name="relpos_bias")
+        self.embedding_dropout = Dropout(config.dropout_rate, broadcast_axis=1, dtype=policy, name="embedding_dropout")
+        self.layers = [
+            TransformerLayer(config, is_decoder, index in sparse_layers, dtype=policy, name=f"layers_{index}")
+            for index in range(num_layers)]
+        self.final_norm = RMSNorm(config.layer_norm_epsilon, dtype=policy,
+                                  name="decoder_norm" if is_decoder else "encoder_norm")
+        self.final_dropout = Dropout(config.dropout_rate, broadcast_axis=1, dtype=policy, name="final_dropout")
+
+    def build(self, input_shape):
+        for layer in (self.relpos_bias, self.embedding_dropout, *self.layers, self.final_norm, self.final_dropout):
+            layer.build(input_shape)
+
+    def call(self, embedded, is_real, attention_mask, memory=None, memory_mask=None, token_ids=None, training=False):
+        hidden = self.embedding_dropout(embedded, training=training)
+        length = ops.shape(hidden)[1]
+        position_bias = self.relpos_bias(query_length=length, key_length=length)
+        memory = () if memory is None else (memory, memory_mask)
+        router_stats = ()
+        for layer in self.layers:
+            run = functools.partial(layer, token_ids=token_ids, training=training)
+            if self.remat and training:
+                run = functools.partial(partitioning.rematerialize, run)
+            hidden, stats = run(hidden, is_real, attention_mask, position_bias, *memory)
+            router_stats += stats
+        if self.rules.joins_layers:
+            router_stats = join(router_stats, self.rules.omits_full_stacks and self.sparse_step == 1)
+        return self._end(hidden, is_real, training), router_stats
+
+    def _end(self, hidden, is_real, training):
+        hidden = self.final_dropout(self.final_norm(hidden), training=training)
+        if self.rules.zeroes_stack_padding:
+            hidden = hidden * ops.cast(ops.expand_dims(is_real, -1), hidden.dtype)
+        return hidden
+
+    # Decoding, one token after the other.
+
+    def remember(self, encoded):
+        """What the cross-attention of each layer looks at: of <compute dtype>[batch, memory, d_model]."""
+        return tuple(layer.cross_attention.remember(encoded) for layer in self.layers)
+
+    def past(self, batch, max_length):
+        """What the self-attention of each layer remembers before the first token of at most `max_length`."""
+        return tuple(layer.past(batch, max_length) for layer in self.layers)
+
+    def decode_step(self, embedded, is_real, past, position, memory, memory_mask, token_ids):
+        """`call` for one more token of each sequence.
+
+        Args:
+            embedded: <compute dtype>[batch, 1, d_model].
+            is_real: <bool>[batch, 1], False where a sequence has ended.
+            past: from `past` or the step before.
+            position: <int32> scalar, of the token.
+            memory: from `remember`.
+            memory_mask: <bool>[batch, 1, 1, memory].
+            token_ids: <int32>[batch, 1].
+
+        Returns:
+            `(hidden, past)`: <compute dtype>[batch, 1, d_model] and what the next step needs.
+        """
+        max_length = past[0][0].shape[1]
+        position_bias = self.relpos_bias(query_length=1, key_length=max_length, first_query=position)
+        attention_mask = (partitioning.arange(max_length) <= position)[None, None, None, :]
+        hidden, new_past = embedded, []
+        for layer, own_past, own_memory in zip(self.layers, past, memory, strict=True):
+            hidden, own_past = layer.decode_step(hidden, is_real, own_past, position, own_memory, attention_mask,
+                                                 memory_mask, position_bias, token_ids)
+            new_past.append(own_past)
+        return self._end(hidden, is_real, training=False), tuple(new_past)

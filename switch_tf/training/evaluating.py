@@ -1,0 +1,76 @@
+"""The checkpoints of a run, one after the other: restored, evaluated on a split, and what was found written down."""
+
+import json
+import sys
+
+import tensorflow as tf
+from tqdm import tqdm
+
+from switch_tf import data
+from switch_tf.training import checkpoints, split_evaluation
+
+
+class Evaluating:
+    """Evaluates checkpoints of one model.
+
+    `output/scores.jsonl` gains a line for each, `output/<split>/step_<step>/<task>.jsonl` holds the predictions,
+    `output/<split>` the same scores for TensorBoard.
+
+    Args:
+        described: what has a `run`, `settings`, `config`, `partitioner` and `make_model`, as `cli.gin_run.GinRun`.
+        split: str, of the tasks.
+        num_examples: int or None, of each task with metrics at most so many.
+        output: pathlib.Path of a folder.
+
+    Raises:
+        ValueError: the task has no such split, or none of its examples can be evaluated.
+    """
+
+    def __init__(self, described, split, num_examples, output):
+        run, config, partitioner = described.run, described.config, described.partitioner
+        data.check_task(run.mixture_or_task_name)
+        data.check_vocabulary(run.mixture_or_task_name, config.vocab_size)
+        num_pieces = partitioner.layout.num_pieces("batch")
+        if run.batch_size % num_pieces:
+            raise ValueError(f"BATCH_SIZE must be a multiple of {num_pieces}, the devices that a batch is split over, "
+                             f"not {run.batch_size}.")
+        description = data.DatasetDescription(run.mixture_or_task_name, run.task_feature_lengths, run.batch_size, split,
+                                              0, run.pack, config.is_encoder_only)
+        self.output = output
+        self._split = split
+        self._model = described.make_model()
+        partitioner.build(self._model)
+        self._evaluation = split_evaluation.SplitEvaluation(self._model, description, described.settings, partitioner,
+                                                            num_examples)
+        self._is_chief = partitioner.is_chief
+        self._events = tf.summary.create_file_writer(str(output / split)) if self._is_chief else None
+
+    def close(self) -> None:
+        """Ends the TensorBoard file."""
+        if self._events is not None:
+            self._events.close()
+
+    def evaluate(self, checkpoint) -> dict:
+        """`{"step", "tasks": {task: {metric: float}}, "average"}` of one checkpoint folder.
+
+        Raises:
+            BrokenCheckpoint, ValueError: it cannot be read, or is of another model.
+        """
+        step = checkpoints.restore(checkpoint, checkpoints.state_variables(self._model))["step"]
+        with tqdm(total=self._evaluation.num_examples, desc=f"Step {step}", unit=" examples", file=sys.stderr,
+                  dynamic_ncols=True, disable=None) as bar:
+            scores = self._evaluation.run(bar.update)
+        if self._is_chief:
+            self._write(step, scores)
+        return {"step": step, "tasks": scores.tasks, "average": scores.average}
+
+    def _write(self, step, scores):
+        for task, records in scores.records.items():
+            data.write_records(self.output / self._split / f"step_{step:08d}" / f"{task}.jsonl", records)
+        values = split_evaluation.values(scores)
+        with open(self.output / "scores.jsonl", "a") as lines:
+            lines.write(json.dumps({"step": step, "split": self._split, **values}) + "\n")
+        with self._events.as_default(step=step):
+            for name, value in values.items():
+                tf.summary.scalar(name, value)
+        self._events.flush()

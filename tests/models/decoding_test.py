@@ -1,0 +1,172 @@
+"""Decoding with a cache, compared with recomputing the whole sequence for every token by a model that has room."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from keras import ops
+
+from switch_tf import SwitchTransformer
+from switch_tf.inference import decoding
+from switch_tf.layers import grouping
+
+LENGTH = 5
+RANDOM = np.random.default_rng(0)
+INPUTS = RANDOM.integers(2, 32, (4, 7)).astype("int32")
+INPUTS[1, 5:] = 0
+INPUTS[3, 2:] = 0
+TARGETS = RANDOM.integers(2, 32, (4, LENGTH)).astype("int32")
+UNTIED = {"logits_via_embedding": False, "scale_decoder_outputs": False}  # tied, small models repeat themselves
+
+VARIANTS = {
+    "switch": {},
+    "geglu_untied": {"activation": "geglu", **UNTIED},
+    "hash": {"routing_policy": "hash"},
+    "top2": {"routing_policy": "top2", "allow_non_causal_decoder": True},
+    "attention_experts": {"expert_sublayers": "feed_forward_and_attention", "decoder_sparse_step": 1},
+    "t5x": {"semantics": "t5x"},
+    "hf": {"semantics": "hf", "expert_capacity": 100},
+    "top_n": {"routing_policy": "top_n", "num_selected_experts": 3, "allow_non_causal_decoder": True},
+    "ntlb": {"routing_policy": "ntlb", "allow_non_causal_decoder": True},
+    "batch_prioritized": {"routing_policy": "batch_prioritized", "allow_non_causal_decoder": True},
+    "sinkhorn": {"routing_policy": "sinkhorn", "allow_non_causal_decoder": True},
+    "every_layer_is_sparse": {"encoder_sparse_step": 1, "decoder_sparse_step": 1},
+    "extra_mlp": {"extra_mlp": True, "decoder_sparse_step": 1},
+    "mtf": {"semantics": "mtf"},
+    "einsum": {"dispatch": "einsum"},
+}
+QUICK = ("switch", "geglu_untied", "hash", "top2", "attention_experts")
+BY_COST = [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in VARIANTS]
+
+
+def with_room(model):
+    """The same weights in a model whose experts have a slot for every token by their own configuration."""
+    twin = SwitchTransformer(dataclasses.replace(model.config, eval_capacity_factor=4.0 * model.config.num_experts),
+                             dtype=model.dtype_policy)
+    twin.build()
+    for mine, theirs in zip(twin.variables, model.variables, strict=True):
+        mine.assign(theirs)
+    return twin
+
+
+def in_one_pass(model, inputs, targets):
+    """Logits of every place where the tokens before it are given: <float32>[batch, length, vocab]."""
+    shifted = np.pad(targets, ((0, 0), (1, 0)))[:, :-1]
+    return ops.convert_to_numpy(
+        model.forward({"encoder_input_tokens": inputs, "decoder_input_tokens": shifted})[0])
+
+
+def step_by_step(model, inputs, targets):
+    """The same by a step for each token."""
+    with grouping.every_token_served():
+        memory, past = model.prefill({"encoder_input_tokens": inputs}, targets.shape[1])
+        last, found = np.zeros(len(inputs), "int32"), []
+        for position in range(targets.shape[1]):
+            logits, past = model.decode_step(last, np.ones(len(inputs), "bool"), past, position, memory)
+            found.append(ops.convert_to_numpy(logits))
+            last = targets[:, position]
+    return np.stack(found, axis=1)
+
+
+def recompute(model, inputs, max_length):
+    """Greedy decoding by whole passes alone, that do not end."""
+    ids = np.zeros((len(inputs), max_length), "int32")
+    for place in range(max_length):
+        ids[:, place] = in_one_pass(model, inputs, ids)[:, place].argmax(-1)
+    return ids
+
+
+def greedy(model, inputs, max_length=LENGTH):
+    return ops.convert_to_numpy(decoding.greedy(model, {"encoder_input_tokens": inputs}, max_length))
+
+
+def cut(ids):
+    """Zeros after the first end of each sequence."""
+    is_after = np.cumsum(ids == decoding.END_ID, axis=1) - (ids == decoding.END_ID) > 0
+    return np.where(is_after, 0, ids)
+
+
+@pytest.mark.parametrize("variant", BY_COST)
+def test_each_step_has_the_logits_of_a_pass_over_the_whole_sequence(make_model, variant):
+    model = make_model(**VARIANTS[variant])
+    logits = in_one_pass(with_room(model), INPUTS, TARGETS)
+    np.testing.assert_allclose(step_by_step(model, INPUTS, TARGETS), logits, atol=1e-5 * np.abs(logits).max())
+
+
+def test_greedy_decoding_takes_the_best_token_of_each_pass(make_model):
+    model = make_model(**UNTIED)
+    ids = recompute(with_room(model), INPUTS, LENGTH)
+    np.testing.assert_array_equal(greedy(model, INPUTS), cut(ids))
+    assert len(np.unique(ids)) > 3  # not one token again and again
+
+
+def test_steps_in_bfloat16_are_as_far_off_as_bfloat16_is(make_model):
+    model = make_model("mixed_bfloat16")
+    logits = in_one_pass(with_room(model), INPUTS, TARGETS)
+    np.testing.assert_allclose(step_by_step(model, INPUTS, TARGETS), logits, atol=0.03 * np.abs(logits).max())
+
+
+def test_hugging_faces_encoder_keeps_its_capacity_where_every_token_is_served(make_model):
+    features = {"encoder_input_tokens": INPUTS, "decoder_input_tokens": INPUTS}
+    outputs = {}
+    for semantics in ({"semantics": "hf", "expert_capacity": 1}, {}):
+        model = make_model(**semantics)
+        with grouping.every_token_served():
+            logits, stats = model.forward(features)
+        plain, _ = model.forward(features)
+        outputs[len(semantics)] = float(stats[0].fraction_tokens_dropped.total), np.abs(logits - plain).max()
+    dropped, difference = outputs[2]
+    assert dropped > 0
+    assert difference == 0
+    dropped, difference = outputs[0]
+    assert dropped == 0
+    assert difference > 1e-3  # the configuration's own capacity drops tokens of this batch
+
+
+@pytest.mark.parametrize("variant", ["switch", pytest.param("top2", marks=pytest.mark.slow)])
+def test_a_row_is_decoded_alike_whatever_its_neighbours_and_its_padding(make_model, variant):
+    model = make_model(**VARIANTS[variant], **UNTIED)
+    together = greedy(model, INPUTS)
+    for row, ids in zip(INPUTS[[0, 3]], together[[0, 3]], strict=True):
+        np.testing.assert_array_equal(greedy(model, np.pad(row[row > 0], (0, 3))[None])[0], ids)
+
+
+def test_a_sequence_ends_with_its_end_and_a_row_of_padding_has_none(fresh_model):
+    model = fresh_model(**UNTIED)
+    inputs = np.concatenate([INPUTS, np.zeros_like(INPUTS[:1])])
+    ids = greedy(model, inputs)
+    kernel = model.logits_dense.kernel
+    columns = ops.convert_to_numpy(kernel).copy()
+    first, second = ids[0, :2]
+    assert first != second
+    columns[:, decoding.END_ID] = 1.001 * columns[:, second]  # wherever that token was the best, the end is now
+    kernel.assign(columns)
+    ended = greedy(model, inputs)
+    assert list(ended[0]) == [first, decoding.END_ID, 0, 0, 0]
+    assert not ended[4].any()
+
+
+def test_likelihoods_are_sums_over_targets_of_what_the_logits_say(make_model):
+    model = make_model()
+    targets = TARGETS.copy()
+    targets[2, 3:] = 0
+    features = {"encoder_input_tokens": INPUTS, "decoder_input_tokens": np.pad(targets, ((0, 0), (1, 0)))[:, :-1],
+                "decoder_target_tokens": targets, "decoder_loss_weights": (targets > 0).astype("int32")}
+    logits = ops.convert_to_numpy(with_room(model).forward(features)[0]).astype("float64")
+    probabilities = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+    expected = [sum(np.log(probabilities[row, place, token]) for place, token in enumerate(targets[row]) if token)
+                for row in range(4)]
+    np.testing.assert_allclose(decoding.log_likelihoods(model, features), expected, rtol=1e-5)
+
+
+def test_what_cannot_be_decoded_is_refused(make_model):
+    features = {"encoder_input_tokens": INPUTS}
+    with pytest.raises(ValueError, match="no decoder"):
+        decoding.greedy(make_model(num_decoder_layers=0), features, 3)
+    chosen = make_model(routing_policy="expert_choice", allow_non_causal_decoder=True)
+    with pytest.raises(ValueError, match="'expert_choice'.*decoder_routing_policy='switch'"):
+        decoding.greedy(chosen, features, 3)
+    with pytest.raises(ValueError, match="Packed"):
+        decoding.greedy(make_model(), {**features, "encoder_segment_ids": INPUTS}, 3)
+    with pytest.raises(ValueError, match="max_length must be an integer of at least 1, not 0"):
+        decoding.greedy(make_model(), features, 0)
