@@ -110,6 +110,6 @@ def _table(result):
     lines = [f"Step {result['step']}:"]
     for task, found in result["tasks"].items():
         lines.append(f"  {task:<{width}}  " + "  ".join(f"{name} {value:.4f}" for name, value in found.items()))
-    if result["average"] is not None and len(result["tasks"]) > 1:
+    if result["average"] is not None:
         lines.append(f"  {'average':<{width}}  {result['average']:.4f}")
     return "\n".join(lines)

@@ -30,11 +30,13 @@ def run(arguments) -> dict:
     from switch_tf.data import FailedMetric
     from switch_tf.partitioning.partitioner import is_lost_process
     from switch_tf.training import checkpoints, diagnosis
+    from switch_tf.training.best import UnknownMetric
     try:
         with training, Stopping(training.progress.say) as stopping:
             training.advance(training.run.train_steps, lambda: stopping.reason)
             summary = training.finish()
-    except (diagnosis.Divergence, checkpoints.BrokenCheckpoint, FailedMetric, OSError) as error:
+    except (diagnosis.Divergence, checkpoints.BrokenCheckpoint, FailedMetric, UnknownMetric,
+            OSError) as error:
         raise Mistake(str(error)) from error
     except tf.errors.OpError as error:
         if training.partitioner.num_processes == 1 or not is_lost_process(error):

@@ -6,6 +6,8 @@
 * `data_position.*`: the state of the input iterator;
 * `checkpoint.json`: format version, step, shape, dtype and logical axes of every variable, sizes of all files, the
   sums of metrics that were not logged yet, and the configuration (`continuation.record`; not of older versions).
+
+`checkpoints/best.json` says which of them was the best one so far, where a run looks for it.
 """
 
 import json
@@ -17,6 +19,9 @@ FORMAT_VERSION = 3
 # What of a description is read by others.
 _KINDS = {"step": int, "variables": dict, "files": dict}
 _STEP = re.compile(r"step_(\d{8,})")
+
+
+_BEST = "best.json"
 
 
 class BrokenCheckpoint(Exception):
@@ -49,6 +54,30 @@ def resolve(source) -> pathlib.Path:
         raise ValueError("INITIAL_CHECKPOINT must name a run folder with checkpoints, or one checkpoint folder such "
                          f"as runs/x/checkpoints/step_00000100; {str(source)!r} is neither.")
     return path_of(source / "checkpoints", found[-1])
+
+
+def best(folder) -> dict | None:
+    """`{"step", "metric", "value"}` of the best checkpoint in a folder; None where none is kept as such."""
+    try:
+        found = json.loads((pathlib.Path(folder) / _BEST).read_text())
+    except (OSError, ValueError):
+        return None
+    is_whole = isinstance(found, dict) and isinstance(found.get("step"), int)
+    return found if is_whole and path_of(folder, found["step"]).is_dir() else None
+
+
+def set_best(folder, step: int, metric: str, value: float) -> None:
+    """Makes the checkpoint of a step, which is there, the best one, in one step."""
+    whole = pathlib.Path(folder) / f"tmp_{_BEST}"
+    whole.write_text(json.dumps({"step": step, "metric": metric, "value": value}))
+    whole.replace(pathlib.Path(folder) / _BEST)
+
+
+def outdated(folder, keep: int, keep_every: int = 0) -> list[pathlib.Path]:
+    """Checkpoints that are none of the newest `keep`, at no multiple of `keep_every` steps (0: any), not the best."""
+    kept = best(folder)
+    return [path_of(folder, step) for step in steps(folder)[:-keep]
+            if not (keep_every and step % keep_every == 0) and not (kept and step == kept["step"])]
 
 
 def describe(checkpoint) -> dict:

@@ -14,7 +14,7 @@ import tensorflow as tf
 from switch_tf.messages import first_line
 from switch_tf.partitioning import axes_of
 from switch_tf.partitioning.partitioner import Partitioner, is_lost_process
-from switch_tf.training.checkpoint_folders import FORMAT_VERSION, BrokenCheckpoint, describe, path_of, steps
+from switch_tf.training.checkpoint_folders import FORMAT_VERSION, BrokenCheckpoint, describe, outdated, path_of, steps
 
 
 def state_variables(model, optimizer=None) -> dict:
@@ -32,15 +32,15 @@ def _is_learning_rate(path):
 
 
 def save(folder, step: int, variables: dict, iterator, pending_metrics: dict, keep: int,
-         partitioner=None, configuration: dict | None = None) -> pathlib.Path:
-    """Writes a checkpoint and removes the oldest ones beyond `keep`.
+         partitioner=None, configuration: dict | None = None, keep_every: int = 0) -> pathlib.Path:
+    """Writes a checkpoint and removes what is outdated then.
 
     Args:
         folder: the run's `checkpoints` folder.
         variables: path -> Keras variable, see `state_variables`.
         iterator: the tf.data iterator that the next batch comes from.
         pending_metrics: JSON-able sums since the last logged step.
-        keep: int.
+        keep, keep_every: int, see `checkpoint_folders.outdated`.
         partitioner: Partitioner, by default of one device. All processes call this together; one of them writes what
             they share.
         configuration: JSON-able, from `continuation.record`.
@@ -81,8 +81,8 @@ def save(folder, step: int, variables: dict, iterator, pending_metrics: dict, ke
                       "older ones are as they were. Make room or rights there, then start the same command again."
                       ) from error
     if partitioner.is_chief:
-        for old in steps(folder)[:-keep]:
-            shutil.rmtree(path_of(folder, old))
+        for old in outdated(folder, keep, keep_every):
+            shutil.rmtree(old)
     return final
 
 

@@ -10,6 +10,7 @@ import tensorflow as tf
 from switch_tf import accounting, data, metrics
 from switch_tf.messages import first_line
 from switch_tf.training import checkpoint_folders, report, scoring, summaries
+from switch_tf.training.best import Best
 from switch_tf.training.diagnosis import Divergence, first_bad_tensor
 from switch_tf.training.evaluation import HeldOut, compile_evaluation, evaluate, unigram_loss
 from switch_tf.training.meter import Meter
@@ -56,6 +57,7 @@ class Training:
         # In this order where several are due at a step; a period of 0 is never due.
         self._actions = ((run.log_period, self._log), (run.eval_period, self._evaluate),
                          (run.checkpoint_period, self._save))
+        self._best = Best(run, folder)
         self._is_begun = False
         self._stopped_by = None
         self._is_open = True
@@ -78,7 +80,7 @@ class Training:
             Divergence: a loss or gradient is not finite; the last good checkpoint stays.
         """
         self._begin()
-        while self.state.step < step and not self._is_stopped(stop_reason()):
+        while self.state.step < step and not (self._has_waited() or self._is_stopped(stop_reason())):
             self._take_steps()
             with self._meter.paused():
                 for period, act in self._actions:
@@ -95,6 +97,9 @@ class Training:
             self.progress.say(f"Stopped by {self._stopped_by} at step {self.state.step}. Everything up to it is saved "
                               f"in {self.folder.path}; the same command goes on from there.")
         self.close()
+        if found := self._best.found:
+            self.progress.say(f"Best: {found['metric']} {found['value']:.4f} at step {found['step']}, kept in "
+                              f"{checkpoint_folders.path_of(self.folder.checkpoints, found['step'])}.")
         return {"interrupted": bool(self._stopped_by), **report.summarize(self.folder.path), "step": self.state.step}
 
     def close(self) -> None:
@@ -121,6 +126,12 @@ class Training:
             self.partitioner.trace(self._step, self.state.iterator.element_spec)
             self.progress.say(f"... {time.perf_counter() - started:.0f} s. The first step also optimises the graph.")
         self._meter.restart()
+
+    def _has_waited(self):
+        """Whether the run ends by its own rule, as every process of it sees alike."""
+        if reason := self._best.reason_to_stop(self.state.step):
+            self.progress.say(f"Ended at step {self.state.step} by {reason}.")
+        return reason is not None
 
     def _is_stopped(self, reason):
         is_stopped = self.partitioner.any_process(bool(reason))
@@ -177,6 +188,9 @@ class Training:
             self._writer.write(state.step, values)
             self.progress.say(f"step {state.step}/{run.train_steps}  " + "  ".join(
                 f"{name} {value:.4f}" for name, value in values.items()))
+        if self._best.is_improved(values):
+            self._save()
+            self._best.keep(state.step, values, self.partitioner.is_chief)
 
     def _score(self):
         """What the metrics of the run's tasks say of so many held-out examples as the loss is taken of."""
@@ -190,7 +204,7 @@ class Training:
         return self._scoring.run()
 
     def _save(self):
-        save(self.state, self.folder, self.run.keep_checkpoints, self.partitioner)
+        save(self.state, self.folder, self.run, self.partitioner)
 
     # What is said where it ends early.
 

@@ -7,7 +7,7 @@ import pathlib
 
 import numpy as np
 
-from switch_tf.training import figures, run_folder
+from switch_tf.training import figures, names, run_folder
 
 # What a reader may not know, by the heading under which it is drawn.
 _WORDS = {
@@ -42,7 +42,7 @@ def write(folder) -> None:
 def summarize(folder) -> dict:
     """First, last and best held-out values, speed and files of a run, from its `metrics.jsonl`.
 
-    The best of a loss is its lowest, of anything else its highest.
+    The best of a loss or perplexity is its lowest, of anything else its highest.
     """
     folder = pathlib.Path(folder)
     records = read_metrics(folder)
@@ -57,7 +57,7 @@ def summarize(folder) -> dict:
         if name.endswith("/unigram_loss"):
             summary[name] = values[0]
         elif values:
-            best = (min if name.endswith("loss") else max)(values)
+            best = (min if names.is_better_low(name) else max)(values)
             summary[name] = {"first": values[0], "last": values[-1], "best": best, "first_step": steps[0],
                              "last_step": steps[-1], "best_step": steps[values.index(best)]}
     return summary

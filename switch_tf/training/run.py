@@ -27,7 +27,11 @@ class Run:
         initial_checkpoint: str or None. Run folder or checkpoint whose weights a new run starts from.
         restart_changed_data: bool. Where the data are no longer those that the run stopped in, go on from their
             beginning; otherwise such a start is refused (`continuation.py`).
-        keep_checkpoints: int, the newest so many are kept.
+        keep_checkpoints: int, the newest so many are kept,
+        keep_every: int, ... and those of each so many steps, for good; 0 for none,
+        best_metric: str or None, ... and the best one by what evaluations write under this name, for example
+            "eval/glue_mrpc/f1": the lowest of a loss or perplexity, the highest of anything else.
+        patience: int. Stop where so many evaluations in a row were no better than the best; 0 never does.
     """
 
     model_dir: str
@@ -45,11 +49,14 @@ class Run:
     initial_checkpoint: str | None = None
     restart_changed_data: bool = False
     keep_checkpoints: int = 3
+    keep_every: int = 0
+    best_metric: str | None = None
+    patience: int = 0
 
     def __post_init__(self):
         for name, at_least in (("train_steps", 1), ("batch_size", 1), ("log_period", 1), ("eval_period", 0),
                                ("checkpoint_period", 1), ("eval_batches", 1), ("unigram_batches", 0), ("seed", 0),
-                               ("keep_checkpoints", 1)):
+                               ("keep_checkpoints", 1), ("keep_every", 0), ("patience", 0)):
             object.__setattr__(self, name, checks.integer(name.upper(), getattr(self, name), at_least))
         checks.fields(self, ("pack", "restart_changed_data"), checks.flag)
         for name, check in (("model_dir", checks.text), ("mixture_or_task_name", checks.text),
@@ -57,6 +64,17 @@ class Run:
             object.__setattr__(self, name, check(name.upper(), getattr(self, name)))
         if self.initial_checkpoint is not None:
             checks.text("INITIAL_CHECKPOINT", self.initial_checkpoint)
+        if self.best_metric is None:
+            if self.patience:
+                raise ValueError(f"PATIENCE ({self.patience}) waits for a better BEST_METRIC; set it, for example to "
+                                 "'eval/<task>/<metric>'.")
+            return
+        if not checks.text("BEST_METRIC", self.best_metric).startswith("eval/"):
+            raise ValueError("BEST_METRIC must be the name of what evaluations write, 'eval/<task>/<metric>', not "
+                             f"{self.best_metric!r}.")
+        if not self.eval_period:
+            raise ValueError("BEST_METRIC is measured by evaluations, and EVAL_PERIOD=0 has none; set it to some "
+                             "number of steps.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,7 +110,7 @@ class StepSettings:
 
 def check_periods(run: Run, settings: StepSettings) -> None:
     """Raises ValueError unless whatever is done every so many steps falls between two calls of the step's function."""
-    for name in ("train_steps", "log_period", "eval_period", "checkpoint_period"):
+    for name in ("train_steps", "log_period", "eval_period", "checkpoint_period", "keep_every"):
         if getattr(run, name) % settings.steps_per_call:
             raise ValueError(f"{name.upper()} must be a multiple of steps_per_call ({settings.steps_per_call}), "
                              f"because the host sees nothing in between; it is {getattr(run, name)}.")

@@ -34,5 +34,7 @@ class Scoring:
 
 
 def values(scores: dict) -> dict[str, float]:
-    """What is written of scores: `eval/<task>/<metric>` -> float."""
-    return {f"eval/{task}/{name}": value for task, found in scores.items() for name, value in found.metrics.items()}
+    """What is written of scores: `eval/<task>/<metric>` -> float, and `eval/average` where tasks are several."""
+    found = {f"eval/{task}/{name}": value for task, of_task in scores.items()
+             for name, value in of_task.metrics.items()}
+    return {**found, "eval/average": data.average(scores)} if len(scores) > 1 else found

@@ -14,7 +14,7 @@ class SplitScores(NamedTuple):
     """What a split says of a model.
 
     `tasks`: name -> {name of a metric, "loss", "accuracy" or "perplexity": float}, in the order of the mixture.
-    `average`: float, of the tasks with metrics, see `data.average`; None where there are none.
+    `average`: float, of the tasks with metrics, see `data.average`; None where there are fewer than two.
     `records`: task -> a list of what was predicted for each example, see `data.TaskScores`.
     """
 
@@ -55,7 +55,8 @@ class SplitEvaluation:
         """Evaluates the model as its weights are now; `advance` is told how many examples were done."""
         scores = self._scoring.run(advance) if self._scoring else {}
         tasks = {name: scores[name].metrics if name in scores else self._losses(name, advance) for name in self._names}
-        return SplitScores(tasks, data.average(scores), {name: found.records for name, found in scores.items()})
+        return SplitScores(tasks, data.average(scores) if len(scores) > 1 else None,
+                           {name: found.records for name, found in scores.items()})
 
     def _losses(self, task, advance):
         description = dataclasses.replace(self._description, mixture_or_task_name=task)
@@ -74,7 +75,7 @@ class SplitEvaluation:
 
 
 def values(scores: SplitScores) -> dict[str, float]:
-    """What is written of them: `eval/<task>/<metric>` -> float, and `eval/average`."""
+    """What is written of them: `eval/<task>/<metric>` -> float, and `eval/average` where tasks are several."""
     found = {f"eval/{task}/{name}": value for task, measured in scores.tasks.items()
              for name, value in measured.items()}
     return found if scores.average is None else {**found, "eval/average": scores.average}

@@ -103,7 +103,8 @@ def _restore(state, run, folder, say) -> bool:
     return False
 
 
-def save(state: State, folder, keep: int, partitioner) -> None:
-    """Writes the checkpoint of the state's step, unless it is there, and removes all but the newest `keep`."""
+def save(state: State, folder, run, partitioner) -> None:
+    """Writes the checkpoint of the state's step, unless it is there, and removes those that a run does not keep."""
     checkpoints.save(folder.checkpoints, state.step, checkpoints.state_variables(state.model, state.optimizer),
-                     state.iterator, state.sums and metrics.to_json(state.sums), keep, partitioner, state.configuration)
+                     state.iterator, state.sums and metrics.to_json(state.sums), run.keep_checkpoints, partitioner,
+                     state.configuration, run.keep_every)
