@@ -91,6 +91,12 @@ def path(name: str, value) -> pathlib.Path:
     return pathlib.Path(value)
 
 
+def new_folder(folder: pathlib.Path) -> None:
+    """Refuses a folder that holds something, so that nothing is overwritten."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise refusal(f"{folder} must be new or an empty folder, so that nothing is overwritten; name another one.")
+
+
 def optional(name: str, value, check, *rule):
     """None, or what `check(name, value, *rule)` makes of it."""
     return None if value is None else check(name, value, *rule)

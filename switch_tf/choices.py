@@ -11,6 +11,7 @@ BACKENDS = ("auto", "dtensor", "one_device", "mirrored", "multi_worker_mirrored"
 EXPLORATIONS = ("input_jitter", "argmax", "input_dropout", "sample")
 SECOND_EXPERT_POLICIES = ("random", "all", "none", "threshold")
 EXPERT_SUBLAYERS = ("feed_forward", "attention", "feed_forward_and_attention")
+TRAINABLE = ("all", "all_but_experts", "experts", "router", "decoder")
 ATTENTION_EXPERT_DTYPES = ("float32", "auto")
 
 

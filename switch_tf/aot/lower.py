@@ -22,6 +22,7 @@ from switch_tf.partitioning.axes import annotated_by, axes_of, axes_of_new_varia
 from switch_tf.partitioning.gspmd import XlaAnnotator
 from switch_tf.partitioning.layout import Layout
 from switch_tf.partitioning.partitioner import Partitioner
+from switch_tf.training import trainable
 from switch_tf.training.objective import target_features
 from switch_tf.training.train_step import compile_steps
 
@@ -93,7 +94,7 @@ def lower_step(model, optimizer, layout, batch_size, task_feature_lengths, setti
         pack: bool, several examples in one sequence, whose segments mask attention.
     """
     partitioner = ShapesOnly(layout)
-    partitioner.build(model, optimizer)
+    partitioner.build(model, optimizer, lambda model: trainable.select(model, settings.trainable))
     step = compile_steps(model, optimizer, 0, settings, partitioner)
     lower = functools.partial(_lower, model, optimizer, layout)
     specs = feature_specs(model.config, batch_size, task_feature_lengths, pack)

@@ -10,6 +10,7 @@ from switch_tf.choices import nearest
 COMMANDS = {
     "train": "pretrain or fine-tune from gin files, with evaluation between; resumes by itself",
     "eval": "the metrics of tasks on checkpoints of a run, with predictions; follows a run that is training",
+    "convert": "weights of Hugging Face in, with a gin file of their model, and out again",
     "verify-layout": "the same loss, gradients and weights under a layout as on one device",
     "compile": "ahead-of-time TPU compile of a run: does it fit, what does it send, how long may a step take",
     "inspect": "parameters, FLOPs and memory of a preset, gin file, run or checkpoint",

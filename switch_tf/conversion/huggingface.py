@@ -117,8 +117,7 @@ def to_hugging_face(model: SwitchTransformer, folder, expert_capacity: int | Non
     if not isinstance(model, SwitchTransformer):
         raise ValueError(f"model must be a SwitchTransformer, not {checks.shown(model)}.")
     folder = checks.path("folder", folder).resolve()
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ValueError(f"{folder} must be new or an empty folder, so that nothing is overwritten; name another one.")
+    checks.new_folder(folder)
     values = huggingface_config.to_hugging_face(model.config, expert_capacity)
     if not model.built:
         model.build()

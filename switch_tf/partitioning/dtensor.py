@@ -80,8 +80,8 @@ class DTensorPartitioner(Partitioner):
             variable._value = self._create(None, initial_value=variable.value, dtype=variable.dtype,
                                            name=variable.name, trainable=False)
 
-    def build(self, model, optimizer=None):
-        super().build(model, optimizer)
+    def build(self, model, optimizer=None, select=lambda model: None):
+        super().build(model, optimizer, select)
         self._gradient_layouts = [variable.value.layout for variable in model.trainable_variables]
         for variable in [*model.variables, *(optimizer.variables if optimizer else ())]:
             if not isinstance(variable.value, dtensor.DVariable):

@@ -46,10 +46,14 @@ class Partitioner:
         """Scope in which model and optimizer create their variables."""
         return contextlib.nullcontext()
 
-    def build(self, model, optimizer=None) -> None:
-        """Creates every variable of model and optimizer, laid out; slots like their weights."""
+    def build(self, model, optimizer=None, select=lambda model: None) -> None:
+        """Creates every variable of model and optimizer, laid out; slots like their weights.
+
+        `select` freezes weights of the model before the optimizer asks which are trained.
+        """
         with self.creates_variables():
             model.build()
+            select(model)
             if optimizer is not None:
                 self._adopt(optimizer)
                 with _slots_like_weights(optimizer):

@@ -51,8 +51,9 @@ def resolve(source) -> pathlib.Path:
         return source
     found = steps(source / "checkpoints")
     if not found:
-        raise ValueError("INITIAL_CHECKPOINT must name a run folder with checkpoints, or one checkpoint folder such "
-                         f"as runs/x/checkpoints/step_00000100; {str(source)!r} is neither.")
+        raise ValueError("INITIAL_CHECKPOINT must name a run folder with checkpoints, one checkpoint folder such as "
+                         "runs/x/checkpoints/step_00000100, or a Hugging Face folder with config.json; "
+                         f"{str(source)!r} is none of these.")
     return path_of(source / "checkpoints", found[-1])
 
 

@@ -7,6 +7,7 @@ its folder holds is said in `checkpoint_folders.py`.
 import json
 import os
 import pathlib
+import secrets
 import shutil
 
 import tensorflow as tf
@@ -87,8 +88,9 @@ def save(folder, step: int, variables: dict, iterator, pending_metrics: dict, ke
 
 
 def _complete(folder, step, variables, iterator, pending_metrics, configuration):
-    """Adds the data position and the description, which makes a checkpoint of it."""
-    tf.train.Checkpoint(iterator=iterator).write(str(folder / "data_position"))
+    """Adds the data position, if there is an iterator, and the description, which makes a checkpoint of it."""
+    if iterator is not None:
+        tf.train.Checkpoint(iterator=iterator).write(str(folder / "data_position"))
     for file in folder.iterdir():
         _sync(file)
     description = {
@@ -106,6 +108,34 @@ def _complete(folder, step, variables, iterator, pending_metrics, configuration)
         file.flush()
         os.fsync(file.fileno())
     _sync(folder)
+
+
+def write_weights(folder: pathlib.Path, variables: dict, configuration: dict, texts: dict[str, str]) -> None:
+    """Writes a checkpoint that no run stands at, for others to start from; it appears complete or not at all.
+
+    Args:
+        folder: path that is not there yet, or an empty folder.
+        variables: path -> Keras variable, see `state_variables`.
+        configuration: JSON-able, from `continuation.record_of_model`.
+        texts: name -> text of files to put beside it.
+
+    Raises:
+        OSError: the disk is full or not writable.
+    """
+    folder = folder.resolve()
+    unfinished = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.unfinished")
+    try:
+        unfinished.mkdir(parents=True)
+        tf.train.Checkpoint(state={path: variable.value for path, variable in variables.items()}).write(
+            str(unfinished / "state"))
+        _complete(unfinished, 0, variables, None, None, configuration)
+        for name, text in texts.items():
+            (unfinished / name).write_text(text)
+        unfinished.replace(folder)
+    except (OSError, tf.errors.OpError) as error:
+        raise OSError(f"{folder} could not be written ({first_line(error)}).") from error
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
 
 
 def restore(checkpoint, variables: dict, iterator=None) -> dict:

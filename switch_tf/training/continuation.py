@@ -19,7 +19,7 @@ _MODEL = {f"SwitchConfig.{name}" for name in (
     "logits_via_embedding", "scale_decoder_outputs", "layer_norm_epsilon", "relative_attention_num_buckets",
     "relative_attention_max_distance", "num_experts", "encoder_sparse_step", "decoder_sparse_step", "extra_mlp",
     "expert_sublayers")}
-_FIXED = _MODEL | {"optimizer", "vocabulary"}
+_FIXED = _MODEL | {"optimizer", "vocabulary", "StepSettings.trainable"}
 # A saved position holds batches that were read ahead, so their shape belongs to it.
 _DATA = {"MIXTURE_OR_TASK_NAME", "TASK_FEATURE_LENGTHS", "BATCH_SIZE", "Run.pack", "StepSettings.steps_per_call",
          "training data"}
@@ -54,6 +54,18 @@ def record(config, run, settings, dtype: str, optimizer, training_data: dict, he
                 found[name] = getattr(part, field.name)
     found |= {f"{type(optimizer).__name__}.{name}": value for name, value in _settings_of(optimizer).items()}
     return json.loads(json.dumps(found, default=lambda value: type(value).__name__))
+
+
+def record_of_model(config) -> dict[str, Any]:
+    """What a checkpoint of weights alone keeps: the part of `record` that is its model's."""
+    return {f"SwitchConfig.{field.name}": getattr(config, field.name) for field in dataclasses.fields(config)
+            if field.name not in _WITHOUT_EFFECT["SwitchConfig"]}
+
+
+def model_fields(saved: dict) -> dict[str, Any]:
+    """The fields of the SwitchConfig in a checkpoint's record."""
+    parts = (name.partition(".") for name in saved)
+    return {field: saved[f"{kind}.{field}"] for kind, _, field in parts if kind == "SwitchConfig"}
 
 
 def check_weights(saved: dict, new: dict, checkpoint) -> None:

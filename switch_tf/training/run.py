@@ -6,6 +6,7 @@ So what a user got wrong is refused before TensorFlow is imported, and anything 
 import dataclasses
 
 from switch_tf import checks
+from switch_tf.choices import TRAINABLE, check_choice
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,6 +91,7 @@ class StepSettings:
         steps_per_call: int. Training steps in one call of the compiled function; the host sees their mean metrics.
         use_xla: bool. Compile the step with XLA; on a CPU only the optimizer's update, because TensorFlow's own
             products are faster there.
+        trainable: str, which weights are trained: "all", "all_but_experts", "experts", "router" or "decoder".
     """
 
     z_loss_weight: float = 1e-4
@@ -98,12 +100,14 @@ class StepSettings:
     clip_norm: float | None = None
     steps_per_call: int = 1
     use_xla: bool = False
+    trainable: str = "all"
 
     def __post_init__(self):
         checks.fields(self, ("num_microbatches", "steps_per_call"), checks.integer, 1)
         checks.fields(self, ("z_loss_weight",), checks.number, "0 or above")
         checks.fields(self, ("label_smoothing",), checks.number, "in [0, 1)")
         checks.fields(self, ("use_xla",), checks.flag)
+        check_choice("TRAINABLE", self.trainable, TRAINABLE)
         if self.clip_norm is not None:
             checks.fields(self, ("clip_norm",), checks.number, "above 0")
 

@@ -7,7 +7,7 @@ import keras
 import tensorflow as tf
 
 from switch_tf import data, metrics
-from switch_tf.training import checkpoint_folders, checkpoints, continuation
+from switch_tf.training import checkpoint_folders, checkpoints, continuation, trainable
 
 
 @dataclasses.dataclass
@@ -42,7 +42,7 @@ def dataset(run, config, split: str, seed: int) -> tf.data.Dataset:
     return data.get_dataset(description_of_data(run, config, split, seed))
 
 
-def prepare(model, optimizer, run, settings, partitioner, folder, configuration, say) -> State:
+def prepare(model, optimizer, run, settings, partitioner, folder, configuration, say, initial=None) -> State:
     """Builds model, optimizer and input, and restores the newest checkpoint of a run folder, if any.
 
     Args:
@@ -53,18 +53,21 @@ def prepare(model, optimizer, run, settings, partitioner, folder, configuration,
         folder: RunFolder.
         configuration: `continuation.record` of the run; what the folder holds has to agree with it.
         say: function of a line of text.
+        initial: run folder or checkpoint whose weights a new run starts from, or None.
     """
     keras.utils.set_random_seed(run.seed)
-    partitioner.build(model, optimizer)
-    say(f"{model.config.num_parameters:,} parameters, "
+    partitioner.build(model, optimizer, lambda model: trainable.select(model, settings.trainable))
+    frozen = "" if settings.trainable == "all" else (
+        f" ({sum(variable.value.shape.num_elements() for variable in model.trainable_variables):,} of them trained)")
+    say(f"{model.config.num_parameters:,} parameters{frozen}, "
         f"{sum(variable.value.shape.num_elements() for variable in optimizer.variables):,} numbers of optimizer state; "
         f"reading {run.mixture_or_task_name}")
     batches = dataset(run, model.config, "train", run.seed).batch(settings.steps_per_call)
     state = State(model, optimizer, iter(batches), configuration=configuration)
-    if not _restore(state, run, folder, say) and run.initial_checkpoint is not None:
-        path = checkpoint_folders.resolve(run.initial_checkpoint)
+    if not _restore(state, run, folder, say) and initial is not None:
+        path = checkpoint_folders.resolve(initial)
         checkpoints.restore(path, checkpoints.state_variables(model))
-        say(f"Starting from the weights of {path}.")
+        say(f"Starting from the weights of {run.initial_checkpoint}, step {checkpoint_folders.describe(path)['step']}.")
     return state
 
 

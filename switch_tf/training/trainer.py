@@ -6,7 +6,7 @@ from switch_tf import data
 from switch_tf.inference.decoding import check_decodes
 from switch_tf.models.switch_transformer import SwitchTransformer
 from switch_tf.partitioning.partitioner import Partitioner
-from switch_tf.training import checkpoint_folders, continuation, summaries
+from switch_tf.training import checkpoint_folders, continuation, summaries, trainable
 from switch_tf.training.loop import Training
 from switch_tf.training.run import Run, StepSettings, check_division, check_periods
 from switch_tf.training.run_folder import RunFolder
@@ -34,15 +34,18 @@ class Trainer:
         run: Run.
         step_settings: StepSettings.
         partitioner: Partitioner, by default of one device.
+        initial_weights: folder of a checkpoint to start from instead of the run's `initial_checkpoint`, of which it was
+            made.
     """
 
-    def __init__(self, model, optimizer, run, step_settings=None, partitioner=None):
+    def __init__(self, model, optimizer, run, step_settings=None, partitioner=None, initial_weights=None):
         check_parts(model=model, optimizer=optimizer, run=run, step_settings=step_settings or StepSettings())
         self.model = model
         self.optimizer = optimizer
         self.run = run
         self.step_settings = step_settings or StepSettings()
         self.partitioner = partitioner or Partitioner()
+        self._initial = initial_weights or run.initial_checkpoint
         self._check()
 
     def _check(self):
@@ -50,6 +53,7 @@ class Trainer:
         data.check_task(run.mixture_or_task_name)
         data.check_vocabulary(run.mixture_or_task_name, config.vocab_size)
         check_periods(run, settings)
+        trainable.check(settings.trainable, config)
         self.partitioner.check(config.num_parameters, settings.steps_per_call, settings.use_xla)
         check_division(config, self.partitioner.layout, run.batch_size, run.task_feature_lengths,
                        settings.num_microbatches)
@@ -80,10 +84,10 @@ class Trainer:
                 continue  # told when it is passed over, which writes
             continuation.check(saved.get("configuration", {}), self._configuration, path, run.restart_changed_data)
             return
-        if run.initial_checkpoint is not None:
-            path = checkpoint_folders.resolve(run.initial_checkpoint)
+        if self._initial is not None:
+            path = checkpoint_folders.resolve(self._initial)
             saved = checkpoint_folders.describe(path)
-            continuation.check_weights(saved.get("configuration", {}), self._configuration, path)
+            continuation.check_weights(saved.get("configuration", {}), self._configuration, run.initial_checkpoint)
 
     def start(self, operative_config: str = "") -> Training:
         """Takes the run folder and makes everything ready for the next step; to be called once.
@@ -100,7 +104,7 @@ class Trainer:
         progress = summaries.Progress(0, run.train_steps, is_shown=partitioner.is_chief)
         try:
             state = prepare(self.model, self.optimizer, run, self.step_settings, partitioner, folder,
-                            self._configuration, progress.say)
+                            self._configuration, progress.say, self._initial)
             if partitioner.is_chief:
                 # Only now is it certain that this configuration belongs to what the folder holds.
                 if operative_config:

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from switch_tf.partitioning import axes_of, with_axes
 from switch_tf.partitioning.partitioner import Partitioner
+from switch_tf.training import trainable
 from switch_tf.training.train_step import compile_steps
 
 # Relative differences up to this one may be the order of float64 sums; 140 healthy steps came to 1e-14 at most.
@@ -100,7 +101,7 @@ class Twin:
         keras.utils.set_random_seed(seed)
         self.model, self.optimizer = make_model(), make_optimizer()
         self.partitioner = partitioner
-        partitioner.build(self.model, self.optimizer)
+        partitioner.build(self.model, self.optimizer, lambda model: trainable.select(model, settings.trainable))
         self._recorded = []
         self._record_gradients()
         self._step = compile_steps(self.model, self.optimizer, seed, settings, partitioner)

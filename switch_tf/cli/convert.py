@@ -1,0 +1,69 @@
+"""`switch-tf convert`: the weights of a Hugging Face folder become a checkpoint to start from, and the other way."""
+
+import pathlib
+import sys
+
+from switch_tf import checks
+from switch_tf.choices import check_choice
+from switch_tf.cli import quiet
+from switch_tf.cli.main import Mistake
+from switch_tf.messages import first_line
+from switch_tf.training import checkpoint_folders
+
+HUGGING_FACE, SWITCH_TF = "hugging_face", "switch_tf"
+
+
+def add_arguments(parser) -> None:
+    """Declares the two folders."""
+    parser.add_argument("--input", required=True, metavar="FOLDER",
+                        help="a Hugging Face folder (config.json and tensors), a run folder or a checkpoint")
+    parser.add_argument("--output", required=True, metavar="FOLDER", help="a new or empty folder")
+    parser.add_argument("--to", metavar=f"{HUGGING_FACE}|{SWITCH_TF}", help="what to write; by default the other one")
+    parser.add_argument("--expert_capacity", type=int, metavar="N",
+                        help="to Hugging Face: slots of each expert for each sequence")
+
+
+def run(arguments) -> dict:
+    """Writes the output folder; what was converted is the JSON object."""
+    source, output = pathlib.Path(arguments.input), pathlib.Path(arguments.output)
+    try:
+        kind = _kind(source)
+        to = arguments.to or (SWITCH_TF if kind == HUGGING_FACE else HUGGING_FACE)
+        check_choice("--to", to, (HUGGING_FACE, SWITCH_TF))
+        if arguments.expert_capacity is not None and to != HUGGING_FACE:
+            raise ValueError("--expert_capacity is for --to=hugging_face alone.")
+        checks.optional("--expert_capacity", arguments.expert_capacity, checks.integer, 1)
+        checks.new_folder(output)
+        quiet.import_tensorflow()
+        from switch_tf import conversion
+        model = (conversion.from_hugging_face if kind == HUGGING_FACE else conversion.from_switch_tf)(source)
+        if to == HUGGING_FACE:
+            conversion.to_hugging_face(model, output, arguments.expert_capacity)
+        else:
+            conversion.to_switch_tf(model, output)
+    except (ValueError, OSError, ImportError, checkpoint_folders.BrokenCheckpoint) as error:
+        raise Mistake(first_line(error)) from error
+    result = {"input": str(source), "from": kind, "to": to, "output": str(output),
+              "num_parameters": model.config.num_parameters}
+    print(_told(result), file=sys.stderr if arguments.json else sys.stdout)
+    return result
+
+
+def _kind(source):
+    if (source / "config.json").is_file():
+        return HUGGING_FACE
+    if (source / "checkpoint.json").is_file() or (source / "checkpoints").is_dir():
+        return SWITCH_TF
+    raise ValueError("--input must be a folder on this machine: Hugging Face's, which holds config.json, a run folder "
+                     f"with checkpoints, or one checkpoint; {str(source)!r} is none of these.")
+
+
+def _told(result):
+    output = result["output"]
+    lines = [f"{result['num_parameters']:,} parameters from {result['input']} ({result['from']}) in {output} "
+             f"({result['to']})."]
+    if result["to"] == SWITCH_TF:
+        lines.append(f"Train them: switch-tf train --gin_file={output}/model.gin --gin_file=TASK "
+                     f"--gin_file=gin/runs/finetune.gin --gin.INITIAL_CHECKPOINT=\"'{output}'\" "
+                     "--gin.MODEL_DIR=\"'runs/x'\"")
+    return "\n".join(lines)

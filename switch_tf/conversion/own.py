@@ -1,0 +1,66 @@
+"""Weights as this package keeps them: a checkpoint without a run, and the gin file of its model beside it."""
+
+import dataclasses
+
+from switch_tf import checks
+from switch_tf.config import SwitchConfig
+from switch_tf.models.switch_transformer import SwitchTransformer
+from switch_tf.training import checkpoint_folders, checkpoints, continuation
+
+_MACROS = {"num_experts": "NUM_EXPERTS", "dropout_rate": "DROPOUT_RATE", "expert_dropout_rate": "EXPERT_DROPOUT_RATE"}
+
+
+def from_switch_tf(source) -> SwitchTransformer:
+    """Reads the model of a checkpoint.
+
+    Args:
+        source: a run folder, of which the newest checkpoint is meant, or a checkpoint's own folder.
+
+    Returns:
+        SwitchTransformer with float32 weights.
+
+    Raises:
+        ValueError: it is neither, or was written by a version that kept no configuration.
+        BrokenCheckpoint: files are missing or damaged.
+    """
+    path = checkpoint_folders.resolve(checks.path("source", source))
+    fields = continuation.model_fields(checkpoint_folders.describe(path).get("configuration", {}))
+    if not fields:
+        raise ValueError(f"{path} does not say what model it is of: a version wrote it that kept no record of that.")
+    model = SwitchTransformer(SwitchConfig(**fields))
+    model.build()
+    checkpoints.restore(path, checkpoints.state_variables(model))
+    return model
+
+
+def to_switch_tf(model: SwitchTransformer, folder) -> None:
+    """Writes a model's weights as a checkpoint, and `model.gin`; the folder appears complete or not at all.
+
+    A run starts from it with the model file `folder/model.gin` and `INITIAL_CHECKPOINT = "folder"`.
+
+    Args:
+        model: SwitchTransformer, built.
+        folder: path of a folder that is not there yet, or is empty.
+
+    Raises:
+        ValueError: the folder holds something.
+    """
+    folder = checks.path("folder", folder)
+    checks.new_folder(folder)
+    checkpoints.write_weights(folder, checkpoints.state_variables(model),
+                              continuation.record_of_model(model.config), {"model.gin": gin_text(model.config)})
+
+
+def gin_text(config: SwitchConfig) -> str:
+    """A model file that describes a configuration: what differs from the defaults, and the macros of model files."""
+    lines = ["# Provides: SwitchConfig.  Requires: nothing.  Often overridden: NUM_EXPERTS, DROPOUT_RATE, "
+             "EXPERT_DROPOUT_RATE.", "from __gin__ import dynamic_registration", "from switch_tf import config", ""]
+    lines += [f"{macro} = {getattr(config, name)!r}" for name, macro in _MACROS.items()]
+    lines += ["", "config.SwitchConfig:"]
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if field.name in _MACROS:
+            lines.append(f"  {field.name} = %{_MACROS[field.name]}")
+        elif value != field.default:
+            lines.append(f"  {field.name} = {value!r}")
+    return "\n".join(lines) + "\n"
