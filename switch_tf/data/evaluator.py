@@ -3,6 +3,7 @@
 import contextlib
 import json
 import logging
+import numbers
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -116,6 +117,7 @@ class Evaluator:
         try:
             metrics = future.result()
         except ValueError as error:  # seqio's, around whatever a metric raises
+            self._evaluator._metrics_future = None  # or the next evaluation would fail by this one
             raise FailedMetric(f"{first_line(error).rstrip('.')}.") from error
         return {task.name: TaskScores(_numbers(metrics[task.name]), self._records(task, outputs[task.name]))
                 for task in self._evaluator.eval_tasks}
@@ -162,7 +164,7 @@ def _text(example, name, vocabulary):
 def _numbers(metrics):
     """What of a task's metrics is a number; pictures and texts that a metric may draw are not."""
     values = {name: getattr(value, "value", value) for name, value in metrics.items()}
-    return {name: float(value) for name, value in values.items() if np.ndim(value) == 0 and np.isreal(value)}
+    return {name: float(value) for name, value in values.items() if isinstance(value, numbers.Real)}
 
 
 def average(scores: dict[str, TaskScores]) -> float:
