@@ -3,7 +3,6 @@
 import contextlib
 import json
 import logging
-import numbers
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -163,8 +162,8 @@ def _text(example, name, vocabulary):
 
 def _numbers(metrics):
     """What of a task's metrics is a number; pictures and texts that a metric may draw are not."""
-    values = {name: getattr(value, "value", value) for name, value in metrics.items()}
-    return {name: float(value) for name, value in values.items() if isinstance(value, numbers.Real)}
+    values = {name: np.asarray(getattr(value, "value", value)) for name, value in metrics.items()}
+    return {name: float(value) for name, value in values.items() if value.ndim == 0 and value.dtype.kind in "biuf"}
 
 
 def average(scores: dict[str, TaskScores]) -> float:

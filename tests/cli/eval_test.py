@@ -1,0 +1,139 @@
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from switch_tf.cli import eval as eval_command
+from switch_tf.cli import main
+from switch_tf.training import checkpoint_folders
+
+TASKS = '''
+import seqio
+import tensorflow as tf
+from t5.evaluation import metrics
+from switch_tf.tasks import preprocessors, vocabularies
+
+def numbers(split, shuffle_files=False, seed=None):
+    return tf.data.Dataset.range({"train": 100, "validation": 9}[split]).map(lambda number: {
+        "inputs": tf.strings.join(["parity: ", tf.as_string(number)]),
+        "targets": tf.where(number % 2 == 0, "even", "odd")})
+
+def score(targets, scores):
+    return {"score": float(sum(scores))}
+
+for name, function in (("toy_parity", metrics.accuracy), ("toy_scored", score)):
+    seqio.TaskRegistry.add(
+        name, source=seqio.FunctionDataSource(numbers, splits=["train", "validation"],
+                                              num_input_examples={"train": 100, "validation": 9}),
+        preprocessors=[seqio.preprocessors.tokenize, seqio.preprocessors.append_eos_after_trim],
+        output_features=preprocessors.output_features(vocabularies.byte()), metric_fns=[function])
+seqio.MixtureRegistry.add("toys", ["toy_parity", "toy_scored"], default_rate=1.0)
+'''
+GIN = '''
+from __gin__ import dynamic_registration
+import toy_tasks
+MIXTURE_OR_TASK_NAME = "toys"
+TASK_FEATURE_LENGTHS = {"inputs": 12, "targets": 6}
+'''
+
+
+@pytest.fixture
+def run_folder(tmp_path):
+    """A run folder that holds a configuration and empty checkpoints."""
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "operative_config.gin").write_text("# nothing\n")
+    for step in (10, 20):
+        checkpoint_folders.path_of(tmp_path / "run" / "checkpoints", step).mkdir(parents=True)
+    return tmp_path / "run"
+
+
+@pytest.mark.parametrize(("arguments", "message"), [
+    (["--run=nowhere"], "--run must name a run folder, which holds operative_config.gin; 'nowhere' does not."),
+    (["--run=run", "--step=15"], "--step must be best, last, all or a step with a checkpoint (10, 20), not '15'."),
+    (["--run=run", "--step=-1"], "not '-1'"),
+    (["--run=run", "--step=best"], "keeps no best checkpoint"),
+    (["--run=run", "--examples=0"], "--examples must be at least 1, not 0."),
+    (["--run=run"], "describe no run"),
+])
+def test_mistakes_are_one_sentence(run_folder, monkeypatch, capsys, arguments, message):
+    monkeypatch.chdir(run_folder.parent)
+    before = sorted(run_folder.rglob("*"))
+    assert main.main(["eval", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.startswith("switch-tf eval: ")
+    assert error.count("\n") == 1
+    assert sorted(run_folder.rglob("*")) == before
+
+
+def test_a_run_without_checkpoints_says_so(run_folder, capsys):
+    for step in (10, 20):
+        checkpoint_folders.path_of(run_folder / "checkpoints", step).rmdir()
+    assert main.main(["eval", f"--run={run_folder}"]) == 2
+    assert "has no checkpoint yet; train it first, or add --follow" in capsys.readouterr().err
+
+
+def test_steps_are_chosen_by_number_or_word(run_folder):
+    def chosen(step):
+        return [int(path.name.removeprefix("step_")) for path in eval_command._chosen(run_folder, step)]
+
+    assert chosen("all") == [10, 20]
+    assert chosen("last") == [20]
+    assert chosen("10") == [10]
+    checkpoint_folders.set_best(run_folder / "checkpoints", 10, "eval/task/f1", 0.5)
+    assert chosen("best") == [10]
+
+
+def test_following_waits_for_each_new_checkpoint_until_the_last_step(run_folder, monkeypatch, capsys):
+    checkpoints = run_folder / "checkpoints"
+    naps = []
+
+    def nap(seconds):
+        naps.append(seconds)
+        if len(naps) == 3:
+            checkpoint_folders.path_of(checkpoints, 30).mkdir()
+
+    monkeypatch.setattr(eval_command.time, "sleep", nap)
+    found = [path.name for path in eval_command._following(run_folder, 30, [{"step": 10}])]
+    assert found == ["step_00000020", "step_00000030"]
+    assert capsys.readouterr().err.count("Waiting for a checkpoint after step 20 of 30") == 1
+
+
+@pytest.mark.slow
+def test_checkpoints_of_a_mixture_score_alike_with_any_batch_and_layout(tmp_path):
+    (tmp_path / "toy_tasks.py").write_text(TASKS)
+    (tmp_path / "toys.gin").write_text(GIN)
+
+    def call(*arguments):
+        done = subprocess.run([sys.executable, "-m", "switch_tf.cli", *arguments], cwd=tmp_path, capture_output=True,
+                              text=True, env=os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])})
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout.splitlines()[-1])
+
+    call("train", "--json", "--gin_file=gin/models/switch_tiny.gin", "--gin_file=toys.gin",
+         "--gin_file=gin/runs/pretrain.gin", "--gin.MODEL_DIR='run'", "--gin.TRAIN_STEPS=45", "--gin.BATCH_SIZE=16",
+         "--gin.EVAL_PERIOD=15", "--gin.CHECKPOINT_PERIOD=15", "--gin.LOG_PERIOD=15",
+         "--gin.BEST_METRIC='eval/toy_scored/score'")
+    every = call("eval", "--json", "--run=run", "--step=all", "--gin.BATCH_SIZE=7")["results"]
+    assert [result["step"] for result in every] == [15, 30, 45]
+    assert set(every[-1]["tasks"]) == {"toy_parity", "toy_scored"}
+    by_layout = call("eval", "--json", "--run=run", "--gin.BATCH_SIZE=32", "--gin_file=gin/layouts/expert_model.gin",
+                     "--devices=8")["results"]
+    assert by_layout[0]["step"] == 45
+    assert by_layout[0]["tasks"]["toy_parity"] == every[-1]["tasks"]["toy_parity"]
+    assert by_layout[0]["tasks"]["toy_scored"]["score"] == pytest.approx(every[-1]["tasks"]["toy_scored"]["score"],
+                                                                        rel=1e-4)
+    best = call("eval", "--json", "--run=run", "--step=best")["results"][0]
+    assert best["tasks"]["toy_scored"]["score"] == pytest.approx(
+        max(result["tasks"]["toy_scored"]["score"] for result in every), rel=1e-4)
+    # What training wrote of the same examples.
+    lines = map(json.loads, (tmp_path / "run" / "metrics.jsonl").read_text().splitlines())
+    written = {line["step"]: line["eval/toy_scored/score"] for line in lines if "eval/toy_scored/score" in line}
+    assert {result["step"]: pytest.approx(result["tasks"]["toy_scored"]["score"], rel=1e-4) for result in every} == {
+        step: score for step, score in written.items() if step}
+    predictions = tmp_path / "run" / "eval" / "validation" / "step_00000045" / "toy_parity.jsonl"
+    records = [json.loads(line) for line in predictions.read_text().splitlines()]
+    assert [record["inputs"] for record in records] == [f"parity: {number}" for number in range(9)]
+    assert len((tmp_path / "run" / "eval" / "scores.jsonl").read_text().splitlines()) == 5
