@@ -12,6 +12,7 @@ COMMANDS = {
     "verify-layout": "the same loss, gradients and weights under a layout as on one device",
     "compile": "ahead-of-time TPU compile of a run: does it fit, what does it send, how long may a step take",
     "inspect": "parameters, FLOPs and memory of a preset, gin file, run or checkpoint",
+    "tasks": "all tasks and mixtures; examples of one, as text and as token ids",
     "doctor": "is this machine set up right: versions, double wheels, accelerators, writable folders",
 }
 

@@ -5,9 +5,11 @@ file (`gin/tasks/`) imports the module that registers them.
 """
 
 from switch_tf.data.description import DatasetDescription
+from switch_tf.data.examples import examples
 from switch_tf.data.fingerprints import fingerprint, vocabulary_fingerprint
+from switch_tf.data.listing import describe, names
 from switch_tf.data.pipeline import check_examples, get_dataset
 from switch_tf.data.providers import check_task, check_vocabulary, keep_jax_on_cpu, vocabulary_size
 
-__all__ = ["DatasetDescription", "check_examples", "check_task", "check_vocabulary", "fingerprint", "get_dataset",
-           "keep_jax_on_cpu", "vocabulary_fingerprint", "vocabulary_size"]
+__all__ = ["DatasetDescription", "check_examples", "check_task", "check_vocabulary", "describe", "examples",
+           "fingerprint", "get_dataset", "keep_jax_on_cpu", "names", "vocabulary_fingerprint", "vocabulary_size"]
