@@ -20,8 +20,8 @@ def describe(name: str) -> dict:
         name: str. A registered seqio task or mixture.
 
     Returns: `name`; `kind`: "task" or "mixture"; and lists of str: `splits`, as far as they are known without the data;
-        `metrics`; `vocabularies`; `data_sets` of TFDS that it reads; `missing`, the data sets and file patterns that are
-        not on this machine; `tasks` of a mixture.
+        `metrics`; `vocabularies`; `data_sets` of TFDS that it reads; `missing`, those of them and the file patterns
+        that are not on this machine; `tasks` of a mixture.
 
     Raises:
         ValueError: an unknown name.
