@@ -2,6 +2,7 @@
 
 import importlib
 import sys
+from typing import NamedTuple
 
 from switch_tf import shipped_gin
 from switch_tf.choices import nearest
@@ -11,6 +12,7 @@ from switch_tf.cli.main import Mistake
 from switch_tf.messages import first_line
 
 NUM_EXAMPLES = 3
+_TASKS = "switch_tf.tasks"
 
 
 def add_arguments(parser) -> None:
@@ -37,16 +39,18 @@ def run(arguments) -> dict:
 
 
 def _list(arguments):
-    shipped = _shipped()
-    if arguments.gin_file:
-        files = {file: gin_files.collect([file], (), arguments.gin_search_paths) for file in arguments.gin_file}
+    own, shipped = _task_files(arguments.gin_file, arguments.gin_search_paths), _shipped()
+    if own:
         _apply(arguments, arguments.gin_file)
     else:
-        files = shipped
-        _import(module for statements in files.values() for module in statements.modules)
+        quiet.import_tensorflow()
+        with quiet.held_back():
+            for module in sorted(set().union(*(file.modules for file in shipped))):
+                if module.startswith(_TASKS):
+                    importlib.import_module(module)
     from switch_tf import data
 
-    return [data.describe(name) | {"gin_file": _file_of(name, files) or _file_of(name, shipped)}
+    return [data.describe(name) | {"gin_file": _file_of(name, own) or _file_of(name, shipped)}
             for name in data.names()]
 
 
@@ -56,7 +60,7 @@ def _show(arguments):
         shipped = _shipped()
         file = _file_of(name, shipped)
         if file is None:
-            known = set().union(*(_texts(statements) for statements in shipped.values()))
+            known = set().union(*(file.texts for file in shipped))
             raise Mistake(f"No shipped task or mixture is called {name!r}.{nearest(name, known)} `switch-tf tasks` "
                           "lists them; one of your own needs its --gin_file.")
         files = [file]
@@ -80,42 +84,43 @@ def _show(arguments):
     return {"name": name, "split": split, "lengths": dict(lengths), "vocabulary_size": size, "examples": examples}
 
 
+class _TaskFile(NamedTuple):
+    """A gin file, the task that it names, the modules with tasks that it imports, and all texts within them."""
+
+    file: str
+    task: str | None
+    modules: set[str]
+    texts: set[str]
+
+
+def _task_files(files, search_paths=""):
+    """What gin files say of tasks, as far as that is seen without importing anything."""
+    found = []
+    for file in files:
+        statements = gin_files.collect([file], (), search_paths)
+        modules = sources.with_imported(statements.modules, _TASKS)
+        texts = set().union(*map(sources.texts, modules))
+        found.append(_TaskFile(file, statements.macros.get("MIXTURE_OR_TASK_NAME"), modules, texts))
+    return found
+
+
 def _shipped():
-    """Every shipped task file, by the name users know it under, with what it says."""
+    """The shipped task files, by the names that users know them under."""
     folder = shipped_gin.folder()
-    files = sorted(str(path.relative_to(folder)) for path in folder.glob("gin/tasks/*.gin"))
-    return {file: gin_files.collect([file]) for file in files}
+    return _task_files(sorted(str(path.relative_to(folder)) for path in folder.glob("gin/tasks/*.gin")))
 
 
 def _file_of(name, files):
     """The file that names a task, or else the one of those that import it that imports least; None if none does."""
-    for file, statements in files.items():
-        if statements.macros.get("MIXTURE_OR_TASK_NAME") == name:
-            return file
-    having = [file for file, statements in files.items() if sources.is_among(name, _texts(statements))]
-    return min(having, key=lambda file: len(_modules(files[file])), default=None)
-
-
-def _modules(statements):
-    return sources.with_imported(statements.modules, "switch_tf.tasks")
-
-
-def _texts(statements):
-    return set().union(*map(sources.texts, _modules(statements)))
+    having = [file for file in files if file.task == name] or \
+             [file for file in files if sources.is_among(name, file.texts)]
+    return min(having, key=lambda file: len(file.modules)).file if having else None
 
 
 def _apply(arguments, files):
     """Has gin import the modules of files, and bind what they and the command line bind."""
-    _import(())
-    gin_files.apply(files, arguments.gin_bindings)
-
-
-def _import(modules):
     quiet.import_tensorflow()
-    with quiet.held_back():
-        for module in sorted(modules):
-            if module.startswith("switch_tf.tasks."):
-                importlib.import_module(module)
+    gin_files.apply(files, arguments.gin_bindings)
 
 
 def _print_list(tasks, stream):
@@ -127,9 +132,10 @@ def _print_list(tasks, stream):
         for task in members:
             if any(task["name"].startswith(f"{other['name']}.") for other in members):
                 continue  # one of a hundred languages, which its mixture counts
-            kind = f"mixture of {len(task['tasks'])}" if task["kind"] == "mixture" else ""
-            print(f"  {task['name']:<34}{kind:<16}{' '.join(task['splits']):<24} {_here(task):<15} "
-                  f"{' '.join(task['metrics'])}".rstrip(), file=stream)
+            is_mixture = task["kind"] == "mixture"
+            kind, metrics = (f"mixture of {len(task['tasks'])}", "") if is_mixture else ("", " ".join(task["metrics"]))
+            print(f"  {task['name']:<34}{kind:<16}{' '.join(task['splits']):<24} {_here(task):<15} {metrics}".rstrip(),
+                  file=stream)
 
 
 def _here(task):

@@ -3,8 +3,9 @@
 import itertools
 from collections.abc import Sequence
 
+from switch_tf import checks
 from switch_tf.data.description import DatasetDescription
-from switch_tf.data.pipeline import failure, no_global_seed, read_once
+from switch_tf.data.pipeline import check_description, failure, no_global_seed, read_once
 from switch_tf.data.providers import check_split, get_provider
 
 
@@ -19,6 +20,8 @@ def examples(description: DatasetDescription, count: int) -> list[dict[str, dict
     Raises:
         ValueError: an unknown name or split, data that are not there or cannot be read.
     """
+    check_description(description)
+    checks.integer("count", count, at_least=1)
     provider = get_provider(description.mixture_or_task_name)
     try:
         check_split(provider, description.split)

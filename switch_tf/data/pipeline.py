@@ -42,7 +42,7 @@ def get_dataset(description: DatasetDescription) -> tf.data.Dataset:
     Raises:
         ValueError: an unknown name or split, lengths the task cannot use, features the model cannot.
     """
-    _check_description(description)
+    check_description(description)
     provider = get_provider(description.mixture_or_task_name)
     check_split(provider, description.split)
     converter = _feature_converter(provider, description)
@@ -76,7 +76,7 @@ def check_examples(description: DatasetDescription) -> None:
         ValueError: names the task and the split. A task to train on must yield a batch, each of a mixture one example;
             for any other split some task must yield one.
     """
-    _check_description(description)
+    check_description(description)
     provider, split = get_provider(description.mixture_or_task_name), description.split
     check_split(provider, split)
     converter, lengths = _feature_converter(provider, description), dict(description.task_feature_lengths)
@@ -113,7 +113,8 @@ def failure(task, split, error):
     return f"Task {task.name!r}, split {split!r}, cannot be read ({kind} {message}{place})."
 
 
-def _check_description(description):
+def check_description(description) -> None:
+    """Refuses what is no description."""
     if not isinstance(description, DatasetDescription):
         raise ValueError(f"description must be a DatasetDescription, not {checks.shown(description)}.")
 
