@@ -12,6 +12,7 @@ import pytest
 import seqio
 import tensorflow_datasets as tfds
 
+from switch_tf import data
 from switch_tf.cli import sources
 from switch_tf.tasks import (
     closed_book_qa,
@@ -103,6 +104,13 @@ def examples_of(with_bytes):
 def test_every_task_that_a_module_writes_out_has_a_case():
     written = set().union(*(sources.texts(f"switch_tf.tasks.{module}") for module in MODULES))
     assert written & set(seqio.TaskRegistry.names()) == set(CASES)
+
+
+def test_the_documents_name_every_task_and_mixture():
+    text = (pathlib.Path(__file__).parents[2] / "docs" / "tasks.md").read_text()
+    written = set().union(*(sources.texts(f"switch_tf.tasks.{module}") for module in (*MODULES, "multi_task")))
+    mixtures = written & set(seqio.MixtureRegistry.names())
+    assert [name for name in (*CASES, *mixtures) if f"`{name}`" not in text] == []
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -212,3 +220,37 @@ def test_large_tasks_count_as_the_limit_and_sizes_that_are_not_given_come_from_t
 def test_rte_counts_once_in_the_mixture_of_both_benchmarks():
     halves = multi_task.SIZES["glue_rte"], multi_task.SIZES["super_glue_rte"]
     assert halves == (1245, 1245) and super_glue.SIZES["super_glue_rte"] == 2490
+
+
+@pytest.fixture(scope="module")
+def mixture(with_bytes):
+    """The name of a mixture of tasks whose examples hold more than inputs and targets, each of another kind."""
+    names = ("super_glue_multirc", "super_glue_record", "squad", "definite_pronoun_resolution")
+    tasks = [with_bytes(name) for name in names]
+    for task in tasks:
+        seqio.TaskRegistry.add_provider(task.name, task.replace(name=task.name, shuffle_buffer_size=16))
+    text_to_text.add_mixture("tiny_mixture", {task.name: 10.0 for task in tasks})
+    yield "tiny_mixture"
+    seqio.MixtureRegistry.remove("tiny_mixture")
+    for task in tasks:
+        seqio.TaskRegistry.remove(task.name)
+
+
+@pytest.mark.slow  # tracing seqio's packing
+def test_a_mixture_is_made_into_packed_batches_of_what_a_model_reads(mixture):
+    description = data.DatasetDescription(mixture, {"inputs": 256, "targets": 64}, 4, pack=True)
+    data.check_examples(description)
+    batch = next(iter(data.get_dataset(description)))
+    assert {name: tuple(tokens.shape) for name, tokens in batch.items()} == {
+        **dict.fromkeys(("encoder_input_tokens", "encoder_segment_ids", "encoder_positions"), (4, 256)),
+        **{f"decoder_{name}": (4, 64) for name in ("target_tokens", "input_tokens", "loss_weights", "segment_ids",
+                                                   "positions")}}  # fmt: skip
+    assert batch["encoder_segment_ids"].numpy().max() > 1  # several examples in a sequence
+
+
+def test_every_task_of_a_mixture_is_evaluated_to_its_end(mixture):
+    description = data.DatasetDescription(mixture, {"inputs": 128, "targets": 64}, 4, split="validation")
+    targets = [row for batch in data.get_dataset(description).as_numpy_iterator()
+               for row in batch["decoder_target_tokens"].tolist() if any(row)]
+    # two answers of multirc, three of record, two of SQuAD; definite pronouns have no such split
+    assert len(targets) == 7
