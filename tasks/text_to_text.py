@@ -37,17 +37,21 @@ def add_task(
         source=prepared_tfds.PreparedTfdsSource(
             tfds_name, splits if isinstance(splits, Mapping) else {split: split for split in splits}
         ),
-        preprocessors=[
-            *steps,
-            plain(seqio.preprocessors.tokenize),
-            plain(sentinels.spell_out),
-            seqio.CacheDatasetPlaceholder(),
-            plain(seqio.preprocessors.append_eos_after_trim),
-        ],
+        preprocessors=[*steps, *tokens()],
         postprocess_fn=postprocess_fn,
         metric_fns=list(metric_fns),
         output_features=preprocessors.output_features(vocabularies.t5()),
     )
+
+
+def tokens() -> list[Callable]:
+    """Returns the last steps of a task: text to tokens without sentinels, end of sequence."""
+    return [
+        plain(seqio.preprocessors.tokenize),
+        plain(sentinels.spell_out),
+        seqio.CacheDatasetPlaceholder(),
+        plain(seqio.preprocessors.append_eos_after_trim),
+    ]
 
 
 def add_mixture(
