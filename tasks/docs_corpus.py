@@ -7,20 +7,32 @@
 Importing registers them and reads nothing; the corpus is collected when a data set is first asked for.
 """
 
+from collections.abc import Callable, Mapping
+
 import seqio
 import tensorflow as tf
 
 from switch_tf.tasks import corpora, preprocessors, vocabularies
 
 
-class DocsCorpusSource(seqio.DataSource):
-    """The documents of the corpus as a seqio source, one `{"text": string}` each.
+def read_documents(split: str) -> dict[str, list[str]]:
+    """Returns the documents of a split, as the one feature "text"."""
+    return {"text": corpora.docs_corpus(split)}
 
-    The whole corpus is shuffled, not a window of it, in an order that a checkpoint of the iterator holds as one key.
+
+class DocsCorpusSource(seqio.DataSource):
+    """Examples from the corpus as a seqio source: its documents, `{"text": string}`, where nothing else is said.
+
+    All of them are shuffled, not a window of them, in an order that a checkpoint of the iterator holds as one key.
+
+    Args:
+        read: function from a split to its examples, `{feature: list of str}`.
+        num_examples: split -> how many there are.
     """
 
-    def __init__(self):
-        super().__init__(splits=tuple(corpora.NUM_DOCUMENTS), num_input_examples=corpora.NUM_DOCUMENTS)
+    def __init__(self, read: Callable = read_documents, num_examples: Mapping[str, int] = corpora.NUM_DOCUMENTS):
+        super().__init__(splits=tuple(num_examples), num_input_examples=dict(num_examples))
+        self._read = read
 
     @property
     def supports_arbitrary_sharding(self) -> bool:
@@ -36,12 +48,17 @@ class DocsCorpusSource(seqio.DataSource):
         return corpora.SHA256[:16]
 
     def get_dataset(self, split="train", shuffle=True, seed=None, shard_info=None, **unused) -> tf.data.Dataset:
-        """Returns the documents of a split, or every n-th of the shuffled documents for n shards."""
-        texts = tf.constant(corpora.docs_corpus(split))
-        indices = _shuffled_indices(len(texts), seed) if shuffle else tf.data.Dataset.range(len(texts))
+        """Returns the examples of a split, or every n-th of the shuffled examples for n shards."""
+        texts = {name: tf.constant(column) for name, column in self._read(split).items()}
+        count = self.num_input_examples(split)
+        indices = _shuffled_indices(count, seed) if shuffle else tf.data.Dataset.range(count)
         if shard_info:
             indices = indices.shard(shard_info.num_shards, shard_info.index)
-        return indices.map(lambda index: {"text": texts[index]}, num_parallel_calls=tf.data.AUTOTUNE)
+
+        def example(index):
+            return {name: column[index] for name, column in texts.items()}
+
+        return indices.map(example, num_parallel_calls=tf.data.AUTOTUNE)
 
 
 def _shuffled_indices(count, seed):

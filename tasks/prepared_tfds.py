@@ -1,5 +1,6 @@
 """A seqio source for TFDS data sets that are too large to be prepared on the way."""
 
+import re
 from collections.abc import Mapping
 
 import seqio
@@ -12,7 +13,7 @@ class PreparedTfdsSource(seqio.TfdsDataSource):
 
     Args:
         tfds_name: str. Name, config and version, for example "c4/en:3.1.0".
-        split_names: seqio's split -> the split of the data set, for example `{"train": "de"}`.
+        split_names: seqio's split -> the split of the data set, or a part of it, for example `{"train": "de[:90%]"}`.
     """
 
     def __init__(self, tfds_name: str, split_names: Mapping[str, str]):
@@ -27,7 +28,8 @@ class PreparedTfdsSource(seqio.TfdsDataSource):
             FileNotFoundError: the data set is not prepared, or without one of the splits.
         """
         info = self.tfds_dataset.info
-        missing = [name for name in self._split_names.values() if name not in info.splits]
+        names = dict.fromkeys(re.sub(r"\[.*\]", "", name) for name in self._split_names.values())
+        missing = [name for name in names if name not in info.splits]
         if missing:
             raise FileNotFoundError(
                 f"The TFDS data set {self.tfds_dataset.name} is not prepared: no split {' and '.join(missing)} in "

@@ -207,6 +207,8 @@ PUBLIC = {
     "data.check_vocabulary": (data.check_vocabulary, {"mixture_or_task_name": "task", "vocab_size": 8}, ()),
     "data.get_dataset": (data.get_dataset, {"description": None}, ()),
     "data.check_examples": (data.check_examples, {"description": None}, ()),
+    "data.examples": (data.examples, {"description": None, "count": 1}, ()),
+    "data.describe": (data.describe, {"name": "task"}, ()),
     "data.fingerprint": (data.fingerprint, {"mixture_or_task_name": "task", "split": "train"}, ()),
     "data.vocabulary_fingerprint": (data.vocabulary_fingerprint, {"mixture_or_task_name": "task"}, ()),
     "conversion.from_hugging_face": (conversion.from_hugging_face, {"folder": "no-such-folder"}, ()),
@@ -237,6 +239,7 @@ def all_finite(result) -> bool:
 # Public, and not tried: they belong to whoever writes a layer, or are reached through those that are tried.
 UNTRIED = {
     "losses.load_balancing_mean", "losses.router_z_mean", "losses.Balance", "policies.names", "data.keep_jax_on_cpu",
+    "data.names",
     *(f"partitioning.{name}" for name in partitioning.__all__ if name != "Layout")}
 
 

@@ -33,10 +33,21 @@ def add_arguments(parser) -> None:
 
 
 def read(files, bindings=(), search_paths="") -> Statements:
-    """Reads gin files, then bindings "NAME=VALUE", without importing what they name.
+    """Reads gin files, then bindings "NAME=VALUE", of a whole run, without importing what they name.
 
     Raises:
-        Mistake: a file that is not there, a value that cannot be read, or a macro that nothing uses or nothing defines.
+        Mistake: what `collect` refuses, or a macro that nothing uses or nothing defines.
+    """
+    statements = collect(files, bindings, search_paths)
+    _check_macros(statements)
+    return statements
+
+
+def collect(files, bindings=(), search_paths="") -> Statements:
+    """Reads gin files, then bindings "NAME=VALUE", which may be those of a part of a run.
+
+    Raises:
+        Mistake: a file that is not there, a value that cannot be read, or a macro that stands for itself.
     """
     gin_config._LOCATION_PREFIXES[:] = ["", *filter(None, search_paths.split(",")), str(shipped_gin.folder())]
     statements = Statements()
@@ -52,7 +63,9 @@ def read(files, bindings=(), search_paths="") -> Statements:
             raise Mistake(f"No gin file defines {name}.{nearest(name, macros)} These files define "
                           f"{', '.join(sorted(macros))}.")
         _told(lambda binding=binding: statements.add_binding(binding), f"--gin.{binding}")
-    _check_macros(statements)
+    for name, value in statements.macros.items():
+        if statements.is_endless(name):
+            raise Mistake(f"{name} stands for itself: {name} = {value}.")
     return statements
 
 
@@ -63,12 +76,21 @@ def parse(files, bindings=(), search_paths="") -> Statements:
         Mistake: what `read` refuses, or a name that nothing has.
     """
     statements = read(files, bindings, search_paths)
+    apply(files, bindings)
+    return statements
+
+
+def apply(files, bindings=()) -> None:
+    """Parses gin files and bindings that were read before into gin's global configuration.
+
+    Raises:
+        Mistake: a name that nothing has.
+    """
     gin.clear_config()
     for file in files:
         _told(lambda file=file: gin.parse_config_file(file), file)
     for binding in bindings:
         _told(lambda binding=binding: gin.parse_config(binding), f"--gin.{binding}")
-    return statements
 
 
 def _check_exists(file):
@@ -119,7 +141,5 @@ def _check_macros(statements):
     for name in sorted(macros.keys() - used):
         raise Mistake(f"{name} is set but nothing uses it.{nearest(name, used)}")
     for name, value in macros.items():
-        if statements.is_endless(name):
-            raise Mistake(f"{name} stands for itself: {name} = {statements.macros[name]}.")
         if value == Macro("gin.REQUIRED"):
             raise Mistake(f"{name} has no value; set it, for example --gin.{name}=\"'runs/x'\".")

@@ -3,6 +3,7 @@
 import argparse
 import importlib
 import json
+import os
 import sys
 
 from switch_tf.choices import nearest
@@ -14,6 +15,7 @@ COMMANDS = {
     "verify-layout": "the same loss, gradients and weights under a layout as on one device",
     "compile": "ahead-of-time TPU compile of a run: does it fit, what does it send, how long may a step take",
     "inspect": "parameters, FLOPs and memory of a preset, gin file, run or checkpoint",
+    "tasks": "all tasks and mixtures; examples of one, as text and as token ids",
     "doctor": "is this machine set up right: versions, double wheels, accelerators, writable folders",
 }
 
@@ -37,14 +39,18 @@ def main(argv=None) -> int:
     command = importlib.import_module(_module(arguments.command))
     try:
         result = command.run(arguments)
+        if arguments.json:
+            print(json.dumps(result))
+        sys.stdout.flush()
     except Mistake as mistake:
         print(f"switch-tf {arguments.command}: {mistake}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print(f"switch-tf {arguments.command}: interrupted.", file=sys.stderr)
         return 130
-    if arguments.json:
-        print(json.dumps(result))
+    except BrokenPipeError:  # who reads the output, such as `head`, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     return result.get("exit_status", 0)
 
 

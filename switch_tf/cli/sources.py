@@ -58,6 +58,23 @@ def texts(module: str) -> set[str]:
     return {value for value in constants if isinstance(value, str)}
 
 
+def is_among(name: str, texts: set[str]) -> bool:
+    """Whether a task may be one of those that texts name: by itself, or, by a name before a dot, with its mixture."""
+    return name in texts or any(name.startswith(f"{text}.") for text in texts if text)
+
+
+def with_imported(modules, package: str) -> set[str]:
+    """Modules, and the modules of a package that they import, that those import, and so on."""
+    found, waiting = set(), set(modules)
+    while waiting:
+        module = waiting.pop()
+        found.add(module)
+        imports = [node for node in ast.walk(_tree(module) or ast.Pass()) if isinstance(node, ast.ImportFrom)]
+        waiting |= {f"{package}.{alias.name}" for node in imports if node.module == package for alias in node.names
+                    if _spec(f"{package}.{alias.name}") is not None} - found
+    return found
+
+
 @functools.cache
 def _tree(module):
     spec = _spec(module)

@@ -15,10 +15,13 @@ from switch_tf.data.evaluator import (
     names_of_tasks,
     write_records,
 )
+from switch_tf.data.examples import examples
 from switch_tf.data.fingerprints import fingerprint, vocabulary_fingerprint
+from switch_tf.data.listing import describe, names
 from switch_tf.data.pipeline import check_examples, get_dataset
 from switch_tf.data.providers import check_task, check_vocabulary, keep_jax_on_cpu, vocabulary_size
 
 __all__ = ["DatasetDescription", "Evaluator", "FailedMetric", "TaskScores", "average", "check_examples",
-           "check_metrics", "check_task", "check_vocabulary", "fingerprint", "get_dataset", "has_metrics",
-           "keep_jax_on_cpu", "names_of_tasks", "vocabulary_fingerprint", "vocabulary_size", "write_records"]
+           "check_metrics", "check_task", "check_vocabulary", "describe", "examples", "fingerprint", "get_dataset",
+           "has_metrics", "keep_jax_on_cpu", "names", "names_of_tasks", "vocabulary_fingerprint", "vocabulary_size",
+           "write_records"]

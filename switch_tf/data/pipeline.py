@@ -13,7 +13,7 @@ from switch_tf.messages import first_line
 
 
 @contextlib.contextmanager
-def _no_global_seed():
+def no_global_seed():
     """Within this scope the seeds of new pipelines are theirs alone; TensorFlow would mix in `tf.random.set_seed`'s."""
     state = eager_context.context()
     saved, state._seed = state._seed, None
@@ -23,7 +23,7 @@ def _no_global_seed():
         state._seed = saved
 
 
-@_no_global_seed()
+@no_global_seed()
 def get_dataset(description: DatasetDescription) -> tf.data.Dataset:
     """Returns batches of seqio's model features, the same in every process that asks for the same.
 
@@ -42,7 +42,7 @@ def get_dataset(description: DatasetDescription) -> tf.data.Dataset:
     Raises:
         ValueError: an unknown name or split, lengths the task cannot use, features the model cannot.
     """
-    _check_description(description)
+    check_description(description)
     provider = get_provider(description.mixture_or_task_name)
     check_split(provider, description.split)
     converter = _feature_converter(provider, description)
@@ -58,7 +58,7 @@ def get_dataset(description: DatasetDescription) -> tf.data.Dataset:
         examples = provider.get_dataset(**arguments, num_epochs=None)
         batches = converter(examples, lengths).batch(batch_size, drop_remainder=True)
     else:
-        examples = _read_once(provider, arguments)
+        examples = read_once(provider, arguments)
         batches = converter(examples, lengths).batch(batch_size)
         batches = batches.map(lambda batch: _fill_rows(batch, batch_size), num_parallel_calls=tf.data.AUTOTUNE)
     options = tf.data.Options()
@@ -66,7 +66,7 @@ def get_dataset(description: DatasetDescription) -> tf.data.Dataset:
     return batches.prefetch(tf.data.AUTOTUNE).with_options(options)
 
 
-@_no_global_seed()
+@no_global_seed()
 def check_examples(description: DatasetDescription) -> None:
     """Refuses data that yield too little: seqio would read an empty training split again and again, for good.
 
@@ -76,7 +76,7 @@ def check_examples(description: DatasetDescription) -> None:
         ValueError: names the task and the split. A task to train on must yield a batch, each of a mixture one example;
             for any other split some task must yield one.
     """
-    _check_description(description)
+    check_description(description)
     provider, split = get_provider(description.mixture_or_task_name), description.split
     check_split(provider, split)
     converter, lengths = _feature_converter(provider, description), dict(description.task_feature_lengths)
@@ -89,7 +89,7 @@ def check_examples(description: DatasetDescription) -> None:
                                         try_in_mem_cache=False)
             count = sum(1 for _ in converter(examples, lengths).take(needed))
         except Exception as error:  # whatever a task's own preprocessors raise
-            raise ValueError(_failure(task, split, error)) from error
+            raise ValueError(failure(task, split, error)) from error
         found[task.name] = count
     short = [name for name, count in found.items() if count < needed]
     if short and (description.is_training or len(short) == len(found)):
@@ -101,7 +101,7 @@ def check_examples(description: DatasetDescription) -> None:
         )
 
 
-def _failure(task, split, error):
+def failure(task, split, error):
     """One sentence about an exception, with the line of the user's own code that it comes from."""
     message = first_line(error).rstrip(".")
     if isinstance(error, ValueError | OSError | RuntimeError):
@@ -113,7 +113,8 @@ def _failure(task, split, error):
     return f"Task {task.name!r}, split {split!r}, cannot be read ({kind} {message}{place})."
 
 
-def _check_description(description):
+def check_description(description) -> None:
+    """Refuses what is no description."""
     if not isinstance(description, DatasetDescription):
         raise ValueError(f"description must be a DatasetDescription, not {checks.shown(description)}.")
 
@@ -131,7 +132,7 @@ def _feature_converter(provider, description):
     return seqio.EncDecFeatureConverter(pack=description.pack)
 
 
-def _read_once(provider, arguments):
+def read_once(provider, arguments):
     """Returns all examples of a split, each once; seqio's own mixture would end with its first task."""
     seqio = import_seqio()
     if isinstance(provider, seqio.Task):

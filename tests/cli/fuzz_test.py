@@ -79,6 +79,9 @@ COMMANDS = {
     "inspect": st.lists(st.sampled_from(["switch_tiny", "t5_small", "no_such", ".", "/dev/null", "gone.gin", "empty",
                                          "damaged", "list", "--list", ""]), max_size=1).flatmap(
         lambda what: _flags("inputs_length", "targets_length", "json").map(lambda flags: what + flags)),
+    "tasks": st.lists(st.sampled_from(["docs_corpus_span_corruption_bytes", "glue", "glue_sst2", "no_such", "", "train",
+                                       "mc4_span_corruption.sw", "."]), max_size=1).flatmap(
+        lambda name: _flags("split", "json").map(lambda flags: name + flags)),
     "doctor": _flags("json", "gin_file"),
 }
 
@@ -120,6 +123,7 @@ def faked(monkeypatch, tmp_path):
     monkeypatch.setattr(quiet, "import_tensorflow", lambda num_cpu_devices=None: None)
     # Reading data takes a second each time; tests/data/examples_test.py is about it.
     monkeypatch.setattr(data, "check_examples", lambda description: None)
+    monkeypatch.setattr(data, "examples", lambda description, count: [])
     monkeypatch.setattr(data, "get_dataset", lambda description: tf.data.Dataset.range(1))
     monkeypatch.setattr(Trainer, "start", lambda self, text="": Finished())
     monkeypatch.setattr(processes, "_wait", lambda children: 0)
@@ -169,7 +173,7 @@ def _fuzz(command, capsys, folder, count):
         own = ["--gin.MODEL_DIR='run'"] if choice and command == "train" else []
         if command == "compile" and choice and not any("--topology" in flag for flag in flags):
             own += ["--topology=v5e:4x4"]
-        if command == "inspect" and choice > 2 or not takes_gin:
+        if command in ("inspect", "tasks") and choice > 2 or not takes_gin:
             words = []
         _try(command, [*words, *own, *bindings, *flags], capsys)
 
@@ -177,7 +181,7 @@ def _fuzz(command, capsys, folder, count):
 
 
 @pytest.mark.parametrize(("command", "count"), [("train", 40), ("verify-layout", 25), ("compile", 25), ("inspect", 60),
-                                                ("doctor", 5)])
+                                                ("tasks", 20), ("doctor", 5)])
 def test_wrong_values_are_answered_with_a_sentence(command, count, capsys, faked):
     _fuzz(command, capsys, faked, count)
     with capsys.disabled():

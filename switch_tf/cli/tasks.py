@@ -1,0 +1,154 @@
+"""`switch-tf tasks`: all tasks and mixtures, or a few examples of one as text and as ids. Nothing is downloaded."""
+
+import importlib
+import sys
+from typing import NamedTuple
+
+from switch_tf import shipped_gin
+from switch_tf.choices import nearest
+from switch_tf.cli import gin_files, quiet, sources
+from switch_tf.cli.gin_statements import Unknown
+from switch_tf.cli.main import Mistake
+from switch_tf.messages import first_line
+
+NUM_EXAMPLES = 3
+_TASKS = "switch_tf.tasks"
+
+
+def add_arguments(parser) -> None:
+    """Declares the task to show, its split, and gin files of the user's own tasks."""
+    parser.add_argument("name", nargs="?", metavar="NAME", help="a task or mixture to show three examples of")
+    parser.add_argument("--split", help="of which split (default: train, or the first that there is)")
+    gin_files.add_arguments(parser)
+
+
+def run(arguments) -> dict:
+    """Prints the list or the examples; the same as a JSON object."""
+    stream = sys.stderr if arguments.json else sys.stdout
+    if not arguments.name:
+        if arguments.split:
+            raise Mistake("--split is of the task to show examples of: name it, switch-tf tasks NAME --split SPLIT.")
+        if arguments.gin_bindings and not arguments.gin_file:
+            raise Mistake("--gin.NAME=VALUE changes what gin files say: name a task, or give a --gin_file.")
+        found = {"tasks": _list(arguments)}
+        _print_list(found["tasks"], stream)
+        return found
+    found = _show(arguments)
+    _print_examples(found, stream)
+    return found
+
+
+def _list(arguments):
+    own, shipped = _task_files(arguments.gin_file, arguments.gin_search_paths), _shipped()
+    if own:
+        _apply(arguments, arguments.gin_file)
+    else:
+        quiet.import_tensorflow()
+        with quiet.held_back():
+            for module in sorted(set().union(*(file.modules for file in shipped))):
+                if module.startswith(_TASKS):
+                    importlib.import_module(module)
+    from switch_tf import data
+
+    return [data.describe(name) | {"gin_file": _file_of(name, own) or _file_of(name, shipped)}
+            for name in data.names()]
+
+
+def _show(arguments):
+    name, files = arguments.name, arguments.gin_file
+    if not files:
+        shipped = _shipped()
+        file = _file_of(name, shipped)
+        if file is None:
+            known = set().union(*(file.texts for file in shipped))
+            raise Mistake(f"No shipped task or mixture is called {name!r}.{nearest(name, known)} `switch-tf tasks` "
+                          "lists them; one of your own needs its --gin_file.")
+        files = [file]
+    statements = gin_files.collect(files, arguments.gin_bindings, arguments.gin_search_paths)
+    try:
+        lengths = statements.value(statements.macros["TASK_FEATURE_LENGTHS"])
+    except (KeyError, Unknown):
+        raise Mistake(f"{' and '.join(files)} set no TASK_FEATURE_LENGTHS: add --gin.TASK_FEATURE_LENGTHS=\""
+                      "{'inputs': 512, 'targets': 114}\".") from None
+    _apply(arguments, files)
+    from switch_tf import data
+
+    try:
+        splits = data.describe(name)["splits"]
+        split = arguments.split or next(iter(splits), "train")
+        description = data.DatasetDescription(name, lengths, batch_size=1, split=split)
+        size = data.vocabulary_size(name)
+        examples = data.examples(description, NUM_EXAMPLES)
+    except ValueError as error:
+        raise Mistake(first_line(error)) from error
+    return {"name": name, "split": split, "lengths": dict(lengths), "vocabulary_size": size, "examples": examples}
+
+
+class _TaskFile(NamedTuple):
+    """A gin file, the task that it names, the modules with tasks that it imports, and all texts within them."""
+
+    file: str
+    task: str | None
+    modules: set[str]
+    texts: set[str]
+
+
+def _task_files(files, search_paths=""):
+    """What gin files say of tasks, as far as that is seen without importing anything."""
+    found = []
+    for file in files:
+        statements = gin_files.collect([file], (), search_paths)
+        modules = sources.with_imported(statements.modules, _TASKS)
+        texts = set().union(*map(sources.texts, modules))
+        found.append(_TaskFile(file, statements.macros.get("MIXTURE_OR_TASK_NAME"), modules, texts))
+    return found
+
+
+def _shipped():
+    """The shipped task files, by the names that users know them under."""
+    folder = shipped_gin.folder()
+    return _task_files(sorted(str(path.relative_to(folder)) for path in folder.glob("gin/tasks/*.gin")))
+
+
+def _file_of(name, files):
+    """The file that names a task, or else the one of those that import it that imports least; None if none does."""
+    having = [file for file in files if file.task == name] or \
+             [file for file in files if sources.is_among(name, file.texts)]
+    return min(having, key=lambda file: len(file.modules)).file if having else None
+
+
+def _apply(arguments, files):
+    """Has gin import the modules of files, and bind what they and the command line bind."""
+    quiet.import_tensorflow()
+    gin_files.apply(files, arguments.gin_bindings)
+
+
+def _print_list(tasks, stream):
+    files = sorted({task["gin_file"] or "" for task in tasks})
+    for file in files:
+        members = [task for task in tasks if (task["gin_file"] or "") == file]
+        vocabularies = sorted({vocabulary for task in members for vocabulary in task["vocabularies"]})
+        print(f"{file or 'in no gin file'} ({', '.join(vocabularies)})", file=stream)
+        for task in members:
+            if any(task["name"].startswith(f"{other['name']}.") for other in members):
+                continue  # one of a hundred languages, which its mixture counts
+            is_mixture = task["kind"] == "mixture"
+            kind, metrics = (f"mixture of {len(task['tasks'])}", "") if is_mixture else ("", " ".join(task["metrics"]))
+            print(f"  {task['name']:<34}{kind:<16}{' '.join(task['splits']):<24} {_here(task):<15} {metrics}".rstrip(),
+                  file=stream)
+
+
+def _here(task):
+    """Whether all data sets, or how many of a mixture's, are on this machine."""
+    missing, all_ = len(task["missing"]), len(task["data_sets"])
+    if not missing:
+        return "here"
+    return f"{all_ - missing} of {all_} here" if all_ > 1 else "not here"
+
+
+def _print_examples(found, stream):
+    print(f"{found['name']}, split {found['split']}, at most {found['lengths']} tokens of {found['vocabulary_size']}",
+          file=stream)
+    for number, example in enumerate(found["examples"], 1):
+        for feature, shown in example.items():
+            print(f"{number}. {feature}: {shown['text']}\n   {' '.join(map(str, shown['ids']))}", file=stream)

@@ -1,0 +1,53 @@
+"""A few examples of a task as a model gets them, to look at."""
+
+import itertools
+from collections.abc import Sequence
+
+from switch_tf import checks
+from switch_tf.data.description import DatasetDescription
+from switch_tf.data.pipeline import check_description, failure, no_global_seed, read_once
+from switch_tf.data.providers import check_split, get_provider
+
+
+@no_global_seed()
+def examples(description: DatasetDescription, count: int) -> list[dict[str, dict]]:
+    """Returns the first examples of a split, in order, each `{feature: {"text": str, "ids": list of int}}`.
+
+    Args:
+        description: DatasetDescription, whose batch size and packing play no part.
+        count: int. How many at most.
+
+    Raises:
+        ValueError: an unknown name or split, data that are not there or cannot be read.
+    """
+    check_description(description)
+    checks.integer("count", count, at_least=1)
+    provider = get_provider(description.mixture_or_task_name)
+    try:
+        check_split(provider, description.split)
+        found = read_once(provider, {
+            "sequence_length": dict(description.task_feature_lengths), "split": description.split, "shuffle": False,
+            "seed": description.seed, "try_in_mem_cache": False,
+        })  # fmt: skip
+        return [
+            {name: {"text": _spelt(feature.vocabulary, example[name].tolist()), "ids": example[name].tolist()}
+             for name, feature in provider.output_features.items() if name in example}
+            for example in found.take(count).as_numpy_iterator()
+        ]
+    except OSError as error:  # data that are not prepared say so themselves
+        raise ValueError(str(error)) from error
+    except Exception as error:  # whatever a task's own preprocessors raise
+        raise ValueError(failure(provider, description.split, error)) from error
+
+
+def _spelt(vocabulary, ids: Sequence[int]) -> str:
+    """The text of ids, with sentinels and the end of sequence by name; decoding alone drops or joins them."""
+    first_sentinel = vocabulary.vocab_size - (vocabulary.extra_ids or 0)
+    pieces = []
+    for is_plain, run in itertools.groupby(ids, lambda id_: id_ < first_sentinel and id_ != vocabulary.eos_id):
+        if is_plain:
+            pieces.append(vocabulary.decode(list(run)))
+        else:
+            pieces += ["</s>" if id_ == vocabulary.eos_id else f"<extra_id_{vocabulary.vocab_size - 1 - id_}>"
+                       for id_ in run]
+    return " ".join(pieces)

@@ -1,0 +1,87 @@
+"""Two tasks to fine-tune on that need no download, from the docs corpus (`corpora.py`).
+
+* `docs_corpus_library`: which of ten libraries does this docstring document? Their names are masked.
+* `docs_corpus_summary`: the first sentence of a docstring, from the rest of it.
+
+Both keep the corpus's own splits, by file: neither a file nor a paragraph is in both. Importing registers them and
+reads nothing.
+"""
+
+import functools
+import re
+
+import seqio
+from t5.data import postprocessors
+from t5.evaluation import metrics
+
+from switch_tf.tasks import corpora, docs_corpus, preprocessors, text_to_text, vocabularies
+
+# Those of which the corpus has most, by the folder that they are imported from.
+LIBRARIES = (
+    "pandas",
+    "scipy",
+    "jax",
+    "nltk",
+    "sklearn",
+    "keras",
+    "orbax",
+    "tensorflow_datasets",
+    "numpy",
+    "flax",
+)
+NUM_LIBRARY_EXAMPLES = {"train": 10349, "validation": 563}
+NUM_SUMMARY_EXAMPLES = {"train": 3126, "validation": 192}
+
+# Names of the libraries, abbreviations that people import them by, and classes that only one of them has, with all that
+# hangs on them by dots and hyphens, as in `np.ndarray` and "scikit-learn".
+_NAMES = re.compile(
+    r"\b(?:(?:pandas|scipy|jax|nltk|sklearn|scikit|keras|orbax|tensorflow|tfds|numpy|flax|linen|dataframe)\w*"
+    r"|(?:pd|sp|jnp|ocp|tf|np|nn|nnx|xla|series)\b)(?:[.-]\w+)*",
+    re.IGNORECASE,
+)
+_MIN_WORDS = 12
+
+
+def library_examples(split: str) -> dict[str, list[str]]:
+    """Returns inputs "library: TEXT", in which every name of a library is "_", and the libraries as targets."""
+    # Without names, some texts of two libraries are the same.
+    held_out = set(library_examples("validation")["inputs"]) if split == "train" else ()
+    inputs, targets = [], []
+    for document in corpora.docs_corpus_documents():
+        library = document["object"].partition("/")[0]
+        if document["split"] != split or library not in LIBRARIES:
+            continue
+        text = "library: " + _NAMES.sub("_", " ".join(document["paragraphs"]))
+        if len(text.split()) > _MIN_WORDS and text not in held_out:
+            inputs.append(text)
+            targets.append(library)
+    return {"inputs": inputs, "targets": targets}
+
+
+def summary_examples(split: str) -> dict[str, list[str]]:
+    """Returns inputs "summarize: TEXT" and the sentences before those texts, of 4 to 25 words, as targets."""
+    inputs, targets = [], []
+    for document in corpora.docs_corpus_documents():
+        first, rest = document["paragraphs"][0], " ".join(document["paragraphs"][1:])
+        is_sentence = 4 <= len(first.split()) <= 25 and not re.search(r"[.!?] ", first)
+        if document["split"] == split and is_sentence and len(rest.split()) >= 2 * _MIN_WORDS:
+            inputs.append(f"summarize: {rest}")
+            targets.append(first)
+    return {"inputs": inputs, "targets": targets}
+
+
+seqio.TaskRegistry.add(
+    "docs_corpus_library",
+    source=docs_corpus.DocsCorpusSource(library_examples, NUM_LIBRARY_EXAMPLES),
+    preprocessors=text_to_text.tokens(),
+    postprocess_fn=functools.partial(postprocessors.string_label_to_class_id, label_classes=LIBRARIES),
+    metric_fns=[metrics.accuracy, metrics.mean_multiclass_f1(num_classes=len(LIBRARIES))],
+    output_features=preprocessors.output_features(vocabularies.docs_corpus()),
+)
+seqio.TaskRegistry.add(
+    "docs_corpus_summary",
+    source=docs_corpus.DocsCorpusSource(summary_examples, NUM_SUMMARY_EXAMPLES),
+    preprocessors=text_to_text.tokens(),
+    metric_fns=[metrics.rouge],
+    output_features=preprocessors.output_features(vocabularies.docs_corpus()),
+)

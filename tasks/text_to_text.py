@@ -1,0 +1,79 @@
+"""What the tasks to fine-tune on share: text in, text out, from data that TFDS has prepared; and how they are mixed."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import seqio
+import tensorflow as tf
+
+from switch_tf.tasks import prepared_tfds, preprocessors, sentinels, vocabularies
+
+TRAIN_VALIDATION_TEST = ("train", "validation", "test")
+
+# For steps that do not branch on a tensor: AutoGraph would take seconds to find that out, in every process.
+plain = tf.autograph.experimental.do_not_convert
+
+
+def add_task(
+    name: str,
+    tfds_name: str,
+    steps: Sequence[Callable],
+    metric_fns: Sequence[Callable],
+    postprocess_fn: Callable | None = None,
+    splits: Mapping[str, str] | Iterable[str] = TRAIN_VALIDATION_TEST,
+) -> None:
+    """Registers a task of text to text, with T5's vocabulary.
+
+    Args:
+        name: str. Name of the task.
+        tfds_name: str. Name, config and version of the data set, which has to be prepared.
+        steps: preprocessors from the features of the data set to `{"inputs": string, "targets": string}` and whatever
+            else `postprocess_fn` needs.
+        metric_fns: functions of (targets, predictions), each as `postprocess_fn` returns them.
+        postprocess_fn: as seqio calls it, of decoded targets and predictions; None leaves them as they are.
+        splits: seqio's split -> the split of the data set; or the splits that have one name in both.
+    """
+    seqio.TaskRegistry.add(
+        name,
+        source=prepared_tfds.PreparedTfdsSource(
+            tfds_name, splits if isinstance(splits, Mapping) else {split: split for split in splits}
+        ),
+        preprocessors=[*steps, *tokens()],
+        postprocess_fn=postprocess_fn,
+        metric_fns=list(metric_fns),
+        output_features=preprocessors.output_features(vocabularies.t5()),
+    )
+
+
+def tokens() -> list[Callable]:
+    """Returns the last steps of a task: text to tokens without sentinels, end of sequence."""
+    return [
+        plain(seqio.preprocessors.tokenize),
+        plain(sentinels.spell_out),
+        seqio.CacheDatasetPlaceholder(),
+        plain(seqio.preprocessors.append_eos_after_trim),
+    ]
+
+
+def add_mixture(
+    name: str, sizes: Mapping[str, float | None], limit: float = float("inf"), temperature: float = 1.0
+) -> None:
+    """Registers a mixture that draws a task of n examples in proportion to min(n, limit) ** (1 / temperature).
+
+    T5 (arXiv 1910.10683, section 3.5.2) calls that examples-proportional mixing at temperature 1, temperature-scaled
+    mixing above it, and equal mixing at infinity.
+
+    Args:
+        name: str. Name of the mixture.
+        sizes: task -> training examples; None to count them in the prepared data, 0 for a task to evaluate on alone.
+        limit: float. Tasks with more examples are drawn as if they had so many.
+        temperature: float of at least 1.
+    """
+
+    def rate(task):
+        size = sizes[task.name]
+        if size == 0 or temperature == float("inf"):
+            return 1.0  # what has no training split is never drawn to train; 0 would leave it out of evaluations
+        size = task.num_input_examples("train") if size is None else size
+        return min(size, limit) ** (1 / temperature)
+
+    seqio.MixtureRegistry.add(name, list(sizes), default_rate=rate)
