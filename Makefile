@@ -14,13 +14,16 @@ ifeq ($(wildcard /dev/accel[0-9]* /dev/vfio/[0-9]*),)
 endif
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test slow exhaustive mutants lint golden wheel clean
+.PHONY: help demo finetune-demo test slow exhaustive mutants lint golden wheel clean
 
 help:  ## this list
-	@sed -n 's/^\([a-z]*\): .*##/make \1\t/p' Makefile | expand -t 16
+	@sed -n 's/^\([a-z-]*\): .*##/make \1\t/p' Makefile | expand -t 20
 
 demo: $(INSTALLED)  ## pretrain a small Switch Transformer on this machine (runs/demo)
 	.venv/bin/switch-tf train --gin_file=gin/runs/demo.gin
+
+finetune-demo: $(INSTALLED)  ## fine-tune a dense and a sparse model on a real task, beside TF-IDF (runs/finetune_demo)
+	.venv/bin/python benchmarks/finetune_demo.py
 
 test: lint  ## lint, import contracts and the tests; needs no network (CONTRIBUTING.md)
 	$(PYTEST)
