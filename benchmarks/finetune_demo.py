@@ -10,21 +10,24 @@ import shlex
 import subprocess
 import sys
 
-from switch_tf.tasks import docs_corpus_baselines
-
 FOLDER = pathlib.Path("runs/finetune_demo")
 MODELS = {"dense": "gin/models/t5_tiny.gin", "sparse": "gin/models/switch_tiny.gin"}
 PRETRAINING_STEPS = 300
 TASK = "docs_corpus_library"
 
 
-def switch_tf(*words) -> dict:
-    """Runs a command in a process of its own; returns its JSON object."""
-    print(f"\n$ {shlex.join(['switch-tf', *words])}", file=sys.stderr, flush=True)
-    done = subprocess.run([sys.executable, "-m", "switch_tf.cli", *words, "--json"], stdout=subprocess.PIPE, text=True)
+def run_module(module: str, *words) -> dict:
+    """Runs a module in a process of its own; returns the JSON object that is its last line."""
+    done = subprocess.run([sys.executable, "-m", module, *words], stdout=subprocess.PIPE, text=True)
     if done.returncode:
         sys.exit(done.returncode)
     return json.loads(done.stdout.splitlines()[-1])
+
+
+def switch_tf(*words) -> dict:
+    """Runs a command, after telling it."""
+    print(f"\n$ {shlex.join(['switch-tf', *words])}", file=sys.stderr, flush=True)
+    return run_module("switch_tf.cli", *words, "--json")
 
 
 def fine_tuned_accuracy(kind: str) -> float:
@@ -39,8 +42,9 @@ def fine_tuned_accuracy(kind: str) -> float:
 
 
 def main() -> None:
+    """Prints the four scores and writes them down."""
     print("Majority and TF-IDF with logistic regression ...", file=sys.stderr, flush=True)
-    summary = docs_corpus_baselines.measure()
+    summary = run_module("switch_tf.tasks.docs_corpus_baselines")
     summary |= {kind: fine_tuned_accuracy(kind) for kind in MODELS}
     (FOLDER / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
     print(f"\nWhich of ten libraries does a docstring document? Accuracy on {summary['num_examples']} held-out ones:")
