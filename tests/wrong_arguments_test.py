@@ -122,8 +122,8 @@ def registered(policy):
 
 
 def to_hugging_face(model, folder, expert_capacity):
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = f"{temporary}/model" if folder == "" else folder
+    with tempfile.TemporaryDirectory() as temporary, contextlib.chdir(temporary):
+        folder = "model" if folder == "" else folder
         conversion.to_hugging_face(hugging_face_model() if isinstance(model, SimpleNamespace) else model, folder,
                                    expert_capacity)
 

@@ -82,6 +82,13 @@ COMMANDS = {
     "tasks": st.lists(st.sampled_from(["docs_corpus_span_corruption_bytes", "glue", "glue_sst2", "no_such", "", "train",
                                        "mc4_span_corruption.sw", "."]), max_size=1).flatmap(
         lambda name: _flags("split", "json").map(lambda flags: name + flags)),
+    "eval": st.sampled_from(["ran", "ran", "ran", "empty", "nowhere", "", ".", "/dev/null"]).flatmap(
+        lambda folder: _flags("step", "split", "examples", "output", "devices", "json", "run").map(
+            lambda flags: [f"--run={folder}", *flags])),
+    "convert": st.tuples(
+        st.sampled_from(["--input=empty", "--input=damaged", "--input=nowhere", "--input=", "--input=torn"]),
+        st.sampled_from(["--output=new", "--output=damaged", "--output=empty", "--output=", "--output=/dev/null/x"]),
+    ).map(list).flatmap(lambda words: _flags("to", "expert_capacity", "json").map(lambda flags: words + flags)),
     "doctor": _flags("json", "gin_file"),
 }
 
@@ -92,7 +99,7 @@ def faked(monkeypatch, tmp_path):
     from switch_tf import data
     from switch_tf.aot import many
     from switch_tf.partitioning.partitioner import Partitioner
-    from switch_tf.training import verification
+    from switch_tf.training import evaluating, verification
     from switch_tf.training.trainer import Trainer
 
     class Finished:
@@ -120,6 +127,13 @@ def faked(monkeypatch, tmp_path):
     (tmp_path / "empty").mkdir()
     (tmp_path / "damaged").mkdir()
     (tmp_path / "damaged" / "checkpoint.json").write_text("[]")
+    (tmp_path / "torn").mkdir()
+    (tmp_path / "torn" / "config.json").write_text("{")
+    (tmp_path / "ran" / "checkpoints" / "step_00000001").mkdir(parents=True)
+    (tmp_path / "ran" / "operative_config.gin").write_text(
+        "".join(f"include '{file}'\n" for file in TINY) + "MODEL_DIR = 'ran'\n")
+    monkeypatch.setattr(evaluating, "Evaluating", lambda *arguments: types.SimpleNamespace(
+        output="output", close=lambda: None, evaluate=lambda path: {"step": 1, "tasks": {"x": {}}, "average": None}))
     monkeypatch.setattr(quiet, "import_tensorflow", lambda num_cpu_devices=None: None)
     # Reading data takes a second each time; tests/data/examples_test.py is about it.
     monkeypatch.setattr(data, "check_examples", lambda description: None)
@@ -163,7 +177,7 @@ SETTINGS = {"deadline": None, "derandomize": True, "database": None, "phases": [
 
 
 def _fuzz(command, capsys, folder, count):
-    takes_gin = command != "doctor"
+    takes_gin = command not in ("doctor", "convert")
 
     @hypothesis.settings(max_examples=count, **SETTINGS)
     @hypothesis.given(_files(), st.lists(BINDINGS, max_size=2), COMMANDS[command], st.integers(0, 5))
@@ -181,7 +195,7 @@ def _fuzz(command, capsys, folder, count):
 
 
 @pytest.mark.parametrize(("command", "count"), [("train", 40), ("verify-layout", 25), ("compile", 25), ("inspect", 60),
-                                                ("tasks", 20), ("doctor", 5)])
+                                                ("tasks", 20), ("eval", 25), ("convert", 20), ("doctor", 5)])
 def test_wrong_values_are_answered_with_a_sentence(command, count, capsys, faked):
     _fuzz(command, capsys, faked, count)
     with capsys.disabled():

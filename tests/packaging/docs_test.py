@@ -32,7 +32,9 @@ def _clean_gin():
 def test_a_documented_command_can_be_typed(words):
     arguments = main._parse(words)
     assert arguments.command == words[0]
-    files = getattr(arguments, "gin_file", [])
+    # `switch-tf convert` writes a model file of this name.
+    files = ["gin/models/t5_1_1_small.gin" if file.endswith("/model.gin") else file
+             for file in getattr(arguments, "gin_file", [])]
     if any("/runs/" in file for file in files):
         bindings = ["MODEL_DIR='unused'"] if arguments.command in ("compile", "verify-layout") else []
         gin_files.parse(files, [*bindings, *arguments.gin_bindings], arguments.gin_search_paths)
