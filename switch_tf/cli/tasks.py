@@ -1,13 +1,16 @@
 """`switch-tf tasks`: all tasks and mixtures, or a few examples of one as text and as ids. Nothing is downloaded."""
 
+import copy
 import importlib
 import sys
 from typing import NamedTuple
 
+import gin
+
 from switch_tf import shipped_gin
 from switch_tf.choices import nearest
 from switch_tf.cli import gin_files, quiet, sources
-from switch_tf.cli.gin_statements import Unknown
+from switch_tf.cli.gin_statements import Macro, Reference, Unknown
 from switch_tf.cli.main import Mistake
 from switch_tf.messages import first_line
 
@@ -30,8 +33,10 @@ def run(arguments) -> dict:
             raise Mistake("--split is of the task to show examples of: name it, switch-tf tasks NAME --split SPLIT.")
         if arguments.gin_bindings and not arguments.gin_file:
             raise Mistake("--gin.NAME=VALUE changes what gin files say: name a task, or give a --gin_file.")
-        found = {"tasks": _list(arguments)}
+        found = {"tasks": _list(arguments), "to_be_given": _to_be_given()}
         _print_list(found["tasks"], stream)
+        for file, names in found["to_be_given"].items():
+            print(f"{file}: a task of your own files, made from {', '.join(names)}", file=stream)
         return found
     found = _show(arguments)
     _print_examples(found, stream)
@@ -41,7 +46,7 @@ def run(arguments) -> dict:
 def _list(arguments):
     own, shipped = _task_files(arguments.gin_file, arguments.gin_search_paths), _shipped()
     if own:
-        _apply(arguments, arguments.gin_file)
+        _apply(arguments.gin_file, arguments)
     else:
         quiet.import_tensorflow()
         with quiet.held_back():
@@ -64,13 +69,12 @@ def _show(arguments):
             raise Mistake(f"No shipped task or mixture is called {name!r}.{nearest(name, known)} `switch-tf tasks` "
                           "lists them; one of your own needs its --gin_file.")
         files = [file]
-    statements = gin_files.collect(files, arguments.gin_bindings, arguments.gin_search_paths)
+    statements = _apply(files, arguments)
     try:
         lengths = statements.value(statements.macros["TASK_FEATURE_LENGTHS"])
     except (KeyError, Unknown):
-        raise Mistake(f"{' and '.join(files)} set no TASK_FEATURE_LENGTHS: add --gin.TASK_FEATURE_LENGTHS=\""
-                      "{'inputs': 512, 'targets': 114}\".") from None
-    _apply(arguments, files)
+        raise Mistake(f"{' and '.join(files)} set no TASK_FEATURE_LENGTHS, the tokens of inputs and targets. Give the "
+                      "task's own file, such as gin/tasks/docs_corpus.gin.") from None
     from switch_tf import data
 
     try:
@@ -110,6 +114,16 @@ def _shipped():
     return _task_files(sorted(str(path.relative_to(folder)) for path in folder.glob("gin/tasks/*.gin")))
 
 
+def _to_be_given():
+    """Shipped task files without a task until a user gives them some values -> the names of those."""
+    given = {}
+    for file in _shipped():
+        macros = gin_files.collect([file.file]).macros
+        if required := [name for name, value in macros.items() if value == Macro("gin.REQUIRED")]:
+            given[file.file] = required
+    return given
+
+
 def _file_of(name, files):
     """The file that names a task, or else the one of those that import it that imports least; None if none does."""
     having = [file for file in files if file.task == name] or \
@@ -117,10 +131,18 @@ def _file_of(name, files):
     return min(having, key=lambda file: len(file.modules)).file if having else None
 
 
-def _apply(arguments, files):
-    """Has gin import the modules of files, and bind what they and the command line bind."""
+def _apply(files, arguments):
+    """Has gin import the modules of files, and bind what they and the command line bind; returns what they say."""
+    statements = gin_files.collect(files, arguments.gin_bindings, arguments.gin_search_paths)
+    gin_files.check_required(statements)
     quiet.import_tensorflow()
     gin_files.apply(files, arguments.gin_bindings)
+    if isinstance(statements.macros.get("MIXTURE_OR_TASK_NAME"), Reference):  # a task that is made when it is asked for
+        try:
+            copy.deepcopy(gin.query_parameter("MIXTURE_OR_TASK_NAME/macro.value"))
+        except (ValueError, TypeError) as error:
+            raise Mistake(first_line(error)) from error
+    return statements
 
 
 def _print_list(tasks, stream):

@@ -144,12 +144,29 @@ def test_tasks_of_ones_own_module_are_listed_and_shown(capsys, mine):
     assert shorter["lengths"]["inputs"] == 24 and len(shorter["examples"][0]["inputs"]["ids"]) <= 24
 
 
+def test_a_task_that_is_made_when_it_is_asked_for_is_made(capsys, mine):
+    pathlib.Path("my_texts.py").write_text(
+        f"{MINE}\n\ndef make(file):\n    tasks = seqio.TaskRegistry\n    if file == 'no':\n"
+        "        raise ValueError('No such file.')\n"
+        "    tasks.add_provider('mine_third', tasks.get('mine_first').replace(name='mine_third'))\n"
+        "    return 'mine_third'\n")
+    pathlib.Path("made.gin").write_text(
+        "from __gin__ import dynamic_registration\nimport my_texts\nFILE = %gin.REQUIRED\nmy_texts.make.file = %FILE\n"
+        'MIXTURE_OR_TASK_NAME = @my_texts.make()\nTASK_FEATURE_LENGTHS = {"inputs": 32, "targets": 12}\n')
+    for binding, sentence in (([], "FILE has no value; set it"), (["--gin.FILE='no'"], "No such file.")):
+        assert main.main(["tasks", "--gin_file=made.gin", *binding]) == 2
+        assert capsys.readouterr().err.startswith(f"switch-tf tasks: {sentence}")
+    names = {task["name"] for task in run(capsys, "--gin_file=made.gin", "--gin.FILE='yes'")["tasks"]}
+    assert "mine_third" in names
+    seqio.TaskRegistry.remove("mine_third")
+
+
 @pytest.mark.parametrize(("words", "sentence"), [
     (["glue_sst"], "No shipped task or mixture is called 'glue_sst'. Did you mean 'glue_sst2'?"),
     (["docs_corpus_span_corruption", "--split=tset"], "has the splits train, validation, received 'tset'."),
     (["--split=train"], "--split is of the task to show examples of"),
     (["--gin.SEED=1"], "--gin.NAME=VALUE changes what gin files say"),
-    (["glue_sst2", "--gin_file=gin/models/switch_tiny.gin"], "set no TASK_FEATURE_LENGTHS: add --gin."),
+    (["glue_sst2", "--gin_file=gin/models/switch_tiny.gin"], "set no TASK_FEATURE_LENGTHS, the tokens of"),
     (["docs_corpus_span_corruption", "--gin.TASK_FEATURE_LENGTHS=8"], "TASK_FEATURE_LENGTHS must give the tokens of"),
     (["docs_corpus_span_corruption", "--gin.TASK_FEATURE_LENGTHS={'inputs': 9, 'targets': 2}"], "use inputs of at"),
 ])
