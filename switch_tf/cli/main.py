@@ -6,12 +6,14 @@ import json
 import sys
 
 from switch_tf.choices import nearest
+from switch_tf.messages import sentence_about_data
 
 COMMANDS = {
     "train": "pretrain or fine-tune from gin files, with evaluation between; resumes by itself",
     "verify-layout": "the same loss, gradients and weights under a layout as on one device",
     "compile": "ahead-of-time TPU compile of a run: does it fit, what does it send, how long may a step take",
     "inspect": "parameters, FLOPs and memory of a preset, gin file, run or checkpoint",
+    "vocabulary": "train a SentencePiece vocabulary on text files, for --gin.VOCABULARY",
     "doctor": "is this machine set up right: versions, double wheels, accelerators, writable folders",
 }
 
@@ -41,6 +43,12 @@ def main(argv=None) -> int:
     except KeyboardInterrupt:
         print(f"switch-tf {arguments.command}: interrupted.", file=sys.stderr)
         return 130
+    except Exception as error:
+        sentence = sentence_about_data(error)
+        if sentence is None:
+            raise
+        print(f"switch-tf {arguments.command}: {sentence}", file=sys.stderr)
+        return 2
     if arguments.json:
         print(json.dumps(result))
     return result.get("exit_status", 0)
