@@ -5,6 +5,7 @@ made from one key; sixteen pieces are read at a time. So a checkpoint of the ite
 file can only be read from its beginning on: it is shuffled among the other files, and mebibyte by mebibyte.
 """
 
+import random
 import sys
 import zlib
 from collections.abc import Mapping, Sequence
@@ -98,45 +99,42 @@ class TextFilesSource(seqio.DataSource):
         file, start, end = tf.unstack(piece, num=3)
 
         def step(place, _):
-            texts, after = tf.numpy_function(
+            after, *texts = tf.numpy_function(
                 lambda *numbers: self._read(files, split, *map(int, numbers)), [file, place, end, key],
-                (tf.string, tf.int64), stateful=False)  # the same for the same place, or it could not be resumed
-            return tf.ensure_shape(after, []), (place, tf.ensure_shape(texts, [None, len(self._features)]))
+                [tf.int64, *[tf.string] * len(self._features)],
+                stateful=False)  # the same for the same place, or it could not be resumed
+            texts = {name: tf.ensure_shape(column, [None])
+                     for name, column in zip(self._features, texts, strict=True)}
+            return tf.ensure_shape(after, []), (place, texts)
 
         steps = tf.data.Dataset.range(np.iinfo(np.int64).max).scan(start, step)
-        rows = steps.take_while(lambda place, _: place >= 0).flat_map(
+        return steps.take_while(lambda place, _: place >= 0).flat_map(
             lambda _, texts: tf.data.Dataset.from_tensor_slices(texts))
-        return rows.map(self._with_names)
-
-    def _with_names(self, row):
-        example = dict(zip(self._features, tf.unstack(row, num=len(self._features)), strict=True))
-        if self._prefix:
-            first = next(iter(self._features))
-            example[first] = tf.strings.join([self._prefix, example[first]])
-        return example
 
     def _read(self, files, split, file, start, end, key):
-        """Texts of a piece, bytes[examples, features], and from where to go on; no texts from -1 on."""
-        if start < 0:
-            return np.empty([0, len(self._features)], object), np.int64(-1)
-        rows, bad, after = files[file].read(start, end)
+        """From where to go on, and of each feature the texts of a piece, bytes[examples]; none from -1 on."""
+        rows, bad, after = files[file].read(start, end) if start >= 0 else ([], [], -1)
         self._count(bad)
         if not self._has_own_validation:
             rows = [row for row in rows if self._is_held_out(row) == (split == "validation")]
-        texts = np.array([[text.encode() for text in row] for row in rows], object).reshape(-1, len(self._features))
-        return texts if key < 0 else np.random.default_rng([key, file, start]).permutation(texts), np.int64(after)
+        if key >= 0:
+            random.Random(f"{key} {file} {start}").shuffle(rows)
+        columns = zip(*rows, strict=True) if rows else [()] * len(self._features)
+        prefixes = [self._prefix] + [""] * len(self._features)
+        return np.int64(after), *(np.array([(prefix + text).encode() for text in column], object)
+                                  for prefix, column in zip(prefixes, columns, strict=False))
 
     def _is_held_out(self, row):
         return zlib.crc32("\t".join(row).encode()) < self._held_out_share * 2**32
 
     def _count(self, bad):
         for sentence in bad:
-            if sentence in self._bad:
-                continue
+            is_new = sentence not in self._bad
             self._bad.add(sentence)
             if len(self._bad) > self._max_bad_examples:
                 raise data.BadData(f"{sentence} Mend it, or raise max_bad_examples, which is {self._max_bad_examples}.")
-            print(f"Left out: {sentence}", file=sys.stderr, flush=True)
+            if is_new:
+                print(f"Left out: {sentence}", file=sys.stderr, flush=True)
 
     def _look_through(self, files):
         names = tuple(file.name for file in files)

@@ -66,7 +66,8 @@ def find_files(name: str, patterns: str | Sequence[str]) -> list[str]:
         if not files:
             raise ValueError(f"{name}: there is no file {pattern!r}; a relative path starts where the command does.")
         if folders:
-            raise ValueError(f"{name}: {folders[0]!r} is a folder; name its files, for example '{folders[0]}/*.jsonl'.")
+            inside = f"{folders[0].rstrip('/')}/*.jsonl"
+            raise ValueError(f"{name}: {folders[0]!r} is a folder; name its files, for example {inside!r}.")
         found += files
     return list(dict.fromkeys(found))
 
