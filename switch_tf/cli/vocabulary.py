@@ -128,12 +128,13 @@ def _relay(lines, num_pieces):
     import tqdm
 
     said, first = deque(maxlen=40), None
-    with tqdm.tqdm(desc=f"training {num_pieces} pieces", bar_format="{desc}: {postfix} [{elapsed}]") as progress:
+    with tqdm.tqdm(desc=f"training {num_pieces} pieces", bar_format="{desc} [{elapsed}]") as progress:
         for line in lines:
             said.append(line)
             if step := _EM_STEP.search(line):
                 first = first or int(step[1])
-                progress.set_postfix_str(f"{int(step[1]):,} of {first:,} candidates left")
+                progress.set_description_str(f"training {num_pieces} pieces, {int(step[1]):,} of {first:,} candidates "
+                                             "left")
     return said
 
 
