@@ -48,7 +48,7 @@ class TextFilesSource(seqio.DataSource):
         self._prefix = prefix
         self._held_out_share = checks.number("held_out_share", held_out_share, "in (0, 1)")
         self._max_bad_examples = checks.integer("max_bad_examples", max_bad_examples, at_least=0)
-        self._bad, self._looked_through = set(), set()
+        self._bad, self._looked_through, self._pieces = set(), set(), {}
 
     @property
     def supports_arbitrary_sharding(self) -> bool:
@@ -74,12 +74,13 @@ class TextFilesSource(seqio.DataSource):
             ValueError: a file or field that is not there, or a bad example of files that are looked through. One that
                 is found while the data set is read ends it with tf.errors.OpError, for `messages.sentence_about_data`.
         """
-        files = [data.TextFile(file, self._features.values()) for file in self.list_shards(split)]
-        pieces = [(index, *piece) for index, file in enumerate(files) for piece in file.pieces()]
+        files = [data.TextFile(file, list(self._features.values())) for file in self.list_shards(split)]
+        pieces = [(index, *piece) for index, file in enumerate(files) for piece in self._pieces_of(file)]
         self._look_through(files)
         table = np.array(pieces, np.int64).reshape(-1, 3)
         is_cut = shard_info is not None and len(pieces) >= shard_info.num_shards
 
+        @tf.autograph.experimental.do_not_convert  # which would take seconds to find that nothing branches
         def one_pass(key):
             order = tf.random.experimental.stateless_shuffle(table, seed=key) if shuffle else table
             found = tf.data.Dataset.from_tensor_slices(order)
@@ -93,6 +94,14 @@ class TextFilesSource(seqio.DataSource):
             return one_pass([-1])
         keys = tf.data.Dataset.random(seed, rerandomize_each_iteration=True)
         return keys.batch(2, drop_remainder=True).take(1).flat_map(one_pass)
+
+    def _pieces_of(self, file):
+        """The pieces of a file, found once: for CSV all of it is read, and a run asks for every split several times."""
+        known = tf.io.gfile.stat(file.name)
+        key = file.name, known.length, known.mtime_nsec
+        if key not in self._pieces:
+            self._pieces[key] = file.pieces()
+        return self._pieces[key]
 
     def _examples(self, files, split, piece, key):
         """The examples of a piece, in an order that the key decides, or in their own where it is -1."""

@@ -85,9 +85,12 @@ class TextFile:
     """
 
     def __init__(self, name: str, fields: Sequence[str | int]):
-        self.name, self.fields = name, tuple(fields)
-        self.is_compressed = name.endswith(".gz")
-        self._kind = KINDS.get("." + name.removesuffix(".gz").rpartition(".")[2])
+        self.name = checks.text("The name of a file", name)
+        if isinstance(fields, str) or not isinstance(fields, Sequence) or not fields:
+            raise ValueError(f"The fields of {name!r} must be a list of names or numbers, not {checks.shown(fields)}.")
+        self.fields = tuple(fields)
+        self.is_compressed = name.lower().endswith(".gz")
+        self._kind = KINDS.get("." + name.lower().removesuffix(".gz").rpartition(".")[2])
         if self._kind is None:
             raise ValueError(f"{name!r} ends in none of {', '.join(KINDS)}, with or without .gz, which say what is in "
                              "a file; rename it.")
@@ -277,7 +280,7 @@ class TextFile:
                          f"{checks.shown(example)}")
         for field in self.fields:
             if field not in example:
-                raise _Fault(f"it has no field {field!r}, only {_some(example)}")
+                raise _Fault(f"it has no field {field!r}, {f'only {_some(example)}' if example else 'nor any other'}")
             if not isinstance(example[field], str):
                 raise _Fault(f"the field {field!r} must be text, not {checks.shown(example[field])}")
             if not example[field].isascii():
@@ -331,4 +334,4 @@ def _check_encodable(field, text):
 def _some(names):
     """Names in quotes, the first eight of many."""
     names = list(names)
-    return ", ".join(map(repr, names[:8])) + f" and {len(names) - 8} more" * (len(names) > 8) or "none"
+    return ", ".join(map(repr, names[:8])) + f" and {len(names) - 8} more" * (len(names) > 8)

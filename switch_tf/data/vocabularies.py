@@ -23,6 +23,8 @@ def register_vocabulary(name: str, make: Callable) -> None:
         name: str.
         make: function to a seqio vocabulary, always the same object; called when the vocabulary is first needed.
     """
+    if not callable(make):
+        raise ValueError(f"A vocabulary is registered with a function that makes it, not {checks.shown(make)}.")
     _makers[checks.text("The name of a vocabulary", name)] = make
 
 

@@ -132,7 +132,7 @@ def test_what_is_read_while_training_ends_the_command_with_its_sentence(tmp_path
     monkeypatch.setattr(doctor, "run", lambda arguments: list(batches))
     assert main.main(["doctor"]) == 2
     assert capsys.readouterr().err == (
-        f"switch-tf doctor: {tmp_path}/a.jsonl, line 41: it has no field 'inputs', only none. Mend it, or raise "
+        f"switch-tf doctor: {tmp_path}/a.jsonl, line 41: it has no field 'inputs', nor any other. Mend it, or raise "
         "max_bad_examples, which is 0.\n")
 
 

@@ -50,7 +50,8 @@ def test_without_shuffling_examples_come_in_the_order_of_the_files(files):
     assert _texts(_source(files), shuffle=False) == LINES
 
 
-@pytest.mark.parametrize("num_shards", [2, 13])  # fewer and more than pieces
+# Fewer and more than pieces.
+@pytest.mark.parametrize("num_shards", [2, pytest.param(13, marks=pytest.mark.slow)])
 def test_shards_divide_the_examples(files, num_shards):
     shards = [_texts(_source(files), seed=3, shard_info=seqio.ShardInfo(index, num_shards))
               for index in range(num_shards)]
