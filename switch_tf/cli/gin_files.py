@@ -114,7 +114,7 @@ def _told(action, source):
                       "quotes within quotes: --gin.MODEL_DIR=\"'runs/x'\".") from error
     except tokenize.TokenError as error:
         raise Mistake(f"{source}: {error.args[0]}; a bracket or a quote is not closed.") from error
-    except (OSError, ValueError, TypeError, AttributeError, ImportError, RecursionError) as error:
+    except (OSError, ValueError, TypeError, AttributeError, ImportError, RuntimeError) as error:
         raise Mistake(_explain(first_line(error), source)) from error
     finally:
         logging.disable(logging.NOTSET)

@@ -22,6 +22,7 @@ def add_arguments(parser) -> None:
     """Declares the task to show, its split, and gin files of the user's own tasks."""
     parser.add_argument("name", nargs="?", metavar="NAME", help="a task or mixture to show three examples of")
     parser.add_argument("--split", help="of which split (default: train, or the first that there is)")
+    parser.add_argument("--vocabulary", help="instead of the task's own: a name, or the path of a SentencePiece model")
     gin_files.add_arguments(parser)
 
 
@@ -29,8 +30,8 @@ def run(arguments) -> dict:
     """Prints the list or the examples; the same as a JSON object."""
     stream = sys.stderr if arguments.json else sys.stdout
     if not arguments.name:
-        if arguments.split:
-            raise Mistake("--split is of the task to show examples of: name it, switch-tf tasks NAME --split SPLIT.")
+        if arguments.split or arguments.vocabulary:
+            raise Mistake("--split and --vocabulary are of the task to show: name it, switch-tf tasks NAME.")
         if arguments.gin_bindings and not arguments.gin_file:
             raise Mistake("--gin.NAME=VALUE changes what gin files say: name a task, or give a --gin_file.")
         found = {"tasks": _list(arguments), "to_be_given": _to_be_given()}
@@ -80,8 +81,8 @@ def _show(arguments):
     try:
         splits = data.describe(name)["splits"]
         split = arguments.split or next(iter(splits), "train")
-        description = data.DatasetDescription(name, lengths, batch_size=1, split=split)
-        size = data.vocabulary_size(name)
+        description = data.DatasetDescription(name, lengths, 1, split, vocabulary=arguments.vocabulary)
+        size = data.vocabulary_size(name, arguments.vocabulary)
         examples = data.examples(description, NUM_EXAMPLES)
     except ValueError as error:
         raise Mistake(first_line(error)) from error
@@ -89,11 +90,12 @@ def _show(arguments):
 
 
 class _TaskFile(NamedTuple):
-    """A gin file, the task that it names, the modules with tasks that it imports, and all texts within them."""
+    """A gin file, the task that it names, the modules that come with it, the texts of those it imports, and of all."""
 
     file: str
     task: str | None
     modules: set[str]
+    own_texts: set[str]
     texts: set[str]
 
 
@@ -103,8 +105,8 @@ def _task_files(files, search_paths=""):
     for file in files:
         statements = gin_files.collect([file], (), search_paths)
         modules = sources.with_imported(statements.modules, _TASKS)
-        texts = set().union(*map(sources.texts, modules))
-        found.append(_TaskFile(file, statements.macros.get("MIXTURE_OR_TASK_NAME"), modules, texts))
+        own_texts, texts = (set().union(*map(sources.texts, ones)) for ones in (statements.modules, modules))
+        found.append(_TaskFile(file, statements.macros.get("MIXTURE_OR_TASK_NAME"), modules, own_texts, texts))
     return found
 
 
@@ -125,9 +127,10 @@ def _to_be_given():
 
 
 def _file_of(name, files):
-    """The file that names a task, or else the one of those that import it that imports least; None if none does."""
-    having = [file for file in files if file.task == name] or \
-             [file for file in files if sources.is_among(name, file.texts)]
+    """The file that names a task, else the one that imports its module and least besides; None if none does."""
+    having = ([file for file in files if file.task == name]
+              or [file for file in files if sources.is_among(name, file.own_texts)]
+              or [file for file in files if sources.is_among(name, file.texts)])
     return min(having, key=lambda file: len(file.modules)).file if having else None
 
 
