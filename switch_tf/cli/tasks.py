@@ -89,11 +89,12 @@ def _show(arguments):
 
 
 class _TaskFile(NamedTuple):
-    """A gin file, the task that it names, the modules with tasks that it imports, and all texts within them."""
+    """A gin file, the task that it names, the modules that come with it, the texts of those it imports, and of all."""
 
     file: str
     task: str | None
     modules: set[str]
+    own_texts: set[str]
     texts: set[str]
 
 
@@ -103,8 +104,8 @@ def _task_files(files, search_paths=""):
     for file in files:
         statements = gin_files.collect([file], (), search_paths)
         modules = sources.with_imported(statements.modules, _TASKS)
-        texts = set().union(*map(sources.texts, modules))
-        found.append(_TaskFile(file, statements.macros.get("MIXTURE_OR_TASK_NAME"), modules, texts))
+        own_texts, texts = (set().union(*map(sources.texts, ones)) for ones in (statements.modules, modules))
+        found.append(_TaskFile(file, statements.macros.get("MIXTURE_OR_TASK_NAME"), modules, own_texts, texts))
     return found
 
 
@@ -125,9 +126,10 @@ def _to_be_given():
 
 
 def _file_of(name, files):
-    """The file that names a task, or else the one of those that import it that imports least; None if none does."""
-    having = [file for file in files if file.task == name] or \
-             [file for file in files if sources.is_among(name, file.texts)]
+    """The file that names a task, else the one that imports its module and least besides; None if none does."""
+    having = ([file for file in files if file.task == name]
+              or [file for file in files if sources.is_among(name, file.own_texts)]
+              or [file for file in files if sources.is_among(name, file.texts)])
     return min(having, key=lambda file: len(file.modules)).file if having else None
 
 
