@@ -13,3 +13,11 @@ def first_line(error: BaseException | str) -> str:
         return type(error).__name__
     is_wrapped = lines[0].startswith("in user code")  # AutoGraph's; the message is at the end of its traceback
     return _OPERATION.sub("", lines[-1 if is_wrapped else 0]).strip() or type(error).__name__
+
+
+def sentence_about_data(error: BaseException) -> str | None:
+    """What a source has said of its data in a `BadData`, passed on by TensorFlow or not; None of any other error."""
+    if type(error).__name__ == "BadData":
+        return str(error)
+    found = re.search(r"\bBadData: (.*)", str(error))
+    return found and found[1]

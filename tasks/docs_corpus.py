@@ -40,8 +40,8 @@ class DocsCorpusSource(seqio.DataSource):
         return True
 
     def list_shards(self, split: str) -> list[str]:
-        """Returns one name: the corpus is not kept in shards."""
-        return [split]
+        """Returns one name, of no file: the corpus is not kept in shards."""
+        return [f"docs corpus: {split}"]
 
     def fingerprint(self, split: str) -> str:
         """Returns what the text of every split is known by."""

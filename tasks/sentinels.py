@@ -45,9 +45,10 @@ def _spellings(vocabulary):
     """Ordinary ids of every id, one after the other, and how many each has; None where text makes no sentinel."""
     pieces = {id_: [id_] for id_ in range(vocabulary.vocab_size)}
     for number in range(vocabularies.NUM_SENTINELS):
-        made = vocabulary.encode(f"<extra_id_{number}>")
-        if len(made) == 1 and made != [vocabulary.unk_id]:
-            pieces[made[0]] = [*vocabulary.encode("<extra_id_"), *vocabulary.encode(f"{number}>")]
+        # Its id comes after that of a space in a vocabulary whose sentinels were trained into it.
+        *_, last = vocabulary.encode(f"<extra_id_{number}>")
+        if vocabulary.decode([last]).strip() == f"<extra_id_{number}>":
+            pieces[last] = [*vocabulary.encode("<extra_id_"), *vocabulary.encode(f"{number}>")]
     lengths = [len(ids) for ids in pieces.values()]
     if set(lengths) == {1}:
         return None

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import seqio
 
+from switch_tf import data
+
 _FOLDER = Path(__file__).resolve().parent / "vocabulary_files"
 
-# The ids that span corruption puts in place of a span. They are the last of the vocabulary.
-NUM_SENTINELS = 100
+NUM_SENTINELS = data.NUM_SENTINELS
 
 
 @functools.cache
@@ -41,3 +42,7 @@ def t5() -> seqio.SentencePieceVocabulary:
 def mt5() -> seqio.SentencePieceVocabulary:
     """250,100 ids: mT5's 250,000 pieces and its sentinels, which this file holds already."""
     return seqio.SentencePieceVocabulary("gs://t5-data/vocabs/mc4.250000.100extra/sentencepiece.model", 0)
+
+
+for _name, _make in {"docs_corpus": docs_corpus, "bytes": byte, "t5": t5, "mt5": mt5}.items():
+    data.register_vocabulary(_name, _make)

@@ -23,6 +23,7 @@ def _clean_gin():
 
 def _parse(model, layout, run, task, bindings=()):
     extra = ["INITIAL_CHECKPOINT='unused'"] if run == "finetune" else []
+    extra += ["TRAIN_FILES='unused'"] if task.endswith("text_files") else []
     names = {"models": model, "layouts": layout, "tasks": task, "runs": run}
     files = [f"gin/{kind}/{name}.gin" for kind, name in names.items() if name]
     gin_files.parse(files, [*BIND, *extra, *bindings])
@@ -79,7 +80,9 @@ def test_the_demo_is_a_whole_run():
 
 def test_each_macro_has_its_default_in_one_kind_of_file():
     owners = {"NUM_EXPERTS": "models", "DROPOUT_RATE": "models", "EXPERT_DROPOUT_RATE": "models",
-              "MESH_SHAPE": "layouts", "MIXTURE_OR_TASK_NAME": "tasks", "TASK_FEATURE_LENGTHS": "tasks"}
+              "MESH_SHAPE": "layouts"} | dict.fromkeys((
+                  "MIXTURE_OR_TASK_NAME", "TASK_FEATURE_LENGTHS", "TRAIN_FILES", "VALIDATION_FILES", "TEXT_FIELD",
+                  "INPUT_FIELD", "TARGET_FIELD", "PREFIX", "METRICS"), "tasks")
     for kind, names in FILES.items():
         for name in names:
             if name in ("finetune", "demo"):  # on purpose

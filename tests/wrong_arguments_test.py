@@ -121,6 +121,11 @@ def registered(policy):
         policies.register(policy)
 
 
+def registered_vocabulary(name, make):
+    data.register_vocabulary(name, make)
+    data.vocabularies._makers.pop(name)
+
+
 def to_hugging_face(model, folder, expert_capacity):
     with tempfile.TemporaryDirectory() as temporary, contextlib.chdir(temporary):
         folder = "model" if folder == "" else folder
@@ -211,6 +216,10 @@ PUBLIC = {
     "data.describe": (data.describe, {"name": "task"}, ()),
     "data.fingerprint": (data.fingerprint, {"mixture_or_task_name": "task", "split": "train"}, ()),
     "data.vocabulary_fingerprint": (data.vocabulary_fingerprint, {"mixture_or_task_name": "task"}, ()),
+    "data.get_vocabulary": (data.get_vocabulary, {"name": "no-such.model"}, ()),
+    "data.register_vocabulary": (registered_vocabulary, {"name": "own", "make": print}, ()),
+    "data.find_files": (data.find_files, {"name": "FILES", "patterns": "no-such.txt"}, ()),
+    "data.TextFile": (data.TextFile, {"name": "no-such.txt", "fields": ["text"]}, ()),
     "conversion.from_hugging_face": (conversion.from_hugging_face, {"folder": "no-such-folder"}, ()),
     "conversion.to_hugging_face": (
         to_hugging_face, {"model": SimpleNamespace(config=None), "folder": "", "expert_capacity": 3}, ()),
@@ -239,7 +248,7 @@ def all_finite(result) -> bool:
 # Public, and not tried: they belong to whoever writes a layer, or are reached through those that are tried.
 UNTRIED = {
     "losses.load_balancing_mean", "losses.router_z_mean", "losses.Balance", "policies.names", "data.keep_jax_on_cpu",
-    "data.names",
+    "data.names", "data.BadData", "data.NUM_SENTINELS",
     *(f"partitioning.{name}" for name in partitioning.__all__ if name != "Layout")}
 
 

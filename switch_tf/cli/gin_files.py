@@ -114,7 +114,7 @@ def _told(action, source):
                       "quotes within quotes: --gin.MODEL_DIR=\"'runs/x'\".") from error
     except tokenize.TokenError as error:
         raise Mistake(f"{source}: {error.args[0]}; a bracket or a quote is not closed.") from error
-    except (OSError, ValueError, TypeError, AttributeError, ImportError, RecursionError) as error:
+    except (OSError, ValueError, TypeError, AttributeError, ImportError, RuntimeError) as error:
         raise Mistake(_explain(first_line(error), source)) from error
     finally:
         logging.disable(logging.NOTSET)
@@ -140,6 +140,15 @@ def _check_macros(statements):
         raise Mistake(f"{name} has no value; add {provider}.")
     for name in sorted(macros.keys() - used):
         raise Mistake(f"{name} is set but nothing uses it.{nearest(name, used)}")
-    for name, value in macros.items():
+    check_required(statements)
+
+
+def check_required(statements: Statements) -> None:
+    """Refuses a macro that a user has to give a value and did not.
+
+    Raises:
+        Mistake: names it.
+    """
+    for name, value in statements.macros.items():
         if value == Macro("gin.REQUIRED"):
             raise Mistake(f"{name} has no value; set it, for example --gin.{name}=\"'runs/x'\".")

@@ -7,6 +7,7 @@ import os
 import sys
 
 from switch_tf.choices import nearest
+from switch_tf.messages import sentence_about_data
 
 COMMANDS = {
     "train": "pretrain or fine-tune from gin files, with evaluation between; resumes by itself",
@@ -16,6 +17,7 @@ COMMANDS = {
     "compile": "ahead-of-time TPU compile of a run: does it fit, what does it send, how long may a step take",
     "inspect": "parameters, FLOPs and memory of a preset, gin file, run or checkpoint",
     "tasks": "all tasks and mixtures; examples of one, as text and as token ids",
+    "vocabulary": "train a SentencePiece vocabulary on text files, for --gin.VOCABULARY",
     "doctor": "is this machine set up right: versions, double wheels, accelerators, writable folders",
 }
 
@@ -51,6 +53,12 @@ def main(argv=None) -> int:
     except BrokenPipeError:  # who reads the output, such as `head`, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except Exception as error:
+        sentence = sentence_about_data(error)
+        if sentence is None:
+            raise
+        print(f"switch-tf {arguments.command}: {sentence}", file=sys.stderr)
+        return 2
     return result.get("exit_status", 0)
 
 

@@ -1,13 +1,16 @@
 """`switch-tf tasks`: all tasks and mixtures, or a few examples of one as text and as ids. Nothing is downloaded."""
 
+import copy
 import importlib
 import sys
 from typing import NamedTuple
 
+import gin
+
 from switch_tf import shipped_gin
 from switch_tf.choices import nearest
 from switch_tf.cli import gin_files, quiet, sources
-from switch_tf.cli.gin_statements import Unknown
+from switch_tf.cli.gin_statements import Macro, Reference, Unknown
 from switch_tf.cli.main import Mistake
 from switch_tf.messages import first_line
 
@@ -19,6 +22,7 @@ def add_arguments(parser) -> None:
     """Declares the task to show, its split, and gin files of the user's own tasks."""
     parser.add_argument("name", nargs="?", metavar="NAME", help="a task or mixture to show three examples of")
     parser.add_argument("--split", help="of which split (default: train, or the first that there is)")
+    parser.add_argument("--vocabulary", help="instead of the task's own: a name, or the path of a SentencePiece model")
     gin_files.add_arguments(parser)
 
 
@@ -26,12 +30,14 @@ def run(arguments) -> dict:
     """Prints the list or the examples; the same as a JSON object."""
     stream = sys.stderr if arguments.json else sys.stdout
     if not arguments.name:
-        if arguments.split:
-            raise Mistake("--split is of the task to show examples of: name it, switch-tf tasks NAME --split SPLIT.")
+        if arguments.split or arguments.vocabulary:
+            raise Mistake("--split and --vocabulary are of the task to show: name it, switch-tf tasks NAME.")
         if arguments.gin_bindings and not arguments.gin_file:
             raise Mistake("--gin.NAME=VALUE changes what gin files say: name a task, or give a --gin_file.")
-        found = {"tasks": _list(arguments)}
+        found = {"tasks": _list(arguments), "to_be_given": _to_be_given()}
         _print_list(found["tasks"], stream)
+        for file, names in found["to_be_given"].items():
+            print(f"{file}: a task of your own files, made from {', '.join(names)}", file=stream)
         return found
     found = _show(arguments)
     _print_examples(found, stream)
@@ -41,7 +47,7 @@ def run(arguments) -> dict:
 def _list(arguments):
     own, shipped = _task_files(arguments.gin_file, arguments.gin_search_paths), _shipped()
     if own:
-        _apply(arguments, arguments.gin_file)
+        _apply(arguments.gin_file, arguments)
     else:
         quiet.import_tensorflow()
         with quiet.held_back():
@@ -64,20 +70,19 @@ def _show(arguments):
             raise Mistake(f"No shipped task or mixture is called {name!r}.{nearest(name, known)} `switch-tf tasks` "
                           "lists them; one of your own needs its --gin_file.")
         files = [file]
-    statements = gin_files.collect(files, arguments.gin_bindings, arguments.gin_search_paths)
+    statements = _apply(files, arguments)
     try:
         lengths = statements.value(statements.macros["TASK_FEATURE_LENGTHS"])
     except (KeyError, Unknown):
-        raise Mistake(f"{' and '.join(files)} set no TASK_FEATURE_LENGTHS: add --gin.TASK_FEATURE_LENGTHS=\""
-                      "{'inputs': 512, 'targets': 114}\".") from None
-    _apply(arguments, files)
+        raise Mistake(f"{' and '.join(files)} set no TASK_FEATURE_LENGTHS, the tokens of inputs and targets. Give the "
+                      "task's own file, such as gin/tasks/docs_corpus.gin.") from None
     from switch_tf import data
 
     try:
         splits = data.describe(name)["splits"]
         split = arguments.split or next(iter(splits), "train")
-        description = data.DatasetDescription(name, lengths, batch_size=1, split=split)
-        size = data.vocabulary_size(name)
+        description = data.DatasetDescription(name, lengths, 1, split, vocabulary=arguments.vocabulary)
+        size = data.vocabulary_size(name, arguments.vocabulary)
         examples = data.examples(description, NUM_EXAMPLES)
     except ValueError as error:
         raise Mistake(first_line(error)) from error
@@ -85,11 +90,12 @@ def _show(arguments):
 
 
 class _TaskFile(NamedTuple):
-    """A gin file, the task that it names, the modules with tasks that it imports, and all texts within them."""
+    """A gin file, the task that it names, the modules that come with it, the texts of those it imports, and of all."""
 
     file: str
     task: str | None
     modules: set[str]
+    own_texts: set[str]
     texts: set[str]
 
 
@@ -99,8 +105,8 @@ def _task_files(files, search_paths=""):
     for file in files:
         statements = gin_files.collect([file], (), search_paths)
         modules = sources.with_imported(statements.modules, _TASKS)
-        texts = set().union(*map(sources.texts, modules))
-        found.append(_TaskFile(file, statements.macros.get("MIXTURE_OR_TASK_NAME"), modules, texts))
+        own_texts, texts = (set().union(*map(sources.texts, ones)) for ones in (statements.modules, modules))
+        found.append(_TaskFile(file, statements.macros.get("MIXTURE_OR_TASK_NAME"), modules, own_texts, texts))
     return found
 
 
@@ -110,17 +116,36 @@ def _shipped():
     return _task_files(sorted(str(path.relative_to(folder)) for path in folder.glob("gin/tasks/*.gin")))
 
 
+def _to_be_given():
+    """Shipped task files without a task until a user gives them some values -> the names of those."""
+    given = {}
+    for file in _shipped():
+        macros = gin_files.collect([file.file]).macros
+        if required := [name for name, value in macros.items() if value == Macro("gin.REQUIRED")]:
+            given[file.file] = required
+    return given
+
+
 def _file_of(name, files):
-    """The file that names a task, or else the one of those that import it that imports least; None if none does."""
-    having = [file for file in files if file.task == name] or \
-             [file for file in files if sources.is_among(name, file.texts)]
+    """The file that names a task, else the one that imports its module and least besides; None if none does."""
+    having = ([file for file in files if file.task == name]
+              or [file for file in files if sources.is_among(name, file.own_texts)]
+              or [file for file in files if sources.is_among(name, file.texts)])
     return min(having, key=lambda file: len(file.modules)).file if having else None
 
 
-def _apply(arguments, files):
-    """Has gin import the modules of files, and bind what they and the command line bind."""
+def _apply(files, arguments):
+    """Has gin import the modules of files, and bind what they and the command line bind; returns what they say."""
+    statements = gin_files.collect(files, arguments.gin_bindings, arguments.gin_search_paths)
+    gin_files.check_required(statements)
     quiet.import_tensorflow()
     gin_files.apply(files, arguments.gin_bindings)
+    if isinstance(statements.macros.get("MIXTURE_OR_TASK_NAME"), Reference):  # a task that is made when it is asked for
+        try:
+            copy.deepcopy(gin.query_parameter("MIXTURE_OR_TASK_NAME/macro.value"))
+        except (ValueError, TypeError) as error:
+            raise Mistake(first_line(error)) from error
+    return statements
 
 
 def _print_list(tasks, stream):

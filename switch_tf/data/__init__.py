@@ -19,9 +19,12 @@ from switch_tf.data.examples import examples
 from switch_tf.data.fingerprints import fingerprint, vocabulary_fingerprint
 from switch_tf.data.listing import describe, names
 from switch_tf.data.pipeline import check_examples, get_dataset
-from switch_tf.data.providers import check_task, check_vocabulary, keep_jax_on_cpu, vocabulary_size
+from switch_tf.data.providers import check_task, check_vocabulary, vocabulary_size
+from switch_tf.data.seqio_import import keep_jax_on_cpu
+from switch_tf.data.text_records import BadData, TextFile, find_files
+from switch_tf.data.vocabularies import NUM_SENTINELS, get_vocabulary, register_vocabulary
 
-__all__ = ["DatasetDescription", "Evaluator", "FailedMetric", "TaskScores", "average", "check_examples",
-           "check_metrics", "check_task", "check_vocabulary", "describe", "examples", "fingerprint", "get_dataset",
-           "has_metrics", "keep_jax_on_cpu", "names", "names_of_tasks", "vocabulary_fingerprint", "vocabulary_size",
-           "write_records"]
+__all__ = ["BadData", "DatasetDescription", "Evaluator", "FailedMetric", "NUM_SENTINELS", "TaskScores", "TextFile",
+           "average", "check_examples", "check_metrics", "check_task", "check_vocabulary", "describe", "examples",
+           "find_files", "fingerprint", "get_dataset", "get_vocabulary", "has_metrics", "keep_jax_on_cpu", "names",
+           "names_of_tasks", "register_vocabulary", "vocabulary_fingerprint", "vocabulary_size", "write_records"]

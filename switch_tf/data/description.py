@@ -21,6 +21,8 @@ class DatasetDescription:
         pack: bool. Several examples per sequence, told apart by segment ids.
         encoder_only: bool. Features for an encoder without a decoder: inputs in which the last id of the vocabulary
             masks tokens, and targets of the same length.
+        vocabulary: str or None. In place of the task's own: the name of a registered vocabulary, or the path of a
+            SentencePiece model (`get_vocabulary`).
 
     Raises:
         ValueError: no sequences in a batch, or lengths that no model can use.
@@ -33,12 +35,14 @@ class DatasetDescription:
     seed: int = 0
     pack: bool = False
     encoder_only: bool = False
+    vocabulary: str | None = None
 
     def __post_init__(self):
         checks.fields(self, ("mixture_or_task_name", "split"), checks.text)
         object.__setattr__(self, "batch_size", checks.integer("BATCH_SIZE", self.batch_size, 1))
         object.__setattr__(self, "seed", checks.integer("SEED", self.seed, 0))
         checks.fields(self, ("pack", "encoder_only"), checks.flag)
+        checks.optional("VOCABULARY", self.vocabulary, checks.text)
         lengths = checks.lengths("TASK_FEATURE_LENGTHS", self.task_feature_lengths)
         if self.encoder_only and lengths["inputs"] != lengths["targets"]:
             raise ValueError(

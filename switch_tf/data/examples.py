@@ -22,7 +22,7 @@ def examples(description: DatasetDescription, count: int) -> list[dict[str, dict
     """
     check_description(description)
     checks.integer("count", count, at_least=1)
-    provider = get_provider(description.mixture_or_task_name)
+    provider = get_provider(description.mixture_or_task_name, description.vocabulary)
     try:
         check_split(provider, description.split)
         found = read_once(provider, {

@@ -13,8 +13,8 @@ _BLOCK = 64 * 2**10
 def fingerprint(mixture_or_task_name: str, split: str) -> dict[str, str]:
     """Returns "task: file" -> size and hash of every file that a split is read from, by the file's own name.
 
-    A file at a URL counts by its name alone. A source that reads no files may say what it reads by a method
-    `fingerprint(split) -> str`; of one that does neither nothing is known.
+    A file at a URL counts by its name alone. A source may say what it reads besides files, or how it reads them, by a
+    method `fingerprint(split) -> str`; of one that does neither nothing is known.
 
     Args:
         mixture_or_task_name: str. A registered seqio task or mixture.
@@ -29,7 +29,6 @@ def fingerprint(mixture_or_task_name: str, split: str) -> dict[str, str]:
     for task in tasks_of(provider, split):
         if hasattr(task.source, "fingerprint"):
             found[task.name] = task.source.fingerprint(split)
-            continue
         names = [name for name in task.source.list_shards(split) if os.sep in name or os.path.exists(name)]
         folder = os.path.dirname(os.path.commonprefix(names))  # so that a folder can be moved
         files |= {f"{task.name}: {os.path.relpath(name, folder)}": name for name in names}
@@ -38,9 +37,14 @@ def fingerprint(mixture_or_task_name: str, split: str) -> dict[str, str]:
     return found
 
 
-def vocabulary_fingerprint(mixture_or_task_name: str) -> list[str]:
-    """Returns kind, size and, of a SentencePiece model, content of each vocabulary of a task or mixture."""
-    return sorted({_vocabulary(one) for one in vocabularies_of(get_provider(mixture_or_task_name))})
+def vocabulary_fingerprint(mixture_or_task_name: str, vocabulary: str | None = None) -> list[str]:
+    """Returns kind, size and, of a SentencePiece model, content of each vocabulary of a task or mixture.
+
+    Args:
+        mixture_or_task_name: str. A registered seqio task or mixture.
+        vocabulary: str or None, see `get_provider`.
+    """
+    return sorted({_vocabulary(one) for one in vocabularies_of(get_provider(mixture_or_task_name, vocabulary))})
 
 
 def _vocabulary(vocabulary):

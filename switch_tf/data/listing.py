@@ -4,7 +4,8 @@ import glob
 import inspect
 import os
 
-from switch_tf.data.providers import get_provider, import_seqio, vocabularies_of
+from switch_tf.data.providers import get_provider, vocabularies_of
+from switch_tf.data.seqio_import import import_seqio
 
 
 def names() -> list[str]:

@@ -8,8 +8,9 @@ from tensorflow.python.eager import context as eager_context  # the global seed 
 
 from switch_tf import checks
 from switch_tf.data.description import FEATURES, DatasetDescription
-from switch_tf.data.providers import check_split, get_provider, import_seqio, tasks_of
-from switch_tf.messages import first_line
+from switch_tf.data.providers import check_split, get_provider, tasks_of
+from switch_tf.data.seqio_import import import_seqio
+from switch_tf.messages import first_line, sentence_about_data
 
 
 @contextlib.contextmanager
@@ -43,7 +44,7 @@ def get_dataset(description: DatasetDescription) -> tf.data.Dataset:
         ValueError: an unknown name or split, lengths the task cannot use, features the model cannot.
     """
     check_description(description)
-    provider = get_provider(description.mixture_or_task_name)
+    provider = get_provider(description.mixture_or_task_name, description.vocabulary)
     check_split(provider, description.split)
     converter = _feature_converter(provider, description)
     lengths, batch_size = dict(description.task_feature_lengths), description.batch_size
@@ -77,7 +78,7 @@ def check_examples(description: DatasetDescription) -> None:
             for any other split some task must yield one.
     """
     check_description(description)
-    provider, split = get_provider(description.mixture_or_task_name), description.split
+    provider, split = get_provider(description.mixture_or_task_name, description.vocabulary), description.split
     check_split(provider, split)
     converter, lengths = _feature_converter(provider, description), dict(description.task_feature_lengths)
     tasks, found = tasks_of(provider, split), {}
@@ -103,6 +104,8 @@ def check_examples(description: DatasetDescription) -> None:
 
 def failure(task, split, error):
     """One sentence about an exception, with the line of the user's own code that it comes from."""
+    if sentence := sentence_about_data(error):
+        return f"Task {task.name!r}, split {split!r}: {sentence}"
     message = first_line(error).rstrip(".")
     if isinstance(error, ValueError | OSError | RuntimeError):
         return f"Task {task.name!r}, split {split!r}: {message}."

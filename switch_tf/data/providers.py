@@ -1,21 +1,24 @@
 """The seqio tasks and mixtures behind names, and what can be asked of them without reading their data."""
 
+import dataclasses
 import difflib
-import os
-import sys
-
-import keras
 
 from switch_tf import checks
+from switch_tf.data.seqio_import import import_seqio
+from switch_tf.data.vocabularies import get_vocabulary
 
 
-def vocabulary_size(mixture_or_task_name: str) -> int:
+def vocabulary_size(mixture_or_task_name: str, vocabulary: str | None = None) -> int:
     """Returns the number of ids that the vocabulary of a task or mixture has, sentinels included.
+
+    Args:
+        mixture_or_task_name: str. A registered seqio task or mixture.
+        vocabulary: str or None, see `get_provider`.
 
     Raises:
         ValueError: an unknown name, or a vocabulary that cannot be read.
     """
-    vocabularies = vocabularies_of(get_provider(mixture_or_task_name))
+    vocabularies = vocabularies_of(get_provider(mixture_or_task_name, vocabulary))
     try:
         return max(vocabulary.vocab_size for vocabulary in vocabularies)
     except Exception as error:  # SentencePiece, protobuf and TensorFlow each have their own
@@ -37,22 +40,24 @@ def tasks_of(provider, split: str) -> list:
     return [task for task in getattr(provider, "tasks", [provider]) if split in task.splits]
 
 
-def check_vocabulary(mixture_or_task_name: str, vocab_size: int) -> None:
+def check_vocabulary(mixture_or_task_name: str, vocab_size: int, vocabulary: str | None = None) -> None:
     """Refuses a model that has no embedding for some token of the task.
 
     Args:
         mixture_or_task_name: str. A registered seqio task or mixture.
         vocab_size: int. Rows of the model's embedding.
+        vocabulary: str or None, see `get_provider`.
 
     Raises:
-        ValueError: the task's vocabulary is larger.
+        ValueError: the vocabulary is larger, or cannot be read.
     """
     checks.integer("vocab_size", vocab_size, at_least=1)
-    needed = vocabulary_size(mixture_or_task_name)
+    needed = vocabulary_size(mixture_or_task_name, vocabulary)
     if vocab_size < needed:
+        chosen = f" with VOCABULARY {vocabulary!r}" if vocabulary else ""
         raise ValueError(
-            f"The model has vocab_size {vocab_size}, but {mixture_or_task_name!r} has token ids up to {needed - 1}; "
-            f"set SwitchConfig.vocab_size to at least {needed}, or choose a task with a smaller vocabulary."
+            f"The model has vocab_size {vocab_size}, but {mixture_or_task_name!r}{chosen} has token ids up to "
+            f"{needed - 1}; set SwitchConfig.vocab_size to at least {needed}, or choose a smaller vocabulary."
         )
 
 
@@ -82,28 +87,38 @@ def check_split(provider, split: str) -> None:
         raise ValueError(f"{provider.name!r} has the splits {', '.join(splits)}, received {split!r}.")
 
 
-def get_provider(name: str):
-    """Returns the seqio task or mixture of that name."""
-    check_task(name)
-    return import_seqio().get_mixture_or_task(name)
+def get_provider(name: str, vocabulary: str | None = None):
+    """Returns the seqio task or mixture of that name.
 
+    Args:
+        name: str.
+        vocabulary: str or None. In place of the task's own, the one that `get_vocabulary` has by that name or path;
+            what is registered stays as it is.
 
-def import_seqio():
-    """Returns seqio, imported so that its metrics take no accelerator."""
-    keep_jax_on_cpu()
-    import seqio
-
-    return seqio
-
-
-def keep_jax_on_cpu() -> None:
-    """Keeps seqio's metrics, which run on JAX, from taking the accelerator that TensorFlow trains on.
-
-    Does nothing where Keras itself runs on JAX, or where JAX_PLATFORMS is set.
+    Raises:
+        ValueError: an unknown name, a vocabulary that cannot be read, or a task whose source yields ids, not text.
     """
-    if keras.config.backend() != "tensorflow":
-        return
-    os.environ.setdefault("JAX_PLATFORMS", "cpu")
-    jax = sys.modules.get("jax")  # TensorFlow imports it, before anyone could set the variable
-    if jax is not None and not jax.config.jax_platforms:
-        jax.config.update("jax_platforms", os.environ["JAX_PLATFORMS"])
+    check_task(name)
+    provider = import_seqio().get_mixture_or_task(name)
+    return provider if vocabulary is None else _with_vocabulary(provider, get_vocabulary(vocabulary), {})
+
+
+def _with_vocabulary(provider, vocabulary, made):
+    """The same task or mixture with another vocabulary; `made` keeps one object of each, by name."""
+    seqio = import_seqio()
+    if provider.name not in made and isinstance(provider, seqio.Mixture):
+        rates = [(_with_vocabulary(provider._task_map[name], vocabulary, made), rate)
+                 for name, rate in provider.rate_per_task_name.items()]
+        made[provider.name] = seqio.Mixture(provider.name, rates, sample_fn=provider._sample_fn)
+    elif provider.name not in made:
+        features = {
+            name: dataclasses.replace(feature, vocabulary=vocabulary) if _is_text(seqio, feature) else feature
+            for name, feature in provider.output_features.items()}
+        if features == dict(provider.output_features) and vocabulary not in vocabularies_of(provider):
+            raise ValueError(f"{provider.name!r} has ids from its source, not text, so it takes no other VOCABULARY.")
+        made[provider.name] = provider.replace(output_features=features)
+    return made[provider.name]
+
+
+def _is_text(seqio, feature):
+    return type(feature) is seqio.Feature and not isinstance(feature.vocabulary, seqio.PassThroughVocabulary)

@@ -25,7 +25,7 @@ _DATA = {"MIXTURE_OR_TASK_NAME", "TASK_FEATURE_LENGTHS", "BATCH_SIZE", "Run.pack
          "training data"}
 _WITHOUT_EFFECT = {
     "SwitchConfig": ("dispatch", "remat"),
-    "Run": ("model_dir", "initial_checkpoint", "restart_changed_data"),
+    "Run": ("model_dir", "initial_checkpoint", "restart_changed_data", "vocabulary"),  # the content is in "vocabulary"
     "StepSettings": ("num_microbatches", "use_xla"),
 }
 _MACROS = ("mixture_or_task_name", "task_feature_lengths", "train_steps", "batch_size", "log_period", "eval_period",
@@ -70,9 +70,9 @@ def model_fields(saved: dict) -> dict[str, Any]:
 
 def check_weights(saved: dict, new: dict, checkpoint) -> None:
     """Raises ValueError where a new run could not start from the weights of a checkpoint; arguments as of `check`."""
-    if different := [name for name in _differences(saved, new) if name in _MODEL]:
+    if different := [name for name in _differences(saved, new) if name in _MODEL | {"vocabulary"}]:
         raise ValueError(f"The weights of {checkpoint} are of another model: {_told(different, saved, new)}. Use the "
-                         "model file that it was trained with, or another INITIAL_CHECKPOINT.")
+                         "model file and the VOCABULARY that it was trained with, or another INITIAL_CHECKPOINT.")
 
 
 def check(saved: dict, new: dict, checkpoint, restart_changed_data=False) -> tuple[list[str], bool]:

@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from switch_tf import accounting, data, metrics
-from switch_tf.messages import first_line
+from switch_tf.messages import first_line, sentence_about_data
 from switch_tf.training import checkpoint_folders, report, scoring, summaries
 from switch_tf.training.best import Best
 from switch_tf.training.diagnosis import Divergence, first_bad_tensor
@@ -147,8 +147,9 @@ class Training:
         try:
             batches = next(state.iterator)
         except tf.errors.OpError as error:
-            raise OSError(f"The batch after step {state.step} cannot be read ({first_line(error)}); the last good "
-                          f"checkpoint is {self._last_checkpoint()}.") from error
+            reason = (sentence_about_data(error) or first_line(error)).rstrip(".")
+            raise OSError(f"The batch after step {state.step} cannot be read ({reason}); the last good checkpoint is "
+                          f"{self._last_checkpoint()}.") from error
         finally:
             patience.cancel()
         input_wait = time.perf_counter() - asked

@@ -24,6 +24,8 @@ class Run:
         unigram_batches: int. Compare evaluations with the loss of a unigram model counted on so many training batches;
             0 does not.
         pack: bool, several examples in one sequence.
+        vocabulary: str or None. In place of the task's own: "t5", "mt5", "bytes", "docs_corpus", or the path of a
+            SentencePiece model.
         seed: int, of initial weights, order of the data, dropout and jitter.
         initial_checkpoint: str or None. Run folder or checkpoint whose weights a new run starts from.
         restart_changed_data: bool. Where the data are no longer those that the run stopped in, go on from their
@@ -46,6 +48,7 @@ class Run:
     eval_batches: int = 20
     unigram_batches: int = 0
     pack: bool = False
+    vocabulary: str | None = None
     seed: int = 0
     initial_checkpoint: str | None = None
     restart_changed_data: bool = False
@@ -63,8 +66,8 @@ class Run:
         for name, check in (("model_dir", checks.text), ("mixture_or_task_name", checks.text),
                             ("task_feature_lengths", checks.lengths)):
             object.__setattr__(self, name, check(name.upper(), getattr(self, name)))
-        if self.initial_checkpoint is not None:
-            checks.text("INITIAL_CHECKPOINT", self.initial_checkpoint)
+        for name in ("initial_checkpoint", "vocabulary"):
+            checks.optional(name.upper(), getattr(self, name), checks.text)
         if self.best_metric is None:
             if self.patience:
                 raise ValueError(f"PATIENCE ({self.patience}) waits for a better BEST_METRIC; set it, for example to "

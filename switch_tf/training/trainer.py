@@ -51,7 +51,7 @@ class Trainer:
     def _check(self):
         run, config, settings = self.run, self.model.config, self.step_settings
         data.check_task(run.mixture_or_task_name)
-        data.check_vocabulary(run.mixture_or_task_name, config.vocab_size)
+        data.check_vocabulary(run.mixture_or_task_name, config.vocab_size, run.vocabulary)
         check_periods(run, settings)
         trainable.check(settings.trainable, config)
         self.partitioner.check(config.num_parameters, settings.steps_per_call, settings.use_xla)
@@ -72,7 +72,7 @@ class Trainer:
         return continuation.record(
             self.model.config, run, self.step_settings, self.model.dtype_policy.name, self.optimizer,
             data.fingerprint(name, "train"), data.fingerprint(name, "validation") if run.eval_period else {},
-            data.vocabulary_fingerprint(name))
+            data.vocabulary_fingerprint(name, run.vocabulary))
 
     def _check_checkpoints(self):
         """Whether the run may go on from where its folder stands, or start from the weights that it names."""

@@ -14,12 +14,12 @@ import tensorflow as tf
 from hypothesis import strategies as st
 
 from switch_tf.cli import compile as compile_command
-from switch_tf.cli import doctor, main, processes, quiet
+from switch_tf.cli import doctor, main, processes, quiet, vocabulary
 
 TINY = ["gin/models/switch_tiny.gin", "gin/tasks/docs_corpus_bytes.gin", "gin/runs/pretrain.gin"]
 MACROS = ("MODEL_DIR", "TRAIN_STEPS", "BATCH_SIZE", "SEED", "LOG_PERIOD", "EVAL_PERIOD", "CHECKPOINT_PERIOD",
           "INITIAL_CHECKPOINT", "ACTIVATION_DTYPE", "NUM_EXPERTS", "DROPOUT_RATE", "EXPERT_DROPOUT_RATE",
-          "MIXTURE_OR_TASK_NAME", "TASK_FEATURE_LENGTHS", "MESH_SHAPE", "MODEL", "NO_SUCH_MACRO")
+          "MIXTURE_OR_TASK_NAME", "TASK_FEATURE_LENGTHS", "MESH_SHAPE", "MODEL", "VOCABULARY", "NO_SUCH_MACRO")
 PARAMETERS = ("SwitchConfig.d_model", "SwitchConfig.num_heads", "SwitchConfig.d_kv", "SwitchConfig.vocab_size",
               "SwitchConfig.train_capacity_factor", "SwitchConfig.routing_policy", "SwitchConfig.semantics",
               "SwitchConfig.group_size", "SwitchConfig.num_groups_multiple", "SwitchConfig.encoder_sparse_step",
@@ -89,6 +89,10 @@ COMMANDS = {
         st.sampled_from(["--input=empty", "--input=damaged", "--input=nowhere", "--input=", "--input=torn"]),
         st.sampled_from(["--output=new", "--output=damaged", "--output=empty", "--output=", "--output=/dev/null/x"]),
     ).map(list).flatmap(lambda words: _flags("to", "expert_capacity", "json").map(lambda flags: words + flags)),
+    "vocabulary": st.lists(st.sampled_from(["--input=MADE", "--input=gone.txt", "--input=", "--input=.", "--size=400",
+                                            "--output=own.model", "--output=.", "--output=", "--output=gone/x",
+                                            "--json", "--field=0", "--field="]), max_size=4).flatmap(
+        lambda words: _flags("input", "size", "output", "field").map(lambda flags: words + flags)),
     "doctor": _flags("json", "gin_file"),
 }
 
@@ -148,6 +152,8 @@ def faked(monkeypatch, tmp_path):
     monkeypatch.setattr(compile_command, "_search", ask)
     monkeypatch.setattr(many, "ask", lambda questions, say: dict.fromkeys(questions, {"failed": "not compiled"}))
     monkeypatch.setattr(compile_command.compile_text, "table", str)
+    monkeypatch.setattr(vocabulary, "_train", lambda *arguments: None)
+    monkeypatch.setattr(vocabulary, "_characters_per_token", lambda *arguments: 4.0)
     monkeypatch.setattr(doctor, "check_accelerators", lambda: iter(()))
     monkeypatch.setattr(doctor, "check_tensorboard", lambda: iter(()))
     yield tmp_path
@@ -177,7 +183,7 @@ SETTINGS = {"deadline": None, "derandomize": True, "database": None, "phases": [
 
 
 def _fuzz(command, capsys, folder, count):
-    takes_gin = command not in ("doctor", "convert")
+    takes_gin = command not in ("doctor", "convert", "vocabulary")
 
     @hypothesis.settings(max_examples=count, **SETTINGS)
     @hypothesis.given(_files(), st.lists(BINDINGS, max_size=2), COMMANDS[command], st.integers(0, 5))
@@ -195,7 +201,8 @@ def _fuzz(command, capsys, folder, count):
 
 
 @pytest.mark.parametrize(("command", "count"), [("train", 40), ("verify-layout", 25), ("compile", 25), ("inspect", 60),
-                                                ("tasks", 20), ("eval", 25), ("convert", 20), ("doctor", 5)])
+                                                ("tasks", 20), ("eval", 25), ("convert", 20), ("vocabulary", 60),
+                                                ("doctor", 5)])
 def test_wrong_values_are_answered_with_a_sentence(command, count, capsys, faked):
     _fuzz(command, capsys, faked, count)
     with capsys.disabled():

@@ -51,3 +51,14 @@ def test_nothing_that_a_shipped_gin_file_names_is_missing():
 def test_tasks_are_among_the_texts_of_their_module():
     assert "docs_corpus_span_corruption" in sources.texts("switch_tf.tasks.docs_corpus")
     assert "mc4_span_corruption" in sources.texts("switch_tf.tasks.mc4")
+
+
+def test_the_modules_that_a_task_module_imports_count_with_it():
+    found = sources.with_imported({"switch_tf.tasks.multi_task", "__gin__.dynamic_registration"}, "switch_tf.tasks")
+    assert {"switch_tf.tasks.multi_task", "switch_tf.tasks.glue", "switch_tf.tasks.prepared_tfds"} <= found
+    assert "switch_tf.tasks.arc" not in found and "switch_tf.tasks.NOBODY" not in found
+
+
+def test_a_task_is_known_by_itself_or_with_its_mixture():
+    assert sources.is_among("a", {"a"}) and sources.is_among("a.b", {"a"})
+    assert not sources.is_among("ab", {"a", ""}) and not sources.is_among(".b", {""})

@@ -9,7 +9,7 @@ from switch_tf.tasks import corpora, train_vocabulary, vocabularies
 def test_the_shipped_model_is_what_the_script_makes():
     paragraphs = [paragraph for text in corpora.docs_corpus("train") for paragraph in text.split("\n")]
     model = pathlib.Path(vocabularies.docs_corpus().sentencepiece_model_file)
-    assert train_vocabulary.train(paragraphs) == model.read_bytes()
+    assert train_vocabulary.train(paragraphs, train_vocabulary.NUM_PIECES) == model.read_bytes()
 
 
 def test_sizes_are_those_of_the_presets():

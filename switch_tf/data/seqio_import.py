@@ -1,0 +1,27 @@
+"""seqio, imported when a function needs it, so that its metrics take no accelerator."""
+
+import os
+import sys
+
+import keras
+
+
+def import_seqio():
+    """Returns seqio, imported so that its metrics take no accelerator."""
+    keep_jax_on_cpu()
+    import seqio
+
+    return seqio
+
+
+def keep_jax_on_cpu() -> None:
+    """Keeps seqio's metrics, which run on JAX, from taking the accelerator that TensorFlow trains on.
+
+    Does nothing where Keras itself runs on JAX, or where JAX_PLATFORMS is set.
+    """
+    if keras.config.backend() != "tensorflow":
+        return
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    jax = sys.modules.get("jax")  # TensorFlow imports it, before anyone could set the variable
+    if jax is not None and not jax.config.jax_platforms:
+        jax.config.update("jax_platforms", os.environ["JAX_PLATFORMS"])

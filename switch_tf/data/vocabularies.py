@@ -1,0 +1,88 @@
+"""The vocabulary that a run chooses: the name of a registered one, or the path of a SentencePiece model."""
+
+import functools
+from collections.abc import Callable
+
+import sentencepiece
+import tensorflow as tf
+
+from switch_tf import checks
+from switch_tf.choices import nearest
+from switch_tf.data.seqio_import import import_seqio
+from switch_tf.messages import first_line
+
+# The ids that span corruption puts in place of a span. They are the last of a vocabulary, <extra_id_0> the very last.
+NUM_SENTINELS = 100
+_makers: dict[str, Callable] = {}
+
+
+def register_vocabulary(name: str, make: Callable) -> None:
+    """Lets runs choose a vocabulary by a name.
+
+    Args:
+        name: str.
+        make: function to a seqio vocabulary, always the same object; called when the vocabulary is first needed.
+    """
+    if not callable(make):
+        raise ValueError(f"A vocabulary is registered with a function that makes it, not {checks.shown(make)}.")
+    _makers[checks.text("The name of a vocabulary", name)] = make
+
+
+def get_vocabulary(name: str):
+    """Returns the seqio vocabulary of that name or path, always the same object.
+
+    Args:
+        name: str. A registered name, or the path of a SentencePiece model here or at gs://. To a file without
+            sentinels 100 are added; a file that holds them has them at the end, as mT5's has.
+
+    Raises:
+        ValueError: neither, or a model that cannot serve here.
+    """
+    checks.text("VOCABULARY", name)
+    return _makers[name]() if name in _makers else _of_file(name)
+
+
+@functools.cache
+def _of_file(path):
+    names = ", ".join(sorted(_makers)) or "none is registered"
+    try:
+        with tf.io.gfile.GFile(path, "rb") as file:
+            content = file.read()
+        pieces = sentencepiece.SentencePieceProcessor(model_proto=content) if content else None
+    except (tf.errors.OpError, UnicodeError) as error:
+        reason = "there is no such file" if isinstance(error, tf.errors.NotFoundError) else first_line(error)
+        raise ValueError(f"VOCABULARY {path!r} is no registered vocabulary ({names}), and no SentencePiece model that "
+                         f"can be read: {reason}.{nearest(path, _makers)}") from error
+    except RuntimeError as error:  # SentencePiece's own, which names its source file
+        raise ValueError(_NO_MODEL.format(path)) from error
+    if not pieces or not pieces.get_piece_size():
+        raise ValueError(_NO_MODEL.format(path))
+    _check_control_ids(path, pieces)
+    return import_seqio().SentencePieceVocabulary(path, 0 if _holds_sentinels(path, pieces) else NUM_SENTINELS)
+
+
+_NO_MODEL = ("VOCABULARY {!r} is no SentencePiece model, or a damaged one; `switch-tf vocabulary` trains one, and "
+             "files of other kinds (vocab.txt, tokenizer.json) do not serve.")
+
+
+def _check_control_ids(path, pieces):
+    """Padding has to be 0, which models mask; an end of sequence has to exist."""
+    if pieces.pad_id() != 0 or pieces.eos_id() < 1:
+        found = ", ".join(f"{name} {pieces.piece_to_id(name)}" for name in ("<unk>", "<s>", "</s>", "<pad>")
+                          if pieces.id_to_piece(pieces.piece_to_id(name)) == name)
+        raise ValueError(f"A vocabulary needs padding at id 0 and an end of sequence, and VOCABULARY {path!r} has "
+                         f"{found or 'neither'}; `switch-tf vocabulary` trains one that fits.")
+
+
+def _holds_sentinels(path, pieces):
+    size, held = pieces.get_piece_size(), {}
+    for number in (0, NUM_SENTINELS - 1):
+        ids = [pieces.piece_to_id(f"{start}<extra_id_{number}>") for start in ("▁", "")]
+        held[number] = next((id_ for id_ in ids if id_ != pieces.unk_id()), None)
+    if held[0] is None:
+        return False
+    if held != {0: size - 1, NUM_SENTINELS - 1: size - NUM_SENTINELS}:
+        raise ValueError(f"VOCABULARY {path!r} holds <extra_id_0> as id {held[0]} of {size}; sentinels have to be the "
+                         f"last {NUM_SENTINELS} ids, <extra_id_0> the very last. Use the file without any, to which "
+                         "they are added.")
+    return True

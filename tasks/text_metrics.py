@@ -1,0 +1,46 @@
+"""Metrics of text against text by the names that `METRICS` of a gin file may hold; t5's wherever it has them."""
+
+from collections.abc import Callable, Sequence
+
+from switch_tf.choices import check_choice
+
+NAMES = ("accuracy", "f1", "sequence_accuracy", "edit_distance", "bleu", "rouge", "squad", "trivia_qa")
+
+
+def metric_functions(names: str | Sequence[str]) -> list[Callable]:
+    """Returns seqio's metric functions, of `targets` and `predictions`, both lists of str; values in percent.
+
+    Args:
+        names: any of `NAMES`, or one of them. "f1" is the mean F1 of the labels, "squad" and "trivia_qa" exact match
+            and F1 of words, after their own normalisation.
+
+    Raises:
+        ValueError: another name.
+    """
+    from t5.evaluation import metrics  # which takes a second, and a run without evaluation needs none
+
+    names = [names] if isinstance(names, str) else names
+    if not isinstance(names, list | tuple):
+        raise ValueError(f"METRICS must be a list of names, not {names!r}.")
+    for name in names:
+        check_choice("METRICS", name, NAMES)
+    own = {"f1": _mean_f1, "squad": _with_one_answer(metrics.squad), "trivia_qa": _with_one_answer(metrics.trivia_qa)}
+    return [own.get(name) or getattr(metrics, name) for name in names]
+
+
+def _mean_f1(targets, predictions):
+    """F1 of each label among the targets, averaged; any other prediction is wrong."""
+    import sklearn.metrics
+
+    score = sklearn.metrics.f1_score(targets, predictions, labels=sorted(set(targets)), average="macro",
+                                     zero_division=0)
+    return {"f1": 100 * float(score)}
+
+
+def _with_one_answer(metric):
+    """A metric that takes several right answers, of one."""
+    def measure(targets, predictions):
+        return metric([[target] for target in targets], predictions)
+
+    measure.__name__ = metric.__name__
+    return measure

@@ -1,0 +1,169 @@
+"""What stands in files of text, piece by piece, and the sentences about what cannot be used."""
+
+import csv
+import gzip
+import io
+import json
+
+import pytest
+
+from switch_tf import data
+from switch_tf.data import text_records
+
+ROWS = [("a", "first text"), ("b", 'with a "quote", a comma'), ("c", "naïve ☃"), ("d", "x" * 50), ("e", "last")]
+
+
+def _csv(rows, ending="\n"):
+    text = io.StringIO()
+    csv.writer(text, lineterminator=ending).writerows(rows)
+    return text.getvalue()
+
+
+CONTENTS = {
+    "a.jsonl": "".join(json.dumps({"id": id_, "text": text}) + "\n" for id_, text in ROWS),
+    "b.json": "\n".join(json.dumps({"text": text, "n": 5}, ensure_ascii=False) for _, text in ROWS),
+    "c.tsv": "\n".join(f"{id_}\t{text}" for id_, text in [("id", "text"), *ROWS]) + "\n",
+    "d.csv": _csv([("id", "text"), *ROWS]),
+    "e.txt": "".join(f"{text}\r\n\r\n" for _, text in ROWS),
+    "f.csv": "\ufeff" + _csv([("text", "id"), *((text, id_) for id_, text in ROWS)], "\r\n"),
+}  # fmt: skip
+
+
+def _write(folder, name, content):
+    content = content if isinstance(content, bytes) else content.encode()
+    path = folder / name
+    path.write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
+    return str(path)
+
+
+def _all(file):
+    found = list(file.all())
+    return [row for texts, _ in found for row in texts], [sentence for _, bad in found for sentence in bad]
+
+
+@pytest.mark.parametrize("piece", [2**20, 7])
+@pytest.mark.parametrize("packed", ["", ".gz"])
+@pytest.mark.parametrize("name", CONTENTS)
+def test_every_kind_of_file_has_the_same_texts_however_it_is_cut(tmp_path, monkeypatch, name, packed, piece):
+    monkeypatch.setattr(text_records, "PIECE", piece)
+    file = data.TextFile(_write(tmp_path, name + packed, CONTENTS[name]), ["text"])
+    assert _all(file) == ([(text,) for _, text in ROWS], [])
+    if not packed:
+        assert (len(file.pieces()) > 3) == (piece == 7)
+
+
+def test_several_fields_come_in_the_order_in_which_they_are_asked_for(tmp_path):
+    for name in ("a.jsonl", "c.tsv", "d.csv", "f.csv"):
+        file = data.TextFile(_write(tmp_path, name, CONTENTS[name]), ["text", "id"])
+        assert _all(file)[0] == [(text, id_) for id_, text in ROWS]
+
+
+def test_a_table_without_a_header_has_numbers_for_columns(tmp_path):
+    file = data.TextFile(_write(tmp_path, "cola.tsv", 'gj04\t1\t\tThe "ship" sank.\ngj05\t0\t*\tSank "ship\n'), [3, 1])
+    assert _all(file) == ([('The "ship" sank.', "1"), ('Sank "ship', "0")], [])
+
+
+@pytest.mark.parametrize("piece", [2**20, 7])
+@pytest.mark.parametrize("packed", ["", ".gz"])
+def test_a_cell_of_csv_may_have_several_lines_and_lines_are_still_counted_right(tmp_path, monkeypatch, packed, piece):
+    monkeypatch.setattr(text_records, "PIECE", piece)
+    content = _csv([("id", "text"), ("1", 'two\nlines, "quoted"'), ("2", "more\n\nthan two"), ("3",), ("4", "end")])
+    file = data.TextFile(_write(tmp_path, f"a.csv{packed}", content), ["text"])
+    texts, [sentence] = _all(file)
+    assert texts == [('two\nlines, "quoted"',), ("more\n\nthan two",), ("end",)]
+    # The header, two lines, three lines: the short row is the seventh.
+    assert sentence.endswith(f"a.csv{packed}, line 7: it has 1 column and needs 2, as the header has.")
+
+
+BAD = {
+    "no_json.jsonl": (b'{"text": "a"}\n{"text": "b",}\n', "it is no JSON ("),
+    "cut.jsonl": (b'{"text": "a"}\n{"text": "b', "it is no JSON (Unterminated string starting at, column 10)"),
+    "array.json": (b'\n["a", "b"]\n', "it must be an object such as {\"text\": \"...\"}, not ['a', 'b']."),
+    "other.jsonl": (b'{"text": "a"}\n{"txt": "b", "n": 1}\n', "it has no field 'text', only 'txt', 'n'."),
+    "number.jsonl": (b'{"text": "a"}\n{"text": 5}\n', "the field 'text' must be text, not 5."),
+    "nothing.jsonl": (b'{"text": "a"}\n{"text": null}\n', "the field 'text' must be text, not None."),
+    "half.jsonl": (b'{"text": "a"}\n{"text": "b \\ud83d"}\n',
+                   "the field 'text' has half of a surrogate pair ('\\ud83d'), which is no character."),
+    "digits.jsonl": (b'{"text": "a"}\n{"text": ' + b"1" * 5000 + b"}\n", "it is no JSON that can be read ("),
+    "deep.jsonl": (b'{"text": "a"}\n' + b"[" * 100_000 + b"\n", "it is no JSON that can be read ("),
+    "latin.txt": (b"a\nna\xefve\n", "it is not UTF-8 (byte 0xef after 2 others)."),
+    "latin.csv": (b"text\nna\xefve\n", "it is not UTF-8 (byte 0xef after 2 others)."),
+    "few.tsv": (b"text\tlabel\nonly one\n", "it has 1 column and needs 2, as the header has."),
+    "many.csv": (b"text,label\na,b,c\n", "it has 3 columns and needs 2, as the header has."),
+    "open.csv": (b'text,label\n"a,b\nc,d\n', "it is no CSV (unexpected end of data): a quotation mark is not closed"),
+    "inner.csv": (b'text,label\n"a"b,c\n', "it is no CSV (',' expected after '\"'): a quotation mark is not closed"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_what_cannot_be_used_is_told_with_file_and_line(tmp_path, name):
+    content, sentence = BAD[name]
+    path = _write(tmp_path, name, content)
+    [told] = _all(data.TextFile(path, ["text"]))[1]
+    assert told.startswith(f"{path}, line 2: {sentence.rstrip('.')}") and told.endswith(".")
+    assert "\n" not in told
+
+
+def test_reading_goes_on_after_what_cannot_be_used(tmp_path):
+    path = _write(tmp_path, "a.csv", b'text\n"a"b\nna\xefve\nfine\n')
+    texts, bad = _all(data.TextFile(path, ["text"]))
+    assert texts == [("fine",)] and [sentence.split(": ")[0] for sentence in bad] == [
+        f"{path}, line 2", f"{path}, line 3"]
+
+
+@pytest.mark.parametrize(("name", "content", "fields", "message"), [
+    ("a.docx", b"x", ["text"], "ends in none of .txt, .jsonl, .json, .tsv, .csv, with or without .gz"),
+    ("a.tsv", b"inputs\ttarget\n", ["inputs", "targets"],
+     "line 1: the header has no column 'targets', only 'inputs', 'target'. Did you mean 'target'?"),
+    ("a.csv", b"", ["text"], "line 1: there is no header with the names of the columns."),
+    ("a.csv", b"\xff\xfe", ["text"], "line 1: the header cannot be read"),
+    ("a.txt", b"a\n", ["inputs", "targets"], "has one text a line, but 2 fields are asked for (inputs, targets)"),
+    ("a.jsonl", b"{}\n", [0], "must be names, not 0."),
+    ("a.tsv", b"a\tb\n", ["a", 1], "must be names of its header, or numbers of columns from 0, not 'a', 1."),
+    ("a.tsv", b"a\tb\n", [-1], "or numbers of columns from 0, not -1."),
+    ("gone/a.txt", None, ["text"], "gone/a.txt cannot be read: No such file or directory."),
+])  # fmt: skip
+def test_a_file_that_has_not_what_is_asked_for_is_refused_when_it_is_opened(tmp_path, name, content, fields, message):
+    path = str(tmp_path / name) if content is None else _write(tmp_path, name, content)
+    with pytest.raises(ValueError) as raised:
+        data.TextFile(path, fields)
+    assert message in str(raised.value) and name in str(raised.value)
+
+
+def test_a_packed_file_that_is_none_or_is_cut_off_is_told(tmp_path):
+    (tmp_path / "plain.txt.gz").write_bytes(b"not packed\n")
+    (tmp_path / "cut.txt.gz").write_bytes(gzip.compress(b"".join(b"%d\n" % n for n in range(9999)))[:-2000])
+    with pytest.raises(data.BadData, match=r"plain.txt.gz cannot be read: Not a gzipped file"):
+        _all(data.TextFile(str(tmp_path / "plain.txt.gz"), ["text"]))
+    with pytest.raises(data.BadData, match=r"cut.txt.gz cannot be read: Compressed file ended before"):
+        _all(data.TextFile(str(tmp_path / "cut.txt.gz"), ["text"]))
+
+
+def test_a_packed_file_goes_on_from_any_place_where_a_piece_ended(tmp_path, monkeypatch):
+    monkeypatch.setattr(text_records, "PIECE", 20)
+    path = _write(tmp_path, "a.txt.gz", "".join(f"line {n}\n" for n in range(20)))
+    [(place, end)] = data.TextFile(path, ["text"]).pieces()
+    whole, places = data.TextFile(path, ["text"]), []
+    while place >= 0:
+        places.append((place, *whole.read(place, end)))
+        place = places[-1][-1]
+    assert len(places) > 5
+    for place, *found in reversed(places):
+        assert list(data.TextFile(path, ["text"]).read(place, end)) == found
+        assert list(whole.read(place, end)) == found
+
+
+def test_files_are_found_by_paths_globs_and_lists_each_once(tmp_path):
+    for name in ("b.txt", "a.txt", "[1].txt"):
+        _write(tmp_path, name, "x\n")
+    paths = [str(tmp_path / name) for name in ("[1].txt", "a.txt", "b.txt")]
+    assert data.find_files("FILES", str(tmp_path / "*.txt")) == paths
+    assert data.find_files("FILES", [paths[0], str(tmp_path / "?.txt"), paths[1]]) == paths
+    for wrong, message in (
+            (str(tmp_path / "*.csv"), r"FILES: there is no file '.*\*.csv'"),
+            (str(tmp_path), r"FILES: '.*' is a folder; name its files, for example"),
+            ([], r"FILES must be a path, a glob, or a list of them, not \[\]"),
+            (None, "FILES must be a path, a glob, or a list of them, not None"),
+            ([""], "FILES must be text that is not empty")):
+        with pytest.raises(ValueError, match=message):
+            data.find_files("FILES", wrong)
