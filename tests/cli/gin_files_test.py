@@ -57,3 +57,12 @@ def test_a_macro_that_nothing_uses_is_refused_with_the_nearest_that_is_used(tmp_
     (tmp_path / "mine.gin").write_text("include 'gin/models/switch_tiny.gin'\nDROPUT_RATE = 0.3\n")
     with pytest.raises(Mistake, match="DROPUT_RATE is set but nothing uses it. Did you mean 'DROPOUT_RATE'?"):
         gin_files.parse([str(tmp_path / "mine.gin")])
+
+
+def test_a_module_that_fails_when_it_is_imported_is_told_in_a_sentence(tmp_path, monkeypatch):
+    """SentencePiece raises RuntimeError where a user's own module reads a damaged vocabulary."""
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "my_failing_tasks.py").write_text("raise RuntimeError('Internal: could not parse ModelProto')\n")
+    (tmp_path / "mine.gin").write_text("from __gin__ import dynamic_registration\nimport my_failing_tasks\n")
+    with pytest.raises(Mistake, match="mine.gin: Internal: could not parse ModelProto"):
+        gin_files.parse([str(tmp_path / "mine.gin")])

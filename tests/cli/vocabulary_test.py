@@ -58,7 +58,7 @@ def test_sizes_that_the_text_does_not_allow_are_refused_and_nothing_is_left(caps
 
 @pytest.mark.parametrize(("words", "message"), [
     (["--input", "gone.txt"], "--input: there is no file 'gone.txt'"),
-    (["--input", "b.csv"], "b.csv, line 1: the header has no column 'text', only 'id', 'body'."),
+    (["--input", "b.csv"], "b.csv, line 1: the header has no column 'text', only 'id', 'body';"),
     (["--input", "b.csv", "--field", "0", "body"], "must be names of its header, or numbers of columns from 0"),
     (["--input", "bad.jsonl"], "bad.jsonl, line 1: the field 'text' must be text, not 5."),
     (["--input", "empty.txt"], "There is no text in empty.txt."),

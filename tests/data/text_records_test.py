@@ -114,13 +114,16 @@ def test_reading_goes_on_after_what_cannot_be_used(tmp_path):
 @pytest.mark.parametrize(("name", "content", "fields", "message"), [
     ("a.docx", b"x", ["text"], "ends in none of .txt, .jsonl, .json, .tsv, .csv, with or without .gz"),
     ("a.tsv", b"inputs\ttarget\n", ["inputs", "targets"],
-     "line 1: the header has no column 'targets', only 'inputs', 'target'. Did you mean 'target'?"),
+     "line 1: the header has no column 'targets', only 'inputs', 'target'; a table without a header has numbers of "
+     "columns from 0. Did you mean 'target'?"),
     ("a.csv", b"", ["text"], "line 1: there is no header with the names of the columns."),
     ("a.csv", b"\xff\xfe", ["text"], "line 1: the header cannot be read"),
-    ("a.txt", b"a\n", ["inputs", "targets"], "has one text a line, but 2 fields are asked for (inputs, targets)"),
+    ("a.txt", b"a\n", ["inputs", "targets"], "a.txt cannot be read so: it has one text a line, but 2"),
     ("a.jsonl", b"{}\n", [0], "must be names, not 0."),
     ("a.tsv", b"a\tb\n", ["a", 1], "must be names of its header, or numbers of columns from 0, not 'a', 1."),
     ("a.tsv", b"a\tb\n", [-1], "or numbers of columns from 0, not -1."),
+    ("a.tsv", b"a\tb\n", [True], "or numbers of columns from 0, not True."),
+    ("a.jsonl", b"{}\n", [["a"]], "its fields must be names, not ['a']."),
     ("gone/a.txt", None, ["text"], "gone/a.txt cannot be read: No such file or directory."),
 ])  # fmt: skip
 def test_a_file_that_has_not_what_is_asked_for_is_refused_when_it_is_opened(tmp_path, name, content, fields, message):

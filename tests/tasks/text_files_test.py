@@ -88,7 +88,7 @@ WRONG = {
     "missing field": ("a.jsonl", FINE + '{"inputs": "a", "target": "b"}\n',
                       "a.jsonl, line 41: it has no field 'targets', only 'inputs', 'target'. Mend it"),
     "missing column": ("a.csv", "inputs,target\na,b\n",
-                       "a.csv, line 1: the header has no column 'targets', only 'inputs', 'target'. Did you mean"),
+                       "a.csv, line 1: the header has no column 'targets', only 'inputs', 'target'; a table without"),
     "number": ("a.jsonl", FINE + '{"inputs": "a", "targets": 1}\n',
                "a.jsonl, line 41: the field 'targets' must be text, not 1. Mend it"),
     "broken JSON": ("a.jsonl", FINE + '{"inputs": "a", "targets": "b"\n',
@@ -102,7 +102,7 @@ WRONG = {
     "cut off": ("a.jsonl.gz", gzip.compress(FINE.encode())[:-9], "a.jsonl.gz cannot be read: Compressed file ended"),
     "empty": ("a.jsonl", "", "Split 'train' of 'text_to_text_files' yields no example, read once"),
     "nothing to hold out": ("a.jsonl", FINE, "of 'text_to_text_files' yields no example, read once"),
-    "one text a line": ("a.txt", "a\n", "'a.txt' has one text a line, but 2 fields are asked for (inputs, targets)"),
+    "one text a line": ("a.txt", "a\n", "a.txt cannot be read so: it has one text a line, but 2 fields are asked for"),
 }  # fmt: skip
 
 

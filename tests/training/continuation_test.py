@@ -110,12 +110,19 @@ def test_a_checkpoint_without_a_record_is_told_and_goes_on():
     assert continuation.check({}, _record(), "step_1", restart_changed_data=True)[1]
 
 
-def test_weights_to_start_from_need_the_same_model_alone():
+def test_weights_to_start_from_need_the_same_model_and_vocabulary_alone():
     other_data = _record(run=_changed(RUN, batch_size=8), optimizer=keras.optimizers.AdamW(), files={})
     continuation.check_weights(other_data, _record(), "step_1")
     continuation.check_weights({}, _record(), "step_1")
     with pytest.raises(ValueError, match="num_encoder_layers was 6 and is 4. .* or another INITIAL_CHECKPOINT"):
         continuation.check_weights(_record(), _record(_changed(CONFIG, num_encoder_layers=4)), "step_1")
+    with pytest.raises(ValueError, match=r"vocabulary was \['bytes'\] and is \['pieces'\]. Use .* the VOCABULARY that"):
+        continuation.check_weights(_record(), _record(vocabulary=("pieces",)), "step_1")
+
+
+def test_a_vocabulary_that_was_moved_is_the_same():
+    moved = _record(run=_changed(RUN, vocabulary="elsewhere.model"))
+    assert continuation.check(_record(), moved, "step_1") == ([], False)
 
 
 def test_a_schedule_that_cannot_be_saved_is_known_by_its_kind():

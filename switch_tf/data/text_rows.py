@@ -1,0 +1,184 @@
+"""Rows of text files, lines, JSON objects, cells between tabs or of CSV, and the texts of their fields."""
+
+import csv
+import itertools
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from switch_tf import checks
+from switch_tf.choices import nearest
+from switch_tf.messages import first_line
+
+KINDS = {".txt": "lines", ".jsonl": "json", ".json": "json", ".tsv": "tsv", ".csv": "csv"}
+# A document is longer than csv's own limit; one that exceeds this is what follows a quotation mark that is not closed.
+_LONGEST_CELL = 2**24  # characters
+
+
+class Fault(Exception):
+    """Why a row cannot be used, without an end of sentence."""
+
+
+class Example(NamedTuple):
+    """What was read of one row.
+
+    `texts`: None where it cannot be used, because of `fault`; `line`: its first of those that were read, from 1; `end`:
+    how many bytes were read up to its end.
+    """
+
+    texts: tuple[str, ...] | None
+    fault: str
+    line: int
+    end: int
+
+
+class Rows:
+    """How rows of a kind are read, and where their fields are.
+
+    Args:
+        kind: str, one of the values of `KINDS`.
+        fields: str or int, keys of JSON objects, columns of a table by its header, or by numbers from 0 without one.
+
+    Raises:
+        Fault: such fields are not in this kind of file.
+    """
+
+    def __init__(self, kind: str, fields: Sequence[str | int]):
+        self._kind, self._fields = kind, tuple(fields)
+        self._is_table = kind in ("tsv", "csv")
+        numbers = [isinstance(field, int) and not isinstance(field, bool) for field in self._fields]
+        if kind == "lines" and len(self._fields) > 1:
+            raise Fault(f"it has one text a line, but {len(self._fields)} fields are asked for "
+                        f"({', '.join(map(str, self._fields))}); use .jsonl, .tsv or .csv files")
+        are_names = all(isinstance(field, str) for field in self._fields)
+        if not are_names and not (self._is_table and all(numbers) and min(self._fields) >= 0):
+            allowed = "names of its header, or numbers of columns from 0" if self._is_table else "names"
+            raise Fault(f"its fields must be {allowed}, not {', '.join(map(checks.shown, self._fields))}")
+        self.has_header = self._is_table and are_names
+        self._header, self._columns = None, self._fields
+
+    def take_header(self, first: bytes, others: Iterable[bytes]) -> int:
+        """Finds the columns; returns how many bytes the header has.
+
+        Raises:
+            Fault: there is none, or not with these columns; a whole sentence.
+        """
+        if not first.strip():
+            raise Fault("there is no header with the names of the columns.")
+        lines = _Lines(itertools.chain([first], others))
+        try:
+            self._header = next(self._split(lines))
+        except (UnicodeDecodeError, csv.Error) as error:
+            raise Fault(f"the header cannot be read ({error}).") from error
+        for field in self._fields:
+            if field not in self._header:
+                raise Fault(f"the header has no column {field!r}, only {_some(self._header)}; a table without a header "
+                            f"has numbers of columns from 0.{nearest(field, self._header)}")
+        self._columns = [self._header.index(field) for field in self._fields]
+        return lines.bytes
+
+    def read(self, lines: Iterable[bytes]) -> Iterator[Example]:
+        """Yields what is in lines, with their ends, that begin where a row does; empty ones are passed over."""
+        read = _Lines(lines)
+        rows = self._split(read)
+        while True:
+            line, texts, fault = read.count + 1, None, ""
+            try:
+                row = next(rows)
+                texts = self._texts_of(row)
+            except StopIteration:
+                return
+            except UnicodeDecodeError as error:
+                fault = f"it is not UTF-8 (byte 0x{error.object[error.start]:02x} after {error.start} others)"
+            except csv.Error as error:
+                fault = f"it is no CSV ({error}): a quotation mark is not closed, or not doubled within a cell"
+            except Fault as error:
+                fault = str(error)
+            if texts or fault:
+                yield Example(texts, fault, line, read.bytes)
+
+    def _split(self, lines):
+        if self._kind == "csv":
+            csv.field_size_limit(_LONGEST_CELL)
+            return csv.reader(lines, strict=True)
+        return _Cells(lines) if self._kind == "tsv" else lines
+
+    def _texts_of(self, row):
+        """The texts of a line or of a row of cells, None where it is empty."""
+        if self._kind == "lines":
+            text = row.rstrip("\r\n")
+            return (text,) if text.strip() else None
+        if self._kind == "json":
+            return self._texts_of_json(row) if row.strip() else None
+        if not row:
+            return None
+        columns = len(self._header) if self._header else max(self._columns) + 1
+        if len(row) < columns or (self._header and len(row) > columns):
+            expected = f"{columns}, as the header has" if self._header else f"at least {columns}"
+            raise Fault(f"it has {len(row)} column{'s' * (len(row) > 1)} and needs {expected}")
+        return tuple(row[column] for column in self._columns)
+
+    def _texts_of_json(self, row):
+        try:
+            example = json.loads(row.rstrip("\r\n"))
+        except json.JSONDecodeError as error:
+            raise Fault(f"it is no JSON ({error.msg}, column {error.colno}), and a line is one whole object"
+                         ) from error
+        except (ValueError, RecursionError) as error:  # a number of too many digits, too many brackets
+            raise Fault(f"it is no JSON that can be read ({first_line(error)})") from error
+        if not isinstance(example, dict):
+            raise Fault(f"it must be an object such as {json.dumps({self._fields[0]: '...'})}, not "
+                         f"{checks.shown(example)}")
+        for field in self._fields:
+            if field not in example:
+                raise Fault(f"it has no field {field!r}, {f'only {_some(example)}' if example else 'nor any other'}")
+            if not isinstance(example[field], str):
+                raise Fault(f"the field {field!r} must be text, not {checks.shown(example[field])}")
+            if not example[field].isascii():
+                _check_encodable(field, example[field])
+        return tuple(example[field] for field in self._fields)
+
+
+class _Lines:
+    """Decodes lines of bytes, and counts them. Goes on after one that is not UTF-8, as a generator would not."""
+
+    def __init__(self, lines):
+        self._lines = iter(lines)
+        self.count = self.bytes = 0
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        line = next(self._lines)
+        self.count += 1
+        self.bytes += len(line)
+        return line.decode()
+
+
+class _Cells:
+    """The cells of lines that are separated by tabs, in which quotation marks mean nothing."""
+
+    def __init__(self, lines):
+        self._lines = lines
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        line = next(self._lines).rstrip("\r\n")
+        return line.split("\t") if line.strip() else []
+
+
+def _check_encodable(field, text):
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise Fault(f"the field {field!r} has half of a surrogate pair ({text[error.start]!r}), which is no "
+                     "character") from error
+
+
+def _some(names):
+    """Names in quotes, the first eight of many."""
+    names = list(names)
+    return ", ".join(map(repr, names[:8])) + f" and {len(names) - 8} more" * (len(names) > 8)
