@@ -70,7 +70,7 @@ class Evaluator:
     def __init__(self, description: DatasetDescription, num_examples: int | None = None):
         seqio = import_seqio()
         name, split = description.mixture_or_task_name, description.split
-        provider = get_provider(name)
+        provider = get_provider(name, description.vocabulary)
         check_split(provider, split)
         self._kinds = seqio.metrics.ModelOutputType
         tasks = [task for task in tasks_of(provider, split) if task.metric_objs]
@@ -79,9 +79,9 @@ class Evaluator:
                              "loss.")
         check_metrics(name, split)
         self._batch_size = description.batch_size
-        with _quiet():
+        with _quiet(), _registered(provider) as registered:
             self._evaluator = seqio.Evaluator(
-                name, seqio.EncDecFeatureConverter(pack=False), split, sequence_length=dict(
+                registered, seqio.EncDecFeatureConverter(pack=False), split, sequence_length=dict(
                     description.task_feature_lengths), num_examples=num_examples)
         self.num_examples = {task.name: int(self._evaluator.cached_task_datasets[task.name].cardinality())
                              for task in tasks}
@@ -139,6 +139,19 @@ class Evaluator:
         for record, score in zip(records, outputs.get(self._kinds.SCORE, ()), strict=False):
             record["score"] = float(score)
         return records
+
+
+@contextlib.contextmanager
+def _registered(provider):
+    """Within this scope a task or mixture has the name that is handed out: one with another vocabulary has none."""
+    seqio = import_seqio()
+    registry = seqio.MixtureRegistry if isinstance(provider, seqio.Mixture) else seqio.TaskRegistry
+    name = f"{provider.name} as evaluated"
+    registry.add_provider(name, provider)
+    try:
+        yield name
+    finally:
+        registry.remove(name)
 
 
 @contextlib.contextmanager

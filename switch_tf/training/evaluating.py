@@ -8,6 +8,7 @@ from tqdm import tqdm
 
 from switch_tf import data
 from switch_tf.training import checkpoints, split_evaluation
+from switch_tf.training.state import description_of_data
 
 
 class Evaluating:
@@ -29,13 +30,12 @@ class Evaluating:
     def __init__(self, described, split, num_examples, output):
         run, config, partitioner = described.run, described.config, described.partitioner
         data.check_task(run.mixture_or_task_name)
-        data.check_vocabulary(run.mixture_or_task_name, config.vocab_size)
+        data.check_vocabulary(run.mixture_or_task_name, config.vocab_size, run.vocabulary)
         num_pieces = partitioner.layout.num_pieces("batch")
         if run.batch_size % num_pieces:
             raise ValueError(f"BATCH_SIZE must be a multiple of {num_pieces}, the devices that a batch is split over, "
                              f"not {run.batch_size}.")
-        description = data.DatasetDescription(run.mixture_or_task_name, run.task_feature_lengths, run.batch_size, split,
-                                              0, run.pack, config.is_encoder_only)
+        description = description_of_data(run, config, split, 0)
         self.output = output
         self._split = split
         self._model = described.make_model()

@@ -1,5 +1,7 @@
 """The evaluator with predictions by hand, on tasks whose right answer is known."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import seqio
@@ -106,6 +108,23 @@ def test_some_examples_from_the_beginning_will_do():
     assert evaluator.num_examples == {"parity": 3}
     assert [record["inputs"] for record in evaluator.evaluate(RIGHT, _scores)["parity"].records] == [
         "parity: 0", "parity: 1", "parity: 2"]
+
+
+@pytest.mark.parametrize("name", ["parity", "parities"])
+def test_another_vocabulary_is_read_and_decoded_and_nothing_stays_registered(name):
+    seen = []
+
+    def predict(features):
+        seen.append(features["encoder_input_tokens"].max())
+        return np.array([[*vocabularies.docs_corpus().encode("odd"), 1]] * 4)
+
+    before = set(seqio.TaskRegistry.names()), set(seqio.MixtureRegistry.names())
+    description = dataclasses.replace(_description(name), vocabulary="docs_corpus")
+    scores = data.Evaluator(description).evaluate(predict, _scores)
+    assert max(seen) > 358  # no byte
+    assert scores["parity"].records[0] == {"inputs": "parity: 0", "targets": "even", "prediction": "odd"}
+    assert scores["parity"].metrics["accuracy"] == pytest.approx(100 * 5 / 11)
+    assert (set(seqio.TaskRegistry.names()), set(seqio.MixtureRegistry.names())) == before
 
 
 @pytest.mark.parametrize(("name", "split", "message"), [
