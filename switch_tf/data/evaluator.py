@@ -79,6 +79,7 @@ class Evaluator:
                              "loss.")
         check_metrics(name, split)
         self._batch_size = description.batch_size
+        self.end_id = provider.output_features["targets"].vocabulary.eos_id
         with _quiet(), _registered(provider) as registered:
             self._evaluator = seqio.Evaluator(
                 registered, seqio.EncDecFeatureConverter(pack=False), split, sequence_length=dict(

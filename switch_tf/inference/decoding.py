@@ -5,7 +5,7 @@ from keras import ops
 from switch_tf import checks, partitioning, policies
 from switch_tf.layers import grouping, masks
 
-END_ID = 1  # of every vocabulary that T5's tasks use
+END_ID = 1  # of the vocabularies of T5, mT5, ByT5, and those that `switch-tf vocabulary` trains
 
 
 def check_decodes(config) -> None:
@@ -22,13 +22,14 @@ def check_decodes(config) -> None:
                              "chosen; a decoder needs a policy such as decoder_routing_policy='switch'.")
 
 
-def greedy(model, features, max_length: int):
+def greedy(model, features, max_length: int, end_id: int = END_ID):
     """Decodes; no expert drops a token but of an encoder with semantics="hf", see `grouping.every_token_served`.
 
     Args:
         model: SwitchTransformer, built.
         features: dict with `encoder_input_tokens`, <int32>[batch, length], padding 0, not packed.
         max_length: int, tokens to decode at most, the end of the sequence included.
+        end_id: int, of the vocabulary's end of sequence.
 
     Returns:
         <int32>[batch, max_length], up to and with the end of each sequence, then zeros; all zeros where a row of the
@@ -47,7 +48,7 @@ def greedy(model, features, max_length: int):
             logits, past = model.decode_step(last, is_open, past, position, memory)
             chosen = ops.where(is_open, partitioning.place_of_largest(logits), 0)
             ids = ops.where(ops.equal(places, position), chosen[:, None], ids)
-            return position + 1, chosen, ops.logical_and(is_open, chosen != END_ID), ids, past
+            return position + 1, chosen, ops.logical_and(is_open, chosen != end_id), ids, past
 
         def goes_on(position, last, is_open, ids, past):
             return ops.logical_and(position < max_length, ops.any(is_open))

@@ -3,19 +3,19 @@
 import numpy as np
 
 from switch_tf import partitioning
-from switch_tf.inference.decoding import greedy, log_likelihoods
+from switch_tf.inference.decoding import END_ID, greedy, log_likelihoods
 from switch_tf.partitioning.partitioner import Partitioner
 
 
-def compile_prediction(model, max_length: int, partitioner=None):
+def compile_prediction(model, max_length: int, partitioner=None, end_id: int = END_ID):
     """A function of features, dict of <int32>[batch, length], to what `greedy` decodes, on the host.
 
     Args:
         model: SwitchTransformer, built.
-        max_length: int, tokens to decode at most.
+        max_length, end_id: int, see `greedy`.
         partitioner: Partitioner, by default of one device.
     """
-    return _compile(lambda features: greedy(model, features, max_length), partitioner)
+    return _compile(lambda features: greedy(model, features, max_length, end_id), partitioner)
 
 
 def compile_log_likelihoods(model, partitioner=None):

@@ -25,7 +25,8 @@ class Scoring:
         check_decodes(model.config)
         self._evaluator = data.Evaluator(description, num_examples)
         self.num_examples = self._evaluator.num_examples
-        self._predict = compile_prediction(model, description.task_feature_lengths["targets"], partitioner)
+        self._predict = compile_prediction(model, description.task_feature_lengths["targets"], partitioner,
+                                           self._evaluator.end_id)
         self._score = compile_log_likelihoods(model, partitioner)
 
     def run(self, advance=lambda count: None) -> dict:
