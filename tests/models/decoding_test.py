@@ -142,7 +142,8 @@ def test_a_sequence_ends_with_its_end_and_a_row_of_padding_has_none(fresh_model)
     columns[:, decoding.END_ID] = 1.001 * columns[:, second]  # wherever that token was the best, the end is now
     kernel.assign(columns)
     ended = greedy(model, inputs)
-    other_end = ops.convert_to_numpy(decoding.greedy(model, {"encoder_input_tokens": inputs}, LENGTH, end_id=int(first)))
+    other_end = ops.convert_to_numpy(
+        decoding.greedy(model, {"encoder_input_tokens": inputs}, LENGTH, end_id=int(first)))
     assert list(other_end[0]) == [first, 0, 0, 0, 0]
     assert list(ended[0]) == [first, decoding.END_ID, 0, 0, 0]
     assert not ended[4].any()
