@@ -1,6 +1,7 @@
 """`switch-tf eval`: the checkpoints of a run, scored by the metrics of their tasks."""
 
 import contextlib
+import itertools
 import pathlib
 import sys
 import time
@@ -48,13 +49,16 @@ def run(arguments) -> dict:
                                 pathlib.Path(arguments.output or folder / "eval"))
         results = []
         with contextlib.closing(evaluating):
-            for checkpoint in checkpoints:
-                results.append(evaluating.evaluate(checkpoint))
-                print(_table(results[-1]), file=stream, flush=True)
-            if arguments.follow:
-                for checkpoint in _following(folder, described.run.train_steps, results):
+            new = _following(folder, described.run.train_steps, results) if arguments.follow else ()
+            for checkpoint in itertools.chain(checkpoints, new):
+                try:
                     results.append(evaluating.evaluate(checkpoint))
-                    print(_table(results[-1]), file=stream, flush=True)
+                except checkpoint_folders.BrokenCheckpoint:
+                    if checkpoint.is_dir():
+                        raise
+                    print(f"{checkpoint} was removed by its run before it was read.", file=sys.stderr, flush=True)
+                    continue
+                print(_table(results[-1]), file=stream, flush=True)
     except (ValueError, OSError, FailedMetric, checkpoint_folders.BrokenCheckpoint) as error:
         raise Mistake(first_line(error)) from error
     print(f"Scores and predictions: {evaluating.output}", file=stream)
@@ -86,7 +90,7 @@ def _chosen(folder, step):
 
 def _following(folder, last_step, results):
     """Checkpoints of a run that is training, each as it comes, until that of its last step."""
-    done = {result["step"] for result in results}
+    done = {result["step"] for result in results}  # asked for when all others are evaluated
     is_told = False
     while not done or max(done) < last_step:
         new = [step for step in checkpoint_folders.steps(RunFolder.checkpoints_of(folder)) if step not in done]
@@ -99,9 +103,7 @@ def _following(folder, last_step, results):
             continue
         is_told = False
         done.add(new[0])
-        path = checkpoint_folders.path_of(RunFolder.checkpoints_of(folder), new[0])
-        if path.is_dir():  # the run may have removed it meanwhile
-            yield path
+        yield checkpoint_folders.path_of(RunFolder.checkpoints_of(folder), new[0])
 
 
 def _table(result):

@@ -25,6 +25,7 @@ class Evaluating:
 
     Raises:
         ValueError: the task has no such split, or none of its examples can be evaluated.
+        OSError: `output` cannot be written.
     """
 
     def __init__(self, described, split, num_examples, output):
@@ -43,7 +44,10 @@ class Evaluating:
         self._evaluation = split_evaluation.SplitEvaluation(self._model, description, described.settings, partitioner,
                                                             num_examples)
         self._is_chief = partitioner.is_chief
-        self._events = tf.summary.create_file_writer(str(output / split)) if self._is_chief else None
+        self._events = None
+        if self._is_chief:
+            (output / split).mkdir(parents=True, exist_ok=True)  # whose error is a sentence
+            self._events = tf.summary.create_file_writer(str(output / split))
 
     def close(self) -> None:
         """Ends the TensorBoard file."""

@@ -2,12 +2,13 @@ import json
 import os
 import subprocess
 import sys
+import types
 
 import pytest
 
 from switch_tf.cli import eval as eval_command
 from switch_tf.cli import main
-from switch_tf.training import checkpoint_folders
+from switch_tf.training import checkpoint_folders, evaluating
 
 TASKS = '''
 import seqio
@@ -99,6 +100,27 @@ def test_following_waits_for_each_new_checkpoint_until_the_last_step(run_folder,
     found = [path.name for path in eval_command._following(run_folder, 30, [{"step": 10}])]
     assert found == ["step_00000020", "step_00000030"]
     assert capsys.readouterr().err.count("Waiting for a checkpoint after step 20 of 30") == 1
+
+
+@pytest.mark.parametrize("is_removed", [True, False])
+def test_a_checkpoint_that_its_run_removes_meanwhile_is_passed_over_and_a_broken_one_told(
+        run_folder, monkeypatch, capsys, is_removed):
+    def evaluate(checkpoint):
+        if checkpoint.name == "step_00000010":
+            if is_removed:
+                checkpoint.rmdir()
+            raise checkpoint_folders.BrokenCheckpoint(f"{checkpoint} has no readable checkpoint.json.")
+        return {"step": 20, "tasks": {"task": {"f1": 0.5}}, "average": None}
+
+    monkeypatch.setattr(eval_command.gin_run, "load", lambda *arguments, **options: None)
+    monkeypatch.setattr(eval_command.gin_run, "on_this_machine", lambda is_checked: types.SimpleNamespace(
+        run=types.SimpleNamespace(train_steps=20)))
+    monkeypatch.setattr(evaluating, "Evaluating", lambda *arguments: types.SimpleNamespace(
+        output="output", close=lambda: None, evaluate=evaluate))
+    assert main.main(["eval", f"--run={run_folder}", "--step=all"]) == (0 if is_removed else 2)
+    out, err = capsys.readouterr()
+    assert ("step_00000010 was removed by its run" in err) == is_removed
+    assert ("task  " in out and "f1 0.5000" in out) == is_removed
 
 
 @pytest.mark.slow
