@@ -133,6 +133,12 @@ def to_hugging_face(model, folder, expert_capacity):
                                    expert_capacity)
 
 
+def to_switch_tf(model, folder):
+    with tempfile.TemporaryDirectory() as temporary, contextlib.chdir(temporary):
+        conversion.to_switch_tf(hugging_face_model() if isinstance(model, SimpleNamespace) else model,
+                                "model" if folder == "" else folder)
+
+
 @functools.cache
 def hugging_face_model():
     return SwitchTransformer(dataclasses.replace(tiny_model().config, semantics="hf", expert_capacity=3))
@@ -220,6 +226,11 @@ PUBLIC = {
     "data.register_vocabulary": (registered_vocabulary, {"name": "own", "make": print}, ()),
     "data.find_files": (data.find_files, {"name": "FILES", "patterns": "no-such.txt"}, ()),
     "data.TextFile": (data.TextFile, {"name": "no-such.txt", "fields": ["text"]}, ()),
+    "data.Evaluator": (data.Evaluator, {"description": None, "num_examples": 1}, ()),
+    **{f"data.{name}": (getattr(data, name), {"mixture_or_task_name": "task", "split": "validation"}, ())
+       for name in ("has_metrics", "check_metrics", "names_of_tasks")},
+    "conversion.from_switch_tf": (conversion.from_switch_tf, {"source": "no-such-folder"}, ()),
+    "conversion.to_switch_tf": (to_switch_tf, {"model": SimpleNamespace(config=None), "folder": ""}, ()),
     "conversion.from_hugging_face": (conversion.from_hugging_face, {"folder": "no-such-folder"}, ()),
     "conversion.to_hugging_face": (
         to_hugging_face, {"model": SimpleNamespace(config=None), "folder": "", "expert_capacity": 3}, ()),
@@ -248,7 +259,8 @@ def all_finite(result) -> bool:
 # Public, and not tried: they belong to whoever writes a layer, or are reached through those that are tried.
 UNTRIED = {
     "losses.load_balancing_mean", "losses.router_z_mean", "losses.Balance", "policies.names", "data.keep_jax_on_cpu",
-    "data.names", "data.BadData", "data.NUM_SENTINELS",
+    "data.names", "data.BadData", "data.NUM_SENTINELS", "data.FailedMetric", "data.TaskScores", "data.average",
+    "data.write_records",
     *(f"partitioning.{name}" for name in partitioning.__all__ if name != "Layout")}
 
 

@@ -39,14 +39,19 @@ def to_switch_tf(model: SwitchTransformer, folder) -> None:
     A run starts from it with the model file `folder/model.gin` and `INITIAL_CHECKPOINT = "folder"`.
 
     Args:
-        model: SwitchTransformer, built.
+        model: SwitchTransformer.
         folder: path of a folder that is not there yet, or is empty.
 
     Raises:
         ValueError: the folder holds something.
+        OSError: it cannot be written.
     """
+    if not isinstance(model, SwitchTransformer):
+        raise ValueError(f"model must be a SwitchTransformer, not {checks.shown(model)}.")
     folder = checks.path("folder", folder)
     checks.new_folder(folder)
+    if not model.built:
+        model.build()
     checkpoints.write_weights(folder, checkpoints.state_variables(model),
                               continuation.record_of_model(model.config), {"model.gin": gin_text(model.config)})
 

@@ -8,7 +8,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from switch_tf import checks
 from switch_tf.data.description import DatasetDescription
+from switch_tf.data.pipeline import check_description
 from switch_tf.data.providers import check_split, get_provider, import_seqio, tasks_of
 from switch_tf.messages import first_line
 
@@ -33,7 +35,9 @@ def names_of_tasks(mixture_or_task_name: str, split: str) -> list[str]:
 
 def has_metrics(mixture_or_task_name: str, split: str) -> bool:
     """Whether some task that a split is read from has metrics; those to pretrain on have none."""
-    return any(task.metric_objs for task in tasks_of(get_provider(mixture_or_task_name), split))
+    provider = get_provider(mixture_or_task_name)
+    check_split(provider, split)
+    return any(task.metric_objs for task in tasks_of(provider, split))
 
 
 class FailedMetric(Exception):
@@ -47,7 +51,9 @@ def check_metrics(mixture_or_task_name: str, split: str) -> None:
         ValueError: names the task.
     """
     kinds = import_seqio().metrics.ModelOutputType
-    for task in tasks_of(get_provider(mixture_or_task_name), split):
+    provider = get_provider(mixture_or_task_name)
+    check_split(provider, split)
+    for task in tasks_of(provider, split):
         for metric in task.metric_objs:
             kind = metric.model_output_type
             if kind not in (kinds.PREDICTION, kinds.SCORE):
@@ -68,6 +74,8 @@ class Evaluator:
     """
 
     def __init__(self, description: DatasetDescription, num_examples: int | None = None):
+        check_description(description)
+        checks.optional("num_examples", num_examples, checks.integer, 1)
         seqio = import_seqio()
         name, split = description.mixture_or_task_name, description.split
         provider = get_provider(name, description.vocabulary)

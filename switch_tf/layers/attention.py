@@ -109,7 +109,8 @@ class MultiHeadAttention(keras.layers.Layer):
         check_scores(self.num_heads, inputs, memory, attention_mask, position_bias)
         attention_mask = masks.without_keys(attention_mask, masks.padding_mask(memory, memory_mask))
         training = checks.flag("training", training)
-        return self.look_at(inputs, self.remember(memory), attention_mask, position_bias, training)
+        query = self._project(inputs, self.query)
+        return self._attend(query, self.remember(memory), attention_mask, position_bias, training)
 
     @property
     def remembers(self):
@@ -122,7 +123,9 @@ class MultiHeadAttention(keras.layers.Layer):
 
     def look_at(self, inputs, remembered, attention_mask=None, position_bias=None, training=False):
         """What `inputs` find in what `remember` returned; arguments and result as of the layer, unchecked."""
-        query = self._project(inputs, self.query)
+        return self._attend(self._project(inputs, self.query), remembered, attention_mask, position_bias, training)
+
+    def _attend(self, query, remembered, attention_mask, position_bias, training):
         dropout = functools.partial(self.dropout, training=training)
         return attend(query, *remembered, self.out, attention_mask, position_bias, dropout)
 

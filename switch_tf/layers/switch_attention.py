@@ -81,9 +81,9 @@ class SwitchSelfAttention(keras.layers.Layer):
         self._check(inputs, attention_mask, position_bias, training, return_router_stats)
         attention_mask = masks.without_keys(attention_mask, masks.padding_mask(inputs, mask, inputs_mask))
         padding_mask = masks.padding_mask(inputs, padding_mask, mask, inputs_mask)
-        (key_value,), key_value_stats = self.remember(inputs, padding_mask, token_ids, training)
-        outputs, query_stats = self.look_at(inputs, (key_value,), padding_mask, token_ids, attention_mask,
-                                            position_bias, training)
+        query, query_stats = self._ask(inputs, padding_mask, token_ids, training)
+        remembered, key_value_stats = self.remember(inputs, padding_mask, token_ids, training)
+        outputs = self._attend(query, remembered, inputs.dtype, attention_mask, position_bias, training)
         router_stats = (query_stats, key_value_stats)
         if return_router_stats:
             return outputs, router_stats
@@ -109,13 +109,19 @@ class SwitchSelfAttention(keras.layers.Layer):
     def look_at(self, inputs, remembered, padding_mask=None, token_ids=None, attention_mask=None, position_bias=None,
                 training=False):
         """What `inputs` find in what `remember` returned: `(outputs, query_stats)`; arguments as of the layer."""
+        query, stats = self._ask(inputs, padding_mask, token_ids, training)
+        return self._attend(query, remembered, inputs.dtype, attention_mask, position_bias, training), stats
+
+    def _ask(self, inputs, padding_mask, token_ids, training):
         query, stats = self.query_experts.forward(inputs, padding_mask=padding_mask, token_ids=token_ids,
                                                   training=training)
+        return self._split_heads(query) * self.d_kv**-0.5, stats
+
+    def _attend(self, query, remembered, dtype, attention_mask, position_bias, training):
         (key_value,) = remembered
-        query = self._split_heads(query) * self.d_kv**-0.5
         dropout = functools.partial(self.dropout, training=training)
-        return attend(query, key_value, ops.cast(key_value, inputs.dtype), self.out, attention_mask, position_bias,
-                      dropout), stats
+        return attend(query, key_value, ops.cast(key_value, dtype), self.out, attention_mask, position_bias,
+                      dropout)
 
     def _check(self, inputs, attention_mask, position_bias, training, return_router_stats):
         """Refuses what `call` cannot use, but for what its experts check."""

@@ -27,6 +27,7 @@ def only(findings, check):
     return finding
 
 
+@pytest.mark.slow
 def test_the_environment_of_the_tests_has_no_problem(capsys):
     report = doctor.run(argparse.Namespace(json=True))
     output = capsys.readouterr()

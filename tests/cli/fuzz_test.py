@@ -200,8 +200,8 @@ def _fuzz(command, capsys, folder, count):
     check()
 
 
-@pytest.mark.parametrize(("command", "count"), [("train", 40), ("verify-layout", 25), ("compile", 25), ("inspect", 60),
-                                                ("tasks", 20), ("eval", 25), ("convert", 20), ("vocabulary", 60),
+@pytest.mark.parametrize(("command", "count"), [("train", 30), ("verify-layout", 20), ("compile", 20), ("inspect", 40),
+                                                ("tasks", 20), ("eval", 25), ("convert", 20), ("vocabulary", 30),
                                                 ("doctor", 5)])
 def test_wrong_values_are_answered_with_a_sentence(command, count, capsys, faked):
     _fuzz(command, capsys, faked, count)

@@ -64,8 +64,8 @@ def test_a_run_goes_on_under_another_layout_and_comes_back(one, other, make_part
         assert restored.step(batch)[0] == pytest.approx(saved.step(batch)[0], rel=1e-6)
 
 
-@pytest.mark.parametrize("layout", [PIECES, pytest.param(REPLICAS, marks=pytest.mark.slow)],
-                         ids=lambda layout: layout["name"])
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", [PIECES, REPLICAS], ids=lambda layout: layout["name"])
 def test_a_step_that_diverges_changes_nothing_and_is_located(layout, make_partitioner, shallow_config, batch, tmp_path):
     run = _Run(make_partitioner(**layout), shallow_config, seed=1)
     bad = run.model.encoder.layers[0].mlp.experts.wo

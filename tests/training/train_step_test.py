@@ -146,6 +146,7 @@ def test_clipping_scales_the_gradient_to_the_norm(shallow_config, batch):
     assert np.sqrt(sum(np.sum(np.square(move.astype("float64"))) for move in moved)) == pytest.approx(0.5, rel=1e-4)
 
 
+@pytest.mark.slow
 def test_several_steps_in_a_call_are_the_same_steps(plain_config, batch):
     model, optimizer = _build(plain_config)
     one = train_step.compile_steps(model, optimizer, SEED, StepSettings())

@@ -40,6 +40,7 @@ def test_each_part_is_trained_by_itself_and_frozen_weights_have_no_slots(tiny_co
     assert not any(path.replace("/", "_") in slots.replace("/", "_") for path in frozen)
 
 
+@pytest.mark.slow
 def test_a_step_changes_what_is_trained_and_nothing_else(shallow_config, batch):
     model, optimizer = _built(shallow_config, "experts")
     before = {variable.path: variable.numpy().copy() for variable in model.variables}

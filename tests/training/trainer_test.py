@@ -118,6 +118,7 @@ def test_a_run_that_is_told_to_stop_logs_and_saves_and_the_next_start_goes_on_in
     assert held_out == expected
 
 
+@pytest.mark.slow
 def test_the_last_step_is_logged_and_told_whatever_the_log_period(tiny_config, run):
     dense = dataclasses.replace(tiny_config, num_experts=0)
     run = dataclasses.replace(run, train_steps=3, log_period=50, eval_period=0)
