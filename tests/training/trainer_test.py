@@ -131,6 +131,7 @@ def test_the_last_step_is_logged_and_told_whatever_the_log_period(tiny_config, r
     assert [step for step, _ in _losses(run)] == [4]
 
 
+@pytest.mark.slow
 def test_a_broken_checkpoint_is_passed_over_for_the_one_before_it(tiny_config, finished, capfd):
     newest = checkpoint_folders.path_of(os.path.join(finished.model_dir, "checkpoints"), 6)
     (newest / "state.index").unlink()
