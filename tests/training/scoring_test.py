@@ -9,7 +9,7 @@ import seqio
 import tensorflow as tf
 from t5.evaluation import metrics
 
-from switch_tf import SwitchTransformer, data
+from switch_tf import SwitchTransformer, data, partitioning
 from switch_tf.partitioning.partitioner import Partitioner
 from switch_tf.tasks import preprocessors, vocabularies
 from switch_tf.training import scoring, split_evaluation
@@ -76,6 +76,7 @@ def expected(shallow_config):
 def test_predictions_and_likelihoods_do_not_depend_on_the_layout(shallow_config, expected, make_partitioner, layout,
                                                                  changes):
     _check_same(_scores(shallow_config, 8, make_partitioner(layout, **changes)), expected)
+    assert partitioning.current_part() == (1, 0)  # for whatever is traced next
 
 
 def test_a_split_is_scored_whatever_the_batch_and_has_a_perplexity_where_there_are_no_metrics(shallow_config, expected):
