@@ -1,21 +1,14 @@
 """`switch-tf tasks`: all tasks and mixtures, or a few examples of one as text and as ids. Nothing is downloaded."""
 
-import copy
 import importlib
 import sys
-from typing import NamedTuple
 
-import gin
-
-from switch_tf import shipped_gin
-from switch_tf.choices import nearest
-from switch_tf.cli import gin_files, quiet, sources
-from switch_tf.cli.gin_statements import Macro, Reference, Unknown
+from switch_tf.cli import gin_files, quiet, task_files
+from switch_tf.cli.gin_statements import Macro, Unknown
 from switch_tf.cli.main import Mistake
 from switch_tf.messages import first_line
 
 NUM_EXAMPLES = 3
-_TASKS = "switch_tf.tasks"
 
 
 def add_arguments(parser) -> None:
@@ -45,32 +38,24 @@ def run(arguments) -> dict:
 
 
 def _list(arguments):
-    own, shipped = _task_files(arguments.gin_file, arguments.gin_search_paths), _shipped()
+    own, shipped = task_files.read(arguments.gin_file, arguments.gin_search_paths), task_files.shipped()
     if own:
-        _apply(arguments.gin_file, arguments)
+        task_files.apply(arguments.gin_file, arguments)
     else:
         quiet.import_tensorflow()
         with quiet.held_back():
             for module in sorted(set().union(*(file.modules for file in shipped))):
-                if module.startswith(_TASKS):
+                if module.startswith(task_files.TASKS):
                     importlib.import_module(module)
     from switch_tf import data
 
-    return [data.describe(name) | {"gin_file": _file_of(name, own) or _file_of(name, shipped)}
+    return [data.describe(name) | {"gin_file": task_files.file_of(name, own) or task_files.file_of(name, shipped)}
             for name in data.names()]
 
 
 def _show(arguments):
-    name, files = arguments.name, arguments.gin_file
-    if not files:
-        shipped = _shipped()
-        file = _file_of(name, shipped)
-        if file is None:
-            known = set().union(*(file.texts for file in shipped))
-            raise Mistake(f"No shipped task or mixture is called {name!r}.{nearest(name, known)} `switch-tf tasks` "
-                          "lists them; one of your own needs its --gin_file.")
-        files = [file]
-    statements = _apply(files, arguments)
+    name, files = arguments.name, task_files.files_of(arguments.name, arguments.gin_file)
+    statements = task_files.apply(files, arguments)
     try:
         lengths = statements.value(statements.macros["TASK_FEATURE_LENGTHS"])
     except (KeyError, Unknown):
@@ -89,63 +74,14 @@ def _show(arguments):
     return {"name": name, "split": split, "lengths": dict(lengths), "vocabulary_size": size, "examples": examples}
 
 
-class _TaskFile(NamedTuple):
-    """A gin file, the task that it names, the modules that come with it, the texts of those it imports, and of all."""
-
-    file: str
-    task: str | None
-    modules: set[str]
-    own_texts: set[str]
-    texts: set[str]
-
-
-def _task_files(files, search_paths=""):
-    """What gin files say of tasks, as far as that is seen without importing anything."""
-    found = []
-    for file in files:
-        statements = gin_files.collect([file], (), search_paths)
-        modules = sources.with_imported(statements.modules, _TASKS)
-        own_texts, texts = (set().union(*map(sources.texts, ones)) for ones in (statements.modules, modules))
-        found.append(_TaskFile(file, statements.macros.get("MIXTURE_OR_TASK_NAME"), modules, own_texts, texts))
-    return found
-
-
-def _shipped():
-    """The shipped task files, by the names that users know them under."""
-    folder = shipped_gin.folder()
-    return _task_files(sorted(str(path.relative_to(folder)) for path in folder.glob("gin/tasks/*.gin")))
-
-
 def _to_be_given():
     """Shipped task files without a task until a user gives them some values -> the names of those."""
     given = {}
-    for file in _shipped():
+    for file in task_files.shipped():
         macros = gin_files.collect([file.file]).macros
         if required := [name for name, value in macros.items() if value == Macro("gin.REQUIRED")]:
             given[file.file] = required
     return given
-
-
-def _file_of(name, files):
-    """The file that names a task, else the one that imports its module and least besides; None if none does."""
-    having = ([file for file in files if file.task == name]
-              or [file for file in files if sources.is_among(name, file.own_texts)]
-              or [file for file in files if sources.is_among(name, file.texts)])
-    return min(having, key=lambda file: len(file.modules)).file if having else None
-
-
-def _apply(files, arguments):
-    """Has gin import the modules of files, and bind what they and the command line bind; returns what they say."""
-    statements = gin_files.collect(files, arguments.gin_bindings, arguments.gin_search_paths)
-    gin_files.check_required(statements)
-    quiet.import_tensorflow()
-    gin_files.apply(files, arguments.gin_bindings)
-    if isinstance(statements.macros.get("MIXTURE_OR_TASK_NAME"), Reference):  # a task that is made when it is asked for
-        try:
-            copy.deepcopy(gin.query_parameter("MIXTURE_OR_TASK_NAME/macro.value"))
-        except (ValueError, TypeError) as error:
-            raise Mistake(first_line(error)) from error
-    return statements
 
 
 def _print_list(tasks, stream):

@@ -23,6 +23,8 @@ class DatasetDescription:
             masks tokens, and targets of the same length.
         vocabulary: str or None. In place of the task's own: the name of a registered vocabulary, or the path of a
             SentencePiece model (`get_vocabulary`).
+        use_cached_tasks: bool. Read the tokens that `switch-tf cache` made, not the text (`cached_tasks.py`).
+        cache_dir: str or None. Where they are, if not in `cache_manifest.default_folder()`.
 
     Raises:
         ValueError: no sequences in a batch, or lengths that no model can use.
@@ -36,13 +38,17 @@ class DatasetDescription:
     pack: bool = False
     encoder_only: bool = False
     vocabulary: str | None = None
+    use_cached_tasks: bool = False
+    cache_dir: str | None = None
 
     def __post_init__(self):
         checks.fields(self, ("mixture_or_task_name", "split"), checks.text)
         object.__setattr__(self, "batch_size", checks.integer("BATCH_SIZE", self.batch_size, 1))
         object.__setattr__(self, "seed", checks.integer("SEED", self.seed, 0))
         checks.fields(self, ("pack", "encoder_only"), checks.flag)
+        checks.flag("USE_CACHED_TASKS", self.use_cached_tasks)
         checks.optional("VOCABULARY", self.vocabulary, checks.text)
+        checks.optional("CACHE_DIR", self.cache_dir, checks.text)
         lengths = checks.lengths("TASK_FEATURE_LENGTHS", self.task_feature_lengths)
         if self.encoder_only and lengths["inputs"] != lengths["targets"]:
             raise ValueError(

@@ -3,6 +3,7 @@
 import hashlib
 import os
 
+from switch_tf.data.description import DatasetDescription
 from switch_tf.data.providers import check_split, get_provider, tasks_of, vocabularies_of
 
 # Of all files of a split together at most so much is read, in blocks that are evenly spread over each.
@@ -10,7 +11,21 @@ _BUDGET = 256 * 2**20  # bytes
 _BLOCK = 64 * 2**10
 
 
-def fingerprint(mixture_or_task_name: str, split: str) -> dict[str, str]:
+def fingerprint(description: DatasetDescription) -> dict[str, str]:
+    """Returns what tells the data of a description from others: of a cache one hash a task, else `source_fingerprint`.
+
+    Raises:
+        ValueError: an unknown name or split, or a file or cache that cannot be read.
+    """
+    if not description.use_cached_tasks:
+        return source_fingerprint(description.mixture_or_task_name, description.split)
+    from switch_tf.data import cached_tasks  # which imports seqio
+
+    return cached_tasks.cache_fingerprint(description.mixture_or_task_name, description.vocabulary,
+                                          description.cache_dir, description.split)
+
+
+def source_fingerprint(mixture_or_task_name: str, split: str) -> dict[str, str]:
     """Returns "task: file" -> size and hash of every file that a split is read from, by the file's own name.
 
     A file at a URL counts by its name alone. A source may say what it reads besides files, or how it reads them, by a
@@ -44,10 +59,12 @@ def vocabulary_fingerprint(mixture_or_task_name: str, vocabulary: str | None = N
         mixture_or_task_name: str. A registered seqio task or mixture.
         vocabulary: str or None, see `get_provider`.
     """
-    return sorted({_vocabulary(one) for one in vocabularies_of(get_provider(mixture_or_task_name, vocabulary))})
+    provider = get_provider(mixture_or_task_name, vocabulary)
+    return sorted({fingerprint_of_vocabulary(one) for one in vocabularies_of(provider)})
 
 
-def _vocabulary(vocabulary):
+def fingerprint_of_vocabulary(vocabulary) -> str:
+    """Returns kind, size and, of a SentencePiece model, content of a seqio vocabulary."""
     content = getattr(vocabulary, "sp_model", b"")
     return f"{type(vocabulary).__name__} of {vocabulary.vocab_size} ids" + (f", {_hash(content)}" if content else "")
 

@@ -44,7 +44,7 @@ def get_dataset(description: DatasetDescription) -> tf.data.Dataset:
         ValueError: an unknown name or split, lengths the task cannot use, features the model cannot.
     """
     check_description(description)
-    provider = get_provider(description.mixture_or_task_name, description.vocabulary)
+    provider = _provider(description)
     check_split(provider, description.split)
     converter = _feature_converter(provider, description)
     lengths, batch_size = dict(description.task_feature_lengths), description.batch_size
@@ -78,7 +78,7 @@ def check_examples(description: DatasetDescription) -> None:
             for any other split some task must yield one.
     """
     check_description(description)
-    provider, split = get_provider(description.mixture_or_task_name, description.vocabulary), description.split
+    provider, split = _provider(description), description.split
     check_split(provider, split)
     converter, lengths = _feature_converter(provider, description), dict(description.task_feature_lengths)
     tasks, found = tasks_of(provider, split), {}
@@ -100,6 +100,17 @@ def check_examples(description: DatasetDescription) -> None:
             f"for {lengths}, or a preprocessor drops what there is. Give it more"
             + (", or use a smaller BATCH_SIZE." if needed > 1 else ".")
         )
+
+
+def _provider(description):
+    """The task or mixture that a description names, reading text or its cache."""
+    name, vocabulary = description.mixture_or_task_name, description.vocabulary
+    if not description.use_cached_tasks:
+        return get_provider(name, vocabulary)
+    from switch_tf.data import cached_tasks  # which imports seqio
+
+    return cached_tasks.get_cached_provider(name, vocabulary, description.cache_dir, description.split,
+                                            description.seed)
 
 
 def failure(task, split, error):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import difflib
+from collections.abc import Callable
 
 from switch_tf import checks
 from switch_tf.data.seqio_import import import_seqio
@@ -100,24 +101,42 @@ def get_provider(name: str, vocabulary: str | None = None):
     """
     check_task(name)
     provider = import_seqio().get_mixture_or_task(name)
-    return provider if vocabulary is None else _with_vocabulary(provider, get_vocabulary(vocabulary), {})
+    if vocabulary is None:
+        return provider
+    new = get_vocabulary(vocabulary)
+    return replace_tasks(provider, lambda task: _with_vocabulary(task, new))
 
 
-def _with_vocabulary(provider, vocabulary, made):
-    """The same task or mixture with another vocabulary; `made` keeps one object of each, by name."""
+def replace_tasks(provider, change: Callable):
+    """Returns what `change` makes of a task, or a mixture of what it makes of each of its tasks.
+
+    Args:
+        provider: seqio.Task or seqio.Mixture; what is registered stays as it is.
+        change: function from a seqio.Task to another of the same name.
+    """
+    return _replace_tasks(provider, change, {})
+
+
+def _replace_tasks(provider, change, made):
+    """`made` keeps one object of each, by name."""
     seqio = import_seqio()
     if provider.name not in made and isinstance(provider, seqio.Mixture):
-        rates = [(_with_vocabulary(provider._task_map[name], vocabulary, made), rate)
+        rates = [(_replace_tasks(provider._task_map[name], change, made), rate)
                  for name, rate in provider.rate_per_task_name.items()]
         made[provider.name] = seqio.Mixture(provider.name, rates, sample_fn=provider._sample_fn)
     elif provider.name not in made:
-        features = {
-            name: dataclasses.replace(feature, vocabulary=vocabulary) if _is_text(seqio, feature) else feature
-            for name, feature in provider.output_features.items()}
-        if features == dict(provider.output_features) and vocabulary not in vocabularies_of(provider):
-            raise ValueError(f"{provider.name!r} has ids from its source, not text, so it takes no other VOCABULARY.")
-        made[provider.name] = provider.replace(output_features=features)
+        made[provider.name] = change(provider)
     return made[provider.name]
+
+
+def _with_vocabulary(task, vocabulary):
+    seqio = import_seqio()
+    features = {
+        name: dataclasses.replace(feature, vocabulary=vocabulary) if _is_text(seqio, feature) else feature
+        for name, feature in task.output_features.items()}
+    if features == dict(task.output_features) and vocabulary not in vocabularies_of(task):
+        raise ValueError(f"{task.name!r} has ids from its source, not text, so it takes no other VOCABULARY.")
+    return task.replace(output_features=features)
 
 
 def _is_text(seqio, feature):

@@ -25,7 +25,8 @@ _DATA = {"MIXTURE_OR_TASK_NAME", "TASK_FEATURE_LENGTHS", "BATCH_SIZE", "Run.pack
          "training data"}
 _WITHOUT_EFFECT = {
     "SwitchConfig": ("dispatch", "remat"),
-    "Run": ("model_dir", "initial_checkpoint", "restart_changed_data", "vocabulary"),  # the content is in "vocabulary"
+    "Run": ("model_dir", "initial_checkpoint", "restart_changed_data", "vocabulary", "use_cached_tasks",
+            "cache_dir"),  # their contents are in "vocabulary" and "training data"
     "StepSettings": ("num_microbatches", "use_xla"),
 }
 _MACROS = ("mixture_or_task_name", "task_feature_lengths", "train_steps", "batch_size", "log_period", "eval_period",

@@ -26,6 +26,8 @@ class Run:
         pack: bool, several examples in one sequence.
         vocabulary: str or None. In place of the task's own: "t5", "mt5", "bytes", "docs_corpus", or the path of a
             SentencePiece model.
+        use_cached_tasks: bool. Read the tokens that `switch-tf cache` made, by their index, instead of the text.
+        cache_dir: str or None. Where they are, if not where that command puts them by default.
         seed: int, of initial weights, order of the data, dropout and jitter.
         initial_checkpoint: str or None. Run folder or checkpoint whose weights a new run starts from.
         restart_changed_data: bool. Where the data are no longer those that the run stopped in, go on from their
@@ -49,6 +51,8 @@ class Run:
     unigram_batches: int = 0
     pack: bool = False
     vocabulary: str | None = None
+    use_cached_tasks: bool = False
+    cache_dir: str | None = None
     seed: int = 0
     initial_checkpoint: str | None = None
     restart_changed_data: bool = False
@@ -63,10 +67,11 @@ class Run:
                                ("keep_checkpoints", 1), ("keep_every", 0), ("patience", 0)):
             object.__setattr__(self, name, checks.integer(name.upper(), getattr(self, name), at_least))
         checks.fields(self, ("pack", "restart_changed_data"), checks.flag)
+        checks.flag("USE_CACHED_TASKS", self.use_cached_tasks)
         for name, check in (("model_dir", checks.text), ("mixture_or_task_name", checks.text),
                             ("task_feature_lengths", checks.lengths)):
             object.__setattr__(self, name, check(name.upper(), getattr(self, name)))
-        for name in ("initial_checkpoint", "vocabulary"):
+        for name in ("initial_checkpoint", "vocabulary", "cache_dir"):
             checks.optional(name.upper(), getattr(self, name), checks.text)
         if self.best_metric is None:
             if self.patience:

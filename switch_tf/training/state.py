@@ -34,7 +34,8 @@ class State:
 def description_of_data(run, config, split: str, seed: int) -> data.DatasetDescription:
     """Which batches a run reads."""
     return data.DatasetDescription(run.mixture_or_task_name, run.task_feature_lengths, run.batch_size, split, seed,
-                                   run.pack, config.is_encoder_only, run.vocabulary)
+                                   run.pack, config.is_encoder_only, run.vocabulary, run.use_cached_tasks,
+                                   run.cache_dir)
 
 
 def dataset(run, config, split: str, seed: int) -> tf.data.Dataset:

@@ -68,11 +68,12 @@ class Trainer:
 
     def _record(self):
         """What checkpoints keep of this configuration."""
-        run, name = self.run, self.run.mixture_or_task_name
+        run, config = self.run, self.model.config
+        held_out = data.fingerprint(description_of_data(run, config, "validation", 0)) if run.eval_period else {}
         return continuation.record(
-            self.model.config, run, self.step_settings, self.model.dtype_policy.name, self.optimizer,
-            data.fingerprint(name, "train"), data.fingerprint(name, "validation") if run.eval_period else {},
-            data.vocabulary_fingerprint(name, run.vocabulary))
+            config, run, self.step_settings, self.model.dtype_policy.name, self.optimizer,
+            data.fingerprint(description_of_data(run, config, "train", run.seed)), held_out,
+            data.vocabulary_fingerprint(run.mixture_or_task_name, run.vocabulary))
 
     def _check_checkpoints(self):
         """Whether the run may go on from where its folder stands, or start from the weights that it names."""

@@ -34,6 +34,7 @@ def compile_(capsys, monkeypatch, tmp_path):
     return run
 
 
+@pytest.mark.slow
 def test_a_run_is_compiled_once_and_answered_from_then_on(compile_, tmp_path):
     arguments = [*SMALL, "--gin_file=gin/layouts/expert.gin", "--topology=v5e:2x2"]
     status, result, _ = compile_(*arguments, f"--save={tmp_path / 'kept'}")

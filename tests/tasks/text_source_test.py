@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from switch_tf import data, messages
 from switch_tf.data import text_records
+from switch_tf.data.fingerprints import source_fingerprint
 from switch_tf.tasks import text_source
 from switch_tf.tasks.text_source import TextFilesSource
 
@@ -99,7 +100,7 @@ def test_files_are_known_by_name_and_content_and_by_how_they_are_read(files, tmp
         source = TextFilesSource({"text": "text"}, files, **options)
         seqio.TaskRegistry.add("known", source=source, output_features={})
         try:
-            return data.fingerprint("known", "train")
+            return source_fingerprint("known", "train")
         finally:
             seqio.TaskRegistry.remove("known")
 

@@ -1,0 +1,235 @@
+"""Writes the cache of a task, a shard at a time; any process may write any shard, in any order.
+
+A shard appears complete or not at all, and is known by its checksum, so that a command that was killed goes on with the
+shards that are missing.
+"""
+
+import dataclasses
+import json
+import os
+import pathlib
+import secrets
+
+import numpy as np
+import tensorflow as tf
+
+from switch_tf.data import cache_manifest
+from switch_tf.data.pipeline import failure, no_global_seed
+from switch_tf.data.providers import check_split, get_provider, tasks_of
+from switch_tf.data.seqio_import import import_seqio
+
+# Fewer source files than this are cut into as many shards, so that several processes have something to do.
+FEWEST_SHARDS = 8
+_MOST_SHARDS = 1024
+_BYTES_PER_SHARD = 32 * 2**20  # of text
+_SEED = 0  # of steps before the placeholder that draw at random; few do
+
+
+@dataclasses.dataclass(frozen=True)
+class Shard:
+    """One file of the cache, and which part of which data is in it.
+
+    Args:
+        folder: str, of the split.
+        task, split: str.
+        vocabulary: str or None, in place of the task's own.
+        index, count: int. This shard, of how many.
+    """
+
+    folder: str
+    task: str
+    split: str
+    vocabulary: str | None
+    index: int
+    count: int
+
+    @property
+    def file(self) -> pathlib.Path:
+        """Where its examples are."""
+        return pathlib.Path(self.folder, f"{self.index:05d}-of-{self.count:05d}.array_record")
+
+    @property
+    def description(self) -> pathlib.Path:
+        """Where its counts and its checksum are, once it is complete."""
+        return self.file.with_suffix(".json")
+
+
+def plan(mixture_or_task_name: str, split: str, vocabulary: str | None, cache_dir: str | None, num_shards: int | None,
+         overwrite: bool) -> list[Shard]:
+    """Makes the folders of a split's cache and returns its shards, those that are complete too.
+
+    Args:
+        mixture_or_task_name: str. Of a mixture, the tasks that have the split.
+        split: str.
+        vocabulary: str or None, see `get_provider`.
+        cache_dir: str or None, see `cache_manifest.folder_of`.
+        num_shards: int or None, of the train split. By default the source's own files, and more of few or of large
+            ones. Any other split has as many as its source has files, so that its order stays.
+        overwrite: bool. Begin anew, whatever is there.
+
+    Raises:
+        ValueError: an unknown name or split, a task that cannot be cached or whose data are not there, or a folder
+            that holds the cache of other data.
+        OSError: a folder that cannot be written to.
+    """
+    provider = get_provider(mixture_or_task_name, vocabulary)
+    check_split(provider, split)
+    tasks = tasks_of(provider, split)
+    for task in tasks:
+        cache_manifest.placeholder_of(task)
+    shards = []
+    for task in tasks:
+        folder = cache_manifest.folder_of(cache_dir, task.name, split)
+        wanted = cache_manifest.request(task, split)
+        wanted["num_shards"] = _num_shards(task.source, split, num_shards)
+        _begin(folder, wanted, overwrite)
+        shards += [Shard(str(folder), task.name, split, vocabulary, index, wanted["num_shards"])
+                   for index in range(wanted["num_shards"])]
+    return shards
+
+
+def is_complete(shard: Shard) -> bool:
+    """Whether a shard is there and has the size and the checksum that it was written with."""
+    try:
+        description = json.loads(shard.description.read_text())
+        return (shard.file.stat().st_size == description["bytes"]
+                and cache_manifest.checksum(shard.file) == description["sha256"])
+    except (FileNotFoundError, ValueError):
+        return False
+
+
+@no_global_seed()
+def write(shard: Shard) -> None:
+    """Reads, tokenises and writes one shard.
+
+    Raises:
+        ValueError: a record or file that cannot be read, or features that a `tf.train.Example` cannot hold; says so
+            in a sentence.
+        OSError: the folder cannot be written to.
+    """
+    from array_record.python import array_record_module
+
+    task = get_provider(shard.task, shard.vocabulary)
+    unfinished = shard.file.with_name(f".{shard.file.name}.{secrets.token_hex(4)}")
+    counts = {}
+    try:
+        dataset = _examples(task, shard)
+        features = _features(task, dataset)
+        # One example a group: any of them can be read without its neighbours.
+        writer = array_record_module.ArrayRecordWriter(str(unfinished), "group_size:1")
+        try:
+            num_examples = 0
+            for example in dataset.as_numpy_iterator():
+                writer.write(_record(example))
+                num_examples += 1
+                for name in task.output_features:
+                    counts[name] = counts.get(name, 0) + int(np.size(example[name])) if name in example else 0
+        finally:
+            writer.close()
+        description = {"file": shard.file.name, "examples": num_examples, "tokens": counts, "features": features,
+                       "bytes": unfinished.stat().st_size, "sha256": cache_manifest.checksum(unfinished)}
+        os.replace(unfinished, shard.file)
+        _write_json(shard.description, description)
+    except (OSError, ValueError):
+        raise
+    except Exception as error:  # whatever a task's own preprocessors raise
+        raise ValueError(failure(task, shard.split, error)) from error
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def finish(shards: list[Shard]) -> dict:
+    """Writes the manifest of one split of one task, all of whose shards are complete; returns it."""
+    folder = pathlib.Path(shards[0].folder)
+    described = [json.loads(shard.description.read_text()) for shard in shards]
+    request = json.loads((folder / "request.json").read_text())
+    request.pop("num_shards")
+    features = [shard.pop("features") for shard in described]
+    tokens = {name: sum(shard["tokens"].get(name, 0) for shard in described) for name in described[0]["tokens"]}
+    manifest = {"request": request, "versions": cache_manifest.versions(), "features": features[0],
+                "examples": sum(shard["examples"] for shard in described), "tokens": tokens,
+                "bytes": sum(shard["bytes"] for shard in described), "shards": described}
+    _write_json(folder / "manifest.json", manifest)
+    return manifest
+
+
+def _num_shards(source, split, wanted):
+    files = source.list_shards(split)
+    if split != "train":  # read in order, which shards of another kind would change
+        return len(files)
+    if wanted is not None:
+        return wanted
+    if not source.supports_arbitrary_sharding:
+        return max(len(files), FEWEST_SHARDS)
+    size = sum(os.path.getsize(file) for file in files if os.path.exists(file))
+    return min(_MOST_SHARDS, max(len(files), FEWEST_SHARDS, size // _BYTES_PER_SHARD))
+
+
+def _begin(folder, wanted, overwrite):
+    """Empties a folder to overwrite, and compares what another start of the command wanted of it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    request = folder / "request.json"
+    if overwrite:
+        for file in folder.iterdir():
+            file.unlink()
+    if not request.exists():
+        _write_json(request, wanted)
+        return
+    try:
+        saved = json.loads(request.read_text())
+    except ValueError:
+        saved = {}
+    if found := cache_manifest.difference(saved, wanted):
+        raise ValueError(f"The cache in {str(folder)!r} is of something else: {found}. Give --overwrite to make it "
+                         "anew, or another --output.")
+
+
+def _examples(task, shard):
+    """The examples of a shard before the placeholder: of some of the source's files, or every n-th record."""
+    seqio = import_seqio()
+    source, part = task.source, seqio.ShardInfo(shard.index, shard.count)
+    if source.supports_arbitrary_sharding or len(source.list_shards(shard.split)) >= shard.count:
+        dataset = source.get_dataset(split=shard.split, shuffle=False, seed=_SEED,
+                                     shard_info=part if shard.count > 1 else None)
+    else:
+        dataset = source.get_dataset(split=shard.split, shuffle=False, seed=_SEED).shard(shard.count, shard.index)
+    return task.preprocess_precache(dataset, seed=_SEED + shard.index).prefetch(tf.data.AUTOTUNE)
+
+
+def _features(task, dataset):
+    """Feature -> shape and dtype, for the reader."""
+    features = {}
+    for name, spec in dataset.element_spec.items():
+        if not isinstance(spec, tf.TensorSpec) or spec.shape.rank is None or None in spec.shape[1:]:
+            raise ValueError(f"Task {task.name!r} cannot be cached: its feature {name!r}, {spec}, is no scalar and no "
+                             "sequence of entries of one shape.")
+        if not (spec.dtype in (tf.string, tf.float32) or spec.dtype.is_integer or spec.dtype.is_bool):
+            raise ValueError(f"Task {task.name!r} cannot be cached: its feature {name!r} is {spec.dtype.name}, and a "
+                             "tf.train.Example holds texts, whole numbers and float32.")
+        shape = [None, *spec.shape[1:]] if spec.shape.rank else []
+        features[name] = {"shape": shape, "dtype": spec.dtype.name}
+    return features
+
+
+def _record(example):
+    """A `tf.train.Example`, serialised; seqio's own makes a tensor of every feature first, which takes milliseconds."""
+    return tf.train.Example(features=tf.train.Features(feature={
+        name: _feature(np.asarray(value)) for name, value in example.items()})).SerializeToString()
+
+
+def _feature(value):
+    flat = value.reshape(-1)
+    if flat.dtype.kind in "OSU":
+        return tf.train.Feature(bytes_list=tf.train.BytesList(value=flat.tolist()))
+    if flat.dtype.kind in "iub":
+        return tf.train.Feature(int64_list=tf.train.Int64List(value=flat.astype(np.int64)))
+    return tf.train.Feature(float_list=tf.train.FloatList(value=flat.astype(np.float32)))
+
+
+def _write_json(file, value):
+    unfinished = file.with_name(f".{file.name}.{secrets.token_hex(4)}")
+    try:
+        unfinished.write_text(json.dumps(value, indent=1))
+        os.replace(unfinished, file)
+    finally:
+        unfinished.unlink(missing_ok=True)

@@ -1,0 +1,148 @@
+"""Tasks that read their cache (`cache_writing.py`) by index, in an order that only the seed and the epoch decide."""
+
+import functools
+import hashlib
+import json
+import pathlib
+
+import numpy as np
+import seqio
+import tensorflow as tf
+
+from switch_tf.data import cache_manifest
+from switch_tf.data.providers import get_provider, replace_tasks, tasks_of
+
+_RECORDS_AT_A_TIME = 64
+# As array_record advises for random access: no threads and no buffer of 16 MB each that read ahead.
+_READER_OPTIONS = "readahead_buffer_size:0,max_parallelism:0"
+
+
+class CachedSource(seqio.DataSource):
+    """The tokenised examples of a task, each epoch in another order of all of them.
+
+    Args:
+        manifests: split -> `cache_manifest.load`'s.
+        folders: split -> its folder.
+        seed: int, of the order. The seed that seqio gives, and with it the noise, may differ from shard to shard.
+    """
+
+    def __init__(self, manifests: dict[str, dict], folders: dict[str, pathlib.Path], seed: int):
+        counts = {split: manifest["examples"] for split, manifest in manifests.items()}
+        super().__init__(splits=tuple(manifests), num_input_examples=counts, caching_permitted=True)
+        self._manifests, self._folders, self._seed = manifests, folders, seed
+
+    @property
+    def supports_arbitrary_sharding(self) -> bool:
+        """Any number of shards is served by `get_dataset`."""
+        return True
+
+    def list_shards(self, split: str) -> list[str]:
+        """Returns the files of a split."""
+        return [str(self._folders[split] / shard["file"]) for shard in self._manifests[split]["shards"]]
+
+    def fingerprint(self, split: str) -> str:
+        """Returns what tells this cache from another one."""
+        text = json.dumps(self._manifests[split], sort_keys=True)
+        return f"{self._manifests[split]['examples']} examples, {hashlib.sha256(text.encode()).hexdigest()[:16]}"
+
+    def get_dataset(self, split="train", shuffle=True, seed=None, shard_info=None, **unused) -> tf.data.Dataset:
+        """Returns the examples of a split, or every n-th of them for n shards."""
+        manifest = self._manifests[split]
+        count, reader = manifest["examples"], _Reader(self.list_shards(split), manifest["shards"])
+        parse = functools.partial(_parse, manifest["features"])
+
+        @tf.autograph.experimental.do_not_convert  # which would take seconds to find that nothing branches
+        def one_pass(key):
+            places = tf.data.Dataset.range(count)
+            if shard_info:
+                places = places.shard(shard_info.num_shards, shard_info.index)
+            if key is not None:
+                places = places.map(lambda place: tf.random.experimental.index_shuffle(place, key, count - 1))
+            records = places.batch(_RECORDS_AT_A_TIME).map(lambda place: tf.ensure_shape(tf.numpy_function(
+                reader.read, [place], tf.string, stateful=False), [None]))
+            return records.unbatch().map(parse, num_parallel_calls=tf.data.AUTOTUNE)
+
+        if not shuffle:
+            return one_pass(None)
+        keys = tf.data.Dataset.random(self._seed, rerandomize_each_iteration=True)
+        return keys.batch(2, drop_remainder=True).take(1).flat_map(one_pass)
+
+
+def get_cached_provider(name: str, vocabulary: str | None, cache_dir: str | None, split: str, seed: int):
+    """Returns the task or mixture of that name, reading a split from the cache.
+
+    Args:
+        name: str. A registered seqio task or mixture.
+        vocabulary: str or None, see `get_provider`.
+        cache_dir: str or None, see `cache_manifest.folder_of`.
+        split: str. A task of a mixture that lacks it is left as it is.
+        seed: int, of the order.
+
+    Raises:
+        ValueError: as `get_provider`, or a cache that is missing, unfinished, damaged or stale.
+    """
+
+    def change(task):
+        if not cache_manifest.folder_of(cache_dir, task.name, split).exists() and split not in task.splits:
+            return task
+        place = cache_manifest.placeholder_of(task)
+        source = CachedSource({split: cache_manifest.load(task, split, cache_dir)},
+                              {split: cache_manifest.folder_of(cache_dir, task.name, split)}, seed)
+        # seqio counts seeds from the placeholder's place, so it stays there, and the noise is that without the cache.
+        steps = [_as_it_is] * place + list(task.preprocessors[place:])
+        return task.replace(source=source, preprocessors=steps)
+
+    return replace_tasks(get_provider(name, vocabulary), change)
+
+
+def cache_fingerprint(name: str, vocabulary: str | None, cache_dir: str | None, split: str) -> dict[str, str]:
+    """Returns "task: cache" -> what tells the cache of a split from another one.
+
+    Raises:
+        ValueError: as `get_cached_provider`.
+    """
+    provider = get_cached_provider(name, vocabulary, cache_dir, split, 0)
+    return {f"{task.name}: cache": task.source.fingerprint(split) for task in tasks_of(provider, split)}
+
+
+class _Reader:
+    """Records by their index over all files; a file is opened when it is first read from."""
+
+    def __init__(self, files, shards):
+        self._files = files
+        self._starts = np.cumsum([0] + [shard["examples"] for shard in shards])
+        self._opened = {}
+
+    def read(self, indices):
+        """Returns serialised examples, bytes[n], of <int64>[n] indices."""
+        found = np.empty(len(indices), object)
+        numbers = np.searchsorted(self._starts, indices, side="right") - 1
+        for number in np.unique(numbers):
+            places = np.flatnonzero(numbers == number)
+            rows = indices[places] - self._starts[number]
+            found[places] = self._reader(number).read(rows.tolist())
+        return found
+
+    def _reader(self, number):
+        if number not in self._opened:
+            from array_record.python import array_record_module
+
+            self._opened[number] = array_record_module.ArrayRecordReader(self._files[number], _READER_OPTIONS)
+        return self._opened[number]
+
+
+def _parse(features, record):
+    """A serialised example as tensors of the types that it was cached with."""
+    stored = {}
+    for name, feature in features.items():
+        dtype, shape = tf.as_dtype(feature["dtype"]), feature["shape"]
+        kept = dtype if dtype in (tf.string, tf.float32) else tf.int64
+        stored[name] = (tf.io.FixedLenSequenceFeature(shape[1:], kept, allow_missing=True) if shape
+                        else tf.io.FixedLenFeature([], kept))
+    parsed = tf.io.parse_single_example(record, stored)
+    return {name: tf.cast(value, features[name]["dtype"]) if features[name]["dtype"] != "string" else value
+            for name, value in parsed.items()}
+
+
+def _as_it_is(dataset):
+    return dataset

@@ -1,0 +1,134 @@
+"""`switch-tf cache` tokenises through Apache Beam, goes on where it was ended, and says in a sentence what is wrong."""
+
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import gin
+import pytest
+
+from switch_tf import data
+from switch_tf.cli import main
+
+FILES = ["--gin_file=gin/tasks/text_files.gin"]
+
+
+@pytest.fixture(autouse=True)
+def _clean_gin():
+    yield
+    gin.clear_config()
+
+
+@pytest.fixture
+def texts(tmp_path):
+    """A file of 4,000 lines, of which a twentieth is held out."""
+    (tmp_path / "texts.txt").write_text("".join(f"line {number} of many words\n" for number in range(4000)))
+    return [*FILES, f"--gin.TRAIN_FILES='{tmp_path}/texts.txt'", "--vocabulary=bytes", f"--output={tmp_path / 'cache'}"]
+
+
+def told(capsys, *words):
+    """What `switch-tf cache` says when it refuses."""
+    assert main.main(["cache", *words]) == 2
+    return capsys.readouterr().err
+
+
+def test_a_task_of_ones_own_files_is_cached_and_found_by_a_run(texts, tmp_path, capfd):
+    words = ["cache", *texts, "--num_processes=1", "--num_shards=2", "--json"]
+    assert main.main(words) == 0
+    out, err = capfd.readouterr()
+    result = json.loads(out.splitlines()[-1])
+    assert [cache["split"] for cache in result["caches"]] == ["train", "validation"]
+    assert sum(cache["examples"] for cache in result["caches"]) == 4000
+    assert f"--gin.CACHE_DIR=\"'{tmp_path / 'cache'}'\"" in err and "INFO" not in err
+    description = data.DatasetDescription("text_files", {"inputs": 64, "targets": 30}, 4, "validation",
+                                          vocabulary="bytes", use_cached_tasks=True, cache_dir=result["cache_dir"])
+    cached, plain = (list(data.get_dataset(one).as_numpy_iterator()) for one in (
+        description, data.DatasetDescription("text_files", {"inputs": 64, "targets": 30}, 4, "validation",
+                                             vocabulary="bytes")))
+    assert len(cached) == len(plain) > 10
+    assert all((one[name] == other[name]).all() for one, other in zip(cached, plain, strict=True) for name in one)
+
+    shard = pathlib.Path(result["caches"][0]["folder"], "00001-of-00002.array_record")
+    before, changed = shard.read_bytes(), shard.stat().st_mtime_ns
+    shard.write_bytes(before[:-9])
+    gin.clear_config()
+    assert main.main(words) == 0
+    assert shard.read_bytes() == before and shard.stat().st_mtime_ns != changed
+
+
+def test_mistakes_are_sentences(texts, tmp_path, capsys):
+    assert "Name a TASK, or give the --gin_file" in told(capsys)
+    assert "No shipped task or mixture is called 'docs_corpu'. Did you mean" in told(capsys, "docs_corpu")
+    assert "--num_processes must be an integer of at least 1, not 0" in told(capsys, *texts, "--num_processes=0")
+    assert "'DataflowRunner' is no flag of Apache Beam" in told(capsys, *texts, "--", "--runner", "DataflowRunner")
+    assert "'text_files' has the splits train, validation, received 'test'" in told(capsys, *texts, "--split", "test")
+    (tmp_path / "file").write_text("")
+    assert "Not a directory" in told(capsys, *texts, f"--output={tmp_path / 'file' / 'cache'}")
+    (tmp_path / "texts.txt").unlink()
+    assert "TRAIN_FILES: there is no file" in told(capsys, *texts)
+
+
+@pytest.mark.slow
+def test_a_bad_line_is_told_and_the_other_shards_are_kept(texts, tmp_path, capfd, monkeypatch):
+    from switch_tf.tasks import text_source
+
+    monkeypatch.setattr(text_source, "LOOKED_THROUGH", 0)  # as if the files were too large to be looked through first
+    lines = [json.dumps({"text": f"text {number}"}) for number in range(60_000)]
+    lines[70] = "{broken"
+    (tmp_path / "texts.jsonl").write_text("\n".join(lines))
+    words = [*texts, f"--gin.TRAIN_FILES='{tmp_path}/texts.jsonl'", "--num_processes=1", "--split", "train",
+             "--num_shards=2"]
+    said = told(capfd, *words).splitlines()[-1]
+    assert "texts.jsonl, line 71: it is no JSON" in said and "1 of 2 shards are not written" in said
+    lines[70] = lines[71]
+    (tmp_path / "texts.jsonl").write_text("\n".join(lines))
+    gin.clear_config()
+    assert "is of something else: its source" in told(capfd, *words)
+
+
+@pytest.mark.slow
+def test_a_command_that_was_killed_goes_on_with_what_is_missing(texts, tmp_path):
+    """Several processes of Beam, killed with all of them, as a machine that goes down does."""
+    command = [sys.executable, "-m", "switch_tf.cli", "cache", *texts, "--num_processes=2", "--num_shards=24", "--json"]
+    folder = tmp_path / "cache" / "text_files" / "train"
+    with subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL,
+                          stderr=subprocess.DEVNULL) as child:
+        while len(list(folder.glob("0*.json"))) < 3:
+            assert child.poll() is None
+            time.sleep(0.05)
+        os.killpg(child.pid, signal.SIGKILL)
+    written = {path: path.stat().st_mtime_ns for path in folder.glob("0*.json")}
+    assert 3 <= len(written) < 24 and not (folder / "manifest.json").exists()
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert {path: path.stat().st_mtime_ns for path in written} == written
+    caches = json.loads(result.stdout.splitlines()[-1])["caches"]
+    assert sum(cache["examples"] for cache in caches) == 4000 and caches[0]["num_shards"] == 24
+    assert not [path for path in folder.iterdir() if path.name.startswith(".")]
+
+
+@pytest.mark.slow
+def test_a_run_trains_on_the_cache_and_goes_on_in_it_bit_for_bit(texts, tmp_path):
+    def switch_tf(*words):
+        result = subprocess.run([sys.executable, "-m", "switch_tf.cli", *words], capture_output=True, text=True)
+        assert result.returncode == 0, result.stderr
+        return result
+
+    def losses(folder):
+        lines = map(json.loads, (tmp_path / folder / "metrics.jsonl").read_text().splitlines())
+        return {(line["step"], name): line[name] for line in lines for name in line if "loss" in name}
+
+    switch_tf("cache", *texts)
+    train = ["train", "--gin_file=gin/models/switch_tiny.gin", *texts[:-2], "--gin_file=gin/runs/pretrain.gin",
+             "--gin.VOCABULARY='bytes'",
+             "--gin.USE_CACHED_TASKS=True", f"--gin.CACHE_DIR='{tmp_path / 'cache'}'", "--gin.BATCH_SIZE=8",
+             "--gin.TASK_FEATURE_LENGTHS={'inputs': 64, 'targets': 30}", "--gin.SwitchConfig.vocab_size=384",
+             "--gin.LOG_PERIOD=1", "--gin.EVAL_PERIOD=4", "--gin.CHECKPOINT_PERIOD=4"]
+    switch_tf(*train, f"--gin.MODEL_DIR='{tmp_path / 'whole'}'", "--gin.TRAIN_STEPS=8")
+    for steps in (4, 8):
+        switch_tf(*train, f"--gin.MODEL_DIR='{tmp_path / 'parts'}'", f"--gin.TRAIN_STEPS={steps}")
+    assert losses("whole") == losses("parts") and (8, "train/loss") in losses("whole")
