@@ -4,6 +4,7 @@ The one package of the library that imports seqio, and only when a function need
 file (`gin/tasks/`) imports the module that registers them.
 """
 
+from switch_tf.data.batches import Batches, get_batches
 from switch_tf.data.cache_writing import Shard, is_complete
 from switch_tf.data.cache_writing import finish as finish_cache
 from switch_tf.data.cache_writing import plan as plan_cache
@@ -28,8 +29,8 @@ from switch_tf.data.seqio_import import keep_jax_on_cpu
 from switch_tf.data.text_records import BadData, TextFile, find_files
 from switch_tf.data.vocabularies import NUM_SENTINELS, get_vocabulary, register_vocabulary
 
-__all__ = ["BadData", "DatasetDescription", "Evaluator", "FailedMetric", "NUM_SENTINELS", "Shard", "TaskScores",
-           "TextFile", "average", "check_examples", "check_metrics", "check_task", "check_vocabulary", "describe",
-           "examples", "find_files", "fingerprint", "finish_cache", "get_dataset", "get_vocabulary", "has_metrics",
-           "is_complete", "keep_jax_on_cpu", "names", "names_of_tasks", "plan_cache", "register_vocabulary",
-           "vocabulary_fingerprint", "vocabulary_size", "write_records", "write_shard"]
+__all__ = ["BadData", "Batches", "DatasetDescription", "Evaluator", "FailedMetric", "NUM_SENTINELS", "Shard",
+           "TaskScores", "TextFile", "average", "check_examples", "check_metrics", "check_task", "check_vocabulary",
+           "describe", "examples", "find_files", "fingerprint", "finish_cache", "get_batches", "get_dataset",
+           "get_vocabulary", "has_metrics", "is_complete", "keep_jax_on_cpu", "names", "names_of_tasks", "plan_cache",
+           "register_vocabulary", "vocabulary_fingerprint", "vocabulary_size", "write_records", "write_shard"]

@@ -46,7 +46,7 @@ class CachedSource(seqio.DataSource):
         return f"{self._manifests[split]['examples']} examples, {hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
     def get_dataset(self, split="train", shuffle=True, seed=None, shard_info=None, **unused) -> tf.data.Dataset:
-        """Returns the examples of a split, or every n-th of them for n shards."""
+        """Returns the examples of a split, or every n-th of them for n shards; all of them where some had none."""
         manifest = self._manifests[split]
         count, reader = manifest["examples"], _Reader(self.list_shards(split), manifest["shards"])
         parse = functools.partial(_parse, manifest["features"])
@@ -54,7 +54,7 @@ class CachedSource(seqio.DataSource):
         @tf.autograph.experimental.do_not_convert  # which would take seconds to find that nothing branches
         def one_pass(key):
             places = tf.data.Dataset.range(count)
-            if shard_info:
+            if shard_info and count >= shard_info.num_shards:
                 places = places.shard(shard_info.num_shards, shard_info.index)
             if key is not None:
                 places = places.map(lambda place: tf.random.experimental.index_shuffle(place, key, count - 1))
@@ -68,7 +68,8 @@ class CachedSource(seqio.DataSource):
         return keys.batch(2, drop_remainder=True).take(1).flat_map(one_pass)
 
 
-def get_cached_provider(name: str, vocabulary: str | None, cache_dir: str | None, split: str, seed: int):
+def get_cached_provider(name: str, vocabulary: str | None, cache_dir: str | None, split: str, seed: int,
+                        num_parts: int = 1):
     """Returns the task or mixture of that name, reading a split from the cache.
 
     Args:
@@ -77,6 +78,7 @@ def get_cached_provider(name: str, vocabulary: str | None, cache_dir: str | None
         cache_dir: str or None, see `cache_manifest.folder_of`.
         split: str. A task of a mixture that lacks it is left as it is.
         seed: int, of the order.
+        num_parts: int. So many shards are read at a time, each through its own part of the shuffle buffer.
 
     Raises:
         ValueError: as `get_provider`, or a cache that is missing, unfinished, damaged or stale.
@@ -90,7 +92,8 @@ def get_cached_provider(name: str, vocabulary: str | None, cache_dir: str | None
                               {split: cache_manifest.folder_of(cache_dir, task.name, split)}, seed)
         # seqio counts seeds from the placeholder's place, so it stays there, and the noise is that without the cache.
         steps = [_as_it_is] * place + list(task.preprocessors[place:])
-        return task.replace(source=source, preprocessors=steps)
+        buffer = task._shuffle_buffer_size and max(1, task._shuffle_buffer_size // num_parts)
+        return task.replace(source=source, preprocessors=steps, shuffle_buffer_size=buffer)
 
     return replace_tasks(get_provider(name, vocabulary), change)
 

@@ -103,6 +103,14 @@ class DTensorPartitioner(Partitioner):
 
     # Steps.
 
+    def rows(self, batch_size):
+        axis = self.sharding(("batch",)).sharding_specs[0]
+        if axis == dtensor.UNSHARDED:
+            return 0, batch_size
+        pieces = [location[axis] for location in self.mesh.local_device_locations()]
+        size = batch_size // self.mesh.dim_size(axis)
+        return min(pieces) * size, (max(pieces) + 1) * size
+
     def place(self, features):
         # One step a call, and without the axis of steps: taking an index of it would move the batch between devices.
         return {name: self.pack(value[0], self.sharding(("batch", "length"))) for name, value in features.items()}

@@ -66,6 +66,10 @@ class Partitioner:
         """Brings a batch to the devices: dict of <int32>[steps, batch, length] of the whole batch, in every process."""
         return features
 
+    def rows(self, batch_size: int) -> tuple[int, int]:
+        """The first row of a batch that `place` takes from this process, and the one behind the last."""
+        return 0, batch_size
+
     def sum_over_parts(self, tensors):
         """Adds up a nest of tensors over the parts of the batch, inside of `compute`."""
         return tensors

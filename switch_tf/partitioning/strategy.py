@@ -48,6 +48,10 @@ class StrategyPartitioner(Partitioner):
     def current_part(self):
         return self.num_parts, tf.distribute.get_replica_context().replica_id_in_sync_group
 
+    def rows(self, batch_size):
+        size = batch_size // self.num_processes  # the replicas of a process follow each other
+        return self.process_index * size, (self.process_index + 1) * size
+
     def _share(self, features):
         """This replica's rows of the batch."""
         count, index = self.current_part()

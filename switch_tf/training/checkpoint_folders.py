@@ -3,7 +3,7 @@
 `checkpoints/step_00000100/` holds
 
 * `state.*`: every variable of model and optimizer by its path, unsharded, as TensorFlow writes checkpoints;
-* `data_position.*`: the state of the input iterator;
+* `data_position*`: the state of the input iterator, of a cached task part by part;
 * `checkpoint.json`: format version, step, shape, dtype and logical axes of every variable, sizes of all files, the
   sums of metrics that were not logged yet, and the configuration (`continuation.record`; not of older versions).
 

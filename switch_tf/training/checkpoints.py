@@ -32,14 +32,14 @@ def _is_learning_rate(path):
     return path.endswith("/learning_rate")
 
 
-def save(folder, step: int, variables: dict, iterator, pending_metrics: dict, keep: int,
+def save(folder, step: int, variables: dict, batches, pending_metrics: dict, keep: int,
          partitioner=None, configuration: dict | None = None, keep_every: int = 0) -> pathlib.Path:
     """Writes a checkpoint and removes what is outdated then.
 
     Args:
         folder: the run's `checkpoints` folder.
         variables: path -> Keras variable, see `state_variables`.
-        iterator: the tf.data iterator that the next batch comes from.
+        batches: data.Batches, that the next batch comes from.
         pending_metrics: JSON-able sums since the last logged step.
         keep, keep_every: int, see `checkpoint_folders.outdated`.
         partitioner: Partitioner, by default of one device. All processes call this together; one of them writes what
@@ -67,9 +67,10 @@ def save(folder, step: int, variables: dict, iterator, pending_metrics: dict, ke
         if partitioner.is_chief or partitioner.saves_in_every_process:
             tf.train.Checkpoint(state={path: variable.value for path, variable in variables.items()}).write(
                 str(temporary / "state"))
+        batches.save(temporary, partitioner.process_index)
         partitioner.barrier()
         if partitioner.is_chief:
-            _complete(temporary, step, variables, iterator, pending_metrics, configuration)
+            _complete(temporary, step, variables, pending_metrics, configuration)
             os.rename(temporary, final)
             _sync(final.parent)
         partitioner.barrier()
@@ -87,10 +88,8 @@ def save(folder, step: int, variables: dict, iterator, pending_metrics: dict, ke
     return final
 
 
-def _complete(folder, step, variables, iterator, pending_metrics, configuration):
-    """Adds the data position, if there is an iterator, and the description, which makes a checkpoint of it."""
-    if iterator is not None:
-        tf.train.Checkpoint(iterator=iterator).write(str(folder / "data_position"))
+def _complete(folder, step, variables, pending_metrics, configuration):
+    """Adds the description, which makes a checkpoint of a folder."""
     for file in folder.iterdir():
         _sync(file)
     description = {
@@ -128,7 +127,7 @@ def write_weights(folder: pathlib.Path, variables: dict, configuration: dict, te
         unfinished.mkdir(parents=True)
         tf.train.Checkpoint(state={path: variable.value for path, variable in variables.items()}).write(
             str(unfinished / "state"))
-        _complete(unfinished, 0, variables, None, None, configuration)
+        _complete(unfinished, 0, variables, None, configuration)
         for name, text in texts.items():
             (unfinished / name).write_text(text)
         unfinished.replace(folder)
@@ -138,8 +137,8 @@ def write_weights(folder: pathlib.Path, variables: dict, configuration: dict, te
         shutil.rmtree(unfinished, ignore_errors=True)
 
 
-def restore(checkpoint, variables: dict, iterator=None) -> dict:
-    """Assigns a checkpoint to `variables` and, if given, the input iterator; returns its description.
+def restore(checkpoint, variables: dict, batches=None) -> dict:
+    """Assigns a checkpoint to `variables` and, if given, to data.Batches; returns its description.
 
     Raises:
         BrokenCheckpoint: files are missing or damaged.
@@ -152,8 +151,8 @@ def restore(checkpoint, variables: dict, iterator=None) -> dict:
     except tf.errors.OpError as error:
         raise BrokenCheckpoint(f"{checkpoint} is damaged ({first_line(error)}).") from error
     try:
-        if iterator is not None:
-            _read(pathlib.Path(checkpoint) / "data_position", iterator=iterator)
+        if batches is not None:
+            batches.restore(pathlib.Path(checkpoint))
     except tf.errors.OpError as error:
         raise BrokenCheckpoint(f"The position of {checkpoint} in the data is damaged, or is one in other data "
                                f"({first_line(error)}).") from error

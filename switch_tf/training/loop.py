@@ -123,7 +123,7 @@ class Training:
         if self.state.step < self.run.train_steps:
             started = time.perf_counter()
             self.progress.say("Tracing the training step ...")
-            self.partitioner.trace(self._step, self.state.iterator.element_spec)
+            self.partitioner.trace(self._step, self.state.batches.element_spec)
             self.progress.say(f"... {time.perf_counter() - started:.0f} s. The first step also optimises the graph.")
         self._meter.restart()
 
@@ -145,7 +145,7 @@ class Training:
         patience.daemon = True
         patience.start()
         try:
-            batches = next(state.iterator)
+            batches = next(state.batches)
         except tf.errors.OpError as error:
             reason = (sentence_about_data(error) or first_line(error)).rstrip(".")
             raise OSError(f"The batch after step {state.step} cannot be read ({reason}); the last good checkpoint is "

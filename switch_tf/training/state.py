@@ -17,7 +17,7 @@ class State:
     Args:
         model: SwitchTransformer, built.
         optimizer: Keras optimizer, built.
-        iterator: of the training batches that come next, dict of <int32>[steps_per_call, batch, length].
+        batches: data.Batches, of the training batches that come next.
         step: int, training steps that were taken.
         sums: StepMeasurements on the host of the steps since the last one that was logged, None where there are none.
         configuration: `continuation.record` of what the run goes on with.
@@ -25,7 +25,7 @@ class State:
 
     model: Any
     optimizer: Any
-    iterator: Any
+    batches: data.Batches
     step: int = 0
     sums: metrics.StepMeasurements | None = None
     configuration: dict = dataclasses.field(default_factory=dict)
@@ -63,8 +63,9 @@ def prepare(model, optimizer, run, settings, partitioner, folder, configuration,
     say(f"{model.config.num_parameters:,} parameters{frozen}, "
         f"{sum(variable.value.shape.num_elements() for variable in optimizer.variables):,} numbers of optimizer state; "
         f"reading {run.mixture_or_task_name}")
-    batches = dataset(run, model.config, "train", run.seed).batch(settings.steps_per_call)
-    state = State(model, optimizer, iter(batches), configuration=configuration)
+    batches = data.get_batches(description_of_data(run, model.config, "train", run.seed), settings.steps_per_call,
+                               partitioner.rows(run.batch_size))
+    state = State(model, optimizer, batches, configuration=configuration)
     if not _restore(state, run, folder, say) and initial is not None:
         path = checkpoint_folders.resolve(initial)
         checkpoints.restore(path, checkpoints.state_variables(model))
@@ -84,7 +85,7 @@ def _restore(state, run, folder, say) -> bool:
         try:
             saved = checkpoint_folders.describe(path).get("configuration", {})
             lines, is_anew = continuation.check(saved, state.configuration, path, run.restart_changed_data)
-            description = checkpoints.restore(path, variables, None if is_anew else state.iterator)
+            description = checkpoints.restore(path, variables, None if is_anew else state.batches)
         except checkpoint_folders.BrokenCheckpoint as error:
             say(f"{error} Trying the one before it.")
             broken.append(path)
@@ -110,5 +111,5 @@ def _restore(state, run, folder, say) -> bool:
 def save(state: State, folder, run, partitioner) -> None:
     """Writes the checkpoint of the state's step, unless it is there, and removes those that a run does not keep."""
     checkpoints.save(folder.checkpoints, state.step, checkpoints.state_variables(state.model, state.optimizer),
-                     state.iterator, state.sums and metrics.to_json(state.sums), run.keep_checkpoints, partitioner,
+                     state.batches, state.sums and metrics.to_json(state.sums), run.keep_checkpoints, partitioner,
                      state.configuration, run.keep_every)

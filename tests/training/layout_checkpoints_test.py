@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 from tensorflow.experimental import dtensor
 
-from switch_tf import SwitchTransformer
+from switch_tf import SwitchTransformer, data
 from switch_tf.training import checkpoints, diagnosis
 from switch_tf.training.run import StepSettings
 from switch_tf.training.train_step import compile_steps
@@ -41,8 +41,8 @@ def _whole(variable):
     return dtensor.unpack(dtensor.relayout(variable.read_value(), replicated))[0].numpy()
 
 
-def _iterator():
-    return iter(tf.data.Dataset.range(9))
+def _batches():
+    return data.Batches({None: iter(tf.data.Dataset.range(9))}, batch_size=1)
 
 
 @pytest.mark.slow
@@ -56,8 +56,8 @@ def test_a_run_goes_on_under_another_layout_and_comes_back(one, other, make_part
     first.step(batch)
     for step, (saved, restored) in enumerate([(first, second), (second, first)], 1):
         saved.step(batch)  # ahead of the other one
-        path = checkpoints.save(tmp_path, step, saved.variables, _iterator(), {}, 3, saved.partitioner)
-        checkpoints.restore(path, restored.variables, _iterator())
+        path = checkpoints.save(tmp_path, step, saved.variables, _batches(), {}, 3, saved.partitioner)
+        checkpoints.restore(path, restored.variables, _batches())
         expected = saved.values()
         for name, value in restored.values().items():
             np.testing.assert_array_equal(value, expected[name], err_msg=name)
@@ -77,7 +77,7 @@ def test_a_step_that_diverges_changes_nothing_and_is_located(layout, make_partit
     found = diagnosis.first_bad_tensor(run.model, batch, 3, 0, StepSettings(), run.partitioner)
     assert found == "the weight encoder/layers_0/mlp/experts/wo"
     with pytest.raises(checkpoints.BrokenCheckpoint, match="model/encoder/layers_0/mlp/experts/wo is not finite"):
-        checkpoints.save(tmp_path, 1, run.variables, _iterator(), {}, 3, run.partitioner)
+        checkpoints.save(tmp_path, 1, run.variables, _batches(), {}, 3, run.partitioner)
 
 
 def _like(variable, value, partitioner):

@@ -181,7 +181,7 @@ def test_what_may_change_is_told_and_changed_data_start_anew_where_that_is_asked
         assert training.state.step == 6
         assert float(training.state.optimizer.learning_rate) == 0.5
         # The saved position holds batches of 4 that were read ahead, and reading on from there would fail.
-        assert next(training.state.iterator)["decoder_target_tokens"].shape == (1, 8, 16)
+        assert next(training.state.batches)["decoder_target_tokens"].shape == (1, 8, 16)
     said = capfd.readouterr().err
     assert "The data are others, so they are read from their beginning: BATCH_SIZE was 4 and is 8." in said
     for change in ("TRAIN_STEPS was 6 and is 4", "SEED was 0 and is 1", "Adafactor.learning_rate was 0.01 and is 0.5"):

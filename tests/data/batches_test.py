@@ -1,0 +1,106 @@
+"""Rows of batches from the cache depend on the seed alone: not on who reads them, nor on where reading stopped."""
+
+import itertools
+
+import numpy as np
+import pytest
+import seqio
+import tensorflow as tf
+
+from switch_tf import data
+from switch_tf.data.pipeline import num_parts
+
+LENGTHS = {"inputs": 3, "targets": 2}
+COUNTS = {"many": 90, "few": 3}
+VOCABULARY = seqio.PassThroughVocabulary(1000, eos_id=1)
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    """The cache of "many", 90 numbers, of "few", 3 numbers, and of "both", a mixture of them."""
+    folder = tmp_path_factory.mktemp("cache")
+    for name, count in COUNTS.items():
+        def read(split, shuffle_files, seed=None, count=count):
+            numbers = tf.data.Dataset.range(2, 2 + count)
+            return numbers.map(lambda n: {"inputs": tf.cast([n, n], tf.int32), "targets": tf.cast([n], tf.int32)})
+
+        seqio.TaskRegistry.add(
+            name, source=seqio.FunctionDataSource(read, ["train"]), preprocessors=[seqio.CacheDatasetPlaceholder()],
+            output_features={key: seqio.Feature(VOCABULARY, add_eos=False) for key in LENGTHS},
+            shuffle_buffer_size=16)
+        (*shards,) = data.plan_cache(name, "train", None, str(folder), 3, False)
+        for shard in shards:
+            data.write_shard(shard)
+        data.finish_cache(shards)
+    seqio.MixtureRegistry.add("both", [("many", 3), ("few", 1)])
+    yield str(folder)
+    seqio.MixtureRegistry.remove("both")
+    for name in COUNTS:
+        seqio.TaskRegistry.remove(name)
+
+
+def describe(cache, name="many", batch_size=16, seed=0):
+    return data.DatasetDescription(name, LENGTHS, batch_size, seed=seed, use_cached_tasks=True, cache_dir=cache)
+
+
+def take(batches, count):
+    return [{name: value.numpy() for name, value in next(batches).items()} for _ in range(count)]
+
+
+def same(some, others, rows=slice(None)):
+    return all(np.array_equal(one[name][..., rows, :], other[name][..., rows, :])
+               for one, other in zip(some, others, strict=True) for name in one)
+
+
+@pytest.mark.parametrize("name", ["many", "few", "both"])
+def test_processes_read_their_own_rows_of_the_batches_of_one(cache, name):
+    description = describe(cache, name)
+    whole = take(data.get_batches(description, 2), 4)
+    assert same(whole, list(data.get_dataset(description).batch(2).take(4).as_numpy_iterator()))
+    for count in (2, 4, 16):
+        for index in range(count):
+            first, end = index * 16 // count, (index + 1) * 16 // count
+            own = take(data.get_batches(description, 2, (first, end)), 4)
+            assert same(own, whole, slice(first, end))
+            if count == 2:
+                assert not any(value[:, :first].any() or value[:, end:].any() for value in own[0].values())
+
+
+def test_a_process_builds_only_the_parts_that_it_has_rows_in(cache):
+    assert [num_parts(describe(cache, batch_size=size)) for size in (16, 12, 7, 256)] == [8, 4, 1, 8]
+    assert list(data.get_batches(describe(cache), 1, (4, 9))._parts) == [2, 3, 4]
+    assert list(data.get_batches(describe(cache), 1)._parts) == list(range(8))
+
+
+@pytest.mark.parametrize("saved_by, restored_by", [(1, 4), (4, 1), (2, 4)])
+def test_positions_are_restored_by_any_number_of_processes(cache, tmp_path, saved_by, restored_by):
+    def processes(count):
+        return [data.get_batches(describe(cache, "both"), 1, (index * 16 // count, (index + 1) * 16 // count))
+                for index in range(count)]
+
+    expected = take(data.get_batches(describe(cache, "both")), 12)[7:]
+    for index, batches in enumerate(processes(saved_by)):
+        take(batches, 7)
+        batches.save(tmp_path, index)
+    for index, batches in enumerate(processes(restored_by)):
+        batches.restore(tmp_path)
+        rows = slice(index * 16 // restored_by, (index + 1) * 16 // restored_by)
+        assert same(take(batches, 5), expected, rows)
+
+
+def test_parts_are_of_one_epoch_and_neither_their_examples_nor_their_noise_are_the_same(cache):
+    (batch,) = take(data.get_batches(describe(cache, batch_size=80)), 1)
+    numbers = batch["decoder_target_tokens"][0, :, 0]
+    assert len(set(numbers)) == 80  # of 90: every part has its own
+    orders = [tuple(take(data.get_batches(describe(cache, seed=seed)), 1)[0]["decoder_target_tokens"].ravel())
+              for seed in (0, 0, 1)]
+    assert orders[0] == orders[1] != orders[2]
+
+
+def test_a_position_that_is_missing_is_an_error(cache, tmp_path):
+    batches = data.get_batches(describe(cache))
+    batches.save(tmp_path, 0)
+    for file in itertools.chain(tmp_path.glob("data_position_00003*")):
+        file.unlink()
+    with pytest.raises(tf.errors.NotFoundError, match="data_position_00003"):
+        batches.restore(tmp_path)
