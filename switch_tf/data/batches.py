@@ -1,6 +1,6 @@
 """The training batches of a run, one after another, of which a process may read its own rows alone.
 
-Rows of a cached task can be had alone: a batch is made of parts of equally many rows, each a pipeline of its own,
+Rows of a cached task can be had alone: a batch is made of n parts of equally many rows, each a pipeline of its own,
 which reads every n-th example of an epoch and draws its own noise. What is in a row then depends on the seed alone,
 neither on the number of processes nor on who reads it; positions are saved part by part, so a run goes on with any
 number of processes. Text is read whole by everybody.
@@ -11,7 +11,7 @@ import pathlib
 import tensorflow as tf
 
 from switch_tf.data.description import DatasetDescription
-from switch_tf.data.pipeline import get_dataset, get_part, num_parts
+from switch_tf.data.pipeline import get_dataset, get_part
 
 
 def get_batches(description: DatasetDescription, steps_per_call: int = 1,
@@ -29,7 +29,7 @@ def get_batches(description: DatasetDescription, steps_per_call: int = 1,
     batch_size = description.batch_size
     if not description.use_cached_tasks:
         return Batches({None: iter(get_dataset(description).batch(steps_per_call))}, batch_size)
-    size = batch_size // num_parts(description)
+    size = batch_size // description.cache_parts
     first, end = rows or (0, batch_size)
     parts = range(first // size, -(-end // size))
     return Batches({index: iter(get_part(description, index).batch(steps_per_call)) for index in parts}, batch_size,

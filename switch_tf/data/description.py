@@ -25,6 +25,8 @@ class DatasetDescription:
             SentencePiece model (`get_vocabulary`).
         use_cached_tasks: bool. Read the tokens that `switch-tf cache` made, not the text (`cached_tasks.py`).
         cache_dir: str or None. Where they are, if not in `cache_manifest.default_folder()`.
+        cache_parts: int. A training batch from the cache is made of so many parts, which processes can read one by
+            one; another number gives other batches.
 
     Raises:
         ValueError: no sequences in a batch, or lengths that no model can use.
@@ -40,6 +42,7 @@ class DatasetDescription:
     vocabulary: str | None = None
     use_cached_tasks: bool = False
     cache_dir: str | None = None
+    cache_parts: int = 1
 
     def __post_init__(self):
         checks.fields(self, ("mixture_or_task_name", "split"), checks.text)
@@ -49,6 +52,9 @@ class DatasetDescription:
         checks.flag("USE_CACHED_TASKS", self.use_cached_tasks)
         checks.optional("VOCABULARY", self.vocabulary, checks.text)
         checks.optional("CACHE_DIR", self.cache_dir, checks.text)
+        object.__setattr__(self, "cache_parts", checks.integer("CACHE_PARTS", self.cache_parts, 1))
+        if self.use_cached_tasks and self.batch_size % self.cache_parts:
+            raise ValueError(f"CACHE_PARTS must divide BATCH_SIZE ({self.batch_size}), not {self.cache_parts}.")
         lengths = checks.lengths("TASK_FEATURE_LENGTHS", self.task_feature_lengths)
         if self.encoder_only and lengths["inputs"] != lengths["targets"]:
             raise ValueError(

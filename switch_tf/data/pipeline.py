@@ -1,7 +1,6 @@
 """From a description to tf.data batches of seqio's model features, the same in every process, resumable."""
 
 import contextlib
-import math
 import traceback
 
 import tensorflow as tf
@@ -13,8 +12,6 @@ from switch_tf.data.providers import check_split, get_provider, tasks_of
 from switch_tf.data.seqio_import import import_seqio
 from switch_tf.messages import first_line, sentence_about_data
 
-# A batch from the cache is made of as many parts, at most, as may be read by processes of their own.
-_MOST_PARTS = 8
 _SEEDS_PER_PART = 1_000_003  # seqio counts up from a part's seed, and users from theirs
 
 
@@ -49,7 +46,7 @@ def get_dataset(description: DatasetDescription) -> tf.data.Dataset:
         ValueError: an unknown name or split, lengths the task cannot use, features the model cannot.
     """
     if description.use_cached_tasks and description.is_training:
-        parts = tf.data.Dataset.zip(tuple(get_part(description, index) for index in range(num_parts(description))))
+        parts = tf.data.Dataset.zip(tuple(get_part(description, index) for index in range(description.cache_parts)))
         return parts.map(lambda *read: {name: tf.concat([part[name] for part in read], axis=0) for name in read[0]})
     provider, converter, arguments = _checked(description)
     lengths, batch_size = dict(description.task_feature_lengths), description.batch_size
@@ -63,23 +60,18 @@ def get_dataset(description: DatasetDescription) -> tf.data.Dataset:
     return batches.prefetch(tf.data.AUTOTUNE).with_options(_in_order())
 
 
-def num_parts(description: DatasetDescription) -> int:
-    """Returns of how many parts, each read by itself, the batches of a cached training split are made."""
-    return math.gcd(description.batch_size, _MOST_PARTS)
-
-
 @no_global_seed()
 def get_part(description: DatasetDescription, index: int) -> tf.data.Dataset:
     """Returns some rows of the batches of a cached training split: every n-th example, with noise of its own.
 
     Args:
         description: DatasetDescription with `use_cached_tasks`.
-        index: int, below `num_parts`. The rows are those from `index * batch_size // num_parts` on.
+        index: int, below `cache_parts`. The rows are those from `index * batch_size // cache_parts` on.
 
-    Returns: tf.data.Dataset of `{feature: <int32>[batch_size // num_parts, length]}`, prefetched.
+    Returns: tf.data.Dataset of `{feature: <int32>[batch_size // cache_parts, length]}`, prefetched.
     """
     provider, converter, arguments = _checked(description)
-    count = num_parts(description)
+    count = description.cache_parts
     examples = provider.get_dataset(**arguments, seed=description.seed + index * _SEEDS_PER_PART, num_epochs=None,
                                     shard_info=import_seqio().ShardInfo(index, count))
     rows = converter(examples, dict(description.task_feature_lengths)).batch(description.batch_size // count,
@@ -151,7 +143,7 @@ def _provider(description):
     from switch_tf.data import cached_tasks  # which imports seqio
 
     return cached_tasks.get_cached_provider(name, vocabulary, description.cache_dir, description.split,
-                                            description.seed, num_parts(description))
+                                            description.seed, description.cache_parts)
 
 
 def failure(task, split, error):

@@ -21,8 +21,8 @@ _MODEL = {f"SwitchConfig.{name}" for name in (
     "expert_sublayers")}
 _FIXED = _MODEL | {"optimizer", "vocabulary", "StepSettings.trainable"}
 # A saved position holds batches that were read ahead, so their shape belongs to it.
-_DATA = {"MIXTURE_OR_TASK_NAME", "TASK_FEATURE_LENGTHS", "BATCH_SIZE", "Run.pack", "StepSettings.steps_per_call",
-         "training data"}
+_DATA = {"MIXTURE_OR_TASK_NAME", "TASK_FEATURE_LENGTHS", "BATCH_SIZE", "Run.pack", "Run.cache_parts",
+         "StepSettings.steps_per_call", "training data"}
 _WITHOUT_EFFECT = {
     "SwitchConfig": ("dispatch", "remat"),
     "Run": ("model_dir", "initial_checkpoint", "restart_changed_data", "vocabulary", "use_cached_tasks",

@@ -28,6 +28,8 @@ class Run:
             SentencePiece model.
         use_cached_tasks: bool. Read the tokens that `switch-tf cache` made, by their index, instead of the text.
         cache_dir: str or None. Where they are, if not where that command puts them by default.
+        cache_parts: int. A training batch from there is made of so many parts. Processes read those that they have rows
+            in, so set it to how many processes there are on a pod; another number gives other batches.
         seed: int, of initial weights, order of the data, dropout and jitter.
         initial_checkpoint: str or None. Run folder or checkpoint whose weights a new run starts from.
         restart_changed_data: bool. Where the data are no longer those that the run stopped in, go on from their
@@ -53,6 +55,7 @@ class Run:
     vocabulary: str | None = None
     use_cached_tasks: bool = False
     cache_dir: str | None = None
+    cache_parts: int = 1
     seed: int = 0
     initial_checkpoint: str | None = None
     restart_changed_data: bool = False
@@ -64,13 +67,15 @@ class Run:
     def __post_init__(self):
         for name, at_least in (("train_steps", 1), ("batch_size", 1), ("log_period", 1), ("eval_period", 0),
                                ("checkpoint_period", 1), ("eval_batches", 1), ("unigram_batches", 0), ("seed", 0),
-                               ("keep_checkpoints", 1), ("keep_every", 0), ("patience", 0)):
+                               ("keep_checkpoints", 1), ("cache_parts", 1), ("keep_every", 0), ("patience", 0)):
             object.__setattr__(self, name, checks.integer(name.upper(), getattr(self, name), at_least))
         checks.fields(self, ("pack", "restart_changed_data"), checks.flag)
         checks.flag("USE_CACHED_TASKS", self.use_cached_tasks)
         for name, check in (("model_dir", checks.text), ("mixture_or_task_name", checks.text),
                             ("task_feature_lengths", checks.lengths)):
             object.__setattr__(self, name, check(name.upper(), getattr(self, name)))
+        if self.use_cached_tasks and self.batch_size % self.cache_parts:
+            raise ValueError(f"CACHE_PARTS must divide BATCH_SIZE ({self.batch_size}), not {self.cache_parts}.")
         for name in ("initial_checkpoint", "vocabulary", "cache_dir"):
             checks.optional(name.upper(), getattr(self, name), checks.text)
         if self.best_metric is None:

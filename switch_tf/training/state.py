@@ -35,7 +35,7 @@ def description_of_data(run, config, split: str, seed: int) -> data.DatasetDescr
     """Which batches a run reads."""
     return data.DatasetDescription(run.mixture_or_task_name, run.task_feature_lengths, run.batch_size, split, seed,
                                    run.pack, config.is_encoder_only, run.vocabulary, run.use_cached_tasks,
-                                   run.cache_dir)
+                                   run.cache_dir, run.cache_parts)
 
 
 def dataset(run, config, split: str, seed: int) -> tf.data.Dataset:
