@@ -220,7 +220,11 @@ PUBLIC = {
     "data.check_examples": (data.check_examples, {"description": None}, ()),
     "data.examples": (data.examples, {"description": None, "count": 1}, ()),
     "data.describe": (data.describe, {"name": "task"}, ()),
-    "data.fingerprint": (data.fingerprint, {"mixture_or_task_name": "task", "split": "train"}, ()),
+    "data.get_batches": (data.get_batches, {"description": None, "steps_per_call": 1}, ()),
+    "data.fingerprint": (data.fingerprint, {"description": None}, ()),
+    "data.plan_cache": (data.plan_cache, {
+        "mixture_or_task_name": "task", "split": "train", "vocabulary": None, "cache_dir": None, "num_shards": 1,
+        "overwrite": False}, ()),
     "data.vocabulary_fingerprint": (data.vocabulary_fingerprint, {"mixture_or_task_name": "task"}, ()),
     "data.get_vocabulary": (data.get_vocabulary, {"name": "no-such.model"}, ()),
     "data.register_vocabulary": (registered_vocabulary, {"name": "own", "make": print}, ()),
@@ -260,7 +264,7 @@ def all_finite(result) -> bool:
 UNTRIED = {
     "losses.load_balancing_mean", "losses.router_z_mean", "losses.Balance", "policies.names", "data.keep_jax_on_cpu",
     "data.names", "data.BadData", "data.NUM_SENTINELS", "data.FailedMetric", "data.TaskScores", "data.average",
-    "data.write_records",
+    "data.write_records", "data.Batches", "data.Shard", "data.is_complete", "data.write_shard", "data.finish_cache",
     *(f"partitioning.{name}" for name in partitioning.__all__ if name != "Layout")}
 
 

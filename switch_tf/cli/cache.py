@@ -55,6 +55,9 @@ def run(arguments) -> dict:
     output = arguments.output or _plain_value_of("CACHE_DIR", statements)
     try:
         splits = arguments.split or data.describe(name)["splits"]
+        if not splits:
+            raise ValueError(f"The data of {name!r} are not on this machine, so its splits are not known; docs/data.md "
+                             "and docs/tasks.md say how to prepare them.")
         shards = [shard for split in splits
                   for shard in data.plan_cache(name, split, vocabulary, output, arguments.num_shards,
                                                arguments.overwrite)]

@@ -10,7 +10,8 @@ import pathlib
 
 import tensorflow as tf
 
-from switch_tf.data.description import DatasetDescription
+from switch_tf import checks
+from switch_tf.data.description import DatasetDescription, check_description
 from switch_tf.data.pipeline import get_dataset, get_part
 
 
@@ -26,7 +27,8 @@ def get_batches(description: DatasetDescription, steps_per_call: int = 1,
     Raises:
         ValueError: as `get_dataset`.
     """
-    batch_size = description.batch_size
+    check_description(description)
+    steps_per_call, batch_size = checks.integer("steps_per_call", steps_per_call, 1), description.batch_size
     if not description.use_cached_tasks:
         return Batches({None: iter(get_dataset(description).batch(steps_per_call))}, batch_size)
     size = batch_size // description.cache_parts

@@ -66,3 +66,9 @@ class DatasetDescription:
     def is_training(self) -> bool:
         """Whether it is read in a new order again and again, rather than once."""
         return self.split == "train"
+
+
+def check_description(description) -> None:
+    """Raises ValueError unless it is a DatasetDescription."""
+    if not isinstance(description, DatasetDescription):
+        raise ValueError(f"description must be a DatasetDescription, not {checks.shown(description)}.")

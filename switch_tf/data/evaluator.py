@@ -9,8 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from switch_tf import checks
-from switch_tf.data.description import DatasetDescription
-from switch_tf.data.pipeline import check_description
+from switch_tf.data.description import DatasetDescription, check_description
 from switch_tf.data.providers import check_split, get_provider, import_seqio, tasks_of
 from switch_tf.messages import first_line
 

@@ -4,8 +4,8 @@ import itertools
 from collections.abc import Sequence
 
 from switch_tf import checks
-from switch_tf.data.description import DatasetDescription
-from switch_tf.data.pipeline import check_description, failure, no_global_seed, read_once
+from switch_tf.data.description import DatasetDescription, check_description
+from switch_tf.data.pipeline import failure, no_global_seed, read_once
 from switch_tf.data.providers import check_split, get_provider
 
 

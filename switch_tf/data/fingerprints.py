@@ -3,7 +3,7 @@
 import hashlib
 import os
 
-from switch_tf.data.description import DatasetDescription
+from switch_tf.data.description import DatasetDescription, check_description
 from switch_tf.data.providers import check_split, get_provider, tasks_of, vocabularies_of
 
 # Of all files of a split together at most so much is read, in blocks that are evenly spread over each.
@@ -17,6 +17,7 @@ def fingerprint(description: DatasetDescription) -> dict[str, str]:
     Raises:
         ValueError: an unknown name or split, or a file or cache that cannot be read.
     """
+    check_description(description)
     if not description.use_cached_tasks:
         return source_fingerprint(description.mixture_or_task_name, description.split)
     from switch_tf.data import cached_tasks  # which imports seqio

@@ -6,8 +6,7 @@ import traceback
 import tensorflow as tf
 from tensorflow.python.eager import context as eager_context  # the global seed has no public getter
 
-from switch_tf import checks
-from switch_tf.data.description import FEATURES, DatasetDescription
+from switch_tf.data.description import FEATURES, DatasetDescription, check_description
 from switch_tf.data.providers import check_split, get_provider, tasks_of
 from switch_tf.data.seqio_import import import_seqio
 from switch_tf.messages import first_line, sentence_about_data
@@ -45,6 +44,7 @@ def get_dataset(description: DatasetDescription) -> tf.data.Dataset:
     Raises:
         ValueError: an unknown name or split, lengths the task cannot use, features the model cannot.
     """
+    check_description(description)
     if description.use_cached_tasks and description.is_training:
         parts = tf.data.Dataset.zip(tuple(get_part(description, index) for index in range(description.cache_parts)))
         return parts.map(lambda *read: {name: tf.concat([part[name] for part in read], axis=0) for name in read[0]})
@@ -81,7 +81,6 @@ def get_part(description: DatasetDescription, index: int) -> tf.data.Dataset:
 
 def _checked(description):
     """The task or mixture of a description, what makes features of its examples, and what seqio is to do."""
-    check_description(description)
     provider = _provider(description)
     check_split(provider, description.split)
     arguments = {
@@ -158,12 +157,6 @@ def failure(task, split, error):
     place = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
     kind = "a record has no" if isinstance(error, KeyError) else f"{type(error).__name__}:"
     return f"Task {task.name!r}, split {split!r}, cannot be read ({kind} {message}{place})."
-
-
-def check_description(description) -> None:
-    """Refuses what is no description."""
-    if not isinstance(description, DatasetDescription):
-        raise ValueError(f"description must be a DatasetDescription, not {checks.shown(description)}.")
 
 
 def _feature_converter(provider, description):

@@ -345,7 +345,8 @@ def compile_model(model):
                   weighted_metrics=["sparse_categorical_accuracy"], jit_compile=False)
 
 
-@pytest.mark.parametrize("remat", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("remat", [False, True])
 def test_it_fits_and_what_it_learnt_is_saved(fresh_model, features, tmp_path, remat):
     keras.utils.set_random_seed(0)
     model = fresh_model("mixed_bfloat16", dropout_rate=0.1, num_groups_multiple=2, remat=remat, **SHALLOW)

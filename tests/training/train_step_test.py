@@ -50,6 +50,7 @@ def test_microbatches_give_the_gradient_of_the_whole_batch_with_dropout_and_jitt
                           part_metrics, whole_metrics)
 
 
+@pytest.mark.slow
 def test_rematerialisation_and_dispatch_do_not_change_the_gradient(shallow_config, batch):
     plain, _ = _gradients(shallow_config, batch, StepSettings())
     for changes, settings in (({"remat": True}, StepSettings(num_microbatches=2)),

@@ -201,6 +201,7 @@ def test_a_new_run_starts_from_the_weights_of_another(tiny_config, straight, tmp
     assert "could not be found in the restored object" not in caplog.text
 
 
+@pytest.mark.slow
 def test_divergence_names_the_step_and_the_tensor_and_keeps_the_last_good_checkpoint(tiny_config, run):
     message = ("gradient of step 5 is not finite; the first bad tensor is the weight "
                "decoder/layers_0/mlp/router/kernel.*step_00000004")
