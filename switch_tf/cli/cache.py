@@ -38,8 +38,8 @@ def add_arguments(parser) -> None:
     parser.add_argument("--num_shards", type=int, metavar="N",
                         help="files of the train split (default: as many as its data, more of few or large ones)")
     parser.add_argument("--overwrite", action="store_true", help="begin anew, whatever is in the folder")
-    parser.add_argument("beam_flags", nargs="*", metavar="-- BEAM_FLAG",
-                        help="Apache Beam's own, behind --, such as --runner=DataflowRunner")
+    parser.epilog = "Apache Beam's own flags stand behind --, such as: -- --runner=DataflowRunner --project=..."
+    parser.set_defaults(beam_flags=[])
     gin_files.add_arguments(parser)
 
 
@@ -61,7 +61,10 @@ def run(arguments) -> dict:
         shards = [shard for split in splits
                   for shard in data.plan_cache(name, split, vocabulary, output, arguments.num_shards,
                                                arguments.overwrite)]
-    except (ValueError, OSError) as error:
+    except OSError as error:
+        told = f"The cache cannot be written to {error.filename!r} ({error.strerror}); choose another --output."
+        raise Mistake(told if error.errno else first_line(error)) from error
+    except ValueError as error:
         raise Mistake(first_line(error)) from error
     missing = _missing(shards)
     if missing:
@@ -71,9 +74,6 @@ def run(arguments) -> dict:
 
 def _check(arguments):
     """What can be known to be wrong before TensorFlow is imported."""
-    if arguments.name and arguments.name.startswith("-"):  # argparse gives the first word behind -- to TASK
-        arguments.beam_flags.insert(0, arguments.name)
-        arguments.name = None
     if not arguments.name and not arguments.gin_file:
         raise Mistake("Name a TASK, or give the --gin_file of a run; `switch-tf tasks` lists what there is.")
     if arguments.gin_bindings and not arguments.gin_file:
@@ -142,7 +142,9 @@ def _write(missing, num_shards, arguments):
         finally:
             done.set()
             watcher.join()
-    except (ValueError, OSError, RuntimeError, SystemExit) as error:
+    except SystemExit as error:  # argparse's, which has told why
+        raise Mistake(f"Apache Beam does not take {' '.join(arguments.beam_flags)}, as it says above.") from error
+    except (ValueError, OSError, RuntimeError) as error:
         raise Mistake(f"Apache Beam ended with: {first_line(error)} The shards that are written stay; the same command "
                       "goes on.") from error
     failures = [_failure_of(shard) for shard in missing if _failure_of(shard).exists()]

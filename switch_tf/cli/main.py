@@ -80,9 +80,15 @@ def _parse(argv):
                                help="print one JSON object as the last line of standard output, all else on stderr")
         if name == chosen:
             importlib.import_module(_module(name)).add_arguments(subparser)
-    # `--gin.NAME=VALUE` names what argparse cannot know; everything else must be declared.
-    bindings = [word for word in argv if word.startswith("--gin.")]
-    arguments = parser.parse_args([word for word in argv if not word.startswith("--gin.")])
+    # `--gin.NAME=VALUE` and what stands behind `--`, for Apache Beam, name what argparse cannot know; everything else
+    # must be declared.
+    own, behind = (argv[:argv.index("--")], argv[argv.index("--") + 1:]) if "--" in argv else (argv, [])
+    bindings = [word for word in own if word.startswith("--gin.")]
+    arguments = parser.parse_args([word for word in own if not word.startswith("--gin.")])
+    if behind and not hasattr(arguments, "beam_flags"):
+        parser.error(f"{arguments.command} takes nothing behind --, but was given {behind[0]}")
+    if behind:
+        arguments.beam_flags = behind
     if bindings and not hasattr(arguments, "gin_file"):
         parser.error(f"{arguments.command} takes no gin bindings, but was given {bindings[0]}")
     arguments.words = argv

@@ -67,6 +67,10 @@ class Batches:
         return {name: tf.pad(tf.concat([part[name] for part in read], axis=1), [[0, 0], [before, behind], [0, 0]])
                 for name in read[0]}
 
+    def close(self) -> None:
+        """Ends what reads ahead: a thread that is within Python when the interpreter ends would abort the process."""
+        self._parts = {}
+
     def save(self, folder: pathlib.Path, process_index: int) -> None:
         """Writes where the next batch comes from; every process its own parts, of the same step.
 

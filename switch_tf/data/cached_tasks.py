@@ -11,6 +11,8 @@ import tensorflow as tf
 
 from switch_tf.data import cache_manifest
 from switch_tf.data.providers import get_provider, replace_tasks, tasks_of
+from switch_tf.data.text_records import BadData
+from switch_tf.messages import first_line
 
 _RECORDS_AT_A_TIME = 64
 # As array_record advises for random access: no threads and no buffer of 16 MB each that read ahead.
@@ -123,7 +125,11 @@ class _Reader:
         for number in np.unique(numbers):
             places = np.flatnonzero(numbers == number)
             rows = indices[places] - self._starts[number]
-            found[places] = self._reader(number).read(rows.tolist())
+            try:
+                found[places] = self._reader(number).read(rows.tolist())
+            except (RuntimeError, ValueError, IndexError) as error:  # array_record's
+                raise BadData(f"{self._files[number]} is damaged ({first_line(error)}); `switch-tf cache` with the "
+                              "task's gin file finds damaged shards and writes them anew.") from error
         return found
 
     def _reader(self, number):

@@ -107,6 +107,7 @@ class Training:
         if not self._is_open:
             return
         self._is_open = False
+        self.state.batches.close()
         self._writer.close()
         self.progress.close()
         if self.partitioner.is_chief:

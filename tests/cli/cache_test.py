@@ -66,8 +66,12 @@ def test_mistakes_are_sentences(texts, tmp_path, capsys):
     assert "--num_processes must be an integer of at least 1, not 0" in told(capsys, *texts, "--num_processes=0")
     assert "'DataflowRunner' is no flag of Apache Beam" in told(capsys, *texts, "--", "--runner", "DataflowRunner")
     assert "'text_files' has the splits train, validation, received 'test'" in told(capsys, *texts, "--split", "test")
+    assert "Unexpected pipeline runner: Nope" in told(capsys, *texts, "--", "--runner=Nope")
+    assert "does not take --direct_num_workers=x" in told(capsys, *texts, "--", "--direct_num_workers=x")
     (tmp_path / "file").write_text("")
-    assert "Not a directory" in told(capsys, *texts, f"--output={tmp_path / 'file' / 'cache'}")
+    folder = tmp_path / "file" / "cache"
+    assert f"cannot be written to '{folder}/text_files/train' (Not a directory); choose another --output." in told(
+        capsys, *texts, f"--output={folder}")
     (tmp_path / "texts.txt").unlink()
     assert "TRAIN_FILES: there is no file" in told(capsys, *texts)
 

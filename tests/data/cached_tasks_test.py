@@ -193,6 +193,10 @@ def test_damaged_and_missing_shards_are_found_and_written_again(cache, texts, tm
     with pytest.raises(ValueError, match="make it good by `switch-tf cache damaged`"):
         damaged.file.write_bytes(content[:-1])
         data.get_dataset(describe("damaged", "train", tmp_path))
+    middle = len(content) // 3
+    damaged.file.write_bytes(content[:middle] + bytes(middle) + content[2 * middle:])
+    with pytest.raises(tf.errors.OpError, match="BadData: .*00001-of-00008.array_record is damaged"):
+        list(cached_tasks.get_cached_provider("damaged", None, str(tmp_path), "train", 0).source.get_dataset("train"))
     data.write_shard(damaged)
     assert damaged.file.read_bytes() == content
 
