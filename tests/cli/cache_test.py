@@ -113,26 +113,3 @@ def test_a_command_that_was_killed_goes_on_with_what_is_missing(texts, tmp_path)
     caches = json.loads(result.stdout.splitlines()[-1])["caches"]
     assert sum(cache["examples"] for cache in caches) == 4000 and caches[0]["num_shards"] == 24
     assert not [path for path in folder.iterdir() if path.name.startswith(".")]
-
-
-@pytest.mark.slow
-def test_a_run_trains_on_the_cache_and_goes_on_in_it_bit_for_bit(texts, tmp_path):
-    def switch_tf(*words):
-        result = subprocess.run([sys.executable, "-m", "switch_tf.cli", *words], capture_output=True, text=True)
-        assert result.returncode == 0, result.stderr
-        return result
-
-    def losses(folder):
-        lines = map(json.loads, (tmp_path / folder / "metrics.jsonl").read_text().splitlines())
-        return {(line["step"], name): line[name] for line in lines for name in line if "loss" in name}
-
-    switch_tf("cache", *texts)
-    train = ["train", "--gin_file=gin/models/switch_tiny.gin", *texts[:-2], "--gin_file=gin/runs/pretrain.gin",
-             "--gin.VOCABULARY='bytes'",
-             "--gin.USE_CACHED_TASKS=True", f"--gin.CACHE_DIR='{tmp_path / 'cache'}'", "--gin.BATCH_SIZE=8",
-             "--gin.TASK_FEATURE_LENGTHS={'inputs': 64, 'targets': 30}", "--gin.SwitchConfig.vocab_size=384",
-             "--gin.LOG_PERIOD=1", "--gin.EVAL_PERIOD=4", "--gin.CHECKPOINT_PERIOD=4"]
-    switch_tf(*train, f"--gin.MODEL_DIR='{tmp_path / 'whole'}'", "--gin.TRAIN_STEPS=8")
-    for steps in (4, 8):
-        switch_tf(*train, f"--gin.MODEL_DIR='{tmp_path / 'parts'}'", f"--gin.TRAIN_STEPS={steps}")
-    assert losses("whole") == losses("parts") and (8, "train/loss") in losses("whole")
