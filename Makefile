@@ -29,7 +29,7 @@ test: lint  ## lint, import contracts and the tests; needs no network (CONTRIBUT
 	$(PYTEST)
 
 slow: $(INSTALLED)  ## the tests that `make test` leaves out: more layouts, policies and processes of what it shows
-	$(PYTEST) -m slow
+	$(PYTEST) -m "slow and not exhaustive"
 
 exhaustive: $(INSTALLED)  ## the same for many more seeds, wrong values and layouts; not in CI
 	$(PYTEST) -m exhaustive

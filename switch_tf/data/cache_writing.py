@@ -150,6 +150,8 @@ def finish(shards: list[Shard]) -> dict:
                 "examples": sum(shard["examples"] for shard in described), "tokens": tokens,
                 "bytes": sum(shard["bytes"] for shard in described), "shards": described}
     _write_json(folder / "manifest.json", manifest)
+    for left in folder.glob(".*"):  # by processes that were killed
+        left.unlink(missing_ok=True)
     return manifest
 
 

@@ -122,7 +122,8 @@ def test_in_bfloat16_pieces_of_weights_do_not_decide_how_activations_are_laid_ou
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("num_replicas, num_microbatches", [(2, 1), (2, 2), (4, 1), (4, 2)])
+@pytest.mark.parametrize("num_replicas, num_microbatches", [
+    (2, 1), pytest.param(2, 2, marks=pytest.mark.exhaustive), pytest.param(4, 1, marks=pytest.mark.exhaustive), (4, 2)])
 def test_replicas_make_the_step_of_one_device(num_replicas, num_microbatches, make_partitioner):
     partitioner = make_partitioner("data", f"data={num_replicas}", backend="mirrored")
     settings = StepSettings(num_microbatches=num_microbatches, clip_norm=0.5)
