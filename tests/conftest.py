@@ -7,8 +7,10 @@ have the processes that tests start.
 
 import collections
 import dataclasses
+import functools
 import gc
 import os
+import zlib
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
@@ -22,8 +24,14 @@ from switch_tf.cli import gin_files
 NUM_DEVICES = 8
 
 # The files and folders that take longest start first, so that no worker is left with one at the end.
-HEAVY = ("parity/layouts_test.py", "training/", "reliability/", "models/", "parity/", "cli/compile_test.py", "aot/",
-         "data/", "cli/verify_layout_test.py", "partitioning/", "layers/")
+HEAVY = ("parity/layouts_test.py", "training/", "reliability/", "models/", "decoding/", "parity/",
+         "cli/compile_test.py", "aot/", "data/", "cli/verify_layout_test.py", "partitioning/", "layers/")
+# Heads times d_kv is not d_model, and no two sizes are alike.
+SMALL = {
+    "vocab_size": 32, "d_model": 16, "d_ff": 24, "d_kv": 4, "num_heads": 3, "num_encoder_layers": 2,
+    "num_decoder_layers": 2, "dropout_rate": 0.0, "relative_attention_num_buckets": 8,
+    "relative_attention_max_distance": 12}
+SPARSE = {**SMALL, "num_experts": 4, "min_expert_capacity": 1, "jitter_noise": 0.0}
 _cpu_before = 0.0
 
 
@@ -77,6 +85,55 @@ def pytest_terminal_summary(terminalreporter):
     terminalreporter.section(f"{seconds.total():.0f} CPU seconds in all; the most of them in")
     for name, spent in seconds.most_common(10):
         terminalreporter.line(f"{spent:6.1f}  {name}")
+
+
+def set_weights(model):
+    """Gives every weight random values that depend on its path alone: two models of one structure are the same."""
+    for variable in model.variables:
+        path = variable.path.partition("/")[2]
+        rng = np.random.RandomState(zlib.crc32(path.encode()))
+        noise = rng.randn(*variable.shape)
+        if path.endswith("scale"):
+            variable.assign(1 + 0.2 * noise)
+        elif path.endswith("embedding"):
+            variable.assign(noise)
+        else:
+            # The sum runs over d_model, d_ff, or heads and d_kv; queries are smaller by sqrt(d_kv).
+            is_query = path.endswith("/query")
+            is_projection = is_query or path.endswith(("/key", "/value"))
+            fan_in = variable.shape[0] if is_projection else np.prod(variable.shape[:-1][-2:])
+            variable.assign(noise / (fan_in * (variable.shape[-1] if is_query else 1)) ** 0.5)
+
+
+@functools.cache
+def cached_model(dtype, items):
+    from switch_tf import SwitchTransformer
+
+    model = SwitchTransformer(SwitchConfig(**dict(items)), dtype=dtype)
+    model.build()
+    set_weights(model)
+    return model
+
+
+@pytest.fixture(scope="session")
+def make_model():
+    """A function that makes a small model with known weights, sparse unless told otherwise; tests share models, and
+    must not change them."""
+
+    def make(dtype="float32", is_sparse=True, **overrides):
+        return cached_model(dtype, tuple({**(SPARSE if is_sparse else SMALL), **overrides}.items()))
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def fresh_model():
+    """The same without sharing, for tests that change the model."""
+
+    def make(dtype="float32", is_sparse=True, **overrides):
+        return cached_model.__wrapped__(dtype, tuple({**(SPARSE if is_sparse else SMALL), **overrides}.items()))
+
+    return make
 
 
 @pytest.fixture(scope="session")

@@ -1,1 +1,1 @@
-"""What a trained model says: predictions, token by token, and how probable given targets are to it."""
+"""A trained model at work: compiled programs, and texts in and out."""

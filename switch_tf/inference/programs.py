@@ -3,19 +3,19 @@
 import numpy as np
 
 from switch_tf import partitioning
-from switch_tf.inference.decoding import END_ID, greedy, log_likelihoods
+from switch_tf.decoding import END_ID, Greedy, log_likelihoods
 from switch_tf.partitioning.partitioner import Partitioner
 
 
 def compile_prediction(model, max_length: int, partitioner=None, end_id: int = END_ID):
-    """A function of features, dict of <int32>[batch, length], to what `greedy` decodes, on the host.
+    """A function of features, dict of <int32>[batch, length], to what is decoded greedily, <int32>[batch, max_length].
 
     Args:
         model: SwitchTransformer, built.
-        max_length, end_id: int, see `greedy`.
+        max_length, end_id: int, see `decoding.loop.decode`.
         partitioner: Partitioner, by default of one device.
     """
-    return _compile(lambda features: greedy(model, features, max_length, end_id), partitioner)
+    return _compile(lambda features: Greedy().decode(model, features, max_length, end_id).ids[:, 0], partitioner)
 
 
 def compile_log_likelihoods(model, partitioner=None):

@@ -3,13 +3,16 @@
 import dataclasses
 
 import keras
+import numpy as np
 from keras import ops
 
-from switch_tf import checks, losses, partitioning
+from switch_tf import checks, decoding, losses, partitioning
 from switch_tf.choices import check_choice
 from switch_tf.config import SwitchConfig
 from switch_tf.layers import LogitsDense, TokenEmbedding, masks
 from switch_tf.models.stack import Stack
+
+_LENGTHS_APART = 32  # inputs to `generate` are filled up, so that not every length has a program of its own
 
 
 @keras.saving.register_keras_serializable("switch_tf")
@@ -39,6 +42,7 @@ class SwitchTransformer(keras.Model):
         self.token_embedder = TokenEmbedding(config.vocab_size, config.d_model, dtype=policy, name="token_embedder")
         self.encoder = Stack(config, is_decoder=False, dtype=policy, name="encoder")
         self.decoder = None if config.is_encoder_only else Stack(config, True, dtype=policy, name="decoder")
+        self._generating = {}
         self.logits_dense = None if config.logits_via_embedding else LogitsDense(
             config.vocab_size, config.init_scale, dtype=policy, name="logits_dense")
 
@@ -132,6 +136,44 @@ class SwitchTransformer(keras.Model):
         hidden, past = self.decoder.decode_step(self.token_embedder(tokens), is_real[:, None], past, position, memory,
                                                 memory_mask, tokens)
         return self._logits(hidden)[:, 0], past
+
+    def generate(self, inputs, max_length=64, sampler="greedy", end_id=decoding.END_ID):
+        """Decodes outputs, as a program compiled once for each sampler, batch size and length, 32 apart.
+
+        Args:
+            inputs: <int32>[batch, length], ids whose padding, before or after, is 0; numpy array, tensor or list.
+            max_length: int, tokens to decode at most, the end of sequence included.
+            sampler: "greedy", "sample", "beam", or one with its arguments: `switch_tf.decoding.Sample(top_p=0.9)`.
+            end_id: int, of the vocabulary's end of sequence.
+
+        Returns:
+            <int32>[batch, max_length], up to and with the end of each sequence, then zeros. Of several results of a
+            beam, the best; `sampler.decode` has the others and their scores.
+
+        Raises:
+            ValueError: inputs that are no ids of the vocabulary, or a model that decodes nothing.
+        """
+        inputs = self._read_inputs(inputs)
+        key = decoding.get_sampler(sampler), checks.integer("max_length", max_length, 1), checks.integer(
+            "end_id", end_id, 0)
+        if key not in self._generating:
+            if not self.built:
+                self.build()
+            self._generating[key] = partitioning.compiled(lambda inputs: key[0].decode(
+                self, {"encoder_input_tokens": inputs}, *key[1:]).ids[:, 0])
+        padding = -inputs.shape[1] % _LENGTHS_APART
+        return self._generating[key](np.pad(inputs, ((0, 0), (0, padding))))
+
+    def _read_inputs(self, inputs):
+        decoding.check_decodes(self.config)
+        try:
+            inputs = np.asarray(ops.convert_to_numpy(inputs))
+        except (ValueError, TypeError):
+            raise checks.refusal("inputs must be ids, <int32>[batch, length], with 0 for padding where sequences are "
+                                 f"shorter, not {checks.shown(inputs)}.") from None
+        checks.tensor("inputs", inputs, "int", (None, None))
+        checks.indices("Ids of inputs", inputs, self.config.vocab_size)
+        return inputs.astype("int32")
 
     def _check(self, features):
         required = ["encoder_input_tokens"] if self.decoder is None else ["encoder_input_tokens",

@@ -1,4 +1,5 @@
-"""Which form of an operation suits the code that runs, or is traced: by index, by products, or by shapes of values."""
+"""Which form of an operation suits the code that runs, or is traced: by index, by products, by shapes of values; and
+one program in place of many operations."""
 
 import keras
 import numpy as np
@@ -22,6 +23,15 @@ def suited_dispatches() -> tuple[str, ...]:
     if prefers_products():
         return ("einsum", "index")
     return ("ragged", "index", "einsum") if _has_dynamic_shapes() else ("index", "einsum")
+
+
+def compiled(function):
+    """The function as one program of each shape: a `tf.function`; on JAX, whose loops are compiled anyway, as it is."""
+    if keras.backend.backend() != "tensorflow":
+        return function
+    import tensorflow as tf
+
+    return tf.function(function, autograph=False)
 
 
 def known_values(x) -> np.ndarray | None:

@@ -1,7 +1,7 @@
 """The metrics of tasks: what a model predicts for a split, scored as its tasks score it."""
 
 from switch_tf import data
-from switch_tf.inference.decoding import check_decodes
+from switch_tf.decoding import check_decodes
 from switch_tf.inference.programs import compile_log_likelihoods, compile_prediction
 
 

@@ -3,7 +3,7 @@
 import keras
 
 from switch_tf import data
-from switch_tf.inference.decoding import check_decodes
+from switch_tf.decoding import check_decodes
 from switch_tf.models.switch_transformer import SwitchTransformer
 from switch_tf.partitioning.partitioner import Partitioner
 from switch_tf.training import checkpoint_folders, continuation, summaries, trainable

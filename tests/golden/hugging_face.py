@@ -122,8 +122,31 @@ def expected(model, gradients):
     arrays = {"inputs": inputs.astype(np.int32), "decoder_inputs": decoder_inputs.astype(np.int32),
               "targets": targets.astype(np.int32), "logits": logits.detach().numpy(), "loss": loss.detach().numpy()}
     arrays.update({f"choices/{i}": choice.astype(np.int8) for i, choice in enumerate(choices)})
+    arrays.update(generated(model, tensors["inputs"]))
     weights = dict(model.named_parameters())
     arrays.update({f"gradients/{name}": weights[name].grad.numpy() for name in gradients})
+    return arrays
+
+
+def generated(model, inputs):
+    """What the model says: greedily, <int>[batch, 12], and by four beams, <int>[batch, 4, 12], with its scores."""
+    settings = {"input_ids": inputs, "attention_mask": (inputs != 0).long(), "max_new_tokens": 12, "do_sample": False,
+                "decoder_start_token_id": 0, "pad_token_id": 0, "eos_token_id": 1,
+                # Without it, experts of a decoder would drop tokens. Theirs has as many layers as the encoder.
+                "use_cache": model.config.num_decoder_layers <= model.config.num_layers}
+    found = {}
+    with torch.no_grad():
+        found["greedy"] = model.generate(**settings)
+        beams = model.generate(num_beams=4, num_return_sequences=4, length_penalty=0.0, return_dict_in_generate=True,
+                               output_scores=True, **settings)
+    found["beam"] = beams.sequences
+    arrays = {}
+    for name, ids in found.items():
+        ids = ids[:, 1:].numpy().astype(np.int32)  # without the start
+        is_after = np.cumsum(ids == 1, axis=1) - (ids == 1) > 0  # padded with ends or with zeros, as it comes
+        arrays[name] = np.pad(np.where(is_after, 0, ids), ((0, 0), (0, 12 - ids.shape[1])))
+    arrays["beam"] = arrays["beam"].reshape(len(inputs), 4, 12)
+    arrays["beam_scores"] = beams.sequences_scores.numpy().reshape(len(inputs), 4)
     return arrays
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from switch_tf import conversion, losses
+from switch_tf import conversion, decoding, losses
 from switch_tf.conversion import checkpoint_files
 from switch_tf.conversion.huggingface import SWITCH_RULES, T5_RULES
 from switch_tf.layers.decisions import Decisions
@@ -47,6 +47,18 @@ def test_logits(case):
     difference = largest_difference(logits[is_real], expected["logits"][is_real])
     print(f"{case}: largest difference of logits {difference:.2e}")
     assert difference < TOLERANCE
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_same_tokens_are_generated_greedily_and_by_beams(case):
+    model, features, expected = load(case)
+    inputs = features["encoder_input_tokens"]
+    np.testing.assert_array_equal(model.generate(inputs, max_length=12), expected["greedy"])
+    beam = decoding.Beam(4, length_penalty=0, num_results=4)
+    ids, scores = beam.decode(model, {"encoder_input_tokens": inputs}, 12)
+    np.testing.assert_array_equal(ids, expected["beam"])
+    # Theirs sums over the whole sequence, and is off by as much as its logits.
+    np.testing.assert_allclose(scores, expected["beam_scores"], rtol=1e-5)
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.startswith("switch")])

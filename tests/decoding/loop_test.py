@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from keras import ops
 
-from switch_tf import SwitchTransformer
-from switch_tf.inference import decoding
+from switch_tf import SwitchTransformer, decoding
 from switch_tf.layers import grouping
 
 LENGTH = 5
@@ -76,8 +75,9 @@ def recompute(model, inputs, max_length):
     return ids
 
 
-def greedy(model, inputs, max_length=LENGTH):
-    return ops.convert_to_numpy(decoding.greedy(model, {"encoder_input_tokens": inputs}, max_length))
+def greedy(model, inputs, max_length=LENGTH, end_id=decoding.END_ID):
+    decoded = decoding.Greedy().decode(model, {"encoder_input_tokens": inputs}, max_length, end_id)
+    return ops.convert_to_numpy(decoded.ids[:, 0])
 
 
 def cut(ids):
@@ -98,6 +98,17 @@ def test_greedy_decoding_takes_the_best_token_of_each_pass(make_model):
     ids = recompute(with_room(model), INPUTS, LENGTH)
     np.testing.assert_array_equal(greedy(model, INPUTS), cut(ids))
     assert len(np.unique(ids)) > 3  # not one token again and again
+
+
+def test_a_score_is_the_likelihood_of_what_was_decoded(make_model):
+    model = make_model(**UNTIED)
+    for sampler in (decoding.Greedy(), decoding.Sample(seed=1), decoding.Beam(2, length_penalty=0)):
+        ids, scores = sampler.decode(model, {"encoder_input_tokens": INPUTS}, LENGTH)
+        targets = ops.convert_to_numpy(ids[:, 0])
+        features = {"encoder_input_tokens": INPUTS, "decoder_input_tokens": np.pad(targets, ((0, 0), (1, 0)))[:, :-1],
+                    "decoder_target_tokens": targets, "decoder_loss_weights": (targets > 0).astype("int32")}
+        # A draw may be of padding's id in the middle, which no target is.
+        np.testing.assert_allclose(scores[:, 0], decoding.log_likelihoods(model, features), rtol=1e-5)
 
 
 def test_steps_in_bfloat16_are_as_far_off_as_bfloat16_is(make_model):
@@ -142,9 +153,7 @@ def test_a_sequence_ends_with_its_end_and_a_row_of_padding_has_none(fresh_model)
     columns[:, decoding.END_ID] = 1.001 * columns[:, second]  # wherever that token was the best, the end is now
     kernel.assign(columns)
     ended = greedy(model, inputs)
-    other_end = ops.convert_to_numpy(
-        decoding.greedy(model, {"encoder_input_tokens": inputs}, LENGTH, end_id=int(first)))
-    assert list(other_end[0]) == [first, 0, 0, 0, 0]
+    assert list(greedy(model, inputs, end_id=int(first))[0]) == [first, 0, 0, 0, 0]
     assert list(ended[0]) == [first, decoding.END_ID, 0, 0, 0]
     assert not ended[4].any()
 
@@ -162,14 +171,15 @@ def test_likelihoods_are_sums_over_targets_of_what_the_logits_say(make_model):
     np.testing.assert_allclose(decoding.log_likelihoods(model, features), expected, rtol=1e-5)
 
 
-def test_what_cannot_be_decoded_is_refused(make_model):
-    features = {"encoder_input_tokens": INPUTS}
+@pytest.mark.parametrize("sampler", [decoding.Greedy(), decoding.Sample(), decoding.Beam()], ids=repr)
+def test_what_cannot_be_decoded_is_refused(sampler, make_model):
+    features, decode = {"encoder_input_tokens": INPUTS}, sampler.decode
     with pytest.raises(ValueError, match="no decoder"):
-        decoding.greedy(make_model(num_decoder_layers=0), features, 3)
+        decode(make_model(num_decoder_layers=0), features, 3)
     chosen = make_model(routing_policy="expert_choice", allow_non_causal_decoder=True)
     with pytest.raises(ValueError, match="'expert_choice'.*decoder_routing_policy='switch'"):
-        decoding.greedy(chosen, features, 3)
+        decode(chosen, features, 3)
     with pytest.raises(ValueError, match="Packed"):
-        decoding.greedy(make_model(), {**features, "encoder_segment_ids": INPUTS}, 3)
+        decode(make_model(), {**features, "encoder_segment_ids": INPUTS}, 3)
     with pytest.raises(ValueError, match="max_length must be an integer of at least 1, not 0"):
-        decoding.greedy(make_model(), features, 0)
+        decode(make_model(), features, 0)

@@ -1,0 +1,28 @@
+"""What a model says, token by token: the most probable token, one drawn at random, or the most probable sequence.
+
+Knows a model by its `prefill` and `decode_step` alone.
+"""
+
+from switch_tf.decoding.beam import Beam
+from switch_tf.decoding.likelihood import log_likelihoods
+from switch_tf.decoding.loop import END_ID, Decoded, check_decodes
+from switch_tf.decoding.samplers import Greedy, Sample
+
+SAMPLERS = {"greedy": Greedy, "sample": Sample, "beam": Beam}
+
+__all__ = ["Beam", "Decoded", "END_ID", "Greedy", "SAMPLERS", "Sample", "check_decodes", "get_sampler",
+           "log_likelihoods"]
+
+
+def get_sampler(sampler):
+    """A sampler as it is, or the one of that name with its defaults: "greedy", "sample" or "beam".
+
+    Raises:
+        ValueError: it is neither.
+    """
+    from switch_tf.choices import check_choice
+
+    if isinstance(sampler, tuple(SAMPLERS.values())):
+        return sampler
+    check_choice("sampler", sampler, tuple(SAMPLERS))
+    return SAMPLERS[sampler]()

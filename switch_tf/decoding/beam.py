@@ -1,0 +1,97 @@
+"""Beam search: the most probable sequences, as far as a few of them at a time can find them."""
+
+import dataclasses
+
+import keras
+from keras import ops
+
+from switch_tf import checks, partitioning
+from switch_tf.decoding.loop import END_ID, Decoded, check_inputs
+from switch_tf.layers import grouping, masks
+
+
+@dataclasses.dataclass(frozen=True)
+class Beam:
+    """The best sequences that a beam of `num_beams` finds.
+
+    Sequences are ordered by their log probability over ((5 + tokens) / 6)^length_penalty, the end of sequence counted
+    (arXiv 1609.08144, section 7; T5's `alpha`). The search ends where no sequence that goes on can pass those that have
+    ended, and at `max_length`, where those that have not ended count too. As in Hugging Face's search, a sequence ends
+    only where its end is among the `num_beams` best candidates.
+
+    Args:
+        num_beams: int.
+        length_penalty: float, 0 or above. 0 for the probability as it is; the larger, the longer the sequences.
+        num_results: int, at most `num_beams`. How many to return.
+    """
+
+    num_beams: int = 4
+    length_penalty: float = 0.6
+    num_results: int = 1
+
+    def __post_init__(self):
+        checks.fields(self, ["num_beams", "num_results"], checks.integer, 1)
+        checks.fields(self, ["length_penalty"], checks.number, "0 or above")
+        if self.num_results > self.num_beams:
+            raise checks.refusal(f"num_results must be at most num_beams, {self.num_beams}, not {self.num_results}.")
+
+    def decode(self, model, features, max_length: int, end_id: int = END_ID, rows=None) -> Decoded:
+        """`num_results` sequences of each row; arguments as of `loop.decode`. `rows` plays no part: nothing is drawn.
+
+        Raises:
+            ValueError: a vocabulary of fewer tokens than twice the beams.
+        """
+        max_length = check_inputs(model, features, max_length)
+        beams, vocab_size = self.num_beams, model.config.vocab_size
+        if 2 * beams > vocab_size:
+            raise checks.refusal(f"num_beams must be at most {vocab_size // 2}, half of the vocabulary, not {beams}.")
+        batch = features["encoder_input_tokens"].shape[0]
+        is_text = ops.any(masks.encoder_is_real(features), axis=1)
+        places = partitioning.arange(max_length)
+
+        def step(position, last, is_open, alive, alive_scores, ended, ended_scores, past):
+            is_real = ops.repeat(is_open, beams, axis=0)
+            logits, past = model.decode_step(ops.reshape(last, (-1,)), is_real, past, position, memory)
+            candidates = ops.reshape(ops.log_softmax(logits, axis=-1), (batch, beams, vocab_size))
+            scores, index = ops.top_k(
+                ops.reshape(alive_scores[..., None] + candidates, (batch, beams * vocab_size)), 2 * beams)
+            parent, token = index // vocab_size, ops.cast(index % vocab_size, "int32")
+            ids = ops.where(ops.equal(places, position), token[..., None], _of(alive, parent))
+            has_ended = ops.logical_or(token == end_id, position + 1 == max_length)
+            # Those that have ended, old and new; a row that is closed keeps its own.
+            counts = ops.logical_and(ops.logical_and(has_ended, partitioning.arange(2 * beams) < beams),
+                                     is_open[:, None])
+            new_scores = ops.where(counts, scores / self._penalty(position + 1), -float("inf"))
+            ended_scores, best = ops.top_k(ops.concatenate([ended_scores, new_scores], axis=1), beams)
+            ended = _of(ops.concatenate([ended, ids], axis=1), best)
+            # Those that go on.
+            alive_scores, best = ops.top_k(ops.where(token == end_id, -float("inf"), scores), beams)
+            alive, last, parent = _of(ids, best), _of(token, best), _of(parent, best)
+            row = ops.cast(parent, "int32") + partitioning.arange(batch)[:, None] * beams
+            past = keras.tree.map_structure(lambda one: ops.take(one, ops.reshape(row, (-1,)), axis=0), past)
+            can_pass = alive_scores[:, 0] / self._penalty(max_length) > ended_scores[:, -1]
+            return (position + 1, last, ops.logical_and(is_open, can_pass), alive, alive_scores, ended, ended_scores,
+                    past)
+
+        def goes_on(position, last, is_open, *_):
+            return ops.logical_and(position < max_length, ops.any(is_open))
+
+        with grouping.every_token_served():
+            memory, past = model.prefill(features, max_length)
+            memory, past = keras.tree.map_structure(lambda one: ops.repeat(one, beams, axis=0), (memory, past))
+            nothing = ops.zeros((batch, beams, max_length), "int32")
+            none = ops.full((batch, beams), -float("inf"), partitioning.wide_dtype(model.compute_dtype))
+            first = ops.where(partitioning.arange(beams) == 0, 0.0, none)  # all beams begin alike
+            start = (ops.convert_to_tensor(0, "int32"), nothing[..., 0], is_text, nothing, first, nothing, none, past)
+            *_, ended, ended_scores, _ = ops.while_loop(goes_on, step, start)
+        ids = ops.where(is_text[:, None, None], ended, 0)[:, :self.num_results]
+        return Decoded(ids, ops.where(is_text[:, None], ended_scores, 0.0)[:, :self.num_results])
+
+    def _penalty(self, length):
+        return ((5.0 + ops.cast(length, "float32")) / 6.0) ** self.length_penalty
+
+
+def _of(entries, index):
+    """Entries by index in each row: [batch, entry, ...], <int>[batch, chosen] -> [batch, chosen, ...]."""
+    index = ops.reshape(index, (*index.shape, *(1,) * (len(entries.shape) - 2)))
+    return ops.take_along_axis(entries, index, axis=1)

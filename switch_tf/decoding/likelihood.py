@@ -1,0 +1,20 @@
+"""How probable given targets are to a model."""
+
+from keras import ops
+
+from switch_tf import partitioning
+from switch_tf.layers import grouping
+
+
+def log_likelihoods(model, features):
+    """How probable each sequence of targets is to a model that reads its inputs: <float32>[batch], in nats.
+
+    Args:
+        model: SwitchTransformer, built.
+        features: as for `model.forward`, not packed, with `decoder_target_tokens` and `decoder_loss_weights`.
+    """
+    with grouping.every_token_served():
+        logits, _ = model.forward(features, training=False)
+    normalizer, target_logit, _ = partitioning.normalizers_and_targets(logits, features["decoder_target_tokens"])
+    weights = ops.cast(features["decoder_loss_weights"], logits.dtype)
+    return ops.sum((target_logit - normalizer) * weights, axis=-1)

@@ -1,0 +1,88 @@
+"""The loop of decoding: a step for each token, until every sequence has ended."""
+
+from typing import Any, NamedTuple
+
+from keras import ops
+
+from switch_tf import checks, partitioning, policies
+from switch_tf.layers import grouping, masks
+
+END_ID = 1  # of the vocabularies of T5, mT5, ByT5, and those that `switch-tf vocabulary` trains
+
+
+class Decoded(NamedTuple):
+    """What was decoded of each row of a batch, the best result first.
+
+    `ids`: <int32>[batch, result, max_length], up to and with the end of each sequence, then zeros; all zeros where a
+        row of the inputs is nothing but padding.
+    `scores`: <float32>[batch, result], the logarithm of the sequence's probability, in nats, or what a length penalty
+        makes of it.
+    """
+
+    ids: Any
+    scores: Any
+
+
+def check_decodes(config) -> None:
+    """Refuses a model that cannot predict one token after the other.
+
+    Raises:
+        ValueError: it has no decoder, or experts of its decoder choose among tokens that are not there yet.
+    """
+    if config.is_encoder_only:
+        raise checks.refusal("This model has no decoder (num_decoder_layers is 0), so it predicts no text.")
+    if config.decoder_sparse_layers and policies.get(config.decoder_policy).experts_choose:
+        raise checks.refusal(f"Experts of this decoder choose among all tokens of a batch "
+                             f"({config.decoder_policy!r}), and those that are not decoded yet cannot be "
+                             "chosen; a decoder needs a policy such as decoder_routing_policy='switch'.")
+
+
+def check_inputs(model, features, max_length) -> int:
+    """What every way of decoding refuses; returns `max_length` as an int."""
+    check_decodes(model.config)
+    if "encoder_segment_ids" in features:
+        raise checks.refusal("Packed inputs have several outputs each; decode from batches that are not packed.")
+    checks.tensor("encoder_input_tokens", features["encoder_input_tokens"], "int", (None, None))
+    return checks.integer("max_length", max_length, at_least=1)
+
+
+def decode(model, features, max_length: int, end_id: int, choose) -> Decoded:
+    """Decodes one sequence of each row, whose tokens `choose` picks.
+
+    No expert drops a token, but of an encoder with semantics="hf", see `grouping.every_token_served`.
+
+    Args:
+        model: SwitchTransformer, built.
+        features: dict with `encoder_input_tokens`, <int32>[batch, length], padding 0, not packed.
+        max_length: int, tokens to decode at most, the end of the sequence included.
+        end_id: int, of the vocabulary's end of sequence.
+        choose: function of <float32>[batch, vocab_size] logits and of the <int32> scalar position of the next token, to
+            <int32>[batch].
+    """
+    max_length = check_inputs(model, features, max_length)
+    with grouping.every_token_served():
+        memory, past = model.prefill(features, max_length)
+        places = partitioning.arange(max_length)
+
+        def step(position, last, is_open, ids, scores, past):
+            logits, past = model.decode_step(last, is_open, past, position, memory)
+            chosen = ops.where(is_open, choose(logits, position), 0)
+            ids = ops.where(ops.equal(places, position), chosen[:, None], ids)
+            scores = scores + ops.where(is_open, _log_probability(logits, chosen), 0.0)
+            return position + 1, chosen, ops.logical_and(is_open, chosen != end_id), ids, scores, past
+
+        def goes_on(position, last, is_open, ids, scores, past):
+            return ops.logical_and(position < max_length, ops.any(is_open))
+
+        tokens = features["encoder_input_tokens"]
+        start = (ops.convert_to_tensor(0, "int32"), ops.cast(ops.zeros_like(tokens[:, 0]), "int32"),
+                 ops.any(masks.encoder_is_real(features), axis=1), ops.zeros((tokens.shape[0], max_length), "int32"),
+                 ops.zeros((tokens.shape[0],), partitioning.wide_dtype(model.compute_dtype)), past)
+        *_, ids, scores, _ = ops.while_loop(goes_on, step, start)
+    return Decoded(ids[:, None], scores[:, None])
+
+
+def _log_probability(logits, tokens):
+    """Of each row's token: <float32>[batch, vocab_size], <int32>[batch] -> <float32>[batch]."""
+    normalizer, logit, _ = partitioning.normalizers_and_targets(logits[:, None], tokens[:, None])
+    return (logit - normalizer)[:, 0]
