@@ -6,41 +6,36 @@ import pathlib
 import sys
 import time
 
-from switch_tf.cli import gin_files, gin_run
+from switch_tf.cli import trained_run
 from switch_tf.cli.main import Mistake
 from switch_tf.messages import first_line
 from switch_tf.training import checkpoint_folders
-from switch_tf.training.run_folder import CONFIGURATION, RunFolder
+from switch_tf.training.run_folder import RunFolder
 
 _POLL = 5  # seconds between two looks for a new checkpoint
 
 
 def add_arguments(parser) -> None:
     """Declares the run, which of its checkpoints, the split, and the gin arguments that change its task or layout."""
-    gin_files.add_arguments(parser)
-    parser.add_argument("--run", required=True, metavar="FOLDER", help="a run folder, whose own configuration is used")
+    trained_run.add_arguments(parser)
     parser.add_argument("--step", default="last", metavar="N|best|last|all",
                         help="a step, the best one by the run's BEST_METRIC, the newest (default) or each of them")
     parser.add_argument("--split", default="validation", metavar="NAME", help="of the tasks (default validation)")
     parser.add_argument("--examples", type=int, metavar="N", help="of each task with metrics at most so many")
     parser.add_argument("--output", metavar="FOLDER", help="where scores and predictions go (default RUN/eval)")
+    parser.add_argument("--devices", type=int, metavar="N", help="virtual devices to make of this machine's CPU")
     parser.add_argument("--follow", action="store_true",
                         help="go on with each new checkpoint of a run that is training, until its last step")
-    parser.add_argument("--devices", type=int, metavar="N", help="virtual devices to make of this machine's CPU")
 
 
 def run(arguments) -> dict:
     """Prints a table for each checkpoint and writes scores and predictions; the scores are the JSON object."""
-    folder = pathlib.Path(arguments.run)
-    if not (folder / CONFIGURATION).is_file():
-        raise Mistake(f"--run must name a run folder, which holds {CONFIGURATION}; {str(folder)!r} does not.")
+    folder = trained_run.folder_of(arguments)
     if arguments.examples is not None and arguments.examples < 1:
         raise Mistake(f"--examples must be at least 1, not {arguments.examples}.")
     waits_for_first = arguments.follow and arguments.step == "last"
-    checkpoints = [] if waits_for_first else _chosen(folder, arguments.step)
-    arguments.gin_file = [str(folder / CONFIGURATION), *arguments.gin_file]
-    gin_run.load(arguments, num_cpu_devices=arguments.devices)
-    described = gin_run.on_this_machine(is_checked=False)
+    checkpoints = [] if waits_for_first else trained_run.checkpoints(folder, arguments.step, hint=", or add --follow")
+    described = trained_run.load(arguments, folder, arguments.devices)
     from switch_tf.data import FailedMetric
     from switch_tf.training.evaluating import Evaluating
     stream = sys.stderr if arguments.json else sys.stdout
@@ -63,29 +58,6 @@ def run(arguments) -> dict:
         raise Mistake(first_line(error)) from error
     print(f"Scores and predictions: {evaluating.output}", file=stream)
     return {"run": str(folder), "split": arguments.split, "output": str(evaluating.output), "results": results}
-
-
-def _chosen(folder, step):
-    """The checkpoints that a user means by a step, "best", "last" or "all", oldest first."""
-    saved = checkpoint_folders.steps(RunFolder.checkpoints_of(folder))
-    if not saved:
-        raise Mistake(f"The run folder {str(folder)!r} has no checkpoint yet; train it first, or add --follow.")
-    if step == "all":
-        chosen = saved
-    elif step == "last":
-        chosen = saved[-1:]
-    elif step == "best":
-        best = checkpoint_folders.best(RunFolder.checkpoints_of(folder))
-        if best is None:
-            raise Mistake(f"The run in {str(folder)!r} keeps no best checkpoint; it does with "
-                          "--gin.BEST_METRIC=\"'eval/<task>/<metric>'\".")
-        chosen = [best["step"]]
-    elif step.isdecimal() and int(step) in saved:
-        chosen = [int(step)]
-    else:
-        raise Mistake(f"--step must be best, last, all or a step with a checkpoint ({', '.join(map(str, saved))}), "
-                      f"not {step!r}.")
-    return [checkpoint_folders.path_of(RunFolder.checkpoints_of(folder), one) for one in chosen]
 
 
 def _following(folder, last_step, results):

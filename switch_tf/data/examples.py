@@ -1,12 +1,10 @@
 """A few examples of a task as a model gets them, to look at."""
 
-import itertools
-from collections.abc import Sequence
-
 from switch_tf import checks
 from switch_tf.data.description import DatasetDescription, check_description
 from switch_tf.data.pipeline import failure, no_global_seed, read_once
 from switch_tf.data.providers import check_split, get_provider
+from switch_tf.data.texts import spell
 
 
 @no_global_seed()
@@ -30,7 +28,7 @@ def examples(description: DatasetDescription, count: int) -> list[dict[str, dict
             "seed": description.seed, "try_in_mem_cache": False,
         })  # fmt: skip
         return [
-            {name: {"text": _spelt(feature.vocabulary, example[name].tolist()), "ids": example[name].tolist()}
+            {name: {"text": spell(feature.vocabulary, example[name].tolist()), "ids": example[name].tolist()}
              for name, feature in provider.output_features.items() if name in example}
             for example in found.take(count).as_numpy_iterator()
         ]
@@ -38,16 +36,3 @@ def examples(description: DatasetDescription, count: int) -> list[dict[str, dict
         raise ValueError(str(error)) from error
     except Exception as error:  # whatever a task's own preprocessors raise
         raise ValueError(failure(provider, description.split, error)) from error
-
-
-def _spelt(vocabulary, ids: Sequence[int]) -> str:
-    """The text of ids, with sentinels and the end of sequence by name; decoding alone drops or joins them."""
-    first_sentinel = vocabulary.vocab_size - (vocabulary.extra_ids or 0)
-    pieces = []
-    for is_plain, run in itertools.groupby(ids, lambda id_: id_ < first_sentinel and id_ != vocabulary.eos_id):
-        if is_plain:
-            pieces.append(vocabulary.decode(list(run)))
-        else:
-            pieces += ["</s>" if id_ == vocabulary.eos_id else f"<extra_id_{vocabulary.vocab_size - 1 - id_}>"
-                       for id_ in run]
-    return " ".join(pieces)

@@ -30,6 +30,9 @@ def best(decisions) -> str:
     num_groups, num_tokens, num_choices = decisions.slot.shape
     if not all(isinstance(size, int) for size in (num_groups, num_tokens, decisions.capacity)):
         return others[0]
+    # A step of decoding, or fewer choices than experts: most slots are empty, and reading kernels is what takes time.
+    if num_tokens == 1 or num_groups * num_tokens * num_choices < decisions.num_experts:
+        return "ragged"
     ragged_rows = num_groups * num_tokens * num_choices + decisions.num_experts * ROWS_PER_PRODUCT
     return "ragged" if ragged_rows < decisions.num_experts * num_groups * decisions.capacity else others[0]
 

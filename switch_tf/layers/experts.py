@@ -56,7 +56,7 @@ class ExpertFeedForward(keras.layers.Layer):
         checks.tensor("inputs", inputs, "float", shape)
         if ragged is not None:
             dropout_mask = self._dropout_mask if training and self.dropout_rate else None
-            return one_by_one(inputs, ragged, self.input_kernels, self.wo, dropout_mask)
+            return one_by_one(inputs, ragged, self.input_kernels, self.wo, dropout_mask, training)
         hidden = activate([_products(inputs, wi) for wi in self.input_kernels])
         hidden = partitioning.constrain(hidden, ("expert", "group", "capacity", "expert_mlp"))
         if training and self.dropout_rate:

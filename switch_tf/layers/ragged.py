@@ -21,7 +21,7 @@ class RaggedRows(NamedTuple):
     place: Any
 
 
-def one_by_one(rows, ragged: RaggedRows, input_kernels, output_kernel, dropout_mask=None):
+def one_by_one(rows, ragged: RaggedRows, input_kernels, output_kernel, dropout_mask=None, training=False):
     """The experts' feed-forward layers, each over its own rows.
 
     Args:
@@ -31,22 +31,39 @@ def one_by_one(rows, ragged: RaggedRows, input_kernels, output_kernel, dropout_m
         output_kernel: such a weight, [expert, d_ff, output_dim].
         dropout_mask: function of <int32>[row, 1] groups and places and of a dtype, to what the hidden units are
             multiplied by, <dtype>[row, d_ff]; or None.
+        training: bool. Otherwise, where there are fewer rows than experts, as when few sequences are decoded, those
+            that nobody wants are passed over: neither computed nor read.
 
     Returns:
         <compute dtype>[row, output_dim], zeros where a row is empty.
     """
-    num_experts = ragged.rows_of_expert.shape[0]
-    parts = _split(rows, ragged.rows_of_expert)
-    input_kernels = [ops.unstack(partitioning.use(wi, rows.dtype), num_experts) for wi in input_kernels]
-    output_kernels = ops.unstack(partitioning.use(output_kernel, rows.dtype), num_experts)
+    num_rows, num_experts = rows.shape[0], ragged.rows_of_expert.shape[0]
+    lengths = ragged.rows_of_expert
+    if not training and isinstance(num_rows, int) and num_rows < num_experts:
+        # One of the rows is empty. The wanted ones first and in their order, as their rows lie.
+        wanted = ops.top_k(ops.cast(lengths > 0, "int32"), num_rows - 1)[1]
+        lengths = ops.take(lengths, wanted)
+        input_kernels = [_some(wi, wanted, rows.dtype) for wi in input_kernels]
+        output_kernels = _some(output_kernel, wanted, rows.dtype)
+    else:
+        input_kernels = [ops.unstack(partitioning.use(wi, rows.dtype), num_experts) for wi in input_kernels]
+        output_kernels = ops.unstack(partitioning.use(output_kernel, rows.dtype), num_experts)
+    parts = _split(rows, lengths)
     hidden = [activate([ops.matmul(part, wi) for wi in kernels])
               for part, *kernels in zip(parts, *input_kernels, strict=True)]
     if dropout_mask is not None:
         mask = dropout_mask(ragged.group[:, None], ragged.place[:, None], rows.dtype)
-        hidden = [part * own for part, own in zip(hidden, _split(mask, ragged.rows_of_expert), strict=True)]
+        hidden = [part * own for part, own in zip(hidden, _split(mask, lengths), strict=True)]
     outputs = [ops.matmul(part, wo) for part, wo in zip(hidden, output_kernels, strict=True)]
     num_empty = ops.shape(rows)[0] - ops.sum(ragged.rows_of_expert)
     return ops.concatenate([*outputs, ops.zeros((num_empty, outputs[0].shape[-1]), rows.dtype)], axis=0)
+
+
+def _some(kernel, wanted, dtype):
+    """Kernels by index, a list of [d_model, d_ff]: TensorFlow cuts whole entries out of a tensor without a copy."""
+    value = ops.convert_to_tensor(kernel)
+    return [ops.cast(ops.squeeze(ops.slice(value, (index, 0, 0), (1, *kernel.shape[1:])), 0), dtype)
+            for index in ops.unstack(wanted, wanted.shape[0])]
 
 
 def _split(rows, lengths):

@@ -7,7 +7,7 @@ import types
 import pytest
 
 from switch_tf.cli import eval as eval_command
-from switch_tf.cli import main
+from switch_tf.cli import main, trained_run
 from switch_tf.training import checkpoint_folders, evaluating
 
 TASKS = '''
@@ -78,7 +78,7 @@ def test_a_run_without_checkpoints_says_so(run_folder, capsys):
 
 def test_steps_are_chosen_by_number_or_word(run_folder):
     def chosen(step):
-        return [int(path.name.removeprefix("step_")) for path in eval_command._chosen(run_folder, step)]
+        return [int(path.name.removeprefix("step_")) for path in trained_run.checkpoints(run_folder, step)]
 
     assert chosen("all") == [10, 20]
     assert chosen("last") == [20]
@@ -112,8 +112,8 @@ def test_a_checkpoint_that_its_run_removes_meanwhile_is_passed_over_and_a_broken
             raise checkpoint_folders.BrokenCheckpoint(f"{checkpoint} has no readable checkpoint.json.")
         return {"step": 20, "tasks": {"task": {"f1": 0.5}}, "average": None}
 
-    monkeypatch.setattr(eval_command.gin_run, "load", lambda *arguments, **options: None)
-    monkeypatch.setattr(eval_command.gin_run, "on_this_machine", lambda is_checked: types.SimpleNamespace(
+    monkeypatch.setattr(trained_run.gin_run, "load", lambda *arguments, **options: None)
+    monkeypatch.setattr(trained_run.gin_run, "on_this_machine", lambda is_checked: types.SimpleNamespace(
         run=types.SimpleNamespace(train_steps=20)))
     monkeypatch.setattr(evaluating, "Evaluating", lambda *arguments: types.SimpleNamespace(
         output="output", close=lambda: None, evaluate=evaluate))
@@ -147,9 +147,8 @@ def test_checkpoints_of_a_mixture_score_alike_with_any_batch_and_layout(tmp_path
     assert by_layout[0]["tasks"]["toy_parity"] == every[-1]["tasks"]["toy_parity"]
     assert by_layout[0]["tasks"]["toy_scored"]["score"] == pytest.approx(every[-1]["tasks"]["toy_scored"]["score"],
                                                                         rel=1e-4)
-    best = call("eval", "--json", "--run=run", "--step=best")["results"][0]
-    assert best["tasks"]["toy_scored"]["score"] == pytest.approx(
-        max(result["tasks"]["toy_scored"]["score"] for result in every), rel=1e-4)
+    best = checkpoint_folders.best(tmp_path / "run" / "checkpoints")
+    assert best["value"] == pytest.approx(max(result["tasks"]["toy_scored"]["score"] for result in every), rel=1e-4)
     # What training wrote of the same examples.
     lines = map(json.loads, (tmp_path / "run" / "metrics.jsonl").read_text().splitlines())
     written = {line["step"]: line["eval/toy_scored/score"] for line in lines if "eval/toy_scored/score" in line}
@@ -158,4 +157,4 @@ def test_checkpoints_of_a_mixture_score_alike_with_any_batch_and_layout(tmp_path
     predictions = tmp_path / "run" / "eval" / "validation" / "step_00000045" / "toy_parity.jsonl"
     records = [json.loads(line) for line in predictions.read_text().splitlines()]
     assert [record["inputs"] for record in records] == [f"parity: {number}" for number in range(9)]
-    assert len((tmp_path / "run" / "eval" / "scores.jsonl").read_text().splitlines()) == 5
+    assert len((tmp_path / "run" / "eval" / "scores.jsonl").read_text().splitlines()) == 4

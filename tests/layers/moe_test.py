@@ -437,3 +437,28 @@ def test_forward_hands_symbolic_statistics_to_a_functional_model():
     assert values.shape == (3, 6, 8)
     assert outputs.shape == (None, 6, 8)
     assert float(weight) == 18
+
+
+@pytest.mark.parametrize("activation", ["relu", "geglu"])
+def test_experts_that_none_of_a_few_tokens_wants_are_not_read(activation):
+    """As in a step of decoding: 3 sequences of one token, one of them ended, and 16 experts, the idle ones NaN."""
+    layers = {way: make_layer(16, dispatch=way, activation=activation) for way in ("index", "auto")}
+    x = np.random.default_rng(5).normal(size=(3, 1, D_MODEL)).astype("float32")
+    is_real = np.array([[True], [False], [True]])
+    found = {}
+    for way, layer in layers.items():
+        x_in = tf.constant(x)
+        with tf.GradientTape() as tape:
+            tape.watch(x_in)
+            outputs = layer.forward(x_in, padding_mask=is_real)[0]
+            loss = tf.reduce_sum(outputs**2)
+        found[way] = outputs, tape.gradient(loss, [x_in, *layer.weights])
+    np.testing.assert_allclose(found["auto"][0], found["index"][0], rtol=1e-5)
+    for one, other in zip(found["auto"][1], found["index"][1], strict=True):
+        np.testing.assert_allclose(tf.convert_to_tensor(one), tf.convert_to_tensor(other), rtol=1e-4, atol=1e-6)
+    layer = layers["auto"]
+    is_idle = np.all(np.asarray(found["index"][1][-1]) == 0, axis=(1, 2))
+    assert 14 <= is_idle.sum() < 16
+    for kernel in layer.experts.weights:
+        kernel.assign(np.where(is_idle[:, None, None], np.nan, kernel.numpy()))
+    np.testing.assert_array_equal(layer.forward(x, padding_mask=is_real)[0], found["auto"][0])

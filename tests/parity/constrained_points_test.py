@@ -39,7 +39,8 @@ def _trace(partitioner, compute):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["expert_model", "expert", "data_model"])
+@pytest.mark.parametrize("name", [
+    "expert_model", *(pytest.param(name, marks=pytest.mark.exhaustive) for name in ("expert", "data_model"))])
 def test_both_back_ends_lay_every_constrained_tensor_out_alike(name, monkeypatch, shipped_layout):
     layout = shipped_layout(name)
     config = SwitchConfig(vocab_size=512, d_model=32, d_ff=64, num_heads=4, d_kv=8, num_encoder_layers=1,

@@ -22,6 +22,7 @@ LAYOUTS = {
 }
 # Both axes; weights in pieces are in training/layout_checkpoints_test.py, too.
 QUICK = ("expert over 4 x model=2",)
+ONE_AXIS = ("expert over 8", "expert over 4", "fully sharded over 8")  # what a slow test has beside another axis
 OPTIMIZERS = {"adafactor": lambda: Adafactor(0.01), "adam": lambda: keras.optimizers.Adam(0.001)}
 STEPS = 4
 PLAIN = StepSettings()
@@ -71,8 +72,9 @@ def _assert_same(partitioner, config, optimizer="adafactor", settings=PLAIN):
     assert len({one for one, _ in found.losses}) == STEPS  # something was learnt
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow)
-                                  for name in LAYOUTS])
+@pytest.mark.parametrize("name", [
+    pytest.param(name, marks=() if name in QUICK else pytest.mark.exhaustive if name in ONE_AXIS else pytest.mark.slow)
+    for name in LAYOUTS])
 def test_a_layout_computes_what_one_device_does(name, make_partitioner):
     _assert_same(make_partitioner(*LAYOUTS[name]), _config())
 

@@ -120,7 +120,7 @@ def _children(process):
 
 @pytest.mark.parametrize("layout, victim", [
     pytest.param(EXPERTS, 1, id="dtensor-1", marks=pytest.mark.exhaustive), pytest.param(EXPERTS, 0, id="dtensor-0"),
-    pytest.param(WORKERS, 1, id="multi_worker_mirrored-1")])
+    pytest.param(WORKERS, 1, id="multi_worker_mirrored-1", marks=pytest.mark.exhaustive)])
 def test_when_one_process_is_killed_the_other_ends_with_a_message_within_a_minute(layout, victim, tmp_path):
     process = _start(tmp_path, *layout)
     os.kill(_children(process)[victim], signal.SIGKILL)

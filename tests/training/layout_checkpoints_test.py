@@ -47,7 +47,8 @@ def _batches():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("one, other", [
-    (PIECES, ONE), (PIECES, OTHER_PIECES), (REPLICAS, PIECES), (OTHER_PIECES, REPLICAS)],
+    pytest.param(PIECES, ONE, marks=pytest.mark.exhaustive), (PIECES, OTHER_PIECES), (REPLICAS, PIECES),
+    pytest.param(OTHER_PIECES, REPLICAS, marks=pytest.mark.exhaustive)],
     ids=lambda layout: "_".join(layout.values()))
 def test_a_run_goes_on_under_another_layout_and_comes_back(one, other, make_partitioner, shallow_config, batch,
                                                            tmp_path):

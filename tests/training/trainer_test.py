@@ -96,6 +96,7 @@ def _evaluated(run):
     return [line for line in _lines(run) if "eval/sentences/loss" in line]
 
 
+@pytest.mark.slow  # loop_test.py stops one, resume_test.py goes on
 def test_a_run_that_is_told_to_stop_logs_and_saves_and_the_next_start_goes_on_in_turns(tiny_config, run, straight,
                                                                                         capfd):
     with _start(tiny_config, run) as training:

@@ -1,0 +1,174 @@
+"""`switch-tf infer`: what a trained model answers to lines of text, or how probable given targets are to it."""
+
+import contextlib
+import json
+import pathlib
+import sys
+
+from switch_tf.cli import trained_run
+from switch_tf.cli.main import Mistake
+from switch_tf.messages import first_line
+from switch_tf.training import checkpoint_folders
+
+# The arguments of each sampler: name, type, what it is.
+_SAMPLERS = {
+    "greedy": (),
+    "sample": (("temperature", float, "below 1 for more probable tokens, above for less (default 1)"),
+               ("top_k", int, "from the so many most probable tokens alone"),
+               ("top_p", float, "from the fewest tokens alone that have so much probability together"),
+               ("seed", int, "of what is drawn (default 0)")),
+    "beam": (("num_beams", int, "sequences that are followed at a time (default 4)"),
+             ("length_penalty", float, "T5's alpha, 0 for none (default 0.6)"),
+             ("num_results", int, "write so many sequences (default 1)")),
+}
+
+
+def add_arguments(parser) -> None:
+    """Declares the run, its checkpoint, the files, the sampler and the gin arguments."""
+    trained_run.add_arguments(parser)
+    parser.add_argument("--step", default="last", metavar="N|best|last",
+                        help="a step, the best one by the run's BEST_METRIC, or the newest (default)")
+    parser.add_argument("--input", metavar="FILE",
+                        help="lines of text, or JSON lines (.jsonl, or with --field); - for standard input")
+    parser.add_argument("--output", metavar="FILE",
+                        help="JSON lines, gone on with where it ends; - (default) for standard output")
+    parser.add_argument("--field", metavar="NAME", help="of JSON lines that holds the text (default inputs)")
+    parser.add_argument("--score", action="store_true",
+                        help="the log-likelihood of given targets, JSON lines' field --target_field")
+    parser.add_argument("--target_field", default="targets", metavar="NAME", help="see --score (default targets)")
+    parser.add_argument("--interactive", action="store_true", help="answer what is typed, line by line")
+    parser.add_argument("--batch_size", type=int, default=32, metavar="N", help="lines at a time (default 32)")
+    parser.add_argument("--max_length", type=int, metavar="N",
+                        help="tokens to decode at most (default: the targets of TASK_FEATURE_LENGTHS)")
+    parser.add_argument("--sampler", choices=tuple(_SAMPLERS), default="greedy",
+                        help="the most probable token (default), a drawn one, or beam search")
+    for sampler, options in _SAMPLERS.items():
+        for name, kind, meaning in options:
+            parser.add_argument(f"--{name}", type=kind, metavar="X", help=f"with --sampler {sampler}: {meaning}")
+
+
+def run(arguments) -> dict:
+    """Answers; the JSON object says how many lines were answered and how many could not be."""
+    _check(arguments)
+    folder = trained_run.folder_of(arguments)
+    (checkpoint,) = trained_run.checkpoints(folder, arguments.step)
+    described = trained_run.load_on_one_device(arguments, folder)
+    try:
+        return _answer(arguments, folder, checkpoint, described)
+    except (ValueError, OSError, checkpoint_folders.BrokenCheckpoint) as error:
+        raise Mistake(first_line(error)) from error
+
+
+def _check(arguments):
+    """Refuses arguments that do not go together."""
+    if arguments.step == "all":
+        raise Mistake("--step must be best, last or a step: one checkpoint answers, not 'all'.")
+    if arguments.interactive and (arguments.input or arguments.output or arguments.score):
+        raise Mistake("--interactive answers what is typed; leave out --input, --output and --score.")
+    if not arguments.interactive and not arguments.input:
+        raise Mistake("Give --input, a file of lines or - for standard input, or --interactive.")
+    if arguments.input not in (None, "-") and not pathlib.Path(arguments.input).is_file():
+        raise Mistake(f"--input must be a file, or - for standard input; {arguments.input!r} is none.")
+    if arguments.input not in (None, "-") and arguments.output not in (None, "-") and (
+            pathlib.Path(arguments.input).resolve() == pathlib.Path(arguments.output).resolve()):
+        raise Mistake("--output must be another file than --input.")
+    for name in ("batch_size", "max_length"):
+        value = getattr(arguments, name)
+        if value is not None and value < 1:
+            raise Mistake(f"--{name} must be at least 1, not {value}.")
+    for sampler, options in _SAMPLERS.items():
+        for name, *_ in options:
+            if getattr(arguments, name) is not None and sampler != arguments.sampler:
+                raise Mistake(f"--{name} goes with --sampler {sampler}, not {arguments.sampler}.")
+    if arguments.score and arguments.sampler != "greedy":
+        raise Mistake("--score decodes nothing; leave out --sampler.")
+
+
+def _sampler(arguments):
+    from switch_tf import decoding
+
+    options = {name: getattr(arguments, name) for name, *_ in _SAMPLERS[arguments.sampler]}
+    return decoding.SAMPLERS[arguments.sampler](**{
+        name: value for name, value in options.items() if value is not None})
+
+
+def _answer(arguments, folder, checkpoint, described):
+    from tqdm import tqdm
+
+    from switch_tf import data
+    from switch_tf.inference import lines
+    from switch_tf.inference.text_model import TextModel
+    from switch_tf.training import checkpoints
+
+    run, config = described.run, described.config
+    sampler, lengths = _sampler(arguments), run.task_feature_lengths
+    data.check_task(run.mixture_or_task_name)
+    data.check_vocabulary(run.mixture_or_task_name, config.vocab_size, run.vocabulary)
+    model = described.make_model()
+    described.partitioner.build(model)
+    text_model = TextModel(model, data.text_features(run.mixture_or_task_name, run.vocabulary), lengths["inputs"],
+                           arguments.max_length or lengths["targets"], sampler,
+                           1 if arguments.interactive else arguments.batch_size)
+    step = checkpoints.restore(checkpoint, checkpoints.state_variables(model))["step"]
+    if arguments.interactive:
+        return _converse(text_model, lines)
+    fields = _fields(arguments)
+    settings = {"run": str(folder.resolve()), "step": step, "sampler": str(sampler), "fields": fields,
+                "max_length": text_model.max_length, "inputs_length": text_model.inputs_length,
+                "score": arguments.score}
+    target_field = arguments.target_field if arguments.score else None
+    counts = {"lines": 0, "errors": 0, "cut": 0}
+    with contextlib.ExitStack() as stack:
+        stream = sys.stdin.buffer if arguments.input == "-" else stack.enter_context(open(arguments.input, "rb"))
+        found = lines.read(stream, fields)
+        write = _print
+        if arguments.output not in (None, "-"):
+            output = stack.enter_context(contextlib.closing(lines.Output(arguments.output, settings)))
+            found, write = output.after_what_is_there(found), output.write
+            if output.inputs:
+                print(f"Going on after the {len(output.inputs)} lines that {arguments.output} holds.", file=sys.stderr)
+        total = None if arguments.input == "-" else _num_lines(arguments.input)
+        bar = stack.enter_context(tqdm(total=total, desc=f"Step {step}", unit=" lines", file=sys.stderr,
+                                       dynamic_ncols=True, disable=None))
+        bar.update(len(output.inputs) if arguments.output not in (None, "-") else 0)
+        for records in lines.answers(found, text_model, target_field):
+            write(records)
+            bar.update(len(records))
+            counts["lines"] += len(records)
+            for name, key in (("errors", "error"), ("cut", "cut")):
+                counts[name] += sum(key in record for record in records)
+    print(f"{counts['lines']} lines answered, {counts['errors']} of them with an error, {counts['cut']} cut to "
+          f"{text_model.inputs_length} tokens.", file=sys.stderr)
+    return {"run": str(folder), "step": step, "output": arguments.output, **counts}
+
+
+def _fields(arguments):
+    """Names of the fields of JSON lines that are read; None for text."""
+    is_json = arguments.field or arguments.score or pathlib.Path(arguments.input).suffix in (".jsonl", ".json")
+    if not is_json:
+        return None
+    return [arguments.field or "inputs", *([arguments.target_field] if arguments.score else [])]
+
+
+def _num_lines(path):
+    with open(path, "rb") as file:
+        return sum(1 for _ in file)
+
+
+def _print(records):
+    for record in records:
+        print(json.dumps(record, ensure_ascii=False), flush=True)
+
+
+def _converse(model, lines):
+    print("Type a text, such as one with <extra_id_0> for a gap; Ctrl-D ends.", file=sys.stderr, flush=True)
+    count = 0
+    for line in lines.read(sys.stdin.buffer, None):
+        ((record,),) = lines.answers([line], model)
+        if "error" in record:
+            print(record["error"], file=sys.stderr, flush=True)
+            continue
+        for one in (record, *record.get("others", ())):
+            print(f"{one['score']:9.3f}  {one['output']}", flush=True)
+        count += 1
+    return {"lines": count}

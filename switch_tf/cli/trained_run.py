@@ -1,0 +1,73 @@
+"""What commands on a run that was trained share: its folder, which of its checkpoints, and its gin configuration."""
+
+import pathlib
+import re
+
+from switch_tf.cli import gin_files, gin_run
+from switch_tf.cli.main import Mistake
+from switch_tf.training import checkpoint_folders
+from switch_tf.training.run_folder import CONFIGURATION, RunFolder
+
+_ONE_DEVICE = ["Layout.rules=()", "Layout.at_rest_rules=()", "Layout.backend='auto'"]
+
+
+def add_arguments(parser) -> None:
+    """Declares the run and the gin arguments that change what it says."""
+    gin_files.add_arguments(parser)
+    parser.add_argument("--run", required=True, metavar="FOLDER", help="a run folder, whose own configuration is used")
+
+
+def folder_of(arguments) -> pathlib.Path:
+    """The run folder, which has to be one."""
+    folder = pathlib.Path(arguments.run)
+    if not (folder / CONFIGURATION).is_file():
+        raise Mistake(f"--run must name a run folder, which holds {CONFIGURATION}; {str(folder)!r} does not.")
+    return folder
+
+
+def load(arguments, folder, num_cpu_devices=None) -> gin_run.GinRun:
+    """The run that its folder and the command line describe, on this machine's devices."""
+    arguments.gin_file = [str(folder / CONFIGURATION), *arguments.gin_file]
+    gin_run.load(arguments, num_cpu_devices=num_cpu_devices)
+    return gin_run.on_this_machine(is_checked=False)
+
+
+def load_on_one_device(arguments, folder) -> gin_run.GinRun:
+    """The same on one device, whatever layout it was trained under."""
+    configuration = folder / CONFIGURATION
+    has_macro = re.search(r"^MESH_SHAPE\s*=", configuration.read_text(), re.MULTILINE)
+    mesh = "MESH_SHAPE" if has_macro else "Layout.mesh_shape"  # in a layout of the user's own
+    arguments.gin_file = [str(configuration), *arguments.gin_file]
+    gin_run.load(arguments, defaults=[f"{mesh}='data=1'", *_ONE_DEVICE])
+    described = gin_run.on_this_machine(is_checked=False)
+    if described.layout.num_devices > 1:
+        raise Mistake(f"This command works on one device, whatever layout the run trained under, not on "
+                      f"{described.layout.num_devices}; leave out the mesh.")
+    return described
+
+
+def checkpoints(folder, step: str, hint: str = "") -> list[pathlib.Path]:
+    """The checkpoints that a user means by a step, "best", "last" or "all", oldest first.
+
+    Raises:
+        Mistake: there is none, for which `hint` says what else to do, or not that one.
+    """
+    saved = checkpoint_folders.steps(RunFolder.checkpoints_of(folder))
+    if not saved:
+        raise Mistake(f"The run folder {str(folder)!r} has no checkpoint yet; train it first{hint}.")
+    if step == "all":
+        chosen = saved
+    elif step == "last":
+        chosen = saved[-1:]
+    elif step == "best":
+        best = checkpoint_folders.best(RunFolder.checkpoints_of(folder))
+        if best is None:
+            raise Mistake(f"The run in {str(folder)!r} keeps no best checkpoint; it does with "
+                          "--gin.BEST_METRIC=\"'eval/<task>/<metric>'\".")
+        chosen = [best["step"]]
+    elif step.isdecimal() and int(step) in saved:
+        chosen = [int(step)]
+    else:
+        raise Mistake(f"--step must be best, last, all or a step with a checkpoint ({', '.join(map(str, saved))}), "
+                      f"not {step!r}.")
+    return [checkpoint_folders.path_of(RunFolder.checkpoints_of(folder), one) for one in chosen]

@@ -1,0 +1,54 @@
+"""Text to ids as a user types it, and ids to text as a user reads it: sentinels by name, both ways."""
+
+import itertools
+import re
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from switch_tf.data.providers import get_provider
+from switch_tf.data.vocabularies import NUM_SENTINELS
+
+_SENTINEL = re.compile(r"<extra_id_(\d{1,2})>")
+
+
+class TextFeatures(NamedTuple):
+    """How a task writes texts as ids.
+
+    `inputs`, `targets`: seqio vocabularies.
+    `inputs_end`: bool. Whether inputs end with the end of sequence.
+    """
+
+    inputs: Any
+    targets: Any
+    inputs_end: bool
+
+
+def text_features(mixture_or_task_name: str, vocabulary: str | None = None) -> TextFeatures:
+    """TextFeatures of a task or mixture; `vocabulary` as for `get_provider`."""
+    features = get_provider(mixture_or_task_name, vocabulary).output_features
+    return TextFeatures(features["inputs"].vocabulary, features["targets"].vocabulary, features["inputs"].add_eos)
+
+
+def read_text(vocabulary, text: str) -> list[int]:
+    """The ids of a text, in which `<extra_id_0>` to `<extra_id_99>` are sentinels, the last ids of a vocabulary."""
+    pieces = _SENTINEL.split(text)  # text, number, text, ...
+    ids = []
+    for place, piece in enumerate(pieces):
+        if place % 2:
+            ids.append(vocabulary.vocab_size - 1 - int(piece))
+        elif piece.strip():
+            ids += vocabulary.encode(piece)
+    return ids
+
+
+def spell(vocabulary, ids: Sequence[int]) -> str:
+    """The text of ids, with sentinels and the end of sequence by name; decoding alone drops or joins them."""
+    first_sentinel = vocabulary.vocab_size - NUM_SENTINELS
+    pieces = []
+    for is_plain, run in itertools.groupby(ids, lambda id_: id_ < first_sentinel and id_ != vocabulary.eos_id):
+        if is_plain:
+            pieces.append(vocabulary.decode(list(run)))
+        else:
+            pieces += ["</s>" if id_ == vocabulary.eos_id else f"<extra_id_{vocabulary.vocab_size - 1 - id_}>"
+                       for id_ in run]
+    return " ".join(pieces)

@@ -1,0 +1,192 @@
+"""Files of texts, a line each: read whatever is in them, answered in order, and gone on with after a stop."""
+
+import json
+import os
+import pathlib
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from switch_tf import checks
+
+
+class Line(NamedTuple):
+    """One line of a file: `texts` by field (of a text file one, "inputs"), or `error`, and what is shown of it."""
+
+    number: int
+    texts: dict[str, str]
+    shown: str
+    error: str | None = None
+
+
+def read(stream: Iterable[bytes], fields: tuple[str, ...] | None) -> Iterator[Line]:
+    """The lines of a binary stream, in order, none left out.
+
+    Args:
+        fields: names of the fields of JSON lines that hold texts, the first that of the inputs; None for lines of
+            plain text.
+    """
+    for number, raw in enumerate(stream):
+        raw = raw.rstrip(b"\r\n")
+        shown = raw.decode("utf-8", errors="replace")
+        try:
+            text = raw.decode("utf-8")
+        except UnicodeDecodeError as error:
+            yield Line(number, {}, shown, f"The line is not UTF-8: byte {error.start + 1} is 0x{raw[error.start]:02x}.")
+            continue
+        if not text.strip():
+            yield Line(number, {}, shown, "The line is empty.")
+        elif fields is None:
+            yield Line(number, {"inputs": text}, shown)
+        else:
+            yield _of_json(number, text, fields)
+
+
+def _of_json(number, text, fields):
+    try:
+        record = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        return Line(number, {}, text, f"The line is no JSON object: {error}.")
+    if not isinstance(record, dict):
+        return Line(number, {}, text, f"The line is no JSON object but {checks.shown(record)}.")
+    shown = record.get(fields[0])
+    shown = shown if isinstance(shown, str) else text
+    for field in fields:
+        if not isinstance(record.get(field), str):
+            found = f"the fields {', '.join(map(repr, sorted(record)))}" if field not in record else (
+                f"{checks.shown(record[field])} there")
+            return Line(number, {}, shown, f"The line has no text in {field!r}; it has {found}.")
+        if not record[field].strip():
+            return Line(number, {}, shown, f"The text in {field!r} is empty.")
+    return Line(number, {field: record[field] for field in fields}, shown)
+
+
+def answers(lines: Iterable[Line], model, target_field: str | None = None) -> Iterator[list[dict]]:
+    """The records of batches of lines, in order, one for each line.
+
+    Args:
+        lines: from `read`.
+        model: TextModel.
+        target_field: str or None. The field of targets whose likelihoods are wanted, in place of predictions.
+
+    Yields:
+        list of records: `input`, and `output` and `score` (and `others`, the further results), or `target` and `score`;
+        `cut`, by how many tokens an input (or target) was too long, where it was; or `error`.
+    """
+    waiting, num_waiting = [], 0
+    for line in lines:
+        record = {"input": line.shown}
+        inputs = target = None
+        if line.error is None:
+            text, *targets = line.texts.values()
+            try:
+                inputs = model.read(text)
+                record.update({"cut": inputs.num_cut} if inputs.num_cut else {})
+                if target_field is not None:
+                    target = model.read_target(targets[0])
+                    record["target"] = targets[0]
+                    record.update({"target_cut": target.num_cut} if target.num_cut else {})
+            except ValueError as error:
+                line = line._replace(error=str(error))
+        if line.error is not None:
+            record["error"] = line.error
+        waiting.append((line.number, record, inputs, target))
+        num_waiting += line.error is None
+        if num_waiting == model.batch_size or len(waiting) == 16 * model.batch_size:
+            yield _answered(waiting, model)
+            waiting, num_waiting = [], 0
+    if waiting:
+        yield _answered(waiting, model)
+
+
+def _answered(waiting, model):
+    asked = [(number, record, inputs, target) for number, record, inputs, target in waiting if "error" not in record]
+    if not asked:
+        return [record for _, record, _, _ in waiting]
+    numbers, records, inputs, targets = zip(*asked, strict=True)
+    ids = [one.ids for one in inputs]
+    if targets[0] is not None:
+        for record, score in zip(records, model.score(ids, [one.ids for one in targets]), strict=True):
+            record["score"] = score
+    else:
+        for record, (best, *others) in zip(records, model.answer(ids, list(numbers)), strict=True):
+            record.update(output=best.text, score=best.score)
+            if others:
+                record["others"] = [{"output": one.text, "score": one.score} for one in others]
+    return [record for _, record, _, _ in waiting]
+
+
+class Output:
+    """A file that gains records as they come, and is gone on with where it ends.
+
+    Beside it stands `<file>.settings.json`, what the records were made with: another start must say the same.
+
+    Args:
+        path: of the file.
+        settings: dict, JSON-able.
+
+    Raises:
+        ValueError: the file holds records that were made in another way, or no records.
+        OSError: it cannot be written.
+    """
+
+    def __init__(self, path, settings: dict):
+        self._path = pathlib.Path(path)
+        described = self._path.with_name(self._path.name + ".settings.json")
+        self.inputs = []
+        if self._path.exists() and self._path.stat().st_size:
+            self._check(described, settings)
+            self._read()
+        else:
+            unfinished = described.with_name(f".{described.name}")
+            unfinished.write_text(json.dumps(settings, indent=1) + "\n")
+            os.replace(unfinished, described)
+        self._file = open(self._path, "ab")  # noqa: SIM115  closed by `close`
+
+    def _check(self, described, settings):
+        try:
+            saved = json.loads(described.read_text())
+        except (OSError, ValueError):
+            saved = None
+        if not isinstance(saved, dict):
+            raise ValueError(f"{self._path} exists and is no unfinished output of this command; name another file.")
+        for name in settings:
+            if saved.get(name) != settings[name]:
+                raise ValueError(f"{self._path} was begun with {name} {saved.get(name)!r}, and now it is "
+                                 f"{settings[name]!r}; use the same, or name another file.")
+
+    def _read(self):
+        """The inputs of the records that are complete; half a line, of a process that was killed, is cut off."""
+        with open(self._path, "rb+") as file:
+            content = file.read()
+            whole = content[:content.rfind(b"\n") + 1]
+            file.truncate(len(whole))
+        for number, line in enumerate(whole.splitlines()):
+            try:
+                self.inputs.append(json.loads(line)["input"])
+            except (ValueError, KeyError, TypeError):
+                raise ValueError(f"Line {number + 1} of {self._path} is no record of this command; name another "
+                                 "file.") from None
+
+    def after_what_is_there(self, lines: Iterable[Line]) -> Iterator[Line]:
+        """Passes over the lines that are answered.
+
+        Raises:
+            ValueError: the file answers other lines.
+        """
+        lines = iter(lines)
+        for number, known in enumerate(self.inputs):
+            line = next(lines, None)
+            if line is None or line.shown != known:
+                found = "it ends before" if line is None else f"that is {checks.shown(line.shown)}"
+                raise ValueError(f"Line {number + 1} of {self._path} answers {checks.shown(known)}, and of the input "
+                                 f"{found}; give the same input, or name another file.")
+        return lines
+
+    def write(self, records: list[dict]) -> None:
+        """Adds records, which are there when this returns, whatever happens to the process."""
+        self._file.write("".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records).encode())
+        self._file.flush()
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._file.close()

@@ -1,0 +1,149 @@
+"""Texts in, texts out: a model with its vocabularies and lengths."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from switch_tf import checks, data, decoding, partitioning
+
+_LENGTHS_APART = 32  # inputs are filled up, so that not every length is a program of its own
+
+
+class Inputs(NamedTuple):
+    """A text as a model reads it.
+
+    `ids`: list of int, at most as many as the model reads, the end of sequence included.
+    `num_cut`: int, how many more there were.
+    """
+
+    ids: list[int]
+    num_cut: int
+
+
+class Answer(NamedTuple):
+    """One result of one text: `text`, and `score`, see `decoding.Decoded`."""
+
+    text: str
+    score: float
+
+
+class TextModel:
+    """Answers batches of texts.
+
+    Args:
+        model: SwitchTransformer, built.
+        features: data.TextFeatures.
+        inputs_length, max_length: int, tokens that are read and decoded at most, ends of sequences included.
+        sampler: see `SwitchTransformer.generate`.
+        batch_size: int. Every batch is filled up to it.
+
+    Raises:
+        ValueError: a model that predicts no text, or numbers out of their ranges.
+    """
+
+    def __init__(self, model, features, inputs_length, max_length, sampler="greedy", batch_size=32):
+        decoding.check_decodes(model.config)
+        self.features = features
+        self.inputs_length = checks.integer("inputs_length", inputs_length, 1)
+        self.max_length = checks.integer("max_length", max_length, 1)
+        self.batch_size = checks.integer("batch_size", batch_size, 1)
+        sampler, end_id = decoding.get_sampler(sampler), features.targets.eos_id
+        self._decode = partitioning.compiled(lambda inputs, rows: sampler.decode(
+            model, {"encoder_input_tokens": inputs}, self.max_length, end_id, rows))
+        self._likelihoods = partitioning.compiled(lambda features: decoding.log_likelihoods(model, features))
+
+    def read(self, text: str) -> Inputs:
+        """A text as the model reads it; typed sentinels are sentinels.
+
+        Raises:
+            ValueError: there is nothing in it.
+        """
+        return self._read(self.features.inputs, text, self.inputs_length, self.features.inputs_end)
+
+    def read_target(self, text: str) -> Inputs:
+        """The same of a target."""
+        return self._read(self.features.targets, text, self.max_length, True)
+
+    @staticmethod
+    def _read(vocabulary, text, length, ends):
+        ids = data.read_text(vocabulary, text)
+        if not ids:
+            raise ValueError("There is no text in it.")
+        ids = ids + [vocabulary.eos_id] * ends
+        return Inputs(ids[:length], max(0, len(ids) - length))
+
+    def answer(self, inputs: list[list[int]], rows: list[int]) -> list[list[Answer]]:
+        """The results of each of at most `batch_size` inputs, the best first.
+
+        Args:
+            inputs: ids, of `read`.
+            rows: of each its number among all that are answered, which samplers draw by.
+        """
+        ids = self._batch(inputs, self.inputs_length)
+        numbers = np.pad(np.asarray(rows, "int32"), (0, self.batch_size - len(rows)))
+        found, scores = (np.asarray(one) for one in self._decode(ids, numbers))
+        return [[Answer(self._text(one), float(score)) for one, score in zip(results, own, strict=True)]
+                for results, own in zip(found[:len(inputs)], scores, strict=False)]
+
+    def score(self, inputs: list[list[int]], targets: list[list[int]]) -> list[float]:
+        """The log-likelihood of a target to each of at most `batch_size` inputs, in nats."""
+        targets = self._batch(targets, self.max_length)
+        return np.asarray(self._likelihoods({
+            "encoder_input_tokens": self._batch(inputs, self.inputs_length),
+            "decoder_input_tokens": np.pad(targets, ((0, 0), (1, 0)))[:, :-1], "decoder_target_tokens": targets,
+            "decoder_loss_weights": (targets > 0).astype("int32")}))[:len(inputs)].tolist()
+
+    def _batch(self, inputs, most):
+        length = max(map(len, inputs))
+        length = min(most, length + -length % _LENGTHS_APART)
+        batch = np.zeros((self.batch_size, length), "int32")
+        for row, ids in zip(batch, inputs, strict=False):
+            row[:len(ids)] = ids
+        return batch
+
+    def _text(self, ids):
+        ids = ids.tolist()
+        if (end := self.features.targets.eos_id) in ids:
+            ids = ids[:ids.index(end)]
+        while ids and not ids[-1]:
+            ids.pop()
+        return data.spell(self.features.targets, ids)
+
+
+def generate(model, texts, vocabulary, max_length=64, sampler="greedy", batch_size=32, inputs_length=512) -> list[str]:
+    """What a model answers to texts.
+
+    Args:
+        model: SwitchTransformer.
+        texts: list of str; `<extra_id_0>` in them is the sentinel.
+        vocabulary: the name of a registered vocabulary, the path of a SentencePiece model, or a seqio vocabulary.
+        max_length: int, tokens to decode at most.
+        sampler: see `SwitchTransformer.generate`.
+        batch_size: int, texts at a time.
+        inputs_length: int, tokens of a text that are read; what is longer is cut.
+
+    Returns:
+        list of str, without the end of sequence.
+
+    Raises:
+        ValueError: a text with nothing in it, or a vocabulary larger than the model's.
+    """
+    if isinstance(texts, str):
+        raise checks.refusal(f"texts must be a list of them, such as [{checks.shown(texts)}].")
+    vocabulary = data.get_vocabulary(vocabulary) if isinstance(vocabulary, str) else vocabulary
+    if vocabulary.vocab_size > model.config.vocab_size:
+        raise checks.refusal(f"The vocabulary has {vocabulary.vocab_size} ids and the model an embedding for "
+                             f"{model.config.vocab_size}; give the vocabulary that it was trained with.")
+    if not model.built:
+        model.build()
+    texts = [checks.text("A text", text) for text in texts]
+    if not texts:
+        return []
+    answers = TextModel(model, data.TextFeatures(vocabulary, vocabulary, True), inputs_length, max_length, sampler,
+                        min(checks.integer("batch_size", batch_size, 1), len(texts)))
+    inputs = [answers.read(text).ids for text in texts]
+    found = []
+    for first in range(0, len(inputs), answers.batch_size):
+        batch = inputs[first:first + answers.batch_size]
+        found += [results[0].text for results in answers.answer(batch, range(first, first + len(batch)))]
+    return found

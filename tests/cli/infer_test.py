@@ -1,0 +1,121 @@
+import io
+import json
+import shutil
+import sys
+
+import gin
+import pytest
+
+from switch_tf import SwitchConfig, SwitchTransformer
+from switch_tf.cli import main
+from switch_tf.training import checkpoints
+
+CONFIGURATION = """
+include "gin/models/switch_tiny.gin"
+include "gin/tasks/docs_corpus.gin"
+include "gin/runs/pretrain.gin"
+include "gin/layouts/single.gin"
+MODEL_DIR = "run"
+MESH_SHAPE = "data=1"
+SwitchConfig.d_model = 16
+SwitchConfig.d_ff = 24
+SwitchConfig.num_encoder_layers = 1
+SwitchConfig.num_decoder_layers = 1
+TASK_FEATURE_LENGTHS = {"inputs": 24, "targets": 5}
+"""
+
+
+@pytest.fixture(scope="module")
+def run_folder(tmp_path_factory):
+    """A run folder with a checkpoint of a model that was not trained."""
+    import tensorflow as tf
+
+    from switch_tf import data
+    from switch_tf.cli import gin_files
+
+    folder = tmp_path_factory.mktemp("run")
+    (folder / "operative_config.gin").write_text(CONFIGURATION)
+    gin_files.parse([str(folder / "operative_config.gin")], [])
+    model = SwitchTransformer(gin.get_configurable(SwitchConfig)())
+    gin.clear_config()
+    model.build()
+    checkpoints.save(folder / "checkpoints", 7, checkpoints.state_variables(model),
+                     data.Batches({None: iter(tf.data.Dataset.range(9))}, batch_size=1), {}, keep=1)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def clean_gin():
+    yield
+    gin.clear_config()
+
+
+def test_lines_are_answered_and_gone_on_with_and_scored(run_folder, tmp_path, capsys):
+    source, output = tmp_path / "lines.txt", tmp_path / "out.jsonl"
+    source.write_bytes(b"the <extra_id_0> array\n\n" + b"word " * 60 + b"\nb\xff\n")
+    command = ["infer", f"--run={run_folder}", f"--input={source}", f"--output={output}", "--batch_size=2"]
+    assert main.main(command) == 0
+    records = [json.loads(line) for line in output.read_text().splitlines()]
+    assert [sorted(record) for record in records] == [
+        ["input", "output", "score"], ["error", "input"], ["cut", "input", "output", "score"], ["error", "input"]]
+    assert "4 lines answered, 2 of them with an error, 1 cut to 24 tokens" in capsys.readouterr().err
+    whole = output.read_text()
+    output.write_text(whole[:whole.index("\n") + 9])
+    assert main.main([*command, "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert output.read_text() == whole and "Going on after the 1 lines" in err
+    assert json.loads(out)["lines"] == 3
+    pairs = tmp_path / "pairs.jsonl"
+    pairs.write_text(json.dumps({"inputs": records[0]["input"], "targets": "the"}) + "\n")
+    assert main.main(["infer", f"--run={run_folder}", f"--input={pairs}", "--score"]) == 0
+    scored = json.loads(capsys.readouterr().out)
+    assert scored["target"] == "the" and -40 < scored["score"] < 0
+    assert main.main([*command, "--sampler=sample", "--top_k=3"]) == 2
+    assert "was begun with sampler 'Greedy()', and now it is 'Sample(" in capsys.readouterr().err
+
+
+def test_a_run_of_another_layout_answers_on_one_device(run_folder, tmp_path, capsys):
+    folder = shutil.copytree(run_folder, tmp_path / "run")
+    configuration = CONFIGURATION + 'include "gin/layouts/fully_sharded_model.gin"\nMESH_SHAPE = "data=4,model=2"\n'
+    (folder / "operative_config.gin").write_text(configuration)
+    (tmp_path / "lines.txt").write_text("the <extra_id_0> array\n")
+    answers = []
+    for run in (folder, run_folder):
+        assert main.main(["infer", f"--run={run}", f"--input={tmp_path / 'lines.txt'}"]) == 0
+        answers.append(capsys.readouterr().out)
+        gin.clear_config()
+    assert answers[0] == answers[1] and "score" in answers[0]
+
+
+def test_what_is_typed_is_answered_line_by_line(run_folder, monkeypatch, capsys):
+    typed = io.TextIOWrapper(io.BytesIO(b"the array\n\nof numbers\n"))
+    monkeypatch.setattr(sys, "stdin", typed)
+    assert main.main(["infer", f"--run={run_folder}", "--interactive", "--sampler=beam", "--num_results=2"]) == 0
+    out, err = capsys.readouterr()
+    assert len(out.splitlines()) == 4 and "The line is empty." in err
+
+
+@pytest.mark.parametrize("arguments, message", [
+    ([], "Give --input, a file of lines or - for standard input, or --interactive"),
+    (["--input=nowhere.txt"], "--input must be a file, or - for standard input; 'nowhere.txt' is none"),
+    (["--interactive", "--input=-"], "leave out --input, --output and --score"),
+    (["--input=-", "--step=all"], "one checkpoint answers"),
+    (["--input=-", "--step=5"], "a step with a checkpoint (7)"),
+    (["--input=-", "--top_k=4"], "--top_k goes with --sampler sample, not greedy"),
+    (["--input=-", "--batch_size=0"], "--batch_size must be at least 1, not 0"),
+    (["--input=-", "--score", "--sampler=beam"], "--score decodes nothing"),
+    (["--input=-", "--sampler=sample", "--top_p=2"], "top_p must be a number in (0, 1], not 2.0"),
+    (["--input=-", "--run=nowhere"], "--run must name a run folder"),
+    (["--input=-", "--gin.MESH_SHAPE='data=8'"], "works on one device, whatever layout the run trained")])
+def test_mistakes_are_one_sentence(run_folder, capsys, arguments, message):
+    assert main.main(["infer", f"--run={run_folder}", *arguments]) == 2
+    err = capsys.readouterr().err
+    assert message in err and "Traceback" not in err
+
+
+def test_the_output_is_another_file_than_the_input(run_folder, tmp_path, capsys):
+    path = tmp_path / "lines.txt"
+    path.write_text("a\n")
+    assert main.main(["infer", f"--run={run_folder}", f"--input={path}", f"--output={path}"]) == 2
+    assert "--output must be another file than --input" in capsys.readouterr().err
+    assert path.read_text() == "a\n"
