@@ -34,12 +34,16 @@ def run(arguments) -> dict:
 
     from switch_tf.data import FailedMetric
     from switch_tf.partitioning.partitioner import is_lost_process
-    from switch_tf.training import checkpoints, diagnosis
+    from switch_tf.training import checkpoints, diagnosis, examples_shown
     from switch_tf.training.best import UnknownMetric
     try:
         with training, Stopping(training.progress.say) as stopping:
             training.advance(training.run.train_steps, lambda: stopping.reason)
             summary = training.finish()
+            shown = ""
+            if training.run.shown_examples and not summary["interrupted"]:
+                predictions = examples_shown.predict(training.state.model, training.run, training.partitioner)
+                shown = examples_shown.describe(predictions)
     except (diagnosis.Divergence, checkpoints.BrokenCheckpoint, FailedMetric, UnknownMetric,
             OSError) as error:
         raise Mistake(str(error)) from error
@@ -51,7 +55,7 @@ def run(arguments) -> dict:
     exit_status = processes.INTERRUPTED if summary["interrupted"] else 0
     if not training.partitioner.is_chief:
         return {"exit_status": exit_status}
-    print(describe(summary), file=sys.stderr if arguments.json else sys.stdout)
+    print("\n\n".join(filter(None, [shown, describe(summary)])), file=sys.stderr if arguments.json else sys.stdout)
     return {**summary, "exit_status": exit_status}
 
 

@@ -24,8 +24,16 @@ class TextFeatures(NamedTuple):
 
 
 def text_features(mixture_or_task_name: str, vocabulary: str | None = None) -> TextFeatures:
-    """TextFeatures of a task or mixture; `vocabulary` as for `get_provider`."""
+    """TextFeatures of a task or mixture; `vocabulary` as for `get_provider`.
+
+    Raises:
+        ValueError: an unknown name, or a task that has no inputs or no targets.
+    """
     features = get_provider(mixture_or_task_name, vocabulary).output_features
+    for name in ("inputs", "targets"):
+        if name not in features:
+            raise ValueError(f"Task {mixture_or_task_name!r} has no {name!r}, so it answers no texts; its features are "
+                             f"{', '.join(sorted(features))}.")
     return TextFeatures(features["inputs"].vocabulary, features["targets"].vocabulary, features["inputs"].add_eos)
 
 

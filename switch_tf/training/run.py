@@ -39,6 +39,7 @@ class Run:
         best_metric: str or None, ... and the best one by what evaluations write under this name, for example
             "eval/glue_mrpc/f1": the lowest of a loss or perplexity, the highest of anything else.
         patience: int. Stop where so many evaluations in a row were no better than the best; 0 never does.
+        shown_examples: int. At the end, print what the model makes of so many held-out examples, at most a batch.
     """
 
     model_dir: str
@@ -63,11 +64,13 @@ class Run:
     keep_every: int = 0
     best_metric: str | None = None
     patience: int = 0
+    shown_examples: int = 0
 
     def __post_init__(self):
         for name, at_least in (("train_steps", 1), ("batch_size", 1), ("log_period", 1), ("eval_period", 0),
                                ("checkpoint_period", 1), ("eval_batches", 1), ("unigram_batches", 0), ("seed", 0),
-                               ("keep_checkpoints", 1), ("cache_parts", 1), ("keep_every", 0), ("patience", 0)):
+                               ("keep_checkpoints", 1), ("cache_parts", 1), ("keep_every", 0), ("patience", 0),
+                               ("shown_examples", 0)):
             object.__setattr__(self, name, checks.integer(name.upper(), getattr(self, name), at_least))
         checks.fields(self, ("pack", "restart_changed_data"), checks.flag)
         checks.flag("USE_CACHED_TASKS", self.use_cached_tasks)

@@ -65,6 +65,9 @@ class Trainer:
             if data.has_metrics(run.mixture_or_task_name, "validation"):
                 data.check_metrics(run.mixture_or_task_name, "validation")
                 check_decodes(config)
+        if run.shown_examples:
+            data.check_examples(description_of_data(run, config, "validation", 0))
+            check_decodes(config)
 
     def _record(self):
         """What checkpoints keep of this configuration."""

@@ -20,7 +20,8 @@ ARGUMENTS = [
     "--gin.SwitchConfig.encoder_sparse_step=1", "--gin.SwitchConfig.decoder_sparse_step=1",
     "--gin.DROPOUT_RATE=0.1", "--gin.EXPERT_DROPOUT_RATE=0.1",
     f"--gin.TRAIN_STEPS={STEPS}", "--gin.BATCH_SIZE=8", "--gin.LOG_PERIOD=4", "--gin.EVAL_PERIOD=30",
-    "--gin.CHECKPOINT_PERIOD=7", "--gin.Run.eval_batches=1", "--gin.RsqrtDecay.warmup_steps=100"]
+    "--gin.CHECKPOINT_PERIOD=7", "--gin.Run.eval_batches=1", "--gin.Run.shown_examples=2",
+    "--gin.RsqrtDecay.warmup_steps=100"]
 
 
 def _start(folder, run):
@@ -40,15 +41,17 @@ def _timeless(lines):
 
 @pytest.fixture(scope="module")
 def straight(tmp_path_factory):
+    """The folder of a run that nobody stops, its summary, and what it told."""
     folder = tmp_path_factory.mktemp("straight")
     process = _start(folder, "run")
     out, err = process.communicate()
     assert process.returncode == 0, err
-    return folder / "run", json.loads(out.splitlines()[-1])
+    return folder / "run", json.loads(out.splitlines()[-1]), err
 
 
 def test_the_shortest_real_run_learns_and_reports(straight):
-    run, summary = straight
+    run, summary, told = straight
+    assert "what the model fills in: [model | truth]" in told and re.search(r"^2\. .*\S", told, re.MULTILINE)
     loss = summary["eval/docs_corpus_span_corruption/loss"]
     assert summary["step"] == STEPS
     assert loss["last"] < 0.8 * loss["first"]
