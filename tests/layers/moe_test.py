@@ -314,6 +314,7 @@ def functional_model(**kwargs):
     return keras.Model([inputs, mask], keras.layers.Dense(1)(hidden)), layer
 
 
+@pytest.mark.slow  # what a layer is rebuilt from is tested below, how a model is fit in tests/models
 def test_in_a_functional_model_it_trains_saves_and_loads(tmp_path):
     keras.utils.set_random_seed(0)
     model, layer = functional_model(num_groups_multiple=5, load_balancing_loss_weight=0.5, expert_dropout_rate=0.1)

@@ -13,7 +13,8 @@ INPUTS[2, 4:] = 0
 
 
 @pytest.mark.parametrize("sampler, same", [
-    ("greedy", decoding.Greedy()), ("sample", decoding.Sample()), ("beam", decoding.Beam()),
+    ("greedy", decoding.Greedy()), pytest.param("sample", decoding.Sample(), marks=pytest.mark.slow),
+    pytest.param("beam", decoding.Beam(), marks=pytest.mark.slow),
     (decoding.Sample(top_k=5, seed=2), decoding.Sample(top_k=5, seed=2))])
 def test_it_is_what_the_sampler_decodes_in_a_program(make_model, sampler, same):
     model = make_model(**UNTIED)
@@ -33,6 +34,7 @@ def test_lengths_of_a_kind_share_a_program_and_new_weights_are_seen(fresh_model)
     assert (ops.convert_to_numpy(model.generate(INPUTS, max_length=4)) != first).any()
 
 
+@pytest.mark.slow
 def test_a_model_that_was_saved_and_loaded_generates_alike(make_model, tmp_path):
     model = make_model(**UNTIED)
     ids = model.generate(INPUTS, max_length=4)

@@ -50,7 +50,7 @@ def test_logits(case):
 
 
 @pytest.mark.parametrize("case", [
-    pytest.param(case, marks=[] if case in ("t5_1_1", "switch_untied") else [pytest.mark.slow]) for case in CASES])
+    pytest.param(case, marks=[] if case == "switch_untied" else [pytest.mark.slow]) for case in CASES])
 def test_the_same_tokens_are_generated_greedily_and_by_beams(case):
     model, features, expected = load(case)
     inputs = features["encoder_input_tokens"]

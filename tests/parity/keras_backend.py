@@ -9,11 +9,14 @@ import sys
 import keras
 import numpy as np
 
-from switch_tf import SwitchConfig, SwitchTransformer, losses, partitioning
+from switch_tf import SwitchConfig, SwitchTransformer, decoding, losses, partitioning
 
 
 def measure(policy: str, dispatch: str) -> dict:
-    """In training, with dropout and jitter from one seed: "loss" and "gradients"; without them: "logits"."""
+    """In training, with dropout and jitter from one seed: "loss" and "gradients"; without them: "logits".
+
+    And "ids", what hash routing, whose decoder has experts, decodes in three ways.
+    """
     config = SwitchConfig(
         vocab_size=32, d_model=8, d_ff=16, d_kv=4, num_heads=2, num_encoder_layers=1, num_decoder_layers=1,
         num_experts=3, encoder_sparse_step=1, decoder_sparse_step=1, num_groups_multiple=2, min_expert_capacity=1,
@@ -30,7 +33,10 @@ def measure(policy: str, dispatch: str) -> dict:
     differentiate = _with_jax if keras.backend.backend() == "jax" else _with_tensorflow
     value, gradients = differentiate(model, features)
     logits = model.forward(features)[0]
-    return {"loss": float(value), "logits": np.asarray(logits).tolist(),
+    samplers = (decoding.Greedy(), decoding.Sample(top_k=20, top_p=0.9, seed=3), decoding.Beam(3))
+    ids = [np.asarray(model.generate(features["encoder_input_tokens"], 5, sampler)).tolist() for sampler in samplers
+           ] if policy == "hash" else []
+    return {"loss": float(value), "logits": np.asarray(logits).tolist(), "ids": ids,
             "gradients": [np.asarray(gradient).ravel().tolist() for gradient in gradients]}
 
 

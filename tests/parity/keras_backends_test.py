@@ -38,6 +38,7 @@ def test_jax_and_tensorflow_agree_with_dropout_and_jitter(case):
     mine = ours.measure(case.split(":")[0], "index")
     theirs = with_jax(CASES if case in CASES else OTHERS)[case]
     np.testing.assert_allclose(theirs["logits"], mine["logits"], rtol=1e-4, atol=1e-5)
+    assert theirs["ids"] == mine["ids"]
     assert theirs["loss"] == pytest.approx(mine["loss"], rel=1e-5)
     for one, other in zip(mine["gradients"], theirs["gradients"], strict=True):
         np.testing.assert_allclose(other, one, rtol=1e-3, atol=1e-5 * max(1.0, np.max(np.abs(one))))

@@ -40,7 +40,8 @@ def _assert_same(first, second, tolerance):
         assert np.max(np.abs(one - other)) <= tolerance * max(np.max(np.abs(one)), 1e-6)
 
 
-@pytest.mark.parametrize("num_microbatches", [pytest.param(2, marks=pytest.mark.slow), 4])
+@pytest.mark.slow  # models/switch_transformer_test.py adds up the parts of a batch
+@pytest.mark.parametrize("num_microbatches", [2, 4])
 def test_microbatches_give_the_gradient_of_the_whole_batch_with_dropout_and_jitter(shallow_config, batch,
                                                                                     num_microbatches):
     whole, whole_metrics = _gradients(shallow_config, batch, StepSettings())
