@@ -50,13 +50,22 @@ def read_text(vocabulary, text: str) -> list[int]:
 
 
 def spell(vocabulary, ids: Sequence[int]) -> str:
-    """The text of ids, with sentinels and the end of sequence by name; decoding alone drops or joins them."""
+    """The text of ids, with sentinels and the end of sequence by name; decoding alone drops or joins them.
+
+    Ids beyond the vocabulary, for which models have room, are spelt `<id_32100>`.
+    """
     first_sentinel = vocabulary.vocab_size - NUM_SENTINELS
     pieces = []
     for is_plain, run in itertools.groupby(ids, lambda id_: id_ < first_sentinel and id_ != vocabulary.eos_id):
         if is_plain:
             pieces.append(vocabulary.decode(list(run)))
         else:
-            pieces += ["</s>" if id_ == vocabulary.eos_id else f"<extra_id_{vocabulary.vocab_size - 1 - id_}>"
-                       for id_ in run]
+            pieces += [_name(vocabulary, id_) for id_ in run]
     return " ".join(pieces)
+
+
+def _name(vocabulary, id_):
+    if id_ == vocabulary.eos_id:
+        return "</s>"
+    sentinel = vocabulary.vocab_size - 1 - id_
+    return f"<extra_id_{sentinel}>" if sentinel >= 0 else f"<id_{id_}>"

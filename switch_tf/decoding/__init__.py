@@ -3,6 +3,7 @@
 Knows a model by its `prefill` and `decode_step` alone.
 """
 
+from switch_tf.choices import check_choice
 from switch_tf.decoding.beam import Beam
 from switch_tf.decoding.likelihood import log_likelihoods
 from switch_tf.decoding.loop import END_ID, Decoded, check_decodes
@@ -20,8 +21,6 @@ def get_sampler(sampler):
     Raises:
         ValueError: it is neither.
     """
-    from switch_tf.choices import check_choice
-
     if isinstance(sampler, tuple(SAMPLERS.values())):
         return sampler
     check_choice("sampler", sampler, tuple(SAMPLERS))

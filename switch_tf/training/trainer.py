@@ -66,7 +66,7 @@ class Trainer:
                 data.check_metrics(run.mixture_or_task_name, "validation")
                 check_decodes(config)
         if run.shown_examples:
-            data.check_examples(description_of_data(run, config, "validation", 0))
+            data.examples(description_of_data(run, config, "validation", 0), 1)  # texts, which a cache does not hold
             check_decodes(config)
 
     def _record(self):

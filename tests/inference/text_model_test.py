@@ -17,10 +17,6 @@ def model(make_model):
     return make_model(vocab_size=384, logits_via_embedding=False, scale_decoder_outputs=False)
 
 
-def by_hand(ids):
-    return bytes(id_ - 3 for id_ in ids if 3 <= id_ < 259).decode(errors="ignore")
-
-
 @pytest.mark.parametrize("text, ids", [
     ("ab", [100, 101]), ("<extra_id_0>", [358]), ("a<extra_id_0><extra_id_99> b", [100, 358, 259, 35, 101]),
     ("<extra_id_100>", None), ("<extra_id_x>", None), ("<extra_id_-1>", None)])
@@ -30,6 +26,10 @@ def test_a_typed_sentinel_is_one(text, ids):
         assert len(found) == len(text)
     else:
         assert found == ids and data.spell(BYTES, ids).replace(" ", "") == text.replace(" ", "")
+
+
+def test_ids_beyond_the_vocabulary_are_told():
+    assert data.spell(BYTES, [100, 358, 359, 383, 1]) == "a <extra_id_0> <id_359> <id_383> </s>"
 
 
 def test_sentencepiece_reads_the_texts_between_sentinels_as_they_stand_alone():
