@@ -46,7 +46,7 @@ def check_inputs(model, features, max_length) -> int:
     return checks.integer("max_length", max_length, at_least=1)
 
 
-def decode(model, features, max_length: int, end_id: int, choose) -> Decoded:
+def decode(model, features, max_length: int, end_id: int, choose, has_scores=True):
     """Decodes one sequence of each row, whose tokens `choose` picks.
 
     No expert drops a token, but of an encoder with semantics="hf", see `grouping.every_token_served`.
@@ -58,28 +58,33 @@ def decode(model, features, max_length: int, end_id: int, choose) -> Decoded:
         end_id: int, of the vocabulary's end of sequence.
         choose: function of <float32>[batch, vocab_size] logits and of the <int32> scalar position of the next token, to
             <int32>[batch].
+        has_scores: bool. Otherwise `scores` is None: they cost a pass over the logits.
+
+    Returns:
+        `(ids, scores)`: <int32>[batch, max_length] and <float32>[batch], as of the one result of `Decoded`.
     """
     max_length = check_inputs(model, features, max_length)
     with grouping.every_token_served():
         memory, past = model.prefill(features, max_length)
         places = partitioning.arange(max_length)
 
-        def step(position, last, is_open, ids, scores, past):
+        def step(position, last, is_open, ids, past, *scores):
             logits, past = model.decode_step(last, is_open, past, position, memory)
             chosen = ops.where(is_open, choose(logits, position), 0)
             ids = ops.where(ops.equal(places, position), chosen[:, None], ids)
-            scores = scores + ops.where(is_open, _log_probability(logits, chosen), 0.0)
-            return position + 1, chosen, ops.logical_and(is_open, chosen != end_id), ids, scores, past
+            scores = [one + ops.where(is_open, _log_probability(logits, chosen), 0.0) for one in scores]
+            return position + 1, chosen, ops.logical_and(is_open, chosen != end_id), ids, past, *scores
 
-        def goes_on(position, last, is_open, ids, scores, past):
+        def goes_on(position, last, is_open, *_):
             return ops.logical_and(position < max_length, ops.any(is_open))
 
         tokens = features["encoder_input_tokens"]
         start = (ops.convert_to_tensor(0, "int32"), ops.cast(ops.zeros_like(tokens[:, 0]), "int32"),
                  ops.any(masks.encoder_is_real(features), axis=1), ops.zeros((tokens.shape[0], max_length), "int32"),
-                 ops.zeros((tokens.shape[0],), partitioning.wide_dtype(model.compute_dtype)), past)
-        *_, ids, scores, _ = ops.while_loop(goes_on, step, start)
-    return Decoded(ids[:, None], scores[:, None])
+                 past)
+        scores = [ops.zeros((tokens.shape[0],), partitioning.wide_dtype(model.compute_dtype))] if has_scores else []
+        _, _, _, ids, _, *scores = ops.while_loop(goes_on, step, (*start, *scores))
+    return ids, scores[0] if has_scores else None
 
 
 def _log_probability(logits, tokens):

@@ -14,7 +14,15 @@ class Greedy:
 
     def decode(self, model, features, max_length: int, end_id: int = END_ID, rows=None) -> Decoded:
         """One sequence of each row; see `loop.decode`. `rows` plays no part: nothing is drawn."""
-        return decode(model, features, max_length, end_id, lambda logits, _: partitioning.place_of_largest(logits))
+        return _one_result(decode(model, features, max_length, end_id, _most_probable))
+
+    def ids(self, model, features, max_length: int, end_id: int = END_ID):
+        """What `decode` returns as `ids` of the one sequence, <int32>[batch, max_length], under any layout."""
+        return decode(model, features, max_length, end_id, _most_probable, has_scores=False)[0]
+
+
+def _most_probable(logits, _):
+    return partitioning.place_of_largest(logits)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,8 +60,8 @@ class Sample:
         """
         if rows is None:
             rows = partitioning.batch_positions(features["encoder_input_tokens"].shape[0])
-        return decode(model, features, max_length, end_id,
-                      lambda logits, position: self.draw(logits, rows, position))
+        return _one_result(decode(model, features, max_length, end_id,
+                                  lambda logits, position: self.draw(logits, rows, position)))
 
     def draw(self, logits, rows, position):
         """A token for each row: <float32>[batch, vocab_size], <int32>[batch], <int32> scalar -> <int32>[batch]."""
@@ -71,6 +79,10 @@ class Sample:
         uniform, rest = (partitioning.uniform_at(one, rows[:, None], places) for one in (seed, below))
         waits = -ops.log1p(-(uniform + rest * 2.0**-24) * (1 - 2.0**-24))
         return ops.cast(ops.argmax(logits - ops.log(waits), axis=-1), "int32")
+
+
+def _one_result(decoded):
+    return Decoded(*(one[:, None] for one in decoded))
 
 
 def _at_least(logits, least):

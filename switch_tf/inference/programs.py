@@ -15,7 +15,7 @@ def compile_prediction(model, max_length: int, partitioner=None, end_id: int = E
         max_length, end_id: int, see `decoding.loop.decode`.
         partitioner: Partitioner, by default of one device.
     """
-    return _compile(lambda features: Greedy().decode(model, features, max_length, end_id).ids[:, 0], partitioner)
+    return _compile(lambda features: Greedy().ids(model, features, max_length, end_id), partitioner)
 
 
 def compile_log_likelihoods(model, partitioner=None):
