@@ -1,7 +1,6 @@
 """`switch-tf infer`: what a trained model answers to lines of text, or how probable given targets are to it."""
 
 import contextlib
-import json
 import pathlib
 import sys
 
@@ -30,7 +29,7 @@ def add_arguments(parser) -> None:
                         help="a step, the best one by the run's BEST_METRIC, or the newest (default)")
     parser.add_argument("--input", metavar="FILE",
                         help="lines of text, or JSON lines (.jsonl, or with --field); - for standard input")
-    parser.add_argument("--output", metavar="FILE",
+    parser.add_argument("--output", default="-", metavar="FILE",
                         help="JSON lines, gone on with where it ends; - (default) for standard output")
     parser.add_argument("--field", metavar="NAME", help="of JSON lines that holds the text (default inputs)")
     parser.add_argument("--score", action="store_true",
@@ -63,14 +62,17 @@ def _check(arguments):
     """Refuses arguments that do not go together."""
     if arguments.step == "all":
         raise Mistake("--step must be best, last or a step: one checkpoint answers, not 'all'.")
-    if arguments.interactive and (arguments.input or arguments.output or arguments.score):
+    if arguments.interactive and (arguments.input or arguments.output != "-" or arguments.score):
         raise Mistake("--interactive answers what is typed; leave out --input, --output and --score.")
     if not arguments.interactive and not arguments.input:
         raise Mistake("Give --input, a file of lines or - for standard input, or --interactive.")
     if arguments.input not in (None, "-") and not pathlib.Path(arguments.input).is_file():
         raise Mistake(f"--input must be a file, or - for standard input; {arguments.input!r} is none.")
-    if arguments.input not in (None, "-") and arguments.output not in (None, "-") and (
-            pathlib.Path(arguments.input).resolve() == pathlib.Path(arguments.output).resolve()):
+    output = pathlib.Path(arguments.output)
+    if arguments.output != "-" and (output.is_dir() or not output.parent.is_dir()):
+        raise Mistake(f"--output must be a file in a folder that is there, or - for standard output, not "
+                      f"{arguments.output!r}.")
+    if arguments.input not in (None, "-") and pathlib.Path(arguments.input).resolve() == output.resolve():
         raise Mistake("--output must be another file than --input.")
     for name in ("batch_size", "max_length"):
         value = getattr(arguments, name)
@@ -95,51 +97,36 @@ def _sampler(arguments):
 def _answer(arguments, folder, checkpoint, described):
     from tqdm import tqdm
 
-    from switch_tf import data
     from switch_tf.inference import lines
-    from switch_tf.inference.text_model import TextModel
-    from switch_tf.training import checkpoints
 
-    run, config = described.run, described.config
-    sampler, lengths = _sampler(arguments), run.task_feature_lengths
-    data.check_task(run.mixture_or_task_name)
-    data.check_vocabulary(run.mixture_or_task_name, config.vocab_size, run.vocabulary)
-    model = described.make_model()
-    described.partitioner.build(model)
-    text_model = TextModel(model, data.text_features(run.mixture_or_task_name, run.vocabulary), lengths["inputs"],
-                           arguments.max_length or lengths["targets"], sampler,
-                           1 if arguments.interactive else arguments.batch_size)
-    step = checkpoints.restore(checkpoint, checkpoints.state_variables(model))["step"]
+    sampler = _sampler(arguments)
+    model, identity = trained_run.load_text_model(described, checkpoint, arguments.max_length, sampler,
+                                                  1 if arguments.interactive else arguments.batch_size)
     if arguments.interactive:
-        return _converse(text_model, lines)
+        return _converse(model, lines)
     fields = _fields(arguments)
-    settings = {"run": str(folder.resolve()), "step": step, "sampler": str(sampler), "fields": fields,
-                "max_length": text_model.max_length, "inputs_length": text_model.inputs_length,
-                "score": arguments.score}
-    target_field = arguments.target_field if arguments.score else None
     counts = {"lines": 0, "errors": 0, "cut": 0}
     with contextlib.ExitStack() as stack:
         stream = sys.stdin.buffer if arguments.input == "-" else stack.enter_context(open(arguments.input, "rb"))
-        found = lines.read(stream, fields)
-        write = _print
-        if arguments.output not in (None, "-"):
-            output = stack.enter_context(contextlib.closing(lines.Output(arguments.output, settings)))
-            found, write = output.after_what_is_there(found), output.write
-            if output.inputs:
-                print(f"Going on after the {len(output.inputs)} lines that {arguments.output} holds.", file=sys.stderr)
+        output = lines.Printed() if arguments.output == "-" else lines.Output(arguments.output, {
+            "run": str(folder.resolve()), **identity, "sampler": str(sampler), "fields": fields,
+            "score": arguments.score})
+        stack.enter_context(contextlib.closing(output))
+        found = output.after_what_is_there(lines.read(stream, fields))
+        if output.num_known:
+            print(f"Going on after the {output.num_known} lines that {arguments.output} holds.", file=sys.stderr)
         total = None if arguments.input == "-" else _num_lines(arguments.input)
-        bar = stack.enter_context(tqdm(total=total, desc=f"Step {step}", unit=" lines", file=sys.stderr,
-                                       dynamic_ncols=True, disable=None))
-        bar.update(len(output.inputs) if arguments.output not in (None, "-") else 0)
-        for records in lines.answers(found, text_model, target_field):
-            write(records)
+        bar = stack.enter_context(tqdm(total=total, initial=output.num_known, desc=f"Step {identity['step']}",
+                                       unit=" lines", file=sys.stderr, dynamic_ncols=True, disable=None))
+        for records in lines.answers(found, model, arguments.target_field if arguments.score else None):
+            output.write(records)
             bar.update(len(records))
             counts["lines"] += len(records)
             for name, key in (("errors", "error"), ("cut", "cut")):
                 counts[name] += sum(key in record for record in records)
     print(f"{counts['lines']} lines answered, {counts['errors']} of them with an error, {counts['cut']} cut to "
-          f"{text_model.inputs_length} tokens.", file=sys.stderr)
-    return {"run": str(folder), "step": step, "output": arguments.output, **counts}
+          f"{model.inputs_length} tokens.", file=sys.stderr)
+    return {"run": str(folder), "step": identity["step"], "output": arguments.output, **counts}
 
 
 def _fields(arguments):
@@ -153,11 +140,6 @@ def _fields(arguments):
 def _num_lines(path):
     with open(path, "rb") as file:
         return sum(1 for _ in file)
-
-
-def _print(records):
-    for record in records:
-        print(json.dumps(record, ensure_ascii=False), flush=True)
 
 
 def _converse(model, lines):

@@ -1,5 +1,6 @@
 """What commands on a run that was trained share: its folder, which of its checkpoints, and its gin configuration."""
 
+import hashlib
 import pathlib
 import re
 
@@ -25,25 +26,55 @@ def folder_of(arguments) -> pathlib.Path:
     return folder
 
 
-def load(arguments, folder, num_cpu_devices=None) -> gin_run.GinRun:
-    """The run that its folder and the command line describe, on this machine's devices."""
+def load(arguments, folder, num_cpu_devices=None, defaults=()) -> gin_run.GinRun:
+    """The run that its folder and the command line describe, on this machine's devices; see `gin_run.load`."""
     arguments.gin_file = [str(folder / CONFIGURATION), *arguments.gin_file]
-    gin_run.load(arguments, num_cpu_devices=num_cpu_devices)
+    gin_run.load(arguments, defaults, num_cpu_devices)
     return gin_run.on_this_machine(is_checked=False)
 
 
 def load_on_one_device(arguments, folder) -> gin_run.GinRun:
     """The same on one device, whatever layout it was trained under."""
-    configuration = folder / CONFIGURATION
-    has_macro = re.search(r"^MESH_SHAPE\s*=", configuration.read_text(), re.MULTILINE)
+    has_macro = re.search(r"^MESH_SHAPE\s*=", (folder / CONFIGURATION).read_text(), re.MULTILINE)
     mesh = "MESH_SHAPE" if has_macro else "Layout.mesh_shape"  # in a layout of the user's own
-    arguments.gin_file = [str(configuration), *arguments.gin_file]
-    gin_run.load(arguments, defaults=[f"{mesh}='data=1'", *_ONE_DEVICE])
-    described = gin_run.on_this_machine(is_checked=False)
+    described = load(arguments, folder, defaults=[f"{mesh}='data=1'", *_ONE_DEVICE])
     if described.layout.num_devices > 1:
         raise Mistake(f"This command works on one device, whatever layout the run trained under, not on "
                       f"{described.layout.num_devices}; leave out the mesh.")
     return described
+
+
+def load_text_model(described, checkpoint, max_length=None, sampler="greedy", batch_size=32):
+    """The weights of a checkpoint in a model that answers texts.
+
+    Args:
+        described: from `load_on_one_device`.
+        checkpoint: folder.
+        max_length: int, tokens to decode at most; None for as many as the run's targets have.
+        sampler, batch_size: see `TextModel`.
+
+    Returns:
+        (TextModel, dict), the latter what its answers depend on: the run's folder, the step, hashes.
+    """
+    from switch_tf import data
+    from switch_tf.inference.text_model import TextModel
+    from switch_tf.training import checkpoints
+
+    run, config = described.run, described.config
+    data.check_task(run.mixture_or_task_name)
+    data.check_vocabulary(run.mixture_or_task_name, config.vocab_size, run.vocabulary)
+    model = described.make_model()
+    described.partitioner.build(model)
+    text_model = TextModel(model, data.text_features(run.mixture_or_task_name, run.vocabulary),
+                           run.task_feature_lengths["inputs"], max_length or run.task_feature_lengths["targets"],
+                           sampler, batch_size)
+    step = checkpoints.restore(checkpoint, checkpoints.state_variables(model))["step"]
+    described_model = f"{config!r} {model.dtype_policy.name}"
+    return text_model, {
+        "step": step, "weights": checkpoint_folders.hash_of_weights(checkpoint),
+        "model": hashlib.sha256(described_model.encode()).hexdigest(),
+        "vocabulary": data.vocabulary_fingerprint(run.mixture_or_task_name, run.vocabulary),
+        "inputs_length": text_model.inputs_length, "max_length": text_model.max_length}
 
 
 def checkpoints(folder, step: str, hint: str = "") -> list[pathlib.Path]:

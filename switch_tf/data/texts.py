@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from switch_tf.data.providers import get_provider
-from switch_tf.data.vocabularies import NUM_SENTINELS
+from switch_tf.data.vocabularies import num_sentinels
 
-_SENTINEL = re.compile(r"<extra_id_(\d{1,2})>")
+_SENTINEL = re.compile(r"<extra_id_(0|[1-9]\d{0,4})>")
 
 
 class TextFeatures(NamedTuple):
@@ -38,15 +38,17 @@ def text_features(mixture_or_task_name: str, vocabulary: str | None = None) -> T
 
 
 def read_text(vocabulary, text: str) -> list[int]:
-    """The ids of a text, in which `<extra_id_0>` to `<extra_id_99>` are sentinels, the last ids of a vocabulary."""
-    pieces = _SENTINEL.split(text)  # text, number, text, ...
-    ids = []
-    for place, piece in enumerate(pieces):
-        if place % 2:
-            ids.append(vocabulary.vocab_size - 1 - int(piece))
-        elif piece.strip():
-            ids += vocabulary.encode(piece)
-    return ids
+    """The ids of a text, in which `<extra_id_0>` and so on are sentinels, as many as the vocabulary has."""
+    count, ids, start = num_sentinels(vocabulary), [], 0
+    for match in _SENTINEL.finditer(text):
+        if int(match[1]) < count:
+            ids += [*_encode(vocabulary, text[start:match.start()]), vocabulary.vocab_size - 1 - int(match[1])]
+            start = match.end()
+    return [*ids, *_encode(vocabulary, text[start:])]
+
+
+def _encode(vocabulary, text):
+    return vocabulary.encode(text) if text.strip() else []
 
 
 def spell(vocabulary, ids: Sequence[int]) -> str:
@@ -54,7 +56,7 @@ def spell(vocabulary, ids: Sequence[int]) -> str:
 
     Ids beyond the vocabulary, for which models have room, are spelt `<id_32100>`.
     """
-    first_sentinel = vocabulary.vocab_size - NUM_SENTINELS
+    first_sentinel = vocabulary.vocab_size - num_sentinels(vocabulary)
     pieces = []
     for is_plain, run in itertools.groupby(ids, lambda id_: id_ < first_sentinel and id_ != vocabulary.eos_id):
         if is_plain:

@@ -28,6 +28,14 @@ def register_vocabulary(name: str, make: Callable) -> None:
     _makers[checks.text("The name of a vocabulary", name)] = make
 
 
+def num_sentinels(vocabulary) -> int:
+    """How many of a seqio vocabulary's last ids are sentinels: those that seqio adds, those of its file, or none."""
+    if vocabulary.extra_ids:
+        return vocabulary.extra_ids
+    last = vocabulary.decode([vocabulary.vocab_size - 1])
+    return NUM_SENTINELS if isinstance(last, str) and last.strip() == "<extra_id_0>" else 0
+
+
 def get_vocabulary(name: str):
     """Returns the seqio vocabulary of that name or path, always the same object.
 

@@ -8,6 +8,7 @@ from switch_tf import checks, partitioning, policies
 from switch_tf.layers import grouping, masks
 
 END_ID = 1  # of the vocabularies of T5, mT5, ByT5, and those that `switch-tf vocabulary` trains
+_BUCKET = 32
 
 
 class Decoded(NamedTuple):
@@ -21,6 +22,11 @@ class Decoded(NamedTuple):
 
     ids: Any
     scores: Any
+
+
+def bucketed_length(length: int) -> int:
+    """The multiple of 32 to which inputs are filled up, so that not every length has a program of its own."""
+    return length + -length % _BUCKET
 
 
 def check_decodes(config) -> None:
@@ -37,9 +43,12 @@ def check_decodes(config) -> None:
                              "chosen; a decoder needs a policy such as decoder_routing_policy='switch'.")
 
 
-def check_inputs(model, features, max_length) -> int:
+def check_inputs(model, features, max_length, any_layout=False) -> int:
     """What every way of decoding refuses; returns `max_length` as an int."""
     check_decodes(model.config)
+    if partitioning.is_partitioned() and not any_layout:
+        raise checks.refusal("This way of decoding works on one device; under a layout that cuts one program over "
+                             "several, Greedy().ids decodes.")
     if "encoder_segment_ids" in features:
         raise checks.refusal("Packed inputs have several outputs each; decode from batches that are not packed.")
     checks.tensor("encoder_input_tokens", features["encoder_input_tokens"], "int", (None, None))
@@ -63,7 +72,7 @@ def decode(model, features, max_length: int, end_id: int, choose, has_scores=Tru
     Returns:
         `(ids, scores)`: <int32>[batch, max_length] and <float32>[batch], as of the one result of `Decoded`.
     """
-    max_length = check_inputs(model, features, max_length)
+    max_length = check_inputs(model, features, max_length, any_layout=not has_scores)
     with grouping.every_token_served():
         memory, past = model.prefill(features, max_length)
         places = partitioning.arange(max_length)

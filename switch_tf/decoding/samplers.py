@@ -58,10 +58,11 @@ class Sample:
         Args:
             rows: <int32>[batch], the number of each row among all that are decoded; None for 0, 1, 2, ...
         """
-        if rows is None:
-            rows = partitioning.batch_positions(features["encoder_input_tokens"].shape[0])
-        return _one_result(decode(model, features, max_length, end_id,
-                                  lambda logits, position: self.draw(logits, rows, position)))
+        def choose(logits, position):
+            numbers = partitioning.batch_positions(logits.shape[0]) if rows is None else rows
+            return self.draw(logits, numbers, position)
+
+        return _one_result(decode(model, features, max_length, end_id, choose))
 
     def draw(self, logits, rows, position):
         """A token for each row: <float32>[batch, vocab_size], <int32>[batch], <int32> scalar -> <int32>[batch]."""

@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import sys
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
@@ -115,10 +116,29 @@ def _answered(waiting, model):
     return [record for _, record, _, _ in waiting]
 
 
+class Printed:
+    """Standard output in place of an `Output`: nothing is known, and records go by."""
+
+    num_known = 0
+
+    def after_what_is_there(self, lines: Iterable[Line]) -> Iterator[Line]:
+        """All lines."""
+        return iter(lines)
+
+    def write(self, records: list[dict]) -> None:
+        """Prints records."""
+        sys.stdout.write(_as_lines(records))
+        sys.stdout.flush()
+
+    def close(self) -> None:
+        """Does nothing."""
+
+
 class Output:
     """A file that gains records as they come, and is gone on with where it ends.
 
     Beside it stands `<file>.settings.json`, what the records were made with: another start must say the same.
+    `num_known`: int, how many records were there when `after_what_is_there` returned.
 
     Args:
         path: of the file.
@@ -131,11 +151,11 @@ class Output:
 
     def __init__(self, path, settings: dict):
         self._path = pathlib.Path(path)
+        self.num_known = 0
         described = self._path.with_name(self._path.name + ".settings.json")
-        self.inputs = []
         if self._path.exists() and self._path.stat().st_size:
             self._check(described, settings)
-            self._read()
+            _cut_half_a_line(self._path)
         else:
             unfinished = described.with_name(f".{described.name}")
             unfinished.write_text(json.dumps(settings, indent=1) + "\n")
@@ -154,39 +174,53 @@ class Output:
                 raise ValueError(f"{self._path} was begun with {name} {saved.get(name)!r}, and now it is "
                                  f"{settings[name]!r}; use the same, or name another file.")
 
-    def _read(self):
-        """The inputs of the records that are complete; half a line, of a process that was killed, is cut off."""
-        with open(self._path, "rb+") as file:
-            content = file.read()
-            whole = content[:content.rfind(b"\n") + 1]
-            file.truncate(len(whole))
-        for number, line in enumerate(whole.splitlines()):
-            try:
-                self.inputs.append(json.loads(line)["input"])
-            except (ValueError, KeyError, TypeError):
-                raise ValueError(f"Line {number + 1} of {self._path} is no record of this command; name another "
-                                 "file.") from None
-
     def after_what_is_there(self, lines: Iterable[Line]) -> Iterator[Line]:
         """Passes over the lines that are answered.
 
         Raises:
-            ValueError: the file answers other lines.
+            ValueError: the file answers other lines, or holds something else.
         """
         lines = iter(lines)
-        for number, known in enumerate(self.inputs):
-            line = next(lines, None)
-            if line is None or line.shown != known:
-                found = "it ends before" if line is None else f"that is {checks.shown(line.shown)}"
-                raise ValueError(f"Line {number + 1} of {self._path} answers {checks.shown(known)}, and of the input "
-                                 f"{found}; give the same input, or name another file.")
+        with open(self._path, "rb") as file:
+            for number, record in enumerate(file, 1):
+                try:
+                    known = json.loads(record)["input"]
+                except (ValueError, KeyError, TypeError):
+                    raise ValueError(f"Line {number} of {self._path} is no record of this command; name another "
+                                     "file.") from None
+                line = next(lines, None)
+                if line is None or line.shown != known:
+                    found = "it ends before" if line is None else f"that is {checks.shown(line.shown)}"
+                    raise ValueError(f"Line {number} of {self._path} answers {checks.shown(known)}, and of the input "
+                                     f"{found}; give the same input, or name another file.")
+                self.num_known = number
         return lines
 
     def write(self, records: list[dict]) -> None:
         """Adds records, which are there when this returns, whatever happens to the process."""
-        self._file.write("".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records).encode())
+        self._file.write(_as_lines(records).encode())
         self._file.flush()
 
     def close(self) -> None:
         """Closes the file."""
         self._file.close()
+
+
+def _as_lines(records):
+    lines = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
+    return lines.encode(errors="backslashreplace").decode()  # half a character, which JSON may hold, as JSON spells it
+
+
+def _cut_half_a_line(path):
+    """Ends a file after its last whole line; a process that was killed leaves half a one."""
+    with open(path, "rb+") as file:
+        end = file.seek(0, os.SEEK_END)
+        while end:
+            start = max(0, end - 2**16)
+            file.seek(start)
+            found = file.read(end - start).rfind(b"\n")
+            if found >= 0:
+                file.truncate(start + found + 1)
+                return
+            end = start
+        file.truncate(0)

@@ -6,8 +6,6 @@ import numpy as np
 
 from switch_tf import checks, data, decoding, partitioning
 
-_LENGTHS_APART = 32  # inputs are filled up, so that not every length is a program of its own
-
 
 class Inputs(NamedTuple):
     """A text as a model reads it.
@@ -94,8 +92,7 @@ class TextModel:
             "decoder_loss_weights": (targets > 0).astype("int32")}))[:len(inputs)].tolist()
 
     def _batch(self, inputs, most):
-        length = max(map(len, inputs))
-        length = min(most, length + -length % _LENGTHS_APART)
+        length = min(most, decoding.bucketed_length(max(map(len, inputs))))
         batch = np.zeros((self.batch_size, length), "int32")
         for row, ids in zip(batch, inputs, strict=False):
             row[:len(ids)] = ids

@@ -12,8 +12,6 @@ from switch_tf.config import SwitchConfig
 from switch_tf.layers import LogitsDense, TokenEmbedding, masks
 from switch_tf.models.stack import Stack
 
-_LENGTHS_APART = 32  # inputs to `generate` are filled up, so that not every length has a program of its own
-
 
 @keras.saving.register_keras_serializable("switch_tf")
 class SwitchTransformer(keras.Model):
@@ -161,7 +159,7 @@ class SwitchTransformer(keras.Model):
                 self.build()
             self._generating[key] = partitioning.compiled(lambda inputs: key[0].decode(
                 self, {"encoder_input_tokens": inputs}, *key[1:]).ids[:, 0])
-        padding = -inputs.shape[1] % _LENGTHS_APART
+        padding = decoding.bucketed_length(inputs.shape[1]) - inputs.shape[1]
         return self._generating[key](np.pad(inputs, ((0, 0), (0, padding))))
 
     def _read_inputs(self, inputs):
@@ -171,7 +169,9 @@ class SwitchTransformer(keras.Model):
         except (ValueError, TypeError):
             raise checks.refusal("inputs must be ids, <int32>[batch, length], with 0 for padding where sequences are "
                                  f"shorter, not {checks.shown(inputs)}.") from None
-        checks.tensor("inputs", inputs, "int", (None, None))
+        checks.tensor("inputs", inputs, "int" if inputs.size else "number", (None, None))
+        if not inputs.size:
+            raise checks.refusal(f"inputs must hold ids, and these are <int>{list(inputs.shape)}: none at all.")
         checks.indices("Ids of inputs", inputs, self.config.vocab_size)
         return inputs.astype("int32")
 

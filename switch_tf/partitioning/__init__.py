@@ -6,7 +6,7 @@ Each name is imported when it is first used: a layout is read and checked withou
 import importlib
 
 _NAMES = {
-    "axes": ("add_weight", "arange", "axes_of", "constrain", "use", "with_axes"),
+    "axes": ("add_weight", "arange", "axes_of", "constrain", "is_partitioned", "use", "with_axes"),
     "dtypes": ("wide_dtype", "widen"),
     "forms": ("compiled", "known_values", "suited_dispatches"),
     "indexing": ("count_into_bins", "look_up", "normalizers_and_targets", "place_of_largest"),

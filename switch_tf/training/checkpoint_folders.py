@@ -10,6 +10,7 @@
 `checkpoints/best.json` says which of them was the best one so far, where a run looks for it.
 """
 
+import hashlib
 import json
 import pathlib
 import re
@@ -107,6 +108,11 @@ def describe(checkpoint) -> dict:
         if found != size:
             raise BrokenCheckpoint(f"{file} should have {size} bytes but has {found}.")
     return description
+
+
+def hash_of_weights(checkpoint) -> str:
+    """What tells the values of a checkpoint from others: SHA-256 of its index, which holds every tensor's checksum."""
+    return hashlib.sha256((pathlib.Path(checkpoint) / "state.index").read_bytes()).hexdigest()
 
 
 def set_aside(checkpoint) -> pathlib.Path:

@@ -66,7 +66,9 @@ class Trainer:
                 data.check_metrics(run.mixture_or_task_name, "validation")
                 check_decodes(config)
         if run.shown_examples:
-            data.examples(description_of_data(run, config, "validation", 0), 1)  # texts, which a cache does not hold
+            held_out = description_of_data(run, config, "validation", 0)
+            data.check_examples(held_out)
+            data.examples(held_out, 1)  # texts, which a cache does not hold
             check_decodes(config)
 
     def _record(self):

@@ -74,6 +74,27 @@ def test_lines_are_answered_and_gone_on_with_and_scored(run_folder, tmp_path, ca
     assert "was begun with sampler 'Greedy()', and now it is 'Sample(" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("change", ["weights", "vocabulary", "model"])
+def test_an_output_is_of_the_same_weights_vocabulary_and_model(run_folder, tmp_path, capsys, change):
+    (tmp_path / "lines.txt").write_text("the <extra_id_0> array\n")
+    command = ["infer", f"--run={shutil.copytree(run_folder, tmp_path / 'run')}",
+               f"--input={tmp_path / 'lines.txt'}", f"--output={tmp_path / 'out.jsonl'}"]
+    assert main.main(command) == 0
+    settings = json.loads((tmp_path / "out.jsonl.settings.json").read_text())
+    settings[change] = "another"
+    (tmp_path / "out.jsonl.settings.json").write_text(json.dumps(settings))
+    gin.clear_config()
+    assert main.main(command) == 2
+    assert f"was begun with {change} 'another', and now it is" in capsys.readouterr().err
+
+
+def test_an_empty_file_has_no_answers(run_folder, tmp_path, capsys):
+    (tmp_path / "lines.txt").write_text("")
+    assert main.main(["infer", f"--run={run_folder}", f"--input={tmp_path / 'lines.txt'}",
+                      f"--output={tmp_path / 'out.jsonl'}"]) == 0
+    assert (tmp_path / "out.jsonl").read_text() == "" and "0 lines answered" in capsys.readouterr().err
+
+
 def test_a_run_of_another_layout_answers_on_one_device(run_folder, tmp_path, capsys):
     folder = shutil.copytree(run_folder, tmp_path / "run")
     configuration = CONFIGURATION + 'include "gin/layouts/fully_sharded_model.gin"\nMESH_SHAPE = "data=4,model=2"\n'
@@ -101,6 +122,8 @@ def test_what_is_typed_is_answered_line_by_line(run_folder, monkeypatch, capsys)
     (["--interactive", "--input=-"], "leave out --input, --output and --score"),
     (["--input=-", "--step=all"], "one checkpoint answers"),
     (["--input=-", "--step=5"], "a step with a checkpoint (7)"),
+    (["--input=-", "--output=nowhere/out.jsonl"], "--output must be a file in a folder that is there, or -"),
+    (["--input=-", "--output=."], "--output must be a file in a folder that is there"),
     (["--input=-", "--top_k=4"], "--top_k goes with --sampler sample, not greedy"),
     (["--input=-", "--batch_size=0"], "--batch_size must be at least 1, not 0"),
     (["--input=-", "--score", "--sampler=beam"], "--score decodes nothing"),

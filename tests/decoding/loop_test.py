@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from keras import ops
 
-from switch_tf import SwitchTransformer, decoding
+from switch_tf import SwitchConfig, SwitchTransformer, decoding, partitioning, policies
 from switch_tf.layers import grouping
 
 LENGTH = 5
@@ -84,6 +84,11 @@ def cut(ids):
     """Zeros after the first end of each sequence."""
     is_after = np.cumsum(ids == decoding.END_ID, axis=1) - (ids == decoding.END_ID) > 0
     return np.where(is_after, 0, ids)
+
+
+def test_every_policy_whose_experts_do_not_choose_is_among_the_variants():
+    tested = {SwitchConfig(**{"num_experts": 4, **changes}).decoder_policy for changes in VARIANTS.values()}
+    assert tested == {name for name in policies.names() if not policies.get(name).experts_choose}
 
 
 @pytest.mark.parametrize("variant", BY_COST)
@@ -169,6 +174,14 @@ def test_likelihoods_are_sums_over_targets_of_what_the_logits_say(make_model):
     expected = [sum(np.log(probabilities[row, place, token]) for place, token in enumerate(targets[row]) if token)
                 for row in range(4)]
     np.testing.assert_allclose(decoding.log_likelihoods(model, features), expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("sampler", [decoding.Greedy(), decoding.Sample(), decoding.Beam()], ids=repr)
+def test_scores_and_beams_are_refused_where_one_program_is_cut_over_devices(sampler, make_model, monkeypatch):
+    model = make_model()
+    monkeypatch.setattr(partitioning.axes, "_annotator", object())
+    with pytest.raises(ValueError, match=r"works on one device; .* Greedy\(\)\.ids decodes"):
+        sampler.decode(model, {"encoder_input_tokens": INPUTS}, 3)
 
 
 @pytest.mark.parametrize("sampler", [decoding.Greedy(), decoding.Sample(), decoding.Beam()], ids=repr)

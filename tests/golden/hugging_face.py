@@ -1,6 +1,7 @@
 """Makes the tiny checkpoints and expected numbers of tests/golden/hugging_face with Hugging Face's own classes.
 
-Run by hand with torch 2.13.0 and transformers 5.23.0 (`make golden`); the tests read what it wrote and need neither.
+Run by hand with torch and transformers 5.23.0 (`make golden`; torch was 2.13.0, and 2.15.0 for the tokens of
+`generate`); the tests read what it wrote and need neither.
 Each folder is a checkpoint as its users have it, and `expected.npz`: inputs, logits, for Switch models each router's
 choices, for some the gradients of the cross-entropy. Weights are drawn at random, norms too, so that no two of them can
 be mistaken for one another; heads times d_kv is not d_model, for the same reason.

@@ -98,6 +98,19 @@ def test_what_was_written_is_gone_on_with_and_half_a_line_is_written_anew(write,
     assert [json.loads(line)["input"] for line in whole.splitlines()] == ["one", "two", "b\ufffdd", "four"]
 
 
+def test_a_long_half_line_is_cut_off_and_half_a_character_has_its_record(tmp_path):
+    fields, raw = ("inputs",), [b'{"inputs": "a"}\n', b'{"inputs": "b \\ud800"}\n', b'{"inputs": "c"}\n']
+    path = tmp_path / "out.jsonl"
+    for _ in range(2):
+        output = lines.Output(path, {})
+        for records in lines.answers(output.after_what_is_there(lines.read(raw, fields)), Echo()):
+            output.write(records)
+        output.close()
+        assert [json.loads(line)["input"] for line in path.read_text().splitlines()] == ["a", "b \ud800", "c"]
+        with open(path, "a") as file:
+            file.write("x" * 200_000)
+
+
 def test_another_output_is_not_gone_on_with(write, tmp_path):
     whole = write(RAW, 1)
     with pytest.raises(ValueError, match="was begun with step 3, and now it is 4; use the same, or name another"):

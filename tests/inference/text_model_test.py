@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import seqio
 from keras import ops
 
 from switch_tf import data, decoding, inference
@@ -26,6 +27,15 @@ def test_a_typed_sentinel_is_one(text, ids):
         assert len(found) == len(text)
     else:
         assert found == ids and data.spell(BYTES, ids).replace(" ", "") == text.replace(" ", "")
+
+
+@pytest.mark.parametrize("extra_ids", [0, 3])
+def test_a_vocabulary_has_as_many_sentinels_as_it_has(extra_ids):
+    vocabulary = seqio.ByteVocabulary(extra_ids=extra_ids)
+    ids = data.read_text(vocabulary, "a<extra_id_2>")
+    assert ids == ([100, 259] if extra_ids else [100, *(3 + letter for letter in b"<extra_id_2>")])
+    assert data.spell(vocabulary, [100, 3 + ord("z")]) == "az"
+    assert data.spell(vocabulary, [258 + extra_ids]) == ("<extra_id_0>" if extra_ids else vocabulary.decode([258]))
 
 
 def test_ids_beyond_the_vocabulary_are_told():

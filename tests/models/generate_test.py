@@ -51,6 +51,8 @@ def test_a_new_model_builds_itself(tiny_config):
     ([5, 6], {}, r"inputs must be <int>\[any, any\], not <int\d+>\[2\]"), ("text", {}, "inputs must be"),
     ([[5.0]], {}, "inputs must be <int>"), ([[5]], {"max_length": 0}, "max_length must be an integer of at least 1"),
     ([[5]], {"sampler": "best"}, "sampler must be one of 'greedy', 'sample', 'beam', not 'best'"),
+    (np.zeros((0, 5), "int32"), {}, "inputs must hold"), (np.zeros((2, 0), "int32"), {}, "inputs must hold"),
+    ([], {}, "inputs must be"), ([[]], {}, "inputs must hold"),
     ([[5]], {"end_id": "1"}, "end_id must be an integer"), ([[-1]], {}, r"Ids of inputs must be in \[0, 32\), not -1")])
 def test_what_is_wrong_is_one_sentence(make_model, inputs, options, message):
     with pytest.raises(ValueError, match=message):
