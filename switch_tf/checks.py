@@ -86,7 +86,7 @@ def text(name: str, value) -> str:
 
 def path(name: str, value) -> pathlib.Path:
     """A path, given as text or as a path."""
-    if not isinstance(value, str | os.PathLike) or value == "":
+    if not isinstance(value, str | os.PathLike) or "\0" in str(value) or str(value) == "":
         raise refusal(f"{name} must be a path, not {shown(value)}.")
     return pathlib.Path(value)
 

@@ -266,7 +266,8 @@ UNTRIED = {
     "losses.load_balancing_mean", "losses.router_z_mean", "losses.Balance", "policies.names", "data.keep_jax_on_cpu",
     "data.names", "data.BadData", "data.NUM_SENTINELS", "data.FailedMetric", "data.TaskScores", "data.average",
     "data.write_records", "data.Batches", "data.Shard", "data.is_complete", "data.write_shard", "data.finish_cache",
-    "data.TextFeatures", "data.read_text", "data.spell",  # of a vocabulary, which is no value of the user's
+    "data.TextFeatures", "data.TextsInGraph",
+    "data.read_text", "data.spell",  # of a vocabulary, which is no value of the user's
     *(f"partitioning.{name}" for name in partitioning.__all__ if name != "Layout")}
 
 

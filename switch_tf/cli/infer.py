@@ -4,29 +4,16 @@ import contextlib
 import pathlib
 import sys
 
-from switch_tf.cli import trained_run
+from switch_tf.cli import sampler_arguments, trained_run
 from switch_tf.cli.main import Mistake
 from switch_tf.messages import first_line
 from switch_tf.training import checkpoint_folders
-
-# The arguments of each sampler: name, type, what it is.
-_SAMPLERS = {
-    "greedy": (),
-    "sample": (("temperature", float, "below 1 for more probable tokens, above for less (default 1)"),
-               ("top_k", int, "from the so many most probable tokens alone"),
-               ("top_p", float, "from the fewest tokens alone that have so much probability together"),
-               ("seed", int, "of what is drawn (default 0)")),
-    "beam": (("num_beams", int, "sequences that are followed at a time (default 4)"),
-             ("length_penalty", float, "T5's alpha, 0 for none (default 0.6)"),
-             ("num_results", int, "write so many sequences (default 1)")),
-}
 
 
 def add_arguments(parser) -> None:
     """Declares the run, its checkpoint, the files, the sampler and the gin arguments."""
     trained_run.add_arguments(parser)
-    parser.add_argument("--step", default="last", metavar="N|best|last",
-                        help="a step, the best one by the run's BEST_METRIC, or the newest (default)")
+    trained_run.add_checkpoint_argument(parser)
     parser.add_argument("--input", metavar="FILE",
                         help="lines of text, or JSON lines (.jsonl, or with --field); - for standard input")
     parser.add_argument("--output", default="-", metavar="FILE",
@@ -37,20 +24,14 @@ def add_arguments(parser) -> None:
     parser.add_argument("--target_field", default="targets", metavar="NAME", help="see --score (default targets)")
     parser.add_argument("--interactive", action="store_true", help="answer what is typed, line by line")
     parser.add_argument("--batch_size", type=int, default=32, metavar="N", help="lines at a time (default 32)")
-    parser.add_argument("--max_length", type=int, metavar="N",
-                        help="tokens to decode at most (default: the targets of TASK_FEATURE_LENGTHS)")
-    parser.add_argument("--sampler", choices=tuple(_SAMPLERS), default="greedy",
-                        help="the most probable token (default), a drawn one, or beam search")
-    for sampler, options in _SAMPLERS.items():
-        for name, kind, meaning in options:
-            parser.add_argument(f"--{name}", type=kind, metavar="X", help=f"with --sampler {sampler}: {meaning}")
+    sampler_arguments.add_arguments(parser)
 
 
 def run(arguments) -> dict:
     """Answers; the JSON object says how many lines were answered and how many could not be."""
     _check(arguments)
     folder = trained_run.folder_of(arguments)
-    (checkpoint,) = trained_run.checkpoints(folder, arguments.step)
+    checkpoint = trained_run.one_checkpoint(arguments, folder)
     described = trained_run.load_on_one_device(arguments, folder)
     try:
         return _answer(arguments, folder, checkpoint, described)
@@ -60,8 +41,6 @@ def run(arguments) -> dict:
 
 def _check(arguments):
     """Refuses arguments that do not go together."""
-    if arguments.step == "all":
-        raise Mistake("--step must be best, last or a step: one checkpoint answers, not 'all'.")
     if arguments.interactive and (arguments.input or arguments.output != "-" or arguments.score):
         raise Mistake("--interactive answers what is typed; leave out --input, --output and --score.")
     if not arguments.interactive and not arguments.input:
@@ -74,24 +53,11 @@ def _check(arguments):
                       f"{arguments.output!r}.")
     if arguments.input not in (None, "-") and pathlib.Path(arguments.input).resolve() == output.resolve():
         raise Mistake("--output must be another file than --input.")
-    for name in ("batch_size", "max_length"):
-        value = getattr(arguments, name)
-        if value is not None and value < 1:
-            raise Mistake(f"--{name} must be at least 1, not {value}.")
-    for sampler, options in _SAMPLERS.items():
-        for name, *_ in options:
-            if getattr(arguments, name) is not None and sampler != arguments.sampler:
-                raise Mistake(f"--{name} goes with --sampler {sampler}, not {arguments.sampler}.")
+    if arguments.batch_size < 1:
+        raise Mistake(f"--batch_size must be at least 1, not {arguments.batch_size}.")
+    sampler_arguments.check(arguments)
     if arguments.score and arguments.sampler != "greedy":
         raise Mistake("--score decodes nothing; leave out --sampler.")
-
-
-def _sampler(arguments):
-    from switch_tf import decoding
-
-    options = {name: getattr(arguments, name) for name, *_ in _SAMPLERS[arguments.sampler]}
-    return decoding.SAMPLERS[arguments.sampler](**{
-        name: value for name, value in options.items() if value is not None})
 
 
 def _answer(arguments, folder, checkpoint, described):
@@ -99,7 +65,7 @@ def _answer(arguments, folder, checkpoint, described):
 
     from switch_tf.inference import lines
 
-    sampler = _sampler(arguments)
+    sampler = sampler_arguments.sampler(arguments)
     model, identity = trained_run.load_text_model(described, checkpoint, arguments.max_length, sampler,
                                                   1 if arguments.interactive else arguments.batch_size)
     if arguments.interactive:

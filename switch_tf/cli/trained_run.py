@@ -77,6 +77,23 @@ def load_text_model(described, checkpoint, max_length=None, sampler="greedy", ba
         "inputs_length": text_model.inputs_length, "max_length": text_model.max_length}
 
 
+def add_checkpoint_argument(parser) -> None:
+    """Declares which checkpoint of the run, one, is meant; see `one_checkpoint`."""
+    parser.add_argument("--step", default="last", metavar="N|best|last",
+                        help="a step, the best one by the run's BEST_METRIC, or the newest (default)")
+
+
+def one_checkpoint(arguments, folder) -> pathlib.Path:
+    """The checkpoint that `--step` means.
+
+    Raises:
+        Mistake: see `checkpoints`.
+    """
+    if arguments.step == "all":
+        raise Mistake("--step must be best, last or a step: one checkpoint answers, not 'all'.")
+    return checkpoints(folder, arguments.step)[0]
+
+
 def checkpoints(folder, step: str, hint: str = "") -> list[pathlib.Path]:
     """The checkpoints that a user means by a step, "best", "last" or "all", oldest first.
 

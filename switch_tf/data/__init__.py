@@ -28,10 +28,12 @@ from switch_tf.data.providers import check_task, check_vocabulary, vocabulary_si
 from switch_tf.data.seqio_import import keep_jax_on_cpu
 from switch_tf.data.text_records import BadData, TextFile, find_files
 from switch_tf.data.texts import TextFeatures, read_text, spell, text_features
+from switch_tf.data.texts_in_graph import TextsInGraph
 from switch_tf.data.vocabularies import NUM_SENTINELS, get_vocabulary, register_vocabulary
 
 __all__ = ["BadData", "Batches", "DatasetDescription", "Evaluator", "FailedMetric", "NUM_SENTINELS", "Shard",
-           "TaskScores", "TextFeatures", "TextFile", "average", "check_examples", "check_metrics", "check_task",
+           "TaskScores", "TextFeatures", "TextFile", "TextsInGraph",
+           "average", "check_examples", "check_metrics", "check_task",
            "check_vocabulary", "describe", "examples", "find_files", "fingerprint", "finish_cache", "get_batches",
            "get_dataset", "get_vocabulary", "has_metrics", "is_complete", "keep_jax_on_cpu", "names", "names_of_tasks",
            "plan_cache", "read_text", "register_vocabulary", "spell", "text_features", "vocabulary_fingerprint",

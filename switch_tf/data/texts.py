@@ -63,7 +63,7 @@ def spell(vocabulary, ids: Sequence[int]) -> str:
             pieces.append(vocabulary.decode(list(run)))
         else:
             pieces += [_name(vocabulary, id_) for id_ in run]
-    return " ".join(pieces)
+    return " ".join(filter(None, pieces))  # padding and the like within a sequence have no text
 
 
 def _name(vocabulary, id_):

@@ -45,7 +45,7 @@ class Beam:
         beams, vocab_size = self.num_beams, model.config.vocab_size
         if 2 * beams > vocab_size:
             raise checks.refusal(f"num_beams must be at most {vocab_size // 2}, half of the vocabulary, not {beams}.")
-        batch = features["encoder_input_tokens"].shape[0]
+        batch = ops.shape(features["encoder_input_tokens"])[0]
         is_text = ops.any(masks.encoder_is_real(features), axis=1)
         places = partitioning.arange(max_length)
 
@@ -93,5 +93,5 @@ class Beam:
 
 def _of(entries, index):
     """Entries by index in each row: [batch, entry, ...], <int>[batch, chosen] -> [batch, chosen, ...]."""
-    index = ops.reshape(index, (*index.shape, *(1,) * (len(entries.shape) - 2)))
+    index = ops.reshape(index, (*ops.shape(index), *(1,) * (len(entries.shape) - 2)))
     return ops.take_along_axis(entries, index, axis=1)

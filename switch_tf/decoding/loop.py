@@ -88,10 +88,10 @@ def decode(model, features, max_length: int, end_id: int, choose, has_scores=Tru
             return ops.logical_and(position < max_length, ops.any(is_open))
 
         tokens = features["encoder_input_tokens"]
+        batch = ops.shape(tokens)[0]
         start = (ops.convert_to_tensor(0, "int32"), ops.cast(ops.zeros_like(tokens[:, 0]), "int32"),
-                 ops.any(masks.encoder_is_real(features), axis=1), ops.zeros((tokens.shape[0], max_length), "int32"),
-                 past)
-        scores = [ops.zeros((tokens.shape[0],), partitioning.wide_dtype(model.compute_dtype))] if has_scores else []
+                 ops.any(masks.encoder_is_real(features), axis=1), ops.zeros((batch, max_length), "int32"), past)
+        scores = [ops.zeros((batch,), partitioning.wide_dtype(model.compute_dtype))] if has_scores else []
         _, _, _, ids, _, *scores = ops.while_loop(goes_on, step, (*start, *scores))
     return ids, scores[0] if has_scores else None
 

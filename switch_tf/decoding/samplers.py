@@ -59,7 +59,7 @@ class Sample:
             rows: <int32>[batch], the number of each row among all that are decoded; None for 0, 1, 2, ...
         """
         def choose(logits, position):
-            numbers = partitioning.batch_positions(logits.shape[0]) if rows is None else rows
+            numbers = partitioning.batch_positions(ops.shape(logits)[0]) if rows is None else rows
             return self.draw(logits, numbers, position)
 
         return _one_result(decode(model, features, max_length, end_id, choose))

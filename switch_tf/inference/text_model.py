@@ -41,13 +41,14 @@ class TextModel:
 
     def __init__(self, model, features, inputs_length, max_length, sampler="greedy", batch_size=32):
         decoding.check_decodes(model.config)
+        self.model = model
         self.features = features
         self.inputs_length = checks.integer("inputs_length", inputs_length, 1)
         self.max_length = checks.integer("max_length", max_length, 1)
         self.batch_size = checks.integer("batch_size", batch_size, 1)
-        sampler, end_id = decoding.get_sampler(sampler), features.targets.eos_id
-        self._decode = partitioning.compiled(lambda inputs, rows: sampler.decode(
-            model, {"encoder_input_tokens": inputs}, self.max_length, end_id, rows))
+        self.sampler = decoding.get_sampler(sampler)
+        self._decode = partitioning.compiled(lambda inputs, rows: self.sampler.decode(
+            model, {"encoder_input_tokens": inputs}, self.max_length, features.targets.eos_id, rows))
         self._likelihoods = partitioning.compiled(lambda features: decoding.log_likelihoods(model, features))
 
     def read(self, text: str) -> Inputs:

@@ -12,6 +12,7 @@ Where experts choose, a token may lie in many slots, and the way back is a sum o
 from keras import ops
 
 from switch_tf import checks, partitioning
+from switch_tf.layers import grouping
 from switch_tf.layers.ragged import RaggedRows
 
 # The buffers of slots: where the groups are, where the experts are, and as an expert reads them.
@@ -29,7 +30,8 @@ def best(decisions) -> str:
         return first
     num_groups, num_tokens, num_choices = decisions.slot.shape
     if not all(isinstance(size, int) for size in (num_groups, num_tokens, decisions.capacity)):
-        return others[0]
+        # With room for every token at every expert nearly all slots are empty.
+        return "ragged" if grouping.serves_every_token() else others[0]
     # A step of decoding, or fewer choices than experts: most slots are empty, and reading kernels is what takes time.
     if num_tokens == 1 or num_groups * num_tokens * num_choices < decisions.num_experts:
         return "ragged"

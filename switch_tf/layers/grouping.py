@@ -47,6 +47,11 @@ def every_token_served():
         _serves_every_token = previous
 
 
+def serves_every_token() -> bool:
+    """Whether code runs, or is traced, within `every_token_served`."""
+    return _serves_every_token
+
+
 def plan(model, shape, training: bool, experts_choose=False) -> Plan:
     """How this part of a batch is routed.
 

@@ -37,10 +37,10 @@ def product(equation: str, x, variable, dtype=None):
         if _is_matmul(left, right, result):
             return ops.matmul(x, weight)
         if len(right) == 2 and _is_matmul(left, right[::-1], result):
-            num_rows = math.prod(x.shape[:-1]) if None not in x.shape else None
-            if num_rows is not None and num_rows <= _FEW_ROWS:
-                rows = ops.transpose(ops.reshape(x, (num_rows, x.shape[-1])))
-                return ops.reshape(ops.transpose(ops.matmul(weight, rows)), (*x.shape[:-1], weight.shape[0]))
+            # Of a batch of any size, where it is a step of decoding: one position of each sequence.
+            if x.shape[-2] is not None and math.prod(length or 1 for length in x.shape[:-1]) <= _FEW_ROWS:
+                rows = ops.transpose(ops.reshape(x, (-1, x.shape[-1])))
+                return ops.reshape(ops.transpose(ops.matmul(weight, rows)), (*ops.shape(x)[:-1], weight.shape[0]))
             return ops.matmul(x, ops.transpose(weight))
         return ops.einsum(equation, x, weight)
 

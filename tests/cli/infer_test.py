@@ -6,48 +6,7 @@ import sys
 import gin
 import pytest
 
-from switch_tf import SwitchConfig, SwitchTransformer
 from switch_tf.cli import main
-from switch_tf.training import checkpoints
-
-CONFIGURATION = """
-include "gin/models/switch_tiny.gin"
-include "gin/tasks/docs_corpus.gin"
-include "gin/runs/pretrain.gin"
-include "gin/layouts/single.gin"
-MODEL_DIR = "run"
-MESH_SHAPE = "data=1"
-SwitchConfig.d_model = 16
-SwitchConfig.d_ff = 24
-SwitchConfig.num_encoder_layers = 1
-SwitchConfig.num_decoder_layers = 1
-TASK_FEATURE_LENGTHS = {"inputs": 24, "targets": 5}
-"""
-
-
-@pytest.fixture(scope="module")
-def run_folder(tmp_path_factory):
-    """A run folder with a checkpoint of a model that was not trained."""
-    import tensorflow as tf
-
-    from switch_tf import data
-    from switch_tf.cli import gin_files
-
-    folder = tmp_path_factory.mktemp("run")
-    (folder / "operative_config.gin").write_text(CONFIGURATION)
-    gin_files.parse([str(folder / "operative_config.gin")], [])
-    model = SwitchTransformer(gin.get_configurable(SwitchConfig)())
-    gin.clear_config()
-    model.build()
-    checkpoints.save(folder / "checkpoints", 7, checkpoints.state_variables(model),
-                     data.Batches({None: iter(tf.data.Dataset.range(9))}, batch_size=1), {}, keep=1)
-    return folder
-
-
-@pytest.fixture(autouse=True)
-def clean_gin():
-    yield
-    gin.clear_config()
 
 
 def test_lines_are_answered_and_gone_on_with_and_scored(run_folder, tmp_path, capsys):
@@ -97,7 +56,8 @@ def test_an_empty_file_has_no_answers(run_folder, tmp_path, capsys):
 
 def test_a_run_of_another_layout_answers_on_one_device(run_folder, tmp_path, capsys):
     folder = shutil.copytree(run_folder, tmp_path / "run")
-    configuration = CONFIGURATION + 'include "gin/layouts/fully_sharded_model.gin"\nMESH_SHAPE = "data=4,model=2"\n'
+    configuration = (folder / "operative_config.gin").read_text()
+    configuration += 'include "gin/layouts/fully_sharded_model.gin"\nMESH_SHAPE = "data=4,model=2"\n'
     (folder / "operative_config.gin").write_text(configuration)
     (tmp_path / "lines.txt").write_text("the <extra_id_0> array\n")
     answers = []

@@ -1,0 +1,49 @@
+"""The arguments of commands that decode: which sampler, and its settings."""
+
+from switch_tf.cli.main import Mistake
+
+# Of each sampler: name, type, what it is.
+_SAMPLERS = {
+    "greedy": (),
+    "sample": (("temperature", float, "below 1 for more probable tokens, above for less (default 1)"),
+               ("top_k", int, "from the so many most probable tokens alone"),
+               ("top_p", float, "from the fewest tokens alone that have so much probability together"),
+               ("seed", int, "of what is drawn (default 0)")),
+    "beam": (("num_beams", int, "sequences that are followed at a time (default 4)"),
+             ("length_penalty", float, "T5's alpha, 0 for none (default 0.6)"),
+             ("num_results", int, "write so many sequences (default 1)")),
+}
+
+
+def add_arguments(parser) -> None:
+    """Declares the sampler, its settings and how much it decodes."""
+    parser.add_argument("--max_length", type=int, metavar="N",
+                        help="tokens to decode at most (default: the targets of TASK_FEATURE_LENGTHS)")
+    parser.add_argument("--sampler", choices=tuple(_SAMPLERS), default="greedy",
+                        help="the most probable token (default), a drawn one, or beam search")
+    for sampler, options in _SAMPLERS.items():
+        for name, kind, meaning in options:
+            parser.add_argument(f"--{name}", type=kind, metavar="X", help=f"with --sampler {sampler}: {meaning}")
+
+
+def check(arguments) -> None:
+    """Refuses settings of another sampler than the chosen one."""
+    if arguments.max_length is not None and arguments.max_length < 1:
+        raise Mistake(f"--max_length must be at least 1, not {arguments.max_length}.")
+    for sampler, options in _SAMPLERS.items():
+        for name, *_ in options:
+            if getattr(arguments, name) is not None and sampler != arguments.sampler:
+                raise Mistake(f"--{name} goes with --sampler {sampler}, not {arguments.sampler}.")
+
+
+def sampler(arguments):
+    """The sampler that the command line describes.
+
+    Raises:
+        ValueError: a setting out of its range.
+    """
+    from switch_tf import decoding
+
+    options = {name: getattr(arguments, name) for name, *_ in _SAMPLERS[arguments.sampler]}
+    return decoding.SAMPLERS[arguments.sampler](**{
+        name: value for name, value in options.items() if value is not None})

@@ -1,0 +1,129 @@
+"""A model and its vocabularies as a SavedModel: texts in and out, by TensorFlow's operations alone."""
+
+import dataclasses
+import json
+import secrets
+import shutil
+
+import tensorflow as tf
+
+from switch_tf import __version__, checks, data
+from switch_tf.inference.text_model import TextModel
+
+CARD = "MODEL_CARD.md"
+
+
+def export(text_model: TextModel, folder, about: dict) -> None:
+    """Writes a SavedModel that TensorFlow with tensorflow-text loads, and `MODEL_CARD.md` that says what it is.
+
+    Its signatures take any number of rows. `serving_default`: `inputs`, <string>[batch], to `outputs`, <string>[batch],
+    and `scores`, <float32>[batch], the best result of each. `ids`: `inputs`, <int32>[batch, length], padding 0, to
+    `outputs`, <int32>[batch, max_length], and `scores`. A text with nothing in it has an empty output and score 0. The
+    folder appears complete or not at all.
+
+    Args:
+        text_model: TextModel; its batch size plays no part.
+        folder: path of a folder that is not there yet, or is empty.
+        about: dict, JSON-able, what the card says of the model's origin.
+
+    Raises:
+        ValueError: the folder holds something, or the vocabulary cannot be written into a program.
+    """
+    folder = checks.path("folder", folder).resolve()
+    checks.new_folder(folder)
+    module = _Served(text_model)
+    unfinished = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.unfinished")
+    unfinished.mkdir(parents=True)
+    try:
+        tf.saved_model.save(module, str(unfinished), signatures={
+            "serving_default": module.answer, "ids": module.decode})
+        (unfinished / CARD).write_text(_card(text_model, folder, about))
+        unfinished.replace(folder)
+    except BaseException:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        raise
+
+
+class _Served(tf.Module):
+    """The programs, and what they hold."""
+
+    def __init__(self, text_model):
+        super().__init__()
+        self._text_model = text_model
+        self._weights = [variable.value for variable in text_model.model.variables]
+        features = text_model.features
+        self._inputs = data.TextsInGraph(features.inputs)
+        same = features.targets is features.inputs
+        self._targets = self._inputs if same else data.TextsInGraph(features.targets)
+
+    @tf.function(input_signature=[tf.TensorSpec([None], tf.string, "inputs")], autograph=False)
+    def answer(self, inputs):
+        text_model = self._text_model
+        ids, scores = self._best(self._inputs.read(inputs, text_model.inputs_length, text_model.features.inputs_end))
+        return {"outputs": self._targets.spell(ids), "scores": scores}
+
+    @tf.function(input_signature=[tf.TensorSpec([None, None], tf.int32, "inputs")], autograph=False)
+    def decode(self, inputs):
+        ids, scores = self._best(inputs)
+        return {"outputs": ids, "scores": scores}
+
+    def _best(self, inputs):
+        model = self._text_model
+        decoded = model.sampler.decode(model.model, {"encoder_input_tokens": inputs}, model.max_length,
+                                       model.features.targets.eos_id)
+        return decoded.ids[:, 0], decoded.scores[:, 0]
+
+
+def _card(text_model, folder, about):
+    model, sampler = text_model.model, text_model.sampler
+    return _CARD.format(
+        name=folder.name, parameters=f"{model.config.num_parameters:,}", sampler=sampler,
+        about=json.dumps(about, indent=1), inputs_length=text_model.inputs_length, dtype=model.dtype_policy.name,
+        max_length=text_model.max_length, vocab_size=model.config.vocab_size,
+        config=json.dumps(dataclasses.asdict(model.config), indent=1),
+        versions=f"switch_tf {__version__}, TensorFlow {tf.__version__}")
+
+
+_CARD = """# {name}
+
+A Switch Transformer of {parameters} parameters, computing in {dtype}, written by {versions}.
+Loading it takes TensorFlow and tensorflow-text, nothing else.
+
+```python
+import tensorflow as tf
+import tensorflow_text  # brings the operations of SentencePiece
+
+model = tf.saved_model.load("{name}")
+answer = model.signatures["serving_default"]
+found = answer(inputs=tf.constant(["Text with a <extra_id_0> in it."]))
+print(found["outputs"].numpy(), found["scores"].numpy())
+```
+
+| signature | takes `inputs` | gives `outputs` | and `scores` |
+|---|---|---|---|
+| `serving_default` | string [batch] | string [batch] | float32 [batch] |
+| `ids` | int32 [batch, length], below {vocab_size}, padding 0 | int32 [batch, {max_length}] | float32 [batch] |
+
+A text is read up to {inputs_length} tokens and answered with {max_length} at most, by {sampler}.
+A score is the log-likelihood of the output's tokens in nats (what the length penalty makes of it, of a beam).
+`<extra_id_0>` is a sentinel where the vocabulary has them. A text with nothing in it has an empty output.
+
+TensorFlow Serving takes the folder as `<models>/<any name>/<a number>/`:
+
+```
+POST /v1/models/<any name>:predict   {{"instances": ["Text with a <extra_id_0> in it."]}}
+200                                  {{"predictions": [{{"outputs": "<extra_id_0> gap", "scores": -1.5}}]}}
+```
+
+## Where it comes from
+
+```json
+{about}
+```
+
+## Configuration
+
+```json
+{config}
+```
+"""

@@ -1,0 +1,46 @@
+"""A run that commands on trained runs can work on."""
+
+import gin
+import pytest
+
+from switch_tf import SwitchConfig, SwitchTransformer
+
+CONFIGURATION = """
+include "gin/models/switch_tiny.gin"
+include "gin/tasks/docs_corpus.gin"
+include "gin/runs/pretrain.gin"
+include "gin/layouts/single.gin"
+MODEL_DIR = "run"
+MESH_SHAPE = "data=1"
+SwitchConfig.d_model = 16
+SwitchConfig.d_ff = 24
+SwitchConfig.num_encoder_layers = 1
+SwitchConfig.num_decoder_layers = 1
+TASK_FEATURE_LENGTHS = {"inputs": 24, "targets": 5}
+"""
+
+
+@pytest.fixture(scope="module")
+def run_folder(tmp_path_factory):
+    """A run folder with a checkpoint of a model that was not trained."""
+    import tensorflow as tf
+
+    from switch_tf import data
+    from switch_tf.cli import gin_files
+    from switch_tf.training import checkpoints
+
+    folder = tmp_path_factory.mktemp("run")
+    (folder / "operative_config.gin").write_text(CONFIGURATION)
+    gin_files.parse([str(folder / "operative_config.gin")], [])
+    model = SwitchTransformer(gin.get_configurable(SwitchConfig)())
+    gin.clear_config()
+    model.build()
+    checkpoints.save(folder / "checkpoints", 7, checkpoints.state_variables(model),
+                     data.Batches({None: iter(tf.data.Dataset.range(9))}, batch_size=1), {}, keep=1)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def clean_gin():
+    yield
+    gin.clear_config()

@@ -1,0 +1,55 @@
+import json
+import subprocess
+import sys
+
+import gin
+import pytest
+
+from switch_tf.cli import main
+
+# What a user has who loads it: TensorFlow and tensorflow-text, no package of ours or of T5's.
+LOADS = """
+import json, sys
+for name in ("switch_tf", "seqio", "t5", "gin", "tensorflow_datasets"):
+    sys.modules[name] = None
+import tensorflow as tf
+import tensorflow_text
+answer = tf.saved_model.load(sys.argv[1]).signatures["serving_default"]
+found = answer(inputs=tf.constant(sys.argv[2:]))
+print(json.dumps([[text.decode() for text in found["outputs"].numpy()], found["scores"].numpy().tolist()]))
+"""
+LINES = ["the <extra_id_0> array", "of numbers"]
+
+
+@pytest.mark.slow
+def test_what_is_exported_answers_elsewhere_as_infer_does(run_folder, tmp_path, capsys):
+    assert main.main(["export", f"--run={run_folder}", f"--output={tmp_path / 'saved'}", "--max_length=4",
+                      "--json"]) == 0
+    out, err = capsys.readouterr()
+    found = json.loads(out)
+    assert found["step"] == 7 and found["bytes"] > 1000 and "MODEL_CARD.md in it says" in err
+    gin.clear_config()
+    (tmp_path / "lines.txt").write_text("\n".join(LINES))
+    assert main.main(["infer", f"--run={run_folder}", f"--input={tmp_path / 'lines.txt'}", "--max_length=4"]) == 0
+    records = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    loaded = subprocess.run([sys.executable, "-c", LOADS, str(tmp_path / "saved"), *LINES], capture_output=True,
+                            text=True, cwd=tmp_path, check=False)
+    assert loaded.returncode == 0, loaded.stderr
+    texts, scores = json.loads(loaded.stdout.splitlines()[-1])
+    assert texts == [record["output"] for record in records]
+    assert scores == pytest.approx([record["score"] for record in records], rel=1e-5)
+
+
+@pytest.mark.parametrize("arguments, message", [
+    (["--output=."], "must be new or an empty folder"), (["--output="], "--output must be a path, not ''"),
+    (["--output=new", "--step=all"], "one checkpoint answers"), (["--output=new", "--run=nowhere"], "must name a run"),
+    (["--output=new", "--sampler=beam", "--num_results=2"], "gives the best result; leave out --num_results"),
+    (["--output=new", "--max_length=0"], "--max_length must be at least 1"),
+    (["--output=new", "--sampler=sample", "--top_k=0"], "top_k must be an integer of at least 1, not 0")])
+def test_mistakes_are_told_and_nothing_is_written(run_folder, tmp_path, monkeypatch, capsys, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "kept").write_text("x")
+    assert main.main(["export", f"--run={run_folder}", *arguments]) == 2
+    err = capsys.readouterr().err
+    assert message in err and "Traceback" not in err
+    assert [file.name for file in tmp_path.iterdir()] == ["kept"]
