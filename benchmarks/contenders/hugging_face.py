@@ -1,4 +1,4 @@
-"""Hugging Face's Switch Transformers and T5 (PyTorch): the sparse layer, the dense layer, the training step.
+"""Hugging Face's Switch Transformers and T5 (PyTorch): the sparse layer, the dense layer, the training step, decoding.
 
 The layer counts capacity by sequence, so each group is a sequence. Its experts are modules, called in a Python loop.
 """
@@ -89,6 +89,24 @@ def step(job):
 
     run()
     return run, {"parameters": sum(weight.numel() for weight in model.parameters()), "first_loss": round(losses[0], 3),
+                 "versions": VERSIONS}
+
+
+def decode(job):
+    """Greedy `generate` with a cache; no token ends a sequence."""
+    model = _model(job).eval()
+    model.generation_config.eos_token_id = None
+    sources, _ = batch(job)
+    sources = torch.from_numpy(sources).long()
+    inputs = {"input_ids": sources, "attention_mask": torch.ones_like(sources), "do_sample": False, "num_beams": 1,
+              "max_new_tokens": job["max_length"], "min_new_tokens": job["max_length"]}
+
+    def run():
+        with torch.no_grad():
+            return model.generate(**inputs)
+
+    shape = list(run().shape)
+    return run, {"parameters": sum(weight.numel() for weight in model.parameters()), "output_shape": shape,
                  "versions": VERSIONS}
 
 

@@ -105,6 +105,21 @@ def test_greedy_decoding_takes_the_best_token_of_each_pass(make_model):
     assert len(np.unique(ids)) > 3  # not one token again and again
 
 
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("tied", [True, False])
+def test_tokens_are_those_of_whole_passes_for_every_policy_and_alone_as_in_a_batch(make_model, variant, tied):
+    model = make_model(**{**VARIANTS[variant], **({} if tied else UNTIED)})
+    inputs = np.concatenate([INPUTS, RANDOM.integers(2, 32, (28, 7)).astype("int32")])
+    together = greedy(model, inputs)
+    np.testing.assert_array_equal(together[:4], cut(recompute(with_room(model), INPUTS, LENGTH)))
+    for row in (0, 1, 3, 17):
+        alone = np.pad(inputs[row][inputs[row] > 0], (0, 2))[None]
+        np.testing.assert_array_equal(greedy(model, alone)[0], together[row])
+    if not tied:
+        assert len({tuple(ids) for ids in together}) > 8
+
+
 def test_a_score_is_the_likelihood_of_what_was_decoded(make_model):
     model = make_model(**UNTIED)
     for sampler in (decoding.Greedy(), decoding.Sample(seed=1), decoding.Beam(2, length_penalty=0)):

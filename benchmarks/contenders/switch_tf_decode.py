@@ -1,0 +1,34 @@
+"""switch_tf's greedy decoding: `model.generate`, or the program for batches of any size that is exported."""
+
+import keras
+import tensorflow as tf
+from step_problem import batch
+
+from switch_tf import SwitchConfig, SwitchTransformer, decoding
+
+
+def decode(job):
+    """Decodes `max_length` tokens of each of `batch` inputs; none of them is an end."""
+    keras.utils.set_random_seed(0)
+    config = SwitchConfig(
+        vocab_size=job["vocab_size"], d_model=job["d_model"], d_ff=job["d_ff"], d_kv=job["d_kv"],
+        num_heads=job["heads"], num_encoder_layers=job["layers"], num_decoder_layers=job["layers"], dropout_rate=0.0,
+        num_experts=job["experts"])
+    model = SwitchTransformer(config)
+    model.build()
+    sources, _ = batch(job)
+    length, no_end = job["max_length"], job["vocab_size"]
+    program = lambda: model.generate(sources, max_length=length, end_id=no_end)  # noqa: E731
+    if job["exported"]:
+        of_any_size = tf.function(
+            lambda inputs: decoding.Greedy().decode(model, {"encoder_input_tokens": inputs}, length, no_end),
+            input_signature=[tf.TensorSpec([None, None], tf.int32)], autograph=False)
+        inputs = tf.constant(sources)
+        program = lambda: of_any_size(inputs).ids[:, 0]  # noqa: E731
+
+    def run():
+        return program().numpy()
+
+    ids = run()
+    return run, {"parameters": config.num_parameters, "output_shape": list(ids.shape),
+                 "versions": {"tensorflow": tf.__version__, "keras": keras.__version__}}
