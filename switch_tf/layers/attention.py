@@ -32,7 +32,15 @@ def check_scores(num_heads, inputs, memory, attention_mask, position_bias):
         checks.tensor("position_bias", position_bias, "float", (1, num_heads, query_length, key_length), True)
 
 
-def attend(query, key, value, out, attention_mask, position_bias, dropout):
+def heads_first(keys):
+    """Keys or values as steps of decoding look at them: [batch, key, heads, d_kv] -> [batch, heads, key, d_kv].
+
+    A product with them would turn them over each time: of 256 keys that took longer than all the rest of a step.
+    """
+    return ops.transpose(keys, (0, 2, 1, 3))
+
+
+def attend(query, key, value, out, attention_mask, position_bias, dropout, keys="bkhd"):
     """What follows the projections: each query mixes the values it may look at, and `out` mixes the heads.
 
     Args:
@@ -42,18 +50,19 @@ def attend(query, key, value, out, attention_mask, position_bias, dropout):
         out: weight from `add_output_kernel`.
         attention_mask, position_bias: see `MultiHeadAttention`.
         dropout: function of the probabilities, <compute dtype>[batch, heads, query, key].
+        keys: "bkhd", or "bhkd" where keys and values are `heads_first`.
 
     Returns:
         <compute dtype>[batch, query, d_model]
     """
-    scores = ops.einsum("bqhd,bkhd->bhqk", partitioning.widen(query), partitioning.widen(key))
+    scores = ops.einsum(f"bqhd,{keys}->bhqk", partitioning.widen(query), partitioning.widen(key))
     scores = partitioning.constrain(scores, ("batch", "heads", None, None))
     if position_bias is not None:
         scores = scores + position_bias
     if attention_mask is not None:
         scores = ops.where(attention_mask, scores, MASKED)
     probs = dropout(ops.cast(ops.softmax(scores, axis=-1), value.dtype))
-    mixed = ops.einsum("bhqk,bkhd->bqhd", probs, value)
+    mixed = ops.einsum(f"bhqk,{keys}->bqhd", probs, value)
     mixed = partitioning.constrain(mixed, ("batch", "length", "heads", "kv"))
     outputs = partitioning.product("bqhd,hdm->bqm", mixed, out)
     return partitioning.constrain(outputs, ("batch", "length", "embed"))
@@ -109,25 +118,24 @@ class MultiHeadAttention(keras.layers.Layer):
         check_scores(self.num_heads, inputs, memory, attention_mask, position_bias)
         attention_mask = masks.without_keys(attention_mask, masks.padding_mask(memory, memory_mask))
         training = checks.flag("training", training)
-        query = self._project(inputs, self.query)
-        return self._attend(query, self.remember(memory), attention_mask, position_bias, training)
+        query, key, value = (self._project(x, kernel) for x, kernel in (
+            (inputs, self.query), (memory, self.key), (memory, self.value)))
+        dropout = functools.partial(self.dropout, training=training)
+        return attend(query, key, value, self.out, attention_mask, position_bias, dropout)
 
     @property
     def remembers(self):
-        """Of each tensor that `remember` returns, what follows batch and length, and its dtype."""
+        """Of each tensor that `remember` returns the heads, d_kv and dtype."""
         return (((self.num_heads, self.d_kv), self.compute_dtype),) * 2
 
     def remember(self, memory):
-        """What queries look at, once for all of them: [batch, key, d_model] -> two [batch, key, heads, d_kv]."""
-        return self._project(memory, self.key), self._project(memory, self.value)
+        """What queries look at, once for all of them: [batch, key, d_model] -> two [batch, heads, key, d_kv]."""
+        return tuple(heads_first(self._project(memory, kernel)) for kernel in (self.key, self.value))
 
-    def look_at(self, inputs, remembered, attention_mask=None, position_bias=None, training=False):
-        """What `inputs` find in what `remember` returned; arguments and result as of the layer, unchecked."""
-        return self._attend(self._project(inputs, self.query), remembered, attention_mask, position_bias, training)
-
-    def _attend(self, query, remembered, attention_mask, position_bias, training):
-        dropout = functools.partial(self.dropout, training=training)
-        return attend(query, *remembered, self.out, attention_mask, position_bias, dropout)
+    def look_at(self, inputs, remembered, attention_mask=None, position_bias=None):
+        """What `inputs` find in what `remember` returned, while predicting; otherwise as of the layer, unchecked."""
+        query = self._project(inputs, self.query)
+        return attend(query, *remembered, self.out, attention_mask, position_bias, lambda probs: probs, "bhkd")
 
     def _project(self, x, kernel):
         # [batch, length, d_model] -> [batch, length, heads, d_kv]

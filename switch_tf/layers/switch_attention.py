@@ -7,7 +7,7 @@ from keras import ops
 
 from switch_tf import checks, losses, partitioning
 from switch_tf.layers import masks
-from switch_tf.layers.attention import add_output_kernel, attend, check_scores
+from switch_tf.layers.attention import add_output_kernel, attend, check_scores, heads_first
 from switch_tf.layers.dropout import Dropout
 from switch_tf.layers.moe import SwitchFeedForward
 
@@ -82,8 +82,10 @@ class SwitchSelfAttention(keras.layers.Layer):
         attention_mask = masks.without_keys(attention_mask, masks.padding_mask(inputs, mask, inputs_mask))
         padding_mask = masks.padding_mask(inputs, padding_mask, mask, inputs_mask)
         query, query_stats = self._ask(inputs, padding_mask, token_ids, training)
-        remembered, key_value_stats = self.remember(inputs, padding_mask, token_ids, training)
-        outputs = self._attend(query, remembered, inputs.dtype, attention_mask, position_bias, training)
+        key_value, key_value_stats = self._answer(inputs, padding_mask, token_ids, training)
+        dropout = functools.partial(self.dropout, training=training)
+        outputs = attend(query, key_value, ops.cast(key_value, inputs.dtype), self.out, attention_mask, position_bias,
+                         dropout)
         router_stats = (query_stats, key_value_stats)
         if return_router_stats:
             return outputs, router_stats
@@ -93,35 +95,34 @@ class SwitchSelfAttention(keras.layers.Layer):
 
     @property
     def remembers(self):
-        """Of each tensor that `remember` returns, what follows batch and length, and its dtype."""
+        """Of each tensor that `remember` returns the heads, d_kv and dtype."""
         return (((self.num_heads, self.d_kv), self.key_value_experts.compute_dtype),)
 
-    def remember(self, inputs, padding_mask=None, token_ids=None, training=False):
-        """What queries look at, once for all of them, in the experts' dtype: [batch, length, heads, d_kv].
+    def remember(self, inputs, padding_mask=None, token_ids=None):
+        """What queries look at, once for all of them, in the experts' dtype: [batch, heads, length, d_kv].
 
         Returns:
             `((key_value,), key_value_stats)`
         """
-        key_value, stats = self.key_value_experts.forward(inputs, padding_mask=padding_mask, token_ids=token_ids,
-                                                          training=training)
-        return (self._split_heads(key_value),), stats
+        key_value, stats = self._answer(inputs, padding_mask, token_ids, training=False)
+        return (heads_first(key_value),), stats
 
-    def look_at(self, inputs, remembered, padding_mask=None, token_ids=None, attention_mask=None, position_bias=None,
-                training=False):
-        """What `inputs` find in what `remember` returned: `(outputs, query_stats)`; arguments as of the layer."""
-        query, stats = self._ask(inputs, padding_mask, token_ids, training)
-        return self._attend(query, remembered, inputs.dtype, attention_mask, position_bias, training), stats
+    def look_at(self, inputs, remembered, padding_mask=None, token_ids=None, attention_mask=None, position_bias=None):
+        """What `inputs` find in what `remember` returned, while predicting: `(outputs, query_stats)`."""
+        (key_value,) = remembered
+        query, stats = self._ask(inputs, padding_mask, token_ids, training=False)
+        return attend(query, key_value, ops.cast(key_value, inputs.dtype), self.out, attention_mask, position_bias,
+                      lambda probs: probs, "bhkd"), stats
 
     def _ask(self, inputs, padding_mask, token_ids, training):
         query, stats = self.query_experts.forward(inputs, padding_mask=padding_mask, token_ids=token_ids,
                                                   training=training)
         return self._split_heads(query) * self.d_kv**-0.5, stats
 
-    def _attend(self, query, remembered, dtype, attention_mask, position_bias, training):
-        (key_value,) = remembered
-        dropout = functools.partial(self.dropout, training=training)
-        return attend(query, key_value, ops.cast(key_value, dtype), self.out, attention_mask, position_bias,
-                      dropout)
+    def _answer(self, inputs, padding_mask, token_ids, training):
+        key_value, stats = self.key_value_experts.forward(inputs, padding_mask=padding_mask, token_ids=token_ids,
+                                                          training=training)
+        return self._split_heads(key_value), stats
 
     def _check(self, inputs, attention_mask, position_bias, training, return_router_stats):
         """Refuses what `call` cannot use, but for what its experts check."""

@@ -96,7 +96,7 @@ class Stack(keras.layers.Layer):
         Returns:
             `(hidden, past)`: <compute dtype>[batch, 1, d_model] and what the next step needs.
         """
-        max_length = past[0][0].shape[1]
+        max_length = past[0][0].shape[2]
         position_bias = self.relpos_bias(query_length=1, key_length=max_length, first_query=position)
         attention_mask = (partitioning.arange(max_length) <= position)[None, None, None, :]
         hidden, new_past = embedded, []

@@ -15,7 +15,7 @@ from switch_tf.layers import (
 )
 from switch_tf.models.joining import JoinedRouter
 
-PAST_AXES = ("batch", "length", "heads", "kv")
+PAST_AXES = ("batch", "heads", "length", "kv")
 
 
 def switch_feed_forward(config, is_decoder, dtype, **kwargs):
@@ -165,8 +165,8 @@ class TransformerLayer(keras.layers.Layer):
 
     def past(self, batch, max_length):
         """What the self-attention of `decode_step` remembers before the first token: zeros, for so many tokens."""
-        return tuple(partitioning.constrain(ops.zeros((batch, max_length, *shape), dtype), PAST_AXES)
-                     for shape, dtype in self.attention.remembers)
+        return tuple(partitioning.constrain(ops.zeros((batch, num_heads, max_length, d_kv), dtype), PAST_AXES)
+                     for (num_heads, d_kv), dtype in self.attention.remembers)
 
     def decode_step(self, hidden, is_real, past, position, memory, attention_mask, memory_mask, position_bias,
                     token_ids):
@@ -198,8 +198,8 @@ class TransformerLayer(keras.layers.Layer):
 
 
 def _write(past, new, position):
-    """Puts <any float>[batch, 1, heads, d_kv] in its place in [batch, length, heads, d_kv], for each of several."""
+    """Puts <any float>[batch, heads, 1, d_kv] in its place in [batch, heads, length, d_kv], for each of several."""
     # Compared and chosen, because DTensor has no write by index.
-    is_here = ops.equal(partitioning.arange(past[0].shape[1]), position)[None, :, None, None]
+    is_here = ops.equal(partitioning.arange(past[0].shape[2]), position)[None, None, :, None]
     return tuple(partitioning.constrain(ops.where(is_here, one, old), PAST_AXES)
                  for old, one in zip(past, new, strict=True))
