@@ -18,16 +18,14 @@ def decode(job):
     model.build()
     sources, _ = batch(job)
     length, no_end = job["max_length"], job["vocab_size"]
-    program = lambda: model.generate(sources, max_length=length, end_id=no_end)  # noqa: E731
-    if job["exported"]:
-        of_any_size = tf.function(
-            lambda inputs: decoding.Greedy().decode(model, {"encoder_input_tokens": inputs}, length, no_end),
-            input_signature=[tf.TensorSpec([None, None], tf.int32)], autograph=False)
-        inputs = tf.constant(sources)
-        program = lambda: of_any_size(inputs).ids[:, 0]  # noqa: E731
+    of_any_size = tf.function(
+        lambda inputs: decoding.Greedy().decode(model, {"encoder_input_tokens": inputs}, length, no_end),
+        input_signature=[tf.TensorSpec([None, None], tf.int32)], autograph=False)
 
     def run():
-        return program().numpy()
+        if job["exported"]:
+            return of_any_size(sources).ids[:, 0].numpy()
+        return model.generate(sources, max_length=length, end_id=no_end).numpy()
 
     ids = run()
     return run, {"parameters": config.num_parameters, "output_shape": list(ids.shape),

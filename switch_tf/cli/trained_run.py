@@ -54,7 +54,7 @@ def load_text_model(described, checkpoint, max_length=None, sampler="greedy", ba
         sampler, batch_size: see `TextModel`.
 
     Returns:
-        (TextModel, dict), the latter what its answers depend on: the run's folder, the step, hashes.
+        (TextModel, dict), the latter what its answers depend on besides the sampler: the step, hashes, lengths.
     """
     from switch_tf import data
     from switch_tf.inference.text_model import TextModel

@@ -1,7 +1,5 @@
 """Hugging Face checkpoints in and out: T5 1.0, T5 1.1, mT5 and Switch Transformers."""
 
-import secrets
-import shutil
 from collections.abc import Iterator
 
 import keras
@@ -12,6 +10,7 @@ from switch_tf.conversion import checkpoint_files, huggingface_config
 from switch_tf.conversion.huggingface_structure import T5X_LOGITS, read_structure
 from switch_tf.conversion.rules import INDEX, Ignore, Link, Rule, Rules
 from switch_tf.models.switch_transformer import SwitchTransformer
+from switch_tf.whole_folder import whole_folder
 
 _EMBEDDING, _LOGITS = "shared.weight", "lm_head.weight"
 _STACK_EMBEDDINGS = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
@@ -126,15 +125,9 @@ def to_hugging_face(model: SwitchTransformer, folder, expert_capacity: int | Non
     copies = _copies(model.config)
     shapes = {name: link.their_shape for link in links for name in (*link.theirs, *copies.get(link.ours, ()))}
 
-    unfinished = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.unfinished")
-    unfinished.mkdir(parents=True)
-    try:
+    with whole_folder(folder) as unfinished:
         checkpoint_files.write_json(unfinished / "config.json", values)
         checkpoint_files.write_folder(unfinished, shapes, _tensors(model, links, copies))
-        unfinished.replace(folder)
-    except BaseException:
-        shutil.rmtree(unfinished, ignore_errors=True)
-        raise
 
 
 def _variables(model) -> dict[str, keras.Variable]:

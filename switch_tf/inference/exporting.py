@@ -2,13 +2,13 @@
 
 import dataclasses
 import json
-import secrets
-import shutil
 
 import tensorflow as tf
 
 from switch_tf import __version__, checks, data
 from switch_tf.inference.text_model import TextModel
+from switch_tf.messages import first_line
+from switch_tf.whole_folder import whole_folder
 
 CARD = "MODEL_CARD.md"
 
@@ -28,20 +28,18 @@ def export(text_model: TextModel, folder, about: dict) -> None:
 
     Raises:
         ValueError: the folder holds something, or the vocabulary cannot be written into a program.
+        OSError: the disk is full or not writable.
     """
     folder = checks.path("folder", folder).resolve()
     checks.new_folder(folder)
     module = _Served(text_model)
-    unfinished = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.unfinished")
-    unfinished.mkdir(parents=True)
     try:
-        tf.saved_model.save(module, str(unfinished), signatures={
-            "serving_default": module.answer, "ids": module.decode})
-        (unfinished / CARD).write_text(_card(text_model, folder, about))
-        unfinished.replace(folder)
-    except BaseException:
-        shutil.rmtree(unfinished, ignore_errors=True)
-        raise
+        with whole_folder(folder) as unfinished:
+            tf.saved_model.save(module, str(unfinished), signatures={
+                "serving_default": module.answer, "ids": module.decode})
+            (unfinished / CARD).write_text(_card(text_model, folder, about))
+    except tf.errors.OpError as error:
+        raise OSError(f"{folder} could not be written ({first_line(error)}).") from error
 
 
 class _Served(tf.Module):

@@ -7,7 +7,6 @@ its folder holds is said in `checkpoint_folders.py`.
 import json
 import os
 import pathlib
-import secrets
 import shutil
 
 import tensorflow as tf
@@ -16,6 +15,7 @@ from switch_tf.messages import first_line
 from switch_tf.partitioning import axes_of
 from switch_tf.partitioning.partitioner import Partitioner, is_lost_process
 from switch_tf.training.checkpoint_folders import FORMAT_VERSION, BrokenCheckpoint, describe, outdated, path_of, steps
+from switch_tf.whole_folder import whole_folder
 
 
 def state_variables(model, optimizer=None) -> dict:
@@ -122,19 +122,15 @@ def write_weights(folder: pathlib.Path, variables: dict, configuration: dict, te
         OSError: the disk is full or not writable.
     """
     folder = folder.resolve()
-    unfinished = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.unfinished")
     try:
-        unfinished.mkdir(parents=True)
-        tf.train.Checkpoint(state={path: variable.value for path, variable in variables.items()}).write(
-            str(unfinished / "state"))
-        _complete(unfinished, 0, variables, None, configuration)
-        for name, text in texts.items():
-            (unfinished / name).write_text(text)
-        unfinished.replace(folder)
+        with whole_folder(folder) as unfinished:
+            tf.train.Checkpoint(state={path: variable.value for path, variable in variables.items()}).write(
+                str(unfinished / "state"))
+            _complete(unfinished, 0, variables, None, configuration)
+            for name, text in texts.items():
+                (unfinished / name).write_text(text)
     except (OSError, tf.errors.OpError) as error:
         raise OSError(f"{folder} could not be written ({first_line(error)}).") from error
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
 
 
 def restore(checkpoint, variables: dict, batches=None) -> dict:

@@ -220,7 +220,7 @@ def _fuzz(command, capsys, folder, count):
 
 @pytest.mark.parametrize(("command", "count"), [
     ("train", 30), ("verify-layout", 20), ("compile", 20), ("inspect", 40), ("tasks", 20), ("eval", 25), ("infer", 40),
-    ("export", 20),     ("convert", 20), ("vocabulary", 30), ("doctor", 5)])
+    ("export", 20), ("convert", 20), ("vocabulary", 30), ("doctor", 5)])
 def test_wrong_values_are_answered_with_a_sentence(command, count, capsys, faked):
     _fuzz(command, capsys, faked, count)
     with capsys.disabled():

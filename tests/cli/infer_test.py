@@ -7,6 +7,7 @@ import gin
 import pytest
 
 from switch_tf.cli import main
+from switch_tf.training import checkpoint_folders
 
 
 def test_lines_are_answered_and_gone_on_with_and_scored(run_folder, tmp_path, capsys):
@@ -45,6 +46,28 @@ def test_an_output_is_of_the_same_weights_vocabulary_and_model(run_folder, tmp_p
     gin.clear_config()
     assert main.main(command) == 2
     assert f"was begun with {change} 'another', and now it is" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("binding, name", [
+    ("--gin.SwitchConfig.jitter_noise=0.5", "model"), ("--gin.VOCABULARY='bytes'", "vocabulary")])
+def test_another_configuration_is_another_output(run_folder, tmp_path, capsys, binding, name):
+    (tmp_path / "lines.txt").write_text("the <extra_id_0> array\n")
+    command = ["infer", f"--run={run_folder}", f"--input={tmp_path / 'lines.txt'}",
+               f"--output={tmp_path / 'out.jsonl'}"]
+    assert main.main(command) == 0
+    gin.clear_config()
+    assert main.main([*command, binding]) == 2
+    assert f"was begun with {name} " in capsys.readouterr().err
+
+
+def test_the_hash_of_weights_is_of_their_values(tmp_path):
+    import tensorflow as tf
+
+    hashes = []
+    for value in (1.0, 1.0, 2.0):
+        tf.train.Checkpoint(weight=tf.Variable([value])).write(str(tmp_path / "state"))
+        hashes.append(checkpoint_folders.hash_of_weights(tmp_path))
+    assert hashes[0] == hashes[1] != hashes[2]
 
 
 def test_an_empty_file_has_no_answers(run_folder, tmp_path, capsys):

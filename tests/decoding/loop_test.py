@@ -87,7 +87,7 @@ def cut(ids):
 
 
 def test_every_policy_whose_experts_do_not_choose_is_among_the_variants():
-    tested = {SwitchConfig(**{"num_experts": 4, **changes}).decoder_policy for changes in VARIANTS.values()}
+    tested = {SwitchConfig(num_experts=4, **changes).decoder_policy for changes in VARIANTS.values()}
     assert tested == {name for name in policies.names() if not policies.get(name).experts_choose}
 
 
