@@ -13,6 +13,7 @@ COMMANDS = {
     "train": "pretrain or fine-tune from gin files, with evaluation between; resumes by itself",
     "eval": "the metrics of tasks on checkpoints of a run, with predictions; follows a run that is training",
     "export": "a trained model as a SavedModel, texts in and out, for TensorFlow alone",
+    "serve": "a trained model over HTTP, and a page that shows which experts tokens go to",
     "infer": "what a trained model answers to lines of text, or how probable given targets are to it",
     "convert": "weights of Hugging Face in, with a gin file of their model, and out again",
     "verify-layout": "the same loss, gradients and weights under a layout as on one device",

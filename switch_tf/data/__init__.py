@@ -27,7 +27,7 @@ from switch_tf.data.pipeline import check_examples, get_dataset
 from switch_tf.data.providers import check_task, check_vocabulary, vocabulary_size
 from switch_tf.data.seqio_import import keep_jax_on_cpu
 from switch_tf.data.text_records import BadData, TextFile, find_files
-from switch_tf.data.texts import TextFeatures, read_text, spell, text_features
+from switch_tf.data.texts import TextFeatures, pieces, read_text, spell, text_features
 from switch_tf.data.texts_in_graph import TextsInGraph
 from switch_tf.data.vocabularies import NUM_SENTINELS, get_vocabulary, register_vocabulary
 
@@ -36,5 +36,5 @@ __all__ = ["BadData", "Batches", "DatasetDescription", "Evaluator", "FailedMetri
            "average", "check_examples", "check_metrics", "check_task",
            "check_vocabulary", "describe", "examples", "find_files", "fingerprint", "finish_cache", "get_batches",
            "get_dataset", "get_vocabulary", "has_metrics", "is_complete", "keep_jax_on_cpu", "names", "names_of_tasks",
-           "plan_cache", "read_text", "register_vocabulary", "spell", "text_features", "vocabulary_fingerprint",
-           "vocabulary_size", "write_records", "write_shard"]
+           "pieces", "plan_cache", "read_text", "register_vocabulary", "spell", "text_features",
+           "vocabulary_fingerprint", "vocabulary_size", "write_records", "write_shard"]

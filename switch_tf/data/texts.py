@@ -66,6 +66,22 @@ def spell(vocabulary, ids: Sequence[int]) -> str:
     return " ".join(filter(None, pieces))  # padding and the like within a sequence have no text
 
 
+def pieces(vocabulary, ids: Sequence[int]) -> list[str]:
+    """What each id stands for: a piece of text with the blank before a word, or the name of what is no text."""
+    return [_piece(vocabulary, int(id_)) for id_ in ids]
+
+
+def _piece(vocabulary, id_):
+    first_sentinel = vocabulary.vocab_size - num_sentinels(vocabulary)
+    if id_ >= first_sentinel or id_ == vocabulary.eos_id:
+        return _name(vocabulary, id_)
+    if id_ == vocabulary.pad_id:
+        return "<pad>"
+    if hasattr(vocabulary, "tokenizer"):
+        return vocabulary.tokenizer.id_to_piece(id_).replace("\N{LOWER ONE EIGHTH BLOCK}", " ")
+    return vocabulary.decode([id_]) or f"<id_{id_}>"
+
+
 def _name(vocabulary, id_):
     if id_ == vocabulary.eos_id:
         return "</s>"

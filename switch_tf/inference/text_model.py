@@ -19,10 +19,11 @@ class Inputs(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """One result of one text: `text`, and `score`, see `decoding.Decoded`."""
+    """One result of one text: `text`, `score`, see `decoding.Decoded`, and `ids`, the end of sequence included."""
 
     text: str
     score: float
+    ids: list[int]
 
 
 class TextModel:
@@ -33,7 +34,8 @@ class TextModel:
         features: data.TextFeatures.
         inputs_length, max_length: int, tokens that are read and decoded at most, ends of sequences included.
         sampler: see `SwitchTransformer.generate`.
-        batch_size: int. Every batch is filled up to it.
+        batch_size: int. Every batch is filled up to it. None for batches of any size and length as they are, by one
+            program for all of them: nothing is compiled later, and each step takes a little longer.
 
     Raises:
         ValueError: a model that predicts no text, or numbers out of their ranges.
@@ -45,10 +47,11 @@ class TextModel:
         self.features = features
         self.inputs_length = checks.integer("inputs_length", inputs_length, 1)
         self.max_length = checks.integer("max_length", max_length, 1)
-        self.batch_size = checks.integer("batch_size", batch_size, 1)
+        self.batch_size = checks.optional("batch_size", batch_size, checks.integer, 1)
         self.sampler = decoding.get_sampler(sampler)
         self._decode = partitioning.compiled(lambda inputs, rows: self.sampler.decode(
-            model, {"encoder_input_tokens": inputs}, self.max_length, features.targets.eos_id, rows))
+            model, {"encoder_input_tokens": inputs}, self.max_length, features.targets.eos_id, rows),
+            ranks=(2, 1) if batch_size is None else None)
         self._likelihoods = partitioning.compiled(lambda features: decoding.log_likelihoods(model, features))
 
     def read(self, text: str) -> Inputs:
@@ -72,16 +75,16 @@ class TextModel:
         return Inputs(ids[:length], max(0, len(ids) - length))
 
     def answer(self, inputs: list[list[int]], rows: list[int]) -> list[list[Answer]]:
-        """The results of each of at most `batch_size` inputs, the best first.
+        """The results of each of at most `batch_size` inputs, one at least, the best first.
 
         Args:
             inputs: ids, of `read`.
             rows: of each its number among all that are answered, which samplers draw by.
         """
         ids = self._batch(inputs, self.inputs_length)
-        numbers = np.pad(np.asarray(rows, "int32"), (0, self.batch_size - len(rows)))
+        numbers = np.pad(np.asarray(rows, "int32"), (0, len(ids) - len(rows)))
         found, scores = (np.asarray(one) for one in self._decode(ids, numbers))
-        return [[Answer(self._text(one), float(score)) for one, score in zip(results, own, strict=True)]
+        return [[self._answer(one, score) for one, score in zip(results, own, strict=True)]
                 for results, own in zip(found[:len(inputs)], scores, strict=False)]
 
     def score(self, inputs: list[list[int]], targets: list[list[int]]) -> list[float]:
@@ -93,19 +96,22 @@ class TextModel:
             "decoder_loss_weights": (targets > 0).astype("int32")}))[:len(inputs)].tolist()
 
     def _batch(self, inputs, most):
-        length = min(most, decoding.bucketed_length(max(map(len, inputs))))
-        batch = np.zeros((self.batch_size, length), "int32")
+        length = max(map(len, inputs))
+        if self.batch_size is not None:
+            length = min(most, decoding.bucketed_length(length))
+        batch = np.zeros((self.batch_size or len(inputs), length), "int32")
         for row, ids in zip(batch, inputs, strict=False):
             row[:len(ids)] = ids
         return batch
 
-    def _text(self, ids):
+    def _answer(self, ids, score):
         ids = ids.tolist()
         if (end := self.features.targets.eos_id) in ids:
-            ids = ids[:ids.index(end)]
+            ids = ids[:ids.index(end) + 1]
         while ids and not ids[-1]:
             ids.pop()
-        return data.spell(self.features.targets, ids)
+        has_end = ids[-1:] == [end]
+        return Answer(data.spell(self.features.targets, ids[:-1] if has_end else ids), float(score), ids)
 
 
 def generate(model, texts, vocabulary, max_length=64, sampler="greedy", batch_size=32, inputs_length=512) -> list[str]:

@@ -101,6 +101,12 @@ class Decisions(NamedTuple):
         return Counts(Mean(load, ops.sum(load)), ops.sum(ops.cast(is_filled, dtype)),
                       ops.sum(ops.cast(ops.any(is_filled, axis=-1), dtype)))
 
+    @property
+    def gates(self):
+        """The gate of each expert for each token, 0 where it does not go: <float32>[group, tokens, expert]."""
+        expert = ops.one_hot(self.expert_index, self.num_experts, dtype=self.gate.dtype)
+        return ops.sum(expert * self.gate[..., None], axis=2)
+
     def dispatcher(self, dispatch: str):
         """What carries these decisions out, see `layers.dispatch`.
 
@@ -139,6 +145,12 @@ class ExpertChoices(NamedTuple):
         times_taken = ops.segment_sum(ops.reshape(is_filled, (-1,)), token,
                                       num_segments=num_groups * (self.num_tokens + 1))
         return Counts(Mean(load, num_filled), num_filled, ops.sum(ops.cast(times_taken > 0, dtype)))
+
+    @property
+    def gates(self):
+        """As of Decisions; the number of tokens has to be known."""
+        token = ops.one_hot(self.token_index, self.num_tokens, dtype=self.gate.dtype)  # zeros for an empty slot
+        return ops.einsum("gest,ges->gte", token, self.gate)
 
     def dispatcher(self, dispatch: str):
         """As of Decisions, without "ragged"."""

@@ -5,7 +5,7 @@ from keras import ops
 
 from switch_tf import checks, losses, partitioning
 from switch_tf.choices import DISPATCHES, check_choice
-from switch_tf.layers import grouping, masks
+from switch_tf.layers import grouping, masks, routes
 from switch_tf.layers.experts import ExpertFeedForward
 from switch_tf.layers.routing import Router
 from switch_tf.semantics import rules_of
@@ -127,21 +127,24 @@ class SwitchFeedForward(keras.layers.Layer):
                 x = ops.pad(x, ((0, missing), *(((0, 0),) * len(width))))
             return ops.reshape(x, (groups.count, groups.size, *width))
 
+        def of_tokens(x):
+            """[group, tokens, width] -> [batch, length, width]."""
+            x = ops.reshape(x, (-1, x.shape[-1]))
+            return ops.reshape(x[:batch * length] if may_miss else x, (batch, length, x.shape[-1]))
+
         tokens = partitioning.constrain(in_groups(inputs, (d_model,)), ("group", None, "embed"))
         token_ids = None if token_ids is None else in_groups(token_ids)
         decisions, stats = self.router(tokens, padding_mask=in_groups(padding_mask),
                                        expert_capacity=expert_capacity, token_ids=token_ids, training=training,
                                        is_present=in_groups(is_present))
+        if routes.are_recorded():
+            routes.record(self.path, of_tokens(decisions.gates))
         dispatcher = decisions.dispatcher(self.dispatch)
         # Said once more, so that the gradient from the experts is brought together before it meets the router's.
         tokens = partitioning.constrain(tokens, ("group", None, "embed"))
         outputs = ops.cast(dispatcher.run(self.experts, tokens, training), inputs.dtype)
         outputs = partitioning.constrain(outputs, ("group", None, "embed"))
-        outputs = ops.reshape(outputs, (-1, outputs.shape[-1]))
-        if may_miss:
-            outputs = outputs[:batch * length]
-        outputs = ops.reshape(outputs, (batch, length, outputs.shape[-1]))
-        outputs = partitioning.constrain(outputs, ("batch", "length", "embed"))
+        outputs = partitioning.constrain(of_tokens(outputs), ("batch", "length", "embed"))
         if return_router_stats:
             return outputs, stats
         self.add_loss(losses.router_loss(stats, self.load_balancing_loss_weight, self.router_z_loss_weight))

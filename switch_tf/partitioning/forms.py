@@ -25,13 +25,20 @@ def suited_dispatches() -> tuple[str, ...]:
     return ("ragged", "index", "einsum") if _has_dynamic_shapes() else ("index", "einsum")
 
 
-def compiled(function):
-    """The function as one program of each shape: a `tf.function`; on JAX, whose loops are compiled anyway, as it is."""
+def compiled(function, ranks: tuple[int, ...] | None = None):
+    """The function as a program: a `tf.function`; on JAX, whose loops are compiled anyway, as it is.
+
+    Args:
+        function: of tensors.
+        ranks: of the arguments, which are then <int32> and of any size in one program. By default every shape has a
+            program of its own, which knows it.
+    """
     if keras.backend.backend() != "tensorflow":
         return function
     import tensorflow as tf
 
-    return tf.function(function, autograph=False)
+    signature = None if ranks is None else [tf.TensorSpec([None] * rank, tf.int32) for rank in ranks]
+    return tf.function(function, autograph=False, input_signature=signature)
 
 
 def known_values(x) -> np.ndarray | None:

@@ -14,7 +14,7 @@ import tensorflow as tf
 from hypothesis import strategies as st
 
 from switch_tf.cli import compile as compile_command
-from switch_tf.cli import doctor, export, infer, main, processes, quiet, sampler_arguments, vocabulary
+from switch_tf.cli import doctor, export, infer, main, processes, quiet, sampler_arguments, serve, vocabulary
 
 TINY = ["gin/models/switch_tiny.gin", "gin/tasks/docs_corpus_bytes.gin", "gin/runs/pretrain.gin"]
 MACROS = ("MODEL_DIR", "TRAIN_STEPS", "BATCH_SIZE", "SEED", "LOG_PERIOD", "EVAL_PERIOD", "CHECKPOINT_PERIOD",
@@ -99,6 +99,13 @@ COMMANDS = {
     ).map(list).flatmap(lambda words: _flags(
         "step", "max_length", "temperature", "top_k", "top_p", "seed", "num_beams", "length_penalty", "num_results",
         "json").map(lambda flags: words + flags)),
+    "serve": st.tuples(
+        st.sampled_from(["--run=ran", "--run=ran", "--run=empty", "--run=nowhere", "--run="]),
+        st.sampled_from(["--port=0", "--port=0", "--port=99999", "--host=nowhere.invalid", "--host=", "--host=\0"]),
+        st.sampled_from(["--sampler=sample", "--sampler=beam", "--sampler=no_such", "--step=best", "--step=all"]),
+    ).map(list).flatmap(lambda words: _flags(
+        "step", "port", "batch_size", "max_waiting", "max_request_bytes", "max_length", "temperature", "top_k", "top_p",
+        "seed", "num_beams", "length_penalty", "num_results", "json").map(lambda flags: words + flags)),
     "convert": st.tuples(
         st.sampled_from(["--input=empty", "--input=damaged", "--input=nowhere", "--input=", "--input=torn"]),
         st.sampled_from(["--output=new", "--output=damaged", "--output=empty", "--output=", "--output=/dev/null/x"]),
@@ -170,6 +177,8 @@ def faked(monkeypatch, tmp_path):
         "sampler": str(sampler_arguments.sampler(arguments))})
     monkeypatch.setattr(infer, "_answer", lambda arguments, *unused: {
         "sampler": str(sampler_arguments.sampler(arguments))})
+    monkeypatch.setattr(serve, "_serve", lambda arguments, *unused: {
+        "sampler": str(sampler_arguments.sampler(arguments))})
     monkeypatch.setattr(vocabulary, "_train", lambda *arguments: None)
     monkeypatch.setattr(vocabulary, "_characters_per_token", lambda *arguments: 4.0)
     monkeypatch.setattr(doctor, "check_accelerators", lambda: iter(()))
@@ -220,7 +229,7 @@ def _fuzz(command, capsys, folder, count):
 
 @pytest.mark.parametrize(("command", "count"), [
     ("train", 30), ("verify-layout", 20), ("compile", 20), ("inspect", 40), ("tasks", 20), ("eval", 25), ("infer", 40),
-    ("export", 20), ("convert", 20), ("vocabulary", 30), ("doctor", 5)])
+    ("export", 20), ("serve", 20), ("convert", 20), ("vocabulary", 30), ("doctor", 5)])
 def test_wrong_values_are_answered_with_a_sentence(command, count, capsys, faked):
     _fuzz(command, capsys, faked, count)
     with capsys.disabled():

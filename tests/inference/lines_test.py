@@ -26,7 +26,7 @@ class Echo:
 
     def answer(self, inputs, rows):
         self.asked.append(rows)
-        return [[Answer(ids[0], -float(result)) for result in range(self.num_results)] for ids in inputs]
+        return [[Answer(ids[0], -float(result), []) for result in range(self.num_results)] for ids in inputs]
 
     def score(self, inputs, targets):
         return [-float(len(one[0]) + len(other[0])) for one, other in zip(inputs, targets, strict=True)]

@@ -42,6 +42,16 @@ def test_ids_beyond_the_vocabulary_are_told():
     assert data.spell(BYTES, [100, 358, 359, 383, 1]) == "a <extra_id_0> <id_359> <id_383> </s>"
 
 
+def test_pieces_are_what_ids_stand_for():
+    vocabulary = vocabularies.docs_corpus()
+    ids = data.read_text(vocabulary, "the arrays <extra_id_0> é")
+    pieces = data.pieces(vocabulary, [0, *ids, 1])
+    assert "".join(pieces[1:-1]).replace("<0xC3><0xA9>", "é") == " the arrays<extra_id_0> é"
+    assert (pieces[0], pieces[-1]) == ("<pad>", "</s>")
+    assert data.pieces(BYTES, [0, 100, 35, 3 + 0xc3, 358, 370, 1]) == [
+        "<pad>", "a", " ", "<id_198>", "<extra_id_0>", "<id_370>", "</s>"]
+
+
 def test_sentencepiece_reads_the_texts_between_sentinels_as_they_stand_alone():
     vocabulary = vocabularies.docs_corpus()
     last = vocabulary.vocab_size - 1

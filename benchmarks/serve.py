@@ -1,0 +1,116 @@
+"""Many clients at once against a `switch-tf serve` that is running: seconds an answer takes, texts a second, memory.
+
+    .venv/bin/switch-tf serve --run runs/demo &
+    .venv/bin/python benchmarks/serve.py --name demo --clients 1 8 64 --input lines.txt
+
+Every client has a connection of its own and asks again as soon as it is answered. The texts' answers are asked for one
+at a time first, and what a client is told later is compared with them: `wrong` counts the texts whose answer is
+another's, or whose score differs by more than rounding; `failed` the requests without an answer. `rss_mib` is the
+memory of the server, from its /proc, after the clients have left (the first line: before they came).
+"""
+
+import argparse
+import http.client
+import json
+import pathlib
+import statistics
+import threading
+import time
+
+from tqdm import tqdm
+
+
+def main():
+    """Reads the arguments, asks, and prints a JSON line for each number of clients."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--address", default="127.0.0.1:8501")
+    parser.add_argument("--name", required=True, help="of the model: the run folder's")
+    parser.add_argument("--input", required=True, help="a file of lines of text")
+    parser.add_argument("--clients", nargs="+", type=int, default=[1, 8, 64])
+    parser.add_argument("--seconds", type=float, default=20)
+    args = parser.parse_args()
+    texts = [line for line in pathlib.Path(args.input).read_text().splitlines() if line.strip()]
+    path = f"/v1/models/{args.name}:predict"
+    pid = _server(args.address)
+    expected = {}
+    connection = http.client.HTTPConnection(args.address)
+    for text in tqdm(texts, desc="One at a time", unit=" texts"):
+        _, found = _ask(connection, path, [text])
+        expected[text] = found["predictions"][0]
+    print(json.dumps({"texts": len(texts), "different_answers": len({one["outputs"] for one in expected.values()}),
+                      "rss_mib": _rss(pid)}), flush=True)
+    for count in args.clients:
+        print(json.dumps({"clients": count, **_crowd(args, path, texts, expected, count), "rss_mib": _rss(pid)}),
+              flush=True)
+
+
+def _crowd(args, path, texts, expected, count):
+    seconds, problems = [], []
+    end = time.monotonic() + args.seconds
+
+    def client(number):
+        connection = http.client.HTTPConnection(args.address)
+        asked = number
+        while time.monotonic() < end:
+            text = texts[asked % len(texts)]
+            asked += count + 1  # so that clients are seldom at the same text
+            start = time.monotonic()
+            try:
+                status, found = _ask(connection, path, [text])
+            except (OSError, http.client.HTTPException) as error:
+                problems.append(f"failed: {error!r}")
+                connection = http.client.HTTPConnection(args.address)
+                continue
+            seconds.append(time.monotonic() - start)
+            if status != 200:
+                problems.append(f"failed: {found}")
+            elif not _same(found["predictions"][0], expected[text]):
+                problems.append("wrong")
+
+    threads = [threading.Thread(target=client, args=(number,)) for number in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in tqdm(threads, desc=f"{count} clients", unit=" clients"):
+        thread.join()
+    ordered = sorted(seconds)
+    failed = [problem for problem in problems if problem != "wrong"]
+    return {"requests": len(ordered), "failed": len(failed), "wrong": len(problems) - len(failed),
+            "p50_ms": round(1e3 * statistics.median(ordered), 1),
+            "p99_ms": round(1e3 * ordered[int(0.99 * (len(ordered) - 1))], 1),
+            "texts_per_second": round(len(ordered) / args.seconds, 1), **({"first": failed[0]} if failed else {})}
+
+
+def _ask(connection, path, texts):
+    connection.request("POST", path, json.dumps({"instances": texts}), {"Content-Type": "application/json"})
+    response = connection.getresponse()
+    return response.status, json.loads(response.read())
+
+
+def _same(found, known):
+    return found["outputs"] == known["outputs"] and abs(found["scores"] - known["scores"]) < 1e-3
+
+
+def _server(address):
+    """The process that listens, to know its memory; None where it is on another machine or another user's."""
+    port = int(address.rpartition(":")[2])
+    inodes = {fields[9] for table in ("/proc/net/tcp", "/proc/net/tcp6") if pathlib.Path(table).exists()
+              for fields in (line.split() for line in pathlib.Path(table).read_text().splitlines()[1:])
+              if fields[3] == "0A" and int(fields[1].rpartition(":")[2], 16) == port}
+    for link in pathlib.Path("/proc").glob("[0-9]*/fd/*"):
+        try:
+            if str(link.readlink()) in {f"socket:[{inode}]" for inode in inodes}:
+                return int(link.parts[2])
+        except OSError:  # gone, or not ours to see
+            continue
+    return None
+
+
+def _rss(pid):
+    if pid is None:
+        return None
+    status = pathlib.Path(f"/proc/{pid}/status").read_text()
+    return int(status.partition("VmRSS:")[2].split()[0]) // 1024
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,111 @@
+"""`switch-tf serve` as a process: it says where it listens, answers, and stops in order or at once."""
+
+import contextlib
+import http.client
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+
+import gin
+import pytest
+
+from switch_tf.cli import main
+
+PATH = "/v1/models/{}:predict"
+
+
+@pytest.mark.parametrize("words, error", [
+    (["--port=70000"], r"--port must be in 0 to 65535, not 70000"), (["--batch_size=0"], "--batch_size must be at"),
+    (["--host=nowhere.invalid"], r"--host nowhere.invalid --port 8501 cannot be listened at"),
+    (["--max_waiting=0"], "--max_waiting"), (["--max_request_bytes=-1"], "--max_request_bytes"),
+    (["--temperature=2"], "--temperature goes with --sampler sample"), (["--step=9"], "a step with a checkpoint .7.")])
+def test_mistakes_are_one_sentence(run_folder, capsys, words, error):
+    assert main.main(["serve", f"--run={run_folder}", *words]) == 2
+    assert re.search(error, capsys.readouterr().err)
+    gin.clear_config()
+
+
+def test_a_port_that_is_taken_is_said_before_anything_is_loaded(run_folder, capsys):
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        assert main.main(["serve", f"--run={run_folder}", f"--port={other.getsockname()[1]}"]) == 2
+    found = capsys.readouterr().err
+    assert "cannot be listened at: [Errno 98] Address already in use. Give another --port" in found
+    assert "Loading" not in found
+
+
+@pytest.mark.parametrize("missing", ["starlette", "uvicorn"])
+def test_a_package_that_is_missing_is_named(run_folder, capsys, monkeypatch, missing):
+    monkeypatch.setitem(sys.modules, missing, None)
+    assert main.main(["serve", f"--run={run_folder}"]) == 2
+    assert f"Serving needs the package {missing}, which is not installed; run: pip" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_it_serves_until_a_signal_and_answers_what_waits(run_folder):
+    with _started(run_folder) as process:
+        name, port = run_folder.name, _port(process)
+        assert _ask(name, port)["predictions"][0]["scores"] < 0
+        # A batch of many, so that the signal comes while it is answered.
+        found = {}
+        waiting = threading.Thread(target=lambda: found.update(_ask(name, port, 256)))
+        waiting.start()
+        while not found and "switch_tf_batch_size_count 1.0" in _metrics(port):
+            pass
+        process.send_signal(signal.SIGTERM)
+        waiting.join(60)
+        assert len(found["predictions"]) == 256
+        out, err = process.communicate(timeout=60)
+    assert process.returncode == 0 and "SIGTERM: answering what waits" in err
+    assert json.loads(out.splitlines()[-1]) == {
+        "run": str(run_folder), "step": 7, "address": f"http://127.0.0.1:{port}"}
+
+
+@pytest.mark.slow
+def test_a_second_signal_ends_it_at_once(run_folder):
+    with _started(run_folder) as process:
+        port = _port(process)
+        with socket.create_connection(("127.0.0.1", port)) as client:  # a request that is never there
+            client.sendall(b"POST /v1/models/x:predict HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{")
+            process.send_signal(signal.SIGINT)
+            assert "SIGINT: answering what waits" in process.stderr.readline()
+            process.send_signal(signal.SIGINT)
+            assert process.wait(20) == 130
+            assert "SIGINT once more: ended at once." in process.stderr.read()
+
+
+@contextlib.contextmanager
+def _started(run_folder):
+    process = subprocess.Popen(
+        [sys.executable, "-m", "switch_tf.cli", "serve", "--run", str(run_folder), "--port", "0", "--json"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"})
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def _port(process):
+    for line in process.stderr:
+        if found := re.search(r"is ready after [0-9.]+ s: http://127.0.0.1:(\d+)/", line):
+            return int(found[1])
+    raise AssertionError("It never was ready.")
+
+
+def _ask(name, port, count=1):
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    connection.request("POST", PATH.format(name), json.dumps({"instances": ["the <extra_id_0> array"] * count}))
+    return json.loads(connection.getresponse().read())
+
+
+def _metrics(port):
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    connection.request("GET", "/metrics")
+    return connection.getresponse().read().decode()
