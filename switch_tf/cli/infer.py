@@ -67,7 +67,7 @@ def _answer(arguments, folder, checkpoint, described):
 
     sampler = sampler_arguments.sampler(arguments)
     model, identity = trained_run.load_text_model(described, checkpoint, arguments.max_length, sampler,
-                                                  1 if arguments.interactive else arguments.batch_size)
+                                                  None if arguments.interactive else arguments.batch_size)
     if arguments.interactive:
         return _converse(model, lines)
     fields = _fields(arguments)

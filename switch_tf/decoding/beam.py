@@ -6,7 +6,7 @@ import keras
 from keras import ops
 
 from switch_tf import checks, partitioning
-from switch_tf.decoding.loop import END_ID, Decoded, check_inputs
+from switch_tf.decoding.loop import END_ID, Decoded, check_inputs, loop
 from switch_tf.layers import grouping, masks
 
 
@@ -49,7 +49,7 @@ class Beam:
         is_text = ops.any(masks.encoder_is_real(features), axis=1)
         places = partitioning.arange(max_length)
 
-        def step(position, last, is_open, alive, alive_scores, ended, ended_scores, past):
+        def step(memory, position, last, is_open, alive, alive_scores, ended, ended_scores, past):
             is_real = ops.repeat(is_open, beams, axis=0)
             logits, past = model.decode_step(ops.reshape(last, (-1,)), is_real, past, position, memory)
             candidates = ops.reshape(ops.log_softmax(logits, axis=-1), (batch, beams, vocab_size))
@@ -83,7 +83,9 @@ class Beam:
             none = ops.full((batch, beams), -float("inf"), partitioning.wide_dtype(model.compute_dtype))
             first = ops.where(partitioning.arange(beams) == 0, 0.0, none)  # all beams begin alike
             start = (ops.convert_to_tensor(0, "int32"), nothing[..., 0], is_text, nothing, first, nothing, none, past)
-            *_, ended, ended_scores, _ = ops.while_loop(goes_on, step, start)
+            num_rows = features["encoder_input_tokens"].shape[0]
+            *_, ended, ended_scores, _ = loop(model, goes_on, step, memory, start,
+                                           num_rows and beams * num_rows)
         ids = ops.where(is_text[:, None, None], ended, 0)[:, :self.num_results]
         return Decoded(ids, ops.where(is_text[:, None], ended_scores, 0.0)[:, :self.num_results])
 

@@ -1,5 +1,6 @@
 """The loop of decoding: a step for each token, until every sequence has ended."""
 
+import functools
 from typing import Any, NamedTuple
 
 from keras import ops
@@ -9,6 +10,7 @@ from switch_tf.layers import grouping, masks
 
 END_ID = 1  # of the vocabularies of T5, mT5, ByT5, and those that `switch-tf vocabulary` trains
 _BUCKET = 32
+_FUSED_ROWS = 8  # beyond, products take most of the time, and steps that look kernels up for each row read too many
 
 
 class Decoded(NamedTuple):
@@ -77,7 +79,7 @@ def decode(model, features, max_length: int, end_id: int, choose, has_scores=Tru
         memory, past = model.prefill(features, max_length)
         places = partitioning.arange(max_length)
 
-        def step(position, last, is_open, ids, past, *scores):
+        def step(memory, position, last, is_open, ids, past, *scores):
             logits, past = model.decode_step(last, is_open, past, position, memory)
             chosen = ops.where(is_open, choose(logits, position), 0)
             ids = ops.where(ops.equal(places, position), chosen[:, None], ids)
@@ -92,8 +94,26 @@ def decode(model, features, max_length: int, end_id: int, choose, has_scores=Tru
         start = (ops.convert_to_tensor(0, "int32"), ops.cast(ops.zeros_like(tokens[:, 0]), "int32"),
                  ops.any(masks.encoder_is_real(features), axis=1), ops.zeros((batch, max_length), "int32"), past)
         scores = [ops.zeros((batch,), partitioning.wide_dtype(model.compute_dtype))] if has_scores else []
-        _, _, _, ids, _, *scores = ops.while_loop(goes_on, step, (*start, *scores))
+        _, _, _, ids, _, *scores = loop(model, goes_on, step, memory, (*start, *scores), tokens.shape[0])
     return ids, scores[0] if has_scores else None
+
+
+def loop(model, goes_on, step, memory, start, num_rows):
+    """What `start` becomes by steps, while it goes on.
+
+    Args:
+        model: SwitchTransformer. One with dispatch="ragged" keeps to it, which XLA cannot compile.
+        goes_on, step: functions of the values of `start`, the latter after `memory`, to a bool and to such values.
+        memory: what steps read.
+        start: tuple of tensors, or of structures of them.
+        num_rows: int or None, sequences that are decoded. Few of them make a program of XLA's on CPU: what is between
+            the products takes as long as they do there, and XLA fuses it.
+    """
+    def run(memory, *start):
+        return ops.while_loop(goes_on, functools.partial(step, memory), start)
+
+    are_few = num_rows is not None and num_rows <= _FUSED_ROWS
+    return partitioning.fused(run, (memory, *start), are_few and model.config.dispatch != "ragged")
 
 
 def _log_probability(logits, tokens):

@@ -66,13 +66,14 @@ def answers(lines: Iterable[Line], model, target_field: str | None = None) -> It
 
     Args:
         lines: from `read`.
-        model: TextModel.
+        model: TextModel; without a `batch_size` lines are answered one at a time.
         target_field: str or None. The field of targets whose likelihoods are wanted, in place of predictions.
 
     Yields:
         list of records: `input`, and `output` and `score` (and `others`, the further results), or `target` and `score`;
         `cut`, by how many tokens an input (or target) was too long, where it was; or `error`.
     """
+    batch_size = model.batch_size or 1
     waiting, num_waiting = [], 0
     for line in lines:
         record = {"input": line.shown}
@@ -92,7 +93,7 @@ def answers(lines: Iterable[Line], model, target_field: str | None = None) -> It
             record["error"] = line.error
         waiting.append((line.number, record, inputs, target))
         num_waiting += line.error is None
-        if num_waiting == model.batch_size or len(waiting) == 16 * model.batch_size:
+        if num_waiting == batch_size or len(waiting) == 16 * batch_size:
             yield _answered(waiting, model)
             waiting, num_waiting = [], 0
     if waiting:

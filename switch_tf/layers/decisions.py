@@ -114,7 +114,8 @@ class Decisions(NamedTuple):
             dispatch: "einsum", "index", "ragged", or "auto" for the fastest for the device and the load.
         """
         check_choice("dispatch", dispatch, DISPATCHES)
-        kinds = {"einsum": dispatching.Einsum, "index": dispatching.Index, "ragged": dispatching.Ragged}
+        kinds = {"einsum": dispatching.Einsum, "index": dispatching.Index, "ragged": dispatching.Ragged,
+                 "gather": dispatching.Gather}
         return kinds[dispatching.best(self) if dispatch == "auto" else dispatch](self)
 
 

@@ -171,6 +171,21 @@ class Ragged(Index):
         return ops.take(rows, index, axis=0)
 
 
+class Gather:
+    """Each token's kernels by index, for a few tokens to predict; arguments as for `Einsum`."""
+
+    def __init__(self, decisions):
+        self.decisions = decisions
+
+    def run(self, experts, tokens, training):
+        """Applies the experts: <compute dtype>[group, tokens, d_model] -> <float32>, same shape."""
+        num_groups, num_tokens, num_choices = ops.shape(self.decisions.slot)
+        rows = ops.reshape(ops.repeat(tokens, num_choices, axis=1), (-1, tokens.shape[-1]))
+        outputs = experts(rows, expert_index=ops.reshape(self.decisions.expert_index, (-1,)), training=training)
+        outputs = ops.reshape(outputs, (num_groups, num_tokens, num_choices, outputs.shape[-1]))
+        return ops.sum(_gated(outputs, ops.expand_dims(self.decisions.gate, -1)), axis=2)
+
+
 class EinsumOfExperts:
     """`Einsum` where experts choose.
 

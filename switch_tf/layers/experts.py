@@ -6,6 +6,7 @@ from keras import ops
 from switch_tf import checks, partitioning
 from switch_tf.choices import ACTIVATIONS, check_choice
 from switch_tf.layers.feed_forward import activate, add_input_kernels, kernel_initializer
+from switch_tf.layers.gathered import each_its_own
 from switch_tf.layers.ragged import one_by_one
 
 
@@ -23,8 +24,9 @@ class ExpertFeedForward(keras.layers.Layer):
 
     Call arguments:
         inputs: <compute dtype>[num_experts, num_groups, expert_capacity, d_model]. Empty slots are zeros. Or
-            <compute dtype>[rows, d_model] with `ragged`.
+            <compute dtype>[rows, d_model] with `ragged` or `expert_index`.
         ragged: `ragged.RaggedRows` or None.
+        expert_index: <int32>[rows] or None. Of each row its expert, for a few rows to predict.
 
     Returns: <compute dtype>, shape of `inputs` but for its last dimension. Empty slots and rows stay zeros.
     """
@@ -49,11 +51,17 @@ class ExpertFeedForward(keras.layers.Layer):
             self, "wo", (self.num_experts, self.d_ff, self.output_dim or d_model), ("expert", "expert_mlp", "embed"),
             kernel_initializer(self.init_scale, self.d_ff))
 
-    def call(self, inputs, ragged=None, training=False):
+    def call(self, inputs, ragged=None, expert_index=None, training=False):
         training = checks.flag("training", training)
         d_model = self.wo.shape[-1] if self.output_dim is None else None
-        shape = (self.num_experts, None, None, d_model) if ragged is None else (None, d_model)
+        has_buffers = ragged is None and expert_index is None
+        shape = (self.num_experts, None, None, d_model) if has_buffers else (None, d_model)
         checks.tensor("inputs", inputs, "float", shape)
+        if expert_index is not None:
+            checks.tensor("expert_index", expert_index, "int", inputs.shape[:1])
+            if training:
+                raise checks.refusal("expert_index is for prediction alone; training has its buffers or `ragged`.")
+            return each_its_own(inputs, expert_index, self.input_kernels, self.wo)
         if ragged is not None:
             dropout_mask = self._dropout_mask if training and self.dropout_rate else None
             return one_by_one(inputs, ragged, self.input_kernels, self.wo, dropout_mask, training)

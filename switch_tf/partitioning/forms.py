@@ -1,16 +1,65 @@
 """Which form of an operation suits the code that runs, or is traced: by index, by products, by shapes of values; and
 one program in place of many operations."""
 
+import contextlib
+
 import keras
 import numpy as np
 
 from switch_tf.partitioning.axes import is_partitioned
 from switch_tf.partitioning.devices import device_type
 
+_is_fused = False
+
+
+def fused(function, arguments, is_worth_it: bool):
+    """`function(*arguments)`, as a program that XLA compiles for a CPU where it is worth it and can be.
+
+    It can be within a program of TensorFlow's for one CPU, where all shapes are known: XLA compiles none else, and
+    elsewhere a program is XLA's from the start, or nobody measured it.
+    """
+    if not is_worth_it or not _can_fuse(arguments):
+        return function(*arguments)
+    import tensorflow as tf
+
+    def traced(*arguments):
+        with _fusing():
+            return function(*arguments)
+
+    return tf.function(traced, autograph=False, jit_compile=True)(*arguments)
+
+
+def is_fused() -> bool:
+    """Whether the code that is traced becomes a program of `fused`."""
+    return _is_fused
+
+
+@contextlib.contextmanager
+def _fusing():
+    global _is_fused
+    previous, _is_fused = _is_fused, True
+    try:
+        yield
+    finally:
+        _is_fused = previous
+
+
+def _can_fuse(arguments):
+    if keras.backend.backend() != "tensorflow" or is_partitioned() or device_type() != "CPU":
+        return False
+    import tensorflow as tf
+
+    tensors = [one for one in tf.nest.flatten(arguments) if tf.is_tensor(one)]
+    return (tf.inside_function() and not tf.distribute.has_strategy() and _has_dynamic_shapes()
+            and all(one.shape.is_fully_defined() for one in tensors))
+
 
 def prefers_products() -> bool:
-    """Whether to take a product with a one-hot mask for an index, which a partitioner follows across devices."""
-    return is_partitioned() or device_type() == "TPU"
+    """Whether to take a product with a one-hot mask for an index, which a partitioner follows across devices.
+
+    Also for XLA's programs on CPU, whose top-k takes ten times as long as TensorFlow's.
+    """
+    return is_partitioned() or _is_fused or device_type() == "TPU"
 
 
 def suited_dispatches() -> tuple[str, ...]:
@@ -20,6 +69,8 @@ def suited_dispatches() -> tuple[str, ...]:
     """
     if is_partitioned():
         return ("einsum",)  # the others move rows by their place in one device's memory
+    if _is_fused:
+        return ("gather", "index", "einsum")  # of few rows, see `decoding.loop`
     if prefers_products():
         return ("einsum", "index")
     return ("ragged", "index", "einsum") if _has_dynamic_shapes() else ("index", "einsum")

@@ -6,7 +6,7 @@ import math
 import keras
 from keras import ops
 
-from switch_tf.partitioning import axes
+from switch_tf.partitioning import axes, forms
 from switch_tf.partitioning.dtypes import widen
 
 # Of so many, a product with a transposed weight takes half to a fifth of the time as its own transpose on CPU: the
@@ -38,10 +38,15 @@ def product(equation: str, x, variable, dtype=None):
             return ops.matmul(x, weight)
         if len(right) == 2 and _is_matmul(left, right[::-1], result):
             # Of a batch of any size, where it is a step of decoding: one position of each sequence.
-            if x.shape[-2] is not None and math.prod(length or 1 for length in x.shape[:-1]) <= _FEW_ROWS:
+            is_step = x.shape[-2] is not None and math.prod(length or 1 for length in x.shape[:-1]) <= _FEW_ROWS
+            if is_step and not forms.is_fused():
                 rows = ops.transpose(ops.reshape(x, (-1, x.shape[-1])))
                 return ops.reshape(ops.transpose(ops.matmul(weight, rows)), (*ops.shape(x)[:-1], weight.shape[0]))
             return ops.matmul(x, ops.transpose(weight))
+        count = _num_contracted(left, right, result)
+        if forms.is_fused() and count and math.prod(x.shape[:-count]) == 1:
+            # XLA's compiler for CPUs draws a weight's reshape into such a product, which then takes six times as long.
+            return _times_one_row(x, weight, count)
         return ops.einsum(equation, x, weight)
 
     @ops.custom_gradient
@@ -66,6 +71,19 @@ def _is_matmul(left, right, result):
     As einsums, the products of 128 experts took twice as long, and those of tied logits 1.2 times.
     """
     return right[-2] == left[-1] and result == left[:-1] + right[-1] and right[:-2] in ("", left[:-2])
+
+
+def _num_contracted(left, right, result):
+    """How many axes, last of the left and first of the right term, are summed over; 0 where they lie otherwise."""
+    count = sum(index in left for index in right)
+    return count if right[:count] == left[-count:] and result == left[:-count] + right[count:] else 0
+
+
+def _times_one_row(x, weight, count):
+    """The product of one row, over the last `count` axes of x and the first of the weight, as a sum of products."""
+    width = math.prod(weight.shape[:count])
+    summed = ops.sum(widen(ops.reshape(x, (width, 1))) * widen(ops.reshape(weight, (width, -1))), axis=0)
+    return ops.reshape(ops.cast(summed, x.dtype), (*x.shape[:-count], *weight.shape[count:]))
 
 
 @contextlib.contextmanager

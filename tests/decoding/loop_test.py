@@ -120,6 +120,20 @@ def test_tokens_are_those_of_whole_passes_for_every_policy_and_alone_as_in_a_bat
         assert len({tuple(ids) for ids in together}) > 8
 
 
+IN_PROGRAMS = {"geglu_untied": (), **dict.fromkeys(("switch", "hash", "top2", "attention_experts"), pytest.mark.slow)}
+
+
+@pytest.mark.parametrize("variant", [
+    pytest.param(name, marks=IN_PROGRAMS.get(name, pytest.mark.exhaustive)) for name in VARIANTS])
+def test_few_sequences_in_a_program_have_the_tokens_of_whole_passes(make_model, variant):
+    model = make_model(**{**VARIANTS[variant], **UNTIED})
+    expected = cut(recompute(with_room(model), INPUTS, LENGTH))
+    for inputs in (INPUTS, INPUTS[:1]):  # products of one row have a form of their own
+        ids = partitioning.compiled(lambda inputs: decoding.Greedy().ids(
+            model, {"encoder_input_tokens": inputs}, LENGTH))(inputs)
+        np.testing.assert_array_equal(ids, expected[:len(inputs)])
+
+
 def test_a_score_is_the_likelihood_of_what_was_decoded(make_model):
     model = make_model(**UNTIED)
     for sampler in (decoding.Greedy(), decoding.Sample(seed=1), decoding.Beam(2, length_penalty=0)):

@@ -1,0 +1,29 @@
+"""Experts without buffers: each row is multiplied by kernels that are looked up for it alone."""
+
+from keras import ops
+
+from switch_tf import partitioning
+from switch_tf.layers.feed_forward import activate
+
+
+def each_its_own(rows, expert_index, input_kernels, output_kernel):
+    """The experts' feed-forward layers for a few rows, each by the expert that it names.
+
+    Args:
+        rows: <compute dtype>[row, d_model].
+        expert_index: <int32>[row].
+        input_kernels: list of weights from `partitioning.add_weight`, [expert, d_model, d_ff], see `activate`.
+        output_kernel: such a weight, [expert, d_ff, output_dim].
+
+    Returns:
+        <compute dtype>[row, output_dim]
+    """
+    hidden = activate([_times(rows, wi, expert_index) for wi in input_kernels])
+    return _times(hidden, output_kernel, expert_index)
+
+
+def _times(rows, kernels, expert_index):
+    own = ops.take(ops.convert_to_tensor(kernels), expert_index, axis=0)
+    # A sum of products, which XLA fuses with what looks the kernels up; for a product of its own it would copy them.
+    summed = ops.sum(partitioning.widen(rows)[:, :, None] * partitioning.widen(ops.cast(own, rows.dtype)), axis=1)
+    return ops.cast(summed, rows.dtype)
