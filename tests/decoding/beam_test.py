@@ -22,8 +22,8 @@ class Table:
 
     def __init__(self, probabilities):
         self.logits = np.log(np.asarray(probabilities, "float32"))
-        self.config = type("Config", (), {"dispatch": "auto", "vocab_size": len(probabilities), "is_encoder_only": False,
-                                          "decoder_sparse_layers": ()})
+        self.config = type("Config", (), {"vocab_size": len(probabilities), "is_encoder_only": False,
+                                          "decoder_sparse_layers": (), "dispatch": "auto"})
 
     def prefill(self, features, max_length):
         zeros = ops.zeros_like(features["encoder_input_tokens"][:, :1])
