@@ -2,7 +2,8 @@
 
 Every test process has eight virtual CPU devices, which nothing but the tests of layouts uses, and TensorFlow's graph
 optimiser is off, because it takes longer than what it saves; one test of training/train_step_test.py has it on, and so
-have the processes that tests start.
+have the processes that tests start. For the same reason few sequences are decoded without XLA, but for tests that ask
+for `fusing`.
 """
 
 import collections
@@ -113,6 +114,23 @@ def cached_model(dtype, items):
     model.build()
     set_weights(model)
     return model
+
+
+@pytest.fixture(autouse=True, scope="session")
+def not_fusing():
+    """Turns XLA's programs off; returns the function that turned them on."""
+    from switch_tf.partitioning import forms
+
+    can_fuse, forms._can_fuse = forms._can_fuse, lambda arguments: False
+    return can_fuse
+
+
+@pytest.fixture
+def fusing(monkeypatch, not_fusing):
+    """XLA's programs, as users have them."""
+    from switch_tf.partitioning import forms
+
+    monkeypatch.setattr(forms, "_can_fuse", not_fusing)
 
 
 @pytest.fixture(scope="session")

@@ -1,10 +1,11 @@
-"""Carries tokens to the slots their router chose and the experts' outputs back: three ways, the same numbers.
+"""Carries tokens to the slots their router chose and the experts' outputs back: four ways, the same numbers.
 
 `Einsum` is GShard's form (section 3.1 there): products with one-hot masks, which TPU partitioners turn into one
 all-to-all each way; its cost grows with tokens times slots. `Index` moves rows by index. On the tokens that were kept,
 the maps from slot to token and from token to slot are inverse, so the gradient of each gather is the other gather: no
 scatter of rows, and cost and memory grow with tokens. `Ragged` moves them so too, but leaves no empty slots between
-them: the experts compute what is there, one after the other. It is the fastest where experts are few, on CPU.
+them: the experts compute what is there, one after the other. It is the fastest where experts are few, on CPU. `Gather`
+moves no row: it looks up each one's kernels, for a step of decoding a few sequences where shapes must be known.
 
 Where experts choose, a token may lie in many slots, and the way back is a sum over segments instead of a gather.
 """
@@ -21,14 +22,19 @@ AT_EXPERTS = ("expert", "group", "capacity", "expert_embed")
 READ_BY_EXPERTS = ("expert", "group", "capacity", "embed")
 # Computing an expert's rows by themselves costs about as much as so many rows more (docs/benchmarks.md).
 ROWS_PER_PRODUCT = 40
+# Up to so many rows have their kernels looked up for each of them: two choices of what `decoding.loop` has XLA compile.
+LOOKED_UP_ROWS = 16
 
 
 def best(decisions) -> str:
     """The name of the fastest dispatch for the device and the load of `Decisions`."""
     first, *others = partitioning.suited_dispatches()
-    if first != "ragged":
-        return first
     num_groups, num_tokens, num_choices = decisions.slot.shape
+    if first != "ragged":
+        # A step of decoding a few sequences: buffers would have a row of every expert for each.
+        is_step = grouping.serves_every_token() and num_tokens == 1 and isinstance(num_groups, int)
+        looks_up = is_step and num_groups * num_choices <= LOOKED_UP_ROWS and not partitioning.is_partitioned()
+        return "gather" if looks_up else first
     if not all(isinstance(size, int) for size in (num_groups, num_tokens, decisions.capacity)):
         # With room for every token at every expert nearly all slots are empty.
         return "ragged" if grouping.serves_every_token() else others[0]

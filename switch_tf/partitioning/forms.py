@@ -70,7 +70,7 @@ def suited_dispatches() -> tuple[str, ...]:
     if is_partitioned():
         return ("einsum",)  # the others move rows by their place in one device's memory
     if _is_fused:
-        return ("gather", "index", "einsum")  # of few rows, see `decoding.loop`
+        return ("index", "einsum")
     if prefers_products():
         return ("einsum", "index")
     return ("ragged", "index", "einsum") if _has_dynamic_shapes() else ("index", "einsum")

@@ -6,6 +6,7 @@ import tensorflow as tf
 
 from switch_tf import decoding, partitioning
 
+pytestmark = pytest.mark.usefixtures("fusing")
 LENGTH = 5
 INPUTS = np.random.default_rng(0).integers(2, 32, (4, 7)).astype("int32")
 INPUTS[1, 5:] = 0
@@ -26,7 +27,8 @@ def is_fused(traced):
                for node in traced.graph.get_operations())
 
 
-@pytest.mark.parametrize("sampler", [decoding.Sample(top_k=9, top_p=0.8, seed=3), decoding.Beam(2, num_results=2)])
+@pytest.mark.parametrize("sampler", [
+    pytest.param(decoding.Sample(top_k=9, top_p=0.8, seed=3), marks=pytest.mark.slow), decoding.Beam(2, num_results=2)])
 def test_samplers_and_scores_are_those_without(make_model, sampler):
     model = make_model(**UNTIED)
     traced = program(model, INPUTS, sampler)
@@ -37,6 +39,7 @@ def test_samplers_and_scores_are_those_without(make_model, sampler):
     assert len(np.unique(found.ids)) > 5
 
 
+@pytest.mark.slow
 def test_in_bfloat16_scores_are_as_far_off_as_bfloat16_is(make_model):
     found = [program(make_model(dtype, **UNTIED), INPUTS)(tf.constant(INPUTS)) for dtype in (
         "float32", "mixed_bfloat16")]
@@ -47,10 +50,7 @@ def test_in_bfloat16_scores_are_as_far_off_as_bfloat16_is(make_model):
 
 def test_what_xla_cannot_compile_or_nobody_measured_is_not_fused(make_model):
     model = make_model(**UNTIED)
-    traced = program(model, MANY)
-    assert not is_fused(traced)
-    found = traced(tf.constant(MANY)).ids
-    np.testing.assert_array_equal(found[:4], program(model, INPUTS)(tf.constant(INPUTS)).ids)
+    assert not is_fused(program(model, MANY))
     any_size = partitioning.compiled(
         lambda inputs: decoding.Greedy().ids(model, {"encoder_input_tokens": inputs}, LENGTH), ranks=(2,))
     assert not is_fused(any_size.get_concrete_function())

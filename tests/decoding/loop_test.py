@@ -125,7 +125,7 @@ IN_PROGRAMS = {"geglu_untied": (), **dict.fromkeys(("switch", "hash", "top2", "a
 
 @pytest.mark.parametrize("variant", [
     pytest.param(name, marks=IN_PROGRAMS.get(name, pytest.mark.exhaustive)) for name in VARIANTS])
-def test_few_sequences_in_a_program_have_the_tokens_of_whole_passes(make_model, variant):
+def test_few_sequences_in_a_program_have_the_tokens_of_whole_passes(make_model, fusing, variant):
     model = make_model(**{**VARIANTS[variant], **UNTIED})
     expected = cut(recompute(with_room(model), INPUTS, LENGTH))
     for inputs in (INPUTS, INPUTS[:1]):  # products of one row have a form of their own
