@@ -44,6 +44,7 @@ def update(step):
     return step[1], compiler.compile_step(step[1], "v5e:2x4")
 
 
+@pytest.mark.slow
 def test_gradients_lie_as_their_weights_and_go_from_one_program_to_the_other(step):
     computed, applied = step
     gradients = [argument for argument in applied.arguments if argument.kind == "gradient"]

@@ -36,6 +36,7 @@ def told(capsys, *words):
     return capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_task_of_ones_own_files_is_cached_and_found_by_a_run(texts, tmp_path, capfd):
     words = ["cache", *texts, "--num_processes=1", "--num_shards=2", "--json"]
     assert main.main(words) == 0

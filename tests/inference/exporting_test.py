@@ -45,6 +45,7 @@ def test_it_answers_as_the_model_does(text_model, tmp_path, sampler, dtype):
             assert signatures["serving_default"](inputs=tf.constant([text]))["outputs"].numpy() == [answer]
 
 
+@pytest.mark.slow
 def test_texts_and_ids_have_signatures_and_what_is_empty_has_no_answer(text_model, tmp_path):
     model = text_model()
     exporting.export(model, tmp_path / "saved", {})

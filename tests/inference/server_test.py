@@ -233,6 +233,7 @@ def test_a_model_that_fails_is_told_and_asked_again(make_text_model, monkeypatch
         assert 'switch_tf_requests_total{path="/v1/models/{name}:predict",status="500"} 1.0' in ask(port, "/metrics")[1]
 
 
+@pytest.mark.slow
 def test_several_results_and_new_draws(make_text_model):
     with served(make_text_model(decoding.Beam(3, num_results=3))) as (_, port):
         ((prediction,),) = ask(port, PREDICT, {"instances": ["a"]})[1].values()
