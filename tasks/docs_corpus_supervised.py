@@ -72,7 +72,7 @@ def summary_examples(split: str) -> dict[str, list[str]]:
 
 seqio.TaskRegistry.add(
     "docs_corpus_library",
-    source=docs_corpus.DocsCorpusSource(library_examples, NUM_LIBRARY_EXAMPLES),
+    source=docs_corpus.source(library_examples, NUM_LIBRARY_EXAMPLES),
     preprocessors=text_to_text.tokens(),
     postprocess_fn=functools.partial(postprocessors.string_label_to_class_id, label_classes=LIBRARIES),
     metric_fns=[metrics.accuracy, metrics.mean_multiclass_f1(num_classes=len(LIBRARIES))],
@@ -80,7 +80,7 @@ seqio.TaskRegistry.add(
 )
 seqio.TaskRegistry.add(
     "docs_corpus_summary",
-    source=docs_corpus.DocsCorpusSource(summary_examples, NUM_SUMMARY_EXAMPLES),
+    source=docs_corpus.source(summary_examples, NUM_SUMMARY_EXAMPLES),
     preprocessors=text_to_text.tokens(),
     metric_fns=[metrics.rouge],
     output_features=preprocessors.output_features(vocabularies.docs_corpus()),

@@ -13,7 +13,7 @@ import gin
 
 from switch_tf.choices import nearest
 from switch_tf.cli import gin_files, processes, quiet, sources
-from switch_tf.cli.gin_statements import Unknown
+from switch_tf.cli.gin_statements import Statements, Unknown
 from switch_tf.cli.main import Mistake
 from switch_tf.config import SwitchConfig
 from switch_tf.messages import first_line
@@ -59,8 +59,11 @@ def load(arguments, defaults=(), num_cpu_devices=None) -> set[str]:
     return set(gin_files.parse(*words).macros)
 
 
-def look(files, bindings=(), search_paths="") -> None:
+def look(files, bindings=(), search_paths="") -> tuple:
     """Refuses gin files and bindings that describe no run, as far as that is seen without TensorFlow.
+
+    Returns:
+        (SwitchConfig, Run), each None where only TensorFlow can tell it.
 
     Raises:
         Mistake: what `gin_files.read` refuses, or a value out of its range.
@@ -71,11 +74,12 @@ def look(files, bindings=(), search_paths="") -> None:
     if not any(name == _TRAINER for _, name, _ in statements.parameters):
         raise Mistake(f"These gin files describe no run: {', '.join(files)}. Give {PARTS}.")
     _check_names(statements)
-    _, _, run, settings = (_described(kind, statements) for kind in (SwitchConfig, Layout, Run, StepSettings))
+    config, _, run, settings = (described(kind, statements) for kind in (SwitchConfig, Layout, Run, StepSettings))
     if run and settings:
         _or_mistake(lambda: check_periods(run, settings))
     if run:
         _check_task(run.mixture_or_task_name, statements.modules)
+    return config, run
 
 
 def _check_names(statements):
@@ -101,8 +105,12 @@ def _check_task(name, modules):
     raise Mistake(f"No task or mixture of {', '.join(sorted(own))} is called {name!r}.{nearest(name, known)}")
 
 
-def _described(kind, statements):
-    """What statements say of a class that needs no TensorFlow; None where that is nothing, or cannot be known yet."""
+def described(kind: type, statements: Statements):
+    """What statements say of a dataclass that needs no TensorFlow; None where that is nothing, or cannot be known yet.
+
+    Raises:
+        Mistake: it has no such field, or refuses the value.
+    """
     try:
         arguments = statements.arguments_of(kind)
     except Unknown:

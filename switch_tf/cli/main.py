@@ -11,6 +11,7 @@ from switch_tf.messages import sentence_about_data
 
 COMMANDS = {
     "train": "pretrain or fine-tune from gin files, with evaluation between; resumes by itself",
+    "compare": "dense against sparse: variants trained on the same batches in turns, or finished runs; table, plots",
     "eval": "the metrics of tasks on checkpoints of a run, with predictions; follows a run that is training",
     "export": "a trained model as a SavedModel, texts in and out, for TensorFlow alone",
     "serve": "a trained model over HTTP, and a page that shows which experts tokens go to",

@@ -1,19 +1,12 @@
 """`switch-tf train`: gin files in, a run folder out."""
 
-import contextlib
-import datetime
 import os
-import pathlib
-import shlex
 import sys
-import tempfile
 
-from switch_tf.cli import gin_files, gin_run, processes
+from switch_tf.cli import gin_files, gin_run, processes, starting
 from switch_tf.cli.main import Mistake
 from switch_tf.cli.stopping import Stopping
 from switch_tf.messages import first_line
-from switch_tf.training import checkpoint_folders
-from switch_tf.training.run_folder import RunFolder
 
 
 def add_arguments(parser) -> None:
@@ -67,39 +60,11 @@ def _start(words):
     from switch_tf.training.trainer import Trainer
     described = gin_run.on_this_machine()
     try:
-        with _converted(described.run) as weights:
+        with starting.converted(described.run) as weights:
             trainer = gin.get_configurable(Trainer)(partitioner=described.partitioner, initial_weights=weights)
-            return trainer.start(_origin(words, trainer.model.config) + gin.operative_config_str())
+            return trainer.start(starting.origin(words, trainer.model.config) + gin.operative_config_str())
     except (ValueError, OSError, checkpoints.BrokenCheckpoint) as error:
         raise Mistake(first_line(error)) from error
-
-
-@contextlib.contextmanager
-def _converted(run):
-    """A checkpoint of the weights that a new run starts from where those are Hugging Face's, while the scope lasts."""
-    folder = pathlib.Path(run.initial_checkpoint or "")
-    is_new = not checkpoint_folders.steps(RunFolder.checkpoints_of(run.model_dir))
-    if run.initial_checkpoint is None or not is_new or not (folder / "config.json").is_file():
-        yield None
-        return
-    from switch_tf import conversion
-    print(f"Reading the weights of {folder} ...", file=sys.stderr)
-    # Through a file, because a checkpoint's variables are read into any layout.
-    with tempfile.TemporaryDirectory() as temporary:
-        conversion.to_switch_tf(conversion.from_hugging_face(folder), pathlib.Path(temporary) / "weights")
-        yield pathlib.Path(temporary) / "weights"
-
-
-def _origin(words, config):
-    """Comments before a configuration: what a reader of the run folder will ask."""
-    import keras
-    import tensorflow as tf
-
-    import switch_tf
-    now = datetime.datetime.now().astimezone().isoformat(" ", "seconds")
-    return (f"# {shlex.join(['switch-tf', *words])}\n"
-            f"# {now}, switch_tf {switch_tf.__version__}, TensorFlow {tf.__version__}, Keras {keras.__version__}\n"
-            f"# {config.num_parameters:,} parameters\n\n")
 
 
 def describe(summary) -> str:

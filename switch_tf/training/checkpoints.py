@@ -7,6 +7,7 @@ its folder holds is said in `checkpoint_folders.py`.
 import json
 import os
 import pathlib
+import re
 import shutil
 
 import tensorflow as tf
@@ -22,9 +23,15 @@ def state_variables(model, optimizer=None) -> dict:
     """Path -> Keras variable of everything a run must remember; the model's weights alone without an optimizer."""
     variables = {f"model/{variable.path.partition('/')[2]}": variable for variable in model.variables}
     if optimizer is not None:
-        variables.update({f"optimizer/{variable.path}": variable for variable in optimizer.variables
+        variables.update({f"optimizer/{_without_number(variable.path)}": variable for variable in optimizer.variables
                           if not _is_learning_rate(variable.path)})
     return variables
+
+
+def _without_number(path):
+    """Keras counts the optimizers of a process, "adam" and "adam_1"; a checkpoint does not care which one it was."""
+    name, slash, rest = path.partition("/")
+    return re.sub(r"_\d+$", "", name) + slash + rest
 
 
 def _is_learning_rate(path):

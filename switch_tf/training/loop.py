@@ -68,20 +68,27 @@ class Training:
     def __exit__(self, *error):
         self.close()
 
-    def advance(self, step: int, stop_reason=lambda: None) -> None:
+    def advance(self, step: int, stop_reason=lambda: None, num_untimed_steps=0,
+                look_at=lambda step, batches: None) -> None:
         """Trains until `step`.
 
         Args:
             step: int, of the run; not beyond its last one.
             stop_reason: function that is asked after every call of the step for text that says why to stop, or None to
                 go on. Where there are several processes all of them stop at the same step.
+            num_untimed_steps: int. So many steps at the beginning are left out of the speed: where others train in
+                turns with this run, they find the processor's caches full of what is not theirs.
+            look_at: function that is shown what each call of the step is given: the step before it, and a dict of
+                <int32>[steps_per_call, batch, length].
 
         Raises:
             Divergence: a loss or gradient is not finite; the last good checkpoint stays.
         """
         self._begin()
+        timed_from = self.state.step + num_untimed_steps
+        self._meter.restart()
         while self.state.step < step and not (self._has_waited() or self._is_stopped(stop_reason())):
-            self._take_steps()
+            self._take_steps(self.state.step >= timed_from, look_at)
             with self._meter.paused():
                 for period, act in self._actions:
                     if period and (self.state.step % period == 0 or self.state.step == self.run.train_steps):
@@ -126,7 +133,6 @@ class Training:
             self.progress.say("Tracing the training step ...")
             self.partitioner.trace(self._step, self.state.batches.element_spec)
             self.progress.say(f"... {time.perf_counter() - started:.0f} s. The first step also optimises the graph.")
-        self._meter.restart()
 
     def _has_waited(self):
         """Whether the run ends by its own rule, as every process of it sees alike."""
@@ -139,7 +145,7 @@ class Training:
         self._stopped_by = (reason or "a signal to another process") if is_stopped else None
         return is_stopped
 
-    def _take_steps(self):
+    def _take_steps(self, is_timed, look_at):
         state, num_steps = self.state, self.settings.steps_per_call
         asked = time.perf_counter()
         patience = threading.Timer(_PATIENCE, lambda: self.progress.say(_WAITING.format(state.step, _PATIENCE)))
@@ -154,13 +160,14 @@ class Training:
         finally:
             patience.cancel()
         input_wait = time.perf_counter() - asked
+        look_at(state.step, batches)
         measured, bad_step = self._step(self.partitioner.place(batches))
         if (bad_step := int(bad_step)) >= 0:
             raise Divergence(self._divergence(batches, bad_step))
         measured = metrics.to_host(measured)
         state.sums = metrics.merge(state.sums, measured)
         state.step += num_steps
-        self._meter.add(num_steps, float(measured.tokens.total), input_wait)
+        self._meter.add(num_steps, float(measured.tokens.total), input_wait, is_timed)
         self.progress.advance(num_steps)
 
     # What is done every so many steps.

@@ -1,7 +1,16 @@
 """How fast a run trains between two logged steps."""
 
 import contextlib
+import dataclasses
 import time
+
+
+@dataclasses.dataclass
+class _Sums:
+    seconds: float = 0.0
+    steps: int = 0
+    tokens: float = 0.0
+    input_wait: float = 0.0  # seconds
 
 
 class Meter:
@@ -16,21 +25,27 @@ class Meter:
         self._flops_per_step = flops_per_step
         self._peak = peak
         self._resumed = time.perf_counter()
-        self._seconds, self._steps, self._tokens, self._input_wait = 0.0, 0, 0.0, 0.0
+        self._start_over()
+
+    def _start_over(self):
+        self._timed, self._untimed = _Sums(), _Sums()
+        self._running = self._timed
 
     def restart(self) -> None:
         """Lets time begin now."""
         self._resumed = time.perf_counter()
 
-    def add(self, num_steps: int, num_tokens: float, input_wait: float) -> None:
-        self._steps += num_steps
-        self._tokens += num_tokens
-        self._input_wait += input_wait
+    def add(self, num_steps: int, num_tokens: float, input_wait: float, is_timed=True) -> None:
+        """Counts steps that end now; those not `is_timed` say something only where no others do."""
+        self._running = self._timed if is_timed else self._untimed
+        self._running.steps += num_steps
+        self._running.tokens += num_tokens
+        self._running.input_wait += input_wait
 
     @contextlib.contextmanager
     def paused(self):
         """Within this scope no time passes."""
-        self._seconds += time.perf_counter() - self._resumed
+        self._running.seconds += time.perf_counter() - self._resumed
         try:
             yield
         finally:
@@ -39,16 +54,16 @@ class Meter:
     @property
     def has_steps(self) -> bool:
         """Whether there is a speed to tell."""
-        return self._steps > 0
+        return self._timed.steps + self._untimed.steps > 0
 
     def read(self) -> dict[str, float]:
         """Speeds since the last reading, within `paused`; starts over."""
-        seconds, steps, tokens, input_wait = self._seconds, self._steps, self._tokens, self._input_wait
-        self._seconds, self._steps, self._tokens, self._input_wait = 0.0, 0, 0.0, 0.0
-        used = self._flops_per_step * steps / seconds
+        sums = self._timed if self._timed.steps else self._untimed
+        self._start_over()
+        used = self._flops_per_step * sums.steps / sums.seconds
         return {
-            "tokens_per_second": tokens / seconds,
-            "seconds_per_step": seconds / steps,
+            "tokens_per_second": sums.tokens / sums.seconds,
+            "seconds_per_step": sums.seconds / sums.steps,
             "model_flops_utilization": used / self._peak.flops(used),
-            "input_wait_fraction": input_wait / seconds,
+            "input_wait_fraction": sums.input_wait / sums.seconds,
         }

@@ -119,9 +119,13 @@ class Progress:
         if self._is_shown:
             tqdm.write(text, file=sys.stderr)
 
+    def remaining_seconds(self, step: int, seconds_per_step: float) -> float:
+        """Until the last step, at the speed of the steps that were logged last."""
+        return (self._last_step - step) * seconds_per_step
+
     def log(self, step: int, values: dict, routers: dict[str, RouterStats]) -> None:
         """Says what `training_values` made of some steps, and of what their routers did."""
-        remaining = (self._last_step - step) * values["train/seconds_per_step"]
+        remaining = self.remaining_seconds(step, values["train/seconds_per_step"])
         dropped = [_divide(stats.fraction_tokens_dropped) for stats in routers.values()]
         text = (f"step {step}/{self._last_step}  loss {values['train/loss']:.4f}  "
                 f"cross-entropy {values['train/cross_entropy']:.4f}  accuracy {values['train/accuracy']:.3f}  "

@@ -27,6 +27,7 @@ class Trainer:
     """Trains a model, from wherever its run folder stands to the last step.
 
     Everything that can be wrong with the arguments is refused here, before anything is compiled or written.
+    `configuration` is what its checkpoints keep of all this, `continuation.record`.
 
     Args:
         model: SwitchTransformer, not built.
@@ -57,7 +58,7 @@ class Trainer:
         self.partitioner.check(config.num_parameters, settings.steps_per_call, settings.use_xla)
         check_division(config, self.partitioner.layout, run.batch_size, run.task_feature_lengths,
                        settings.num_microbatches)
-        self._configuration = self._record()
+        self.configuration = self._record()
         self._check_checkpoints()
         data.check_examples(description_of_data(run, config, "train", run.seed))
         if run.eval_period:
@@ -88,18 +89,19 @@ class Trainer:
                 saved = checkpoint_folders.describe(path)
             except checkpoint_folders.BrokenCheckpoint:
                 continue  # told when it is passed over, which writes
-            continuation.check(saved.get("configuration", {}), self._configuration, path, run.restart_changed_data)
+            continuation.check(saved.get("configuration", {}), self.configuration, path, run.restart_changed_data)
             return
         if self._initial is not None:
             path = checkpoint_folders.resolve(self._initial)
             saved = checkpoint_folders.describe(path)
-            continuation.check_weights(saved.get("configuration", {}), self._configuration, run.initial_checkpoint)
+            continuation.check_weights(saved.get("configuration", {}), self.configuration, run.initial_checkpoint)
 
-    def start(self, operative_config: str = "") -> Training:
+    def start(self, operative_config: str = "", progress: summaries.Progress | None = None) -> Training:
         """Takes the run folder and makes everything ready for the next step; to be called once.
 
         Args:
             operative_config: text that is kept in the run folder, the resolved configuration.
+            progress: what says how far the run is, by default a bar of its own.
 
         Raises:
             ValueError: another process has the folder, or what it holds is of another configuration.
@@ -107,10 +109,10 @@ class Trainer:
         run, partitioner = self.run, self.partitioner
         folder = RunFolder(run.model_dir, is_owner=partitioner.is_chief)
         partitioner.barrier()  # the others look into the folder only when it has been tidied up
-        progress = summaries.Progress(0, run.train_steps, is_shown=partitioner.is_chief)
+        progress = progress or summaries.Progress(0, run.train_steps, is_shown=partitioner.is_chief)
         try:
             state = prepare(self.model, self.optimizer, run, self.step_settings, partitioner, folder,
-                            self._configuration, progress.say, self._initial)
+                            self.configuration, progress.say, self._initial)
             if partitioner.is_chief:
                 # Only now is it certain that this configuration belongs to what the folder holds.
                 if operative_config:

@@ -10,7 +10,7 @@ from switch_tf.cli import gin_files, gin_statements, sources
     ("switch_tf.optim.schedules.RsqrtDecay", "switch_tf.optim.schedules"),
     ("switch_tf.optim.schedules.RsqrtDecay.no_attribute_is_looked_for", "switch_tf.optim.schedules"),
     ("keras.optimizers.AdamW", "keras"),
-    ("switch_tf.tasks.docs_corpus.DocsCorpusSource", "switch_tf.tasks.docs_corpus"),
+    ("switch_tf.tasks.docs_corpus.source", "switch_tf.tasks.docs_corpus"),
     ("tensorflow.keras", "tensorflow"),  # set while it is imported
     ("no.such.module.Name", "no.such.module"),
     ("switch_tf.optim.schedules.Name", "switch_tf.config"),

@@ -123,7 +123,7 @@ def test_training_data_are_repeated_and_shuffled_anew():
 
 
 def test_every_epoch_of_the_docs_corpus_is_a_new_order_of_all_documents():
-    dataset = docs_corpus.DocsCorpusSource().get_dataset("validation", shuffle=True, seed=1).repeat(2)
+    dataset = docs_corpus.source().get_dataset("validation", shuffle=True, seed=1).repeat(2)
     texts = [example["text"] for example in dataset.as_numpy_iterator()]
     count = corpora.NUM_DOCUMENTS["validation"]
     first, second = texts[:count], texts[count:]
@@ -171,7 +171,7 @@ def test_validation_noise_is_the_same_every_time():
 
 
 def test_shards_of_the_docs_corpus_divide_its_documents():
-    source = docs_corpus.DocsCorpusSource()
+    source = docs_corpus.source()
 
     def texts(shard_info):
         dataset = source.get_dataset("validation", shuffle=True, seed=3, shard_info=shard_info)

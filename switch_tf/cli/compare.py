@@ -1,0 +1,200 @@
+"""`switch-tf compare`: dense and sparse variants trained on the same batches in turns, and what came out of it."""
+
+import contextlib
+import pathlib
+import re
+import sys
+
+from switch_tf.cli import gin_files, gin_run, processes, quiet, starting
+from switch_tf.cli.main import Mistake
+from switch_tf.cli.stopping import Stopping
+from switch_tf.comparison import Comparison, fairness
+from switch_tf.comparison.description import check_words
+from switch_tf.messages import first_line
+from switch_tf.training import checkpoint_folders
+from switch_tf.training.run_folder import RunFolder
+
+_SEED = re.compile(r"seed_\d+")
+
+
+def add_arguments(parser) -> None:
+    """Declares the gin arguments, and the runs to report on in their place."""
+    gin_files.add_arguments(parser)
+    parser.add_argument("--runs", nargs="+", default=[], metavar="FOLDER",
+                        help="train nothing, and compare these run folders, or all runs of a comparison's folder")
+    parser.add_argument("--output", metavar="FOLDER",
+                        help="where the report on --runs goes (default: the folder 'comparison')")
+
+
+def run(arguments) -> dict:
+    """Trains what is left to train, writes the report and prints its table; comparison.json is the JSON object."""
+    if arguments.runs:
+        if arguments.gin_file or arguments.gin_bindings:
+            raise Mistake("--runs compares runs that were trained; leave out --gin_file and --gin bindings.")
+        return _report(arguments.output or "comparison", _named(arguments.runs), arguments.json)
+    if arguments.output:
+        raise Mistake("--output goes with --runs; a comparison that trains writes into its own folder, "
+                      "Comparison.model_dir.")
+    comparison, bindings = _described(arguments)
+    _look(comparison, bindings, arguments.gin_search_paths)
+    quiet.import_tensorflow(None)
+    is_done = _train(comparison, bindings, arguments.words)
+    runs = [(name, comparison.folder(name, seed)) for name in comparison.variants for seed in comparison.seeds]
+    found = _report(comparison.model_dir, runs, arguments.json, is_done)
+    return {**found, "exit_status": 0 if is_done else processes.INTERRUPTED}
+
+
+# What the gin files say.
+
+
+def _described(arguments):
+    """The Comparison, and the bindings of the command line that are not its own but every variant's."""
+    files, paths = arguments.gin_file, arguments.gin_search_paths
+    if not files:
+        raise Mistake("A comparison is described by a gin file: --gin_file=gin/runs/compare_demo.gin; or give run "
+                      "folders with --runs.")
+    macros = gin_files.collect(files, (), paths).macros
+    own, others = [], []
+    for binding in arguments.gin_bindings:
+        name = binding.partition("=")[0]
+        is_own = name in macros or re.search(r"(^|\.)Comparison\.\w+$", name)
+        (own if is_own else others).append(binding)
+    comparison = gin_run.described(Comparison, gin_files.read(files, own, paths))
+    if comparison is None:
+        raise Mistake(f"These gin files describe no comparison: {', '.join(files)}. A comparison binds model_dir and "
+                      "variants of switch_tf.comparison.Comparison, as gin/runs/compare_demo.gin does.")
+    _or_mistake(lambda: check_words("The command line", others))
+    return comparison, others
+
+
+def _look(comparison, bindings, search_paths):
+    """Refuses variants that describe no run, or no comparable ones, as far as that is seen without TensorFlow."""
+    seen = {}
+    for name in comparison.variants:
+        words = comparison.words(name, comparison.seeds[0], bindings)
+        seen[name] = _of(name, lambda words=words: gin_run.look(*words, search_paths))
+    if all(config and run for config, run in seen.values()):
+        lengths = next(iter(seen.values()))[1].task_feature_lengths
+        _or_mistake(lambda: fairness.check_work({name: config for name, (config, _) in seen.items()}, lengths,
+                                                comparison.unequal_work))
+
+
+# Training.
+
+
+def _train(comparison, bindings, words):
+    """Trains what is left of all seeds; returns whether nothing is left now."""
+    from switch_tf.comparison.progress import Progress
+    from switch_tf.comparison.same_batches import DifferentBatches
+    from switch_tf.data import FailedMetric
+    from switch_tf.training import checkpoints, diagnosis
+    from switch_tf.training.best import UnknownMetric
+    try:
+        with contextlib.closing(Progress()) as progress:
+            return all(_train_seed(comparison, seed, bindings, words, progress) for seed in comparison.seeds)
+    except (diagnosis.Divergence, checkpoints.BrokenCheckpoint, FailedMetric, UnknownMetric, DifferentBatches,
+            ValueError, OSError) as error:
+        raise Mistake(first_line(error)) from error
+
+
+def _train_seed(comparison, seed, bindings, words, progress):
+    """The same of one seed."""
+    from switch_tf.comparison import turns
+    with contextlib.ExitStack() as stack:
+        trainers, texts = {}, {}
+        for name in comparison.variants:
+            trainers[name], texts[name] = _of(
+                name, lambda name=name: _trainer(comparison, name, seed, bindings, words, stack))
+        _check_together(comparison, trainers)
+        num_steps = sum(trainer.run.train_steps for trainer in trainers.values())
+        progress.begin(num_steps * len(comparison.seeds))
+        if all(_is_done(trainer.run) for trainer in trainers.values()):
+            progress.skip(num_steps)
+            progress.say(f"Seed {seed}: all variants are trained.")
+            return True
+        stopping = stack.enter_context(Stopping(progress.say))
+        return turns.train(trainers, texts, progress, pathlib.Path(comparison.model_dir) / f"batches_{seed}.jsonl",
+                           comparison.turn, lambda: stopping.reason)
+
+
+def _trainer(comparison, name, seed, bindings, words, stack):
+    """The trainer of a run, and the text of its configuration; `stack` holds what it needs until it is started."""
+    import gin
+
+    from switch_tf.training.trainer import Trainer
+    gin_files.apply(*comparison.words(name, seed, bindings))
+    described = gin_run.on_this_machine()
+    if described.partitioner.num_processes > 1:
+        raise Mistake("variants take turns in one process; train each by itself where there are several, and compare "
+                      "the run folders with --runs.")
+    if described.run.patience:
+        raise Mistake("a comparison trains all variants to the last step; leave PATIENCE at 0.")
+    if not described.run.eval_period:
+        raise Mistake("a comparison is one of held-out losses; set EVAL_PERIOD above 0.")
+    weights = stack.enter_context(starting.converted(described.run))
+    trainer = gin.get_configurable(Trainer)(partitioner=described.partitioner, initial_weights=weights)
+    return trainer, starting.origin(words, trainer.model.config) + gin.operative_config_str()
+
+
+def _check_together(comparison, trainers):
+    first = next(iter(trainers.values()))
+    fairness.check_records({name: trainer.configuration for name, trainer in trainers.items()}, comparison.may_differ)
+    fairness.check_work({name: trainer.model.config for name, trainer in trainers.items()},
+                        first.run.task_feature_lengths, comparison.unequal_work)
+
+
+def _is_done(run):
+    saved = checkpoint_folders.steps(RunFolder.checkpoints_of(run.model_dir))
+    return bool(saved) and saved[-1] >= run.train_steps
+
+
+def _of(name, action):
+    """Does what belongs to one variant; what is wrong with it is told with its name."""
+    from switch_tf.training.checkpoint_folders import BrokenCheckpoint
+    try:
+        return action()
+    except (Mistake, ValueError, OSError, BrokenCheckpoint) as error:
+        raise Mistake(f"{name}: {first_line(error)}") from error
+
+
+def _or_mistake(action):
+    try:
+        return action()
+    except ValueError as error:
+        raise Mistake(first_line(error)) from error
+
+
+# The report.
+
+
+def _named(folders):
+    """(name of a variant, run folder) of what --runs names; the folder of a comparison stands for all its runs."""
+    runs = []
+    for folder in map(pathlib.Path, folders):
+        of_comparison = sorted(path.parent for path in folder.glob("*/seed_*/checkpoints"))
+        if RunFolder.checkpoints_of(folder).is_dir() or not of_comparison:
+            runs.append(folder)
+        else:
+            runs += of_comparison
+    if len(runs) < 2:
+        raise Mistake("--runs compares at least two run folders; name several, or the folder of a comparison.")
+    return [((folder.parent if _SEED.fullmatch(folder.resolve().name) else folder).resolve().name, folder)
+            for folder in runs]
+
+
+def _report(output, runs, is_json, is_whole=True):
+    from switch_tf.comparison import curves, report
+    if not is_whole:
+        # One seed is as good as several; a variant without any would be another comparison.
+        runs = [(name, folder) for name, folder in runs if (folder / "metrics.jsonl").is_file()]
+    stream = sys.stderr if is_json else sys.stdout
+    try:
+        found = report.write(output, curves.told_apart([curves.read(folder, name) for name, folder in runs]))
+    except (ValueError, OSError) as error:
+        if not is_whole:
+            return {}
+        raise Mistake(first_line(error)) from error
+    print(report.table(found), *report.words(found), sep="\n", file=stream)
+    print(f"Report: {pathlib.Path(output) / 'comparison.html'}\nPlot:   {pathlib.Path(output) / 'comparison.png'}",
+          file=stream)
+    return found

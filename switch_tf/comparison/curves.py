@@ -1,0 +1,114 @@
+"""What a run folder says of a run: its curves over steps, time, tokens and FLOPs, and its configuration."""
+
+import dataclasses
+import pathlib
+from typing import Any
+
+import numpy as np
+
+from switch_tf.comparison import fairness
+from switch_tf.training import checkpoint_folders, figures, report
+from switch_tf.training.run_folder import RunFolder
+
+# Evaluations whose mean is a smoothed loss: one alone depends on which batch was the last.
+SMOOTHING = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class Curves:
+    """The evaluations of one run.
+
+    `name`: of the variant; `seed`: int; `folder`: of the run; `record`: its configuration, `continuation.record`;
+    `config`: SwitchConfig; `steps`: of evaluations, without the one before the first step; `losses`: of the whole
+    mixture, smoothed; `values`: name of whatever else evaluations write -> (steps, values), as it was written;
+    `seconds`, `tokens`: since the start at each of `steps`, of training alone; `step_times`: logged step -> seconds of
+    a step before it.
+    """
+
+    name: str
+    seed: int
+    folder: pathlib.Path
+    record: dict[str, Any]
+    config: Any
+    steps: np.ndarray
+    losses: np.ndarray
+    values: dict[str, tuple[list[int], list[float]]]
+    seconds: np.ndarray
+    tokens: np.ndarray
+    step_times: dict[int, float]
+
+    @property
+    def loss_name(self) -> str:
+        """What the loss is called in metrics.jsonl."""
+        return f"eval/{self.record['MIXTURE_OR_TASK_NAME']}/loss"
+
+    @property
+    def flops(self) -> np.ndarray:
+        """Spent at each of `steps`: products with weights, forward and twice that backward."""
+        lengths = self.record["TASK_FEATURE_LENGTHS"]
+        targets = 0 if self.config.is_encoder_only else lengths["targets"]
+        return 3.0 * self.steps * self.record["BATCH_SIZE"] * self.config.flops_per_sequence(lengths["inputs"], targets)
+
+
+def read(folder, name: str) -> Curves:
+    """Reads a run folder, finished or not.
+
+    Raises:
+        ValueError: it is none, has no checkpoint yet, or no evaluation with a loss.
+    """
+    folder = pathlib.Path(folder)
+    record = _record(folder)
+    records = report.read_metrics(folder)
+    loss_name = f"eval/{record['MIXTURE_OR_TASK_NAME']}/loss"
+    steps, losses = figures.series([entry for entry in records if entry["step"] > 0], loss_name)
+    if not steps:
+        raise ValueError(f"The run {str(folder)!r} has no held-out loss after its start ({loss_name} in "
+                         "metrics.jsonl); train it with an EVAL_PERIOD above 0.")
+    names = {key for entry in records for key in entry if key.startswith("eval/")} - {loss_name}
+    times, seconds, tokens = _times(records)
+    return Curves(name, record["SEED"], folder, record, fairness.config_of(record), np.array(steps), smoothed(losses),
+                  {key: figures.series(records, key) for key in sorted(names) if not key.endswith("/unigram_loss")},
+                  np.interp(steps, *seconds), np.interp(steps, *tokens), times)
+
+
+def told_apart(runs: list[Curves]) -> list[Curves]:
+    """The same with the path as name where runs of one name differ in more than their seed."""
+    def others(run):
+        return [other for other in runs if other.name == run.name]
+
+    return [run if all(fairness.without_seed(other.record) == fairness.without_seed(run.record) and
+                       (other is run or other.seed != run.seed) for other in others(run))
+            else dataclasses.replace(run, name=str(run.folder)) for run in runs]
+
+
+def smoothed(losses) -> np.ndarray:
+    """Each loss as the mean of itself and the two before it, of as many as there are."""
+    sums = np.cumsum(np.concatenate([[0.0], losses]))
+    ends = np.arange(1, len(losses) + 1)
+    starts = np.maximum(0, ends - SMOOTHING)
+    return (sums[ends] - sums[starts]) / (ends - starts)
+
+
+def _record(folder):
+    checkpoints = RunFolder.checkpoints_of(folder)
+    for path in checkpoint_folders.newest_first(checkpoints):
+        try:
+            record = checkpoint_folders.describe(path).get("configuration")
+        except checkpoint_folders.BrokenCheckpoint:
+            continue
+        if not record:
+            raise ValueError(f"{path} is of a version that kept no record of the configuration; only runs of this one "
+                             "can be compared.")
+        return record
+    raise ValueError(f"{str(folder)!r} is no run folder with a checkpoint; a run is compared after it was trained.")
+
+
+def _times(records):
+    """Seconds of a step by logged step, and (steps, sums) of seconds and tokens, which evaluations are no part of."""
+    steps, per_step = figures.series(records, "train/seconds_per_step")
+    _, per_second = figures.series(records, "train/tokens_per_second")
+    lengths = np.diff([0, *steps])
+    seconds = np.cumsum(lengths * np.array(per_step))
+    tokens = np.cumsum(lengths * np.array(per_step) * np.array(per_second))
+    at = [0, *steps]
+    return dict(zip(steps, per_step, strict=True)), (at, [0.0, *seconds]), (at, [0.0, *tokens])

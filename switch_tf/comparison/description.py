@@ -1,0 +1,96 @@
+"""What is compared: variants, as the gin files and bindings that describe each; needs no TensorFlow."""
+
+import dataclasses
+import pathlib
+import re
+from collections.abc import Mapping
+
+from switch_tf import checks
+
+_NAME = re.compile(r"\w[\w.-]*")
+# What the driver gives each run itself.
+_OWN = ("MODEL_DIR", "SEED")
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """Runs that differ in their model, trained on the same batches.
+
+    Each variant is an ordinary run for every seed, in `<model_dir>/<variant>/seed_<seed>`, described by the variant's
+    gin files, then those of `common`, then the bindings of `common`, then the variant's own.
+
+    Args:
+        model_dir: str, the folder of all runs and of the report.
+        variants: dict, name -> list of gin files and of bindings "NAME=VALUE", at least two. The baseline is the first
+            one without experts, or the first one where all have some.
+        common: list of gin files and bindings of all variants: task, run, layout.
+        seeds: list of int. All variants are trained with each seed, one seed after the other.
+        turn: int, steps that one variant trains before it is the next one's turn, so that a machine that is busy for a
+            while harms all of them alike. The first two of a turn are left out of the timing.
+        may_differ: list of str. What of `Run` and `StepSettings` need not be the same in all variants, by the name it
+            has in the message that refuses it.
+        unequal_work: list of str. Variants whose FLOPs for a token, without the router's, need not be within 2 % of the
+            baseline's.
+    """
+
+    model_dir: str
+    variants: dict
+    common: tuple = ()
+    seeds: tuple = (0,)
+    turn: int = 20
+    may_differ: tuple = ()
+    unequal_work: tuple = ()
+
+    def __post_init__(self):
+        checks.text("Comparison.model_dir", self.model_dir)
+        if not isinstance(self.variants, Mapping) or len(self.variants) < 2:
+            raise ValueError("Comparison.variants must be a dict of at least two variants, each a name and its gin "
+                             f"files and bindings, not {checks.shown(self.variants)}.")
+        for name, words in self.variants.items():
+            if not isinstance(name, str) or not _NAME.fullmatch(name):
+                raise ValueError("The name of a variant becomes a folder: letters, digits, '_', '-' and '.', not "
+                                 f"{checks.shown(name)}.")
+            check_words(f"Comparison.variants[{name!r}]", words)
+        check_words("Comparison.common", self.common)
+        seeds = self.seeds if isinstance(self.seeds, list | tuple) else (self.seeds,)
+        if not seeds or len(set(seeds)) != len(seeds):
+            raise ValueError(f"Comparison.seeds must be a list of different integers, not {checks.shown(self.seeds)}.")
+        object.__setattr__(self, "seeds", tuple(checks.integer("Comparison.seeds", seed, 0) for seed in seeds))
+        object.__setattr__(self, "turn", checks.integer("Comparison.turn", self.turn, 1))
+        for field in ("may_differ", "unequal_work"):
+            names = getattr(self, field)
+            if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
+                raise ValueError(f"Comparison.{field} must be a list of names, not {checks.shown(names)}.")
+        for name in self.unequal_work:
+            if name not in self.variants:
+                raise ValueError(f"Comparison.unequal_work names {name!r}, and the variants are "
+                                 f"{', '.join(self.variants)}.")
+
+    def folder(self, variant: str, seed: int) -> pathlib.Path:
+        """The run folder of a variant and a seed."""
+        return pathlib.Path(self.model_dir) / variant / f"seed_{seed}"
+
+    def words(self, variant: str, seed: int, bindings=()) -> tuple[list[str], list[str]]:
+        """The gin files and the bindings of one run; `bindings` are those of the command line, which count last."""
+        own_files, own_bindings = _parted(self.variants[variant])
+        files, common_bindings = _parted(self.common)
+        driven = [f"MODEL_DIR={str(self.folder(variant, seed))!r}", f"SEED={seed}"]
+        return own_files + files, [*common_bindings, *own_bindings, *bindings, *driven]
+
+
+def _parted(words):
+    return [word for word in words if word.endswith(".gin")], [word for word in words if not word.endswith(".gin")]
+
+
+def check_words(name: str, words) -> None:
+    """Refuses, under that name, what is no list of gin files and bindings of a variant."""
+    if not isinstance(words, list | tuple) or not all(isinstance(word, str) for word in words):
+        raise ValueError(f"{name} must be a list of gin files and bindings, not {checks.shown(words)}.")
+    for word in words:
+        bound, equals, _ = word.partition("=")
+        if not word.endswith(".gin") and not equals:
+            raise ValueError(f"{name} holds {word!r}, which is neither a gin file (its name ends in .gin) nor a "
+                             "binding (NAME=VALUE).")
+        if bound.strip() in _OWN:
+            raise ValueError(f"{name} holds {word!r}, but each run gets its own {bound.strip()}: set "
+                             "Comparison.model_dir and Comparison.seeds.")

@@ -1,0 +1,138 @@
+"""May these runs be compared: the same data and rules, and the same work for a token. Needs no TensorFlow."""
+
+from typing import Any, NamedTuple
+
+from switch_tf.choices import nearest
+from switch_tf.training import continuation
+
+_TOLERANCE = 0.02
+# What a variant is free in, by the names of `continuation.record`: its model, optimizer and seed.
+_FREE = ("SwitchConfig.", "SwitchTransformer.", "SEED")
+# Without which two losses say nothing of each other.
+_OF_LOSSES = ("MIXTURE_OR_TASK_NAME", "TASK_FEATURE_LENGTHS", "Run.eval_batches", "held-out data", "vocabulary")
+
+
+class Work(NamedTuple):
+    """What a token costs, on average over a sequence at the run's lengths: FLOPs of a forward pass.
+
+    `flops_per_token`: of products with weights, as `SwitchConfig.flops_per_sequence` counts them, the router's too.
+    `router_flops_share`: the router's share of that.
+    `capacity_padding_share`: what experts compute for empty slots, over that and in addition to it.
+    """
+
+    flops_per_token: float
+    router_flops_share: float
+    capacity_padding_share: float
+
+
+def work(config, task_feature_lengths: dict) -> Work:
+    """Work of a configuration's model at these lengths, "inputs" and "targets" in tokens."""
+    inputs = task_feature_lengths["inputs"]
+    targets = 0 if config.is_encoder_only else task_feature_lengths["targets"]
+    flops = config.flops_per_sequence(inputs, targets)
+    parts = config.flops_by_part(inputs, targets)
+    return Work(flops / (inputs + targets), parts["router"] / flops, parts["capacity_padding"] / flops)
+
+
+def baseline(configs: dict[str, Any]) -> str:
+    """The name of the variant that others are measured against: the first one without experts, or the first one."""
+    return next((name for name, config in configs.items() if not config.num_experts), next(iter(configs)))
+
+
+def check_work(configs: dict[str, Any], task_feature_lengths: dict, unequal_work=()) -> None:
+    """Refuses variants whose work for a token, without the router's, is not the baseline's.
+
+    Args:
+        configs: name of a variant -> SwitchConfig.
+        task_feature_lengths: dict, "inputs" and "targets" in tokens.
+        unequal_work: names that need not agree.
+
+    Raises:
+        ValueError: names the variant, with both numbers.
+    """
+    reference = baseline(configs)
+    wanted = _without_router(work(configs[reference], task_feature_lengths))
+    for name, config in configs.items():
+        found = _without_router(work(config, task_feature_lengths))
+        if abs(found / wanted - 1) > _TOLERANCE and name not in unequal_work:
+            raise ValueError(f"{name!r} does {found:,.0f} FLOPs a token without its router and {reference!r} does "
+                             f"{wanted:,.0f}, {found / wanted - 1:+.1%}; they may differ by {_TOLERANCE:.0%}. Match "
+                             f"them by d_ff, or allow it with Comparison.unequal_work=[{name!r}].")
+
+
+def _without_router(found):
+    return found.flops_per_token * (1 - found.router_flops_share)
+
+
+def check_records(records: dict[str, dict], may_differ=()) -> None:
+    """Refuses variants whose runs differ in more than the model, optimizer and seed.
+
+    Args:
+        records: name of a variant -> `continuation.record` of its run.
+        may_differ: names of such records that need not agree.
+
+    Raises:
+        ValueError: names what differs, with both values.
+    """
+    (first, wanted), *others = records.items()
+    for key in may_differ:
+        if key not in _compared(wanted):
+            raise ValueError(f"Comparison.may_differ names {key!r}; what may differ are "
+                             f"{', '.join(_compared(wanted))}.{nearest(key, _compared(wanted))}")
+    for name, found in others:
+        for key in _differences(wanted, found):
+            if key not in may_differ:
+                raise ValueError(f"{key} is {wanted[key]!r} in {first!r} and {found[key]!r} in {name!r}; a comparison "
+                                 f"needs the same, or Comparison.may_differ=[{key!r}].")
+
+
+def check_losses(records: dict[str, dict]) -> None:
+    """Refuses runs whose held-out losses are not of the same tokens.
+
+    Raises:
+        ValueError: names what differs, with both values.
+    """
+    (first, wanted), *others = records.items()
+    for name, found in others:
+        for key in _differences(wanted, found):
+            if key in _OF_LOSSES:
+                raise ValueError(f"{key} is {wanted[key]!r} in {first} and {found[key]!r} in {name}, so their losses "
+                                 "are not of the same tokens and cannot be compared.")
+
+
+def remarks(records: dict[str, dict]) -> list[str]:
+    """What is not equal in variants, and may have made a difference, in sentences; names of variants -> records."""
+    (first, wanted), *others = records.items()
+    told = [f"{key} is {wanted[key]} in {first} and {found[key]} in {name}." for name, found in others
+            for key in _differences(wanted, found)]
+    configs = {name: config_of(record) for name, record in records.items()}
+    reference = baseline(configs)
+    lengths = wanted["TASK_FEATURE_LENGTHS"]
+    for name, config in configs.items():
+        share = _without_router(work(config, lengths)) / _without_router(work(configs[reference], lengths)) - 1
+        if abs(share) > _TOLERANCE:
+            told.append(f"{name} does {share:+.1%} work for a token beside {reference}, without its router.")
+    return told
+
+
+def without_seed(record: dict) -> dict:
+    """What runs of one variant have in common."""
+    return {name: value for name, value in record.items() if name != "SEED"}
+
+
+def config_of(record: dict):
+    """The SwitchConfig of a checkpoint's record."""
+    from switch_tf.config import SwitchConfig
+
+    return SwitchConfig(**continuation.model_fields(record))
+
+
+def _compared(record):
+    """The names of a record that are no variant's own."""
+    kind = record["optimizer"]
+    return [name for name in record if not name.startswith((*_FREE, f"{kind}.")) and name != "optimizer"]
+
+
+def _differences(wanted, found):
+    """Names of two records that are no variant's own and whose values differ."""
+    return [name for name in _compared(wanted) if name in found and found[name] != wanted[name]]

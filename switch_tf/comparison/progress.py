@@ -1,0 +1,76 @@
+"""How far a comparison is: one bar for all of its runs, and every line told with the variant it is of."""
+
+import sys
+import time
+
+from tqdm import tqdm
+
+from switch_tf.training import summaries
+
+
+class Progress:
+    """The bar of all runs together, on standard error; `num_steps` is known when it begins."""
+
+    def __init__(self):
+        self._num_steps = None
+        self._done = 0
+        self._trained = 0  # by this process
+        self._started = time.perf_counter()
+
+    def begin(self, num_steps: int) -> None:
+        """Shows the bar of so many steps, of all runs together, unless it is there."""
+        if self._num_steps is None:
+            self._num_steps = num_steps
+            self._bar = tqdm(total=num_steps, unit="step", file=sys.stderr, disable=None, dynamic_ncols=True)
+
+    def skip(self, steps: int) -> None:
+        """Counts steps that were trained before."""
+        self._done += steps
+        self._bar.update(steps)
+
+    def advance(self, steps: int) -> None:
+        self._trained += steps
+        self.skip(steps)
+
+    def say(self, text: str) -> None:
+        tqdm.write(text, file=sys.stderr)
+
+    def remaining_seconds(self) -> float:
+        """Until all runs are done, at the speed so far, evaluations and compilations included."""
+        elapsed = time.perf_counter() - self._started
+        return (self._num_steps - self._done) * elapsed / max(1, self._trained)
+
+    def close(self) -> None:
+        if self._num_steps is not None:
+            self._bar.close()
+
+
+class OfVariant(summaries.Progress):
+    """What one run says of itself, as a part of it.
+
+    Args:
+        whole: Progress.
+        name: str, of the variant.
+        last_step: int, of the run.
+    """
+
+    def __init__(self, whole: Progress, name: str, last_step: int):
+        self._whole = whole
+        self._name = name
+        self._last_step = last_step
+        self._is_begun = False
+
+    def advance(self, steps: int) -> None:
+        """The first call tells where the run stands."""
+        (self._whole.advance if self._is_begun else self._whole.skip)(steps)
+        self._is_begun = True
+
+    def say(self, text: str) -> None:
+        self._whole.say(f"{self._name}: {text}")
+
+    def remaining_seconds(self, step: int, seconds_per_step: float) -> float:
+        """Of the whole comparison."""
+        return self._whole.remaining_seconds()
+
+    def close(self) -> None:
+        """The bar is the whole's."""

@@ -1,0 +1,106 @@
+"""What is left of a comparison in its folder: comparison.json, comparison.png, comparison.html; and the table."""
+
+import base64
+import html
+import json
+import os
+import pathlib
+
+from switch_tf.comparison import figures, results
+from switch_tf.comparison.curves import Curves
+
+_WORDS = (
+    "All variants do the same work for a token but for the router, whose share of the FLOPs is told beside them; "
+    "capacity padding is what experts compute for empty slots, in addition to it. Losses are cross-entropies of the "
+    "validation split in nats per token, each the mean of the last three evaluations. A speed-up is how many times "
+    "fewer steps, or seconds, a variant needs to get to the loss that the baseline ends with (the dots, on the dashed "
+    "line). Seconds are those of training steps alone: the first steps of each turn, evaluation, checkpoints and "
+    "compilation are left out. Of several seeds lines are medians and bands the whole range.")
+_STYLE = ("body{font-family:sans-serif;margin:2em;max-width:90em}table{border-collapse:collapse}th,td{padding:.3em 1em;"
+          "text-align:right;border-bottom:1px solid #ddd}th:first-child,td:first-child{text-align:left}"
+          "img{max-width:100%}p{max-width:60em}pre{background:#f6f6f6;padding:1em;overflow-x:auto}")
+_COLUMNS = ("variant", "experts", "parameters", "FLOPs/token", "router", "padding", "s/step", "step time", "final loss",
+            "sooner in steps", "sooner in time")
+
+
+def write(folder, curves: list[Curves]) -> dict:
+    """Writes the three files into a folder; returns the object that comparison.json holds."""
+    folder = pathlib.Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    found = results.compare(curves)
+    picture = figures.draw(curves, found)
+    _replace(folder / "comparison.json", (json.dumps(found, indent=1) + "\n").encode())
+    _replace(folder / "comparison.png", picture)
+    _replace(folder / "comparison.html", _page(curves, found, picture).encode())
+    return found
+
+
+def table(found: dict) -> str:
+    """The table, for a terminal."""
+    rows = [_COLUMNS, *(_row(variant) for variant in found["variants"])]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(_COLUMNS))]
+    return "\n".join("  ".join(f"{entry:<{width}}" if column == 0 else f"{entry:>{width}}"
+                               for column, (entry, width) in enumerate(zip(row, widths, strict=True))) for row in rows)
+
+
+def words(found: dict) -> list[str]:
+    """What the table says of each variant but the baseline, in a sentence."""
+    baseline, period = found["baseline"], found["evaluation_period"]
+    lines = [f"Target: {found['target_loss']:.4f}, the last loss of {baseline} ({found['smoothing']}); evaluated every "
+             f"{period} steps, so no speed-up is finer than that."]
+    lines += [f"Not equal: {remark}" for remark in found["not_equal"]]
+    for variant in found["variants"]:
+        if variant["name"] == baseline:
+            continue
+        if variant["speedup_steps"] is None:
+            lines.append(f"{variant['name']} does not get there: it ends at {variant['final_loss']:.4f}.")
+        else:
+            lines.append(f"{variant['name']} gets there {variant['speedup_steps']:.2f} times sooner in steps and "
+                         f"{variant['speedup_time']:.2f} times in time" + _range(variant) + ".")
+    return lines
+
+
+def _range(variant):
+    seeds = variant["seeds"]
+    if len(seeds) == 1:
+        return ""
+    steps = ["never" if seed["speedup_steps"] is None else f"{seed['speedup_steps']:.2f}" for seed in seeds]
+    return f" (the median of {len(seeds)} seeds: {', '.join(steps)} in steps)"
+
+
+def _times(value):
+    return "never" if value is None else f"{value:.2f}x"
+
+
+def _row(variant):
+    return (variant["name"], str(variant["num_experts"]), f"{variant['num_parameters']:,}",
+            f"{variant['flops_per_token']:,.0f}", f"{variant['router_flops_share']:.1%}",
+            f"{variant['capacity_padding_share']:.1%}", f"{variant['seconds_per_step']:.4f}",
+            f"{variant['step_time_over_dense']:.2f}x", f"{variant['final_loss']:.4f}", _times(variant["speedup_steps"]),
+            _times(variant["speedup_time"]))
+
+
+def _page(curves, found, picture):
+    rows = "".join(f"<tr>{''.join(f'<td>{html.escape(entry)}</td>' for entry in _row(variant))}</tr>"
+                   for variant in found["variants"])
+    head = "".join(f"<th>{html.escape(name)}</th>" for name in _COLUMNS)
+    said = "".join(f"<p>{html.escape(line)}</p>" for line in words(found))
+    targets = "".join(
+        f"<tr><td>{html.escape(variant['name'])}</td>" + "".join(
+            f"<td>{_times(target['speedup_steps'])}, {_times(target['speedup_time'])}</td>"
+            for target in variant["targets"]) + "</tr>" for variant in found["variants"])
+    heads = "".join(f"<th>{target['loss']:.4f}</th>" for target in found["variants"][0]["targets"])
+    runs = "".join(f"<tr><td>{html.escape(run.name)}</td><td>{run.seed}</td><td>{html.escape(str(run.folder))}</td>"
+                   "</tr>" for run in curves)
+    return (f"<!doctype html><html lang=en><meta charset=utf-8><title>switch_tf comparison</title><style>{_STYLE}"
+            f"</style><h1>Dense against sparse</h1>{said}<table><tr>{head}</tr>{rows}</table>"
+            f'<p><img alt="curves" src="data:image/png;base64,{base64.b64encode(picture).decode()}"></p>'
+            f"<h2>Sooner, to several losses of {html.escape(found['baseline'])} (in steps, in time)</h2>"
+            f"<table><tr><th>variant</th>{heads}</tr>{targets}</table><p>{_WORDS}</p>"
+            f"<h2>Runs</h2><table><tr><th>variant</th><th>seed</th><th>folder</th></tr>{runs}</table></html>\n")
+
+
+def _replace(path, content):
+    temporary = path.with_name(f"{path.name}.tmp")
+    temporary.write_bytes(content)
+    os.replace(temporary, path)

@@ -1,0 +1,126 @@
+"""What came out of a comparison: how much sooner each variant reaches the baseline's quality, and at what cost."""
+
+import numpy as np
+
+from switch_tf.comparison import fairness
+from switch_tf.comparison.curves import SMOOTHING, Curves
+
+# Points of the baseline's run whose loss the others have to reach.
+_SHARES = (0.25, 0.5, 0.75, 1.0)
+
+
+def compare(curves: list[Curves]) -> dict:
+    """The JSON object of a comparison.
+
+    The target is the baseline's last loss, smoothed: the mean of its last three evaluations. A variant has reached it
+    at the first evaluation whose own such mean is not above it, so a speed-up is no finer than the time between two
+    evaluations. Of several seeds each is compared with the baseline's of the same seed (the baseline's first, where it
+    lacks that one), and the median is told; a seed that does not get there counts as slower than all that do.
+
+    Args:
+        curves: runs, at least two, those of one variant by the same name.
+
+    Returns:
+        dict of `baseline`, `target_loss`, `not_equal` (sentences) and `variants`, in the order of `curves`.
+
+    Raises:
+        ValueError: their losses are not of the same tokens.
+    """
+    by_name: dict[str, list[Curves]] = {}
+    for run in curves:
+        by_name.setdefault(run.name, []).append(run)
+    fairness.check_losses({str(run.folder): run.record for run in curves})
+    baseline = fairness.baseline({name: runs[0].config for name, runs in by_name.items()})
+    return {
+        "baseline": baseline,
+        "target_loss": _median([run.losses[-1] for run in by_name[baseline]]),
+        "loss": curves[0].loss_name,
+        "smoothing": f"mean of {SMOOTHING} evaluations",
+        "evaluation_period": int(np.min(np.diff(curves[0].steps, prepend=0))),
+        "not_equal": fairness.remarks({name: runs[0].record for name, runs in by_name.items()}),
+        "variants": [_variant(name, runs, by_name[baseline]) for name, runs in by_name.items()],
+    }
+
+
+def speedup(run: Curves, reference: Curves, index: int) -> tuple[float | None, float | None]:
+    """How many times sooner, in steps and in time, a run gets to what another one has at evaluation `index`.
+
+    None where it does not get there.
+    """
+    reached = np.flatnonzero(run.losses <= reference.losses[index])
+    first = np.flatnonzero(reference.losses <= reference.losses[index])[0]
+    if not len(reached):
+        return None, None
+    at = reached[0]
+    return float(reference.steps[first] / run.steps[at]), float(reference.seconds[first] / run.seconds[at])
+
+
+def pairs(runs: list[Curves], references: list[Curves]) -> list[tuple[Curves, Curves]]:
+    """Each run with the reference of its seed, or the first one."""
+    of_seed = {reference.seed: reference for reference in references}
+    return [(run, of_seed.get(run.seed, references[0])) for run in runs]
+
+
+def _variant(name, runs, references):
+    config, record = runs[0].config, runs[0].record
+    work = fairness.work(config, record["TASK_FEATURE_LENGTHS"])
+    times = [time for run in runs for time in run.step_times.values()]
+    paired = pairs(runs, references)
+    targets = [_target(paired, share) for share in _SHARES]
+    return {
+        "name": name,
+        "num_experts": config.num_experts,
+        "num_parameters": config.num_parameters,
+        "flops_per_token": work.flops_per_token,
+        "router_flops_share": work.router_flops_share,
+        "capacity_padding_share": work.capacity_padding_share,
+        "seconds_per_step": _median(times),
+        "step_time_over_dense": _time_ratio(paired),
+        "final_loss": _median([run.losses[-1] for run in runs]),
+        "speedup_steps": targets[-1]["speedup_steps"],
+        "speedup_time": targets[-1]["speedup_time"],
+        "targets": targets,
+        "seeds": [_seed(run, reference) for run, reference in paired],
+    }
+
+
+def _seed(run, reference):
+    in_steps, in_time = speedup(run, reference, -1)
+    return {
+        "seed": run.seed, "run": str(run.folder), "final_loss": float(run.losses[-1]), "speedup_steps": in_steps,
+        "speedup_time": in_time,
+        "curves": {"steps": run.steps.tolist(), "seconds": run.seconds.tolist(), "tokens": run.tokens.tolist(),
+                   "flops": run.flops.tolist(), "loss": run.losses.tolist()},
+        "values": {name: {"steps": steps, "values": values} for name, (steps, values) in run.values.items()},
+    }  # fmt: skip
+
+
+def _target(paired, share):
+    found, losses = [], []
+    for run, reference in paired:
+        index = max(0, round(share * len(reference.steps)) - 1)
+        losses.append(reference.losses[index])
+        found.append(speedup(run, reference, index))
+    return {"share_of_baseline": share, "loss": _median(losses),
+            "speedup_steps": _median_speedup([steps for steps, _ in found]),
+            "speedup_time": _median_speedup([time for _, time in found])}
+
+
+def _time_ratio(paired):
+    """Median of the ratios of step times logged at the same step: of the same minutes where runs took turns."""
+    ratios = [run.step_times[step] / reference.step_times[step] for run, reference in paired
+              for step in run.step_times.keys() & reference.step_times.keys()]
+    if ratios:
+        return _median(ratios)
+    return _median([_median([*run.step_times.values()]) / _median([*reference.step_times.values()])
+                    for run, reference in paired])
+
+
+def _median(values):
+    return float(np.median(values))
+
+
+def _median_speedup(values):
+    """The lower of the two in the middle where they are even, so that a seed that does not get there is heard."""
+    ordered = sorted(values, key=lambda value: value or 0.0)
+    return ordered[(len(ordered) - 1) // 2]

@@ -1,0 +1,169 @@
+"""Two variants of a tiny model, trained in turns from the command line; what is refused, and what a stop keeps."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from switch_tf.cli import main
+
+COMPARISON = """
+from __gin__ import dynamic_registration
+from switch_tf import comparison
+
+MODEL_DIR = "out"
+SEEDS = (0,)
+comparison.Comparison:
+  model_dir = %MODEL_DIR
+  seeds = %SEEDS
+  turn = 2
+  variants = {
+      "dense": ["gin/models/t5_tiny.gin"],
+      "sparse": ["gin/models/switch_tiny.gin", "NUM_EXPERTS=4"],
+  }
+  common = [
+      "gin/tasks/docs_corpus_bytes.gin", "gin/runs/pretrain.gin", "gin/layouts/single.gin",
+      "SwitchConfig.vocab_size=384", "SwitchConfig.d_model=16", "SwitchConfig.d_ff=24", "SwitchConfig.init_scale=1.0",
+      "SwitchConfig.num_encoder_layers=1", "SwitchConfig.num_decoder_layers=1", "SwitchConfig.encoder_sparse_step=1",
+      "SwitchConfig.decoder_sparse_step=1", "TASK_FEATURE_LENGTHS={'inputs': 24, 'targets': 9}", "BATCH_SIZE=8",
+      "TRAIN_STEPS=6", "LOG_PERIOD=2", "EVAL_PERIOD=2", "CHECKPOINT_PERIOD=4", "Run.eval_batches=2",
+  ]
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "compare.gin").write_text(COMPARISON)
+    return tmp_path
+
+
+def compare(*words):
+    return main.main(["compare", "--gin_file=compare.gin", *words])
+
+
+def losses(folder, variant, seed=0):
+    """What was written of steps, without how long they took."""
+    lines = (folder / "out" / variant / f"seed_{seed}" / "metrics.jsonl").read_text().splitlines()
+    return [{name: value for name, value in json.loads(line).items() if "second" not in name and "input_wait" not in
+             name and "utilization" not in name} for line in lines]
+
+
+def test_variants_train_in_turns_on_the_same_batches_and_any_command_works_on_their_runs(folder, capsys):
+    assert compare("--json") == 0
+    out, err = capsys.readouterr()
+    found = json.loads(out)
+    assert [variant["name"] for variant in found["variants"]] == ["dense", "sparse"]
+    assert found["baseline"] == "dense" and found["variants"][1]["num_experts"] == 4
+    assert found == json.loads((folder / "out" / "comparison.json").read_text()) | {"exit_status": 0}
+    assert found["variants"][1]["seeds"][0]["curves"]["steps"] == [2, 4, 6]
+    # In turns, whose order rotates.
+    logged = [line.partition(":")[0] for line in err.splitlines() if "s/step  MFU" in line]
+    assert logged == ["dense", "sparse", "sparse", "dense", "dense", "sparse"]
+    assert len((folder / "out" / "batches_0.jsonl").read_text().splitlines()) == 6
+    for name in ("comparison.png", "comparison.html", "dense/seed_0/operative_config.gin"):
+        assert (folder / "out" / name).is_file()
+    # Once more: nothing is left to train.
+    assert compare() == 0
+    out, err = capsys.readouterr()
+    assert "Seed 0: all variants are trained." in err and "s/step  MFU" not in err
+    assert "sparse" in out and "Report: out/comparison.html" in out
+    # By itself, for longer than it was trained in company.
+    run = folder / "out" / "sparse" / "seed_0"
+    assert main.main(["train", f"--gin_file={run}/operative_config.gin", "--gin.TRAIN_STEPS=8"]) == 0
+    assert "Going on from step 6" in capsys.readouterr().err
+    # Finished runs, wherever they are from.
+    assert main.main(["compare", "--runs", "out/dense/seed_0", "out/sparse/seed_0", "--output=again", "--json"]) == 0
+    again = json.loads(capsys.readouterr().out)
+    assert any(remark.startswith("TRAIN_STEPS is 6 in dense and 8 in sparse") for remark in again["not_equal"])
+    assert again["target_loss"] == found["target_loss"] and (folder / "again" / "comparison.html").is_file()
+    assert main.main(["compare", "--runs", "out", "--output=whole"]) == 0
+
+
+@pytest.mark.parametrize(("words", "message"), [
+    (["--gin.Comparison.turn=0"], "Comparison.turn must be an integer of at least 1, not 0."),
+    (["--gin.Comparison.trun=1"], "Comparison doesn't have a parameter named 'trun'. Did you mean 'turn'?"),
+    (["--gin.SEED=3"], "each run gets its own SEED"),
+    (["--gin.SEEDS=(1, 1)"], "Comparison.seeds must be a list of different integers"),
+    (["--gin.SwitchConfig.d_modle=8"], "dense: SwitchConfig doesn't have a parameter named 'd_modle'"),
+    (["--gin.NO_SUCH=8"], "dense: No gin file defines NO_SUCH."),
+    (["--gin.NUM_EXPERTS=-1"], "dense: num_experts must be an integer of at least 0, not -1."),
+    (["--gin.Comparison.variants={'a': ['gin/models/t5_tiny.gin'], 'b': ['gin/models/t5_tiny.gin',"
+      " 'SwitchConfig.d_ff=48']}", "--gin.SwitchConfig.d_kv=8"], "'b' does"),
+    (["--gin.Comparison.variants={'a': ['gin/models/t5_tiny.gin']}"], "at least two variants"),
+    (["--output=x"], "--output goes with --runs"),
+    (["--runs", "a", "b"], "leave out --gin_file"),
+    (["--gin.MIXTURE_OR_TASK_NAME='no_such'"], "dense: No task or mixture"),
+])
+def test_mistakes_are_one_sentence_and_write_nothing(folder, capsys, words, message):
+    assert compare(*words) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.startswith("switch-tf compare: ") and error.count("\n") == 1
+    assert [entry.name for entry in folder.iterdir()] == ["compare.gin"]
+
+
+@pytest.mark.parametrize(("words", "message"), [
+    ([], "A comparison is described by a gin file"),
+    (["--gin_file=gin/runs/demo.gin"], "These gin files describe no comparison: gin/runs/demo.gin."),
+    (["--runs", "a"], "at least two run folders"),
+    (["--runs", "a", "b"], "'a' is no run folder with a checkpoint"),
+])
+def test_without_a_comparison(folder, capsys, words, message):
+    assert main.main(["compare", *words]) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("words", "message"), [
+    (["--gin.Comparison.variants={'a': ['gin/models/t5_tiny.gin'], 'b': ['gin/models/t5_tiny.gin', 'BATCH_SIZE=16']}"],
+     "BATCH_SIZE is 8 in 'a' and 16 in 'b'"),
+    (["--gin.BEST_METRIC='eval/x/loss'", "--gin.PATIENCE=2"], "leave PATIENCE at 0"),
+    (["--gin.EVAL_PERIOD=0"], "set EVAL_PERIOD above 0"),
+])
+def test_what_only_the_whole_run_tells_is_refused_before_anything_is_written(folder, capsys, words, message):
+    assert compare(*words) == 2
+    assert message in capsys.readouterr().err
+    assert not (folder / "out").exists()
+
+
+@pytest.mark.slow
+def test_a_batch_that_changed_stops_all_and_keeps_what_was_learnt(folder, capsys):
+    assert compare("--gin.TRAIN_STEPS=4") == 0
+    batches = folder / "out" / "batches_0.jsonl"
+    lines = [json.loads(line) for line in batches.read_text().splitlines()]
+    batches.write_text("".join(json.dumps(line) + "\n" for line in [*lines, {**lines[0], "step": 4}]))
+    capsys.readouterr()
+    assert compare("--gin.TRAIN_STEPS=6") == 2
+    assert "The batch after step 4 of 'dense' is not the one that" in capsys.readouterr().err
+    assert losses(folder, "sparse")[-1]["step"] == 4
+
+
+@pytest.mark.slow
+def test_killed_and_interrupted_comparisons_go_on_with_the_same_curves(folder):
+    """In processes of their own: SIGKILL in the middle of a turn, then SIGINT, then to the end; two seeds."""
+    command = [sys.executable, "-m", "switch_tf.cli", "compare", "--gin_file=compare.gin", "--gin.SEEDS=(0, 3)",
+               "--gin.TRAIN_STEPS=12"]
+    straight = subprocess.run([*command, "--gin.MODEL_DIR='straight'"], capture_output=True, text=True)
+    assert straight.returncode == 0, straight.stderr
+    for number, line in ((signal.SIGKILL, "dense: step 6/12"), (signal.SIGINT, "sparse: step 10/12"),
+                         (signal.SIGTERM, "dense: step 2/12")):
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for told in process.stderr:
+            if told.startswith(line):
+                break
+        time.sleep(0.05)
+        process.send_signal(number)
+        process.communicate()
+        assert process.returncode == (-9 if number == signal.SIGKILL else 130)
+    finished = subprocess.run(command, capture_output=True, text=True)
+    assert finished.returncode == 0, finished.stderr
+    for variant in ("dense", "sparse"):
+        for seed in (0, 3):
+            there = json.loads((folder / "out" / "comparison.json").read_text())
+            once = json.loads((folder / "straight" / "comparison.json").read_text())
+            curves, wanted = ([{**seed["curves"], "seconds": None, "tokens": None} for entry in found["variants"]
+                               for seed in entry["seeds"]] for found in (there, once))
+            assert curves == wanted
+            assert losses(folder, variant, seed)[-1]["step"] == 12

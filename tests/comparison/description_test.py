@@ -1,0 +1,36 @@
+import pytest
+
+from switch_tf.comparison import Comparison
+
+VARIANTS = {"dense": ["a.gin", "X=1"], "sparse": ["b.gin"]}
+
+
+def test_a_run_is_its_own_files_then_the_common_ones_and_the_command_line_counts_last():
+    comparison = Comparison("runs/x", VARIANTS, common=["c.gin", "X=0"], seeds=[3, 5])
+    files, bindings = comparison.words("dense", 5, ["X=2"])
+    assert files == ["a.gin", "c.gin"]
+    assert bindings == ["X=0", "X=1", "X=2", "MODEL_DIR='runs/x/dense/seed_5'", "SEED=5"]
+    assert comparison.seeds == (3, 5)
+
+
+@pytest.mark.parametrize(("changes", "message"), [
+    ({"variants": {"dense": ["a.gin"]}}, "at least two variants"),
+    ({"variants": [["a.gin"]]}, "at least two variants"),
+    ({"variants": {"dense": "a.gin", "sparse": []}}, "must be a list of gin files and bindings, not 'a.gin'"),
+    ({"variants": {"../dense": [], "sparse": []}}, "becomes a folder"),
+    ({"variants": {5: [], "sparse": []}}, "becomes a folder"),
+    ({"common": ["d_ff"]}, "neither a gin file"),
+    ({"common": [5]}, "must be a list of gin files and bindings"),
+    ({"common": ["SEED = 3"]}, "each run gets its own SEED"),
+    ({"variants": {"dense": ["MODEL_DIR='x'"], "sparse": []}}, "each run gets its own MODEL_DIR"),
+    ({"seeds": ()}, "a list of different integers"),
+    ({"seeds": (1, 1)}, "a list of different integers"),
+    ({"seeds": (1, -1)}, "Comparison.seeds must be an integer of at least 0, not -1"),
+    ({"turn": 0}, "Comparison.turn must be an integer of at least 1, not 0"),
+    ({"model_dir": ""}, "Comparison.model_dir must be text"),
+    ({"may_differ": "SEED"}, "Comparison.may_differ must be a list of names"),
+    ({"unequal_work": ["other"]}, "the variants are dense, sparse"),
+])
+def test_mistakes(changes, message):
+    with pytest.raises(ValueError, match=message):
+        Comparison(**{"model_dir": "runs/x", "variants": VARIANTS, **changes})

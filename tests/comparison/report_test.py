@@ -1,0 +1,42 @@
+import json
+
+import numpy as np
+
+from switch_tf.comparison import curves, report
+
+FALLING = np.linspace(4.0, 1.0, 31)
+
+
+def some_runs(make_run):
+    fast = np.concatenate([FALLING[::2], np.full(15, 1.0)])
+    return [curves.read(make_run(f"{name}/seed_{seed}", list(losses + 0.01 * seed), num_experts, seed), name)
+            for name, losses, num_experts in (("dense", FALLING, 0), ("experts<4>", fast, 4), ("slow", FALLING + 1, 8))
+            for seed in (0, 1)]
+
+
+def test_files_table_and_words(make_run, tmp_path):
+    found = report.write(tmp_path / "out", some_runs(make_run))
+    assert json.loads((tmp_path / "out" / "comparison.json").read_text()) == found
+    assert (tmp_path / "out" / "comparison.png").read_bytes().startswith(b"\x89PNG")
+    header, dense, sparse, slow = report.table(found).splitlines()
+    assert header.split()[0] == "variant" and dense.split()[0] == "dense"
+    assert sparse.split()[-2:] == ["1.82x", "1.82x"] and slow.split()[-2:] == ["never", "never"]
+    assert len({len(line) for line in (header, dense, sparse, slow)}) == 1
+    said = "\n".join(report.words(found))
+    assert "the last loss of dense (mean of 3 evaluations); evaluated every 10 steps" in said
+    assert "experts<4> gets there 1.82 times sooner in steps and 1.82 times in time (the median of 2 seeds" in said
+    assert "slow does not get there: it ends at 2.1" in said
+
+
+def test_the_page_needs_no_other_file_and_names_are_text(make_run, tmp_path):
+    report.write(tmp_path, some_runs(make_run))
+    page = (tmp_path / "comparison.html").read_text()
+    assert "data:image/png;base64," in page and "http" not in page
+    assert "experts&lt;4&gt;" in page and "experts<4>" not in page
+    assert page.count("never, never") == 2  # to the two lower of four losses
+
+
+def test_what_is_not_equal_is_told(make_run, tmp_path):
+    runs = [curves.read(make_run(name, list(FALLING), changes=changes), name)
+            for name, changes in (("a", {}), ("b", {"BATCH_SIZE": 8}))]
+    assert "Not equal: BATCH_SIZE is 16 in a and 8 in b." in report.words(report.write(tmp_path, runs))

@@ -1,0 +1,78 @@
+"""Speed-ups of curves whose crossing points are known."""
+
+import numpy as np
+import pytest
+
+from switch_tf.comparison import curves, results
+
+FALLING = np.linspace(4.0, 1.0, 31)  # 4.0 at step 10, 0.1 lower at each evaluation
+
+
+@pytest.fixture
+def read(make_run):
+    return lambda name, losses, **options: curves.read(make_run(name, list(losses), **options), name.split("/")[0])
+
+
+def test_twice_as_steep_is_twice_as_soon(read):
+    dense = read("dense", FALLING, seconds_per_step=0.5)
+    sparse = read("sparse", np.concatenate([FALLING[::2], np.full(15, 1.0)]), num_experts=4, seconds_per_step=0.8)
+    found = results.compare([dense, sparse])
+    assert found["baseline"] == "dense" and found["not_equal"] == []
+    # The means of the last three: 1.1 for dense, at step 310. Of sparse 1.2, 1.0, 1.0 at step 170 is the first below.
+    assert found["target_loss"] == pytest.approx(1.1)
+    one, two = found["variants"]
+    assert (one["speedup_steps"], one["speedup_time"], one["step_time_over_dense"]) == (1, 1, 1)
+    assert two["speedup_steps"] == pytest.approx(310 / 170)
+    assert two["speedup_time"] == pytest.approx(310 * 0.5 / (170 * 0.8))
+    assert two["step_time_over_dense"] == pytest.approx(1.6)
+    assert two["final_loss"] == pytest.approx(1.0) and two["num_experts"] == 4
+    assert two["seeds"][0]["curves"]["loss"][0] == 4.0
+    assert found["evaluation_period"] == 10
+
+
+def test_a_run_that_does_not_get_there_has_no_speed_up(read):
+    found = results.compare([read("dense", FALLING), read("sparse", FALLING + 1, num_experts=4)])
+    assert found["variants"][1]["speedup_steps"] is None and found["variants"][1]["speedup_time"] is None
+    early = found["variants"][1]["targets"][1]
+    assert early["share_of_baseline"] == 0.5 and 0.5 < early["speedup_steps"] < 1
+
+
+def test_the_baseline_got_there_when_it_first_did(read):
+    """Of a run that ends where it was before, waiting for its end would flatter all others."""
+    dense = read("dense", [3.0, 2.0, 2.0, 2.0, 2.0, 2.0, 2.0, 2.0])
+    sparse = read("sparse", [3.0, 2.0, 2.0, 2.0, 2.0, 2.0, 2.0, 2.0], num_experts=4)
+    assert results.compare([dense, sparse])["variants"][1]["speedup_steps"] == 1
+
+
+def test_seeds_are_compared_with_their_own_and_the_median_is_told(read):
+    dense = [read(f"dense/seed_{seed}", FALLING + 0.2 * seed, seed=seed) for seed in range(3)]
+    fast = np.concatenate([FALLING[::2], np.full(15, 1.0)])
+    sparse = [read(f"sparse/seed_{seed}", losses, seed=seed, num_experts=4)
+              for seed, losses in enumerate([fast, FALLING + 9, FALLING + 0.4])]
+    variant = results.compare(dense + sparse)["variants"][1]
+    assert [seed["speedup_steps"] for seed in variant["seeds"]] == [pytest.approx(310 / 170), None, 1]
+    assert variant["speedup_steps"] == 1
+
+
+def test_most_seeds_have_to_get_there(read):
+    dense = [read(f"dense/seed_{seed}", FALLING, seed=seed) for seed in range(2)]
+    sparse = [read(f"sparse/seed_{seed}", FALLING + 9 * seed, seed=seed, num_experts=4) for seed in range(2)]
+    assert results.compare(dense + sparse)["variants"][1]["speedup_steps"] is None
+
+
+def test_step_times_are_compared_in_pairs(make_run):
+    """A machine that was slow for half of the time is no part of the ratio."""
+    runs = []
+    for name, factor, experts in (("dense", 1.0, 0), ("sparse", 1.1, 4)):
+        folder = make_run(name, FALLING, num_experts=experts)
+        lines = (folder / "metrics.jsonl").read_text().splitlines()
+        changed = [line.replace('"train/seconds_per_step": 0.5', f'"train/seconds_per_step": {factor * slow}')
+                   for line, slow in zip(lines, [1.0] * 30 + [5.0] * 33, strict=True)]
+        (folder / "metrics.jsonl").write_text("\n".join(changed) + "\n")
+        runs.append(curves.read(folder, name))
+    assert results.compare(runs)["variants"][1]["step_time_over_dense"] == pytest.approx(1.1)
+
+
+def test_losses_of_other_data_are_refused(read):
+    with pytest.raises(ValueError, match="not of the same tokens"):
+        results.compare([read("a", FALLING), read("b", FALLING, changes={"held-out data": {"facts": "other"}})])
