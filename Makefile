@@ -14,7 +14,7 @@ ifeq ($(wildcard /dev/accel[0-9]* /dev/vfio/[0-9]*),)
 endif
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo finetune-demo test slow exhaustive mutants lint golden wheel clean
+.PHONY: help demo finetune-demo compare-demo test slow exhaustive mutants lint golden wheel clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\): .*##/make \1\t/p' Makefile | expand -t 20
@@ -24,6 +24,9 @@ demo: $(INSTALLED)  ## pretrain a small Switch Transformer on this machine (runs
 
 finetune-demo: $(INSTALLED)  ## fine-tune a dense and a sparse model on a real task, beside TF-IDF (runs/finetune_demo)
 	.venv/bin/python benchmarks/finetune_demo.py
+
+compare-demo: $(INSTALLED)  ## train a dense model against 4 and 16 experts, in turns (runs/compare_demo)
+	.venv/bin/switch-tf compare --gin_file=gin/runs/compare_demo.gin
 
 test: lint  ## lint, import contracts and the tests; needs no network (CONTRIBUTING.md)
 	$(PYTEST)

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 import switch_tf
 from switch_tf import SwitchConfig, SwitchTransformer, conversion, data, layers, losses, partitioning, policies
+from switch_tf.comparison import Comparison
 from switch_tf.metrics import Mean
 from switch_tf.optim.adafactor import Adafactor
 from switch_tf.optim.schedules import RsqrtDecay
@@ -210,6 +211,7 @@ PUBLIC = {
     "policies.register": (registered, {"policy": policies.Policy("mine", print)}, ()),
     "training.Run": (Run, fields_of(Run, model_dir="runs", mixture_or_task_name="task", task_feature_lengths=LENGTHS,
                                     train_steps=2, batch_size=2), ()),
+    "comparison.Comparison": (Comparison, fields_of(Comparison, model_dir="runs", variants={"a": [], "b": []}), ()),
     "training.StepSettings": (StepSettings, fields_of(StepSettings), ()),
     "data.DatasetDescription": (data.DatasetDescription, fields_of(
         data.DatasetDescription, mixture_or_task_name="task", task_feature_lengths=LENGTHS, batch_size=2), ()),

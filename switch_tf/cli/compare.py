@@ -35,8 +35,7 @@ def run(arguments) -> dict:
     if arguments.output:
         raise Mistake("--output goes with --runs; a comparison that trains writes into its own folder, "
                       "Comparison.model_dir.")
-    comparison, bindings = _described(arguments)
-    _look(comparison, bindings, arguments.gin_search_paths)
+    comparison, bindings = described(arguments)
     quiet.import_tensorflow(None)
     is_done = _train(comparison, bindings, arguments.words)
     runs = [(name, comparison.folder(name, seed)) for name in comparison.variants for seed in comparison.seeds]
@@ -47,8 +46,12 @@ def run(arguments) -> dict:
 # What the gin files say.
 
 
-def _described(arguments):
-    """The Comparison, and the bindings of the command line that are not its own but every variant's."""
+def described(arguments) -> tuple[Comparison, list[str]]:
+    """The Comparison, and the bindings of the command line that are not its own but every variant's.
+
+    Raises:
+        Mistake: what is wrong with it, or with a variant, as far as that is seen without TensorFlow.
+    """
     files, paths = arguments.gin_file, arguments.gin_search_paths
     if not files:
         raise Mistake("A comparison is described by a gin file: --gin_file=gin/runs/compare_demo.gin; or give run "
@@ -64,11 +67,12 @@ def _described(arguments):
         raise Mistake(f"These gin files describe no comparison: {', '.join(files)}. A comparison binds model_dir and "
                       "variants of switch_tf.comparison.Comparison, as gin/runs/compare_demo.gin does.")
     _or_mistake(lambda: check_words("The command line", others))
+    _look(comparison, others, paths)
     return comparison, others
 
 
 def _look(comparison, bindings, search_paths):
-    """Refuses variants that describe no run, or no comparable ones, as far as that is seen without TensorFlow."""
+    """Refuses variants that describe no run, or that do not do the same work."""
     seen = {}
     for name in comparison.variants:
         words = comparison.words(name, comparison.seeds[0], bindings)

@@ -71,6 +71,16 @@ def read(folder, name: str) -> Curves:
                   np.interp(steps, *seconds), np.interp(steps, *tokens), times)
 
 
+def of_tasks(run: Curves) -> dict[str, Curves]:
+    """The same run by the loss of each task of its mixture, where those were evaluated by themselves."""
+    found = {}
+    for name, (steps, values) in run.values.items():
+        losses = [value for step, value in zip(steps, values, strict=True) if step > 0]
+        if name.endswith("/loss") and len(losses) == len(run.steps):
+            found[name.split("/")[1]] = dataclasses.replace(run, losses=smoothed(losses))
+    return found
+
+
 def told_apart(runs: list[Curves]) -> list[Curves]:
     """The same with the path as name where runs of one name differ in more than their seed."""
     def others(run):

@@ -28,7 +28,8 @@ def draw(curves: list[Curves], found: dict) -> bytes:
     colors = dict(zip(by_name, pyplot.get_cmap("viridis")(np.linspace(0, 0.85, len(by_name))), strict=True))
     colors[found["baseline"]] = "tab:red"
     others = _other_metrics(by_name)
-    panels = 5 + len(others)
+    has_tasks = any(variant["tasks"] for variant in found["variants"])
+    panels = 5 + len(others) + has_tasks
     rows = -(-panels // 3)
     figure, grid = pyplot.subplots(rows, 3, figsize=(15, 4.2 * rows), squeeze=False, layout="constrained")
     axes = list(grid.flat)
@@ -37,6 +38,8 @@ def draw(curves: list[Curves], found: dict) -> bytes:
     _speedups(axes[4], by_name, colors, found["baseline"])
     for panel, name in zip(axes[5:], others, strict=False):
         _metric(panel, by_name, colors, name)
+    if has_tasks:
+        _tasks(axes[panels - 1], found, colors)
     for panel in axes[panels:]:
         panel.set_visible(False)
     axes[0].legend()
@@ -92,10 +95,22 @@ def _speedups(axes, by_name, colors, baseline):
     axes.grid(alpha=0.3)
 
 
+def _tasks(axes, found, colors):
+    """How much sooner in steps each task of a mixture gets to the baseline's loss of it; 0 where it does not."""
+    for variant in found["variants"]:
+        if variant["name"] != found["baseline"]:
+            sooner = {task: entry["speedup_steps"] or 0.0 for task, entry in variant["tasks"].items()}
+            axes.plot(list(sooner.values()), list(sooner), "o", color=colors[variant["name"]])
+    axes.axvline(1, color=colors[found["baseline"]], linewidth=1)
+    axes.set(xlabel=f"times sooner than {found['baseline']} in steps (0: never)", title="By task")
+    axes.grid(alpha=0.3)
+
+
 def _other_metrics(by_name):
-    """Whatever else all variants' evaluations write."""
+    """Whatever else all variants' evaluations write, but for the losses of tasks."""
     runs = [run for runs in by_name.values() for run in runs]
-    return sorted(set.intersection(*(set(run.values) for run in runs)))[:4]
+    names = set.intersection(*(set(run.values) for run in runs))
+    return sorted(name for name in names if not name.endswith("/loss"))[:4]
 
 
 def _metric(axes, by_name, colors, name):

@@ -90,6 +90,14 @@ def _page(curves, found, picture):
             f"<td>{_times(target['speedup_steps'])}, {_times(target['speedup_time'])}</td>"
             for target in variant["targets"]) + "</tr>" for variant in found["variants"])
     heads = "".join(f"<th>{target['loss']:.4f}</th>" for target in found["variants"][0]["targets"])
+    tasks = "".join(
+        f"<tr><td>{html.escape(task)}</td><td>{html.escape(variant['name'])}</td><td>{entry['final_loss']:.4f}</td>"
+        f"<td>{_times(entry['speedup_steps'])}</td><td>{_times(entry['speedup_time'])}</td></tr>"
+        for task in found["variants"][0]["tasks"] for variant in found["variants"]
+        if (entry := variant["tasks"].get(task)))
+    if tasks:
+        tasks = ("<h2>By task</h2><table><tr><th>task</th><th>variant</th><th>final loss</th><th>sooner in steps</th>"
+                 f"<th>sooner in time</th></tr>{tasks}</table>")
     runs = "".join(f"<tr><td>{html.escape(run.name)}</td><td>{run.seed}</td><td>{html.escape(str(run.folder))}</td>"
                    "</tr>" for run in curves)
     return (f"<!doctype html><html lang=en><meta charset=utf-8><title>switch_tf comparison</title><style>{_STYLE}"
@@ -97,7 +105,7 @@ def _page(curves, found, picture):
             f'<p><img alt="curves" src="data:image/png;base64,{base64.b64encode(picture).decode()}"></p>'
             f"<h2>Sooner, to several losses of {html.escape(found['baseline'])} (in steps, in time)</h2>"
             f"<table><tr><th>variant</th>{heads}</tr>{targets}</table><p>{_WORDS}</p>"
-            f"<h2>Runs</h2><table><tr><th>variant</th><th>seed</th><th>folder</th></tr>{runs}</table></html>\n")
+            f"{tasks}<h2>Runs</h2><table><tr><th>variant</th><th>seed</th><th>folder</th></tr>{runs}</table></html>\n")
 
 
 def _replace(path, content):

@@ -3,7 +3,7 @@
 import numpy as np
 
 from switch_tf.comparison import fairness
-from switch_tf.comparison.curves import SMOOTHING, Curves
+from switch_tf.comparison.curves import SMOOTHING, Curves, of_tasks
 
 # Points of the baseline's run whose loss the others have to reach.
 _SHARES = (0.25, 0.5, 0.75, 1.0)
@@ -80,6 +80,7 @@ def _variant(name, runs, references):
         "speedup_steps": targets[-1]["speedup_steps"],
         "speedup_time": targets[-1]["speedup_time"],
         "targets": targets,
+        "tasks": _tasks(paired),
         "seeds": [_seed(run, reference) for run, reference in paired],
     }
 
@@ -93,6 +94,19 @@ def _seed(run, reference):
                    "flops": run.flops.tolist(), "loss": run.losses.tolist()},
         "values": {name: {"steps": steps, "values": values} for name, (steps, values) in run.values.items()},
     }  # fmt: skip
+
+
+def _tasks(paired):
+    """Task -> final loss and speed-ups to the reference's own final loss of that task (Figures 7 and 8 of the paper)."""
+    of_pairs = [(of_tasks(run), of_tasks(reference)) for run, reference in paired]
+    names = [name for name in of_pairs[0][0] if all(name in of for pair in of_pairs for of in pair)]
+    found = {}
+    for name in names:
+        sooner = [speedup(runs[name], references[name], -1) for runs, references in of_pairs]
+        found[name] = {"final_loss": _median([runs[name].losses[-1] for runs, _ in of_pairs]),
+                       "speedup_steps": _median_speedup([steps for steps, _ in sooner]),
+                       "speedup_time": _median_speedup([time for _, time in sooner])}
+    return found
 
 
 def _target(paired, share):

@@ -1,5 +1,6 @@
 """The training loop: steps, and between them what is done every so many of them."""
 
+import dataclasses
 import re
 import threading
 import time
@@ -50,8 +51,9 @@ class Training:
                             Peak(state.model.compute_dtype, partitioner.num_processors))
         self._step = compile_steps(state.model, state.optimizer, run.seed, settings, partitioner)
         self._evaluation_step = compile_evaluation(state.model, settings, partitioner)
-        self._held_out = (HeldOut(run.mixture_or_task_name, dataset(run, config, "validation", 0).take(
-            run.eval_batches).cache()),) if run.eval_period else ()
+        self._held_out = [HeldOut(name, dataset(dataclasses.replace(run, mixture_or_task_name=name), config,
+                                                "validation", 0).take(run.eval_batches).cache())
+                          for name in _evaluated(run)]
         self._scoring = None  # made when it is first asked for: it reads its examples
         self._writer = summaries.Writer(folder) if partitioner.is_chief else summaries.NoWriter()
         # In this order where several are due at a step; a period of 0 is never due.
@@ -237,3 +239,11 @@ class Training:
     def _last_checkpoint(self):
         saved = checkpoint_folders.steps(self.folder.checkpoints)
         return checkpoint_folders.path_of(self.folder.checkpoints, saved[-1]) if saved else "none"
+
+
+def _evaluated(run):
+    """Names of the task or mixture whose loss is evaluated and, where that is asked for, of each task in it."""
+    if not run.eval_period:
+        return []
+    tasks = data.names_of_tasks(run.mixture_or_task_name, "validation") if run.eval_each_task else []
+    return list(dict.fromkeys([run.mixture_or_task_name, *tasks]))

@@ -21,6 +21,7 @@ class Run:
         batch_size: int, sequences.
         log_period, eval_period, checkpoint_period: int, in steps; an eval_period of 0 never evaluates.
         eval_batches: int, batches of the validation split at most in each evaluation.
+        eval_each_task: bool. Evaluate the loss of each task of a mixture by itself as well, on so many batches each.
         unigram_batches: int. Compare evaluations with the loss of a unigram model counted on so many training batches;
             0 does not.
         pack: bool, several examples in one sequence.
@@ -51,6 +52,7 @@ class Run:
     eval_period: int = 1000
     checkpoint_period: int = 1000
     eval_batches: int = 20
+    eval_each_task: bool = False
     unigram_batches: int = 0
     pack: bool = False
     vocabulary: str | None = None
@@ -72,7 +74,7 @@ class Run:
                                ("keep_checkpoints", 1), ("cache_parts", 1), ("keep_every", 0), ("patience", 0),
                                ("shown_examples", 0)):
             object.__setattr__(self, name, checks.integer(name.upper(), getattr(self, name), at_least))
-        checks.fields(self, ("pack", "restart_changed_data"), checks.flag)
+        checks.fields(self, ("pack", "restart_changed_data", "eval_each_task"), checks.flag)
         checks.flag("USE_CACHED_TASKS", self.use_cached_tasks)
         for name, check in (("model_dir", checks.text), ("mixture_or_task_name", checks.text),
                             ("task_feature_lengths", checks.lengths)):

@@ -82,6 +82,14 @@ COMMANDS = {
     "tasks": st.lists(st.sampled_from(["docs_corpus_span_corruption_bytes", "glue", "glue_sst2", "no_such", "", "train",
                                        "mc4_span_corruption.sw", "."]), max_size=1).flatmap(
         lambda name: _flags("split", "json").map(lambda flags: name + flags)),
+    "compare": st.tuples(
+        st.sampled_from([["--runs", "ran", "ran"], ["--runs", "ran", "empty"], ["--runs", "nowhere", "."], ["--runs"],
+                         ["--gin_file=gin/runs/compare_demo.gin"], ["--gin_file=gin/runs/compare_demo.gin"]]),
+        st.lists(st.builds("--gin.{}={}".format, st.sampled_from((
+            "MODEL_DIR", "SEEDS", "Comparison.turn", "Comparison.seeds", "Comparison.variants", "Comparison.common",
+            "Comparison.may_differ", "Comparison.unequal_work", "TRAIN_STEPS", "EVAL_PERIOD", "SEED")), VALUES),
+            max_size=2)).flatmap(lambda words: _flags("output", "json").map(
+                lambda flags: [*words[0], *words[1], *flags])),
     "eval": st.sampled_from(["ran", "ran", "ran", "empty", "nowhere", "", ".", "/dev/null"]).flatmap(
         lambda folder: _flags("step", "split", "examples", "output", "devices", "json", "run").map(
             lambda flags: [f"--run={folder}", *flags])),
@@ -123,6 +131,7 @@ def faked(monkeypatch, tmp_path):
     """Nothing is trained, compiled or started, and devices are as many as a command asks for."""
     from switch_tf import data
     from switch_tf.aot import many
+    from switch_tf.comparison import turns
     from switch_tf.partitioning.partitioner import Partitioner
     from switch_tf.training import evaluating, verification
     from switch_tf.training.trainer import Trainer
@@ -165,6 +174,7 @@ def faked(monkeypatch, tmp_path):
     monkeypatch.setattr(data, "examples", lambda description, count: [])
     monkeypatch.setattr(data, "get_dataset", lambda description: tf.data.Dataset.range(1))
     monkeypatch.setattr(Trainer, "start", lambda self, text="": Finished())
+    monkeypatch.setattr(turns, "train", lambda *arguments: False)
     monkeypatch.setattr(processes, "_wait", lambda children: 0)
     monkeypatch.setattr(processes.subprocess, "Popen",
                         lambda *arguments, **options: types.SimpleNamespace(stderr=[], poll=lambda: 0))

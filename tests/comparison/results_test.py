@@ -1,5 +1,7 @@
 """Speed-ups of curves whose crossing points are known."""
 
+import json
+
 import numpy as np
 import pytest
 
@@ -76,3 +78,19 @@ def test_step_times_are_compared_in_pairs(make_run):
 def test_losses_of_other_data_are_refused(read):
     with pytest.raises(ValueError, match="not of the same tokens"):
         results.compare([read("a", FALLING), read("b", FALLING, changes={"held-out data": {"facts": "other"}})])
+
+
+def test_tasks_of_a_mixture_are_compared_by_their_own_losses(make_run):
+    """One task is learnt twice as soon, the other one never as well."""
+    runs = []
+    for name, experts, losses in (("dense", 0, (FALLING, FALLING)),
+                                  ("sparse", 4, (np.concatenate([FALLING[::2], np.full(15, 1.0)]), FALLING + 1))):
+        folder = make_run(name, FALLING, num_experts=experts)
+        with open(folder / "metrics.jsonl", "a") as lines:
+            for number, (one, two) in enumerate(zip(*losses, strict=True), 1):
+                lines.write(json.dumps({"step": 10 * number, "eval/one/loss": one, "eval/two/loss": two}) + "\n")
+        runs.append(curves.read(folder, name))
+    tasks = results.compare(runs)["variants"][1]["tasks"]
+    assert list(tasks) == ["one", "two"]
+    assert tasks["one"]["speedup_steps"] == pytest.approx(310 / 170) and tasks["one"]["final_loss"] == 1.0
+    assert tasks["two"]["speedup_steps"] is None and tasks["two"]["final_loss"] == pytest.approx(2.1)

@@ -8,7 +8,7 @@ import gin
 import pytest
 
 from switch_tf import SwitchConfig
-from switch_tf.cli import gin_files, main
+from switch_tf.cli import compare, gin_files, main
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -35,7 +35,9 @@ def test_a_documented_command_can_be_typed(words):
     # `switch-tf convert` writes a model file of this name.
     files = ["gin/models/t5_1_1_small.gin" if file.endswith("/model.gin") else file
              for file in getattr(arguments, "gin_file", [])]
-    if any("/runs/" in file for file in files):
+    if arguments.command == "compare" and files:
+        compare.described(arguments)
+    elif any("/runs/" in file for file in files):
         bindings = ["MODEL_DIR='unused'"] if arguments.command in ("compile", "verify-layout") else []
         gin_files.parse(files, [*bindings, *arguments.gin_bindings], arguments.gin_search_paths)
         assert gin.get_configurable(SwitchConfig)().num_parameters > 0

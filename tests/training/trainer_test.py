@@ -247,3 +247,21 @@ def test_a_batch_without_groups_is_refused_with_the_nearest_batches(tiny_config,
 def test_a_vocabulary_that_does_not_fit_is_refused(tiny_config, run):
     with pytest.raises(ValueError, match="vocab"):
         Trainer(SwitchTransformer(dataclasses.replace(tiny_config, vocab_size=100)), Adafactor(), run)
+
+
+@pytest.mark.slow
+def test_each_task_of_a_mixture_is_evaluated_by_itself_where_that_is_asked_for(run, tiny_config, sentences_task):
+    import seqio
+
+    task = seqio.TaskRegistry.get(sentences_task)
+    other = "backward_sentences"
+    seqio.TaskRegistry.add(other, source=task.source, output_features=task.output_features, preprocessors=[
+        lambda dataset: dataset.map(lambda example: {"inputs": example["targets"], "targets": example["inputs"]}),
+        *task.preprocessors])
+    seqio.MixtureRegistry.add("both_ways", [(sentences_task, 1), (other, 1)])
+    run = dataclasses.replace(run, mixture_or_task_name="both_ways", train_steps=1, eval_period=1, eval_batches=50,
+                              eval_each_task=True)
+    _train(tiny_config, run)
+    last = {name: value for line in _lines(run) if line["step"] == 1 for name, value in line.items()}
+    both, one, two = (last[f"eval/{name}/loss"] for name in ("both_ways", sentences_task, other))
+    assert one != two and min(one, two) < both < max(one, two)
