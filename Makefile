@@ -7,6 +7,9 @@ INSTALLED := .venv/installed
 # Two processes take file after file, in the order of tests/conftest.py: the fixtures of a file are made once.
 PYTEST := .venv/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
+COMPARISONS := text capacity_factor choices_per_token precision init_scale exploration no_token_left_behind \
+  attention_experts
+
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 ifeq ($(wildcard /dev/accel[0-9]* /dev/vfio/[0-9]*),)
   # Where there is no TPU, libtpu would ask the cloud's metadata server again and again for minutes.
@@ -14,7 +17,7 @@ ifeq ($(wildcard /dev/accel[0-9]* /dev/vfio/[0-9]*),)
 endif
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo finetune-demo compare-demo test slow exhaustive mutants lint golden wheel clean
+.PHONY: help demo finetune-demo compare-demo compare-long test slow exhaustive mutants lint golden wheel clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\): .*##/make \1\t/p' Makefile | expand -t 20
@@ -26,7 +29,13 @@ finetune-demo: $(INSTALLED)  ## fine-tune a dense and a sparse model on a real t
 	.venv/bin/python benchmarks/finetune_demo.py
 
 compare-demo: $(INSTALLED)  ## train a dense model against 4 and 16 experts, in turns (runs/compare_demo)
-	.venv/bin/switch-tf compare --gin_file=gin/runs/compare_demo.gin
+	.venv/bin/switch-tf compare --gin_file=gin/comparisons/demo.gin
+
+compare-long: $(INSTALLED)  ## every comparison of docs/results.md, three seeds each: hours, goes on where it stopped
+	for facts in 5000 10000 20000 40000; do .venv/bin/switch-tf compare --gin_file=gin/comparisons/number_of_experts.gin \
+	  --gin.MODEL_DIR="'runs/compare_long/facts_$$facts'" --gin.MIXTURE_OR_TASK_NAME="'random_facts_$$facts'" \
+	  --gin.TRAIN_STEPS=3600 || exit; done
+	for name in $(COMPARISONS); do .venv/bin/switch-tf compare --gin_file=gin/comparisons/$$name.gin || exit; done
 
 test: lint  ## lint, import contracts and the tests; needs no network (CONTRIBUTING.md)
 	$(PYTEST)

@@ -1,12 +1,12 @@
-"""Greedy decoding in tokens per second, dense and sparse, beside Hugging Face, on CPU.
+"""Greedy decoding in tokens per second, dense and sparse, beside Hugging Face and Flaxformer, on CPU.
 
-    .venv/bin/python benchmarks/decode.py --peer_python ~/peers/bin/python
+    .venv/bin/python benchmarks/decode.py --peer_python ~/peers/bin/python --flaxformer ~/flaxformer
 
 "small" is the model of `train_step.py`: T5 1.0, 4 + 4 layers, d_model 256, d_ff 1024, 4 heads of 64; "base" has the
 width of Switch-Base (768, 3072, 12 heads of 64) and 2 + 2 layers. Vocabulary 32128, dense or with 8 or 128 experts in
 every other layer, float32; batches of 1, 4 and 32 inputs of 256 tokens, 64 tokens decoded of each, none of which ends a
 sequence. switch_tf runs `model.generate`; "switch_tf/exported/..." the program that `switch-tf export` writes, for
-batches of any size. Hugging Face runs its `generate` with a cache, in eager PyTorch.
+batches of any size. Hugging Face runs its `generate` with a cache, in eager PyTorch, Flaxformer one jitted loop around its cache.
 "tensorflow/products" are the matrix products of the dense model's steps alone, without the encoder.
 
 "ratio" is the median over rounds of a contender's time over that of `switch_tf/dense`. `--lengths 1` times the first
@@ -61,7 +61,9 @@ def _contenders(args, job):
         ours += [Contender(f"switch_tf/{kind}{name}", sys.executable, {
             "build": "switch_tf_decode:decode", "exported": bool(kind), **own}) for name, own in models.items()]
     return ours + options.peers(
-        args, flaxformer={}, hugging_face={
+        args, flaxformer={
+            f"flaxformer/{name}": {"build": "flaxformer_decode:decode", "router": "scatter", **own}
+            for name, own in models.items()}, hugging_face={
             f"hugging_face/{name}": {"build": "hugging_face:decode", **own} for name, own in models.items()})
 
 

@@ -15,7 +15,7 @@ from step_problem import batch
 def step(job):
     """One jitted step, weights and optimizer state donated; a job without experts is a dense model."""
     flaxformer_setup.install(job["flaxformer"])
-    model = _model(job)
+    model = t5(job)
     sources, targets = (jnp.asarray(array) for array in batch(job))
     features = {"encoder_input_tokens": sources, "decoder_target_tokens": targets,
                 "decoder_input_tokens": jnp.pad(targets[:, :-1], ((0, 0), (1, 0)))}
@@ -49,7 +49,8 @@ def step(job):
                  "versions": {"jax": jax.__version__, "flax": flax.__version__, "optax": optax.__version__}}
 
 
-def _model(job):
+def t5(job):
+    """Flaxformer's EncoderDecoder, with slots for the tokens of `encoder_length` and `decoder_length`."""
     from flaxformer.architectures.moe import moe_architecture, moe_enums
     from flaxformer.architectures.t5 import t5_architecture
     from flaxformer.components import embedding, layer_norm, relative_position_biases

@@ -54,7 +54,7 @@ def described(arguments) -> tuple[Comparison, list[str]]:
     """
     files, paths = arguments.gin_file, arguments.gin_search_paths
     if not files:
-        raise Mistake("A comparison is described by a gin file: --gin_file=gin/runs/compare_demo.gin; or give run "
+        raise Mistake("A comparison is described by a gin file: --gin_file=gin/comparisons/demo.gin; or give run "
                       "folders with --runs.")
     macros = gin_files.collect(files, (), paths).macros
     own, others = [], []
@@ -65,7 +65,7 @@ def described(arguments) -> tuple[Comparison, list[str]]:
     comparison = gin_run.described(Comparison, gin_files.read(files, own, paths))
     if comparison is None:
         raise Mistake(f"These gin files describe no comparison: {', '.join(files)}. A comparison binds model_dir and "
-                      "variants of switch_tf.comparison.Comparison, as gin/runs/compare_demo.gin does.")
+                      "variants of switch_tf.comparison.Comparison, as gin/comparisons/demo.gin does.")
     _or_mistake(lambda: check_words("The command line", others))
     _look(comparison, others, paths)
     return comparison, others

@@ -97,7 +97,8 @@ class Evaluator:
         if empty:
             raise ValueError(f"Split {split!r} of {' and '.join(map(repr, empty))} has no example to evaluate.")
 
-    def evaluate(self, predict: Callable, score: Callable, advance=lambda count: None) -> dict[str, TaskScores]:
+    def evaluate(self, predict: Callable, score: Callable, advance=lambda count: None,
+                 has_records=True) -> dict[str, TaskScores]:
         """Predicts or scores every example, and computes the metrics.
 
         Args:
@@ -105,6 +106,7 @@ class Evaluator:
                 is filled with rows of zeros.
             score: function of the same to <float>[batch], the log-likelihood of the targets.
             advance: function that is told how many examples were done since it was told before.
+            has_records: bool. Otherwise records are empty; to spell them takes longer than to predict short targets.
 
         Returns:
             Name of each task that has metrics -> TaskScores.
@@ -126,7 +128,7 @@ class Evaluator:
         except ValueError as error:  # seqio's, around whatever a metric raises
             self._evaluator._metrics_future = None  # or the next evaluation would fail by this one
             raise FailedMetric(f"{first_line(error).rstrip('.')}.") from error
-        return {task.name: TaskScores(_numbers(metrics[task.name]), self._records(task, outputs[task.name]))
+        return {task.name: TaskScores(_numbers(metrics[task.name]), self._records(task, outputs[task.name]) if has_records else [])
                 for task in self._evaluator.eval_tasks}
 
     def _rows(self, function, wanted, dataset, advance):

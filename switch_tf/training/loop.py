@@ -212,7 +212,7 @@ class Training:
             self.progress.say("Tracing predictions, for the metrics of the task ...")
             self._scoring = scoring.Scoring(self.state.model, description_of_data(run, config, "validation", 0),
                                             self.partitioner, run.eval_batches * run.batch_size)
-        return self._scoring.run()
+        return self._scoring.run(has_records=False)
 
     def _save(self):
         save(self.state, self.folder, self.run, self.partitioner)

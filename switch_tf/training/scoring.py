@@ -29,9 +29,9 @@ class Scoring:
                                            self._evaluator.end_id)
         self._score = compile_log_likelihoods(model, partitioner)
 
-    def run(self, advance=lambda count: None) -> dict:
-        """Name of each task that has metrics -> data.TaskScores; `advance` as of `data.Evaluator.evaluate`."""
-        return self._evaluator.evaluate(self._predict, self._score, advance)
+    def run(self, advance=lambda count: None, has_records=True) -> dict:
+        """Name of each task that has metrics -> data.TaskScores; arguments as of `data.Evaluator.evaluate`."""
+        return self._evaluator.evaluate(self._predict, self._score, advance, has_records)
 
 
 def values(scores: dict) -> dict[str, float]:

@@ -84,7 +84,7 @@ COMMANDS = {
         lambda name: _flags("split", "json").map(lambda flags: name + flags)),
     "compare": st.tuples(
         st.sampled_from([["--runs", "ran", "ran"], ["--runs", "ran", "empty"], ["--runs", "nowhere", "."], ["--runs"],
-                         ["--gin_file=gin/runs/compare_demo.gin"], ["--gin_file=gin/runs/compare_demo.gin"]]),
+                         ["--gin_file=gin/comparisons/demo.gin"], ["--gin_file=gin/comparisons/demo.gin"]]),
         st.lists(st.builds("--gin.{}={}".format, st.sampled_from((
             "MODEL_DIR", "SEEDS", "Comparison.turn", "Comparison.seeds", "Comparison.variants", "Comparison.common",
             "Comparison.may_differ", "Comparison.unequal_work", "TRAIN_STEPS", "EVAL_PERIOD", "SEED")), VALUES),

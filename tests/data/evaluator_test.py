@@ -87,6 +87,7 @@ def test_predictions_are_scored_by_the_tasks_metric_whatever_the_batch(batch_siz
     assert right["parity"].metrics == {"accuracy": 100.0}
     assert len(right["parity"].records) == NUM_EXAMPLES
     assert right["parity"].records[3] == {"inputs": "parity: 3", "targets": "odd", "prediction": "odd"}
+    assert evaluator.evaluate(RIGHT, _scores, has_records=False)["parity"] == data.TaskScores({"accuracy": 100.0}, [])
     always_odd = evaluator.evaluate(_says(lambda number: "odd"), _scores)
     assert always_odd["parity"].metrics["accuracy"] == pytest.approx(100 * 5 / 11)
 
