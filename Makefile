@@ -7,8 +7,8 @@ INSTALLED := .venv/installed
 # Two processes take file after file, in the order of tests/conftest.py: the fixtures of a file are made once.
 PYTEST := .venv/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
-COMPARISONS := text capacity_factor choices_per_token precision init_scale exploration no_token_left_behind \
-  attention_experts
+COMPARISONS := module_facts text capacity_factor choices_per_token precision init_scale exploration \
+  no_token_left_behind attention_experts
 
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 ifeq ($(wildcard /dev/accel[0-9]* /dev/vfio/[0-9]*),)

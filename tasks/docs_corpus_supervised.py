@@ -1,10 +1,11 @@
-"""Two tasks to fine-tune on that need no download, from the docs corpus (`corpora.py`).
+"""Tasks with inputs and targets that need no download, from the docs corpus (`corpora.py`).
 
 * `docs_corpus_library`: which of ten libraries does this docstring document? Their names are masked.
 * `docs_corpus_summary`: the first sentence of a docstring, from the rest of it.
+* `docs_corpus_module`: the module that defines a documented class or function, from its name: closed-book recall.
 
-Both keep the corpus's own splits, by file: neither a file nor a paragraph is in both. Importing registers them and
-reads nothing.
+The first two keep the corpus's own splits, by file: neither a file nor a paragraph is in both. Of the third nothing is
+held out: what is asked was taught. Importing registers them and reads nothing.
 """
 
 import functools
@@ -31,6 +32,7 @@ LIBRARIES = (
 )
 NUM_LIBRARY_EXAMPLES = {"train": 10349, "validation": 563}
 NUM_SUMMARY_EXAMPLES = {"train": 3126, "validation": 192}
+NUM_MODULE_EXAMPLES = {"train": 16675, "validation": 4096}
 
 # Names of the libraries, abbreviations that people import them by, and classes that only one of them has, with all that
 # hangs on them by dots and hyphens, as in `np.ndarray` and "scikit-learn".
@@ -70,6 +72,21 @@ def summary_examples(split: str) -> dict[str, list[str]]:
     return {"inputs": inputs, "targets": targets}
 
 
+def module_examples(split: str) -> dict[str, list[str]]:
+    """Returns names that one module alone defines, such as "DataFrame.groupby", and those modules.
+
+    In the corpus's own random order; the validation split is the beginning of it.
+    """
+    files = {}
+    for document in corpora.docs_corpus_documents():
+        file, _, name = document["object"].partition("::")
+        if name:
+            files.setdefault(name, set()).add(file)
+    facts = [(name, *found) for name, found in files.items() if len(found) == 1][: NUM_MODULE_EXAMPLES[split]]
+    modules = [file.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for _, file in facts]
+    return {"inputs": [name for name, _ in facts], "targets": modules}
+
+
 seqio.TaskRegistry.add(
     "docs_corpus_library",
     source=docs_corpus.source(library_examples, NUM_LIBRARY_EXAMPLES),
@@ -83,5 +100,12 @@ seqio.TaskRegistry.add(
     source=docs_corpus.source(summary_examples, NUM_SUMMARY_EXAMPLES),
     preprocessors=text_to_text.tokens(),
     metric_fns=[metrics.rouge],
+    output_features=preprocessors.output_features(vocabularies.docs_corpus()),
+)
+seqio.TaskRegistry.add(
+    "docs_corpus_module",
+    source=docs_corpus.source(module_examples, NUM_MODULE_EXAMPLES),
+    preprocessors=text_to_text.tokens(),
+    metric_fns=[metrics.sequence_accuracy],
     output_features=preprocessors.output_features(vocabularies.docs_corpus()),
 )

@@ -53,6 +53,23 @@ def test_a_summary_is_the_one_sentence_before_a_longer_text(corpus):
         "inputs": [f"summarize: More {TWELVE}. Still more {TWELVE}."], "targets": ["It adds two numbers."]}
 
 
+def test_a_name_that_one_module_defines_is_a_fact_about_it(corpus, monkeypatch):
+    named = [("numpy/a.py", "norm"), ("numpy/b/__init__.py", "Array.sum"), ("t5/c.py", ""), ("t5/c.py", "get"),
+             ("jax/d.py", "get"), ("numpy/a.py", "norm")]
+    corpus(*({"split": "train", "object": f"{file}::{name}", "paragraphs": []} for file, name in named))
+    assert docs_corpus_supervised.module_examples("train") == {
+        "inputs": ["norm", "Array.sum"], "targets": ["numpy.a", "numpy.b"]}
+    monkeypatch.setitem(docs_corpus_supervised.NUM_MODULE_EXAMPLES, "validation", 1)
+    assert docs_corpus_supervised.module_examples("validation") == {"inputs": ["norm"], "targets": ["numpy.a"]}
+
+
+def test_the_corpus_of_this_machine_has_so_many_facts():
+    taught, asked = map(docs_corpus_supervised.module_examples, ("train", "validation"))
+    counts = docs_corpus_supervised.NUM_MODULE_EXAMPLES
+    assert {"train": len(taught["inputs"]), "validation": len(asked["inputs"])} == counts
+    assert asked["targets"] == taught["targets"][:counts["validation"]]
+
+
 @pytest.mark.parametrize("read, counts", [
     (docs_corpus_supervised.library_examples, docs_corpus_supervised.NUM_LIBRARY_EXAMPLES),
     (docs_corpus_supervised.summary_examples, docs_corpus_supervised.NUM_SUMMARY_EXAMPLES)])
