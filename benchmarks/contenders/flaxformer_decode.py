@@ -41,5 +41,5 @@ def decode(job):
     def run():
         return np.asarray(greedy(parameters, sources))
 
-    return run, {"parameters": sum(leaf.size for leaf in jax.tree.leaves(parameters)), "output_shape": list(run().shape),
-                 "versions": {"jax": jax.__version__, "flax": flax.__version__}}
+    return run, {"parameters": sum(leaf.size for leaf in jax.tree.leaves(parameters)),
+                 "output_shape": list(run().shape), "versions": {"jax": jax.__version__, "flax": flax.__version__}}

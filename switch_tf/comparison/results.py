@@ -97,7 +97,7 @@ def _seed(run, reference):
 
 
 def _tasks(paired):
-    """Task -> final loss and speed-ups to the reference's own final loss of that task (Figures 7 and 8 of the paper)."""
+    """Task -> final loss and speed-ups to the reference's own final loss of that task (the paper's Figures 7 and 8)."""
     of_pairs = [(of_tasks(run), of_tasks(reference)) for run, reference in paired]
     names = [name for name in of_pairs[0][0] if all(name in of for pair in of_pairs for of in pair)]
     found = {}

@@ -128,7 +128,8 @@ class Evaluator:
         except ValueError as error:  # seqio's, around whatever a metric raises
             self._evaluator._metrics_future = None  # or the next evaluation would fail by this one
             raise FailedMetric(f"{first_line(error).rstrip('.')}.") from error
-        return {task.name: TaskScores(_numbers(metrics[task.name]), self._records(task, outputs[task.name]) if has_records else [])
+        return {task.name: TaskScores(_numbers(metrics[task.name]),
+                                      self._records(task, outputs[task.name]) if has_records else [])
                 for task in self._evaluator.eval_tasks}
 
     def _rows(self, function, wanted, dataset, advance):

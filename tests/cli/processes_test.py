@@ -238,10 +238,14 @@ def test_sigterm_is_passed_on_and_the_own_handler_comes_back(stand_in, tmp_path,
     assert "ended" not in capsys.readouterr().err  # an interrupt is no failure
 
 
-def test_only_what_does_not_come_from_the_terminal_is_passed_on(start, monkeypatch):
-    monkeypatch.setattr(os, "isatty", lambda descriptor: True)
-    ended, *running = start("", "import time; time.sleep(60)", "import time; time.sleep(60)")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_is_passed_on_to_those_that_run(start, tmp_path, number):
+    waits = ("import pathlib, signal, sys\n"
+             f"signal.signal({int(number)}, lambda *_: sys.exit(7))\n"
+             f"pathlib.Path({str(tmp_path)!r}, '{{}}').touch()\n"
+             "signal.pause()")
+    ended, *running = start("", waits.format(1), waits.format(2))
     ended.wait()
-    processes._pass_on(signal.SIGINT, [ended, *running])
-    processes._pass_on(signal.SIGTERM, [ended, *running])
-    assert [child.wait() for child in running] == [-signal.SIGTERM] * 2
+    wait_for(lambda: len(list(tmp_path.iterdir())) == 2)
+    processes._pass_on(number, [ended, *running])
+    assert [child.wait() for child in running] == [7, 7] and ended.returncode == 0

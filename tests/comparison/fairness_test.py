@@ -38,8 +38,8 @@ def test_a_router_may_cost_what_it_costs_and_anything_else_two_per_cent():
         fairness.check_work(wide, LENGTHS)
     fairness.check_work(wide, LENGTHS, unequal_work=["wide"])
     with pytest.raises(ValueError, match="'top2' does"):
-        fairness.check_work({"dense": config(), "top2": config(num_experts=4, routing_policy="top_n", num_selected_experts=2,
-                                                                         decoder_routing_policy="switch")}, LENGTHS)
+        fairness.check_work({"dense": config(), "top2": config(
+            num_experts=4, routing_policy="top_n", num_selected_experts=2, decoder_routing_policy="switch")}, LENGTHS)
 
 
 def test_models_optimizers_and_seeds_are_a_variants_own():
