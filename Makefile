@@ -8,7 +8,7 @@ INSTALLED := .venv/installed
 PYTEST := .venv/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 COMPARISONS := module_facts text capacity_factor choices_per_token precision init_scale exploration \
-  no_token_left_behind attention_experts
+  no_token_left_behind attention_experts as_many_parameters
 
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 ifeq ($(wildcard /dev/accel[0-9]* /dev/vfio/[0-9]*),)

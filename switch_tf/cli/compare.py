@@ -62,10 +62,15 @@ def described(arguments) -> tuple[Comparison, list[str]]:
         name = binding.partition("=")[0]
         is_own = name in macros or re.search(r"(^|\.)Comparison\.\w+$", name)
         (own if is_own else others).append(binding)
-    comparison = gin_run.described(Comparison, gin_files.read(files, own, paths))
+    statements = gin_files.read(files, own, paths)
+    comparison = gin_run.described(Comparison, statements)
     if comparison is None:
         raise Mistake(f"These gin files describe no comparison: {', '.join(files)}. A comparison binds model_dir and "
                       "variants of switch_tf.comparison.Comparison, as gin/comparisons/demo.gin does.")
+    for _, name, parameter in statements.parameters:
+        if not name.endswith(".Comparison"):
+            raise Mistake(f"These gin files bind {name.rpartition('.')[2]}.{parameter}, which the comparison itself "
+                          "does not read: put the file that does so into Comparison.common, or into a variant.")
     _or_mistake(lambda: check_words("The command line", others))
     _look(comparison, others, paths)
     return comparison, others
@@ -182,22 +187,33 @@ def _named(folders):
             runs += of_comparison
     if len(runs) < 2:
         raise Mistake("--runs compares at least two run folders; name several, or the folder of a comparison.")
+    places = [folder.resolve() for folder in runs]
+    for folder, place in zip(runs, places, strict=True):
+        if places.count(place) > 1:
+            raise Mistake(f"--runs names {str(folder)!r} twice; name each run once.")
     return [((folder.parent if _SEED.fullmatch(folder.resolve().name) else folder).resolve().name, folder)
             for folder in runs]
 
 
 def _report(output, runs, is_json, is_whole=True):
     from switch_tf.comparison import curves, report
-    if not is_whole:
-        # One seed is as good as several; a variant without any would be another comparison.
-        runs = [(name, folder) for name, folder in runs if (folder / "metrics.jsonl").is_file()]
     stream = sys.stderr if is_json else sys.stdout
+    read = []
+    for name, folder in runs:
+        try:
+            read.append(curves.read(folder, name))
+        except ValueError as error:
+            if is_whole:
+                raise Mistake(first_line(error)) from error
+    if not read:
+        print("No run was evaluated yet, so there is no report.", file=sys.stderr)
+        return {}
     try:
-        found = report.write(output, curves.told_apart([curves.read(folder, name) for name, folder in runs]))
-    except (ValueError, OSError) as error:
-        if not is_whole:
-            return {}
+        found = report.write(output, curves.told_apart(read))
+    except ValueError as error:
         raise Mistake(first_line(error)) from error
+    except OSError as error:
+        raise Mistake(f"The report cannot be written to {str(output)!r} ({error.strerror}).") from error
     print(report.table(found), *report.words(found), sep="\n", file=stream)
     print(f"Report: {pathlib.Path(output) / 'comparison.html'}\nPlot:   {pathlib.Path(output) / 'comparison.png'}",
           file=stream)

@@ -42,7 +42,9 @@ class Comparison:
     unequal_work: tuple = ()
 
     def __post_init__(self):
-        checks.text("Comparison.model_dir", self.model_dir)
+        if "://" in checks.text("Comparison.model_dir", self.model_dir):
+            raise ValueError("Comparison.model_dir must be a folder of this machine's file system (a mounted bucket "
+                             f"will do), not {self.model_dir!r}: runs are locked and renamed into place there.")
         if not isinstance(self.variants, Mapping) or len(self.variants) < 2:
             raise ValueError("Comparison.variants must be a dict of at least two variants, each a name and its gin "
                              f"files and bindings, not {checks.shown(self.variants)}.")
@@ -53,9 +55,10 @@ class Comparison:
             check_words(f"Comparison.variants[{name!r}]", words)
         check_words("Comparison.common", self.common)
         seeds = self.seeds if isinstance(self.seeds, list | tuple) else (self.seeds,)
+        seeds = tuple(checks.integer("Comparison.seeds", seed, 0) for seed in seeds)
         if not seeds or len(set(seeds)) != len(seeds):
             raise ValueError(f"Comparison.seeds must be a list of different integers, not {checks.shown(self.seeds)}.")
-        object.__setattr__(self, "seeds", tuple(checks.integer("Comparison.seeds", seed, 0) for seed in seeds))
+        object.__setattr__(self, "seeds", seeds)
         object.__setattr__(self, "turn", checks.integer("Comparison.turn", self.turn, 1))
         for field in ("may_differ", "unequal_work"):
             names = getattr(self, field)

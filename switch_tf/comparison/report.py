@@ -102,7 +102,7 @@ def _page(curves, found, picture):
                    "</tr>" for run in curves)
     return (f"<!doctype html><html lang=en><meta charset=utf-8><title>switch_tf comparison</title><style>{_STYLE}"
             f"</style><h1>Dense against sparse</h1>{said}<table><tr>{head}</tr>{rows}</table>"
-            f'<p><img alt="curves" src="data:image/png;base64,{base64.b64encode(picture).decode()}"></p>'
+            f'<img alt="curves" src="data:image/png;base64,{base64.b64encode(picture).decode()}">'
             f"<h2>Sooner, to several losses of {html.escape(found['baseline'])} (in steps, in time)</h2>"
             f"<table><tr><th>variant</th>{heads}</tr>{targets}</table><p>{_WORDS}</p>"
             f"{tasks}<h2>Runs</h2><table><tr><th>variant</th><th>seed</th><th>folder</th></tr>{runs}</table></html>\n")

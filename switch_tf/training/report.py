@@ -70,9 +70,26 @@ def describe(value: dict) -> str:
 
 
 def read_metrics(folder) -> list[dict]:
-    """The records of a run folder's `metrics.jsonl`, oldest first."""
+    """The records of a run folder's `metrics.jsonl`, oldest first, without a last line that a kill has torn.
+
+    Raises:
+        ValueError: another line is no record.
+    """
     path = pathlib.Path(folder) / "metrics.jsonl"
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    if not path.exists():
+        return []
+    records, lines = [], path.read_text(errors="replace").splitlines()
+    for number, line in enumerate(lines, 1):
+        try:
+            record = json.loads(line)
+        except json.JSONDecodeError:
+            record = None
+        if isinstance(record, dict) and isinstance(record.get("step"), int):
+            records.append(record)
+        elif number < len(lines):
+            raise ValueError(f"{path}, line {number}, is no record of a step: {line[:60]!r}. Remove the line, or "
+                             "restore the file from a copy.")
+    return records
 
 
 def _page(folder, pictures):

@@ -94,6 +94,7 @@ def test_variants_train_in_turns_on_the_same_batches_and_any_command_works_on_th
     (["--gin.Comparison.variants={'a': ['gin/models/t5_tiny.gin'], 'b': ['gin/models/t5_tiny.gin',"
       " 'SwitchConfig.d_ff=48']}", "--gin.SwitchConfig.d_kv=8"], "'b' does"),
     (["--gin.Comparison.variants={'a': ['gin/models/t5_tiny.gin']}"], "at least two variants"),
+    (["--gin_file=gin/models/t5_tiny.gin"], "These gin files bind SwitchConfig.vocab_size"),
     (["--output=x"], "--output goes with --runs"),
     (["--runs", "a", "b"], "leave out --gin_file"),
     (["--gin.MIXTURE_OR_TASK_NAME='no_such'"], "dense: No task or mixture"),

@@ -1,5 +1,7 @@
 import json
 
+import pytest
+
 from switch_tf.training import figures, report
 
 
@@ -56,3 +58,12 @@ def test_the_page_holds_the_configuration_as_text(tmp_path, monkeypatch):
 def test_a_run_that_logged_nothing_gets_no_report(tmp_path):
     report.write(tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_torn_last_line_is_no_record_and_another_one_is_told(tmp_path):
+    file = tmp_path / "metrics.jsonl"
+    file.write_text('{"step": 1, "train/loss": 2.0}\n{"step": 2, "tra')
+    assert report.read_metrics(tmp_path) == [{"step": 1, "train/loss": 2.0}]
+    file.write_text('{"step": 1}\n[]\n{"step": 2}\n')
+    with pytest.raises(ValueError, match=r"metrics.jsonl, line 2, is no record of a step: '\[\]'"):
+        report.read_metrics(tmp_path)
