@@ -5,6 +5,8 @@ from collections.abc import Callable, Mapping
 import seqio
 import tensorflow as tf
 
+from switch_tf import data
+
 
 class InMemorySource(seqio.DataSource):
     """Examples that a function hands out.
@@ -41,25 +43,16 @@ class InMemorySource(seqio.DataSource):
         """Returns the examples of a split, or every n-th of the shuffled examples for n shards."""
         texts = {name: tf.constant(column) for name, column in self._read(split).items()}
         count = self.num_input_examples(split)
-        indices = _shuffled_indices(count, seed) if shuffle else tf.data.Dataset.range(count)
-        if shard_info:
-            indices = indices.shard(shard_info.num_shards, shard_info.index)
+
+        def one_pass(key):
+            # Dataset.shuffle would write its buffer, for the docs corpus 7 MB, into every checkpoint.
+            order = tf.range(count, dtype=tf.int64)
+            order = order if key is None else tf.random.experimental.stateless_shuffle(order, seed=key)
+            indices = tf.data.Dataset.from_tensor_slices(order)
+            return indices.shard(shard_info.num_shards, shard_info.index) if shard_info else indices
 
         def example(index):
             return {name: column[index] for name, column in texts.items()}
 
+        indices = data.passes(one_pass, seed) if shuffle else one_pass(None)
         return indices.map(example, num_parallel_calls=tf.data.AUTOTUNE)
-
-
-def _shuffled_indices(count, seed):
-    """Returns 0 to `count` - 1, in another order each time the data set is repeated.
-
-    Dataset.shuffle would write its buffer, for the docs corpus 7 MB, into every checkpoint.
-    """
-
-    def epoch(key):
-        shuffled = tf.random.experimental.stateless_shuffle(tf.range(count, dtype=tf.int64), seed=key)
-        return tf.data.Dataset.from_tensor_slices(shuffled)
-
-    numbers = tf.data.Dataset.random(seed, rerandomize_each_iteration=True)
-    return numbers.batch(2, drop_remainder=True).take(1).flat_map(epoch)

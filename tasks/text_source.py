@@ -80,7 +80,6 @@ class TextFilesSource(seqio.DataSource):
         table = np.array(pieces, np.int64).reshape(-1, 3)
         is_cut = shard_info is not None and len(pieces) >= shard_info.num_shards
 
-        @tf.autograph.experimental.do_not_convert  # which would take seconds to find that nothing branches
         def one_pass(key):
             order = tf.random.experimental.stateless_shuffle(table, seed=key) if shuffle else table
             found = tf.data.Dataset.from_tensor_slices(order)
@@ -92,8 +91,7 @@ class TextFilesSource(seqio.DataSource):
 
         if not shuffle:
             return one_pass([-1])
-        keys = tf.data.Dataset.random(seed, rerandomize_each_iteration=True)
-        return keys.batch(2, drop_remainder=True).take(1).flat_map(one_pass)
+        return data.passes(one_pass, seed)
 
     def _pieces_of(self, file):
         """The pieces of a file, found once: for CSV all of it is read, and a run asks for every split several times."""

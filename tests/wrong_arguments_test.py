@@ -269,6 +269,7 @@ UNTRIED = {
     "data.names", "data.BadData", "data.NUM_SENTINELS", "data.FailedMetric", "data.TaskScores", "data.average",
     "data.write_records", "data.Batches", "data.Shard", "data.is_complete", "data.write_shard", "data.finish_cache",
     "data.TextFeatures", "data.TextsInGraph",
+    "data.passes",  # of the author of a source
     "data.pieces", "data.read_text", "data.spell",  # of a vocabulary, which is no value of the user's
     *(f"partitioning.{name}" for name in partitioning.__all__ if name != "Layout")}
 

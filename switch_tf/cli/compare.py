@@ -95,14 +95,18 @@ def _train(comparison, bindings, words):
     """Trains what is left of all seeds; returns whether nothing is left now."""
     from switch_tf.comparison.progress import Progress
     from switch_tf.comparison.same_batches import DifferentBatches
+    from switch_tf.comparison.turns import VariantFailed
     from switch_tf.data import FailedMetric
     from switch_tf.training import checkpoints, diagnosis
     from switch_tf.training.best import UnknownMetric
+    told = (diagnosis.Divergence, checkpoints.BrokenCheckpoint, FailedMetric, UnknownMetric, DifferentBatches,
+            ValueError, OSError)
     try:
         with contextlib.closing(Progress()) as progress:
             return all(_train_seed(comparison, seed, bindings, words, progress) for seed in comparison.seeds)
-    except (diagnosis.Divergence, checkpoints.BrokenCheckpoint, FailedMetric, UnknownMetric, DifferentBatches,
-            ValueError, OSError) as error:
+    except (VariantFailed, *told) as error:
+        if isinstance(error, VariantFailed) and not isinstance(error.__cause__, told):
+            raise
         raise Mistake(first_line(error)) from error
 
 

@@ -2,8 +2,9 @@
 
 import contextlib
 
-from switch_tf.comparison.progress import OfVariant
+from switch_tf.comparison.progress import OfVariant, Progress
 from switch_tf.comparison.same_batches import SameBatches
+from switch_tf.messages import first_line
 
 # Steps at the beginning of a turn that are left out of the timing.
 _UNTIMED = 2
@@ -27,7 +28,11 @@ def next_turn(steps: dict[str, int], train_steps: dict[str, int], turn: int) -> 
     return name, min((index + 1) * turn, train_steps[name])
 
 
-def train(trainers: dict, configurations: dict[str, str], progress: dict, batches_file, turn: int,
+class VariantFailed(Exception):
+    """What ended one variant, which is the cause, with its name before it; the others are saved where they are."""
+
+
+def train(trainers: dict, configurations: dict[str, str], progress: Progress, batches_file, turn: int,
           stop_reason=lambda: None) -> bool:
     """Trains the variants of one seed from wherever their run folders stand to the last step.
 
@@ -43,8 +48,7 @@ def train(trainers: dict, configurations: dict[str, str], progress: dict, batche
         Whether all got to their last step; otherwise all are saved where they are.
 
     Raises:
-        DifferentBatches: variants were given different batches.
-        Exception: whatever ends one of them; the others are saved where they are.
+        VariantFailed: a variant was ended by what is the cause: a Divergence, DifferentBatches, an OSError ...
     """
     with contextlib.ExitStack() as stack:
         trainings = {name: stack.enter_context(trainer.start(
@@ -62,11 +66,10 @@ def train(trainers: dict, configurations: dict[str, str], progress: dict, batche
             try:
                 training.advance(end, stop_reason, _UNTIMED,
                                  lambda step, features, name=name: batches.look(name, step, features))
-            except Exception:
-                # What the others have learnt is kept.
+            except Exception as error:
                 for other in trainings.keys() - {name}:
                     trainings[other].finish()
-                raise
+                raise VariantFailed(f"{name}: {first_line(error)}") from error
             batches.write()
             if training.state.step < end:
                 break

@@ -10,6 +10,7 @@ from switch_tf.data.cache_writing import finish as finish_cache
 from switch_tf.data.cache_writing import plan as plan_cache
 from switch_tf.data.cache_writing import write as write_shard
 from switch_tf.data.description import DatasetDescription
+from switch_tf.data.endless import passes
 from switch_tf.data.evaluator import (
     Evaluator,
     FailedMetric,
@@ -36,5 +37,5 @@ __all__ = ["BadData", "Batches", "DatasetDescription", "Evaluator", "FailedMetri
            "average", "check_examples", "check_metrics", "check_task",
            "check_vocabulary", "describe", "examples", "find_files", "fingerprint", "finish_cache", "get_batches",
            "get_dataset", "get_vocabulary", "has_metrics", "is_complete", "keep_jax_on_cpu", "names", "names_of_tasks",
-           "pieces", "plan_cache", "read_text", "register_vocabulary", "spell", "text_features",
+           "passes", "pieces", "plan_cache", "read_text", "register_vocabulary", "spell", "text_features",
            "vocabulary_fingerprint", "vocabulary_size", "write_records", "write_shard"]

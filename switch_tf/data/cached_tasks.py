@@ -10,6 +10,7 @@ import seqio
 import tensorflow as tf
 
 from switch_tf.data import cache_manifest
+from switch_tf.data.endless import passes
 from switch_tf.data.providers import get_provider, replace_tasks, tasks_of
 from switch_tf.data.text_records import BadData
 from switch_tf.messages import first_line
@@ -53,7 +54,6 @@ class CachedSource(seqio.DataSource):
         count, reader = manifest["examples"], _Reader(self.list_shards(split), manifest["shards"])
         parse = functools.partial(_parse, manifest["features"])
 
-        @tf.autograph.experimental.do_not_convert  # which would take seconds to find that nothing branches
         def one_pass(key):
             places = tf.data.Dataset.range(count)
             if shard_info and count >= shard_info.num_shards:
@@ -66,8 +66,7 @@ class CachedSource(seqio.DataSource):
 
         if not shuffle:
             return one_pass(None)
-        keys = tf.data.Dataset.random(self._seed, rerandomize_each_iteration=True)
-        return keys.batch(2, drop_remainder=True).take(1).flat_map(one_pass)
+        return passes(one_pass, self._seed)
 
 
 def get_cached_provider(name: str, vocabulary: str | None, cache_dir: str | None, split: str, seed: int,

@@ -7,6 +7,7 @@ import tensorflow as tf
 from tensorflow.python.eager import context as eager_context  # the global seed has no public getter
 
 from switch_tf.data.description import FEATURES, DatasetDescription, check_description
+from switch_tf.data.endless import endless
 from switch_tf.data.providers import check_split, get_provider, tasks_of
 from switch_tf.data.seqio_import import import_seqio
 from switch_tf.messages import first_line, sentence_about_data
@@ -51,7 +52,8 @@ def get_dataset(description: DatasetDescription) -> tf.data.Dataset:
     provider, converter, arguments = _checked(description)
     lengths, batch_size = dict(description.task_feature_lengths), description.batch_size
     if description.is_training:
-        examples = provider.get_dataset(**arguments, seed=description.seed, num_epochs=None)
+        with endless():
+            examples = provider.get_dataset(**arguments, seed=description.seed, num_epochs=None)
         batches = converter(examples, lengths).batch(batch_size, drop_remainder=True)
     else:
         examples = read_once(provider, {**arguments, "seed": description.seed})
@@ -72,8 +74,9 @@ def get_part(description: DatasetDescription, index: int) -> tf.data.Dataset:
     """
     provider, converter, arguments = _checked(description)
     count = description.cache_parts
-    examples = provider.get_dataset(**arguments, seed=description.seed + index * _SEEDS_PER_PART, num_epochs=None,
-                                    shard_info=import_seqio().ShardInfo(index, count))
+    with endless():
+        examples = provider.get_dataset(**arguments, seed=description.seed + index * _SEEDS_PER_PART, num_epochs=None,
+                                        shard_info=import_seqio().ShardInfo(index, count))
     rows = converter(examples, dict(description.task_feature_lengths)).batch(description.batch_size // count,
                                                                              drop_remainder=True)
     return rows.prefetch(tf.data.AUTOTUNE).with_options(_in_order())

@@ -137,7 +137,7 @@ def test_a_batch_that_changed_stops_all_and_keeps_what_was_learnt(folder, capsys
     batches.write_text("".join(json.dumps(line) + "\n" for line in [*lines, {**lines[0], "step": 4}]))
     capsys.readouterr()
     assert compare("--gin.TRAIN_STEPS=6") == 2
-    assert "The batch after step 4 of 'dense' is not the one that" in capsys.readouterr().err
+    assert "compare: dense: The batch after step 4 of 'dense' is not the one that" in capsys.readouterr().err
     assert losses(folder, "sparse")[-1]["step"] == 4
 
 

@@ -1,3 +1,9 @@
+from types import SimpleNamespace
+
+import pytest
+
+from switch_tf.comparison import turns
+from switch_tf.comparison.progress import Progress
 from switch_tf.comparison.turns import next_turn
 
 NAMES = ("dense", "few", "many")
@@ -32,3 +38,58 @@ def test_who_has_fewer_steps_to_train_is_done_before():
 
 def test_nothing_is_left_to_do():
     assert next_turn(dict.fromkeys(NAMES, 9), dict.fromkeys(NAMES, 9), 4) is None
+
+
+class Stub:
+    """A trainer, and the training that it starts: it counts steps, and fails at one of them."""
+
+    def __init__(self, train_steps, fails_at=None, stops_at=None):
+        self.run = SimpleNamespace(train_steps=train_steps)
+        self.state = SimpleNamespace(step=0)
+        self.fails_at, self.stops_at = fails_at, stops_at
+        self.calls = []
+
+    def start(self, text, progress):
+        self.calls.append(("start", text))
+        return self
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        self.calls.append("closed")
+
+    def advance(self, step, stop_reason, num_untimed_steps, look_at):
+        if self.fails_at is not None and step > self.fails_at:
+            raise ValueError("not finite\nand more")
+        self.state.step = step if self.stops_at is None else min(step, self.stops_at)
+        self.calls.append((step, num_untimed_steps))
+
+    def finish(self):
+        self.calls.append("finished")
+
+
+def train(tmp_path, **stubs):
+    return turns.train(stubs, dict.fromkeys(stubs, "text"), Progress(), tmp_path / "batches.jsonl", 4)
+
+
+def test_all_train_to_their_last_step_and_finish(tmp_path):
+    one, two = Stub(6), Stub(6)
+    assert train(tmp_path, one=one, two=two)
+    assert one.calls == two.calls == [("start", "text"), (4, 2), (6, 2), "finished", "closed"]
+
+
+def test_where_one_fails_the_others_are_saved_and_all_are_closed(tmp_path):
+    one, two = Stub(8), Stub(8, fails_at=4)
+    with pytest.raises(turns.VariantFailed, match="^two: not finite$") as raised:
+        train(tmp_path, one=one, two=two)
+    assert isinstance(raised.value.__cause__, ValueError)
+    assert one.calls[-2:] == ["finished", "closed"]
+    assert "finished" not in two.calls and two.calls[-1] == "closed"
+
+
+def test_where_one_stops_all_stop_and_are_saved(tmp_path):
+    one, two = Stub(8), Stub(8, stops_at=3)
+    assert not train(tmp_path, one=one, two=two)
+    assert (one.state.step, two.state.step) == (4, 3)
+    assert all(stub.calls[-2:] == ["finished", "closed"] for stub in (one, two))

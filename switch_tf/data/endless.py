@@ -1,0 +1,48 @@
+"""Passes over a training split, each in another order, one after the other without an end.
+
+seqio repeats a source, and TensorFlow's own ways to another order in each repetition (`rerandomize_each_iteration`,
+`reshuffle_each_iteration`) forget which repetition it is where a position is saved while what was read ahead spans the
+end of one: what comes after it is then not what a run that was never stopped reads. Here the number of the pass is part
+of every position.
+"""
+
+import contextlib
+
+import tensorflow as tf
+
+_are_endless = False
+
+
+@contextlib.contextmanager
+def endless():
+    """Within this scope `passes` has no end, so that there is nothing for seqio to repeat."""
+    global _are_endless
+    previous, _are_endless = _are_endless, True
+    try:
+        yield
+    finally:
+        _are_endless = previous
+
+
+def passes(one_pass, seed: int | None) -> tf.data.Dataset:
+    """The examples of a source that shuffles.
+
+    Args:
+        one_pass: function of a key, <int64>[2] of numbers from 0 on, to the tf.data.Dataset of all examples in an order
+            that the key alone decides.
+        seed: int, or None for an order that nobody knows.
+
+    Returns:
+        Pass after pass, each with a key of its own, where a run reads to train; otherwise one of them, and another one
+        in each repetition.
+    """
+    one_pass = tf.autograph.experimental.do_not_convert(one_pass)  # conversion would take seconds
+    if not _are_endless or seed is None:
+        keys = tf.data.Dataset.random(seed, rerandomize_each_iteration=True)
+        return keys.batch(2, drop_remainder=True).take(1).flat_map(one_pass)
+
+    def numbered(number):
+        seeds = tf.stack([tf.constant(seed, tf.int64), number])
+        return one_pass(tf.random.stateless_uniform([2], seeds, 0, tf.int64.max, tf.int64))
+
+    return tf.data.Dataset.counter().flat_map(tf.autograph.experimental.do_not_convert(numbered))
