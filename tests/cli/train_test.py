@@ -1,9 +1,5 @@
-import re
-import shlex
-
 import pytest
 
-from switch_tf import SwitchConfig
 from switch_tf.cli import main, train
 
 RUN = [f"--gin_file=gin/{kind}.gin" for kind in ("models/switch_tiny", "tasks/docs_corpus_bytes", "runs/pretrain")]
@@ -33,14 +29,6 @@ def test_mistakes_are_one_sentence_and_write_nothing(capsys, tmp_path, monkeypat
 def test_without_gin_files_the_three_kinds_are_named(capsys):
     assert main.main(["train"]) == 2
     assert "a model (gin/models/switch_tiny.gin), a task (gin/tasks/docs_corpus.gin)" in capsys.readouterr().err
-
-
-def test_the_run_folders_configuration_begins_with_what_a_reader_will_ask():
-    config = SwitchConfig.from_preset("switch_tiny")
-    command, versions, parameters, *rest = train._origin(["train", "--gin.MODEL_DIR='a run'"], config).split("\n")
-    assert shlex.split(command) == ["#", "switch-tf", "train", "--gin.MODEL_DIR='a run'"]
-    assert re.fullmatch(r"# \d{4}-\d\d-\d\d .+, switch_tf \S+, TensorFlow 2\.\S+, Keras 3\.\S+", versions)
-    assert parameters == f"# {config.num_parameters:,} parameters" and rest == ["", ""]
 
 
 def test_the_end_of_a_run_compares_held_out_losses():
