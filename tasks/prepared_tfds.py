@@ -4,9 +4,6 @@ import re
 from collections.abc import Mapping
 
 import seqio
-import tensorflow as tf
-
-from switch_tf import data
 
 
 class PreparedTfdsSource(seqio.TfdsDataSource):
@@ -40,10 +37,3 @@ class PreparedTfdsSource(seqio.TfdsDataSource):
                 "a prepared copy."
             )
         return tuple(self._split_names)
-
-    def get_dataset(self, split, shuffle=True, seed=None, shard_info=None, num_epochs=1) -> tf.data.Dataset:
-        """Returns the examples of a split, its files in another order in each pass."""
-        if not shuffle:
-            return super().get_dataset(split, False, seed, shard_info)
-        read = super().get_dataset
-        return data.passes(lambda key: read(split, True, key[0], shard_info), seed)

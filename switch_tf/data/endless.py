@@ -7,8 +7,11 @@ of every position.
 """
 
 import contextlib
+import copy
 
 import tensorflow as tf
+
+from switch_tf.data.seqio_import import import_seqio
 
 _are_endless = False
 
@@ -46,3 +49,32 @@ def passes(one_pass, seed: int | None) -> tf.data.Dataset:
         return one_pass(tf.random.stateless_uniform([2], seeds, 0, tf.int64.max, tf.int64))
 
     return tf.data.Dataset.counter().flat_map(tf.autograph.experimental.do_not_convert(numbered))
+
+
+def with_counted_passes(task):
+    """Returns a seqio task that reads files by seqio's own means with another order of its files in each pass.
+
+    Any other task is returned as it is: its source uses `passes`, knows no order but its own, or shuffles in a way that
+    no position can hold (a function, or TFDS).
+    """
+    source = task.source
+    if not isinstance(source, import_seqio().FileDataSource):
+        return task
+
+    def get_dataset(split, shuffle=True, seed=None, shard_info=None, **unused):
+        if not shuffle:
+            return source.get_dataset(split=split, shuffle=False, seed=seed, shard_info=shard_info)
+        files = sorted(source.list_shards(split))
+        files = files[shard_info.index::shard_info.num_shards] if shard_info else files
+
+        def one_pass(key):
+            order = tf.random.experimental.stateless_shuffle(tf.constant(files), seed=key)
+            return tf.data.Dataset.from_tensor_slices(order).interleave(
+                source._reader, cycle_length=source._cycle_length, block_length=source._block_length,
+                num_parallel_calls=tf.data.AUTOTUNE)
+
+        return passes(one_pass, seed)
+
+    counting = copy.copy(source)
+    counting.get_dataset = get_dataset
+    return task.replace(source=counting)

@@ -7,8 +7,8 @@ import tensorflow as tf
 from tensorflow.python.eager import context as eager_context  # the global seed has no public getter
 
 from switch_tf.data.description import FEATURES, DatasetDescription, check_description
-from switch_tf.data.endless import endless
-from switch_tf.data.providers import check_split, get_provider, tasks_of
+from switch_tf.data.endless import endless, with_counted_passes
+from switch_tf.data.providers import check_split, get_provider, replace_tasks, tasks_of
 from switch_tf.data.seqio_import import import_seqio
 from switch_tf.messages import first_line, sentence_about_data
 
@@ -86,6 +86,8 @@ def _checked(description):
     """The task or mixture of a description, what makes features of its examples, and what seqio is to do."""
     provider = _provider(description)
     check_split(provider, description.split)
+    if description.is_training:
+        provider = replace_tasks(provider, with_counted_passes)
     arguments = {
         "sequence_length": dict(description.task_feature_lengths), "split": description.split,
         "shuffle": description.is_training,

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from switch_tf import data
 from switch_tf.data import cached_tasks, text_records
-from switch_tf.data.endless import endless
+from switch_tf.data.endless import endless, with_counted_passes
 from switch_tf.tasks.in_memory import InMemorySource
 from switch_tf.tasks.text_source import TextFilesSource
 
@@ -55,13 +55,21 @@ def cached(tmp_path):
     return lambda: source.get_dataset("train").map(lambda example: next(iter(example.values()))[:4])
 
 
+def files_of_seqio(tmp_path):
+    for index in range(6):
+        (tmp_path / f"texts-{index}.txt").write_text("".join(f"{index} {number}\n" for number in range(COUNT // 6)))
+    task = seqio.Task("files_of_seqio", seqio.TextLineDataSource({"train": str(tmp_path / "texts-*.txt")}), {}, [])
+    source = with_counted_passes(task).source
+    return lambda: source.get_dataset("train", seed=5)
+
+
 def own(tmp_path):
     return lambda: data.passes(shuffled, seed=5)
 
 
 # Three batches, with those read ahead, end a pass: there TensorFlow's own repetition forgets which one it is in.
 @pytest.mark.parametrize("counts", [(3, 9, 15), pytest.param(range(30), marks=pytest.mark.slow)], ids=["few", "all"])
-@pytest.mark.parametrize("make", [own, in_memory, text_files, cached])
+@pytest.mark.parametrize("make", [own, in_memory, text_files, cached, files_of_seqio])
 def test_positions_are_gone_on_from_exactly(make, counts, tmp_path, monkeypatch):
     monkeypatch.setattr(text_records, "PIECE", 30)
     make_examples = make(tmp_path)
