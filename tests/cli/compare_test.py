@@ -143,13 +143,12 @@ def test_a_batch_that_changed_stops_all_and_keeps_what_was_learnt(folder, capsys
 
 @pytest.mark.slow
 def test_killed_and_interrupted_comparisons_go_on_with_the_same_curves(folder):
-    """In processes of their own: SIGKILL in the middle of a turn, then SIGINT, then to the end; two seeds."""
-    command = [sys.executable, "-m", "switch_tf.cli", "compare", "--gin_file=compare.gin", "--gin.SEEDS=(0, 3)",
+    """In processes of their own: SIGKILL in the middle of a turn, then SIGINT, then to the end."""
+    command = [sys.executable, "-m", "switch_tf.cli", "compare", "--gin_file=compare.gin", "--gin.SEEDS=(3,)",
                "--gin.TRAIN_STEPS=12"]
     straight = subprocess.run([*command, "--gin.MODEL_DIR='straight'"], capture_output=True, text=True)
     assert straight.returncode == 0, straight.stderr
-    for number, line in ((signal.SIGKILL, "dense: step 6/12"), (signal.SIGINT, "sparse: step 10/12"),
-                         (signal.SIGTERM, "dense: step 2/12")):
+    for number, line in ((signal.SIGKILL, "dense: step 6/12"), (signal.SIGINT, "sparse: step 10/12")):
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         for told in process.stderr:
             if told.startswith(line):
@@ -160,11 +159,8 @@ def test_killed_and_interrupted_comparisons_go_on_with_the_same_curves(folder):
         assert process.returncode == (-9 if number == signal.SIGKILL else 130)
     finished = subprocess.run(command, capture_output=True, text=True)
     assert finished.returncode == 0, finished.stderr
-    for variant in ("dense", "sparse"):
-        for seed in (0, 3):
-            there = json.loads((folder / "out" / "comparison.json").read_text())
-            once = json.loads((folder / "straight" / "comparison.json").read_text())
-            curves, wanted = ([{**seed["curves"], "seconds": None, "tokens": None} for entry in found["variants"]
-                               for seed in entry["seeds"]] for found in (there, once))
-            assert curves == wanted
-            assert losses(folder, variant, seed)[-1]["step"] == 12
+    curves, wanted = ([{**seed["curves"], "seconds": None, "tokens": None} for variant in found["variants"]
+                       for seed in variant["seeds"]] for found in (
+                           json.loads((folder / name / "comparison.json").read_text()) for name in ("out", "straight")))
+    assert curves == wanted
+    assert all(losses(folder, variant, 3)[-1]["step"] == 12 for variant in ("dense", "sparse"))

@@ -68,7 +68,8 @@ def own(tmp_path):
 
 
 # Three batches, with those read ahead, end a pass: there TensorFlow's own repetition forgets which one it is in.
-@pytest.mark.parametrize("counts", [(3, 9, 15), pytest.param(range(30), marks=pytest.mark.slow)], ids=["few", "all"])
+@pytest.mark.parametrize("counts", [(3, 9, 15), pytest.param(range(30), marks=pytest.mark.exhaustive)],
+                         ids=["few", "all"])
 @pytest.mark.parametrize("make", [own, in_memory, text_files, cached, files_of_seqio])
 def test_positions_are_gone_on_from_exactly(make, counts, tmp_path, monkeypatch):
     monkeypatch.setattr(text_records, "PIECE", 30)
