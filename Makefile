@@ -31,7 +31,7 @@ finetune-demo: $(INSTALLED)  ## fine-tune a dense and a sparse model on a real t
 compare-demo: $(INSTALLED)  ## train a dense model against 4 and 16 experts, in turns (runs/compare_demo)
 	.venv/bin/switch-tf compare --gin_file=gin/comparisons/demo.gin
 
-compare-long: $(INSTALLED)  ## every comparison of docs/results.md, three seeds each: hours, goes on where it stopped
+compare-long: $(INSTALLED)  ## the regimes and ablations of docs/results.md, three seeds each: hours, goes on where it stopped
 	for facts in 5000 10000 20000 40000; do .venv/bin/switch-tf compare --gin_file=gin/comparisons/number_of_experts.gin \
 	  --gin.MODEL_DIR="'runs/compare_long/facts_$$facts'" --gin.MIXTURE_OR_TASK_NAME="'random_facts_$$facts'" \
 	  --gin.TRAIN_STEPS=3600 || exit; done

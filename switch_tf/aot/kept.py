@@ -1,13 +1,12 @@
 """Answers of the compiler that are kept in files: the same question twice is answered from there."""
 
-import contextlib
 import hashlib
-import os
 import pathlib
 from importlib import metadata
 
 import switch_tf
 from switch_tf import environment
+from switch_tf.whole_file import write_whole
 
 
 def answer_file(*question: str) -> pathlib.Path:
@@ -34,14 +33,10 @@ def write(file: pathlib.Path, text: str, say) -> bool:
     Returns:
         bool. Whether it was written.
     """
-    unfinished = file.with_name(f"{file.name}.{os.getpid()}")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        unfinished.write_text(text)
-        unfinished.replace(file)
+        write_whole(file, text)
     except OSError as error:
-        with contextlib.suppress(OSError):
-            unfinished.unlink(missing_ok=True)
         say(f"{file} could not be written ({error.strerror}): only what is printed here is kept.")
         return False
     return True

@@ -71,7 +71,7 @@ def described(arguments) -> tuple[Comparison, list[str]]:
         if not name.endswith(".Comparison"):
             raise Mistake(f"These gin files bind {name.rpartition('.')[2]}.{parameter}, which the comparison itself "
                           "does not read: put the file that does so into Comparison.common, or into a variant.")
-    _or_mistake(lambda: check_words("The command line", others))
+    gin_run.or_mistake(lambda: check_words("The command line", others))
     _look(comparison, others, paths)
     return comparison, others
 
@@ -81,11 +81,18 @@ def _look(comparison, bindings, search_paths):
     seen = {}
     for name in comparison.variants:
         words = comparison.words(name, comparison.seeds[0], bindings)
-        seen[name] = _of(name, lambda words=words: gin_run.look(*words, search_paths))
+        seen[name] = _of(name, lambda words=words: _look_at_one(words, search_paths))
     if all(config and run for config, run in seen.values()):
         lengths = next(iter(seen.values()))[1].task_feature_lengths
-        _or_mistake(lambda: fairness.check_work({name: config for name, (config, _) in seen.items()}, lengths,
-                                                comparison.unequal_work))
+        gin_run.or_mistake(lambda: fairness.check_work({name: config for name, (config, _) in seen.items()}, lengths,
+                                                       comparison.unequal_work))
+
+
+def _look_at_one(words, search_paths):
+    config, run = gin_run.look(*words, search_paths)
+    if run:
+        fairness.check_run(run)
+    return config, run
 
 
 # Training.
@@ -140,10 +147,7 @@ def _trainer(comparison, name, seed, bindings, words, stack):
     if described.partitioner.num_processes > 1:
         raise Mistake("variants take turns in one process; train each by itself where there are several, and compare "
                       "the run folders with --runs.")
-    if described.run.patience:
-        raise Mistake("a comparison trains all variants to the last step; leave PATIENCE at 0.")
-    if not described.run.eval_period:
-        raise Mistake("a comparison is one of held-out losses; set EVAL_PERIOD above 0.")
+    fairness.check_run(described.run)
     weights = stack.enter_context(starting.converted(described.run))
     trainer = gin.get_configurable(Trainer)(partitioner=described.partitioner, initial_weights=weights)
     return trainer, starting.origin(words, trainer.model.config) + gin.operative_config_str()
@@ -163,18 +167,10 @@ def _is_done(run):
 
 def _of(name, action):
     """Does what belongs to one variant; what is wrong with it is told with its name."""
-    from switch_tf.training.checkpoint_folders import BrokenCheckpoint
     try:
         return action()
-    except (Mistake, ValueError, OSError, BrokenCheckpoint) as error:
+    except (Mistake, ValueError, OSError, checkpoint_folders.BrokenCheckpoint) as error:
         raise Mistake(f"{name}: {first_line(error)}") from error
-
-
-def _or_mistake(action):
-    try:
-        return action()
-    except ValueError as error:
-        raise Mistake(first_line(error)) from error
 
 
 # The report.

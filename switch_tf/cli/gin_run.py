@@ -55,7 +55,7 @@ def load(arguments, defaults=(), num_cpu_devices=None) -> set[str]:
     """
     words = arguments.gin_file, [*defaults, *arguments.gin_bindings], arguments.gin_search_paths
     look(*words)
-    _or_mistake(lambda: quiet.import_tensorflow(num_cpu_devices))
+    or_mistake(lambda: quiet.import_tensorflow(num_cpu_devices))
     return set(gin_files.parse(*words).macros)
 
 
@@ -76,7 +76,7 @@ def look(files, bindings=(), search_paths="") -> tuple:
     _check_names(statements)
     config, _, run, settings = (described(kind, statements) for kind in (SwitchConfig, Layout, Run, StepSettings))
     if run and settings:
-        _or_mistake(lambda: check_periods(run, settings))
+        or_mistake(lambda: check_periods(run, settings))
     if run:
         _check_task(run.mixture_or_task_name, statements.modules)
     return config, run
@@ -122,10 +122,11 @@ def described(kind: type, statements: Statements):
     needed = {name for name, field in fields.items() if field.default is dataclasses.MISSING}
     if arguments is None or needed - arguments.keys():
         return None
-    return _or_mistake(lambda: kind(**arguments))
+    return or_mistake(lambda: kind(**arguments))
 
 
-def _or_mistake(action):
+def or_mistake(action):
+    """Does something; a value that it refuses is the user's mistake."""
     try:
         return action()
     except (ValueError, TypeError) as error:
@@ -143,8 +144,8 @@ def on_this_machine(is_checked=True) -> GinRun:
     from switch_tf.partitioning.backends import create_partitioner
 
     processes.say_who_is_awaited()
-    partitioner = _or_mistake(gin.get_configurable(create_partitioner))
-    return _or_mistake(lambda: _parsed(partitioner.layout, partitioner, is_checked))
+    partitioner = or_mistake(gin.get_configurable(create_partitioner))
+    return or_mistake(lambda: _parsed(partitioner.layout, partitioner, is_checked))
 
 
 def on_devices(num_devices: int, kind: str, is_checked=True) -> GinRun:
@@ -153,7 +154,7 @@ def on_devices(num_devices: int, kind: str, is_checked=True) -> GinRun:
     Raises:
         Mistake: its layout is for other devices or, where `is_checked`, its parts do not go together.
     """
-    return _or_mistake(lambda: _parsed(gin.get_configurable(Layout)().resolve(num_devices, kind), None, is_checked))
+    return or_mistake(lambda: _parsed(gin.get_configurable(Layout)().resolve(num_devices, kind), None, is_checked))
 
 
 def _parsed(layout, partitioner, is_checked=True):

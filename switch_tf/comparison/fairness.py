@@ -39,6 +39,18 @@ def baseline(configs: dict[str, Any]) -> str:
     return next((name for name, config in configs.items() if not config.num_experts), next(iter(configs)))
 
 
+def check_run(run) -> None:
+    """Refuses a Run that ends early, or without held-out losses.
+
+    Raises:
+        ValueError: names the macro of gin/runs to set.
+    """
+    if run.patience:
+        raise ValueError(f"a comparison trains all variants to the last step; leave PATIENCE at 0, not {run.patience}.")
+    if not run.eval_period:
+        raise ValueError("a comparison is one of held-out losses; set EVAL_PERIOD above 0.")
+
+
 def check_work(configs: dict[str, Any], task_feature_lengths: dict, unequal_work=()) -> None:
     """Refuses variants whose work for a token, without the router's, is not the baseline's.
 

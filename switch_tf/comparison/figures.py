@@ -1,11 +1,10 @@
 """The picture of a comparison: held-out loss over steps, time, FLOPs and tokens, and how much sooner it is reached."""
 
-import io
-
 import numpy as np
 
 from switch_tf.comparison.curves import Curves
-from switch_tf.comparison.results import pairs, speedup
+from switch_tf.comparison.results import by_name, pairs, target
+from switch_tf.training.figures import png
 
 # Evaluations before this share of the baseline's run are of models that have learnt next to nothing.
 _FROM = 0.2
@@ -22,71 +21,72 @@ def draw(curves: list[Curves], found: dict) -> bytes:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    by_name: dict[str, list[Curves]] = {}
-    for run in curves:
-        by_name.setdefault(run.name, []).append(run)
-    colors = dict(zip(by_name, pyplot.get_cmap("viridis")(np.linspace(0, 0.85, len(by_name))), strict=True))
+    of_names = by_name(curves)
+    colors = dict(zip(of_names, pyplot.get_cmap("viridis")(np.linspace(0, 0.85, len(of_names))), strict=True))
     colors[found["baseline"]] = "tab:red"
-    others = _other_metrics(by_name)
+    others = _other_metrics(of_names)
     has_tasks = any(variant["tasks"] for variant in found["variants"])
     panels = 5 + len(others) + has_tasks
     rows = -(-panels // 3)
     figure, grid = pyplot.subplots(rows, 3, figsize=(15, 4.2 * rows), squeeze=False, layout="constrained")
     axes = list(grid.flat)
-    for panel, (unit, of_run) in zip(axes, _axes(by_name).items(), strict=False):
-        _losses(panel, by_name, colors, found, unit, of_run)
-    _speedups(axes[4], by_name, colors, found["baseline"])
+    for panel, (unit, of_run) in zip(axes, _axes(of_names).items(), strict=False):
+        _losses(panel, of_names, colors, found, unit, of_run)
+    _speedups(axes[4], of_names, colors, found["baseline"])
     for panel, name in zip(axes[5:], others, strict=False):
-        _metric(panel, by_name, colors, name)
+        _metric(panel, of_names, colors, name)
     if has_tasks:
         _tasks(axes[panels - 1], found, colors)
     for panel in axes[panels:]:
         panel.set_visible(False)
     axes[0].legend()
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=100)
-    pyplot.close(figure)
-    return buffer.getvalue()
+    return png(figure)
 
 
-def _axes(by_name):
+def _axes(of_names):
     """Title of a horizontal axis -> function from a run to its values there."""
-    runs = [run for runs in by_name.values() for run in runs]
+    runs = [run for runs in of_names.values() for run in runs]
     longest = max(run.seconds[-1] for run in runs)
     unit, size = ("hours", 3600) if longest > 7200 else ("minutes", 60) if longest > 120 else ("seconds", 1)
     return {"steps": lambda run: run.steps, f"{unit} of training": lambda run: run.seconds / size,
             "FLOPs of products with weights": lambda run: run.flops, "tokens": lambda run: run.tokens}
 
 
-def _losses(axes, by_name, colors, found, unit, of_run):
-    for name, runs in by_name.items():
-        shortest = min(len(run.losses) for run in runs)
-        along = np.median([of_run(run)[:shortest] for run in runs], axis=0)
-        losses = np.array([run.losses[:shortest] for run in runs])
-        axes.plot(along, np.median(losses, axis=0), color=colors[name], label=name)
-        if len(runs) > 1:
-            axes.fill_between(along, losses.min(axis=0), losses.max(axis=0), color=colors[name], alpha=0.2, linewidth=0)
-        at = np.flatnonzero(np.median(losses, axis=0) <= found["target_loss"])
+def _losses(axes, of_names, colors, found, unit, of_run):
+    for name, runs in of_names.items():
+        along, losses = _band(axes, [of_run(run) for run in runs], [run.losses for run in runs], colors[name], name)
+        at = np.flatnonzero(losses <= found["target_loss"])
         if len(at):
-            axes.plot(along[at[0]], np.median(losses, axis=0)[at[0]], "o", color=colors[name])
+            axes.plot(along[at[0]], losses[at[0]], "o", color=colors[name])
     axes.axhline(found["target_loss"], color="grey", linestyle="--", linewidth=1)
     axes.set(xlabel=unit, ylabel="held-out cross-entropy (nats per token)", title=f"Loss over {unit}")
     axes.grid(alpha=0.3)
 
 
-def _speedups(axes, by_name, colors, baseline):
-    """Solid: in steps; dashed: in time; over the losses that the baseline passes through."""
-    for name, runs in by_name.items():
+def _band(axes, along, values, color, name=None):
+    """Draws the median of several seeds, and their range where there are several; returns what the line is of."""
+    shortest = min(map(len, values))
+    along = np.median([entry[:shortest] for entry in along], axis=0)
+    values = np.array([entry[:shortest] for entry in values])
+    line = np.median(values, axis=0)
+    axes.plot(along, line, color=color, label=name)
+    if len(values) > 1:
+        axes.fill_between(along, values.min(axis=0), values.max(axis=0), color=color, alpha=0.2, linewidth=0)
+    return along, line
+
+
+def _speedups(axes, of_names, colors, baseline):
+    """Solid: in steps; dashed: in time; over the losses that the baseline passes through: medians of the seeds."""
+    evaluations = max(len(run.steps) for run in of_names[baseline])
+    shares = np.arange(max(1, int(_FROM * evaluations)), evaluations + 1) / evaluations
+    for name, runs in of_names.items():
         if name == baseline:
             continue
-        for which, style in ((0, "-"), (1, "--")):
-            losses, factors = [], []
-            for run, reference in pairs(runs, by_name[baseline])[:1]:
-                for index in range(int(_FROM * len(reference.steps)), len(reference.steps)):
-                    factor = speedup(run, reference, index)[which]
-                    losses.append(reference.losses[index])
-                    factors.append(np.nan if factor is None else factor)
-            axes.plot(losses, factors, style, color=colors[name], label=f"{name}, in {('steps', 'time')[which]}")
+        targets = [target(pairs(runs, of_names[baseline]), share) for share in shares]
+        losses = [entry["loss"] for entry in targets]
+        for unit, style in (("steps", "-"), ("time", "--")):
+            factors = [np.nan if entry[f"speedup_{unit}"] is None else entry[f"speedup_{unit}"] for entry in targets]
+            axes.plot(losses, factors, style, color=colors[name], label=f"{name}, in {unit}")
     axes.axhline(1, color=colors[baseline], linewidth=1)
     axes.invert_xaxis()
     axes.set(xlabel=f"loss that {baseline} gets to", ylabel=f"times sooner than {baseline}",
@@ -106,16 +106,15 @@ def _tasks(axes, found, colors):
     axes.grid(alpha=0.3)
 
 
-def _other_metrics(by_name):
+def _other_metrics(of_names):
     """Whatever else all variants' evaluations write, but for the losses of tasks."""
-    runs = [run for runs in by_name.values() for run in runs]
+    runs = [run for runs in of_names.values() for run in runs]
     names = set.intersection(*(set(run.values) for run in runs))
     return sorted(name for name in names if not name.endswith("/loss"))[:4]
 
 
-def _metric(axes, by_name, colors, name):
-    for variant, runs in by_name.items():
-        for run in runs[:1]:
-            axes.plot(*run.values[name], color=colors[variant])
+def _metric(axes, of_names, colors, name):
+    for variant, runs in of_names.items():
+        _band(axes, *zip(*(run.values[name] for run in runs), strict=True), colors[variant])
     axes.set(xlabel="steps", title=name.removeprefix("eval/"))
     axes.grid(alpha=0.3)

@@ -1,13 +1,13 @@
 """What is left of a comparison in its folder: comparison.json, comparison.png, comparison.html; and the table."""
 
-import base64
 import html
 import json
-import os
 import pathlib
 
 from switch_tf.comparison import figures, results
 from switch_tf.comparison.curves import Curves
+from switch_tf.training import page
+from switch_tf.whole_file import write_whole
 
 _WORDS = (
     "All variants do the same work for a token but for the router, whose share of the FLOPs is told beside them; "
@@ -16,9 +16,8 @@ _WORDS = (
     "fewer steps, or seconds, a variant needs to get to the loss that the baseline ends with (the dots, on the dashed "
     "line). Seconds are those of training steps alone: the first steps of each turn, evaluation, checkpoints and "
     "compilation are left out. Of several seeds lines are medians and bands the whole range.")
-_STYLE = ("body{font-family:sans-serif;margin:2em;max-width:90em}table{border-collapse:collapse}th,td{padding:.3em 1em;"
-          "text-align:right;border-bottom:1px solid #ddd}th:first-child,td:first-child{text-align:left}"
-          "img{max-width:100%}p{max-width:60em}pre{background:#f6f6f6;padding:1em;overflow-x:auto}")
+_STYLE = ("table{border-collapse:collapse}th,td{padding:.3em 1em;text-align:right;border-bottom:1px solid #ddd}"
+          "th:first-child,td:first-child{text-align:left}")
 _COLUMNS = ("variant", "experts", "parameters", "FLOPs/token", "router", "padding", "s/step", "step time", "final loss",
             "sooner in steps", "sooner in time")
 
@@ -29,9 +28,9 @@ def write(folder, curves: list[Curves]) -> dict:
     folder.mkdir(parents=True, exist_ok=True)
     found = results.compare(curves)
     picture = figures.draw(curves, found)
-    _replace(folder / "comparison.json", (json.dumps(found, indent=1) + "\n").encode())
-    _replace(folder / "comparison.png", picture)
-    _replace(folder / "comparison.html", _page(curves, found, picture).encode())
+    write_whole(folder / "comparison.json", json.dumps(found, indent=1) + "\n")
+    write_whole(folder / "comparison.png", picture)
+    write_whole(folder / "comparison.html", _page(curves, found, picture))
     return found
 
 
@@ -100,15 +99,8 @@ def _page(curves, found, picture):
                  f"<th>sooner in time</th></tr>{tasks}</table>")
     runs = "".join(f"<tr><td>{html.escape(run.name)}</td><td>{run.seed}</td><td>{html.escape(str(run.folder))}</td>"
                    "</tr>" for run in curves)
-    return (f"<!doctype html><html lang=en><meta charset=utf-8><title>switch_tf comparison</title><style>{_STYLE}"
-            f"</style><h1>Dense against sparse</h1>{said}<table><tr>{head}</tr>{rows}</table>"
-            f'<img alt="curves" src="data:image/png;base64,{base64.b64encode(picture).decode()}">'
-            f"<h2>Sooner, to several losses of {html.escape(found['baseline'])} (in steps, in time)</h2>"
-            f"<table><tr><th>variant</th>{heads}</tr>{targets}</table><p>{_WORDS}</p>"
-            f"{tasks}<h2>Runs</h2><table><tr><th>variant</th><th>seed</th><th>folder</th></tr>{runs}</table></html>\n")
-
-
-def _replace(path, content):
-    temporary = path.with_name(f"{path.name}.tmp")
-    temporary.write_bytes(content)
-    os.replace(temporary, path)
+    return page.page("Dense against sparse", f"<style>{_STYLE}</style>{said}<table><tr>{head}</tr>{rows}</table>"
+                     f"{page.image('curves', picture)}"
+                     f"<h2>Sooner, to several losses of {html.escape(found['baseline'])} (in steps, in time)</h2>"
+                     f"<table><tr><th>variant</th>{heads}</tr>{targets}</table><p>{_WORDS}</p>{tasks}<h2>Runs</h2>"
+                     f"<table><tr><th>variant</th><th>seed</th><th>folder</th></tr>{runs}</table>")

@@ -26,20 +26,26 @@ def compare(curves: list[Curves]) -> dict:
     Raises:
         ValueError: their losses are not of the same tokens.
     """
-    by_name: dict[str, list[Curves]] = {}
-    for run in curves:
-        by_name.setdefault(run.name, []).append(run)
+    of_names = by_name(curves)
     fairness.check_losses({str(run.folder): run.record for run in curves})
-    baseline = fairness.baseline({name: runs[0].config for name, runs in by_name.items()})
+    baseline = fairness.baseline({name: runs[0].config for name, runs in of_names.items()})
     return {
         "baseline": baseline,
-        "target_loss": _median([run.losses[-1] for run in by_name[baseline]]),
+        "target_loss": _median([run.losses[-1] for run in of_names[baseline]]),
         "loss": curves[0].loss_name,
         "smoothing": f"mean of {SMOOTHING} evaluations",
         "evaluation_period": int(np.min(np.diff(curves[0].steps, prepend=0))),
-        "not_equal": fairness.remarks({name: runs[0].record for name, runs in by_name.items()}),
-        "variants": [_variant(name, runs, by_name[baseline]) for name, runs in by_name.items()],
+        "not_equal": fairness.remarks({name: runs[0].record for name, runs in of_names.items()}),
+        "variants": [_variant(name, runs, of_names[baseline]) for name, runs in of_names.items()],
     }
+
+
+def by_name(curves: list[Curves]) -> dict[str, list[Curves]]:
+    """Name of a variant -> its runs, in the order in which they come."""
+    found: dict[str, list[Curves]] = {}
+    for run in curves:
+        found.setdefault(run.name, []).append(run)
+    return found
 
 
 def speedup(run: Curves, reference: Curves, index: int) -> tuple[float | None, float | None]:
@@ -66,7 +72,7 @@ def _variant(name, runs, references):
     work = fairness.work(config, record["TASK_FEATURE_LENGTHS"])
     times = [time for run in runs for time in run.step_times.values()]
     paired = pairs(runs, references)
-    targets = [_target(paired, share) for share in _SHARES]
+    targets = [target(paired, share) for share in _SHARES]
     return {
         "name": name,
         "num_experts": config.num_experts,
@@ -109,7 +115,16 @@ def _tasks(paired):
     return found
 
 
-def _target(paired, share):
+def target(paired: list[tuple[Curves, Curves]], share: float) -> dict:
+    """How much sooner runs get to what the references of their seeds had after a share of their evaluations.
+
+    Args:
+        paired: from `pairs`.
+        share: float above 0, up to 1.
+
+    Returns:
+        dict of `share_of_baseline`, `loss`, `speedup_steps`, `speedup_time`: medians, None where it is not reached.
+    """
     found, losses = [], []
     for run, reference in paired:
         index = max(0, round(share * len(reference.steps)) - 1)

@@ -4,6 +4,8 @@ import hashlib
 import json
 import pathlib
 
+from switch_tf.whole_file import write_whole
+
 
 class DifferentBatches(Exception):
     """Two variants were given different batches, which nothing that is computed of them survives."""
@@ -23,12 +25,16 @@ class SameBatches:
         self._known = {}
         self._new = []
         if self._path.exists():
-            for line in self._path.read_text().splitlines():
+            text = self._path.read_text()
+            if not text.endswith("\n"):  # torn by a kill; the next one who is there writes it again
+                text = text[:text.rfind("\n") + 1]
+                write_whole(self._path, text)
+            for line in text.splitlines():
                 try:
                     record = json.loads(line)
                     self._known[record["step"]] = record["variant"], record["hash"]
                 except (json.JSONDecodeError, KeyError, TypeError):
-                    continue  # torn by a kill; the next one who is there writes it again
+                    continue  # no record of a batch
 
     def look(self, variant: str, step: int, batches: dict) -> None:
         """Takes up what a variant trains on after `step`: dict of <int32>[steps, batch, length].

@@ -17,6 +17,7 @@ from switch_tf.data import cache_manifest
 from switch_tf.data.pipeline import failure, no_global_seed
 from switch_tf.data.providers import check_split, get_provider, tasks_of
 from switch_tf.data.seqio_import import import_seqio
+from switch_tf.whole_file import write_whole
 
 # Fewer source files than this are cut into as many shards, so that several processes have something to do.
 FEWEST_SHARDS = 8
@@ -129,7 +130,7 @@ def write(shard: Shard) -> None:
         description = {"file": shard.file.name, "examples": num_examples, "tokens": counts, "features": features,
                        "bytes": unfinished.stat().st_size, "sha256": cache_manifest.checksum(unfinished)}
         os.replace(unfinished, shard.file)
-        _write_json(shard.description, description)
+        write_whole(shard.description, json.dumps(description, indent=1))
     except (OSError, ValueError):
         raise
     except Exception as error:  # whatever a task's own preprocessors raise
@@ -149,7 +150,7 @@ def finish(shards: list[Shard]) -> dict:
     manifest = {"request": request, "versions": cache_manifest.versions(), "features": features[0],
                 "examples": sum(shard["examples"] for shard in described), "tokens": tokens,
                 "bytes": sum(shard["bytes"] for shard in described), "shards": described}
-    _write_json(folder / "manifest.json", manifest)
+    write_whole(folder / "manifest.json", json.dumps(manifest, indent=1))
     for left in folder.glob(".*"):  # by processes that were killed
         left.unlink(missing_ok=True)
     return manifest
@@ -175,7 +176,7 @@ def _begin(folder, wanted, overwrite):
         for file in folder.iterdir():
             file.unlink()
     if not request.exists():
-        _write_json(request, wanted)
+        write_whole(request, json.dumps(wanted, indent=1))
         return
     try:
         saved = json.loads(request.read_text())
@@ -226,12 +227,3 @@ def _feature(value):
     if flat.dtype.kind in "iub":
         return tf.train.Feature(int64_list=tf.train.Int64List(value=flat.astype(np.int64)))
     return tf.train.Feature(float_list=tf.train.FloatList(value=flat.astype(np.float32)))
-
-
-def _write_json(file, value):
-    unfinished = file.with_name(f".{file.name}.{secrets.token_hex(4)}")
-    try:
-        unfinished.write_text(json.dumps(value, indent=1))
-        os.replace(unfinished, file)
-    finally:
-        unfinished.unlink(missing_ok=True)

@@ -12,6 +12,7 @@ from switch_tf import checks
 from switch_tf.data.description import DatasetDescription, check_description
 from switch_tf.data.providers import check_split, get_provider, import_seqio, tasks_of
 from switch_tf.messages import first_line
+from switch_tf.whole_file import write_whole
 
 
 class TaskScores(NamedTuple):
@@ -198,6 +199,4 @@ def average(scores: dict[str, TaskScores]) -> float:
 def write_records(path, records: list[dict]) -> None:
     """One JSON object a line, in one step."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    whole = path.with_name(f"tmp.{path.name}")
-    whole.write_text("".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records))
-    whole.replace(path)
+    write_whole(path, "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records))

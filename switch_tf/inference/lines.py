@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from switch_tf import checks
+from switch_tf.whole_file import write_whole
 
 
 class Line(NamedTuple):
@@ -158,9 +159,7 @@ class Output:
             self._check(described, settings)
             _cut_half_a_line(self._path)
         else:
-            unfinished = described.with_name(f".{described.name}")
-            unfinished.write_text(json.dumps(settings, indent=1) + "\n")
-            os.replace(unfinished, described)
+            write_whole(described, json.dumps(settings, indent=1) + "\n")
         self._file = open(self._path, "ab")  # noqa: SIM115  closed by `close`
 
     def _check(self, described, settings):

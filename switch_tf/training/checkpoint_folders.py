@@ -16,6 +16,8 @@ import pathlib
 import re
 import shutil
 
+from switch_tf.whole_file import write_whole
+
 FORMAT_VERSION = 3
 # What of a description is read by others.
 _KINDS = {"step": int, "variables": dict, "files": dict}
@@ -70,9 +72,7 @@ def best(folder) -> dict | None:
 
 def set_best(folder, step: int, metric: str, value: float) -> None:
     """Makes the checkpoint of a step, which is there, the best one, in one step."""
-    whole = pathlib.Path(folder) / f"tmp_{_BEST}"
-    whole.write_text(json.dumps({"step": step, "metric": metric, "value": value}))
-    whole.replace(pathlib.Path(folder) / _BEST)
+    write_whole(pathlib.Path(folder) / _BEST, json.dumps({"step": step, "metric": metric, "value": value}))
 
 
 def outdated(folder, keep: int, keep_every: int = 0) -> list[pathlib.Path]:

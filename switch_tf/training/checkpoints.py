@@ -157,8 +157,9 @@ def restore(checkpoint, variables: dict, batches=None) -> dict:
         if batches is not None:
             batches.restore(pathlib.Path(checkpoint))
     except tf.errors.OpError as error:
-        raise BrokenCheckpoint(f"The position of {checkpoint} in the data is damaged, or is one in other data "
-                               f"({first_line(error)}).") from error
+        raise BrokenCheckpoint(f"The position of {checkpoint} in the data is damaged, or is one in other data, "
+                               "or of a version of switch_tf that read them in another order; start anew in another "
+                               f"folder, from its weights if they are wanted ({first_line(error)}).") from error
     return description
 
 

@@ -23,7 +23,7 @@ def draw(records: list[dict]) -> dict[str, bytes]:
     layers = names.sparse_layers(name for record in records for name in record)
     if layers:
         figures["Experts"] = _experts(records, layers)
-    return {title: _png(figure) for title, figure in figures.items()}
+    return {title: png(figure) for title, figure in figures.items()}
 
 
 def series(records, name) -> tuple[list[int], list]:
@@ -97,7 +97,8 @@ def _experts(records, layers):
     return figure
 
 
-def _png(figure) -> bytes:
+def png(figure) -> bytes:
+    """Of a matplotlib figure, which is closed."""
     from matplotlib import pyplot
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=110)

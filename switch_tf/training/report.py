@@ -1,13 +1,13 @@
 """A finished or interrupted run: its summary, and `report.html` with curves, words and configuration."""
 
-import base64
 import html
 import json
 import pathlib
 
 import numpy as np
 
-from switch_tf.training import figures, names, run_folder
+from switch_tf.training import figures, names, page, run_folder
+from switch_tf.whole_file import write_whole
 
 # What a reader may not know, by the heading under which it is drawn.
 _WORDS = {
@@ -23,9 +23,7 @@ _WORDS = {
                "that of the router's probabilities: 0 where it is certain, the logarithm of the number of experts "
                "where it has no preference. The load-balancing loss is 1 where all experts get the same.",
 }  # fmt: skip
-_STYLE = ("body{font-family:sans-serif;margin:2em;max-width:75em}th{text-align:left;padding-right:2em;"
-          "font-weight:normal;color:#555}img{max-width:100%}p{max-width:50em}pre{background:#f6f6f6;padding:1em;"
-          "overflow-x:auto}")
+_STYLE = "th{text-align:left;padding-right:2em;font-weight:normal;color:#555}"
 
 
 def write(folder) -> None:
@@ -35,8 +33,8 @@ def write(folder) -> None:
     if not records:
         return
     pictures = figures.draw(records)
-    (folder / "loss.png").write_bytes(pictures["Loss"])
-    (folder / "report.html").write_text(_page(folder, pictures))
+    write_whole(folder / "loss.png", pictures["Loss"])
+    write_whole(folder / "report.html", _page(folder, pictures))
 
 
 def summarize(folder) -> dict:
@@ -100,12 +98,10 @@ def _page(folder, pictures):
         elif isinstance(value, float):
             value = f"{value:,.4f}"
         rows.append(f"<tr><th>{html.escape(name)}</th><td>{html.escape(str(value))}</td></tr>")
-    images = "".join(
-        f'<h2>{title}</h2><img alt="{title}" src="data:image/png;base64,{base64.b64encode(png).decode()}">'
-        f"<p>{_WORDS[title]}</p>" for title, png in pictures.items())
-    title = html.escape(f"switch_tf run {folder.name}")
-    return (f"<!doctype html><html lang=en><meta charset=utf-8><title>{title}</title><style>{_STYLE}</style>"
-            f"<h1>{title}</h1><table>{''.join(rows)}</table>{images}{_configuration(folder)}</html>\n")
+    images = "".join(f"<h2>{title}</h2>{page.image(title, png)}<p>{_WORDS[title]}</p>"
+                     for title, png in pictures.items())
+    return page.page(f"switch_tf run {folder.name}",
+                     f"<style>{_STYLE}</style><table>{''.join(rows)}</table>{images}{_configuration(folder)}")
 
 
 def _configuration(folder):

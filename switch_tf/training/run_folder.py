@@ -5,6 +5,8 @@ import json
 import os
 import pathlib
 
+from switch_tf.whole_file import write_whole
+
 CONFIGURATION = "operative_config.gin"
 
 
@@ -68,7 +70,7 @@ class RunFolder:
 
     def write_configuration(self, text: str) -> None:
         """Puts the configuration that was accepted in the place of the one before it, at once."""
-        self._replace(self.path / CONFIGURATION, text)
+        write_whole(self.path / CONFIGURATION, text)
 
     def cut_metrics(self, step: int, ends_between=False) -> None:
         """Drops the lines past a step, and a torn last line; a resumed run writes them again.
@@ -87,10 +89,4 @@ class RunFolder:
                 is_kept = False
             if is_kept:
                 kept.append(line)
-        self._replace(self.metrics, "".join(line + "\n" for line in kept))
-
-    @staticmethod
-    def _replace(path, text):
-        temporary = path.with_name(f"{path.name}.tmp")
-        temporary.write_text(text)
-        os.replace(temporary, path)
+        write_whole(self.metrics, "".join(line + "\n" for line in kept))

@@ -173,7 +173,7 @@ def faked(monkeypatch, tmp_path):
     monkeypatch.setattr(data, "check_examples", lambda description: None)
     monkeypatch.setattr(data, "examples", lambda description, count: [])
     monkeypatch.setattr(data, "get_dataset", lambda description: tf.data.Dataset.range(1))
-    monkeypatch.setattr(Trainer, "start", lambda self, text="": Finished())
+    monkeypatch.setattr(Trainer, "start", lambda self, text="", progress=None: Finished())
     monkeypatch.setattr(turns, "train", lambda *arguments: False)
     monkeypatch.setattr(processes, "_wait", lambda children: 0)
     monkeypatch.setattr(processes.subprocess, "Popen",

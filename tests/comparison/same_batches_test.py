@@ -1,3 +1,5 @@
+import json
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -51,5 +53,7 @@ def test_what_was_written_counts_in_the_next_process_and_a_torn_line_does_not(tm
     path.write_text(path.read_text() + '{"step": 2, "vari')
     again = SameBatches(path)
     again.look("dense", 2, batches(2))
+    again.write()
+    assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [0, 1, 2]
     with pytest.raises(DifferentBatches, match="after step 0 of 'dense' is not the one that 'dense' was given"):
         again.look("dense", 0, batches(0, change=(0, 0, 0)))
