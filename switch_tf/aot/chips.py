@@ -7,26 +7,35 @@ from switch_tf.partitioning.rates import TPU_FLOPS
 
 
 class Chip(NamedTuple):
-    """One device of a topology: bytes for a program, bfloat16 FLOP/s, bytes/s of its memory and, one way, of its links.
-    """
+    """One device of a topology: bytes for a program, bfloat16 FLOP/s, bytes/s of its memory and, one way, of its links,
+    and cycles per second of its core."""
 
     memory: float
     flops: float
     memory_bandwidth: float
     link_bandwidth: float
+    clock: float
 
 
 # What the runtime keeps for itself, as the compiler says of v5e where it refuses a program.
 RESERVED = 2**28
 
 
-def _chip(kind, memory_bandwidth, link_bandwidth):
-    return Chip(TPU_GIB[kind] * 2**30 - RESERVED, TPU_FLOPS[kind], memory_bandwidth, link_bandwidth)
+def _chip(kind, memory_bandwidth, link_bandwidth, flops_per_cycle):
+    return Chip(TPU_GIB[kind] * 2**30 - RESERVED, TPU_FLOPS[kind], memory_bandwidth, link_bandwidth,
+                TPU_FLOPS[kind] / flops_per_cycle)
 
 
-# From Google Cloud's TPU pages; the links of v4 and v6e are sums over links that were not checked against a run.
-CHIPS = {"v3": _chip("v3", 450e9, 82e9), "v4": _chip("v4", 1228e9, 135e9), "v5e": _chip("v5litepod", 819e9, 100e9),
-         "v5p": _chip("v5p", 2765e9, 300e9), "v6e": _chip("v6e", 1640e9, 224e9)}
+# FLOPs of a matrix unit of 128 x 128 in a cycle.
+_UNIT = 2 * 128 * 128
+
+
+# From Google Cloud's TPU pages; the links of v4 and v6e are sums over links that were not checked against a run. Clocks
+# are those at which a device's matrix units multiply at its peak: v3 0.94 and v4 1.05 GHz (as in Jouppi et al. 2023,
+# "TPU v4"), v5e 1.50, v5p and v6e 1.75 GHz.
+CHIPS = {"v3": _chip("v3", 450e9, 82e9, 2 * _UNIT), "v4": _chip("v4", 1228e9, 135e9, 8 * _UNIT),
+         "v5e": _chip("v5litepod", 819e9, 100e9, 4 * _UNIT), "v5p": _chip("v5p", 2765e9, 300e9, 8 * _UNIT),
+         "v6e": _chip("v6e", 1640e9, 224e9, 16 * _UNIT)}
 
 
 def of(topology: str) -> Chip:

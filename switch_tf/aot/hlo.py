@@ -9,6 +9,8 @@ import re
 from typing import NamedTuple
 
 _BYTES = {"f32": 4, "bf16": 2, "s32": 4, "u32": 4, "pred": 1, "f16": 2, "s8": 1, "u8": 1, "s64": 8, "u64": 8}
+# Kinds of operations that name values and do nothing.
+NAMES = frozenset(("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "opt-barrier"))
 # Memories on the chip: VMEM, and CMEM of v4.
 _ON_CHIP = re.compile(r"S\([13]\)")
 
@@ -46,6 +48,12 @@ class Instruction(NamedTuple):
         elif found := re.findall(r"\b(?:true|false)_computation=%([\w.\-]+)", self.line):
             called["branches"] = found
         return called
+
+    @property
+    def cycles(self) -> int | None:
+        """What the compiler expects it to take on the core; None where it does not say."""
+        found = re.search(r'"estimated_cycles":"(\d+)"', self.line)
+        return int(found[1]) if found else None
 
     @property
     def operation(self) -> str:

@@ -24,7 +24,7 @@ def answer_file(*question: str) -> pathlib.Path:
     return environment.cache_folder() / "compiled" / f"{key.hexdigest()[:24]}.json"
 
 
-def write(file: pathlib.Path, text: str, say) -> bool:
+def write(file: pathlib.Path, content: str | bytes, say) -> bool:
     """Writes a file whole or not at all, as another process may write the same, or this be killed.
 
     Args:
@@ -35,7 +35,7 @@ def write(file: pathlib.Path, text: str, say) -> bool:
     """
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(file, text)
+        write_whole(file, content)
     except OSError as error:
         say(f"{file} could not be written ({error.strerror}): only what is printed here is kept.")
         return False

@@ -11,7 +11,9 @@ from typing import NamedTuple
 import keras
 import tensorflow as tf
 
+from switch_tf.aot import trace
 from switch_tf.aot.chips import Chip
+from switch_tf.aot.clock import Schedule
 from switch_tf.aot.compiler import DoesNotFit, compile_step
 from switch_tf.aot.lower import lower_step
 from switch_tf.aot.program import InTurn, Program
@@ -23,8 +25,8 @@ from switch_tf.partitioning.layout import Layout
 from switch_tf.training.run import StepSettings, check_division
 
 TELL_EVERY = 20  # seconds
-# The functions of a step where it has two, in order.
-FUNCTIONS = ("gradients", "update")
+# The functions of a step where it has two, in order, and what of the model they serve where no layer has asked.
+FUNCTIONS = {"gradients": "logits and loss", "update": "optimizer"}
 # Memory grows by the same for every layer only from here on: with fewer, the compiler has room and keeps more.
 FEWEST_LAYERS = 4
 # What the compiler takes for two periods of layers over what it takes for one, as seen.
@@ -49,17 +51,20 @@ class Question(NamedTuple):
 
 class Answer(NamedTuple):
     """For one chip: `memory` in bytes by kind, those of `Compiled` and of them "weights", "slots" and "gradients" (0
-    where none live between two programs); `collectives` (kind -> count and bytes of a step), `flops` of a step and its
-    `roofline`. `state`: bytes of all weights and slots together; `program`: of the deepest model that was compiled;
-    `compiled`: the depths that were compiled; `refused`: the compiler's words where it found no room, else None: then
-    all is of the depth that was refused, where known."""
+    where none live between two programs); `collectives` (kind -> count and bytes of a step), `flops` of a step, its
+    `roofline`, and `parts`, seconds of a step by the compiler's clock, by part of the model. `state`: bytes of all
+    weights and slots together; `program` and `schedule`: of the deepest model that was compiled; `compiled`: the depths
+    that were compiled; `refused`: the compiler's words where it found no room, else None: then all is of the depth that
+    was refused, where known."""
 
     memory: dict[str, int]
     collectives: dict[str, dict[str, int]]
     flops: float
     roofline: Roofline
+    parts: dict[str, float]
     state: int
     program: Program | InTurn | None
+    schedule: Schedule | None
     compiled: list[tuple[int, int]]
     refused: str | None
 
@@ -72,6 +77,7 @@ class _Point(NamedTuple):
     roofline: Roofline
     state: int
     program: InTurn
+    schedule: Schedule
 
 
 def ask(question: Question, is_full=False, say=lambda text: None, keep=lambda name, text: None) -> Answer:
@@ -105,7 +111,7 @@ def ask(question: Question, is_full=False, say=lambda text: None, keep=lambda na
         except DoesNotFit as error:
             nothing = Roofline(0.0, 0.0, 0.0)
             memory = {**_stored(lowered), "temporaries": error.temporaries}
-            return Answer(memory, {}, 0.0, nothing, _state(lowered), None, [depth], str(error))
+            return Answer(memory, {}, 0.0, nothing, {}, _state(lowered), None, None, [depth], str(error))
         seconds = sum(program.seconds for program in compiled)
         say(f"... {seconds:.0f} s.")
         expected = SECOND_OVER_FIRST * seconds
@@ -113,6 +119,7 @@ def ask(question: Question, is_full=False, say=lambda text: None, keep=lambda na
                             ("optimized.hlo", [program.hlo for program in compiled])):
             keep(f"step_{depth[0]}_{depth[1]}.{kind}", _one_after_the_other(texts))
         points.append(_point(lowered, compiled, question))
+        keep(f"step_{depth[0]}_{depth[1]}.trace.json", trace.chrome(points[-1].schedule))
     return _answer(config, depths, points)
 
 
@@ -154,7 +161,8 @@ def _point(lowered, compiled, question):
     program = InTurn([Program(one.hlo, question.layout.mesh) for one in compiled])
     links = link_seconds(program.collectives, question.chip, compiled[0].network)
     roofline = Roofline.of(program.flops, program.memory_traffic(), links, question.chip)
-    return _Point(_memory(lowered, compiled), program.flops, roofline, _state(lowered), program)
+    schedule = program.schedule(question.chip, compiled[0].network, [*FUNCTIONS.values()])
+    return _Point(_memory(lowered, compiled), program.flops, roofline, _state(lowered), program, schedule)
 
 
 def _memory(lowered, compiled):
@@ -202,7 +210,10 @@ def shallow_depths(config) -> list[tuple[int, int]]:
 
 
 def _answer(config, depths, points):
-    """Extrapolates from two depths, the second twice the first, which is one unit: value(n) = first + (n - 1) more."""
+    """Extrapolates from two depths, the second twice the first, which is one unit: value(n) = first + (n - 1) more.
+
+    A part of a step that takes less in the deeper model is left as it is there.
+    """
     num_units = 1.0
     if len(depths) == 2:
         num_units = max(config.num_encoder_layers, config.num_decoder_layers) / max(depths[0])
@@ -213,6 +224,7 @@ def _answer(config, depths, points):
 
     summaries = [summarize(one for one in point.program.collectives for _ in range(one.times)) for point in points]
     kinds = sorted(set().union(*summaries))
+    parts = [point.schedule.parts for point in points]
     nothing = {"count": 0, "bytes": 0}
     return Answer(
         memory={kind: round(extend([point.memory[kind] for point in points])) for kind in points[0].memory},
@@ -220,8 +232,10 @@ def _answer(config, depths, points):
                             for unit in nothing} for kind in kinds},
         flops=extend([point.flops for point in points]),
         roofline=Roofline(*(extend(parts) for parts in zip(*(point.roofline for point in points), strict=True))),
+        parts={part: max(parts[-1].get(part, 0.0), extend([found.get(part, 0.0) for found in parts]))
+               for part in sorted(set().union(*parts))},
         state=round(extend([point.state for point in points])),
-        program=points[-1].program, compiled=depths, refused=None)
+        program=points[-1].program, schedule=points[-1].schedule, compiled=depths, refused=None)
 
 
 def needed(memory: dict[str, int]) -> int:

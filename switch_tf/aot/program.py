@@ -7,10 +7,8 @@ import functools
 import math
 import re
 
-from switch_tf.aot import hlo, product_flops, sent
-
-# Operations that name values and move none.
-_NAMES = frozenset(("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "opt-barrier"))
+from switch_tf.aot import clock, hlo, product_flops, roofline, sent
+from switch_tf.aot.chips import Chip
 
 
 class Program:
@@ -26,9 +24,19 @@ class Program:
         self._mesh = mesh
 
     @functools.cached_property
+    def _sent(self):
+        return sent.read(self._module, self._mesh)
+
+    @property
     def collectives(self) -> list[sent.Sent]:
         """Every collective."""
-        return sent.read(self._module, self._mesh)
+        return [*self._sent.values()]
+
+    def schedule(self, chip: Chip, network, default: str) -> clock.Schedule:
+        """The program by the compiler's own clock; arguments as for `clock.schedule` and `roofline.seconds_once`."""
+        seconds = roofline.seconds_once(self.collectives, chip, network)
+        sends = clock.Sends(dict(zip(self._sent, seconds, strict=True)), sent.carriers(self._module, self._mesh))
+        return clock.schedule(self._module, chip, sends, default)
 
     @functools.cached_property
     def flops(self) -> float:
@@ -68,7 +76,7 @@ class Program:
             elif instruction.kind in ("copy-start", "slice-start"):
                 # A move between two memories: its result alone, once for each end that is not on the chip.
                 total += _moved(instruction)
-            elif instruction.kind not in _NAMES and not instruction.kind.endswith("-done"):
+            elif instruction.kind not in hlo.NAMES and not instruction.kind.endswith("-done"):
                 total += sizes[instruction.name] + sum(
                     sizes.get(operand, 0) for operand in set(instruction.operands))
         return total
@@ -98,6 +106,11 @@ class InTurn:
 
     def memory_traffic(self) -> float:
         return sum(program.memory_traffic() for program in self._programs)
+
+    def schedule(self, chip: Chip, network, defaults: list[str]) -> clock.Schedule:
+        """`defaults`: of each program, as far as there are any."""
+        return clock.in_turn([program.schedule(chip, network, default) for program, default in
+                              zip(self._programs, defaults, strict=False)])
 
     @property
     def unread_loops(self) -> list[str]:

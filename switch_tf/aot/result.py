@@ -30,17 +30,18 @@ def as_json(question: Question, answer: Answer) -> dict:
                                 question.settings.num_microbatches),
         "largest_collectives": [one._asdict() for one in sorted(
             answer.program.collectives, key=lambda one: -one.bytes)[:NUM_LARGEST]],
-        "predicted": _predicted(question, answer.roofline)}
+        "predicted": _predicted(question, answer)}
 
 
-def _predicted(question, roofline):
-    """Seconds, tokens and utilisation; the pairs are the worse and the better of them."""
+def _predicted(question, answer):
+    """Seconds, tokens and utilisation. "layers" and "seconds_by_bytes" are of the deepest model that was compiled."""
+    roofline, seconds = answer.roofline, sum(answer.parts.values())
     config, lengths = question.config, question.task_feature_lengths
     model_flops = accounting.flops_per_step(config, question.batch_size, lengths["inputs"], lengths["targets"])
     tokens = question.batch_size * (lengths["inputs"] + (0 if config.is_encoder_only else lengths["targets"]))
     return {
         "compute_seconds": roofline.compute, "memory_seconds": roofline.memory, "links_seconds": roofline.links,
-        "step_seconds": [roofline.at_best, roofline.in_turn],
-        "tokens_per_second": [tokens / roofline.in_turn, tokens / roofline.at_best],
-        "model_flops_utilization": [model_flops / question.layout.num_devices / seconds / question.chip.flops
-                                    for seconds in (roofline.in_turn, roofline.at_best)]}
+        "floor_seconds": roofline.floor, "step_seconds": seconds, "parts": answer.parts,
+        "layers": answer.schedule.layers, "seconds_by_bytes": answer.schedule.by_bytes,
+        "tokens_per_second": tokens / seconds,
+        "model_flops_utilization": model_flops / question.layout.num_devices / seconds / question.chip.flops}

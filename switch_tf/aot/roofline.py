@@ -1,4 +1,4 @@
-"""How long a compiled step may take where nothing but the rates of its chips limits it."""
+"""The least that a compiled step can take: nothing but the rates of its chips limits it."""
 
 import functools
 from typing import NamedTuple
@@ -7,7 +7,7 @@ from switch_tf.aot.chips import Chip
 
 
 class Roofline(NamedTuple):
-    """Seconds of a step in each part if nothing else limited it: a prediction, never measured."""
+    """Seconds of a step in each part if nothing else limited it."""
 
     compute: float
     memory: float
@@ -19,18 +19,18 @@ class Roofline(NamedTuple):
         return cls(flops / chip.flops, memory_traffic / chip.memory_bandwidth, link_seconds)
 
     @property
-    def at_best(self) -> float:
+    def floor(self) -> float:
         """All parts at the same time."""
         return max(self)
 
-    @property
-    def in_turn(self) -> float:
-        """Links after the rest."""
-        return max(self.compute, self.memory) + self.links
-
 
 def link_seconds(sent, chip: Chip, network) -> float:
-    """Seconds in which a chip sends what it must: rings over all links that lie along the group.
+    """Seconds in which a chip sends all that it must in a step."""
+    return sum(one.times * seconds for one, seconds in zip(sent, seconds_once(sent, chip, network), strict=True))
+
+
+def seconds_once(sent, chip: Chip, network) -> list[float]:
+    """Seconds of each collective by itself, once: a ring over all links that lie along its group.
 
     In an all-to-all each byte goes to a chip of its own, and on its way takes a link of every chip between.
     """
@@ -42,6 +42,6 @@ def link_seconds(sent, chip: Chip, network) -> float:
             one.kind, share)
         if "all-to-all" in one.kind:
             factor *= mean_hops(one.axes)
-        return one.times * factor * one.bytes / (chip.link_bandwidth * network.share_of_links(one.axes))
+        return float(factor * one.bytes / (chip.link_bandwidth * network.share_of_links(one.axes)))
 
-    return sum(map(seconds, sent))
+    return [seconds(one) for one in sent]

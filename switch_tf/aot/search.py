@@ -85,10 +85,10 @@ def capacity_factors(best: Choice) -> list[Choice]:
 
 
 def ranked(results: dict) -> list:
-    """Keys of answers, those that fit and are predicted to be fastest, links after the rest, first."""
+    """Keys of answers, those that fit and are predicted to be fastest first."""
     def order(key):
         result = results[key]
-        seconds = result["predicted"]["step_seconds"][1] if "predicted" in result else math.inf
+        seconds = result["predicted"]["step_seconds"] if "predicted" in result else math.inf
         return (not result.get("fits"), seconds)
 
     return sorted(results, key=order)

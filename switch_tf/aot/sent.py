@@ -26,26 +26,48 @@ class Sent(NamedTuple):
     times: int = 1
 
 
-def read(module: hlo.Module, mesh: dict[str, int]) -> list[Sent]:
-    """Every collective of a program.
+def read(module: hlo.Module, mesh: dict[str, int]) -> dict[str, Sent]:
+    """Every collective of a program, by the name of its instruction.
 
     Args:
         module: Module.
         mesh: dict, mesh axis -> size, in the order of its devices.
     """
-    found, channels = [], set()
+    return _read(module, mesh)[0]
+
+
+def carriers(module: hlo.Module, mesh: dict[str, int]) -> dict[str, str]:
+    """Fusions that start a collective, carry it on beside what they compute, or wait for it: name -> the collective's.
+
+    Arguments as for `read`, whose names the values are.
+    """
+    first = _read(module, mesh)[1]
+    return {fusion.name: first[channel] for instructions in module.computations.values() for fusion in instructions
+            if fusion.kind == "fusion" for inner in module.computations.get(fusion.called["calls"][0], ())
+            if _COLLECTIVE.fullmatch(inner.kind) and (channel := _channel(inner)) in first}
+
+
+def _read(module, mesh):
+    """Collectives by name, and the names by channel."""
+    found, channels = {}, {}
     for computation, instructions in module.computations.items():
         for instruction in instructions:
             match = _COLLECTIVE.fullmatch(instruction.kind)
             if match is None:
                 continue
-            channel = re.search(r"channel_id=(\d+)", instruction.line)
-            if channel and channel[1] in channels:
+            channel = _channel(instruction)
+            if channel in channels:
                 continue  # one that runs beside several other operations is written once with each
-            channels.add(channel and channel[1])
+            if channel:
+                channels[channel] = instruction.name
             is_scatter = computation.startswith("all-reduce-scatter")
-            found.append(_sent(instruction, match, mesh, is_scatter, module.times.get(computation, 1)))
-    return found
+            found[instruction.name] = _sent(instruction, match, mesh, is_scatter, module.times.get(computation, 1))
+    return found, channels
+
+
+def _channel(instruction):
+    found = re.search(r"channel_id=(\d+)", instruction.line)
+    return found and found[1]
 
 
 def _sent(instruction, match, mesh, is_scatter, times):

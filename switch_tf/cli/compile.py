@@ -20,7 +20,9 @@ def add_arguments(parser) -> None:
                         help="the pod, as libtpu calls it: v5e:4x4, v6e:16x16, v5p:4x4x4, v4:4x4x4 ...")
     parser.add_argument("--full", action="store_true",
                         help="compile all layers; otherwise two shallow depths, from which the rest is extrapolated")
-    parser.add_argument("--save", metavar="FOLDER", help="keep the StableHLO and the optimised HLO there")
+    parser.add_argument("--save", metavar="FOLDER",
+                        help="keep the StableHLO, the optimised HLO and the schedule there, as a trace for Perfetto")
+    parser.add_argument("--plot", metavar="FILE", help="draw the schedule and the time of each part, as PNG")
     parser.add_argument("--compare", metavar="LAYOUTS",
                         help="layouts to put side by side, separated by commas: names such as expert,expert_model, or "
                              "gin files")
@@ -29,15 +31,18 @@ def add_arguments(parser) -> None:
 
 
 def run(arguments) -> dict:
-    """Prints memory, collectives and roofline of one chip; the same as a JSON object. Status 1 where it does not fit.
+    """Prints memory, collectives and times of one chip; the same as a JSON object. Status 1 where it does not fit.
 
     The model computes in bfloat16 unless ACTIVATION_DTYPE says otherwise; no data, vocabulary or network is touched.
     """
     _check_compiler()
-    if (arguments.compare is not None) + arguments.search + (arguments.save is not None) > 1:
-        raise Mistake("--compare, --search and --save do not go together; give one of them.")
+    keeps = arguments.save is not None or arguments.plot is not None
+    if (arguments.compare is not None) + arguments.search + keeps > 1:
+        raise Mistake("--compare and --search do not go with each other, nor with --save and --plot; give one of them.")
     if arguments.save is not None:
-        _check_folder(pathlib.Path(arguments.save))
+        _check_folder("--save", pathlib.Path(arguments.save))
+    if arguments.plot is not None:
+        _check_folder("--plot", pathlib.Path(arguments.plot).parent)
     macros = gin_run.load(arguments, ["MODEL_DIR='unused'", "ACTIVATION_DTYPE='bfloat16'"])
     if arguments.compare is not None:
         return _compare(arguments)
@@ -51,13 +56,13 @@ def process(words: list[str]) -> list[str]:
     return [sys.executable, "-m", "switch_tf.cli", "compile", *words, "--json"]
 
 
-def _check_folder(folder):
+def _check_folder(flag, folder):
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        raise Mistake(f"--save needs a folder that can be written to, and {str(folder)!r} is none ({error.strerror}); "
+        raise Mistake(f"{flag} needs a folder that can be written to, and {str(folder)!r} is none ({error.strerror}); "
                       "name another.") from error
 
 
@@ -99,35 +104,38 @@ def _answer(arguments):
     from switch_tf.aot import kept
 
     file = kept.answer_file(gin.config_str(), arguments.topology, str(arguments.full))
-    is_known, programs = file.exists() and arguments.save is None, {}
+    is_known, files = file.exists() and arguments.save is None and arguments.plot is None, {}
     if is_known:
         result = json.loads(file.read_text())
         compile_text.say(f"The compiler was asked before; its answer is {file}.")
     else:
-        result = _compile(arguments, programs)
+        result = _compile(arguments, files)
     compile_text.show(compile_text.describe(result), arguments)
     # A full disk loses no answer.
     if not is_known:
         kept.write(file, json.dumps(result), compile_text.say)
-    is_saved = all(kept.write(pathlib.Path(arguments.save) / name, text, compile_text.say)
-                   for name, text in programs.items())
+    is_saved = all(kept.write(path, content, compile_text.say) for path, content in files.items())
     return {**result, "exit_status": int(not (result["fits"] and is_saved))}
 
 
-def _compile(arguments, programs):
-    """Asks the compiler; with --save, `programs` gets the text of each program by its file's name."""
-    from switch_tf.aot import plan, result
+def _compile(arguments, files):
+    """Asks the compiler; `files` gets what --save and --plot ask for: path -> content."""
+    from switch_tf.aot import picture, plan, result
 
     def keep(name, text):
         if arguments.save is not None:
-            programs[name] = text
+            files[pathlib.Path(arguments.save) / name] = text
 
     question = _question(arguments.topology)
     try:
         answer = plan.ask(question, arguments.full, compile_text.say, keep)
     except ValueError as error:
         raise Mistake(first_line(error)) from error
-    return result.as_json(question, answer)
+    found = result.as_json(question, answer)
+    if arguments.plot is not None and answer.schedule is not None:
+        files[pathlib.Path(arguments.plot)] = picture.draw(answer.schedule, answer.parts, answer.compiled[-1],
+                                                           found["layers"])
+    return found
 
 
 def _compare(arguments):

@@ -2,7 +2,12 @@
 
 import sys
 
+from switch_tf.aot.origin import SENT, WAITING
+
 GIB, MIB = 2**30, 2**20
+NUM_KINDS = 4  # of operations that are named
+LEAST = 0.01  # of a step is told where two are compared
+PARTS = ("core", SENT, WAITING)
 
 
 def say(text) -> None:
@@ -47,22 +52,40 @@ def _numbers(result):
     lines.append("The largest of the layers that were compiled:")
     lines += [f"  {one['bytes'] / MIB:>9.2f} MiB  {one['kind']} over {' and '.join(one['axes'])}  {one['shape']}"
               f"  {one['where']}" for one in result["largest_collectives"]]
+    return lines + _times(result) + [f"Warning: {warning}." for warning in result["warnings"]]
+
+
+def _times(result):
+    """The step by the compiler's clock, by part and by layer, and the floor below it."""
     predicted = result["predicted"]
-    low, high = predicted["step_seconds"]
-    compute, traffic, links = _parts(result)
+    step, (compute, traffic, links) = predicted["step_seconds"], _roofline(result)
+    lines = ["Predicted, not measured, by the compiler's own cycles (docs/compile.md has the assumptions), ms:"]
+    lines += [f"  {part:<24}{1e3 * seconds:>10.2f}{seconds / step:>7.1%}" for part, seconds in _longest(
+        predicted["parts"])]
     lines += [
-        "Predicted, not measured, from nominal rates (docs/compile.md has the assumptions):",
-        f"  compute {compute:.2f} ms, memory {traffic:.2f} ms, links {links:.2f} ms; a step {low * 1e3:.2f} ms if they "
-        f"overlap, {high * 1e3:.2f} ms if the links wait,",
-        "  {:,.0f} to {:,.0f} tokens/s, model FLOP utilisation {:.0%} to {:.0%}.".format(
-            *predicted["tokens_per_second"], *predicted["model_flops_utilization"])]
-    return lines + [f"Warning: {warning}." for warning in result["warnings"]]
+        f"  {'a step':<24}{1e3 * step:>10.2f}   {predicted['tokens_per_second']:,.0f} tokens/s, model FLOP utilisation "
+        f"{predicted['model_flops_utilization']:.0%}",
+        f"  {'no less than':<24}{1e3 * predicted['floor_seconds']:>10.2f}   by nominal rates: compute {compute:.2f}, "
+        f"memory {traffic:.2f}, links {links:.2f}"]
+    depth = " + ".join(map(str, result["compiled_layers"][-1]))
+    lines.append(f"By layer, of the {depth} that were compiled, ms:")
+    lines += [f"  {layer:<24}{1e3 * seconds:>10.2f}" for layer, seconds in _longest(predicted["layers"])]
+    by_bytes = sum(predicted["seconds_by_bytes"].values())
+    kinds = ", ".join(kind for kind, _ in _longest(predicted["seconds_by_bytes"])[:NUM_KINDS])
+    if by_bytes:
+        lines.append(f"Of that {1e3 * by_bytes:.2f} ms are of operations for which the compiler names no cycles, and "
+                     f"which are counted by their bytes: {kinds}.")
+    return lines
+
+
+def _longest(seconds):
+    return sorted(seconds.items(), key=lambda item: -item[1])
 
 
 def table(results: dict[str, dict]) -> str:
     """Several answers side by side, in the order given; one that was refused has "mistake" and nothing else."""
     kinds = sorted({kind for result in results.values() for kind in result.get("collectives", ())})
-    header = ["", "GiB a chip", "fits", *(f"{kind}s" for kind in kinds), "compute ms", "memory ms", "links ms",
+    header = ["", "GiB a chip", "fits", *(f"{kind}s" for kind in kinds), *(f"{name} ms" for name in PARTS), "floor ms",
               "step ms", "tokens/s", "MFU"]
     rows = [header]
     notes = []
@@ -75,10 +98,9 @@ def table(results: dict[str, dict]) -> str:
         rows.append([
             name, f"{result['bytes_per_device']['needed'] / GIB:.2f}", "yes" if result["fits"] else "no",
             *(str(result["collectives"].get(kind, {"count": 0})["count"]) for kind in kinds),
-            *(f"{part:.1f}" for part in _parts(result)),
-            "{:.1f} - {:.1f}".format(*(1e3 * seconds for seconds in predicted["step_seconds"])),
-            "{:,.0f}".format(predicted["tokens_per_second"][0]),
-            "{:.0%}".format(predicted["model_flops_utilization"][0])])
+            *(f"{1e3 * seconds:.1f}" for seconds in _table_parts(predicted)),
+            f"{1e3 * predicted['floor_seconds']:.1f}", f"{1e3 * predicted['step_seconds']:.1f}",
+            f"{predicted['tokens_per_second']:,.0f}", f"{predicted['model_flops_utilization']:.0%}"])
         notes += [f"{name}: {warning}" for warning in result["warnings"]]
     widths = [max(len(row[column]) for row in rows) for column in range(len(header))]
     lines = ["  ".join([row[0].ljust(widths[0])] + [cell.rjust(width) for cell, width in zip(
@@ -108,12 +130,19 @@ def ranking(own, results: dict, flags) -> str:
 
 def _why(winner, other) -> str:
     """What makes one answer faster than another."""
-    names = ("compute", "memory", "links")
-    gains = [before - after for before, after in zip(_parts(other), _parts(winner), strict=True)]
-    changes = ", ".join(f"{name} {before:.1f} -> {after:.1f} ms" for name, before, after in zip(
-        names, _parts(other), _parts(winner), strict=True))
-    return f"{changes}; most of it in {names[gains.index(max(gains))]}"
+    before, after = (result["predicted"]["parts"] for result in (other, winner))
+    gains = _longest({part: before.get(part, 0.0) - after.get(part, 0.0) for part in before | after})
+    changes = ", ".join(f"{part} {1e3 * before.get(part, 0.0):.1f} -> {1e3 * after.get(part, 0.0):.1f} ms"
+                        for part, gain in gains if abs(gain) > LEAST * other["predicted"]["step_seconds"])
+    return changes or "they take the same"
 
 
-def _parts(result):
+def _table_parts(predicted):
+    """Seconds on the core, without and with nothing to do for the model."""
+    parts = predicted["parts"]
+    idle = [parts.get(name, 0.0) for name in (SENT, WAITING)]
+    return predicted["step_seconds"] - sum(idle), *idle
+
+
+def _roofline(result):
     return tuple(1e3 * result["predicted"][f"{part}_seconds"] for part in ("compute", "memory", "links"))

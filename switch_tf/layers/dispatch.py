@@ -10,6 +10,9 @@ moves no row: it looks up each one's kernels, for a step of decoding a few seque
 Where experts choose, a token may lie in many slots, and the way back is a sum over segments instead of a gather.
 """
 
+import functools
+
+import keras
 from keras import ops
 
 from switch_tf import checks, partitioning
@@ -24,6 +27,20 @@ READ_BY_EXPERTS = ("expert", "group", "capacity", "embed")
 ROWS_PER_PRODUCT = 40
 # Up to so many rows have their kernels looked up for each of them: two choices of what `decoding.loop` has XLA compile.
 LOOKED_UP_ROWS = 16
+
+
+def _named(name):
+    """Gives a method's operations a scope, by which a compiled program's time is told apart (`aot.origin`)."""
+
+    def decorate(method):
+        @functools.wraps(method)
+        def scoped(*args):
+            with keras.name_scope(name):
+                return method(*args)
+
+        return scoped
+
+    return decorate
 
 
 def best(decisions) -> str:
@@ -72,12 +89,14 @@ class Einsum:
         """Applies the experts: <compute dtype>[group, tokens, d_model] -> <float32>, same shape."""
         return self.combine(_on_experts(experts, self.dispatch(tokens), training))
 
+    @_named("dispatch")
     def dispatch(self, tokens):
         """Fills the experts' buffers: [group, tokens, d_model] -> [expert, group, capacity, d_model]."""
         num_choices = self.decisions.slot.shape[-1]
         mask = sum(self._mask(choice, tokens.dtype) for choice in range(num_choices))
         return ops.einsum("gsec,gsm->egcm", mask, tokens)
 
+    @_named("combine")
     def combine(self, outputs):
         """Brings gated outputs back: [expert, group, capacity, d_model] -> <float32>[group, tokens, d_model]."""
         combined = 0.0
@@ -121,11 +140,13 @@ class Index:
         """Fills the experts' buffers: [group, tokens, d_model] -> [expert, group, capacity, d_model]."""
         return ops.reshape(self._rows(tokens), (*self.shape, tokens.shape[-1]))
 
+    @_named("dispatch")
     def _rows(self, tokens):
         rows = ops.reshape(tokens, (-1, tokens.shape[-1]))
         back = [self.row_of_choice[:, choice] for choice in range(self.num_choices)]
         return _move(rows, [self.token_of_row], back, self._read)
 
+    @_named("combine")
     def combine(self, outputs):
         """Brings gated outputs back: the buffers' shape -> <float32>[group, tokens, d_model]."""
         d_model = outputs.shape[-1]
@@ -209,9 +230,12 @@ class EinsumOfExperts:
 
     def run(self, experts, tokens, training):
         """Applies the experts: <compute dtype>[group, tokens, d_model] -> <float32>, same shape."""
-        buffers = ops.einsum("gsec,gsm->egcm", self._mask(ops.shape(tokens)[1], tokens.dtype), tokens)
-        outputs = _gated(_on_experts(experts, buffers, training), _by_expert(self.choices.gate))
-        return ops.einsum("gsec,egcm->gsm", self._mask(ops.shape(tokens)[1], outputs.dtype), outputs)
+        with keras.name_scope("dispatch"):
+            buffers = ops.einsum("gsec,gsm->egcm", self._mask(ops.shape(tokens)[1], tokens.dtype), tokens)
+        outputs = _on_experts(experts, buffers, training)
+        with keras.name_scope("combine"):
+            outputs = _gated(outputs, _by_expert(self.choices.gate))
+            return ops.einsum("gsec,egcm->gsm", self._mask(ops.shape(tokens)[1], outputs.dtype), outputs)
 
 
 class IndexOfExperts:
@@ -229,11 +253,14 @@ class IndexOfExperts:
         token = ops.where(token < num_tokens, token + group * num_tokens, num_groups * num_tokens)
         token = ops.transpose(token, (1, 0, 2))
         flat = ops.reshape(token, (-1,))
-        rows = _gather(ops.reshape(tokens, (-1, d_model)), flat, num_groups * num_tokens)
-        buffers = ops.reshape(rows, (*ops.shape(token), d_model))
-        outputs = _gated(_on_experts(experts, buffers, training), _by_expert(self.choices.gate))
-        summed = _sum_rows(ops.reshape(outputs, (-1, d_model)), flat, num_groups * num_tokens)
-        return ops.reshape(summed, ops.shape(tokens))
+        with keras.name_scope("dispatch"):
+            rows = _gather(ops.reshape(tokens, (-1, d_model)), flat, num_groups * num_tokens)
+            buffers = ops.reshape(rows, (*ops.shape(token), d_model))
+        outputs = _on_experts(experts, buffers, training)
+        with keras.name_scope("combine"):
+            outputs = _gated(outputs, _by_expert(self.choices.gate))
+            summed = _sum_rows(ops.reshape(outputs, (-1, d_model)), flat, num_groups * num_tokens)
+            return ops.reshape(summed, ops.shape(tokens))
 
 
 def _on_experts(experts, buffers, training):

@@ -21,7 +21,7 @@ LAYOUT = Layout("data=8", (("batch", "data"), ("group", "data"), ("expert", "dat
 def _answer(weights, temporaries, refused=None, state=28 * GIB, compiled=((12, 12),)):
     memory = {"weights": weights, "slots": GIB, "gradients": 0, "arguments": weights + GIB, "outputs": weights + GIB,
               "aliased": weights + GIB, "temporaries": temporaries, "code": 0}
-    return Answer(memory, {}, 0.0, Roofline(0.0, 0.0, 0.0), state, None, list(compiled), refused)
+    return Answer(memory, {}, 0.0, Roofline(0.0, 0.0, 0.0), {}, state, None, None, list(compiled), refused)
 
 
 def test_it_says_what_is_missing_and_what_helps():

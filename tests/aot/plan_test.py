@@ -7,6 +7,7 @@ import pytest
 
 from switch_tf import SwitchConfig
 from switch_tf.aot import plan
+from switch_tf.aot.clock import Schedule
 from switch_tf.aot.compiler import Compiled
 from switch_tf.aot.lower import Argument, Lowered
 from switch_tf.aot.roofline import Roofline
@@ -51,8 +52,9 @@ def _point(layers):
     """A compiled program whose numbers are linear in its depth."""
     memory = dict.fromkeys(("arguments", "outputs", "aliased", "temporaries", "code", "weights", "slots", "gradients"),
                            100 + 10 * layers)
+    schedule = Schedule(0.0, [], {"attention": 3.0 * layers, "optimizer": 7.0 - layers}, {}, {})
     return plan._Point(memory, 1000.0 * layers + 5, Roofline(2.0 * layers, 50.0 * layers, 1.0), 500 + layers,
-                       _Sends(layers))
+                       _Sends(layers), schedule)
 
 
 def test_gradients_live_between_two_programs_and_nothing_counts_twice():
@@ -80,9 +82,11 @@ def test_numbers_are_extended_linearly():
     assert answer.collectives == {"all-to-all": {"count": 48, "bytes": 48 * 7}}
     assert answer.flops == 12005
     assert answer.roofline == (24.0, 600.0, 1.0)
+    assert answer.parts == {"attention": 36.0, "optimizer": 3.0}  # what shrinks with depth is not extrapolated below it
     assert answer.state == 512
     between = plan._answer(dataclasses.replace(config, num_encoder_layers=7, num_decoder_layers=0),
                            [(2, 0), (4, 0)], [_point(2), _point(4)])
     assert between.memory["temporaries"] == 170  # three and a half times two layers
     whole = plan._answer(config, [(12, 12)], [_point(12)])
     assert (whole.flops, whole.memory, whole.collectives) == (answer.flops, answer.memory, answer.collectives)
+    assert whole.parts == {"attention": 36.0, "optimizer": -5.0}

@@ -2,6 +2,7 @@
 
 import pytest
 
+from switch_tf.aot import hlo, sent
 from switch_tf.aot.program import Program
 from switch_tf.partitioning.collectives import summarize
 
@@ -57,9 +58,14 @@ def test_a_collective_says_which_layer_it_comes_from(name, where):
 
 def test_one_that_is_written_in_many_places_is_counted_once():
     line = LINE.format(kind="all-gather", groups="{}", name="a", dtype="f32")
-    places = "\n".join(f"%async_collective_fusion.{index} (p: f32[8]) -> f32[8] {{\n{line}\n}}" for index in (1, 2))
+    places = "\n".join(f"%async_collective_fusion.{index} (p: f32[8]) -> f32[8] {{\n{line.replace('%x.1', name)}\n}}"
+                       for index, name in ((1, "%x.1"), (2, "%x.2")))
     assert len(_program(before=places).collectives) == 1
     assert len(_program(before=places.replace("channel_id=1, ", "")).collectives) == 2
+    fusions = [f"  %fusion.{index} = f32[8] fusion(%p), kind=kCustom, calls=%async_collective_fusion.{index}"
+               for index in (1, 2)]
+    module = hlo.Module(places + "\nENTRY %main.1 (p: f32[8]) -> f32[8] {\n" + "\n".join(fusions) + "\n}\n")
+    assert sent.carriers(module, MESH) == {"fusion.1": "x.1", "fusion.2": "x.1"}
 
 
 def test_a_sum_of_which_each_chip_keeps_its_part_is_a_reduce_scatter():

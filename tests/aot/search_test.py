@@ -36,9 +36,9 @@ def test_a_group_size_that_no_group_fills_is_not_tried():
 
 @pytest.mark.parametrize("slow, expected", [(0.2, "fast"), (0.05, "slow")])
 def test_what_fits_comes_first_then_what_is_fast(slow, expected):
-    results = {"refused": {"mistake": "no"}, "too large": {"fits": False, "predicted": {"step_seconds": [0.0, 0.01]}},
-               "fast": {"fits": True, "predicted": {"step_seconds": [0.1, 0.1]}},
-               "slow": {"fits": True, "predicted": {"step_seconds": [0.0, slow]}}}
+    results = {"refused": {"mistake": "no"}, "too large": {"fits": False, "predicted": {"step_seconds": 0.01}},
+               "fast": {"fits": True, "predicted": {"step_seconds": 0.1}},
+               "slow": {"fits": True, "predicted": {"step_seconds": slow}}}
     order = search.ranked(results)
     assert order[0] == expected
     assert order[2:] == ["too large", "refused"]

@@ -37,7 +37,7 @@ def compile_(capsys, monkeypatch, tmp_path):
 @pytest.mark.slow
 def test_a_run_is_compiled_once_and_answered_from_then_on(compile_, tmp_path):
     arguments = [*SMALL, "--gin_file=gin/layouts/expert.gin", "--topology=v5e:2x2"]
-    status, result, _ = compile_(*arguments, f"--save={tmp_path / 'kept'}")
+    status, result, _ = compile_(*arguments, f"--save={tmp_path / 'kept'}", f"--plot={tmp_path / 'step.png'}")
     assert status == 0
     assert result["fits"] and result["mesh"] == {"data": 4}
     assert result["layers"] == [1, 1] and result["compiled_layers"] == [[1, 1]]
@@ -46,10 +46,14 @@ def test_a_run_is_compiled_once_and_answered_from_then_on(compile_, tmp_path):
     memory = result["bytes_per_device"]
     assert 0 < memory["arguments"] < 4 * result["num_parameters"]  # experts in pieces
     assert memory["needed"] < result["chip_bytes"] == 15.75 * 2**30
-    low, high = result["predicted"]["step_seconds"]
-    assert 0 < low < high
+    predicted = result["predicted"]
+    assert 0 < predicted["floor_seconds"] < predicted["step_seconds"] == pytest.approx(sum(predicted["parts"].values()))
     assert sorted(path.name for path in (tmp_path / "kept").iterdir()) == [
-        "step_1_1.optimized.hlo", "step_1_1.stablehlo.mlir"]
+        "step_1_1.optimized.hlo", "step_1_1.stablehlo.mlir", "step_1_1.trace.json"]
+    lanes = json.loads((tmp_path / "kept" / "step_1_1.trace.json").read_text())["traceEvents"]
+    core = sum(event["dur"] for event in lanes if event["ph"] == "X" and event["tid"] == 0)
+    assert core == pytest.approx(1e6 * predicted["step_seconds"])
+    assert (tmp_path / "step.png").read_bytes().startswith(b"\x89PNG")
     step = (tmp_path / "kept" / "step_1_1.optimized.hlo").read_text()
     assert [line for line in step.splitlines() if line.startswith("//")] == ["// gradients", "// update"]
     assert step.count("\nHloModule ") == 2
@@ -98,7 +102,7 @@ def test_a_folder_that_cannot_be_written_to_is_refused_before_anything_compiles(
 def test_an_answer_that_cannot_be_kept_is_still_given(capsys, monkeypatch, tmp_path):
     (tmp_path / "switch_tf").write_text("")  # in the way of the cache
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(command, "_compile", lambda arguments, programs: {"fits": True})
+    monkeypatch.setattr(command, "_compile", lambda arguments, files: {"fits": True})
     monkeypatch.setattr(command.compile_text, "describe", lambda result: "the answer")
     assert main(["compile", *RUN, "--topology=v5e:2x2"]) == 0
     found = capsys.readouterr()
@@ -106,8 +110,8 @@ def test_an_answer_that_cannot_be_kept_is_still_given(capsys, monkeypatch, tmp_p
 
 
 def test_a_program_that_cannot_be_saved_ends_with_a_status_and_leaves_no_half(capsys, monkeypatch, tmp_path):
-    def compiled(arguments, programs):
-        programs["one"] = "text"
+    def compiled(arguments, files):
+        files[tmp_path / "kept" / "one"] = "text"
         (tmp_path / "kept" / "one").mkdir()  # in the way of the file
         return {"fits": True}
 
@@ -178,7 +182,8 @@ def test_layouts_are_compiled_side_by_side_in_processes_of_their_own(compile_):
 @pytest.mark.parametrize("arguments, message", [
     (["--compare=expert"], "--compare needs at least two layouts"),
     (["--compare=data,expert", "--gin_file=gin/layouts/data.gin"], "leave out the layout's --gin_file"),
-    (["--compare=data,expert", "--search"], "do not go together")])
+    (["--compare=data,expert", "--search"], "do not go with each other"),
+    (["--search", "--plot=step.png"], "nor with --save and --plot")])
 def test_a_wrong_comparison_is_one_sentence(arguments, message, capsys):
     assert main(["compile", *RUN, "--topology=v5e:2x4", *arguments]) == 2
     found = capsys.readouterr().err
@@ -199,9 +204,10 @@ def _answer(words):
     compute = int(values["SwitchConfig.group_size"]) / 1000 * float(values["SwitchConfig.train_capacity_factor"])
     parts = {"compute_seconds": compute, "memory_seconds": 0.1, "links_seconds": int(mesh["model"]) / 2}
     step = compute + parts["links_seconds"]
+    by_part = {"dispatch": compute, "sent, not hidden": parts["links_seconds"]}
     return {"fits": mesh["model"] != "1", "warnings": [], "collectives": {}, "bytes_per_device": {"needed": 2**30},
-            "predicted": {**parts, "step_seconds": [step, step], "tokens_per_second": [1 / step] * 2,
-                          "model_flops_utilization": [0.1, 0.1]}}
+            "predicted": {**parts, "floor_seconds": step / 2, "step_seconds": step, "parts": by_part,
+                          "tokens_per_second": 1 / step, "model_flops_utilization": 0.1}}
 
 
 def test_a_search_goes_from_meshes_to_groups_to_capacities(monkeypatch, capsys):
@@ -226,4 +232,4 @@ def test_a_search_goes_from_meshes_to_groups_to_capacities(monkeypatch, capsys):
     assert (best["mesh_shape"], best["group_size"], best["capacity_factor"]) == ("data=8,model=2", 256, 1.0)
     assert ("The best: --gin.MESH_SHAPE=\"'data=8,model=2'\" --gin.SwitchConfig.group_size=256 "
             "--gin.SwitchConfig.num_groups_multiple=8 --gin.SwitchConfig.train_capacity_factor=1.0") in shown.err
-    assert "(as it was): compute 2560.0 -> 256.0 ms, memory 100.0 -> 100.0 ms" in shown.err
+    assert "(as it was): dispatch 2560.0 -> 256.0 ms." in shown.err

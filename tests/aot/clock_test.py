@@ -1,0 +1,173 @@
+"""The clock, on programs whose time is known by hand."""
+
+import json
+
+import pytest
+
+from switch_tf.aot import clock, hlo, trace
+from switch_tf.aot.chips import Chip
+from switch_tf.aot.origin import SENT, WAITING
+
+# A cycle is a millisecond, and so are 4 bytes of memory.
+CHIP = Chip(memory=16e9, flops=1e3, memory_bandwidth=4e3, link_bandwidth=1.0, clock=1e3)
+MS = 1e-3
+
+
+def _busy(name, cycles, operands="%p", operation="switch_transformer_1/encoder_1/layers_0_1/mlp_1/MatMul"):
+    return (f'  %{name} = f32[8]{{0}} fusion({operands}), kind=kLoop, calls=%f, metadata={{op_name="{operation}"}}, '
+            f'backend_config={{"window_config":{{"estimated_cycles":"{cycles}"}}}}')
+
+
+def _schedule(*lines, before="", sends=None, carriers=None):
+    module = hlo.Module(before + "\nENTRY %main.1 (p: f32[8]) -> f32[8] {\n  %p = f32[8]{0} parameter(0)\n"
+                        + "\n".join(lines) + "\n}\n")
+    return clock.schedule(module, CHIP, clock.Sends(sends or {}, carriers or {}), "logits and loss")
+
+
+def _ms(seconds):
+    return {name: round(1e3 * one, 6) for name, one in seconds.items()}
+
+
+def test_the_core_does_one_thing_after_the_other():
+    found = _schedule(_busy("a", 3), "  %t = (f32[8]{0}) tuple(%a)", _busy("b", 4, operation="einsum/Einsum"))
+    assert found.seconds == pytest.approx(7 * MS)
+    assert _ms(found.parts) == {"dense feed-forward": 3, "logits and loss": 4}
+    assert _ms(found.layers) == {"encoder/layers_0": 3, "logits and loss": 4}
+    assert [(span.name, span.lane, round(1e3 * span.start)) for span in found.spans] == [
+        ("a", "core", 0), ("b", "core", 3)]
+
+
+COPY = "  %s = (f32[8]{0:S(1)}, f32[8]{0}, u32[]) copy-start(%p)"  # 32 bytes: 8 ms
+DONE = "  %d = f32[8]{0:S(1)} copy-done(%s)"
+
+
+@pytest.mark.parametrize("cycles, waited", [(3, 5), (8, 0), (11, 0)])
+def test_a_copy_goes_on_beside_the_core_until_it_is_waited_for(cycles, waited):
+    found = _schedule(COPY, _busy("a", cycles), DONE, _busy("b", 1))
+    assert found.seconds == pytest.approx((cycles + waited + 1) * MS)
+    assert round(1e3 * found.parts.get(WAITING, 0)) == waited
+
+
+def test_copies_take_turns():
+    found = _schedule(COPY, COPY.replace("%s", "%s2"), DONE, DONE.replace("%s", "%s2").replace("%d", "%d2"))
+    assert found.seconds == pytest.approx(16 * MS)
+    part = "  %s = ((f32[64]{0}), f32[4]{0:S(1)}, u32[]) slice-start(%p), slice={[0:4]}"
+    assert _schedule(part, "  %d = f32[4]{0:S(1)} slice-done(%s)").seconds == pytest.approx(4 * MS)
+
+
+def test_what_is_sent_holds_up_the_core_unless_it_was_started_before():
+    blocking = _schedule("  %r = f32[8]{0} all-reduce(%p)", _busy("a", 3), sends={"r": 5 * MS})
+    assert _ms(blocking.parts) == {SENT: 5, "dense feed-forward": 3}
+    started = ("  %r = f32[8]{0} all-reduce-start(%p)", _busy("a", 3), "  %e = f32[8]{0} all-reduce-done(%r)")
+    assert _ms(_schedule(*started, sends={"r": 5 * MS}).parts) == {SENT: 2, "dense feed-forward": 3}
+    hidden = _schedule(*started, sends={"r": 2 * MS})
+    assert _ms(hidden.parts) == {"dense feed-forward": 3}
+    assert [round(1e3 * span.seconds) for span in hidden.spans if span.lane == "links"] == [2]
+
+
+def test_what_follows_on_the_links_waits_for_what_holds_up_the_core():
+    found = _schedule("  %r = f32[8]{0} all-reduce-start(%p)", "  %q = f32[8]{0} all-to-all(%p)",
+                      "  %e = f32[8]{0} all-reduce-done(%r)", sends={"r": 5 * MS, "q": 4 * MS})
+    assert found.seconds == pytest.approx(9 * MS)
+
+
+def test_a_collective_within_fusions_goes_on_from_the_first_to_the_last():
+    lines = (_busy("s", 0).replace("0", "").replace(', backend_config={"window_config":{"estimated_cycles":""}}', ""),
+             _busy("a", 3), _busy("b", 4), "  %e = f32[8]{0} fusion(%b), kind=kCustom, calls=%g")
+    carriers = dict.fromkeys("sabe", "r")
+    assert _ms(_schedule(*lines, sends={"r": 9 * MS}, carriers=carriers).parts) == {"dense feed-forward": 7, SENT: 2}
+    assert _ms(_schedule(*lines, sends={"r": 6 * MS}, carriers=carriers).parts) == {"dense feed-forward": 7}
+    alone = _schedule(lines[-1], _busy("a", 3), sends={"r": 9 * MS}, carriers={"e": "r"})
+    assert _ms(alone.parts) == {SENT: 9, "dense feed-forward": 3}
+
+
+BODY = """
+%condition.1 (c: s32[]) -> pred[] {
+  ROOT %less = pred[] parameter(0)
+}
+%body.1 (q: f32[8]) -> f32[8] {
+  %q = f32[8]{0} parameter(0)
+""" + _busy("inner", 2, "%q") + """
+  %r = f32[8]{0} all-reduce(%inner)
+}
+"""
+LOOP = "  %w = f32[8]{0} while(%p), condition=%condition.1, body=%body.1"
+COUNTED = LOOP + ', backend_config={"known_trip_count":{"n":"5"}}'
+
+
+def test_a_loop_takes_as_long_as_all_its_passes():
+    found = _schedule(_busy("a", 1), COUNTED, _busy("b", 1), before=BODY, sends={"r": 3 * MS})
+    assert found.seconds == pytest.approx((1 + 5 * (2 + 3) + 1) * MS)
+    assert _ms(found.parts) == {"dense feed-forward": 12, SENT: 15}
+    assert [(span.name, round(1e3 * span.start), span.times) for span in found.spans if span.lane == "core"] == [
+        ("a", 0, 1), ("inner", 1, 5), ("r", 3, 5), ("b", 26, 1)]
+
+
+def test_of_two_branches_the_longer_one_counts_and_a_call_is_run():
+    branches = "\n".join(f"%{name}.1 (q: f32[8]) -> f32[8] {{\n  %q{name} = f32[8]{{0}} parameter(0)\n"
+                         f"{_busy(name, cycles, '%q' + name)}\n}}" for name, cycles in (("short", 2), ("long", 9)))
+    line = "  %c = f32[8]{0} conditional(%i, %p, %p), branch_computations={%short.1, %long.1}"
+    assert _schedule(line, before=branches).seconds == pytest.approx(9 * MS)
+    assert _schedule("  %c = f32[8]{0} call(%p), to_apply=%short.1", before=branches).seconds == pytest.approx(2 * MS)
+
+
+def test_what_has_no_cycles_is_counted_by_its_bytes_and_named():
+    found = _schedule("  %a = f32[8]{0} sort(%p), dimensions={0}, to_apply=%f", _busy("b", 1))
+    assert found.seconds == pytest.approx((16 + 1) * MS)
+    assert _ms(found.by_bytes) == {"sort": 16}
+    named = '  %a = f32[8]{0} custom-call(%p), custom_call_target="ConcatBitcast"'
+    assert (_schedule(named).seconds, _schedule(named).by_bytes) == (0, {})
+
+
+def test_a_kernel_takes_what_it_says_itself():
+    kernel = ('  %a = f32[8]{{0}} custom-call(%p), custom_call_target="tpu_custom_call", backend_config={{"custom_call_'
+              'config":{{"cost_estimate":{{"flops":"{flops}","transcendentals":"0","bytes_accessed":"{size}"}}}}}}')
+    assert _schedule(kernel.format(flops=30, size=4)).seconds == pytest.approx(30 * MS)
+    assert _schedule(kernel.format(flops=3, size=80)).seconds == pytest.approx(20 * MS)
+
+
+def test_what_has_no_name_serves_what_its_operands_do():
+    found = _schedule(_busy("a", 1, operation="gradient_tape/switch_transformer/decoder/layers_1/self_attention/Sum"),
+                      _busy("b", 2, "%p, %a", ""), _busy("c", 4, "%b", "AddN_3"), _busy("d", 8, "%p", ""))
+    assert _ms(found.parts) == {"attention": 7, "logits and loss": 8}
+    assert _ms(found.layers) == {"decoder/layers_1": 7, "logits and loss": 8}
+
+
+@pytest.mark.parametrize("operation, part", [
+    ("encoder_1/layers_1_1/mlp_1/router_1/MatMul", "router"),
+    ("encoder_1/layers_1_1/mlp_1/dispatch/einsum/Einsum", "dispatch"),
+    ("encoder_1/layers_1_1/mlp_1/combine/einsum/Einsum", "combine"),
+    ("encoder_1/layers_1_1/mlp_1/experts_1/einsum_1/Einsum", "experts"),
+    ("encoder_1/layers_1_1/mlp_1/XlaSharding_3", "rest of Switch layers"),
+    ("encoder_1/layers_0_1/mlp_1/MatMul", "dense feed-forward"),
+    ("encoder_1/layers_0_1/pre_attention_layer_norm_1/mul", "norms and residuals"),
+    ("encoder_1/relpos_bias_1/Sum", "attention"), ("encoder_1/encoder_norm_1/Mean", "norms and residuals"),
+    ("decoder_1/layers_0_1/encoder_decoder_attention_1/Softmax", "attention"),
+    ("token_embedder_1/GatherV2", "embedding"), ("decoder_1/logits_dense_1/MatMul", "logits and loss")])
+def test_parts_are_told_by_their_scopes(operation, part):
+    router = _busy("r", 1, operation="switch_transformer_1/encoder_1/layers_1_1/mlp_1/router_1/Softmax")
+    for prefix in ("switch_transformer_1/", "gradient_tape/switch_transformer_1/"):
+        assert _schedule(router, _busy("a", 5, operation=prefix + operation)).parts[part] >= 5 * MS
+
+
+@pytest.mark.parametrize("operation", ["adafactor/sub_3", "global_norm/L2Loss_4", "adamw/mul"])
+def test_the_optimizer_is_told_by_its_name(operation):
+    assert _ms(_schedule(_busy("a", 5, operation=operation)).parts) == {"optimizer": 5}
+
+
+def test_functions_follow_each_other():
+    first, second = _schedule(_busy("a", 3)), _schedule(_busy("a", 4), COPY)
+    both = clock.in_turn([first, second])
+    assert both.seconds == pytest.approx(7 * MS)
+    assert _ms(both.parts) == {"dense feed-forward": 7}
+    assert [round(1e3 * span.start) for span in both.spans] == [0, 3, 7]
+
+
+def test_a_trace_has_a_lane_for_each_thing_that_goes_on():
+    found = _schedule(COPY, _busy("a", 3), DONE, "  %r = f32[8]{0} all-reduce(%p)", sends={"r": 5 * MS})
+    events = json.loads(trace.chrome(found))["traceEvents"]
+    lanes = {event["tid"]: event["args"]["name"] for event in events if event["ph"] == "M"}
+    shown = {(event["name"], lanes[event["tid"]], round(event["ts"]), round(event["dur"])) for event in events
+             if event["ph"] == "X"}
+    assert shown == {("s", "copies between memories", 0, 8000), ("a", "core", 0, 3000), ("d", "core", 3000, 5000),
+                     ("r", "core", 8000, 5000), ("r", "links to other chips", 8000, 5000)}
