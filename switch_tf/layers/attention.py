@@ -1,15 +1,12 @@
 """T5's multi-head attention: no bias terms, no 1/sqrt(d_kv) at run time, softmax in float32."""
 
-import functools
-
 import keras
 from keras import ops
 
 from switch_tf import checks, partitioning
 from switch_tf.layers import masks
+from switch_tf.layers.dot_product_attention import dot_product_attention, probabilities
 from switch_tf.layers.dropout import Dropout
-
-MASKED = -1e9
 
 
 def add_output_kernel(layer, d_model):
@@ -40,7 +37,19 @@ def heads_first(keys):
     return ops.transpose(keys, (0, 2, 1, 3))
 
 
-def attend(query, key, value, out, attention_mask, position_bias, dropout, keys="bkhd"):
+def drop_keys(dropout, value, training):
+    """Values, [batch, key, heads, d_kv], of which `Dropout` drops some keys: each for all queries of a head.
+
+    So T5 drops probabilities, with one mask for all queries; a key that nobody may look at has no value.
+    """
+    if not training or not dropout.rate:
+        return value
+    batch, length, heads, _ = ops.shape(value)
+    kept = dropout(ops.ones((batch, heads, 1, length), value.dtype), training=True)
+    return value * ops.transpose(kept, (0, 3, 1, 2))
+
+
+def attend(query, key, value, out, attention_mask, position_bias, keys="bkhd"):
     """What follows the projections: each query mixes the values it may look at, and `out` mixes the heads.
 
     Args:
@@ -49,20 +58,16 @@ def attend(query, key, value, out, attention_mask, position_bias, dropout, keys=
         value: <compute dtype>[batch, key, heads, d_kv].
         out: weight from `add_output_kernel`.
         attention_mask, position_bias: see `MultiHeadAttention`.
-        dropout: function of the probabilities, <compute dtype>[batch, heads, query, key].
-        keys: "bkhd", or "bhkd" where keys and values are `heads_first`.
+        keys: "bkhd", or "bhkd" while predicting, where keys and values are `heads_first`.
 
     Returns:
         <compute dtype>[batch, query, d_model]
     """
-    scores = ops.einsum(f"bqhd,{keys}->bhqk", partitioning.widen(query), partitioning.widen(key))
-    scores = partitioning.constrain(scores, ("batch", "heads", None, None))
-    if position_bias is not None:
-        scores = scores + position_bias
-    if attention_mask is not None:
-        scores = ops.where(attention_mask, scores, MASKED)
-    probs = dropout(ops.cast(ops.softmax(scores, axis=-1), value.dtype))
-    mixed = ops.einsum(f"bhqk,{keys}->bqhd", probs, value)
+    if keys == "bkhd":
+        mixed = dot_product_attention(query, key, value, attention_mask, position_bias, out)
+    else:
+        probs = probabilities(query, key, attention_mask, position_bias, value.dtype, keys)
+        mixed = ops.einsum(f"bhqk,{keys}->bqhd", probs, value)
     mixed = partitioning.constrain(mixed, ("batch", "length", "heads", "kv"))
     outputs = partitioning.product("bqhd,hdm->bqm", mixed, out)
     return partitioning.constrain(outputs, ("batch", "length", "embed"))
@@ -120,8 +125,8 @@ class MultiHeadAttention(keras.layers.Layer):
         training = checks.flag("training", training)
         query, key, value = (self._project(x, kernel) for x, kernel in (
             (inputs, self.query), (memory, self.key), (memory, self.value)))
-        dropout = functools.partial(self.dropout, training=training)
-        return attend(query, key, value, self.out, attention_mask, position_bias, dropout)
+        value = drop_keys(self.dropout, value, training)
+        return attend(query, key, value, self.out, attention_mask, position_bias)
 
     @property
     def remembers(self):
@@ -135,7 +140,7 @@ class MultiHeadAttention(keras.layers.Layer):
     def look_at(self, inputs, remembered, attention_mask=None, position_bias=None):
         """What `inputs` find in what `remember` returned, while predicting; otherwise as of the layer, unchecked."""
         query = self._project(inputs, self.query)
-        return attend(query, *remembered, self.out, attention_mask, position_bias, lambda probs: probs, "bhkd")
+        return attend(query, *remembered, self.out, attention_mask, position_bias, "bhkd")
 
     def _project(self, x, kernel):
         # [batch, length, d_model] -> [batch, length, heads, d_kv]

@@ -1,13 +1,11 @@
 """Switch in attention: self-attention whose queries, keys and values come from experts."""
 
-import functools
-
 import keras
 from keras import ops
 
 from switch_tf import checks, losses, partitioning
 from switch_tf.layers import masks
-from switch_tf.layers.attention import add_output_kernel, attend, check_scores, heads_first
+from switch_tf.layers.attention import add_output_kernel, attend, check_scores, drop_keys, heads_first
 from switch_tf.layers.dropout import Dropout
 from switch_tf.layers.moe import SwitchFeedForward
 
@@ -83,9 +81,8 @@ class SwitchSelfAttention(keras.layers.Layer):
         padding_mask = masks.padding_mask(inputs, padding_mask, mask, inputs_mask)
         query, query_stats = self._ask(inputs, padding_mask, token_ids, training)
         key_value, key_value_stats = self._answer(inputs, padding_mask, token_ids, training)
-        dropout = functools.partial(self.dropout, training=training)
-        outputs = attend(query, key_value, ops.cast(key_value, inputs.dtype), self.out, attention_mask, position_bias,
-                         dropout)
+        value = drop_keys(self.dropout, ops.cast(key_value, inputs.dtype), checks.flag("training", training))
+        outputs = attend(query, key_value, value, self.out, attention_mask, position_bias)
         router_stats = (query_stats, key_value_stats)
         if return_router_stats:
             return outputs, router_stats
@@ -111,8 +108,8 @@ class SwitchSelfAttention(keras.layers.Layer):
         """What `inputs` find in what `remember` returned, while predicting: `(outputs, query_stats)`."""
         (key_value,) = remembered
         query, stats = self._ask(inputs, padding_mask, token_ids, training=False)
-        return attend(query, key_value, ops.cast(key_value, inputs.dtype), self.out, attention_mask, position_bias,
-                      lambda probs: probs, "bhkd"), stats
+        value = ops.cast(key_value, inputs.dtype)
+        return attend(query, key_value, value, self.out, attention_mask, position_bias, "bhkd"), stats
 
     def _ask(self, inputs, padding_mask, token_ids, training):
         query, stats = self.query_experts.forward(inputs, padding_mask=padding_mask, token_ids=token_ids,

@@ -36,6 +36,11 @@ def is_partitioned() -> bool:
     return _annotator is not None
 
 
+def is_for_compiler() -> bool:
+    """Whether it is one that XLA's partitioner cuts, on the TPU that it is compiled for or for a test of that."""
+    return getattr(_annotator, "is_for_compiler", False)
+
+
 def is_split(axis: str) -> bool:
     """Whether an active layout cuts activations along this logical axis."""
     return _annotator is not None and _annotator.layout.num_pieces(axis) > 1

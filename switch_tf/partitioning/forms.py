@@ -6,10 +6,11 @@ import contextlib
 import keras
 import numpy as np
 
-from switch_tf.partitioning.axes import is_partitioned
+from switch_tf.partitioning.axes import is_for_compiler, is_partitioned
 from switch_tf.partitioning.devices import device_type
 
 _is_fused = False
+_TPU_QUERIES = 256
 
 
 def fused(function, arguments, is_worth_it: bool):
@@ -60,6 +61,14 @@ def prefers_products() -> bool:
     Also for XLA's programs on CPU, whose top-k takes ten times as long as TensorFlow's.
     """
     return is_partitioned() or _is_fused or device_type() == "TPU"
+
+
+def queries_at_a_time() -> int | None:
+    """How many queries attention takes at a time; None for all of them.
+
+    On a TPU scores of so many stay on the chip: a layer of Switch-Base then takes half of the time (docs/compile.md).
+    """
+    return _TPU_QUERIES if is_for_compiler() or device_type() == "TPU" else None
 
 
 def suited_dispatches() -> tuple[str, ...]:

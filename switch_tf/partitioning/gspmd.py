@@ -14,6 +14,8 @@ class XlaAnnotator:
         mesh_axes: names of the mesh axes that the program is cut over; the others are other replicas.
     """
 
+    is_for_compiler = True
+
     def __init__(self, layout: Layout, mesh_axes):
         self.layout = layout
         self._axes = tuple(axis for axis in layout.mesh if axis in mesh_axes)

@@ -54,7 +54,7 @@ def product(equation: str, x, variable, dtype=None):
         kernel = axes.gather(ops.cast(weight, x.dtype), axes.axes_of(variable))
 
         def gradient(upstream):
-            with _in_gradient_of(variable):
+            with in_gradient_of(variable):
                 of_x = ops.einsum(f"{result},{right}->{left}", upstream, ops.cast(kernel, dtype))
                 of_weight = ops.einsum(
                     f"{left},{result}->{right}", widen(x), widen(upstream))
@@ -87,8 +87,9 @@ def _times_one_row(x, weight, count):
 
 
 @contextlib.contextmanager
-def _in_gradient_of(variable):
-    """Names operations as autodiff would, so that what a compiler sends for them says where it comes from."""
+def in_gradient_of(variable):
+    """Names operations as autodiff would for the layer of a weight, so that a compiler's words say where they are from.
+    """
     with contextlib.ExitStack() as stack:
         for part in ("gradient_tape", *variable.path.split("/")[:-1]):
             stack.enter_context(keras.name_scope(part))

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from switch_tf import partitioning
 from switch_tf.layers import MultiHeadAttention
-from switch_tf.layers.attention import attend
+from switch_tf.layers.attention import attend, heads_first
 
 
 def softmax(x):
@@ -79,13 +79,14 @@ def test_a_query_without_keys_takes_the_mean():
 
 
 def test_attending_scores_queries_and_keys_unrounded_and_mixes_in_the_dtype_of_the_values():
-    # Scores 257 and 256, which are one number in bfloat16; values 1 and 0; dropout that doubles. 2 * sigmoid(1).
+    # Scores 257 and 256, which are one number in bfloat16; values 1 and 0: sigmoid(1).
     query, key = tf.constant([[[[1.0]]]]), tf.constant([[[[257.0]], [[256.0]]]])
     value = tf.constant([[[[1.0]], [[0.0]]]], tf.bfloat16)
     out = partitioning.add_weight(keras.layers.Layer(), "out", (1, 1, 1), ("heads", "kv", "embed"), "ones")
-    outputs = attend(query, key, value, out, None, None, dropout=lambda probs: 2 * probs)
-    assert outputs.dtype == tf.bfloat16
-    np.testing.assert_allclose(float(outputs[0, 0, 0]), 2 / (1 + math.exp(-1)), rtol=2**-7)
+    for arguments in ((key, value, out, None, None), (*map(heads_first, (key, value)), out, None, None, "bhkd")):
+        outputs = attend(query, *arguments)
+        assert outputs.dtype == tf.bfloat16
+        np.testing.assert_allclose(float(outputs[0, 0, 0]), 1 / (1 + math.exp(-1)), rtol=2**-8)
 
 
 # Equivalence.
