@@ -14,6 +14,7 @@ import gin
 from switch_tf import SwitchConfig
 from switch_tf.aot import plan
 from switch_tf.aot.chips import CHIPS
+from switch_tf.aot.origin import SENT, WAITING
 from switch_tf.cli import gin_files
 from switch_tf.optim.adafactor import Adafactor
 from switch_tf.partitioning.layout import Layout
@@ -24,7 +25,7 @@ LAYOUTS = ("data", "expert", "data_model", "expert_model", "fully_sharded")  # o
 
 
 def measure(name) -> dict:
-    """Collectives by kind, and bytes of arguments and temporaries, under a layout."""
+    """Collectives by kind, bytes of arguments and temporaries, and the core's seconds by the clock, under a layout."""
     gin_files.parse([f"gin/layouts/{name}.gin"])
     layout = gin.get_configurable(Layout)().resolve(8, "TPU")
     config = SwitchConfig(vocab_size=2048, d_model=256, d_ff=512, num_heads=4, d_kv=64, num_encoder_layers=1,
@@ -34,7 +35,8 @@ def measure(name) -> dict:
                              {"inputs": 128, "targets": 64}, StepSettings())
     answer = plan.ask(question, is_full=True)
     return {"collectives": answer.collectives,
-            **{kind: answer.memory[kind] for kind in ("arguments", "gradients", "temporaries")}}
+            **{kind: answer.memory[kind] for kind in ("arguments", "gradients", "temporaries")},
+            "core_seconds": sum(seconds for part, seconds in answer.parts.items() if part not in (SENT, WAITING))}
 
 
 if __name__ == "__main__":
