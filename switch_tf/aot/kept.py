@@ -1,6 +1,7 @@
 """Answers of the compiler that are kept in files: the same question twice is answered from there."""
 
 import hashlib
+import os
 import pathlib
 from importlib import metadata
 
@@ -10,14 +11,14 @@ from switch_tf.whole_file import write_whole
 
 
 def answer_file(*question: str) -> pathlib.Path:
-    """Where the answer to a question is kept: it has another place for another compiler or package, too.
+    """Where the answer to a question is kept: it has another place for another compiler, its flags or package, too.
 
     Args:
         question: all that the answer depends on, in any words: configuration, topology, depth.
     """
     key = hashlib.sha256()
-    for text in (*question, *(f"{name}={metadata.version(name)}" for name in ("tensorflow", "keras", "jaxlib",
-                                                                               "libtpu"))):
+    versions = [f"{name}={metadata.version(name)}" for name in ("tensorflow", "keras", "jaxlib", "libtpu")]
+    for text in (*question, *versions, os.environ.get("LIBTPU_INIT_ARGS", "")):  # the compiler's flags
         key.update(text.encode())
     for file in sorted(pathlib.Path(switch_tf.__file__).parent.rglob("*.py")):
         key.update(file.read_bytes())

@@ -73,8 +73,8 @@ def _channel(instruction):
 def _sent(instruction, match, mesh, is_scatter, times):
     arrays = hlo.arrays(instruction.shape)
     kind = match[1]
-    if match[2] and kind in ("all-gather", "collective-permute"):
-        arrays = arrays[1:2]  # the first half of an asynchronous one names its operand, too
+    if match[2] and kind != "all-reduce":
+        arrays = arrays[1:2]  # the start of an asynchronous one names its operand, too, and flags after its result
     size = sum(array.bytes for array in arrays)
     group, axes = _group(instruction.line, mesh)
     if is_scatter:

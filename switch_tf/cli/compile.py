@@ -42,6 +42,8 @@ def run(arguments) -> dict:
     if arguments.save is not None:
         _check_folder("--save", pathlib.Path(arguments.save))
     if arguments.plot is not None:
+        if pathlib.Path(arguments.plot).is_dir():
+            raise Mistake(f"--plot needs a file, and {arguments.plot!r} is a folder; name one in it, such as step.png.")
         _check_folder("--plot", pathlib.Path(arguments.plot).parent)
     macros = gin_run.load(arguments, ["MODEL_DIR='unused'", "ACTIVATION_DTYPE='bfloat16'"])
     if arguments.compare is not None:

@@ -39,11 +39,15 @@ def test_bytes_are_those_of_the_result_on_one_chip():
     program = _program(
         "  %a = (bf16[1,8]{1,0}, bf16[4,8]{1,0}) all-gather-start(%b), replica_groups={{0,2,4,6},{1,3,5,7}}",
         "  %c = (f32[3]{0}, f32[5]{0}) all-reduce(%d, %e), replica_groups={{0,1},{2,3},{4,5},{6,7}}",
-        "  %f = f32[3]{0} add(%g, %h)")
+        "  %f = f32[3]{0} add(%g, %h)",
+        "  %i = ((bf16[8,2]{1,0}), bf16[8,2]{1,0}, u32[], u32[]) all-to-all-start(%b), replica_groups={}",
+        "  %j = f32[3]{0} all-reduce-start(%d), replica_groups={}")
     assert [(one.kind, one.bytes, one.shape) for one in program.collectives] == [
-        ("all-gather", 64, "bf16[4,8]"), ("all-reduce", 32, "f32[5]")]
+        ("all-gather", 64, "bf16[4,8]"), ("all-reduce", 32, "f32[5]"), ("all-to-all", 32, "bf16[8,2]"),
+        ("all-reduce", 12, "f32[3]")]
     assert summarize(program.collectives) == {
-        "all-gather": {"count": 1, "bytes": 64}, "all-reduce": {"count": 1, "bytes": 32}}
+        "all-gather": {"count": 1, "bytes": 64}, "all-reduce": {"count": 2, "bytes": 44},
+        "all-to-all": {"count": 1, "bytes": 32}}
 
 
 @pytest.mark.parametrize("name, where", [

@@ -97,6 +97,10 @@ def test_a_folder_that_cannot_be_written_to_is_refused_before_anything_compiles(
     taken.write_text("")
     assert main(["compile", *RUN, "--topology=v5e:2x2", f"--save={taken / 'programs'}"]) == 2
     assert "--save needs a folder that can be written to, and" in capsys.readouterr().err
+    assert main(["compile", *RUN, "--topology=v5e:2x2", f"--plot={taken / 'step.png'}"]) == 2
+    assert "--plot needs a folder that can be written to, and" in capsys.readouterr().err
+    assert main(["compile", *RUN, "--topology=v5e:2x2", f"--plot={tmp_path}"]) == 2
+    assert "is a folder; name one in it, such as step.png." in capsys.readouterr().err
 
 
 def test_an_answer_that_cannot_be_kept_is_still_given(capsys, monkeypatch, tmp_path):
