@@ -22,7 +22,7 @@ def numbers(result) -> dict[str, float]:
     memory, predicted = result["bytes_per_device"], result["predicted"]
     return {**{f"bytes: {kind}": memory[kind] for kind in ("arguments", "temporaries", "code", "needed")},
             "FLOPs": result["flops_per_device"],
-            **{f"seconds: {part}": predicted[f"{part}_seconds"] for part in ("compute", "memory", "links")},
+            **{f"seconds: {part}": predicted[f"{part}_seconds"] for part in ("compute", "memory", "links", "step")},
             **{f"sent: {kind}": entry["bytes"] for kind, entry in sorted(result["collectives"].items())}}
 
 

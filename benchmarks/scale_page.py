@@ -1,6 +1,14 @@
 """docs/scale.md from the answers of `switch-tf compile`: the tables and what is said about them."""
 
+from switch_tf.aot.origin import SENT, WAITING
+
 GIB = 2**30
+REPORTED = 0.63  # utilisation of the yardstick
+# Columns of the table of times, and the parts of a step that each adds up.
+TIMES = {"attention": ["attention"], "feed-forward": ["dense feed-forward"], "experts": ["experts"],
+         "routing": ["router", "dispatch", "combine", "rest of Switch layers"],
+         "logits, embedding, norms": ["logits and loss", "embedding", "norms and residuals"],
+         "optimizer": ["optimizer"], "memory": [WAITING], "sent": [SENT]}
 KINDS = ("all-to-all", "all-reduce", "all-gather", "reduce-scatter", "collective-permute")
 
 
@@ -15,7 +23,7 @@ def page(sparse: list[tuple[str, dict, dict]], yardstick: tuple[str, dict], comm
     rows = [row for name, result, twin in sparse for row in ((name, result), ("&nbsp; its dense twin", twin))]
     rows.append(yardstick)
     predicted = yardstick[1]["predicted"]
-    low, high = sorted(predicted["compute_seconds"] / seconds for seconds in predicted["step_seconds"])
+    busy = predicted["compute_seconds"] / predicted["step_seconds"]
     return TEXT.format(
         runs=_table(["model", "parameters", "pod, mesh", "tokens a batch", "compiled of layers"], [
             [name, f"{result['num_parameters'] / 1e9:,.1f}B", _pod(result), f"{_tokens(result):,.0f}", _depth(result)]
@@ -25,15 +33,14 @@ def page(sparse: list[tuple[str, dict, dict]], yardstick: tuple[str, dict], comm
         sent=_table(["model", *KINDS, "warnings"], [
             [name, *(_sent(result, kind) for kind in KINDS), "; ".join(result["warnings"]) or "none"]
             for name, result in rows]),
-        time=_table(["model", "compute", "memory", "links", "step", "tokens/s", "MFU"], [
+        time=_table(["model", *TIMES, "step", "floor", "tokens/s", "MFU"], [
             [name, *_time(result)] for name, result in rows]),
         twins=_table(["model", "parameters of its twin", "times as many", "step over the twin's"], [
             [name, f"{twin['num_parameters'] / 1e9:,.2f}B",
              f"{result['num_parameters'] / twin['num_parameters']:.0f}",
-             "{:.2f} to {:.2f}".format(*sorted(mine / other for mine, other in zip(
-                 result["predicted"]["step_seconds"], twin["predicted"]["step_seconds"], strict=True)))]
+             f"{result['predicted']['step_seconds'] / twin['predicted']['step_seconds']:.2f}"]
             for name, result, twin in sparse]),
-        low=low, high=high, commands="\n".join(commands))
+        busy=busy, error=busy / REPORTED - 1, commands="\n".join(commands))
 
 
 def _pod(result):
@@ -41,7 +48,7 @@ def _pod(result):
 
 
 def _tokens(result):
-    return result["predicted"]["tokens_per_second"][0] * result["predicted"]["step_seconds"][1]
+    return result["predicted"]["tokens_per_second"] * result["predicted"]["step_seconds"]
 
 
 def _depth(result):
@@ -62,10 +69,11 @@ def _sent(result, kind):
 
 def _time(result):
     predicted = result["predicted"]
-    yield from (f"{1e3 * predicted[part]:.1f}" for part in ("compute_seconds", "memory_seconds", "links_seconds"))
-    yield "{:.1f} to {:.1f}".format(*(1e3 * seconds for seconds in predicted["step_seconds"]))
-    yield "{:,.0f} to {:,.0f}".format(*predicted["tokens_per_second"])
-    yield "{:.0%} to {:.0%}".format(*predicted["model_flops_utilization"])
+    yield from (f"{1e3 * sum(predicted['parts'].get(part, 0.0) for part in parts):.1f}" for parts in TIMES.values())
+    yield f"{1e3 * predicted['step_seconds']:.1f}"
+    yield f"{1e3 * predicted['floor_seconds']:.1f}"
+    yield f"{predicted['tokens_per_second']:,.0f}"
+    yield f"{predicted['model_flops_utilization']:.0%}"
 
 
 def _table(header, rows):
@@ -77,8 +85,8 @@ TEXT = """# Trillions on paper
 What the compiler for TPUs makes of one training step of the largest models, on pods that hold them. **Nothing here ran
 on a TPU.** This page is written by `benchmarks/scale.py`, which asks `switch-tf compile`; the commands are at the end.
 Memory and collectives are the compiler's own, of the depths named and extrapolated linearly to all layers
-([compile](compile.md) says how well that holds). Times are predictions from nominal rates: FLOPs over peak, traffic
-over bandwidth, bytes over links.
+([compile](compile.md) says how well that holds). Times are predictions by the compiler's own clock, above a floor of
+nominal rates.
 
 ![share of a chip's memory, and predicted time of a step](images/scale.png)
 
@@ -102,7 +110,8 @@ while a product goes on.
 
 ## How long a step may take
 
-Milliseconds: what each part would take alone; a step between all parts at the same time and links after the rest.
+Milliseconds by part of the model; "memory" is waiting for it, "sent" what no computation hides, and no step is faster
+than the floor.
 
 {time}
 
@@ -119,7 +128,7 @@ GShard's). "Times as many" parameters cost "step over the twin's" time, on the s
 
 Google reported for an encoder of 480B parameters, in TensorFlow and partitioned by GSPMD, 63 % of the peak of 2,048 TPU
 v4 chips, counting the forward pass that rematerialisation repeats. Our encoder of 0.5T parameters, also with
-rematerialisation and counted in the same way, is predicted between {low:.0%} and {high:.0%}, which tells how far to
+rematerialisation and counted in the same way, is predicted at {busy:.0%}, off by {error:+.0%}, which tells how far to
 trust the predictions above. It is compiled whole because extrapolation exaggerates its memory ([compile](compile.md)).
 
 ## The commands

@@ -1,4 +1,4 @@
-"""The picture of docs/scale.md: how full each chip is, and between what a step may take."""
+"""The picture of docs/scale.md: how full each chip is, how long a step takes, and the floor below it."""
 
 KINDS = {"weights, slots, gradients": ("weights", "slots", "gradients"),
          "activations and temporaries": ("temporaries",), "program": ("code",)}
@@ -28,8 +28,8 @@ def draw(found: dict[str, dict], path) -> None:
 
     milliseconds = {name: {key: 1e3 * found[name]["predicted"][f"{key}_seconds"] for key in PARTS} for name in names}
     for place, name in enumerate(names):
-        low, high = (1e3 * seconds for seconds in found[name]["predicted"]["step_seconds"])
-        time.barh(place, high - low, left=low, color="lightgray", label="step" if place == 0 else None)
+        time.barh(place, 1e3 * found[name]["predicted"]["step_seconds"], color="lightgray",
+                  label="step" if place == 0 else None)
     for key, marker in PARTS.items():
         time.scatter([milliseconds[name][key] for name in names], range(len(names)), marker=marker, zorder=2,
                      label=f"{key} alone")

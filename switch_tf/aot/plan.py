@@ -231,7 +231,7 @@ def _answer(config, depths, points):
         collectives={kind: {unit: round(extend([summary.get(kind, nothing)[unit] for summary in summaries]))
                             for unit in nothing} for kind in kinds},
         flops=extend([point.flops for point in points]),
-        roofline=Roofline(*(extend(parts) for parts in zip(*(point.roofline for point in points), strict=True))),
+        roofline=Roofline(*(extend(seconds) for seconds in zip(*(point.roofline for point in points), strict=True))),
         parts={part: max(parts[-1].get(part, 0.0), extend([found.get(part, 0.0) for found in parts]))
                for part in sorted(set().union(*parts))},
         state=round(extend([point.state for point in points])),
