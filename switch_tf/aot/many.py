@@ -65,5 +65,5 @@ def _run(command, running):
 def _in_short(answer):
     if "predicted" not in answer:
         return f"refused ({answer['mistake']})" if "mistake" in answer else "does not fit"
-    seconds = answer["predicted"]["step_seconds"][1]
+    seconds = answer["predicted"]["step_seconds"]
     return f"{1e3 * seconds:.1f} ms a step, {'fits' if answer['fits'] else 'does not fit'}"

@@ -5,26 +5,28 @@ import sys
 
 import pytest
 
-from switch_tf.aot import many
+from switch_tf.aot import many, result
+from tests.aot.made_up import QUESTION, answer
 
 
 def _process(code):
     return [sys.executable, "-S", "-c", code]
 
 
-def _answers(**answer):
-    return _process(f"print('warming up'); print({json.dumps(answer)!r})")
+def _answers(found, before=""):
+    return _process(f"{before}print('warming up'); print({json.dumps(found)!r})")
 
 
 def test_answers_come_in_the_order_of_the_questions_and_each_is_told():
     told = []
-    fast = {"fits": True, "predicted": {"step_seconds": [0.001, 0.002]}}
-    found = many.ask({"fast": _process(f"import time; time.sleep(0.2); print({json.dumps(fast)!r})"),
-                      "large": _answers(fits=False)}, told.append)
-    assert list(found.items()) == [("fast", fast), ("large", {"fits": False})]
+    fits, large, refused = (json.loads(json.dumps(result.as_json(QUESTION, one))) for one in (
+        answer(temporaries=300), answer(temporaries=301), answer(temporaries=0, refused="no room")))
+    found = many.ask({"fits": _answers(fits, "import time; time.sleep(0.2); "), "large": _answers(large),
+                      "refused": _answers(refused)}, told.append)
+    assert list(found.items()) == [("fits", fits), ("large", large), ("refused", refused)]
     assert sorted(line.split("] ")[1].split(";")[0] for line in told) == [
-        "fast: 2.0 ms a step, fits", "large: does not fit"]
-    assert [line.split("]")[0] for line in told] == ["[1 of 2", "[2 of 2"] and told[-1].endswith("done.")
+        "fits: 500.0 ms a step, fits", "large: 500.0 ms a step, does not fit", "refused: does not fit"]
+    assert [line.split("]")[0] for line in told] == ["[1 of 3", "[2 of 3", "[3 of 3"] and told[-1].endswith("done.")
 
 
 def test_a_mistake_is_its_sentence_without_the_name_of_the_command():
