@@ -3,6 +3,7 @@
 Everything private of jaxlib that this needs stands in this file; pyproject.toml pins the versions it was written for.
 """
 
+import math
 import os
 import re
 import time
@@ -170,14 +171,14 @@ def _operations(operation):
 
 
 def sharding(spec, mesh: dict[str, int]) -> str:
-    """GSPMD's text for a spec: which mesh axis splits each dimension, replicated over the other axes."""
+    """GSPMD's text for a spec: which mesh axes split each dimension, replicated over the other axes."""
     axes, sizes = list(mesh), list(mesh.values())
-    used = [axis for axis in spec if axis is not None and mesh[axis] > 1]
+    used = [axis for entry in spec for axis in entry if mesh[axis] > 1]
     if not used:
         return "{replicated}"
     order = [axes.index(axis) for axis in used + [axis for axis in axes if axis not in used]]
-    tiles = [mesh[axis] if axis in used else 1 for axis in spec]
-    rest = int(np.prod([mesh[axis] for axis in axes if axis not in used]))
+    tiles = [math.prod(mesh[axis] for axis in entry) for entry in spec]
+    rest = math.prod(sizes) // math.prod(tiles)
     listed = ",".join(map(str, tiles + ([rest] if rest > 1 else [])))
     return "{" + f"devices=[{listed}]{iota(sizes, order)}" + (" last_tile_dim_replicate" if rest > 1 else "") + "}"
 

@@ -33,14 +33,14 @@ class Argument(NamedTuple):
     """An argument of a program, which is also a result where the step updates it.
 
     `name`: a variable's path, or a feature's name; `kind`: "weight", "slot", "feature" or, of the second of two
-    programs, "gradient", their norm among them; `spec`: the mesh axis that splits each dimension at rest, or None.
+    programs, "gradient", their norm among them; `spec`: the mesh axes that split each dimension at rest.
     """
 
     name: str
     kind: str
     shape: tuple[int, ...]
     dtype: str
-    spec: tuple[str | None, ...]
+    spec: tuple[tuple[str, ...], ...]
 
 
 class Lowered(NamedTuple):
@@ -51,7 +51,7 @@ class Lowered(NamedTuple):
 
     text: str
     arguments: list[Argument]
-    results: list[tuple[str | None, ...]]
+    results: list[tuple[tuple[str, ...], ...]]
     updated: list[int]
     layout: Layout
 
@@ -128,7 +128,7 @@ def _lower(model, optimizer, layout, inputs, function, first_results=()):
         text = traced.experimental_get_compiler_ir(*specs)(stage="stablehlo", device_name="/device:CPU:0")
     arguments = [*inputs, *(_argument(variable, layout) for variable in _captured(concrete, model, optimizer))]
     results = [argument.spec for argument in first_results]
-    results += [(None,) * output.shape.rank for output in concrete.outputs[len(results):]]
+    results += [((),) * output.shape.rank for output in concrete.outputs[len(results):]]
     updated = [int(index) for index in re.findall(r"parameter_number = (\d+)", _alias_attribute(text))]
     return Lowered(_with_iota_devices(text, tuple(layout.mesh.values())), arguments, results, updated, layout)
 

@@ -57,7 +57,7 @@ def search(question: Question, ask, say) -> tuple[Choice, dict[Choice, dict]]:
 
 def meshes(first: Choice, layout, num_devices: int, num_microbatches: int) -> list[Choice]:
     """The model axis, where the layout has one, as 1, 2, 4, 8 or 16 devices, and the data axis as the rest."""
-    uses_model = any(axis == "model" for _, axis in layout.rules)
+    uses_model = any("model" in layout.mesh_axes(logical) for logical, _ in layout.rules)
     others = math.prod(size for axis, size in layout.mesh.items() if axis not in ("data", "model"))
     choices = []
     for model in (1, 2, 4, 8, 16) if uses_model else (layout.mesh.get("model", 1),):

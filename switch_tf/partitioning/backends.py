@@ -60,6 +60,7 @@ def _dtensor_on_tpu(layout):
     from tensorflow.experimental import dtensor
 
     from switch_tf.partitioning.dtensor import DTensorPartitioner
+    from switch_tf.partitioning.gspmd import XlaAnnotator
 
     # First of all: once TensorFlow has listed its devices it refuses.
     dtensor.initialize_accelerator_system("TPU")
@@ -67,7 +68,9 @@ def _dtensor_on_tpu(layout):
     # XLA's partitioner instead of DTensor's: the one that ahead-of-time compilation verifies. TensorFlow's own tests
     # leave out variables on such meshes as not supported yet.
     mesh = dtensor.create_distributed_mesh(list(layout.mesh.items()), device_type="TPU", use_xla_spmd=True)
-    return DTensorPartitioner(layout, mesh)
+    # Where DTensor cannot say how activations lie, XLA is told.
+    annotator = XlaAnnotator(layout, tuple(layout.mesh)) if layout.axes_over_several else None
+    return DTensorPartitioner(layout, mesh, annotator)
 
 
 def _dtensor_processes(layout, members):
@@ -104,7 +107,8 @@ def _tpu(layout):
     if not name and not environment.has_tpu():
         raise ValueError("backend='tpu' needs a TPU, and this machine has none: run it on a TPU VM, name a TPU with "
                          "TPU_NAME, or leave backend at 'auto'.")
-    split = [logical for logical, axis in layout.rules if axis == "data" and logical not in ("batch", "group")]
+    split = [logical for logical, _ in layout.rules
+             if "data" in layout.mesh_axes(logical) and logical not in ("batch", "group")]
     if split or layout.at_rest_rules:
         raise ValueError("TPUStrategy keeps every variable whole on each core, so its layout cannot split "
                          f"{', '.join(split) or 'stored weights'} over the data axis; use backend='dtensor' with it.")

@@ -20,10 +20,27 @@ from switch_tf.partitioning.partitioner import Partitioner
 
 
 class DTensorPartitioner(Partitioner):
-    """A mesh of devices; weights, slots and activations are split over it by the layout's rules."""
+    """A mesh of devices; weights, slots and activations are split over it by the layout's rules.
 
-    def __init__(self, layout: Layout, mesh: dtensor.Mesh):
+    DTensor splits a dimension over one mesh axis.
+
+    Args:
+        layout: Layout with its mesh complete.
+        mesh: DTensor's, of the same axes.
+        annotator: who annotates activations, for a mesh whose program XLA cuts: it splits a dimension over several
+            axes. By default DTensor itself.
+
+    Raises:
+        ValueError: DTensor annotates, and the layout splits an axis over several mesh axes.
+    """
+
+    def __init__(self, layout: Layout, mesh: dtensor.Mesh, annotator=None):
         super().__init__(layout)
+        if annotator is None and layout.axes_over_several:
+            raise ValueError(f"The layout splits {' and '.join(layout.axes_over_several)} over several mesh axes at "
+                             "once, which is for TPUs (and `switch-tf compile`); on CPUs and GPUs use "
+                             "gin/layouts/expert.gin, or leave all of these axes but one at size 1 in MESH_SHAPE.")
+        self._annotator = annotator or self
         self.mesh = mesh
         self.num_processes = dtensor.num_clients()
         self.process_index = dtensor.client_id()
@@ -39,9 +56,10 @@ class DTensorPartitioner(Partitioner):
                              "use_xla at False under a layout of several devices.")
 
     def sharding(self, axes, at_rest=False) -> dtensor.Layout:
-        """DTensor's layout for a tensor of these logical axes."""
-        spec = [axis if axis in self.mesh.dim_names else dtensor.UNSHARDED for axis in self.layout.spec(axes, at_rest)]
-        return dtensor.Layout(spec, self.mesh)
+        """DTensor's layout for a tensor of these logical axes, split over the outermost mesh axis of each."""
+        spec = [[axis for axis in mesh_axes if axis in self.mesh.dim_names and self.mesh.dim_size(axis) > 1]
+                for mesh_axes in self.layout.spec(axes, at_rest)]
+        return dtensor.Layout([(*mesh_axes, dtensor.UNSHARDED)[0] for mesh_axes in spec], self.mesh)
 
     # What `annotated_by` asks for.
 
@@ -117,14 +135,14 @@ class DTensorPartitioner(Partitioner):
 
     def step(self, compute, apply, use_xla=False):
         def computed(features):
-            with annotated_by(self):
+            with annotated_by(self._annotator):
                 gradients, norm, measured, is_finite = compute(features)
                 gradients = [dtensor.relayout(gradient, layout)
                              for gradient, layout in zip(gradients, self._gradient_layouts, strict=True)]
                 return gradients, tf.nest.map_structure(self._replicate, (norm, measured, is_finite))
 
         def applied(gradients, norm):
-            with annotated_by(self):
+            with annotated_by(self._annotator):
                 apply(gradients, norm)
 
         compute_function = tf.function(computed, autograph=False)
@@ -141,7 +159,7 @@ class DTensorPartitioner(Partitioner):
 
     def results(self, call):
         def traced(features):
-            with annotated_by(self):
+            with annotated_by(self._annotator):
                 return tf.nest.map_structure(self._replicate, call(features))
 
         function = tf.function(traced, autograph=False)

@@ -1,5 +1,7 @@
 """XLA's sharding annotations: the partitioner of the compiler (GSPMD, arXiv 2105.04663) infers the rest."""
 
+import math
+
 import numpy as np
 from tensorflow.python.compiler.xla.experimental import xla_sharding  # TensorFlow has no public name for it
 
@@ -18,9 +20,7 @@ class XlaAnnotator:
 
     def __init__(self, layout: Layout, mesh_axes):
         self.layout = layout
-        self._axes = tuple(axis for axis in layout.mesh if axis in mesh_axes)
-        shape = [layout.mesh[axis] for axis in self._axes]
-        self._devices = np.arange(int(np.prod(shape))).reshape(shape)
+        self._mesh = {axis: size for axis, size in layout.mesh.items() if axis in mesh_axes}
 
     def constrain(self, x, axes):
         return self._split(x, self.layout.spec(axes))
@@ -32,8 +32,24 @@ class XlaAnnotator:
         return self._split(gradient, self.layout.spec(axes, at_rest=True))
 
     def replicate(self, x):
-        return self._split(x, (None,) * len(x.shape))
+        return self._split(x, ((),) * len(x.shape))
 
     def _split(self, x, spec):
-        dims = [self._axes.index(axis) if axis in self._axes else -1 for axis in spec]
-        return xla_sharding.mesh_split(x, self._devices, dims, use_sharding_op=True)
+        return sharding(spec, self._mesh).apply_to_tensor(x, use_sharding_op=True)
+
+
+def sharding(spec, mesh: dict[str, int]) -> xla_sharding.Sharding:
+    """XLA's object for a spec of `Layout.spec`: tiles along its mesh axes, the same over the others.
+
+    Args:
+        spec: for each dimension the mesh axes that split it. Those that `mesh` lacks are left out.
+        mesh: mesh axis -> devices along it; devices are numbered row by row.
+    """
+    spec = [[axis for axis in axes if axis in mesh] for axes in spec]
+    used = [axis for axes in spec for axis in axes]
+    order = [list(mesh).index(axis) for axis in [*used, *(axis for axis in mesh if axis not in used)]]
+    devices = np.arange(math.prod(mesh.values())).reshape(list(mesh.values())).transpose(order)
+    tiles = [math.prod(mesh[axis] for axis in axes) for axes in spec]
+    if len(used) == len(mesh):
+        return xla_sharding.Sharding.tile(devices.reshape(tiles))
+    return xla_sharding.Sharding.partial_tile(devices.reshape([*tiles, -1]))

@@ -24,9 +24,11 @@ class Layout:
     Args:
         mesh_shape: str, such as "data=4,model=2": names of mesh axes and their sizes in devices, separated by commas.
             An axis that `rules` need but the text leaves out takes the devices that remain; only one may.
-        rules: pairs (logical axis, mesh axis). Logical axes without a rule are not split. In one tensor a mesh axis
-            splits the first dimension that has a rule for it.
-        at_rest_rules: more such pairs for weights and optimizer slots alone, which are gathered before use.
+        rules: pairs (logical axis, mesh axis, or several, the outermost first). Logical axes without a rule are not
+            split. In one tensor a mesh axis splits the first dimension that has a rule for it: where experts lie over
+            "expert" and groups over ("data", "expert"), the buffers of the experts have their groups over "data".
+        at_rest_rules: pairs (logical axis, mesh axis) for weights and optimizer slots alone, which are gathered before
+            use.
         backend: "dtensor": one program that TensorFlow cuts. "one_device", "mirrored", "multi_worker_mirrored", "tpu":
             the strategies of tf.distribute, which copy every variable to every device. "auto": "dtensor", where there
             is more than one device.
@@ -36,7 +38,7 @@ class Layout:
     """
 
     mesh_shape: str = "data=1"
-    rules: tuple[tuple[str, str], ...] = ()
+    rules: tuple[tuple[str, str | tuple[str, ...]], ...] = ()
     at_rest_rules: tuple[tuple[str, str], ...] = ()
     backend: str = "auto"
 
@@ -46,14 +48,10 @@ class Layout:
             if not isinstance(getattr(self, name), tuple | list):
                 raise ValueError(f"The {name} of a layout are a tuple of pairs of a logical axis and a mesh axis, such "
                                  f"as (('batch', 'data'),), not {shown(getattr(self, name))}.")
-        for rule in (*self.rules, *self.at_rest_rules):
-            if not isinstance(rule, tuple | list) or [type(axis) for axis in rule] != [str, str]:
-                raise ValueError("A rule of a layout is a pair of a logical axis and a mesh axis, such as "
-                                 f"('batch', 'data'), not {shown(rule)}.")
-            logical, _ = rule
-            if logical not in LOGICAL_AXES:
-                raise ValueError(f"The layout splits the unknown logical axis {logical!r}; "
-                                 f"the axes are {sorted(LOGICAL_AXES)}.")
+        for rule in self.rules:
+            _check_rule(rule, several=True)
+        for rule in self.at_rest_rules:
+            _check_rule(rule, several=False)
         open_axes = self.open_axes
         if len(open_axes) > 1:
             raise ValueError(f"MESH_SHAPE {self.mesh_shape!r} leaves out the mesh axes {' and '.join(open_axes)} of "
@@ -83,7 +81,7 @@ class Layout:
     def open_axes(self) -> list[str]:
         """Mesh axes of the rules that `mesh_shape` leaves out: at most one, which takes the devices that remain."""
         mesh = self.mesh
-        return sorted({axis for _, axis in (*self.rules, *self.at_rest_rules)} - set(mesh))
+        return sorted({axis for _, axes in (*self.rules, *self.at_rest_rules) for axis in _several(axes)} - set(mesh))
 
     @property
     def is_one_program(self) -> bool:
@@ -107,25 +105,21 @@ class Layout:
             f"{num_devices}" + (f", or have {size} virtual devices on this machine's CPU with --devices={size}."
                                 if device_type == "CPU" else "."))
 
-    def spec(self, axes, at_rest=False) -> tuple[str | None, ...]:
-        """The mesh axis that splits each dimension, None where it is not split.
+    @property
+    def axes_over_several(self) -> list[str]:
+        """Logical axes that more than one mesh axis of more than one device splits."""
+        return [logical for logical, axes in self.rules
+                if sum(self.mesh.get(axis, 1) > 1 for axis in _several(axes)) > 1]
+
+    def spec(self, axes, at_rest=False) -> tuple[tuple[str, ...], ...]:
+        """The mesh axes that split each dimension, the outermost first; none where it is not split.
 
         Args:
             axes: a logical axis or None for each dimension.
             at_rest: bool. For a weight or slot as it is stored, rather than as it is used.
         """
-        rules = dict(self.rules)
-        spec = [rules.get(axis) for axis in axes]
-        for index, axis in enumerate(spec):
-            if axis in spec[:index]:
-                spec[index] = None
-        if at_rest:
-            stored = dict(self.at_rest_rules)
-            for index, axis in enumerate(axes):
-                mesh_axis = stored.get(axis)
-                if spec[index] is None and mesh_axis not in spec:
-                    spec[index] = mesh_axis
-        return tuple(spec)
+        spec = _claimed(axes, dict(self.rules), [()] * len(axes))
+        return _claimed(axes, dict(self.at_rest_rules), spec) if at_rest else spec
 
     def piece(self, shape, spec) -> tuple[int, ...]:
         """Shape of the piece of a tensor that each device has; the longest, where a dimension does not divide.
@@ -135,11 +129,17 @@ class Layout:
             spec: from `spec`.
         """
         mesh = self.mesh
-        return tuple(math.ceil(size / mesh.get(axis, 1)) for size, axis in zip(shape, spec, strict=True))
+        return tuple(math.ceil(size / math.prod(mesh.get(axis, 1) for axis in axes))
+                     for size, axes in zip(shape, spec, strict=True))
+
+    def mesh_axes(self, axis: str) -> tuple[str, ...]:
+        """The mesh axes that may split activations and weights along this logical axis, the outermost first."""
+        return _several(dict(self.rules).get(axis, ()))
 
     def num_pieces(self, axis: str) -> int:
         """Into how many pieces activations are cut along this logical axis."""
-        return self.mesh.get(dict(self.rules).get(axis), 1)
+        mesh = self.mesh
+        return math.prod(mesh.get(mesh_axis, 1) for mesh_axis in self.mesh_axes(axis))
 
     def check_sizes(self, sizes: dict[str, int]) -> None:
         """Raises ValueError unless every logical axis that is split divides.
@@ -147,14 +147,47 @@ class Layout:
         Args:
             sizes: logical axis -> length of it, of those that the model has (`SwitchConfig.axis_sizes`).
         """
-        for axis, mesh_axis in (*self.rules, *self.at_rest_rules):
-            pieces, size = self.mesh.get(mesh_axis, 1), sizes.get(axis)
+        for axis, mesh_axes in (*self.rules, *self.at_rest_rules):
+            mesh_axes, size = _several(mesh_axes), sizes.get(axis)
+            pieces = math.prod(self.mesh.get(mesh_axis, 1) for mesh_axis in mesh_axes)
             if size is not None and size % pieces:
                 divisor = max(count for count in range(1, pieces + 1) if size % count == 0)
+                names = " times ".join(map(repr, mesh_axes))
+                other = f"{mesh_axes[0]}={divisor}" if len(mesh_axes) == 1 else f"sizes whose product is {divisor}"
                 raise ValueError(
                     f"The layout cuts {_SOURCES[axis]} ({axis!r}, {size}) over the {pieces} devices of mesh axis "
-                    f"{mesh_axis!r}, which must divide it; make it a multiple of {pieces}, or set MESH_SHAPE to "
-                    f"{mesh_axis}={divisor}.")
+                    f"{names}, which must divide it; make it a multiple of {pieces}, or set MESH_SHAPE to {other}.")
+
+
+def _several(axes):
+    """Mesh axes of a rule, which may name one without a tuple."""
+    return (axes,) if isinstance(axes, str) else tuple(axes)
+
+
+def _check_rule(rule, several):
+    is_pair = isinstance(rule, tuple | list) and len(rule) == 2 and isinstance(rule[0], str)
+    if not is_pair or not (isinstance(rule[1], str) or several and _are_names(rule[1])):
+        raise ValueError("A rule of a layout is a pair of a logical axis and a mesh axis, such as ('batch', 'data')"
+                         + (", or several, such as ('batch', ('data', 'expert'))" if several else "")
+                         + f", not {shown(rule)}.")
+    if rule[0] not in LOGICAL_AXES:
+        raise ValueError(f"The layout splits the unknown logical axis {rule[0]!r}; the axes are "
+                         f"{sorted(LOGICAL_AXES)}.")
+
+
+def _are_names(axes):
+    return isinstance(axes, tuple | list) and len(axes) > 0 and all(
+        isinstance(axis, str) for axis in axes) and len(set(axes)) == len(axes)
+
+
+def _claimed(axes, rules, spec):
+    """Gives each dimension that `spec` does not split those mesh axes of its rule that no dimension has yet."""
+    spec = list(spec)
+    for index, axis in enumerate(axes):
+        if not spec[index]:
+            taken = {mesh_axis for entry in spec for mesh_axis in entry}
+            spec[index] = tuple(one for one in _several(rules.get(axis, ())) if one not in taken)
+    return tuple(spec)
 
 
 def mesh_shape(mesh: dict[str, int]) -> str:

@@ -66,7 +66,7 @@ def test_every_variable_is_an_argument_and_is_replaced(step):
     (kept,) = {index for index, kind in enumerate(kinds) if kind != "gradient"} - set(applied.updated)
     assert "learning_rate" in applied.arguments[kept].name
     experts = next(argument for argument in applied.arguments if argument.name.endswith("experts/wi"))
-    assert (experts.shape, experts.spec) == ((8, 128, 256), ("data", None, "model"))
+    assert (experts.shape, experts.spec) == ((8, 128, 256), (("data",), (), ("model",)))
 
 
 def test_no_whole_mesh_is_listed_in_an_annotation(step):
@@ -106,8 +106,8 @@ def test_state_is_stored_in_pieces_and_updated_in_place(update):
     lowered, compiled = update
     pieces = dict.fromkeys(("weight", "slot", "gradient"), 0)
     for argument in lowered.arguments:
-        pieces[argument.kind] += np.prod([length // (lowered.layout.mesh[axis] if axis else 1) for length, axis in zip(
-            argument.shape, argument.spec, strict=True)]) * np.dtype(argument.dtype).itemsize
+        cuts = [lowered.layout.mesh[axis] for axes in argument.spec for axis in axes]
+        pieces[argument.kind] += np.prod(argument.shape) // np.prod(cuts) * np.dtype(argument.dtype).itemsize
     # Chips pad small arrays.
     assert sum(pieces.values()) <= compiled.memory["arguments"] <= 1.2 * sum(pieces.values())
     assert compiled.memory["aliased"] > 0.95 * (pieces["weight"] + pieces["slot"])
@@ -142,9 +142,10 @@ def test_no_mask_or_bucket_is_a_constant_of_the_program(lowered):
 
 
 @pytest.mark.parametrize("spec, text", [
-    ((None, None), "{replicated}"), (("data", None), "{devices=[4,1,2]<=[8] last_tile_dim_replicate}"),
-    ((None, "model"), "{devices=[1,2,4]<=[4,2]T(1,0) last_tile_dim_replicate}"),
-    (("model", "data"), "{devices=[2,4]<=[4,2]T(1,0)}")])
+    (((), ()), "{replicated}"), ((("data",), ()), "{devices=[4,1,2]<=[8] last_tile_dim_replicate}"),
+    (((), ("model",)), "{devices=[1,2,4]<=[4,2]T(1,0) last_tile_dim_replicate}"),
+    ((("model",), ("data",)), "{devices=[2,4]<=[4,2]T(1,0)}"),
+    ((("data", "model"), ()), "{devices=[8,1]<=[8]}"), (((), ("model", "data")), "{devices=[1,8]<=[4,2]T(1,0)}")])
 def test_shardings_read_as_gspmd_writes_them(spec, text):
     assert compiler.sharding(spec, {"data": 4, "model": 2}) == text
 

@@ -6,6 +6,7 @@ largest entry.
 """
 
 import json
+import math
 import os
 import sys
 
@@ -95,14 +96,14 @@ def _execute(lowered, executable, mesh, values):
         arguments.append(jax.device_put(values[argument.name], sharding))
     pieces = executable.execute_sharded(arguments).disassemble_into_single_device_arrays()
     specs = [*lowered.results, *(lowered.arguments[index].spec for index in lowered.updated)]
-    return [_whole(piece, jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*spec)))
-            for piece, spec in zip(pieces, specs, strict=True)]
+    return [_whole(piece, spec, mesh) for piece, spec in zip(pieces, specs, strict=True)]
 
 
-def _whole(pieces, sharding):
+def _whole(pieces, spec, mesh):
     """One array from the piece of each device."""
-    shape = [length * (sharding.mesh.shape[axis] if axis else 1)
-             for length, axis in zip(pieces[0].shape, sharding.spec, strict=True)]
+    shape = [length * math.prod(mesh.shape[axis] for axis in axes)
+             for length, axes in zip(pieces[0].shape, spec, strict=True)]
+    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*spec))
     return np.asarray(jax.make_array_from_single_device_arrays(tuple(shape), sharding, pieces))
 
 

@@ -8,9 +8,9 @@ import sys
 import pytest
 
 
-# The first two have the rules of all the others; constrained_points_test.py has what the compiler is given.
+# The first three have the rules of all the others; constrained_points_test.py has what the compiler is given.
 @pytest.mark.parametrize("name", [
-    *(pytest.param(name, marks=pytest.mark.slow) for name in ("expert_model", "fully_sharded_model")),
+    *(pytest.param(name, marks=pytest.mark.slow) for name in ("expert_model", "fully_sharded_model", "data_expert")),
     *(pytest.param(name, marks=pytest.mark.exhaustive) for name in ("data", "expert", "data_model", "fully_sharded"))])
 def test_the_partitioned_program_makes_the_step_of_one_device(name):
     program = pathlib.Path(__file__).with_name("partitioned_program.py")

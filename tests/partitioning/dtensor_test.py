@@ -10,6 +10,7 @@ from switch_tf import SwitchConfig, SwitchTransformer, partitioning
 from switch_tf.cli import inspect
 from switch_tf.optim.adafactor import Adafactor
 from switch_tf.partitioning.dtensor import DTensorPartitioner
+from switch_tf.partitioning.gspmd import XlaAnnotator
 from switch_tf.partitioning.layout import Layout
 
 EXPERT = (("batch", "data"), ("group", "data"), ("expert", "data"))
@@ -108,3 +109,39 @@ def test_what_dtensor_cannot_do_is_refused():
         partitioner.check(1000, 4, False)
     with pytest.raises(ValueError, match="use_xla=True compiles the step of one device"):
         partitioner.check(1000, 1, True)
+
+
+OVER_BOTH = (("batch", ("data", "expert")), ("expert", "expert"))
+
+
+def test_an_axis_over_several_mesh_axes_is_refused_unless_one_of_them_alone_cuts():
+    with pytest.raises(ValueError, match="The layout splits batch over several mesh axes at once, which is for TPUs "
+                       ".*; on CPUs and GPUs use gin/layouts/expert.gin, or leave all of these axes but one at size 1"):
+        _partitioner("data=2,expert=4", OVER_BOTH)
+    tokens = tf.reshape(tf.range(8 * 3), (1, 8, 3))
+    placed = _partitioner("data=1,expert=4", OVER_BOTH).place({"tokens": tokens})["tokens"]
+    pieces = [piece.numpy() for piece in dtensor.unpack(placed)]
+    np.testing.assert_array_equal(pieces, np.reshape(tokens, (4, 2, 3)))
+
+
+def test_where_xla_cuts_activations_are_annotated_and_features_lie_over_the_outermost_axis():
+    """What TPUs do, on a mesh of CPUs, which cannot run what is annotated."""
+    layout = Layout("data=2,expert=2", OVER_BOTH)
+    mesh = _partitioner("data=2,expert=2", (("batch", "data"), ("expert", "expert"))).mesh
+    annotator = XlaAnnotator(layout, ("data", "expert"))
+    partitioner = DTensorPartitioner(layout, mesh, annotator)
+    tokens = tf.reshape(tf.range(8 * 3), (1, 8, 3))
+    pieces = [piece.numpy() for piece in dtensor.unpack(partitioner.place({"tokens": tokens})["tokens"])]
+    for piece, rows in zip(pieces, (slice(0, 4), slice(0, 4), slice(4, 8), slice(4, 8)), strict=True):
+        np.testing.assert_array_equal(piece, tokens[0, rows])
+    assert partitioner.rows(8) == (0, 8)
+    asked = []
+    annotator.constrain = lambda x, axes: asked.append(axes) or x
+
+    def compute(features):
+        x = partitioning.constrain(tf.cast(features["tokens"], tf.float32), ("batch", None))
+        return [], tf.reduce_sum(x), {"sum": tf.reduce_sum(x)}, tf.constant(True)
+
+    partitioner._gradient_layouts = []
+    means, is_finite = partitioner.step(compute, lambda gradients, norm: None)(partitioner.place({"tokens": tokens}), 0)
+    assert bool(is_finite) and float(means["sum"]) == 276 and asked == [("batch", None)]

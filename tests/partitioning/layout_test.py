@@ -12,6 +12,7 @@ from switch_tf.partitioning import Layout
 DATA = (("batch", "data"), ("group", "data"))
 EXPERT = (*DATA, ("expert", "data"))
 MODEL = (("heads", "model"), ("mlp", "model"), ("expert_mlp", "model"), ("vocab", "model"))
+OVER_BOTH = (("batch", ("data", "expert")), ("group", ("data", "expert")), ("expert", "expert"))
 EXCHANGE = ("expert_embed", "model")
 
 # File of gin/layouts -> mesh on 8 devices, rules, rules at rest.
@@ -20,6 +21,7 @@ SHIPPED = {
     "data": ({"data": 8}, DATA, ()),
     "expert": ({"data": 8}, EXPERT, ()),
     "fully_sharded": ({"data": 8}, EXPERT, (("embed", "data"),)),
+    "data_expert": ({"expert": 4, "data": 2}, OVER_BOTH, ()),
     "data_model": ({"data": 4, "model": 2}, (*DATA, *MODEL), ()),
     "expert_model": ({"data": 4, "model": 2}, (*EXPERT, *MODEL, EXCHANGE), ()),
     "fully_sharded_model": ({"data": 4, "model": 2}, (*EXPERT, *MODEL, EXCHANGE), (("embed", "data"),)),
@@ -78,8 +80,9 @@ def test_a_mesh_that_is_no_text_is_refused(mesh_shape):
 
 @pytest.mark.parametrize("rule", ["batch", ("batch",), ("batch", "data", "model"), ("batch", None), None])
 def test_a_rule_that_is_no_pair_of_axes_is_refused(rule):
-    message = f"is a pair of a logical axis and a mesh axis, such as ('batch', 'data'), not {rule!r}."
-    for rules in ("rules", "at_rest_rules"):
+    pair = "is a pair of a logical axis and a mesh axis, such as ('batch', 'data')"
+    for rules, several in (("rules", ", or several, such as ('batch', ('data', 'expert'))"), ("at_rest_rules", "")):
+        message = f"{pair}{several}, not {rule!r}."
         with pytest.raises(ValueError, match=re.escape(message)):
             Layout("data=1", **{rules: (("expert", "data"), rule)})
 
@@ -147,38 +150,80 @@ def test_two_axes_cannot_both_take_the_devices_that_remain():
 # Rules.
 
 
+def _spec(layout, axes, at_rest=False):
+    """Its spec in short: None where a dimension is not split, and the name where one mesh axis splits it."""
+    return tuple(entry[0] if len(entry) == 1 else entry or None for entry in layout.spec(axes, at_rest))
+
+
 def test_dimensions_are_split_by_the_rules_of_their_axes():
     layout = Layout("data=4,model=2", (*EXPERT, *MODEL))
-    assert layout.spec(("batch", "length", "embed")) == ("data", None, None)
-    assert layout.spec(("embed", "heads", "kv")) == (None, "model", None)
-    assert layout.spec(("expert", "embed", "expert_mlp")) == ("data", None, "model")
-    assert layout.spec((None, None)) == (None, None)
-    assert layout.spec(()) == ()
+    assert _spec(layout, ("batch", "length", "embed")) == ("data", None, None)
+    assert _spec(layout, ("embed", "heads", "kv")) == (None, "model", None)
+    assert _spec(layout, ("expert", "embed", "expert_mlp")) == ("data", None, "model")
+    assert _spec(layout, (None, None)) == (None, None)
+    assert _spec(layout, ()) == ()
 
 
 def test_a_mesh_axis_splits_the_first_dimension_that_has_a_rule_for_it():
     layout = Layout("data=4", EXPERT)
-    assert layout.spec(("expert", "group", "capacity", "embed")) == ("data", None, None, None)
-    assert layout.spec(("group", "expert", "capacity", "embed")) == ("data", None, None, None)
+    assert _spec(layout, ("expert", "group", "capacity", "embed")) == ("data", None, None, None)
+    assert _spec(layout, ("group", "expert", "capacity", "embed")) == ("data", None, None, None)
     # The group dimension of dispatched tokens is annotated None, so that it has no claim.
-    assert layout.spec((None, "expert")) == (None, "data")
+    assert _spec(layout, (None, "expert")) == (None, "data")
+
+
+def test_a_rule_of_several_mesh_axes_gives_those_that_no_dimension_before_it_has():
+    layout = Layout("data=2,expert=4", OVER_BOTH)
+    assert _spec(layout, ("batch", "length", "embed")) == (("data", "expert"), None, None)
+    assert _spec(layout, (None, "group", "capacity", "embed")) == (None, ("data", "expert"), None, None)
+    assert _spec(layout, ("expert", "group", "capacity", "embed")) == ("expert", "data", None, None)
+    assert _spec(layout, ("group", "expert", None, None)) == (("data", "expert"), None, None, None)
+    assert [layout.num_pieces(axis) for axis in ("batch", "group", "expert")] == [8, 8, 4]
+    assert layout.piece((16, 8, 3), layout.spec(("batch", "expert", None))) == (2, 8, 3)
+    assert layout.piece((4, 16, 3), layout.spec(("expert", "group", None))) == (1, 8, 3)
+    stored = Layout("data=2,expert=4", OVER_BOTH, (("embed", "data"), ("mlp", "expert")))
+    assert _spec(stored, ("expert", "embed", "mlp"), at_rest=True) == ("expert", "data", None)
+    assert _spec(stored, ("embed", "mlp"), at_rest=True) == ("data", "expert")
+
+
+def test_axes_over_several_are_those_that_really_are():
+    assert Layout("data=2,expert=4", OVER_BOTH).axes_over_several == ["batch", "group"]
+    assert Layout("data=1,expert=8", OVER_BOTH).axes_over_several == []
+    assert Layout("data=8", EXPERT).axes_over_several == []
+
+
+def test_rules_of_several_axes_leave_one_open():
+    assert Layout("expert=4", OVER_BOTH).resolve(8, "TPU").mesh == {"data": 2, "expert": 4}
+    with pytest.raises(ValueError, match="leaves out the mesh axes data and expert"):
+        Layout("", OVER_BOTH)
+
+
+@pytest.mark.parametrize("wrong", [(), ("data", "data"), ("data", 2), {"data", "expert"}])
+def test_the_mesh_axes_of_a_rule_are_names_each_once(wrong):
+    with pytest.raises(ValueError, match=r"or several, such as \('batch', \('data', 'expert'\)\), not "):
+        Layout("data=2,expert=4", (("batch", wrong),))
+
+
+def test_weights_are_stored_over_one_axis_each():
+    with pytest.raises(ValueError, match=r"a pair of a logical axis and a mesh axis, such as \('batch', 'data'\), not"):
+        Layout("data=2,expert=4", OVER_BOTH, (("embed", ("data", "expert")),))
 
 
 def test_rules_at_rest_split_what_is_stored_and_not_what_is_used():
     layout = Layout("data=4,model=2", (*EXPERT, *MODEL), (("embed", "data"),))
-    assert layout.spec(("embed", "mlp")) == (None, "model")
-    assert layout.spec(("embed", "mlp"), at_rest=True) == ("data", "model")
-    assert layout.spec(("vocab", "embed"), at_rest=True) == ("model", "data")
+    assert _spec(layout, ("embed", "mlp")) == (None, "model")
+    assert _spec(layout, ("embed", "mlp"), at_rest=True) == ("data", "model")
+    assert _spec(layout, ("vocab", "embed"), at_rest=True) == ("model", "data")
     # The data axis is taken by the experts, and once more by nothing.
-    assert layout.spec(("expert", "embed", "expert_mlp"), at_rest=True) == ("data", None, "model")
-    assert layout.spec(("embed", "embed"), at_rest=True) == ("data", None)
-    assert layout.spec(("embed", "router_expert"), at_rest=True) == ("data", None)
-    assert layout.spec(("relpos_buckets",), at_rest=True) == (None,)
+    assert _spec(layout, ("expert", "embed", "expert_mlp"), at_rest=True) == ("data", None, "model")
+    assert _spec(layout, ("embed", "embed"), at_rest=True) == ("data", None)
+    assert _spec(layout, ("embed", "router_expert"), at_rest=True) == ("data", None)
+    assert _spec(layout, ("relpos_buckets",), at_rest=True) == (None,)
 
 
 def test_a_rule_at_rest_does_not_move_a_dimension_that_is_split_already():
     layout = Layout("data=2,model=2", (("embed", "model"),), (("embed", "data"),))
-    assert layout.spec(("embed", "mlp"), at_rest=True) == ("model", None)
+    assert _spec(layout, ("embed", "mlp"), at_rest=True) == ("model", None)
 
 
 def test_pieces_of_an_axis_are_the_devices_of_its_mesh_axis():
@@ -223,6 +268,15 @@ def test_a_size_that_the_mesh_does_not_divide_is_refused(sizes, message):
     with pytest.raises(ValueError) as raised:
         layout.check_sizes(sizes)
     assert str(raised.value).startswith(message)
+
+
+def test_sizes_divide_over_all_of_the_axes():
+    layout = Layout("data=2,model=4", (*DATA, ("mlp", ("data", "model"))))
+    layout.check_sizes({"mlp": 24})
+    with pytest.raises(ValueError, match=r"The layout cuts d_ff \('mlp', 12\) over the 8 devices of mesh axis 'data' "
+                       "times 'model', which must divide it; make it a multiple of 8, or set MESH_SHAPE to sizes whose "
+                       "product is 6."):
+        layout.check_sizes({"mlp": 12})
 
 
 def test_sizes_that_divide_or_are_not_split_are_fine():

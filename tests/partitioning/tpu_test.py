@@ -8,7 +8,7 @@ import tensorflow as tf
 from switch_tf import SwitchTransformer
 from switch_tf.optim.adafactor import Adafactor
 from switch_tf.partitioning import tpu
-from switch_tf.partitioning.gspmd import XlaAnnotator
+from switch_tf.partitioning.gspmd import XlaAnnotator, sharding
 from switch_tf.partitioning.layout import Layout
 from switch_tf.partitioning.partitioner import Partitioner
 from switch_tf.partitioning.strategy import StrategyPartitioner
@@ -85,8 +85,23 @@ def test_annotations_name_the_axes_of_the_layout():
     assert shardings(lambda x: within.constrain(x, ("batch", "length", "mlp")), (8, 3, 6)) == [((1, 1, 2), False)]
 
 
+def test_a_dimension_is_cut_over_several_axes_the_outermost_first():
+    mesh = {"expert": 2, "data": 3, "model": 2}
+    found = _read(sharding((("data", "expert"), ()), mesh)._proto)
+    # Piece by piece, each on two devices of the model axis; device = (expert * 3 + data) * 2 + model.
+    assert found == ((6, 1, 2), True)
+    devices = list(sharding((("data", "expert"), ()), mesh)._proto.tile_assignment_devices)
+    assert devices == [6 * expert + 2 * data + model for data in range(3) for expert in (0, 1) for model in (0, 1)]
+    # Axes of other programs are left out.
+    assert _read(sharding((("data", "expert"), ("model",)), {"expert": 2, "model": 2})._proto) == ((2, 2), False)
+
+
 def _describe(attribute):
     from tensorflow.compiler.xla import xla_data_pb2
     sharding = xla_data_pb2.OpSharding()
     sharding.ParseFromString(attribute)
+    return _read(sharding)
+
+
+def _read(sharding):
     return tuple(sharding.tile_assignment_dimensions), sharding.replicate_on_last_tile_dim
