@@ -49,8 +49,14 @@ def step(job):
                  "versions": {"jax": jax.__version__, "flax": flax.__version__, "optax": optax.__version__}}
 
 
-def t5(job):
-    """Flaxformer's EncoderDecoder, with slots for the tokens of `encoder_length` and `decoder_length`."""
+def t5(job, dtype=jnp.float32, feed_forward=None):
+    """Flaxformer's EncoderDecoder, with slots for the tokens of `encoder_length` and `decoder_length`.
+
+    Args:
+        job: dict, sizes; "float32_scores", whether attention's softmax is float32 whatever `dtype` is.
+        dtype: of the computation.
+        feed_forward: function of a length and whether the layer is sparse, by default without any layout of devices.
+    """
     from flaxformer.architectures.moe import moe_architecture, moe_enums
     from flaxformer.architectures.t5 import t5_architecture
     from flaxformer.components import embedding, layer_norm, relative_position_biases
@@ -63,26 +69,27 @@ def t5(job):
 
     def attention():
         return dense_attention.MultiHeadDotProductAttention(
-            num_heads=job["heads"], head_dim=job["d_kv"], dtype=jnp.float32, use_bias=False, dropout_rate=0.0,
-            broadcast_dropout=True, kernel_init=initializers.variance_scaling(1.0, "fan_in", "normal"))
+            num_heads=job["heads"], head_dim=job["d_kv"], dtype=dtype, use_bias=False, dropout_rate=0.0,
+            broadcast_dropout=True, float32_logits=job.get("float32_scores", False), kernel_init=initializers.variance_scaling(1.0, "fan_in", "normal"))
 
     def position_bias():
         return relative_position_biases.RelativePositionBiases(
-            num_buckets=32, max_distance=128, num_heads=job["heads"], dtype=jnp.float32,
+            num_buckets=32, max_distance=128, num_heads=job["heads"], dtype=dtype,
             embedding_init=initializers.variance_scaling(1.0, "fan_avg", "uniform"))
 
     def embedder():
         return embedding.Embed(
-            num_embeddings=job["vocab_size"], features=job["d_model"], cast_input_dtype=jnp.int32, dtype=jnp.float32,
+            num_embeddings=job["vocab_size"], features=job["d_model"], cast_input_dtype=jnp.int32, dtype=dtype,
             attend_dtype=jnp.float32, embedding_init=initializers.normal(1.0), one_hot=False, name="token_embedder")
 
-    def feed_forward(length, is_sparse):
+    def on_one_device(length, is_sparse):
         if not is_sparse:
             return flaxformer_setup.mlp_block(job["d_ff"])
         tokens = job["batch"] * length
         return flaxformer_setup.moe_layer(job["router"], job["experts"], job["d_ff"], job["d_model"], tokens,
                                           expert_capacity(tokens, job["capacity_factor"], job["experts"]))
 
+    feed_forward = feed_forward or on_one_device
     shared = {"dropout_factory": dropout, "layer_norm_factory": layer_norm.T5LayerNorm}
 
     def encoder_layer(is_sparse, shared_relative_position_bias):
@@ -97,7 +104,7 @@ def t5(job):
                      shared_relative_position_bias=shared_relative_position_bias, **shared)
 
     def stack(name, layer, **dropouts):
-        arguments = dict(num_layers=job["layers"], layer_factory=functools.partial(layer, False), dtype=jnp.float32,
+        arguments = dict(num_layers=job["layers"], layer_factory=functools.partial(layer, False), dtype=dtype,
                          layer_norm_factory=layer_norm.T5LayerNorm,
                          shared_relative_position_bias_factory=position_bias, **dropouts)
         if not job["experts"]:
@@ -107,6 +114,6 @@ def t5(job):
             num_sparse_layers=job["layers"] // 2, sparse_layout=moe_enums.LayerLayout.MIXED, **arguments)
 
     return t5_architecture.EncoderDecoder(
-        shared_token_embedder_factory=embedder, dtype=jnp.float32,
+        shared_token_embedder_factory=embedder, dtype=dtype,
         encoder_factory=stack("Encoder", encoder_layer, input_dropout_factory=dropout, output_dropout_factory=dropout),
         decoder_factory=stack("Decoder", decoder_layer, dropout_factory=dropout))

@@ -93,20 +93,21 @@ def _group(line, mesh):
 
 
 def _first_group(line):
-    """Device numbers of the first group, in whichever of its three ways XLA writes it; None for all devices."""
+    """Device numbers of the first group, in whichever of its three ways XLA writes it; None for all devices.
+
+    Raises:
+        ValueError: it is written in another way.
+    """
     if found := re.search(r"replica_groups=\{\{([\d,]+)\}", line):
         return [int(device) for device in found[1].split(",")]
     if found := re.search(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", line):
         shape, source = ([int(length) for length in text.split(",")] for text in found.group(1, 2))
-        devices = np.arange(math.prod(source)).reshape(source)
-        if found[3]:
-            devices = devices.transpose([int(axis) for axis in found[3].split(",")])
-        return devices.reshape(shape)[0].ravel().tolist()
-    if found := re.search(r"replica_groups=mesh\[(.*?)\](?:, device_ids=\([^)]*\))? *\{(.*?)\}", line):
+        return _iota(source, found[3]).reshape(shape)[0].ravel().tolist()
+    if found := re.search(r"replica_groups=mesh\[(.*?)\](?:, device_ids=\((.*?)\))? *\{(.*?)\}", line):
         sizes = {name: int(size) for name, size in re.findall(r"'([^']+)'=(\d+)", found[1])}
-        devices = np.arange(math.prod(sizes.values())).reshape(list(sizes.values()))
+        devices = _device_ids(found[2], math.prod(sizes.values())).reshape(list(sizes.values()))
         keep = []
-        for name, before, size in re.findall(r"'([^']+)'(?::\((\d+)\)(\d+))?", found[2]):
+        for name, before, size in re.findall(r"'([^']+)'(?::\((\d+)\)(\d+))?", found[3]):
             dim = list(sizes).index(name)
             if size:  # a part of an axis: `before` pieces to the left of it
                 whole = sizes[name]
@@ -117,4 +118,21 @@ def _first_group(line):
         for dim, along in keep:
             index[dim] = along
         return devices[np.ix_(*index)].ravel().tolist()
+    if found := re.search(r"replica_groups=(?!\{\})\S+", line):
+        raise ValueError(f"XLA's text of a collective has groups in words that are unknown here: {found[0]}")
     return None
+
+
+def _device_ids(text, count):
+    """Devices in the order of a mesh: all in their own where there is no text, "[128,2]T(1,0)", or a list of them."""
+    if text is None:
+        return np.arange(count)
+    if found := re.fullmatch(r"\[([\d,]+)\](?:T\(([\d,]+)\))?", text):
+        return _iota([int(length) for length in found[1].split(",")], found[2])
+    return np.array([int(device) for device in text.split(",")])
+
+
+def _iota(lengths, order):
+    """0, 1, .. of this shape, its dimensions in the order of a text such as "1,0", or None."""
+    devices = np.arange(math.prod(lengths)).reshape(lengths)
+    return devices.transpose([int(axis) for axis in order.split(",")]) if order else devices

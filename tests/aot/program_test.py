@@ -27,10 +27,19 @@ def _read(kind="all-to-all", groups="{{0,2,4,6},{1,3,5,7}}", name="switch_transf
     ("[1,8]<=[8]", 8, ("data", "model")), ("mesh['axis_0'=4,'axis_1'=2] {'axis_0'}", 4, ("data",)),
     ("mesh['axis_0'=1,'axis_1'=4,'axis_2'=2] {'axis_2'}", 2, ("model",)),
     ("mesh['axis_0'=8] {'axis_0':(1)4}", 4, ("data",)), ("mesh['axis_0'=8] {'axis_0':(4)2}", 2, ("model",)),
+    ("mesh['axis_0'=2,'axis_1'=4], device_ids=([4,2]T(1,0)) {'axis_1'}", 4, ("data",)),
+    ("mesh['axis_0'=2,'axis_1'=4], device_ids=([4,2]T(1,0)) {'axis_0'}", 2, ("model",)),
+    ("mesh['axis_0'=2,'axis_1'=4], device_ids=([8]) {'axis_0'}", 2, ("data",)),
+    ("mesh['axis_0'=4,'axis_1'=2], device_ids=(0,2,1,3,4,6,5,7) {'axis_1'}", 2, ("data",)),
     ("{}", 8, ("data", "model"))])
 def test_groups_are_mesh_axes(groups, size, axes):
     found = _read(groups=groups)
     assert (found.group_size, found.axes) == (size, axes)
+
+
+def test_groups_in_words_that_nobody_knows_are_no_guess():
+    with pytest.raises(ValueError, match="replica_groups=around_the_corner"):
+        _read(groups="around_the_corner")
 
 
 def test_bytes_are_those_of_the_result_on_one_chip():
