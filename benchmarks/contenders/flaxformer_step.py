@@ -70,7 +70,8 @@ def t5(job, dtype=jnp.float32, feed_forward=None):
     def attention():
         return dense_attention.MultiHeadDotProductAttention(
             num_heads=job["heads"], head_dim=job["d_kv"], dtype=dtype, use_bias=False, dropout_rate=0.0,
-            broadcast_dropout=True, float32_logits=job.get("float32_scores", False), kernel_init=initializers.variance_scaling(1.0, "fan_in", "normal"))
+            broadcast_dropout=True, float32_logits=job.get("float32_scores", False),
+            kernel_init=initializers.variance_scaling(1.0, "fan_in", "normal"))
 
     def position_bias():
         return relative_position_biases.RelativePositionBiases(
@@ -90,7 +91,8 @@ def t5(job, dtype=jnp.float32, feed_forward=None):
                                           expert_capacity(tokens, job["capacity_factor"], job["experts"]))
 
     feed_forward = feed_forward or on_one_device
-    shared = {"dropout_factory": dropout, "layer_norm_factory": layer_norm.T5LayerNorm}
+    shared = {"dropout_factory": dropout, "layer_norm_factory": layer_norm.T5LayerNorm,
+              "activation_partitioning_dims": None}
 
     def encoder_layer(is_sparse, shared_relative_position_bias):
         layer = moe_architecture.SparseEncoderLayer if is_sparse else t5_architecture.EncoderLayer

@@ -1,25 +1,16 @@
 """Compiles a training step of Flaxformer's T5 1.0, dense or every other layer sparse, for a topology of TPUs (JAX).
 
-`python flaxformer_tpu.py '{"flaxformer": ..., "topology": "v5e:2x4", "hlo": FILE, ...}'`, with TPU_LIBRARY_PATH naming
-libtpu: no TPU is needed. The optimised program goes to the file; where its devices lie, and what it needs, is printed
-as one JSON object. The layout is T5X's: experts over the mesh axis "expert", the batch over both.
+`python flaxformer_tpu.py '{"flaxformer": ..., "topology": "v5e:2x4", "hlo": FILE, ...}'`, in the environment that
+`tpu_step.py` gives it: no TPU is needed. The optimised program goes to the file; where its devices lie, and what it
+needs, is printed as one JSON object. The layout is T5X's: experts over the mesh axis "expert", the batch over both.
 """
 
 import json
-import math
-import os
 import sys
-
-JOB = json.loads(sys.argv[1])
-os.environ["JAX_PLATFORMS"] = "cpu"
-os.environ["TPU_SKIP_MDS_QUERY"] = "1"
-# How often Flaxformer copies experts it reads from the number of devices here.
-os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={math.prod(JOB['mesh'].values())}"
 
 import flaxformer_setup
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from flax import core
 from flax.linen import partitioning
@@ -74,7 +65,8 @@ def main(job):
             {"params": key, "jitter": key}, **jax.tree.map(lambda one: jnp.ones(one.shape, one.dtype), features),
             enable_dropout=False), key)
         parameters = core.unfreeze(variables["params"])
-        held = [_laid_out(tree, job["experts"], mesh) for tree in (parameters, jax.eval_shape(optimizer.init, parameters))]
+        slots = jax.eval_shape(optimizer.init, parameters)
+        held = [_laid_out(tree, job["experts"], mesh) for tree in (parameters, slots)]
         lies = jax.tree.map(lambda one: one.sharding, held)
         compiled = jax.jit(step, donate_argnums=(0, 1), out_shardings=(*lies, None)).lower(
             *held, features, key).compile()
@@ -122,5 +114,4 @@ def _laid_out(tree, num_experts, mesh):
 
 
 if __name__ == "__main__":
-    flaxformer_setup.install(JOB["flaxformer"])
-    print(json.dumps(main(JOB)))
+    print(json.dumps(main(json.loads(sys.argv[1]))))

@@ -1,10 +1,12 @@
-"""A search over meshes, group sizes and capacity factors, one kind after the other, for the step that is fastest."""
+"""A search over meshes, orders of their axes, group sizes and capacity factors, one kind after the other."""
 
+import dataclasses
+import itertools
 import math
 from typing import NamedTuple
 
 from switch_tf.aot.plan import Question
-from switch_tf.partitioning.layout import mesh_shape
+from switch_tf.partitioning.layout import Layout, mesh_shape
 
 SMALLEST_GROUP = 256  # tokens; the share of dropped tokens grows as groups shrink
 PAPERS_CAPACITY_FACTORS = (1.0, 1.25)
@@ -24,7 +26,7 @@ class Choice(NamedTuple):
 
 
 def search(question: Question, ask, say) -> tuple[Choice, dict[Choice, dict]]:
-    """Meshes, then group sizes on the best mesh, then capacity factors.
+    """Meshes, then the best one's axes in another order, then group sizes on the best of these, then capacity factors.
 
     Args:
         question: Question about the run from which to start.
@@ -36,7 +38,7 @@ def search(question: Question, ask, say) -> tuple[Choice, dict[Choice, dict]]:
     """
     config, layout, num_microbatches = question.config, question.layout, question.settings.num_microbatches
     own = Choice(mesh_shape(layout.mesh), config.group_size, config.num_groups_multiple, config.train_capacity_factor)
-    first = meshes(own, layout, layout.num_devices, num_microbatches)
+    first = meshes(own, layout, config.num_experts, num_microbatches)
     own = next((choice for choice in first if choice.mesh_shape == own.mesh_shape), own)
     results = {}
 
@@ -48,6 +50,7 @@ def search(question: Question, ask, say) -> tuple[Choice, dict[Choice, dict]]:
         return ranked(results)[0]
 
     best = best_with("meshes", [own, *first])
+    best = best_with("orders of its axes on the chips' network", orders(best))
     if config.num_experts:
         num_tokens = question.batch_size * max(question.task_feature_lengths.values()) // num_microbatches
         best = best_with("group sizes", group_sizes(best, num_tokens))
@@ -55,18 +58,33 @@ def search(question: Question, ask, say) -> tuple[Choice, dict[Choice, dict]]:
     return own, {choice: results[choice] for choice in ranked(results)}
 
 
-def meshes(first: Choice, layout, num_devices: int, num_microbatches: int) -> list[Choice]:
-    """The model axis, where the layout has one, as 1, 2, 4, 8 or 16 devices, and the data axis as the rest."""
-    uses_model = any("model" in layout.mesh_axes(logical) for logical, _ in layout.rules)
-    others = math.prod(size for axis, size in layout.mesh.items() if axis not in ("data", "model"))
+def meshes(first: Choice, layout, num_experts: int, num_microbatches: int) -> list[Choice]:
+    """A model axis of 1, 2, 4, 8 or 16 devices, or an axis of experts with 1, 2, 4 or 8 on each, and data as the rest.
+
+    A layout that splits over neither keeps its mesh.
+    """
+    used = {axis for logical, _ in layout.rules for axis in layout.mesh_axes(logical)}
+    inner = next((axis for axis in ("model", "expert") if axis in used), None)
+    sizes = {None: [1], "model": [1, 2, 4, 8, 16],
+             "expert": [num_experts // count for count in (1, 2, 4, 8) if num_experts % count == 0]}[inner]
+    others = math.prod(size for axis, size in layout.mesh.items() if axis not in ("data", inner))
     choices = []
-    for model in (1, 2, 4, 8, 16) if uses_model else (layout.mesh.get("model", 1),):
-        data = num_devices // (model * others)
-        if data * model * others == num_devices:
-            sizes = {**layout.mesh, "data": data, **({"model": model} if uses_model else {})}
-            multiple = math.lcm(first.num_groups_multiple, data * num_microbatches)
-            choices.append(first._replace(mesh_shape=mesh_shape(sizes), num_groups_multiple=multiple))
+    for size in sizes:
+        data = layout.num_devices // (size * others)
+        if data * size * others == layout.num_devices:
+            shape = mesh_shape({**layout.mesh, "data": data, **({inner: size} if inner else {})})
+            pieces = dataclasses.replace(layout, mesh_shape=shape).num_pieces("batch")
+            multiple = math.lcm(first.num_groups_multiple, pieces * num_microbatches)
+            choices.append(first._replace(mesh_shape=shape, num_groups_multiple=multiple))
     return choices
+
+
+def orders(best: Choice) -> list[Choice]:
+    """The same axes in each other order: the members of the last one are neighbours on the chips' network."""
+    mesh = Layout(best.mesh_shape).mesh
+    long = [axis for axis, size in mesh.items() if size > 1]
+    return [best._replace(mesh_shape=mesh_shape({axis: mesh[axis] for axis in order}))
+            for order in itertools.permutations(long) if list(order) != long]
 
 
 def group_sizes(best: Choice, num_tokens: int) -> list[Choice]:

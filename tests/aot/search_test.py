@@ -10,17 +10,31 @@ EXPERT_MODEL = Layout("data=128,model=2", (("batch", "data"), ("expert", "data")
 
 
 def test_meshes_split_the_devices_between_data_and_model():
-    found = search.meshes(OWN, EXPERT_MODEL, 256, 1)
+    found = search.meshes(OWN, EXPERT_MODEL, 128, 1)
     assert [(choice.mesh_shape, choice.num_groups_multiple) for choice in found] == [
         ("data=256,model=1", 256), ("data=128,model=2", 128), ("data=64,model=4", 128), ("data=32,model=8", 128),
         ("data=16,model=16", 128)]
-    assert [choice.num_groups_multiple for choice in search.meshes(OWN, EXPERT_MODEL, 256, 3)][:2] == [768, 384]
+    assert [choice.num_groups_multiple for choice in search.meshes(OWN, EXPERT_MODEL, 128, 3)][:2] == [768, 384]
+
+
+def test_meshes_split_the_devices_between_data_and_experts():
+    both = Layout("data=2,expert=128", (("batch", ("data", "expert")), ("expert", "expert")))
+    found = search.meshes(OWN, both, 128, 1)
+    assert [(choice.mesh_shape, choice.num_groups_multiple) for choice in found] == [
+        ("data=2,expert=128", 256), ("data=4,expert=64", 256), ("data=8,expert=32", 256), ("data=16,expert=16", 256)]
+    assert search.meshes(OWN, both, 96, 1) == []  # 96, 48, 24 or 12 of 256
 
 
 def test_a_layout_without_a_model_axis_has_one_mesh():
     layout = Layout("data=8", (("batch", "data"), ("expert", "data")))
     (only,) = search.meshes(OWN._replace(mesh_shape="data=8"), layout, 8, 1)
     assert only.mesh_shape == "data=8"
+
+
+def test_axes_that_split_something_are_put_in_each_other_order():
+    assert [choice.mesh_shape for choice in search.orders(OWN)] == ["model=2,data=128"]
+    assert [choice.mesh_shape for choice in search.orders(OWN._replace(mesh_shape="data=1,model=8"))] == []
+    assert len(search.orders(OWN._replace(mesh_shape="data=2,expert=4,model=8"))) == 5
 
 
 def test_groups_are_halved_and_capacities_are_the_papers():

@@ -229,6 +229,7 @@ def test_a_search_goes_from_meshes_to_groups_to_capacities(monkeypatch, capsys):
         ["data=8,model=2, groups of 2048, capacity 1.25", "data=16,model=1, groups of 2048, capacity 1.25",
          "data=4,model=4, groups of 2048, capacity 1.25", "data=2,model=8, groups of 2048, capacity 1.25",
          "data=1,model=16, groups of 2048, capacity 1.25"],
+        ["model=2,data=8, groups of 2048, capacity 1.25"],
         ["data=8,model=2, groups of 512, capacity 1.25", "data=8,model=2, groups of 256, capacity 1.25"],
         ["data=8,model=2, groups of 256, capacity 1"]]
     shown = capsys.readouterr()

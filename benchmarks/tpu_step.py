@@ -1,0 +1,156 @@
+"""A training step for TPUs by the compiler's own clock: ours beside Flaxformer's, part by part. No TPU is needed.
+
+    .venv/bin/python benchmarks/tpu_step.py --model base_8 --peer_python ... --flaxformer ...
+
+Both are compiled by the same libtpu for the same topology, with sizes, batch, optimizer and layout alike, at two
+shallow depths, and extrapolated. Ours are questions to `switch-tf compile`, whose answers are kept. Each of
+Flaxformer's takes minutes, and goes to --folder, from where a run that was cut off goes on.
+"""
+
+import argparse
+import collections
+import importlib.util
+import json
+import math
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import time
+from typing import NamedTuple
+
+from switch_tf.aot import chips, many
+from switch_tf.aot.network import Network
+from switch_tf.aot.program import Program
+from switch_tf.cli import compile as command
+from switch_tf.cli import compile_text
+
+CONTENDER = pathlib.Path(__file__).parent / "contenders" / "flaxformer_tpu.py"
+DEPTHS = (2, 4)
+
+
+class Step(NamedTuple):
+    """`topology`; `batch`: sequences; `mesh`: Flaxformer's; `layout`: our files of gin/layouts for the sparse and the
+    dense model; `sizes`: Flaxformer's names for what our gin file of the model says; `bindings`: of ours."""
+
+    topology: str
+    batch: int
+    mesh: dict
+    layouts: tuple[str, str]
+    sizes: dict
+    bindings: tuple[str, ...] = ()
+
+
+_BASE = {"d_model": 768, "d_ff": 3072, "d_kv": 64, "heads": 12, "vocab_size": 32128, "encoder_length": 512,
+         "decoder_length": 114, "capacity_factor": 1.25}
+STEPS = {
+    "base_8": Step("v5e:2x4", 128, {"data": 1, "expert": 8}, ("expert", "data"),
+                   {**_BASE, "experts": 8, "group_tokens": 2048, "depth": 12}),
+    "base_128": Step("v5e:16x16", 2048, {"data": 2, "expert": 128}, ("data_expert", "data"),
+                     {**_BASE, "experts": 128, "group_tokens": 4096, "depth": 12},
+                     ("SwitchConfig.num_groups_multiple=256", "MESH_SHAPE='data=2,expert=128'"))}
+# Flaxformer computes scores in bfloat16 unless it is told to do as we do.
+SCORES = {"float32 scores": True, "bfloat16 scores": False}
+# What its modules are called here, in the order in which they are looked for.
+_NAMES = ((r"jit\(step\)/", ""), (r"transpose\(jvp\(EncoderDecoder\)\)", "gradient_tape"),
+          (r"jvp\(EncoderDecoder\)", ""), (r"EncoderDecoder\.\w+/", ""),
+          (r"(encoder|decoder)/\1\.\w+/", r"\1/"), (r"(layers_\d+)/\1/", r"\1/"),
+          (r"\w+/token_embedder\.attend", "logits_dense"), (r"/expert/", "/experts/"),
+          (r"gt\.\.\.,gtec->gec\.\.\.", "dispatch"), (r"gec\.\.\.,gtec->gt\.\.\.", "combine"))
+
+
+def main():
+    """Asks both, and prints a table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", choices=STEPS, default="base_8")
+    parser.add_argument("--peer_python", required=True, metavar="PATH", help="a Python with jax, flax, optax")
+    parser.add_argument("--flaxformer", required=True, metavar="PATH", help="a checkout of google/flaxformer")
+    parser.add_argument("--folder", type=pathlib.Path, default=pathlib.Path("tpu_step"), metavar="FOLDER",
+                        help="keep Flaxformer's programs there (default ./tpu_step)")
+    arguments = parser.parse_args()
+    arguments.folder.mkdir(parents=True, exist_ok=True)
+    step = STEPS[arguments.model]
+    columns = _ours(arguments.model, step)
+    for scores, is_float32 in SCORES.items():
+        for kind, experts in (("sparse", step.sizes["experts"]), ("dense", 0)):
+            columns[f"Flaxformer, {kind}, {scores}"] = _theirs(arguments, step, experts, is_float32)
+    for name, parts in columns.items():
+        print(json.dumps({"benchmark": "tpu_step", "model": arguments.model, "name": name, "parts": parts}))
+    print(_table(columns), file=sys.stderr)
+
+
+def _ours(model, step):
+    """Parts of a step in seconds, by name."""
+    questions = {}
+    for kind, layout, more in zip(("sparse", "dense"), step.layouts, ((), ("NUM_EXPERTS=0",)), strict=True):
+        files = [f"models/switch_{model}", "tasks/c4", "runs/pretrain", f"layouts/{layout}"]
+        bindings = [*(step.bindings if kind == "sparse" else ()), *more, f"BATCH_SIZE={step.batch}"]
+        questions[f"switch_tf, {kind}"] = command.process(
+            [*(f"--gin_file=gin/{file}.gin" for file in files), f"--topology={step.topology}",
+             *(f"--gin.{binding}" for binding in bindings)])
+    answers = many.ask(questions, compile_text.say)
+    return {name: answer["predicted"]["parts"] for name, answer in answers.items()}
+
+
+def _theirs(arguments, step, experts, is_float32):
+    """The same of Flaxformer, from two depths."""
+    first, last = (_compiled(arguments, step, experts, is_float32, depth) for depth in DEPTHS)
+    units = step.sizes["depth"] / DEPTHS[0] - 1
+    return {part: first.get(part, 0.0) + units * (last.get(part, 0.0) - first.get(part, 0.0))
+            for part in sorted({*first, *last})}
+
+
+def _compiled(arguments, step, experts, is_float32, depth):
+    name = f"{arguments.model}_{experts}_{'float32' if is_float32 else 'bfloat16'}_{depth}"
+    hlo, facts = (arguments.folder / f"{name}.{suffix}" for suffix in ("hlo", "json"))
+    if not facts.exists():
+        started = time.perf_counter()
+        compile_text.say(f"Compiling Flaxformer's {name} for {step.topology} ...")
+        job = {**step.sizes, "experts": experts, "layers": depth, "batch": step.batch, "mesh": step.mesh,
+               "topology": step.topology, "float32_scores": is_float32, "hlo": str(hlo.resolve()),
+               "flaxformer": str(pathlib.Path(arguments.flaxformer).resolve())}
+        # How often Flaxformer copies experts it reads from the number of devices of the process.
+        count = math.prod(step.mesh.values())
+        libtpu = pathlib.Path(importlib.util.find_spec("libtpu").origin).with_name("libtpu.so")
+        environment = {"JAX_PLATFORMS": "cpu", "TPU_LIBRARY_PATH": str(libtpu), "TPU_SKIP_MDS_QUERY": "1",
+                       "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+                       "XLA_FLAGS": f"--xla_force_host_platform_device_count={count}"}
+        done = subprocess.run([arguments.peer_python, str(CONTENDER), json.dumps(job)], text=True, capture_output=True,
+                              env={**os.environ, **environment})
+        if done.returncode:
+            raise SystemExit(f"Flaxformer's {name} failed:\n{done.stderr[-4000:]}")
+        facts.write_text(done.stdout.splitlines()[-1])
+        compile_text.say(f"... {time.perf_counter() - started:.0f} s.")
+    known = json.loads(facts.read_text())
+    chip, network = chips.of(step.topology), Network.of(step.topology, step.mesh, known["coordinates"])
+    program = Program(renamed(hlo.read_text()), step.mesh)
+    return program.schedule(chip, network, "logits and loss").parts
+
+
+def renamed(text: str) -> str:
+    """An optimised program of Flaxformer's whose operations are named by our layers."""
+
+    def rename(found):
+        name = found[1].partition(";")[0]  # of several operations in one, the first
+        for pattern, ours in _NAMES:
+            name = re.sub(pattern, ours, name)
+        return f'op_name="{name}"'
+
+    return re.sub(r'op_name="([^"]*)"', rename, text)
+
+
+def _table(columns):
+    """Markdown, in ms, parts by what they take in the first column."""
+    total = collections.Counter()
+    for parts in columns.values():
+        total.update(parts)
+    lines = [["ms", *columns], ["---"] * (len(columns) + 1)]
+    lines += [[part, *(f"{1e3 * parts.get(part, 0.0):.1f}" for parts in columns.values())] for part, _ in
+              total.most_common()]
+    lines.append(["a step", *(f"{1e3 * sum(parts.values()):.1f}" for parts in columns.values())])
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+if __name__ == "__main__":
+    main()
