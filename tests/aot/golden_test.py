@@ -19,8 +19,9 @@ _SPEC.loader.exec_module(golden)
 
 @pytest.mark.slow  # compiler_test.py counts what one layout sends
 @pytest.mark.parametrize("name", [
-    pytest.param(name, marks=[pytest.mark.exhaustive] if name in ("data", "expert") else [])  # data_model, expert_model
-    for name in golden.LAYOUTS])
+    # data_model, expert_model and data_expert have what these have.
+    *(pytest.param(name, marks=[pytest.mark.exhaustive] if name in ("data", "expert") else [])
+      for name in golden.LAYOUTS), *golden.REAL])
 def test_the_compiler_sends_and_needs_what_it_did(name):
     expected, found = json.loads(golden.FILE.read_text())[name], golden.measure(name)
     counts = [{kind: entry["count"] for kind, entry in one["collectives"].items()} for one in (expected, found)]

@@ -1,10 +1,11 @@
-"""What the TPU compiler makes of a small step under each layout: collectives and bytes on one chip of v5e:2x4.
+"""What the TPU compiler makes of steps under layouts: collectives, bytes and time of the core on one chip of v5e:2x4.
 
 The step is two programs, as DTensor trains it; temporaries are of the one that needs more of them.
 
 Run it, or `make golden`, to write compiled_layouts.json anew.
 """
 
+import dataclasses
 import json
 import pathlib
 import sys
@@ -21,18 +22,30 @@ from switch_tf.partitioning.layout import Layout
 from switch_tf.training.run import StepSettings
 
 FILE = pathlib.Path(__file__).with_suffix(".json")
-LAYOUTS = ("data", "expert", "data_model", "expert_model", "fully_sharded")  # of gin/layouts
+# Of a small model under files of gin/layouts.
+LAYOUTS = ("data", "expert", "data_expert", "data_model", "expert_model", "fully_sharded")
+SMALL = SwitchConfig(vocab_size=2048, d_model=256, d_ff=512, num_heads=4, d_kv=64, num_encoder_layers=1,
+                     num_decoder_layers=1, encoder_sparse_step=1, num_experts=8, num_groups_multiple=8,
+                     decoder_sparse_step=0, dropout_rate=0.1)
+# Two layers of each stack of a real one, minutes of compiling: preset's experts -> layout.
+REAL = {"switch_base_8": (8, "expert"), "switch_base_8, dense twin": (0, "data")}
 
 
 def measure(name) -> dict:
-    """Collectives by kind, bytes of arguments and temporaries, and the core's seconds by the clock, under a layout."""
+    """Collectives by kind, bytes of arguments and temporaries, and the core's seconds by the clock; of either kind."""
+    if name in REAL:
+        num_experts, layout = REAL[name]
+        config = dataclasses.replace(SwitchConfig.from_preset("switch_base_8"), num_experts=num_experts,
+                                     num_encoder_layers=2, num_decoder_layers=2)
+        return _measure(config, layout, 128, {"inputs": 512, "targets": 114})
+    return _measure(SMALL, name, 32, {"inputs": 128, "targets": 64})
+
+
+def _measure(config, name, batch_size, lengths):
     gin_files.parse([f"gin/layouts/{name}.gin"])
     layout = gin.get_configurable(Layout)().resolve(8, "TPU")
-    config = SwitchConfig(vocab_size=2048, d_model=256, d_ff=512, num_heads=4, d_kv=64, num_encoder_layers=1,
-                          num_decoder_layers=1, encoder_sparse_step=1, num_experts=8, num_groups_multiple=8,
-                          decoder_sparse_step=0, dropout_rate=0.1)
-    question = plan.Question(config, "mixed_bfloat16", lambda: Adafactor(0.01), layout, "v5e:2x4", CHIPS["v5e"], 32,
-                             {"inputs": 128, "targets": 64}, StepSettings())
+    question = plan.Question(config, "mixed_bfloat16", lambda: Adafactor(0.01), layout, "v5e:2x4", CHIPS["v5e"],
+                             batch_size, lengths, StepSettings())
     answer = plan.ask(question, is_full=True)
     return {"collectives": answer.collectives,
             **{kind: answer.memory[kind] for kind in ("arguments", "gradients", "temporaries")},
@@ -41,7 +54,7 @@ def measure(name) -> dict:
 
 if __name__ == "__main__":
     results = {}
-    for name in LAYOUTS:
+    for name in (*LAYOUTS, *REAL):
         print(f"Compiling {name} ...", file=sys.stderr)
         results[name] = measure(name)
     FILE.write_text(json.dumps(results, indent=1) + "\n")
