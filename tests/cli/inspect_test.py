@@ -107,11 +107,11 @@ def test_expert_parallelism_divides_the_experts_and_their_slots_alone(capsys, de
                                                                 4 * (dense_slots + expert_slots // devices))
 
 
-def test_fully_sharded_divides_what_has_an_embed_axis_too(capsys):
-    # Experts hold the data axis already, so they are divided by 8 and not by 64; position biases have no embed axis.
-    weights = (EMBEDDING + ATTENTION + NORM + FEED_FORWARD + ROUTER + EXPERTS) // 8 + POSITION_BIAS
-    # Of the dense kernels' slots the rows (768 / 8 = 96) are divided; columns have no embed axis.
-    slots = ((96 + 32128) + 144 * (96 + 768) + POSITION_BIAS + NORM // 8 + 24 * (96 + 3072) + ROUTER // 8
+def test_fully_sharded_divides_vocabulary_hidden_units_and_heads_widths_too(capsys):
+    # Experts hold the data axis already, so they are divided by 8 and not by 64; norms and routers have none of the three.
+    weights = (EMBEDDING + ATTENTION + FEED_FORWARD + EXPERTS) // 8 + NORM + ROUTER + POSITION_BIAS
+    # Of each dense kernel's slots one part of two: 32128 / 8 = 4016, 12 heads * (64 / 8) = 96, 3072 / 8 = 384.
+    slots = ((4016 + 768) + 144 * (768 + 96) + POSITION_BIAS + NORM + 24 * (768 + 384) + ROUTER
              + 24 * (8 // 8) * (768 + 3072))
     assert _per_device(capsys, "fully_sharded", "data=8") == (4 * weights, 4 * slots)
 

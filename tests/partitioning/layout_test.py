@@ -20,7 +20,7 @@ SHIPPED = {
     "single": ({"data": 1}, (), ()),
     "data": ({"data": 8}, DATA, ()),
     "expert": ({"data": 8}, EXPERT, ()),
-    "fully_sharded": ({"data": 8}, EXPERT, (("embed", "data"),)),
+    "fully_sharded": ({"data": 8}, EXPERT, (("vocab", "data"), ("mlp", "data"), ("kv", "data"))),
     "data_expert": ({"expert": 4, "data": 2}, OVER_BOTH, ()),
     "data_model": ({"data": 4, "model": 2}, (*DATA, *MODEL), ()),
     "expert_model": ({"data": 4, "model": 2}, (*EXPERT, *MODEL, EXCHANGE), ()),
