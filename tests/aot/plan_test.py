@@ -59,10 +59,10 @@ def _point(layers):
 
 def test_gradients_live_between_two_programs_and_nothing_counts_twice():
     layout = Layout("data=4", (("batch", "data"),))
-    batch = Argument("tokens", "feature", (8, 5), "int32", ("data", None))  # 2 * 5 numbers a chip
-    weight, slot = (Argument(kind, kind, (6,), "float32", (None,)) for kind in ("weight", "slot"))
+    batch = Argument("tokens", "feature", (8, 5), "int32", (("data",), ()))  # 2 * 5 numbers a chip
+    weight, slot = (Argument(kind, kind, (6,), "float32", ((),)) for kind in ("weight", "slot"))
     gradient = weight._replace(kind="gradient")
-    lowered = [Lowered("", [batch, weight], [(None,)], [], layout),
+    lowered = [Lowered("", [batch, weight], [((),)], [], layout),
                Lowered("", [gradient, weight, slot], [], [1, 2], layout)]
     kinds = ("arguments", "outputs", "aliased", "temporaries", "code", "peak")
     compiled = [Compiled(dict(zip(kinds, memory, strict=True)), "", None, 1.0) for memory in (
