@@ -54,7 +54,7 @@ def num_devices(topology: str) -> int:
     Raises:
         ValueError: libtpu does not know it.
     """
-    return len(_devices(topology))
+    return len(devices_of(topology))
 
 
 def compile_step(lowered: Lowered, topology: str) -> Compiled:
@@ -64,7 +64,7 @@ def compile_step(lowered: Lowered, topology: str) -> Compiled:
         ValueError: an unknown topology, or one of another size.
         DoesNotFit: the program needs more memory than a chip has.
     """
-    devices = _devices(topology)
+    devices = devices_of(topology)
     mesh = lowered.layout.mesh
     if lowered.layout.num_devices != len(devices):
         raise ValueError(f"The mesh {lowered.layout.mesh_shape!r} has {lowered.layout.num_devices} devices, but "
@@ -106,11 +106,16 @@ def partition(lowered: Lowered, devices, compile_function, replaces_arguments=Tr
     with mlir.make_ir_context(), ir.Location.unknown():
         module = ir.Module.parse(_with_bytes_for_bits(lowered.text))
         _prepare(module, lowered, ir, replaces_arguments)
-        options = _options(np.array([device.id for device in devices]))
-        return compile_function(module, _jax.DeviceList(tuple(devices)), options)
+        settings = options(np.array([device.id for device in devices]))
+        return compile_function(module, _jax.DeviceList(tuple(devices)), settings)
 
 
-def _devices(topology):
+def devices_of(topology: str) -> list:
+    """The devices that libtpu has for a topology, without any TPU.
+
+    Raises:
+        ValueError: an unknown topology.
+    """
     if not TOPOLOGY.fullmatch(topology):
         raise ValueError(f"A topology reads like v5e:4x4, v6e:16x16, v5p:4x4x4 or v4:4x4x4, not {topology!r}.")
     os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
@@ -183,17 +188,22 @@ def sharding(spec, mesh: dict[str, int]) -> str:
     return "{" + f"devices=[{listed}]{iota(sizes, order)}" + (" last_tile_dim_replicate" if rest > 1 else "") + "}"
 
 
-def _options(device_ids):
+def options(device_ids):
+    """How GSPMD is asked to cut one program over devices.
+
+    Args:
+        device_ids: int array of the devices' numbers, in the order of the mesh.
+    """
     from jaxlib import xla_client
 
-    options = xla_client.CompileOptions()
-    build = options.executable_build_options
-    options.num_replicas = build.num_replicas = 1
-    options.num_partitions = build.num_partitions = len(device_ids)
+    settings = xla_client.CompileOptions()
+    build = settings.executable_build_options
+    settings.num_replicas = build.num_replicas = 1
+    settings.num_partitions = build.num_partitions = len(device_ids)
     build.use_spmd_partitioning = True
     build.use_shardy_partitioner = False  # the annotations are GSPMD's
     build.device_assignment = xla_client.DeviceAssignment.create(device_ids.reshape(1, -1))
-    return options
+    return settings
 
 
 def _first_sentences(text):

@@ -108,7 +108,7 @@ def test_expert_parallelism_divides_the_experts_and_their_slots_alone(capsys, de
 
 
 def test_fully_sharded_divides_vocabulary_hidden_units_and_heads_widths_too(capsys):
-    # Experts hold the data axis already, so they are divided by 8 and not by 64; norms and routers have none of the three.
+    # Experts hold the data axis already, so they are divided by 8, not by 64; norms and routers have none of the three.
     weights = (EMBEDDING + ATTENTION + FEED_FORWARD + EXPERTS) // 8 + NORM + ROUTER + POSITION_BIAS
     # Of each dense kernel's slots one part of two: 32128 / 8 = 4016, 12 heads * (64 / 8) = 96, 3072 / 8 = 384.
     slots = ((4016 + 768) + 144 * (768 + 96) + POSITION_BIAS + NORM + 24 * (768 + 384) + ROUTER

@@ -1,0 +1,124 @@
+"""A training step's matrix products alone, by the compiler's own clock: the floor under what else a step may do.
+
+    switch-tf compile ... --json --save FOLDER > ANSWER.json
+    .venv/bin/python benchmarks/tpu_floor.py ANSWER.json FOLDER
+
+Every product of the optimised program is compiled once more as a program of its own for the same kind of chip, its
+operands read from the chip's memory and its result written there; a second each. Beside their cycles stand those of the
+step.
+"""
+
+import argparse
+import collections
+import json
+import pathlib
+import re
+import sys
+from typing import NamedTuple
+
+from switch_tf.aot import chips, compiler, hlo
+from switch_tf.aot.origin import SENT, WAITING, Origins
+from switch_tf.cli import compile_text
+
+# Of one chip.
+_TOPOLOGIES = {"v5e": "v5e:1x1", "v6e": "v6e:1x1", "v5p": "v5p:2x2x1", "v4": "v4:2x2x1"}
+_MODULE = "HloModule one\n\nENTRY main {{\n  a = {0} parameter(0)\n  b = {1} parameter(1)\n  ROOT c = {2} {3}\n}}\n"
+
+
+class _Product(NamedTuple):
+    """Types of its operands and of its result, and the operation with its settings, as XLA writes them."""
+
+    left: str
+    right: str
+    result: str
+    operation: str
+
+
+def main():
+    """Compiles the products and prints a table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("answer", type=pathlib.Path, help="what `switch-tf compile --json` printed")
+    parser.add_argument("folder", type=pathlib.Path, help="what it saved")
+    arguments = parser.parse_args()
+    answer = json.loads(arguments.answer.read_text())
+    chip = chips.of(answer["topology"])
+    cycles = _Cycles(answer["topology"])
+    points = []
+    for depths in answer["compiled_layers"]:
+        name = f"step_{'_'.join(map(str, depths))}.optimized.hlo"
+        parts = cycles.by_part((arguments.folder / name).read_text())
+        points.append({part: count / chip.clock for part, count in parts.items()})
+    floor = points[0]
+    if len(points) > 1:
+        total, first, second = (sum(depths) for depths in (answer["layers"], *answer["compiled_layers"]))
+        units = (total - first) / (second - first)
+        floor = {part: floor.get(part, 0.0) + units * (points[1].get(part, 0.0) - floor.get(part, 0.0))
+                 for part in points[1]}
+    step = answer["predicted"]["parts"]
+    print(json.dumps({"benchmark": "tpu_floor", "topology": answer["topology"], "products": floor, "step": step}))
+    print(_table(floor, step), file=sys.stderr)
+
+
+class _Cycles:
+    """Cycles of products on one chip of a kind, each compiled once."""
+
+    def __init__(self, topology):
+        self._device = compiler.devices_of(_TOPOLOGIES[topology.partition(":")[0]])[0]
+        self._known = {}
+
+    def by_part(self, text):
+        """Cycles of a saved step's products, by part of the model."""
+        parts = collections.Counter()
+        for module, default in zip(map(hlo.Module, text.split("// update\n")), ("logits and loss", "optimizer"),
+                                   strict=False):
+            origins = Origins(module, default)
+            found = [(one, module.times.get(name, 0)) for name, instructions in module.computations.items()
+                     for one in instructions if one.kind in ("convolution", "dot")]
+            for place, (one, times) in enumerate(found):
+                parts[origins.part(one)] += times * self._of(_product(module, one))
+                if not place % 20:
+                    compile_text.say(f"... product {place + 1} of {len(found)}, {len(self._known)} different ones.")
+        return parts
+
+    def _of(self, product):
+        if product not in self._known:
+            program = hlo.Module(self._compiled(_MODULE.format(*product)))
+            self._known[product] = max(one.cycles or 0 for one in program.instructions.values())
+        return self._known[product]
+
+    def _compiled(self, text):
+        import numpy as np
+        from jax._src.interpreters import mlir
+        from jaxlib import _hlo, _jax
+        from jaxlib.mlir import ir
+
+        written = _jax.mlir.hlo_to_stablehlo(_hlo.hlo_module_from_text(text).as_serialized_hlo_module_proto())
+        with mlir.make_ir_context(), ir.Location.unknown():
+            executable = self._device.client.compile(ir.Module.parse(written), _jax.DeviceList((self._device,)),
+                                                     compiler.options(np.array([self._device.id])))
+        return executable.hlo_modules()[0].to_string()
+
+
+def _product(module, instruction):
+    types = [re.match(r"\w+\[[\d,]*\]", shape)[0] for shape in (
+        *(module.instructions[name].shape for name in instruction.operands[:2]), instruction.shape)]
+    settings = re.search(rf"{instruction.kind}\([^)]*\)(.*?)(?:, (?:frontend_attributes|metadata|backend_config)=|$)",
+                         instruction.line)[1]
+    return _Product(*types, f"{instruction.kind}(a, b){settings}")
+
+
+def _table(floor, step):
+    """Markdown in ms: products alone, the step's core, and the latter over the former."""
+    lines = [["ms", "products alone", "step", "step / products"], ["---"] * 4]
+    core = {part: seconds for part, seconds in step.items() if part not in (SENT, WAITING)}
+    rows = sorted({*floor, *core}, key=lambda part: -core.get(part, 0.0))
+    pairs = [(part, floor.get(part, 0.0), core.get(part, 0.0)) for part in rows]
+    pairs += [("the core", sum(floor.values()), sum(core.values())), ("with waits and sends", sum(floor.values()),
+                                                                       sum(step.values()))]
+    lines += [[part, f"{1e3 * below:.1f}", f"{1e3 * above:.1f}", f"{above / below:.2f}" if below > 1e-5 else ""]
+              for part, below, above in pairs]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+if __name__ == "__main__":
+    main()
