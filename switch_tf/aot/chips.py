@@ -7,8 +7,8 @@ from switch_tf.partitioning.rates import TPU_FLOPS
 
 
 class Chip(NamedTuple):
-    """One device of a topology: bytes for a program, bfloat16 FLOP/s, bytes/s of its memory and, one way, of its links,
-    and cycles per second of its core."""
+    """One device of a topology: bytes for a program, bfloat16 FLOP/s, bytes/s of its memory and, one way, of
+    each of its links, and cycles per second of its core."""
 
     memory: float
     flops: float
@@ -30,12 +30,12 @@ def _chip(kind, memory_bandwidth, link_bandwidth, flops_per_cycle):
 _UNIT = 2 * 128 * 128
 
 
-# From Google Cloud's TPU pages; the links of v4 and v6e are sums over links that were not checked against a run. Clocks
-# are those at which a device's matrix units multiply at its peak: v3 0.94 and v4 1.05 GHz (as in Jouppi et al. 2023,
-# "TPU v4"), v5e 1.50, v5p and v6e 1.75 GHz.
-CHIPS = {"v3": _chip("v3", 450e9, 82e9, 2 * _UNIT), "v4": _chip("v4", 1228e9, 135e9, 8 * _UNIT),
-         "v5e": _chip("v5litepod", 819e9, 100e9, 4 * _UNIT), "v5p": _chip("v5p", 2765e9, 300e9, 8 * _UNIT),
-         "v6e": _chip("v6e", 1640e9, 224e9, 16 * _UNIT)}
+# From Google Cloud's TPU pages, whose bandwidth between chips is that of all links in both directions (v5e: 400 GB/s of
+# four; 1.6 TB/s cross the middle of a pod, on 32); of v3 and v4 from Jouppi et al. 2023, "TPU v4". Clocks are those at
+# which a device's matrix units multiply at its peak: v3 0.94 and v4 1.05 GHz (as in Jouppi), v5e 1.50, v5p, v6e 1.75.
+CHIPS = {"v3": _chip("v3", 450e9, 70e9, 2 * _UNIT), "v4": _chip("v4", 1228e9, 50e9, 8 * _UNIT),
+         "v5e": _chip("v5litepod", 819e9, 50e9, 4 * _UNIT), "v5p": _chip("v5p", 2765e9, 100e9, 8 * _UNIT),
+         "v6e": _chip("v6e", 1640e9, 100e9, 16 * _UNIT)}
 
 
 def of(topology: str) -> Chip:

@@ -30,18 +30,21 @@ def link_seconds(sent, chip: Chip, network) -> float:
 
 
 def seconds_once(sent, chip: Chip, network) -> list[float]:
-    """Seconds of each collective by itself, once: a ring over all links that lie along its group.
-
-    In an all-to-all each byte goes to a chip of its own, and on its way takes a link of every chip between.
+    """Seconds of each collective by itself, once, while every other group does the same: rings over all links along its
+    group; an all-to-all by the busiest link, as each byte takes every link on its way.
     """
-    mean_hops = functools.cache(network.mean_hops)
+    links_of_rings, links_to_next, busiest_link = (functools.cache(one) for one in (
+        network.links_of_rings, network.links_to_next, network.busiest_link))
 
     def seconds(one):
         share = (one.group_size - 1) / one.group_size
-        factor = {"all-reduce": 2 * share, "reduce-scatter": one.group_size - 1, "collective-permute": 1.0}.get(
-            one.kind, share)
         if "all-to-all" in one.kind:
-            factor *= mean_hops(one.axes)
-        return float(factor * one.bytes / (chip.link_bandwidth * network.share_of_links(one.axes)))
+            crossings = share * busiest_link(one.axes)
+        elif one.kind == "collective-permute":
+            crossings = 1 / links_to_next(one.axes)
+        else:
+            factor = {"all-reduce": 2 * share, "reduce-scatter": one.group_size - 1}.get(one.kind, share)
+            crossings = factor / links_of_rings(one.axes)
+        return float(crossings * one.bytes / chip.link_bandwidth)
 
     return [seconds(one) for one in sent]

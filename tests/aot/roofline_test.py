@@ -8,8 +8,8 @@ from switch_tf.aot.chips import Chip
 from switch_tf.aot.network import Network
 from switch_tf.aot.sent import Sent
 
-CHIP = Chip(memory=16e9, flops=200e12, memory_bandwidth=800e9, link_bandwidth=100e9, clock=1e9)
-# A line of four chips in a plane: a half of each chip's links lie along it; pairs are 5/3 apart.
+CHIP = Chip(memory=16e9, flops=200e12, memory_bandwidth=800e9, link_bandwidth=50e9, clock=1e9)
+# A line of four chips: over the link in its middle each of two sends two thirds of what it has.
 NETWORK = Network({"data": 4}, np.array([(0, index) for index in range(4)]), (1, 4), (False, False))
 
 
@@ -26,7 +26,7 @@ def test_links_carry_what_a_ring_must_send():
 
 
 def test_in_an_all_to_all_each_byte_takes_every_link_on_its_way():
-    assert _seconds("all-to-all") == pytest.approx(3e9 * 3 / 4 * 5 / 3 / 50e9)
+    assert _seconds("all-to-all") == pytest.approx(3e9 * 3 / 4 * 4 / 3 / 50e9)
 
 
 def test_the_floor_is_the_slowest_part():
