@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import gc
 import os
+import pathlib
 import zlib
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -22,6 +23,7 @@ import pytest
 from switch_tf import SwitchConfig
 from switch_tf.cli import gin_files
 
+ROOT = pathlib.Path(__file__).parents[1]
 NUM_DEVICES = 8
 
 # The files and folders that take longest start first, so that no worker is left with one at the end.
@@ -114,6 +116,15 @@ def cached_model(dtype, items):
     model.build()
     set_weights(model)
     return model
+
+
+@pytest.fixture(autouse=True, scope="session")
+def nothing_is_left_behind():
+    """Tests write into folders of their own: what a made-up value names must not appear beside the sources."""
+    before = set(os.listdir(ROOT))
+    yield
+    left = {name for name in os.listdir(ROOT) if not (name.startswith(".") or name == "__pycache__")} - before
+    assert not left, f"The tests left {sorted(left)} in {ROOT}."
 
 
 @pytest.fixture(autouse=True, scope="session")
