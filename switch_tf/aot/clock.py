@@ -115,6 +115,8 @@ class _Core:
             self._send(instruction, name)
             if not kind.endswith("-start"):
                 self._wait_for(instruction, name)
+        elif kind == "call-start":
+            self._offload(instruction)
         elif kind.endswith("-start"):
             moved = self._moved(instruction) / self._chip.memory_bandwidth
             self._copies_until = self._beside(instruction, name, COPIES, self._copies_until, moved, WAITING)
@@ -154,6 +156,14 @@ class _Core:
             self._busy(fusion, self._takes(fusion), self._origins.part(fusion))
         if fusion.name in self._last_carriers:
             self._wait_for(fusion, collective)
+
+    def _offload(self, call):
+        """A call that goes on beside the core, such as a collective that a SparseCore sees to."""
+        seconds, spans = self._inner().run(call.called["to_apply"][0])
+        if any(span.lane == LINKS for span in spans):
+            self._links_until = self._beside(call, call.name, LINKS, self._links_until, seconds, SENT)
+        else:
+            self._copies_until = self._beside(call, call.name, COPIES, self._copies_until, seconds, WAITING)
 
     def _beside(self, instruction, started, lane, lane_until, seconds, waiting):
         """Starts what goes on beside the core; returns until when its lane is busy."""

@@ -71,7 +71,7 @@ class Program:
                 total += (self._module.loops[instruction.name] or 1) * self._traffic(called["body"][0])
             elif instruction.kind == "conditional":
                 total += max(self._traffic(branch) for branch in called["branches"])
-            elif instruction.kind == "call":
+            elif instruction.kind in ("call", "call-start"):
                 total += self._traffic(called["to_apply"][0])
             elif instruction.kind in ("copy-start", "slice-start"):
                 # A move between two memories: its result alone, once for each end that is not on the chip.

@@ -111,6 +111,35 @@ def test_of_two_branches_the_longer_one_counts_and_a_call_is_run():
     assert _schedule("  %c = f32[8]{0} call(%p), to_apply=%short.1", before=branches).seconds == pytest.approx(2 * MS)
 
 
+OFFLOADED = """%{name} (q: f32[2], t: token[]) -> f32[8] {{
+  %q{name} = f32[2]{{0}} parameter(0)
+  %t{name} = token[] parameter(1)
+  ROOT %r{name} = f32[8]{{0}} all-gather(%q{name}), dimensions={{0}}
+}}
+"""
+CALL = ('  %s{name} = ((f32[2]{{0}}, token[]), f32[8]{{0}}) call-start(%p, %t), async_execution_thread="sparsecore", '
+        'to_apply=%{name}\n')
+CALLED = "  %d{name} = f32[8]{{0}} call-done(%s{name})"
+
+
+@pytest.mark.parametrize("cycles, waited", [(3, 4), (7, 0), (9, 0)])
+def test_a_collective_that_a_sparsecore_sees_to_goes_on_beside_the_core(cycles, waited):
+    one = {"name": "one"}
+    found = _schedule(CALL.format(**one), _busy("a", cycles), CALLED.format(**one), before=OFFLOADED.format(**one),
+                      sends={"rone": 7 * MS})
+    assert found.seconds == pytest.approx((cycles + waited) * MS)
+    assert round(1e3 * found.parts.get(SENT, 0)) == waited
+    assert [(span.name, round(1e3 * span.seconds)) for span in found.spans if span.lane == "links"] == [("sone", 7)]
+
+
+def test_collectives_of_sparsecores_take_turns_on_the_links():
+    found = _schedule(*(CALL.format(name=name) for name in ("one", "two")),
+                      *(CALLED.format(name=name) for name in ("one", "two")),
+                      before=OFFLOADED.format(name="one") + OFFLOADED.format(name="two"),
+                      sends={"rone": 7 * MS, "rtwo": 5 * MS})
+    assert _ms(found.parts) == {SENT: 12}
+
+
 def test_what_has_no_cycles_is_counted_by_its_bytes_and_named():
     found = _schedule("  %a = f32[8]{0} sort(%p), dimensions={0}, to_apply=%f", _busy("b", 1))
     assert found.seconds == pytest.approx((16 + 1) * MS)

@@ -154,6 +154,20 @@ def test_a_move_between_memories_counts_its_own_size():
     assert program.memory_traffic() == 2 * 256
 
 
+def test_a_call_that_goes_on_beside_the_core_counts_what_is_done_in_it():
+    called = """%called.1 (q: f32[8], t: token[]) -> f32[32] {
+  %q.1 = f32[8]{0} parameter(0)
+  %t.1 = token[] parameter(1)
+  ROOT %g.1 = f32[32]{0} all-gather(%q.1), replica_groups={{0,1,2,3},{4,5,6,7}}, dimensions={0}
+}
+"""
+    program = _program("  %p = f32[8]{0} parameter(0)",
+                       "  %s = ((f32[8]{0}, token[]), f32[32]{0}) call-start(%p, %u), to_apply=%called.1",
+                       "  %d = f32[32]{0} call-done(%s)", before=called)
+    assert program.memory_traffic() == 32 + 128
+    assert [(one.kind, one.bytes, one.group_size) for one in program.collectives] == [("all-gather", 128, 4)]
+
+
 def test_of_two_branches_the_costlier_one_counts():
     branches = "\n".join(f"%{name}.1 (p: f32[8]) -> f32[8] {{\n  %p = f32[8]{{0}} parameter(0)\n  {line}\n}}" for
                          name, line in (("yes", "%a = f32[8]{0} add(%p, %p)"), ("no", "%b = f32[8]{0} bitcast(%p)")))
