@@ -118,15 +118,14 @@ OFFLOADED = """%{name} (q: f32[2], t: token[]) -> f32[8] {{
 }}
 """
 CALL = ('  %s{name} = ((f32[2]{{0}}, token[]), f32[8]{{0}}) call-start(%p, %t), async_execution_thread="sparsecore", '
-        'to_apply=%{name}\n')
+        'to_apply=%{name}')
 CALLED = "  %d{name} = f32[8]{{0}} call-done(%s{name})"
 
 
 @pytest.mark.parametrize("cycles, waited", [(3, 4), (7, 0), (9, 0)])
 def test_a_collective_that_a_sparsecore_sees_to_goes_on_beside_the_core(cycles, waited):
-    one = {"name": "one"}
-    found = _schedule(CALL.format(**one), _busy("a", cycles), CALLED.format(**one), before=OFFLOADED.format(**one),
-                      sends={"rone": 7 * MS})
+    found = _schedule(CALL.format(name="one"), _busy("a", cycles), CALLED.format(name="one"),
+                      before=OFFLOADED.format(name="one"), sends={"rone": 7 * MS})
     assert found.seconds == pytest.approx((cycles + waited) * MS)
     assert round(1e3 * found.parts.get(SENT, 0)) == waited
     assert [(span.name, round(1e3 * span.seconds)) for span in found.spans if span.lane == "links"] == [("sone", 7)]
@@ -138,6 +137,13 @@ def test_collectives_of_sparsecores_take_turns_on_the_links():
                       before=OFFLOADED.format(name="one") + OFFLOADED.format(name="two"),
                       sends={"rone": 7 * MS, "rtwo": 5 * MS})
     assert _ms(found.parts) == {SENT: 12}
+
+
+def test_what_else_a_sparsecore_does_is_no_sending():
+    called = "%one (q: f32[8]) -> f32[8] {\n  %q = f32[8]{0} parameter(0)\n" + _busy("inner", 7, "%q") + "\n}\n"
+    found = _schedule(CALL.format(name="one"), _busy("a", 3), CALLED.format(name="one"), before=called)
+    assert _ms(found.parts) == {"dense feed-forward": 3, WAITING: 4}
+    assert {span.lane for span in found.spans} == {"core", "copies"}
 
 
 def test_what_has_no_cycles_is_counted_by_its_bytes_and_named():

@@ -47,7 +47,6 @@ LINES = st.sampled_from((
     "config.SwitchConfig:\n  d_model = 8", "config.SwitchConfig:\n d_model 8", "A = %B\nB = %A", "A = %A", "X = 1",
     "X = (", "X = '''", "x/y/z = 3", "= 4", "config.SwitchConfig.d_model = @config.SwitchConfig()", "\0", "\t:",
     "include 'gin/models/switch_tiny.gin'", "include 'gin/runs/pretrain.gin'", "MODEL_DIR = 'x'"))
-tried = collections.Counter()
 
 
 @st.composite
@@ -198,8 +197,8 @@ def faked(monkeypatch, tmp_path):
 
 
 def _try(command, words, capsys):
-    """Runs a command line; a sentence on standard error and its status, or an end without a fault."""
-    tried[command] += 1
+    """Runs a command line: a sentence on standard error and its status, or an end without a fault. Returns the status.
+    """
     try:
         status = main.main([command, *words])
     except SystemExit as exit_:  # argparse's own refusal
@@ -213,6 +212,7 @@ def _try(command, words, capsys):
         assert any(line.startswith(f"switch-tf {command}: ") or ": error: " in line for line in err.split("\n")), words
     if status == 0 and "--json" in words:
         json.loads(out.splitlines()[-1], parse_constant=lambda name: pytest.fail(f"{name} in {words}"))
+    return status
 
 
 SETTINGS = {"deadline": None, "derandomize": True, "database": None, "phases": [hypothesis.Phase.generate],
@@ -220,7 +220,9 @@ SETTINGS = {"deadline": None, "derandomize": True, "database": None, "phases": [
 
 
 def _fuzz(command, capsys, folder, count):
+    """Tries `count` command lines; returns how many were refused."""
     takes_gin = command not in ("doctor", "convert", "vocabulary")
+    statuses = collections.Counter()
 
     @hypothesis.settings(max_examples=count, **SETTINGS)
     @hypothesis.given(_files(), st.lists(BINDINGS, max_size=2), COMMANDS[command], st.integers(0, 5))
@@ -232,23 +234,23 @@ def _fuzz(command, capsys, folder, count):
             own += ["--topology=v5e:4x4"]
         if command in ("inspect", "tasks") and choice > 2 or not takes_gin:
             words = []
-        _try(command, [*words, *own, *bindings, *flags], capsys)
+        statuses[_try(command, [*words, *own, *bindings, *flags], capsys)] += 1
 
     check()
+    with capsys.disabled():
+        print(f"\n{command}: {statuses.total()} command lines, {statuses[2]} refused")
+    return statuses[2]
 
 
 @pytest.mark.parametrize(("command", "count"), [
     ("train", 30), ("verify-layout", 20), ("compile", 20), ("inspect", 40), ("tasks", 20), ("eval", 25), ("infer", 40),
     ("export", 20), ("serve", 20), ("convert", 20), ("vocabulary", 30), ("doctor", 5)])
 def test_wrong_values_are_answered_with_a_sentence(command, count, capsys, faked):
-    _fuzz(command, capsys, faked, count)
-    with capsys.disabled():
-        print(f"\n{command}: {tried[command]} command lines")
+    assert _fuzz(command, capsys, faked, count) > count // 2  # most are wrong
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("command", COMMANDS)
 def test_many_wrong_values_are_answered_with_a_sentence(command, capsys, faked):
-    _fuzz(command, capsys, faked, 20 if command == "doctor" else 1000)
-    with capsys.disabled():
-        print(f"\n{command}: {tried[command]} command lines")
+    count = 20 if command == "doctor" else 1000
+    assert _fuzz(command, capsys, faked, count) > count // 2

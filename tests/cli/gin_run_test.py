@@ -71,7 +71,7 @@ def test_half_a_run_is_left_to_gin(tmp_path):
     (tmp_path / "half.gin").write_text("from __gin__ import dynamic_registration\nfrom switch_tf.training import run\n"
                                        "from switch_tf.training import trainer\nrun.Run.pack = True\n"
                                        "trainer.Trainer.run = @run.Run()\n")
-    gin_run.look([str(tmp_path / "half.gin")])
+    assert gin_run.look([str(tmp_path / "half.gin")]) == (None, None)
 
 
 @pytest.mark.parametrize("text", ["", "# nothing", "include 'gin/models/switch_tiny.gin'\n"])
