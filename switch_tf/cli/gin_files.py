@@ -47,7 +47,7 @@ def collect(files, bindings=(), search_paths="") -> Statements:
     """Reads gin files, then bindings "NAME=VALUE", which may be those of a part of a run.
 
     Raises:
-        Mistake: a file that is not there, a value that cannot be read, or a macro that stands for itself.
+        Mistake: a file that is not there, a value that cannot be read, or one that leads back to itself.
     """
     gin_config._LOCATION_PREFIXES[:] = ["", *filter(None, search_paths.split(",")), str(shipped_gin.folder())]
     statements = Statements()
@@ -63,9 +63,9 @@ def collect(files, bindings=(), search_paths="") -> Statements:
             raise Mistake(f"No gin file defines {name}.{nearest(name, macros)} These files define "
                           f"{', '.join(sorted(macros))}.")
         _told(lambda binding=binding: statements.add_binding(binding), f"--gin.{binding}")
-    for name, value in statements.macros.items():
-        if statements.is_endless(name):
-            raise Mistake(f"{name} stands for itself: {name} = {value}.")
+    if endless := statements.endless():
+        name, value = endless
+        raise Mistake(f"{name} stands for itself: {name} = {value}.")
     return statements
 
 

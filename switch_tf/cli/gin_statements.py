@@ -10,9 +10,13 @@ from gin import config_parser
 
 
 class Reference(NamedTuple):
-    """`@name` or `@name()`: something that has to be imported."""
+    """`@name`, or `@name()` if it `is_made`: something that has to be imported; `name` may begin with "scope/"."""
 
     name: str
+    is_made: bool = True
+
+    def __repr__(self):
+        return f"@{self.name}{'()' * self.is_made}"
 
 
 class Macro(NamedTuple):
@@ -20,14 +24,21 @@ class Macro(NamedTuple):
 
     name: str
 
+    def __repr__(self):
+        return f"%{self.name}"
+
 
 class Unknown(Exception):
     """A value that only the things that gin files name can tell."""
 
 
 class _Values(config_parser.ParserDelegate):
+    def __init__(self, whole):
+        self._whole = whole
+
     def configurable_reference(self, scoped_configurable_name, evaluate):
-        return Reference(scoped_configurable_name)
+        scope, slash, name = scoped_configurable_name.rpartition("/")
+        return Reference(f"{scope}{slash}{self._whole(name)}", evaluate)
 
     def macro(self, macro_name):
         return Macro(macro_name)
@@ -75,7 +86,11 @@ class Statements:
     def _add(self, source):
         """Adds what a file or a binding says; returns what it names."""
         modules, named = {}, set()
-        for statement in config_parser.ConfigParser(source, _Values()):
+
+        def whole(name):
+            return self._whole(_with_module(name, modules))
+
+        for statement in config_parser.ConfigParser(source, _Values(whole)):
             match statement:
                 case config_parser.IncludeStatement():
                     self.add_file(statement.filename)
@@ -88,11 +103,11 @@ class Statements:
                 case config_parser.BindingStatement(arg_name=None | ""):
                     self.macros["/".join(filter(None, (statement.scope, statement.selector)))] = statement.value
                 case config_parser.BindingStatement():
-                    name = self._whole(_with_module(statement.selector, modules))
+                    name = whole(statement.selector)
                     named.add(name)
                     self.parameters[statement.scope or "", name, statement.arg_name] = statement.value
             for reference in _found(Reference, getattr(statement, "value", None)):
-                named.add(self._whole(_with_module(reference.name.rpartition("/")[2], modules)))
+                named.add(reference.name.rpartition("/")[2])
         return named
 
     def _whole(self, name):
@@ -104,14 +119,35 @@ class Statements:
         values = (*self.macros.values(), *self.parameters.values())
         return {macro.name for value in values for macro in _found(Macro, value)}
 
-    def is_endless(self, name: str) -> bool:
-        """Whether filling in this macro leads back to it."""
-        seen, waiting = set(), [name]
-        while waiting:
-            used = {macro.name for macro in _found(Macro, self.macros.get(waiting.pop()))}
-            waiting += used - seen
-            seen |= used
-        return name in seen
+    def endless(self) -> tuple[str, Any] | None:
+        """A statement that its own value leads back to: what it binds, and the value; None where there is none."""
+        done = set()
+        starts = [(("", name), value) for name, value in self.macros.items()]
+        starts += [((key[0], _bound(key)), value) for key, value in self.parameters.items()]
+        return next(filter(None, (self._back(place, value, (place,), done) for place, value in starts)), None)
+
+    def _back(self, place, value, path, done):
+        """From (scope, what is bound) along what the value is filled in with; what is `done` leads nowhere back."""
+        for used in _found((Macro, Reference), value):
+            for following, inner in self._filled_in(used, place[0]):
+                if following in path:
+                    return place[1], value
+                if following not in done and (found := self._back(following, inner, (*path, following), done)):
+                    return found
+        done.add(place)
+        return None
+
+    def _filled_in(self, used, scope):
+        """Statements, each in the scope in which gin reads it, that make up a macro or what a reference makes."""
+        if isinstance(used, Macro):
+            return [((scope, used.name), self.macros[used.name])] if used.name in self.macros else []
+        within, _, name = used.name.rpartition("/")
+        scope = within or scope
+        inmost = {}
+        for key in sorted(self.parameters, key=lambda key: len(key[0])):
+            if used.is_made and key[1] == name and (not key[0] or f"{scope}/".startswith(f"{key[0]}/")):
+                inmost[key[2]] = key
+        return [((scope, _bound(key)), self.parameters[key]) for key in inmost.values()]
 
     def arguments_of(self, described: type) -> dict | None:
         """What is bound of a class of this package, None where nothing is.
@@ -139,13 +175,19 @@ class Statements:
         return value
 
 
+def _bound(key):
+    """A key of `parameters` as a statement writes it."""
+    scope, name, parameter = key
+    return f"{scope}/{name}.{parameter}" if scope else f"{name}.{parameter}"
+
+
 def _with_module(selector, modules):
     first, dot, rest = selector.partition(".")
     return f"{modules.get(first, first)}{dot}{rest}"
 
 
 def _found(kind, value):
-    """The Macros, or the References, in a value."""
+    """What a value holds of a kind, or of several: Macros, References."""
     match value:
         case Macro() | Reference():
             if isinstance(value, kind):

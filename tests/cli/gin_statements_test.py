@@ -68,3 +68,38 @@ def test_an_included_file_that_is_not_there_is_named(tmp_path):
     (tmp_path / "file.gin").write_text("include 'gone.gin'\n")
     with pytest.raises(gin_files.Mistake, match="it includes 'gone.gin', which is neither here nor among the shipped"):
         gin_files.read([str(tmp_path / "file.gin")])
+
+
+HEAD = "from __gin__ import dynamic_registration\nfrom switch_tf import config\nimport a\nimport b\nX = 1\n"
+
+
+@pytest.mark.parametrize("text, told", [
+    ("X = %X", "X stands for itself: X = %X."),
+    ("X = [1, %Y]\nY = %X", "Y stands for itself: Y = %X."),
+    ("config.SwitchConfig.d_ff = @config.SwitchConfig()",
+     "switch_tf.config.SwitchConfig.d_ff stands for itself: switch_tf.config.SwitchConfig.d_ff = "
+     "@switch_tf.config.SwitchConfig()."),
+    ("a.A.x = @b.B()\nb.B.y = {'of': %X}\nX = @a.A()", "b.B.y stands for itself: b.B.y = {'of': %X}."),
+    ("a.A.x = @s/a.A()", "a.A.x stands for itself: a.A.x = @s/a.A()."),
+    ("s/a.A.x = @a.A()\nb.B.y = @s/a.A()", "s/a.A.x stands for itself: s/a.A.x = @a.A()."),
+])
+def test_what_stands_for_itself_is_refused(tmp_path, text, told):
+    (tmp_path / "file.gin").write_text(f"{HEAD}{text}\n")
+    with pytest.raises(gin_files.Mistake) as caught:
+        gin_files.collect([str(tmp_path / "file.gin")])
+    assert str(caught.value) == told
+
+
+@pytest.mark.parametrize("text", [
+    "a.A.x = @a.A", "a.A.x = @s/a.A()\ns/a.A.x = 1", "s/a.A.x = @t/a.A()\nb.B.y = @s/a.A()",
+    "a.A.x = @b.B()\na.A.y = @b.B()\nb.B.y = %X\nb.B.z = %X",
+    "a.A.x = @b.B()\nb.B.y = @s/a.A()\ns/b.B.y = 5"])
+def test_what_ends_is_allowed(tmp_path, text):
+    (tmp_path / "file.gin").write_text(f"{HEAD}{text}\n")
+    gin_files.collect([str(tmp_path / "file.gin")])
+
+
+def test_the_command_line_may_close_a_circle(tmp_path):
+    (tmp_path / "file.gin").write_text(f"{HEAD}config.SwitchConfig.d_ff = 8\n")
+    with pytest.raises(gin_files.Mistake, match="SwitchConfig.d_ff stands for itself"):
+        gin_files.collect([str(tmp_path / "file.gin")], ["SwitchConfig.d_ff=@config.SwitchConfig()"])
