@@ -6,6 +6,19 @@ from keras import ops
 from switch_tf import checks, partitioning
 
 
+def mask(draws, rate, dtype):
+    """0 or 1 / (1 - rate) of uniform numbers in [0, 1), for `masked` values of a dtype: <wide dtype>, their shape."""
+    return ops.cast(draws >= rate, partitioning.wide_dtype(dtype)) * (1 / (1 - rate))
+
+
+def masked(x, factors):
+    """<any float>x times factors of `mask`, rounded to the dtype of `x` once.
+
+    In bfloat16 the factor of rate 0.1 would be 0.16 % too small, and with it every output.
+    """
+    return ops.cast(partitioning.widen(x) * factors, x.dtype)
+
+
 @keras.saving.register_keras_serializable("switch_tf")
 class Dropout(keras.layers.Layer):
     """Zeroes elements with probability `rate` in training and scales the others by 1 / (1 - rate).
@@ -36,8 +49,7 @@ class Dropout(keras.layers.Layer):
                                      f"inputs, not {self.broadcast_axis}.")
             shape[self.broadcast_axis] = 1
         seed = partitioning.layer_seed(self, "dropout")
-        is_kept = partitioning.uniform(seed, tuple(shape)) >= self.rate
-        return inputs * ops.cast(is_kept, inputs.dtype) * (1 / (1 - self.rate))
+        return masked(inputs, mask(partitioning.uniform(seed, tuple(shape)), self.rate, inputs.dtype))
 
     def get_config(self):
         return {**super().get_config(), "rate": self.rate, "broadcast_axis": self.broadcast_axis}

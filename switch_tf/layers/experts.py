@@ -5,6 +5,7 @@ from keras import ops
 
 from switch_tf import checks, partitioning
 from switch_tf.choices import ACTIVATIONS, check_choice
+from switch_tf.layers import dropout
 from switch_tf.layers.feed_forward import activate, add_input_kernels, kernel_initializer
 from switch_tf.layers.gathered import each_its_own
 from switch_tf.layers.ragged import one_by_one
@@ -69,14 +70,14 @@ class ExpertFeedForward(keras.layers.Layer):
         hidden = partitioning.constrain(hidden, ("expert", "group", "capacity", "expert_mlp"))
         if training and self.dropout_rate:
             group, place = _padded_places(*ops.shape(hidden)[:3])
-            hidden = hidden * self._dropout_mask(group, place, hidden.dtype)
+            hidden = dropout.masked(hidden, self._dropout_mask(group, place, hidden.dtype))
         return _products(hidden, self.wo)
 
     def _dropout_mask(self, group, place, dtype):
-        """0 or 1 / (1 - rate) for the hidden units of each slot: [..., 1] group and place -> <dtype>[..., d_ff]."""
+        """For the hidden units of each slot: [..., 1] group and place -> `dropout.mask` [..., d_ff]."""
         unit = place * self.d_ff + partitioning.arange(self.d_ff)
         draws = partitioning.uniform_at(partitioning.layer_seed(self, "dropout"), group, unit)
-        return ops.cast(draws >= self.dropout_rate, dtype) / (1 - self.dropout_rate)
+        return dropout.mask(draws, self.dropout_rate, dtype)
 
     def get_config(self):
         return {**super().get_config(), "num_experts": self.num_experts, "d_ff": self.d_ff,

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 from keras import ops
 
 from switch_tf import partitioning
+from switch_tf.layers import dropout
 from switch_tf.layers.feed_forward import activate
 
 
@@ -29,8 +30,8 @@ def one_by_one(rows, ragged: RaggedRows, input_kernels, output_kernel, dropout_m
         ragged: RaggedRows.
         input_kernels: list of weights from `partitioning.add_weight`, [expert, d_model, d_ff], see `activate`.
         output_kernel: such a weight, [expert, d_ff, output_dim].
-        dropout_mask: function of <int32>[row, 1] groups and places and of a dtype, to what the hidden units are
-            multiplied by, <dtype>[row, d_ff]; or None.
+        dropout_mask: function of <int32>[row, 1] groups and places and of a dtype, to the `dropout.mask` [row, d_ff] of
+            hidden units of that dtype; or None.
         training: bool. Otherwise, where there are fewer rows than experts, as when few sequences are decoded, those
             that nobody wants are passed over: neither computed nor read.
 
@@ -53,7 +54,7 @@ def one_by_one(rows, ragged: RaggedRows, input_kernels, output_kernel, dropout_m
               for part, *kernels in zip(parts, *input_kernels, strict=True)]
     if dropout_mask is not None:
         mask = dropout_mask(ragged.group[:, None], ragged.place[:, None], rows.dtype)
-        hidden = [part * own for part, own in zip(hidden, _split(mask, lengths), strict=True)]
+        hidden = [dropout.masked(part, own) for part, own in zip(hidden, _split(mask, lengths), strict=True)]
     outputs = [ops.matmul(part, wo) for part, wo in zip(hidden, output_kernels, strict=True)]
     num_empty = ops.shape(rows)[0] - ops.sum(ragged.rows_of_expert)
     return ops.concatenate([*outputs, ops.zeros((num_empty, outputs[0].shape[-1]), rows.dtype)], axis=0)

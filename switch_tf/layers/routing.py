@@ -5,7 +5,7 @@ from keras import ops
 
 from switch_tf import checks, losses, partitioning, policies
 from switch_tf.choices import ROUTER_DTYPES, check_choice
-from switch_tf.layers import deciders, masks, queues
+from switch_tf.layers import deciders, dropout, masks, queues
 from switch_tf.layers.decisions import Options, Scores
 from switch_tf.layers.feed_forward import kernel_initializer
 from switch_tf.metrics import Mean, RouterStats
@@ -129,7 +129,7 @@ class Router(keras.layers.Layer):
             x = x * ops.cast(1 - self.jitter_noise + 2 * self.jitter_noise * noise, x.dtype)
         elif training and self.exploration == "input_dropout":
             noise = partitioning.uniform(partitioning.layer_seed(self, "input_dropout"), ops.shape(inputs))
-            x = x * ops.cast(noise >= INPUT_DROPOUT_RATE, x.dtype) / (1 - INPUT_DROPOUT_RATE)
+            x = dropout.masked(x, dropout.mask(noise, INPUT_DROPOUT_RATE, x.dtype))
         logits = partitioning.product("gsm,me->gse", x, self.kernel)
         return partitioning.constrain(logits, ("group", None, "router_expert"))
 

@@ -13,6 +13,7 @@ JOINED = ("tests/parity/hugging_face_losses_test.py",)
 DISPATCH = ("tests/layers/dispatch_test.py", "tests/layers/routing_dispatch_test.py")
 LAYER = ("tests/layers/moe_test.py", "tests/layers/experts_test.py")
 GROUPING = ("tests/layers/grouping_test.py", "tests/layers/moe_test.py")
+DROPOUT = ("tests/layers/dropout_test.py",)
 ADAFACTOR = ("tests/optim/adafactor_test.py",)
 STEP = ("tests/training/objective_test.py", "tests/training/train_step_test.py")
 OBJECTIVE = ("tests/training/objective_test.py", "tests/training/semantics_loss_test.py")
@@ -39,7 +40,8 @@ MUTANTS = (
     Mutant("layers/routing.py", 'partitioning.layer_seed(self, "jitter")',
            'partitioning.layer_seed(self, "second_expert")', ROUTING,
            survives="another stream of the same random numbers, which nothing says must be this one"),
-    Mutant("layers/routing.py", "/ (1 - INPUT_DROPOUT_RATE)", "* 1", ROUTING),
+    Mutant("layers/routing.py", "dropout.mask(noise, INPUT_DROPOUT_RATE, x.dtype)",
+           "dropout.mask(noise, INPUT_DROPOUT_RATE, x.dtype) * (1 - INPUT_DROPOUT_RATE)", ROUTING),
     Mutant("layers/routing.py", 'if training and self.exploration == "sample"', 'if self.exploration == "sample"',
            ROUTING),
     Mutant("layers/routing.py", "selection = selection + _gumbel(", "selection = selection - _gumbel(", ROUTING),
@@ -164,7 +166,11 @@ MUTANTS = (
            DISPATCH),
     Mutant("layers/moe.py", "may_miss = not isinstance(missing, int) or missing > 0", "may_miss = False", LAYER),
     Mutant("layers/moe.py", "outputs = outputs[:batch * length]", "outputs = outputs[-batch * length:]", LAYER),
-    Mutant("layers/experts.py", "/ (1 - self.dropout_rate)", "* 1", LAYER[::-1]),
+    Mutant("layers/experts.py", "return dropout.mask(draws, self.dropout_rate, dtype)",
+           "return dropout.mask(draws, self.dropout_rate, dtype) * (1 - self.dropout_rate)", LAYER[::-1]),
+    Mutant("layers/dropout.py", "* (1 / (1 - rate))", "* (1 / rate)", DROPOUT),
+    Mutant("layers/dropout.py", "partitioning.widen(x) * factors", "x * ops.cast(factors, x.dtype)", DROPOUT),
+    Mutant("layers/dropout.py", "draws >= rate", "draws >= 1 - rate", DROPOUT),
     # Groups and capacities.
     Mutant("layers/grouping.py", "factor = model.train_capacity_factor if training else model.eval_capacity_factor",
            "factor = model.train_capacity_factor", GROUPING),
