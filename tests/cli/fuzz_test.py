@@ -5,6 +5,8 @@ What a command does once it has read and checked its arguments (train, compile, 
 
 import collections
 import json
+import pathlib
+import shutil
 import types
 
 import gin
@@ -16,6 +18,7 @@ from hypothesis import strategies as st
 from switch_tf.cli import compile as compile_command
 from switch_tf.cli import doctor, export, infer, main, processes, quiet, sampler_arguments, serve, vocabulary
 
+GOLDEN = pathlib.Path(__file__).parents[1] / "golden" / "hugging_face"
 TINY = ["gin/models/switch_tiny.gin", "gin/tasks/docs_corpus_bytes.gin", "gin/runs/pretrain.gin"]
 MACROS = ("MODEL_DIR", "TRAIN_STEPS", "BATCH_SIZE", "SEED", "LOG_PERIOD", "EVAL_PERIOD", "CHECKPOINT_PERIOD",
           "INITIAL_CHECKPOINT", "ACTIVATION_DTYPE", "NUM_EXPERTS", "DROPOUT_RATE", "EXPERT_DROPOUT_RATE",
@@ -114,13 +117,16 @@ COMMANDS = {
         "step", "port", "batch_size", "max_waiting", "max_request_bytes", "max_length", "temperature", "top_k", "top_p",
         "seed", "num_beams", "length_penalty", "num_results", "json").map(lambda flags: words + flags)),
     "convert": st.tuples(
-        st.sampled_from(["--input=empty", "--input=damaged", "--input=nowhere", "--input=", "--input=torn"]),
-        st.sampled_from(["--output=new", "--output=damaged", "--output=empty", "--output=", "--output=/dev/null/x"]),
+        st.sampled_from(["--input=theirs", "--input=theirs", "--input=theirs", "--input=empty", "--input=damaged",
+                         "--input=nowhere", "--input=", "--input=torn"]),
+        st.sampled_from(["--output=new", "--output=new", "--output=damaged", "--output=empty", "--output=",
+                         "--output=/dev/null/x"]),
     ).map(list).flatmap(lambda words: _flags("to", "expert_capacity", "json").map(lambda flags: words + flags)),
     "vocabulary": st.lists(st.sampled_from(["--input=MADE", "--input=gone.txt", "--input=", "--input=.", "--size=400",
                                             "--output=own.model", "--output=.", "--output=", "--output=gone/x",
                                             "--json", "--field=0", "--field="]), max_size=4).flatmap(
-        lambda words: _flags("input", "size", "output", "field").map(lambda flags: words + flags)),
+        lambda words: _flags("input", "size", "output", "field").map(lambda flags: [  # of two flags the last counts
+            "--input=ran/text.txt", "--size=400", "--output=own.model", *words, *flags])),
     "doctor": _flags("json", "gin_file"),
 }
 
@@ -162,7 +168,9 @@ def faked(monkeypatch, tmp_path):
     (tmp_path / "damaged" / "checkpoint.json").write_text("[]")
     (tmp_path / "torn").mkdir()
     (tmp_path / "torn" / "config.json").write_text("{")
+    shutil.copytree(GOLDEN / "switch", tmp_path / "theirs")
     (tmp_path / "ran" / "checkpoints" / "step_00000001").mkdir(parents=True)
+    (tmp_path / "ran" / "text.txt").write_text("the text of a vocabulary\n")
     (tmp_path / "ran" / "operative_config.gin").write_text(
         "".join(f"include '{file}'\n" for file in TINY) + "MODEL_DIR = 'ran'\n")
     monkeypatch.setattr(evaluating, "Evaluating", lambda *arguments: types.SimpleNamespace(
@@ -177,7 +185,9 @@ def faked(monkeypatch, tmp_path):
     monkeypatch.setattr(processes, "_wait", lambda children: 0)
     monkeypatch.setattr(processes.subprocess, "Popen",
                         lambda *arguments, **options: types.SimpleNamespace(stderr=[], poll=lambda: 0))
-    monkeypatch.setattr(verification, "verify", lambda *arguments, **options: (_ for _ in ()).throw(ValueError("fake")))
+    same = verification.Difference(0.0, "nowhere")
+    monkeypatch.setattr(verification, "verify", lambda *arguments, **options: verification.Verification(
+        same, same, same, same, [(1.0, 1.0)]))
     monkeypatch.setattr(compile_command, "_answer", ask)
     monkeypatch.setattr(compile_command, "_search", ask)
     monkeypatch.setattr(many, "ask", lambda questions, say: dict.fromkeys(questions, {"failed": "not compiled"}))
@@ -206,7 +216,7 @@ def _try(command, words, capsys):
     finally:
         gin.clear_config()
     out, err = capsys.readouterr()
-    assert status in (0, 1, 2), words
+    assert status in (0, 1, 2) or command == "compare" and status == processes.INTERRUPTED, words
     assert "Traceback" not in err, words
     if status == 2:
         assert any(line.startswith(f"switch-tf {command}: ") or ": error: " in line for line in err.split("\n")), words
@@ -221,7 +231,7 @@ SETTINGS = {"deadline": None, "derandomize": True, "database": None, "phases": [
 
 def _fuzz(command, capsys, folder, count):
     """Tries `count` command lines; returns how many were refused."""
-    takes_gin = command not in ("doctor", "convert", "vocabulary")
+    takes_gin = command not in ("doctor", "convert", "vocabulary", "compare")  # or files of its own
     statuses = collections.Counter()
 
     @hypothesis.settings(max_examples=count, **SETTINGS)
@@ -229,6 +239,7 @@ def _fuzz(command, capsys, folder, count):
     def check(files, bindings, flags, choice):
         words, text = files
         (folder / "MADE").write_text(text.replace("SELF", "MADE"))
+        shutil.rmtree(folder / "new", ignore_errors=True)
         own = ["--gin.MODEL_DIR='run'"] if choice and command == "train" else []
         if command == "compile" and choice and not any("--topology" in flag for flag in flags):
             own += ["--topology=v5e:4x4"]
@@ -243,8 +254,8 @@ def _fuzz(command, capsys, folder, count):
 
 
 @pytest.mark.parametrize(("command", "count"), [
-    ("train", 30), ("verify-layout", 20), ("compile", 20), ("inspect", 40), ("tasks", 20), ("eval", 25), ("infer", 40),
-    ("export", 20), ("serve", 20), ("convert", 20), ("vocabulary", 30), ("doctor", 5)])
+    ("train", 30), ("verify-layout", 20), ("compile", 20), ("compare", 20), ("inspect", 40), ("tasks", 20), ("eval", 25),
+    ("infer", 40), ("export", 20), ("serve", 20), ("convert", 20), ("vocabulary", 30), ("doctor", 10)])
 def test_wrong_values_are_answered_with_a_sentence(command, count, capsys, faked):
     assert _fuzz(command, capsys, faked, count) > count // 2  # most are wrong
 
