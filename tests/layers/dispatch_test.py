@@ -179,6 +179,18 @@ def test_auto_is_einsum_on_tpu_and_index_elsewhere(device_type, expected, monkey
     assert type(made_up(0, *CASES[0]).dispatcher("auto")) is expected
 
 
+@pytest.mark.parametrize("num_tokens, capacity, expected", [
+    # 4 experts: rows without padding cost 4 * 40 rows more, so 160 + 160 against 4 * capacity.
+    (160, 80, "index"), (160, 81, "ragged"), (320, 100, "index"), (320, 121, "ragged"),
+    # Fewer tokens than experts; a step of decoding.
+    (3, 3, "ragged"), (1, 1, "ragged")])
+def test_auto_leaves_out_empty_slots_where_that_is_worth_a_product_for_each_expert(num_tokens, capacity, expected,
+                                                                                   monkeypatch):
+    monkeypatch.setattr(forms, "device_type", lambda: "CPU")
+    index = np.arange(num_tokens).reshape(1, num_tokens, 1) % 4
+    assert dispatch.best(decisions(index, np.zeros_like(index), np.ones(index.shape), 4, capacity)) == expected
+
+
 def test_an_unknown_way_names_the_nearest():
     message = r"dispatch must be one of 'auto', 'einsum', 'index', 'ragged', not 'einsun'\. Did you mean 'einsum'\?"
     with pytest.raises(ValueError, match=message):

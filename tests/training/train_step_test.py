@@ -174,6 +174,25 @@ def test_a_step_that_is_not_finite_changes_nothing(shallow_config, batch, steps_
         np.testing.assert_array_equal(old, variable.numpy())
 
 
+def test_neither_does_one_whose_gradient_alone_is_not_finite(shallow_config, batch, monkeypatch):
+    model, optimizer = _build(shallow_config)
+    weight = model.trainable_variables[0].value
+
+    def total_loss(*args):
+        nothing = tf.reduce_sum(weight - weight)
+        return original(*args) + tf.sqrt(nothing)  # 0, and so is the inner derivative; the outer one is infinite
+
+    original = train_step.total_loss
+    monkeypatch.setattr(train_step, "total_loss", total_loss)
+    before = [variable.numpy() for variable in (*model.variables, *optimizer.variables)]
+    step = train_step.compile_steps(model, optimizer, SEED, StepSettings())
+    measured, bad_step = step({name: value[None] for name, value in batch.items()})
+    assert np.isfinite(measured.loss.total)
+    assert int(bad_step) == 0
+    for old, variable in zip(before, (*model.variables, *optimizer.variables), strict=True):
+        np.testing.assert_array_equal(old, variable.numpy())
+
+
 def test_a_bfloat16_model_keeps_float32_weights_losses_and_router_statistics(shallow_config, batch):
     model, optimizer = _build(shallow_config, dtype="mixed_bfloat16")
     gradients, measured = train_step.compute_gradients(model, batch, SEED, optimizer.iterations.value, StepSettings())
