@@ -177,6 +177,7 @@ def test_bfloat16_tokens_arrive_exactly_and_gates_are_not_rounded(way):
 def test_auto_is_einsum_on_tpu_and_index_elsewhere(device_type, expected, monkeypatch):
     monkeypatch.setattr(forms, "device_type", lambda: device_type)
     assert type(made_up(0, *CASES[0]).dispatcher("auto")) is expected
+    assert dispatch.best_of_experts() == expected.__name__.lower()
 
 
 @pytest.mark.parametrize("num_tokens, capacity, expected", [

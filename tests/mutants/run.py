@@ -1,7 +1,8 @@
 """Whether the tests notice what is wrong: applies one mutant after the other to a copy of the tree and runs its tests.
 
-`make mutants` runs it. Each mutant's own tests come first, and the whole suite only where those pass. What is known is
-in runs/mutants.json, so that an interrupted run goes on; remove the file to begin anew.
+`make mutants` runs it. Each mutant's own tests come first, then those of them that are slow, and the whole suite only
+where all of those pass. What is known is in runs/mutants.json, so that an interrupted run goes on; remove the file to
+begin anew.
 """
 
 import argparse
@@ -21,6 +22,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 RESULTS = ROOT / "runs" / "mutants.json"
 LONGEST = 1800  # seconds for a mutant's own tests; one that hangs has been noticed
 SURVIVED = "survived"
+NO_TESTS = 5  # pytest's status where none was chosen
 
 
 def read_mutants():
@@ -49,7 +51,7 @@ def copy_tree(folder):
             shutil.copy(ROOT / name, folder / name)
 
 
-def run_tests(folder, tests, log):
+def run_tests(folder, tests, log, marked="not slow and not exhaustive"):
     """Runs tests of the copy; returns None if all pass, else the first one that fails, or that they took too long.
 
     In a fork of this process, which has imported what takes long and is not mutated.
@@ -69,16 +71,16 @@ def run_tests(folder, tests, log):
 
         assert pathlib.Path(switch_tf.__file__).is_relative_to(folder), switch_tf.__file__
         # That each mutant applies, none of them does.
-        os._exit(pytest.main(["-x", "-q", "-p", "no:cacheprovider", "--ignore=tests/mutants", *tests]))
+        os._exit(pytest.main(["-x", "-q", "-p", "no:cacheprovider", "--ignore=tests/mutants", "-m", marked, *tests]))
     _, status = os.waitpid(child, 0)
     text = log.read_text(errors="replace")
     if os.WIFSIGNALED(status):
         return f"ended by {signal.Signals(os.WTERMSIG(status)).name}"
     code = os.waitstatus_to_exitcode(status)
-    if code not in (0, 1, 2):
+    if code not in (0, 1, 2, NO_TESTS):
         sys.exit(f"pytest ended with status {code}:\n{text[-3000:]}")
     failed = re.search(r"^(?:FAILED|ERROR) (\S+)", text, re.MULTILINE)
-    return None if code == 0 else failed[1] if failed else "an error while tests were collected"
+    return None if code in (0, NO_TESTS) else failed[1] if failed else "an error while tests were collected"
 
 
 def main():
@@ -112,7 +114,9 @@ def main():
             original = file.read_text()
             file.write_text(original.replace(mutant.old, mutant.new))
             noticed = run_tests(folder, mutant.tests, log)
-            if noticed is None and not arguments.own_tests_only and not mutant.survives:
+            if noticed is None and not mutant.survives:
+                noticed = run_tests(folder, mutant.tests, log, "slow")
+            if noticed is None and not mutant.survives and not arguments.own_tests_only:
                 noticed = run_tests(folder, ("tests",), log)
             file.write_text(original)
             results[key(mutant)] = {"noticed_by": noticed or SURVIVED, "seconds": round(time.monotonic() - begin)}

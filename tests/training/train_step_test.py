@@ -135,17 +135,18 @@ def test_an_encoder_alone_learns_from_its_own_targets(shallow_config, batch):
     assert losses[-1] < losses[0] - 1
 
 
-def test_clipping_scales_the_gradient_to_the_norm(shallow_config, batch):
+@pytest.mark.parametrize("share_of_norm", [0.3, 1.5])
+def test_clipping_scales_a_larger_gradient_to_the_norm_and_no_smaller_one(shallow_config, batch, share_of_norm):
     model, _ = _build(shallow_config)
     optimizer = keras.optimizers.SGD(1.0)
     optimizer.build(model.trainable_variables)
     before = [variable.numpy() for variable in model.trainable_variables]
-    gradients, _ = train_step.compute_gradients(model, batch, SEED, optimizer.iterations.value, StepSettings())
-    norm = tf.linalg.global_norm(gradients)
-    train_step.apply_gradients(model, optimizer, gradients, norm, StepSettings(clip_norm=0.5))
+    gradients = [tf.constant(gradient) for gradient in _gradients(shallow_config, batch, StepSettings())[0]]
+    norm = float(tf.linalg.global_norm(gradients))
+    train_step.apply_gradients(model, optimizer, gradients, norm, StepSettings(clip_norm=share_of_norm * norm))
     moved = [variable.numpy() - old for variable, old in zip(model.trainable_variables, before, strict=True)]
-    assert float(norm) > 0.5
-    assert np.sqrt(sum(np.sum(np.square(move.astype("float64"))) for move in moved)) == pytest.approx(0.5, rel=1e-4)
+    length = np.sqrt(sum(np.sum(np.square(move.astype("float64"))) for move in moved))
+    assert length == pytest.approx(min(share_of_norm, 1) * norm, rel=1e-4)
 
 
 @pytest.mark.slow
