@@ -40,6 +40,20 @@ def _assert_same(first, second, tolerance):
         assert np.max(np.abs(one - other)) <= tolerance * max(np.max(np.abs(one)), 1e-6)
 
 
+def test_every_step_draws_dropout_and_jitter_of_its_own_and_the_same_ones_again(shallow_config, batch):
+    model, optimizer = _build(shallow_config)
+    optimizer.learning_rate = 0.0  # so that steps differ by what they draw alone
+    step = train_step.compile_steps(model, optimizer, SEED, StepSettings())
+
+    def losses():
+        optimizer.iterations.assign(0)
+        return [float(step({name: value[None] for name, value in batch.items()})[0].loss.total) for _ in range(3)]
+
+    first = losses()
+    assert len(set(first)) == 3
+    assert losses() == first
+
+
 @pytest.mark.slow  # models/switch_transformer_test.py adds up the parts of a batch
 @pytest.mark.parametrize("num_microbatches", [2, 4])
 def test_microbatches_give_the_gradient_of_the_whole_batch_with_dropout_and_jitter(shallow_config, batch,
