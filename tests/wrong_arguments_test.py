@@ -129,7 +129,7 @@ def registered_vocabulary(name, make):
 
 def to_hugging_face(model, folder, expert_capacity):
     with tempfile.TemporaryDirectory() as temporary, contextlib.chdir(temporary):
-        folder = "model" if folder == "" else folder
+        folder = "model" if isinstance(folder, str) and not folder else folder
         conversion.to_hugging_face(hugging_face_model() if isinstance(model, SimpleNamespace) else model, folder,
                                    expert_capacity)
 
@@ -137,7 +137,7 @@ def to_hugging_face(model, folder, expert_capacity):
 def to_switch_tf(model, folder):
     with tempfile.TemporaryDirectory() as temporary, contextlib.chdir(temporary):
         conversion.to_switch_tf(hugging_face_model() if isinstance(model, SimpleNamespace) else model,
-                                "model" if folder == "" else folder)
+                                "model" if isinstance(folder, str) and not folder else folder)
 
 
 @functools.cache
