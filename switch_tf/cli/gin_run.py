@@ -88,10 +88,14 @@ def _check_names(statements):
         if found := sources.missing(name, statements.modules):
             module, part, names = found
             raise Mistake(f"{module} has no {part!r}.{nearest(part, names)}")
+    known = {name.rpartition(".")[2] for name in statements.named}
     for name in statements.unknown:
-        # What modules register with gin by themselves is named like nothing in the files.
-        if hint := nearest(name.rpartition(".")[2], {known.rpartition(".")[2] for known in statements.named}):
+        # Modules of others may register with gin what is named like nothing in the files.
+        is_left_to_gin = name.startswith("gin.") or not sources.are_plain(statements.modules)
+        if hint := nearest(name.rpartition(".")[2], known):
             raise Mistake(f"No gin file names {name!r}.{hint}")
+        if not is_left_to_gin:
+            raise Mistake(f"No gin file names {name!r}. These files name {', '.join(sorted(known))}.")
 
 
 def _check_task(name, modules):

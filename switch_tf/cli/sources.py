@@ -31,6 +31,11 @@ def missing(name: str, modules) -> tuple[str, str, set[str]] | None:
     return None
 
 
+def are_plain(modules) -> bool:
+    """Whether all modules are of packages that register nothing with gin by themselves."""
+    return all(module.partition(".")[0] in (*_PLAIN, "__gin__") for module in modules)
+
+
 def defined(module: str) -> set[str] | None:
     """The names at the top of a module; None where its source does not tell them all."""
     tree = _tree(module)

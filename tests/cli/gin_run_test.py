@@ -24,6 +24,8 @@ EARLY = {
     "NUM_EXPERTS=eight": "--gin.NUM_EXPERTS=eight cannot be read",
     "SwitchConfg.d_ff=3": "No gin file names 'SwitchConfg'. Did you mean 'SwitchConfig'?",
     "Trainer.optimizer=@Adafacto()": "No gin file names 'Adafacto'. Did you mean 'Adafactor'?",
+    "NoSuch.thing=1": "No gin file names 'NoSuch'. These files name Adafactor, Layout, ",
+    "Trainer.optimizer=@NoSuch()": "No gin file names 'NoSuch'. These files name Adafactor, Layout, ",
     "MIXTURE_OR_TASK_NAME='c4_span_coruption'": "No task or mixture of switch_tf.tasks.c4 is called",
     "MODEL_DIR=''": "MODEL_DIR must be text that is not empty, not ''.",
     "TASK_FEATURE_LENGTHS=128": "TASK_FEATURE_LENGTHS must give the tokens of",
@@ -65,6 +67,15 @@ def test_what_the_files_alone_get_wrong_is_refused_without_tensorflow(tmp_path):
     for words, message, (status, said, is_imported) in zip(lines, messages, told, strict=True):
         assert status == 2 and message in said and said.count("\n") == 1 and not is_imported, (words, said)
     assert [entry.name for entry in tmp_path.iterdir()] == ["mine.gin"]
+
+
+def test_what_a_users_module_may_have_registered_is_left_to_gin(tmp_path):
+    files = [*RUN, "gin/layouts/expert.gin"]
+    (tmp_path / "mine.gin").write_text("from __gin__ import dynamic_registration\nimport my_tasks\n")
+    words = [*files, str(tmp_path / "mine.gin")], ["MODEL_DIR='run'", "NoSuch.thing=1"]
+    assert gin_run.look(*words)[0].num_experts == 8
+    with pytest.raises(Mistake, match="No gin file names 'NoSuch'"):
+        gin_run.look(files, words[1])
 
 
 def test_half_a_run_is_left_to_gin(tmp_path):
