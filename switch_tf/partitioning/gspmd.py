@@ -3,6 +3,7 @@
 import math
 
 import numpy as np
+from keras import ops
 from tensorflow.python.compiler.xla.experimental import xla_sharding  # TensorFlow has no public name for it
 
 from switch_tf.partitioning.layout import Layout
@@ -29,13 +30,31 @@ class XlaAnnotator:
         return self.constrain(value, axes)
 
     def scatter(self, gradient, axes):
-        return self._split(gradient, self.layout.spec(axes, at_rest=True))
+        spec = self.layout.spec(axes, at_rest=True)
+        order = _scattered_last(self.layout, gradient.shape, self.layout.spec(axes), spec)
+        if order is None:
+            return self._split(gradient, spec)
+        turned = self._split(ops.transpose(gradient, order), [spec[place] for place in order])
+        return ops.transpose(turned, np.argsort(order).tolist())
 
     def replicate(self, x):
         return self._split(x, ((),) * len(x.shape))
 
     def _split(self, x, spec):
         return sharding(spec, self._mesh).apply_to_tensor(x, use_sharding_op=True)
+
+
+def _scattered_last(layout, shape, used, at_rest):
+    """The order of a gradient's dimensions in which the one to be scattered is the last, None for the order as it is.
+
+    Of a gradient of which each device has one expert, [1, d_ff, d_model], TPUs scatter the last dimension alone: along
+    d_ff they would add up all of it everywhere, and each keep a piece (docs/decisions.md).
+    """
+    piece = layout.piece(shape, used)
+    first = next((place for place, size in enumerate(piece) if size > 1), None)
+    if first in (None, len(shape) - 1) or used[first] == at_rest[first] or not first:
+        return None
+    return [*(place for place in range(len(shape)) if place != first), first]
 
 
 def sharding(spec, mesh: dict[str, int]) -> xla_sharding.Sharding:
