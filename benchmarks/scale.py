@@ -22,22 +22,36 @@ from switch_tf.cli import compile_text
 
 
 class Run(NamedTuple):
-    """`model`, `layout`: gin files; `topology`; `bindings`: text of further bindings; `note`: what it is; `is_full`:
-    whether all layers are compiled."""
+    """`model`, `layout`: gin files; `topology`; `bindings`: text of further bindings; `note`: what it is; `flags`: the
+    compiler's; `is_full`: whether all layers are compiled."""
 
     model: str
     layout: str
     topology: str
     bindings: tuple[str, ...]
     note: str
+    flags: str = ""
     is_full: bool = False
 
 
+# See docs/compile.md, which says why.
+WHOLE_EINSUMS = "--xla_jf_spmd_threshold_for_windowed_einsum_mib=1000000"
+ON_SPARSE_CORES = " ".join((
+    WHOLE_EINSUMS, "--xla_tpu_use_tc_device_shape_on_sc=true", "--xla_sc_enable_instruction_fusion=false",
+    "--xla_sc_disjoint_spmem=false", "--xla_sc_disable_megacore_partitioning=true",
+    "--xla_tpu_enable_async_collective_fusion_fuse_all_gather=false", *(
+        f"--xla_tpu_enable_sparse_core_collective_offload_{kind}=true"
+        for kind in ("all_gather", "reduce_scatter", "all_reduce"))))
 RUNS = (
-    Run("switch_base_128", "pod_256", "v5e:16x16", ("BATCH_SIZE=1024",), "Switch-Base, 128 experts"),
-    Run("switch_large_128", "pod_256", "v5e:16x16", ("BATCH_SIZE=2048",), "Switch-Large, 128 experts"),
-    Run("switch_xxl_128", "pod_512", "v5p:8x8x8", ("BATCH_SIZE=2048",), "Switch-XXL, 128 experts"),
-    Run("switch_c_2048", "pod_512_experts", "v5p:8x8x8", ("BATCH_SIZE=2048",), "Switch-C, 2048 experts"),
+    Run("switch_base_128", "pod_256_experts", "v5e:16x16",
+        ("BATCH_SIZE=2048", "SwitchConfig.num_groups_multiple=256"), "Switch-Base, 128 experts", WHOLE_EINSUMS),
+    Run("switch_large_128", "pod_256_experts", "v5e:16x16",
+        ("BATCH_SIZE=2048", "SwitchConfig.num_groups_multiple=256"), "Switch-Large, 128 experts", WHOLE_EINSUMS),
+    Run("switch_xxl_128", "fully_sharded_experts", "v5p:8x8x8",
+        ("MESH_SHAPE='expert=16,fsdp=8,data=4'", "BATCH_SIZE=2048", "SwitchConfig.num_groups_multiple=512"),
+        "Switch-XXL, 128 experts", ON_SPARSE_CORES),
+    Run("switch_c_2048", "pod_512_experts", "v5p:8x8x8", ("BATCH_SIZE=2048",), "Switch-C, 2048 experts",
+        ON_SPARSE_CORES),
     Run("gshard_600b", "expert", "v4:8x16x16", ("BATCH_SIZE=8192",), "GShard, 2048 experts, top-2"))
 YARDSTICK = Run(
     "dense_encoder_500b", "fully_sharded_model", "v4:8x16x16",
@@ -53,6 +67,11 @@ def words(run: Run, *more: str) -> list[str]:
             *(["--full"] if run.is_full else []), *(f"--gin.{binding}" for binding in (*run.bindings, *more))]
 
 
+def process(run: Run, *more: str) -> list[str]:
+    """The same as a process of its own, with the compiler's flags."""
+    return ["env", f"LIBTPU_INIT_ARGS={run.flags}", *command.process(words(run, *more))]
+
+
 def main():
     """Asks everything and writes the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -61,17 +80,18 @@ def main():
     arguments = parser.parse_args()
     questions = {}
     for run in RUNS:
-        questions[run.note] = words(run)
-        questions[_twin(run)] = words(run, "NUM_EXPERTS=0")
-    questions[YARDSTICK.note] = words(YARDSTICK)
-    found = many.ask({name: command.process(asked) for name, asked in questions.items()}, compile_text.say)
+        questions[run.note] = process(run)
+        questions[_twin(run)] = process(run, "NUM_EXPERTS=0")
+    questions[YARDSTICK.note] = process(YARDSTICK)
+    found = many.ask(questions, compile_text.say)
     for name, result in found.items():
         print(json.dumps({"benchmark": "scale", "name": name, **result}))
     if refused := {name: result for name, result in found.items() if "predicted" not in result}:
         raise SystemExit(f"No answer: {refused}")
     if arguments.output:
         sparse = [(run.note, found[run.note], found[_twin(run)]) for run in RUNS]
-        commands = [" ".join(["switch-tf compile", *map(_quoted, words(run))]) for run in (*RUNS, YARDSTICK)]
+        commands = [line for run in (*RUNS, YARDSTICK) for line in (
+            f'export LIBTPU_INIT_ARGS="{run.flags}"', " ".join(["switch-tf compile", *map(_quoted, words(run))]))]
         image = arguments.output.parent / "images" / "scale.png"
         image.parent.mkdir(parents=True, exist_ok=True)
         scale_plot.draw(found, image)
