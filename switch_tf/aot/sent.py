@@ -11,6 +11,7 @@ from switch_tf.aot.origin import layer
 
 _COLLECTIVE = re.compile(
     r"(all-to-all|all-reduce|all-gather|reduce-scatter|collective-permute|ragged-all-to-all)(-start)?")
+_SCATTER = "all-reduce-scatter"  # how computations begin that add up and keep a piece
 
 
 class Sent(NamedTuple):
@@ -41,33 +42,44 @@ def carriers(module: hlo.Module, mesh: dict[str, int]) -> dict[str, str]:
 
     Arguments as for `read`, whose names the values are.
     """
-    first = _read(module, mesh)[1]
-    return {fusion.name: first[channel] for instructions in module.computations.values() for fusion in instructions
+    found, first = _read(module, mesh)
+    return {fusion.name: inner.name if inner.name in found else first[_identity(inner)]
+            for fusion, inner in _fused(module)}
+
+
+def _fused(module):
+    """Every fusion that a collective is written in, and that collective."""
+    return [(fusion, inner) for instructions in module.computations.values() for fusion in instructions
             if fusion.kind == "fusion" for inner in module.computations.get(fusion.called["calls"][0], ())
-            if _COLLECTIVE.fullmatch(inner.kind) and (channel := _channel(inner)) in first}
+            if _COLLECTIVE.fullmatch(inner.kind)]
 
 
 def _read(module, mesh):
-    """Collectives by name, and the names by channel."""
-    found, channels = {}, {}
+    """Collectives by name, and the names of those that run beside several other operations, by identity."""
+    found, first = {}, {}
+    fused = {inner.name for _, inner in _fused(module)}
     for computation, instructions in module.computations.items():
+        is_scatter = computation.startswith(_SCATTER)
         for instruction in instructions:
             match = _COLLECTIVE.fullmatch(instruction.kind)
             if match is None:
                 continue
-            channel = _channel(instruction)
-            if channel in channels:
-                continue  # one that runs beside several other operations is written once with each
-            if channel:
-                channels[channel] = instruction.name
-            is_scatter = computation.startswith("all-reduce-scatter")
+            if instruction.name in fused and not is_scatter:
+                if _identity(instruction) in first:
+                    continue
+                first[_identity(instruction)] = instruction.name
             found[instruction.name] = _sent(instruction, match, mesh, is_scatter, module.times.get(computation, 1))
-    return found, channels
+    return found, first
 
 
-def _channel(instruction):
-    found = re.search(r"channel_id=(\d+)", instruction.line)
-    return found and found[1]
+def _identity(instruction):
+    """What a collective that is written with each operation that it runs beside has in common everywhere.
+
+    The channel alone is not enough: all that the compiler made of several smaller ones have the same.
+    """
+    channel = re.search(r"channel_id=\d+", instruction.line)
+    arrays = (array.text for array in hlo.arrays(instruction.shape))
+    return (channel[0], instruction.kind, *arrays) if channel else instruction.name
 
 
 def _sent(instruction, match, mesh, is_scatter, times):

@@ -73,12 +73,29 @@ def test_one_that_is_written_in_many_places_is_counted_once():
     line = LINE.format(kind="all-gather", groups="{}", name="a", dtype="f32")
     places = "\n".join(f"%async_collective_fusion.{index} (p: f32[8]) -> f32[8] {{\n{line.replace('%x.1', name)}\n}}"
                        for index, name in ((1, "%x.1"), (2, "%x.2")))
-    assert len(_program(before=places).collectives) == 1
-    assert len(_program(before=places.replace("channel_id=1, ", "")).collectives) == 2
-    fusions = [f"  %fusion.{index} = f32[8] fusion(%p), kind=kCustom, calls=%async_collective_fusion.{index}"
-               for index in (1, 2)]
+    assert _sent_and_carried(places, "async_collective_fusion") == (["x.1"], {"fusion.1": "x.1", "fusion.2": "x.1"})
+    apart = places.replace("channel_id=1, ", "")
+    assert _sent_and_carried(apart, "async_collective_fusion")[0] == ["x.1", "x.2"]
+
+
+def test_sums_that_the_compiler_made_of_several_are_each_its_own_though_they_share_a_channel():
+    line = LINE.format(kind="all-reduce", groups="{{0,1},{2,3},{4,5},{6,7}}", name="a", dtype="f32")
+    places = "\n".join(f"%all-reduce-scatter.{index} (p: f32[8]) -> f32[8] {{\n{line.replace('%x.1', name)}\n}}"
+                       for index, name in ((1, "%x.1"), (2, "%x.2")))
+    assert _sent_and_carried(places, "all-reduce-scatter") == (["x.1", "x.2"], {"fusion.1": "x.1", "fusion.2": "x.2"})
+    # Nor is one that nothing runs beside the same as one that lies within a fusion.
+    beside = places.replace("all-reduce-scatter.1", "async_collective_fusion.1")
+    own = LINE.format(kind="all-reduce", groups="{}", name="b", dtype="f32").replace("%x.1", "%x.3")
+    module = hlo.Module(f"{beside}\nENTRY %main.1 (p: f32[8]) -> f32[8] {{\n{own}\n  %fusion.1 = f32[8] fusion(%p), "
+                        "kind=kCustom, calls=%async_collective_fusion.1\n}\n")
+    assert [*sent.read(module, MESH)] == ["x.1", "x.2", "x.3"]
+
+
+def _sent_and_carried(places, name):
+    """Names of the collectives of two computations that a fusion each runs, and which fusion carries which."""
+    fusions = [f"  %fusion.{index} = f32[8] fusion(%p), kind=kCustom, calls=%{name}.{index}" for index in (1, 2)]
     module = hlo.Module(places + "\nENTRY %main.1 (p: f32[8]) -> f32[8] {\n" + "\n".join(fusions) + "\n}\n")
-    assert sent.carriers(module, MESH) == {"fusion.1": "x.1", "fusion.2": "x.1"}
+    return [*sent.read(module, MESH)], sent.carriers(module, MESH)
 
 
 def test_a_sum_of_which_each_chip_keeps_its_part_is_a_reduce_scatter():
