@@ -8,6 +8,10 @@ from switch_tf.layers import masks
 from switch_tf.layers.dot_product_attention import dot_product_attention, probabilities
 from switch_tf.layers.dropout import Dropout
 
+# Of what steps of decoding look at.
+KEY_AXES = ("batch", "heads", "kv", "length")
+VALUE_AXES = ("batch", "heads", "length", "kv")
+
 
 def add_output_kernel(layer, d_model):
     """Creates `out`, which leads from the heads of `layer` back to d_model."""
@@ -29,12 +33,18 @@ def check_scores(num_heads, inputs, memory, attention_mask, position_bias):
         checks.tensor("position_bias", position_bias, "float", (1, num_heads, query_length, key_length), True)
 
 
-def heads_first(keys):
-    """Keys or values as steps of decoding look at them: [batch, key, heads, d_kv] -> [batch, heads, key, d_kv].
+def as_keys(x):
+    """Keys as steps of decoding look at them: [batch, key, heads, d_kv] -> [batch, heads, d_kv, key].
 
-    A product with them would turn them over each time: of 256 keys that took longer than all the rest of a step.
+    A product with them as they are would turn them over each time: of 256 keys that took longer than all the rest of a
+    step, and where only the last two dimensions were left to be turned, still a tenth of it.
     """
-    return ops.transpose(keys, (0, 2, 1, 3))
+    return ops.transpose(x, (0, 2, 3, 1))
+
+
+def as_values(x):
+    """The same of values: [batch, key, heads, d_kv] -> [batch, heads, key, d_kv]."""
+    return ops.transpose(x, (0, 2, 1, 3))
 
 
 def drop_keys(dropout, value, training):
@@ -58,7 +68,7 @@ def attend(query, key, value, out, attention_mask, position_bias, keys="bkhd"):
         value: <compute dtype>[batch, key, heads, d_kv].
         out: weight from `add_output_kernel`.
         attention_mask, position_bias: see `MultiHeadAttention`.
-        keys: "bkhd", or "bhkd" while predicting, where keys and values are `heads_first`.
+        keys: "bkhd"; while predicting "bhdk", of `as_keys`, or "bhkd", of `as_values`, as all values are then.
 
     Returns:
         <compute dtype>[batch, query, d_model]
@@ -67,7 +77,7 @@ def attend(query, key, value, out, attention_mask, position_bias, keys="bkhd"):
         mixed = dot_product_attention(query, key, value, attention_mask, position_bias, out)
     else:
         probs = probabilities(query, key, attention_mask, position_bias, value.dtype, keys)
-        mixed = ops.einsum(f"bhqk,{keys}->bqhd", probs, value)
+        mixed = ops.einsum("bhqk,bhkd->bqhd", probs, value)
     mixed = partitioning.constrain(mixed, ("batch", "length", "heads", "kv"))
     outputs = partitioning.product("bqhd,hdm->bqm", mixed, out)
     return partitioning.constrain(outputs, ("batch", "length", "embed"))
@@ -130,17 +140,17 @@ class MultiHeadAttention(keras.layers.Layer):
 
     @property
     def remembers(self):
-        """Of each tensor that `remember` returns the heads, d_kv and dtype."""
-        return (((self.num_heads, self.d_kv), self.compute_dtype),) * 2
+        """Of each tensor that `remember` returns the axes and the dtype."""
+        return (KEY_AXES, self.compute_dtype), (VALUE_AXES, self.compute_dtype)
 
     def remember(self, memory):
-        """What queries look at, once for all of them: [batch, key, d_model] -> two [batch, heads, key, d_kv]."""
-        return tuple(heads_first(self._project(memory, kernel)) for kernel in (self.key, self.value))
+        """What queries look at, once for all of them: [batch, key, d_model] -> `as_keys` and `as_values`."""
+        return as_keys(self._project(memory, self.key)), as_values(self._project(memory, self.value))
 
     def look_at(self, inputs, remembered, attention_mask=None, position_bias=None):
         """What `inputs` find in what `remember` returned, while predicting; otherwise as of the layer, unchecked."""
         query = self._project(inputs, self.query)
-        return attend(query, *remembered, self.out, attention_mask, position_bias, "bhkd")
+        return attend(query, *remembered, self.out, attention_mask, position_bias, "bhdk")
 
     def _project(self, x, kernel):
         # [batch, length, d_model] -> [batch, length, heads, d_kv]

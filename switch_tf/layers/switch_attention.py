@@ -5,7 +5,7 @@ from keras import ops
 
 from switch_tf import checks, losses, partitioning
 from switch_tf.layers import masks
-from switch_tf.layers.attention import add_output_kernel, attend, check_scores, drop_keys, heads_first
+from switch_tf.layers.attention import VALUE_AXES, add_output_kernel, as_values, attend, check_scores, drop_keys
 from switch_tf.layers.dropout import Dropout
 from switch_tf.layers.moe import SwitchFeedForward
 
@@ -92,8 +92,8 @@ class SwitchSelfAttention(keras.layers.Layer):
 
     @property
     def remembers(self):
-        """Of each tensor that `remember` returns the heads, d_kv and dtype."""
-        return (((self.num_heads, self.d_kv), self.key_value_experts.compute_dtype),)
+        """Of each tensor that `remember` returns the axes and the dtype."""
+        return ((VALUE_AXES, self.key_value_experts.compute_dtype),)
 
     def remember(self, inputs, padding_mask=None, token_ids=None):
         """What queries look at, once for all of them, in the experts' dtype: [batch, heads, length, d_kv].
@@ -102,7 +102,7 @@ class SwitchSelfAttention(keras.layers.Layer):
             `((key_value,), key_value_stats)`
         """
         key_value, stats = self._answer(inputs, padding_mask, token_ids, training=False)
-        return (heads_first(key_value),), stats
+        return (as_values(key_value),), stats
 
     def look_at(self, inputs, remembered, padding_mask=None, token_ids=None, attention_mask=None, position_bias=None):
         """What `inputs` find in what `remember` returned, while predicting: `(outputs, query_stats)`."""

@@ -7,6 +7,7 @@ from keras import ops
 
 from switch_tf import partitioning
 from switch_tf.layers import Dropout, RelativePositionBias, RMSNorm
+from switch_tf.layers.attention import VALUE_AXES
 from switch_tf.models.joining import join
 from switch_tf.models.transformer_layer import TransformerLayer
 
@@ -96,7 +97,7 @@ class Stack(keras.layers.Layer):
         Returns:
             `(hidden, past)`: <compute dtype>[batch, 1, d_model] and what the next step needs.
         """
-        max_length = past[0][0].shape[2]
+        max_length = past[0][-1].shape[VALUE_AXES.index("length")]
         position_bias = self.relpos_bias(query_length=1, key_length=max_length, first_query=position)
         attention_mask = (partitioning.arange(max_length) <= position)[None, None, None, :]
         hidden, new_past = embedded, []

@@ -15,8 +15,6 @@ from switch_tf.layers import (
 )
 from switch_tf.models.joining import JoinedRouter
 
-PAST_AXES = ("batch", "heads", "length", "kv")
-
 
 def switch_feed_forward(config, is_decoder, dtype, **kwargs):
     """The Switch layer that a configuration asks for."""
@@ -165,8 +163,9 @@ class TransformerLayer(keras.layers.Layer):
 
     def past(self, batch, max_length):
         """What the self-attention of `decode_step` remembers before the first token: zeros, for so many tokens."""
-        return tuple(partitioning.constrain(ops.zeros((batch, num_heads, max_length, d_kv), dtype), PAST_AXES)
-                     for (num_heads, d_kv), dtype in self.attention.remembers)
+        sizes = {"batch": batch, "heads": self.attention.num_heads, "length": max_length, "kv": self.attention.d_kv}
+        return tuple(partitioning.constrain(ops.zeros([sizes[axis] for axis in axes], dtype), axes)
+                     for axes, dtype in self.attention.remembers)
 
     def decode_step(self, hidden, is_real, past, position, memory, attention_mask, memory_mask, position_bias,
                     token_ids):
@@ -186,20 +185,17 @@ class TransformerLayer(keras.layers.Layer):
         x = self.pre_attention_layer_norm(hidden)
         if self.has_attention_experts:
             new, _ = self.attention.remember(x, is_real, token_ids)
-            past = _write(past, new, position)
+            past = self._write(past, new, position)
             x, _ = self.attention.look_at(x, past, is_real, token_ids, attention_mask, position_bias)
         else:
-            past = _write(past, self.attention.remember(x), position)
+            past = self._write(past, self.attention.remember(x), position)
             x = self.attention.look_at(x, past, attention_mask, position_bias)
         hidden = hidden + x
         hidden = hidden + self.cross_attention.look_at(self.pre_cross_attention_layer_norm(hidden), memory, memory_mask)
         hidden, _ = self._feed_forward(hidden, is_real, token_ids, training=False)
         return hidden, past
 
-
-def _write(past, new, position):
-    """Puts <any float>[batch, heads, 1, d_kv] in its place in [batch, heads, length, d_kv], for each of several."""
-    # Compared and chosen, because DTensor has no write by index.
-    is_here = ops.equal(partitioning.arange(past[0].shape[2]), position)[None, None, :, None]
-    return tuple(partitioning.constrain(ops.where(is_here, one, old), PAST_AXES)
-                 for old, one in zip(past, new, strict=True))
+    def _write(self, past, new, position):
+        """Puts what is remembered of one token in its place."""
+        return tuple(partitioning.constrain(partitioning.write(old, one, position, axes.index("length")), axes)
+                     for (axes, _), old, one in zip(self.attention.remembers, past, new, strict=True))

@@ -9,8 +9,18 @@ import numpy as np
 from switch_tf.partitioning.axes import is_for_compiler, is_partitioned
 from switch_tf.partitioning.devices import device_type
 
-_is_fused = False
+_fusing = None  # the _Fusing whose program is traced
 _TPU_QUERIES = 256
+
+
+class _Fusing:
+    """A program of `fused` while it is traced.
+
+    `graph`: TensorFlow's, in which what loops of the program do not change is made. `made`: that, by key.
+    """
+
+    def __init__(self, graph):
+        self.graph, self.made = graph, {}
 
 
 def fused(function, arguments, is_worth_it: bool):
@@ -24,7 +34,7 @@ def fused(function, arguments, is_worth_it: bool):
     import tensorflow as tf
 
     def traced(*arguments):
-        with _fusing():
+        with _traced_as(_Fusing(tf.compat.v1.get_default_graph())):
             return function(*arguments)
 
     return tf.function(traced, autograph=False, jit_compile=True)(*arguments)
@@ -32,17 +42,33 @@ def fused(function, arguments, is_worth_it: bool):
 
 def is_fused() -> bool:
     """Whether the code that is traced becomes a program of `fused`."""
-    return _is_fused
+    return _fusing is not None
+
+
+def once(key, make):
+    """What `make` returns, made once in a program of `fused`, before its loops, for all that ask by the same key.
+
+    XLA would draw a reshape or a cast of a weight into the product with it, which is then computed number by number,
+    and do so in each step.
+
+    Args:
+        key: hashable, says what is made.
+        make: function without arguments, of tensors that no loop changes, such as weights.
+    """
+    if key not in _fusing.made:
+        with _fusing.graph.as_default():
+            _fusing.made[key] = make()
+    return _fusing.made[key]
 
 
 @contextlib.contextmanager
-def _fusing():
-    global _is_fused
-    previous, _is_fused = _is_fused, True
+def _traced_as(fusing):
+    global _fusing
+    previous, _fusing = _fusing, fusing
     try:
         yield
     finally:
-        _is_fused = previous
+        _fusing = previous
 
 
 def _can_fuse(arguments):
@@ -60,7 +86,7 @@ def prefers_products() -> bool:
 
     Also for XLA's programs on CPU, whose top-k takes ten times as long as TensorFlow's.
     """
-    return is_partitioned() or _is_fused or device_type() == "TPU"
+    return is_partitioned() or is_fused() or device_type() == "TPU"
 
 
 def queries_at_a_time() -> int | None:
@@ -78,7 +104,7 @@ def suited_dispatches() -> tuple[str, ...]:
     """
     if is_partitioned():
         return ("einsum",)  # the others move rows by their place in one device's memory
-    if _is_fused:
+    if is_fused():
         return ("index", "einsum")
     if prefers_products():
         return ("einsum", "index")

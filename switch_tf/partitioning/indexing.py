@@ -9,7 +9,7 @@ from keras import ops
 
 from switch_tf.partitioning.axes import arange, axes_of, constrain, gather, is_partitioned, is_split, scatter
 from switch_tf.partitioning.dtypes import widen
-from switch_tf.partitioning.forms import prefers_products
+from switch_tf.partitioning.forms import is_fused, prefers_products
 from switch_tf.partitioning.products import product
 
 
@@ -68,6 +68,17 @@ def look_up(variable, token_ids, dtype):
         return ops.take(gather(ops.cast(table, dtype), axes_of(variable)), token_ids, axis=0), gradient
 
     return of_table(ops.cast(variable, variable.dtype))
+
+
+def write(x, entry, position, axis: int):
+    """`x` with `entry`, which has one place along `axis`, at `position`, an <int32> scalar."""
+    if is_fused():
+        # One place is written, where it is; what is compared is all copied.
+        start = [0] * len(x.shape)
+        start[axis] = position
+        return ops.slice_update(x, ops.stack(start), entry)
+    is_here = ops.reshape(ops.equal(arange(x.shape[axis]), position), (-1, *(1,) * (len(x.shape) - 1 - axis)))
+    return ops.where(is_here, entry, x)
 
 
 def normalizers_and_targets(logits, targets):

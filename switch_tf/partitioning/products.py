@@ -12,6 +12,9 @@ from switch_tf.partitioning.dtypes import widen
 # Of so many, a product with a transposed weight takes half to a fifth of the time as its own transpose on CPU: the
 # tied logits of a few sequences that are decoded.
 _FEW_ROWS = 32
+# Numbers of a table in one of the parts that `_times_rows_of` takes it in, of which one row or several are read.
+_NUMBERS_READ_ONCE = 2**21
+_NUMBERS_READ_AGAIN = 2**18
 
 
 def product(equation: str, x, variable, dtype=None):
@@ -32,21 +35,18 @@ def product(equation: str, x, variable, dtype=None):
     dtype = dtype or x.dtype
     # Both operands are widened, which is exact: TensorFlow has no product of two dtypes' widths but in XLA, Keras has
     # none on JAX, and a TPU's compiler takes the widening back (docs/decisions.md).
+    if forms.is_fused():
+        return _of_few_rows(left, right, result, x, variable, dtype)
     if not axes.is_partitioned():
         x, weight = ops.cast(x, dtype), ops.cast(axes.use(variable, x.dtype), dtype)
         if _is_matmul(left, right, result):
             return ops.matmul(x, weight)
         if len(right) == 2 and _is_matmul(left, right[::-1], result):
             # Of a batch of any size, where it is a step of decoding: one position of each sequence.
-            is_step = x.shape[-2] is not None and math.prod(length or 1 for length in x.shape[:-1]) <= _FEW_ROWS
-            if is_step and not forms.is_fused():
+            if x.shape[-2] is not None and math.prod(length or 1 for length in x.shape[:-1]) <= _FEW_ROWS:
                 rows = ops.transpose(ops.reshape(x, (-1, x.shape[-1])))
                 return ops.reshape(ops.transpose(ops.matmul(weight, rows)), (*ops.shape(x)[:-1], weight.shape[0]))
             return ops.matmul(x, ops.transpose(weight))
-        count = _num_contracted(left, right, result)
-        if forms.is_fused() and count and math.prod(x.shape[:-count]) == 1:
-            # XLA's compiler for CPUs draws a weight's reshape into such a product, which then takes six times as long.
-            return _times_one_row(x, weight, count)
         return ops.einsum(equation, x, weight)
 
     @ops.custom_gradient
@@ -73,17 +73,42 @@ def _is_matmul(left, right, result):
     return right[-2] == left[-1] and result == left[:-1] + right[-1] and right[:-2] in ("", left[:-2])
 
 
-def _num_contracted(left, right, result):
-    """How many axes, last of the left and first of the right term, are summed over; 0 where they lie otherwise."""
+def _of_few_rows(left, right, result, x, variable, dtype):
+    """The product in a program of `forms.fused`, whose rows are few: with a matrix, which is made before its loops."""
     count = sum(index in left for index in right)
-    return count if right[:count] == left[-count:] and result == left[:-count] + right[count:] else 0
+    is_matrix = right[:count] == left[-count:] and result == left[:-count] + right[count:]
+    shape = (math.prod(variable.shape[:count]), -1) if is_matrix else variable.shape
+    weight = forms.once((id(variable), x.dtype, dtype), lambda: ops.reshape(
+        ops.cast(axes.use(variable, x.dtype), dtype), shape))
+    x = ops.cast(x, dtype)
+    if is_matrix:
+        products = ops.matmul(ops.reshape(x, (-1, weight.shape[0])), weight)
+        return ops.reshape(products, (*x.shape[:-count], *variable.shape[count:]))
+    if len(right) == 2 and _is_matmul(left, right[::-1], result):
+        products = _times_rows_of(weight, ops.reshape(x, (-1, x.shape[-1])))
+        return ops.reshape(products, (*x.shape[:-1], weight.shape[0]))
+    return ops.einsum(f"{left},{right}->{result}", x, weight)
 
 
-def _times_one_row(x, weight, count):
-    """The product of one row, over the last `count` axes of x and the first of the weight, as a sum of products."""
-    width = math.prod(weight.shape[:count])
-    summed = ops.sum(widen(ops.reshape(x, (width, 1))) * widen(ops.reshape(weight, (width, -1))), axis=0)
-    return ops.reshape(ops.cast(summed, x.dtype), (*x.shape[:-count], *weight.shape[count:]))
+def _times_rows_of(table, x):
+    """[row, k] times the transpose of [n, k], part by part of the table.
+
+    A product with a vector reads its part of the table where it lies, in as many threads as there are, and the next row
+    of x finds that in the cache. XLA's library for products of matrices would copy the table first.
+    """
+    (num_rows, width), length = x.shape, table.shape[0]
+    at_a_time = min(max(1, (_NUMBERS_READ_ONCE if num_rows == 1 else _NUMBERS_READ_AGAIN) // width), length)
+
+    def step(index, *products):
+        # Of the last part some may be there already.
+        start = ops.minimum(index * at_a_time, length - at_a_time)
+        part = ops.slice(table, (start, 0), (at_a_time, width))
+        return index + 1, *(ops.slice_update(of_row, start[None], ops.matmul(part, row))
+                            for of_row, row in zip(products, ops.unstack(x, num_rows), strict=True))
+
+    num_parts = -(-length // at_a_time)
+    start = ops.convert_to_tensor(0, "int32"), *[ops.zeros((length,), x.dtype)] * num_rows
+    return ops.stack(ops.while_loop(lambda index, *_: index < num_parts, step, start)[1:])
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from switch_tf import partitioning
 from switch_tf.layers import MultiHeadAttention
-from switch_tf.layers.attention import attend, heads_first
+from switch_tf.layers.attention import as_keys, as_values, attend
 
 
 def softmax(x):
@@ -83,7 +83,8 @@ def test_attending_scores_queries_and_keys_unrounded_and_mixes_in_the_dtype_of_t
     query, key = tf.constant([[[[1.0]]]]), tf.constant([[[[257.0]], [[256.0]]]])
     value = tf.constant([[[[1.0]], [[0.0]]]], tf.bfloat16)
     out = partitioning.add_weight(keras.layers.Layer(), "out", (1, 1, 1), ("heads", "kv", "embed"), "ones")
-    for arguments in ((key, value, out, None, None), (*map(heads_first, (key, value)), out, None, None, "bhkd")):
+    for arguments in ((key, value, out, None, None), (as_keys(key), as_values(value), out, None, None, "bhdk"),
+                      (as_values(key), as_values(value), out, None, None, "bhkd")):
         outputs = attend(query, *arguments)
         assert outputs.dtype == tf.bfloat16
         np.testing.assert_allclose(float(outputs[0, 0, 0]), 1 / (1 + math.exp(-1)), rtol=2**-8)
