@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import version as flax
 from flaxformer_step import t5
-from step_problem import batch
+from step_problem import CROSS_ATTENTION_FACTOR, EMBEDDING_FACTOR, batch, tokens_of_a_step
 
 
 def decode(job):
@@ -21,6 +21,11 @@ def decode(job):
     features = {"encoder_input_tokens": sources, "decoder_input_tokens": blank, "decoder_target_tokens": blank,
                 "enable_dropout": False}
     parameters = jax.jit(lambda: model.init({"params": jax.random.PRNGKey(0)}, **features))()["params"]
+
+    parameters["token_embedder"]["embedding"] *= EMBEDDING_FACTOR
+    for name, layer in parameters["decoder"].items():
+        if name.startswith("layers_"):
+            layer["encoder_decoder_attention"]["out"]["kernel"] *= CROSS_ATTENTION_FACTOR
 
     @jax.jit
     def greedy(parameters, sources):
@@ -41,5 +46,7 @@ def decode(job):
     def run():
         return np.asarray(greedy(parameters, sources))
 
-    return run, {"parameters": sum(leaf.size for leaf in jax.tree.leaves(parameters)),
-                 "output_shape": list(run().shape), "versions": {"jax": jax.__version__, "flax": flax.__version__}}
+    ids = run()
+    return run, {"parameters": sum(leaf.size for leaf in jax.tree.leaves(parameters)), "output_shape": list(ids.shape),
+                 "tokens_of_a_step": tokens_of_a_step(ids),
+                 "versions": {"jax": jax.__version__, "flax": flax.__version__}}

@@ -6,7 +6,7 @@ The layer counts capacity by sequence, so each group is a sequence. Its experts 
 import torch
 import transformers
 from layer_problem import LOAD_BALANCING_LOSS_WEIGHT, ROUTER_Z_LOSS_WEIGHT, arrays, expert_capacity, with_gradients
-from step_problem import batch
+from step_problem import CROSS_ATTENTION_FACTOR, EMBEDDING_FACTOR, batch, tokens_of_a_step
 from transformers.models.switch_transformers import modeling_switch_transformers as switch_transformers
 from transformers.optimization import Adafactor
 
@@ -96,6 +96,10 @@ def decode(job):
     """Greedy `generate` with a cache; no token ends a sequence."""
     model = _model(job).eval()
     model.generation_config.eos_token_id = None
+    with torch.no_grad():
+        model.shared.weight.mul_(EMBEDDING_FACTOR)
+        for block in model.decoder.block:
+            block.layer[1].EncDecAttention.o.weight.mul_(CROSS_ATTENTION_FACTOR)
     sources, _ = batch(job)
     sources = torch.from_numpy(sources).long()
     inputs = {"input_ids": sources, "attention_mask": torch.ones_like(sources), "do_sample": False, "num_beams": 1,
@@ -105,9 +109,9 @@ def decode(job):
         with torch.no_grad():
             return model.generate(**inputs)
 
-    shape = list(run().shape)
-    return run, {"parameters": sum(weight.numel() for weight in model.parameters()), "output_shape": shape,
-                 "versions": VERSIONS}
+    ids = run()[:, 1:]  # without the start token
+    return run, {"parameters": sum(weight.numel() for weight in model.parameters()), "output_shape": list(ids.shape),
+                 "tokens_of_a_step": tokens_of_a_step(ids), "versions": VERSIONS}
 
 
 def _model(job):

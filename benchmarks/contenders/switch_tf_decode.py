@@ -2,7 +2,7 @@
 
 import keras
 import tensorflow as tf
-from step_problem import batch
+from step_problem import CROSS_ATTENTION_FACTOR, EMBEDDING_FACTOR, batch, tokens_of_a_step
 
 from switch_tf import SwitchConfig, SwitchTransformer, decoding
 
@@ -16,6 +16,9 @@ def decode(job):
         num_experts=job["experts"])
     model = SwitchTransformer(config)
     model.build()
+    for factor, weight in ((EMBEDDING_FACTOR, model.token_embedder.embedding), *(
+            (CROSS_ATTENTION_FACTOR, layer.cross_attention.out) for layer in model.decoder.layers)):
+        weight.assign(weight * factor)
     sources, _ = batch(job)
     length, no_end = job["max_length"], job["vocab_size"]
     of_any_size = tf.function(
@@ -29,4 +32,5 @@ def decode(job):
 
     ids = run()
     return run, {"parameters": config.num_parameters, "output_shape": list(ids.shape),
+                 "tokens_of_a_step": tokens_of_a_step(ids),
                  "versions": {"tensorflow": tf.__version__, "keras": keras.__version__}}

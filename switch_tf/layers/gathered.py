@@ -29,7 +29,8 @@ def each_its_own(rows, expert_index, input_kernels, output_kernel):
 def _times(rows, kernels, expert_index):
     num_experts, width, num_columns = kernels.shape
     at_once = math.gcd(width, _AT_ONCE)
-    blocks = ops.reshape(partitioning.use(kernels, kernels.dtype), (num_experts, width // at_once, at_once, num_columns))
+    kernels = partitioning.use(kernels, kernels.dtype)
+    blocks = ops.reshape(kernels, (num_experts, width // at_once, at_once, num_columns))
     rows_in_blocks = ops.reshape(rows, (-1, width // at_once, at_once))
     # Sums of a few products, which XLA fuses with what looks the kernels up and computes many columns of at once, and
     # then the sum of those. A product of its own would copy the kernels; one sum of all goes down the columns.

@@ -32,14 +32,16 @@ def one_by_one(rows, ragged: RaggedRows, input_kernels, output_kernel, dropout_m
         output_kernel: such a weight, [expert, d_ff, output_dim].
         dropout_mask: function of <int32>[row, 1] groups and places and of a dtype, to the `dropout.mask` [row, d_ff] of
             hidden units of that dtype; or None.
-        training: bool. Otherwise, where there are fewer rows than experts, as when few sequences are decoded, those
-            that nobody wants are passed over: neither computed nor read.
+        training: bool. Otherwise, where there are fewer rows than experts, as when few sequences are decoded, or
+            nobody knows how many, those that nobody wants are passed over: neither computed nor read.
 
     Returns:
         <compute dtype>[row, output_dim], zeros where a row is empty.
     """
     num_rows, num_experts = rows.shape[0], ragged.rows_of_expert.shape[0]
     lengths = ragged.rows_of_expert
+    if not training and num_rows is None:
+        return _in_a_loop(rows, lengths, input_kernels, output_kernel)
     if not training and isinstance(num_rows, int) and num_rows < num_experts:
         # One of the rows is empty. The wanted ones first and in their order, as their rows lie.
         wanted = ops.top_k(ops.cast(lengths > 0, "int32"), num_rows - 1)[1]
@@ -56,8 +58,30 @@ def one_by_one(rows, ragged: RaggedRows, input_kernels, output_kernel, dropout_m
         mask = dropout_mask(ragged.group[:, None], ragged.place[:, None], rows.dtype)
         hidden = [dropout.masked(part, own) for part, own in zip(hidden, _split(mask, lengths), strict=True)]
     outputs = [ops.matmul(part, wo) for part, wo in zip(hidden, output_kernels, strict=True)]
-    num_empty = ops.shape(rows)[0] - ops.sum(ragged.rows_of_expert)
-    return ops.concatenate([*outputs, ops.zeros((num_empty, outputs[0].shape[-1]), rows.dtype)], axis=0)
+    return _and_empty(ops.concatenate(outputs, axis=0), ops.shape(rows)[0] - ops.sum(ragged.rows_of_expert))
+
+
+def _in_a_loop(rows, lengths, input_kernels, output_kernel):
+    """The same of a number of rows that nobody knows while tracing: a turn for each expert that has some."""
+    wanted = ops.nonzero(lengths > 0)[0]
+    starts = ops.cumsum(lengths) - lengths
+    num_filled = ops.sum(lengths)
+
+    def turn(index, outputs):
+        expert = wanted[index][None]
+        start, length = ops.take(starts, expert)[0], ops.take(lengths, expert)[0]
+        own = ops.slice(rows, (start, 0), (length, rows.shape[-1]))
+        hidden = activate([ops.matmul(own, *_some(wi, expert, rows.dtype)) for wi in input_kernels])
+        own = ops.matmul(hidden, *_some(output_kernel, expert, rows.dtype))
+        return index + 1, ops.concatenate([outputs, own], axis=0)
+
+    first = ops.convert_to_tensor(0, "int32"), ops.zeros((0 * num_filled, output_kernel.shape[-1]), rows.dtype)
+    _, outputs = ops.while_loop(lambda index, _: index < ops.size(wanted), turn, first)
+    return _and_empty(outputs, ops.shape(rows)[0] - num_filled)
+
+
+def _and_empty(outputs, num_empty):
+    return ops.concatenate([outputs, ops.zeros((num_empty, outputs.shape[-1]), outputs.dtype)], axis=0)
 
 
 def _some(kernel, wanted, dtype):

@@ -15,6 +15,7 @@ _FEW_ROWS = 32
 # Numbers of a table in one of the parts that `_times_rows_of` takes it in, of which one row or several are read.
 _NUMBERS_READ_ONCE = 2**21
 _NUMBERS_READ_AGAIN = 2**18
+_ROWS_TO_READ_AGAIN = 4
 
 
 def product(equation: str, x, variable, dtype=None):
@@ -94,9 +95,11 @@ def _times_rows_of(table, x):
     """[row, k] times the transpose of [n, k], part by part of the table.
 
     A product with a vector reads its part of the table where it lies, in as many threads as there are, and the next row
-    of x finds that in the cache. XLA's library for products of matrices would copy the table first.
+    of x finds that in the cache. XLA's library for products of matrices copies the table first, which pays for more.
     """
     (num_rows, width), length = x.shape, table.shape[0]
+    if num_rows > _ROWS_TO_READ_AGAIN:
+        return ops.transpose(ops.matmul(table, ops.transpose(x)))
     at_a_time = min(max(1, (_NUMBERS_READ_ONCE if num_rows == 1 else _NUMBERS_READ_AGAIN) // width), length)
 
     def step(index, *products):

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 from switch_tf import partitioning
-from switch_tf.layers import FeedForward, SwitchFeedForward, dispatch
+from switch_tf.layers import FeedForward, SwitchFeedForward, dispatch, grouping
 
 D_MODEL, D_FF = 4, 6
 
@@ -463,3 +463,11 @@ def test_experts_that_none_of_a_few_tokens_wants_are_not_read(activation):
     for kernel in layer.experts.weights:
         kernel.assign(np.where(is_idle[:, None, None], np.nan, kernel.numpy()))
     np.testing.assert_array_equal(layer.forward(x, padding_mask=is_real)[0], found["auto"][0])
+
+    @tf.function(input_signature=[tf.TensorSpec([None, None, D_MODEL]), tf.TensorSpec([None, None], tf.bool)])
+    def of_any_size(x, is_real):
+        with grouping.every_token_served():
+            return layer.forward(x, padding_mask=is_real)[0]
+
+    np.testing.assert_allclose(of_any_size(x, is_real), found["auto"][0], rtol=1e-5)
+    assert not np.any(of_any_size(x, np.zeros((3, 1), bool)))

@@ -50,3 +50,19 @@ def test_dispatches_suit_the_devices(device, is_partitioned, expected, monkeypat
     monkeypatch.setattr(forms, "device_type", lambda: device)
     monkeypatch.setattr(forms, "is_partitioned", lambda: is_partitioned)
     assert partitioning.suited_dispatches() == expected
+
+
+@pytest.mark.parametrize("axis", [1, 2])
+def test_one_place_is_written_in_either_form(fusing, axis):
+    x = np.arange(24.0).reshape(2, 3, 4).astype("float32")
+    expected = x.copy()
+    place = (slice(None),) * axis + (2,)
+    expected[place] = -1
+    entry = -np.ones_like(np.take(x, [2], axis))
+
+    def write(x, entry, position):
+        return partitioning.write(x, entry, position, axis)
+
+    for is_xlas in (False, True):
+        program = tf.function(lambda *values, is_xlas=is_xlas: partitioning.fused(write, values, is_xlas))
+        np.testing.assert_array_equal(program(x, entry, 2), expected)

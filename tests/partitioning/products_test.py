@@ -6,6 +6,7 @@ import tensorflow as tf
 from keras import layers
 
 from switch_tf import partitioning
+from switch_tf.partitioning import products
 from switch_tf.partitioning.axes import annotated_by
 from switch_tf.partitioning.layout import Layout
 
@@ -97,3 +98,46 @@ def test_a_wider_product_rounds_neither_its_sums_nor_the_gradients_that_come_bac
     np.testing.assert_array_equal(tf.cast(of_x, tf.float32)[..., 0], [[2**-10], [0.0]])
     of_weight = of_weight if equation == "blm,vm->blv" else tf.transpose(of_weight)
     np.testing.assert_array_equal(of_weight[:, 0], [2**-5, 0.0])
+
+
+# In programs of XLA's for few rows.
+
+
+def in_a_loop(equation, x, weight, dtype=None):
+    """The product in the second step of a loop, of a program that is XLA's."""
+    def step(x):
+        def turn(index, _):
+            return index + 1, partitioning.product(equation, x, weight, dtype)
+
+        blank = tf.zeros_like(partitioning.product(equation, x, weight, dtype))
+        return tf.while_loop(lambda index, _: index < 2, turn, (0, blank))[1]
+
+    return tf.function(lambda x: partitioning.fused(step, (x,), True), autograph=False)
+
+
+@pytest.mark.parametrize("rows", [(1, 1), (3, 1), (2, 3)])
+@pytest.mark.parametrize("equation", EQUATIONS)
+def test_a_product_in_a_loop_of_xlas_is_its_einsum_with_the_weight_as_it_is(fusing, monkeypatch, equation, rows):
+    # Two rows of a table at a time: 13 of them are six parts and a half.
+    for name in ("_NUMBERS_READ_ONCE", "_NUMBERS_READ_AGAIN"):
+        monkeypatch.setattr(products, name, 2 * SIZES["m"] + 1)
+    _, (x, kernel, _), weight = make(equation)
+    if equation != "erm,emf->erf":
+        x = x[:rows[0], :rows[1]]
+    program = in_a_loop(equation, x, weight)
+    for factor in (1, -2):
+        weight.assign(factor * kernel)
+        found = program(tf.constant(x, tf.float32))
+        np.testing.assert_allclose(found, np.einsum(equation, x, factor * kernel), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("num_rows", [1, 3, 6])
+@pytest.mark.parametrize("equation", ["blm,vm->blv", "blm,mv->blv"])
+def test_a_wider_product_of_few_rows_rounds_the_weight_alone(fusing, equation, num_rows):
+    # As above; 1 + 1/512, which is no bfloat16, is rounded to 1.
+    weight = partitioning.add_weight(layers.Layer(), "kernel", (2, 2), (None, None), "zeros")
+    values = np.array([[1.0, 0.0625], [1 + 2**-9, 0.0]])
+    weight.assign(values if equation == "blm,vm->blv" else values.T)
+    x = tf.constant([[[32.0, 1.0]]] * num_rows, tf.bfloat16)
+    found = in_a_loop(equation, x, weight, "float32")(x)
+    np.testing.assert_array_equal(found, [[[32.0625, 32.0]]] * num_rows)
