@@ -1,13 +1,9 @@
 """Experts without buffers: each row is multiplied by kernels that are looked up for it alone."""
 
-import math
-
 from keras import ops
 
 from switch_tf import partitioning
 from switch_tf.layers.feed_forward import activate
-
-_AT_ONCE = 8
 
 
 def each_its_own(rows, expert_index, input_kernels, output_kernel):
@@ -27,15 +23,5 @@ def each_its_own(rows, expert_index, input_kernels, output_kernel):
 
 
 def _times(rows, kernels, expert_index):
-    num_experts, width, num_columns = kernels.shape
-    at_once = math.gcd(width, _AT_ONCE)
-    kernels = partitioning.use(kernels, kernels.dtype)
-    blocks = ops.reshape(kernels, (num_experts, width // at_once, at_once, num_columns))
-    rows_in_blocks = ops.reshape(rows, (-1, width // at_once, at_once))
-    # Sums of a few products, which XLA fuses with what looks the kernels up and computes many columns of at once, and
-    # then the sum of those. A product of its own would copy the kernels; one sum of all goes down the columns.
-    summed = sum(
-        partitioning.widen(rows_in_blocks[:, :, place, None])
-        * partitioning.widen(ops.cast(ops.take(blocks[:, :, place], expert_index, axis=0), rows.dtype))
-        for place in range(at_once))
-    return ops.cast(ops.sum(summed, axis=1), rows.dtype)
+    return partitioning.in_blocks(rows, partitioning.use(kernels, kernels.dtype),
+                                  lambda part: ops.take(part, expert_index, axis=0))

@@ -12,7 +12,7 @@ _NAMES = {
     "indexing": ("count_into_bins", "look_up", "normalizers_and_targets", "place_of_largest", "write"),
     "layout": ("LOGICAL_AXES", "Layout"),
     "parts": ("check_parts", "current_part", "part_of_batch", "share_of_groups"),
-    "products": ("in_gradient_of", "product"),
+    "products": ("in_blocks", "in_gradient_of", "product"),
     "random": ("batch_positions", "fresh_seed", "layer_seed", "random_seed", "step_seed", "uniform", "uniform_at"),
     "rematerialization": ("rematerialize",),
 }

@@ -16,6 +16,8 @@ _FEW_ROWS = 32
 _NUMBERS_READ_ONCE = 2**21
 _NUMBERS_READ_AGAIN = 2**18
 _ROWS_TO_READ_AGAIN = 4
+_AT_ONCE = 8  # products of `in_blocks`
+_LARGE = 2**19  # numbers of a matrix with which one row is multiplied in blocks
 
 
 def product(equation: str, x, variable, dtype=None):
@@ -83,12 +85,43 @@ def _of_few_rows(left, right, result, x, variable, dtype):
         ops.cast(axes.use(variable, x.dtype), dtype), shape))
     x = ops.cast(x, dtype)
     if is_matrix:
-        products = ops.matmul(ops.reshape(x, (-1, weight.shape[0])), weight)
+        rows = ops.reshape(x, (-1, weight.shape[0]))
+        products = _times_matrix(rows, weight)
         return ops.reshape(products, (*x.shape[:-count], *variable.shape[count:]))
     if len(right) == 2 and _is_matmul(left, right[::-1], result):
         products = _times_rows_of(weight, ops.reshape(x, (-1, x.shape[-1])))
         return ops.reshape(products, (*x.shape[:-1], weight.shape[0]))
     return ops.einsum(f"{left},{right}->{result}", x, weight)
+
+
+def _times_matrix(rows, weight):
+    if rows.shape[0] > 1 or math.prod(weight.shape) < _LARGE:
+        return ops.matmul(rows, weight)
+    # XLA's product of one row with a matrix is one thread's.
+    return in_blocks(rows, weight[None], lambda part: part)
+
+
+def in_blocks(rows, weights, choose):
+    """Rows times matrices, as sums of a few products each and then the sum of those, in a program of XLA's.
+
+    XLA fuses a few products with what looks the matrices up, and computes many columns of at once, in as many threads
+    as there are. For a product of its own it would copy the matrices, and one sum of all goes down column by column.
+
+    Args:
+        rows: [row, k].
+        weights: [matrix, k, n].
+        choose: function of a part of the weights, [matrix, places, n], to the same of each row's matrix.
+
+    Returns:
+        <dtype of rows>[row, n]
+    """
+    num_matrices, width, num_columns = weights.shape
+    at_once = math.gcd(width, _AT_ONCE)
+    weights = ops.reshape(weights, (num_matrices, width // at_once, at_once, num_columns))
+    blocks = ops.reshape(rows, (-1, width // at_once, at_once))
+    summed = sum(widen(blocks[:, :, place, None]) * widen(ops.cast(choose(weights[:, :, place]), rows.dtype))
+                 for place in range(at_once))
+    return ops.cast(ops.sum(summed, axis=1), rows.dtype)
 
 
 def _times_rows_of(table, x):

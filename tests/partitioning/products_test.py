@@ -116,8 +116,11 @@ def in_a_loop(equation, x, weight, dtype=None):
 
 
 @pytest.mark.parametrize("rows", [(1, 1), (3, 1), (2, 3)])
+@pytest.mark.parametrize("is_large", [False, True])
 @pytest.mark.parametrize("equation", EQUATIONS)
-def test_a_product_in_a_loop_of_xlas_is_its_einsum_with_the_weight_as_it_is(fusing, monkeypatch, equation, rows):
+def test_a_product_in_a_loop_of_xlas_is_its_einsum_with_the_weight_as_it_is(
+        fusing, monkeypatch, equation, is_large, rows):
+    monkeypatch.setattr(products, "_LARGE", 1 if is_large else 2**19)
     # Two rows of a table at a time: 13 of them are six parts and a half.
     for name in ("_NUMBERS_READ_ONCE", "_NUMBERS_READ_AGAIN"):
         monkeypatch.setattr(products, name, 2 * SIZES["m"] + 1)
