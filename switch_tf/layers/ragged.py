@@ -58,7 +58,7 @@ def one_by_one(rows, ragged: RaggedRows, input_kernels, output_kernel, dropout_m
         mask = dropout_mask(ragged.group[:, None], ragged.place[:, None], rows.dtype)
         hidden = [dropout.masked(part, own) for part, own in zip(hidden, _split(mask, lengths), strict=True)]
     outputs = [ops.matmul(part, wo) for part, wo in zip(hidden, output_kernels, strict=True)]
-    return _and_empty(ops.concatenate(outputs, axis=0), ops.shape(rows)[0] - ops.sum(ragged.rows_of_expert))
+    return _and_empty(outputs, ops.shape(rows)[0] - ops.sum(ragged.rows_of_expert))
 
 
 def _in_a_loop(rows, lengths, input_kernels, output_kernel):
@@ -77,11 +77,12 @@ def _in_a_loop(rows, lengths, input_kernels, output_kernel):
 
     first = ops.convert_to_tensor(0, "int32"), ops.zeros((0 * num_filled, output_kernel.shape[-1]), rows.dtype)
     _, outputs = ops.while_loop(lambda index, _: index < ops.size(wanted), turn, first)
-    return _and_empty(outputs, ops.shape(rows)[0] - num_filled)
+    return _and_empty([outputs], ops.shape(rows)[0] - num_filled)
 
 
 def _and_empty(outputs, num_empty):
-    return ops.concatenate([outputs, ops.zeros((num_empty, outputs.shape[-1]), outputs.dtype)], axis=0)
+    last = outputs[-1]
+    return ops.concatenate([*outputs, ops.zeros((num_empty, last.shape[-1]), last.dtype)], axis=0)
 
 
 def _some(kernel, wanted, dtype):

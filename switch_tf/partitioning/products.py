@@ -36,10 +36,10 @@ def product(equation: str, x, variable, dtype=None):
     terms, result = equation.split("->")
     left, right = terms.split(",")
     dtype = dtype or x.dtype
-    # Both operands are widened, which is exact: TensorFlow has no product of two dtypes' widths but in XLA, Keras has
-    # none on JAX, and a TPU's compiler takes the widening back (docs/decisions.md).
     if forms.is_fused():
         return _of_few_rows(left, right, result, x, variable, dtype)
+    # Both operands are widened, which is exact: TensorFlow has no product of two dtypes' widths but in XLA, Keras has
+    # none on JAX, and a TPU's compiler takes the widening back (docs/decisions.md).
     if not axes.is_partitioned():
         x, weight = ops.cast(x, dtype), ops.cast(axes.use(variable, x.dtype), dtype)
         if _is_matmul(left, right, result):
