@@ -96,7 +96,10 @@ def test_what_stands_for_itself_is_refused(tmp_path, text, told):
     "a.A.x = @b.B()\nb.B.y = @s/a.A()\ns/b.B.y = 5"])
 def test_what_ends_is_allowed(tmp_path, text):
     (tmp_path / "file.gin").write_text(f"{HEAD}{text}\n")
-    gin_files.collect([str(tmp_path / "file.gin")])
+    statements = gin_files.collect([str(tmp_path / "file.gin")])
+    assert statements.endless() is None
+    names = {f"{scope}/{owner}.{name}".lstrip("/") for scope, owner, name in statements.parameters}
+    assert names >= {line.split(" = ")[0] for line in text.splitlines()}
 
 
 def test_the_command_line_may_close_a_circle(tmp_path):
