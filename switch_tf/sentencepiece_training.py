@@ -13,19 +13,26 @@ from collections.abc import Iterable, Iterator
 _LONGEST = 4000  # bytes
 
 
-def train(sentences: Iterable[str], num_pieces: int, is_quiet: bool = True) -> bytes:
+def train(
+    sentences: Iterable[str], num_pieces: int, is_quiet: bool = True, keeps_whitespace: bool = False
+) -> bytes:
     """Returns a serialised unigram model, the same bytes whenever the sentences are the same.
 
     Args:
         sentences: texts to learn the pieces from.
         num_pieces: int. Size of the vocabulary without sentinels: padding 0, end of sequence 1, unknown 2.
         is_quiet: bool. Write nothing to standard error.
+        keeps_whitespace: bool. Text is encoded as it is, with every space and newline, as source code needs it; else
+            it is normalised (NFKC), and spaces and newlines become one space.
 
     Raises:
         RuntimeError: SentencePiece's, for example where the text has too few different pieces.
     """
     import sentencepiece
 
+    # A newline is in no sentence and becomes its byte.
+    exact = {"normalization_rule_name": "identity", "remove_extra_whitespaces": False, "add_dummy_prefix": False,
+             "allow_whitespace_only_pieces": True}
     model = io.BytesIO()  # a file name would be written into the model
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(sentences),
@@ -41,6 +48,7 @@ def train(sentences: Iterable[str], num_pieces: int, is_quiet: bool = True) -> b
         seed_sentencepiece_size=100_000,
         num_threads=1,  # the pieces depend on it
         minloglevel=2 if is_quiet else 0,
+        **(exact if keeps_whitespace else {}),
     )  # fmt: skip
     return model.getvalue()
 

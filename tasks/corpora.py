@@ -21,7 +21,7 @@ from pathlib import Path
 
 import tqdm
 
-from switch_tf.tasks import docstrings
+from switch_tf.tasks import docstrings, pinned
 
 # Distribution -> (version, first 16 hexadecimal digits of the SHA-256 of its prose). Only distributions that have one
 # version in requirements.txt and requirements-tpu.txt, and the same docstrings in the wheels for Python 3.11 and 3.12.
@@ -48,9 +48,6 @@ DISTRIBUTIONS = {
 }
 SHA256 = "b17a956e3d7144f8f883ad468ee2bffc4f8c0e4895b897b271f684bc216f5508"
 NUM_DOCUMENTS = {"train": 18715, "validation": 1099}
-
-# One file in this many belongs to the validation split.
-_VALIDATION_MODULUS = 20
 
 
 def docs_corpus(split: str) -> list[str]:
@@ -93,15 +90,9 @@ def cache_path() -> Path:
 
 def _collect() -> bytes:
     """Reads the distributions and returns the corpus as JSON lines, after checking that it is the expected one."""
-    _check_versions()
+    pinned.check_versions("docs corpus", {name: version for name, (version, _) in DISTRIBUTIONS.items()})
     prose = _read_distributions()
-    changed = [name for name, text in prose.items() if _digest(text) != DISTRIBUTIONS[name][1]]
-    if changed:
-        wanted = " ".join(f"{name}=={DISTRIBUTIONS[name][0]}" for name in changed)
-        raise RuntimeError(
-            f"The docs corpus needs {' and '.join(wanted.split())} as published, but the installed files differ "
-            f"(edited or incomplete); run: pip install --no-deps --force-reinstall {wanted}"
-        )
+    pinned.check_digests("docs corpus", DISTRIBUTIONS, prose)
     content = _assemble(prose)
     found = hashlib.sha256(content).hexdigest()
     if found != SHA256:
@@ -110,22 +101,6 @@ def _collect() -> bytes:
             "the code that collects it changed; run python -m switch_tf.tasks.corpora for the new constants."
         )
     return content
-
-
-def _check_versions() -> None:
-    wrong = []
-    for name, (pinned, _) in DISTRIBUTIONS.items():
-        try:
-            found = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            found = "not installed"
-        if found != pinned:
-            wrong.append(f"{name} (found {found}, expected {pinned})")
-    if wrong:
-        raise RuntimeError(
-            f"The docs corpus is made from pinned versions, which this environment does not have: {', '.join(wrong)}; "
-            "run: pip install --no-deps -r requirements.txt"
-        )
 
 
 def _read_distributions() -> dict[str, bytes]:
@@ -166,10 +141,10 @@ def _assemble(prose: dict[str, bytes]) -> bytes:
                     paragraphs.append(paragraph)
             if paragraphs:
                 file = document["object"].partition("::")[0]
-                split = "train" if _hash(file) % _VALIDATION_MODULUS else "validation"
+                split = pinned.split_of(file)
                 line = json.dumps({"split": split, "object": document["object"], "paragraphs": paragraphs})
                 lines.append(line.encode() + b"\n")
-    return b"".join(sorted(lines, key=_digest))
+    return b"".join(sorted(lines, key=pinned.digest))
 
 
 def _write_cache(path: Path, content: bytes) -> None:
@@ -188,19 +163,11 @@ def _write_cache(path: Path, content: bytes) -> None:
         )
 
 
-def _digest(text: bytes) -> str:
-    return hashlib.sha256(text).hexdigest()[:16]
-
-
-def _hash(text: str) -> int:
-    return int(hashlib.sha256(text.encode()).hexdigest(), 16)
-
-
 def _print_constants() -> None:
     prose = _read_distributions()
     content = _assemble(prose)
     for name, text in prose.items():
-        print(f'    "{name}": ("{metadata.version(name)}", "{_digest(text)}"),')
+        print(f'    "{name}": ("{metadata.version(name)}", "{pinned.digest(text)}"),')
     print(f'SHA256 = "{hashlib.sha256(content).hexdigest()}"')
     splits = [json.loads(line)["split"] for line in content.splitlines()]
     print(f'NUM_DOCUMENTS = {{"train": {splits.count("train")}, "validation": {splits.count("validation")}}}')

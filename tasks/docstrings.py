@@ -40,19 +40,30 @@ def read_distribution(name: str) -> list[dict]:
         PackageNotFoundError: the distribution is not installed.
     """
     warnings.simplefilter("ignore")  # invalid escapes in other people's strings
-    distribution = metadata.distribution(name)
     documents = []
-    for file in sorted(map(str, distribution.files or ())):
-        if not file.endswith(".py") or file.startswith("..") or _SKIPPED_FILE.search(file):
-            continue
+    for file, source in read_files(name):
         try:
-            tree = ast.parse(Path(distribution.locate_file(file)).read_text(encoding="utf-8"))
-        except (OSError, SyntaxError, ValueError):  # deleted or edited: the digest of the distribution will show it
+            tree = ast.parse(source)
+        except (SyntaxError, ValueError):  # edited: the digest of the distribution will show it
             continue
         for name_in_file, docstring in _docstrings(tree):
             if paragraphs := prose_paragraphs(docstring):
                 documents.append({"object": f"{file}::{name_in_file}", "paragraphs": paragraphs})
     return documents
+
+
+def read_files(name: str) -> Iterator[tuple[str, str]]:
+    """Yields the name and the text of each Python file of a distribution, in the order of names, but for tests.
+
+    Args and raises: see `read_distribution`.
+    """
+    distribution = metadata.distribution(name)
+    for file in sorted(map(str, distribution.files or ())):
+        if file.endswith(".py") and not file.startswith("..") and not _SKIPPED_FILE.search(file):
+            try:
+                yield file, Path(distribution.locate_file(file)).read_text(encoding="utf-8")
+            except (OSError, ValueError):  # deleted or edited: the digest of the distribution will show it
+                continue
 
 
 def prose_paragraphs(docstring: str) -> list[str]:

@@ -23,6 +23,12 @@ def docs_corpus() -> seqio.SentencePieceVocabulary:
 
 
 @functools.cache
+def source_corpus() -> seqio.SentencePieceVocabulary:
+    """4096 ids: 3996 pieces learnt from the source corpus, which keep every space and newline, and the sentinels."""
+    return seqio.SentencePieceVocabulary(str(_FOLDER / "source_corpus_4k.model"), NUM_SENTINELS)
+
+
+@functools.cache
 def byte() -> seqio.ByteVocabulary:
     """359 ids: padding, end of sequence and unknown, 256 bytes, and the sentinels."""
     return seqio.ByteVocabulary(NUM_SENTINELS)
@@ -44,5 +50,7 @@ def mt5() -> seqio.SentencePieceVocabulary:
     return seqio.SentencePieceVocabulary("gs://t5-data/vocabs/mc4.250000.100extra/sentencepiece.model", 0)
 
 
-for _name, _make in {"docs_corpus": docs_corpus, "bytes": byte, "t5": t5, "mt5": mt5}.items():
+for _name, _make in {
+    "docs_corpus": docs_corpus, "source_corpus": source_corpus, "bytes": byte, "t5": t5, "mt5": mt5
+}.items():
     data.register_vocabulary(_name, _make)

@@ -43,9 +43,9 @@ def test_a_task_is_read_with_the_vocabulary_that_is_chosen_and_stays_as_it_is(mo
 
 
 def test_every_name_is_that_of_the_function_and_one_object():
-    assert {name: data.get_vocabulary(name) for name in ("docs_corpus", "bytes", "t5", "mt5")} == {
-        "docs_corpus": vocabularies.docs_corpus(), "bytes": vocabularies.byte(), "t5": vocabularies.t5(),
-        "mt5": vocabularies.mt5()}
+    assert {name: data.get_vocabulary(name) for name in ("docs_corpus", "source_corpus", "bytes", "t5", "mt5")} == {
+        "docs_corpus": vocabularies.docs_corpus(), "source_corpus": vocabularies.source_corpus(),
+        "bytes": vocabularies.byte(), "t5": vocabularies.t5(), "mt5": vocabularies.mt5()}
     assert data.vocabulary_size("docs_corpus_span_corruption", "bytes") == 359
     assert data.vocabulary_fingerprint("docs_corpus_span_corruption", "bytes") == ["ByteVocabulary of 359 ids"]
 
@@ -118,8 +118,8 @@ def _with_last(content, symbols):
 
 
 @pytest.mark.parametrize(("content", "message"), [
-    (None, r"'nowhere.model' is no registered vocabulary \(bytes, docs_corpus, mt5, t5\), and no SentencePiece model "
-           "that can be read: there is no such file"),
+    (None, r"'nowhere.model' is no registered vocabulary \(bytes, docs_corpus, mt5, source_corpus, t5\), and no "
+           "SentencePiece model that can be read: there is no such file"),
     (b"", "is no SentencePiece model, or a damaged one; `switch-tf vocabulary` trains one"),
     (b"hello\nworld\n" * 99, "is no SentencePiece model, or a damaged one"),
     (lambda: _trained()[:500], "is no SentencePiece model, or a damaged one"),

@@ -38,7 +38,7 @@ def test_a_task_file_names_a_registered_task_and_usable_lengths(macros):
 def test_the_names_are_those_that_users_rely_on():
     names = (
         "anli arc c4 closed_book_qa docs_corpus docs_corpus_bytes docs_corpus_library docs_corpus_masked_tokens "
-        "docs_corpus_module docs_corpus_summary glue mc4 multi_task random_facts squad summarization super_glue "
-        "text_files text_to_text_files translation winogrande"
+        "docs_corpus_module docs_corpus_summary glue mc4 multi_task random_facts source_corpus squad summarization "
+        "super_glue text_files text_to_text_files translation winogrande"
     )
     assert " ".join(file.stem for file in FILES) == names

@@ -2,18 +2,18 @@ import pathlib
 
 import pytest
 
-from switch_tf.tasks import corpora, train_vocabulary, vocabularies
+from switch_tf.tasks import train_vocabulary, vocabularies
 
 
 @pytest.mark.slow
-def test_the_shipped_model_is_what_the_script_makes():
-    paragraphs = [paragraph for text in corpora.docs_corpus("train") for paragraph in text.split("\n")]
-    model = pathlib.Path(vocabularies.docs_corpus().sentencepiece_model_file)
-    assert train_vocabulary.train(paragraphs, train_vocabulary.NUM_PIECES) == model.read_bytes()
+def test_the_shipped_models_are_what_the_script_makes():
+    for make, vocabulary in ((train_vocabulary.docs_corpus, vocabularies.docs_corpus()),
+                             (train_vocabulary.source_code, vocabularies.source_corpus())):  # fmt: skip
+        assert make() == pathlib.Path(vocabulary.sentencepiece_model_file).read_bytes()
 
 
 def test_sizes_are_those_of_the_presets():
-    assert vocabularies.docs_corpus().vocab_size == 4096
+    assert vocabularies.docs_corpus().vocab_size == vocabularies.source_corpus().vocab_size == 4096
     assert vocabularies.byte().vocab_size == 3 + 256 + 100
 
 
