@@ -7,7 +7,7 @@ INSTALLED := .venv/installed
 # Two processes take file after file, in the order of tests/conftest.py: the fixtures of a file are made once.
 PYTEST := .venv/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
-COMPARISONS := facts module_facts text capacity_factor choices_per_token precision init_scale exploration \
+COMPARISONS := facts learning_rate module_facts text sources capacity_factor choices_per_token precision init_scale exploration \
   no_token_left_behind attention_experts as_many_parameters
 
 export TF_CPP_MIN_LOG_LEVEL ?= 2

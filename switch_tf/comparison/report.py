@@ -51,12 +51,24 @@ def words(found: dict) -> list[str]:
     for variant in found["variants"]:
         if variant["name"] == baseline:
             continue
+        lines.append(_difference(variant, baseline))
         if variant["speedup_steps"] is None:
             lines.append(f"{variant['name']} does not get there: it ends at {variant['final_loss']:.4f}.")
         else:
             lines.append(f"{variant['name']} gets there {variant['speedup_steps']:.2f} times sooner in steps and "
                          f"{variant['speedup_time']:.2f} times in time" + _range(variant) + ".")
     return lines
+
+
+def _difference(variant, baseline):
+    """What the final losses of the same seeds say, and what they could have said."""
+    mean, smallest = variant["loss_over_baseline"], variant["smallest_effect"]
+    line = f"{variant['name']} ends {abs(mean):.4f} {'above' if mean > 0 else 'below'} {baseline}"
+    if smallest is None:
+        return f"{line}; one seed does not say how much of that is chance."
+    own = ", ".join(f"{seed['loss_over_baseline']:+.4f}" for seed in variant["seeds"])
+    return (f"{line} ({own} by seed), which is {'more' if abs(mean) > smallest else 'no more'} than chance may do: "
+            f"what {len(variant['seeds'])} seeds can tell here with 95 % certainty is {smallest:.4f}.")
 
 
 def _range(variant):

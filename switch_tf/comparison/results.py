@@ -83,6 +83,7 @@ def _variant(name, runs, references):
         "seconds_per_step": _median(times),
         "step_time_over_dense": _time_ratio(paired),
         "final_loss": _median([run.losses[-1] for run in runs]),
+        **_over_baseline(paired),
         "speedup_steps": targets[-1]["speedup_steps"],
         "speedup_time": targets[-1]["speedup_time"],
         "targets": targets,
@@ -91,10 +92,27 @@ def _variant(name, runs, references):
     }
 
 
+def _over_baseline(paired):
+    """`loss_over_baseline`, the mean over seeds, and `smallest_effect`, None for one seed.
+
+    Seeds share their batches with the baseline's, so what is asked is whether the mean of their differences is other
+    than 0: with 95 % certainty it is where it lies beyond `smallest_effect`, Student's t times its standard error.
+    """
+    from scipy import stats
+
+    differences = [float(run.losses[-1] - reference.losses[-1]) for run, reference in paired]
+    count = len(differences)
+    smallest = None
+    if count > 1:
+        smallest = float(stats.t.ppf(0.975, count - 1) * np.std(differences, ddof=1) / np.sqrt(count))
+    return {"loss_over_baseline": float(np.mean(differences)), "smallest_effect": smallest}
+
+
 def _seed(run, reference):
     in_steps, in_time = speedup(run, reference, -1)
     return {
-        "seed": run.seed, "run": str(run.folder), "final_loss": float(run.losses[-1]), "speedup_steps": in_steps,
+        "seed": run.seed, "run": str(run.folder), "final_loss": float(run.losses[-1]),
+        "loss_over_baseline": float(run.losses[-1] - reference.losses[-1]), "speedup_steps": in_steps,
         "speedup_time": in_time,
         "curves": {"steps": run.steps.tolist(), "seconds": run.seconds.tolist(), "tokens": run.tokens.tolist(),
                    "flops": run.flops.tolist(), "loss": run.losses.tolist()},

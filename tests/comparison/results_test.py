@@ -56,6 +56,19 @@ def test_seeds_are_compared_with_their_own_and_the_median_is_told(read):
     assert variant["speedup_steps"] == 1
 
 
+def test_a_difference_is_told_beside_the_smallest_that_its_seeds_could_tell(read):
+    dense = [read(f"dense/seed_{seed}", FALLING + seed, seed=seed) for seed in range(3)]
+    sparse = [read(f"sparse/seed_{seed}", FALLING + seed - gain, seed=seed, num_experts=4)
+              for seed, gain in enumerate([0.1, 0.2, 0.3])]
+    one, two = results.compare(dense + sparse)["variants"]
+    assert (one["loss_over_baseline"], one["smallest_effect"]) == (0, 0)
+    # Of two degrees of freedom t is 4.303; the standard error of 0.1, 0.2, 0.3 is 0.1 over the root of 3.
+    assert two["loss_over_baseline"] == pytest.approx(-0.2)
+    assert two["smallest_effect"] == pytest.approx(4.3027 * 0.1 / 3**0.5, rel=1e-4)
+    assert [seed["loss_over_baseline"] for seed in two["seeds"]] == pytest.approx([-0.1, -0.2, -0.3])
+    assert results.compare([dense[0], sparse[0]])["variants"][1]["smallest_effect"] is None
+
+
 def test_most_seeds_have_to_get_there(read):
     dense = [read(f"dense/seed_{seed}", FALLING, seed=seed) for seed in range(2)]
     sparse = [read(f"sparse/seed_{seed}", FALLING + 9 * seed, seed=seed, num_experts=4) for seed in range(2)]
