@@ -5,6 +5,8 @@ from typing import NamedTuple
 import numpy as np
 
 from switch_tf import checks, data, decoding, partitioning
+from switch_tf.inference.few_rows import FewRows
+from switch_tf.partitioning.devices import device_type
 
 
 class Inputs(NamedTuple):
@@ -35,7 +37,8 @@ class TextModel:
         inputs_length, max_length: int, tokens that are read and decoded at most, ends of sequences included.
         sampler: see `SwitchTransformer.generate`.
         batch_size: int. Every batch is filled up to it. None for batches of any size and length as they are, by one
-            program for all of them: nothing is compiled later, and each step takes a little longer.
+            program for all of them, and by programs of their own for few inputs, which are made meanwhile
+            (`FewRows`).
 
     Raises:
         ValueError: a model that predicts no text, or numbers out of their ranges.
@@ -49,9 +52,10 @@ class TextModel:
         self.max_length = checks.integer("max_length", max_length, 1)
         self.batch_size = checks.optional("batch_size", batch_size, checks.integer, 1)
         self.sampler = decoding.get_sampler(sampler)
-        self._decode = partitioning.compiled(lambda inputs, rows: self.sampler.decode(
-            model, {"encoder_input_tokens": inputs}, self.max_length, features.targets.eos_id, rows),
-            ranks=(2, 1) if batch_size is None else None)
+        # Elsewhere than on CPUs a program that knows its shape is no faster (`partitioning.fused`).
+        is_any_size = batch_size is None and device_type() == "CPU"
+        self._few_rows = FewRows(self._sample, self.inputs_length) if is_any_size else None
+        self._decode = partitioning.compiled(self._sample, ranks=(2, 1) if batch_size is None else None)
         self._likelihoods = partitioning.compiled(lambda features: decoding.log_likelihoods(model, features))
 
     def read(self, text: str) -> Inputs:
@@ -81,28 +85,34 @@ class TextModel:
             inputs: ids, of `read`.
             rows: of each its number among all that are answered, which samplers draw by.
         """
-        ids = self._batch(inputs, self.inputs_length)
-        numbers = np.pad(np.asarray(rows, "int32"), (0, len(ids) - len(rows)))
-        found, scores = (np.asarray(one) for one in self._decode(ids, numbers))
+        shape, decode = self._program(inputs)
+        numbers = np.pad(np.asarray(rows, "int32"), (0, shape[0] - len(rows)))
+        found, scores = (np.asarray(one) for one in decode(_filled(inputs, shape), numbers))
         return [[self._answer(one, score) for one, score in zip(results, own, strict=True)]
                 for results, own in zip(found[:len(inputs)], scores, strict=False)]
 
     def score(self, inputs: list[list[int]], targets: list[list[int]]) -> list[float]:
         """The log-likelihood of a target to each of at most `batch_size` inputs, in nats."""
-        targets = self._batch(targets, self.max_length)
+        targets = _filled(targets, self._shape(targets, self.max_length))
         return np.asarray(self._likelihoods({
-            "encoder_input_tokens": self._batch(inputs, self.inputs_length),
+            "encoder_input_tokens": _filled(inputs, self._shape(inputs, self.inputs_length)),
             "decoder_input_tokens": np.pad(targets, ((0, 0), (1, 0)))[:, :-1], "decoder_target_tokens": targets,
             "decoder_loss_weights": (targets > 0).astype("int32")}))[:len(inputs)].tolist()
 
-    def _batch(self, inputs, most):
-        length = max(map(len, inputs))
-        if self.batch_size is not None:
-            length = min(most, decoding.bucketed_length(length))
-        batch = np.zeros((self.batch_size or len(inputs), length), "int32")
-        for row, ids in zip(batch, inputs, strict=False):
-            row[:len(ids)] = ids
-        return batch
+    def _sample(self, inputs, rows):
+        return self.sampler.decode(self.model, {"encoder_input_tokens": inputs}, self.max_length,
+                                   self.features.targets.eos_id, rows)
+
+    def _program(self, inputs):
+        """The shape to fill inputs up to, and the program for it."""
+        shape = self._shape(inputs, self.inputs_length)
+        return (self._few_rows and self._few_rows.program(*shape)) or (shape, self._decode)
+
+    def _shape(self, texts, most):
+        length = max(map(len, texts))
+        if self.batch_size is None:
+            return len(texts), length
+        return self.batch_size, min(most, decoding.bucketed_length(length))
 
     def _answer(self, ids, score):
         ids = ids.tolist()
@@ -112,6 +122,14 @@ class TextModel:
             ids.pop()
         has_end = ids[-1:] == [end]
         return Answer(data.spell(self.features.targets, ids[:-1] if has_end else ids), float(score), ids)
+
+
+def _filled(texts, shape):
+    """Lists of ids as <int32>[shape], filled up with 0."""
+    batch = np.zeros(shape, "int32")
+    for row, ids in zip(batch, texts, strict=False):
+        row[:len(ids)] = ids
+    return batch
 
 
 def generate(model, texts, vocabulary, max_length=64, sampler="greedy", batch_size=32, inputs_length=512) -> list[str]:

@@ -2,6 +2,7 @@
 one program in place of many operations."""
 
 import contextlib
+import threading
 
 import keras
 import numpy as np
@@ -10,6 +11,7 @@ from switch_tf.partitioning.axes import is_for_compiler, is_partitioned
 from switch_tf.partitioning.devices import device_type
 
 _fusing = None  # the _Fusing whose program is traced
+_tracing = threading.RLock()  # of `compiled`: what layers are told while they are traced is the same for all threads
 _TPU_QUERIES = 256
 
 
@@ -123,8 +125,12 @@ def compiled(function, ranks: tuple[int, ...] | None = None):
         return function
     import tensorflow as tf
 
+    def traced(*arguments):
+        with _tracing:
+            return function(*arguments)
+
     signature = None if ranks is None else [tf.TensorSpec([None] * rank, tf.int32) for rank in ranks]
-    return tf.function(function, autograph=False, input_signature=signature)
+    return tf.function(traced, autograph=False, input_signature=signature)
 
 
 def known_values(x) -> np.ndarray | None:
