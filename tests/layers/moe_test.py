@@ -1,4 +1,4 @@
-"""The Switch layer against a loop over tokens, against the dense layer, alone and inside of a Keras model."""
+"""The Switch layer against a loop over tokens, and against the dense layer."""
 
 import keras
 import numpy as np
@@ -7,23 +7,7 @@ import tensorflow as tf
 
 from switch_tf import partitioning
 from switch_tf.layers import FeedForward, SwitchFeedForward, dispatch, grouping
-
-D_MODEL, D_FF = 4, 6
-
-
-def make_layer(num_experts=3, seed=0, d_model=D_MODEL, **kwargs):
-    """A layer with random weights large enough that routes and outputs differ clearly."""
-    layer = SwitchFeedForward(num_experts, **{"d_ff": D_FF, "min_expert_capacity": 1, **kwargs})
-    layer.build((None, None, d_model))
-    rng = np.random.RandomState(seed)
-    for weight in layer.weights:
-        weight.assign(rng.randn(*weight.shape))
-    return layer
-
-
-def make_inputs(batch=2, length=6, seed=1, share_real=0.7):
-    rng = np.random.RandomState(seed)
-    return rng.randn(batch, length, D_MODEL).astype("float32"), rng.rand(batch, length) < share_real
+from tests.layers.switch_layers import D_FF, D_MODEL, make_inputs, make_layer
 
 
 def naive_switch(x, mask, num_groups, capacity, router, wi, wo):
@@ -292,94 +276,6 @@ def test_hf_capacity_has_no_minimum_and_may_exceed_the_sequence():
     assert stats.expert_usage == (10, 2 * 3 * 64)
 
 
-# Keras: losses, functional models, serialisation, dtype policy.
-
-
-def test_calling_adds_the_weighted_losses_and_forward_adds_none():
-    layer = make_layer(load_balancing_loss_weight=0.25, router_z_loss_weight=0.125)
-    x, mask = make_inputs()
-    _, stats = layer.forward(x, padding_mask=mask)
-    assert layer.losses == []
-    layer(x, padding_mask=mask)
-    (loss,) = layer.losses
-    np.testing.assert_allclose(loss, 0.25 * stats.load_balancing_loss.value + 0.125 * stats.router_z_loss.value)
-    assert stats.router_z_loss.value > 0.1 and loss.dtype == tf.float32
-
-
-def functional_model(**kwargs):
-    inputs = keras.Input((6, D_MODEL))
-    mask = keras.Input((6,), dtype="bool")
-    layer = SwitchFeedForward(3, D_FF, **kwargs)
-    hidden = inputs + layer(inputs, padding_mask=mask)
-    return keras.Model([inputs, mask], keras.layers.Dense(1)(hidden)), layer
-
-
-@pytest.mark.slow  # what a layer is rebuilt from is tested below, how a model is fit in tests/models
-def test_in_a_functional_model_it_trains_saves_and_loads(tmp_path):
-    keras.utils.set_random_seed(0)
-    model, layer = functional_model(num_groups_multiple=5, load_balancing_loss_weight=0.5, expert_dropout_rate=0.1)
-    assert model.output_shape == (None, 6, 1)
-    # Batches of 5, 5 and 2 sequences, so Keras traces an unknown batch; the last one's 12 tokens are filled up to 15.
-    x, mask = make_inputs(12, 6)
-    y = x.sum(-1, keepdims=True)
-    model.compile(keras.optimizers.Adam(1e-2), loss="mse")
-    before = [weight.numpy() for weight in layer.weights]
-    losses = model.fit([x, mask], y, batch_size=5, epochs=15, verbose=0).history["loss"]
-    # What fit minimises contains the balance loss, which is never far below 0.5 * 1.
-    assert losses[0] > losses[-1] > 0.3
-    for weight, start in zip(layer.weights, before, strict=True):
-        assert np.abs(weight.numpy() - start).max() > 1e-3, weight.path
-    model.save(tmp_path / "model.keras")
-    loaded = keras.models.load_model(tmp_path / "model.keras")
-    few = [x[:7], mask[:7]]
-    predicted = model.predict(few, verbose=0)
-    np.testing.assert_array_equal(loaded.predict(few, verbose=0), predicted)
-    np.testing.assert_allclose(predicted, model(few), rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(loaded.evaluate([x, mask], y, verbose=0), model.evaluate([x, mask], y, verbose=0))
-    loaded([x, mask])
-    assert len(loaded.losses) == 1 and loaded.losses[0] > 0.3
-
-
-def test_its_config_makes_it_again():
-    arguments = {
-        "num_experts": 2, "d_ff": 3, "activation": "geglu", "group_size": 7, "num_groups_multiple": 2,
-        "jitter_noise": 0.2, "train_capacity_factor": 1.5, "eval_capacity_factor": 2.5, "min_expert_capacity": 3,
-        "expert_dropout_rate": 0.3, "load_balancing_loss_weight": 0.1, "router_z_loss_weight": 0.2,
-        "router_dtype": "bfloat16", "init_scale": 0.5, "semantics": "hf", "expert_capacity": 5, "dispatch": "einsum",
-        "name": "mine"}
-    config = SwitchFeedForward(**arguments, dtype="mixed_bfloat16").get_config()
-    again = SwitchFeedForward.from_config(config)
-    assert again.get_config() == config
-    assert {name: getattr(again, name) for name in arguments} == arguments
-    # The parts get what is theirs.
-    router, experts = again.router, again.experts
-    assert (router.jitter_noise, router.router_dtype) == (0.2, "bfloat16")
-    assert (router.init_scale, router.semantics) == (0.5, "hf")
-    assert (experts.activation, experts.dropout_rate, experts.init_scale) == ("geglu", 0.3, 0.5)
-    assert {part.dtype_policy.name for part in (again, router, experts)} == {"mixed_bfloat16"}
-
-
-def test_under_bfloat16_the_router_and_the_losses_stay_float32():
-    layer = make_layer(dtype="mixed_bfloat16", eval_capacity_factor=3.0)
-    x = tf.cast(make_inputs()[0], tf.bfloat16)
-    outputs, stats = layer.forward(x)
-    assert outputs.dtype == tf.bfloat16
-    assert {weight.dtype for weight in layer.weights} == {"float32"}
-    assert all(mean.total.dtype == tf.float32 for mean in stats)
-    # The router's statistics are exactly those of a float32 layer on the same inputs, the outputs within rounding.
-    expected, expected_stats = make_layer(eval_capacity_factor=3.0).forward(tf.cast(x, tf.float32))
-    for mine, theirs in zip(stats, expected_stats, strict=True):
-        np.testing.assert_array_equal(mine.total, theirs.total)
-    np.testing.assert_allclose(tf.cast(outputs, tf.float32), expected, rtol=0.05, atol=0.1)
-    layer(x)
-    assert layer.losses[0].dtype == tf.float32
-
-
-def test_forward_builds_an_unbuilt_layer():
-    outputs, stats = SwitchFeedForward(2, 3).forward(make_inputs()[0])
-    assert outputs.shape == (2, 6, D_MODEL) and stats.expert_load.total.shape == (2,)
-
-
 # Refusals.
 
 
@@ -428,16 +324,6 @@ def test_auto_takes_the_devices_dispatch(monkeypatch):
     first, second = layer(x), layer(x)
     assert made == ["Index", "Einsum"]
     np.testing.assert_allclose(first, second, rtol=1e-6, atol=1e-6)
-
-
-def test_forward_hands_symbolic_statistics_to_a_functional_model():
-    inputs = keras.Input((6, 8))
-    outputs, stats = SwitchFeedForward(2, 4, min_expert_capacity=1).forward(inputs)
-    model = keras.Model(inputs, [outputs, stats.router_entropy.total, stats.router_entropy.weight])
-    values, _, weight = model(np.ones((3, 6, 8), "float32"))
-    assert values.shape == (3, 6, 8)
-    assert outputs.shape == (None, 6, 8)
-    assert float(weight) == 18
 
 
 @pytest.mark.parametrize("activation", ["relu", "geglu"])

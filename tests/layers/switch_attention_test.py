@@ -302,7 +302,7 @@ def test_in_a_functional_model_it_trains_saves_and_loads(tmp_path):
     hidden = inputs + layer(inputs, padding_mask=is_real)
     model = keras.Model([inputs, is_real], keras.layers.Dense(1)(hidden))
     x, mask = make_inputs(12, 6)
-    model.compile(keras.optimizers.Adam(1e-2), loss="mse", jit_compile=False)  # moe_test.py compiles with XLA
+    model.compile(keras.optimizers.Adam(1e-2), loss="mse", jit_compile=False)  # moe_keras_test.py compiles with XLA
     before = [weight.numpy() for weight in layer.weights]
     losses = model.fit([x, mask], x.sum(-1, keepdims=True), batch_size=5, epochs=8, verbose=0).history["loss"]
     assert losses[-1] < losses[0]

@@ -1,6 +1,4 @@
-"""The whole model: logits, masks, causality, packing, gradients, precision, and plain Keras habits."""
-
-import json
+"""The whole model: logits, statistics, random numbers, gradients, precision."""
 
 import keras
 import numpy as np
@@ -33,28 +31,6 @@ def check_gradients(model, mine, theirs, rtol=1e-5):
     for variable, first, second in zip(model.trainable_variables, mine[1], theirs[1], strict=True):
         largest = np.abs(second).max()
         np.testing.assert_allclose(first, second, rtol=rtol, atol=rtol * largest, err_msg=variable.path)
-
-
-def packed_and_apart():
-    """Two examples in one row of 9 inputs and 8 targets, and the same in two rows."""
-    rng = np.random.RandomState(4)
-    inputs, targets = [rng.randint(1, 32, n) for n in (4, 3)], [rng.randint(1, 32, n) for n in (3, 4)]
-    shifted = [np.concatenate([[0], target[:-1]]) for target in targets]
-
-    def row(parts, length):
-        joined = np.concatenate(parts)
-        return np.pad(joined, (0, length - len(joined)))[None].astype("int32")
-
-    segments = [[np.full(len(part), i + 1) for i, part in enumerate(parts)] for parts in (inputs, targets)]
-    packed = {
-        "encoder_input_tokens": row(inputs, 9), "encoder_segment_ids": row(segments[0], 9),
-        "decoder_input_tokens": row(shifted, 8), "decoder_target_tokens": row(targets, 8),
-        "decoder_segment_ids": row(segments[1], 8)}
-    apart = {
-        "encoder_input_tokens": np.concatenate([row([part], 9) for part in inputs]),
-        "decoder_input_tokens": np.concatenate([row([part], 8) for part in shifted]),
-        "decoder_target_tokens": np.concatenate([row([part], 8) for part in targets])}
-    return packed, apart
 
 
 # Hand-worked values.
@@ -124,87 +100,6 @@ def test_router_statistics_are_in_the_order_of_the_layers_names(fresh_model, fea
 def test_router_statistics_count_real_tokens_of_their_stack(make_model, features):
     encoder, decoder = make_model().forward(features)[1]
     assert encoder.expert_load.weight == 8 + 5 + 3 and decoder.expert_load.weight == 6 + 4 + 1
-
-
-# Invariants: causality, padding, packing.
-
-
-@pytest.mark.parametrize("overrides", [
-    {"is_sparse": False}, {"eval_capacity_factor": 0.6}, {"eval_capacity_factor": 0.6, "num_groups_multiple": 2},
-], ids=str)
-def test_a_later_target_never_changes_an_earlier_logit(make_model, features, overrides):
-    # One sequence: top-1 routing in order is causal inside of one, and only there.
-    model = make_model(**overrides)
-    one = {name: features[name][:1] for name in ("encoder_input_tokens", "decoder_input_tokens")}
-    logits, router_stats = model.forward(one)
-    assert not router_stats or router_stats[1].fraction_tokens_dropped.total > 0
-    for position in range(1, 6):
-        changed = one["decoder_input_tokens"].copy()
-        changed[:, position:] = (changed[:, position:] + 7) % 32
-        again = model({**one, "decoder_input_tokens": changed}).numpy()
-        np.testing.assert_allclose(again[:, :position], logits[:, :position], rtol=1e-5, atol=1e-5)
-        assert np.abs(again[:, position] - logits[:, position]).max() > 1e-3
-
-
-def test_every_position_sees_the_whole_input(make_model, features):
-    model = make_model(is_sparse=False)
-    logits = model(features).numpy()
-    changed = features["encoder_input_tokens"].copy()
-    changed[0, -1] = changed[0, -1] % 31 + 1
-    difference = np.abs(model({**features, "encoder_input_tokens": changed}).numpy() - logits).max(-1)
-    assert (difference[0] > 1e-4).all() and (difference[1:] == 0).all()
-
-
-@pytest.mark.parametrize("is_sparse", [False, True])
-def test_packed_examples_are_the_same_as_apart(make_model, is_sparse):
-    model = make_model(is_sparse=is_sparse, **ENOUGH)
-    packed, apart = packed_and_apart()
-    logits, expected = model(packed).numpy(), model(apart).numpy()
-    np.testing.assert_allclose(logits[0, :3], expected[0, :3], rtol=1e-4, atol=1e-5)
-    np.testing.assert_allclose(logits[0, 3:7], expected[1, :4], rtol=1e-4, atol=1e-5)
-
-
-def test_packed_examples_do_not_see_each_other(make_model):
-    model = make_model(is_sparse=False)
-    packed, _ = packed_and_apart()
-    logits = model(packed).numpy()
-    for name, of_second in (("encoder_input_tokens", slice(4, 7)), ("decoder_input_tokens", slice(3, 7))):
-        changed = {**packed, name: packed[name].copy()}
-        changed[name][:, of_second] = changed[name][:, of_second] % 31 + 1
-        again = model(changed).numpy()
-        np.testing.assert_array_equal(again[:, :3], logits[:, :3])
-        assert (np.abs(again - logits)[0, 3:7].max(-1) > 1e-4).all()
-
-
-@pytest.mark.parametrize("is_sparse", [False, True])
-def test_what_padding_holds_does_not_matter(make_model, is_sparse):
-    # Few slots, so that padding would push real tokens out.
-    model = make_model(is_sparse=is_sparse, eval_capacity_factor=0.7)
-    packed, _ = packed_and_apart()
-    logits = model(packed).numpy()
-    changed = {name: packed[name].copy() for name in packed}
-    changed["encoder_input_tokens"][:, 7:] = 9
-    changed["decoder_input_tokens"][:, 7:] = 9
-    np.testing.assert_array_equal(model(changed).numpy()[:, :7], logits[:, :7])
-
-
-@pytest.mark.parametrize("is_sparse", [False, True])
-def test_more_padding_does_not_matter(make_model, features, is_sparse):
-    model = make_model(is_sparse=is_sparse, **ENOUGH)
-    longer = {name: np.pad(value, ((0, 0), (0, 5))) for name, value in features.items()}
-    is_real = features["decoder_target_tokens"] != 0
-    np.testing.assert_allclose(
-        model(longer).numpy()[:, :6][is_real], model(features).numpy()[is_real], rtol=1e-4, atol=1e-5)
-
-
-def test_masks_come_from_segments_before_tokens(make_model, features):
-    # A real token 0 (here in the middle) is padding without segments and none with them.
-    model = make_model(is_sparse=False)
-    tokens = features["encoder_input_tokens"].copy()
-    tokens[0, 3] = 0
-    with_zero = {**features, "encoder_input_tokens": tokens}
-    with_segments = {**with_zero, "encoder_segment_ids": (features["encoder_input_tokens"] != 0).astype("int32")}
-    assert np.abs(model(with_zero) - model(with_segments)).max() > 1e-3
 
 
 # Random numbers.
@@ -323,86 +218,6 @@ def test_under_bfloat16_activations_are_bfloat16(make_model, features):
     embedded = model.token_embedder(features["encoder_input_tokens"])
     hidden, _ = model.encoder(embedded, is_real, is_real[:, None, None])
     assert embedded.dtype == hidden.dtype == tf.bfloat16
-
-
-# Keras: losses, compile, fit, evaluate, save, load.
-
-
-def test_calling_adds_the_weighted_losses_and_forward_adds_none(make_model, features):
-    model = make_model(load_balancing_loss_weight=0.25, router_z_loss_weight=0.125)
-    logits, router_stats = model.forward(features)
-    assert model.losses == []
-    np.testing.assert_array_equal(model(features), logits)
-    expected = [0.25 * stats.load_balancing_loss.value + 0.125 * stats.router_z_loss.value for stats in router_stats]
-    np.testing.assert_allclose(model.losses, expected, rtol=1e-6)
-    model.forward(features)
-    assert model.losses == []
-
-
-def compile_model(model):
-    # Not compiled by XLA, to save the tests' time.
-    model.compile(keras.optimizers.Adam(1e-2), keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-                  weighted_metrics=["sparse_categorical_accuracy"], jit_compile=False)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("remat", [False, True])
-def test_it_fits_and_what_it_learnt_is_saved(fresh_model, features, tmp_path, remat):
-    keras.utils.set_random_seed(0)
-    model = fresh_model("mixed_bfloat16", dropout_rate=0.1, num_groups_multiple=2, remat=remat, **SHALLOW)
-    compile_model(model)
-    # In one trace, not two; users need not.
-    model.optimizer.build(model.trainable_variables)
-    targets = features["decoder_target_tokens"]
-    # Batches of 2 and of 1, so Keras traces an unknown batch.
-    history = model.fit(features, targets, sample_weight=(targets != 0).astype("float32"), batch_size=2, epochs=10,
-                        verbose=0).history
-    assert history["loss"][-1] < 0.7 * history["loss"][0]
-    model.save(tmp_path / "model.keras")
-    loaded = keras.models.load_model(tmp_path / "model.keras")
-    assert isinstance(loaded, SwitchTransformer) and loaded.config == model.config
-    assert loaded.dtype_policy.name == "mixed_bfloat16"
-    for mine, theirs in zip(loaded.variables, model.variables, strict=True):
-        assert (mine.path, mine.dtype, mine.logical_axes) == (theirs.path, theirs.dtype, theirs.logical_axes)
-    np.testing.assert_array_equal(loaded(features), model(features))
-    assert loaded.optimizer.iterations == 20
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("dtype", ["float32", "mixed_bfloat16"])
-def test_it_evaluates_saves_and_loads(fresh_model, features, tmp_path, dtype):
-    model = fresh_model(dtype, num_groups_multiple=2, semantics="mtf", scale_decoder_outputs=False, **SHALLOW)
-    compile_model(model)
-    targets, weights = features["decoder_target_tokens"], (features["decoder_target_tokens"] != 0).astype("float32")
-    evaluated = model.evaluate(features, targets, sample_weight=weights, verbose=0)
-    model.save(tmp_path / "model.keras")
-    loaded = keras.models.load_model(tmp_path / "model.keras")
-    assert isinstance(loaded, SwitchTransformer) and loaded.config == model.config
-    assert loaded.dtype_policy.name == dtype
-    for mine, theirs in zip(loaded.variables, model.variables, strict=True):
-        assert (mine.path, mine.dtype, mine.logical_axes) == (theirs.path, theirs.dtype, theirs.logical_axes)
-    np.testing.assert_array_equal(loaded(features), model(features))
-    again = loaded.evaluate(features, targets, sample_weight=weights, verbose=0)
-    np.testing.assert_allclose(again, evaluated, rtol=1e-5)
-
-
-def test_fit_minimises_the_router_losses_too(fresh_model, features):
-    model = fresh_model(load_balancing_loss_weight=100.0, router_z_loss_weight=0.0, eval_capacity_factor=4.0)
-    model.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True), jit_compile=False)
-    loss = model.evaluate(features, features["decoder_target_tokens"], verbose=0)
-    _, router_stats = model.forward(features)
-    expected = sum(100 * float(stats.load_balancing_loss.value) for stats in router_stats)
-    logits = np.asarray(model(features), np.float64)
-    probs = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
-    expected += -np.log(np.take_along_axis(probs, features["decoder_target_tokens"][..., None], -1)).mean()
-    np.testing.assert_allclose(loss, expected, rtol=1e-4)
-
-
-def test_its_config_is_json_and_makes_it_again(make_model):
-    model = make_model("mixed_bfloat16", num_experts=3)
-    config = json.loads(json.dumps(model.get_config()))
-    again = SwitchTransformer.from_config(config)
-    assert again.config == model.config and again.dtype_policy.name == "mixed_bfloat16"
 
 
 # Refusals.

@@ -11,7 +11,7 @@ DECIDERS = ("tests/layers/deciders_test.py", "tests/layers/routing_golden_test.p
 LOSSES = ("tests/losses_test.py", "tests/parity/mesh_tensorflow_test.py", "tests/layers/routing_golden_test.py")
 JOINED = ("tests/parity/hugging_face_losses_test.py",)
 DISPATCH = ("tests/layers/dispatch_test.py", "tests/layers/routing_dispatch_test.py")
-LAYER = ("tests/layers/moe_test.py", "tests/layers/experts_test.py")
+LAYER = ("tests/layers/moe_test.py", "tests/layers/moe_keras_test.py", "tests/layers/experts_test.py")
 GROUPING = ("tests/layers/grouping_test.py", "tests/layers/moe_test.py")
 DROPOUT = ("tests/layers/dropout_test.py",)
 ADAFACTOR = ("tests/optim/adafactor_test.py",)
@@ -139,7 +139,7 @@ MUTANTS = (
     Mutant("losses.py", "loss = ops.sum((log_normalizer - target_logit) * weights)",
            "loss = ops.sum(log_normalizer - target_logit)", LOSSES),
     Mutant("losses.py", "+ z_weight * stats.router_z_loss.value",
-           "+ balance_weight * stats.router_z_loss.value", ("tests/layers/moe_test.py",)),
+           "+ balance_weight * stats.router_z_loss.value", ("tests/layers/moe_keras_test.py",)),
     Mutant("models/joining.py", "ops.zeros_like(mean.total) if is_omitted else",
            "ops.zeros_like(mean.total) if True else", JOINED),
     Mutant("models/joining.py", "mean.total / len(router_stats)", "mean.total", JOINED),

@@ -1,0 +1,89 @@
+"""The whole model by plain Keras habits: losses, compile, fit, evaluate, save, load."""
+
+import json
+
+import keras
+import numpy as np
+import pytest
+
+from switch_tf import SwitchTransformer
+
+# One sparse layer a stack: tracing is what takes time.
+SHALLOW = {"num_encoder_layers": 1, "num_decoder_layers": 1, "encoder_sparse_step": 1, "decoder_sparse_step": 1}
+
+
+def test_calling_adds_the_weighted_losses_and_forward_adds_none(make_model, features):
+    model = make_model(load_balancing_loss_weight=0.25, router_z_loss_weight=0.125)
+    logits, router_stats = model.forward(features)
+    assert model.losses == []
+    np.testing.assert_array_equal(model(features), logits)
+    expected = [0.25 * stats.load_balancing_loss.value + 0.125 * stats.router_z_loss.value for stats in router_stats]
+    np.testing.assert_allclose(model.losses, expected, rtol=1e-6)
+    model.forward(features)
+    assert model.losses == []
+
+
+def compile_model(model):
+    # Not compiled by XLA, to save the tests' time.
+    model.compile(keras.optimizers.Adam(1e-2), keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+                  weighted_metrics=["sparse_categorical_accuracy"], jit_compile=False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("remat", [False, True])
+def test_it_fits_and_what_it_learnt_is_saved(fresh_model, features, tmp_path, remat):
+    keras.utils.set_random_seed(0)
+    model = fresh_model("mixed_bfloat16", dropout_rate=0.1, num_groups_multiple=2, remat=remat, **SHALLOW)
+    compile_model(model)
+    # In one trace, not two; users need not.
+    model.optimizer.build(model.trainable_variables)
+    targets = features["decoder_target_tokens"]
+    # Batches of 2 and of 1, so Keras traces an unknown batch.
+    history = model.fit(features, targets, sample_weight=(targets != 0).astype("float32"), batch_size=2, epochs=10,
+                        verbose=0).history
+    assert history["loss"][-1] < 0.7 * history["loss"][0]
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    assert isinstance(loaded, SwitchTransformer) and loaded.config == model.config
+    assert loaded.dtype_policy.name == "mixed_bfloat16"
+    for mine, theirs in zip(loaded.variables, model.variables, strict=True):
+        assert (mine.path, mine.dtype, mine.logical_axes) == (theirs.path, theirs.dtype, theirs.logical_axes)
+    np.testing.assert_array_equal(loaded(features), model(features))
+    assert loaded.optimizer.iterations == 20
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float32", "mixed_bfloat16"])
+def test_it_evaluates_saves_and_loads(fresh_model, features, tmp_path, dtype):
+    model = fresh_model(dtype, num_groups_multiple=2, semantics="mtf", scale_decoder_outputs=False, **SHALLOW)
+    compile_model(model)
+    targets, weights = features["decoder_target_tokens"], (features["decoder_target_tokens"] != 0).astype("float32")
+    evaluated = model.evaluate(features, targets, sample_weight=weights, verbose=0)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    assert isinstance(loaded, SwitchTransformer) and loaded.config == model.config
+    assert loaded.dtype_policy.name == dtype
+    for mine, theirs in zip(loaded.variables, model.variables, strict=True):
+        assert (mine.path, mine.dtype, mine.logical_axes) == (theirs.path, theirs.dtype, theirs.logical_axes)
+    np.testing.assert_array_equal(loaded(features), model(features))
+    again = loaded.evaluate(features, targets, sample_weight=weights, verbose=0)
+    np.testing.assert_allclose(again, evaluated, rtol=1e-5)
+
+
+def test_fit_minimises_the_router_losses_too(fresh_model, features):
+    model = fresh_model(load_balancing_loss_weight=100.0, router_z_loss_weight=0.0, eval_capacity_factor=4.0)
+    model.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True), jit_compile=False)
+    loss = model.evaluate(features, features["decoder_target_tokens"], verbose=0)
+    _, router_stats = model.forward(features)
+    expected = sum(100 * float(stats.load_balancing_loss.value) for stats in router_stats)
+    logits = np.asarray(model(features), np.float64)
+    probs = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+    expected += -np.log(np.take_along_axis(probs, features["decoder_target_tokens"][..., None], -1)).mean()
+    np.testing.assert_allclose(loss, expected, rtol=1e-4)
+
+
+def test_its_config_is_json_and_makes_it_again(make_model):
+    model = make_model("mixed_bfloat16", num_experts=3)
+    config = json.loads(json.dumps(model.get_config()))
+    again = SwitchTransformer.from_config(config)
+    assert again.config == model.config and again.dtype_policy.name == "mixed_bfloat16"
