@@ -7,7 +7,12 @@ far it is on standard error only. Needs no TensorFlow.
 import io
 import string
 import sys
+import tempfile
 from collections.abc import Iterable, Iterator
+
+# As good as none: of a character that stands in no text. Without any, SentencePiece says so on standard error whenever
+# it loads the model.
+_RULES = "FFFF\tFFFD\n"
 
 # SentencePiece leaves out sentences of more than 4192 bytes, without a word.
 _LONGEST = 4000  # bytes
@@ -28,11 +33,24 @@ def train(
     Raises:
         RuntimeError: SentencePiece's, for example where the text has too few different pieces.
     """
+    if not keeps_whitespace:
+        return _train(sentences, num_pieces, is_quiet)
+    from sentencepiece import sentencepiece_model_pb2
+
+    with tempfile.NamedTemporaryFile("w", suffix=".tsv") as rules:
+        rules.write(_RULES)
+        rules.flush()
+        # A newline is in no sentence and becomes its byte.
+        model = sentencepiece_model_pb2.ModelProto.FromString(_train(
+            sentences, num_pieces, is_quiet, remove_extra_whitespaces=False, add_dummy_prefix=False,
+            allow_whitespace_only_pieces=True, normalization_rule_tsv=rules.name))
+    model.normalizer_spec.normalization_rule_tsv = ""  # the rules are in it, compiled
+    return model.SerializeToString(deterministic=True)
+
+
+def _train(sentences, num_pieces, is_quiet, **options):
     import sentencepiece
 
-    # A newline is in no sentence and becomes its byte.
-    exact = {"normalization_rule_name": "identity", "remove_extra_whitespaces": False, "add_dummy_prefix": False,
-             "allow_whitespace_only_pieces": True}
     model = io.BytesIO()  # a file name would be written into the model
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(sentences),
@@ -48,7 +66,7 @@ def train(
         seed_sentencepiece_size=100_000,
         num_threads=1,  # the pieces depend on it
         minloglevel=2 if is_quiet else 0,
-        **(exact if keeps_whitespace else {}),
+        **options,
     )  # fmt: skip
     return model.getvalue()
 
