@@ -34,7 +34,8 @@ compare-demo: $(INSTALLED)  ## train a dense model against 4 and 16 experts, in 
 compare-long: $(INSTALLED)  ## the regimes and ablations of docs/results.md, three seeds each: hours, goes on where it stopped
 	for facts in 5000 10000 20000 40000; do .venv/bin/switch-tf compare --gin_file=gin/comparisons/number_of_experts.gin \
 	  --gin.MODEL_DIR="'runs/compare_long/facts_$$facts'" --gin.MIXTURE_OR_TASK_NAME="'random_facts_$$facts'" \
-	  --gin.TRAIN_STEPS=3600 || exit; done
+	  --gin.TRAIN_STEPS=$$((facts * 9 / 10)) || exit; done
+	.venv/bin/python benchmarks/facts_remembered.py runs/compare_long/facts_* --output=runs/compare_long/facts.png
 	for name in $(COMPARISONS); do .venv/bin/switch-tf compare --gin_file=gin/comparisons/$$name.gin || exit; done
 
 test: lint  ## lint, import contracts and the tests; needs no network (CONTRIBUTING.md)
