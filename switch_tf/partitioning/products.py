@@ -12,9 +12,11 @@ from switch_tf.partitioning.dtypes import widen
 # Of so many, a product with a transposed weight takes half to a fifth of the time as its own transpose on CPU: the
 # tied logits of a few sequences that are decoded.
 _FEW_ROWS = 32
-# Numbers of a table in one of the parts that `_times_rows_of` takes it in, of which one row or several are read.
+# Numbers of a table in one of the parts that `_times_rows_of` takes it in: for one row, for several, each of which
+# reads its part, and for more.
 _NUMBERS_READ_ONCE = 2**21
 _NUMBERS_READ_AGAIN = 2**18
+_NUMBERS_COPIED = 2**20
 _ROWS_TO_READ_AGAIN = 4
 _AT_ONCE = 8  # products of `in_blocks`
 _LARGE = 2**19  # numbers of a matrix with which one row is multiplied in blocks
@@ -128,23 +130,25 @@ def _times_rows_of(table, x):
     """[row, k] times the transpose of [n, k], part by part of the table.
 
     A product with a vector reads its part of the table where it lies, in as many threads as there are, and the next row
-    of x finds that in the cache. XLA's library for products of matrices copies the table first, which pays for more.
+    of x finds that in the cache. XLA's library for products of matrices copies the part first, which pays for more.
     """
     (num_rows, width), length = x.shape, table.shape[0]
-    if num_rows > _ROWS_TO_READ_AGAIN:
-        return ops.transpose(ops.matmul(table, ops.transpose(x)))
-    at_a_time = min(max(1, (_NUMBERS_READ_ONCE if num_rows == 1 else _NUMBERS_READ_AGAIN) // width), length)
+    is_by_row = num_rows <= _ROWS_TO_READ_AGAIN
+    numbers = _NUMBERS_READ_ONCE if num_rows == 1 else _NUMBERS_READ_AGAIN if is_by_row else _NUMBERS_COPIED
+    at_a_time = min(max(1, numbers // width), length)
+    columns = ops.unstack(x, num_rows) if is_by_row else [ops.transpose(x)]
 
     def step(index, *products):
         # Of the last part some may be there already.
         start = ops.minimum(index * at_a_time, length - at_a_time)
         part = ops.slice(table, (start, 0), (at_a_time, width))
-        return index + 1, *(ops.slice_update(of_row, start[None], ops.matmul(part, row))
-                            for of_row, row in zip(products, ops.unstack(x, num_rows), strict=True))
+        return index + 1, *(ops.slice_update(found, (start, 0)[:len(found.shape)], ops.matmul(part, column))
+                            for found, column in zip(products, columns, strict=True))
 
     num_parts = -(-length // at_a_time)
-    start = ops.convert_to_tensor(0, "int32"), *[ops.zeros((length,), x.dtype)] * num_rows
-    return ops.stack(ops.while_loop(lambda index, *_: index < num_parts, step, start)[1:])
+    start = ops.convert_to_tensor(0, "int32"), *(ops.zeros((length, *column.shape[1:]), x.dtype) for column in columns)
+    _, *products = ops.while_loop(lambda index, *_: index < num_parts, step, start)
+    return ops.stack(products) if is_by_row else ops.transpose(products[0])
 
 
 @contextlib.contextmanager

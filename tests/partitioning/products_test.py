@@ -122,7 +122,7 @@ def test_a_product_in_a_loop_of_xlas_is_its_einsum_with_the_weight_as_it_is(
         fusing, monkeypatch, equation, is_large, rows):
     monkeypatch.setattr(products, "_LARGE", 1 if is_large else 2**19)
     # Two rows of a table at a time: 13 of them are six parts and a half.
-    for name in ("_NUMBERS_READ_ONCE", "_NUMBERS_READ_AGAIN"):
+    for name in ("_NUMBERS_READ_ONCE", "_NUMBERS_READ_AGAIN", "_NUMBERS_COPIED"):
         monkeypatch.setattr(products, name, 2 * SIZES["m"] + 1)
     _, (x, kernel, _), weight = make(equation)
     if equation != "erm,emf->erf":
