@@ -98,6 +98,12 @@ def decode(model, features, max_length: int, end_id: int, choose, has_scores=Tru
     return ids, scores[0] if has_scores else None
 
 
+def most_fused(model, sampler) -> int:
+    """How many sequences are decoded at a time by a program of XLA's at most; 0 where none are, see `loop`."""
+    can_be = partitioning.can_fuse() and model.config.dispatch != "ragged"
+    return _FUSED_ROWS // sampler.num_beams if can_be else 0
+
+
 def loop(model, goes_on, step, memory, start, num_rows):
     """What `start` becomes by steps, while it goes on.
 

@@ -12,6 +12,8 @@ from switch_tf.decoding.loop import END_ID, Decoded, decode
 class Greedy:
     """The most probable token of each step."""
 
+    num_beams = 1
+
     def decode(self, model, features, max_length: int, end_id: int = END_ID, rows=None) -> Decoded:
         """One sequence of each row; see `loop.decode`. `rows` plays no part: nothing is drawn."""
         return _one_result(decode(model, features, max_length, end_id, _most_probable))
@@ -45,6 +47,7 @@ class Sample:
     top_k: int | None = None
     top_p: float | None = None
     seed: int = 0
+    num_beams = 1
 
     def __post_init__(self):
         checks.fields(self, ["temperature"], checks.number, "above 0")

@@ -20,10 +20,12 @@ class FewRows:
     Args:
         decode: function of <int32>[rows, length] and <int32>[rows] that is traced, to a tuple of tensors [rows, ...].
         inputs_length: int, the longest.
+        most_rows: int. For more there are no faster programs, `decoding.most_fused`.
     """
 
-    def __init__(self, decode, inputs_length: int):
+    def __init__(self, decode, inputs_length: int, most_rows: int):
         self._decode = decode
+        self._rows = [rows for rows in _ROWS if rows <= most_rows]
         self._inputs_length = inputs_length
         self._programs = {}
         self._maker = None
@@ -46,7 +48,7 @@ class FewRows:
         return None
 
     def _shape(self, rows, length):
-        rows = next((most for most in _ROWS if rows <= most), None)
+        rows = next((most for most in self._rows if rows <= most), None)
         filled = decoding.bucketed_length(1)
         while filled < length:
             filled *= 2

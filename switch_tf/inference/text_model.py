@@ -6,7 +6,6 @@ import numpy as np
 
 from switch_tf import checks, data, decoding, partitioning
 from switch_tf.inference.few_rows import FewRows
-from switch_tf.partitioning.devices import device_type
 
 
 class Inputs(NamedTuple):
@@ -52,9 +51,9 @@ class TextModel:
         self.max_length = checks.integer("max_length", max_length, 1)
         self.batch_size = checks.optional("batch_size", batch_size, checks.integer, 1)
         self.sampler = decoding.get_sampler(sampler)
-        # Elsewhere than on CPUs a program that knows its shape is no faster (`partitioning.fused`).
-        is_any_size = batch_size is None and device_type() == "CPU"
-        self._few_rows = FewRows(self._sample, self.inputs_length) if is_any_size else None
+        self._few_rows = None
+        if batch_size is None:
+            self._few_rows = FewRows(self._sample, self.inputs_length, decoding.most_fused(model, self.sampler))
         self._decode = partitioning.compiled(self._sample, ranks=(2, 1) if batch_size is None else None)
         self._likelihoods = partitioning.compiled(lambda features: decoding.log_likelihoods(model, features))
 

@@ -8,7 +8,7 @@ import importlib
 _NAMES = {
     "axes": ("add_weight", "arange", "axes_of", "constrain", "is_partitioned", "use", "with_axes"),
     "dtypes": ("wide_dtype", "widen"),
-    "forms": ("compiled", "fused", "is_fused", "known_values", "queries_at_a_time", "suited_dispatches"),
+    "forms": ("can_fuse", "compiled", "fused", "is_fused", "known_values", "queries_at_a_time", "suited_dispatches"),
     "indexing": ("count_into_bins", "look_up", "normalizers_and_targets", "place_of_largest", "write"),
     "layout": ("LOGICAL_AXES", "Layout"),
     "parts": ("check_parts", "current_part", "part_of_batch", "share_of_groups"),

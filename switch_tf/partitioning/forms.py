@@ -73,8 +73,13 @@ def _traced_as(fusing):
         _fusing = previous
 
 
+def can_fuse() -> bool:
+    """Whether there are programs of `fused` here, given shapes that are known."""
+    return keras.backend.backend() == "tensorflow" and not is_partitioned() and device_type() == "CPU"
+
+
 def _can_fuse(arguments):
-    if keras.backend.backend() != "tensorflow" or is_partitioned() or device_type() != "CPU":
+    if not can_fuse():
         return False
     import tensorflow as tf
 

@@ -29,7 +29,7 @@ def program_of(few_rows, rows, length):
 
 
 def test_shapes_are_few():
-    few_rows = FewRows(lambda inputs, rows: (inputs, rows), 100)
+    few_rows = FewRows(lambda inputs, rows: (inputs, rows), 100, 8)
     found = {program_of(few_rows, rows, length)[0] for rows in (1, 2, 3, 4) for length in (1, 32, 33, 64, 65, 100)}
     assert found == {(rows, length) for rows in (1, 4) for length in (32, 64, 100)}
     assert few_rows.program(5, 1) is None and few_rows.program(32, 100) is None
@@ -43,13 +43,25 @@ def test_it_is_asked_for_and_there_later():
         assert go_on.wait(60)
         return inputs + rows[:, None]
 
-    few_rows = FewRows(decode, 64)
+    few_rows = FewRows(decode, 64, 4)
     assert few_rows.program(2, 3) is None and started.wait(60)
     assert few_rows.program(2, 3) is None and few_rows.program(1, 3) is None  # one at a time
     go_on.set()
     shape, program = program_of(few_rows, 2, 3)
     assert shape == (4, 32)
     np.testing.assert_array_equal(program(np.ones(shape, "int32"), np.arange(4, dtype="int32"))[:, 0], [1, 2, 3, 4])
+
+
+@pytest.mark.parametrize("sampler, dispatch, rows", [
+    ("greedy", "auto", 4), (decoding.Beam(num_beams=2), "auto", 4), ("beam", "auto", 1),
+    (decoding.Beam(num_beams=16), "auto", 0), ("greedy", "ragged", 0)])
+def test_there_are_none_for_what_xla_does_not_decode(make_model, sampler, dispatch, rows):
+    """Four texts of four beams are too many rows: to fill two texts up to four would only double the work."""
+    model = make_model(vocab_size=384, dispatch=dispatch)
+    few_rows = TextModel(model, data.TextFeatures(BYTES, BYTES, True), 20, 6, sampler, batch_size=None)._few_rows
+    few_rows._decode = lambda inputs, rows: (inputs, rows)
+    assert few_rows.program(rows + 1, 5) is None and few_rows._maker is None
+    assert rows == 0 or program_of(few_rows, rows, 5)[0] == (rows, 20)
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
@@ -60,7 +72,7 @@ def test_one_that_cannot_be_made_is_not_tried_again():
         tried.append(inputs.shape)
         raise MemoryError
 
-    few_rows = FewRows(decode, 64)
+    few_rows = FewRows(decode, 64, 4)
     for _ in range(3):
         assert few_rows.program(1, 3) is None
         few_rows._maker.join()
@@ -68,7 +80,7 @@ def test_one_that_cannot_be_made_is_not_tried_again():
 
 
 @pytest.mark.parametrize("sampler", ["greedy", pytest.param(decoding.Sample(seed=3), marks=pytest.mark.slow),
-                                     pytest.param("beam", marks=pytest.mark.slow)])
+                                     pytest.param(decoding.Beam(num_beams=2), marks=pytest.mark.slow)])
 def test_answers_are_the_same_before_and_after(model, sampler):
     text_model = TextModel(model, data.TextFeatures(BYTES, BYTES, True), 20, 6, sampler, batch_size=None)
     inputs = [text_model.read(text).ids for text in TEXTS]
