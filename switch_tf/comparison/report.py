@@ -65,7 +65,8 @@ def _difference(variant, baseline):
     mean, smallest = variant["loss_over_baseline"], variant["smallest_effect"]
     line = f"{variant['name']} ends {abs(mean):.4f} {'above' if mean > 0 else 'below'} {baseline}"
     if smallest is None:
-        return f"{line}; one seed does not say how much of that is chance."
+        few = "one seed does" if len(variant["seeds"]) == 1 else f"seeds that {baseline} was not trained with do"
+        return f"{line}; {few} not say how much of that is chance."
     own = ", ".join(f"{seed['loss_over_baseline']:+.4f}" for seed in variant["seeds"])
     return (f"{line} ({own} by seed), which is {'more' if abs(mean) > smallest else 'no more'} than chance may do: "
             f"what {len(variant['seeds'])} seeds can tell here with 95 % certainty is {smallest:.4f}.")

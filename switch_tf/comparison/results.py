@@ -72,6 +72,7 @@ def _variant(name, runs, references):
     work = fairness.work(config, record["TASK_FEATURE_LENGTHS"])
     times = [time for run in runs for time in run.step_times.values()]
     paired = pairs(runs, references)
+    seeds = [_seed(run, reference) for run, reference in paired]
     targets = [target(paired, share) for share in _SHARES]
     return {
         "name": name,
@@ -83,27 +84,28 @@ def _variant(name, runs, references):
         "seconds_per_step": _median(times),
         "step_time_over_dense": _time_ratio(paired),
         "final_loss": _median([run.losses[-1] for run in runs]),
-        **_over_baseline(paired),
+        **_over_baseline(seeds, all(run.seed == reference.seed for run, reference in paired)),
         "speedup_steps": targets[-1]["speedup_steps"],
         "speedup_time": targets[-1]["speedup_time"],
         "targets": targets,
         "tasks": _tasks(paired),
-        "seeds": [_seed(run, reference) for run, reference in paired],
+        "seeds": seeds,
     }
 
 
-def _over_baseline(paired):
-    """`loss_over_baseline`, the mean over seeds, and `smallest_effect`, None for one seed.
+def _over_baseline(seeds, are_of_same_seeds):
+    """`loss_over_baseline`, the mean over seeds, and `smallest_effect`, None without several seeds of both.
 
     Seeds share their batches with the baseline's, so what is asked is whether the mean of their differences is other
     than 0: with 95 % certainty it is where it lies beyond `smallest_effect`, Student's t times its standard error.
+    Differences from one and the same run of the baseline would hide how much that one owes to chance.
     """
     from scipy import stats
 
-    differences = [float(run.losses[-1] - reference.losses[-1]) for run, reference in paired]
+    differences = [seed["loss_over_baseline"] for seed in seeds]
     count = len(differences)
     smallest = None
-    if count > 1:
+    if count > 1 and are_of_same_seeds:
         smallest = float(stats.t.ppf(0.975, count - 1) * np.std(differences, ddof=1) / np.sqrt(count))
     return {"loss_over_baseline": float(np.mean(differences)), "smallest_effect": smallest}
 

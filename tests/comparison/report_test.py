@@ -39,6 +39,9 @@ def test_what_chance_may_do_is_not_taken_for_a_difference(make_run, tmp_path):
             "what 3 seeds can tell here with 95 % certainty is 0.7985.") in said
     said = "\n".join(report.words(report.write(tmp_path / "one", runs[:2])))
     assert "sparse ends 0.3000 above dense; one seed does not say how much of that is chance." in said
+    said = "\n".join(report.words(report.write(tmp_path / "unpaired", [runs[0], *runs[1::2]])))
+    assert ("sparse ends 0.0667 below dense; seeds that dense was not trained with do not say how much of that is "
+            "chance.") in said
 
 
 def test_the_page_needs_no_other_file_and_names_are_text(make_run, tmp_path):
