@@ -90,7 +90,7 @@ def cache_path() -> Path:
 
 def _collect() -> bytes:
     """Reads the distributions and returns the corpus as JSON lines, after checking that it is the expected one."""
-    pinned.check_versions("docs corpus", {name: version for name, (version, _) in DISTRIBUTIONS.items()})
+    pinned.check_versions("docs corpus", DISTRIBUTIONS)
     prose = _read_distributions()
     pinned.check_digests("docs corpus", DISTRIBUTIONS, prose)
     content = _assemble(prose)

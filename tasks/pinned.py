@@ -8,18 +8,18 @@ from importlib import metadata
 _VALIDATION_MODULUS = 20
 
 
-def check_versions(corpus: str, versions: Mapping[str, str]) -> None:
+def check_versions(corpus: str, distributions: Mapping[str, tuple[str, str]]) -> None:
     """Refuses an environment that has not the pinned version of each distribution.
 
     Args:
         corpus: str, the name of what is made of them.
-        versions: distribution -> version.
+        distributions: distribution -> its version and the digest of its text.
 
     Raises:
         RuntimeError: with those that are missing or others.
     """
     wrong = []
-    for name, wanted in versions.items():
+    for name, (wanted, _) in distributions.items():
         try:
             found = metadata.version(name)
         except metadata.PackageNotFoundError:

@@ -12,35 +12,36 @@ checked.
 import functools
 import hashlib
 import re
-from importlib import metadata
 
 import seqio
 
 from switch_tf.tasks import corpora, docstrings, in_memory, pinned, preprocessors, vocabularies
 
-# Distribution -> (version, digest of its sources), of all that the docs corpus is made of: their files are the same in
-# the wheels for Python 3.11 and 3.12, but for what `_GENERATED` leaves out.
-DISTRIBUTIONS = {
-    "jax": ("0.10.2", "d83839252b397be6"),
-    "scipy": ("1.17.1", "493cae1a6cab8d6c"),
-    "pandas": ("3.1.1", "ae74e5252053bb86"),
-    "keras": ("3.15.1", "37bf3859bb21d230"),
-    "scikit-learn": ("1.9.1", "3bf30450e4ef1acc"),
-    "nltk": ("3.10.4", "8acec6a9e758d855"),
-    "tensorflow-datasets": ("4.9.10", "109553a1e6e930d7"),
-    "numpy": ("2.4.6", "d4ad10637c107e60"),
-    "orbax-checkpoint": ("0.12.8", "6f82be27e076a84c"),
-    "flax": ("0.12.8", "0ac8546729c53ab3"),
-    "optax": ("0.2.8", "68e0a30ed37bc47a"),
-    "seqio": ("0.0.20", "8d02c3ef9111f53b"),
-    "etils": ("1.15.0", "cd6dd971a87c88ab"),
-    "grpcio": ("1.85.1", "6870d1afd198a7be"),
-    "t5": ("0.9.4", "f00cfc43dc14a0da"),
-    "absl-py": ("2.5.1", "4fd292da5409b382"),
-    "h5py": ("3.14.0", "065c3a7f44c3a09a"),
-    "clu": ("0.0.12", "49a179e0ea49a99a"),
-    "gin-config": ("0.5.0", "8bfb2cddd6f8a057"),
+# Digests of the sources of all that the docs corpus is made of: their files are the same in the wheels for Python 3.11
+# and 3.12, but for what `_GENERATED` leaves out.
+_DIGESTS = {
+    "jax": "d83839252b397be6",
+    "scipy": "493cae1a6cab8d6c",
+    "pandas": "ae74e5252053bb86",
+    "keras": "37bf3859bb21d230",
+    "scikit-learn": "3bf30450e4ef1acc",
+    "nltk": "8acec6a9e758d855",
+    "tensorflow-datasets": "109553a1e6e930d7",
+    "numpy": "d4ad10637c107e60",
+    "orbax-checkpoint": "6f82be27e076a84c",
+    "flax": "0ac8546729c53ab3",
+    "optax": "68e0a30ed37bc47a",
+    "seqio": "8d02c3ef9111f53b",
+    "etils": "cd6dd971a87c88ab",
+    "grpcio": "6870d1afd198a7be",
+    "t5": "f00cfc43dc14a0da",
+    "absl-py": "4fd292da5409b382",
+    "h5py": "065c3a7f44c3a09a",
+    "clu": "49a179e0ea49a99a",
+    "gin-config": "8bfb2cddd6f8a057",
 }
+# Distribution -> (version, digest of its sources).
+DISTRIBUTIONS = {name: (version, _DIGESTS.get(name)) for name, (version, _) in corpora.DISTRIBUTIONS.items()}
 SHA256 = "a9525205be63fb0e5f9cc5a062bc45d333e23875b85730b3bdc7c05356df9663"
 NUM_FILES = {"train": 4151, "validation": 239}
 
@@ -65,7 +66,7 @@ def read_sources(split: str) -> dict[str, list[str]]:
 @functools.cache
 def _sources() -> tuple[tuple[str, str], ...]:
     """The name and the text of every file, after checking that they are the expected ones."""
-    pinned.check_versions("source corpus", {name: version for name, (version, _) in DISTRIBUTIONS.items()})
+    pinned.check_versions("source corpus", DISTRIBUTIONS)
     files = _read_distributions(DISTRIBUTIONS)
     pinned.check_digests("source corpus", DISTRIBUTIONS, {name: _joined(own) for name, own in files.items()})
     found = _assemble(files)
@@ -104,7 +105,7 @@ def _joined(files) -> bytes:
 def _print_constants() -> None:
     files = _read_distributions(corpora.DISTRIBUTIONS)
     for name, own in files.items():
-        print(f'    "{name}": ("{metadata.version(name)}", "{pinned.digest(_joined(own))}"),')
+        print(f'    "{name}": "{pinned.digest(_joined(own))}",')
     found = _assemble(files)
     print(f'SHA256 = "{hashlib.sha256(_joined(found)).hexdigest()}"')
     splits = [pinned.split_of(file) for file, _ in found]

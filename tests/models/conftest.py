@@ -4,6 +4,21 @@ import numpy as np
 import pytest
 
 
+def check_causal(model, one, logits):
+    """A later target never changes an earlier logit, and changes its own.
+
+    Args:
+        one: features of one sequence.
+        logits: those of the model for it.
+    """
+    for position in range(1, 6):
+        changed = one["decoder_input_tokens"].copy()
+        changed[:, position:] = (changed[:, position:] + 7) % 32
+        again = model({**one, "decoder_input_tokens": changed}).numpy()
+        np.testing.assert_allclose(again[:, :position], logits[:, :position], rtol=1e-5, atol=1e-5)
+        assert np.abs(again[:, position] - logits[:, position]).max() > 1e-3
+
+
 @pytest.fixture
 def features():
     """3 examples: 8 inputs and 6 targets, padded to different lengths; inputs are the targets shifted right."""
