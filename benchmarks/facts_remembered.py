@@ -7,6 +7,7 @@ one picture, and a table as JSON lines.
 """
 
 import argparse
+import itertools
 import json
 import pathlib
 import re
@@ -28,12 +29,12 @@ def read(folder: str) -> dict:
     for variant in found["variants"]:
         seeds = [(seed["curves"], seed["values"][metric]) for seed in variant["seeds"]]
         shortest = min(len(curves["steps"]) for curves, _ in seeds)
-        # Metrics of predictions were evaluated before the first step, too.
+        recalls = [dict(zip(values["steps"], values["values"], strict=True)) for _, values in seeds]
         variants.append({
-            "name": variant["name"], "num_experts": variant["num_experts"], "num_parameters": variant["num_parameters"],
+            "name": variant["name"], "num_parameters": variant["num_parameters"],
             **{axis: np.median([curves[axis][:shortest] for curves, _ in seeds], axis=0) for axis in AXES},
-            "recall": np.median([values["values"][-len(curves["steps"]):][:shortest] for curves, values in seeds],
-                                axis=0) / 100})
+            "recall": np.median([[recall[step] for step in curves["steps"][:shortest]]
+                                 for recall, (curves, _) in zip(recalls, seeds, strict=True)], axis=0) / 100})
     return {"facts": facts, "variants": variants}
 
 
@@ -58,7 +59,7 @@ def draw(tables: list[dict], path: str) -> None:
         column[0].set_title(f"{table['facts']:,} facts")
     grid[0, 0].legend()
     last = grid[0, -1]
-    for table, style in zip(tables, ("o-", "s--", "^:", "d-."), strict=False):
+    for table, style in zip(tables, itertools.cycle(("o-", "s--", "^:", "d-.")), strict=False):
         last.plot([variant["num_parameters"] for variant in table["variants"]],
                   [table["facts"] * variant["recall"][-1] for variant in table["variants"]], style, color="grey",
                   label=f"of {table['facts']:,}", zorder=1)
