@@ -106,9 +106,9 @@ def _listen(server, listener, say_ready):
         if listening.should_exit:
             print(f"{name} once more: ended at once.", file=sys.stderr, flush=True)
             os._exit(INTERRUPTED)
+        listening.should_exit = True  # before it is said: who reads that may send the next one at once
         print(f"{name}: answering what waits, {_STOPPING_SECONDS} seconds at most; once more ends at once.",
               file=sys.stderr, flush=True)
-        listening.should_exit = True
 
     previous = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
     thread = threading.Thread(target=listening.run, kwargs={"sockets": [listener]}, name="http")
