@@ -43,7 +43,8 @@ class FewRows:
             program = self._programs[shape]
             return program and (shape, program)
         if self._maker is None or not self._maker.is_alive():
-            self._maker = threading.Thread(target=self._make, args=shape, name="compiler")
+            # No daemon, as a thread that asks may be: a process that ends while one traces is aborted.
+            self._maker = threading.Thread(target=self._make, args=shape, name="compiler", daemon=False)
             self._maker.start()
         return None
 

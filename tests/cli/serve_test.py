@@ -63,7 +63,8 @@ def test_it_serves_until_a_signal_and_answers_what_waits(run_folder):
         waiting.join(60)
         assert len(found["predictions"]) == 256
         out, err = process.communicate(timeout=60)
-    assert process.returncode == 0 and "SIGTERM: answering what waits" in err
+    assert process.returncode == 0, err
+    assert "SIGTERM: answering what waits" in err
     assert json.loads(out.splitlines()[-1]) == {
         "run": str(run_folder), "step": 7, "address": f"http://127.0.0.1:{port}"}
 

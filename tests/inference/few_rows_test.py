@@ -1,5 +1,7 @@
 """Few inputs get programs of their shape, made beside the work: with the same answers, whenever they are there."""
 
+import subprocess
+import sys
 import threading
 import time
 
@@ -50,6 +52,30 @@ def test_it_is_asked_for_and_there_later():
     shape, program = program_of(few_rows, 2, 3)
     assert shape == (4, 32)
     np.testing.assert_array_equal(program(np.ones(shape, "int32"), np.arange(4, dtype="int32"))[:, 0], [1, 2, 3, 4])
+
+
+def test_a_process_that_ends_meanwhile_ends_well():
+    """One that is asked by a daemon, as a server's thread is."""
+    source = """
+import threading
+from switch_tf.inference.few_rows import FewRows
+
+started = threading.Event()
+
+def decode(inputs, rows):
+    started.set()
+    for _ in range(300):
+        inputs = inputs + rows[:, None]
+    print("traced")
+    return inputs
+
+asked = threading.Thread(target=FewRows(decode, 64, 4).program, args=(1, 3), daemon=True)
+asked.start()
+asked.join()
+started.wait()
+"""
+    found = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True)
+    assert found.returncode == 0 and found.stdout == "traced\n", found.stderr
 
 
 @pytest.mark.parametrize("sampler, dispatch, rows", [
