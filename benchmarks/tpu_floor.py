@@ -11,13 +11,14 @@ step.
 import argparse
 import collections
 import json
-import pathlib
 import re
 import sys
 from typing import NamedTuple
 
+import saved_step
+
 from switch_tf.aot import chips, compiler, hlo
-from switch_tf.aot.origin import SENT, WAITING, Origins
+from switch_tf.aot.origin import SENT, WAITING
 from switch_tf.cli import compile_text
 
 # Of one chip.
@@ -37,23 +38,14 @@ class _Product(NamedTuple):
 def main():
     """Compiles the products and prints a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("answer", type=pathlib.Path, help="what `switch-tf compile --json` printed")
-    parser.add_argument("folder", type=pathlib.Path, help="what it saved")
+    saved_step.add_arguments(parser)
     arguments = parser.parse_args()
-    answer = json.loads(arguments.answer.read_text())
+    answer = arguments.answer
     chip = chips.of(answer["topology"])
     cycles = _Cycles(answer["topology"])
-    points = []
-    for depths in answer["compiled_layers"]:
-        name = f"step_{'_'.join(map(str, depths))}.optimized.hlo"
-        parts = cycles.by_part((arguments.folder / name).read_text())
-        points.append({part: count / chip.clock for part, count in parts.items()})
-    floor = points[0]
-    if len(points) > 1:
-        total, first, second = (sum(depths) for depths in (answer["layers"], *answer["compiled_layers"]))
-        units = (total - first) / (second - first)
-        floor = {part: floor.get(part, 0.0) + units * (points[1].get(part, 0.0) - floor.get(part, 0.0))
-                 for part in points[1]}
+    points = [{part: count / chip.clock for part, count in cycles.by_part(
+        saved_step.programs(arguments.folder, depth)).items()} for depth in answer["compiled_layers"]]
+    floor = saved_step.of_all_layers(answer, points)
     step = answer["predicted"]["parts"]
     print(json.dumps({"benchmark": "tpu_floor", "topology": answer["topology"], "products": floor, "step": step}))
     print(_table(floor, step), file=sys.stderr)
@@ -66,12 +58,10 @@ class _Cycles:
         self._device = compiler.devices_of(_TOPOLOGIES[topology.partition(":")[0]])[0]
         self._known = {}
 
-    def by_part(self, text):
+    def by_part(self, programs):
         """Cycles of a saved step's products, by part of the model."""
         parts = collections.Counter()
-        for module, default in zip(map(hlo.Module, text.split("// update\n")), ("logits and loss", "optimizer"),
-                                   strict=False):
-            origins = Origins(module, default)
+        for module, origins in programs:
             found = [(one, module.times.get(name, 0)) for name, instructions in module.computations.items()
                      for one in instructions if one.kind in ("convolution", "dot")]
             for place, (one, times) in enumerate(found):

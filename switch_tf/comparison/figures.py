@@ -1,4 +1,4 @@
-"""The picture of a comparison: held-out loss over steps, time, FLOPs and tokens, and how much sooner it is reached."""
+"""The picture of a comparison: evaluation loss over steps, time, FLOPs and tokens, and how much sooner it is reached."""
 
 import numpy as np
 
@@ -59,7 +59,7 @@ def _losses(axes, of_names, colors, found, unit, of_run):
         if len(at):
             axes.plot(along[at[0]], losses[at[0]], "o", color=colors[name])
     axes.axhline(found["target_loss"], color="grey", linestyle="--", linewidth=1)
-    axes.set(xlabel=unit, ylabel="held-out cross-entropy (nats per token)", title=f"Loss over {unit}")
+    axes.set(xlabel=unit, ylabel="evaluation loss (nats per token)", title=f"Loss over {unit}")
     axes.grid(alpha=0.3)
 
 

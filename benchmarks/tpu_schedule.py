@@ -1,0 +1,78 @@
+"""The clock against the compiler's final schedule: what the parts of a step take at least on the core.
+
+    export LIBTPU_INIT_ARGS="--xla_jf_dump_to=BUNDLES --xla_jf_dump_llo_text=true \\
+      --xla_jf_dump_llo_pass_label_regex=.*final_bundles.*"
+    switch-tf compile ... --json --save FOLDER > ANSWER.json
+    .venv/bin/python benchmarks/tpu_schedule.py ANSWER.json FOLDER BUNDLES
+
+`switch-tf compile` goes by the cycles that the compiler expects an operation to take. Afterwards it schedules the
+operation: no core takes less than a cycle for each bundle of instructions, nor less than what the operation reads from
+the chip's memory and writes to it takes at nominal bandwidth. Operations whose loops cannot be read stand beside.
+"""
+
+import argparse
+import collections
+import json
+import pathlib
+import sys
+
+import saved_step
+
+from switch_tf.aot import bundles, chips, hlo
+
+COLUMNS = ("clock", "bundles", "memory", "at least", "not scheduled")
+
+
+def main():
+    """Reads the schedules and prints a table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    saved_step.add_arguments(parser)
+    parser.add_argument("bundles", type=pathlib.Path, help="what the compiler wrote of its schedules")
+    arguments = parser.parse_args()
+    answer = arguments.answer
+    chip, issued = chips.of(answer["topology"]), bundles.read(arguments.bundles)
+    points = [_by_part(saved_step.programs(arguments.folder, depth), issued, chip)
+              for depth in answer["compiled_layers"]]
+    found = {column: saved_step.of_all_layers(answer, [point[column] for point in points]) for column in COLUMNS}
+    print(json.dumps({"benchmark": "tpu_schedule", "topology": answer["topology"], "seconds": found}))
+    print(_table(found), file=sys.stderr)
+
+
+def _by_part(programs, issued, chip):
+    """Column -> part -> seconds of a step."""
+    found = {column: collections.Counter() for column in COLUMNS}
+    for module, origins in programs:
+        scheduled = bundles.of_module(module, issued)
+        for computation, instructions in module.computations.items():
+            for one in instructions:
+                times, part = module.times.get(computation, 0), origins.part(one)
+                clock = times * (one.cycles or 0) / chip.clock
+                if one.name not in scheduled:
+                    found["not scheduled"][part] += clock
+                    continue
+                core = times * scheduled[one.name] / chip.clock
+                # An operation that reads a part of what it is given moves less than all of it.
+                memory = min(clock, times * _bytes(module, one) / chip.memory_bandwidth)
+                for column, seconds in zip(COLUMNS, (clock, core, memory, max(core, memory)), strict=False):
+                    found[column][part] += seconds
+    return found
+
+
+def _bytes(module, instruction):
+    """Of its operands and result, as far as they lie in the chip's memory."""
+    shapes = [instruction.shape, *(module.instructions[name].shape for name in set(instruction.operands)
+                                   if name in module.instructions)]
+    return sum(array.bytes for shape in shapes for array in hlo.arrays(shape) if not array.is_on_chip)
+
+
+def _table(found):
+    """Markdown in ms."""
+    parts = sorted(set().union(*found.values()), key=lambda part: -found["clock"].get(part, 0.0))
+    rows = [["ms", *COLUMNS], ["---"] * (1 + len(COLUMNS))]
+    rows += [[part, *(f"{1e3 * found[column].get(part, 0.0):.1f}" for column in COLUMNS)] for part in parts]
+    rows.append(["the core", *(f"{1e3 * sum(found[column].values()):.1f}" for column in COLUMNS)])
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+if __name__ == "__main__":
+    main()
