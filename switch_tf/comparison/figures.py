@@ -1,4 +1,4 @@
-"""The picture of a comparison: evaluation loss over steps, time, FLOPs and tokens, and how much sooner it is reached."""
+"""The picture of a comparison: evaluation loss over steps, time, FLOPs and tokens, how much sooner it is reached."""
 
 import numpy as np
 
