@@ -20,6 +20,8 @@ import sys
 import time
 from typing import NamedTuple
 
+import saved_step
+
 from switch_tf.aot import chips, many
 from switch_tf.aot.network import Network
 from switch_tf.aot.program import Program
@@ -69,7 +71,6 @@ def main():
     parser.add_argument("--folder", type=pathlib.Path, default=pathlib.Path("tpu_step"), metavar="FOLDER",
                         help="keep Flaxformer's programs there (default ./tpu_step)")
     arguments = parser.parse_args()
-    arguments.folder.mkdir(parents=True, exist_ok=True)
     step = STEPS[arguments.model]
     columns = _ours(arguments.model, step)
     for scores, is_float32 in SCORES.items():
@@ -94,19 +95,22 @@ def _ours(model, step):
 
 
 def _theirs(arguments, step, experts, is_float32):
-    """The same of Flaxformer, from two depths."""
-    first, last = (_compiled(arguments, step, experts, is_float32, depth) for depth in DEPTHS)
-    units = step.sizes["depth"] / DEPTHS[0] - 1
-    return {part: first.get(part, 0.0) + units * (last.get(part, 0.0) - first.get(part, 0.0))
-            for part in sorted({*first, *last})}
+    """The same of Flaxformer, from two depths, whose programs are kept as `switch-tf compile --save` keeps ours."""
+    folder = arguments.folder / f"{arguments.model}_{experts}_{'float32' if is_float32 else 'bfloat16'}"
+    folder.mkdir(parents=True, exist_ok=True)
+    answer = {"topology": step.topology, "layers": [step.sizes["depth"]] * 2,
+              "compiled_layers": [[depth] * 2 for depth in DEPTHS]}
+    parts = saved_step.of_all_layers(answer, [
+        _compiled(arguments, step, experts, is_float32, depth, folder) for depth in DEPTHS])
+    (folder / "answer.json").write_text(json.dumps({**answer, "predicted": {"parts": parts}}))
+    return parts
 
 
-def _compiled(arguments, step, experts, is_float32, depth):
-    name = f"{arguments.model}_{experts}_{'float32' if is_float32 else 'bfloat16'}_{depth}"
-    hlo, facts = (arguments.folder / f"{name}.{suffix}" for suffix in ("hlo", "json"))
+def _compiled(arguments, step, experts, is_float32, depth, folder):
+    hlo, facts = (folder / f"step_{depth}_{depth}.{suffix}" for suffix in ("optimized.hlo", "json"))
     if not facts.exists():
         started = time.perf_counter()
-        compile_text.say(f"Compiling Flaxformer's {name} for {step.topology} ...")
+        compile_text.say(f"Compiling Flaxformer's {folder.name}, {depth} + {depth} layers, for {step.topology} ...")
         job = {**step.sizes, "experts": experts, "layers": depth, "batch": step.batch, "mesh": step.mesh,
                "topology": step.topology, "float32_scores": is_float32, "hlo": str(hlo.resolve()),
                "flaxformer": str(pathlib.Path(arguments.flaxformer).resolve())}
@@ -119,13 +123,13 @@ def _compiled(arguments, step, experts, is_float32, depth):
         done = subprocess.run([arguments.peer_python, str(CONTENDER), json.dumps(job)], text=True, capture_output=True,
                               env={**os.environ, **environment})
         if done.returncode:
-            raise SystemExit(f"Flaxformer's {name} failed:\n{done.stderr[-4000:]}")
+            raise SystemExit(f"Flaxformer's {folder.name} failed:\n{done.stderr[-4000:]}")
+        hlo.write_text(renamed(hlo.read_text()))
         facts.write_text(done.stdout.splitlines()[-1])
         compile_text.say(f"... {time.perf_counter() - started:.0f} s.")
     known = json.loads(facts.read_text())
     chip, network = chips.of(step.topology), Network.of(step.topology, step.mesh, known["coordinates"])
-    program = Program(renamed(hlo.read_text()), step.mesh)
-    return program.schedule(chip, network, "logits and loss").parts
+    return Program(hlo.read_text(), step.mesh).schedule(chip, network, "logits and loss").parts
 
 
 def renamed(text: str) -> str:
