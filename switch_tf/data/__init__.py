@@ -22,10 +22,11 @@ from switch_tf.data.evaluator import (
     write_records,
 )
 from switch_tf.data.examples import examples
-from switch_tf.data.fingerprints import fingerprint, vocabulary_fingerprint
+from switch_tf.data.fingerprints import vocabulary_fingerprint
 from switch_tf.data.listing import describe, names
 from switch_tf.data.pipeline import check_examples, get_dataset
 from switch_tf.data.providers import check_task, check_vocabulary, vocabulary_size
+from switch_tf.data.run_fingerprint import fingerprint
 from switch_tf.data.seqio_import import keep_jax_on_cpu
 from switch_tf.data.text_records import BadData, TextFile, find_files
 from switch_tf.data.texts import TextFeatures, pieces, read_text, spell, text_features

@@ -1,29 +1,13 @@
-"""What tells the data of a run from other data: the files' names, sizes and contents, and the vocabulary."""
+"""What tells sources and vocabularies from others: the files' names, sizes and contents."""
 
 import hashlib
 import os
 
-from switch_tf.data.description import DatasetDescription, check_description
 from switch_tf.data.providers import check_split, get_provider, tasks_of, vocabularies_of
 
 # Of all files of a split together at most so much is read, in blocks that are evenly spread over each.
 _BUDGET = 256 * 2**20  # bytes
 _BLOCK = 64 * 2**10
-
-
-def fingerprint(description: DatasetDescription) -> dict[str, str]:
-    """Returns what tells the data of a description from others: of a cache one hash a task, else `source_fingerprint`.
-
-    Raises:
-        ValueError: an unknown name or split, or a file or cache that cannot be read.
-    """
-    check_description(description)
-    if not description.use_cached_tasks:
-        return source_fingerprint(description.mixture_or_task_name, description.split)
-    from switch_tf.data import cached_tasks  # which imports seqio
-
-    return cached_tasks.cache_fingerprint(description.mixture_or_task_name, description.vocabulary,
-                                          description.cache_dir, description.split)
 
 
 def source_fingerprint(mixture_or_task_name: str, split: str) -> dict[str, str]:

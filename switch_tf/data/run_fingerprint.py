@@ -1,0 +1,19 @@
+"""What tells the data of a run from other data, read from their source or from a cache."""
+
+from switch_tf.data.description import DatasetDescription, check_description
+from switch_tf.data.fingerprints import source_fingerprint
+
+
+def fingerprint(description: DatasetDescription) -> dict[str, str]:
+    """Returns what tells the data of a description from others: of a cache one hash a task, else `source_fingerprint`.
+
+    Raises:
+        ValueError: an unknown name or split, or a file or cache that cannot be read.
+    """
+    check_description(description)
+    if not description.use_cached_tasks:
+        return source_fingerprint(description.mixture_or_task_name, description.split)
+    from switch_tf.data import cached_tasks  # which imports seqio
+
+    return cached_tasks.cache_fingerprint(description.mixture_or_task_name, description.vocabulary,
+                                          description.cache_dir, description.split)
