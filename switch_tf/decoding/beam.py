@@ -89,6 +89,10 @@ class Beam:
         ids = ops.where(is_text[:, None, None], ended, 0)[:, :self.num_results]
         return Decoded(ids, ops.where(is_text[:, None], ended_scores, 0.0)[:, :self.num_results])
 
+    def ids(self, model, features, max_length: int, end_id: int = END_ID, rows=None):
+        """The `ids` of the best sequence that `decode` returns, <int32>[batch, max_length]."""
+        return self.decode(model, features, max_length, end_id).ids[:, 0]
+
     def _penalty(self, length):
         return ((5.0 + ops.cast(length, "float32")) / 6.0) ** self.length_penalty
 

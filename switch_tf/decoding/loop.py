@@ -57,7 +57,7 @@ def check_inputs(model, features, max_length, any_layout=False) -> int:
     return checks.integer("max_length", max_length, at_least=1)
 
 
-def decode(model, features, max_length: int, end_id: int, choose, has_scores=True):
+def decode(model, features, max_length: int, end_id: int, choose, has_scores=True, any_layout=False):
     """Decodes one sequence of each row, whose tokens `choose` picks.
 
     No expert drops a token, but of an encoder with semantics="hf", see `grouping.every_token_served`.
@@ -70,11 +70,12 @@ def decode(model, features, max_length: int, end_id: int, choose, has_scores=Tru
         choose: function of <float32>[batch, vocab_size] logits and of the <int32> scalar position of the next token, to
             <int32>[batch].
         has_scores: bool. Otherwise `scores` is None: they cost a pass over the logits.
+        any_layout: bool, whether `choose` can where one program is cut over several devices. Scores cannot.
 
     Returns:
         `(ids, scores)`: <int32>[batch, max_length] and <float32>[batch], as of the one result of `Decoded`.
     """
-    max_length = check_inputs(model, features, max_length, any_layout=not has_scores)
+    max_length = check_inputs(model, features, max_length, any_layout)
     with grouping.every_token_served():
         memory, past = model.prefill(features, max_length)
         places = partitioning.arange(max_length)

@@ -18,9 +18,9 @@ class Greedy:
         """One sequence of each row; see `loop.decode`. `rows` plays no part: nothing is drawn."""
         return _one_result(decode(model, features, max_length, end_id, _most_probable))
 
-    def ids(self, model, features, max_length: int, end_id: int = END_ID):
-        """What `decode` returns as `ids` of the one sequence, <int32>[batch, max_length], under any layout."""
-        return decode(model, features, max_length, end_id, _most_probable, has_scores=False)[0]
+    def ids(self, model, features, max_length: int, end_id: int = END_ID, rows=None):
+        """The `ids` of `decode`, <int32>[batch, max_length], sooner, and under any layout."""
+        return decode(model, features, max_length, end_id, _most_probable, has_scores=False, any_layout=True)[0]
 
 
 def _most_probable(logits, _):
@@ -61,11 +61,18 @@ class Sample:
         Args:
             rows: <int32>[batch], the number of each row among all that are decoded; None for 0, 1, 2, ...
         """
+        return _one_result(decode(model, features, max_length, end_id, self._choice(rows)))
+
+    def ids(self, model, features, max_length: int, end_id: int = END_ID, rows=None):
+        """What `decode` returns as `ids` of the one sequence, <int32>[batch, max_length], sooner."""
+        return decode(model, features, max_length, end_id, self._choice(rows), has_scores=False)[0]
+
+    def _choice(self, rows):
         def choose(logits, position):
             numbers = partitioning.batch_positions(ops.shape(logits)[0]) if rows is None else rows
             return self.draw(logits, numbers, position)
 
-        return _one_result(decode(model, features, max_length, end_id, choose))
+        return choose
 
     def draw(self, logits, rows, position):
         """A token for each row: <float32>[batch, vocab_size], <int32>[batch], <int32> scalar -> <int32>[batch]."""

@@ -157,8 +157,8 @@ class SwitchTransformer(keras.Model):
         if key not in self._generating:
             if not self.built:
                 self.build()
-            self._generating[key] = partitioning.compiled(lambda inputs: key[0].decode(
-                self, {"encoder_input_tokens": inputs}, *key[1:]).ids[:, 0])
+            self._generating[key] = partitioning.compiled(
+                lambda inputs: key[0].ids(self, {"encoder_input_tokens": inputs}, *key[1:]))
         padding = decoding.bucketed_length(inputs.shape[1]) - inputs.shape[1]
         return self._generating[key](np.pad(inputs, ((0, 0), (0, padding))))
 
