@@ -54,16 +54,21 @@ def read(folder, name: str) -> Curves:
     """Reads a run folder, finished or not.
 
     Raises:
-        ValueError: it is none, has no checkpoint yet, or no evaluation with a loss.
+        ValueError: it is none, has no checkpoint yet, no evaluation with a loss, or one whose loss is no number.
     """
     folder = pathlib.Path(folder)
     record = _record(folder)
     records = report.read_metrics(folder)
     loss_name = f"eval/{record['MIXTURE_OR_TASK_NAME']}/loss"
-    steps, losses = figures.series([entry for entry in records if entry["step"] > 0], loss_name)
+    after_start = [entry for entry in records if entry["step"] > 0]
+    steps, losses = figures.series(after_start, loss_name)
     if not steps:
         raise ValueError(f"The run {str(folder)!r} has no held-out loss after its start ({loss_name} in "
                          "metrics.jsonl); train it with an EVAL_PERIOD above 0.")
+    diverged = [entry["step"] for entry in after_start if entry.get(loss_name, 0.0) is None]
+    if diverged:
+        raise ValueError(f"The run {str(folder)!r} diverged: its held-out loss at step {diverged[0]} is no number. "
+                         "Leave it out of the comparison, or train it anew.")
     names = {key for entry in records for key in entry if key.startswith("eval/")} - {loss_name}
     times, seconds, tokens = _times(records)
     return Curves(name, record["SEED"], folder, record, fairness.config_of(record), np.array(steps), smoothed(losses),

@@ -35,9 +35,17 @@ def compare(curves: list[Curves]) -> dict:
         "loss": curves[0].loss_name,
         "smoothing": f"mean of {SMOOTHING} evaluations",
         "evaluation_period": int(np.min(np.diff(curves[0].steps, prepend=0))),
-        "not_equal": fairness.remarks({name: runs[0].record for name, runs in of_names.items()}),
+        "not_equal": [*fairness.remarks({name: runs[0].record for name, runs in of_names.items()}),
+                      *_other_ends(of_names, baseline)],
         "variants": [_variant(name, runs, of_names[baseline]) for name, runs in of_names.items()],
     }
+
+
+def _other_ends(of_names, baseline):
+    """In sentences, which runs went on for longer than the baseline's of their seed, or not as long."""
+    return [f"{reference.name} was last evaluated at step {reference.steps[-1]} and {run.name}, seed {run.seed}, at "
+            f"step {run.steps[-1]}." for runs in of_names.values() for run, reference in pairs(runs, of_names[baseline])
+            if run.steps[-1] != reference.steps[-1]]
 
 
 def by_name(curves: list[Curves]) -> dict[str, list[Curves]]:

@@ -24,7 +24,7 @@ def record(num_experts=0, seed=0, changes=None, **sizes):
 
 @pytest.fixture
 def make_run(tmp_path):
-    """A function that writes a run folder whose losses at steps 10, 20, ... are given."""
+    """A function that writes a run folder whose losses at steps 10, 20, ... are given; None for no number."""
 
     def make(name, losses, num_experts=0, seed=0, seconds_per_step=0.5, changes=None, **sizes):
         folder = tmp_path / name
@@ -37,7 +37,7 @@ def make_run(tmp_path):
         for number, loss in enumerate(losses, 1):
             lines.append({"step": number * PERIOD, "train/loss": loss, "train/seconds_per_step": seconds_per_step,
                           "train/tokens_per_second": 100.0})
-            lines.append({"step": number * PERIOD, "eval/facts/loss": loss, "eval/facts/recall": 1 / loss})
+            lines.append({"step": number * PERIOD, "eval/facts/loss": loss, "eval/facts/recall": loss and 1 / loss})
         (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
         return folder
 

@@ -32,6 +32,14 @@ def test_twice_as_steep_is_twice_as_soon(read):
     assert found["evaluation_period"] == 10
 
 
+def test_runs_that_end_at_other_steps_are_told(read):
+    dense = [read(f"dense/seed_{seed}", FALLING, seed=seed) for seed in range(2)]
+    sparse = [read("sparse/seed_0", FALLING, num_experts=4),
+              read("sparse/seed_1", FALLING[:20], num_experts=4, seed=1)]
+    assert results.compare(dense + sparse)["not_equal"] == [
+        "dense was last evaluated at step 310 and sparse, seed 1, at step 200."]
+
+
 def test_a_run_that_does_not_get_there_has_no_speed_up(read):
     found = results.compare([read("dense", FALLING), read("sparse", FALLING + 1, num_experts=4)])
     assert found["variants"][1]["speedup_steps"] is None and found["variants"][1]["speedup_time"] is None
