@@ -110,7 +110,7 @@ def checkpoints(folder, step: str, hint: str = "") -> list[pathlib.Path]:
     elif step == "best":
         best = checkpoint_folders.best(RunFolder.checkpoints_of(folder))
         if best is None:
-            raise Mistake(f"The run in {str(folder)!r} keeps no best checkpoint; it does with "
+            raise Mistake(f"The run in {str(folder)!r} keeps no best checkpoint; give --step=last, or train it with "
                           "--gin.BEST_METRIC=\"'eval/<task>/<metric>'\".")
         chosen = [best["step"]]
     elif step.isdecimal() and int(step) in saved:

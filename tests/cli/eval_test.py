@@ -54,7 +54,7 @@ def run_folder(tmp_path):
     (["--run=nowhere"], "--run must name a run folder, which holds operative_config.gin; 'nowhere' does not."),
     (["--run=run", "--step=15"], "--step must be best, last, all or a step with a checkpoint (10, 20), not '15'."),
     (["--run=run", "--step=-1"], "not '-1'"),
-    (["--run=run", "--step=best"], "keeps no best checkpoint"),
+    (["--run=run", "--step=best"], "keeps no best checkpoint; give --step=last"),
     (["--run=run", "--examples=0"], "--examples must be at least 1, not 0."),
     (["--run=run"], "describe no run"),
 ])
