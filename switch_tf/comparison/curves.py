@@ -62,13 +62,13 @@ def read(folder, name: str) -> Curves:
     loss_name = f"eval/{record['MIXTURE_OR_TASK_NAME']}/loss"
     after_start = [entry for entry in records if entry["step"] > 0]
     steps, losses = figures.series(after_start, loss_name)
-    if not steps:
-        raise ValueError(f"The run {str(folder)!r} has no held-out loss after its start ({loss_name} in "
-                         "metrics.jsonl); train it with an EVAL_PERIOD above 0.")
     diverged = [entry["step"] for entry in after_start if entry.get(loss_name, 0.0) is None]
     if diverged:
         raise ValueError(f"The run {str(folder)!r} diverged: its held-out loss at step {diverged[0]} is no number. "
                          "Leave it out of the comparison, or train it anew.")
+    if not steps:
+        raise ValueError(f"The run {str(folder)!r} has no held-out loss after its start ({loss_name} in "
+                         "metrics.jsonl); train it with an EVAL_PERIOD above 0.")
     names = {key for entry in records for key in entry if key.startswith("eval/")} - {loss_name}
     times, seconds, tokens = _times(records)
     return Curves(name, record["SEED"], folder, record, fairness.config_of(record), np.array(steps), smoothed(losses),

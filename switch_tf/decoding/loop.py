@@ -70,12 +70,13 @@ def decode(model, features, max_length: int, end_id: int, choose, has_scores=Tru
         choose: function of <float32>[batch, vocab_size] logits and of the <int32> scalar position of the next token, to
             <int32>[batch].
         has_scores: bool. Otherwise `scores` is None: they cost a pass over the logits.
-        any_layout: bool, whether `choose` can where one program is cut over several devices. Scores cannot.
+        any_layout: bool, whether `choose` can where one program is cut over several devices. Scores cannot, and are
+            refused there all the same.
 
     Returns:
         `(ids, scores)`: <int32>[batch, max_length] and <float32>[batch], as of the one result of `Decoded`.
     """
-    max_length = check_inputs(model, features, max_length, any_layout)
+    max_length = check_inputs(model, features, max_length, any_layout and not has_scores)
     with grouping.every_token_served():
         memory, past = model.prefill(features, max_length)
         places = partitioning.arange(max_length)

@@ -43,6 +43,8 @@ def test_what_is_no_trained_run_is_told(make_run, tmp_path):
         curves.read(make_run("short", []), "short")
     with pytest.raises(ValueError, match="diverged: its held-out loss at step 20 is no number. Leave it out"):
         curves.read(make_run("diverged", [1.0, None, 1.0]), "diverged")
+    with pytest.raises(ValueError, match="diverged: its held-out loss at step 10 is no number"):
+        curves.read(make_run("from_the_start", [None]), "from_the_start")
     folder = make_run("old", [1.0])
     description = folder / "checkpoints" / "step_00000100" / "checkpoint.json"
     description.write_text(description.read_text().replace('"configuration"', '"another"'))

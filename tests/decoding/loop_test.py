@@ -134,11 +134,12 @@ def test_few_sequences_in_a_program_have_the_tokens_of_whole_passes(make_model, 
         np.testing.assert_array_equal(ids, expected[:len(inputs)])
 
 
-def test_a_score_is_the_likelihood_of_what_was_decoded(make_model):
+def test_a_score_is_the_likelihood_of_what_was_decoded_with_and_without_it(make_model):
     model = make_model(**UNTIED)
-    for sampler in (decoding.Greedy(), decoding.Sample(seed=1), decoding.Beam(2, length_penalty=0)):
+    for sampler in (decoding.Greedy(), decoding.Sample(seed=1), decoding.Beam(2, length_penalty=0, num_results=2)):
         ids, scores = sampler.decode(model, {"encoder_input_tokens": INPUTS}, LENGTH)
         targets = ops.convert_to_numpy(ids[:, 0])
+        np.testing.assert_array_equal(sampler.ids(model, {"encoder_input_tokens": INPUTS}, LENGTH), targets)
         features = {"encoder_input_tokens": INPUTS, "decoder_input_tokens": np.pad(targets, ((0, 0), (1, 0)))[:, :-1],
                     "decoder_target_tokens": targets, "decoder_loss_weights": (targets > 0).astype("int32")}
         # A draw may be of padding's id in the middle, which no target is.
