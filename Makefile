@@ -6,6 +6,7 @@ GOLDEN_PYTHON ?= .venv/bin/python
 INSTALLED := .venv/installed
 # Two processes take file after file, in the order of tests/conftest.py: the fixtures of a file are made once.
 PYTEST := .venv/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+SLOW_FIRST := tests/parity tests/partitioning tests/reliability tests/training
 
 COMPARISONS := facts learning_rate module_facts text sources capacity_factor choices_per_token precision init_scale exploration \
   no_token_left_behind attention_experts as_many_parameters
@@ -41,8 +42,10 @@ compare-long: $(INSTALLED)  ## the regimes and ablations of docs/results.md, thr
 test: lint  ## lint, import contracts and the tests; needs no network (CONTRIBUTING.md)
 	$(PYTEST)
 
+# In two halves, because TensorFlow keeps what it compiled until a process ends: as one they took 11 GB a worker.
 slow: $(INSTALLED)  ## the tests that `make test` leaves out: more layouts, policies and processes of what it shows
-	$(PYTEST) -m "slow and not exhaustive"
+	$(PYTEST) -m "slow and not exhaustive" $(SLOW_FIRST)
+	$(PYTEST) -m "slow and not exhaustive" $(addprefix --ignore=,$(SLOW_FIRST))
 
 exhaustive: $(INSTALLED)  ## the same for many more seeds, wrong values and layouts; not in CI
 	$(PYTEST) -m exhaustive
