@@ -55,7 +55,7 @@ def collect(files, bindings=(), search_paths="") -> Statements:
         _check_exists(file)
         _told(lambda file=file: statements.add_file(file), file)
     for binding in bindings:
-        name, _, value = binding.partition("=")
+        name, _, value = (part.strip() for part in binding.partition("="))
         if not _ or not value:
             raise Mistake(f"--gin.{binding} must have the form --gin.NAME=VALUE.")
         macros = statements.macros

@@ -27,8 +27,7 @@ class Layout:
         rules: pairs (logical axis, mesh axis, or several, the outermost first). Logical axes without a rule are not
             split. In one tensor a mesh axis splits the first dimension that has a rule for it: where experts lie over
             "expert" and groups over ("data", "expert"), the buffers of the experts have their groups over "data".
-        at_rest_rules: pairs (logical axis, mesh axis) for weights and optimizer slots alone, which are gathered before
-            use.
+        at_rest_rules: likewise for weights and optimizer slots alone, which are gathered before use.
         backend: "dtensor": one program that TensorFlow cuts. "one_device", "mirrored", "multi_worker_mirrored", "tpu":
             the strategies of tf.distribute, which copy every variable to every device. "auto": "dtensor", where there
             is more than one device.
@@ -39,7 +38,7 @@ class Layout:
 
     mesh_shape: str = "data=1"
     rules: tuple[tuple[str, str | tuple[str, ...]], ...] = ()
-    at_rest_rules: tuple[tuple[str, str], ...] = ()
+    at_rest_rules: tuple[tuple[str, str | tuple[str, ...]], ...] = ()
     backend: str = "auto"
 
     def __post_init__(self):
@@ -48,10 +47,8 @@ class Layout:
             if not isinstance(getattr(self, name), tuple | list):
                 raise ValueError(f"The {name} of a layout are a tuple of pairs of a logical axis and a mesh axis, such "
                                  f"as (('batch', 'data'),), not {shown(getattr(self, name))}.")
-        for rule in self.rules:
-            _check_rule(rule, several=True)
-        for rule in self.at_rest_rules:
-            _check_rule(rule, several=False)
+        for rule in (*self.rules, *self.at_rest_rules):
+            _check_rule(rule)
         open_axes = self.open_axes
         if len(open_axes) > 1:
             raise ValueError(f"MESH_SHAPE {self.mesh_shape!r} leaves out the mesh axes {' and '.join(open_axes)} of "
@@ -108,8 +105,8 @@ class Layout:
     @property
     def axes_over_several(self) -> list[str]:
         """Logical axes that more than one mesh axis of more than one device splits."""
-        return [logical for logical, axes in self.rules
-                if sum(self.mesh.get(axis, 1) > 1 for axis in _several(axes)) > 1]
+        return [*dict.fromkeys(logical for logical, axes in (*self.rules, *self.at_rest_rules)
+                               if sum(self.mesh.get(axis, 1) > 1 for axis in _several(axes)) > 1)]
 
     def spec(self, axes, at_rest=False) -> tuple[tuple[str, ...], ...]:
         """The mesh axes that split each dimension, the outermost first; none where it is not split.
@@ -164,12 +161,11 @@ def _several(axes):
     return (axes,) if isinstance(axes, str) else tuple(axes)
 
 
-def _check_rule(rule, several):
+def _check_rule(rule):
     is_pair = isinstance(rule, tuple | list) and len(rule) == 2 and isinstance(rule[0], str)
-    if not is_pair or not (isinstance(rule[1], str) or several and _are_names(rule[1])):
-        raise ValueError("A rule of a layout is a pair of a logical axis and a mesh axis, such as ('batch', 'data')"
-                         + (", or several, such as ('batch', ('data', 'expert'))" if several else "")
-                         + f", not {shown(rule)}.")
+    if not is_pair or not (isinstance(rule[1], str) or _are_names(rule[1])):
+        raise ValueError("A rule of a layout is a pair of a logical axis and a mesh axis, such as ('batch', 'data'), "
+                         f"or several, such as ('batch', ('data', 'expert')), not {shown(rule)}.")
     if rule[0] not in LOGICAL_AXES:
         raise ValueError(f"The layout splits the unknown logical axis {rule[0]!r}; the axes are "
                          f"{sorted(LOGICAL_AXES)}.")

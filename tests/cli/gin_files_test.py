@@ -22,9 +22,9 @@ def test_shipped_files_are_found_from_any_folder(tmp_path, monkeypatch):
 
 
 def test_bindings_override_macros_and_parameters():
-    gin_files.parse(TINY, ["NUM_EXPERTS=16", "SwitchConfig.d_ff=8"])
+    gin_files.parse(TINY, ["NUM_EXPERTS=16", "SwitchConfig.d_ff=8", "DROPOUT_RATE = 0.3"])
     config = gin.get_configurable(SwitchConfig)()
-    assert (config.num_experts, config.d_ff) == (16, 8)
+    assert (config.num_experts, config.d_ff, config.dropout_rate) == (16, 8, 0.3)
 
 
 def test_a_users_file_includes_shipped_ones_and_is_found_on_the_search_paths(tmp_path):
@@ -40,6 +40,7 @@ def test_a_users_file_includes_shipped_ones_and_is_found_on_the_search_paths(tmp
     (TINY, ["SwitchConfig.num_head=3"], "parameter named 'num_head'. Did you mean 'num_heads'?"),
     (TINY, ["NUM_EXPERTS=many"], "cannot be read: .* text needs quotes within quotes"),
     (TINY, ["NUM_EXPERTS"], "--gin.NUM_EXPERTS must have the form --gin.NAME=VALUE"),
+    (TINY, ["NUM_EXPERTS = "], "--gin.NUM_EXPERTS =  must have the form --gin.NAME=VALUE"),
     (RUN, [], "MODEL_DIR has no value; set it, for example --gin.MODEL_DIR"),
     ([RUN[0], RUN[2]], ["MODEL_DIR='x'"], "MIXTURE_OR_TASK_NAME has no value; add a task file: "),
     (RUN[1:], ["MODEL_DIR='x'"], None),

@@ -84,13 +84,13 @@ def test_a_mesh_that_is_no_text_is_refused(mesh_shape):
         Layout(mesh_shape)
 
 
+@pytest.mark.parametrize("name", ["rules", "at_rest_rules"])
 @pytest.mark.parametrize("rule", ["batch", ("batch",), ("batch", "data", "model"), ("batch", None), None])
-def test_a_rule_that_is_no_pair_of_axes_is_refused(rule):
-    pair = "is a pair of a logical axis and a mesh axis, such as ('batch', 'data')"
-    for rules, several in (("rules", ", or several, such as ('batch', ('data', 'expert'))"), ("at_rest_rules", "")):
-        message = f"{pair}{several}, not {rule!r}."
-        with pytest.raises(ValueError, match=re.escape(message)):
-            Layout("data=1", **{rules: (("expert", "data"), rule)})
+def test_a_rule_that_is_no_pair_of_axes_is_refused(name, rule):
+    message = ("is a pair of a logical axis and a mesh axis, such as ('batch', 'data'), or several, such as ('batch', "
+               f"('data', 'expert')), not {rule!r}.")
+    with pytest.raises(ValueError, match=re.escape(message)):
+        Layout("data=1", **{name: (("expert", "data"), rule)})
 
 
 # Fitting a mesh to the devices.
@@ -210,9 +210,16 @@ def test_the_mesh_axes_of_a_rule_are_names_each_once(wrong):
         Layout("data=2,expert=4", (("batch", wrong),))
 
 
-def test_weights_are_stored_over_one_axis_each():
-    with pytest.raises(ValueError, match=r"a pair of a logical axis and a mesh axis, such as \('batch', 'data'\), not"):
-        Layout("data=2,expert=4", OVER_BOTH, (("embed", ("data", "expert")),))
+def test_weights_are_stored_over_those_axes_of_their_rule_that_nothing_else_has():
+    layout = Layout("data=2,expert=4", OVER_BOTH, (("mlp", ("data", "expert")), ("expert_mlp", ("expert", "data"))))
+    assert _spec(layout, ("embed", "mlp"), at_rest=True) == (None, ("data", "expert"))
+    assert _spec(layout, ("embed", "mlp")) == (None, None)
+    assert _spec(layout, ("expert", "embed", "expert_mlp"), at_rest=True) == ("expert", None, "data")
+    assert layout.piece((16, 24), layout.spec(("embed", "mlp"), at_rest=True)) == (16, 3)
+    assert layout.axes_over_several == ["batch", "group", "mlp", "expert_mlp"]
+    with pytest.raises(ValueError, match=r"The layout cuts d_ff \('mlp', 20\) over the 8 devices of mesh axis 'data' "
+                       "times 'expert', which must divide it"):
+        layout.check_sizes({"mlp": 20})
 
 
 def test_rules_at_rest_split_what_is_stored_and_not_what_is_used():
