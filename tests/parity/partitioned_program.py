@@ -30,7 +30,9 @@ from switch_tf.training.run import StepSettings
 from switch_tf.training.train_step import compile_steps
 
 # A pod's mesh, on 8 devices.
-FOR_EIGHT = {"pod_256_experts": ["MESH_SHAPE='expert_outer=1,data=2,expert=2,fsdp=2'"]}
+FOR_EIGHT = {
+    "pod_256_experts": ["MESH_SHAPE='expert_outer=1,data=2,expert=2,fsdp=2'"],
+    "pod_512_fully_sharded": ["MESH_SHAPE='expert=1,expert_y=1,fsdp_y=2,data_y=1,fsdp=2,data=2'"]}
 STEPS, BATCH, LENGTHS = 2, 16, {"inputs": 32, "targets": 16}
 
 
@@ -39,7 +41,7 @@ def main(name: str) -> dict:
     jax.config.update("jax_enable_x64", True)  # Keras counts steps in 64 bits
     gin_files.parse([f"gin/layouts/{name}.gin"], FOR_EIGHT.get(name, []))
     layout = gin.get_configurable(Layout)().resolve(8, "CPU")
-    num_experts = 4 if name.endswith("_experts") else 8  # one a device, where gradients are turned
+    num_experts = 4 if "fsdp" in layout.mesh else 8  # one a device, where gradients are turned
     config = SwitchConfig(vocab_size=512, d_model=32, d_ff=64, num_heads=4, d_kv=8, num_encoder_layers=1,
                           num_decoder_layers=1, encoder_sparse_step=1, num_experts=num_experts, num_groups_multiple=8,
                           dropout_rate=0.1, expert_dropout_rate=0.1, activation="geglu", logits_via_embedding=False)

@@ -36,7 +36,8 @@ SHIPPED = {
 
 # Devices, and the presets that each is meant for.
 PODS = {"pod_256": (256, ("switch_base_128", "switch_large_128")), "pod_512": (512, ("switch_xxl_128",)),
-        "pod_256_experts": (256, ("switch_base_128",)), "pod_512_experts": (512, ("switch_c_2048",))}
+        "pod_256_experts": (256, ("switch_base_128",)), "pod_512_experts": (512, ("switch_c_2048",)),
+        "pod_512_fully_sharded": (512, ("switch_xxl_128",))}
 
 
 @pytest.fixture
@@ -311,8 +312,8 @@ def test_a_pod_fits_the_presets_it_is_meant_for(shipped_layout, pod, preset):
     num_devices, _ = PODS[pod]
     layout, config = shipped_layout(pod).resolve(num_devices, "TPU"), SwitchConfig.from_preset(preset)
     layout.check_sizes(config.axis_sizes)
-    if pod == "pod_256_experts":  # whose first lines say so
-        config = dataclasses.replace(config, num_groups_multiple=256)
+    if pod in ("pod_256_experts", "pod_512_fully_sharded"):  # whose first lines say so
+        config = dataclasses.replace(config, num_groups_multiple=num_devices)
     assert config.num_groups_multiple % layout.num_pieces("group") == 0
 
 
