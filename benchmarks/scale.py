@@ -47,15 +47,14 @@ RUNS = (
         ("BATCH_SIZE=2048", "SwitchConfig.num_groups_multiple=256"), "Switch-Base, 128 experts", WHOLE_EINSUMS),
     Run("switch_large_128", "pod_256_experts", "v5e:16x16",
         ("BATCH_SIZE=2048", "SwitchConfig.num_groups_multiple=256"), "Switch-Large, 128 experts", WHOLE_EINSUMS),
-    Run("switch_xxl_128", "fully_sharded_experts", "v5p:8x8x8",
-        ("MESH_SHAPE='expert=16,fsdp=8,data=4'", "BATCH_SIZE=2048", "SwitchConfig.num_groups_multiple=512"),
-        "Switch-XXL, 128 experts", ON_SPARSE_CORES),
+    Run("switch_xxl_128", "pod_512_fully_sharded", "v5p:8x8x8",
+        ("BATCH_SIZE=2048", "SwitchConfig.num_groups_multiple=512"), "Switch-XXL, 128 experts", ON_SPARSE_CORES),
     Run("switch_c_2048", "pod_512_experts", "v5p:8x8x8", ("BATCH_SIZE=2048",), "Switch-C, 2048 experts",
         ON_SPARSE_CORES),
     Run("gshard_600b", "expert", "v4:8x16x16", ("BATCH_SIZE=8192",), "GShard, 2048 experts, top-2"))
 YARDSTICK = Run(
     "dense_encoder_500b", "fully_sharded_model", "v4:8x16x16",
-    ("MESH_SHAPE='data=32,model=64'", "BATCH_SIZE=448", "TASK_FEATURE_LENGTHS={'inputs': 512, 'targets': 512}"),
+    ("MESH_SHAPE='data=32,model=64'", "BATCH_SIZE=384", "TASK_FEATURE_LENGTHS={'inputs': 512, 'targets': 512}"),
     "dense encoder",
     is_full=True)  # with few layers the compiler has room, and keeps more of each than it can of all
 
@@ -78,11 +77,10 @@ def main():
     parser.add_argument("--output", type=pathlib.Path, metavar="FILE",
                         help="write the page there, as docs/scale.md, and the plot as images/scale.png beside it")
     arguments = parser.parse_args()
-    questions = {}
+    questions = {YARDSTICK.note: process(YARDSTICK)}  # the longest first
     for run in RUNS:
         questions[run.note] = process(run)
         questions[_twin(run)] = process(run, "NUM_EXPERTS=0")
-    questions[YARDSTICK.note] = process(YARDSTICK)
     found = many.ask(questions, compile_text.say)
     for name, result in found.items():
         print(json.dumps({"benchmark": "scale", "name": name, **result}))
