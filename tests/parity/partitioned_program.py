@@ -32,7 +32,7 @@ from switch_tf.training.train_step import compile_steps
 # A pod's mesh, on 8 devices.
 FOR_EIGHT = {
     "pod_256_experts": ["MESH_SHAPE='expert_outer=1,data=2,expert=2,fsdp=2'"],
-    "pod_512_fully_sharded": ["MESH_SHAPE='expert=1,expert_y=1,fsdp_y=2,data_y=1,fsdp=2,data=2'"]}
+    "pod_512_fully_sharded": ["MESH_SHAPE='expert=1,expert_x=2,expert_y=1,fsdp_y=1,data_y=1,fsdp=2,data=2'"]}
 STEPS, BATCH, LENGTHS = 2, 16, {"inputs": 32, "targets": 16}
 
 
