@@ -10,6 +10,7 @@ from switch_tf.partitioning.layout import Layout, mesh_shape
 
 SMALLEST_GROUP = 256  # tokens; the share of dropped tokens grows as groups shrink
 PAPERS_CAPACITY_FACTORS = (1.0, 1.25)
+MOST_PERMUTED = 3  # mesh axes
 
 
 class Choice(NamedTuple):
@@ -80,11 +81,18 @@ def meshes(first: Choice, layout, num_experts: int, num_microbatches: int) -> li
 
 
 def orders(best: Choice) -> list[Choice]:
-    """The same axes in each other order: the members of the last one are neighbours on the chips' network."""
+    """The same axes in each other order: the members of the last one are neighbours on the chips' network.
+
+    Of more than three axes, whose orders are too many to ask for, those that exchange two neighbours.
+    """
     mesh = Layout(best.mesh_shape).mesh
     long = [axis for axis, size in mesh.items() if size > 1]
+    if len(long) > MOST_PERMUTED:
+        exchanged = ([*long[:place], long[place + 1], long[place], *long[place + 2:]] for place in range(len(long) - 1))
+    else:
+        exchanged = map(list, itertools.permutations(long))
     return [best._replace(mesh_shape=mesh_shape({axis: mesh[axis] for axis in order}))
-            for order in itertools.permutations(long) if list(order) != long]
+            for order in exchanged if order != long]
 
 
 def group_sizes(best: Choice, num_tokens: int) -> list[Choice]:
