@@ -88,11 +88,12 @@ def orders(best: Choice) -> list[Choice]:
     mesh = Layout(best.mesh_shape).mesh
     long = [axis for axis, size in mesh.items() if size > 1]
     if len(long) > MOST_PERMUTED:
-        exchanged = ([*long[:place], long[place + 1], long[place], *long[place + 2:]] for place in range(len(long) - 1))
+        others = ([*long[:place], long[place + 1], long[place], *long[place + 2:]] for place in range(len(long) - 1))
     else:
-        exchanged = map(list, itertools.permutations(long))
-    return [best._replace(mesh_shape=mesh_shape({axis: mesh[axis] for axis in order}))
-            for order in exchanged if order != long]
+        others = map(list, itertools.permutations(long))
+    # Axes of one device stay, at the end: a rule may name them, and of those that a mesh leaves out only one is open.
+    return [best._replace(mesh_shape=mesh_shape({axis: mesh[axis] for axis in (*order, *mesh)}))
+            for order in others if order != long]
 
 
 def group_sizes(best: Choice, num_tokens: int) -> list[Choice]:

@@ -36,7 +36,7 @@ def test_axes_that_split_something_are_put_in_each_other_order():
     assert [choice.mesh_shape for choice in search.orders(OWN._replace(mesh_shape="data=1,model=8"))] == []
     assert len(search.orders(OWN._replace(mesh_shape="data=2,expert=4,model=8"))) == 5
     assert [choice.mesh_shape for choice in search.orders(OWN._replace(mesh_shape="a=2,b=4,one=1,c=2,d=3"))] == [
-        "b=4,a=2,c=2,d=3", "a=2,c=2,b=4,d=3", "a=2,b=4,d=3,c=2"]
+        "b=4,a=2,c=2,d=3,one=1", "a=2,c=2,b=4,d=3,one=1", "a=2,b=4,d=3,c=2,one=1"]
 
 
 def test_groups_are_halved_and_capacities_are_the_papers():
