@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from switch_tf.partitioning.devices import TPU_GIB
+from switch_tf.partitioning.memory import TPU_GIB
 from switch_tf.partitioning.rates import TPU_FLOPS
 
 

@@ -22,6 +22,7 @@ from switch_tf.partitioning.axes import annotated_by, axes_of, axes_of_new_varia
 from switch_tf.partitioning.gspmd import XlaAnnotator
 from switch_tf.partitioning.layout import Layout
 from switch_tf.partitioning.partitioner import Partitioner
+from switch_tf.partitioning.unfolded import UnfoldedVariable, as_stored, as_used, stored, unfolded
 from switch_tf.training import trainable
 from switch_tf.training.objective import target_features
 from switch_tf.training.train_step import compile_steps
@@ -33,7 +34,8 @@ class Argument(NamedTuple):
     """An argument of a program, which is also a result where the step updates it.
 
     `name`: a variable's path, or a feature's name; `kind`: "weight", "slot", "feature" or, of the second of two
-    programs, "gradient", their norm among them; `spec`: the mesh axes that split each dimension at rest.
+    programs, "gradient", their norm among them; `spec`: the mesh axes that split each dimension at rest. Of a weight
+    that is stored unfolded they are of the dimensions in which it is.
     """
 
     name: str
@@ -69,7 +71,7 @@ class ShapesOnly(Partitioner):
 
     @contextlib.contextmanager
     def creates_variables(self):
-        with tf.variable_creator_scope(_create_without_memory):
+        with tf.variable_creator_scope(functools.partial(_create_without_memory, self.layout)):
             yield
 
     def step(self, compute, apply, use_xla=False):
@@ -105,10 +107,16 @@ def lower_step(model, optimizer, layout, batch_size, task_feature_lengths, setti
             {name: tensor[None] for name, tensor in zip(specs, tensors, strict=True)}))]
     gradients = [_argument(variable, layout)._replace(name=f"gradient of {variable.path}", kind="gradient")
                  for variable in model.trainable_variables]
+
+    def compute(*tensors):
+        found, *others = partitioner.compute(dict(zip(specs, tensors, strict=True)))
+        return as_stored(found, model.trainable_variables), *others
+
     norm = Argument("norm of the gradients", "gradient", (), partitioning.wide_dtype(model.compute_dtype), ())
     return [
-        lower(features, lambda *tensors: partitioner.compute(dict(zip(specs, tensors, strict=True))), gradients),
-        lower([*gradients, norm], lambda *tensors: partitioner.apply(list(tensors[:-1]), tensors[-1]))]
+        lower(features, compute, gradients),
+        lower([*gradients, norm], lambda *tensors: partitioner.apply(
+            as_used(tensors[:-1], model.trainable_variables), tensors[-1]))]
 
 
 def has_two_programs(layout) -> bool:
@@ -153,16 +161,21 @@ def _captured(concrete, model, optimizer):
 def _argument(variable, layout):
     kind = "weight" if variable.trainable else "slot"
     spec = layout.spec(axes_of(variable), at_rest=True)
-    return Argument(variable.path, kind, tuple(variable.shape), variable.dtype, spec)
+    if isinstance(variable.value, UnfoldedVariable):
+        spec = tuple((axis,) if axis else () for axis in unfolded(variable.shape, spec, layout.mesh)[1])
+    return Argument(variable.path, kind, tuple(stored(variable).shape), variable.dtype, spec)
 
 
-def _create_without_memory(next_creator, **kwargs):
+def _create_without_memory(layout, next_creator, **kwargs):
     value = kwargs["initial_value"]
     with tf.Graph().as_default():  # to know its shape and dtype
         symbolic = tf.convert_to_tensor(value() if callable(value) else value, dtype=kwargs.get("dtype"))
-    if not any(axes_of_new_variable(symbolic.shape.rank)):
+    axes, shape = axes_of_new_variable(symbolic.shape.rank), tuple(symbolic.shape)
+    if not any(axes):
         return next_creator(**kwargs)  # a small one
-    return next_creator(**{**kwargs, "initial_value": _reserved(symbolic.shape.as_list(), symbolic.dtype)})
+    stored_shape, _ = unfolded(shape, layout.spec(axes, at_rest=True), layout.mesh)
+    variable = next_creator(**{**kwargs, "initial_value": _reserved(stored_shape, symbolic.dtype)})
+    return variable if stored_shape == shape else UnfoldedVariable(variable, shape)
 
 
 def _reserved(shape, dtype):

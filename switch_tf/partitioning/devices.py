@@ -4,9 +4,6 @@ import keras
 
 from switch_tf import environment
 
-# Memory of one TPU device in GiB, by how TPU_ACCELERATOR_TYPE begins on a TPU VM (Cloud TPU documentation).
-TPU_GIB = {"v2": 8, "v3": 16, "v4": 32, "v5litepod": 16, "v5p": 95, "v6e": 32}
-
 
 def device_type() -> str:
     """The kind that a run trains on, of those that this machine has: "TPU", "GPU" or "CPU"."""

@@ -14,15 +14,17 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.experimental import dtensor
 
+from switch_tf.partitioning import memory
 from switch_tf.partitioning.axes import annotated_by, axes_of_new_variable
 from switch_tf.partitioning.layout import Layout
 from switch_tf.partitioning.partitioner import Partitioner
+from switch_tf.partitioning.unfolded import UnfoldedVariable, as_stored, as_used, pack, stored, unfolded
 
 
 class DTensorPartitioner(Partitioner):
     """A mesh of devices; weights, slots and activations are split over it by the layout's rules.
 
-    DTensor splits a dimension over one mesh axis.
+    DTensor splits a dimension over one mesh axis; weights that lie over several are stored unfolded.
 
     Args:
         layout: Layout with its mesh complete.
@@ -31,7 +33,7 @@ class DTensorPartitioner(Partitioner):
             axes. By default DTensor itself.
 
     Raises:
-        ValueError: DTensor annotates, and the layout splits an axis over several mesh axes.
+        ValueError: DTensor annotates, and the layout splits an axis of activations over several mesh axes.
     """
 
     def __init__(self, layout: Layout, mesh: dtensor.Mesh, annotator=None):
@@ -47,19 +49,24 @@ class DTensorPartitioner(Partitioner):
         self.saves_in_every_process = self.num_processes > 1
         self._any = tf.function(lambda flags: self._replicate(tf.reduce_max(flags)), autograph=False)
 
-    def check(self, num_parameters, steps_per_call, use_xla):
+    def check(self, config, steps_per_call, use_xla):
         if steps_per_call > 1:
             raise ValueError(f"steps_per_call is {steps_per_call}, but under DTensor a step is two functions, so that "
                              "no variable is read after its update; set it to 1.")
         if use_xla:
             raise ValueError("use_xla=True compiles the step of one device; DTensor cuts the step first, so leave "
                              "use_xla at False under a layout of several devices.")
+        if self.mesh.device_type() == "TPU":
+            memory.check(memory.stored_bytes(self.layout, config.weights()), memory.DTENSOR)
 
     def sharding(self, axes, at_rest=False) -> dtensor.Layout:
         """DTensor's layout for a tensor of these logical axes, split over the outermost mesh axis of each."""
         spec = [[axis for axis in mesh_axes if axis in self.mesh.dim_names and self.mesh.dim_size(axis) > 1]
                 for mesh_axes in self.layout.spec(axes, at_rest)]
-        return dtensor.Layout([(*mesh_axes, dtensor.UNSHARDED)[0] for mesh_axes in spec], self.mesh)
+        return self._layout([(*mesh_axes, None)[0] for mesh_axes in spec])
+
+    def _layout(self, mesh_axes):
+        return dtensor.Layout([axis or dtensor.UNSHARDED for axis in mesh_axes], self.mesh)
 
     # What `annotated_by` asks for.
 
@@ -89,8 +96,16 @@ class DTensorPartitioner(Partitioner):
         with tf.device("CPU:0"):
             value = kwargs["initial_value"]
             value = tf.convert_to_tensor(value() if callable(value) else value, dtype=kwargs.get("dtype"))
-        sharding = self.sharding(axes_of_new_variable(value.shape.rank), at_rest=True)
-        return dtensor.DVariable(self.pack(value, sharding), name=kwargs.get("name"), trainable=kwargs.get("trainable"))
+        spec = self.layout.spec(axes_of_new_variable(value.shape.rank), at_rest=True)
+        shape, mesh_axes = unfolded(value.shape, spec, self.layout.mesh)
+        variable = dtensor.DVariable(pack(value.numpy().reshape(shape), self._layout(mesh_axes)),
+                                     name=kwargs.get("name"), trainable=kwargs.get("trainable"))
+        if shape == tuple(value.shape):
+            return variable
+        # Where DTensor cuts, nothing is used over several axes, so that these are gathered before they are folded.
+        whole = {axis for axes in spec if len(axes) > 1 for axis in axes} if self._annotator is self else None
+        folding = whole and self._layout([axis if axis not in whole else None for axis in mesh_axes])
+        return UnfoldedVariable(variable, value.shape, folding)
 
     def _adopt(self, optimizer):
         for variable in optimizer.variables:
@@ -100,24 +115,11 @@ class DTensorPartitioner(Partitioner):
 
     def build(self, model, optimizer=None, select=lambda model: None):
         super().build(model, optimizer, select)
-        self._gradient_layouts = [variable.value.layout for variable in model.trainable_variables]
+        self._trained = model.trainable_variables
         for variable in [*model.variables, *(optimizer.variables if optimizer else ())]:
-            if not isinstance(variable.value, dtensor.DVariable):
+            if not isinstance(stored(variable), dtensor.DVariable):
                 raise ValueError(f"{variable.path} was created outside of the layout and would be updated once for "
                                  "each device; create it in `build`, or use a layout of one device.")
-
-    def pack(self, value, sharding):
-        """Cuts a value that the host has whole: each process hands its own devices their pieces."""
-        value = np.asarray(value)
-        pieces = []
-        for location in self.mesh.local_device_locations():
-            index = []
-            for axis, size in zip(sharding.sharding_specs, value.shape, strict=True):
-                length = size // (1 if axis == dtensor.UNSHARDED else self.mesh.dim_size(axis))
-                first = 0 if axis == dtensor.UNSHARDED else location[axis] * length
-                index.append(slice(first, first + length))
-            pieces.append(tf.constant(value[tuple(index)]))
-        return dtensor.pack(pieces, sharding)
 
     # Steps.
 
@@ -131,19 +133,19 @@ class DTensorPartitioner(Partitioner):
 
     def place(self, features):
         # One step a call, and without the axis of steps: taking an index of it would move the batch between devices.
-        return {name: self.pack(value[0], self.sharding(("batch", "length"))) for name, value in features.items()}
+        sharding = self.sharding(("batch", "length"))
+        return {name: pack(np.asarray(value[0]), sharding) for name, value in features.items()}
 
     def step(self, compute, apply, use_xla=False):
         def computed(features):
             with annotated_by(self._annotator):
                 gradients, norm, measured, is_finite = compute(features)
-                gradients = [dtensor.relayout(gradient, layout)
-                             for gradient, layout in zip(gradients, self._gradient_layouts, strict=True)]
-                return gradients, tf.nest.map_structure(self._replicate, (norm, measured, is_finite))
+                others = tf.nest.map_structure(self._replicate, (norm, measured, is_finite))
+                return as_stored(gradients, self._trained), others
 
         def applied(gradients, norm):
             with annotated_by(self._annotator):
-                apply(gradients, norm)
+                apply(as_used(gradients, self._trained), norm)
 
         compute_function = tf.function(computed, autograph=False)
         apply_function = tf.function(applied, autograph=False)
@@ -188,3 +190,4 @@ class DTensorPartitioner(Partitioner):
 
     def on_host(self, tensor):
         return dtensor.unpack(tensor)[0]
+

@@ -104,9 +104,9 @@ class Layout:
 
     @property
     def axes_over_several(self) -> list[str]:
-        """Logical axes that more than one mesh axis of more than one device splits."""
-        return [*dict.fromkeys(logical for logical, axes in (*self.rules, *self.at_rest_rules)
-                               if sum(self.mesh.get(axis, 1) > 1 for axis in _several(axes)) > 1)]
+        """Logical axes that `rules` split over more than one mesh axis of more than one device."""
+        return [logical for logical, axes in dict(self.rules).items()
+                if sum(self.mesh.get(axis, 1) > 1 for axis in _several(axes)) > 1]
 
     def spec(self, axes, at_rest=False) -> tuple[tuple[str, ...], ...]:
         """The mesh axes that split each dimension, the outermost first; none where it is not split.

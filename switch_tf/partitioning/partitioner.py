@@ -13,6 +13,7 @@ from switch_tf import cluster
 from switch_tf.partitioning import devices
 from switch_tf.partitioning.axes import axes_of, with_axes
 from switch_tf.partitioning.layout import Layout
+from switch_tf.partitioning.unfolded import stored
 
 
 class Partitioner:
@@ -39,8 +40,8 @@ class Partitioner:
         """Whether this process writes what all processes share."""
         return self.process_index == 0
 
-    def check(self, num_parameters: int, steps_per_call: int, use_xla: bool) -> None:
-        """Raises ValueError where a model or a step is not for these devices."""
+    def check(self, config, steps_per_call: int, use_xla: bool) -> None:
+        """Raises ValueError where a model, by its SwitchConfig, or a step is not for these devices."""
 
     def creates_variables(self):
         """Scope in which model and optimizer create their variables."""
@@ -126,7 +127,7 @@ class Partitioner:
 
     def is_finite(self, variable) -> bool:
         """Whether every number of a Keras variable is finite; all processes ask together."""
-        value = variable.value
+        value = stored(variable)
         return not value.dtype.is_floating or bool(self.on_host(tf.reduce_all(tf.math.is_finite(value))))
 
     def any_process(self, flag: bool) -> bool:

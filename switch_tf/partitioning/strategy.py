@@ -20,7 +20,7 @@ class StrategyPartitioner(Partitioner):
         self.num_processes = num_processes
         self.process_index = process_index
 
-    def check(self, num_parameters, steps_per_call, use_xla):
+    def check(self, config, steps_per_call, use_xla):
         if use_xla:
             raise ValueError(f"use_xla=True compiles the step of one device, and {type(self.strategy).__name__} runs "
                              "one on each; leave use_xla at False.")

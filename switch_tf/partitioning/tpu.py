@@ -3,31 +3,13 @@
 What stands here needs a TPU and has never run on one; what it shares with other strategies is tested there.
 """
 
-import os
-
 import tensorflow as tf
 
+from switch_tf.partitioning import memory
 from switch_tf.partitioning.axes import annotated_by
-from switch_tf.partitioning.devices import TPU_GIB
 from switch_tf.partitioning.gspmd import XlaAnnotator
 from switch_tf.partitioning.partitioner import Partitioner
 from switch_tf.partitioning.strategy import StrategyPartitioner
-
-
-def check_memory(num_parameters: int, accelerator_type: str) -> None:
-    """Raises ValueError where weights and gradients, whole on each device, are more than its memory.
-
-    Args:
-        num_parameters: int, of the model; both are float32.
-        accelerator_type: str, such as "v5litepod-8"; of an unknown one nothing is known.
-    """
-    kind = accelerator_type.partition("-")[0]
-    needed = 8 * num_parameters / 2**30
-    memory = TPU_GIB.get(kind, float("inf"))
-    if needed > memory:
-        raise ValueError(
-            f"TPUStrategy keeps weights and gradients whole on each device, {needed:.1f} GiB of them, and a {kind} "
-            f"device has {memory} GiB; use gin/layouts/fully_sharded.gin with backend='dtensor', which stores pieces.")
 
 
 class TPUPartitioner(StrategyPartitioner):
@@ -38,8 +20,8 @@ class TPUPartitioner(StrategyPartitioner):
         within_replica = set(layout.mesh) - {"data"}
         self._annotator = XlaAnnotator(layout, within_replica) if layout.num_devices > self.num_parts else None
 
-    def check(self, num_parameters, steps_per_call, use_xla):
-        check_memory(num_parameters, os.environ.get("TPU_ACCELERATOR_TYPE", ""))
+    def check(self, config, steps_per_call, use_xla):
+        memory.check(8 * config.num_parameters, memory.TPU_STRATEGY)
 
     def place(self, features):
         count = self.num_parts

@@ -15,6 +15,7 @@ import tensorflow as tf
 from switch_tf.messages import first_line
 from switch_tf.partitioning import axes_of
 from switch_tf.partitioning.partitioner import Partitioner, is_lost_process
+from switch_tf.partitioning.unfolded import assign, stored
 from switch_tf.training.checkpoint_folders import FORMAT_VERSION, BrokenCheckpoint, describe, outdated, path_of, steps
 from switch_tf.whole_folder import whole_folder
 
@@ -72,7 +73,7 @@ def save(folder, step: int, variables: dict, batches, pending_metrics: dict, kee
     partitioner.barrier()
     try:
         if partitioner.is_chief or partitioner.saves_in_every_process:
-            tf.train.Checkpoint(state={path: variable.value for path, variable in variables.items()}).write(
+            tf.train.Checkpoint(state={path: stored(variable) for path, variable in variables.items()}).write(
                 str(temporary / "state"))
         batches.save(temporary, partitioner.process_index)
         partitioner.barrier()
@@ -102,9 +103,7 @@ def _complete(folder, step, variables, pending_metrics, configuration):
     description = {
         "format_version": FORMAT_VERSION,
         "step": step,
-        "variables": {path: {"shape": list(variable.shape), "dtype": variable.dtype,
-                             "logical_axes": list(axes_of(variable))}
-                      for path, variable in variables.items()},
+        "variables": {path: _described(variable) for path, variable in variables.items()},
         "files": {file.name: file.stat().st_size for file in folder.iterdir()},
         "pending_metrics": pending_metrics,
         "configuration": configuration or {},
@@ -114,6 +113,12 @@ def _complete(folder, step, variables, pending_metrics, configuration):
         file.flush()
         os.fsync(file.fileno())
     _sync(folder)
+
+
+def _described(variable):
+    found = {"shape": list(variable.shape), "dtype": variable.dtype, "logical_axes": list(axes_of(variable))}
+    stored_shape = list(stored(variable).shape)
+    return found if stored_shape == found["shape"] else {**found, "stored_shape": stored_shape}
 
 
 def write_weights(folder: pathlib.Path, variables: dict, configuration: dict, texts: dict[str, str]) -> None:
@@ -150,7 +155,7 @@ def restore(checkpoint, variables: dict, batches=None) -> dict:
     description = describe(checkpoint)
     _check_same(checkpoint, description["variables"], variables)
     try:
-        _read(pathlib.Path(checkpoint) / "state", state={path: variable.value for path, variable in variables.items()})
+        _read(pathlib.Path(checkpoint) / "state", description["variables"], variables)
     except tf.errors.OpError as error:
         raise BrokenCheckpoint(f"{checkpoint} is damaged ({first_line(error)}).") from error
     try:
@@ -163,8 +168,20 @@ def restore(checkpoint, variables: dict, batches=None) -> dict:
     return description
 
 
-def _read(prefix, **objects):
-    status = tf.train.Checkpoint(**objects).read(str(prefix))
+def _read(prefix, saved, variables):
+    """Variables that are stored in the same shape are read in pieces, others through the host, one after the other."""
+    shapes = {path: saved[path].get("stored_shape", saved[path]["shape"]) for path in variables}
+    others = [path for path, variable in variables.items() if shapes[path] != list(stored(variable).shape)]
+    _read_as_stored(prefix, {path: stored(variable) for path, variable in variables.items() if path not in others})
+    for path in others:
+        with tf.device("CPU:0"):
+            held = tf.Variable(tf.zeros(shapes[path], variables[path].dtype))
+        _read_as_stored(prefix, {path: held})
+        assign(variables[path], held.numpy().reshape(variables[path].shape))
+
+
+def _read_as_stored(prefix, state):
+    status = tf.train.Checkpoint(state=state).read(str(prefix))
     status.assert_existing_objects_matched()
     status.expect_partial()  # weights alone are read without the optimizer's slots, and TensorFlow would name them all
 

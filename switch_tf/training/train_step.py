@@ -7,6 +7,7 @@ import tensorflow as tf
 from switch_tf import metrics, partitioning
 from switch_tf.metrics import Mean, StepMeasurements
 from switch_tf.partitioning.partitioner import Partitioner, at_step
+from switch_tf.partitioning.unfolded import as_used
 from switch_tf.training.objective import loss_weights, measure, total_loss, weighed
 
 
@@ -45,7 +46,8 @@ def compute_gradients(model, features, seed, step, settings, partitioner=None):
             loss = total_loss(model.config, weighed(measured, weights))
             # Inside the scopes, because rematerialised layers run again here.
             gradients = tape.gradient(loss, variables)
-        return [tf.convert_to_tensor(gradient) for gradient in gradients], (measured, loss)
+        gradients = as_used([tf.convert_to_tensor(gradient) for gradient in gradients], model.trainable_variables)
+        return gradients, (measured, loss)
 
     if count == 1:
         gradients, (measured, loss) = partitioner.sum_over_parts(part(0))

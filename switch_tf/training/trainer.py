@@ -55,7 +55,7 @@ class Trainer:
         data.check_vocabulary(run.mixture_or_task_name, config.vocab_size, run.vocabulary)
         check_periods(run, settings)
         trainable.check(settings.trainable, config)
-        self.partitioner.check(config.num_parameters, settings.steps_per_call, settings.use_xla)
+        self.partitioner.check(config, settings.steps_per_call, settings.use_xla)
         check_division(config, self.partitioner.layout, run.batch_size, run.task_feature_lengths,
                        settings.num_microbatches)
         self.configuration = self._record()

@@ -102,9 +102,9 @@ def test_a_layout_starts_the_weights_of_one_device(name, make_partitioner):
 def test_the_step_that_is_compiled_ahead_of_time_starts_the_same_weights(monkeypatch, shipped_layout):
     started = []
 
-    def create(next_creator, **kwargs):
+    def create(layout, next_creator, **kwargs):
         started.append(np.asarray(kwargs["initial_value"]()))
-        return original(next_creator, **kwargs)
+        return original(layout, next_creator, **kwargs)
 
     original = lower._create_without_memory
     monkeypatch.setattr(lower, "_create_without_memory", create)

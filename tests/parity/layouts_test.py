@@ -14,11 +14,14 @@ from switch_tf.partitioning.partitioner import Partitioner
 from switch_tf.training import verification
 from switch_tf.training.run import StepSettings
 
+OVER_SEVERAL = (
+    ("vocab", ("data", "x", "y")), ("mlp", ("y", "x", "data")), ("kv", ("x", "y")), ("expert_mlp", ("x", "y")))
 # A file of gin/layouts, on all eight devices or on those of a mesh.
 LAYOUTS = {
     "data": ("data",), "expert over 4": ("expert", "data=4"), "expert over 8": ("expert",),
     "data=2 x model=4": ("data_model", "data=2,model=4"), "expert over 4 x model=2": ("expert_model",),
     "fully sharded over 8": ("fully_sharded",), "fully sharded over 4 x model=2": ("fully_sharded_model",),
+    "weights over several axes": ("fully_sharded", "data=2,x=2,y=2"),
 }
 # Both axes; weights in pieces are in training/layout_checkpoints_test.py, too.
 QUICK = ("expert over 4 x model=2",)
@@ -76,7 +79,8 @@ def _assert_same(partitioner, config, optimizer="adafactor", settings=PLAIN):
     pytest.param(name, marks=() if name in QUICK else pytest.mark.exhaustive if name in ONE_AXIS else pytest.mark.slow)
     for name in LAYOUTS])
 def test_a_layout_computes_what_one_device_does(name, make_partitioner):
-    _assert_same(make_partitioner(*LAYOUTS[name]), _config())
+    changes = {"at_rest_rules": OVER_SEVERAL} if name == "weights over several axes" else {}
+    _assert_same(make_partitioner(*LAYOUTS[name], **changes), _config())
 
 
 # Adam reads its slots after it has updated them, which DTensor once let it do too early.

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from switch_tf import losses, partitioning
+from switch_tf import losses
 from switch_tf.layers import LogitsDense, TokenEmbedding
+from switch_tf.partitioning.unfolded import assign
 
 VOCAB_SIZE, D_MODEL, SHAPE = 64, 32, (8, 4)
 
@@ -31,9 +32,7 @@ def test_under_a_layout_logits_are_float32_sums_and_the_first_of_equals_is_the_a
     with partitioner.creates_variables():
         table, tied, untied = _layers()
     for variable, value in ((tied.embedding, table), (untied.kernel, table.T)):
-        axes = partitioning.axes_of(variable)
-        is_cut = hasattr(partitioner, "pack")
-        variable.assign(partitioner.pack(value, partitioner.sharding(axes, at_rest=True)) if is_cut else value)
+        assign(variable, value)
     tokens = np.random.RandomState(1).randint(0, 8, SHAPE).astype("int32")
 
     def call(features):

@@ -56,8 +56,9 @@ def main(name: str) -> dict:
     Partitioner().build(model, optimizer)
     variables = {variable.path: variable for variable in [*model.variables, *optimizer.variables]}
     step = compile_steps(model, optimizer, 0, StepSettings())
-    state = {argument.name: variables[argument.name].numpy() for program in lowered for argument in program.arguments
-             if argument.kind in ("weight", "slot")}
+    # Weights over several axes are stored unfolded.
+    state = {argument.name: variables[argument.name].numpy().reshape(argument.shape)
+             for program in lowered for argument in program.arguments if argument.kind in ("weight", "slot")}
     names = [argument.name for argument in lowered[1].arguments if argument.kind == "gradient"]
 
     mesh = jax.sharding.Mesh(np.array(devices).reshape(tuple(layout.mesh.values())), tuple(layout.mesh))
@@ -79,7 +80,8 @@ def main(name: str) -> dict:
             name = lowered[1].arguments[index].name
             state[name] = value
             own = variables[name].numpy()
-            largest = max(largest, float(np.max(np.abs(own - state[name])) / max(np.max(np.abs(own)), 1e-30)))
+            difference = np.abs(own - value.reshape(own.shape))
+            largest = max(largest, float(np.max(difference) / max(np.max(np.abs(own)), 1e-30)))
     return {"losses": losses, "largest_difference": largest}
 
 

@@ -16,6 +16,7 @@ from switch_tf.optim.adafactor import Adafactor
 from switch_tf.partitioning import random as random_numbers
 from switch_tf.partitioning.axes import is_partitioned
 from switch_tf.partitioning.partitioner import Partitioner
+from switch_tf.partitioning.unfolded import assign
 from switch_tf.training import train_step, verification
 from switch_tf.training.run import StepSettings
 
@@ -54,20 +55,13 @@ def _train(twin, seed):
     for variable in twin.model.trainable_variables:
         # As initial weights are: norms around 1, kernels around 0.
         mean, size = (1, 0.1) if variable.path.endswith("scale") else (0, 0.3)
-        _assign(twin, variable, mean + size * random.standard_normal(variable.shape))
+        assign(variable, mean + size * random.standard_normal(variable.shape))
     for variable in twin.optimizer.variables:
         if variable is twin.optimizer.iterations:
-            _assign(twin, variable, 100 * seed)
+            assign(variable, 100 * seed)
         elif len(variable.shape):
-            _assign(twin, variable, np.zeros(variable.shape))
+            assign(variable, np.zeros(variable.shape))
     return twin.train(_batches(seed))
-
-
-def _assign(twin, variable, value):
-    value = tf.constant(value, variable.dtype)
-    if twin.partitioner.layout.is_one_program:
-        value = twin.partitioner.pack(value, variable.value.layout)
-    variable.value.assign(value)
 
 
 @functools.cache

@@ -9,9 +9,11 @@ from tensorflow.experimental import dtensor
 from switch_tf import SwitchConfig, SwitchTransformer, partitioning
 from switch_tf.cli import inspect
 from switch_tf.optim.adafactor import Adafactor
+from switch_tf.partitioning import memory
 from switch_tf.partitioning.dtensor import DTensorPartitioner
 from switch_tf.partitioning.gspmd import XlaAnnotator
 from switch_tf.partitioning.layout import Layout
+from switch_tf.partitioning.unfolded import pack, stored, unfolded
 
 EXPERT = (("batch", "data"), ("group", "data"), ("expert", "data"))
 MODEL = (("heads", "model"), ("mlp", "model"), ("expert_mlp", "model"), ("vocab", "model"))
@@ -24,7 +26,7 @@ def _partitioner(mesh_shape, rules, at_rest_rules=()):
 
 
 def _bytes_of_first_device(variables):
-    return sum(dtensor.unpack(variable.value.read_value())[0].numpy().nbytes for variable in variables)
+    return sum(dtensor.unpack(stored(variable).read_value())[0].numpy().nbytes for variable in variables)
 
 
 @pytest.mark.parametrize("mesh_shape, rules, at_rest_rules", [
@@ -39,6 +41,26 @@ def test_each_device_holds_what_inspect_computes(mesh_shape, rules, at_rest_rule
     assert _bytes_of_first_device(model.variables) == computed["weights"]
     slots = [variable for variable in optimizer.variables if hasattr(variable, "logical_axes")]
     assert _bytes_of_first_device(slots) == computed["optimizer_slots"]
+
+
+@pytest.mark.parametrize("rules", [(("batch", "a"), ("group", "a"), ("expert", "a")),
+                                   (("batch", ("a", "b")), ("group", ("a", "b")), ("expert", ("a", "b")))])
+def test_over_several_axes_each_device_holds_what_inspect_computes_and_memory_counts(rules):
+    at_rest = ("vocab", ("b", "a")), ("expert_mlp", "b"), ("kv", ("a", "b")), ("mlp", ("b", "a"))
+    layout = Layout("a=2,b=2", rules, at_rest)
+    mesh = dtensor.create_mesh([*layout.mesh.items()], devices=[f"CPU:{index}" for index in range(4)])
+    # Experts over both axes are for XLA, which cuts no program of CPUs, but stores.
+    annotator = XlaAnnotator(layout, ("a", "b")) if layout.axes_over_several else None
+    config, optimizer = SwitchConfig.from_preset("switch_tiny"), Adafactor()
+    model = SwitchTransformer(config)
+    DTensorPartitioner(layout, mesh, annotator).build(model, optimizer)
+    computed = inspect._bytes_per_device(config, layout)
+    assert _bytes_of_first_device(model.variables) == computed["weights"]
+    slots = [variable for variable in optimizer.variables if hasattr(variable, "logical_axes")]
+    assert _bytes_of_first_device(slots) == computed["optimizer_slots"]
+    assert memory.stored_bytes(layout, config.weights()) == 2 * computed["weights"]
+    whole = 4 * config.num_parameters
+    assert computed["weights"] < 0.27 * whole  # four devices; norms and biases are whole
 
 
 @pytest.mark.parametrize("make", [Adafactor, lambda: keras.optimizers.AdamW(1e-3, use_ema=True)])
@@ -68,6 +90,26 @@ def _whole(variable):
         return variable.numpy()
     replicated = dtensor.Layout.replicated(variable.layout.mesh, variable.shape.rank)
     return dtensor.unpack(dtensor.relayout(variable.read_value(), replicated))[0].numpy()
+
+
+def test_pieces_of_an_unfolded_weight_are_those_of_a_split_over_both_axes():
+    """As XLA's tiles are: of two columns each, the device at (a, b) has those from 2 * (2a + b)."""
+    mesh = _partitioner("a=2,b=2", EXPERT).mesh
+    weight = np.arange(6 * 8, dtype=np.float32).reshape(6, 8)
+    for spec, columns in ((("a", "b"), (0, 2, 4, 6)), (("b", "a"), (0, 4, 2, 6))):
+        shape, axes = unfolded((6, 8), [(), spec], {"a": 2, "b": 2})
+        assert (shape, axes) == ((6, 2, 4), (None, *spec))
+        layout = dtensor.Layout([axis or dtensor.UNSHARDED for axis in axes], mesh)
+        for piece, first in zip(dtensor.unpack(pack(weight.reshape(shape), layout)), columns, strict=True):
+            np.testing.assert_array_equal(piece.numpy()[:, 0], weight[:, first:first + 2])
+
+
+def test_each_dimension_of_a_weight_may_be_unfolded():
+    mesh = {"a": 2, "b": 3, "c": 2, "d": 2, "one": 1}
+    assert unfolded((12, 5, 8), [("a", "one", "b", "c"), (), ("d", "one")], mesh) == (
+        (2, 3, 2, 5, 8), ("a", "b", "c", None, "d"))
+    assert unfolded((12, 5, 8), [("a", "b"), (), ("d", "c")], mesh) == ((2, 6, 5, 2, 4), ("a", "b", None, "d", "c"))
+    assert unfolded((3, 4), [(), ("one",)], mesh) == ((3, 4), (None, None))
 
 
 def test_a_variable_made_elsewhere_is_refused():
@@ -106,9 +148,9 @@ def test_random_numbers_do_not_depend_on_the_mesh():
 def test_what_dtensor_cannot_do_is_refused():
     partitioner = _partitioner("data=2", EXPERT)
     with pytest.raises(ValueError, match="steps_per_call is 4, but under DTensor a step is two functions"):
-        partitioner.check(1000, 4, False)
+        partitioner.check(SwitchConfig.from_preset("switch_tiny"), 4, False)
     with pytest.raises(ValueError, match="use_xla=True compiles the step of one device"):
-        partitioner.check(1000, 1, True)
+        partitioner.check(SwitchConfig.from_preset("switch_tiny"), 1, True)
 
 
 OVER_BOTH = (("batch", ("data", "expert")), ("expert", "expert"))
@@ -142,6 +184,6 @@ def test_where_xla_cuts_activations_are_annotated_and_features_lie_over_the_oute
         x = partitioning.constrain(tf.cast(features["tokens"], tf.float32), ("batch", None))
         return [], tf.reduce_sum(x), {"sum": tf.reduce_sum(x)}, tf.constant(True)
 
-    partitioner._gradient_layouts = []
+    partitioner._trained = []
     means, is_finite = partitioner.step(compute, lambda gradients, norm: None)(partitioner.place({"tokens": tokens}), 0)
     assert bool(is_finite) and float(means["sum"]) == 276 and asked == [("batch", None)]

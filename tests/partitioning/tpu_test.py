@@ -56,18 +56,6 @@ def test_a_step_that_is_not_finite_changes_nothing(kind, shallow_config, batch):
         np.testing.assert_array_equal(variable.numpy(), value)
 
 
-@pytest.mark.parametrize("num_parameters, accelerator, is_refused", [
-    (10**9, "v5litepod-8", False), (3 * 10**9, "v5litepod-8", True), (3 * 10**9, "v5p-16", False),
-    (10**12, "v5p-1024", True), (10**12, "", False)])
-def test_a_model_larger_than_a_device_is_refused(num_parameters, accelerator, is_refused):
-    if not is_refused:
-        tpu.check_memory(num_parameters, accelerator)
-        return
-    with pytest.raises(ValueError, match=r"TPUStrategy keeps weights and gradients whole on each device, .* GiB of "
-                                         r"them, .* use gin/layouts/fully_sharded.gin with backend='dtensor'"):
-        tpu.check_memory(num_parameters, accelerator)
-
-
 def test_annotations_name_the_axes_of_the_layout():
     layout = Layout("data=4,model=2", (*DATA, ("expert", "data"), ("mlp", "model")))
     annotator = XlaAnnotator(layout, ("data", "model"))

@@ -7,12 +7,15 @@ import tensorflow as tf
 from tensorflow.experimental import dtensor
 
 from switch_tf import SwitchTransformer, data
+from switch_tf.partitioning.unfolded import pack, stored
 from switch_tf.training import checkpoints, diagnosis
 from switch_tf.training.run import StepSettings
 from switch_tf.training.train_step import compile_steps
 
 PIECES, OTHER_PIECES = {"name": "expert_model", "mesh_shape": "data=2,model=2"}, {
     "name": "fully_sharded", "mesh_shape": "data=4"}
+SEVERAL = {"name": "fully_sharded", "mesh_shape": "data=2,x=2,y=2", "at_rest_rules": (
+    ("vocab", ("data", "x", "y")), ("mlp", ("y", "x", "data")), ("kv", ("x", "y")), ("expert_mlp", ("x", "y")))}
 REPLICAS = {"name": "data", "mesh_shape": "data=2", "backend": "mirrored"}
 ONE = {"name": "single"}
 
@@ -31,14 +34,15 @@ class _Run:
         return float(means.batch.loss_terms["cross_entropy"].value), int(bad_step)
 
     def values(self):
-        return {path: _whole(variable.value) for path, variable in self.variables.items()}
+        return {path: _whole(variable) for path, variable in self.variables.items()}
 
 
 def _whole(variable):
-    if not isinstance(variable, dtensor.DVariable):
-        return variable.numpy()
-    replicated = dtensor.Layout.replicated(variable.layout.mesh, variable.shape.rank)
-    return dtensor.unpack(dtensor.relayout(variable.read_value(), replicated))[0].numpy()
+    held = stored(variable)
+    if not isinstance(held, dtensor.DVariable):
+        return held.numpy()
+    replicated = dtensor.Layout.replicated(held.layout.mesh, held.shape.rank)
+    return dtensor.unpack(dtensor.relayout(held.read_value(), replicated))[0].numpy().reshape(variable.shape)
 
 
 def _batches():
@@ -48,8 +52,9 @@ def _batches():
 @pytest.mark.slow
 @pytest.mark.parametrize("one, other", [
     pytest.param(PIECES, ONE, marks=pytest.mark.exhaustive), (PIECES, OTHER_PIECES), (REPLICAS, PIECES),
+    (SEVERAL, OTHER_PIECES), pytest.param(ONE, SEVERAL, marks=pytest.mark.exhaustive),
     pytest.param(OTHER_PIECES, REPLICAS, marks=pytest.mark.exhaustive)],
-    ids=lambda layout: "_".join(layout.values()))
+    ids=lambda layout: "_".join(map(str, layout.values())))
 def test_a_run_goes_on_under_another_layout_and_comes_back(one, other, make_partitioner, shallow_config, batch,
                                                            tmp_path):
     first, second = (_Run(make_partitioner(**layout), shallow_config, seed)
@@ -82,4 +87,4 @@ def test_a_step_that_diverges_changes_nothing_and_is_located(layout, make_partit
 
 
 def _like(variable, value, partitioner):
-    return partitioner.pack(value, variable.layout) if isinstance(variable, dtensor.DVariable) else value
+    return pack(value, variable.layout) if isinstance(variable, dtensor.DVariable) else value

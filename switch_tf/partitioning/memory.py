@@ -1,0 +1,41 @@
+"""Whether weights and gradients find room on a TPU, asked before anything is built."""
+
+import math
+import os
+
+from switch_tf.partitioning.layout import Layout
+
+# Memory of one device in GiB, by how TPU_ACCELERATOR_TYPE begins on a TPU VM (Cloud TPU documentation).
+TPU_GIB = {"v2": 8, "v3": 16, "v4": 32, "v5litepod": 16, "v5p": 95, "v6e": 32}
+
+# Who stores them how, and the way out.
+TPU_STRATEGY = ("TPUStrategy keeps weights and gradients whole on each device",
+                "use gin/layouts/fully_sharded.gin with backend='dtensor', which stores pieces")
+DTENSOR = ("The layout stores weights and gradients in pieces", "use a layout that cuts them into smaller ones "
+           "(at_rest_rules), or more devices")
+
+
+def stored_bytes(layout: Layout, weights) -> int:
+    """Bytes of float32 weights and gradients on each device, under DTensor; slots and activations are more.
+
+    Args:
+        layout: Layout with its mesh complete.
+        weights: of `SwitchConfig.weights`.
+    """
+    return 8 * sum(weight.count * math.prod(layout.piece(weight.shape, layout.spec(weight.axes, at_rest=True)))
+                   for weight in weights)
+
+
+def check(num_bytes: int, storing: tuple[str, str], accelerator_type: str | None = None) -> None:
+    """Raises ValueError where this is more than a device's memory.
+
+    Args:
+        num_bytes: int, of weights and gradients on one device.
+        storing: TPU_STRATEGY or DTENSOR.
+        accelerator_type: str, such as "v5litepod-8"; by default this TPU VM's. Of an unknown one nothing is known.
+    """
+    how, way_out = storing
+    kind = (accelerator_type or os.environ.get("TPU_ACCELERATOR_TYPE", "")).partition("-")[0]
+    needed, capacity = num_bytes / 2**30, TPU_GIB.get(kind, float("inf"))
+    if needed > capacity:
+        raise ValueError(f"{how}, {needed:.1f} GiB of them, and a {kind} device has {capacity} GiB; {way_out}.")
