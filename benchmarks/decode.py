@@ -62,7 +62,7 @@ def _contenders(args, job):
     for kind in ("", "exported/"):
         ours += [Contender(f"switch_tf/{kind}{name}", sys.executable, {
             "build": "switch_tf_decode:decode", "exported": bool(kind), **own}) for name, own in models.items()]
-    return ours + options.peers(
+    return options.with_earlier(args, ours) + options.peers(
         args, flaxformer={
             f"flaxformer/{name}": {"build": "flaxformer_decode:decode", "router": "scatter", **own}
             for name, own in models.items()}, hugging_face={

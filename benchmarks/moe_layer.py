@@ -107,7 +107,8 @@ def _contenders(args, job):
         flaxformer={"flaxformer/dense": {"build": "flaxformer_layer:dense", **job},
                     "flaxformer/scatter": {"build": "flaxformer_layer:layer", "router": "scatter", **job},
                     "flaxformer/masked": {"build": "flaxformer_layer:layer", "router": "masked", **job}})
-    return [Contender(name, sys.executable, {**own, **job}) for name, own in ours.items()] + others
+    ours = [Contender(name, sys.executable, {**own, **job}) for name, own in ours.items()]
+    return options.with_earlier(args, ours) + others
 
 
 def _matrix_products(job):

@@ -1,6 +1,7 @@
 """The options that every benchmark has, and the contenders that they choose."""
 
 import argparse
+import dataclasses
 import fnmatch
 import pathlib
 
@@ -15,6 +16,9 @@ def add_arguments(parser):
     parser.add_argument("--peer_python", metavar="PATH",
                         help="a Python with torch, transformers, jax, flax, optax, chex and gin-config")
     parser.add_argument("--flaxformer", metavar="PATH", help="a checkout of google/flaxformer")
+    parser.add_argument("--before", metavar="PATH", type=_checkout,
+                        help="another checkout of switch_tf, an older one say: its contenders take turns with ours, "
+                             "as before/NAME")
     parser.add_argument("--plot", metavar="PNG", help="draw the results")
 
 
@@ -23,6 +27,21 @@ def _at_least_one(text):
     if value < 1:
         raise argparse.ArgumentTypeError(f"must be at least 1, not {value}")
     return value
+
+
+def _checkout(text):
+    folder = pathlib.Path(text).expanduser().resolve()
+    if not (folder / "switch_tf" / "__init__.py").exists():
+        raise argparse.ArgumentTypeError(f"must be a folder with switch_tf/ in it, not {text}")
+    return str(folder)
+
+
+def with_earlier(args, contenders: list[Contender]) -> list[Contender]:
+    """Our contenders and, after them, a twin of each that runs the package of `--before`."""
+    twins = [dataclasses.replace(contender, name=f"before/{contender.name}",
+                                 environment={**contender.environment, "PYTHONPATH": args.before})
+             for contender in contenders if args.before and contender.name.startswith("switch_tf/")]
+    return contenders + twins
 
 
 def peers(args, hugging_face: dict, flaxformer: dict) -> list[Contender]:

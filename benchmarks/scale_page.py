@@ -94,8 +94,7 @@ nominal rates.
 
 Weights are float32, computation is in bfloat16, the optimizer is Adafactor with factored slots, so that state is little
 more than four bytes a parameter, and gradients, which live from one function to the other, are four more. A chip's
-share of it, in GiB, as the layout has it (DTensor stores more where that names several mesh axes, see
-[layouts](layouts.md)):
+share of it, in GiB:
 
 {memory}
 

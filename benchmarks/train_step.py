@@ -70,8 +70,8 @@ def _contenders(args, job):
         flaxformer={"flaxformer/dense": {"build": "flaxformer_step:step", **dense},
                     "flaxformer/scatter": {"build": "flaxformer_step:step", "router": "scatter", **job},
                     "flaxformer/masked": {"build": "flaxformer_step:step", "router": "masked", **job}})
-    return [floor, *(Contender(name, sys.executable, {"build": "switch_tf_step:step", **own})
-                     for name, own in ours.items()), *others]
+    ours = [Contender(name, sys.executable, {"build": "switch_tf_step:step", **own}) for name, own in ours.items()]
+    return [floor, *options.with_earlier(args, ours), *others]
 
 
 if __name__ == "__main__":
