@@ -59,10 +59,10 @@ class DTensorPartitioner(Partitioner):
         if self.mesh.device_type() == "TPU":
             memory.check(memory.stored_bytes(self.layout, config.weights()), memory.DTENSOR)
 
-    def sharding(self, axes, at_rest=False) -> dtensor.Layout:
+    def sharding(self, axes) -> dtensor.Layout:
         """DTensor's layout for a tensor of these logical axes, split over the outermost mesh axis of each."""
         spec = [[axis for axis in mesh_axes if axis in self.mesh.dim_names and self.mesh.dim_size(axis) > 1]
-                for mesh_axes in self.layout.spec(axes, at_rest)]
+                for mesh_axes in self.layout.spec(axes)]
         return self._layout([(*mesh_axes, None)[0] for mesh_axes in spec])
 
     def _layout(self, mesh_axes):
@@ -102,9 +102,11 @@ class DTensorPartitioner(Partitioner):
                                      name=kwargs.get("name"), trainable=kwargs.get("trainable"))
         if shape == tuple(value.shape):
             return variable
-        # Where DTensor cuts, nothing is used over several axes, so that these are gathered before they are folded.
-        whole = {axis for axes in spec if len(axes) > 1 for axis in axes} if self._annotator is self else None
-        folding = whole and self._layout([axis if axis not in whole else None for axis in mesh_axes])
+        folding = None
+        if self._annotator is self:
+            # A dimension is used over one axis at most, and those over which it is only stored are gathered first.
+            used = {axis for axes in self.layout.spec(axes_of_new_variable(value.shape.rank)) for axis in axes}
+            folding = self._layout([axis if axis in used else None for axis in mesh_axes])
         return UnfoldedVariable(variable, value.shape, folding)
 
     def _adopt(self, optimizer):
@@ -190,4 +192,3 @@ class DTensorPartitioner(Partitioner):
 
     def on_host(self, tensor):
         return dtensor.unpack(tensor)[0]
-

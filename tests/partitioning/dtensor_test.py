@@ -1,5 +1,8 @@
 """Variables and batches in pieces: where they lie, how much each device holds, and what is refused."""
 
+import dataclasses
+import types
+
 import keras
 import numpy as np
 import pytest
@@ -151,6 +154,15 @@ def test_what_dtensor_cannot_do_is_refused():
         partitioner.check(SwitchConfig.from_preset("switch_tiny"), 4, False)
     with pytest.raises(ValueError, match="use_xla=True compiles the step of one device"):
         partitioner.check(SwitchConfig.from_preset("switch_tiny"), 1, True)
+
+
+def test_on_a_tpu_a_model_whose_pieces_find_no_room_is_refused(monkeypatch):
+    partitioner, config = _partitioner("data=8", EXPERT), SwitchConfig.from_preset("switch_base_8")
+    partitioner.mesh = types.SimpleNamespace(device_type=lambda: "TPU")
+    monkeypatch.setenv("TPU_ACCELERATOR_TYPE", "v2-8")
+    partitioner.check(config, 1, False)
+    with pytest.raises(ValueError, match=r"weights and gradients in pieces, .* GiB of them, and a v2 device has 8 GiB"):
+        partitioner.check(dataclasses.replace(config, num_experts=256), 1, False)
 
 
 OVER_BOTH = (("batch", ("data", "expert")), ("expert", "expert"))
