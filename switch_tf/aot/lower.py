@@ -22,7 +22,7 @@ from switch_tf.partitioning.axes import annotated_by, axes_of, axes_of_new_varia
 from switch_tf.partitioning.gspmd import XlaAnnotator
 from switch_tf.partitioning.layout import Layout
 from switch_tf.partitioning.partitioner import Partitioner
-from switch_tf.partitioning.unfolded import UnfoldedVariable, as_stored, as_used, stored, unfolded
+from switch_tf.partitioning.unfolded import UnfoldedVariable, as_stored, as_used, stored, unfolding
 from switch_tf.training import trainable
 from switch_tf.training.objective import target_features
 from switch_tf.training.train_step import compile_steps
@@ -162,7 +162,7 @@ def _argument(variable, layout):
     kind = "weight" if variable.trainable else "slot"
     spec = layout.spec(axes_of(variable), at_rest=True)
     if isinstance(variable.value, UnfoldedVariable):
-        spec = tuple((axis,) if axis else () for axis in unfolded(variable.shape, spec, layout.mesh)[1])
+        spec = tuple((axis,) if axis else () for axis in unfolding(variable.shape, spec, layout.mesh)[1])
     return Argument(variable.path, kind, tuple(stored(variable).shape), variable.dtype, spec)
 
 
@@ -173,9 +173,9 @@ def _create_without_memory(layout, next_creator, **kwargs):
     axes, shape = axes_of_new_variable(symbolic.shape.rank), tuple(symbolic.shape)
     if not any(axes):
         return next_creator(**kwargs)  # a small one
-    stored_shape, _ = unfolded(shape, layout.spec(axes, at_rest=True), layout.mesh)
-    variable = next_creator(**{**kwargs, "initial_value": _reserved(stored_shape, symbolic.dtype)})
-    return variable if stored_shape == shape else UnfoldedVariable(variable, shape)
+    how, _ = unfolding(shape, layout.spec(axes, at_rest=True), layout.mesh)
+    variable = next_creator(**{**kwargs, "initial_value": _reserved(how.stored_shape, symbolic.dtype)})
+    return UnfoldedVariable(variable, how) if how.first else variable
 
 
 def _reserved(shape, dtype):

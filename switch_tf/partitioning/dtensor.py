@@ -18,7 +18,7 @@ from switch_tf.partitioning import memory
 from switch_tf.partitioning.axes import annotated_by, axes_of_new_variable
 from switch_tf.partitioning.layout import Layout
 from switch_tf.partitioning.partitioner import Partitioner
-from switch_tf.partitioning.unfolded import UnfoldedVariable, as_stored, as_used, pack, stored, unfolded
+from switch_tf.partitioning.unfolded import UnfoldedVariable, as_stored, as_used, pack, stored, unfolding
 
 
 class DTensorPartitioner(Partitioner):
@@ -96,18 +96,14 @@ class DTensorPartitioner(Partitioner):
         with tf.device("CPU:0"):
             value = kwargs["initial_value"]
             value = tf.convert_to_tensor(value() if callable(value) else value, dtype=kwargs.get("dtype"))
-        spec = self.layout.spec(axes_of_new_variable(value.shape.rank), at_rest=True)
-        shape, mesh_axes = unfolded(value.shape, spec, self.layout.mesh)
-        variable = dtensor.DVariable(pack(value.numpy().reshape(shape), self._layout(mesh_axes)),
+        axes = axes_of_new_variable(value.shape.rank)
+        how, mesh_axes = unfolding(value.shape, self.layout.spec(axes, at_rest=True), self.layout.mesh)
+        variable = dtensor.DVariable(pack(how.unfold(value.numpy(), np), self._layout(mesh_axes)),
                                      name=kwargs.get("name"), trainable=kwargs.get("trainable"))
-        if shape == tuple(value.shape):
+        if not how.first:
             return variable
-        folding = None
-        if self._annotator is self:
-            # A dimension is used over one axis at most, and those over which it is only stored are gathered first.
-            used = {axis for axes in self.layout.spec(axes_of_new_variable(value.shape.rank)) for axis in axes}
-            folding = self._layout([axis if axis in used else None for axis in mesh_axes])
-        return UnfoldedVariable(variable, value.shape, folding)
+        # Where DTensor cuts, a dimension is used over one axis at most.
+        return UnfoldedVariable(variable, how, self.sharding(axes) if self._annotator is self else None)
 
     def _adopt(self, optimizer):
         for variable in optimizer.variables:

@@ -27,6 +27,10 @@ class XlaAnnotator:
         return self._split(x, self.layout.spec(axes))
 
     def gather(self, value, axes):
+        stored = self.layout.spec(axes, at_rest=True)
+        if any(len(mesh_axes) > 1 for mesh_axes in stored):
+            # It was stored unfolded, and would be gathered so and then laid out anew.
+            value = self._split(value, stored)
         return self.constrain(value, axes)
 
     def scatter(self, gradient, axes):

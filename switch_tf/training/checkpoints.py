@@ -10,12 +10,13 @@ import pathlib
 import re
 import shutil
 
+import numpy as np
 import tensorflow as tf
 
 from switch_tf.messages import first_line
 from switch_tf.partitioning import axes_of
 from switch_tf.partitioning.partitioner import Partitioner, is_lost_process
-from switch_tf.partitioning.unfolded import assign, stored
+from switch_tf.partitioning.unfolded import Unfolding, assign, stored, unfolding_of
 from switch_tf.training.checkpoint_folders import FORMAT_VERSION, BrokenCheckpoint, describe, outdated, path_of, steps
 from switch_tf.whole_folder import whole_folder
 
@@ -117,8 +118,8 @@ def _complete(folder, step, variables, pending_metrics, configuration):
 
 def _described(variable):
     found = {"shape": list(variable.shape), "dtype": variable.dtype, "logical_axes": list(axes_of(variable))}
-    stored_shape = list(stored(variable).shape)
-    return found if stored_shape == found["shape"] else {**found, "stored_shape": stored_shape}
+    split_off = unfolding_of(variable).first
+    return {**found, "unfolded": split_off} if split_off else found
 
 
 def write_weights(folder: pathlib.Path, variables: dict, configuration: dict, texts: dict[str, str]) -> None:
@@ -169,15 +170,16 @@ def restore(checkpoint, variables: dict, batches=None) -> dict:
 
 
 def _read(prefix, saved, variables):
-    """Variables that are stored in the same shape are read in pieces, others through the host, one after the other."""
-    shapes = {path: saved[path].get("stored_shape", saved[path]["shape"]) for path in variables}
-    others = [path for path, variable in variables.items() if shapes[path] != list(stored(variable).shape)]
+    """Variables that are stored as they were are read in pieces, others through the host, one after the other."""
+    unfoldings = {path: Unfolding(tuple(variable.shape), tuple(map(tuple, saved[path].get("unfolded", ()))))
+                  for path, variable in variables.items()}
+    others = [path for path, variable in variables.items() if unfoldings[path] != unfolding_of(variable)]
     _read_as_stored(prefix, {path: stored(variable) for path, variable in variables.items() if path not in others})
     for path in others:
         with tf.device("CPU:0"):
-            held = tf.Variable(tf.zeros(shapes[path], variables[path].dtype))
+            held = tf.Variable(tf.zeros(unfoldings[path].stored_shape, variables[path].dtype))
         _read_as_stored(prefix, {path: held})
-        assign(variables[path], held.numpy().reshape(variables[path].shape))
+        assign(variables[path], unfoldings[path].fold(held.numpy(), np))
 
 
 def _read_as_stored(prefix, state):

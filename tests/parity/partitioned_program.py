@@ -24,8 +24,10 @@ from switch_tf.aot import compiler
 from switch_tf.aot.lower import lower_step
 from switch_tf.cli import gin_files
 from switch_tf.optim.adafactor import Adafactor
+from switch_tf.partitioning.axes import axes_of
 from switch_tf.partitioning.layout import Layout
 from switch_tf.partitioning.partitioner import Partitioner
+from switch_tf.partitioning.unfolded import unfolding
 from switch_tf.training.run import StepSettings
 from switch_tf.training.train_step import compile_steps
 
@@ -56,8 +58,9 @@ def main(name: str) -> dict:
     Partitioner().build(model, optimizer)
     variables = {variable.path: variable for variable in [*model.variables, *optimizer.variables]}
     step = compile_steps(model, optimizer, 0, StepSettings())
-    # Weights over several axes are stored unfolded.
-    state = {argument.name: variables[argument.name].numpy().reshape(argument.shape)
+    unfoldings = {path: unfolding(variable.shape, layout.spec(axes_of(variable), at_rest=True), layout.mesh)[0]
+                  for path, variable in variables.items()}
+    state = {argument.name: unfoldings[argument.name].unfold(variables[argument.name].numpy(), np)
              for program in lowered for argument in program.arguments if argument.kind in ("weight", "slot")}
     names = [argument.name for argument in lowered[1].arguments if argument.kind == "gradient"]
 
@@ -80,7 +83,7 @@ def main(name: str) -> dict:
             name = lowered[1].arguments[index].name
             state[name] = value
             own = variables[name].numpy()
-            difference = np.abs(own - value.reshape(own.shape))
+            difference = np.abs(own - unfoldings[name].fold(value, np))
             largest = max(largest, float(np.max(difference) / max(np.max(np.abs(own)), 1e-30)))
     return {"losses": losses, "largest_difference": largest}
 

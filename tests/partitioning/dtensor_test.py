@@ -16,7 +16,7 @@ from switch_tf.partitioning import memory
 from switch_tf.partitioning.dtensor import DTensorPartitioner
 from switch_tf.partitioning.gspmd import XlaAnnotator
 from switch_tf.partitioning.layout import Layout
-from switch_tf.partitioning.unfolded import pack, stored, unfolded
+from switch_tf.partitioning.unfolded import Unfolding, pack, stored, unfolding
 
 EXPERT = (("batch", "data"), ("group", "data"), ("expert", "data"))
 MODEL = (("heads", "model"), ("mlp", "model"), ("expert_mlp", "model"), ("vocab", "model"))
@@ -100,19 +100,26 @@ def test_pieces_of_an_unfolded_weight_are_those_of_a_split_over_both_axes():
     mesh = _partitioner("a=2,b=2", EXPERT).mesh
     weight = np.arange(6 * 8, dtype=np.float32).reshape(6, 8)
     for spec, columns in ((("a", "b"), (0, 2, 4, 6)), (("b", "a"), (0, 4, 2, 6))):
-        shape, axes = unfolded((6, 8), [(), spec], {"a": 2, "b": 2})
-        assert (shape, axes) == ((6, 2, 4), (None, *spec))
+        how, axes = unfolding((6, 8), [(), spec], {"a": 2, "b": 2})
+        assert (how.first, how.stored_shape, axes) == (((1, 2),), (2, 6, 4), (spec[0], None, spec[1]))
+        np.testing.assert_array_equal(how.fold(how.unfold(weight, np), np), weight)
+        np.testing.assert_array_equal(how.fold(how.unfold(tf.constant(weight))), weight)
         layout = dtensor.Layout([axis or dtensor.UNSHARDED for axis in axes], mesh)
-        for piece, first in zip(dtensor.unpack(pack(weight.reshape(shape), layout)), columns, strict=True):
-            np.testing.assert_array_equal(piece.numpy()[:, 0], weight[:, first:first + 2])
+        for piece, first in zip(dtensor.unpack(pack(how.unfold(weight, np), layout)), columns, strict=True):
+            np.testing.assert_array_equal(piece.numpy()[0], weight[:, first:first + 2])
 
 
 def test_each_dimension_of_a_weight_may_be_unfolded():
     mesh = {"a": 2, "b": 3, "c": 2, "d": 2, "one": 1}
-    assert unfolded((12, 5, 8), [("a", "one", "b", "c"), (), ("d", "one")], mesh) == (
-        (2, 3, 2, 5, 8), ("a", "b", "c", None, "d"))
-    assert unfolded((12, 5, 8), [("a", "b"), (), ("d", "c")], mesh) == ((2, 6, 5, 2, 4), ("a", "b", None, "d", "c"))
-    assert unfolded((3, 4), [(), ("one",)], mesh) == ((3, 4), (None, None))
+    how, axes = unfolding((12, 5, 8), [("a", "one", "b", "c"), (), ("d", "one")], mesh)
+    assert (how.first, how.stored_shape) == (((0, 2), (0, 3)), (2, 3, 2, 5, 8)) and axes == ("a", "b", "c", None, "d")
+    how, axes = unfolding((12, 5, 8), [("a", "b"), (), ("d", "c")], mesh)
+    assert (how.first, how.stored_shape) == (((0, 2), (2, 2)), (2, 2, 6, 5, 4)) and axes == ("a", "d", "b", None, "c")
+    weight = np.random.RandomState(0).randn(12, 5, 8)
+    unfolded = how.unfold(weight, np)
+    np.testing.assert_array_equal(unfolded[1, 0], weight[6:, :, :4])
+    np.testing.assert_array_equal(how.fold(unfolded, np), weight)
+    assert unfolding((3, 4), [(), ("one",)], mesh) == (Unfolding((3, 4)), (None, None))
 
 
 def test_a_variable_made_elsewhere_is_refused():

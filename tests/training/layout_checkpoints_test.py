@@ -7,7 +7,7 @@ import tensorflow as tf
 from tensorflow.experimental import dtensor
 
 from switch_tf import SwitchTransformer, data
-from switch_tf.partitioning.unfolded import pack, stored
+from switch_tf.partitioning.unfolded import pack, stored, unfolding_of
 from switch_tf.training import checkpoints, diagnosis
 from switch_tf.training.run import StepSettings
 from switch_tf.training.train_step import compile_steps
@@ -42,7 +42,8 @@ def _whole(variable):
     if not isinstance(held, dtensor.DVariable):
         return held.numpy()
     replicated = dtensor.Layout.replicated(held.layout.mesh, held.shape.rank)
-    return dtensor.unpack(dtensor.relayout(held.read_value(), replicated))[0].numpy().reshape(variable.shape)
+    value = dtensor.unpack(dtensor.relayout(held.read_value(), replicated))[0].numpy()
+    return unfolding_of(variable).fold(value, np)
 
 
 def _batches():
