@@ -71,7 +71,7 @@ class UnfoldedVariable:
     Args:
         stored: dtensor.DVariable, or a tf.Variable of a program that is only compiled. Gradients are taken to it, in
             its shape.
-        shape: of the weight.
+        unfolding: Unfolding, how they are stored.
         used: dtensor.Layout of the weight when it is used, over which DTensor folds and unfolds it; None where XLA's
             partitioner sees to that.
     """
