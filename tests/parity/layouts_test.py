@@ -65,6 +65,11 @@ def _train(partitioner, config, optimizer, settings):
                               7, settings)
 
 
+def _partitioner(name, make_partitioner):
+    changes = {"at_rest_rules": OVER_SEVERAL} if name == "weights over several axes" else {}
+    return make_partitioner(*LAYOUTS[name], **changes)
+
+
 def _assert_same(partitioner, config, optimizer="adafactor", settings=PLAIN):
     one, other = _on_one_device(config, optimizer, settings), _train(partitioner, config, optimizer, settings)
     found = verification.compare(one, other)
@@ -79,8 +84,7 @@ def _assert_same(partitioner, config, optimizer="adafactor", settings=PLAIN):
     pytest.param(name, marks=() if name in QUICK else pytest.mark.exhaustive if name in ONE_AXIS else pytest.mark.slow)
     for name in LAYOUTS])
 def test_a_layout_computes_what_one_device_does(name, make_partitioner):
-    changes = {"at_rest_rules": OVER_SEVERAL} if name == "weights over several axes" else {}
-    _assert_same(make_partitioner(*LAYOUTS[name], **changes), _config())
+    _assert_same(_partitioner(name, make_partitioner), _config())
 
 
 # Adam reads its slots after it has updated them, which DTensor once let it do too early.
@@ -109,9 +113,11 @@ def test_adam_reads_no_variable_after_its_update_in_a_model_of_two_stacks(make_p
 
 
 @pytest.mark.slow
-def test_microbatches_and_rematerialisation_under_dtensor_with_experts_in_attention(make_partitioner):
+@pytest.mark.parametrize("name", [
+    "expert over 8", pytest.param("weights over several axes", marks=pytest.mark.exhaustive)])
+def test_microbatches_and_rematerialisation_under_dtensor_with_experts_in_attention(name, make_partitioner):
     config = _config(num_decoder_layers=0, remat=True, expert_sublayers="attention")
-    _assert_same(make_partitioner("expert"), config, settings=StepSettings(num_microbatches=2))
+    _assert_same(_partitioner(name, make_partitioner), config, settings=StepSettings(num_microbatches=2))
 
 
 @pytest.mark.slow
