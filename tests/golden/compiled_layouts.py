@@ -7,7 +7,6 @@ Run it, or `make golden`, to write compiled_layouts.json anew.
 
 import dataclasses
 import json
-import os
 import pathlib
 import subprocess
 import sys
@@ -18,11 +17,14 @@ from switch_tf import SwitchConfig
 from switch_tf.aot import plan
 from switch_tf.aot.chips import CHIPS
 from switch_tf.aot.origin import SENT, WAITING
-from switch_tf.cli import compile as compile_command
 from switch_tf.cli import gin_files
 from switch_tf.optim.adafactor import Adafactor
 from switch_tf.partitioning.layout import Layout
 from switch_tf.training.run import StepSettings
+
+# The benchmarks are programs, no package.
+sys.path.append(str(pathlib.Path(__file__).parents[2] / "benchmarks"))
+import scale
 
 FILE = pathlib.Path(__file__).with_suffix(".json")
 # Of a small model under files of gin/layouts.
@@ -32,23 +34,14 @@ SMALL = SwitchConfig(vocab_size=2048, d_model=256, d_ff=512, num_heads=4, d_kv=6
                      decoder_sparse_step=0, dropout_rate=0.1)
 # Two layers of each stack of a real one, minutes of compiling: preset's experts -> layout.
 REAL = {"switch_base_8": (8, "expert"), "switch_base_8, dense twin": (0, "data")}
-# Two layers of each stack of what docs/scale.md has, by the command line: topology, layout, groups, compiler's flags.
-_WHOLE_EINSUMS = "--xla_jf_spmd_threshold_for_windowed_einsum_mib=1000000"
-_ON_SPARSE_CORES = " ".join((
-    _WHOLE_EINSUMS, "--xla_tpu_use_tc_device_shape_on_sc=true", "--xla_sc_enable_instruction_fusion=false",
-    "--xla_sc_disjoint_spmem=false", "--xla_sc_disable_megacore_partitioning=true",
-    "--xla_tpu_enable_async_collective_fusion_fuse_all_gather=false", *(
-        f"--xla_tpu_enable_sparse_core_collective_offload_{kind}=true"
-        for kind in ("all_gather", "reduce_scatter", "all_reduce"))))
-PODS = {"switch_base_128": ("v5e:16x16", "pod_256_experts", 256, _WHOLE_EINSUMS),
-        "switch_xxl_128": ("v5p:8x8x8", "pod_512_fully_sharded", 512, _ON_SPARSE_CORES),
-        "switch_c_2048": ("v5p:8x8x8", "pod_512_experts", 2048, _ON_SPARSE_CORES)}
+# Two layers of each stack of what docs/scale.md has, by its commands.
+PODS = {run.model: run for run in scale.RUNS if run.model in ("switch_base_128", "switch_xxl_128", "switch_c_2048")}
 
 
 def measure(name) -> dict:
     """Collectives by kind, bytes of arguments and temporaries, and seconds by the clock: the core's, of pods all."""
     if name in PODS:
-        return _measure_pod(name, *PODS[name])
+        return _measure_pod(PODS[name])
     if name in REAL:
         num_experts, layout = REAL[name]
         config = dataclasses.replace(SwitchConfig.from_preset("switch_base_8"), num_experts=num_experts,
@@ -68,14 +61,10 @@ def _measure(config, name, batch_size, lengths):
             "core_seconds": sum(seconds for part, seconds in answer.parts.items() if part not in (SENT, WAITING))}
 
 
-def _measure_pod(model, topology, layout, num_groups_multiple, flags):
-    files = f"models/{model}", "tasks/c4", "runs/pretrain", f"layouts/{layout}"
-    command = compile_command.process([
-        *(f"--gin_file=gin/{file}.gin" for file in files), f"--topology={topology}", "--full",
-        *(f"--gin.{binding}" for binding in (
-            "BATCH_SIZE=2048", f"SwitchConfig.num_groups_multiple={num_groups_multiple}",
-            "SwitchConfig.num_encoder_layers=2", "SwitchConfig.num_decoder_layers=2"))])
-    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "LIBTPU_INIT_ARGS": flags})
+def _measure_pod(run):
+    command = scale.process(run._replace(is_full=True), "SwitchConfig.num_encoder_layers=2",
+                            "SwitchConfig.num_decoder_layers=2")
+    done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(done.stderr[-4000:])
     answer = json.loads(done.stdout.splitlines()[-1])

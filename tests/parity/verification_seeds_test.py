@@ -85,7 +85,7 @@ def test_no_seed_gives_a_false_alarm(name, make_partitioner):
 @pytest.mark.slow
 def test_all_shipped_layouts_are_among_these(shipped_layout):
     shipped = {pathlib.Path(file).stem for file in shipped_gin.path("gin/layouts").glob("*.gin")}
-    # DTensor refuses to split a dimension over several mesh axes: partitioned_program_test.py has those that do.
+    # DTensor refuses to split activations over several mesh axes: partitioned_program_test.py has those that do.
     mesh_shape = "data=2,expert=2,fsdp=2,expert_outer=1,expert_x=1,expert_y=1,fsdp_y=1,data_y=1"
     for_tpus = {name for name in shipped if shipped_layout(name, mesh_shape).axes_over_several}
     assert shipped - for_tpus == {*LAYOUTS, *BY_OTHER_NAMES, "single"}
