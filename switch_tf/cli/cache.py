@@ -24,6 +24,11 @@ from switch_tf.messages import first_line
 
 _LOOK_PERIOD = 0.5  # seconds
 
+EXAMPLES = r"""
+switch-tf cache docs_corpus_span_corruption
+switch-tf cache --gin_file=gin/tasks/c4.gin --output /data/cache --split train
+"""
+
 
 def add_arguments(parser) -> None:
     """Declares what is cached, where, and how."""

@@ -16,6 +16,11 @@ from switch_tf.training.run_folder import RunFolder
 
 _SEED = re.compile(r"seed_\d+")
 
+EXAMPLES = r"""
+switch-tf compare --gin_file=gin/comparisons/demo.gin
+switch-tf compare --runs runs/dense runs/sparse --output runs/report
+"""
+
 
 def add_arguments(parser) -> None:
     """Declares the gin arguments, and the runs to report on in their place."""

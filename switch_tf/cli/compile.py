@@ -12,6 +12,13 @@ from switch_tf.cli import compile_text, gin_files, gin_run, quiet
 from switch_tf.cli.main import Mistake
 from switch_tf.messages import first_line
 
+EXAMPLES = r"""
+switch-tf compile --gin_file=gin/models/switch_base_8.gin --gin_file=gin/tasks/c4.gin \
+    --gin_file=gin/runs/pretrain.gin --gin_file=gin/layouts/data.gin --topology=v5e:4x4
+switch-tf compile --gin_file=gin/models/switch_base_8.gin --gin_file=gin/tasks/c4.gin \
+    --gin_file=gin/runs/pretrain.gin --topology=v5e:4x4 --compare=data,expert
+"""
+
 
 def add_arguments(parser) -> None:
     """Declares the gin arguments and what to compile for."""

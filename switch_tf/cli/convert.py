@@ -12,6 +12,11 @@ from switch_tf.training import checkpoint_folders
 
 HUGGING_FACE, SWITCH_TF = "hugging_face", "switch_tf"
 
+EXAMPLES = r"""
+switch-tf convert --input downloads/t5-small --output t5_small
+switch-tf convert --input runs/first --output first_hf --to hugging_face
+"""
+
 
 def add_arguments(parser) -> None:
     """Declares the two folders."""

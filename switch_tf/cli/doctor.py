@@ -35,6 +35,11 @@ import json, tensorflow, tensorflow_text
 print(json.dumps([device.device_type for device in tensorflow.config.list_physical_devices()]))
 """
 
+EXAMPLES = r"""
+switch-tf doctor
+switch-tf doctor --json
+"""
+
 
 @dataclasses.dataclass(frozen=True)
 class Finding:

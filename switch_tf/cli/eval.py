@@ -14,6 +14,11 @@ from switch_tf.training.run_folder import RunFolder
 
 _POLL = 5  # seconds between two looks for a new checkpoint
 
+EXAMPLES = r"""
+switch-tf eval --run runs/first --step best
+switch-tf eval --run runs/first --follow
+"""
+
 
 def add_arguments(parser) -> None:
     """Declares the run, which of its checkpoints, the split, and the gin arguments that change its task or layout."""

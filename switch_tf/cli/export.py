@@ -9,6 +9,11 @@ from switch_tf.cli.main import Mistake
 from switch_tf.messages import first_line
 from switch_tf.training import checkpoint_folders
 
+EXAMPLES = r"""
+switch-tf export --run runs/first --output exported
+switch-tf export --run runs/first --step best --sampler beam --num_beams 4 --output exported_beam
+"""
+
 
 def add_arguments(parser) -> None:
     """Declares the run, its checkpoint, the folder, the sampler and the gin arguments."""

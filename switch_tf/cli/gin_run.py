@@ -103,9 +103,10 @@ def _check_task(name, modules):
     own = {module for module in modules if module.startswith("switch_tf.tasks.")}
     if any(not module.startswith(("switch_tf", "__gin__")) for module in modules) or not own:
         return
-    known = set().union(*map(sources.texts, sources.with_imported(own, "switch_tf.tasks")))
-    if sources.is_among(name, known):
+    modules = sources.with_imported(own, "switch_tf.tasks")
+    if sources.is_among(name, set().union(*map(sources.texts, modules))):
         return
+    known = set().union(*map(sources.task_names, modules))
     raise Mistake(f"No task or mixture of {', '.join(sorted(own))} is called {name!r}.{nearest(name, known)}")
 
 

@@ -9,6 +9,11 @@ from switch_tf.cli.main import Mistake
 from switch_tf.messages import first_line
 from switch_tf.training import checkpoint_folders
 
+EXAMPLES = r"""
+switch-tf infer --run runs/first --input lines.txt --output answers.jsonl
+switch-tf infer --run runs/first --interactive
+"""
+
 
 def add_arguments(parser) -> None:
     """Declares the run, its checkpoint, the files, the sampler and the gin arguments."""

@@ -13,6 +13,11 @@ from switch_tf.optim import factoring
 from switch_tf.partitioning.layout import Layout
 from switch_tf.training import checkpoint_folders
 
+EXAMPLES = r"""
+switch-tf inspect switch_base_8
+switch-tf inspect --list
+"""
+
 
 def add_arguments(parser) -> None:
     """Declares what to inspect and the lengths of a sequence."""

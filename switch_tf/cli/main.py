@@ -4,8 +4,11 @@ import argparse
 import importlib
 import json
 import os
+import re
 import sys
+import textwrap
 
+from switch_tf import shipped_gin
 from switch_tf.choices import nearest
 from switch_tf.messages import sentence_about_data
 
@@ -27,6 +30,24 @@ COMMANDS = {
 }
 
 
+class _Parser(argparse.ArgumentParser):
+    """A parser whose errors name the macro that an unknown flag probably stands for."""
+
+    def error(self, message):
+        unknown = re.search(r"unrecognized arguments: --(\w+)", message)
+        macro = unknown and unknown[1].upper()
+        if macro in _macros():
+            message += (f". {macro} is a macro of the gin files: --gin.{macro}=VALUE, where text needs quotes within "
+                        "quotes, as in --gin.MODEL_DIR=\"'runs/x'\"")
+        super().error(message)
+
+
+def _macros():
+    """Returns the names of all macros that shipped gin files define."""
+    return {name for path in shipped_gin.folder().glob("gin/*/*.gin")
+            for name in re.findall(r"^([A-Z_]+) =", path.read_text(), re.MULTILINE)}
+
+
 class Mistake(Exception):
     """What a user did wrong, in one sentence: the rule, the value received, the way out."""
 
@@ -34,7 +55,7 @@ class Mistake(Exception):
 def main(argv=None) -> int:
     """Runs a command.
 
-    A command is a module with `add_arguments(parser)` and `run(arguments) -> dict`. The dictionary is the JSON object
+    A command is a module with `add_arguments(parser)`, `run(arguments) -> dict` and EXAMPLES, two lines of shell. The dictionary is the JSON object
     of `--json`; its `exit_status`, if it has one, becomes the process's.
 
     Returns:
@@ -72,18 +93,22 @@ def _module(command):
 
 
 def _parse(argv):
-    parser = argparse.ArgumentParser(prog="switch-tf", description="Switch Transformers in TensorFlow and Keras 3.")
+    parser = _Parser(prog="switch-tf", description="Switch Transformers in TensorFlow and Keras 3.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     if argv and not argv[0].startswith("-") and argv[0] not in COMMANDS:
         parser.error(f"there is no command {argv[0]!r}.{nearest(argv[0], COMMANDS)} The commands are "
                      f"{', '.join(COMMANDS)}.")
     chosen = next((word for word in argv if word in COMMANDS), None)
     for name, summary in COMMANDS.items():
-        subparser = commands.add_parser(name, help=summary, description=summary)
+        subparser = commands.add_parser(name, help=summary, description=summary,
+                                        formatter_class=argparse.RawDescriptionHelpFormatter)
         subparser.add_argument("--json", action="store_true",
                                help="print one JSON object as the last line of standard output, all else on stderr")
         if name == chosen:
-            importlib.import_module(_module(name)).add_arguments(subparser)
+            command = importlib.import_module(_module(name))
+            command.add_arguments(subparser)
+            notes = textwrap.fill(subparser.epilog or "", 100, break_on_hyphens=False, break_long_words=False)
+            subparser.epilog = f"{notes}\n\nexamples:\n{textwrap.indent(command.EXAMPLES.strip(), '  ')}".strip()
     # `--gin.NAME=VALUE` and what stands behind `--`, for Apache Beam, name what argparse cannot know; everything else
     # must be declared.
     own, behind = (argv[:argv.index("--")], argv[argv.index("--") + 1:]) if "--" in argv else (argv, [])

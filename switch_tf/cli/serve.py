@@ -16,6 +16,11 @@ from switch_tf.training import checkpoint_folders
 _STOPPING_SECONDS = 30  # that requests have to end in, after the first signal
 _MAX_CONNECTIONS = 1024
 
+EXAMPLES = r"""
+switch-tf serve --run runs/first
+switch-tf serve --run runs/first --port 9000 --sampler beam --num_beams 4
+"""
+
 
 def add_arguments(parser) -> None:
     """Declares the run, its checkpoint, the address, the limits, the sampler and the gin arguments."""

@@ -63,6 +63,35 @@ def texts(module: str) -> set[str]:
     return {value for value in constants if isinstance(value, str)}
 
 
+def task_names(module: str) -> set[str]:
+    """Returns the names under which a module of tasks registers tasks and mixtures, where its source spells them out.
+
+    These are constants that are passed to `add`, `add_task` or `add_mixture`, and the keys of a dictionary that a loop
+    around such a call goes over. Names that are computed in another way are missing.
+    """
+    tree = _tree(module)
+    if not tree:
+        return set()
+    names = {call.args[0].value for call in _registrations(tree) if isinstance(call.args[0], ast.Constant)}
+    keys = {target.id: statement.value.keys for statement in tree.body if isinstance(statement, ast.Assign)
+            and isinstance(statement.value, ast.Dict) for target in statement.targets if isinstance(target, ast.Name)}
+    for loop in (node for node in tree.body if isinstance(node, ast.For)):
+        first = loop.target.elts[0] if isinstance(loop.target, ast.Tuple) else loop.target
+        if any(ast.dump(call.args[0]) == ast.dump(ast.Name(first.id, ast.Load())) for call in _registrations(loop)):
+            dictionaries = {node.id for node in ast.walk(loop.iter) if isinstance(node, ast.Name)}
+            names |= {key.value for name in dictionaries for key in keys.get(name, ()) if isinstance(key, ast.Constant)}
+    return {name for name in names if isinstance(name, str)}
+
+
+def _registrations(tree):
+    """Yields calls of functions that register a task or a mixture, with its name as first argument."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and node.args:
+            called = getattr(node.func, "attr", getattr(node.func, "id", "")).lstrip("_")
+            if called in ("add", "add_task", "add_mixture"):
+                yield node
+
+
 def is_among(name: str, texts: set[str]) -> bool:
     """Whether a task may be one of those that texts name: by itself, or, by a name before a dot, with its mixture."""
     return name in texts or any(name.startswith(f"{text}.") for text in texts if text)

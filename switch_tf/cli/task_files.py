@@ -61,7 +61,7 @@ def files_of(name, given) -> list[str]:
     files = shipped()
     if file := file_of(name, files):
         return [file]
-    known = set().union(*(file.texts for file in files))
+    known = set().union(*(sources.task_names(module) for file in files for module in file.modules))
     raise Mistake(f"No shipped task or mixture is called {name!r}.{nearest(name, known)} `switch-tf tasks` lists them; "
                   "one of your own needs its --gin_file.")
 

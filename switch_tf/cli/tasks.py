@@ -10,6 +10,11 @@ from switch_tf.messages import first_line
 
 NUM_EXAMPLES = 3
 
+EXAMPLES = r"""
+switch-tf tasks
+switch-tf tasks docs_corpus_span_corruption
+"""
+
 
 def add_arguments(parser) -> None:
     """Declares the task to show, its split, and gin files of the user's own tasks."""

@@ -8,6 +8,13 @@ from switch_tf.cli.main import Mistake
 from switch_tf.cli.stopping import Stopping
 from switch_tf.messages import first_line
 
+EXAMPLES = r"""
+switch-tf train --gin_file=gin/runs/demo.gin
+switch-tf train --gin_file=gin/models/switch_tiny.gin --gin_file=gin/tasks/docs_corpus.gin \
+    --gin_file=gin/runs/pretrain.gin --gin.MODEL_DIR="'runs/first'" --gin.TRAIN_STEPS=300 \
+    --gin.BATCH_SIZE=32
+"""
+
 
 def add_arguments(parser) -> None:
     """Declares the gin arguments, `--devices` and `--processes`."""

@@ -11,6 +11,12 @@ from switch_tf.messages import first_line
 # Of models that compute in it differences are judged: in any other the order of a sum can decide where a token goes.
 JUDGED = "float64"
 
+EXAMPLES = r"""
+switch-tf verify-layout --gin_file=gin/models/switch_tiny.gin --gin_file=gin/tasks/docs_corpus.gin \
+    --gin_file=gin/runs/pretrain.gin --gin_file=gin/layouts/expert.gin --gin.BATCH_SIZE=16
+switch-tf verify-layout --gin_file=gin/runs/demo.gin --gin_file=gin/layouts/data.gin --devices 4
+"""
+
 
 def add_arguments(parser) -> None:
     """Declares the gin arguments, `--devices` and `--steps`."""

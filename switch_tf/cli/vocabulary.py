@@ -21,6 +21,11 @@ _TOO_HIGH = re.compile(r"Vocabulary size (?:is )?too high \(\d+\).*?<= (\d+)")
 _TOO_LOW = re.compile(r"smaller than required_chars\. \d+ vs (\d+)")
 _EM_STEP = re.compile(r"EM sub_iter=\d+ size=(\d+)")
 
+EXAMPLES = r"""
+switch-tf vocabulary --input texts.txt --size 8000 --output mine.model
+switch-tf vocabulary --input pairs.jsonl --field inputs targets --size 8000 --output mine.model
+"""
+
 
 def add_arguments(parser) -> None:
     """Declares what is read, how many pieces are made of it, and where they go."""

@@ -48,3 +48,12 @@ def test_a_fault_that_a_command_found_is_the_exit_status(monkeypatch, capsys):
     from switch_tf.cli import doctor
     monkeypatch.setattr(doctor, "run", lambda arguments: {"exit_status": 1})
     assert main.main(["doctor"]) == 1
+
+
+def test_a_flag_that_is_a_macro_is_answered_with_the_macro(capsys):
+    with pytest.raises(SystemExit):
+        main.main(["train", "--gin_file=gin/runs/demo.gin", "--model_dir=x"])
+    assert "MODEL_DIR is a macro of the gin files: --gin.MODEL_DIR=VALUE" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main.main(["train", "--nothing_like_it=x"])
+    assert "macro" not in capsys.readouterr().err

@@ -1,6 +1,9 @@
 """What modules define is read from their sources, and nothing that a module may have is said to be missing."""
 
+import importlib
+
 import pytest
+import seqio
 
 from switch_tf import shipped_gin
 from switch_tf.cli import gin_files, gin_statements, sources
@@ -62,3 +65,16 @@ def test_the_modules_that_a_task_module_imports_count_with_it():
 def test_a_task_is_known_by_itself_or_with_its_mixture():
     assert sources.is_among("a", {"a"}) and sources.is_among("a.b", {"a"})
     assert not sources.is_among("ab", {"a", ""}) and not sources.is_among(".b", {""})
+
+
+def test_the_task_names_that_sources_spell_out_are_registered():
+    names = set()
+    for path in sorted((shipped_gin.folder() / "gin" / "tasks").glob("*.gin")):
+        modules = sources.with_imported(gin_files.collect([str(path)]).modules, "switch_tf.tasks")
+        names |= set().union(*map(sources.task_names, modules))
+        for module in modules:
+            if module.startswith("switch_tf.tasks."):
+                importlib.import_module(module)
+    registered = {*seqio.TaskRegistry.names(), *seqio.MixtureRegistry.names()}
+    assert names <= registered
+    assert {"glue_cola", "winogrande_xs", "anli_r1", "random_facts_5000", "super_glue", "mc4_span_corruption"} <= names

@@ -1,5 +1,6 @@
-"""Every `switch-tf` command in README and docs is one that the command line takes, with gin files that can be read."""
+"""Every `switch-tf` command in README, docs and `--help` is one that can be typed, with gin files that can be read."""
 
+import importlib
 import pathlib
 import re
 import shlex
@@ -16,10 +17,19 @@ ROOT = pathlib.Path(__file__).parents[2]
 def _commands():
     for file in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
         for block in re.findall(r"```sh\n(.*?)```", file.read_text(), re.DOTALL):
-            for line in block.replace("\\\n", " ").splitlines():
-                words = shlex.split(line, comments=True) if line.startswith("switch-tf ") else []
-                if words and "..." not in words:
-                    yield pytest.param(words[1:], id=f"{file.name}: {' '.join(line.split())}")
+            yield from _commands_of(block, file.name)
+
+
+def _examples():
+    for command in main.COMMANDS:
+        yield from _commands_of(importlib.import_module(main._module(command)).EXAMPLES, f"{command} --help")
+
+
+def _commands_of(block, place):
+    for line in block.replace("\\\n", " ").splitlines():
+        words = shlex.split(line, comments=True) if line.startswith("switch-tf ") else []
+        if words and "..." not in words:
+            yield pytest.param(words[1:], id=f"{place}: {' '.join(line.split())}")
 
 
 @pytest.fixture(autouse=True)
@@ -28,7 +38,7 @@ def _clean_gin():
     gin.clear_config()
 
 
-@pytest.mark.parametrize("words", list(_commands()))
+@pytest.mark.parametrize("words", [*_commands(), *_examples()])
 def test_a_documented_command_can_be_typed(words):
     arguments = main._parse(words)
     assert arguments.command == words[0]
@@ -45,3 +55,12 @@ def test_a_documented_command_can_be_typed(words):
 
 def test_the_documents_name_every_command():
     assert {parameter.values[0][0] for parameter in _commands()} == set(main.COMMANDS)
+
+
+def test_the_help_of_every_command_ends_with_two_examples_of_it(capsys):
+    for command in main.COMMANDS:
+        with pytest.raises(SystemExit):
+            main.main([command, "--help"])
+        shown = capsys.readouterr().out.replace("\\\n", " ").rpartition("examples:\n")[2].strip().splitlines()
+        assert len(shown) == 2 and all(line.strip().startswith(f"switch-tf {command} ") or line.strip() ==
+                                       f"switch-tf {command}" for line in shown)
