@@ -28,8 +28,9 @@ def add_arguments(parser) -> None:
                              "gin/models/switch_tiny.gin are found from any folder")
     parser.add_argument("--gin_search_paths", default="", metavar="FOLDERS",
                         help="folders to look for gin files in, separated by commas, before the shipped ones")
-    parser.epilog = " ".join(filter(None, [parser.epilog, "--gin.NAME=VALUE overrides a macro or a parameter; text needs "
-                                           "quotes within quotes: --gin.MODEL_DIR=\"'runs/x'\"."]))
+    parser.epilog = (f"{parser.epilog} " if parser.epilog else "") + (
+        "--gin.NAME=VALUE overrides a macro or a parameter; text needs quotes within quotes: "
+        "--gin.MODEL_DIR=\"'runs/x'\".")
 
 
 def read(files, bindings=(), search_paths="") -> Statements:

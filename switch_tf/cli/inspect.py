@@ -33,8 +33,9 @@ def run(arguments) -> dict:
     """Prints what is asked for; the same as a JSON object."""
     stream = sys.stderr if arguments.json else sys.stdout
     if arguments.list:
-        print("\n".join(shipped_gin.preset_names()), file=stream)
-        return {"presets": shipped_gin.preset_names()}
+        configs = {name: SwitchConfig.from_preset(name) for name in shipped_gin.preset_names()}
+        _print_list(configs, stream)
+        return {"presets": list(configs)}
     layout = None
     if arguments.what and pathlib.Path(arguments.what).is_dir():
         result = _inspect_checkpoint(pathlib.Path(arguments.what))
@@ -81,6 +82,7 @@ def _inspect_config(config, inputs_length, targets_length):
     flops = config.flops_by_part(inputs_length, targets_length)
     apart = {part: flops.pop(part) for part in ("attention_scores", "logits", "capacity_padding")}
     return {
+        "sizes": _sizes(config),
         "num_parameters": config.num_parameters,
         "parameters_by_part": config.parameters_by_part(),
         "flops_per_sequence": config.flops_per_sequence(inputs_length, targets_length),
@@ -91,6 +93,23 @@ def _inspect_config(config, inputs_length, targets_length):
         "bytes": {"weights": 4 * config.num_parameters, "optimizer": 4 * slots,
                   "optimizer_adam": 8 * config.num_parameters},
     }
+
+
+def _sizes(config):
+    """The fields of a configuration by which people know a model; experts are 0 for a dense one."""
+    names = ("d_model", "d_ff", "num_heads", "d_kv", "num_encoder_layers", "num_decoder_layers", "num_experts",
+             "encoder_sparse_step", "decoder_sparse_step", "vocab_size")
+    return {name: getattr(config, name) for name in names if config.num_experts or "sparse" not in name}
+
+
+def _print_list(configs, stream):
+    """Prints a table of presets."""
+    print(f"{'preset':<24}{'parameters':>12}{'d_model':>9}{'layers':>10}{'heads':>7}{'experts':>9}", file=stream)
+    for name, config in configs.items():
+        layers = f"{config.num_encoder_layers} + {config.num_decoder_layers}"
+        parameters = _short(config.num_parameters, "")
+        print(f"{name:<24}{parameters:>12}{config.d_model:>9,}{layers:>10}{config.num_heads:>7}"
+              f"{config.num_experts or 'dense':>9}", file=stream)
 
 
 def _bytes_per_device(config, layout):
@@ -137,10 +156,13 @@ def _print(result, stream):
     def show(title, entries, unit):
         print(f"{title}", file=stream)
         for name, value in entries.items():
-            print(f"  {name:<20}{value:>26,}  {_short(value, unit)}", file=stream)
+            shown = "" if unit is None else _short(value, unit)
+            print(f"  {name:<20}{value:>26,}  {shown}".rstrip(), file=stream)
 
     if "checkpoint" in result:
         print(f"{result['checkpoint']}: step {result['step']}", file=stream)
+    if "sizes" in result:
+        show("Model", result["sizes"], None)
     parts = {**result.get("parameters_by_part", {}), "total": result["num_parameters"]}
     show("Parameters", parts, "")
     if "flops_per_sequence" in result:

@@ -55,8 +55,8 @@ class Mistake(Exception):
 def main(argv=None) -> int:
     """Runs a command.
 
-    A command is a module with `add_arguments(parser)`, `run(arguments) -> dict` and EXAMPLES, two lines of shell. The dictionary is the JSON object
-    of `--json`; its `exit_status`, if it has one, becomes the process's.
+    A command is a module with `add_arguments(parser)`, `run(arguments) -> dict` and EXAMPLES, two commands that end its
+    `--help`. The dictionary is the JSON object of `--json`; its `exit_status`, if any, becomes the process's.
 
     Returns:
         0; 1 for a fault that was found; 2 for a mistake in the arguments; 130 after an interrupt.

@@ -174,3 +174,18 @@ def test_meshes_that_do_not_divide_are_refused(capsys, layout, mesh, message):
 def test_every_preset_is_listed(capsys):
     assert main.main(["inspect", "--list"]) == 0
     assert {"switch_base_8", "t5_11b", "mt5_xxl", "mswitch_base_128"} <= set(capsys.readouterr().out.split())
+
+
+def test_the_list_is_a_table_of_sizes(capsys):
+    main.main(["inspect", "--list"])
+    header, *rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert header == ["preset", "parameters", "d_model", "layers", "heads", "experts"]
+    assert ["switch_base_8", "619.3M", "768", "12", "+", "12", "12", "8"] in rows
+    assert ["t5_base", "222.9M", "768", "12", "+", "12", "12", "dense"] in rows
+
+
+def test_the_sizes_of_a_model_come_first(capsys):
+    result, text = _inspect(capsys, "switch_tiny")
+    assert text.startswith("Model\n  d_model ") and result["sizes"]["num_experts"] == 8
+    dense, _ = _inspect(capsys, "t5_small")
+    assert dense["sizes"]["num_experts"] == 0 and "encoder_sparse_step" not in dense["sizes"]
