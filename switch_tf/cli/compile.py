@@ -14,9 +14,9 @@ from switch_tf.messages import first_line
 
 EXAMPLES = r"""
 switch-tf compile --gin_file=gin/models/switch_base_8.gin --gin_file=gin/tasks/c4.gin \
-    --gin_file=gin/runs/pretrain.gin --gin_file=gin/layouts/data.gin --topology=v5e:4x4
+    --gin_file=gin/runs/pretrain.gin --gin_file=gin/layouts/data.gin --topology=v5e:2x4
 switch-tf compile --gin_file=gin/models/switch_base_8.gin --gin_file=gin/tasks/c4.gin \
-    --gin_file=gin/runs/pretrain.gin --topology=v5e:4x4 --compare=data,expert
+    --gin_file=gin/runs/pretrain.gin --topology=v5e:2x4 --compare=data,expert
 """
 
 

@@ -134,12 +134,12 @@ def _explain(message, source):
 
 
 def _check_macros(statements):
-    """Every macro that is used has a value, and every one that has a value is used."""
+    """Refuses a macro that is used and has no value, and one that has a value and that no file refers to."""
     macros, used = statements.macros, statements.used_macros() - {"gin.REQUIRED"}
     for name in sorted(used - macros.keys()):
         provider = _PROVIDERS.get(name, f"it: --gin.{name}=VALUE")
         raise Mistake(f"{name} has no value; add {provider}.")
-    for name in sorted(macros.keys() - used):
+    for name in sorted(macros.keys() - statements.referenced):
         raise Mistake(f"{name} is set but nothing uses it.{nearest(name, used)}")
     check_required(statements)
 

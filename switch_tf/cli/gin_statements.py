@@ -58,6 +58,7 @@ class Statements:
     named: set[str] = dataclasses.field(default_factory=set)
     modules: set[str] = dataclasses.field(default_factory=set)
     unknown: list[str] = dataclasses.field(default_factory=list)
+    referenced: set[str] = dataclasses.field(default_factory=set)  # macros, also by statements that others replaced
     _open: list[str] = dataclasses.field(default_factory=list)  # files that include the one that is read
 
     def add_file(self, file: str) -> None:
@@ -108,6 +109,7 @@ class Statements:
                     self.parameters[statement.scope or "", name, statement.arg_name] = statement.value
             for reference in _found(Reference, getattr(statement, "value", None)):
                 named.add(reference.name.rpartition("/")[2])
+            self.referenced |= {macro.name for macro in _found(Macro, getattr(statement, "value", None))}
         return named
 
     def _whole(self, name):

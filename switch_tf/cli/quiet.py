@@ -13,6 +13,8 @@ def import_tensorflow(num_cpu_devices: int | None = None) -> None:
         num_cpu_devices: how many devices to make of the CPU, None to leave it as it is.
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    if "tensorflow" not in sys.modules:
+        print("Importing TensorFlow ...", file=sys.stderr, flush=True)
     with held_back():
         import tensorflow
         tensorflow.config.list_physical_devices()  # says that there is no GPU, too

@@ -58,12 +58,16 @@ class OfVariant(summaries.Progress):
         self._whole = whole
         self._name = name
         self._last_step = last_step
-        self._is_begun = False
+
+    def resume(self, step: int) -> None:
+        """Counts the steps that were trained before."""
+        self._whole.skip(step)
 
     def advance(self, steps: int) -> None:
-        """The first call tells where the run stands."""
-        (self._whole.advance if self._is_begun else self._whole.skip)(steps)
-        self._is_begun = True
+        self._whole.advance(steps)
+
+    def glance(self, step: int, loss: float) -> None:
+        """Prints nothing: the bar of the comparison shows that it moves."""
 
     def say(self, text: str) -> None:
         self._whole.say(f"{self._name}: {text}")

@@ -120,6 +120,7 @@ class Training:
         self._writer.close()
         self.progress.close()
         if self.partitioner.is_chief:
+            self.progress.say("Writing the report ...")
             report.write(self.folder.path)
         self.folder.close()
 
@@ -171,6 +172,8 @@ class Training:
         state.step += num_steps
         self._meter.add(num_steps, float(measured.tokens.total), input_wait, is_timed)
         self.progress.advance(num_steps)
+        if state.step % self.run.log_period:
+            self.progress.glance(state.step, float(measured.loss.total) / float(measured.loss.weight))
 
     # What is done every so many steps.
 

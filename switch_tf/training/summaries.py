@@ -3,6 +3,7 @@
 import json
 import math
 import sys
+import time
 
 import numpy as np
 import tensorflow as tf
@@ -103,19 +104,38 @@ def _finite(value):
     return value if math.isfinite(value) else None
 
 
+_QUIET_SECONDS = 15.0  # between two lines of a run that trains, at most
+
+
 class Progress:
-    """A bar on a terminal, and a line of text for each logged step everywhere; on standard error, where it is shown."""
+    """A bar on a terminal, and lines of text everywhere; on standard error, where it is shown."""
 
     def __init__(self, first_step: int, last_step: int, is_shown=True):
         self._last_step = last_step
         self._is_shown = is_shown
+        self._last_line = -math.inf
         self._bar = tqdm(total=last_step, initial=first_step, unit="step", file=sys.stderr,
                          disable=None if is_shown else True, dynamic_ncols=True)
+
+    def resume(self, step: int) -> None:
+        """Sets the step that training starts from; the bar's rate and remaining time count from here."""
+        self._bar.reset(self._last_step)
+        self._bar.initial = step
+        self._bar.update(step)
 
     def advance(self, steps: int) -> None:
         self._bar.update(steps)
 
+    def glance(self, step: int, loss: float) -> None:
+        """Prints the loss of the step just done, unless another line was printed within the last seconds.
+
+        Shows that a run moves where its LOG_PERIOD is long.
+        """
+        if time.monotonic() - self._last_line > _QUIET_SECONDS:
+            self.say(f"step {step}/{self._last_step}  loss {loss:.4f}")
+
     def say(self, text: str) -> None:
+        self._last_line = time.monotonic()
         if self._is_shown:
             tqdm.write(text, file=sys.stderr)
 
@@ -129,6 +149,7 @@ class Progress:
         dropped = [_divide(stats.fraction_tokens_dropped) for stats in routers.values()]
         text = (f"step {step}/{self._last_step}  loss {values['train/loss']:.4f}  "
                 f"cross-entropy {values['train/cross_entropy']:.4f}  accuracy {values['train/accuracy']:.3f}  "
+                f"learning rate {values['train/learning_rate']:.3g}  "
                 + (f"balance {values['train/load_balancing_loss']:.3f}  dropped {np.mean(dropped):.1%}  "
                    if dropped else "")
                 + f"{values['train/tokens_per_second']:,.0f} tokens/s  {values['train/seconds_per_step']:.3f} s/step  "

@@ -119,7 +119,7 @@ class Trainer:
                     folder.write_configuration(operative_config)
                 folder.cut_metrics(state.step if state.step else -1,
                                    ends_between=state.sums is not None and state.step < run.train_steps)
-            progress.advance(state.step)
+            progress.resume(state.step)
             return Training(state, run, self.step_settings, partitioner, folder, progress)
         except BaseException:
             progress.close()

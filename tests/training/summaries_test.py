@@ -1,3 +1,4 @@
+import io
 import json
 
 import numpy as np
@@ -7,7 +8,7 @@ from switch_tf.metrics import Mean, Measurements, RouterStats, StepMeasurements,
 from switch_tf.training import summaries
 from switch_tf.training.run_folder import RunFolder
 
-SPEEDS = {"tokens_per_second": 30.0, "seconds_per_step": 1.0}
+SPEEDS = {"tokens_per_second": 30.0, "seconds_per_step": 1.0, "learning_rate": 0.01}
 
 
 def _measured(config):
@@ -50,8 +51,28 @@ def test_a_logged_line_tells_loss_drops_and_what_remains(tiny_config, capfd):
     progress = summaries.Progress(0, 100)
     progress.log(90, summaries.training_values(measured, speeds), measured.batch.routers)
     progress.close()
-    assert ("step 90/100  loss 3.1340  cross-entropy 3.0000  accuracy 0.250  balance 3.000  dropped 10.0%  "
-            "30 tokens/s  1.000 s/step  MFU 50%  input wait 0%  ETA 00:10\n") in capfd.readouterr().err
+    assert ("step 90/100  loss 3.1340  cross-entropy 3.0000  accuracy 0.250  learning rate 0.01  balance 3.000  "
+            "dropped 10.0%  30 tokens/s  1.000 s/step  MFU 50%  input wait 0%  ETA 00:10\n") in capfd.readouterr().err
+
+
+def test_a_short_line_is_printed_when_none_was_for_a_while(monkeypatch, capfd):
+    now = 100.0
+    monkeypatch.setattr(summaries.time, "monotonic", lambda: now)
+    progress = summaries.Progress(0, 60)
+    for step, now in ((1, 100.0), (2, 105.0), (3, 116.0), (4, 120.0)):  # noqa: B007  read by `monotonic`
+        progress.glance(step, 2.5)
+    progress.close()
+    lines = [line for line in capfd.readouterr().err.splitlines() if line.startswith("step")]
+    assert lines == ["step 1/60  loss 2.5000", "step 3/60  loss 2.5000"]
+
+
+def test_the_bar_of_a_resumed_run_counts_its_rate_from_there():
+    progress = summaries.Progress(0, 100)
+    progress._bar = summaries.tqdm(total=100, file=io.StringIO())
+    progress.resume(40)
+    progress.advance(10)
+    assert (progress._bar.n, progress._bar.initial, progress._bar.total) == (50, 40, 100)
+    progress.close()
 
 
 def test_a_utilisation_above_100_per_cent_comes_with_a_word():
