@@ -29,8 +29,9 @@ TELL_EVERY = 20  # seconds
 FUNCTIONS = {"gradients": "logits and loss", "update": "optimizer"}
 # Memory grows by the same for every layer only from here on: with fewer, the compiler has room and keeps more.
 FEWEST_LAYERS = 4
-# What the compiler takes for two periods of layers over what it takes for one, as seen.
-SECOND_OVER_FIRST = 1.5
+# The compiler's time grows with the length of the program. This rate was measured on two idle cores; the second depth
+# is estimated from the first.
+LINES_PER_SECOND = 250
 
 
 class Question(NamedTuple):
@@ -93,7 +94,7 @@ def ask(question: Question, is_full=False, say=lambda text: None, keep=lambda na
         ValueError: the run does not fit its layout, or the layout its topology.
     """
     _check(question)
-    expected = None
+    lines_per_second = LINES_PER_SECOND
     config = question.config
     depths = [(config.num_encoder_layers, config.num_decoder_layers)] if is_full else shallow_depths(config)
     points = []
@@ -104,7 +105,9 @@ def ask(question: Question, is_full=False, say=lambda text: None, keep=lambda na
                                   dtype=question.dtype)
         lowered = lower_step(model, question.make_optimizer(), question.layout, question.batch_size,
                              question.task_feature_lengths, question.settings, question.pack)
-        say(f"... {time.perf_counter() - started:.0f} s; compiling for {question.topology} ...")
+        num_lines = sum(program.text.count("\n") for program in lowered)
+        expected = num_lines / lines_per_second
+        say(f"... {time.perf_counter() - started:.0f} s; compiling for {question.topology}, about {expected:.0f} s ...")
         try:
             with _told_meanwhile(say, expected):
                 compiled = [compile_step(program, question.topology) for program in lowered]
@@ -113,12 +116,13 @@ def ask(question: Question, is_full=False, say=lambda text: None, keep=lambda na
             memory = {**_stored(lowered), "temporaries": error.temporaries}
             return Answer(memory, {}, 0.0, nothing, {}, _state(lowered), None, None, [depth], str(error))
         seconds = sum(program.seconds for program in compiled)
-        say(f"... {seconds:.0f} s.")
-        expected = SECOND_OVER_FIRST * seconds
+        lines_per_second = num_lines / seconds
         for kind, texts in (("stablehlo.mlir", [program.text for program in lowered]),
                             ("optimized.hlo", [program.hlo for program in compiled])):
             keep(f"step_{depth[0]}_{depth[1]}.{kind}", _one_after_the_other(texts))
         points.append(_point(lowered, compiled, question))
+        say(f"... {seconds:.0f} s. {depth[0]} + {depth[1]} layers: {1e3 * points[-1].schedule.seconds:.1f} ms a step, "
+            f"{needed(points[-1].memory) / 2**30:.2f} GiB a chip.")
         keep(f"step_{depth[0]}_{depth[1]}.trace.json", trace.chrome(points[-1].schedule))
     return _answer(config, depths, points)
 
@@ -140,13 +144,12 @@ def _check(question):
 
 @contextlib.contextmanager
 def _told_meanwhile(say, expected):
-    """Within this scope tells the seconds that went by, now and then, of those `expected` where they are known."""
+    """Prints elapsed and expected seconds every 20 s."""
     started, is_done = time.perf_counter(), threading.Event()
 
     def tell():
         while not is_done.wait(TELL_EVERY):
-            of = f" of about {expected:.0f}" if expected else ""
-            say(f"... {time.perf_counter() - started:.0f} s{of} ...")
+            say(f"... {time.perf_counter() - started:.0f} s of about {expected:.0f} ...")
 
     thread = threading.Thread(target=tell, daemon=True)
     thread.start()

@@ -40,12 +40,11 @@ class _Sends:
 
 def test_what_takes_long_says_that_it_goes_on(monkeypatch):
     monkeypatch.setattr(plan, "TELL_EVERY", 0.01)
-    for expected, told in ((None, "... 0 s ..."), (42, "... 0 s of about 42 ...")):
-        lines = []
-        with plan._told_meanwhile(lines.append, expected):
-            while len(lines) < 2:
-                time.sleep(0.01)
-        assert set(lines) == {told}
+    lines = []
+    with plan._told_meanwhile(lines.append, 42):
+        while len(lines) < 2:
+            time.sleep(0.01)
+    assert set(lines) == {"... 0 s of about 42 ..."}
 
 
 def _point(layers):
