@@ -12,9 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from switch_tf.aot.lower import Lowered, iota
-from switch_tf.aot.network import Network
-
-TOPOLOGY = re.compile(r"(v[0-9][a-z]*|tpu7x):(\d+(?:x\d+){1,2})")
+from switch_tf.aot.network import Network, check_topology
 
 
 class Compiled(NamedTuple):
@@ -116,8 +114,7 @@ def devices_of(topology: str) -> list:
     Raises:
         ValueError: an unknown topology.
     """
-    if not TOPOLOGY.fullmatch(topology):
-        raise ValueError(f"A topology reads like v5e:4x4, v6e:16x16, v5p:4x4x4 or v4:4x4x4, not {topology!r}.")
+    check_topology(topology)
     os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
     os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
     from jax.experimental import topologies

@@ -1,5 +1,6 @@
 """The network between the chips of a pod: which links the groups of a collective use, and how they share them."""
 
+import re
 from typing import NamedTuple
 
 import numpy as np
@@ -88,3 +89,13 @@ class Network(NamedTuple):
         places = self.places.reshape(*sizes, -1).transpose(*(names.index(name) for name in order), len(sizes))
         members = int(np.prod([self.mesh[name] for name in axes if name in self.mesh]))
         return places.reshape(-1, members, self.places.shape[-1])
+
+
+def check_topology(topology: str) -> None:
+    """Refuses what does not read like the name of a topology, without asking libtpu.
+
+    Raises:
+        ValueError: with examples of names.
+    """
+    if not re.fullmatch(r"(v[0-9][a-z]*|tpu7x):(\d+(?:x\d+){1,2})", topology):
+        raise ValueError(f"A topology reads like v5e:4x4, v6e:16x16, v5p:4x4x4 or v4:4x4x4, not {topology!r}.")

@@ -8,6 +8,7 @@ import tempfile
 import gin
 
 from switch_tf import environment
+from switch_tf.aot.network import check_topology
 from switch_tf.cli import compile_text, gin_files, gin_run, quiet
 from switch_tf.cli.main import Mistake
 from switch_tf.messages import first_line
@@ -43,6 +44,7 @@ def run(arguments) -> dict:
     The model computes in bfloat16 unless ACTIVATION_DTYPE says otherwise; no data, vocabulary or network is touched.
     """
     _check_compiler()
+    gin_run.or_mistake(lambda: check_topology(arguments.topology))
     keeps = arguments.save is not None or arguments.plot is not None
     if (arguments.compare is not None) + arguments.search + keeps > 1:
         raise Mistake("--compare and --search do not go with each other, nor with --save and --plot; give one of them.")
