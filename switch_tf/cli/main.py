@@ -2,12 +2,12 @@
 
 import argparse
 import importlib
-import json
 import os
 import re
 import sys
 import textwrap
 
+from switch_tf import json_lines
 from switch_tf import shipped_gin
 from switch_tf.choices import nearest
 from switch_tf.messages import sentence_about_data
@@ -68,7 +68,7 @@ def main(argv=None) -> int:
     try:
         result = command.run(arguments)
         if arguments.json:
-            print(json.dumps(result))
+            print(json_lines.dumps(result))
         sys.stdout.flush()
     except Mistake as mistake:
         print(f"switch-tf {arguments.command}: {mistake}", file=sys.stderr)

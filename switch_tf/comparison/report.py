@@ -1,9 +1,9 @@
 """What is left of a comparison in its folder: comparison.json, comparison.png, comparison.html; and the table."""
 
 import html
-import json
 import pathlib
 
+from switch_tf import json_lines
 from switch_tf.comparison import figures, results
 from switch_tf.comparison.curves import Curves
 from switch_tf.training import page
@@ -28,7 +28,7 @@ def write(folder, curves: list[Curves]) -> dict:
     folder.mkdir(parents=True, exist_ok=True)
     found = results.compare(curves)
     picture = figures.draw(curves, found)
-    write_whole(folder / "comparison.json", json.dumps(found, indent=1) + "\n")
+    write_whole(folder / "comparison.json", json_lines.dumps(found, indent=1) + "\n")
     write_whole(folder / "comparison.png", picture)
     write_whole(folder / "comparison.html", _page(curves, found, picture))
     return found

@@ -1,7 +1,8 @@
-"""The best checkpoint of a run, by what its evaluations write under one name, and when to wait for no better one."""
+"""The best checkpoint of a run by one value of its evaluations, and when to stop waiting for a better one."""
 
+from switch_tf import directions
 from switch_tf.choices import nearest
-from switch_tf.training import checkpoint_folders, names
+from switch_tf.training import checkpoint_folders
 
 
 class UnknownMetric(Exception):
@@ -9,7 +10,10 @@ class UnknownMetric(Exception):
 
 
 class Best:
-    """What `checkpoints/best.json` remembers; where a run has no best_metric, nothing is ever better.
+    """The best checkpoint so far, which `checkpoints/best.json` names. Without a best_metric nothing is ever better.
+
+    A value that is not finite is never better than another one, and never the best. PATIENCE counts from the best
+    evaluation, so it begins with the first finite value: a run that has none trains to its last step.
 
     Args:
         run: Run.
@@ -18,34 +22,87 @@ class Best:
 
     def __init__(self, run, folder):
         self._run = run
-        self._folder = folder.checkpoints
-        found = checkpoint_folders.best(self._folder)
-        # Another metric's best says nothing of this one's.
-        self.found = found if found and found["metric"] == run.best_metric else None
+        self._folder = folder
+        self._declared = {}
+        self.found = self._named()
 
-    def is_improved(self, values: dict[str, float]) -> bool:
-        """Whether an evaluation is better than all before it.
+    def _named(self):
+        """What best.json names, where it is the best by this metric."""
+        found = checkpoint_folders.best(self._folder.checkpoints)
+        return found if found and found["metric"] == self._run.best_metric else None
+
+    def take_up(self, step: int, is_chief: bool) -> None:
+        """Finds the best checkpoint of a run that goes on, among the evaluations and checkpoints on disk.
+
+        A kill or a full disk may have come between a checkpoint and best.json, and the checkpoint that it names may be
+        damaged or gone: then the best of the others is the best.
+
+        Args:
+            step: int. The step that was restored.
+            is_chief: bool. Whether to mend best.json as well.
 
         Raises:
-            UnknownMetric: it has no such value; the nearest names are told.
+            OSError: metrics.jsonl cannot be read, or best.json not written.
+        """
+        metric, checkpoints = self._run.best_metric, self._folder.checkpoints
+        if metric is None:
+            return
+        records = self._folder.evaluations(step)
+        self._declared.update(directions.declared_in(records))
+        named = self._named()
+        values = {named["step"]: named["value"]} if named else {}
+        values |= {record["step"]: record[metric] for record in records
+                   if checkpoint_folders.is_finite(record.get(metric))}
+        sign = 1 if directions.is_lower_better(metric, self._declared) else -1
+        there = [(sign * values[saved], saved) for saved in checkpoint_folders.steps(checkpoints)
+                 if saved in values and saved <= step]
+        best = next((saved for _, saved in sorted(there)
+                     if checkpoint_folders.is_whole(checkpoint_folders.path_of(checkpoints, saved))), None)
+        self.found = None if best is None else {"step": best, "metric": metric, "value": values[best]}
+        if not is_chief or self.found == named:
+            return
+        if self.found:
+            checkpoint_folders.set_best(checkpoints, **self.found)
+        else:
+            checkpoint_folders.unset_best(checkpoints)
+
+    def is_improved(self, values: dict[str, float], declared: dict[str, bool] | None = None) -> bool:
+        """Whether an evaluation is better than all before it.
+
+        Args:
+            values: name -> what an evaluation writes under it.
+            declared: name -> whether a lower value is better, of the metrics that declare it.
+
+        Raises:
+            UnknownMetric: it has no such value; the message has the nearest names.
         """
         name = self._run.best_metric
         if name is None:
             return False
         if name not in values:
+            reason = (" An average is written where several tasks have metrics, all of one direction."
+                      if name == "eval/average" else "")
             raise UnknownMetric(f"BEST_METRIC is {name!r}, but evaluations of this run write "
-                                f"{', '.join(sorted(values))}.{nearest(name, values)}")
+                                f"{', '.join(sorted(values))}.{reason}{nearest(name, values)}")
+        self._declared.update(declared or {})
+        now = values[name]
+        if not checkpoint_folders.is_finite(now):
+            return False
         if self.found is None:
             return True
-        before, now = self.found["value"], values[name]
-        return now < before if names.is_better_low(name) else now > before
+        before = self.found["value"]
+        return now < before if directions.is_lower_better(name, self._declared) else now > before
 
     def keep(self, step: int, values: dict[str, float], is_chief: bool) -> None:
-        """Remembers the checkpoint of a step, which is there, as the best one."""
+        """Makes the checkpoint of a step, which is there, the best one.
+
+        Raises:
+            WriteError: best.json cannot be written.
+        """
         name = self._run.best_metric
-        self.found = {"step": step, "metric": name, "value": values[name]}
+        self.found = {"step": step, "metric": name, "value": float(values[name])}
         if is_chief:
-            checkpoint_folders.set_best(self._folder, **self.found)
+            checkpoint_folders.set_best(self._folder.checkpoints, **self.found)
 
     def reason_to_stop(self, step: int) -> str | None:
         """Why a run at this step should end; None where it should go on."""

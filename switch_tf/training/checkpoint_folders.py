@@ -7,24 +7,24 @@
 * `checkpoint.json`: format version, step, shape, dtype and logical axes of every variable, sizes of all files, the
   sums of metrics that were not logged yet, and the configuration (`continuation.record`; not of older versions).
 
-`checkpoints/best.json` says which of them was the best one so far, where a run looks for it.
+`checkpoints/best.json` names the best one so far: `step`, `metric` and `value`, for a run with a BEST_METRIC.
 """
 
 import hashlib
-import json
+import math
 import pathlib
 import re
 import shutil
 
+from switch_tf import json_lines
+from switch_tf.training import leftovers
 from switch_tf.whole_file import write_whole
 
 FORMAT_VERSION = 3
-# What of a description is read by others.
-_KINDS = {"step": int, "variables": dict, "files": dict}
-_STEP = re.compile(r"step_(\d{8,})")
-
-
+_STEP = re.compile(r"step_([0-9]{8,})")
 _BEST = "best.json"
+# Bytes of a description that are read: a thousand times those of the largest model.
+_LARGEST = 2**30
 
 
 class BrokenCheckpoint(Exception):
@@ -33,8 +33,10 @@ class BrokenCheckpoint(Exception):
 
 def steps(folder) -> list[int]:
     """Steps of the checkpoints in a folder, oldest first."""
-    names = [entry.name for entry in pathlib.Path(folder).iterdir()] if pathlib.Path(folder).is_dir() else []
-    return sorted(int(match[1]) for match in map(_STEP.fullmatch, names) if match)
+    entries = pathlib.Path(folder).iterdir() if pathlib.Path(folder).is_dir() else ()
+    found = [(int(match[1]), entry) for entry in entries if (match := _STEP.fullmatch(entry.name))]
+    # A name with more zeros than ours is not one of ours.
+    return sorted(step for step, entry in found if entry.name == path_of(folder, step).name and entry.is_dir())
 
 
 def path_of(folder, step: int) -> pathlib.Path:
@@ -61,18 +63,41 @@ def resolve(source) -> pathlib.Path:
 
 
 def best(folder) -> dict | None:
-    """`{"step", "metric", "value"}` of the best checkpoint in a folder; None where none is kept as such."""
+    """`{"step", "metric", "value"}` of the best checkpoint in a folder; None where none is kept as such.
+
+    A file that says something else, or has a value that is not finite, names none.
+    """
     try:
-        found = json.loads((pathlib.Path(folder) / _BEST).read_text())
+        found = json_lines.loads(_read(pathlib.Path(folder) / _BEST))
     except (OSError, ValueError):
         return None
-    is_whole = isinstance(found, dict) and isinstance(found.get("step"), int)
-    return found if is_whole and path_of(folder, found["step"]).is_dir() else None
+    if not isinstance(found, dict) or not json_lines.is_step(found.get("step")):
+        return None
+    is_whole = isinstance(found.get("metric"), str) and is_finite(found.get("value"))
+    is_there = is_whole and found["step"] in steps(folder)
+    return {name: found[name] for name in ("step", "metric", "value")} if is_there else None
+
+
+def is_finite(value) -> bool:
+    """Whether a value of a file is a finite number."""
+    try:
+        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    except OverflowError:  # an integer beyond all floats
+        return False
 
 
 def set_best(folder, step: int, metric: str, value: float) -> None:
-    """Makes the checkpoint of a step, which is there, the best one, in one step."""
-    write_whole(pathlib.Path(folder) / _BEST, json.dumps({"step": step, "metric": metric, "value": value}))
+    """Makes the checkpoint of a step, which is there, the best one, in one step.
+
+    Raises:
+        WriteError: it cannot be written; the one before is named still.
+    """
+    write_whole(pathlib.Path(folder) / _BEST, json_lines.dumps({"step": step, "metric": metric, "value": value}))
+
+
+def unset_best(folder) -> None:
+    """Makes no checkpoint the best one."""
+    leftovers.remove(pathlib.Path(folder) / _BEST)
 
 
 def outdated(folder, keep: int, keep_every: int = 0) -> list[pathlib.Path]:
@@ -91,23 +116,90 @@ def describe(checkpoint) -> dict:
     """
     checkpoint = pathlib.Path(checkpoint)
     try:
-        description = json.loads((checkpoint / "checkpoint.json").read_text())
+        description = json_lines.loads(_read(checkpoint / "checkpoint.json"))
     except (OSError, ValueError) as error:
         raise BrokenCheckpoint(f"{checkpoint} has no readable checkpoint.json ({error}).") from error
-    if not isinstance(description, dict) or not isinstance(description.get("format_version"), int):
+    version = description.get("format_version") if isinstance(description, dict) else None
+    if not json_lines.is_step(version) or version == 0:
         raise BrokenCheckpoint(f"{checkpoint} has no readable checkpoint.json (it is no description of a checkpoint).")
-    if description["format_version"] != FORMAT_VERSION:
-        raise ValueError(f"{checkpoint} has format {description['format_version']}; this version of switch_tf reads "
+    if version != FORMAT_VERSION:
+        raise ValueError(f"{checkpoint} has format {version}; this version of switch_tf reads "
                          f"format {FORMAT_VERSION}, so use the version that wrote it.")
-    for name, kind in _KINDS.items():
-        if not isinstance(description.get(name), kind):
+    for name, is_right in _PARTS.items():
+        if not is_right(description.get(name)):
             raise BrokenCheckpoint(f"{checkpoint} has no readable checkpoint.json ({name!r} is missing or damaged).")
     for name, size in description["files"].items():
         file = checkpoint / name
-        found = file.stat().st_size if file.is_file() else "nothing"
+        found = _size(file)
         if found != size:
             raise BrokenCheckpoint(f"{file} should have {size} bytes but has {found}.")
-    return description
+    match = _STEP.fullmatch(checkpoint.name)
+    if match and int(match[1]) != description["step"]:
+        raise BrokenCheckpoint(f"{checkpoint} has no readable checkpoint.json (it is of step {description['step']}).")
+    return {"configuration": {}, "pending_metrics": None,
+            **{name: value for name, value in description.items() if value is not None}}
+
+
+def is_whole(checkpoint) -> bool:
+    """Whether `describe` accepts a checkpoint."""
+    try:
+        describe(checkpoint)
+    except (BrokenCheckpoint, ValueError):
+        return False
+    return True
+
+
+def _size(file):
+    """Bytes of a file, or the word for none."""
+    try:
+        return file.stat().st_size if file.is_file() else "nothing"
+    except (OSError, ValueError):  # a name that no file can have
+        return "nothing"
+
+
+def _read(path):
+    """The bytes of a JSON file; of one that is no file, or far too large, none are read."""
+    if path.exists() and not path.is_file():
+        raise ValueError("it is no file")
+    if path.stat().st_size > _LARGEST:
+        raise ValueError(f"it has {path.stat().st_size} bytes")
+    return path.read_bytes()
+
+
+def _are_variables(found):
+    return isinstance(found, dict) and all(map(_is_variable, found.values()))
+
+
+def _is_variable(found):
+    if not isinstance(found, dict) or not isinstance(found.get("dtype"), str):
+        return False
+    shape, unfolded = found.get("shape"), found.get("unfolded", [])
+    return (_are_sizes(shape) and isinstance(found.get("logical_axes", []), list) and isinstance(unfolded, list)
+            and all(_are_sizes(pair) and len(pair) == 2 and pair[0] < len(shape) and pair[1] for pair in unfolded))
+
+
+def _are_sizes(found):
+    return isinstance(found, list) and all(map(json_lines.is_step, found))
+
+
+def _is_configuration(found):
+    """A record of `continuation`, or none; fingerprints of data are objects."""
+    return found is None or isinstance(found, dict) and all(
+        isinstance(found.get(name, {}), dict) for name in ("training data", "held-out data"))
+
+
+def _are_files(found):
+    return isinstance(found, dict) and all(map(json_lines.is_step, found.values()))
+
+
+# What of a description is read by others, and whether it is what others read.
+_PARTS = {
+    "step": json_lines.is_step,
+    "variables": _are_variables,
+    "files": _are_files,
+    "configuration": _is_configuration,
+    "pending_metrics": lambda found: found is None or isinstance(found, dict),
+}
 
 
 def hash_of_weights(checkpoint) -> str:
@@ -116,8 +208,12 @@ def hash_of_weights(checkpoint) -> str:
 
 
 def set_aside(checkpoint) -> pathlib.Path:
-    """Renames a broken checkpoint, so that its step can be saved again; returns its new place."""
+    """Renames a broken checkpoint, so that its step can be saved again; returns its new place.
+
+    Another broken one of the same step goes.
+    """
     checkpoint = pathlib.Path(checkpoint)
-    aside = checkpoint.with_name(f"broken.{checkpoint.name}")
-    shutil.rmtree(aside, ignore_errors=True)
-    return checkpoint.rename(aside)
+    before = checkpoint.with_name(f"broken.{checkpoint.name}")
+    if before.is_dir() and not before.is_symlink():
+        shutil.rmtree(before, ignore_errors=True)
+    return leftovers.set_aside(checkpoint)

@@ -4,7 +4,6 @@ One is written beside its place and renamed into it, so a kill or a full disk le
 its folder holds is said in `checkpoint_folders.py`.
 """
 
-import json
 import os
 import pathlib
 import re
@@ -13,10 +12,12 @@ import shutil
 import numpy as np
 import tensorflow as tf
 
+from switch_tf import json_lines
 from switch_tf.messages import first_line
 from switch_tf.partitioning import axes_of
 from switch_tf.partitioning.partitioner import Partitioner, is_lost_process
 from switch_tf.partitioning.unfolded import Unfolding, assign, stored, unfolding_of
+from switch_tf.training import leftovers
 from switch_tf.training.checkpoint_folders import FORMAT_VERSION, BrokenCheckpoint, describe, outdated, path_of, steps
 from switch_tf.whole_folder import whole_folder
 
@@ -65,14 +66,15 @@ def save(folder, step: int, variables: dict, batches, pending_metrics: dict, kee
             raise BrokenCheckpoint(f"{path} is not finite at step {step}, so this step is not saved; the last good "
                                    f"checkpoint is step {max(steps(folder), default=None)}.")
     final = path_of(folder, step)
-    if final.exists():
+    if final.is_dir():
         return final
     temporary = final.with_name(f"tmp.{final.name}")
     if partitioner.is_chief:
         shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir(parents=True)
-    partitioner.barrier()
     try:
+        if partitioner.is_chief:
+            temporary.mkdir(parents=True)
+        partitioner.barrier()
         if partitioner.is_chief or partitioner.saves_in_every_process:
             tf.train.Checkpoint(state={path: stored(variable) for path, variable in variables.items()}).write(
                 str(temporary / "state"))
@@ -80,6 +82,7 @@ def save(folder, step: int, variables: dict, batches, pending_metrics: dict, kee
         partitioner.barrier()
         if partitioner.is_chief:
             _complete(temporary, step, variables, pending_metrics, configuration)
+            leftovers.make_room(final, is_folder=True)
             os.rename(temporary, final)
             _sync(final.parent)
         partitioner.barrier()
@@ -93,7 +96,7 @@ def save(folder, step: int, variables: dict, batches, pending_metrics: dict, kee
                       ) from error
     if partitioner.is_chief:
         for old in outdated(folder, keep, keep_every):
-            shutil.rmtree(old)
+            leftovers.remove(old)
     return final
 
 
@@ -110,7 +113,7 @@ def _complete(folder, step, variables, pending_metrics, configuration):
         "configuration": configuration or {},
     }
     with open(folder / "checkpoint.json", "w") as file:
-        json.dump(description, file, indent=1)
+        file.write(json_lines.dumps(description, indent=1))
         file.flush()
         os.fsync(file.fileno())
     _sync(folder)
@@ -157,12 +160,12 @@ def restore(checkpoint, variables: dict, batches=None) -> dict:
     _check_same(checkpoint, description["variables"], variables)
     try:
         _read(pathlib.Path(checkpoint) / "state", description["variables"], variables)
-    except tf.errors.OpError as error:
+    except (tf.errors.OpError, AssertionError) as error:  # TensorFlow asserts that the file has every variable
         raise BrokenCheckpoint(f"{checkpoint} is damaged ({first_line(error)}).") from error
     try:
         if batches is not None:
             batches.restore(pathlib.Path(checkpoint))
-    except tf.errors.OpError as error:
+    except (tf.errors.OpError, AssertionError) as error:
         raise BrokenCheckpoint(f"The position of {checkpoint} in the data is damaged, or is one in other data, "
                                "or of a version of switch_tf that read them in another order; start anew in another "
                                f"folder, from its weights if they are wanted ({first_line(error)}).") from error

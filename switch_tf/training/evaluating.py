@@ -1,12 +1,11 @@
 """The checkpoints of a run, one after the other: restored, evaluated on a split, and what was found written down."""
 
-import json
 import sys
 
 import tensorflow as tf
 from tqdm import tqdm
 
-from switch_tf import data
+from switch_tf import data, json_lines
 from switch_tf.training import checkpoints, split_evaluation
 from switch_tf.training.state import description_of_data
 
@@ -46,6 +45,8 @@ class Evaluating:
         self._is_chief = partitioner.is_chief
         self._events = None
         if self._is_chief:
+            for warning in self._evaluation.warnings:
+                print(warning, file=sys.stderr, flush=True)
             (output / split).mkdir(parents=True, exist_ok=True)  # whose error is a sentence
             self._events = tf.summary.create_file_writer(str(output / split))
 
@@ -72,8 +73,7 @@ class Evaluating:
         for task, records in scores.records.items():
             data.write_records(self.output / self._split / f"step_{step:08d}" / f"{task}.jsonl", records)
         values = split_evaluation.values(scores)
-        with open(self.output / "scores.jsonl", "a") as lines:
-            lines.write(json.dumps({"step": step, "split": self._split, **values}) + "\n")
+        json_lines.append(self.output / "scores.jsonl", {"step": step, "split": self._split, **values})
         with self._events.as_default(step=step):
             for name, value in values.items():
                 tf.summary.scalar(name, value)

@@ -1,6 +1,7 @@
 """The training loop: steps, and between them what is done every so many of them."""
 
 import dataclasses
+import math
 import re
 import threading
 import time
@@ -60,15 +61,18 @@ class Training:
         self._actions = ((run.log_period, self._log), (run.eval_period, self._evaluate),
                          (run.checkpoint_period, self._save))
         self._best = Best(run, folder)
+        self._best.take_up(state.step, partitioner.is_chief)
         self._is_begun = False
         self._stopped_by = None
+        self._waited_for = None  # why the run ended by its own rule
+        self._is_finished = False
         self._is_open = True
 
     def __enter__(self):
         return self
 
-    def __exit__(self, *error):
-        self.close()
+    def __exit__(self, kind, error, traceback):
+        self.close(first_line(error) if error else "")
 
     def advance(self, step: int, stop_reason=lambda: None, num_untimed_steps=0,
                 look_at=lambda step, batches: None) -> None:
@@ -102,6 +106,7 @@ class Training:
             with self._meter.paused():
                 self._log()
         self._save()
+        self._is_finished = True
         if self._stopped_by:
             self.progress.say(f"Stopped by {self._stopped_by} at step {self.state.step}. Everything up to it is saved "
                               f"in {self.folder.path}; the same command goes on from there.")
@@ -111,18 +116,48 @@ class Training:
                               f"{checkpoint_folders.path_of(self.folder.checkpoints, found['step'])}.")
         return {"interrupted": bool(self._stopped_by), **report.summarize(self.folder.path), "step": self.state.step}
 
-    def close(self) -> None:
-        """Writes the report and lets go of the run folder."""
+    def close(self, error: str = "") -> None:
+        """Writes the report and why the run ended, and lets go of the run folder.
+
+        Args:
+            error: str. The first line of what ended the run before `finish`.
+        """
         if not self._is_open:
             return
         self._is_open = False
         self.state.batches.close()
-        self._writer.close()
+        for last_words in (self._writer.close, self._write_end(error), self._write_report):
+            try:
+                last_words()
+            except OSError as failure:  # the checkpoint is written: what is missing can be written again
+                self.progress.say(f"{failure} The same command writes it again.")
         self.progress.close()
-        if self.partitioner.is_chief:
+        self.folder.close()
+
+    def _write_report(self):
+        if self.partitioner.is_chief and self._has_folder():
             self.progress.say("Writing the report ...")
             report.write(self.folder.path)
-        self.folder.close()
+
+    def _write_end(self, error):
+        """A function that records in the run folder why the run ended, for who follows it."""
+        if self._stopped_by:
+            reason = f"stopped by {self._stopped_by}"
+        elif self._is_finished:
+            reason = self._waited_for or (f"TRAIN_STEPS is {self.run.train_steps}"
+                                          if self.state.step >= self.run.train_steps else "its program finished it")
+        else:
+            reason = error or "its program closed it"
+        is_written = self.partitioner.is_chief and self._has_folder()
+        return lambda: is_written and self.folder.write_end(self.state.step, reason)
+
+    def _has_folder(self):
+        """Whether the run folder is still the one that this run began in."""
+        try:
+            self.folder.check_is_there()
+        except OSError:
+            return False
+        return True
 
     def _begin(self):
         """Before the first step: how good the model is already, and the graph of a step."""
@@ -141,6 +176,7 @@ class Training:
         """Whether the run ends by its own rule, as every process of it sees alike."""
         if reason := self._best.reason_to_stop(self.state.step):
             self.progress.say(f"Ended at step {self.state.step} by {reason}.")
+        self._waited_for = reason
         return reason is not None
 
     def _is_stopped(self, reason):
@@ -179,6 +215,7 @@ class Training:
 
     def _log(self):
         """Writes means over the steps since the last one whose turn it was; the run's last step need not be one."""
+        self.folder.check_is_there()
         state = self.state
         others = {**self._meter.read(), "learning_rate": float(np.asarray(state.optimizer.learning_rate))}
         values = summaries.training_values(state.sums, others)
@@ -188,6 +225,7 @@ class Training:
             state.sums = None
 
     def _evaluate(self):
+        self.folder.check_is_there()
         state, run, values = self.state, self.run, {}
         scores = self._score() if run.eval_period else {}
         for name, batches in self._held_out:
@@ -198,11 +236,15 @@ class Training:
                 counted = dataset(run, state.model.config, "train", run.seed + 1).take(run.unigram_batches)
                 values |= summaries.unigram_values(name, unigram_loss(state.model.config, counted, batches))
         values |= scoring.values(scores)
+        declared = scoring.directions_of(scores)
         if values:
-            self._writer.write(state.step, values)
+            self._writer.write(state.step, values, declared)
             self.progress.say(f"step {state.step}/{run.train_steps}  " + "  ".join(
                 f"{name} {value:.4f}" for name, value in values.items()))
-        if self._best.is_improved(values):
+        if not math.isfinite(values.get(run.best_metric, 0.0)):
+            self.progress.say(f"{run.best_metric} is not finite at step {state.step}, so this evaluation is no better "
+                              "than any other.")
+        if self._best.is_improved(values, declared):
             self._save()
             self._best.keep(state.step, values, self.partitioner.is_chief)
 
@@ -215,9 +257,12 @@ class Training:
             self.progress.say("Tracing predictions, for the metrics of the task ...")
             self._scoring = scoring.Scoring(self.state.model, description_of_data(run, config, "validation", 0),
                                             self.partitioner, run.eval_batches * run.batch_size)
+            for warning in self._scoring.warnings:
+                self.progress.say(warning)
         return self._scoring.run(has_records=False)
 
     def _save(self):
+        self.folder.check_is_there()
         save(self.state, self.folder, self.run, self.partitioner)
 
     # What is said where it ends early.

@@ -1,11 +1,6 @@
 """What measurements are called in metrics.jsonl and TensorBoard, and what their names say of them."""
 
 
-def is_better_low(name: str) -> bool:
-    """Whether the best of such values is the lowest, as of a loss; of anything else it is the highest."""
-    return name.endswith(("loss", "perplexity"))
-
-
 def router(layer: str, name: str) -> str:
     """The name of what a sparse layer's router did."""
     return f"router/{layer}/{name}"

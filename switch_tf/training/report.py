@@ -1,12 +1,12 @@
 """A finished or interrupted run: its summary, and `report.html` with curves, words and configuration."""
 
 import html
-import json
 import pathlib
 
 import numpy as np
 
-from switch_tf.training import figures, names, page, run_folder
+from switch_tf import directions
+from switch_tf.training import figures, page, run_folder
 from switch_tf.whole_file import write_whole
 
 # What a reader may not know, by the heading under which it is drawn.
@@ -40,7 +40,7 @@ def write(folder) -> None:
 def summarize(folder) -> dict:
     """First, last and best held-out values, speed and files of a run, from its `metrics.jsonl`.
 
-    The best of a loss or perplexity is its lowest, of anything else its highest.
+    Whether the lowest or the highest is the best, `directions` decides.
     """
     folder = pathlib.Path(folder)
     records = read_metrics(folder)
@@ -50,12 +50,13 @@ def summarize(folder) -> dict:
     if trained:
         summary["train/loss"] = trained[-1]["train/loss"]
         summary["train/tokens_per_second"] = float(np.median([record["train/tokens_per_second"] for record in trained]))
+    declared = directions.declared_in(records)
     for name in sorted({name for record in records for name in record if name.startswith("eval/")}):
         steps, values = figures.series(records, name)
         if name.endswith("/unigram_loss"):
             summary[name] = values[0]
         elif values:
-            best = (min if names.is_better_low(name) else max)(values)
+            best = (min if directions.is_lower_better(name, declared) else max)(values)
             summary[name] = {"first": values[0], "last": values[-1], "best": best, "first_step": steps[0],
                              "last_step": steps[-1], "best_step": steps[values.index(best)]}
     return summary
@@ -68,26 +69,11 @@ def describe(value: dict) -> str:
 
 
 def read_metrics(folder) -> list[dict]:
-    """The records of a run folder's `metrics.jsonl`, oldest first, without a last line that a kill has torn.
+    """Returns the records of a run folder's `metrics.jsonl`, oldest first.
 
-    Raises:
-        ValueError: another line is no record.
+    A line that a kill has torn, or that is no record of a step, costs that line and a warning.
     """
-    path = pathlib.Path(folder) / "metrics.jsonl"
-    if not path.exists():
-        return []
-    records, lines = [], path.read_text(errors="replace").splitlines()
-    for number, line in enumerate(lines, 1):
-        try:
-            record = json.loads(line)
-        except json.JSONDecodeError:
-            record = None
-        if isinstance(record, dict) and isinstance(record.get("step"), int):
-            records.append(record)
-        elif number < len(lines):
-            raise ValueError(f"{path}, line {number}, is no record of a step: {line[:60]!r}. Remove the line, or "
-                             "restore the file from a copy.")
-    return records
+    return [record for _, record in run_folder.records_of(pathlib.Path(folder) / "metrics.jsonl")]
 
 
 def _page(folder, pictures):

@@ -1,6 +1,6 @@
 """The metrics of tasks: what a model predicts for a split, scored as its tasks score it."""
 
-from switch_tf import data
+from switch_tf import data, directions
 from switch_tf.decoding import check_decodes
 from switch_tf.inference.programs import compile_log_likelihoods, compile_prediction
 
@@ -25,6 +25,7 @@ class Scoring:
         check_decodes(model.config)
         self._evaluator = data.Evaluator(description, num_examples)
         self.num_examples = self._evaluator.num_examples
+        self.warnings = self._evaluator.warnings
         self._predict = compile_prediction(model, description.task_feature_lengths["targets"], partitioner,
                                            self._evaluator.end_id)
         self._score = compile_log_likelihoods(model, partitioner)
@@ -35,7 +36,17 @@ class Scoring:
 
 
 def values(scores: dict) -> dict[str, float]:
-    """What is written of scores: `eval/<task>/<metric>` -> float, and `eval/average` where tasks are several."""
+    """Returns `eval/<task>/<metric>` -> float, and `eval/average` where several tasks have one."""
     found = {f"eval/{task}/{name}": value for task, of_task in scores.items()
              for name, value in of_task.metrics.items()}
-    return {**found, "eval/average": data.average(scores)} if len(scores) > 1 else found
+    average = data.average(scores) if len(scores) > 1 else None
+    return found if average is None else {**found, "eval/average": average}
+
+
+def directions_of(scores: dict) -> dict[str, bool]:
+    """Whether a lower value is better, of what `values` gives and whose name does not say so: name -> bool."""
+    found = {f"eval/{task}/{name}": is_lower for task, of_task in scores.items()
+             for name, is_lower in of_task.lower_is_better.items()}
+    if found and all(found.values()):
+        found["eval/average"] = True
+    return {name: is_lower for name, is_lower in found.items() if is_lower != directions.is_lower_better(name)}

@@ -14,7 +14,7 @@ class SplitScores(NamedTuple):
     """What a split says of a model.
 
     `tasks`: name -> {name of a metric, "loss", "accuracy" or "perplexity": float}, in the order of the mixture.
-    `average`: float, of the tasks with metrics, see `data.average`; None where there are fewer than two.
+    `average`: float, of the tasks with metrics, see `data.average`; None for fewer than two.
     `records`: task -> a list of what was predicted for each example, see `data.TaskScores`.
     """
 
@@ -50,6 +50,11 @@ class SplitEvaluation:
         """Of all tasks together; None where it is not known before they are read."""
         scored = self._scoring.num_examples if self._scoring else {}
         return sum(scored.values()) if len(scored) == len(self._names) else None
+
+    @property
+    def warnings(self) -> list[str]:
+        """A sentence for each task with targets that no prediction can match."""
+        return self._scoring.warnings if self._scoring else []
 
     def run(self, advance=lambda count: None) -> SplitScores:
         """Evaluates the model as its weights are now; `advance` is told how many examples were done."""

@@ -83,14 +83,16 @@ def _restore(state, run, folder, say) -> bool:
     broken = []
     for path in checkpoint_folders.newest_first(folder.checkpoints):
         try:
-            saved = checkpoint_folders.describe(path).get("configuration", {})
-            lines, is_anew = continuation.check(saved, state.configuration, path, run.restart_changed_data)
-            description = checkpoints.restore(path, variables, None if is_anew else state.batches)
+            description = checkpoint_folders.describe(path)
+            lines, is_anew = continuation.check(description["configuration"], state.configuration, path,
+                                                run.restart_changed_data)
+            sums = _pending_sums(description, path)
+            checkpoints.restore(path, variables, None if is_anew else state.batches)
         except checkpoint_folders.BrokenCheckpoint as error:
             say(f"{error} Trying the one before it.")
             broken.append(path)
             continue
-        for newer in broken:
+        for newer in broken if folder.is_owner else ():
             say(f"{newer} is kept as {checkpoint_folders.set_aside(newer)}.")
         step = description["step"]
         say(f"Going on from step {step} ({path}).")
@@ -99,13 +101,22 @@ def _restore(state, run, folder, say) -> bool:
         if step >= run.train_steps:
             say(f"This run is at step {step} already and TRAIN_STEPS is {run.train_steps}, so nothing is left to "
                 "train; a larger TRAIN_STEPS goes on.")
-        pending = description["pending_metrics"]
-        state.step, state.sums = step, pending and metrics.from_json(pending)
+        state.step, state.sums = step, sums
         return True
     if broken:
         raise ValueError(f"No checkpoint in {str(folder.checkpoints)!r} can be read; restore it from a copy, or use "
                          "another MODEL_DIR to start anew.")
     return False
+
+
+def _pending_sums(description, path):
+    """What was measured since the last logged step, from a checkpoint's description; None where nothing was."""
+    pending = description["pending_metrics"]
+    try:
+        return pending and metrics.from_json(pending)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise checkpoint_folders.BrokenCheckpoint(
+            f"{path} has no readable checkpoint.json ('pending_metrics' is damaged).") from error
 
 
 def save(state: State, folder, run, partitioner) -> None:

@@ -1,6 +1,5 @@
 """What a run says while it runs: metrics.jsonl, TensorBoard, and a line on the terminal."""
 
-import json
 import math
 import sys
 import time
@@ -9,8 +8,11 @@ import numpy as np
 import tensorflow as tf
 from tqdm import tqdm
 
+from switch_tf import json_lines
+from switch_tf.messages import first_line
 from switch_tf.metrics import Mean, Measurements, RouterStats, StepMeasurements
 from switch_tf.training import names
+from switch_tf.whole_file import writing
 
 
 def training_values(measured: StepMeasurements, others: dict[str, float]) -> dict:
@@ -68,12 +70,28 @@ class Writer:
     """Appends one JSON line for each logged step, flushed at once, and the same numbers to TensorBoard."""
 
     def __init__(self, folder):
-        self._lines = open(folder.metrics, "a")  # noqa: SIM115  open for the whole run
+        self._path = folder.metrics
+        with writing(self._path):
+            self._lines = open(self._path, "a")  # noqa: SIM115  open for the whole run
         self._events = tf.summary.create_file_writer(str(folder.path / "events"))
 
-    def write(self, step: int, values: dict) -> None:
-        self._lines.write(json.dumps({"step": step, **{name: _finite(value) for name, value in values.items()}}) + "\n")
-        self._lines.flush()
+    def write(self, step: int, values: dict, declared: dict[str, bool] | None = None) -> None:
+        """Writes the values of a step, and what metrics declare of their direction.
+
+        Raises:
+            WriteError: metrics.jsonl cannot be written.
+        """
+        declared = {"lower_is_better": declared} if declared else {}
+        with writing(self._path):
+            self._lines.write(json_lines.dumps({"step": step, **values, **declared}) + "\n")
+            self._lines.flush()
+        try:
+            self._write_events(step, values)
+        except tf.errors.OpError as error:
+            raise OSError(f"{self._path.with_name('events')} could not be written ({first_line(error)}); make room or "
+                          "rights there, then start the same command again.") from error
+
+    def _write_events(self, step, values):
         with self._events.as_default(step=step):
             for name, value in values.items():
                 if isinstance(value, list):
@@ -83,25 +101,19 @@ class Writer:
                     tf.summary.scalar(name, value)
 
     def close(self) -> None:
-        self._lines.close()
+        with writing(self._path):
+            self._lines.close()
         self._events.close()
 
 
 class NoWriter:
     """Writes nothing: another process does."""
 
-    def write(self, step: int, values: dict) -> None:
+    def write(self, step: int, values: dict, declared: dict[str, bool] | None = None) -> None:
         pass
 
     def close(self) -> None:
         pass
-
-
-def _finite(value):
-    """JSON has no NaN and no infinity."""
-    if isinstance(value, list):
-        return [_finite(entry) for entry in value]
-    return value if math.isfinite(value) else None
 
 
 _QUIET_SECONDS = 15.0  # between two lines of a run that trains, at most

@@ -117,6 +117,7 @@ class Trainer:
                 # Only now is it certain that this configuration belongs to what the folder holds.
                 if operative_config:
                     folder.write_configuration(operative_config)
+                folder.remove_end()
                 folder.cut_metrics(state.step if state.step else -1,
                                    ends_between=state.sums is not None and state.step < run.train_steps)
             progress.resume(state.step)

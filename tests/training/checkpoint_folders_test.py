@@ -16,8 +16,11 @@ def _write(folder, step, **changes):
 
 
 def test_steps_are_sorted_by_number_and_unfinished_or_broken_folders_are_none(tmp_path):
-    for name in ("step_100000000", "step_00000020", "step_00000003", "tmp.step_00000040", "broken.step_00000010"):
+    for name in ("step_100000000", "step_00000020", "step_00000003", "tmp.step_00000040", "broken.step_00000010",
+                 "step_0000000000050", "step_abc", "step_00000060.bak"):
         (tmp_path / name).mkdir()
+    (tmp_path / "step_00000070").write_text("a file")
+    (tmp_path / "step_00000080").symlink_to("nowhere")
     assert checkpoint_folders.steps(tmp_path) == [3, 20, 100000000]
     assert checkpoint_folders.steps(tmp_path / "nothing") == []
 
@@ -41,15 +44,41 @@ def test_a_description_is_read_when_every_file_has_its_size(tmp_path):
         checkpoint_folders.describe(path)
 
 
-@pytest.mark.parametrize("content", [b'{"step": 1, ', b"", bytes(range(128, 200)), b"[]", b"5", b'{"step": 1}',
-                                     b'{"format_version": 3, "step": 1, "variables": {}}',
-                                     b'{"format_version": 3, "step": 1, "variables": [], "files": {}}'])
+def _described(**changes):
+    return json.dumps({"format_version": 3, "step": 1, "variables": {}, "files": {}, **changes}).encode()
+
+
+@pytest.mark.parametrize("content", [
+    b'{"step": 1, ', b"", bytes(range(128, 200)), b"[]", b"5", b'{"step": 1}', b"[" * 100_000, b"9" * 5000,
+    b'{"format_version": 3, "step": 1, "variables": {}}', _described(variables=[]), _described(step=True),
+    _described(step=-1), _described(step=[1]), _described(step="1"), _described(step=2), _described(step=10**40),
+    _described(format_version=True), _described(format_version=-3), _described(format_version=0),
+    _described(files=["state.index"]), _described(files={"state.index": "5"}), _described(files={"state.index": -5}),
+    _described(variables={"a": 5}), _described(variables={"a": {"shape": 3, "dtype": "float32"}}),
+    _described(variables={"a": {"shape": [-1], "dtype": "float32"}}), _described(variables={"a": {"shape": [1]}}),
+    _described(variables={"a": {"shape": [4], "dtype": "float32", "unfolded": [[9, 2]]}}),
+    _described(configuration=[1]), _described(configuration={"training data": 5}), _described(pending_metrics=[1])])
 def test_a_description_that_cannot_be_read_is_a_broken_checkpoint(tmp_path, content):
     path = _write(tmp_path, 1)
     (path / "checkpoint.json").write_bytes(content)
     with pytest.raises(checkpoint_folders.BrokenCheckpoint, match="has no readable checkpoint.json") as raised:
         checkpoint_folders.describe(path)
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("name", ["a" * 300, "a\0b", "../nothing"])
+def test_a_file_name_that_no_file_can_have_is_a_missing_file(tmp_path, name):
+    path = _write(tmp_path, 1, files={name: 5})
+    with pytest.raises(checkpoint_folders.BrokenCheckpoint, match="should have 5 bytes but has nothing"):
+        checkpoint_folders.describe(path)
+
+
+def test_a_folder_in_the_place_of_the_description_is_a_broken_checkpoint(tmp_path):
+    path = _write(tmp_path, 1)
+    (path / "checkpoint.json").unlink()
+    (path / "checkpoint.json").mkdir()
+    with pytest.raises(checkpoint_folders.BrokenCheckpoint, match="it is no file"):
+        checkpoint_folders.describe(path)
 
 
 def test_a_newer_format_is_refused(tmp_path):

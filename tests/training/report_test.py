@@ -1,7 +1,5 @@
 import json
 
-import pytest
-
 from switch_tf.training import figures, report
 
 
@@ -60,10 +58,17 @@ def test_a_run_that_logged_nothing_gets_no_report(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_torn_last_line_is_no_record_and_another_one_is_told(tmp_path):
+def test_a_line_that_is_no_record_costs_that_line_and_a_word(tmp_path, capsys):
     file = tmp_path / "metrics.jsonl"
-    file.write_text('{"step": 1, "train/loss": 2.0}\n{"step": 2, "tra')
-    assert report.read_metrics(tmp_path) == [{"step": 1, "train/loss": 2.0}]
-    file.write_text('{"step": 1}\n[]\n{"step": 2}\n')
-    with pytest.raises(ValueError, match=r"metrics.jsonl, line 2, is no record of a step: '\[\]'"):
-        report.read_metrics(tmp_path)
+    file.write_bytes(b'{"step": 1, "train/loss": 2.0}\n[]\n\xff\n{"step": 2}\n{"step": 3, "tra')
+    assert report.read_metrics(tmp_path) == [{"step": 1, "train/loss": 2.0}, {"step": 2}]
+    assert "metrics.jsonl: left out 3 lines that no record can be read from (line 2, 3, 5)." in capsys.readouterr().err
+
+
+def test_the_best_is_the_lowest_where_the_metric_says_so(tmp_path):
+    lines = [{"step": step, "eval/t/error_share": value, "eval/t/min_edit": value, "eval/t/f1": value,
+              "lower_is_better": {"eval/t/error_share": True}}
+             for step, value in ((0, 3.0), (1, 1.0), (2, None), (3, 2.0))]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    summary = report.summarize(tmp_path)
+    assert [summary[f"eval/t/{name}"]["best"] for name in ("error_share", "min_edit", "f1")] == [1.0, 1.0, 3.0]

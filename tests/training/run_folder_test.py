@@ -1,11 +1,15 @@
+import errno
+import fcntl
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 
 import pytest
 
+from switch_tf.training import run_folder
 from switch_tf.training.run_folder import RunFolder
 
 
@@ -49,6 +53,57 @@ def test_unfinished_checkpoints_are_removed(tmp_path):
     (unfinished / "state.index").write_text("half")
     RunFolder(tmp_path)
     assert not unfinished.exists()
+
+
+@pytest.mark.parametrize("bad", [b"\xff\xfe\x00", b"[]", b'{"step": -5}', b'{"step": 1', b"[" * 100_000])
+def test_a_line_that_cannot_be_read_is_cut_with_a_word(tmp_path, capsys, bad):
+    folder = RunFolder(tmp_path)
+    folder.metrics.write_bytes(b'{"step": 0}\n' + bad + b'\n{"step": 10}\n')
+    folder.cut_metrics(20)
+    assert folder.metrics.read_bytes() == b'{"step": 0}\n{"step": 10}\n'
+    assert "metrics.jsonl: left out 1 line that no record can be read from (line 2)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("change", ["removed", "replaced", "without checkpoints"])
+def test_a_folder_that_is_gone_or_another_one_is_an_error(tmp_path, change):
+    folder = RunFolder(tmp_path / "run")
+    folder.check_is_there()
+    shutil.rmtree(folder.path if change != "without checkpoints" else folder.checkpoints)
+    if change == "replaced":
+        other = RunFolder(tmp_path / "run")
+    with pytest.raises(FileNotFoundError, match="was removed or replaced while its run was training"):
+        folder.check_is_there()
+    folder.close()
+    if change == "replaced":
+        other.check_is_there()
+
+
+def test_a_file_system_without_locks_is_refused_in_one_sentence(tmp_path, monkeypatch):
+    def no_locks(*arguments):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    with pytest.raises(ValueError, match=r"run/lock cannot be locked \(No locks available\).*on a local disk"):
+        RunFolder(tmp_path / "run")
+
+
+def test_how_a_run_ended_is_recorded_until_it_is_under_way_again(tmp_path):
+    folder = RunFolder(tmp_path)
+    assert run_folder.end_of(tmp_path) is None and run_folder.is_running(tmp_path)
+    folder.write_end(30, "PATIENCE: 2 evaluations")
+    assert run_folder.end_of(tmp_path) == "PATIENCE: 2 evaluations"
+    folder.close()
+    assert not run_folder.is_running(tmp_path)
+    folder = RunFolder(tmp_path)  # who looked holds no lock
+    folder.remove_end()
+    assert run_folder.end_of(tmp_path) is None
+    assert not run_folder.is_running(tmp_path / "nothing")
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b"\xff", b'{"reason": 5}', b"[" * 100_000])
+def test_a_damaged_record_of_the_end_is_none(tmp_path, content):
+    (tmp_path / "end.json").write_bytes(content)
+    assert run_folder.end_of(tmp_path) is None
 
 
 def test_a_url_is_refused_before_a_folder_of_that_name_is_made(tmp_path, monkeypatch):

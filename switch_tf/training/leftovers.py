@@ -1,0 +1,64 @@
+"""What a run folder holds besides what a run keeps there: leftovers of kills, which go, and foreign things.
+
+A foreign thing stays as it is. Only one that has the name of a file or folder of the run's own is renamed.
+"""
+
+import pathlib
+import re
+import shutil
+import sys
+
+_UNFINISHED_FILE = re.compile(r"\..+\.[0-9a-f]{8}\.unfinished", re.DOTALL)
+_UNFINISHED_CHECKPOINT = re.compile(r"tmp\.step_[0-9]{8,}")
+
+
+def warn(text: str) -> None:
+    """Prints a line on standard error, where no progress bar may be shown yet."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def remove_all(folder, checkpoints) -> None:
+    """Removes what a kill has left unfinished in a run folder and its folder of checkpoints; a failure is a warning."""
+    for place in (pathlib.Path(folder), pathlib.Path(checkpoints)):
+        for entry in sorted(place.iterdir()):
+            is_checkpoint = place == checkpoints and _UNFINISHED_CHECKPOINT.fullmatch(entry.name)
+            if is_checkpoint or _UNFINISHED_FILE.fullmatch(entry.name):
+                remove(entry)
+
+
+def remove(path) -> bool:
+    """Removes a file, a link or a folder. Returns whether it is gone; a failure is a warning."""
+    path = pathlib.Path(path)
+    try:
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+    except OSError as error:
+        warn(f"{path} could not be removed ({error.strerror}); it is in nobody's way, so the run goes on. Remove it by "
+             "hand.")
+        return False
+    return True
+
+
+def make_room(path, is_folder=False) -> None:
+    """Renames what has the name of a run's file (or folder) and is something else, such as a folder of that name.
+
+    Raises:
+        OSError: it cannot be renamed.
+    """
+    path = pathlib.Path(path)
+    is_right = path.is_dir() if is_folder else path.is_file()
+    if is_right or not (path.exists() or path.is_symlink()):
+        return
+    kind = "folder" if is_folder else "file"
+    warn(f"{path} is no {kind}, so it is kept as {set_aside(path)}, and the run makes a {kind} of its own.")
+
+
+def set_aside(path) -> pathlib.Path:
+    """Renames a file, link or folder to `broken.<name>`, with a number where that is taken; returns its new place."""
+    path = pathlib.Path(path)
+    aside, number = path.with_name(f"broken.{path.name}"), 1
+    while aside.exists() or aside.is_symlink():
+        aside, number = path.with_name(f"broken.{path.name}.{number}"), number + 1
+    return path.rename(aside)
