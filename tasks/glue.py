@@ -2,13 +2,15 @@
 
 The data are `glue/*:2.0.0`, the version that tensorflow-datasets 4.9.10 can prepare; t5's own tasks name 1.0.0. As in
 t5, `glue_mnli` has the training split alone and its two development sets are tasks of their own, WNLI is no part of
-the mixtures, and a task's weight in them is its number of training examples.
+the mixtures, and a task's weight in them is its number of training examples. MNLI's two development sets share the
+weight of MNLI in a held-out loss, and count once in an average, as in GLUE's own.
 """
 
 from t5.data import glue_utils, postprocessors, preprocessors
 from t5.evaluation import metrics
 from tensorflow_datasets.text import glue
 
+from switch_tf.data import evaluation_sets
 from switch_tf.tasks import text_to_text
 
 # Task -> config of the data set.
@@ -59,6 +61,8 @@ text_to_text.add_task(
     postprocess_fn=postprocessors.wsc_simple,
     splits=("validation", "test"),
 )
+
+evaluation_sets.register_evaluation_sets("glue_mnli", ["glue_mnli_matched", "glue_mnli_mismatched"])
 
 text_to_text.add_mixture("glue", SIZES)
 text_to_text.add_mixture("glue_equal", SIZES, temperature=float("inf"))

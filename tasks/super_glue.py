@@ -12,6 +12,7 @@ from t5.data import glue_utils, postprocessors, preprocessors
 from t5.evaluation import metrics
 from tensorflow_datasets.text import super_glue
 
+from switch_tf.data import evaluation_sets
 from switch_tf.tasks import text_to_text
 
 # Task -> config of the data set.
@@ -78,6 +79,8 @@ text_to_text.add_task(
     metric_fns=[metrics.accuracy],
     splits=("train", "test"),
 )
+
+evaluation_sets.register_evaluation_sets("super_glue_wsc_simple_train", ["super_glue_wsc_simple_eval"])
 
 text_to_text.add_mixture("super_glue", SIZES)
 text_to_text.add_mixture("super_glue_equal", SIZES, temperature=float("inf"))

@@ -1,10 +1,13 @@
 """Metrics of text against text by the names that `METRICS` of a gin file may hold; t5's wherever it has them."""
 
+import math
 from collections.abc import Callable, Sequence
 
 from switch_tf.choices import check_choice
 
-NAMES = ("accuracy", "f1", "sequence_accuracy", "edit_distance", "bleu", "rouge", "squad", "trivia_qa")
+NAMES = ("accuracy", "f1", "sequence_accuracy", "edit_distance", "bleu", "rouge", "squad", "trivia_qa", "pearson",
+         "spearman")
+NO_NUMBER = -1.0  # what t5 takes a prediction for that is no number, in GLUE's STS-B
 
 
 def metric_functions(names: str | Sequence[str]) -> list[Callable]:
@@ -12,7 +15,9 @@ def metric_functions(names: str | Sequence[str]) -> list[Callable]:
 
     Args:
         names: any of `NAMES`, or one of them. "f1" is the mean F1 of the labels, "squad" and "trivia_qa" exact match
-            and F1 of words, after their own normalisation.
+            and F1 of words, after their own normalisation. "pearson" and "spearman" correlate targets and predictions
+            that are numbers, as in GLUE's STS-B; a prediction that is none counts as -1, and predictions (or targets)
+            that are all equal have a correlation of 0.
 
     Raises:
         ValueError: another name.
@@ -24,7 +29,8 @@ def metric_functions(names: str | Sequence[str]) -> list[Callable]:
         raise ValueError(f"METRICS must be a list of names, not {names!r}.")
     for name in names:
         check_choice("METRICS", name, NAMES)
-    own = {"f1": _mean_f1, "squad": _with_one_answer(metrics.squad), "trivia_qa": _with_one_answer(metrics.trivia_qa)}
+    own = {"f1": _mean_f1, "squad": _with_one_answer(metrics.squad), "trivia_qa": _with_one_answer(metrics.trivia_qa),
+           "pearson": _of_numbers(metrics.pearson_corrcoef), "spearman": _of_numbers(metrics.spearman_corrcoef)}
     return [own.get(name) or getattr(metrics, name) for name in names]
 
 
@@ -44,3 +50,29 @@ def _with_one_answer(metric):
 
     measure.__name__ = metric.__name__
     return measure
+
+
+def _of_numbers(metric):
+    """A correlation of numbers, of texts; 0 where it is not defined, as it is not for constants."""
+    def measure(targets, predictions):
+        numbers = [_number(target) for target in targets]
+        for target, number in zip(targets, numbers, strict=True):
+            if number is None:
+                raise ValueError(f"METRICS has {metric.__name__}, which needs numbers as targets, not {target!r}.")
+        predicted = [NO_NUMBER if number is None else number for number in map(_number, predictions)]
+        if len(set(numbers)) < 2 or len(set(predicted)) < 2:
+            return {metric.__name__: 0.0}
+        found = {name: float(value) for name, value in metric(numbers, predicted).items()}
+        return {name: value if math.isfinite(value) else 0.0 for name, value in found.items()}
+
+    measure.__name__ = metric.__name__
+    return measure
+
+
+def _number(text):
+    """A finite number that a text is, or None."""
+    try:
+        number = float(text)
+    except ValueError:
+        return None
+    return number if math.isfinite(number) else None

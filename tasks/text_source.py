@@ -34,6 +34,10 @@ class TextFilesSource(seqio.DataSource):
             one more ends the reading.
     """
 
+    # A target's blanks, newlines and Unicode forms that the vocabulary does not keep are no mistakes of a model
+    # (`data.comparing`).
+    compares_by_spelling = True
+
     def __init__(self, features: Mapping[str, str | int], train_files: str | Sequence[str],
                  validation_files: str | Sequence[str] | None = None, prefix: str = "", held_out_share: float = 0.05,
                  max_bad_examples: int = 0):

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import seqio
 import tensorflow as tf
 
+from switch_tf.data import evaluation_sets
 from switch_tf.tasks import prepared_tfds, preprocessors, sentinels, vocabularies
 
 TRAIN_VALIDATION_TEST = ("train", "validation", "test")
@@ -65,15 +66,25 @@ def add_mixture(
     Args:
         name: str. Name of the mixture.
         sizes: task -> training examples; None to count them in the prepared data, 0 for a task to evaluate on alone.
+            The evaluation sets of a task (`evaluation_sets`) share its rate, so that the held-out loss of the mixture
+            gives each task the weight that it has in training.
         limit: float. Tasks with more examples are drawn as if they had so many.
         temperature: float of at least 1.
     """
 
-    def rate(task):
-        size = sizes[task.name]
-        if size == 0 or temperature == float("inf"):
+    def rate(name):
+        size = sizes[name]
+        if temperature == float("inf"):
+            return 1.0
+        if size == 0:
             return 1.0  # what has no training split is never drawn to train; 0 would leave it out of evaluations
-        size = task.num_input_examples("train") if size is None else size
+        size = seqio.TaskRegistry.get(name).num_input_examples("train") if size is None else size
         return min(size, limit) ** (1 / temperature)
 
-    seqio.MixtureRegistry.add(name, list(sizes), default_rate=rate)
+    def shared_rate(task):
+        owner = evaluation_sets.evaluation_owner(task.name)
+        if owner == task.name or owner not in sizes:
+            return rate(task.name)
+        return rate(owner) / sum(evaluation_sets.evaluation_owner(name) == owner != name for name in sizes)
+
+    seqio.MixtureRegistry.add(name, list(sizes), default_rate=shared_rate)

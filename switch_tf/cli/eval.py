@@ -9,10 +9,12 @@ import time
 from switch_tf.cli import trained_run
 from switch_tf.cli.main import Mistake
 from switch_tf.messages import first_line
-from switch_tf.training import checkpoint_folders
+from switch_tf.training import checkpoint_folders, run_folder
 from switch_tf.training.run_folder import RunFolder
 
 _POLL = 5  # seconds between two looks for a new checkpoint
+# Seconds for which a run that was killed may be started again: a preempted machine is back after some minutes.
+_RESTART = 900
 
 EXAMPLES = r"""
 switch-tf eval --run runs/first --step best
@@ -30,7 +32,7 @@ def add_arguments(parser) -> None:
     parser.add_argument("--output", metavar="FOLDER", help="where scores and predictions go (default RUN/eval)")
     parser.add_argument("--devices", type=int, metavar="N", help="virtual devices to make of this machine's CPU")
     parser.add_argument("--follow", action="store_true",
-                        help="go on with each new checkpoint of a run that is training, until its last step")
+                        help="go on with each new checkpoint of a run that is training, until the run ends")
 
 
 def run(arguments) -> dict:
@@ -66,21 +68,39 @@ def run(arguments) -> dict:
 
 
 def _following(folder, last_step, results):
-    """Checkpoints of a run that is training, each as it comes, until that of its last step."""
+    """Yields the checkpoints of a run that is training, each as it comes, until the run ends.
+
+    A run that ends in order records why. One that was killed may be started again, which is awaited for a while.
+    """
     done = {result["step"] for result in results}  # asked for when all others are evaluated
-    is_told = False
+    is_told, killed_at = False, None
     while not done or max(done) < last_step:
+        # Looked at before the checkpoints: a run writes its last one first, and gives its lock up last.
+        end, is_running = run_folder.end_of(folder), run_folder.is_running(folder)
         new = [step for step in checkpoint_folders.steps(RunFolder.checkpoints_of(folder)) if step not in done]
-        if not new:
-            if not is_told:
-                print(f"Waiting for a checkpoint after step {max(done, default=0)} of {last_step}; Ctrl-C ends this.",
-                      file=sys.stderr, flush=True)
-            is_told = True
-            time.sleep(_POLL)
+        if new:
+            is_told = False
+            done.add(new[0])
+            yield checkpoint_folders.path_of(RunFolder.checkpoints_of(folder), new[0])
             continue
-        is_told = False
-        done.add(new[0])
-        yield checkpoint_folders.path_of(RunFolder.checkpoints_of(folder), new[0])
+        if end is not None and not is_running:
+            _say(f"The run has ended ({end.rstrip('.')}), and every checkpoint of it that was found is evaluated.")
+            return
+        killed_at = None if is_running else killed_at or time.monotonic()
+        if killed_at and time.monotonic() - killed_at > _RESTART:
+            _say(f"No process has trained in {folder} for {_RESTART // 60} minutes, and the run did not record why it "
+                 "ended, as after a kill. Start it again, and this command too.")
+            return
+        if not is_told:
+            _say(f"Waiting for a checkpoint after step {max(done, default=0)} of {last_step}; Ctrl-C ends this." + (
+                f" No process trains there now: a run that was killed is awaited for {_RESTART // 60} minutes."
+                if killed_at else ""))
+        is_told = True
+        time.sleep(_POLL)
+
+
+def _say(text):
+    print(text, file=sys.stderr, flush=True)
 
 
 def _table(result):

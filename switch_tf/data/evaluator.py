@@ -1,16 +1,18 @@
 """Metrics of tasks: seqio's Evaluator, fed with predictions and likelihoods of whole batches."""
 
 import contextlib
-import json
+import functools
 import logging
 from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 
-from switch_tf import checks
+from switch_tf import checks, directions, json_lines
+from switch_tf.data import comparing
 from switch_tf.data.description import DatasetDescription, check_description
-from switch_tf.data.providers import check_split, get_provider, import_seqio, tasks_of
+from switch_tf.data.evaluation_sets import evaluation_owner
+from switch_tf.data.providers import check_split, get_provider, import_seqio, replace_tasks, tasks_of
 from switch_tf.messages import first_line
 from switch_tf.whole_file import write_whole
 
@@ -20,10 +22,17 @@ class TaskScores(NamedTuple):
 
     `metrics`: name -> float, as the task's metrics give them.
     `records`: an example each, JSON-able: `inputs` and `targets` as text, `prediction` (text) or `score` (nats).
+    `declared`: name of a metric -> whether a lower value is better, where its function says so (`lower_is_better`).
     """
 
     metrics: dict[str, float]
     records: list[dict]
+    declared: dict[str, bool] | None = None
+
+    @property
+    def lower_is_better(self) -> dict[str, bool]:
+        """Whether a lower value of each metric is better: as it declares, else by its name."""
+        return {name: directions.is_lower_better(name, self.declared) for name in self.metrics}
 
 
 def names_of_tasks(mixture_or_task_name: str, split: str) -> list[str]:
@@ -71,6 +80,9 @@ class Evaluator:
 
     Raises:
         ValueError: no task has metrics, a metric needs what is not computed, or a split has no examples.
+
+    `num_examples` of each task and `warnings`, a sentence for each task with targets that no prediction can match, are
+    attributes.
     """
 
     def __init__(self, description: DatasetDescription, num_examples: int | None = None):
@@ -87,6 +99,10 @@ class Evaluator:
                              "loss.")
         check_metrics(name, split)
         self._batch_size = description.batch_size
+        self._targets_length = description.task_feature_lengths["targets"]
+        self._declared = {}
+        provider = replace_tasks(provider, self._as_compared)
+        tasks = [task for task in tasks_of(provider, split) if task.metric_objs]
         self.end_id = provider.output_features["targets"].vocabulary.eos_id
         with _quiet(), _registered(provider) as registered:
             self._evaluator = seqio.Evaluator(
@@ -97,6 +113,22 @@ class Evaluator:
         empty = [task for task, count in self.num_examples.items() if not count]
         if empty:
             raise ValueError(f"Split {split!r} of {' and '.join(map(repr, empty))} has no example to evaluate.")
+        self.warnings = [sentence for task in tasks if (sentence := self._warning(task))]
+
+    def _warning(self, task):
+        if not any(metric.model_output_type == self._kinds.PREDICTION for metric in task.metric_objs):
+            return None
+        examples = self._evaluator.cached_task_datasets[task.name].as_numpy_iterator()
+        return comparing.unmatched(task, examples, self._targets_length)
+
+    def _as_compared(self, task):
+        """A task whose targets are spelt as predictions are, where it asks for that, and whose metrics are watched."""
+        declared = self._declared[task.name] = {}
+        watched = [_watched(metric, declared) for metric in task.metric_fns]
+        changes = {"metric_fns": watched} if watched != list(task.metric_fns) else {}
+        if comparing.is_by_spelling(task):
+            changes["postprocess_fn"] = comparing.by_spelling(task, self._targets_length)
+        return task.replace(**changes) if changes else task
 
     def evaluate(self, predict: Callable, score: Callable, advance=lambda count: None,
                  has_records=True) -> dict[str, TaskScores]:
@@ -130,7 +162,8 @@ class Evaluator:
             self._evaluator._metrics_future = None  # or the next evaluation would fail by this one
             raise FailedMetric(f"{first_line(error).rstrip('.')}.") from error
         return {task.name: TaskScores(_numbers(metrics[task.name]),
-                                      self._records(task, outputs[task.name]) if has_records else [])
+                                      self._records(task, outputs[task.name]) if has_records else [],
+                                      dict(self._declared[task.name]) or None)
                 for task in self._evaluator.eval_tasks}
 
     def _rows(self, function, wanted, dataset, advance):
@@ -191,12 +224,36 @@ def _numbers(metrics):
     return {name: float(value) for name, value in values.items() if value.ndim == 0 and value.dtype.kind in "biuf"}
 
 
-def average(scores: dict[str, TaskScores]) -> float:
-    """Mean over tasks, one at least, of the mean of each one's metrics, as GLUE averages."""
-    return float(np.mean([np.mean(list(task.metrics.values())) for task in scores.values()]))
+def _watched(metric, declared):
+    """A metric function that adds its values' names to `declared`, where it has an attribute `lower_is_better`."""
+    is_lower = getattr(metric, "lower_is_better", None)
+    if not isinstance(is_lower, bool):
+        return metric
+
+    @functools.wraps(metric)
+    def measure(*args, **kwargs):
+        values = metric(*args, **kwargs)
+        declared.update(dict.fromkeys(values, is_lower))
+        return values
+
+    return measure
+
+
+def average(scores: dict[str, TaskScores]) -> float | None:
+    """Mean over tasks, one at least, of the mean of each one's metrics, as GLUE averages.
+
+    Tasks that are the evaluation sets of one task, as MNLI's two, are averaged first and count once. None where some
+    metrics are better high and others low: their mean says nothing.
+    """
+    groups = {}
+    for name, task in scores.items():
+        groups.setdefault(evaluation_owner(name), []).append(np.mean(list(task.metrics.values())))
+    if len({is_lower for task in scores.values() for is_lower in task.lower_is_better.values()}) > 1:
+        return None
+    return float(np.mean([np.mean(group) for group in groups.values()]))
 
 
 def write_records(path, records: list[dict]) -> None:
-    """One JSON object a line, in one step."""
+    """Writes one JSON object a line, in one step."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records))
+    write_whole(path, "".join(json_lines.dumps(record, ensure_ascii=False) + "\n" for record in records))
