@@ -5,7 +5,8 @@ from switch_tf import directions
 
 
 @pytest.mark.parametrize("name", ["loss", "eval/task/loss", "eval/task/unigram_loss", "perplexity", "min_edit",
-                                  "sum_edit", "edit_distance", "word_error_rate", "wer", "rmse", "eval/a/nll", "max_error"])
+                                  "sum_edit", "edit_distance", "word_error_rate", "wer", "rmse", "eval/a/nll",
+                                  "max_error"])
 def test_lower_is_better(name):
     assert directions.is_lower_better(name)
 

@@ -6,8 +6,6 @@ that the vocabulary normalises to. A target as its file spells it may differ fro
 
 import numpy as np
 
-from switch_tf import checks
-
 
 def is_by_spelling(task) -> bool:
     """Whether the source of a task asks that targets be compared as the vocabulary spells them.
@@ -67,12 +65,17 @@ def unmatched(task, examples, length: int) -> str | None:
             continue
         reason = _reason(text, ids, vocabulary, length)
         reasons[reason] = reasons.get(reason, 0) + 1
-        first = first or f"{checks.shown(text)} as {checks.shown(vocabulary.decode(ids))}"
+        first = first or f"{_shown(text)} as {_shown(vocabulary.decode(ids))}"
     if not reasons:
         return None
     counts = "; ".join(f"{count} {reason}" for reason, count in reasons.items())
     return (f"{sum(reasons.values())} of {total} targets of {task.name!r} cannot be matched by any prediction, so a "
             f"perfect model scores less than full marks: {counts}. The first is {first}.")
+
+
+def _shown(text):
+    """A text with its blanks and newlines to be seen."""
+    return repr(text if len(text) <= 80 else f"{text[:80]}...")
 
 
 def _ids(example, vocabulary):

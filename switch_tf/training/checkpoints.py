@@ -4,6 +4,7 @@ One is written beside its place and renamed into it, so a kill or a full disk le
 its folder holds is said in `checkpoint_folders.py`.
 """
 
+import json
 import os
 import pathlib
 import re
@@ -67,6 +68,7 @@ def save(folder, step: int, variables: dict, batches, pending_metrics: dict, kee
                                    f"checkpoint is step {max(steps(folder), default=None)}.")
     final = path_of(folder, step)
     if final.is_dir():
+        _remove_outdated(folder, keep, keep_every, partitioner)  # a kill may have come before that
         return final
     temporary = final.with_name(f"tmp.{final.name}")
     if partitioner.is_chief:
@@ -94,10 +96,14 @@ def save(folder, step: int, variables: dict, batches, pending_metrics: dict, kee
         raise OSError(f"The checkpoint of step {step} could not be written to {folder} ({first_line(error)}); the "
                       "older ones are as they were. Make room or rights there, then start the same command again."
                       ) from error
+    _remove_outdated(folder, keep, keep_every, partitioner)
+    return final
+
+
+def _remove_outdated(folder, keep, keep_every, partitioner):
     if partitioner.is_chief:
         for old in outdated(folder, keep, keep_every):
             leftovers.remove(old)
-    return final
 
 
 def _complete(folder, step, variables, pending_metrics, configuration):
@@ -113,7 +119,7 @@ def _complete(folder, step, variables, pending_metrics, configuration):
         "configuration": configuration or {},
     }
     with open(folder / "checkpoint.json", "w") as file:
-        file.write(json_lines.dumps(description, indent=1))
+        json.dump(json_lines.finite(description), file, indent=1, allow_nan=False)
         file.flush()
         os.fsync(file.fileno())
     _sync(folder)

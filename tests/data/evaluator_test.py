@@ -10,6 +10,7 @@ from t5.evaluation import metrics
 
 from switch_tf import data
 from switch_tf.tasks import preprocessors, vocabularies
+from switch_tf.training import scoring
 
 LENGTHS = {"inputs": 16, "targets": 8}
 NUM_EXAMPLES = 11
@@ -30,12 +31,19 @@ def with_aux(targets, predictions, aux_values):
     return {}
 
 
+def missed(targets, predictions):
+    return {"words_missed": sum(map(str.__ne__, targets, predictions)), "hints": 0}
+
+
+missed.lower_is_better = True
+
+
 def divides(targets, predictions):
     return {"nothing": 1 / 0}
 
 
 TASKS = {"parity": [metrics.accuracy], "parity_scored": [mean_score], "parity_plain": [], "parity_aux": [with_aux],
-         "parity_fails": [divides]}
+         "parity_fails": [divides], "parity_declared": [missed, metrics.accuracy]}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -47,6 +55,7 @@ def _tasks():
             preprocessors=[seqio.preprocessors.tokenize, seqio.preprocessors.append_eos_after_trim],
             output_features=preprocessors.output_features(vocabularies.byte()))
     seqio.MixtureRegistry.add("parities", ["parity", "parity_scored", "parity_plain"], default_rate=1.0)
+    seqio.MixtureRegistry.add("parities_declared", ["parity_declared", "parity"], default_rate=1.0)
     yield
     for registry, names in zip((seqio.TaskRegistry, seqio.MixtureRegistry), before, strict=True):
         for name in set(registry.names()) - names:
@@ -102,6 +111,45 @@ def test_every_task_of_a_mixture_with_metrics_is_scored_by_predictions_or_likeli
     assert scores["parity_scored"].records[0] == {"inputs": "parity: 0", "targets": "even", "score": -5.0}
     assert sum(done) == 2 * NUM_EXAMPLES
     assert data.average(scores) == pytest.approx((100 - 50 / 11) / 2)
+
+
+def _task_scores(**metrics):
+    return data.TaskScores(metrics, [])
+
+
+def test_an_average_is_one_over_tasks_whatever_the_number_of_their_metrics():
+    scores = {"one": _task_scores(f1=90.0, em=70.0, accuracy=50.0), "two": _task_scores(accuracy=10.0)}
+    assert data.average(scores) == (70 + 10) / 2  # over metrics it would be 55
+    assert data.average({"one": scores["one"]}) == 70
+
+
+def test_an_average_of_both_directions_says_nothing():
+    assert data.average({"one": _task_scores(mean_edit=2.0), "two": _task_scores(accuracy=10.0)}) is None
+    assert data.average({"one": _task_scores(mean_edit=2.0), "two": _task_scores(loss=4.0)}) == 3
+    declared = data.TaskScores({"errors_made": 2.0}, [], {"errors_made": True})
+    assert data.average({"one": declared, "two": _task_scores(accuracy=10.0)}) is None
+
+
+def test_a_metric_declares_that_lower_values_of_it_are_better():
+    evaluator = data.Evaluator(_description("parities_declared"))
+    scores = evaluator.evaluate(RIGHT, _scores)
+    assert scores["parity_declared"].declared == {"words_missed": True, "hints": True}
+    assert scores["parity_declared"].lower_is_better == {"words_missed": True, "hints": True, "accuracy": False}
+    assert scoring.values(scores) == {
+        "eval/parity_declared/words_missed": 0, "eval/parity_declared/hints": 0, "eval/parity_declared/accuracy": 100,
+        "eval/parity/accuracy": 100}  # and no average
+    assert scoring.directions_of(scores) == {"eval/parity_declared/words_missed": True,
+                                             "eval/parity_declared/hints": True}
+
+
+def test_an_average_of_metrics_that_are_all_better_low_is_better_low():
+    scores = {name: data.TaskScores({"missed": 1.0}, [], {"missed": True}) for name in ("one", "two")}
+    assert scoring.directions_of(scores)["eval/average"] is True
+
+
+def test_records_are_strict_json(tmp_path):
+    data.write_records(tmp_path / "a.jsonl", [{"score": -np.inf}, {"score": float("nan"), "inputs": "é"}])
+    assert (tmp_path / "a.jsonl").read_text() == '{"score": null}\n{"score": null, "inputs": "é"}\n'
 
 
 def test_some_examples_from_the_beginning_will_do():

@@ -194,14 +194,41 @@ def test_benchmarks_are_mixed_by_numbers_of_examples():
 
 @pytest.mark.parametrize("name", ["glue_mnli_matched", "glue_ax"])
 def test_what_has_no_training_split_is_still_evaluated(name):
-    assert rates("glue")[name] == 1  # and never drawn to train, for want of a split
+    assert rates("glue")[name] > 0  # and never drawn to train, for want of a split
     assert "train" not in seqio.TaskRegistry.get(name).source._split_names
+
+
+@pytest.mark.parametrize("name", [
+    "glue", "glue_equal", "glue_temperature", "glue_mnli_and_dev", "multi_task_proportional", "multi_task_temperature",
+    "multi_task_equal"])
+def test_evaluation_sets_share_the_weight_of_the_task_that_they_belong_to(name):
+    mixture = seqio.MixtureRegistry.get(name)
+    rate = {task: mixture.get_rate(seqio.TaskRegistry.get(task)) for task in (
+        "glue_mnli", "glue_mnli_matched", "glue_mnli_mismatched")}
+    assert rate["glue_mnli_matched"] == rate["glue_mnli_mismatched"] == rate["glue_mnli"] / 2
+
+
+@pytest.mark.parametrize("name", ["super_glue", "super_glue_equal", "super_glue_temperature", "multi_task_proportional",
+                                  "multi_task_temperature", "multi_task_equal"])
+def test_the_winograd_schemas_have_the_weight_of_those_that_are_trained_on(name):
+    mixture = seqio.MixtureRegistry.get(name)
+    trained, evaluated = (mixture.get_rate(seqio.TaskRegistry.get(f"super_glue_wsc_simple_{kind}"))
+                          for kind in ("train", "eval"))
+    assert trained == evaluated > 0
+
+
+def test_the_average_of_glue_counts_mnli_once():
+    values = {"glue_cola": [60.0], "glue_mrpc": [90.0, 86.0], "glue_mnli_matched": [85.0],
+              "glue_mnli_mismatched": [87.0]}
+    scores = {name: data.TaskScores({f"m{index}": value for index, value in enumerate(found)}, [])
+              for name, found in values.items()}
+    assert data.average(scores) == pytest.approx((60 + 88 + 86) / 3)
 
 
 def test_a_temperature_raises_small_tasks_and_equal_mixtures_know_no_sizes():
     assert rates("glue_temperature")["glue_mrpc"] == pytest.approx(3668**0.5)
-    assert set(rates("glue_equal").values()) == set(rates("super_glue_equal").values()) == {1}
-    assert set(rates("multi_task_equal").values()) == {1}
+    assert set(rates("glue_equal").values()) == set(rates("multi_task_equal").values()) == {1, 0.5}  # half: MNLI's sets
+    assert set(rates("super_glue_equal").values()) == {1}
     assert len(rates("multi_task_equal")) == 11 + 12 + 6  # C4, CNN/DailyMail, SQuAD and three translations
 
 

@@ -1,5 +1,7 @@
 """Each metric that a gin file may name, on right and wrong predictions."""
 
+import math
+
 import pytest
 
 from switch_tf.tasks import text_metrics
@@ -31,6 +33,30 @@ def test_bleu_rouge_and_edit_distance_tell_right_from_wrong():
     assert distance(["cat"], ["cat"])["max_edit"] == 0 and distance(["a cat"], ["a cow"])["max_edit"] == 1
     assert rouge(long, long) == pytest.approx({"rouge1": 100, "rouge2": 100, "rougeLsum": 100})
     assert rouge(long, ["no"]) == pytest.approx({"rouge1": 0, "rouge2": 0, "rougeLsum": 0})
+
+
+@pytest.mark.parametrize("name", ["pearson", "spearman"])
+def test_correlations_are_of_numbers(name):
+    [metric] = text_metrics.metric_functions(name)
+    key = f"{name}_corrcoef"
+    targets = ["1.0", "2.0", "3.0", "5.0"]
+    assert metric(targets, targets) == {key: pytest.approx(100)}
+    assert metric(targets, ["5", "3", "2", " 1e0 "])[key] < -70
+    # What is no number, or no finite one, counts as t5 counts it in STS-B.
+    for wrong in ("", "three", "nan", "inf", "-Infinity"):
+        assert metric(targets, ["1", wrong, "3", "5"]) == metric(targets, ["1", "-1.0", "3", "5"])
+
+
+@pytest.mark.parametrize("name", ["pearson", "spearman"])
+def test_constants_correlate_with_nothing(name):
+    [metric] = text_metrics.metric_functions(name)
+    key = f"{name}_corrcoef"
+    for targets, predictions in ((["1", "2"], ["3", "3"]), (["1", "1"], ["1", "1"]), (["1", "2"], ["a", "b"]),
+                                 (["1"], ["1"]), (["1", "2"], ["1e200", "-1e300"])):
+        assert math.isfinite(metric(targets, predictions)[key])
+    assert metric(["1", "2"], ["3", "3.0"]) == {key: 0}
+    with pytest.raises(ValueError, match=f"{key}, which needs numbers as targets, not 'good'"):
+        metric(["1", "good"], ["1", "2"])
 
 
 def test_every_name_is_a_metric_that_seqio_takes():

@@ -1,6 +1,7 @@
 import dataclasses
 import json
 import os
+import pathlib
 import shutil
 
 import keras
@@ -9,7 +10,7 @@ import pytest
 
 from switch_tf import SwitchTransformer
 from switch_tf.optim.adafactor import Adafactor
-from switch_tf.training import checkpoint_folders, diagnosis, report
+from switch_tf.training import checkpoint_folders, diagnosis, report, run_folder
 from switch_tf.training.run import Run, StepSettings
 from switch_tf.training.trainer import Trainer
 
@@ -76,8 +77,9 @@ def test_a_run_writes_what_the_documentation_promises(straight):
                  "train/seconds_per_step", "train/model_flops_utilization", "train/input_wait_fraction",
                  "router/encoder/layers_0/fraction_tokens_dropped", "router/decoder/layers_0/router_entropy"):
         assert name in logged[0], name
-    assert set(os.listdir(run.model_dir)) == {"checkpoints", "events", "lock", "loss.png", "metrics.jsonl",
-                                              "operative_config.gin", "report.html"}
+    assert set(os.listdir(run.model_dir)) == {"checkpoints", "end.json", "events", "lock", "loss.png",
+                                              "metrics.jsonl", "operative_config.gin", "report.html"}
+    assert run_folder.end_of(run.model_dir) == "TRAIN_STEPS is 6"
     assert logged[0]["train/learning_rate"] == pytest.approx(0.01)
     assert checkpoint_folders.steps(os.path.join(run.model_dir, "checkpoints")) == [2, 4, 6]
     assert summary["step"] == 6
@@ -146,6 +148,45 @@ def test_a_broken_checkpoint_is_passed_over_for_the_one_before_it(tiny_config, f
     checkpoint_folders.describe(newest)
     assert newest.with_name("broken.step_00000006").is_dir()
     assert [line["train/loss"] for line in _lines(finished) if "train/loss" in line] == before
+
+
+def test_a_run_that_goes_on_finds_its_best_and_leaves_foreign_things_alone(tiny_config, finished):
+    """What a kill may leave, and odd files that users do, in a real run's folder."""
+    folder = pathlib.Path(finished.model_dir)
+    (folder / "checkpoints" / "tmp.step_00000008" / "state_temp").mkdir(parents=True)
+    (folder / "checkpoints" / "best.json").write_text('{"step": 2, "metric": "eval/sentences/loss", "value": NaN}')
+    (folder / "checkpoints" / "step_00000099").write_text("mine")
+    lines = (folder / "metrics.jsonl").read_bytes().splitlines()
+    (folder / "metrics.jsonl").write_bytes(b"\n".join([lines[0], b"\xff\xff", *lines[1:], b'{"step": 6, "ev']))
+    run = dataclasses.replace(finished, best_metric="eval/sentences/loss")
+    losses = {line["step"]: line["eval/sentences/loss"] for line in map(json.loads, lines)
+              if "eval/sentences/loss" in line}
+    with _start(tiny_config, run) as training:
+        assert training._best.found == {"step": 6, "metric": "eval/sentences/loss", "value": losses[6]}
+        assert run_folder.end_of(folder) is None
+    assert checkpoint_folders.best(folder / "checkpoints")["step"] == 6
+    assert (folder / "checkpoints" / "step_00000099").read_text() == "mine"
+    assert not (folder / "checkpoints" / "tmp.step_00000008").exists()
+    assert (folder / "metrics.jsonl").read_bytes().splitlines() == lines
+    assert run_folder.end_of(folder) == "its program closed it"
+
+
+def test_an_odd_description_is_a_damaged_checkpoint_and_the_one_before_it_is_used(tiny_config, finished, capfd):
+    path = checkpoint_folders.path_of(os.path.join(finished.model_dir, "checkpoints"), 6)
+    description = json.loads((path / "checkpoint.json").read_text())
+    (path / "checkpoint.json").write_text(json.dumps({**description, "pending_metrics": {"batch": 5}}))
+    with _start(tiny_config, finished) as training:
+        assert training.state.step == 4
+    assert "'pending_metrics' is damaged" in capfd.readouterr().err
+    assert path.with_name("broken.step_00000006").is_dir()
+
+
+def test_a_run_whose_folder_is_removed_ends_with_an_error_and_leaves_nothing(tiny_config, finished):
+    message = "was removed or replaced while its run was training"
+    with _start(tiny_config, finished) as training, pytest.raises(FileNotFoundError, match=message):
+        shutil.rmtree(finished.model_dir)
+        training.finish()
+    assert not os.path.exists(finished.model_dir)
 
 
 def test_where_no_checkpoint_can_be_read_the_run_is_refused_again_and_again(tiny_config, finished):

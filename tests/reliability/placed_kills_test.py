@@ -1,0 +1,162 @@
+"""Kills at each file operation of a run between an evaluation, its checkpoint and best.json.
+
+A stand-in for training drives the run folder, the checkpoints and the best as `loop.Training` does, without a model.
+"""
+
+import os
+import signal
+import sys
+import types
+
+import pytest
+
+from switch_tf import json_lines
+from switch_tf.training import checkpoint_folders, checkpoints
+from switch_tf.training.best import Best
+from switch_tf.training.run import Run
+from switch_tf.training.run_folder import RunFolder
+
+METRIC = "eval/task/loss"
+LOSSES = [9.0, 7.0, 8.0, 5.0, 5.0, 6.0]  # of each step; the best is step 3
+PERIOD = 2  # of checkpoints
+_OPERATIONS = {"open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "shutil.rmtree"}
+PARTITIONER = types.SimpleNamespace(is_chief=True, saves_in_every_process=False, process_index=0, num_processes=1,
+                                    barrier=lambda: None, is_finite=lambda variable: True)
+
+
+class _Checkpoint:
+    """Writes what TensorFlow does: a folder that it fills, then the files."""
+
+    def __init__(self, state):
+        pass
+
+    def write(self, prefix):
+        state = os.path.join(os.path.dirname(prefix), "state_temp")
+        os.mkdir(state)
+        with open(os.path.join(state, "part"), "w") as file:
+            file.write("half")
+        os.rename(os.path.join(state, "part"), f"{prefix}.data-00000-of-00001")
+        os.rmdir(state)
+        with open(f"{prefix}.index", "w") as file:
+            file.write("index")
+
+
+def _newest(folder):
+    return next((path for path in checkpoint_folders.newest_first(folder) if checkpoint_folders.is_whole(path)), None)
+
+
+def _train(path):
+    """Goes on from where the folder stands, to the last step; returns the step at which it began."""
+    run = Run(str(path), "task", {"inputs": 8, "targets": 8}, len(LOSSES) - 1, 4, eval_period=1, best_metric=METRIC)
+    folder = RunFolder(path)
+    newest = _newest(folder.checkpoints)
+    begun = -1 if newest is None else checkpoint_folders.describe(newest)["step"]
+    folder.remove_end()
+    folder.cut_metrics(begun)
+    best = Best(run, folder)
+    best.take_up(max(begun, 0), is_chief=True)
+
+    def save(step):
+        checkpoints.save(folder.checkpoints, step, {}, types.SimpleNamespace(save=lambda *_: None), None, 1,
+                         PARTITIONER)
+
+    for step in range(begun + 1, len(LOSSES)):
+        values = {METRIC: LOSSES[step]}
+        json_lines.append(folder.metrics, {"step": step, **values})
+        if best.is_improved(values):
+            save(step)
+            best.keep(step, values, is_chief=True)
+        if step % PERIOD == 0:
+            save(step)
+    save(len(LOSSES) - 1)
+    folder.write_end(len(LOSSES) - 1, "TRAIN_STEPS")
+    folder.close()
+    return begun
+
+
+def _train_and_be_killed(path, number):
+    """Trains in a child that is killed before its file operation of that number; returns whether it was."""
+    child = os.fork()
+    if child == 0:
+        count = 0
+
+        def hook(event, arguments):
+            nonlocal count
+            if event in _OPERATIONS and str(path) in str(arguments[:2]):
+                count += 1
+                if count == number:
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+        try:
+            sys.addaudithook(hook)
+            _train(path)
+        except BaseException:
+            os._exit(1)
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    assert os.WIFSIGNALED(status) or os.WEXITSTATUS(status) == 0
+    return os.WIFSIGNALED(status)
+
+
+@pytest.fixture(autouse=True)
+def _without_tensorflow(monkeypatch):
+    monkeypatch.setattr(checkpoints.tf.train, "Checkpoint", _Checkpoint)
+
+
+def _check(path):
+    assert checkpoint_folders.best(path / "checkpoints") == {"step": 3, "metric": METRIC, "value": 5.0}
+    assert checkpoint_folders.steps(path / "checkpoints") == [3, 5]
+    steps = [record["step"] for _, record in json_lines.read(path / "metrics.jsonl")]
+    assert steps == list(range(len(LOSSES)))
+    assert not [*path.rglob("*.unfinished"), *path.rglob("tmp.*")]
+
+
+def test_a_run_that_is_never_killed(tmp_path):
+    assert not _train_and_be_killed(tmp_path, 10**9)
+    _check(tmp_path)
+
+
+def test_wherever_a_kill_falls_the_run_goes_on_and_its_best_is_right(tmp_path):
+    number, begun = 0, set()
+    while _train_and_be_killed(tmp_path / str(number), number + 1):
+        begun.add(_train(tmp_path / str(number)))
+        _check(tmp_path / str(number))
+        number += 1
+    assert number > 60 and begun >= {-1, 0, 1, 3, 4}
+
+
+def test_a_run_that_is_killed_again_and_again_ends_with_its_best(tmp_path):
+    kills = sum(_train_and_be_killed(tmp_path, number) for number in range(3, 53))
+    assert kills >= 20
+    _train(tmp_path)
+    _check(tmp_path)
+
+
+def test_a_best_that_cannot_be_written_is_found_by_the_next_start(tmp_path, monkeypatch):
+    set_best = checkpoint_folders.set_best
+
+    def full(folder, step, metric, value):
+        if step == 3:
+            raise OSError(28, "No space left on device")
+        set_best(folder, step, metric, value)
+
+    monkeypatch.setattr(checkpoint_folders, "set_best", full)
+    with pytest.raises(OSError, match="No space left"):
+        _train(tmp_path)
+    assert checkpoint_folders.best(tmp_path / "checkpoints")["step"] == 1
+    monkeypatch.setattr(checkpoint_folders, "set_best", set_best)
+    assert _train(tmp_path) == 3
+    _check(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["removed", "damaged"])
+def test_a_best_checkpoint_that_is_lost_leaves_the_place_to_the_best_of_the_others(tmp_path, kind):
+    _train(tmp_path)
+    path = checkpoint_folders.path_of(tmp_path / "checkpoints", 3)
+    for file in path.iterdir():
+        if kind == "removed" or file.name == "checkpoint.json":
+            file.unlink()
+    if kind == "removed":
+        path.rmdir()
+    _train(tmp_path)
+    assert checkpoint_folders.best(tmp_path / "checkpoints") == {"step": 5, "metric": METRIC, "value": 6.0}
