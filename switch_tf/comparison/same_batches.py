@@ -25,7 +25,7 @@ class SameBatches:
         self._known = {}
         self._new = []
         if self._path.exists():
-            text = self._path.read_text()
+            text = self._path.read_text(errors="replace")
             if not text.endswith("\n"):  # torn by a kill; the next one who is there writes it again
                 text = text[:text.rfind("\n") + 1]
                 write_whole(self._path, text)
@@ -33,7 +33,7 @@ class SameBatches:
                 try:
                     record = json.loads(line)
                     self._known[record["step"]] = record["variant"], record["hash"]
-                except (json.JSONDecodeError, KeyError, TypeError):
+                except (ValueError, RecursionError, KeyError, TypeError):
                     continue  # no record of a batch
 
     def look(self, variant: str, step: int, batches: dict) -> None:

@@ -6,8 +6,9 @@ import tensorflow as tf
 from tqdm import tqdm
 
 from switch_tf import data, json_lines
-from switch_tf.training import checkpoints, split_evaluation
+from switch_tf.training import checkpoints, leftovers, split_evaluation, summaries
 from switch_tf.training.state import description_of_data
+from switch_tf.whole_file import writing
 
 
 class Evaluating:
@@ -47,7 +48,8 @@ class Evaluating:
         if self._is_chief:
             for warning in self._evaluation.warnings:
                 print(warning, file=sys.stderr, flush=True)
-            (output / split).mkdir(parents=True, exist_ok=True)  # whose error is a sentence
+            with writing(output / split):
+                (output / split).mkdir(parents=True, exist_ok=True)
             self._events = tf.summary.create_file_writer(str(output / split))
 
     def close(self) -> None:
@@ -70,11 +72,13 @@ class Evaluating:
         return {"step": step, "tasks": scores.tasks, "average": scores.average}
 
     def _write(self, step, scores):
+        predictions = self.output / self._split / f"step_{step:08d}"
+        leftovers.remove_unfinished(predictions)
         for task, records in scores.records.items():
-            data.write_records(self.output / self._split / f"step_{step:08d}" / f"{task}.jsonl", records)
+            data.write_records(predictions / f"{task}.jsonl", records)
         values = split_evaluation.values(scores)
         json_lines.append(self.output / "scores.jsonl", {"step": step, "split": self._split, **values})
-        with self._events.as_default(step=step):
+        with summaries.writing_events(self.output / self._split), self._events.as_default(step=step):
             for name, value in values.items():
                 tf.summary.scalar(name, value)
-        self._events.flush()
+            self._events.flush()

@@ -19,11 +19,19 @@ def warn(text: str) -> None:
 
 def remove_all(folder, checkpoints) -> None:
     """Removes what a kill has left unfinished in a run folder and its folder of checkpoints; a failure is a warning."""
-    for place in (pathlib.Path(folder), pathlib.Path(checkpoints)):
-        for entry in sorted(place.iterdir()):
-            is_checkpoint = place == checkpoints and _UNFINISHED_CHECKPOINT.fullmatch(entry.name)
-            if is_checkpoint or _UNFINISHED_FILE.fullmatch(entry.name):
-                remove(entry)
+    for place in (folder, checkpoints):
+        remove_unfinished(place)
+    for entry in sorted(pathlib.Path(checkpoints).iterdir()):
+        if _UNFINISHED_CHECKPOINT.fullmatch(entry.name):
+            remove(entry)
+
+
+def remove_unfinished(folder) -> None:
+    """Removes the files and folders that a kill kept from taking their names, where a folder is there at all."""
+    folder = pathlib.Path(folder)
+    for entry in sorted(folder.iterdir()) if folder.is_dir() else ():
+        if _UNFINISHED_FILE.fullmatch(entry.name):
+            remove(entry)
 
 
 def remove(path) -> bool:

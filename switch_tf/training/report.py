@@ -49,7 +49,8 @@ def summarize(folder) -> dict:
     trained = [record for record in records if "train/loss" in record]
     if trained:
         summary["train/loss"] = trained[-1]["train/loss"]
-        summary["train/tokens_per_second"] = float(np.median([record["train/tokens_per_second"] for record in trained]))
+        if speeds := figures.series(trained, "train/tokens_per_second")[1]:
+            summary["train/tokens_per_second"] = float(np.median(speeds))
     declared = directions.declared_in(records)
     for name in sorted({name for record in records for name in record if name.startswith("eval/")}):
         steps, values = figures.series(records, name)
@@ -92,4 +93,4 @@ def _page(folder, pictures):
 
 def _configuration(folder):
     path = folder / run_folder.CONFIGURATION
-    return f"<h2>Configuration</h2><pre>{html.escape(path.read_text())}</pre>" if path.exists() else ""
+    return f"<h2>Configuration</h2><pre>{html.escape(path.read_text(errors='replace'))}</pre>" if path.is_file() else ""

@@ -38,8 +38,9 @@ class Run:
         keep_checkpoints: int, the newest so many are kept,
         keep_every: int, ... and those of each so many steps, for good; 0 for none,
         best_metric: str or None, ... and the best one by what evaluations write under this name, for example
-            "eval/glue_mrpc/f1": the lowest of a loss or perplexity, the highest of anything else.
-        patience: int. Stop where so many evaluations in a row were no better than the best; 0 never does.
+            "eval/glue_mrpc/f1". Whether the lowest or the highest is the best, the metric decides (`directions`).
+        patience: int. Stop after this number of evaluations in a row that were no better than the best; 0 never stops.
+            A value that is not finite is no better than any, and the count begins with the first finite value.
         shown_examples: int. At the end, print what the model makes of so many held-out examples, at most a batch.
     """
 

@@ -176,4 +176,10 @@ def is_running(path) -> bool:
 
 def records_of(path):
     """Yields the lines of a `metrics.jsonl` and their records; see `json_lines.read`."""
-    return json_lines.read(path, lambda record: json_lines.is_step(record.get("step")))
+    return json_lines.read(path, _is_record)
+
+
+def _is_record(record):
+    return json_lines.is_step(record.get("step")) and all(
+        isinstance(value, int | float | list | None) for name, value in record.items()
+        if name.startswith(("train/", "eval/", "router/")))

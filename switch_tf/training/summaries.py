@@ -1,5 +1,6 @@
 """What a run says while it runs: metrics.jsonl, TensorBoard, and a line on the terminal."""
 
+import contextlib
 import math
 import sys
 import time
@@ -66,6 +67,16 @@ def _divide(mean: Mean):
     return value.tolist()
 
 
+@contextlib.contextmanager
+def writing_events(folder):
+    """Within this scope TensorBoard's writer, whose folder is full or gone, raises an OSError that names the folder."""
+    try:
+        yield
+    except tf.errors.OpError as error:
+        raise OSError(f"{folder} could not be written ({first_line(error)}); make room or rights there, then start the "
+                      "same command again.") from error
+
+
 class Writer:
     """Appends one JSON line for each logged step, flushed at once, and the same numbers to TensorBoard."""
 
@@ -73,7 +84,8 @@ class Writer:
         self._path = folder.metrics
         with writing(self._path):
             self._lines = open(self._path, "a")  # noqa: SIM115  open for the whole run
-        self._events = tf.summary.create_file_writer(str(folder.path / "events"))
+        with writing_events(folder.path / "events"):
+            self._events = tf.summary.create_file_writer(str(folder.path / "events"))
 
     def write(self, step: int, values: dict, declared: dict[str, bool] | None = None) -> None:
         """Writes the values of a step, and what metrics declare of their direction.
@@ -85,14 +97,7 @@ class Writer:
         with writing(self._path):
             self._lines.write(json_lines.dumps({"step": step, **values, **declared}) + "\n")
             self._lines.flush()
-        try:
-            self._write_events(step, values)
-        except tf.errors.OpError as error:
-            raise OSError(f"{self._path.with_name('events')} could not be written ({first_line(error)}); make room or "
-                          "rights there, then start the same command again.") from error
-
-    def _write_events(self, step, values):
-        with self._events.as_default(step=step):
+        with writing_events(self._path.with_name("events")), self._events.as_default(step=step):
             for name, value in values.items():
                 if isinstance(value, list):
                     for index, entry in enumerate(value):
@@ -103,7 +108,8 @@ class Writer:
     def close(self) -> None:
         with writing(self._path):
             self._lines.close()
-        self._events.close()
+        with writing_events(self._path.with_name("events")):
+            self._events.close()
 
 
 class NoWriter:
