@@ -7,8 +7,7 @@ import re
 import sys
 import textwrap
 
-from switch_tf import json_lines
-from switch_tf import shipped_gin
+from switch_tf import json_lines, shipped_gin
 from switch_tf.choices import nearest
 from switch_tf.messages import sentence_about_data
 
