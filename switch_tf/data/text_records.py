@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 import tensorflow as tf
 
 from switch_tf import checks
+from switch_tf.data.byte_lines import ByteLines, LongLine, NotOrdinary, dangling, open_bytes, skip_line
 from switch_tf.data.text_rows import KINDS, Fault, Rows
 from switch_tf.messages import first_line
 
@@ -47,7 +48,8 @@ def find_files(name: str, patterns: str | Sequence[str]) -> list[str]:
         except tf.errors.OpError as error:
             raise ValueError(f"{name} {pattern!r} cannot be looked up: {first_line(error)}.") from error
         if not files:
-            raise ValueError(f"{name}: there is no file {pattern!r}; a relative path starts where the command does.")
+            raise ValueError(f"{name}: there is no file {pattern!r}{dangling(pattern)}; a relative path starts where "
+                             "the command does.")
         if folders:
             inside = f"{folders[0].rstrip('/')}/*.jsonl"
             raise ValueError(f"{name}: {folders[0]!r} is a folder; name its files, for example {inside!r}.")
@@ -79,6 +81,7 @@ class TextFile:
         self._start = 0  # where the examples begin, in bytes
         self._place, self._opened_at, self._rest = None, 0, iter(())  # of a packed file that is being read
         self._lock = threading.Lock()
+        self._size = 0  # when it was first opened; bytes
         try:
             self._rows = Rows(self._kind, fields)
         except Fault as error:
@@ -88,25 +91,43 @@ class TextFile:
 
     def _begin(self, stream):
         """Finds the header, and where the examples begin."""
-        lines = iter(stream)
-        first = next(lines, b"")
-        if first.startswith(_BYTE_ORDER_MARK):
-            self._start, first = len(_BYTE_ORDER_MARK), first[len(_BYTE_ORDER_MARK):]
+        if stream.read(len(_BYTE_ORDER_MARK)) == _BYTE_ORDER_MARK:
+            self._start = len(_BYTE_ORDER_MARK)
+        stream.seek(self._start)
         if self._rows.has_header:
+            lines = ByteLines(stream)
             try:
-                self._start += self._rows.take_header(first, lines)
-            except Fault as error:
-                raise ValueError(f"{self.name}, line 1: {error}") from error
+                self._start += self._rows.take_header(next(lines, b""), lines)
+            except (Fault, LongLine) as error:
+                raise ValueError(f"{self.name}, line 1: {str(error).rstrip('.')}.") from error
 
     @contextlib.contextmanager
     def _opened(self):
         """The file's bytes, unpacked; what the file system or gzip say against it becomes a sentence."""
         try:
-            with tf.io.gfile.GFile(self.name, "rb") if "://" in self.name else open(self.name, "rb") as stream:
+            with open_bytes(self.name) as stream:
+                self._check_size(stream)
                 yield gzip.GzipFile(fileobj=stream) if self.is_compressed else stream
-        except (OSError, EOFError, zlib.error, tf.errors.OpError) as error:
+        except (OSError, EOFError, zlib.error, tf.errors.OpError, NotOrdinary) as error:
             raise BadData(f"{self.name} cannot be read: {getattr(error, 'strerror', None) or first_line(error)}."
                              ) from error
+
+    def _check_size(self, stream):
+        """Refuses a file that has lost bytes since it was first opened: positions in it are no longer those of lines.
+
+        A file may grow. What is added is read when a run starts anew or goes on.
+        """
+        size = stream.seek(0, io.SEEK_END)
+        stream.seek(0)
+        if size < self._size:
+            raise self._shrunk(size)
+        if self.is_compressed and not size:
+            raise BadData(f"{self.name} cannot be read: it is empty, and a .gz file of no text has some 20 bytes.")
+        self._size = self._size or size
+
+    def _shrunk(self, size):
+        return BadData(f"{self.name} had {self._size:,} bytes when this process opened it and has {size:,} now; "
+                       "files must not change while they are read. Put the file back, and the same command goes on.")
 
     def pieces(self) -> list[tuple[int, int]]:
         """Returns from where to where whole examples stand in the file, about `PIECE` bytes each, in order.
@@ -116,20 +137,23 @@ class TextFile:
         if self.is_compressed:
             return [(self._start, -1)]
         with self._opened() as stream:
-            size = stream.size() if "://" in self.name else stream.seek(0, io.SEEK_END)
+            size = stream.seek(0, io.SEEK_END)
             cuts = sorted({*(self._row_ends if self._kind == "csv" else self._line_ends)(stream, size), size})
         return list(zip([self._start, *cuts], cuts, strict=False)) if size > self._start else []
 
     def _line_ends(self, stream, size):
+        end = 0
         for place in range(self._start + PIECE, size, PIECE):
-            stream.seek(place)
-            yield place + len(stream.readline())
+            if place >= end:  # otherwise it is still in the line that ends there
+                stream.seek(place)
+                end = place + skip_line(stream)
+                yield end
 
     def _row_ends(self, stream, size):
         """Where rows of CSV end, as csv sees it: a line may end within quotation marks."""
         stream.seek(self._start)
         last = self._start
-        for example in self._rows.read(stream):
+        for example in self._rows.read(ByteLines(stream)):
             if self._start + example.end - last >= PIECE:
                 last = self._start + example.end
                 yield last
@@ -144,7 +168,10 @@ class TextFile:
                 return self._read_on(start)
         with self._opened() as stream:
             stream.seek(start)
-            found = list(self._rows.read(io.BytesIO(stream.read(end - start))))
+            lines = ByteLines(stream, end - start)
+            found = list(self._rows.read(lines))
+            if lines.left > 0:  # it lost its end after it was opened
+                raise self._shrunk(end - lines.left)
         return [example.texts for example in found if not example.fault], self._told(found, start), -1
 
     def _read_on(self, start):
@@ -163,7 +190,7 @@ class TextFile:
     def _examples_from(self, start):
         with self._opened() as stream:
             stream.seek(start)
-            yield from self._rows.read(stream)
+            yield from self._rows.read(ByteLines(stream))
 
     def _told(self, examples, start):
         """A sentence for each that cannot be used; lines are counted only where there is one."""

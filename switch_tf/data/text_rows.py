@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from switch_tf import checks
 from switch_tf.choices import nearest
+from switch_tf.data.byte_lines import LONGEST_LINE, LongLine
 from switch_tf.messages import first_line
 
 KINDS = {".txt": "lines", ".jsonl": "json", ".json": "json", ".tsv": "tsv", ".csv": "csv"}
@@ -83,6 +84,7 @@ class Rows:
         rows = self._split(read)
         while True:
             line, texts, fault = read.count + 1, None, ""
+            read.row_start = read.bytes
             try:
                 row = next(rows)
                 texts = self._texts_of(row)
@@ -144,15 +146,22 @@ class _Lines:
 
     def __init__(self, lines):
         self._lines = iter(lines)
-        self.count = self.bytes = 0
+        self.count = self.bytes = self.row_start = 0
 
     def __iter__(self):
         return self
 
     def __next__(self):
-        line = next(self._lines)
+        try:
+            line = next(self._lines)
+        except LongLine as error:
+            self.count += 1
+            self.bytes += error.size
+            raise Fault(str(error)) from None
         self.count += 1
         self.bytes += len(line)
+        if self.bytes - self.row_start > LONGEST_LINE:  # of CSV, a row of many lines
+            raise Fault(f"its row goes on beyond {LONGEST_LINE:,} bytes, the most that a row may have")
         return line.decode()
 
 
