@@ -7,12 +7,20 @@ Every client has a connection of its own and asks again as soon as it is answere
 at a time first, and what a client is told later is compared with them: `wrong` counts the texts whose answer is
 another's, or whose score differs by more than rounding; `failed` the requests without an answer. `rss_mib` is the
 memory of the server, from its /proc, after the clients have left (the first line: before they came).
+
+With `--idle 1500` as many connections that say nothing are held meanwhile, and opened again when the server closes them
+(`reopened`); `slowest_health_ms` is the longest that `/health` took, asked once a second on a connection of its own.
 """
 
 import argparse
+import contextlib
 import http.client
+import itertools
 import json
 import pathlib
+import resource
+import selectors
+import socket
 import statistics
 import threading
 import time
@@ -28,6 +36,8 @@ def main():
     parser.add_argument("--input", required=True, help="a file of lines of text")
     parser.add_argument("--clients", nargs="+", type=int, default=[1, 8, 64])
     parser.add_argument("--seconds", type=float, default=20)
+    parser.add_argument("--requests", type=int, help="as many of all clients together, however long they take")
+    parser.add_argument("--idle", type=int, default=0, help="connections that say nothing, held meanwhile")
     args = parser.parse_args()
     texts = [line for line in pathlib.Path(args.input).read_text().splitlines() if line.strip()]
     path = f"/v1/models/{args.name}:predict"
@@ -40,18 +50,66 @@ def main():
     print(json.dumps({"texts": len(texts), "different_answers": len({one["outputs"] for one in expected.values()}),
                       "rss_mib": _rss(pid)}), flush=True)
     for count in args.clients:
-        print(json.dumps({"clients": count, **_crowd(args, path, texts, expected, count), "rss_mib": _rss(pid)}),
-              flush=True)
+        with _idle(args.address, args.idle) as watched:
+            found = _crowd(args, path, texts, expected, count)
+        print(json.dumps({"clients": count, **found, **watched, "rss_mib": _rss(pid)}), flush=True)
+
+
+@contextlib.contextmanager
+def _idle(address, count):
+    """Holds silent connections within this scope; how many were opened again, and how long /health took at most."""
+    watched = {"idle": count, "reopened": -count, "slowest_health_ms": 0.0} if count else {}
+    if count:
+        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, count + 1024), hard))
+    is_over, is_held = threading.Event(), threading.Event()
+    thread = threading.Thread(target=_hold, args=(address, count, watched, is_held, is_over))
+    thread.start()
+    is_held.wait()
+    try:
+        yield watched
+    finally:
+        is_over.set()
+        thread.join()
+
+
+def _hold(address, count, watched, is_held, is_over):
+    host, port = address.rsplit(":", 1)
+    with selectors.DefaultSelector() as held:
+        next_look = time.monotonic()
+        while count and not is_over.is_set():
+            while len(held.get_map()) < count:
+                watched["reopened"] += 1
+                held.register(socket.create_connection((host, int(port)), timeout=60), selectors.EVENT_READ)
+            is_held.set()
+            for key, _ in held.select(0.1):  # the server says nothing first, so it has closed this one
+                held.unregister(key.fileobj)
+                key.fileobj.close()
+            is_over.wait(0.1)
+            if time.monotonic() > next_look:
+                start = time.monotonic()
+                connection = http.client.HTTPConnection(address, timeout=60)
+                connection.request("GET", "/health")
+                assert connection.getresponse().status == 200
+                connection.close()
+                took = time.monotonic() - start
+                watched["slowest_health_ms"] = max(watched["slowest_health_ms"], round(1e3 * took, 1))
+                next_look = start + 1
+        for key in list(held.get_map().values()):
+            key.fileobj.close()
+    is_held.set()
 
 
 def _crowd(args, path, texts, expected, count):
     seconds, problems = [], []
-    end = time.monotonic() + args.seconds
+    began = time.monotonic()
+    end = began + (args.seconds if args.requests is None else float("inf"))
+    left = iter(range(args.requests)) if args.requests else itertools.count()
 
     def client(number):
         connection = http.client.HTTPConnection(args.address)
         asked = number
-        while time.monotonic() < end:
+        while time.monotonic() < end and next(left, None) is not None:
             text = texts[asked % len(texts)]
             asked += count + 1  # so that clients are seldom at the same text
             start = time.monotonic()
@@ -77,7 +135,8 @@ def _crowd(args, path, texts, expected, count):
     return {"requests": len(ordered), "failed": len(failed), "wrong": len(problems) - len(failed),
             "p50_ms": round(1e3 * statistics.median(ordered), 1),
             "p99_ms": round(1e3 * ordered[int(0.99 * (len(ordered) - 1))], 1),
-            "texts_per_second": round(len(ordered) / args.seconds, 1), **({"first": failed[0]} if failed else {})}
+            "texts_per_second": round(len(ordered) / (time.monotonic() - began), 1),
+            **({"first": failed[0]} if failed else {})}
 
 
 def _ask(connection, path, texts):

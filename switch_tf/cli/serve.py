@@ -14,7 +14,6 @@ from switch_tf.messages import first_line
 from switch_tf.training import checkpoint_folders
 
 _STOPPING_SECONDS = 30  # that requests have to end in, after the first signal
-_MAX_CONNECTIONS = 1024
 
 EXAMPLES = r"""
 switch-tf serve --run runs/first
@@ -29,6 +28,9 @@ def add_arguments(parser) -> None:
     parser.add_argument("--host", default="127.0.0.1", metavar="ADDRESS",
                         help="to listen at; 0.0.0.0 for other machines too, whoever they are (default 127.0.0.1)")
     parser.add_argument("--port", type=int, default=8501, metavar="N", help="0 for any that is free (default 8501)")
+    parser.add_argument("--allow_host", action="append", default=[], metavar="NAME",
+                        help="another name that requests and pages may give this server, such as a proxy's; may be "
+                             "repeated (by default localhost and the address it listens at)")
     parser.add_argument("--batch_size", type=int, default=32, metavar="N",
                         help="texts that are answered at a time, at most (default 32)")
     parser.add_argument("--max_waiting", type=int, default=256, metavar="N",
@@ -51,14 +53,23 @@ def run(arguments) -> dict:
         raise Mistake(f"Serving needs the package {error.name}, which is not installed; run: pip install --no-deps "
                       "starlette==1.10.0 uvicorn==0.54.0 anyio==4.16.0 h11==0.16.0 (they are the extra serve of "
                       "switch-tf).") from None
+    hosts = _hosts(arguments)
     folder = trained_run.folder_of(arguments)
     checkpoint = trained_run.one_checkpoint(arguments, folder)
     with _bound(arguments) as listener:
         described = trained_run.load_on_one_device(arguments, folder)
         try:
-            return _serve(arguments, folder, checkpoint, described, listener)
+            return _serve(arguments, folder, checkpoint, described, listener, hosts)
         except (ValueError, OSError, checkpoint_folders.BrokenCheckpoint) as error:
             raise Mistake(first_line(error)) from error
+
+
+def _hosts(arguments):
+    from switch_tf.inference.hosts import Hosts
+    try:
+        return Hosts(arguments.host, arguments.allow_host)
+    except ValueError as error:
+        raise Mistake(str(error)) from error
 
 
 def _bound(arguments):
@@ -76,7 +87,7 @@ def _bound(arguments):
     return listener
 
 
-def _serve(arguments, folder, checkpoint, described, listener):
+def _serve(arguments, folder, checkpoint, described, listener, hosts):
     from switch_tf.inference.server import Server
 
     start = time.perf_counter()
@@ -87,7 +98,7 @@ def _serve(arguments, folder, checkpoint, described, listener):
     server = Server(text_model, folder.resolve().name, {
         **identity, "task": described.run.mixture_or_task_name, "parameters": config.num_parameters,
         "experts": config.num_experts if config.sparse_layer_names else 0},
-        arguments.batch_size, arguments.max_waiting, arguments.max_request_bytes)
+        arguments.batch_size, arguments.max_waiting, arguments.max_request_bytes, hosts)
     print("Compiling.", file=sys.stderr, flush=True)
     server.warm_up()
     host, port = listener.getsockname()[:2]
@@ -100,11 +111,10 @@ def _serve(arguments, folder, checkpoint, described, listener):
 
 def _listen(server, listener, say_ready):
     """Serves in a thread of its own, so that this one hears signals: the first stops in order, the next at once."""
-    import uvicorn
+    from switch_tf.inference import connections
 
-    listening = uvicorn.Server(uvicorn.Config(
-        server.app, log_level="warning", access_log=False, limit_concurrency=_MAX_CONNECTIONS,
-        timeout_graceful_shutdown=_STOPPING_SECONDS, server_header=False))
+    listening = connections.HttpServer(server.app, connections.make_room(), log_level="warning",
+                                       timeout_graceful_shutdown=_STOPPING_SECONDS)
 
     def stop(number, _):
         name = signal.Signals(number).name

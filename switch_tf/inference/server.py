@@ -12,18 +12,23 @@ import prometheus_client
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
 from switch_tf import checks
 from switch_tf.inference.batching import Batcher, Full, Stopped
+from switch_tf.inference.hosts import Hosts, OnlyOwnHosts
 from switch_tf.inference.text_model import TextModel
 from switch_tf.inference.token_routes import TokenRoutes
 from switch_tf.messages import first_line
 
 READ_SECONDS = 30  # in which a request has to be there
 _PAGE = pathlib.Path(__file__).with_name("page.html")
+_CHARACTERS_PER_TOKEN = 64  # of a text that the model reads; more of it is not worth the time to tokenise it
+_FEWEST_CHARACTERS = 2**14  # that a text may always have
+_CHARACTERS_PER_TURN = 2**14  # that are tokenised of one request before another one has its turn
 _MAX_LOOKING = 16  # requests of the page that may wait: each computes one text by itself
 
 
@@ -40,8 +45,9 @@ class Server:
       `TokenRoutes`.
     * `GET /v1/models/<name>`, what the model is; `/health`; `/metrics`, for Prometheus; `/`, the page.
 
-    What cannot be answered has the body `{"error": "..."}` and a status: 400 no such JSON, 404, 405, 408 not all there
-    after `READ_SECONDS`, 413 too long, 500 the model failed, 503 more than may wait.
+    What cannot be answered has the body `{"error": "..."}` and a status: 400 no such JSON, 403 a foreign `Host` or
+    `Origin`, 404, 405, 408 not all there after `READ_SECONDS`, 413 a request or a text that is too long, 500 the model
+    failed, 503 more than may wait.
 
     Args:
         text_model: TextModel, best with `batch_size=None`, which compiles one program for all batches.
@@ -50,13 +56,16 @@ class Server:
         batch_size: int, texts that are answered at a time.
         max_waiting: int, texts that may wait, of all requests together.
         max_request_bytes: int.
+        hosts: Hosts, that requests may name; by default those of this machine alone.
     """
 
     def __init__(self, text_model: TextModel, name: str, about: dict, batch_size=32, max_waiting=256,
-                 max_request_bytes=2**20):
+                 max_request_bytes=2**20, hosts: Hosts | None = None):
         self._text_model = text_model
         self.name = checks.text("The name of a model", name)
         self._max_request_bytes = checks.integer("max_request_bytes", max_request_bytes, 1)
+        self._max_characters = max(_FEWEST_CHARACTERS, _CHARACTERS_PER_TOKEN * text_model.inputs_length)
+        self._turn = asyncio.Lock()  # to tokenise; who has waited longest is next
         self._token_routes = TokenRoutes(text_model)
         self._num_answered = 0
         self._metrics = _Metrics(lambda: self._answers.num_waiting)
@@ -65,7 +74,7 @@ class Server:
         self._looks = Batcher(self._look, 1, _MAX_LOOKING)
         self._about = {**about, "inputs_length": text_model.inputs_length, "max_length": text_model.max_length,
                        "sampler": str(text_model.sampler), "batch_size": batch_size, "max_waiting": max_waiting,
-                       "max_request_bytes": max_request_bytes}
+                       "max_request_bytes": max_request_bytes, "max_characters": self._max_characters}
         endpoints = [
             ("POST", "/v1/models/{name}:predict", self._predict), ("POST", "/v1/models/{name}:look", self._look_at),
             ("GET", "/v1/models/{name}", self._describe), ("GET", "/health", self._health),
@@ -73,8 +82,10 @@ class Server:
         self.app = Starlette(
             routes=[Route(path, self._metrics.watched(path, endpoint), methods=[method])
                     for method, path, endpoint in endpoints],
+            middleware=[Middleware(OnlyOwnHosts, hosts or Hosts())],
             exception_handlers={HTTPException: _refuse, ClientDisconnect: _refuse_nobody, Exception: _fail},
             lifespan=self._lifespan)
+        self.app.router.redirect_slashes = False  # to an address that is made of what the request says
 
     def warm_up(self) -> None:
         """Compiles the programs, by answering and looking at a text."""
@@ -112,14 +123,13 @@ class Server:
             raise HTTPException(400, 'The body must be {"instances": ["a text", ...]}, a list of one text at least.')
         if len(texts) > self._answers.max_waiting:
             raise HTTPException(400, f"A request has at most {self._answers.max_waiting} instances, not {len(texts)}.")
-        inputs = await run_in_threadpool(
-            lambda: [self._inputs(f"instances[{number}]", text) for number, text in enumerate(texts)])
+        inputs = await self._tokenised({f"instances[{number}]": text for number, text in enumerate(texts)})
         found = await self._wait(request, self._answers, inputs)
         return JSONResponse({"predictions": [prediction for _, prediction in found]})
 
     async def _look_at(self, request):
         text = (await self._read(request)).get("instance")
-        inputs = await run_in_threadpool(self._inputs, "instance", text)
+        (inputs,) = await self._tokenised({"instance": text})
         ((results, prediction),) = await self._wait(request, self._answers, [inputs])
         (routes,) = await self._wait(request, self._looks, [(inputs, results[0].ids)])
         return JSONResponse({"prediction": prediction, "routes": routes})
@@ -169,9 +179,29 @@ class Server:
             raise HTTPException(400, f"The body must be a JSON object, not {checks.shown(found)}.")
         return found
 
-    def _inputs(self, name, text):
+    async def _tokenised(self, texts: dict) -> list:
+        """The inputs of texts, by their names in the request; requests take turns, however much one asks."""
+        for name, text in texts.items():
+            self._check_text(name, text)
+        found, waiting = [], list(texts.items())
+        while waiting:
+            part, size = [], 0
+            while waiting and (not part or size + len(waiting[0][1]) <= _CHARACTERS_PER_TURN):
+                part.append(waiting.pop(0))
+                size += len(part[-1][1])
+            async with self._turn:
+                found += await run_in_threadpool(lambda part=part: [self._inputs(*one) for one in part])
+        return found
+
+    def _check_text(self, name, text):
         if not isinstance(text, str):
             raise HTTPException(400, f"{name} must be a text, not {checks.shown(text)}.")
+        if len(text) > self._max_characters:
+            raise HTTPException(413, f"{name} has {len(text):,} characters, and a text may have "
+                                     f"{self._max_characters:,}: the model reads {self._text_model.inputs_length} "
+                                     "tokens of it.")
+
+    def _inputs(self, name, text):
         try:
             text.encode()
             return self._text_model.read(text)

@@ -74,7 +74,7 @@ def test_a_second_signal_ends_it_at_once(run_folder):
     with _started(run_folder) as process:
         port = _port(process)
         with socket.create_connection(("127.0.0.1", port)) as client:  # a request that is never there
-            client.sendall(b"POST %s HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{" % PATH.format(
+            client.sendall(b"POST %s HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{" % PATH.format(
                 run_folder.name).encode())
             assert _ask(run_folder.name, port)  # so that the one before has arrived
             process.send_signal(signal.SIGINT)

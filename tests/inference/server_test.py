@@ -11,9 +11,9 @@ import threading
 
 import numpy as np
 import pytest
-import uvicorn
 
 from switch_tf import data, decoding
+from switch_tf.inference import connections
 from switch_tf.inference import server as server_module
 from switch_tf.inference.server import Server
 from switch_tf.inference.text_model import TextModel
@@ -34,12 +34,12 @@ def until(is_true):
 
 
 @contextlib.contextmanager
-def served(text_model, **limits):
+def served(text_model, most=100, **limits):
     """A server in a thread of its own: its Server and its port."""
     server = Server(text_model, "tiny", {"step": 3}, **limits)
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
-    listening = uvicorn.Server(uvicorn.Config(server.app, log_level="critical", timeout_graceful_shutdown=10))
+    listening = connections.HttpServer(server.app, most, log_level="critical", timeout_graceful_shutdown=10)
     thread = threading.Thread(target=listening.run, kwargs={"sockets": [listener]})
     thread.start()
     until(lambda: listening.started)
@@ -82,11 +82,11 @@ def expected(make_text_model):
     return dict(zip(TEXTS, answers, strict=True))
 
 
-def ask(port, path, body=None, method=None):
+def ask(port, path, body=None, method=None, headers=None):
     """Status, JSON and headers of an answer."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
     body = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
-    connection.request(method or ("GET" if body is None else "POST"), path, body)
+    connection.request(method or ("GET" if body is None else "POST"), path, body, headers or {})
     response = connection.getresponse()
     content = response.read()
     connection.close()
@@ -150,9 +150,55 @@ def test_what_cannot_be_answered_is_told(port, path, body, status, words):
 def test_a_request_that_is_never_there_is_given_up(make_text_model, monkeypatch):
     monkeypatch.setattr(server_module, "READ_SECONDS", 0.2)
     with served(make_text_model()) as (_, port), socket.create_connection(("127.0.0.1", port)) as client:
-        client.sendall(b"POST " + PREDICT.encode() + b" HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{")
+        client.sendall(b"POST " + PREDICT.encode() + b" HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{")
         client.settimeout(10)
         assert b"408" in client.recv(1000)
+
+
+def test_texts_are_limited_before_they_are_tokenised(text_model, monkeypatch):
+    longest = 2**14  # of a model that reads few tokens
+    with served(text_model, max_request_bytes=2**20) as (_, port):
+        assert ask(port, "/v1/models/tiny")[1]["max_characters"] == longest
+        assert ask(port, PREDICT, {"instances": ["a" * longest]})[1]["predictions"][0]["cut"] == longest + 1 - 20
+        monkeypatch.setattr(text_model, "read", None)  # is not reached
+        for path, body, name in ((PREDICT, {"instances": ["a", "b" * (longest + 1)]}, r"instances\[1\]"),
+                                 (LOOK, {"instance": "b" * (longest + 1)}, "instance")):
+            status, found, _ = ask(port, path, body)
+            assert status == 413 and re.match(
+                rf"{name} has 16,385 characters, and a text may have 16,384: the model reads 20 tokens", found["error"])
+
+
+def test_requests_take_turns_to_be_tokenised(text_model, monkeypatch):
+    order, read, go = [], text_model.read, threading.Event()
+
+    def slow(text):
+        order.append(text[0])
+        assert go.wait(20)
+        return read(text)
+
+    monkeypatch.setattr(text_model, "read", slow)
+    with served(text_model) as (_, port), concurrent.futures.ThreadPoolExecutor() as pool:
+        large = pool.submit(ask, port, PREDICT, {"instances": ["a" * 10_000] * 20})
+        until(lambda: order)
+        small = pool.submit(ask, port, PREDICT, {"instances": ["b"]})
+        threading.Event().wait(0.2)  # so that it waits for its turn
+        go.set()
+        assert small.result()[0] == large.result()[0] == 200
+    assert len(order) == 21 and order.index("b") <= 2
+
+
+@pytest.mark.parametrize("headers, words", [
+    ({"Host": "evil.example"}, "Host 'evil.example' is no name of this server"),
+    ({"Origin": "http://evil.example", "Content-Type": "text/plain"}, "Pages of 'http://evil.example' may not use"),
+    ({"Sec-Fetch-Site": "cross-site"}, "Pages of other sites")])
+def test_pages_of_other_sites_are_refused(port, headers, words):
+    status, found, _ = ask(port, PREDICT, {"instances": ["a"]}, headers=headers)
+    assert status == 403 and words in found["error"]
+
+
+def test_nobody_is_sent_elsewhere(port):
+    assert ask(port, f"{PREDICT}/", {"instances": ["a"]})[0] == 404
+    assert ask(port, PREDICT, {"instances": ["a"]}, headers={"Content-Type": "text/plain"})[0] == 200  # such as curl's
 
 
 def test_no_http_is_refused(port):
@@ -200,7 +246,7 @@ def test_of_a_client_that_hangs_up_nothing_is_computed_that_has_not_begun(held):
         until(lambda: asked)
         body = json.dumps({"instances": ["gone", "gone"]}).encode()
         with socket.create_connection(("127.0.0.1", port)) as client:
-            client.sendall(b"POST %s HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s" % (
+            client.sendall(b"POST %s HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%s" % (
                 PREDICT.encode(), len(body), body))
             until(lambda: "switch_tf_waiting_texts 2.0" in ask(port, "/metrics")[1])
         until(lambda: 'status="hung_up"} 1.0' in ask(port, "/metrics")[1])
