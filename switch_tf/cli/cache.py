@@ -4,6 +4,7 @@ An Apache Beam pipeline of one step: each shard is written by one worker, whole,
 needs to know the task is the run's gin configuration as text.
 """
 
+import contextlib
 import copy
 import dataclasses
 import json
@@ -16,7 +17,7 @@ import time
 
 import gin
 
-from switch_tf import checks
+from switch_tf import checks, output_lock
 from switch_tf.cli import gin_files, quiet, task_files
 from switch_tf.cli.gin_statements import Unknown
 from switch_tf.cli.main import Mistake
@@ -53,28 +54,35 @@ def run(arguments) -> dict:
     _check(arguments)
     files = task_files.files_of(arguments.name, arguments.gin_file)
     statements = task_files.apply(files, arguments)
-    from switch_tf import data
-
     name = arguments.name or _value_of("MIXTURE_OR_TASK_NAME", files)
     vocabulary = arguments.vocabulary or _plain_value_of("VOCABULARY", statements)
     output = arguments.output or _plain_value_of("CACHE_DIR", statements)
+    with contextlib.ExitStack() as locks:
+        shards = _plan(arguments, name, vocabulary, output, lambda folder: locks.enter_context(
+            output_lock.held(folder)))
+        missing = _missing(shards)
+        if missing:
+            _write(missing, len(shards), arguments)
+        return _finish(shards, sys.stderr if arguments.json else sys.stdout)
+
+
+def _plan(arguments, name, vocabulary, output, lock):
+    """The shards of the splits that are wanted; `lock` is called with each folder before it is changed."""
+    from switch_tf import data
+
     try:
         splits = arguments.split or data.describe(name)["splits"]
         if not splits:
             raise ValueError(f"The data of {name!r} are not on this machine, so its splits are not known; docs/data.md "
                              "and docs/tasks.md say how to prepare them.")
-        shards = [shard for split in splits
-                  for shard in data.plan_cache(name, split, vocabulary, output, arguments.num_shards,
-                                               arguments.overwrite)]
+        return [shard for split in splits
+                for shard in data.plan_cache(name, split, vocabulary, output, arguments.num_shards,
+                                             arguments.overwrite, lock)]
     except OSError as error:
         told = f"The cache cannot be written to {error.filename!r} ({error.strerror}); choose another --output."
         raise Mistake(told if error.errno else first_line(error)) from error
     except ValueError as error:
         raise Mistake(first_line(error)) from error
-    missing = _missing(shards)
-    if missing:
-        _write(missing, len(shards), arguments)
-    return _finish(shards, sys.stderr if arguments.json else sys.stdout)
 
 
 def _check(arguments):

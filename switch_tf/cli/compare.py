@@ -5,7 +5,7 @@ import pathlib
 import re
 import sys
 
-from switch_tf.cli import gin_files, gin_run, processes, quiet, starting
+from switch_tf.cli import gin_files, gin_run, outputs, processes, quiet, starting
 from switch_tf.cli.main import Mistake
 from switch_tf.cli.stopping import Stopping
 from switch_tf.comparison import Comparison, fairness
@@ -36,15 +36,18 @@ def run(arguments) -> dict:
     if arguments.runs:
         if arguments.gin_file or arguments.gin_bindings:
             raise Mistake("--runs compares runs that were trained; leave out --gin_file and --gin bindings.")
-        return _report(arguments.output or "comparison", _named(arguments.runs), arguments.json)
+        output = arguments.output or "comparison"
+        with outputs.locked(output):
+            return _report(output, _named(arguments.runs), arguments.json)
     if arguments.output:
         raise Mistake("--output goes with --runs; a comparison that trains writes into its own folder, "
                       "Comparison.model_dir.")
     comparison, bindings = described(arguments)
-    quiet.import_tensorflow(None)
-    is_done = _train(comparison, bindings, arguments.words)
-    runs = [(name, comparison.folder(name, seed)) for name in comparison.variants for seed in comparison.seeds]
-    found = _report(comparison.model_dir, runs, arguments.json, is_done)
+    with outputs.locked(comparison.model_dir, "Comparison.model_dir"):
+        quiet.import_tensorflow(None)
+        is_done = _train(comparison, bindings, arguments.words)
+        runs = [(name, comparison.folder(name, seed)) for name in comparison.variants for seed in comparison.seeds]
+        found = _report(comparison.model_dir, runs, arguments.json, is_done)
     return {**found, "exit_status": 0 if is_done else processes.INTERRUPTED}
 
 

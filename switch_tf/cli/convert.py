@@ -3,7 +3,7 @@
 import pathlib
 import sys
 
-from switch_tf import checks
+from switch_tf import checks, output_lock
 from switch_tf.choices import check_choice
 from switch_tf.cli import quiet
 from switch_tf.cli.main import Mistake
@@ -39,19 +39,25 @@ def run(arguments) -> dict:
             raise ValueError("--expert_capacity is for --to=hugging_face alone.")
         checks.optional("--expert_capacity", arguments.expert_capacity, checks.integer, 1)
         checks.new_folder(output)
-        quiet.import_tensorflow()
-        from switch_tf import conversion
-        model = (conversion.from_hugging_face if kind == HUGGING_FACE else conversion.from_switch_tf)(source)
-        if to == HUGGING_FACE:
-            conversion.to_hugging_face(model, output, arguments.expert_capacity)
-        else:
-            conversion.to_switch_tf(model, output)
+        with output_lock.held(output):
+            model = _convert(source, kind, output, to, arguments.expert_capacity)
     except (ValueError, OSError, ImportError, checkpoint_folders.BrokenCheckpoint) as error:
         raise Mistake(first_line(error)) from error
     result = {"input": str(source), "from": kind, "to": to, "output": str(output),
               "num_parameters": model.config.num_parameters}
     print(_told(result), file=sys.stderr if arguments.json else sys.stdout)
     return result
+
+
+def _convert(source, kind, output, to, expert_capacity):
+    quiet.import_tensorflow()
+    from switch_tf import conversion
+    model = (conversion.from_hugging_face if kind == HUGGING_FACE else conversion.from_switch_tf)(source)
+    if to == HUGGING_FACE:
+        conversion.to_hugging_face(model, output, expert_capacity)
+    else:
+        conversion.to_switch_tf(model, output)
+    return model
 
 
 def _kind(source):

@@ -4,7 +4,7 @@ import pathlib
 import sys
 
 from switch_tf import checks
-from switch_tf.cli import sampler_arguments, trained_run
+from switch_tf.cli import outputs, sampler_arguments, trained_run
 from switch_tf.cli.main import Mistake
 from switch_tf.messages import first_line
 from switch_tf.training import checkpoint_folders
@@ -35,11 +35,12 @@ def run(arguments) -> dict:
         raise Mistake(first_line(error)) from error
     folder = trained_run.folder_of(arguments)
     checkpoint = trained_run.one_checkpoint(arguments, folder)
-    described = trained_run.load_on_one_device(arguments, folder)
-    try:
-        return _export(arguments, folder, checkpoint, described, output)
-    except (ValueError, OSError, checkpoint_folders.BrokenCheckpoint) as error:
-        raise Mistake(first_line(error)) from error
+    with outputs.locked(output):
+        described = trained_run.load_on_one_device(arguments, folder)
+        try:
+            return _export(arguments, folder, checkpoint, described, output)
+        except (ValueError, OSError, checkpoint_folders.BrokenCheckpoint) as error:
+            raise Mistake(first_line(error)) from error
 
 
 def _export(arguments, folder, checkpoint, described, output):

@@ -4,7 +4,7 @@ import contextlib
 import pathlib
 import sys
 
-from switch_tf.cli import sampler_arguments, trained_run
+from switch_tf.cli import outputs, sampler_arguments, trained_run
 from switch_tf.cli.main import Mistake
 from switch_tf.messages import first_line
 from switch_tf.training import checkpoint_folders
@@ -37,11 +37,12 @@ def run(arguments) -> dict:
     _check(arguments)
     folder = trained_run.folder_of(arguments)
     checkpoint = trained_run.one_checkpoint(arguments, folder)
-    described = trained_run.load_on_one_device(arguments, folder)
-    try:
-        return _answer(arguments, folder, checkpoint, described)
-    except (ValueError, OSError, checkpoint_folders.BrokenCheckpoint) as error:
-        raise Mistake(first_line(error)) from error
+    with contextlib.nullcontext() if arguments.output == "-" else outputs.locked(arguments.output):
+        described = trained_run.load_on_one_device(arguments, folder)
+        try:
+            return _answer(arguments, folder, checkpoint, described)
+        except (ValueError, OSError, checkpoint_folders.BrokenCheckpoint) as error:
+            raise Mistake(first_line(error)) from error
 
 
 def _check(arguments):

@@ -10,7 +10,7 @@ import tempfile
 from collections import deque
 
 from switch_tf import checks, sentencepiece_training
-from switch_tf.cli import quiet
+from switch_tf.cli import outputs, quiet
 from switch_tf.cli.main import Mistake
 
 # Of more sentences so many are drawn, all with the same chance: pieces hardly change, time and memory do.
@@ -41,9 +41,11 @@ def add_arguments(parser) -> None:
 def run(arguments) -> dict:
     """Trains a vocabulary; how large it is and what the model needs is the JSON object."""
     _check(arguments)
-    quiet.import_tensorflow()
-    sentences, num_texts = _read(arguments.input, [int(name) if name.isdigit() else name for name in arguments.field])
-    _train(sentences, arguments.size, arguments.output)
+    with outputs.locked(arguments.output):
+        quiet.import_tensorflow()
+        fields = [int(name) if name.isdigit() else name for name in arguments.field]
+        sentences, num_texts = _read(arguments.input, fields)
+        _train(sentences, arguments.size, arguments.output)
     num_ids = arguments.size + _num_sentinels()
     result = {
         "output": arguments.output, "num_texts": num_texts, "num_sentences": len(sentences),

@@ -56,7 +56,7 @@ class Shard:
 
 
 def plan(mixture_or_task_name: str, split: str, vocabulary: str | None, cache_dir: str | None, num_shards: int | None,
-         overwrite: bool) -> list[Shard]:
+         overwrite: bool, lock=lambda folder: None) -> list[Shard]:
     """Makes the folders of a split's cache and returns its shards, those that are complete too.
 
     Args:
@@ -67,6 +67,7 @@ def plan(mixture_or_task_name: str, split: str, vocabulary: str | None, cache_di
         num_shards: int or None, of the train split. By default the source's own files, and more of few or of large
             ones. Any other split has as many as its source has files, so that its order stays.
         overwrite: bool. Begin anew, whatever is there.
+        lock: function that is called with each folder before anything in it changes; what it raises is passed on.
 
     Raises:
         ValueError: an unknown name or split, a task that cannot be cached or whose data are not there, or a folder
@@ -83,6 +84,7 @@ def plan(mixture_or_task_name: str, split: str, vocabulary: str | None, cache_di
         folder = cache_manifest.folder_of(cache_dir, task.name, split)
         wanted = cache_manifest.request(task, split)
         wanted["num_shards"] = _num_shards(task.source, split, num_shards)
+        lock(folder)
         _begin(folder, wanted, overwrite)
         shards += [Shard(str(folder), task.name, split, vocabulary, index, wanted["num_shards"])
                    for index in range(wanted["num_shards"])]

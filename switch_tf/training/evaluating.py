@@ -1,11 +1,12 @@
 """The checkpoints of a run, one after the other: restored, evaluated on a split, and what was found written down."""
 
+import contextlib
 import sys
 
 import tensorflow as tf
 from tqdm import tqdm
 
-from switch_tf import data, json_lines
+from switch_tf import data, json_lines, output_lock
 from switch_tf.training import checkpoints, leftovers, split_evaluation, summaries
 from switch_tf.training.state import description_of_data
 from switch_tf.whole_file import writing
@@ -24,7 +25,7 @@ class Evaluating:
         output: pathlib.Path of a folder.
 
     Raises:
-        ValueError: the task has no such split, or none of its examples can be evaluated.
+        ValueError: the task has no such split, none of its examples can be evaluated, or another process writes there.
         OSError: `output` cannot be written.
     """
 
@@ -39,6 +40,9 @@ class Evaluating:
         description = description_of_data(run, config, split, 0)
         self.output = output
         self._split = split
+        self._closing = contextlib.ExitStack()
+        if partitioner.is_chief:
+            self._closing.enter_context(output_lock.held(output))
         self._model = described.make_model()
         partitioner.build(self._model)
         self._evaluation = split_evaluation.SplitEvaluation(self._model, description, described.settings, partitioner,
@@ -53,9 +57,10 @@ class Evaluating:
             self._events = tf.summary.create_file_writer(str(output / split))
 
     def close(self) -> None:
-        """Ends the TensorBoard file."""
+        """Ends the TensorBoard file, and lets another process write."""
         if self._events is not None:
             self._events.close()
+        self._closing.close()
 
     def evaluate(self, checkpoint) -> dict:
         """`{"step", "tasks": {task: {metric: float}}, "average"}` of one checkpoint folder.

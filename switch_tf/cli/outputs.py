@@ -1,0 +1,25 @@
+"""What commands write to: one process at a time."""
+
+import contextlib
+from collections.abc import Iterator
+
+from switch_tf import output_lock
+from switch_tf.cli.main import Mistake
+
+
+@contextlib.contextmanager
+def locked(output, argument: str = "--output") -> Iterator[None]:
+    """Lets no other process write an output within this scope, see `output_lock.held`.
+
+    Raises:
+        Mistake: another process writes it, or nothing can be written there.
+    """
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(output_lock.held(output, argument))
+        except output_lock.InUse as error:
+            raise Mistake(str(error)) from error
+        except OSError as error:
+            raise Mistake(f"{argument} {str(output)!r} cannot be written ({error.strerror}); name another one."
+                          ) from error
+        yield
