@@ -8,6 +8,7 @@ import seqio
 import tensorflow as tf
 from t5.data import preprocessors as t5_preprocessors
 
+from switch_tf import data
 from switch_tf.tasks import sentinels, vocabularies
 
 NOISE_DENSITY = 0.15
@@ -39,6 +40,7 @@ def output_features(vocabulary: seqio.Vocabulary) -> dict[str, seqio.Feature]:
     return {"inputs": feature, "targets": feature}
 
 
+@data.typed_sentinels("gaps")
 def span_corruption(
     dataset: tf.data.Dataset,
     sequence_length: Mapping[str, int],
@@ -99,6 +101,7 @@ def check_span_corruption(
         )
 
 
+@data.typed_sentinels("gaps")
 def masked_tokens(
     dataset: tf.data.Dataset,
     sequence_length: Mapping[str, int],

@@ -10,9 +10,10 @@ from collections.abc import Mapping
 import seqio
 import tensorflow as tf
 
-from switch_tf.tasks import vocabularies
+from switch_tf import data
 
 
+@data.typed_sentinels("spelt_out")
 def spell_out(
     dataset: tf.data.Dataset,
     output_features: Mapping[str, seqio.Feature],
@@ -43,13 +44,7 @@ def spell_out(
 
 def _spellings(vocabulary):
     """Ordinary ids of every id, one after the other, and how many each has; None where text makes no sentinel."""
-    pieces = {id_: [id_] for id_ in range(vocabulary.vocab_size)}
-    for number in range(vocabularies.NUM_SENTINELS):
-        # Its id comes after that of a space in a vocabulary whose sentinels were trained into it.
-        *_, last = vocabulary.encode(f"<extra_id_{number}>")
-        if vocabulary.decode([last]).strip() == f"<extra_id_{number}>":
-            pieces[last] = [*vocabulary.encode("<extra_id_"), *vocabulary.encode(f"{number}>")]
-    lengths = [len(ids) for ids in pieces.values()]
-    if set(lengths) == {1}:
+    if not (found := data.spellings(vocabulary)):
         return None
-    return tf.constant(list(itertools.chain(*pieces.values())), tf.int32), tf.constant(lengths)
+    pieces = [found.get(id_, [id_]) for id_ in range(vocabulary.vocab_size)]
+    return tf.constant(list(itertools.chain(*pieces)), tf.int32), tf.constant([len(ids) for ids in pieces])

@@ -24,6 +24,8 @@ _PIECES_AT_A_TIME = 16
 class TextFilesSource(seqio.DataSource):
     """The examples of text files, `{feature: string}` each.
 
+    `fields`, `prefix`: the first and the fourth argument, which `data.reading_of` asks for.
+
     Args:
         features: feature -> its field in the files, see `data.TextFile`.
         train_files: path, glob, or a list of them.
@@ -42,14 +44,14 @@ class TextFilesSource(seqio.DataSource):
                  validation_files: str | Sequence[str] | None = None, prefix: str = "", held_out_share: float = 0.05,
                  max_bad_examples: int = 0):
         super().__init__(splits=("train", "validation"))
-        self._features = dict(features)
+        self.fields = dict(features)
         self._patterns = {"train": ("TRAIN_FILES", train_files), "validation": ("VALIDATION_FILES", validation_files)}
         self._has_own_validation = validation_files is not None
         if not self._has_own_validation:
             self._patterns["validation"] = self._patterns["train"]
         if not isinstance(prefix, str):
             raise ValueError(f"PREFIX must be text, not {checks.shown(prefix)}.")
-        self._prefix = prefix
+        self.prefix = prefix
         self._held_out_share = checks.number("held_out_share", held_out_share, "in (0, 1)")
         self._max_bad_examples = checks.integer("max_bad_examples", max_bad_examples, at_least=0)
         self._bad, self._looked_through, self._pieces = set(), set(), {}
@@ -69,7 +71,7 @@ class TextFilesSource(seqio.DataSource):
     def fingerprint(self, split: str) -> str:
         """Returns how the files are read; what is in them is known by themselves."""
         share = "" if self._has_own_validation else f", {self._held_out_share:g} held out"
-        return f"{self._features}, prefix {self._prefix!r}{share}"
+        return f"{self.fields}, prefix {self.prefix!r}{share}"
 
     def get_dataset(self, split="train", shuffle=True, seed=None, shard_info=None, **unused) -> tf.data.Dataset:
         """Returns the examples of a split, or of every n-th piece, or of few pieces every n-th example, for n shards.
@@ -78,7 +80,7 @@ class TextFilesSource(seqio.DataSource):
             ValueError: a file or field that is not there, or a bad example of files that are looked through. One that
                 is found while the data set is read ends it with tf.errors.OpError, for `messages.sentence_about_data`.
         """
-        files = [data.TextFile(file, list(self._features.values())) for file in self.list_shards(split)]
+        files = [data.TextFile(file, list(self.fields.values())) for file in self.list_shards(split)]
         pieces = [(index, *piece) for index, file in enumerate(files) for piece in self._pieces_of(file)]
         self._look_through(files)
         table = np.array(pieces, np.int64).reshape(-1, 3)
@@ -112,10 +114,10 @@ class TextFilesSource(seqio.DataSource):
         def step(place, _):
             after, *texts = tf.numpy_function(
                 lambda *numbers: self._read(files, split, *map(int, numbers)), [file, place, end, key],
-                [tf.int64, *[tf.string] * len(self._features)],
+                [tf.int64, *[tf.string] * len(self.fields)],
                 stateful=False)  # the same for the same place, or it could not be resumed
             texts = {name: tf.ensure_shape(column, [None])
-                     for name, column in zip(self._features, texts, strict=True)}
+                     for name, column in zip(self.fields, texts, strict=True)}
             return tf.ensure_shape(after, []), (place, texts)
 
         steps = tf.data.Dataset.range(np.iinfo(np.int64).max).scan(start, step)
@@ -130,8 +132,8 @@ class TextFilesSource(seqio.DataSource):
             rows = [row for row in rows if self._is_held_out(row) == (split == "validation")]
         if key >= 0:
             random.Random(f"{key} {file} {start}").shuffle(rows)
-        columns = zip(*rows, strict=True) if rows else [()] * len(self._features)
-        prefixes = [self._prefix] + [""] * len(self._features)
+        columns = zip(*rows, strict=True) if rows else [()] * len(self.fields)
+        prefixes = [self.prefix] + [""] * len(self.fields)
         return np.int64(after), *(np.array([(prefix + text).encode() for text in column], object)
                                   for prefix, column in zip(prefixes, columns, strict=False))
 

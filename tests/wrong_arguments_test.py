@@ -216,7 +216,9 @@ PUBLIC = {
     "data.DatasetDescription": (data.DatasetDescription, fields_of(
         data.DatasetDescription, mixture_or_task_name="task", task_feature_lengths=LENGTHS, batch_size=2), ()),
     "data.check_task": (data.check_task, {"name": "task"}, ()),
-    "data.text_features": (data.text_features, {"mixture_or_task_name": "task"}, ()),
+    "data.reading_of": (data.reading_of, {"mixture_or_task_name": "task"}, ()),
+    "data.target_vocabulary": (data.target_vocabulary, {"mixture_or_task_name": "task"}, ()),
+    "data.typed_sentinels": (data.typed_sentinels, {"meaning": "gaps"}, ()),
     "data.vocabulary_size": (data.vocabulary_size, {"mixture_or_task_name": "task"}, ()),
     "data.check_vocabulary": (data.check_vocabulary, {"mixture_or_task_name": "task", "vocab_size": 8}, ()),
     "data.get_dataset": (data.get_dataset, {"description": None}, ()),
@@ -268,9 +270,10 @@ UNTRIED = {
     "losses.load_balancing_mean", "losses.router_z_mean", "losses.Balance", "policies.names", "data.keep_jax_on_cpu",
     "data.names", "data.BadData", "data.NUM_SENTINELS", "data.FailedMetric", "data.TaskScores", "data.average",
     "data.write_records", "data.Batches", "data.Shard", "data.is_complete", "data.write_shard", "data.finish_cache",
-    "data.TextFeatures", "data.TextsInGraph",
+    "data.TextsInGraph",
     "data.passes",  # of the author of a source
-    "data.pieces", "data.read_text", "data.spell",  # of a vocabulary, which is no value of the user's
+    # Of a vocabulary, which is no value of the user's.
+    "data.pieces", "data.read_text", "data.spell", "data.spellings", "data.Reading",
     *(f"partitioning.{name}" for name in partitioning.__all__ if name != "Layout")}
 
 

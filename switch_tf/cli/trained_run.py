@@ -65,7 +65,7 @@ def load_text_model(described, checkpoint, max_length=None, sampler="greedy", ba
     data.check_vocabulary(run.mixture_or_task_name, config.vocab_size, run.vocabulary)
     model = described.make_model()
     described.partitioner.build(model)
-    text_model = TextModel(model, data.text_features(run.mixture_or_task_name, run.vocabulary),
+    text_model = TextModel(model, data.reading_of(run.mixture_or_task_name, run.vocabulary),
                            run.task_feature_lengths["inputs"], max_length or run.task_feature_lengths["targets"],
                            sampler, batch_size)
     step = checkpoints.restore(checkpoint, checkpoints.state_variables(model))["step"]

@@ -36,6 +36,11 @@ def vocabularies_of(provider) -> list:
     return [feature.vocabulary for feature in provider.output_features.values()]
 
 
+def target_vocabulary(mixture_or_task_name: str, vocabulary: str | None = None):
+    """Returns the seqio vocabulary of the targets of a task or mixture; `vocabulary` as for `get_provider`."""
+    return get_provider(mixture_or_task_name, vocabulary).output_features["targets"].vocabulary
+
+
 def tasks_of(provider, split: str) -> list:
     """Returns the tasks that a split is read from: the task itself, or those of a mixture that have the split."""
     return [task for task in getattr(provider, "tasks", [provider]) if split in task.splits]

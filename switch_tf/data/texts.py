@@ -3,67 +3,96 @@
 import itertools
 import re
 from collections.abc import Sequence
-from typing import Any, NamedTuple
 
-from switch_tf.data.providers import get_provider
+from switch_tf.data.gaps import BLANK_PIECE, continued, gaps_of, is_of_sentencepiece, spellings
 from switch_tf.data.vocabularies import num_sentinels
 
+# What a typed `<extra_id_0>` may be, see `Reading`.
+SENTINELS = ("gaps", "spelt_out", "as_tokenized")
 _SENTINEL = re.compile(r"<extra_id_(0|[1-9]\d{0,4})>")
 
 
-class TextFeatures(NamedTuple):
-    """How a task writes texts as ids.
+def read_text(vocabulary, text: str, sentinels: str = "gaps") -> list[int]:
+    """The ids of a text.
 
-    `inputs`, `targets`: seqio vocabularies.
-    `inputs_end`: bool. Whether inputs end with the end of sequence.
+    Args:
+        vocabulary: seqio vocabulary.
+        text: str.
+        sentinels: one of `SENTINELS`. With "gaps", `<extra_id_0>` and so on are sentinels, as many as the vocabulary
+            has, and the text around them has the ids that T5's span corruption leaves of it.
     """
-
-    inputs: Any
-    targets: Any
-    inputs_end: bool
-
-
-def text_features(mixture_or_task_name: str, vocabulary: str | None = None) -> TextFeatures:
-    """TextFeatures of a task or mixture; `vocabulary` as for `get_provider`.
-
-    Raises:
-        ValueError: an unknown name, or a task that has no inputs or no targets.
-    """
-    features = get_provider(mixture_or_task_name, vocabulary).output_features
-    for name in ("inputs", "targets"):
-        if name not in features:
-            raise ValueError(f"Task {mixture_or_task_name!r} has no {name!r}, so it answers no texts; its features are "
-                             f"{', '.join(sorted(features))}.")
-    return TextFeatures(features["inputs"].vocabulary, features["targets"].vocabulary, features["inputs"].add_eos)
+    if sentinels == "as_tokenized":
+        return list(vocabulary.encode(text))
+    parts = _split(text, num_sentinels(vocabulary)) if sentinels == "gaps" else [text]
+    named, ids = spellings(vocabulary), []
+    for number, part in enumerate(parts):
+        if isinstance(part, int):
+            ids.append(vocabulary.vocab_size - 1 - part)
+            continue
+        for id_ in _encode(vocabulary, part, number > 0, number < len(parts) - 1):
+            ids += named.get(id_, (id_,))
+    return ids
 
 
-def read_text(vocabulary, text: str) -> list[int]:
-    """The ids of a text, in which `<extra_id_0>` and so on are sentinels, as many as the vocabulary has."""
-    count, ids, start = num_sentinels(vocabulary), [], 0
+def _split(text, count):
+    """A text as texts, each of one character at least, and numbers of sentinels below `count`."""
+    parts, start = [], 0
     for match in _SENTINEL.finditer(text):
         if int(match[1]) < count:
-            ids += [*_encode(vocabulary, text[start:match.start()]), vocabulary.vocab_size - 1 - int(match[1])]
+            parts += [text[start:match.start()], int(match[1])]
             start = match.end()
-    return [*ids, *_encode(vocabulary, text[start:])]
+    return [part for part in [*parts, text[start:]] if part != ""]
 
 
-def _encode(vocabulary, text):
-    return vocabulary.encode(text) if text.strip() else []
+def _encode(vocabulary, text, follows_gap, precedes_gap):
+    """The ids of a text beside gaps, or alone."""
+    if not is_of_sentencepiece(vocabulary) or not (follows_gap or precedes_gap):
+        return vocabulary.encode(text)
+    gaps = gaps_of(vocabulary)
+    if precedes_gap:  # the gap takes the blank before it
+        text = text[:-1] if gaps.keeps_blanks and text[-1] in gaps.blanks else text
+        text = text if gaps.keeps_blanks else text.rstrip(gaps.blanks)
+        if not text and not gaps.keeps_blanks:
+            return []
+        text += gaps.ending
+    ids = continued(vocabulary, text) if follows_gap else vocabulary.encode(text)
+    return ids[:-1] if precedes_gap else ids
 
 
 def spell(vocabulary, ids: Sequence[int]) -> str:
     """The text of ids, with sentinels and the end of sequence by name; decoding alone drops or joins them.
 
-    Ids beyond the vocabulary, for which models have room, are spelt `<id_32100>`.
+    `read_text` makes the same ids of it, of all that it can make of a text. Ids beyond the vocabulary, for which models
+    have room, are spelt `<id_32100>`.
     """
     first_sentinel = vocabulary.vocab_size - num_sentinels(vocabulary)
-    pieces = []
+    gaps = gaps_of(vocabulary) if is_of_sentencepiece(vocabulary) else None
+    text = ""
     for is_plain, run in itertools.groupby(ids, lambda id_: id_ < first_sentinel and id_ != vocabulary.eos_id):
-        if is_plain:
-            pieces.append(vocabulary.decode(list(run)))
+        if is_plain and gaps:
+            text += vocabulary.decode([gaps.plain_id, *run])[len(gaps.plain_text):]
+        elif is_plain:
+            text += vocabulary.decode(list(run))
         else:
-            pieces += [_name(vocabulary, id_) for id_ in run]
-    return " ".join(filter(None, pieces))  # padding and the like within a sequence have no text
+            for id_ in run:
+                text += _blank_before(gaps, text, id_ >= first_sentinel) + _name(vocabulary, id_)
+    return text if gaps is None else _without_first_blank(gaps, text)
+
+
+def _blank_before(gaps, text, is_sentinel):
+    """The blank between a text and a name: for a reader, or where blanks are kept the one that a gap takes."""
+    if gaps is None:
+        return ""
+    if gaps.keeps_blanks:
+        return " " * (is_sentinel and (text.endswith(" ") if text else gaps.adds_blank))
+    return " " * (text != "" and not text.endswith(" "))
+
+
+def _without_first_blank(gaps, text):
+    """A text without the blank that SentencePiece adds to its first word."""
+    if not gaps.keeps_blanks:
+        return text.lstrip(" ")
+    return text.removeprefix(" ") if gaps.adds_blank else text
 
 
 def pieces(vocabulary, ids: Sequence[int]) -> list[str]:
@@ -77,8 +106,8 @@ def _piece(vocabulary, id_):
         return _name(vocabulary, id_)
     if id_ == vocabulary.pad_id:
         return "<pad>"
-    if hasattr(vocabulary, "tokenizer"):
-        return vocabulary.tokenizer.id_to_piece(id_).replace("\N{LOWER ONE EIGHTH BLOCK}", " ")
+    if is_of_sentencepiece(vocabulary):
+        return vocabulary.tokenizer.id_to_piece(id_).replace(BLANK_PIECE, " ")
     return vocabulary.decode([id_]) or f"<id_{id_}>"
 
 

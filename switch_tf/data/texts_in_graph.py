@@ -1,33 +1,40 @@
-"""`read_text` and `spell` as TensorFlow operations, for programs that take texts and give texts without Python."""
+"""`Reading.read` and `spell` as TensorFlow operations, for programs that take texts and give texts without Python."""
 
 import tensorflow as tf
 
 from switch_tf import checks
+from switch_tf.data.gaps import gaps_of, is_of_sentencepiece, spellings
 from switch_tf.data.vocabularies import num_sentinels
 
-_BLANK = r"[\t-\r\x1c-\x20\x{85}\p{Z}]*"  # what `str.strip` takes away
 _NUM_SPECIAL = 3  # ids of seqio's ByteVocabulary below those of bytes: padding, end of sequence, unknown
 
 
 class TextsInGraph(tf.Module):
     """A seqio vocabulary within a program, saved with it.
 
+    Args:
+        vocabulary: of SentencePiece or of bytes.
+        sentinels, prefix, keeps_end: see `Reading`.
+
     Raises:
         ValueError: it is neither of SentencePiece nor of bytes.
     """
 
-    def __init__(self, vocabulary):
+    def __init__(self, vocabulary, sentinels: str = "gaps", prefix: str = "", keeps_end: bool = True):
         super().__init__()
         is_of_bytes = type(vocabulary).__name__ == "ByteVocabulary"
-        if not is_of_bytes and not hasattr(vocabulary, "tf_tokenizer"):
+        if not is_of_bytes and not is_of_sentencepiece(vocabulary):
             raise checks.refusal("A vocabulary of SentencePiece or of bytes can be written into a program, and this is "
                                  f"a {type(vocabulary).__name__}.")
         self._tokenizer = None if is_of_bytes else vocabulary.tf_tokenizer
+        self._gaps = None if is_of_bytes else gaps_of(vocabulary)
         self._vocab_size, self._eos_id = vocabulary.vocab_size, vocabulary.eos_id
         self._num_sentinels = num_sentinels(vocabulary)
+        self._sentinels, self._prefix, self._keeps_end = sentinels, prefix, keeps_end
+        self._names = [] if sentinels == "as_tokenized" else list(spellings(vocabulary).values())
 
     def read(self, texts, length: int, ends: bool):
-        """The ids of texts as a model reads them; typed sentinels are sentinels. See `read_text`.
+        """The ids of texts as a model reads them, see `read_text`.
 
         Args:
             texts: <string>[batch].
@@ -37,27 +44,67 @@ class TextsInGraph(tf.Module):
         Returns:
             <int32>[batch, longest], padding 0; of a text with nothing in it nothing but padding.
         """
-        import tensorflow_text
-
-        # With no sentinel a pattern that is in no text.
-        numbers = "|".join(map(str, range(self._num_sentinels)))
-        sentinel = f"<extra_id_({numbers})>" if numbers else r"[^\s\S]"
-        pieces = tensorflow_text.regex_split(texts, sentinel, sentinel)
-        words = pieces.flat_values
-        is_sentinel = tf.strings.regex_full_match(words, sentinel)
-        is_left_out = tf.logical_or(is_sentinel, tf.strings.regex_full_match(words, _BLANK))
-        plain = self._encode(tf.where(is_left_out, "", words))
-        numbers = tf.strings.to_number(
-            tf.strings.regex_replace(tf.boolean_mask(words, is_sentinel), "[^0-9]", ""), tf.int32)
-        special = tf.RaggedTensor.from_row_lengths(self._vocab_size - 1 - numbers, tf.cast(is_sentinel, tf.int64))
-        ids = pieces.with_flat_values(tf.concat([plain, special], axis=1)).merge_dims(1, 2)
+        texts = tf.strings.join([self._prefix, texts])
+        if self._sentinels == "gaps" and self._num_sentinels:
+            ids = self._with_gaps(texts)
+        else:
+            ids = self._spelt_out(self._encode(texts))
         if ends:
             end = tf.cast(ids.row_lengths() > 0, tf.int64)
-            ids = tf.concat([ids, tf.RaggedTensor.from_row_lengths(
+            ids = tf.concat([ids[:, :length - 1] if self._keeps_end else ids, tf.RaggedTensor.from_row_lengths(
                 tf.fill([tf.reduce_sum(end)], self._eos_id), end)], axis=1)
         ids = ids[:, :length].to_tensor(0)
         # One place at least: of texts that are all empty there would be none.
         return tf.pad(ids, [[0, 0], [0, tf.cast(tf.shape(ids)[1] == 0, tf.int32)]])
+
+    def _with_gaps(self, texts):
+        """<string>[batch] -> <int32>[batch, (id)], in which typed sentinels are sentinels."""
+        import tensorflow_text
+
+        sentinel = f"<extra_id_({'|'.join(map(str, range(self._num_sentinels)))})>"
+        pieces = tensorflow_text.regex_split(texts, sentinel, sentinel)
+        words, row = pieces.flat_values, pieces.value_rowids()
+        is_sentinel = tf.strings.regex_full_match(words, sentinel)
+        is_same = tf.equal(row[1:], row[:-1])
+        # Whatever stands beside plain text in its row is a sentinel.
+        follows = tf.logical_and(tf.concat([tf.zeros_like(row[:1], tf.bool), is_same], 0), ~is_sentinel)
+        precedes = tf.logical_and(tf.concat([is_same, tf.zeros_like(row[:1], tf.bool)], 0), ~is_sentinel)
+        plain = self._spelt_out(self._encode_beside(tf.where(is_sentinel, "", words), follows, precedes))
+        numbers = tf.strings.to_number(
+            tf.strings.regex_replace(tf.boolean_mask(words, is_sentinel), "[^0-9]", ""), tf.int32)
+        special = tf.RaggedTensor.from_row_lengths(self._vocab_size - 1 - numbers, tf.cast(is_sentinel, tf.int64))
+        return pieces.with_flat_values(tf.concat([plain, special], axis=1)).merge_dims(1, 2)
+
+    def _encode_beside(self, words, follows, precedes):
+        """<string>[text] -> <int32>[text, (id)], of texts beside gaps; see `gaps`."""
+        if self._gaps is None:
+            return self._encode(words)
+        gaps = self._gaps
+        blank = "[" + "".join(f"\\x{{{ord(character):x}}}" for character in gaps.blanks) + "]"
+        before = tf.strings.regex_replace(words, f"{blank}{'' if gaps.keeps_blanks else '*'}\\z", "")
+        is_empty = tf.logical_and(precedes, tf.equal(before, "")) if not gaps.keeps_blanks else tf.zeros_like(precedes)
+        texts = tf.strings.join([tf.where(follows, gaps.anchor, ""), tf.where(precedes, before + gaps.ending, words)])
+        ids = self._encode(tf.where(is_empty, "", texts))
+        starts = tf.where(follows, tf.constant(gaps.num_before, tf.int64), 0)
+        ends = ids.row_lengths() - tf.cast(precedes, tf.int64)
+        is_kept = tf.ragged.map_flat_values(
+            lambda place: tf.logical_and(place >= tf.gather(starts, ids.value_rowids()),
+                                         place < tf.gather(ends, ids.value_rowids())),
+            tf.ragged.range(ids.row_lengths()))
+        return tf.ragged.boolean_mask(ids, is_kept)
+
+    def _spelt_out(self, ids):
+        """<int32>[text, (id)] -> the same with sentinels that a text holds by chance in ordinary pieces."""
+        if not self._names:
+            return ids
+        names = tf.RaggedTensor.from_row_lengths(
+            tf.constant([id_ for name in self._names for id_ in name], tf.int32), [0, *map(len, self._names)])
+        first = self._vocab_size - self._num_sentinels
+        is_plain = ids.flat_values < first
+        plain = tf.RaggedTensor.from_row_lengths(
+            tf.boolean_mask(ids.flat_values, is_plain), tf.cast(is_plain, tf.int64))
+        named = tf.gather(names, tf.where(is_plain, 0, ids.flat_values - first + 1))
+        return ids.with_flat_values(tf.concat([plain, named], axis=1)).merge_dims(1, 2)
 
     def spell(self, ids):
         """The text of each row up to its end of sequence: <int32>[batch, length] -> <string>[batch]. See `spell`."""
@@ -78,9 +125,28 @@ class TextsInGraph(tf.Module):
                         tf.strings.join(["<id_", tf.strings.as_string(first), ">"]))
         words = tf.where(tf.boolean_mask(is_plain, begins), self._decode(pieces), name)
         is_text = tf.not_equal(words, "")
-        row = tf.boolean_mask(tf.boolean_mask(row, begins), is_text)
-        words = tf.RaggedTensor.from_value_rowids(tf.boolean_mask(words, is_text), row, rows.nrows())
-        return tf.strings.reduce_join(words, axis=1, separator=" ")
+        row, first, words = (tf.boolean_mask(one, is_text) for one in (tf.boolean_mask(row, begins), first, words))
+        words = tf.strings.join([self._blanks_before(first, words, row), words])
+        return self._joined(tf.RaggedTensor.from_value_rowids(words, row, rows.nrows()))
+
+    def _blanks_before(self, first, words, row):
+        """<string>[piece], the blank between a text and a name; as in Python's `_blank_before`."""
+        if self._gaps is None:
+            return tf.fill(tf.shape(words), "")
+        is_name = first >= self._vocab_size - self._num_sentinels
+        has_text = tf.concat([tf.zeros_like(row[:1], tf.bool), tf.equal(row[1:], row[:-1])], axis=0)
+        ends = tf.strings.regex_full_match(tf.concat([[""], words[:-1]], axis=0)[:tf.size(words)], r"(?s).* ")
+        if self._gaps.keeps_blanks:
+            is_sentinel = tf.logical_and(is_name, first < self._vocab_size)
+            return tf.where(tf.logical_and(is_sentinel, tf.where(has_text, ends, self._gaps.adds_blank)), " ", "")
+        return tf.where(tf.logical_and(is_name, tf.logical_and(has_text, ~ends)), " ", "")
+
+    def _joined(self, words):
+        """<string>[batch, (piece)] -> <string>[batch], without the blank that SentencePiece adds to a first word."""
+        texts = tf.strings.reduce_join(words, axis=1)
+        if self._gaps is None or (self._gaps.keeps_blanks and not self._gaps.adds_blank):
+            return texts
+        return tf.strings.regex_replace(texts, "^ " if self._gaps.keeps_blanks else "^ +", "")
 
     def _encode(self, texts):
         """<string>[text] -> <int32>[text, (id)]."""
@@ -91,9 +157,12 @@ class TextsInGraph(tf.Module):
         return letters.with_values(tf.cast(codes, tf.int32) + _NUM_SPECIAL)
 
     def _decode(self, ids):
-        """<int32>[text, (id)] -> <string>[text]."""
+        """<int32>[text, (id)] -> <string>[text], with the blank before a first word."""
         if self._tokenizer is not None:
-            return self._tokenizer.detokenize(ids)
+            # Alone, leading blanks would be left out, how many is up to the version of SentencePiece.
+            plain = tf.fill([ids.nrows(), 1], self._gaps.plain_id)
+            texts = self._tokenizer.detokenize(tf.concat([plain, ids], axis=1))
+            return tf.strings.substr(texts, len(self._gaps.plain_text.encode()), 2**31 - 1)
         letters = tf.constant([b""] * _NUM_SPECIAL + [bytes([code]) for code in range(256)])
         joined = tf.strings.reduce_join(tf.gather(letters, ids), axis=1)
         return tf.strings.unicode_transcode(joined, "UTF-8", "UTF-8", errors="ignore")

@@ -49,10 +49,10 @@ class _Served(tf.Module):
         super().__init__()
         self._text_model = text_model
         self._weights = [variable.value for variable in text_model.model.variables]
-        features = text_model.features
-        self._inputs = data.TextsInGraph(features.inputs)
-        same = features.targets is features.inputs
-        self._targets = self._inputs if same else data.TextsInGraph(features.targets)
+        reading = text_model.features
+        self._inputs = data.TextsInGraph(reading.inputs, reading.sentinels, reading.prefix, reading.keeps_end)
+        same = reading.targets is reading.inputs
+        self._targets = self._inputs if same else data.TextsInGraph(reading.targets)
 
     @tf.function(input_signature=[tf.TensorSpec([None], tf.string, "inputs")], autograph=False)
     def answer(self, inputs):

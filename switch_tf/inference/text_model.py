@@ -32,7 +32,7 @@ class TextModel:
 
     Args:
         model: SwitchTransformer, built.
-        features: data.TextFeatures.
+        features: data.Reading.
         inputs_length, max_length: int, tokens that are read and decoded at most, ends of sequences included.
         sampler: see `SwitchTransformer.generate`.
         batch_size: int. Every batch is filled up to it. None for batches of any size and length as they are, by one
@@ -58,24 +58,22 @@ class TextModel:
         self._likelihoods = partitioning.compiled(lambda features: decoding.log_likelihoods(model, features))
 
     def read(self, text: str) -> Inputs:
-        """A text as the model reads it; typed sentinels are sentinels.
+        """A text as the model reads it, see `data.Reading`.
 
         Raises:
             ValueError: there is nothing in it.
         """
-        return self._read(self.features.inputs, text, self.inputs_length, self.features.inputs_end)
+        return self._checked(self.features.read(text, self.inputs_length))
 
     def read_target(self, text: str) -> Inputs:
         """The same of a target."""
-        return self._read(self.features.targets, text, self.max_length, True)
+        return self._checked(self.features.read_target(text, self.max_length))
 
     @staticmethod
-    def _read(vocabulary, text, length, ends):
-        ids = data.read_text(vocabulary, text)
-        if not ids:
+    def _checked(found):
+        if not found[0]:
             raise ValueError("There is no text in it.")
-        ids = ids + [vocabulary.eos_id] * ends
-        return Inputs(ids[:length], max(0, len(ids) - length))
+        return Inputs(*found)
 
     def answer(self, inputs: list[list[int]], rows: list[int]) -> list[list[Answer]]:
         """The results of each of at most `batch_size` inputs, one at least, the best first.
@@ -160,7 +158,7 @@ def generate(model, texts, vocabulary, max_length=64, sampler="greedy", batch_si
     texts = [checks.text("A text", text) for text in texts]
     if not texts:
         return []
-    answers = TextModel(model, data.TextFeatures(vocabulary, vocabulary, True), inputs_length, max_length, sampler,
+    answers = TextModel(model, data.Reading(vocabulary, vocabulary), inputs_length, max_length, sampler,
                         min(checks.integer("batch_size", batch_size, 1), len(texts)))
     inputs = [answers.read(text).ids for text in texts]
     found = []

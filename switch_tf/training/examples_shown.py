@@ -27,7 +27,7 @@ def predict(model, run, partitioner) -> list[Shown]:
     """The first `run.shown_examples` of the validation split, at most a batch of them."""
     description = description_of_data(run, model.config, "validation", 0)
     examples = data.examples(description, min(run.shown_examples, run.batch_size))
-    vocabulary = data.text_features(run.mixture_or_task_name, run.vocabulary).targets
+    vocabulary = data.target_vocabulary(run.mixture_or_task_name, run.vocabulary)
     tokens = np.zeros((run.batch_size, run.task_feature_lengths["inputs"]), "int32")
     for row, example in zip(tokens, examples, strict=False):
         ids = example["inputs"]["ids"][:tokens.shape[1]]

@@ -14,7 +14,7 @@ TEXTS = ["the array", "a <extra_id_0> of <extra_id_12> numbers<extra_id_1>", "<e
          "<extra_id_100> <extra_id_x>", "  two  spaces\tand a tab ", "<extra_id_0><extra_id_0>",
          "na\u00efve \u4e2d\u6587 \U0001f600", "x" * 60,
          "<extra_id_007>", "\u2003 \x0b<extra_id_2>\u00a0\x85"]
-EMPTY = ["", " ", "\u2003\x1c\x0b"]
+EMPTY = {"sentencepiece": ["", " ", "\u2003\x0b"]}  # bytes make ids of every character
 
 
 @pytest.fixture(params=VOCABULARIES)
@@ -26,16 +26,26 @@ def compiled(function):
     return tf.function(function, autograph=False)
 
 
-@pytest.mark.parametrize("ends", [True, False])
-def test_ids_are_those_of_read_text(vocabulary, ends):
-    graph = data.TextsInGraph(vocabulary)
+@pytest.mark.parametrize("ends, keeps_end, sentinels, prefix", [
+    (True, True, "gaps", ""), (False, True, "gaps", ""), (True, False, "spelt_out", "label: <extra_id_1> "),
+    (True, True, "as_tokenized", "a ")])
+def test_ids_are_those_of_a_reading(vocabulary, ends, keeps_end, sentinels, prefix):
+    graph = data.TextsInGraph(vocabulary, sentinels, prefix, keeps_end)
+    reading = data.Reading(vocabulary, vocabulary, ends, ends, prefix, sentinels, keeps_end)
     read = compiled(lambda texts: graph.read(texts, 24, ends))
-    ids = read(tf.constant(TEXTS + EMPTY)).numpy()
-    for text, row in zip(TEXTS, ids, strict=False):
-        expected = [*data.read_text(vocabulary, text), *[vocabulary.eos_id] * ends][:24]
+    ids = read(tf.constant(TEXTS)).numpy()
+    for text, row in zip(TEXTS, ids, strict=True):
+        expected, _ = reading.read(text, 24)
         assert row.tolist() == expected + [0] * (ids.shape[1] - len(expected)), text
-    assert not ids[len(TEXTS):].any()
-    assert read(tf.constant(EMPTY)).shape == (3, 1) and read(tf.constant([], tf.string)).shape[0] == 0
+
+
+@pytest.mark.parametrize("name", VOCABULARIES)
+def test_a_text_with_nothing_in_it_is_padding(name):
+    graph = data.TextsInGraph(VOCABULARIES[name])
+    empty = EMPTY.get(name, [""])
+    read = compiled(lambda texts: graph.read(texts, 24, True))
+    assert not read(tf.constant([*empty, "a"])).numpy()[:-1].any()
+    assert read(tf.constant(empty)).shape == (len(empty), 1) and read(tf.constant([], tf.string)).shape[0] == 0
 
 
 def test_texts_are_those_of_spell(vocabulary):

@@ -22,7 +22,7 @@ def text_model(make_model):
 
     def make(sampler="greedy", dtype="float32", **options):
         model = make_model(dtype, vocab_size=384, logits_via_embedding=False, scale_decoder_outputs=False, **options)
-        return TextModel(model, data.TextFeatures(BYTES, BYTES, True), 20, 6, sampler, batch_size=5)
+        return TextModel(model, data.Reading(BYTES, BYTES), 20, 6, sampler, batch_size=5)
 
     return make
 

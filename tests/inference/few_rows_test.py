@@ -84,7 +84,7 @@ started.wait()
 def test_there_are_none_for_what_xla_does_not_decode(make_model, sampler, dispatch, rows):
     """Four texts of four beams are too many rows: to fill two texts up to four would only double the work."""
     model = make_model(vocab_size=384, dispatch=dispatch)
-    few_rows = TextModel(model, data.TextFeatures(BYTES, BYTES, True), 20, 6, sampler, batch_size=None)._few_rows
+    few_rows = TextModel(model, data.Reading(BYTES, BYTES), 20, 6, sampler, batch_size=None)._few_rows
     few_rows._decode = lambda inputs, rows: (inputs, rows)
     assert few_rows.program(rows + 1, 5) is None and few_rows._maker is None
     assert rows == 0 or program_of(few_rows, rows, 5)[0] == (rows, 20)
@@ -108,10 +108,10 @@ def test_one_that_cannot_be_made_is_not_tried_again():
 @pytest.mark.parametrize("sampler", ["greedy", pytest.param(decoding.Sample(seed=3), marks=pytest.mark.slow),
                                      pytest.param(decoding.Beam(num_beams=2), marks=pytest.mark.slow)])
 def test_answers_are_the_same_before_and_after(model, sampler):
-    text_model = TextModel(model, data.TextFeatures(BYTES, BYTES, True), 20, 6, sampler, batch_size=None)
+    text_model = TextModel(model, data.Reading(BYTES, BYTES), 20, 6, sampler, batch_size=None)
     inputs = [text_model.read(text).ids for text in TEXTS]
     sizes = (1, 3, 5)
-    before = [TextModel(model, data.TextFeatures(BYTES, BYTES, True), 20, 6, sampler, batch_size=5).answer(
+    before = [TextModel(model, data.Reading(BYTES, BYTES), 20, 6, sampler, batch_size=5).answer(
         inputs[:size], list(range(size))) for size in sizes]
     for size in sizes[:2]:
         assert program_of(text_model._few_rows, size, 20)[0] == (1 if size == 1 else 4, 20)

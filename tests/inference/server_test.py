@@ -56,7 +56,7 @@ def make_text_model(make_model):
     @functools.cache
     def make(sampler="greedy", batch_size=None):
         model = make_model(vocab_size=384, logits_via_embedding=False, scale_decoder_outputs=False)
-        return TextModel(model, data.TextFeatures(BYTES, BYTES, True), 20, 6, sampler, batch_size)
+        return TextModel(model, data.Reading(BYTES, BYTES), 20, 6, sampler, batch_size)
 
     return make
 

@@ -1,0 +1,173 @@
+"""How texts become ids for one task: the same in training, evaluation, inference, serving and exported programs."""
+
+import dataclasses
+import functools
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from switch_tf import checks
+from switch_tf.data.providers import get_provider
+from switch_tf.data.seqio_import import import_seqio
+from switch_tf.data.texts import SENTINELS, read_text
+
+_DECLARATION = "typed_sentinels"
+# T5's own objectives, whose inputs have gaps.
+_OBJECTIVES = {"denoise", "iid_denoising", "span_corruption", "unsupervised"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Reading:
+    """How the texts of a task become ids.
+
+    Args:
+        inputs, targets: seqio vocabularies.
+        inputs_end, targets_end: bool. Whether the end of sequence follows.
+        prefix: str. Put before inputs.
+        sentinels: str. The meaning of a typed `<extra_id_0>`. "gaps": the sentinel, in place of tokens that were taken
+            out. "spelt_out": text, in ordinary pieces. "as_tokenized": whatever the vocabulary makes of it.
+        keeps_end: bool. Whether a text that is cut keeps its end of sequence, as after seqio's `append_eos_after_trim`.
+        fields: tuple of two, str or int. Where files of the task have inputs and targets: keys, or numbers of columns.
+
+    Raises:
+        ValueError: a value of another type or range.
+    """
+
+    inputs: Any
+    targets: Any
+    inputs_end: bool = True
+    targets_end: bool = True
+    prefix: str = ""
+    sentinels: str = "gaps"
+    keeps_end: bool = True
+    fields: tuple[str | int, str | int] = ("inputs", "targets")
+
+    def __post_init__(self):
+        for name in ("inputs_end", "targets_end", "keeps_end"):
+            if not isinstance(getattr(self, name), bool):
+                raise checks.refusal(f"{name} must be True or False, not {checks.shown(getattr(self, name))}.")
+        if not isinstance(self.prefix, str):
+            raise checks.refusal(f"The prefix must be text, not {checks.shown(self.prefix)}.")
+        if self.sentinels not in SENTINELS:
+            raise checks.refusal(f"sentinels must be one of {', '.join(SENTINELS)}, not "
+                                 f"{checks.shown(self.sentinels)}.")
+        if not (isinstance(self.fields, tuple) and len(self.fields) == 2 and all(map(_is_field, self.fields))):
+            raise checks.refusal(f"fields must be two names or numbers of columns, not {checks.shown(self.fields)}.")
+
+    def as_data(self) -> dict:
+        """The record without its vocabularies, JSON-able."""
+        found = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)
+                 if field.name not in ("inputs", "targets")}
+        return {**found, "fields": list(self.fields)}
+
+    @classmethod
+    def from_data(cls, data: Mapping, inputs_vocabulary, targets_vocabulary) -> "Reading":
+        """The record that `as_data` described.
+
+        Raises:
+            ValueError: a key that is missing or unknown, or its value.
+        """
+        names = [field.name for field in dataclasses.fields(cls) if field.name not in ("inputs", "targets")]
+        if not isinstance(data, Mapping) or sorted(data) != sorted(names):
+            raise checks.refusal(f"A reading must have the keys {', '.join(names)}, received {checks.shown(data)}.")
+        fields = data["fields"]
+        return cls(inputs_vocabulary, targets_vocabulary,
+                   **{**data, "fields": tuple(fields) if isinstance(fields, list) else fields})
+
+    def raw(self) -> "Reading":
+        """The same for texts as they are: no prefix, and typed sentinels are gaps."""
+        return dataclasses.replace(self, prefix="", sentinels="gaps")
+
+    def read(self, text: str, length: int) -> tuple[list[int], int]:
+        """The ids of an input, at most `length`, and how many were cut; no ids for a text with nothing in it."""
+        return self._cut(self.inputs, self.prefix + text, length, self.inputs_end)
+
+    def read_target(self, text: str, length: int) -> tuple[list[int], int]:
+        """The same of a target, which has no prefix."""
+        return self._cut(self.targets, text, length, self.targets_end)
+
+    def _cut(self, vocabulary, text, length, has_end):
+        ids = read_text(vocabulary, text, self.sentinels)
+        if not ids:
+            return [], 0
+        end = [vocabulary.eos_id] * has_end
+        num_cut = max(0, len(ids) + len(end) - length)
+        if self.keeps_end:
+            return [*ids[:length - len(end)], *end], num_cut
+        return [*ids, *end][:length], num_cut
+
+
+def _is_field(field):
+    return isinstance(field, str) or (isinstance(field, int) and not isinstance(field, bool) and field >= 0)
+
+
+def typed_sentinels(meaning: str) -> Callable:
+    """A decorator by which a preprocessor declares what `<extra_id_0>` in a text is after it; see `Reading.sentinels`.
+
+    The last declaration among a task's preprocessors counts. Without any, it is "as_tokenized".
+    """
+    if meaning not in SENTINELS:
+        raise checks.refusal(f"A preprocessor declares one of {', '.join(SENTINELS)}, not {checks.shown(meaning)}.")
+
+    def declare(step):
+        setattr(step, _DECLARATION, meaning)
+        return step
+
+    return declare
+
+
+def reading_of(mixture_or_task_name: str, vocabulary: str | None = None) -> Reading:
+    """The Reading of a task or mixture; `vocabulary` as for `get_provider`.
+
+    The prefix and the fields are those that the task's source has (`prefix` and `fields`, as `TextFilesSource` has
+    them), sentinels are as its preprocessors declare. Of a mixture they are what all of its tasks agree on. Where they
+    differ, a note on standard error says so, and text is read without a prefix, or with typed sentinels as gaps.
+
+    Raises:
+        ValueError: an unknown name, or a task that has no inputs or no targets.
+    """
+    provider = get_provider(mixture_or_task_name, vocabulary)
+    features = provider.output_features
+    for name in ("inputs", "targets"):
+        if name not in features:
+            raise ValueError(f"Task {mixture_or_task_name!r} has no {name!r}, so it answers no texts; its features are "
+                             f"{', '.join(sorted(features))}.")
+    found = [_of_task(task) for task in getattr(provider, "tasks", [provider])]
+    agreed = {name: found[0][name] for name in found[0] if all(one[name] == found[0][name] for one in found)}
+    differ = [what for name, what in (("prefix", "prefixes"), ("sentinels", "readings of <extra_id_0>"))
+              if name not in agreed]
+    if differ:
+        print(f"The tasks of {mixture_or_task_name!r} have different {' and '.join(differ)}, so texts are read as they "
+              "are typed: without a prefix, unless all tasks have the same, and with <extra_id_0> as a gap, unless all "
+              "tasks agree.", file=sys.stderr, flush=True)
+    return Reading(features["inputs"].vocabulary, features["targets"].vocabulary, features["inputs"].add_eos,
+                   features["targets"].add_eos, **agreed)
+
+
+def _of_task(task):
+    """What a task alone decides of its Reading."""
+    sentinels, keeps_end = "as_tokenized", True
+    for step in map(_unwrapped, task.preprocessors):
+        if meaning := getattr(step, _DECLARATION, None):
+            sentinels = meaning
+        elif _is_one_of(step, "t5.data.preprocessors", _OBJECTIVES):
+            sentinels = "gaps"
+        if _is_one_of(step, import_seqio().preprocessors.__name__, {"append_eos", "append_eos_after_trim"}):
+            keeps_end = step.__name__ == "append_eos_after_trim"
+    fields = getattr(task.source, "fields", {})
+    return {"prefix": getattr(task.source, "prefix", ""), "sentinels": sentinels, "keeps_end": keeps_end,
+            "fields": (fields.get("inputs", "inputs"), fields.get("targets", "targets"))}
+
+
+def _unwrapped(step):
+    """A preprocessor without what was bound to it or wrapped around it, down to one that declares something."""
+    while not hasattr(step, _DECLARATION):
+        inner = step.func if isinstance(step, functools.partial) else getattr(step, "__wrapped__", None)
+        if inner is None:
+            return step
+        step = inner
+    return step
+
+
+def _is_one_of(step, module, names):
+    return getattr(step, "__module__", None) == module and getattr(step, "__name__", None) in names
