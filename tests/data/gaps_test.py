@@ -1,0 +1,108 @@
+"""A typed gap has the ids that span corruption leaves, and what is read can be spelt and read again."""
+
+import random
+
+import pytest
+import seqio
+from sentencepiece import sentencepiece_model_pb2
+
+from switch_tf import data
+from switch_tf.sentencepiece_training import train
+from switch_tf.tasks import corpora, vocabularies
+
+SENTINEL = "<extra_id_{}>"
+
+
+def _options(content, sentinels=(), **normalizer):
+    """The model in `content` with other options, and with sentinels of its own as its last pieces."""
+    proto = sentencepiece_model_pb2.ModelProto.FromString(content)
+    for name, value in normalizer.items():
+        setattr(proto.normalizer_spec, name, value)
+    for symbol in sentinels:
+        proto.pieces.add(piece=symbol, score=0.0, type=proto.SentencePiece.USER_DEFINED)
+    return proto.SerializeToString()
+
+
+@pytest.fixture(scope="module")
+def texts():
+    return [text for text in corpora.docs_corpus("validation") if "extra_id" not in text and text.isascii()][:80]
+
+
+@pytest.fixture(scope="module")
+def all_vocabularies(texts, tmp_path_factory):
+    """One vocabulary of each kind, by name."""
+    folder = tmp_path_factory.mktemp("vocabularies")
+    unigram = train(" ".join(texts).split(". "), 400)
+    names = [SENTINEL.format(number) for number in reversed(range(100))]
+    files = {
+        "keeps_blanks": _options(unigram, remove_extra_whitespaces=False),
+        "keeps_blanks_adds_none": _options(unigram, remove_extra_whitespaces=False, add_dummy_prefix=False),
+        "holds_sentinels": _options(unigram, names),
+        "holds_sentinels_keeps_blanks": _options(unigram, names, remove_extra_whitespaces=False),
+        "holds_sentinels_after_blanks": _options(unigram, [f"▁{name}" for name in names]),
+    }
+    found = {"docs_corpus": vocabularies.docs_corpus(), "source_corpus": vocabularies.source_corpus(),
+             "bytes": vocabularies.byte()}
+    for name, content in files.items():
+        (folder / f"{name}.model").write_bytes(content)
+        found[name] = data.get_vocabulary(str(folder / f"{name}.model"))
+    return found
+
+
+NAMES = ["docs_corpus", "source_corpus", "bytes", "keeps_blanks", "keeps_blanks_adds_none", "holds_sentinels",
+         "holds_sentinels_keeps_blanks", "holds_sentinels_after_blanks"]
+
+
+def _corrupted(vocabulary, ids, drawn):
+    """Ids with two spans taken out, as seqio's span corruption takes them, and the text with gaps typed in their place.
+
+    A user types a gap where the words were, and leaves the blank before them.
+    """
+    surfaces = data.pieces(vocabulary, ids)
+    start, other = sorted(drawn.sample(range(1, len(ids)), 2))
+    kept, typed, place = [], "", 0
+    for number, (start, end) in enumerate([(start, min(start + drawn.randint(1, 4), other)),
+                                           (other, other + drawn.randint(1, 4))]):
+        is_word = surfaces[start].startswith(" ") and not isinstance(vocabulary, seqio.ByteVocabulary)
+        kept += [*ids[place:start], vocabulary.vocab_size - 1 - number]
+        typed += "".join(surfaces[place:start]) + " " * is_word + SENTINEL.format(number)
+        place = end
+    return [*kept, *ids[place:]], typed + "".join(surfaces[place:])
+
+
+def _is_told_apart(vocabulary, ids):
+    """Whether the typed form belongs to these ids alone.
+
+    A blank that is a piece by itself before a gap looks like the one that a gap takes, and bytes of a character are
+    no text.
+    """
+    surfaces = data.pieces(vocabulary, ids)
+    return not any(piece.startswith("<0x") or piece.endswith(" ") and after.startswith("<extra_id_")
+                   for piece, after in zip(surfaces, [*surfaces[1:], ""], strict=True))
+
+
+def _as_typed(vocabulary, text):
+    """A text without the blank that SentencePiece adds."""
+    gaps = data.gaps.gaps_of(vocabulary)
+    return text.removeprefix(" ") if gaps.adds_blank else text
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_typed_gaps_have_the_ids_of_span_corruption_and_are_spelt_and_read_again(all_vocabularies, texts, name):
+    vocabulary, drawn, typed, expected = all_vocabularies[name], random.Random(0), [], []
+    is_bytes = isinstance(vocabulary, seqio.ByteVocabulary)
+    for text in texts * 3:
+        kept, text = _corrupted(vocabulary, list(vocabulary.encode(text[:300])), drawn)
+        if is_bytes or _is_told_apart(vocabulary, kept):
+            expected.append(kept)
+            typed.append(text if is_bytes else _as_typed(vocabulary, text))
+    found = [data.read_text(vocabulary, text) for text in typed]
+    bad = [(t[:90], [(a, b) for a, b in zip(data.pieces(vocabulary, f), data.pieces(vocabulary, k)) if a != b][:3], data.pieces(vocabulary, k)[:20]) for t, f, k in zip(typed, found, expected) if f != k]
+    print("SHARE", name, len(typed), len(texts)*3, len(bad))
+    for b in bad[:4]: print("   ", b)
+    spelt = [data.spell(vocabulary, ids) for ids in found]
+    assert [data.read_text(vocabulary, text) for text in spelt] == found
+    graph = data.TextsInGraph(vocabulary)
+    in_graph = graph.read(typed, 400, False).numpy()
+    assert [row[:len(ids)].tolist() for row, ids in zip(in_graph, found, strict=True)] == found
+    assert [text.decode() for text in graph.spell(in_graph).numpy()] == spelt
