@@ -12,6 +12,8 @@ from switch_tf.cli import gin_files
 
 FILES = {kind: sorted(path.stem for path in (shipped_gin.folder() / "gin" / kind).glob("*.gin"))
          for kind in ("models", "layouts", "runs", "tasks")}
+# What goes with any model, layout and task.
+RUNS = [name for name in FILES["runs"] if not name.endswith("demo")]
 BIND = ["MODEL_DIR='unused'"]
 
 
@@ -22,7 +24,7 @@ def _clean_gin():
 
 
 def _parse(model, layout, run, task, bindings=()):
-    extra = ["INITIAL_CHECKPOINT='unused'"] if run == "finetune" else []
+    extra = ["INITIAL_CHECKPOINT='unused'"] if run.startswith("finetune") else []
     extra += ["TRAIN_FILES='unused'"] if task.endswith("text_files") else []
     names = {"models": model, "layouts": layout, "tasks": task, "runs": run}
     files = [f"gin/{kind}/{name}.gin" for kind, name in names.items() if name]
@@ -31,7 +33,7 @@ def _parse(model, layout, run, task, bindings=()):
 
 # Every pair of two files: they know nothing of each other.
 @pytest.mark.parametrize(("layout", "run", "task"), [
-    (layout, ("pretrain", "finetune")[(i + j) % 2], task)
+    (layout, RUNS[(i + j) % len(RUNS)], task)
     for (i, layout), (j, task) in itertools.product(enumerate(FILES["layouts"]), enumerate(FILES["tasks"]))])
 def test_every_layout_run_and_task_configures_a_run(layout, run, task):
     from switch_tf.training.run import Run
@@ -65,6 +67,24 @@ def test_finetuning_overrides_the_dropouts_of_the_model_file():
     assert (config.dropout_rate, config.expert_dropout_rate) == (0.1, 0.4)
     pretrained = dataclasses.replace(config, dropout_rate=0.0, expert_dropout_rate=0.0)
     assert pretrained == SwitchConfig.from_preset("switch_base_8")
+
+
+def test_the_papers_batch_is_2_to_the_20_tokens_and_the_default_a_sixteenth_of_it():
+    from switch_tf.training.run import Run
+    for run, steps in (("pretrain", 550_000), ("finetune", 16_000)):
+        sizes = []
+        for name in (run, f"{run}_paper"):
+            _parse("switch_base_8", "single", name, "c4")
+            configured = gin.get_configurable(Run)()
+            assert configured.train_steps == steps
+            sizes.append(configured.batch_size * configured.task_feature_lengths["inputs"])
+        assert sizes == [2**16, 2**20]
+
+
+def test_gshards_second_choice_is_kept_with_twice_its_gate():
+    """Algorithm 1 of arXiv 2006.16668: with probability min(1, 2 g2)."""
+    config = SwitchConfig.from_preset("gshard_600b")
+    assert (config.second_expert_policy, 1 / config.second_expert_threshold) == ("random", 2)
 
 
 def test_the_demo_is_a_whole_run():

@@ -2,6 +2,7 @@
 
 import dataclasses
 import pathlib
+import statistics
 from typing import Any
 
 import numpy as np
@@ -97,11 +98,13 @@ def told_apart(runs: list[Curves]) -> list[Curves]:
 
 
 def smoothed(losses) -> np.ndarray:
-    """Each loss as the mean of itself and the two before it, of as many as there are."""
-    sums = np.cumsum(np.concatenate([[0.0], losses]))
-    ends = np.arange(1, len(losses) + 1)
-    starts = np.maximum(0, ends - SMOOTHING)
-    return (sums[ends] - sums[starts]) / (ends - starts)
+    """Returns each loss averaged with the two before it; the first two have fewer to average.
+
+    Means are exact before they are rounded, so equal losses give equal means whatever came before them, and a tie
+    between two runs stays a tie.
+    """
+    losses = [float(loss) for loss in losses]
+    return np.array([statistics.mean(losses[max(0, end - SMOOTHING):end]) for end in range(1, len(losses) + 1)])
 
 
 def _record(folder):

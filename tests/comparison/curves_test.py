@@ -36,6 +36,16 @@ def test_smoothing_takes_as_many_as_there_are():
     np.testing.assert_allclose(curves.smoothed([6.0, 3.0, 0.0, 0.0]), [6.0, 4.5, 3.0, 1.0])
 
 
+@pytest.mark.parametrize("history", [[], [1e6], [9.7, 3.3, 0.1], [7.1] * 40])
+@pytest.mark.parametrize("window", [[0.1, 0.1, 0.1], [0.3, 0.1, 0.2], [2.0, 1.1, 1.7]])
+def test_equal_losses_have_equal_means_whatever_came_before(window, history):
+    mean = curves.smoothed(history + window)[-1]
+    assert all(curves.smoothed(other + order)[-1] == mean for other in ([5.5], [0.7, 8.9]) for order in (
+        window, window[::-1]))
+    if len(set(window)) == 1:
+        assert mean == window[0]
+
+
 def test_what_is_no_trained_run_is_told(make_run, tmp_path):
     with pytest.raises(ValueError, match="is no run folder with a checkpoint"):
         curves.read(tmp_path, "x")

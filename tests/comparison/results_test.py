@@ -54,6 +54,14 @@ def test_the_baseline_got_there_when_it_first_did(read):
     assert results.compare([dense, sparse])["variants"][1]["speedup_steps"] == 1
 
 
+def test_a_run_that_ends_level_with_the_baseline_gets_there(read):
+    """Histories differ and the last three losses do not: rounding must not decide."""
+    dense = read("dense", [3.3, 1.1, 0.7, 0.7, 0.7])
+    sparse = read("sparse", [9.9, 8.3, 0.7, 0.7, 0.7], num_experts=4)
+    found = results.compare([dense, sparse])["variants"][1]
+    assert (found["loss_over_baseline"], found["speedup_steps"]) == (0, 1)
+
+
 def test_seeds_are_compared_with_their_own_and_the_median_is_told(read):
     dense = [read(f"dense/seed_{seed}", FALLING + 0.2 * seed, seed=seed) for seed in range(3)]
     fast = np.concatenate([FALLING[::2], np.full(15, 1.0)])
@@ -75,6 +83,29 @@ def test_a_difference_is_told_beside_the_smallest_that_its_seeds_could_tell(read
     assert two["smallest_effect"] == pytest.approx(4.3027 * 0.1 / 3**0.5, rel=1e-4)
     assert [seed["loss_over_baseline"] for seed in two["seeds"]] == pytest.approx([-0.1, -0.2, -0.3])
     assert results.compare([dense[0], sparse[0]])["variants"][1]["smallest_effect"] is None
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1), (2, 1)])
+def test_seeds_are_paired_by_their_number_whatever_their_order_and_count(read, order):
+    dense = [read(f"dense/seed_{seed}", FALLING + seed, seed=seed) for seed in range(3)]
+    sparse = [read(f"sparse/seed_{seed}", FALLING + seed - (0.1, 0.2, 0.3)[seed], seed=seed, num_experts=4)
+              for seed in order]
+    variant = results.compare(dense + sparse)["variants"][1]
+    gains = [(0.1, 0.2, 0.3)[seed] for seed in order]
+    assert [seed["loss_over_baseline"] for seed in variant["seeds"]] == pytest.approx([-gain for gain in gains])
+    assert variant["loss_over_baseline"] == pytest.approx(-np.mean(gains))
+    # Student's t of two degrees of freedom and of one, times the standard error of the mean of 3 and of 2 differences.
+    expected = {3: 4.3027 * 0.1 / 3**0.5, 2: 12.7062 * 0.1 / 2**0.5 / 2**0.5}[len(order)]
+    assert variant["smallest_effect"] == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.parametrize("seeds", [(0, 1, 2), (1, 2), (0, 3)])
+def test_seeds_that_the_baseline_lacks_do_not_say_what_chance_may_do(read, seeds):
+    """Differences from one run of the baseline, used twice, would hide what that one owes to chance."""
+    dense = [read("dense/seed_0", FALLING)]
+    sparse = [read(f"sparse/seed_{seed}", FALLING + 0.1 * seed, seed=seed, num_experts=4) for seed in seeds]
+    variant = results.compare(dense + sparse)["variants"][1]
+    assert variant["smallest_effect"] is None and len(variant["seeds"]) == len(seeds)
 
 
 def test_most_seeds_have_to_get_there(read):

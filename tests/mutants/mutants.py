@@ -16,17 +16,24 @@ GROUPING = ("tests/layers/grouping_test.py", "tests/layers/moe_test.py")
 DROPOUT = ("tests/layers/dropout_test.py",)
 ADAFACTOR = ("tests/optim/adafactor_test.py",)
 STEP = ("tests/training/objective_test.py", "tests/training/train_step_test.py")
+RESULTS = ("tests/comparison/results_test.py",)
 OBJECTIVE = ("tests/training/objective_test.py", "tests/training/semantics_loss_test.py")
 
 
 class Mutant(NamedTuple):
-    """`old` becomes `new` in switch_tf/`file`; `tests` are asked first; `survives`: why nothing can notice, or ""."""
+    """`old` becomes `new` in switch_tf/`file`, or in a `file` that begins with "tasks/"; `tests` are asked first;
+    `survives`: why nothing can notice, or ""."""
 
     file: str
     old: str
     new: str
     tests: tuple[str, ...]
     survives: str = ""
+
+    @property
+    def path(self) -> str:
+        """The path from the root of the repository."""
+        return self.file if self.file.startswith("tasks/") else f"switch_tf/{self.file}"
 
 
 MUTANTS = (
@@ -220,4 +227,16 @@ MUTANTS = (
            "(stats.router_z_loss, config.load_balancing_loss_weight)", OBJECTIVE),
     Mutant("training/objective.py", 'real["decoder"] = masks.decoder_is_real(features)',
            'real["decoder"] = masks.encoder_is_real(features)', OBJECTIVE),
+    # Decoding, data and comparisons.
+    Mutant("decoding/beam.py", "> ended_scores[:, -1]", "> ended_scores[:, 0]", ("tests/decoding/beam_test.py",)),
+    Mutant("tasks/text_to_text.py", "min(size, limit) ** (1 / temperature)", "min(size ** (1 / temperature), limit)",
+           ("tests/tasks/downstream_test.py",)),
+    Mutant("tasks/text_source.py", '"{key} {file} {start}"', '"{file} {start}"', ("tests/tasks/text_source_test.py",)),
+    Mutant("tasks/text_source.py", '"{key} {file} {start}"', '"{key} {start}"', ("tests/tasks/text_source_test.py",)),
+    Mutant("comparison/results.py", "if count > 1 and are_of_same_seeds:", "if count > 1:", RESULTS),
+    Mutant("comparison/results.py", "all(run.seed == reference.seed", "any(run.seed == reference.seed", RESULTS),
+    Mutant("comparison/results.py", "of_seed.get(run.seed, references[0])) for run in runs]",
+           "reference) for run, reference in zip(runs, references * len(runs))]", RESULTS),
+    Mutant("comparison/curves.py", "statistics.mean(losses[max(0, end - SMOOTHING):end])",
+           "sum(losses[max(0, end - SMOOTHING):end]) / min(end, SMOOTHING)", ("tests/comparison/curves_test.py",)),
 )

@@ -21,7 +21,7 @@ MUTANTS = _load("mutants").MUTANTS
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: f"{mutant.file}: {mutant.old[:40]}")
 def test_it_applies_once_and_is_another_program(mutant):
-    text = (ROOT / "switch_tf" / mutant.file).read_text()
+    text = (ROOT / mutant.path).read_text()
     assert text.count(mutant.old) == 1
     assert ast.dump(ast.parse(text.replace(mutant.old, mutant.new))) != ast.dump(ast.parse(text))
     assert all((ROOT / test).is_file() for test in mutant.tests)

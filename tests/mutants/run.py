@@ -30,8 +30,8 @@ def read_mutants():
     spec = importlib.util.spec_from_file_location("mutants", pathlib.Path(__file__).with_name("mutants.py"))
     module = sys.modules["mutants"] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    wrong = [f"switch_tf/{mutant.file} holds {count} times, not once: {mutant.old}" for mutant in module.MUTANTS
-             if (count := (ROOT / "switch_tf" / mutant.file).read_text().count(mutant.old)) != 1]
+    wrong = [f"{mutant.path} holds {count} times, not once: {mutant.old}" for mutant in module.MUTANTS
+             if (count := (ROOT / mutant.path).read_text().count(mutant.old)) != 1]
     if wrong:
         sys.exit("\n".join(["These mutants no longer apply; write them anew in tests/mutants/mutants.py:", *wrong]))
     return module.MUTANTS
@@ -69,7 +69,11 @@ def run_tests(folder, tests, log, marked="not slow and not exhaustive"):
 
         import switch_tf
 
-        assert pathlib.Path(switch_tf.__file__).is_relative_to(folder), switch_tf.__file__
+        # An editable installation would take switch_tf.tasks from the tree that it was made for.
+        switch_tf.__path__.append(str(folder))
+        for name in ("switch_tf", "switch_tf.tasks"):
+            origin = importlib.util.find_spec(name).origin
+            assert pathlib.Path(origin).is_relative_to(folder), origin
         # That each mutant applies, none of them does.
         os._exit(pytest.main(["-x", "-q", "-p", "no:cacheprovider", "--ignore=tests/mutants", "-m", marked, *tests]))
     _, status = os.waitpid(child, 0)
@@ -110,7 +114,7 @@ def main():
             if mutant.tests not in passing and (failed := run_tests(folder, mutant.tests, log)) is not None:
                 sys.exit(f"Without any mutant {failed} fails, so nothing can be told:\n{log.read_text()[-3000:]}")
             passing.add(mutant.tests)
-            file, begin = folder / "switch_tf" / mutant.file, time.monotonic()
+            file, begin = folder / mutant.path, time.monotonic()
             original = file.read_text()
             file.write_text(original.replace(mutant.old, mutant.new))
             noticed = run_tests(folder, mutant.tests, log)

@@ -244,6 +244,13 @@ def test_large_tasks_count_as_the_limit_and_sizes_that_are_not_given_come_from_t
         loader.override_data_dir(None)
 
 
+def test_the_limit_counts_before_the_temperature():
+    """100 of 400 examples, and the root of that; the root of all 400, limited to 100, would be 20."""
+    if "limited_and_tempered" not in seqio.MixtureRegistry.names():
+        text_to_text.add_mixture("limited_and_tempered", {"glue_qqp": 400, "glue_cola": 25}, 100, 2.0)
+    assert rates("limited_and_tempered") == {"glue_qqp": 10, "glue_cola": 5}
+
+
 def test_rte_counts_once_in_the_mixture_of_both_benchmarks():
     halves = multi_task.SIZES["glue_rte"], multi_task.SIZES["super_glue_rte"]
     assert halves == (1245, 1245) and super_glue.SIZES["super_glue_rte"] == 2490

@@ -47,6 +47,17 @@ def test_the_seed_decides_the_order(files):
     assert first == again != other
 
 
+def test_each_piece_has_an_order_of_its_own_in_each_epoch_and_with_each_seed(tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.txt").write_text("".join(f"{name} {number}\n" for number in range(20)))
+    orders = []
+    for seed in (1, 2):
+        found = _texts(_source(str(tmp_path / "*.txt")), epochs=2, seed=seed)
+        orders += [tuple(text[2:] for text in epoch if text.startswith(name))
+                   for epoch in (found[:40], found[40:]) for name in ("a", "b")]
+    assert len(set(orders)) == 2 * 2 * 2 and all(len(set(order)) == 20 for order in orders)
+
+
 def test_without_shuffling_examples_come_in_the_order_of_the_files(files):
     assert _texts(_source(files), shuffle=False) == LINES
 
