@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from switch_tf.aot import hlo
-from switch_tf.aot.origin import layer
+from switch_tf.aot.origin import layer, stacks_of
 
 _COLLECTIVE = re.compile(
     r"(all-to-all|all-reduce|all-gather|reduce-scatter|collective-permute|ragged-all-to-all)(-start)?")
@@ -57,7 +57,7 @@ def _fused(module):
 def _read(module, mesh):
     """Collectives by name, and the names of those that run beside several other operations, by identity."""
     found, first = {}, {}
-    fused = {inner.name for _, inner in _fused(module)}
+    fused, stacks = {inner.name for _, inner in _fused(module)}, stacks_of(module)
     for computation, instructions in module.computations.items():
         is_scatter = computation.startswith(_SCATTER)
         for instruction in instructions:
@@ -68,7 +68,8 @@ def _read(module, mesh):
                 if _identity(instruction) in first:
                     continue
                 first[_identity(instruction)] = instruction.name
-            found[instruction.name] = _sent(instruction, match, mesh, is_scatter, module.times.get(computation, 1))
+            times = module.times.get(computation, 1)
+            found[instruction.name] = _sent(instruction, match, mesh, is_scatter, times, stacks)
     return found, first
 
 
@@ -82,7 +83,7 @@ def _identity(instruction):
     return (channel[0], instruction.kind, *arrays) if channel else instruction.name
 
 
-def _sent(instruction, match, mesh, is_scatter, times):
+def _sent(instruction, match, mesh, is_scatter, times, stacks):
     arrays = hlo.arrays(instruction.shape)
     kind = match[1]
     if match[2] and kind != "all-reduce":
@@ -92,7 +93,7 @@ def _sent(instruction, match, mesh, is_scatter, times):
     if is_scatter:
         kind, size = "reduce-scatter", size // group  # each chip keeps its own part of the sum
     largest = max(arrays, key=lambda array: array.bytes).text if arrays else ""
-    return Sent(kind, size, group, axes, largest, layer(instruction.operation), times)
+    return Sent(kind, size, group, axes, largest, layer(instruction.operation, stacks), times)
 
 
 def _group(line, mesh):

@@ -5,12 +5,13 @@ comparison and product where one program is cut over many devices (and, for targ
 product and leaves its parts where they are, and would bring the operands of an index together.
 """
 
+import keras
 from keras import ops
 
 from switch_tf.partitioning.axes import arange, axes_of, constrain, gather, is_partitioned, is_split, scatter
 from switch_tf.partitioning.dtypes import widen
 from switch_tf.partitioning.forms import is_fused, prefers_products
-from switch_tf.partitioning.products import product
+from switch_tf.partitioning.products import in_gradient_of, product
 
 
 def count_into_bins(index, num_bins: int):
@@ -57,13 +58,14 @@ def look_up(variable, token_ids, dtype):
         def gradient(*args, upstream=None):
             (upstream,) = args if upstream is None else (upstream,)
             upstream = widen(upstream)
-            if is_partitioned():
-                dense = ops.einsum("blv,blm->vm", is_token(upstream.dtype), upstream)
-                dense = scatter(dense, axes_of(variable))
-            else:
-                dense = ops.segment_sum(ops.reshape(upstream, (-1, upstream.shape[-1])),
-                                        ops.reshape(token_ids, (-1,)), num_segments=vocab_size)
-            return ops.cast(dense, table.dtype)
+            with in_gradient_of(variable), keras.name_scope("look_up"):
+                if is_partitioned():
+                    dense = ops.einsum("blv,blm->vm", is_token(upstream.dtype), upstream)
+                    dense = scatter(dense, axes_of(variable))
+                else:
+                    dense = ops.segment_sum(ops.reshape(upstream, (-1, upstream.shape[-1])),
+                                            ops.reshape(token_ids, (-1,)), num_segments=vocab_size)
+                return ops.cast(dense, table.dtype)
 
         return ops.take(gather(ops.cast(table, dtype), axes_of(variable)), token_ids, axis=0), gradient
 

@@ -6,7 +6,7 @@ import pytest
 
 from switch_tf.aot import clock, hlo, trace
 from switch_tf.aot.chips import Chip
-from switch_tf.aot.origin import SENT, WAITING
+from switch_tf.aot.origin import SENT, UNATTRIBUTED, WAITING
 
 # A cycle is a millisecond, and so are 4 bytes of memory.
 CHIP = Chip(memory=16e9, flops=1e3, memory_bandwidth=4e3, link_bandwidth=1.0, clock=1e3)
@@ -164,8 +164,46 @@ def test_a_kernel_takes_what_it_says_itself():
 def test_what_has_no_name_serves_what_its_operands_do():
     found = _schedule(_busy("a", 1, operation="gradient_tape/switch_transformer/decoder/layers_1/self_attention/Sum"),
                       _busy("b", 2, "%p, %a", ""), _busy("c", 4, "%b", "AddN_3"), _busy("d", 8, "%p", ""))
-    assert _ms(found.parts) == {"attention": 7, "logits and loss": 8}
-    assert _ms(found.layers) == {"decoder/layers_1": 7, "logits and loss": 8}
+    assert _ms(found.parts) == {"attention": 7, UNATTRIBUTED: 8}
+    assert _ms(found.layers) == {"decoder/layers_1": 7, UNATTRIBUTED: 8}
+
+
+def test_what_has_no_name_and_no_such_operand_serves_what_uses_it():
+    """`b` copies a weight for attention; `d` adds up two of which one serves a layer, `f` none."""
+    attention = "switch_transformer_1/encoder_1/layers_0_1/attention_1/MatMul"
+    found = _schedule(_busy("b", 1, "%p", ""), _busy("a", 2, "%b", attention), _busy("l", 4, "%p", "Min"),
+                      _busy("d", 8, "%l, %a", "AddN_3"), _busy("f", 16, "%l", ""))
+    assert _ms(found.parts) == {"attention": 1 + 2 + 8, "logits and loss": 4 + 16}
+
+
+def test_a_fusion_without_a_name_serves_most_of_what_was_fused_into_it():
+    scope = "switch_transformer_1/encoder_1/layers_0_1/"
+    fused = "\n".join(f'  %{name} = f32[8]{{0}} add(%q), metadata={{op_name="{scope}{where}/add"}}' for name, where in (
+        ("i", "mlp_1"), ("j", "attention_1"), ("k", "attention_1")))
+    before = "%f (q: f32[8]) -> f32[8] {\n  %q = f32[8]{0} parameter(0)\n" + fused + "\n}\n"
+    assert _ms(_schedule(_busy("a", 5, operation=""), before=before).parts) == {"attention": 5}
+
+
+def test_what_a_nameless_loop_does_for_a_layer_is_that_layers():
+    body = BODY.replace("switch_transformer_1/encoder_1/layers_0_1/mlp_1/MatMul", "")
+    loop = COUNTED + ', metadata={op_name="switch_transformer_1/encoder_1/layers_0_1/attention_1/while"}'
+    assert _ms(_schedule(loop, before=body, sends={"r": 1 * MS}).parts) == {"attention": 10, SENT: 5}
+    assert _ms(_schedule(COUNTED, before=body, sends={"r": 1 * MS}).parts) == {UNATTRIBUTED: 10, SENT: 5}
+
+
+RECOMPUTED = ("layers_1_3/attention_1/MatMul", "layers_1_3/mlp_1/router_1/MatMul", "layers_1_1/self_attention_1/MatMul",
+              "gradient_tape/layers_1_1/mlp_1/MatMul", "gradient_tape/layers_1_3/pre_mlp_layer_norm_1/mul;x/y",
+              "gradient_tape/switch_transformer/token_embedder/look_up/einsum/Einsum",
+              "gradient_tape/switch_transformer/token_embedder/einsum/Einsum")
+
+
+def test_a_recomputed_layer_whose_stack_the_name_has_lost_is_found_again():
+    """Names as of a program with `remat`: a decoder's layer is known by its self-attention."""
+    found = _schedule(*(_busy(f"a{place}", 2**place, operation=name) for place, name in enumerate(RECOMPUTED)))
+    assert _ms(found.parts) == {"attention": 1 + 4, "router": 2, "dense feed-forward": 8, "norms and residuals": 16,
+                                "embedding": 32, "logits and loss": 64}
+    assert _ms(found.layers) == {"encoder/layers_1": 1 + 2 + 16, "decoder/layers_1": 4 + 8, "token_embedder": 32,
+                                 "logits and loss": 64}
 
 
 @pytest.mark.parametrize("operation, part", [

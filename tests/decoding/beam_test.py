@@ -50,14 +50,13 @@ def test_a_sequence_that_begins_worse_may_end_better():
     np.testing.assert_allclose(scores, [[np.log(0.40 * 0.97), np.log(0.58 * 0.30)]], rtol=1e-5)
 
 
-@pytest.mark.parametrize("second, expected", [(0.30, [[1, 0, 0], [2, 1, 0]]), (0.02, [[1, 0, 0], [2, 1, 0]])])
-def test_the_search_goes_on_while_the_worst_of_several_results_can_be_passed(second, expected):
+def test_the_search_goes_on_while_the_worst_of_several_results_can_be_passed():
     """The end comes first with 0.6; what follows token 2 cannot pass that and makes a better second result."""
-    table = [[0.01, 0.60, 0.37, 0.02], [0.25] * 4, [0.05, 1 - second - 0.1, second, 0.05], [0.25] * 4]
+    table = [[0.01, 0.60, 0.37, 0.02], [0.25] * 4, [0.05, 0.60, 0.30, 0.05], [0.25] * 4]
     one = {"encoder_input_tokens": np.array([[5]], "int32")}
     ids, scores = decode(Beam(2, length_penalty=0, num_results=2), Table(table), one, 3)
-    assert ids[0].tolist() == expected
-    np.testing.assert_allclose(scores[0], np.log([0.60, 0.37 * (0.9 - second)]), rtol=1e-5)
+    assert ids[0].tolist() == [[1, 0, 0], [2, 1, 0]]
+    np.testing.assert_allclose(scores[0], np.log([0.60, 0.37 * 0.60]), rtol=1e-5)
 
 
 @pytest.mark.parametrize("penalty, expected", [(0.0, [3, 1, 0]), (0.6, [3, 1, 0]), (8.0, [2, 3, 1])])
