@@ -3,6 +3,7 @@
 from typing import Any, NamedTuple
 
 from switch_tf.choices import nearest
+from switch_tf.comparison import differences
 from switch_tf.training import continuation
 
 _TOLERANCE = 0.02
@@ -113,18 +114,41 @@ def check_losses(records: dict[str, dict]) -> None:
 
 
 def remarks(records: dict[str, dict]) -> list[str]:
-    """What is not equal in variants, and may have made a difference, in sentences; names of variants -> records."""
-    (first, wanted), *others = records.items()
-    told = [f"{key} is {wanted[key]} in {first} and {found[key]} in {name}." for name, found in others
-            for key in _differences(wanted, found)]
+    """Returns what differs between each variant and the baseline and may have made a difference, in sentences.
+
+    The most important comes first: work, model, data, learning rate, batch, steps. Args: name of a variant -> record.
+    """
+    reference = baseline({name: config_of(record) for name, record in records.items()})
+    told = []
+    for name, share in work_over_baseline(records).items():
+        if abs(share) > _TOLERANCE:
+            told.append(f"{name} does {abs(share):.1%} {'more' if share > 0 else 'less'} work for a token than "
+                        f"{reference}, without the router.")
+    for name, record in records.items():
+        if name != reference:
+            told += differences.sentences(reference, records[reference], name, record)
+    return told
+
+
+def work_over_baseline(records: dict[str, dict]) -> dict[str, float]:
+    """Returns the work of each variant for a token over the baseline's, minus 1, without routers."""
     configs = {name: config_of(record) for name, record in records.items()}
     reference = baseline(configs)
-    lengths = wanted["TASK_FEATURE_LENGTHS"]
-    for name, config in configs.items():
-        share = _without_router(work(config, lengths)) / _without_router(work(configs[reference], lengths)) - 1
-        if abs(share) > _TOLERANCE:
-            told.append(f"{name} does {share:+.1%} work for a token beside {reference}, without its router.")
-    return told
+    lengths = records[reference]["TASK_FEATURE_LENGTHS"]
+    wanted = _without_router(work(configs[reference], lengths))
+    return {name: _without_router(work(config, lengths)) / wanted - 1 for name, config in configs.items()}
+
+
+def sentence_about_work(shares: dict[str, float], reference: str) -> str:
+    """Returns whether variants do the same work, for whom they do not, and by how much; from `work_over_baseline`."""
+    unequal = [f"{name} does {abs(share):.1%} {'more' if share > 0 else 'less'}" for name, share in shares.items()
+               if abs(share) > _TOLERANCE]
+    if not unequal:
+        return f"All variants do the same work for a token, within {_TOLERANCE:.0%} and without the router."
+    equal = [name for name, share in shares.items() if abs(share) <= _TOLERANCE and name != reference]
+    same = f" {', '.join(equal)} and {reference} do the same within {_TOLERANCE:.0%}." if equal else ""
+    return (f"Not all variants do the same work for a token: {', '.join(unequal)} than {reference}, without the "
+            f"router.{same}")
 
 
 def without_seed(record: dict) -> dict:
@@ -147,4 +171,5 @@ def _compared(record):
 
 def _differences(wanted, found):
     """Names of two records that are no variant's own and whose values differ."""
-    return [name for name in _compared(wanted) if name in found and found[name] != wanted[name]]
+    return differences.by_importance(
+        name for name in _compared(wanted) if name in found and found[name] != wanted[name])

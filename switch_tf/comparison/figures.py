@@ -1,4 +1,4 @@
-"""The picture of a comparison: evaluation loss over steps, time, FLOPs and tokens, how much sooner it is reached."""
+"""The picture of a comparison: held-out loss over steps, time, FLOPs and tokens, and speed-ups to equal loss."""
 
 import numpy as np
 
@@ -39,7 +39,7 @@ def draw(curves: list[Curves], found: dict) -> bytes:
         _tasks(axes[panels - 1], found, colors)
     for panel in axes[panels:]:
         panel.set_visible(False)
-    axes[0].legend()
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=min(6, len(of_names) + 1))
     return png(figure)
 
 
@@ -49,7 +49,7 @@ def _axes(of_names):
     longest = max(run.seconds[-1] for run in runs)
     unit, size = ("hours", 3600) if longest > 7200 else ("minutes", 60) if longest > 120 else ("seconds", 1)
     return {"steps": lambda run: run.steps, f"{unit} of training": lambda run: run.seconds / size,
-            "FLOPs of products with weights": lambda run: run.flops, "tokens": lambda run: run.tokens}
+            "FLOPs (matrix products with weights)": lambda run: run.flops, "tokens": lambda run: run.tokens}
 
 
 def _losses(axes, of_names, colors, found, unit, of_run):
@@ -58,8 +58,8 @@ def _losses(axes, of_names, colors, found, unit, of_run):
         at = np.flatnonzero(losses <= found["target_loss"])
         if len(at):
             axes.plot(along[at[0]], losses[at[0]], "o", color=colors[name])
-    axes.axhline(found["target_loss"], color="grey", linestyle="--", linewidth=1)
-    axes.set(xlabel=unit, ylabel="evaluation loss (nats per token)", title=f"Loss over {unit}")
+    axes.axhline(found["target_loss"], color="grey", linestyle="--", linewidth=1, label="target loss")
+    axes.set(xlabel=unit, ylabel="held-out loss (nats per token)", title=f"Loss over {unit}")
     axes.grid(alpha=0.3)
 
 
@@ -86,24 +86,32 @@ def _speedups(axes, of_names, colors, baseline):
         losses = [entry["loss"] for entry in targets]
         for unit, style in (("steps", "-"), ("time", "--")):
             factors = [np.nan if entry[f"speedup_{unit}"] is None else entry[f"speedup_{unit}"] for entry in targets]
-            axes.plot(losses, factors, style, color=colors[name], label=f"{name}, in {unit}")
+            axes.plot(losses, factors, style, color=colors[name])
     axes.axhline(1, color=colors[baseline], linewidth=1)
     axes.invert_xaxis()
-    axes.set(xlabel=f"loss that {baseline} gets to", ylabel=f"times sooner than {baseline}",
-             title="Speed-up to equal loss")
-    axes.legend(fontsize="small")
+    axes.yaxis.set_major_formatter(lambda value, _: _times(value))
+    axes.set(xlabel="target loss", ylabel=f"speed-up over {baseline}",
+             title="Speed-up to equal loss (solid: steps, dashed: time)")
     axes.grid(alpha=0.3)
 
 
 def _tasks(axes, found, colors):
-    """How much sooner in steps each task of a mixture gets to the baseline's loss of it; 0 where it does not."""
+    """Speed-up in steps of each task of a mixture to the baseline's loss of it; 0 where it is never reached."""
     for variant in found["variants"]:
         if variant["name"] != found["baseline"]:
-            sooner = {task: entry["speedup_steps"] or 0.0 for task, entry in variant["tasks"].items()}
-            axes.plot(list(sooner.values()), list(sooner), "o", color=colors[variant["name"]])
+            speedups = {task: entry["speedup_steps"] or 0.0 for task, entry in variant["tasks"].items()}
+            axes.plot(list(speedups.values()), list(speedups), "o", color=colors[variant["name"]])
     axes.axvline(1, color=colors[found["baseline"]], linewidth=1)
-    axes.set(xlabel=f"times sooner than {found['baseline']} in steps (0: never)", title="By task")
+    axes.xaxis.set_major_formatter(lambda value, _: _times(value))
+    axes.set(xlabel=f"speed-up over {found['baseline']} in steps", title="By task")
     axes.grid(alpha=0.3)
+
+
+def _times(speedup):
+    """A tick of an axis of speed-ups: "2x", "1.33x later"; 0 stands for a loss that is never reached."""
+    if speedup <= 0:
+        return "never" if speedup == 0 else ""
+    return f"{speedup:.3g}x" if speedup >= 1 else f"{1 / speedup:.3g}x later"
 
 
 def _other_metrics(of_names):

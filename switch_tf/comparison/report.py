@@ -10,16 +10,17 @@ from switch_tf.training import page
 from switch_tf.whole_file import write_whole
 
 _WORDS = (
-    "All variants do the same work for a token but for the router, whose share of the FLOPs is told beside them; "
-    "capacity padding is what experts compute for empty slots, in addition to it. Losses are cross-entropies of the "
-    "validation split in nats per token, each the mean of the last three evaluations. A speed-up is how many times "
-    "fewer steps, or seconds, a variant needs to get to the loss that the baseline ends with (the dots, on the dashed "
-    "line). Seconds are those of training steps alone: the first steps of each turn, evaluation, checkpoints and "
-    "compilation are left out. Of several seeds lines are medians and bands the whole range.")
+    "The router's share of the FLOPs stands beside each variant. Capacity padding is what experts compute for empty "
+    "slots, in addition. Losses are cross-entropies of the validation split in nats per token, each averaged over the "
+    "last three evaluations. The speed-up is the number of steps, or seconds, that the baseline needs to the target "
+    "loss, divided by the variant's; a variant that needs more is later. The target loss is the baseline's last one: "
+    "the dashed line, which each curve reaches at its dot. Seconds are those of training steps alone: the first steps "
+    "of each turn, evaluation, checkpoints and compilation do not count. With several seeds, lines are medians and "
+    "bands the whole range.")
 _STYLE = ("table{border-collapse:collapse}th,td{padding:.3em 1em;text-align:right;border-bottom:1px solid #ddd}"
           "th:first-child,td:first-child{text-align:left}")
 _COLUMNS = ("variant", "experts", "parameters", "FLOPs/token", "router", "padding", "s/step", "step time", "final loss",
-            "sooner in steps", "sooner in time")
+            "speed-up in steps", "speed-up in time")
 
 
 def write(folder, curves: list[Curves]) -> dict:
@@ -43,10 +44,10 @@ def table(found: dict) -> str:
 
 
 def words(found: dict) -> list[str]:
-    """What the table says of each variant but the baseline, in a sentence."""
+    """Returns sentences: the target loss, what differs, and how each variant does beside the baseline."""
     baseline, period = found["baseline"], found["evaluation_period"]
-    lines = [f"Target: {found['target_loss']:.4f}, the last loss of {baseline} ({found['smoothing']}); evaluated every "
-             f"{period} steps, so no speed-up is finer than that."]
+    lines = [f"Target loss: {found['target_loss']:.4f}, the last loss of {baseline} ({found['smoothing']}); evaluated "
+             f"every {period} steps, so no speed-up is finer than that."]
     lines += [f"Not equal: {remark}" for remark in found["not_equal"]]
     for variant in found["variants"]:
         if variant["name"] == baseline:
@@ -55,15 +56,15 @@ def words(found: dict) -> list[str]:
         if variant["speedup_steps"] is None:
             lines.append(f"{variant['name']} does not get there: it ends at {variant['final_loss']:.4f}.")
         else:
-            lines.append(f"{variant['name']} gets there {variant['speedup_steps']:.2f} times sooner in steps and "
-                         f"{variant['speedup_time']:.2f} times in time" + _range(variant) + ".")
+            lines.append(f"{variant['name']} gets there {_in_steps_and_time(variant)}{_range(variant)}.")
     return lines
 
 
 def _difference(variant, baseline):
     """What the final losses of the same seeds say, and what they could have said."""
     mean, smallest = variant["loss_over_baseline"], variant["smallest_effect"]
-    line = f"{variant['name']} ends {abs(mean):.4f} {'above' if mean > 0 else 'below'} {baseline}"
+    line = (f"{variant['name']} ends {abs(mean):.4f} {'above' if mean > 0 else 'below'} {baseline}" if mean else
+            f"{variant['name']} ends level with {baseline}")
     if smallest is None:
         few = "one seed does" if len(variant["seeds"]) == 1 else f"seeds that {baseline} was not trained with do"
         return f"{line}; {few} not say how much of that is chance."
@@ -72,24 +73,45 @@ def _difference(variant, baseline):
             f"what {len(variant['seeds'])} seeds can tell here with 95 % certainty is {smallest:.4f}.")
 
 
+def _in_steps_and_time(variant):
+    """Such as "1.27 times later in steps and 1.10 times sooner in time"."""
+    in_steps, in_time = variant["speedup_steps"], variant["speedup_time"]
+    is_alike = (in_steps >= 1) == (in_time >= 1)
+    return (f"{_factor(in_steps):.2f} times {_side(in_steps)} in steps and {_factor(in_time):.2f} times "
+            f"{'' if is_alike else _side(in_time) + ' '}in time")
+
+
+def _side(speedup):
+    return "sooner" if speedup >= 1 else "later"
+
+
+def _factor(speedup):
+    """How many times sooner, or how many times later."""
+    return speedup if speedup >= 1 else 1 / speedup
+
+
 def _range(variant):
     seeds = variant["seeds"]
     if len(seeds) == 1:
         return ""
-    steps = ["never" if seed["speedup_steps"] is None else f"{seed['speedup_steps']:.2f}" for seed in seeds]
+    steps = ["never" if seed["speedup_steps"] is None else f"{_factor(seed['speedup_steps']):.2f}" + (
+        " later" if seed["speedup_steps"] < 1 else "") for seed in seeds]
     return f" (the median of {len(seeds)} seeds: {', '.join(steps)} in steps)"
 
 
-def _times(value):
-    return "never" if value is None else f"{value:.2f}x"
+def times(speedup: float | None) -> str:
+    """Returns a speed-up for a table: "1.82x", "1.27x later", "never" where the target is not reached."""
+    if speedup is None:
+        return "never"
+    return f"{_factor(speedup):.2f}x" + (" later" if speedup < 1 else "")
 
 
 def _row(variant):
     return (variant["name"], str(variant["num_experts"]), f"{variant['num_parameters']:,}",
             f"{variant['flops_per_token']:,.0f}", f"{variant['router_flops_share']:.1%}",
             f"{variant['capacity_padding_share']:.1%}", f"{variant['seconds_per_step']:.4f}",
-            f"{variant['step_time_over_dense']:.2f}x", f"{variant['final_loss']:.4f}", _times(variant["speedup_steps"]),
-            _times(variant["speedup_time"]))
+            f"{variant['step_time_over_dense']:.2f}x", f"{variant['final_loss']:.4f}", times(variant["speedup_steps"]),
+            times(variant["speedup_time"]))
 
 
 def _page(curves, found, picture):
@@ -99,21 +121,22 @@ def _page(curves, found, picture):
     said = "".join(f"<p>{html.escape(line)}</p>" for line in words(found))
     targets = "".join(
         f"<tr><td>{html.escape(variant['name'])}</td>" + "".join(
-            f"<td>{_times(target['speedup_steps'])}, {_times(target['speedup_time'])}</td>"
+            f"<td>{times(target['speedup_steps'])}, {times(target['speedup_time'])}</td>"
             for target in variant["targets"]) + "</tr>" for variant in found["variants"])
     heads = "".join(f"<th>{target['loss']:.4f}</th>" for target in found["variants"][0]["targets"])
     tasks = "".join(
         f"<tr><td>{html.escape(task)}</td><td>{html.escape(variant['name'])}</td><td>{entry['final_loss']:.4f}</td>"
-        f"<td>{_times(entry['speedup_steps'])}</td><td>{_times(entry['speedup_time'])}</td></tr>"
+        f"<td>{times(entry['speedup_steps'])}</td><td>{times(entry['speedup_time'])}</td></tr>"
         for task in found["variants"][0]["tasks"] for variant in found["variants"]
         if (entry := variant["tasks"].get(task)))
     if tasks:
-        tasks = ("<h2>By task</h2><table><tr><th>task</th><th>variant</th><th>final loss</th><th>sooner in steps</th>"
-                 f"<th>sooner in time</th></tr>{tasks}</table>")
+        tasks = ("<h2>By task</h2><table><tr><th>task</th><th>variant</th><th>final loss</th><th>speed-up in steps</th>"
+                 f"<th>speed-up in time</th></tr>{tasks}</table>")
     runs = "".join(f"<tr><td>{html.escape(run.name)}</td><td>{run.seed}</td><td>{html.escape(str(run.folder))}</td>"
                    "</tr>" for run in curves)
+    baseline = html.escape(found["baseline"])
     return page.page("Dense against sparse", f"<style>{_STYLE}</style>{said}<table><tr>{head}</tr>{rows}</table>"
                      f"{page.image('curves', picture)}"
-                     f"<h2>Sooner, to several losses of {html.escape(found['baseline'])} (in steps, in time)</h2>"
-                     f"<table><tr><th>variant</th>{heads}</tr>{targets}</table><p>{_WORDS}</p>{tasks}<h2>Runs</h2>"
+                     f"<h2>Speed-up over {baseline} to several target losses (in steps, in time)</h2>"
+                     f"<table><tr><th>variant</th>{heads}</tr>{targets}</table><p>{html.escape(found['work'])} {_WORDS}</p>{tasks}<h2>Runs</h2>"
                      f"<table><tr><th>variant</th><th>seed</th><th>folder</th></tr>{runs}</table>")

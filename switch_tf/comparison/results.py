@@ -1,4 +1,4 @@
-"""What came out of a comparison: how much sooner each variant reaches the baseline's quality, and at what cost."""
+"""Results of a comparison: the speed-up of each variant to the baseline's quality, and its cost."""
 
 import numpy as np
 
@@ -21,23 +21,27 @@ def compare(curves: list[Curves]) -> dict:
         curves: runs, at least two, those of one variant by the same name.
 
     Returns:
-        dict of `baseline`, `target_loss`, `not_equal` (sentences) and `variants`, in the order of `curves`.
+        dict of `baseline`, `target_loss`, `work` (a sentence), `not_equal` (sentences, the most important first) and
+        `variants`, in the order of `curves`.
 
     Raises:
         ValueError: their losses are not of the same tokens.
     """
     of_names = by_name(curves)
     fairness.check_losses({str(run.folder): run.record for run in curves})
+    records = {name: runs[0].record for name, runs in of_names.items()}
     baseline = fairness.baseline({name: runs[0].config for name, runs in of_names.items()})
+    shares = fairness.work_over_baseline(records)
     return {
         "baseline": baseline,
         "target_loss": _median([run.losses[-1] for run in of_names[baseline]]),
         "loss": curves[0].loss_name,
         "smoothing": f"mean of {SMOOTHING} evaluations",
         "evaluation_period": int(np.min(np.diff(curves[0].steps, prepend=0))),
-        "not_equal": [*fairness.remarks({name: runs[0].record for name, runs in of_names.items()}),
-                      *_other_ends(of_names, baseline)],
-        "variants": [_variant(name, runs, of_names[baseline]) for name, runs in of_names.items()],
+        "work": fairness.sentence_about_work(shares, baseline),
+        "not_equal": [*fairness.remarks(records), *_other_ends(of_names, baseline)],
+        "variants": [{**_variant(name, runs, of_names[baseline]), "work_over_baseline": shares[name]}
+                     for name, runs in of_names.items()],
     }
 
 
@@ -57,9 +61,9 @@ def by_name(curves: list[Curves]) -> dict[str, list[Curves]]:
 
 
 def speedup(run: Curves, reference: Curves, index: int) -> tuple[float | None, float | None]:
-    """How many times sooner, in steps and in time, a run gets to what another one has at evaluation `index`.
+    """Speed-up of a run, in steps and in time, to the loss that another one has at evaluation `index`.
 
-    None where it does not get there.
+    Below 1 where it gets there later, None where it does not get there.
     """
     reached = np.flatnonzero(run.losses <= reference.losses[index])
     first = np.flatnonzero(reference.losses <= reference.losses[index])[0]
@@ -144,7 +148,7 @@ def _tasks(paired):
 
 
 def target(paired: list[tuple[Curves, Curves]], share: float) -> dict:
-    """How much sooner runs get to what the references of their seeds had after a share of their evaluations.
+    """Speed-ups of runs to the loss that the references of their seeds had after a share of their evaluations.
 
     Args:
         paired: from `pairs`.

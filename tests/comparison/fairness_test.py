@@ -70,7 +70,38 @@ def test_losses_of_other_tokens_are_not_compared(key, value):
     fairness.check_losses({"a": record(), "b": record(changes={"BATCH_SIZE": 3})})
 
 
-def test_unequal_work_is_told():
-    told = fairness.remarks({"dense": record(), "wide": record(d_ff=40)})
-    assert told == ["wide does +10.0% work for a token beside dense, without its router."]
-    assert fairness.remarks({"dense": record(), "sparse": record(num_experts=64)}) == []
+def test_unequal_work_comes_first_and_says_who_does_more():
+    records = {"dense": record(), "wide": record(d_ff=40), "narrow": record(d_ff=24)}
+    assert fairness.remarks(records) == [
+        "wide does 10.0% more work for a token than dense, without the router.",
+        "narrow does 10.0% less work for a token than dense, without the router.",
+        "SwitchConfig.d_ff is 32 in dense and 40 in wide.", "SwitchConfig.d_ff is 32 in dense and 24 in narrow."]
+    shares = fairness.work_over_baseline(records)
+    assert shares == pytest.approx({"dense": 0, "wide": 0.1, "narrow": -0.1})
+    assert fairness.sentence_about_work(shares, "dense") == (
+        "Not all variants do the same work for a token: wide does 10.0% more, narrow does 10.0% less than dense, "
+        "without the router.")
+    same = {"dense": record(), "sparse": record(num_experts=64)}
+    assert fairness.remarks(same) == []
+    assert fairness.sentence_about_work(fairness.work_over_baseline(same), "dense").startswith("All variants do the")
+
+
+def test_what_matters_comes_first_and_noise_is_left_out():
+    rate = "Adafactor.learning_rate"
+    other = record(seed=7, changes={
+        "EVAL_PERIOD": 3, "LOG_PERIOD": 7, "CHECKPOINT_PERIOD": 9, "Run.keep_every": 5, "TRAIN_STEPS": 50,
+        "BATCH_SIZE": 8, rate: "RsqrtDecay(base=2.0)", "training data": {"facts": "c"},
+        "SwitchConfig.dropout_rate": 0.3, "StepSettings.clip_norm": 1.0, "SwitchConfig.jitter_noise": 0.0})
+    told = fairness.remarks({"a": record(), "b": other})
+    assert [remark.split(" is ")[0].split(" differ ")[0] for remark in told] == [
+        "SwitchConfig.dropout_rate", "training data", "learning rate", "BATCH_SIZE", "TRAIN_STEPS",
+        "StepSettings.clip_norm", "EVAL_PERIOD"]
+    assert "RsqrtDecay(base=2.0) in b." in told[2] and told[1] == "training data differ between a and b: facts."
+
+
+def test_learning_rates_of_two_optimizers_are_told_beside_each_other():
+    other = {name: value for name, value in record().items() if not name.startswith("Adafactor.")}
+    other |= {"optimizer": "AdamW", "AdamW.learning_rate": 0.25}
+    told = fairness.remarks({"a": record(), "b": other})
+    assert told[0] == "optimizer is Adafactor in a and AdamW in b." and told[1].endswith(" and 0.25 in b.")
+    assert told[1].startswith("learning rate is ") and len(told) == 2

@@ -1,8 +1,9 @@
 import json
 
 import numpy as np
+import pytest
 
-from switch_tf.comparison import curves, report
+from switch_tf.comparison import curves, figures, report
 
 FALLING = np.linspace(4.0, 1.0, 31)
 
@@ -56,3 +57,38 @@ def test_what_is_not_equal_is_told(make_run, tmp_path):
     runs = [curves.read(make_run(name, list(FALLING), changes=changes), name)
             for name, changes in (("a", {}), ("b", {"BATCH_SIZE": 8}))]
     assert "Not equal: BATCH_SIZE is 16 in a and 8 in b." in report.words(report.write(tmp_path, runs))
+
+
+def test_a_variant_that_is_slower_is_later_and_never_so_many_times_sooner(make_run, tmp_path):
+    """Three evaluations at 1.0 are the target: the dense run has them at step 180, the others at step 330."""
+    fast, slow = np.concatenate([FALLING[::2], np.full(17, 1.0)]), np.concatenate([FALLING, [1.0, 1.0]])
+    runs = [curves.read(make_run(name, list(losses), experts, seconds_per_step=seconds), name)
+            for name, losses, experts, seconds in (("dense", fast, 0, 1.0), ("late", slow, 4, 1.0),
+                                                   ("cheap", slow, 8, 0.25))]
+    found = report.write(tmp_path / "out", runs)
+    late = found["variants"][1]["speedup_steps"]
+    assert late == pytest.approx(180 / 330)
+    said = "\n".join(report.words(found))
+    assert f"late gets there {1 / late:.2f} times later in steps and {1 / late:.2f} times in time." in said
+    assert f"cheap gets there {1 / late:.2f} times later in steps and {4 * late:.2f} times sooner in time." in said
+    assert f"{1 / late:.2f}x later" in report.table(found)
+    page = (tmp_path / "out" / "comparison.html").read_text()
+    assert "times sooner" not in page.replace(f"{4 * late:.2f} times sooner", "")
+    assert f"{1 / late:.2f}x later" in page and f"{late:.2f}x" not in page
+    assert (report.times(1.0), report.times(0.5), report.times(None)) == ("1.00x", "2.00x later", "never")
+
+
+def test_the_page_says_who_does_other_work(make_run, tmp_path):
+    runs = [curves.read(make_run(name, list(FALLING), d_ff=d_ff), name)
+            for name, d_ff in (("dense", 32), ("wide", 40), ("same", 32))]
+    found = report.write(tmp_path / "out", runs)
+    page = (tmp_path / "out" / "comparison.html").read_text()
+    assert "All variants do the same work" not in page and "wide does 10.0% more than dense" in page
+    assert [variant["work_over_baseline"] for variant in found["variants"]] == [0, pytest.approx(0.1), 0]
+    report.write(tmp_path / "same", [runs[0], runs[2]])
+    assert "All variants do the same work for a token" in (tmp_path / "same" / "comparison.html").read_text()
+
+
+def test_axes_of_speed_ups_have_no_number_below_one():
+    assert [figures._times(value) for value in (0.5, 0.75, 1.0, 2.5, 0.0, -1.0)] == [
+        "2x later", "1.33x later", "1x", "2.5x", "never", ""]
