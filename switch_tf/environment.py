@@ -12,11 +12,15 @@ import shutil
 import sys
 from importlib import metadata
 
-# Distribution -> (the version to put back, the nightly build that writes the same files). t5 asks for the nightly.
+# Distribution -> (the version to put back, the nightly build that writes the same files). t5 requires the nightlies.
 NIGHTLIES = {
     "seqio": ("0.0.20", "seqio-nightly"),
     "tensorflow-datasets": ("4.9.10", "tfds-nightly"),
 }
+
+# Downstream tasks take their preprocessors and metrics from it. Its own requirements would overwrite seqio and
+# tensorflow-datasets, so no distribution of ours can require it.
+T5 = "t5==0.9.4"
 
 # The pass of DTensor after which a program says what it sends between devices.
 DTENSOR_STAGE = "DTensorSPMDExpansion"
@@ -65,7 +69,7 @@ def check_single_distributions() -> None:
         wanted = " ".join(f"{name}=={NIGHTLIES[name][0]}" for name in found)
         raise ImportError(
             f"switch_tf needs one seqio and one tensorflow-datasets, but {' and '.join(nightlies)} "
-            f"{'lie' if len(nightlies) > 1 else 'lies'} over them (an install without --no-deps brings that); "
+            f"{'lie' if len(nightlies) > 1 else 'lies'} over them (t5 without --no-deps brings them); "
             f"run: {pip()} uninstall -y {' '.join(nightlies)} && {pip()} install --no-deps --force-reinstall {wanted}"
         )
 
@@ -76,6 +80,11 @@ def pip() -> str:
     if found and pathlib.Path(found).parent == pathlib.Path(sys.executable).parent:
         return "pip"
     return f"{shlex.quote(sys.executable)} -m pip"
+
+
+def install_t5() -> str:
+    """Returns what to type for the tasks that use t5."""
+    return f"{pip()} install --no-deps {T5}"
 
 
 def cache_folder() -> pathlib.Path:

@@ -7,10 +7,9 @@ reports accuracy on the third round, and does not say which rounds it trains on.
 import functools
 
 import seqio
-from t5.data import postprocessors, preprocessors
-from t5.evaluation import metrics
 
 from switch_tf.tasks import text_to_text
+from switch_tf.tasks.t5_parts import metrics, postprocessors, preprocessors
 
 # Task -> training examples.
 SIZES = {"anli_r1": 16946, "anli_r2": 45460, "anli_r3": 100459}

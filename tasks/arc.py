@@ -8,10 +8,9 @@ import functools
 
 import seqio
 import tensorflow as tf
-from t5.data import postprocessors
-from t5.evaluation import metrics
 
 from switch_tf.tasks import text_to_text
+from switch_tf.tasks.t5_parts import metrics, postprocessors
 
 LETTERS = ["A", "B", "C", "D", "E"]
 

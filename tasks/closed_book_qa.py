@@ -11,10 +11,9 @@ arXiv 2002.08909, and so there is no task that masks salient spans.
 from collections.abc import Callable
 
 import seqio
-from t5.data import postprocessors
-from t5.evaluation import metrics
 
 from switch_tf.tasks import text_to_text
+from switch_tf.tasks.t5_parts import metrics, postprocessors
 
 # Training examples.
 SIZES = {"natural_questions": 79168, "web_questions": 3417, "trivia_qa": 78785}

@@ -8,9 +8,8 @@ import json
 from collections.abc import Mapping, Sequence
 
 from sklearn import feature_extraction, linear_model
-from t5.evaluation import metrics
 
-from switch_tf.tasks import docs_corpus_supervised
+from switch_tf.tasks import docs_corpus_supervised, metrics
 from switch_tf.tasks.docs_corpus_supervised import LIBRARIES
 
 Examples = Mapping[str, Sequence[str]]

@@ -6,12 +6,11 @@ the mixtures, and a task's weight in them is its number of training examples. MN
 weight of MNLI in a held-out loss, and count once in an average, as in GLUE's own.
 """
 
-from t5.data import glue_utils, postprocessors, preprocessors
-from t5.evaluation import metrics
 from tensorflow_datasets.text import glue
 
 from switch_tf.data import evaluation_sets
 from switch_tf.tasks import text_to_text
+from switch_tf.tasks.t5_parts import glue_utils, metrics, postprocessors, preprocessors
 
 # Task -> config of the data set.
 CONFIGS = {

@@ -6,10 +6,9 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import seqio
 import tensorflow as tf
-from t5.data import preprocessors as t5_preprocessors
 
 from switch_tf import data
-from switch_tf.tasks import sentinels, vocabularies
+from switch_tf.tasks import noise, sentinels, vocabularies
 
 NOISE_DENSITY = 0.15
 MEAN_NOISE_SPAN_LENGTH = 3.0
@@ -61,13 +60,10 @@ def span_corruption(
         ValueError: too short lengths, or more spans than sentinels, which would use ids of real tokens.
     """
     check_span_corruption(sequence_length, mean_noise_span_length)
-    return t5_preprocessors.span_corruption(
-        dataset,
-        sequence_length,
-        output_features,
-        mean_noise_span_length=mean_noise_span_length,
-        noise_density=NOISE_DENSITY,
-    )
+    length = noise.segment_length(sequence_length["inputs"], NOISE_DENSITY, mean_noise_span_length)
+    mask = functools.partial(noise.span_mask, noise_density=NOISE_DENSITY, mean_span_length=mean_noise_span_length)
+    return noise.add_noise(noise.segments(dataset, length), output_features, mask, noise.one_sentinel_per_span,
+                           noise.one_sentinel_per_kept_span)
 
 
 def check_span_corruption(
@@ -117,31 +113,14 @@ def masked_tokens(
         sequence_length: tokens of inputs and targets, both the same, the end of sequence included.
         output_features: as returned by the function of that name.
     """
-    dataset = t5_preprocessors.select_random_chunk(
-        dataset, output_features=output_features, feature_key="targets", max_length=65536
-    )
-    dataset = t5_preprocessors.reduce_concat_tokens(dataset, feature_key="targets", batch_size=128)
-    dataset = t5_preprocessors.split_tokens_to_inputs_length(
-        dataset, sequence_length=sequence_length, output_features=output_features
-    )
-    return t5_preprocessors.denoise(
-        dataset,
-        output_features,
-        noise_density=NOISE_DENSITY,
-        noise_mask_fn=t5_preprocessors.iid_noise_mask,
-        inputs_fn=t5_preprocessors.noise_token_to_sentinel,
-        targets_fn=None,
-    )
+    # Leaves room for the end of sequence.
+    dataset = noise.segments(dataset, sequence_length["inputs"] - output_features["inputs"].add_eos)
+    mask = functools.partial(noise.token_mask, noise_density=NOISE_DENSITY)
+    return noise.add_noise(dataset, output_features, mask, noise.last_id_per_token)
 
 
 def _num_spans_and_targets_length(inputs_length, mean_noise_span_length):
-    tokens_length, _ = t5_preprocessors.random_spans_helper(
-        inputs_length=inputs_length,
-        noise_density=NOISE_DENSITY,
-        mean_noise_span_length=mean_noise_span_length,
-        extra_tokens_per_span_inputs=1,
-        extra_tokens_per_span_targets=1,
-    )
+    tokens_length = noise.segment_length(inputs_length, NOISE_DENSITY, mean_noise_span_length)
     # T5's mask is made in float32, where for one length in a hundred one token more is noise than its helper says.
     num_noise_tokens = int(np.round(np.float32(tokens_length) * np.float32(NOISE_DENSITY)))
     num_spans = int(np.round(np.float32(num_noise_tokens) / np.float32(mean_noise_span_length)))

@@ -12,9 +12,8 @@ import functools
 
 import numpy as np
 import seqio
-from t5.evaluation import metrics
 
-from switch_tf.tasks import in_memory, preprocessors, text_to_text, vocabularies
+from switch_tf.tasks import in_memory, metrics, preprocessors, text_to_text, vocabularies
 
 NUM_FACTS = {
     "random_facts_5000": 5000,

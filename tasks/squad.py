@@ -3,10 +3,8 @@
 Trained on the first answer, evaluated against all of them.
 """
 
-from t5.data import postprocessors, preprocessors
-from t5.evaluation import metrics
-
 from switch_tf.tasks import text_to_text
+from switch_tf.tasks.t5_parts import metrics, postprocessors, preprocessors
 
 text_to_text.add_task(
     "squad",

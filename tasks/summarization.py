@@ -5,10 +5,8 @@ XSum, which t5 does not have, is read from `xsum:1.1.0`; TFDS prepares it from a
 
 import functools
 
-from t5.data import preprocessors
-from t5.evaluation import metrics
-
 from switch_tf.tasks import text_to_text
+from switch_tf.tasks.t5_parts import metrics, preprocessors
 
 
 def _summarize(article_key, summary_key):

@@ -8,12 +8,11 @@ they are. The two diagnostic sets, AX-b and AX-g, are read like RTE and evaluate
 import functools
 
 import seqio
-from t5.data import glue_utils, postprocessors, preprocessors
-from t5.evaluation import metrics
 from tensorflow_datasets.text import super_glue
 
 from switch_tf.data import evaluation_sets
 from switch_tf.tasks import text_to_text
+from switch_tf.tasks.t5_parts import glue_utils, metrics, postprocessors, preprocessors
 
 # Task -> config of the data set.
 CONFIGS = {

@@ -1,9 +1,10 @@
-"""Metrics of text against text by the names that `METRICS` of a gin file may hold; t5's wherever it has them."""
+"""Metrics of text against text by the names that `METRICS` of a gin file may hold."""
 
 import math
 from collections.abc import Callable, Sequence
 
 from switch_tf.choices import check_choice
+from switch_tf.tasks import metrics
 
 NAMES = ("accuracy", "f1", "sequence_accuracy", "edit_distance", "bleu", "rouge", "squad", "trivia_qa", "pearson",
          "spearman")
@@ -22,8 +23,6 @@ def metric_functions(names: str | Sequence[str]) -> list[Callable]:
     Raises:
         ValueError: another name.
     """
-    from t5.evaluation import metrics  # which takes a second, and a run without evaluation needs none
-
     names = [names] if isinstance(names, str) else names
     if not isinstance(names, list | tuple):
         raise ValueError(f"METRICS must be a list of names, not {names!r}.")

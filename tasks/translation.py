@@ -2,10 +2,8 @@
 
 import functools
 
-from t5.data import preprocessors
-from t5.evaluation import metrics
-
 from switch_tf.tasks import text_to_text
+from switch_tf.tasks.t5_parts import metrics, preprocessors
 
 
 def _add_task(name, tfds_name, target_language):

@@ -6,10 +6,8 @@ is `winogrande_xl`. The labels of the test set are not public.
 
 import functools
 
-from t5.data import postprocessors, preprocessors
-from t5.evaluation import metrics
-
 from switch_tf.tasks import text_to_text
+from switch_tf.tasks.t5_parts import metrics, postprocessors, preprocessors
 
 # Task -> the training split of the data set.
 TRAINING_SPLITS = {

@@ -23,7 +23,7 @@ SAME_FILES = (
     ("keras", "keras-nightly"),
     ("tensorboard", "tb-nightly"),
 )
-# t5 declares them and nothing that switch_tf uses imports them.
+# t5 requires them, and nothing that switch_tf uses of it imports them.
 NEVER_INSTALLED = {"seqio-nightly", "tfds-nightly", "mesh-tensorflow", "transformers"}
 
 _REQUIREMENTS = {"tensorflow": "requirements.txt", "tensorflow-tpu": "requirements-tpu.txt"}
@@ -124,6 +124,16 @@ def check_versions() -> Iterator[Finding]:
             yield Finding(name, PROBLEM, f"{version} beside {beside}: the first two numbers must agree", cure)
         else:
             yield Finding(name, WARNING, f"{version}; the tests run with {wanted}", cure)
+    yield _t5()
+
+
+def _t5():
+    name, _, wanted = environment.T5.partition("==")
+    version = environment.installed_version(name)
+    if version in (None, wanted):
+        absent = f"absent; only downstream tasks such as GLUE need it: {environment.install_t5()}"
+        return Finding(name, OK, version or absent)
+    return Finding(name, WARNING, f"{version}; the tests run with {wanted}", environment.install_t5())
 
 
 def _libtpu(flavour, version, wanted, cure):

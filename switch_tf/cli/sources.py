@@ -106,6 +106,7 @@ def with_imported(modules, package: str) -> set[str]:
         imports = [node for node in ast.walk(_tree(module) or ast.Pass()) if isinstance(node, ast.ImportFrom)]
         waiting |= {f"{package}.{alias.name}" for node in imports if node.module == package for alias in node.names
                     if _spec(f"{package}.{alias.name}") is not None} - found
+        waiting |= {node.module for node in imports if (node.module or "").startswith(f"{package}.")} - found
     return found
 
 

@@ -32,8 +32,11 @@ def run(arguments) -> dict:
             raise Mistake("--split and --vocabulary are of the task to show: name it, switch-tf tasks NAME.")
         if arguments.gin_bindings and not arguments.gin_file:
             raise Mistake("--gin.NAME=VALUE changes what gin files say: name a task, or give a --gin_file.")
-        found = {"tasks": _list(arguments), "to_be_given": _to_be_given()}
+        tasks, left_out = _list(arguments)
+        found = {"tasks": tasks, "to_be_given": _to_be_given(), "left_out": left_out}
         _print_list(found["tasks"], stream)
+        if left_out:
+            print(f"Not listed: the tasks of {', '.join(left_out)}. {next(iter(left_out.values()))}", file=stream)
         for file, names in found["to_be_given"].items():
             print(f"{file}: a task of your own files, made from {', '.join(names)}", file=stream)
         return found
@@ -43,19 +46,34 @@ def run(arguments) -> dict:
 
 
 def _list(arguments):
+    """The tasks, and shipped task file -> why its tasks are left out."""
     own, shipped = task_files.read(arguments.gin_file, arguments.gin_search_paths), task_files.shipped()
+    left_out = {}
     if own:
         task_files.apply(arguments.gin_file, arguments)
     else:
         quiet.import_tensorflow()
         with quiet.held_back():
-            for module in sorted(set().union(*(file.modules for file in shipped))):
-                if module.startswith(task_files.TASKS):
-                    importlib.import_module(module)
+            for file in shipped:
+                if reason := _import(file.modules):
+                    left_out[file.file] = reason
     from switch_tf import data
 
     return [data.describe(name) | {"gin_file": task_files.file_of(name, own) or task_files.file_of(name, shipped)}
-            for name in data.names()]
+            for name in data.names()], left_out
+
+
+def _import(modules):
+    """Imports the task modules among these; returns why that is impossible where t5 is not installed."""
+    try:
+        for module in sorted(modules):
+            if module.startswith(task_files.TASKS):
+                importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name != "t5":
+            raise
+        return str(error)
+    return None
 
 
 def _show(arguments):

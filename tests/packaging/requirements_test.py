@@ -4,11 +4,14 @@ import pathlib
 import re
 import subprocess
 import sys
+import tomllib
 from importlib import metadata
 
 from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from switch_tf import environment
+from switch_tf.cli import doctor
 
 REPOSITORY = pathlib.Path(__file__).parents[2]
 FILES = ("requirements.txt", "requirements-dev.txt", "requirements-tpu.txt")
@@ -64,15 +67,58 @@ def test_versions_in_the_code_are_the_pinned_ones():
         assert everywhere[name] == tpu[name] == version, name
 
 
+def declared() -> tuple[list[Requirement], dict[str, list[Requirement]]]:
+    """What a plain `pip install` of the wheel asks for, and what each extra adds."""
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+    extras = {name: list(map(Requirement, lines)) for name, lines in project["optional-dependencies"].items()}
+    return list(map(Requirement, project["dependencies"])), extras
+
+
 def test_pins_satisfy_the_ranges_of_the_package():
-    everywhere = pins("requirements.txt") | pins("requirements-dev.txt")
+    main = pins("requirements.txt")
+    everywhere = main | pins("requirements-dev.txt")
     tpu = pins("requirements-tpu.txt")
     tpu["tensorflow"] = tpu["tensorflow-tpu"]
-    for line in metadata.requires("switch-tf"):
-        requirement = Requirement(line)
-        assert requirement.specifier.contains(everywhere[requirement.name]), line
-        if requirement.marker is None:
-            assert requirement.specifier.contains(tpu[requirement.name]), f"{line} on a TPU VM"
+    required, extras = declared()
+    for requirement in required:
+        for pinned in (main, tpu):
+            assert requirement.specifier.contains(pinned[requirement.name]), requirement
+    for requirement in (one for added in extras.values() for one in added):
+        assert requirement.specifier.contains(everywhere[requirement.name]), requirement
+
+
+def _with_all_they_require(names):
+    """Distributions, and those that they require in turn, by their installed metadata."""
+    found, waiting = set(), list(names)
+    while waiting:
+        name = canonicalize_name(waiting.pop())
+        if name in found:
+            continue
+        found.add(name)
+        for requirement in map(Requirement, metadata.requires(name) or ()):
+            if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
+                pinned = metadata.version(requirement.name)
+                assert requirement.specifier.contains(pinned), f"{name} wants {requirement}, pinned is {pinned}"
+                waiting.append(requirement.name)
+    return found
+
+
+def test_a_plain_install_resolves_to_the_pinned_list_without_t5():
+    required, extras = declared()
+    found = _with_all_they_require(requirement.name for requirement in required)
+    pinned = pins("requirements.txt")
+    assert found <= pinned.keys()
+    assert not [name for name in found if name == "t5" or "nightly" in name]
+    assert all(requirement.name != "t5" for added in extras.values() for requirement in added)
+    assert environment.T5 == f"t5=={pinned['t5']}"
+
+
+def test_a_plain_install_brings_what_t5_imports():
+    required, _ = declared()
+    found = _with_all_they_require(requirement.name for requirement in required)
+    wanted = {canonicalize_name(one.name) for one in map(Requirement, metadata.requires("t5")) if one.marker is None}
+    # Its command-line tools alone use pandas.
+    assert wanted - found == {*doctor.NEVER_INSTALLED, "pandas"}
 
 
 def test_environment_is_the_pinned_one():

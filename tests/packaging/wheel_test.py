@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -48,6 +49,14 @@ def test_wheel_has_the_command_and_the_licence(wheel):
     information = next(name for name in archive.namelist() if name.endswith(".dist-info/METADATA")).rsplit("/", 1)[0]
     assert "switch-tf = switch_tf.cli.main:main" in archive.read(f"{information}/entry_points.txt").decode()
     assert "Apache License" in archive.read(f"{information}/licenses/LICENSE").decode()
+
+
+def test_a_plain_install_of_the_wheel_asks_for_no_nightly_build(wheel):
+    archive = zipfile.ZipFile(wheel)
+    [name] = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
+    required = re.findall(r"^Requires-Dist: ([\w-]+)", archive.read(name).decode(), re.MULTILINE)
+    assert "seqio" in required
+    assert not [one for one in required if one == "t5" or "nightly" in one]
 
 
 def test_unpacked_wheel_finds_its_own_gin_files_from_an_empty_folder(wheel, tmp_path):

@@ -1,0 +1,14 @@
+"""What downstream tasks take from t5, which is installed by a line of its own (docs/install.md)."""
+
+from switch_tf import environment
+
+try:
+    from t5.data import glue_utils, postprocessors, preprocessors
+    from t5.evaluation import metrics
+except ModuleNotFoundError as error:
+    if (error.name or "").partition(".")[0] != "t5":
+        raise
+    raise ModuleNotFoundError(f"This task uses the preprocessors and metrics of t5, which is not installed; run: "
+                              f"{environment.install_t5()}", name="t5") from None
+
+__all__ = ["glue_utils", "metrics", "postprocessors", "preprocessors"]
