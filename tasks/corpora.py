@@ -3,7 +3,8 @@
 The text is the prose in the docstrings of the pinned distributions below: fluent technical English of a narrow
 domain, a few megabytes. It is collected once (seconds to a minute) and kept under `~/.cache/switch_tf` (or
 `$XDG_CACHE_HOME/switch_tf`). Its SHA-256 is checked at every load, so that a token id or a loss means the same
-everywhere. `python -m switch_tf.tasks.corpora` prints the constants anew after a change of the pins.
+everywhere. Where other versions are installed, as after a plain `pip install`, the corpus is made of those, a sentence
+says so, and its fingerprint is another. `python -m switch_tf.tasks.corpora` prints the constants anew after a change of the pins.
 """
 
 import functools
@@ -59,7 +60,7 @@ def docs_corpus(split: str) -> list[str]:
         split: "train" or "validation".
 
     Raises:
-        RuntimeError: a distribution is missing, has another version than the pinned one, or was edited.
+        RuntimeError: a distribution was edited.
     """
     return ["\n".join(document["paragraphs"]) for document in docs_corpus_documents() if document["split"] == split]
 
@@ -71,36 +72,64 @@ def docs_corpus_documents() -> tuple[dict, ...]:
     Raises:
         RuntimeError: as `docs_corpus`.
     """
+    return tuple(map(json.loads, _content().splitlines()))
+
+
+def content_digest() -> str:
+    """Returns what the corpus of this machine is known by, which collects it."""
+    return pinned.digest(_content())
+
+
+@functools.cache
+def _content() -> bytes:
     path = cache_path()
     try:
         content = path.read_bytes()
     except OSError:
         content = b""
-    if hashlib.sha256(content).hexdigest() != SHA256:  # absent, torn or edited
-        content = _collect()
-        _write_cache(path, content)
-    return tuple(map(json.loads, content.splitlines()))
-
-
-def cache_path() -> Path:
-    """Returns where the corpus is kept on this machine."""
-    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(root) / "switch_tf" / SHA256[:16] / "docs_corpus.jsonl"
-
-
-def _collect() -> bytes:
-    """Reads the distributions and returns the corpus as JSON lines, after checking that it is the expected one."""
-    pinned.check_versions("docs corpus", DISTRIBUTIONS)
-    prose = _read_distributions()
-    pinned.check_digests("docs corpus", DISTRIBUTIONS, prose)
-    content = _assemble(prose)
+    if hashlib.sha256(content).hexdigest() == SHA256:
+        return content
+    if difference := pinned.describe_difference("docs corpus", DISTRIBUTIONS):
+        return _content_of_other_versions(difference)
+    content = _collect()  # absent, torn or edited
     found = hashlib.sha256(content).hexdigest()
     if found != SHA256:
         raise RuntimeError(
             f"The docs corpus has SHA-256 {found} instead of {SHA256} although every distribution is the pinned one: "
             "the code that collects it changed; run python -m switch_tf.tasks.corpora for the new constants."
         )
+    _write_cache(path, content)
     return content
+
+
+def _content_of_other_versions(difference):
+    """The corpus of what is installed, kept in a file whose name holds its digest."""
+    print(difference, file=sys.stderr, flush=True)
+    key = pinned.digest(json.dumps(pinned.installed(DISTRIBUTIONS)).encode())
+    folder = _root() / f"installed_{key}"
+    for path in sorted(folder.glob("docs_corpus_*.jsonl")):
+        content = path.read_bytes()
+        if path.stem == f"docs_corpus_{pinned.digest(content)}":
+            return content
+    content = _collect()
+    _write_cache(folder / f"docs_corpus_{pinned.digest(content)}.jsonl", content)
+    return content
+
+
+def cache_path() -> Path:
+    """Returns where the corpus of the pinned versions is kept on this machine."""
+    return _root() / SHA256[:16] / "docs_corpus.jsonl"
+
+
+def _root():
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "switch_tf"
+
+
+def _collect() -> bytes:
+    """Reads the installed distributions and returns the corpus as JSON lines."""
+    prose = _read_distributions()
+    pinned.check_digests("docs corpus", DISTRIBUTIONS, prose)
+    return _assemble(prose)
 
 
 def _read_distributions() -> dict[str, bytes]:
@@ -113,7 +142,7 @@ def _read_distributions() -> dict[str, bytes]:
         return subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE).stdout
 
     with futures.ThreadPoolExecutor(min(os.cpu_count() or 1, 8)) as executor:
-        tasks = {name: executor.submit(read, name) for name in DISTRIBUTIONS}
+        tasks = {name: executor.submit(read, name) for name in pinned.installed(DISTRIBUTIONS)}
         progress = tqdm.tqdm(
             futures.as_completed(tasks.values()),
             "Collecting the docs corpus, once",

@@ -23,7 +23,7 @@ def source(
     read: Callable = read_documents, num_examples: Mapping[str, int] = corpora.NUM_DOCUMENTS
 ) -> in_memory.InMemorySource:
     """Returns what `read` makes of the corpus as a seqio source: its documents, where nothing else is said."""
-    return in_memory.InMemorySource("docs corpus", read, num_examples, corpora.SHA256[:16])
+    return in_memory.InMemorySource("docs corpus", read, num_examples, corpora.content_digest)
 
 
 def _add_task(name, objective, vocabulary):

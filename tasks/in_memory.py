@@ -16,11 +16,11 @@ class InMemorySource(seqio.DataSource):
     Args:
         name: str, of what the examples are from.
         read: function from a split to its examples, `{feature: list of str}`; called when they are first needed.
-        num_examples: split -> how many there are.
-        content: str. What the text of all splits is known by.
+        num_examples: split -> how many there are, without reading them.
+        content: str, or function that returns it. What the text of all splits is known by.
     """
 
-    def __init__(self, name: str, read: Callable, num_examples: Mapping[str, int], content: str):
+    def __init__(self, name: str, read: Callable, num_examples: Mapping[str, int], content: str | Callable):
         super().__init__(splits=tuple(num_examples), num_input_examples=dict(num_examples))
         self._name = name
         self._read = read
@@ -37,12 +37,13 @@ class InMemorySource(seqio.DataSource):
 
     def fingerprint(self, split: str) -> str:
         """Returns what the text of every split is known by."""
-        return self._content
+        return self._content if isinstance(self._content, str) else self._content()
 
     def get_dataset(self, split="train", shuffle=True, seed=None, shard_info=None, **unused) -> tf.data.Dataset:
         """Returns the examples of a split, or every n-th of the shuffled examples for n shards."""
-        texts = {name: tf.constant(column) for name, column in self._read(split).items()}
-        count = self.num_input_examples(split)
+        columns = self._read(split)
+        texts = {name: tf.constant(column, tf.string) for name, column in columns.items()}
+        count = len(next(iter(columns.values())))
 
         def one_pass(key):
             # Dataset.shuffle would write its buffer, for the docs corpus 7 MB, into every checkpoint.

@@ -1,36 +1,34 @@
-"""What corpora ask of the installed distributions that they are made of: the pinned versions, as published."""
+"""The installed distributions that corpora are made of: whether they are the pinned versions, as published."""
 
 import hashlib
 from collections.abc import Mapping
-from importlib import metadata
+
+from switch_tf import environment
 
 # One file in this many belongs to the validation split.
 _VALIDATION_MODULUS = 20
 
 
-def check_versions(corpus: str, distributions: Mapping[str, tuple[str, str]]) -> None:
-    """Refuses an environment that has not the pinned version of each distribution.
+def installed(distributions: Mapping[str, tuple[str, str]]) -> dict[str, str]:
+    """Returns distribution -> installed version, of those that are installed."""
+    return {name: version for name in distributions if (version := environment.installed_version(name))}
+
+
+def describe_difference(corpus: str, distributions: Mapping[str, tuple[str, str]]) -> str:
+    """Returns a sentence on what a corpus is made of where the installed versions are not the pinned ones, else "".
 
     Args:
         corpus: str, the name of what is made of them.
-        distributions: distribution -> its version and the digest of its text.
-
-    Raises:
-        RuntimeError: with those that are missing or others.
+        distributions: distribution -> its pinned version and the digest of its text.
     """
-    wrong = []
-    for name, (wanted, _) in distributions.items():
-        try:
-            found = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            found = "not installed"
-        if found != wanted:
-            wrong.append(f"{name} (found {found}, expected {wanted})")
-    if wrong:
-        raise RuntimeError(
-            f"The {corpus} is made from pinned versions, which this environment does not have: {', '.join(wrong)}; "
-            "run: pip install --no-deps -r requirements.txt"
-        )
+    found = installed(distributions)
+    others = [f"{name} {found.get(name, 'is not installed')} (pinned: {version})"
+              for name, (version, _) in distributions.items() if found.get(name) != version]
+    if not others:
+        return ""
+    return (f"The {corpus} is made from the installed versions of its {len(distributions)} distributions, and these "
+            f"are not the pinned ones: {', '.join(others)}. Losses cannot be compared with those of another "
+            "environment; for the pinned text: pip install --no-deps -r requirements.txt")
 
 
 def check_digests(corpus: str, distributions: Mapping[str, tuple[str, str]], texts: Mapping[str, bytes]) -> None:
@@ -41,10 +39,14 @@ def check_digests(corpus: str, distributions: Mapping[str, tuple[str, str]], tex
         distributions: distribution -> its version and the digest of its text.
         texts: distribution -> text that was read.
 
+    Only the pinned versions are checked, as the digests of others are not known.
+
     Raises:
         RuntimeError: with the command that mends it.
     """
-    changed = [name for name, text in texts.items() if digest(text) != distributions[name][1]]
+    found = installed(distributions)
+    changed = [name for name, text in texts.items()
+               if found.get(name) == distributions[name][0] and digest(text) != distributions[name][1]]
     if changed:
         wanted = " ".join(f"{name}=={distributions[name][0]}" for name in changed)
         raise RuntimeError(

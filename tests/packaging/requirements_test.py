@@ -110,7 +110,7 @@ def test_a_plain_install_resolves_to_the_pinned_list_without_t5():
     assert found <= pinned.keys()
     assert not [name for name in found if name == "t5" or "nightly" in name]
     assert all(requirement.name != "t5" for added in extras.values() for requirement in added)
-    assert environment.T5 == f"t5=={pinned['t5']}"
+    assert f"t5=={pinned['t5']}" == environment.T5
 
 
 def test_a_plain_install_brings_what_t5_imports():

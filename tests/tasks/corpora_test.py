@@ -6,6 +6,8 @@ import pytest
 
 from switch_tf.tasks import corpora
 
+PINS = dict(corpora.DISTRIBUTIONS)
+
 
 @pytest.fixture
 def small_corpus(monkeypatch, tmp_path):
@@ -15,7 +17,13 @@ def small_corpus(monkeypatch, tmp_path):
     content = corpora._assemble(corpora._read_distributions())
     monkeypatch.setattr(corpora, "SHA256", hashlib.sha256(content).hexdigest())
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return corpora.docs_corpus_documents.__wrapped__  # without the memory of this process
+
+    def load():
+        corpora._content.cache_clear()
+        return corpora.docs_corpus_documents.__wrapped__()  # without the memory of this process
+
+    yield load
+    corpora._content.cache_clear()
 
 
 def test_the_corpus_is_the_pinned_one():
@@ -82,14 +90,27 @@ def test_a_cache_that_cannot_be_written_is_done_without(small_corpus, monkeypatc
         assert small_corpus()
 
 
-def test_another_version_is_refused_by_name(small_corpus, monkeypatch):
-    monkeypatch.setattr(corpora, "DISTRIBUTIONS", {"gin-config": ("0.4.0", ""), "no-such-distribution": ("1.0", "")})
-    expected = (
-        r"gin-config \(found 0\.5\.0, expected 0\.4\.0\), no-such-distribution \(found not installed, expected 1\.0\); "
-        r"run: pip install --no-deps -r requirements\.txt"
-    )
-    with pytest.raises(RuntimeError, match=expected):
-        small_corpus()
+def test_other_versions_make_a_corpus_of_their_own_and_are_named(small_corpus, monkeypatch, capfd):
+    pinned_digest = (small_corpus(), corpora.content_digest())[1]
+    monkeypatch.setattr(corpora, "SHA256", "another")
+    monkeypatch.setattr(corpora, "DISTRIBUTIONS", {
+        "gin-config": ("0.4.0", ""), "etils": PINS["etils"], "no-such-distribution": ("1.0", "")})
+    documents = small_corpus()
+    named = "gin-config 0.5.0 (pinned: 0.4.0), no-such-distribution is not installed (pinned: 1.0)"
+    assert named in capfd.readouterr().err
+    assert {document["object"].partition("/")[0] for document in documents} == {"gin", "etils"}
+    assert corpora.content_digest() != pinned_digest
+    monkeypatch.setattr(corpora, "_collect", lambda: pytest.fail("collected again"))
+    assert small_corpus() == documents
+
+
+def test_a_torn_cache_of_other_versions_is_replaced(small_corpus, monkeypatch):
+    monkeypatch.setattr(corpora, "SHA256", "another")
+    monkeypatch.setattr(corpora, "DISTRIBUTIONS", {"gin-config": ("0.4.0", "")})
+    documents = small_corpus()
+    [file] = corpora.cache_path().parents[1].glob("installed_*/*")
+    file.write_bytes(file.read_bytes()[:100])
+    assert small_corpus() == documents
 
 
 def test_edited_files_are_refused_by_name(small_corpus, monkeypatch):

@@ -94,7 +94,8 @@ def test_inputs_and_targets_of_two_vocabularies_are_refused():
         noise.add_noise(_documents(), features, None, None)
 
 
-TEXTS = ["The cat, and a dog.", "a", "", "An apple . Two `pears' . end", "Grüße _an_ alle", "the big dog", "one two two"]
+TEXTS = ["The cat, and a dog.", "a", "", "An apple . Two `pears' . end", "Grüße _an_ alle", "the big dog",
+         "one two two"]
 PREDICTIONS = ["the cat and dog", "", "x", "An apple. Two pears . end", "grüße an alle", "big dog", "two one two two"]
 
 
