@@ -2,12 +2,16 @@
 
     TF_CONFIG={"cluster": {"worker": ["host0:2222", "host1:2222"]}, "task": {"type": "worker", "index": 0}}
 
-`switch-tf train --processes` sets it for processes on one machine; on several, whatever starts them does.
+`switch-tf train --processes` sets it for processes on one machine; on several, whatever starts them does. Without it,
+the variables that GKE sets on the hosts of a TPU slice are read: TPU_WORKER_HOSTNAMES=host0,host1 and TPU_WORKER_ID=0.
 """
 
 import json
 import os
 from typing import NamedTuple
+
+# Where the processes of a TPU slice meet. libtpu has ports of its own, 8471 and others.
+TPU_PORT = 19011
 
 
 class Cluster(NamedTuple):
@@ -18,14 +22,14 @@ class Cluster(NamedTuple):
 
 
 def members() -> Cluster:
-    """The processes of this run; this one alone where TF_CONFIG is not set.
+    """The processes of this run; this one alone where neither TF_CONFIG nor TPU_WORKER_HOSTNAMES names others.
 
     Raises:
-        ValueError: TF_CONFIG cannot be read.
+        ValueError: a variable that cannot be read.
     """
     text = os.environ.get("TF_CONFIG")
     if not text:
-        return Cluster(("localhost",), 0)
+        return _hosts_of_slice()
     try:
         config = json.loads(text)
         addresses, index = config["cluster"]["worker"], int(config["task"]["index"])
@@ -38,6 +42,17 @@ def members() -> Cluster:
             'TF_CONFIG must read like {"cluster": {"worker": ["host0:2222", "host1:2222"]}, "task": {"type": "worker", '
             f'"index": 0}}}}, with workers only, not {text!r} ({type(error).__name__}: {error}).') from error
     return Cluster(tuple(addresses), index)
+
+
+def _hosts_of_slice():
+    names = [name.strip() for name in os.environ.get("TPU_WORKER_HOSTNAMES", "").split(",") if name.strip()]
+    if len(names) < 2:
+        return Cluster(("localhost",), 0)
+    index = os.environ.get("TPU_WORKER_ID", "")
+    if not index.isdecimal() or int(index) >= len(names):
+        raise ValueError(f"TPU_WORKER_HOSTNAMES names {len(names)} hosts, so TPU_WORKER_ID must say which one this is, "
+                         f"from 0 to {len(names) - 1}, not {index!r}.")
+    return Cluster(tuple(f"{name}:{TPU_PORT}" for name in names), int(index))
 
 
 def num_hosts(cluster: Cluster) -> int:

@@ -8,7 +8,7 @@ try:
 except ModuleNotFoundError as error:
     if (error.name or "").partition(".")[0] != "t5":
         raise
-    raise ModuleNotFoundError(f"This task uses the preprocessors and metrics of t5, which is not installed; run: "
-                              f"{environment.install_t5()}", name="t5") from None
+    raise ModuleNotFoundError("This task uses the preprocessors and metrics of t5, which is not installed; run "
+                              f"`{environment.install_t5()}`", name="t5") from None
 
 __all__ = ["glue_utils", "metrics", "postprocessors", "preprocessors"]

@@ -40,6 +40,25 @@ def test_an_index_may_be_text_and_the_type_may_be_left_out(environ):
     assert cluster.members() == Cluster(TWO, 1)
 
 
+def test_the_hosts_of_a_tpu_slice_meet_at_a_port_that_is_not_libtpus(environ):
+    environ.update(TPU_WORKER_HOSTNAMES="10.0.0.2, 10.0.0.3", TPU_WORKER_ID="1")
+    assert cluster.members() == Cluster(("10.0.0.2:19011", "10.0.0.3:19011"), 1)
+    environ["TF_CONFIG"] = config(index=0)  # comes first
+    assert cluster.members() == Cluster(TWO, 0)
+
+
+def test_a_slice_of_one_host_is_alone(environ):
+    environ.update(TPU_WORKER_HOSTNAMES="localhost", TPU_WORKER_ID="0")
+    assert cluster.members() == Cluster(("localhost",), 0)
+
+
+@pytest.mark.parametrize("index", ["", "2", "-1", "first"])
+def test_a_host_of_a_slice_has_to_know_which_it_is(environ, index):
+    environ.update(TPU_WORKER_HOSTNAMES="a,b", TPU_WORKER_ID=index)
+    with pytest.raises(ValueError, match="names 2 hosts, so TPU_WORKER_ID must say which one this is, from 0 to 1, not"):
+        cluster.members()
+
+
 def test_what_put_writes_members_reads(environ):
     other = {"PATH": "/bin"}
     cluster.put(other, list(TWO), 1)

@@ -26,18 +26,22 @@ def folder_of(arguments) -> pathlib.Path:
     return folder
 
 
-def load(arguments, folder, num_cpu_devices=None, defaults=()) -> gin_run.GinRun:
+def load(arguments, folder, num_cpu_devices=None, defaults=(), on_host=False) -> gin_run.GinRun:
     """The run that its folder and the command line describe, on this machine's devices; see `gin_run.load`."""
     arguments.gin_file = [str(folder / CONFIGURATION), *arguments.gin_file]
     gin_run.load(arguments, defaults, num_cpu_devices)
+    if on_host:
+        from switch_tf.partitioning import devices
+
+        devices.use_host(arguments.command)
     return gin_run.on_this_machine(is_checked=False)
 
 
 def load_on_one_device(arguments, folder) -> gin_run.GinRun:
-    """The same on one device, whatever layout it was trained under."""
+    """The same on one device, whatever layout it was trained under; on a TPU VM on the host's CPU."""
     has_macro = re.search(r"^MESH_SHAPE\s*=", (folder / CONFIGURATION).read_text(), re.MULTILINE)
     mesh = "MESH_SHAPE" if has_macro else "Layout.mesh_shape"  # in a layout of the user's own
-    described = load(arguments, folder, defaults=[f"{mesh}='data=1'", *_ONE_DEVICE])
+    described = load(arguments, folder, defaults=[f"{mesh}='data=1'", *_ONE_DEVICE], on_host=True)
     if described.layout.num_devices > 1:
         raise Mistake(f"This command works on one device, whatever layout the run trained under, not on "
                       f"{described.layout.num_devices}; leave out the mesh.")

@@ -21,6 +21,19 @@ from switch_tf.partitioning.partitioner import Partitioner
 from switch_tf.partitioning.unfolded import UnfoldedVariable, as_stored, as_used, pack, stored, unfolding
 
 
+def check_layout(layout: Layout) -> None:
+    """Refuses a layout that DTensor cannot run on any device: activations over several mesh axes in one dimension.
+
+    Raises:
+        ValueError: names the logical axes and the layouts that do run.
+    """
+    if split := layout.axes_over_several:
+        raise ValueError(f"The layout splits {' and '.join(split)} over several mesh axes at once, and DTensor splits "
+                         "an axis of activations over one; such layouts are for `switch-tf compile` alone. Use "
+                         "gin/layouts/expert.gin or fully_sharded.gin, or leave all of these mesh axes but one at "
+                         "size 1 in MESH_SHAPE.")
+
+
 class DTensorPartitioner(Partitioner):
     """A mesh of devices; weights, slots and activations are split over it by the layout's rules.
 
@@ -29,20 +42,14 @@ class DTensorPartitioner(Partitioner):
     Args:
         layout: Layout with its mesh complete.
         mesh: DTensor's, of the same axes.
-        annotator: who annotates activations, for a mesh whose program XLA cuts: it splits a dimension over several
-            axes. By default DTensor itself.
 
     Raises:
-        ValueError: DTensor annotates, and the layout splits an axis of activations over several mesh axes.
+        ValueError: see `check_layout`.
     """
 
-    def __init__(self, layout: Layout, mesh: dtensor.Mesh, annotator=None):
+    def __init__(self, layout: Layout, mesh: dtensor.Mesh):
         super().__init__(layout)
-        if annotator is None and layout.axes_over_several:
-            raise ValueError(f"The layout splits {' and '.join(layout.axes_over_several)} over several mesh axes at "
-                             "once, which is for TPUs (and `switch-tf compile`); on CPUs and GPUs use "
-                             "gin/layouts/expert.gin, or leave all of these axes but one at size 1 in MESH_SHAPE.")
-        self._annotator = annotator or self
+        check_layout(layout)
         self.mesh = mesh
         self.num_processes = dtensor.num_clients()
         self.process_index = dtensor.client_id()
@@ -102,8 +109,7 @@ class DTensorPartitioner(Partitioner):
                                      name=kwargs.get("name"), trainable=kwargs.get("trainable"))
         if not how.first:
             return variable
-        # Where DTensor cuts, a dimension is used over one axis at most.
-        return UnfoldedVariable(variable, how, self.sharding(axes) if self._annotator is self else None)
+        return UnfoldedVariable(variable, how, self.sharding(axes))
 
     def _adopt(self, optimizer):
         for variable in optimizer.variables:
@@ -136,13 +142,13 @@ class DTensorPartitioner(Partitioner):
 
     def step(self, compute, apply, use_xla=False):
         def computed(features):
-            with annotated_by(self._annotator):
+            with annotated_by(self):
                 gradients, norm, measured, is_finite = compute(features)
                 others = tf.nest.map_structure(self._replicate, (norm, measured, is_finite))
                 return as_stored(gradients, self._trained), others
 
         def applied(gradients, norm):
-            with annotated_by(self._annotator):
+            with annotated_by(self):
                 apply(as_used(gradients, self._trained), norm)
 
         compute_function = tf.function(computed, autograph=False)
@@ -159,7 +165,7 @@ class DTensorPartitioner(Partitioner):
 
     def results(self, call):
         def traced(features):
-            with annotated_by(self._annotator):
+            with annotated_by(self):
                 return tf.nest.map_structure(self._replicate, call(features))
 
         function = tf.function(traced, autograph=False)

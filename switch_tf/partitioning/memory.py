@@ -1,11 +1,11 @@
 """Whether weights and gradients find room on a TPU, asked before anything is built."""
 
 import math
-import os
 
+from switch_tf.partitioning.accelerator import accelerator_type as this_accelerator_type
 from switch_tf.partitioning.layout import Layout
 
-# Memory of one device in GiB, by how TPU_ACCELERATOR_TYPE begins on a TPU VM (Cloud TPU documentation).
+# Memory of one device in GiB, by how the accelerator type begins (Cloud TPU documentation).
 TPU_GIB = {"v2": 8, "v3": 16, "v4": 32, "v5litepod": 16, "v5p": 95, "v6e": 32}
 
 # Who stores them how, and the way out.
@@ -35,7 +35,7 @@ def check(num_bytes: int, storing: tuple[str, str], accelerator_type: str | None
         accelerator_type: str, such as "v5litepod-8"; by default this TPU VM's. Of an unknown one nothing is known.
     """
     how, way_out = storing
-    kind = (accelerator_type or os.environ.get("TPU_ACCELERATOR_TYPE", "")).partition("-")[0]
+    kind = (accelerator_type or this_accelerator_type()).partition("-")[0]
     needed, capacity = num_bytes / 2**30, TPU_GIB.get(kind, float("inf"))
     if needed > capacity:
         raise ValueError(f"{how}, {needed:.1f} GiB of them, and a {kind} device has {capacity} GiB; {way_out}.")

@@ -71,6 +71,10 @@ class Partitioner:
         """The first row of a batch that `place` takes from this process, and the one behind the last."""
         return 0, batch_size
 
+    def part_of_step(self, features, index):
+        """Step `index` of placed features, of which the shapes alone matter: [batch or a part of it, length]."""
+        return at_step(features, index)
+
     def sum_over_parts(self, tensors):
         """Adds up a nest of tensors over the parts of the batch, inside of `compute`."""
         return tensors
@@ -138,12 +142,23 @@ class Partitioner:
         """Waits for all processes."""
 
 
+# Errors of a lost process that are of other kinds: of a collective, of a barrier that waits, and of one that comes when
+# all is known.
+_OF_A_LOST_PROCESS = ("Collective ops is aborted", "tensorflow.CoordinationServiceError",
+                      "Agent must be in CONNECTED state")
+# What TensorFlow's client of buckets writes into its errors, which are of the kinds that a lost process has.
+_OF_A_BUCKET = ("retry attempts failed", "Error executing an HTTP request", "HTTP response code", "libcurl", "gs://")
+
+
 def is_lost_process(error: Exception) -> bool:
-    """Whether an error says that another process of the run cannot be reached any more."""
+    """Whether an error says that another process of the run cannot be reached any more, rather than a bucket."""
+    if not isinstance(error, tf.errors.OpError):
+        return False
+    text = str(error)
+    if any(words in text for words in _OF_A_LOST_PROCESS):
+        return True
     lost = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError)
-    # Errors of other kinds: of a collective, of a barrier that waits, and of one that comes when all is known.
-    said = "Collective ops is aborted", "tensorflow.CoordinationServiceError", "Agent must be in CONNECTED state"
-    return isinstance(error, lost) or isinstance(error, tf.errors.OpError) and any(text in str(error) for text in said)
+    return isinstance(error, lost) and not any(words in text for words in _OF_A_BUCKET)
 
 
 @contextlib.contextmanager

@@ -1,10 +1,9 @@
 """How fast known chips multiply matrices, in their makers' words: what utilisation is measured against."""
 
-import os
-
+from switch_tf.partitioning.accelerator import accelerator_type
 from switch_tf.partitioning.devices import device_type
 
-# FLOP/s of one TPU device in bfloat16, by how TPU_ACCELERATOR_TYPE begins on a TPU VM (Google Cloud's TPU pages; a
+# FLOP/s of one TPU device in bfloat16, by how the accelerator type begins (Google Cloud's TPU pages; a
 # device of v2 and v3 is half a chip). A float32 product is one of bfloat16, unless a program asks for more.
 TPU_FLOPS = {"v2": 22.5e12, "v3": 61.5e12, "v4": 275e12, "v5litepod": 197e12, "v5p": 459e12, "v6e": 918e12}
 
@@ -20,7 +19,7 @@ def nominal_flops(dtype: str) -> float | None:
     """FLOP/s of one of this machine's devices in `dtype`, None where nothing is known: CPUs, parts of a GPU, others."""
     kind = device_type()
     if kind == "TPU" and dtype in ("bfloat16", "float32"):
-        return TPU_FLOPS.get(os.environ.get("TPU_ACCELERATOR_TYPE", "").partition("-")[0])
+        return TPU_FLOPS.get(accelerator_type().partition("-")[0])
     return _gpu_flops(_gpu_name(), dtype) if kind == "GPU" else None
 
 

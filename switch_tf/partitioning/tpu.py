@@ -3,12 +3,14 @@
 What stands here needs a TPU and has never run on one; what it shares with other strategies is tested there.
 """
 
+import math
+
 import tensorflow as tf
 
 from switch_tf.partitioning import memory
 from switch_tf.partitioning.axes import annotated_by
 from switch_tf.partitioning.gspmd import XlaAnnotator
-from switch_tf.partitioning.partitioner import Partitioner
+from switch_tf.partitioning.partitioner import Partitioner, at_step
 from switch_tf.partitioning.strategy import StrategyPartitioner
 
 
@@ -21,6 +23,7 @@ class TPUPartitioner(StrategyPartitioner):
         self._annotator = XlaAnnotator(layout, within_replica) if layout.num_devices > self.num_parts else None
 
     def check(self, config, steps_per_call, use_xla):
+        super().check(config, steps_per_call, use_xla)
         memory.check(8 * config.num_parameters, memory.TPU_STRATEGY)
 
     def place(self, features):
@@ -32,6 +35,14 @@ class TPUPartitioner(StrategyPartitioner):
                     for name, value in features.items()}
 
         return self.strategy.experimental_distribute_values_from_function(own_rows)
+
+    def part_of_step(self, features, index):
+        return at_step(self._first(features), index)
+
+    def trace(self, function, specs):
+        # With rows placed on replicas, as it is called: whole batches would be traced for nothing.
+        zeros = {name: tf.zeros(spec.shape, spec.dtype) for name, spec in specs.items()}
+        function.get_concrete_function(self.place(zeros))
 
     def _share(self, features):
         return features
@@ -45,23 +56,47 @@ class TPUPartitioner(StrategyPartitioner):
         return super().results(annotated_by(self._annotator)(call))
 
 
-def create(layout, name=None) -> TPUPartitioner:
+def create(layout, name=None, one_core=False) -> TPUPartitioner:
     """Starts the TPU system, of this machine or the one called `name`, and the strategy for it.
 
-    A replica has as many cores as the mesh has beside its data axis.
+    A replica has as many cores as the mesh has beside its data axis; with `one_core` there is one replica of one core.
+
+    Raises:
+        ValueError: the mesh does not fit the TPU.
     """
     resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu=name or "local")
     if name:
         tf.config.experimental_connect_to_cluster(resolver)
     topology = tf.tpu.experimental.initialize_tpu_system(resolver)
-    layout = layout.resolve(topology.num_tasks * topology.num_tpus_per_task, "TPU")
+    num_cores = topology.num_tasks * topology.num_tpus_per_task
+    layout = layout.resolve(1 if one_core else num_cores, "TPU")
     num_replicas = layout.mesh.get("data", 1)
     cores = layout.num_devices // num_replicas
-    if cores == 1:
-        strategy = tf.distribute.TPUStrategy(resolver)
-    else:
-        assignment = tf.tpu.experimental.DeviceAssignment.build(
-            topology, computation_shape=[1, 1, 1, cores], num_replicas=num_replicas)
-        strategy = tf.distribute.TPUStrategy(resolver, experimental_device_assignment=assignment,
-                                             experimental_spmd_xla_partitioning=True)
+    if layout.num_devices == num_cores and cores == 1:
+        return TPUPartitioner(layout, tf.distribute.TPUStrategy(resolver))
+    assignment = tf.tpu.experimental.DeviceAssignment.build(
+        topology, computation_shape=block(topology.mesh_shape, cores), num_replicas=num_replicas)
+    strategy = tf.distribute.TPUStrategy(resolver, experimental_device_assignment=assignment,
+                                         experimental_spmd_xla_partitioning=cores > 1)
     return TPUPartitioner(layout, strategy)
+
+
+def block(mesh_shape, cores: int) -> list[int]:
+    """A block of so many neighbouring cores, as lengths along x, y, z and the cores of a chip.
+
+    Args:
+        mesh_shape: of the TPU, likewise.
+        cores: int, of one replica.
+
+    Raises:
+        ValueError: no such block divides the TPU.
+    """
+    lengths, left = [1, 1, 1, 1], cores
+    for axis in (3, 1, 0, 2):  # the cores of a chip first, which are nearest
+        lengths[axis] = math.gcd(left, int(mesh_shape[axis]))
+        left //= lengths[axis]
+    if left > 1:
+        shape = "x".join(map(str, mesh_shape))
+        raise ValueError(f"A replica of this layout has {cores} cores, and no block of so many divides this TPU of "
+                         f"{shape} (x, y, z, cores of a chip); give the mesh axes beside 'data' other sizes.")
+    return lengths

@@ -165,5 +165,6 @@ def pack(value: np.ndarray, sharding: dtensor.Layout):
             length = size // (1 if axis == dtensor.UNSHARDED else mesh.dim_size(axis))
             first = 0 if axis == dtensor.UNSHARDED else location[axis] * length
             index.append(slice(first, first + length))
-        pieces.append(tf.constant(value[tuple(index)]))
+        with tf.device("CPU:0"):  # or all pieces would be on the first GPU together, before each goes to its own
+            pieces.append(tf.constant(value[tuple(index)]))
     return dtensor.pack(pieces, sharding)

@@ -57,13 +57,14 @@ class Meter:
         return self._timed.steps + self._untimed.steps > 0
 
     def read(self) -> dict[str, float]:
-        """Speeds since the last reading, within `paused`; starts over."""
+        """Speeds since the last reading, within `paused`; starts over. No utilisation of a chip of an unknown type."""
         sums = self._timed if self._timed.steps else self._untimed
         self._start_over()
         used = self._flops_per_step * sums.steps / sums.seconds
+        peak = self._peak.flops(used)
         return {
             "tokens_per_second": sums.tokens / sums.seconds,
             "seconds_per_step": sums.seconds / sums.steps,
-            "model_flops_utilization": used / self._peak.flops(used),
+            **({} if peak is None else {"model_flops_utilization": used / peak}),
             "input_wait_fraction": sums.input_wait / sums.seconds,
         }

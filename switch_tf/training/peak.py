@@ -26,20 +26,24 @@ class Peak:
     def __init__(self, dtype: str, count: int):
         self._nominal = nominal_flops(dtype)
         self._count = count
-        if self._nominal is None:
+        # Products on a TPU VM would run on the host's CPU, and there take minutes.
+        self._is_unknown = self._nominal is None and device_type() == "TPU"
+        if self._nominal is None and not self._is_unknown:
             self._products = _Products(dtype)
             self._fastest = 0.0
             self._measure()
 
-    def flops(self, used: float) -> float:
-        """The rate of all devices together.
+    def flops(self, used: float) -> float | None:
+        """The rate of all devices together; None for a TPU of an unknown type.
 
-        Where none is known it is the largest that was ever measured here: measured again where the last time is a while
-        ago, or where a run uses more than that, as it was measured while the machine was busy.
+        Elsewhere, where none is known it is the largest that was ever measured here: measured again where the last time
+        is a while ago, or where a run uses more than that, as it was measured while the machine was busy.
 
         Args:
             used: float, FLOPs per second that a run was seen to use.
         """
+        if self._is_unknown:
+            return None
         if self._nominal is not None:
             return self._nominal * self._count
         if time.monotonic() - self._measured_at > TRUSTED or used > self._fastest * self._count:

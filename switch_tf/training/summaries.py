@@ -165,14 +165,15 @@ class Progress:
         """Says what `training_values` made of some steps, and of what their routers did."""
         remaining = self.remaining_seconds(step, values["train/seconds_per_step"])
         dropped = [_divide(stats.fraction_tokens_dropped) for stats in routers.values()]
+        mfu = values.get("train/model_flops_utilization")  # not of a chip of an unknown type
         text = (f"step {step}/{self._last_step}  loss {values['train/loss']:.4f}  "
                 f"cross-entropy {values['train/cross_entropy']:.4f}  accuracy {values['train/accuracy']:.3f}  "
                 f"learning rate {values['train/learning_rate']:.3g}  "
                 + (f"balance {values['train/load_balancing_loss']:.3f}  dropped {np.mean(dropped):.1%}  "
                    if dropped else "")
                 + f"{values['train/tokens_per_second']:,.0f} tokens/s  {values['train/seconds_per_step']:.3f} s/step  "
-                f"MFU {_utilization(values['train/model_flops_utilization'])}  "
-                f"input wait {values['train/input_wait_fraction']:.0%}  ETA {tqdm.format_interval(remaining)}")
+                + (f"MFU {_utilization(mfu)}  " if mfu is not None else "")
+                + f"input wait {values['train/input_wait_fraction']:.0%}  ETA {tqdm.format_interval(remaining)}")
         self.say(text)
 
     def close(self) -> None:

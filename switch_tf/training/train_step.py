@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from switch_tf import metrics, partitioning
 from switch_tf.metrics import Mean, StepMeasurements
-from switch_tf.partitioning.partitioner import Partitioner, at_step
+from switch_tf.partitioning.partitioner import Partitioner
 from switch_tf.partitioning.unfolded import as_used
 from switch_tf.training.objective import loss_weights, measure, total_loss, weighed
 
@@ -124,7 +124,8 @@ def compile_steps(model, optimizer, seed, settings, partitioner=None):
             return index + 1, metrics.merge(sums, measured), tf.where(is_finite, -1, index)
 
         zero = Mean(*[tf.zeros([], partitioning.wide_dtype(model.compute_dtype))] * 2)
-        zeros = StepMeasurements(_zeros_measured(model, at_step(features, 0), settings), zero, zero, zero)
+        measured = _zeros_measured(model, partitioner.part_of_step(features, 0), settings)
+        zeros = StepMeasurements(measured, zero, zero, zero)
         _, sums, bad_step = tf.while_loop(is_good, next_step, (tf.constant(0), zeros, tf.constant(-1)))
         return sums, bad_step
 

@@ -4,14 +4,17 @@ TensorFlow's devices cannot be changed once it has started them, so two processe
 """
 
 import json
+import os
 import subprocess
 import sys
 
 import pytest
+import tensorflow as tf
+from tensorflow.experimental import dtensor
 
 from switch_tf import cluster, environment
-from switch_tf.partitioning import Layout, backends, tpu
-from switch_tf.partitioning.partitioner import Partitioner
+from switch_tf.partitioning import Layout, backends, devices, tpu
+from switch_tf.partitioning.partitioner import Partitioner, is_lost_process
 
 DATA = (("batch", "data"), ("group", "data"))
 EXPERT = (*DATA, ("expert", "data"))
@@ -141,6 +144,60 @@ def test_mirrored_has_a_replica_on_each_device(four_devices):
 def test_multi_worker_mirrored_may_be_one_process(two_processes):
     assert two_processes["alone"]["class"] == "StrategyPartitioner"
     assert (two_processes["alone"]["num_parts"], two_processes["alone"]["is_chief"]) == (1, True)
+
+
+# GPUs, stood in for by CPU devices.
+
+
+@pytest.fixture
+def gpus(monkeypatch):
+    """Makes a machine of so many GPUs; returns the function for that, and a list of what was started, in order."""
+    started = []
+
+    def make(count):
+        monkeypatch.setattr(devices, "device_type", lambda: "GPU")
+        monkeypatch.setattr(dtensor, "num_local_devices", lambda kind: count)
+        monkeypatch.setattr(tf.config, "list_logical_devices", lambda kind: pytest.fail("devices were started"))
+        monkeypatch.setattr(dtensor, "initialize_accelerator_system", lambda kind: started.append(
+            (kind, os.environ["DTENSOR_GPU_USE_NCCL_COMMUNICATION"])))
+        create = dtensor.create_mesh
+        monkeypatch.setattr(dtensor, "create_mesh", lambda dims, devices: started.append(devices) or create(
+            dims, devices=[name.replace("GPU", "CPU") for name in devices]))
+
+    monkeypatch.setenv("DTENSOR_GPU_USE_NCCL_COMMUNICATION", "set by a test")
+    monkeypatch.delenv("DTENSOR_GPU_USE_NCCL_COMMUNICATION")
+    return make, started
+
+
+def test_several_gpus_are_started_with_nccl_before_the_mesh(gpus):
+    make, started = gpus
+    make(2)
+    partitioner = backends.create_partitioner(Layout("", EXPERT))
+    assert started == [("GPU", "1"), ["GPU:0", "GPU:1"]] and partitioner.layout.mesh == {"data": 2}
+
+
+@pytest.mark.parametrize("layout", [Layout(), Layout("", DATA)])
+def test_one_gpu_needs_no_accelerator_system(gpus, layout):
+    make, started = gpus
+    make(1)
+    assert type(backends.create_partitioner(layout)) is Partitioner and not started
+
+
+# Errors of processes that are gone, and of buckets.
+
+
+@pytest.mark.parametrize("kind, message, is_lost", [
+    (tf.errors.UnavailableError, "failed to connect to all addresses", True),
+    (tf.errors.AbortedError, "Stale barrier", True),
+    (tf.errors.InternalError, "Collective ops is aborted by: gs://b", True),
+    (tf.errors.InternalError, "out of memory", False),
+    (tf.errors.AbortedError, "All 10 retry attempts failed. The last failure: Error executing an HTTP request: HTTP "
+                             "response code 503 when initiating an upload to gs://b/step_10/part", False),
+    (tf.errors.UnavailableError, "Error executing an HTTP request: libcurl code 6 meaning 'Couldn't resolve host name'",
+     False)])
+def test_a_bucket_that_fails_is_no_lost_process(kind, message, is_lost):
+    assert is_lost_process(kind(None, None, message)) is is_lost
+    assert not is_lost_process(OSError(message))
 
 
 # Refusals.

@@ -14,7 +14,6 @@ from switch_tf.cli import inspect
 from switch_tf.optim.adafactor import Adafactor
 from switch_tf.partitioning import memory
 from switch_tf.partitioning.dtensor import DTensorPartitioner
-from switch_tf.partitioning.gspmd import XlaAnnotator
 from switch_tf.partitioning.layout import Layout
 from switch_tf.partitioning.unfolded import Unfolding, pack, stored, unfolding
 
@@ -46,17 +45,14 @@ def test_each_device_holds_what_inspect_computes(mesh_shape, rules, at_rest_rule
     assert _bytes_of_first_device(slots) == computed["optimizer_slots"]
 
 
-@pytest.mark.parametrize("rules", [(("batch", "a"), ("group", "a"), ("expert", "a")),
-                                   (("batch", ("a", "b")), ("group", ("a", "b")), ("expert", ("a", "b")))])
-def test_over_several_axes_each_device_holds_what_inspect_computes_and_memory_counts(rules):
+def test_over_several_axes_each_device_holds_what_inspect_computes_and_memory_counts():
+    rules = (("batch", "a"), ("group", "a"), ("expert", "a"))
     at_rest = ("vocab", ("b", "a")), ("expert_mlp", "b"), ("kv", ("a", "b")), ("mlp", ("b", "a"))
     layout = Layout("a=2,b=2", rules, at_rest)
     mesh = dtensor.create_mesh([*layout.mesh.items()], devices=[f"CPU:{index}" for index in range(4)])
-    # Experts over both axes are for XLA, which cuts no program of CPUs, but stores.
-    annotator = XlaAnnotator(layout, ("a", "b")) if layout.axes_over_several else None
     config, optimizer = SwitchConfig.from_preset("switch_tiny"), Adafactor()
     model = SwitchTransformer(config)
-    DTensorPartitioner(layout, mesh, annotator).build(model, optimizer)
+    DTensorPartitioner(layout, mesh).build(model, optimizer)
     computed = inspect._bytes_per_device(config, layout)
     assert _bytes_of_first_device(model.variables) == computed["weights"]
     slots = [variable for variable in optimizer.variables if hasattr(variable, "logical_axes")]
@@ -176,33 +172,10 @@ OVER_BOTH = (("batch", ("data", "expert")), ("expert", "expert"))
 
 
 def test_an_axis_over_several_mesh_axes_is_refused_unless_one_of_them_alone_cuts():
-    with pytest.raises(ValueError, match="The layout splits batch over several mesh axes at once, which is for TPUs "
-                       ".*; on CPUs and GPUs use gin/layouts/expert.gin, or leave all of these axes but one at size 1"):
+    with pytest.raises(ValueError, match="The layout splits batch over several mesh axes at once, and DTensor .* "
+                       "Use gin/layouts/expert.gin or fully_sharded.gin, or leave all of these mesh axes but one at"):
         _partitioner("data=2,expert=4", OVER_BOTH)
     tokens = tf.reshape(tf.range(8 * 3), (1, 8, 3))
     placed = _partitioner("data=1,expert=4", OVER_BOTH).place({"tokens": tokens})["tokens"]
     pieces = [piece.numpy() for piece in dtensor.unpack(placed)]
     np.testing.assert_array_equal(pieces, np.reshape(tokens, (4, 2, 3)))
-
-
-def test_where_xla_cuts_activations_are_annotated_and_features_lie_over_the_outermost_axis():
-    """What TPUs do, on a mesh of CPUs, which cannot run what is annotated."""
-    layout = Layout("data=2,expert=2", OVER_BOTH)
-    mesh = _partitioner("data=2,expert=2", (("batch", "data"), ("expert", "expert"))).mesh
-    annotator = XlaAnnotator(layout, ("data", "expert"))
-    partitioner = DTensorPartitioner(layout, mesh, annotator)
-    tokens = tf.reshape(tf.range(8 * 3), (1, 8, 3))
-    pieces = [piece.numpy() for piece in dtensor.unpack(partitioner.place({"tokens": tokens})["tokens"])]
-    for piece, rows in zip(pieces, (slice(0, 4), slice(0, 4), slice(4, 8), slice(4, 8)), strict=True):
-        np.testing.assert_array_equal(piece, tokens[0, rows])
-    assert partitioner.rows(8) == (0, 8)
-    asked = []
-    annotator.constrain = lambda x, axes: asked.append(axes) or x
-
-    def compute(features):
-        x = partitioning.constrain(tf.cast(features["tokens"], tf.float32), ("batch", None))
-        return [], tf.reduce_sum(x), {"sum": tf.reduce_sum(x)}, tf.constant(True)
-
-    partitioner._trained = []
-    means, is_finite = partitioner.step(compute, lambda gradients, norm: None)(partitioner.place({"tokens": tokens}), 0)
-    assert bool(is_finite) and float(means["sum"]) == 276 and asked == [("batch", None)]

@@ -1,5 +1,7 @@
 """What surrounds a TPU, on a CPU: the step with its condition inside, the refusals, the annotations."""
 
+import dataclasses
+
 import keras
 import numpy as np
 import pytest
@@ -54,6 +56,49 @@ def test_a_step_that_is_not_finite_changes_nothing(kind, shallow_config, batch):
     assert int(bad_step) == 0
     for variable, value in zip(optimizer.variables, before, strict=True):
         np.testing.assert_array_equal(variable.numpy(), value)
+
+
+class _TurnsTaken(tpu.TPUPartitioner):
+    """TPUPartitioner over MirroredStrategy, whose updates may not stand in a condition, as those of TPUStrategy may."""
+
+    def step(self, compute, apply, use_xla=False):
+        def one_step(features, index):
+            gradients, norm, measured, is_finite = compute({name: value[index] for name, value in features.items()})
+            apply(gradients, norm)
+            return measured, is_finite
+
+        return lambda features, index: self._first(self.strategy.run(one_step, args=(features, index)))
+
+
+@pytest.mark.parametrize("kind", [pytest.param(StrategyPartitioner, marks=pytest.mark.slow), _TurnsTaken])
+def test_several_steps_a_call_on_two_replicas_are_those_of_one_device_and_traced_once(kind, shallow_config, batch):
+    config = dataclasses.replace(shallow_config, num_encoder_layers=1, num_decoder_layers=1)
+    expected, expected_weights = _run(Partitioner(), config, batch, 2)
+    partitioner = kind(Layout("data=2", DATA), tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]))
+    traced = []
+    original = partitioner.compile
+    partitioner.compile = lambda *arguments: traced.append(original(*arguments)) or _TracedFirst(partitioner, traced[0])
+    loss, weights = _run(partitioner, config, batch, 2)
+    assert traced[0].experimental_get_tracing_count() == 1
+    assert loss == pytest.approx(expected, rel=1e-5)
+    for one, other in zip(expected_weights, weights, strict=True):
+        np.testing.assert_allclose(other, one, atol=1e-5)
+
+
+class _TracedFirst:
+    """A step that is traced as the loop does it, before its first call."""
+
+    def __init__(self, partitioner, function):
+        self._partitioner, self._function = partitioner, function
+
+    def __call__(self, placed):
+        rows = {name: self._partitioner.strategy.experimental_local_results(value) for name, value in placed.items()}
+        specs = {}
+        for name, parts in rows.items():
+            steps, batch_size, length = parts[0].shape
+            specs[name] = tf.TensorSpec((steps, batch_size * len(parts), length), parts[0].dtype)
+        self._partitioner.trace(self._function, specs)
+        return self._function(placed)
 
 
 def test_annotations_name_the_axes_of_the_layout():

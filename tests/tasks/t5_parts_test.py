@@ -36,7 +36,7 @@ def test_no_other_task_file_imports_t5():
 def test_a_downstream_task_names_the_line_that_installs_t5(capsys):
     assert main.main(["tasks", "glue_cola"]) == 2
     error = capsys.readouterr().err
-    assert "t5, which is not installed; run: " in error and "install --no-deps t5==0.9.4" in error
+    assert "t5, which is not installed; run `" in error and "install --no-deps t5==0.9.4" in error
     assert "Traceback" not in error
 
 

@@ -5,6 +5,7 @@ import types
 import pytest
 
 from switch_tf.training import peak
+from switch_tf.training.meter import Meter
 from switch_tf.training.peak import Peak
 
 
@@ -27,6 +28,20 @@ def test_the_rate_of_a_known_chip_is_not_measured(monkeypatch):
     monkeypatch.setattr(peak, "nominal_flops", lambda dtype: {"bfloat16": 989.5e12}[dtype])
     _measures(monkeypatch)
     assert Peak("bfloat16", 8).flops(used=1e15) == 8 * 989.5e12
+
+
+def test_a_tpu_of_an_unknown_type_is_never_measured(monkeypatch):
+    monkeypatch.setattr(peak, "nominal_flops", lambda dtype: None)
+    monkeypatch.setattr(peak, "device_type", lambda: "TPU")
+    _measures(monkeypatch)  # would find no rate
+    found = Peak("bfloat16", 8)
+    assert found.flops(used=1e15) is None
+    meter = Meter(1e9, found)
+    meter.restart()
+    meter.add(1, 10, 0.0)
+    with meter.paused():
+        speeds = meter.read()
+    assert "tokens_per_second" in speeds and "model_flops_utilization" not in speeds
 
 
 def test_a_measured_rate_is_the_fastest_and_measured_again_after_a_while(monkeypatch, clock):
