@@ -8,6 +8,7 @@ import math
 import numbers
 import os
 import pathlib
+import re
 import sys
 from collections.abc import Mapping
 
@@ -23,6 +24,7 @@ _RULES = {
 _LARGEST_INTEGER = 2**31 - 1
 # Beyond these a float32 is 0 or infinite, and what is divided by it or multiplied with it no number.
 _SMALLEST_FLOAT, _LARGEST_FLOAT = 1.2e-38, 3.4e38
+_URL_AS_PATH = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # what pathlib leaves of "gs://b/x"
 _KINDS = {"float": ("float", "bfloat"), "int": ("int", "uint"), "bool": ("bool",),
           "number": ("float", "bfloat", "int", "uint", "bool")}
 
@@ -88,7 +90,18 @@ def path(name: str, value) -> pathlib.Path:
     """A path, given as text or as a path."""
     if not isinstance(value, str | os.PathLike) or "\0" in str(value) or str(value) == "":
         raise refusal(f"{name} must be a path, not {shown(value)}.")
-    return pathlib.Path(value)
+    return pathlib.Path(local(name, value))
+
+
+def local(name: str, value):
+    """Text, or a path, that is no URL: of "gs://b/x" pathlib would make the local folder "gs:/b/x"."""
+    if not isinstance(value, os.PathLike):
+        text(name, value)
+    is_url = "://" in str(value) or isinstance(value, os.PathLike) and _URL_AS_PATH.match(str(value))
+    if is_url:
+        raise refusal(f"{name} must be a folder or file of this machine's file system, not {str(value)!r}: buckets and "
+                      "other URLs cannot be used here yet; work on a local disk and copy from or to there.")
+    return value
 
 
 def new_folder(folder: pathlib.Path) -> None:

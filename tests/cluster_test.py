@@ -55,7 +55,7 @@ def test_a_slice_of_one_host_is_alone(environ):
 @pytest.mark.parametrize("index", ["", "2", "-1", "first"])
 def test_a_host_of_a_slice_has_to_know_which_it_is(environ, index):
     environ.update(TPU_WORKER_HOSTNAMES="a,b", TPU_WORKER_ID=index)
-    with pytest.raises(ValueError, match="names 2 hosts, so TPU_WORKER_ID must say which one this is, from 0 to 1, not"):
+    with pytest.raises(ValueError, match="2 hosts, so TPU_WORKER_ID must say which one this is, from 0 to 1, not"):
         cluster.members()
 
 

@@ -9,6 +9,7 @@ import textwrap
 
 from switch_tf import json_lines, shipped_gin
 from switch_tf.choices import nearest
+from switch_tf.cli import paths
 from switch_tf.messages import sentence_about_data
 
 COMMANDS = {
@@ -60,7 +61,11 @@ def main(argv=None) -> int:
     Returns:
         0; 1 for a fault that was found; 2 for a mistake in the arguments; 130 after an interrupt.
     """
-    arguments = _parse(sys.argv[1:] if argv is None else argv)
+    try:
+        arguments = _parse(sys.argv[1:] if argv is None else argv)
+    except Mistake as mistake:
+        print(mistake, file=sys.stderr)
+        return 2
     from switch_tf import environment
     environment.skip_tpu_metadata_query()
     command = importlib.import_module(_module(arguments.command))
@@ -119,6 +124,10 @@ def _parse(argv):
         arguments.beam_flags = behind
     if bindings and not hasattr(arguments, "gin_file"):
         parser.error(f"{arguments.command} takes no gin bindings, but was given {bindings[0]}")
+    try:
+        paths.check(commands.choices[arguments.command], arguments)
+    except ValueError as error:
+        raise Mistake(f"switch-tf {arguments.command}: {error}") from error
     arguments.words = argv
     arguments.gin_bindings = [word.removeprefix("--gin.") for word in bindings]
     return arguments

@@ -61,7 +61,7 @@ def _check(arguments):
     folder, output = os.path.dirname(arguments.output) or ".", arguments.output
     try:
         checks.integer("--size", arguments.size, at_least=1)
-        if "://" in output or os.path.isdir(output) or not os.path.basename(output):
+        if os.path.isdir(output) or not os.path.basename(output):
             raise ValueError(f"--output must be a file on this machine, not {output!r}.")
         if os.path.exists(output):
             raise ValueError(f"--output {output!r} is there already, and models may have been trained with it; choose "

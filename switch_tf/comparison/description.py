@@ -42,9 +42,7 @@ class Comparison:
     unequal_work: tuple = ()
 
     def __post_init__(self):
-        if "://" in checks.text("Comparison.model_dir", self.model_dir):
-            raise ValueError("Comparison.model_dir must be a folder of this machine's file system (a mounted bucket "
-                             f"will do), not {self.model_dir!r}: runs are locked and renamed into place there.")
+        checks.local("Comparison.model_dir", checks.text("Comparison.model_dir", self.model_dir))
         if not isinstance(self.variants, Mapping) or len(self.variants) < 2:
             raise ValueError("Comparison.variants must be a dict of at least two variants, each a name and its gin "
                              f"files and bindings, not {checks.shown(self.variants)}.")

@@ -6,7 +6,7 @@ import os
 import pathlib
 import time
 
-from switch_tf import json_lines
+from switch_tf import checks, json_lines
 from switch_tf.training import leftovers
 from switch_tf.whole_file import write_whole, writing
 
@@ -30,9 +30,7 @@ class RunFolder:
     """
 
     def __init__(self, path, is_owner=True):
-        if "://" in str(path):
-            raise ValueError("MODEL_DIR must be a folder of this machine's file system (a mounted bucket will do), not "
-                             f"{str(path)!r}: runs are locked and renamed into place there.")
+        checks.local("MODEL_DIR", path)
         self.path = pathlib.Path(path)
         self.is_owner = is_owner
         self._lock = None

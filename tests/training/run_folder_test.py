@@ -108,7 +108,7 @@ def test_a_damaged_record_of_the_end_is_none(tmp_path, content):
 
 def test_a_url_is_refused_before_a_folder_of_that_name_is_made(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ValueError, match="MODEL_DIR must be a folder of this machine's file system .* not 'gs://b/run'"):
+    with pytest.raises(ValueError, match="MODEL_DIR must be a folder or file of this machine's file system, not 'gs://b/run'"):
         RunFolder("gs://b/run")
     assert not list(tmp_path.iterdir())
 

@@ -1,0 +1,58 @@
+"""No command makes a local folder of a URL."""
+
+import pytest
+
+from switch_tf import checks, data
+from switch_tf.cli import main
+from switch_tf.training.run import Run
+
+URL = "gs://bucket/x"
+RUN = ["--run", "runs/x"]
+
+
+@pytest.mark.parametrize("words, name", [
+    (["eval", *RUN, "--output", URL], "--output"), (["eval", "--run", URL], "--run"),
+    (["export", *RUN, f"--output={URL}"], "--output"), (["infer", *RUN, "--output", URL], "--output"),
+    (["infer", *RUN, "--input", "s3://b/x.txt"], "--input"), (["serve", "--run", URL], "--run"),
+    (["convert", "--input", URL, "--output", "y"], "--input"),
+    (["convert", "--input", "y", "--output", URL], "--output"),
+    (["cache", "docs_corpus_span_corruption", "--output", URL], "--output"),
+    (["vocabulary", "--input", "a.txt", "--size", "9", "--output", URL], "--output"),
+    (["inspect", URL], "PRESET"), (["compare", "--runs", "a", URL], "--runs"),
+    (["compare", "--runs", "a", "b", "--output", URL], "--output"),
+    (["compile", "--topology=v5e:2x2", "--save", URL], "--save"),
+    (["compile", "--topology=v5e:2x2", "--plot", URL], "--plot")])
+def test_a_url_is_refused_in_one_sentence_and_writes_nothing(words, name, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main.main(words) == 2 and not list(tmp_path.iterdir())
+    error = capsys.readouterr().err
+    assert error.startswith(f"switch-tf {words[0]}: {name}") and error.count("\n") == 1
+    assert "must be a folder or file of this machine's file system, not '" in error
+
+
+def test_texts_of_a_bucket_may_be_read_for_a_vocabulary():
+    assert main._parse(["vocabulary", "--input", URL, "--size", "9", "--output", "own.model"]).input == [URL]
+
+
+@pytest.mark.parametrize("name", ["model_dir", "cache_dir", "initial_checkpoint"])
+def test_a_run_takes_no_url(name):
+    values = {"model_dir": "x", "mixture_or_task_name": "y", "task_feature_lengths": {"inputs": 9, "targets": 9},
+              "train_steps": 1, "batch_size": 1} | {name: URL}
+    with pytest.raises(ValueError, match=f"{name.upper()} must be a folder or file of this machine's file system"):
+        Run(**values)
+    values[name] = "local"
+    Run(**values | {"vocabulary": "gs://t5-data/own.model"})  # which TensorFlow reads
+
+
+def test_a_cache_at_a_url_is_refused_as_it_would_seem_empty():
+    with pytest.raises(ValueError, match="CACHE_DIR must be a folder or file"):
+        data.DatasetDescription("y", {"inputs": 9, "targets": 9}, 1, "train", use_cached_tasks=True, cache_dir=URL)
+
+
+def test_a_path_that_was_a_url_is_refused_too():
+    import pathlib
+
+    for value in (URL, pathlib.Path(URL)):
+        with pytest.raises(ValueError, match="folder must be a folder or file of this machine"):
+            checks.path("folder", value)
+    assert checks.path("folder", "a:b/c") == pathlib.Path("a:b/c")
