@@ -7,6 +7,7 @@ from switch_tf import checks, partitioning
 from switch_tf.layers import masks
 from switch_tf.layers.dot_product_attention import dot_product_attention, probabilities
 from switch_tf.layers.dropout import Dropout
+from switch_tf.layers.shapes import KeepsShape
 
 # Of what steps of decoding look at.
 KEY_AXES = ("batch", "heads", "kv", "length")
@@ -84,7 +85,7 @@ def attend(query, key, value, out, attention_mask, position_bias, keys="bkhd"):
 
 
 @keras.saving.register_keras_serializable("switch_tf")
-class MultiHeadAttention(keras.layers.Layer):
+class MultiHeadAttention(KeepsShape, keras.layers.Layer):
     """Attention of `inputs` over themselves or over `memory`.
 
     The usual 1/sqrt(d_kv) is folded into the initial queries: N(0, init_scale / (d_model d_kv)).

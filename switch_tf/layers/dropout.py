@@ -4,6 +4,7 @@ import keras
 from keras import ops
 
 from switch_tf import checks, partitioning
+from switch_tf.layers.shapes import KeepsShape
 
 
 def mask(draws, rate, dtype):
@@ -20,7 +21,7 @@ def masked(x, factors):
 
 
 @keras.saving.register_keras_serializable("switch_tf")
-class Dropout(keras.layers.Layer):
+class Dropout(KeepsShape, keras.layers.Layer):
     """Zeroes elements with probability `rate` in training and scales the others by 1 / (1 - rate).
 
     Args:

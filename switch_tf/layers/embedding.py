@@ -3,10 +3,11 @@
 import keras
 
 from switch_tf import checks, partitioning
+from switch_tf.layers.shapes import KeepsShape
 
 
 @keras.saving.register_keras_serializable("switch_tf")
-class TokenEmbedding(keras.layers.Layer):
+class TokenEmbedding(KeepsShape, keras.layers.Layer):
     """Looks token ids up in a table that starts with standard deviation 1, unscaled, as T5 does.
 
     Args:
@@ -30,10 +31,14 @@ class TokenEmbedding(keras.layers.Layer):
             keras.initializers.RandomNormal(stddev=1.0))
 
     def call(self, token_ids):
+        token_ids = partitioning.as_ids(token_ids)
         checks.tensor("token_ids", token_ids, "int", (None, None))
         checks.indices("token_ids", partitioning.known_values(token_ids), self.vocab_size)
         embedded = partitioning.look_up(self.embedding, token_ids, self.compute_dtype)
         return partitioning.constrain(embedded, ("batch", "length", "embed"))
+
+    def compute_output_shape(self, input_shape):
+        return (*input_shape[:2], self.d_model)
 
     def attend(self, hidden):
         """Logits of the tied softmax: <compute dtype>[batch, length, d_model] -> <float32>[batch, length, vocab]."""
@@ -52,7 +57,7 @@ def _logits(hidden, variable, is_table):
 
 
 @keras.saving.register_keras_serializable("switch_tf")
-class LogitsDense(keras.layers.Layer):
+class LogitsDense(KeepsShape, keras.layers.Layer):
     """Logits with weights of their own (T5 1.1): <compute dtype>[batch, length, d_model] -> <float32>[.., vocab]."""
 
     def __init__(self, vocab_size, init_scale=1.0, **kwargs):
@@ -70,6 +75,9 @@ class LogitsDense(keras.layers.Layer):
     def call(self, inputs):
         checks.tensor("inputs", inputs, "float", (None, None, self.kernel.shape[0]))
         return _logits(inputs, self.kernel, is_table=False)
+
+    def compute_output_shape(self, input_shape):
+        return (*input_shape[:-1], self.vocab_size)
 
     def get_config(self):
         return {**super().get_config(), "vocab_size": self.vocab_size, "init_scale": self.init_scale}

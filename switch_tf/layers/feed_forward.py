@@ -6,6 +6,7 @@ from keras import ops
 from switch_tf import checks, partitioning
 from switch_tf.choices import ACTIVATIONS, check_choice
 from switch_tf.layers.dropout import Dropout
+from switch_tf.layers.shapes import KeepsShape
 
 
 def add_input_kernels(layer, activation, shape, axes, initializer):
@@ -27,7 +28,7 @@ def kernel_initializer(init_scale, fan_in):
 
 
 @keras.saving.register_keras_serializable("switch_tf")
-class FeedForward(keras.layers.Layer):
+class FeedForward(KeepsShape, keras.layers.Layer):
     """act(x wi) wo, without biases.
 
     Args:

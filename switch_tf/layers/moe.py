@@ -133,7 +133,7 @@ class SwitchFeedForward(keras.layers.Layer):
             return ops.reshape(x[:batch * length] if may_miss else x, (batch, length, x.shape[-1]))
 
         tokens = partitioning.constrain(in_groups(inputs, (d_model,)), ("group", None, "embed"))
-        token_ids = None if token_ids is None else in_groups(token_ids)
+        token_ids = None if token_ids is None else in_groups(partitioning.as_ids(token_ids))
         decisions, stats = self.router(tokens, padding_mask=in_groups(padding_mask),
                                        expert_capacity=expert_capacity, token_ids=token_ids, training=training,
                                        is_present=in_groups(is_present))
@@ -157,14 +157,16 @@ class SwitchFeedForward(keras.layers.Layer):
         checks.flag("return_router_stats", return_router_stats)
         checks.tensor("inputs", inputs, "float", (None, None, self.experts.input_kernels[0].shape[1]))
         if token_ids is not None:
-            checks.tensor("token_ids", token_ids, "int", inputs.shape[:2])
+            checks.tensor("token_ids", partitioning.as_ids(token_ids), "int", inputs.shape[:2])
         return masks.padding_mask(inputs, padding_mask, mask, inputs_mask)
+
+    def compute_output_shape(self, input_shape):
+        return (*input_shape[:-1], input_shape[-1] if self.output_dim is None else self.output_dim)
 
     def compute_output_spec(self, inputs, return_router_stats=False, **kwargs):
         # Said here, because JAX cannot trace how a batch of unknown size is cut into groups.
         self._check(inputs, return_router_stats=return_router_stats, **kwargs)
-        width = inputs.shape[-1] if self.output_dim is None else self.output_dim
-        outputs = keras.KerasTensor((*inputs.shape[:-1], width), self.compute_dtype)
+        outputs = keras.KerasTensor(self.compute_output_shape(inputs.shape), self.compute_dtype)
         return (outputs, self.router.symbolic_stats()) if return_router_stats else outputs
 
     def get_config(self):

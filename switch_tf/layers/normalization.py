@@ -4,10 +4,11 @@ import keras
 from keras import ops
 
 from switch_tf import checks, partitioning
+from switch_tf.layers.shapes import KeepsShape
 
 
 @keras.saving.register_keras_serializable("switch_tf")
-class RMSNorm(keras.layers.Layer):
+class RMSNorm(KeepsShape, keras.layers.Layer):
     """Divides by the root mean square of the last dimension and multiplies by a learned scale, in float32.
 
     Args:

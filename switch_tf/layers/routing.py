@@ -101,6 +101,7 @@ class Router(keras.layers.Layer):
         checks.tensor("inputs", inputs, "float", (None, None, None))
         expert_capacity = checks.size("expert_capacity", expert_capacity, at_least=1)
         if token_ids is not None:
+            token_ids = partitioning.as_ids(token_ids)
             checks.tensor("token_ids", token_ids, "int", inputs.shape[:2])
         if self._policy.needs_token_ids and token_ids is None:
             raise checks.refusal(f"The {self.policy} policy needs token_ids (<int32>, one for each token); pass them "

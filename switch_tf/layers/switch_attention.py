@@ -128,6 +128,9 @@ class SwitchSelfAttention(keras.layers.Layer):
         checks.tensor("inputs", inputs, "float", (None, None, self.out.shape[-1]))
         check_scores(self.num_heads, inputs, inputs, attention_mask, position_bias)
 
+    def compute_output_shape(self, input_shape):
+        return tuple(input_shape)
+
     def compute_output_spec(self, inputs, attention_mask=None, position_bias=None, training=False,
                             return_router_stats=False, **kwargs):
         # Said here for the same reason as in SwitchFeedForward.

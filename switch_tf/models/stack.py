@@ -8,11 +8,12 @@ from keras import ops
 from switch_tf import partitioning
 from switch_tf.layers import Dropout, RelativePositionBias, RMSNorm
 from switch_tf.layers.attention import VALUE_AXES
+from switch_tf.layers.shapes import KeepsShape
 from switch_tf.models.joining import join
 from switch_tf.models.transformer_layer import TransformerLayer
 
 
-class Stack(keras.layers.Layer):
+class Stack(KeepsShape, keras.layers.Layer):
     """The layers of an encoder or a decoder between embedding and logits, with their shared position bias.
 
     Args:

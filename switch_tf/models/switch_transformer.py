@@ -1,6 +1,7 @@
 """The Keras model: seqio features in, logits and router statistics out."""
 
 import dataclasses
+import pathlib
 
 import keras
 import numpy as np
@@ -10,11 +11,12 @@ from switch_tf import checks, decoding, losses, partitioning
 from switch_tf.choices import check_choice
 from switch_tf.config import SwitchConfig
 from switch_tf.layers import LogitsDense, TokenEmbedding, masks
+from switch_tf.models.keras_methods import FeaturesModel
 from switch_tf.models.stack import Stack
 
 
 @keras.saving.register_keras_serializable("switch_tf")
-class SwitchTransformer(keras.Model):
+class SwitchTransformer(FeaturesModel):
     """T5 encoder-decoder, or encoder, whose every n-th layer has experts (arXiv 2101.03961).
 
     `model(features)` is the Keras way: it adds the routers' weighted losses with `add_loss`, so `compile` and `fit`
@@ -44,6 +46,33 @@ class SwitchTransformer(keras.Model):
         self.logits_dense = None if config.logits_via_embedding else LogitsDense(
             config.vocab_size, config.init_scale, dtype=policy, name="logits_dense")
 
+    @classmethod
+    def from_preset(cls, preset, dtype=None, name="switch_transformer", **overrides):
+        """Returns a model of the sizes of a preset, with initial weights.
+
+        `conversion.from_hugging_face(folder)` reads pretrained ones.
+
+        Args:
+            preset: str, such as "switch_base_8"; `switch-tf inspect --list` prints all names.
+            dtype, name: see the class.
+            **overrides: fields of SwitchConfig in place of the preset's, such as `dropout_rate=0.1`.
+
+        Raises:
+            ValueError: no preset or field has that name, or a value is out of its range.
+        """
+        names = [field.name for field in dataclasses.fields(SwitchConfig)]
+        for field in overrides:
+            check_choice("A keyword of from_preset", field, ["dtype", "name", *names])
+        if pathlib.Path(checks.text("preset", preset)).is_dir():
+            raise ValueError(f"{preset!r} is a folder and no preset; for one of Hugging Face's form use "
+                             f"switch_tf.conversion.from_hugging_face({preset!r}).")
+        return cls(dataclasses.replace(SwitchConfig.from_preset(preset), **overrides), dtype=dtype, name=name)
+
+    @property
+    def required_features(self):
+        """Names of the features that a call needs."""
+        return ("encoder_input_tokens",) + ("decoder_input_tokens",) * (not self.config.is_encoder_only)
+
     def build(self, input_shape=None):
         hidden_shape = (None, None, self.config.d_model)
         for layer in (self.token_embedder, self.encoder, self.decoder, self.logits_dense):
@@ -59,7 +88,7 @@ class SwitchTransformer(keras.Model):
 
     def call(self, features, training=False, return_router_stats=False):
         training = checks.flag("training", training)
-        self._check(features)
+        features = self.read_features(features)
         with partitioning.random_seed(partitioning.fresh_seed() if training else None):
             logits, router_stats = self._run(features, training)
         if checks.flag("return_router_stats", return_router_stats):
@@ -164,6 +193,9 @@ class SwitchTransformer(keras.Model):
 
     def _read_inputs(self, inputs):
         decoding.check_decodes(self.config)
+        if _holds_text(inputs):
+            raise checks.refusal("generate takes ids, <int32>[batch, length]; for texts use "
+                                 "switch_tf.inference.generate(model, texts, vocabulary).")
         try:
             inputs = np.asarray(ops.convert_to_numpy(inputs))
         except (ValueError, TypeError):
@@ -175,25 +207,16 @@ class SwitchTransformer(keras.Model):
         checks.indices("Ids of inputs", inputs, self.config.vocab_size)
         return inputs.astype("int32")
 
-    def _check(self, features):
-        required = ["encoder_input_tokens"] if self.decoder is None else ["encoder_input_tokens",
-                                                                         "decoder_input_tokens"]
-        if not isinstance(features, dict):
-            raise checks.refusal(f"The model needs a dictionary of features by seqio's names, such as {required[0]!r}, "
-                                 f"not {checks.shown(features)}.")
-        missing = [name for name in required if name not in features]
-        if missing:
-            raise checks.refusal(f"The model needs the feature {missing[0]!r} (<int32>[batch, length]); it was given "
-                                 f"{sorted(features)}. seqio's EncDecFeatureConverter makes all of them.")
-        for stack in ("encoder", "decoder"):
-            shape = None
-            for name in (f"{stack}_{feature}" for feature in ("input_tokens", "segment_ids", "target_tokens")):
-                if name in features:
-                    shape = shape or features[name].shape
-                    checks.tensor(name, features[name], "int", shape if len(shape) == 2 else (None, None))
-
     def get_config(self):
         return {**super().get_config(), "config": dataclasses.asdict(self.config)}
+
+
+def _holds_text(inputs) -> bool:
+    """Whether inputs are text, or an array, tensor or list with text in it."""
+    while isinstance(inputs, list | tuple) and inputs:
+        inputs = inputs[0]
+    dtype = str(getattr(getattr(inputs, "dtype", None), "name", getattr(inputs, "dtype", "")))
+    return isinstance(inputs, str | bytes) or dtype.startswith(("str", "bytes", "object"))
 
 
 def _read(config):

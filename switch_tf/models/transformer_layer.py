@@ -13,6 +13,7 @@ from switch_tf.layers import (
     SwitchFeedForward,
     SwitchSelfAttention,
 )
+from switch_tf.layers.shapes import KeepsShape
 from switch_tf.models.joining import JoinedRouter
 
 
@@ -46,7 +47,7 @@ def _fields(config, *names):
     return {name: getattr(config, name) for name in names}
 
 
-class TransformerLayer(keras.layers.Layer):
+class TransformerLayer(KeepsShape, keras.layers.Layer):
     """One layer of an encoder or decoder: self-attention, in decoders cross-attention, then feed-forward or experts.
 
     Args:

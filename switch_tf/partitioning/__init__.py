@@ -15,6 +15,7 @@ _NAMES = {
     "products": ("in_blocks", "in_gradient_of", "product"),
     "random": ("batch_positions", "fresh_seed", "layer_seed", "random_seed", "step_seed", "uniform", "uniform_at"),
     "rematerialization": ("rematerialize",),
+    "replicas": ("as_ids",),
 }
 _MODULES = {name: module for module, names in _NAMES.items() for name in names}
 

@@ -13,7 +13,7 @@ import zlib
 import keras
 from keras import ops
 
-from switch_tf.partitioning import parts
+from switch_tf.partitioning import parts, replicas
 from switch_tf.partitioning.axes import arange
 
 _seed = None
@@ -41,17 +41,23 @@ def current_seed():
 
 
 def fresh_seed():
-    """The seed of the scope, or outside of any a new one from Keras' global generator: <uint32> scalar."""
-    if _seed is None:
-        return ops.cast(keras.random.randint((), 0, 2**31 - 1), "uint32")
-    return _uint32(_seed)
+    """The seed of the scope, or a new one outside of any, from Keras' global generator: <uint32> scalar.
+
+    In a replica of a `tf.distribute` strategy it comes from TensorFlow, see `replicas.seed_in_replica`.
+    """
+    if _seed is not None:
+        return _uint32(_seed)
+    if replicas.replica_index() is not None:
+        return replicas.seed_in_replica()
+    replicas.make_global_generator()
+    return ops.cast(keras.random.randint((), 0, 2**31 - 1), "uint32")
 
 
 def layer_seed(layer: keras.layers.Layer, purpose: str):
     """Seed for what `layer` draws in this call: <uint32> scalar.
 
     In a `random_seed` scope it is a function of that seed, the layer's path and `purpose`. Elsewhere, as under Keras'
-    `fit`, it comes from Keras' global generator, which `keras.utils.set_random_seed` sets.
+    `fit`, it is a function of `fresh_seed`, which `keras.utils.set_random_seed` makes repeatable.
     """
     return _mix(fresh_seed() ^ _uint32(zlib.crc32(f"{layer.path}/{purpose}".encode())))
 
@@ -89,10 +95,10 @@ def uniform_at(seed, batch_position, position):
 def batch_positions(size):
     """Which sequences or groups of the global batch this part's `size` ones are: <int32>[size]."""
     part = parts.current_part()
+    # Replicas of Keras' `fit` are no parts, because each groups its own tokens, but they share a seed.
+    place = part.index if part.count > 1 else replicas.replica_index()
     index = arange(size)
-    if part.count > 1:
-        index = index + ops.cast(part.index, "int32") * ops.cast(size, "int32")
-    return index
+    return index if place is None else index + ops.cast(place, "int32") * ops.cast(size, "int32")
 
 
 def _positions(shape):

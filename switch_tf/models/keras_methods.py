@@ -1,0 +1,112 @@
+"""What Keras' own methods need to know about a model whose inputs are a dictionary of ids."""
+
+import keras
+
+from switch_tf import checks, partitioning
+
+IDS = tuple(f"{stack}_{feature}" for stack in ("encoder", "decoder")
+            for feature in ("input_tokens", "segment_ids", "target_tokens"))
+
+
+class FeaturesModel(keras.Model):
+    """A keras.Model whose inputs are seqio's features and whose weights depend on its configuration alone.
+
+    A subclass has `required_features`, the names without which it cannot be called.
+    """
+
+    _called_with = None  # of the last call: feature name -> dtype, rank
+    # SavedModels hold every attribute that is a tf.function, and Keras' default signature has float inputs.
+    _default_save_signature = None
+
+    def read_features(self, features):
+        """Checks the dictionary and returns it; in Keras' symbolic build with ids for its floats.
+
+        Args:
+            features: dict of <int>[batch, length], see `SwitchTransformer`.
+        """
+        required = self.required_features
+        if not isinstance(features, dict):
+            raise checks.refusal(f"The model needs a dictionary of features by seqio's names, such as {required[0]!r}, "
+                                 f"not {checks.shown(features)}.")
+        missing = [name for name in required if name not in features]
+        if missing:
+            names = " and ".join(repr(name) for name in missing)
+            raise checks.refusal(f"The model needs the feature{'s' * (len(missing) > 1)} {names} (<int32>[batch, "
+                                 f"length]); it was given {sorted(features)}. seqio's EncDecFeatureConverter makes all "
+                                 "of them.")
+        features = {name: partitioning.as_ids(value) if name in IDS else value for name, value in features.items()}
+        for stack in ("encoder", "decoder"):
+            shape = None
+            for name in IDS:
+                if name.startswith(stack) and name in features:
+                    shape = shape or features[name].shape
+                    checks.tensor(name, features[name], "int", shape if len(shape) == 2 else (None, None))
+        self._called_with = {name: (keras.backend.standardize_dtype(value.dtype), len(value.shape))
+                             for name, value in features.items()}
+        return features
+
+    # Built before anything is traced: weights made inside of a trace have no values where that trace ends in an error.
+
+    def make_train_function(self, force=False):
+        self._ensure_built()
+        return super().make_train_function(force)
+
+    def make_test_function(self, force=False):
+        self._ensure_built()
+        return super().make_test_function(force)
+
+    def make_predict_function(self, force=False):
+        self._ensure_built()
+        return super().make_predict_function(force)
+
+    def _ensure_built(self):
+        if not self.built:
+            self.build()
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        """Keras' method; refuses to train or to evaluate the routers' losses alone.
+
+        Raises:
+            ValueError: `compile` was given no loss, or `fit` no targets.
+        """
+        if self.loss is None:
+            raise checks.refusal(
+                "compile was given no loss, so only the routers' losses would be trained; give it one, such as "
+                "loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=0).")
+        if y is None:
+            raise checks.refusal(
+                "The loss needs targets, <int32>[batch, length], as y: model.fit(features, targets), or a dataset of "
+                "(features, targets). They are no part of the features that the model is called with.")
+        return super().compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=training)
+
+    def export(self, filepath, format="tf_saved_model", verbose=None, input_signature=None, **kwargs):
+        """Writes the forward pass for inference, see `keras.Model.export`; `inference.export` writes decoding.
+
+        Args:
+            filepath, format, verbose, **kwargs: see `keras.Model.export`.
+            input_signature: list of one dictionary from feature names to keras.InputSpec. By default the features that
+                the model was last called with, or the required ones; ids are <int32>[batch, length] of any size.
+        """
+        self._ensure_built()
+        if input_signature is None:
+            called_with = self._called_with or dict.fromkeys(self.required_features, ("int32", 2))
+            input_signature = [{
+                name: keras.InputSpec(shape=(None,) * rank, dtype="int32" if name in IDS else dtype, name=name)
+                for name, (dtype, rank) in called_with.items()}]
+        return super().export(filepath, format=format, verbose=verbose, input_signature=input_signature, **kwargs)
+
+    def summary(self, *args, **kwargs):
+        """Prints the layers, see `keras.Model.summary`; creates the weights if there are none yet."""
+        self._ensure_built()
+        return super().summary(*args, **kwargs)
+
+    def count_params(self):
+        """Returns the number of parameters, an int; creates the weights if there are none yet."""
+        self._ensure_built()
+        return super().count_params()
+
+    def quantize(self, mode=None, config=None, **kwargs):
+        """Raises ValueError: no layer of the package has a quantized form, and Keras would change nothing."""
+        raise checks.refusal(
+            f"{type(self).__name__} cannot be quantized: its layers have no quantized form. For weights of half the "
+            'size make the model with dtype="bfloat16".')
