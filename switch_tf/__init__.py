@@ -17,6 +17,7 @@ _CLASSES = {"SwitchConfig": "config", "SwitchTransformer": "models.switch_transf
 __all__ = [
     "SwitchConfig",
     "SwitchTransformer",
+    "callbacks",
     "config",
     "conversion",
     "data",

@@ -7,12 +7,13 @@ from switch_tf import checks, losses, partitioning
 from switch_tf.choices import DISPATCHES, check_choice
 from switch_tf.layers import grouping, masks, routes
 from switch_tf.layers.experts import ExpertFeedForward
+from switch_tf.layers.observing import Observed
 from switch_tf.layers.routing import Router
 from switch_tf.semantics import rules_of
 
 
 @keras.saving.register_keras_serializable("switch_tf")
-class SwitchFeedForward(keras.layers.Layer):
+class SwitchFeedForward(Observed, keras.layers.Layer):
     """Sends each token to its most probable expert and gates what comes back (arXiv 2101.03961, section 2).
 
     Tokens are routed in groups; an expert has a fixed number of slots for each group, and a token that finds none
@@ -102,6 +103,11 @@ class SwitchFeedForward(keras.layers.Layer):
         self.router.build((None, None, d_model))
         self.experts.build((self.num_experts, None, None, d_model))
 
+    @property
+    def routers(self):
+        """Number of experts by the name of the router, see `Observed`."""
+        return {self.name: self.num_experts}
+
     def forward(self, inputs, padding_mask=None, token_ids=None, training=False):
         """Like calling the layer, but returns `(outputs, RouterStats)` and adds no losses; what models call."""
         return self(inputs, padding_mask=padding_mask, token_ids=token_ids, training=training, return_router_stats=True)
@@ -147,6 +153,7 @@ class SwitchFeedForward(keras.layers.Layer):
         outputs = partitioning.constrain(of_tokens(outputs), ("batch", "length", "embed"))
         if return_router_stats:
             return outputs, stats
+        self.observe((stats,), training)
         self.add_loss(losses.router_loss(stats, self.load_balancing_loss_weight, self.router_z_loss_weight))
         return outputs
 

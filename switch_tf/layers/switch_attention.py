@@ -8,10 +8,11 @@ from switch_tf.layers import masks
 from switch_tf.layers.attention import VALUE_AXES, add_output_kernel, as_values, attend, check_scores, drop_keys
 from switch_tf.layers.dropout import Dropout
 from switch_tf.layers.moe import SwitchFeedForward
+from switch_tf.layers.observing import Observed
 
 
 @keras.saving.register_keras_serializable("switch_tf")
-class SwitchSelfAttention(keras.layers.Layer):
+class SwitchSelfAttention(Observed, keras.layers.Layer):
     """Self-attention that each token enters through experts (arXiv 2101.03961, appendix A, figure 10).
 
     One Switch layer produces the query of each token; another one, with a router of its own, produces the one vector
@@ -68,6 +69,12 @@ class SwitchSelfAttention(keras.layers.Layer):
             layer.build(input_shape)
         self.out = add_output_kernel(self, d_model)
 
+    @property
+    def routers(self):
+        """Number of experts by the names of the routers, see `Observed`."""
+        return {f"{self.name}/{experts.name}": experts.num_experts
+                for experts in (self.query_experts, self.key_value_experts)}
+
     def forward(self, inputs, padding_mask=None, token_ids=None, attention_mask=None, position_bias=None,
                 training=False):
         """Like calling the layer, but returns `(outputs, (query_stats, key_value_stats))` and adds no losses."""
@@ -86,6 +93,7 @@ class SwitchSelfAttention(keras.layers.Layer):
         router_stats = (query_stats, key_value_stats)
         if return_router_stats:
             return outputs, router_stats
+        self.observe(router_stats, training)
         for experts, stats in zip((self.query_experts, self.key_value_experts), router_stats, strict=True):
             self.add_loss(losses.router_loss(stats, experts.load_balancing_loss_weight, experts.router_z_loss_weight))
         return outputs

@@ -11,12 +11,13 @@ from switch_tf import checks, decoding, losses, partitioning
 from switch_tf.choices import check_choice
 from switch_tf.config import SwitchConfig
 from switch_tf.layers import LogitsDense, TokenEmbedding, masks
+from switch_tf.layers.observing import Observed
 from switch_tf.models.keras_methods import FeaturesModel
 from switch_tf.models.stack import Stack
 
 
 @keras.saving.register_keras_serializable("switch_tf")
-class SwitchTransformer(FeaturesModel):
+class SwitchTransformer(Observed, FeaturesModel):
     """T5 encoder-decoder, or encoder, whose every n-th layer has experts (arXiv 2101.03961).
 
     `model(features)` is the Keras way: it adds the routers' weighted losses with `add_loss`, so `compile` and `fit`
@@ -73,6 +74,11 @@ class SwitchTransformer(FeaturesModel):
         """Names of the features that a call needs."""
         return ("encoder_input_tokens",) + ("decoder_input_tokens",) * (not self.config.is_encoder_only)
 
+    @property
+    def routers(self):
+        """Number of experts by the names of the routers, see `Observed`."""
+        return dict.fromkeys(self.config.sparse_layer_names, self.config.num_experts)
+
     def build(self, input_shape=None):
         hidden_shape = (None, None, self.config.d_model)
         for layer in (self.token_embedder, self.encoder, self.decoder, self.logits_dense):
@@ -93,6 +99,7 @@ class SwitchTransformer(FeaturesModel):
             logits, router_stats = self._run(features, training)
         if checks.flag("return_router_stats", return_router_stats):
             return logits, router_stats
+        self.observe(router_stats, training)
         for stats in router_stats:
             self.add_loss(losses.router_loss(stats, self.config.load_balancing_loss_weight,
                                              self.config.router_z_loss_weight))

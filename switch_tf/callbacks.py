@@ -1,0 +1,118 @@
+"""Keras callbacks: what the routers did, in the history of `fit`."""
+
+import keras
+import numpy as np
+from keras import ops
+
+from switch_tf import checks
+from switch_tf.layers.observing import Observed
+from switch_tf.metrics import RouterStats
+
+_MEANS = tuple(name for name in RouterStats._fields if name != "expert_load")
+
+
+class RouterStatistics(keras.callbacks.Callback):
+    """Adds the router statistics of each epoch's training batches to the history, and to the logs of later callbacks.
+
+    Keys are `router/<statistic>` with the names of `metrics.RouterStats` (means over the tokens of the epoch and over
+    layers) and `router/dead_experts`, the number of experts of all layers that no token wanted. They are summed on the
+    device during the step: with XLA, `steps_per_execution` and under a `tf.distribute` strategy, too.
+
+    Place it before callbacks that monitor a key, such as EarlyStopping. `fit` traces its step anew for it.
+
+    Args:
+        per_layer: bool. Also adds `router/<layer>/<statistic>` of each layer.
+
+    Raises:
+        ValueError: from `fit`, for a model without experts.
+    """
+
+    def __init__(self, per_layer=False):
+        super().__init__()
+        self.per_layer = checks.flag("per_layer", per_layer)
+        self._observed = []
+
+    def on_train_begin(self, logs=None):
+        if keras.backend.backend() != "tensorflow":
+            raise ValueError(f"RouterStatistics needs Keras' TensorFlow back end, not {keras.backend.backend()}.")
+        self._observed = _outermost_observed(self.model)
+        if not self._observed:
+            raise ValueError("RouterStatistics needs a model with experts; this one has no layer of them.")
+        with self.model.distribute_strategy.scope():
+            for layer in self._observed:
+                layer.router_observer = _Sums(layer.routers)
+        self.model.make_train_function(force=True)
+
+    def on_epoch_begin(self, epoch, logs=None):
+        for layer in self._observed:
+            layer.router_observer.reset()
+
+    def on_epoch_end(self, epoch, logs=None):
+        if logs is None:
+            return
+        results = {name: result for layer in self._observed for name, result in layer.router_observer.results().items()}
+        for statistic in _MEANS:
+            logs[f"router/{statistic}"] = float(np.mean([result[statistic] for result in results.values()]))
+        logs["router/dead_experts"] = sum(result["dead_experts"] for result in results.values())
+        if self.per_layer:
+            logs.update({f"router/{name}/{statistic}": value for name, result in results.items()
+                         for statistic, value in result.items()})
+
+    def on_train_end(self, logs=None):
+        for layer in self._observed:
+            layer.router_observer = None
+        self._observed = []
+        self.model.make_train_function(force=True)
+
+
+def _outermost_observed(layer) -> list[Observed]:
+    """The layers with routers, or the models that hand over their layers' statistics."""
+    if isinstance(layer, Observed):
+        return [layer] if layer.routers else []
+    inner = layer._flatten_layers(include_self=False, recursive=False)
+    return [observed for one in inner for observed in _outermost_observed(one)]
+
+
+class _Sums:
+    """Sums of RouterStats over batches and replicas.
+
+    Args:
+        routers: dict from the name of each router to its number of experts, see `Observed`.
+    """
+
+    def __init__(self, routers):
+        self._routers = routers
+        shape = (len(routers), len(_MEANS))
+        self._totals, self._weights = _sum(shape), _sum(shape)
+        self._loads = [_sum((num_experts,)) for num_experts in routers.values()]
+
+    def update(self, router_stats):
+        """Adds a tuple of RouterStats, one for each router."""
+        means = [[getattr(stats, name) for name in _MEANS] for stats in router_stats]
+        self._totals.assign_add(_table([[mean.total for mean in row] for row in means]))
+        self._weights.assign_add(_table([[mean.weight for mean in row] for row in means]))
+        for load, stats in zip(self._loads, router_stats, strict=True):
+            load.assign_add(ops.cast(stats.expert_load.total, "float32"))
+
+    def results(self) -> dict[str, dict[str, float]]:
+        """Statistics of each router, by name."""
+        totals, weights = (ops.convert_to_numpy(sums) for sums in (self._totals, self._weights))
+        means = np.divide(totals, weights, out=np.zeros_like(totals), where=weights != 0)
+        return {name: {**dict(zip(_MEANS, map(float, row), strict=True)),
+                       "dead_experts": int(np.sum(ops.convert_to_numpy(load) == 0))}
+                for name, row, load in zip(self._routers, means, self._loads, strict=True)}
+
+    def reset(self):
+        """Sets all sums to zero."""
+        for variable in (self._totals, self._weights, *self._loads):
+            variable.assign(ops.zeros_like(variable))
+
+
+def _sum(shape):
+    """A float32 variable that each replica adds to, also where a layer computes in bfloat16."""
+    return keras.Variable("zeros", shape, "float32", trainable=False, autocast=False, aggregation="sum",
+                          synchronization="on_read")
+
+
+def _table(rows):
+    return ops.stack([ops.stack([ops.cast(number, "float32") for number in row]) for row in rows])
