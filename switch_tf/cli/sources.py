@@ -56,6 +56,14 @@ def defined(module: str) -> set[str] | None:
     return None if names & _ANYTHING else names
 
 
+def decorated(module: str, decorator: str) -> set[str]:
+    """The functions and classes at the top of a module that have a decorator such as "gin.configurable"."""
+    tree = _tree(module)
+    return {node.name for node in (tree.body if tree else ())
+            if isinstance(node, ast.FunctionDef | ast.ClassDef)
+            and any(ast.unparse(one).partition("(")[0] == decorator for one in node.decorator_list)}
+
+
 def texts(module: str) -> set[str]:
     """All texts that are written out in a module."""
     tree = _tree(module)

@@ -4,7 +4,7 @@ import hashlib
 import pathlib
 import re
 
-from switch_tf.cli import gin_files, gin_run
+from switch_tf.cli import gin_files, gin_run, gin_trust
 from switch_tf.cli.main import Mistake
 from switch_tf.training import checkpoint_folders
 from switch_tf.training.run_folder import CONFIGURATION, RunFolder
@@ -16,6 +16,8 @@ def add_arguments(parser) -> None:
     """Declares the run and the gin arguments that change what it says."""
     gin_files.add_arguments(parser)
     parser.add_argument("--run", required=True, metavar="FOLDER", help="a run folder, whose own configuration is used")
+    parser.add_argument("--trust", action="store_true",
+                        help="run the run's gin file as the program that it is, whatever it imports and calls")
 
 
 def folder_of(arguments) -> pathlib.Path:
@@ -28,6 +30,8 @@ def folder_of(arguments) -> pathlib.Path:
 
 def load(arguments, folder, num_cpu_devices=None, defaults=(), on_host=False) -> gin_run.GinRun:
     """The run that its folder and the command line describe, on this machine's devices; see `gin_run.load`."""
+    if not arguments.trust:
+        gin_trust.check(folder / CONFIGURATION, arguments.gin_search_paths)
     arguments.gin_file = [str(folder / CONFIGURATION), *arguments.gin_file]
     gin_run.load(arguments, defaults, num_cpu_devices)
     if on_host:

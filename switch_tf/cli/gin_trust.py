@@ -1,0 +1,175 @@
+"""Checks the gin file of a run folder before it is parsed: it may name only what this package ships.
+
+A gin file is a program: it imports modules and calls what it finds in them, and whoever was sent a run folder did not
+write its gin file. Allowed is a list of full names, so no walk through attributes (`text_source.os.system`) passes. The
+statements come from gin's own parser, so that gin reads the same ones afterwards.
+"""
+
+import os
+import tokenize
+
+from gin import config as gin_config
+from gin import config_parser
+
+from switch_tf import shipped_gin
+from switch_tf.checks import shown
+from switch_tf.cli import sources
+from switch_tf.cli.gin_statements import Macro, Reference
+from switch_tf.cli.main import Mistake
+from switch_tf.messages import first_line
+
+_LARGEST_FILE = 2**20  # bytes; a resolved configuration has some thousand
+_DEEPEST = 20  # brackets within brackets
+_DYNAMIC = "__gin__.dynamic_registration"
+
+_OPTIMIZERS = ("Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "Ftrl", "Lamb", "Lion", "Muon", "Nadam",
+               "RMSprop", "SGD", "ScheduleFreeAdamW")
+_SCHEDULES = ("CosineDecay", "CosineDecayRestarts", "ExponentialDecay", "InverseTimeDecay", "PiecewiseConstantDecay",
+              "PolynomialDecay")
+# What a run may bind, refer to and have made, by where it is imported from.
+_NAMES = {
+    "switch_tf": ("SwitchConfig", "SwitchTransformer"),
+    "switch_tf.config": ("SwitchConfig",),
+    "switch_tf.models": ("SwitchTransformer",),
+    "switch_tf.models.switch_transformer": ("SwitchTransformer",),
+    "switch_tf.optim": ("Adafactor", "RsqrtDecay", "Cooldown"),
+    "switch_tf.optim.adafactor": ("Adafactor",),
+    "switch_tf.optim.schedules": ("RsqrtDecay", "Cooldown"),
+    "switch_tf.partitioning": ("Layout", "create_partitioner", "dtype_policy"),
+    "switch_tf.partitioning.backends": ("create_partitioner",),
+    "switch_tf.partitioning.dtypes": ("dtype_policy",),
+    "switch_tf.partitioning.layout": ("Layout",),
+    "switch_tf.tasks.text_files": ("pretraining", "text_to_text"),
+    "switch_tf.training.run": ("Run", "StepSettings"),
+    "switch_tf.training.trainer": ("Trainer",),
+    "keras": (),
+    "keras.optimizers": _OPTIMIZERS,
+    "keras.optimizers.schedules": _SCHEDULES,
+}
+_ALLOWED = {f"{module}.{name}" for module, names in _NAMES.items() for name in names}
+# gin writes down what these took part in, too. Their parameters may be bound; nothing may refer to them.
+_LIBRARIES = ("t5.data.preprocessors", "t5.data.utils")
+_OF_KERAS_OBJECTS = {"class_name", "module", "registered_name"}  # Keras imports what such a dictionary names
+
+
+def check(file, search_paths: str = "") -> None:
+    """Refuses the gin file of a run, and what it includes, if it names anything that the package does not ship.
+
+    Nothing is imported or carried out.
+
+    Args:
+        file: path of the file.
+        search_paths: str, where included files are looked for, as `--gin_search_paths`.
+
+    Raises:
+        Mistake: names the import or the selector, and the way out; or the file cannot be read.
+    """
+    gin_config._LOCATION_PREFIXES[:] = ["", *filter(None, search_paths.split(",")), str(shipped_gin.folder())]
+    _check_file(str(file), (), str(file))
+
+
+def _check_file(file, included_from, run_file):
+    paths = (os.path.join(prefix, file) for prefix in gin_config._LOCATION_PREFIXES)
+    found = next(filter(os.path.isfile, paths), None)
+    if found is None:
+        raise Mistake(f"{run_file} includes {shown(file)}, which is neither here nor among the shipped files.")
+    if file in included_from:
+        raise Mistake(f"{run_file} includes {shown(file)}, which leads back to itself.")
+    checked = _Names(run_file)
+    for statement in _statements(found):
+        match statement:
+            case config_parser.IncludeStatement():
+                _check_file(statement.filename, (*included_from, file), run_file)
+            case config_parser.ImportStatement():
+                checked.add_import(statement)
+            case config_parser.BlockDeclaration():
+                checked.check_bound(statement.selector)
+            case config_parser.BindingStatement():
+                if statement.arg_name:  # else a macro
+                    checked.check_bound(statement.selector)
+                checked.check_value(statement.value)
+
+
+def _statements(path):
+    """All statements of a file, before any of them is looked at."""
+    if os.path.getsize(path) > _LARGEST_FILE:
+        raise Mistake(f"{path} is larger than {_LARGEST_FILE} bytes, so it is no configuration of a run.")
+    try:
+        with open(path) as lines:  # as gin opens it
+            return list(config_parser.ConfigParser(lines, _Values()))
+    except (RecursionError, MemoryError):
+        raise Mistake(f"{path} cannot be read: its brackets are nested too deeply.") from None
+    except SyntaxError as error:
+        raise Mistake(f"{path} cannot be read: {_reason(error.msg)}.") from None
+    except (tokenize.TokenError, ValueError, TypeError, OSError) as error:
+        raise Mistake(f"{path} cannot be read: {_reason(error)}.") from None
+
+
+def _reason(error):
+    return first_line(error).partition("malformed node")[0].rstrip(".") or "it holds what is no value"
+
+
+class _Values(config_parser.ParserDelegate):
+    def configurable_reference(self, scoped_configurable_name, evaluate):
+        return Reference(scoped_configurable_name, evaluate)
+
+    def macro(self, macro_name):
+        return Macro(macro_name)
+
+
+class _Names:
+    """What one file names, by its own imports, as gin resolves it."""
+
+    def __init__(self, run_file):
+        self._run_file = run_file
+        self._is_dynamic = False
+        self._modules = {}  # name in the file -> full name
+
+    def add_import(self, statement):
+        if statement.module == _DYNAMIC and statement.is_from:
+            self._is_dynamic = True
+            return
+        module = statement.module
+        is_task = module.rpartition(".")[0] == "switch_tf.tasks"
+        if not is_task and module not in _NAMES and module not in _LIBRARIES:
+            _refuse(self._run_file, f"imports {module!r}")
+        is_whole = statement.is_from or statement.alias
+        self._modules[statement.bound_name()] = module if is_whole else statement.bound_name()
+
+    def check_bound(self, selector):
+        """Refuses the owner of a parameter that is bound."""
+        if not self._is_known(selector, _ALLOWED | _of_libraries()):
+            _refuse(self._run_file, f"binds parameters of {selector!r}")
+
+    def check_value(self, value, depth=0):
+        """Refuses what a value refers to, however deep it lies."""
+        if depth > _DEEPEST:
+            raise Mistake(f"{self._run_file} cannot be read: its brackets are nested too deeply.")
+        match value:
+            case Reference():
+                if not self._is_known(value.name.rpartition("/")[2], _ALLOWED):
+                    _refuse(self._run_file, f"refers to {repr(value)!r}")
+            case dict():
+                for key, entry in value.items():
+                    if not isinstance(key, str | int | float | None) or key in _OF_KERAS_OBJECTS:
+                        _refuse(self._run_file, f"describes an object by the key {shown(key)}")
+                    self.check_value(entry, depth + 1)
+            case list() | tuple() if not isinstance(value, Macro):
+                for entry in value:
+                    self.check_value(entry, depth + 1)
+
+    def _is_known(self, selector, names):
+        if not self._is_dynamic:  # gin looks among what shipped files have registered, by the end of the name
+            return any(name == selector or name.endswith(f".{selector}") for name in names)
+        first, dot, rest = selector.partition(".")
+        return f"{self._modules.get(first, '')}{dot}{rest}" in names
+
+
+def _of_libraries():
+    """Full names of the functions that t5 itself makes configurable."""
+    return {f"{module}.{name}" for module in _LIBRARIES for name in sources.decorated(module, "gin.configurable")}
+
+
+def _refuse(run_file, what):
+    raise Mistake(f"{run_file} {what}, which switch_tf does not ship. A gin file is a program, so this one is not run: "
+                  "read it, and add --trust if you trust whoever wrote it.")
