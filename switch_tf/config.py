@@ -14,6 +14,8 @@ from switch_tf.choices import (
 )
 from switch_tf.semantics import Rules, rules_of
 
+MOST_LAYERS = 10_000  # of a stack; layers are listed one by one
+
 
 @dataclasses.dataclass(frozen=True)
 class SwitchConfig:
@@ -125,6 +127,9 @@ class SwitchConfig:
         checks.fields(self, ("relative_attention_num_buckets",), checks.integer, 4)
         checks.fields(self, ("num_decoder_layers", "num_experts", "encoder_sparse_step", "decoder_sparse_step"),
                       checks.integer, 0)
+        for name in ("num_encoder_layers", "num_decoder_layers"):
+            if getattr(self, name) > MOST_LAYERS:
+                raise ValueError(f"{name} must be at most {MOST_LAYERS}, not {getattr(self, name)}.")
         checks.fields(self, ("dropout_rate", "expert_dropout_rate", "jitter_noise"), checks.number, "in [0, 1)")
         checks.fields(self, ("train_capacity_factor", "eval_capacity_factor"), checks.number, "in [1e-6, 1e6]")
         checks.fields(self, ("layer_norm_epsilon", "init_scale", "attention_init_scale"), checks.number, "above 0")

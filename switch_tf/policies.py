@@ -85,14 +85,15 @@ def register(policy: Policy) -> Policy:
     if not isinstance(policy, Policy):
         raise ValueError(f"A policy is a policies.Policy, not {checks.shown(policy)}.")
     known = _policies.get(policy.name)
-    if known is not None and _place(known) != _place(policy):
-        raise ValueError(f"There is a policy {policy.name!r} already, by {_place(known)}; give the one by "
-                         f"{_place(policy)} another name.")
+    if known is not None and place(known) != place(policy):
+        raise ValueError(f"There is a policy {policy.name!r} already, by {place(known)}; give the one by "
+                         f"{place(policy)} another name.")
     _policies[policy.name] = policy
     return policy
 
 
-def _place(policy):
+def place(policy: Policy) -> str:
+    """Where a policy's function is, "module:function"."""
     if isinstance(policy.decide, str):
         return policy.decide
     return f"{policy.decide.__module__}:{getattr(policy.decide, '__qualname__', policy.decide)}"

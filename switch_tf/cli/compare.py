@@ -148,8 +148,6 @@ def _train_seed(comparison, seed, bindings, words, progress):
 def _trainer(comparison, name, seed, bindings, words, stack):
     """The trainer of a run, and the text of its configuration; `stack` holds what it needs until it is started."""
     import gin
-
-    from switch_tf.training.trainer import Trainer
     gin_files.apply(*comparison.words(name, seed, bindings))
     described = gin_run.on_this_machine()
     if described.partitioner.num_processes > 1:
@@ -157,7 +155,7 @@ def _trainer(comparison, name, seed, bindings, words, stack):
                       "the run folders with --runs.")
     fairness.check_run(described.run)
     weights = stack.enter_context(starting.converted(described.run))
-    trainer = gin.get_configurable(Trainer)(partitioner=described.partitioner, initial_weights=weights)
+    trainer = starting.make_trainer(described, weights)
     return trainer, starting.origin(words, trainer.model.config) + gin.operative_config_str()
 
 

@@ -8,7 +8,7 @@ from switch_tf.choices import check_choice
 from switch_tf.cli import quiet
 from switch_tf.cli.main import Mistake
 from switch_tf.messages import first_line
-from switch_tf.training import checkpoint_folders
+from switch_tf.training import checkpoint_folders, run_config
 
 HUGGING_FACE, SWITCH_TF = "hugging_face", "switch_tf"
 
@@ -61,7 +61,7 @@ def _convert(source, kind, output, to, expert_capacity):
 
 
 def _kind(source):
-    if (source / "config.json").is_file():
+    if (source / "config.json").is_file() and not run_config.is_in(source):
         return HUGGING_FACE
     if (source / "checkpoint.json").is_file() or (source / "checkpoints").is_dir():
         return SWITCH_TF

@@ -43,6 +43,8 @@ def run(arguments) -> dict:
     waits_for_first = arguments.follow and arguments.step == "last"
     checkpoints = [] if waits_for_first else trained_run.checkpoints(folder, arguments.step, hint=", or add --follow")
     described = trained_run.load(arguments, folder, arguments.devices)
+    for checkpoint in checkpoints:
+        trained_run.check_sizes(described, checkpoint)
     from switch_tf.data import FailedMetric
     from switch_tf.training.evaluating import Evaluating
     stream = sys.stderr if arguments.json else sys.stdout

@@ -11,7 +11,7 @@ from switch_tf.config import SwitchConfig
 from switch_tf.messages import first_line
 from switch_tf.optim import factoring
 from switch_tf.partitioning.layout import Layout
-from switch_tf.training import checkpoint_folders
+from switch_tf.training import checkpoint_folders, run_config
 
 EXAMPLES = r"""
 switch-tf inspect switch_base_8
@@ -147,12 +147,31 @@ def _inspect_checkpoint(folder):
     sizes = {"model": 0, "optimizer": 0}
     for path, variable in description["variables"].items():
         sizes[path.partition("/")[0]] += math.prod(variable["shape"])
-    return {"checkpoint": str(found), "step": description["step"], "num_parameters": sizes["model"],
+    return {**_of_run(folder), "checkpoint": str(found), "step": description["step"], "num_parameters": sizes["model"],
             "bytes": {"weights": 4 * sizes["model"], "optimizer": 4 * sizes["optimizer"],
                       "on_disk": sum(description["files"].values())}}
 
 
+def _of_run(folder):
+    """What a run folder says of its model, as `config.json` has it; nothing of a run that has none."""
+    if not run_config.is_in(folder):
+        return {}
+    try:
+        saved = run_config.read(folder)
+    except ValueError as error:
+        raise Mistake(first_line(error)) from error
+    names = dict.fromkeys(str(one.get("name")) for one in saved.vocabularies.values())
+    shown = ("d_model", "d_ff", "num_heads", "num_encoder_layers", "num_decoder_layers", "num_experts", "vocab_size")
+    return {"task": saved.task, "task_feature_lengths": saved.task_feature_lengths, "vocabulary": " and ".join(names),
+            **{name: getattr(saved.model, name) for name in shown}}
+
+
 def _print(result, stream):
+    for name in ("task", "vocabulary", "d_model", "d_ff", "num_heads", "num_encoder_layers", "num_decoder_layers",
+                 "num_experts", "vocab_size"):
+        if name in result:
+            print(f"{name:<20}  {result[name]}", file=stream)
+
     def show(title, entries, unit):
         print(f"{title}", file=stream)
         for name, value in entries.items():

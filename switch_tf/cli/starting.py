@@ -7,8 +7,10 @@ import shlex
 import sys
 import tempfile
 
-from switch_tf.training import checkpoint_folders
+from switch_tf.training import checkpoint_folders, run_config
 from switch_tf.training.run_folder import RunFolder
+
+_VOCABULARY = "switch_tf.training.run.Run.vocabulary"
 
 
 @contextlib.contextmanager
@@ -16,7 +18,8 @@ def converted(run):
     """A checkpoint of the weights that a new run starts from where those are Hugging Face's, while the scope lasts."""
     folder = pathlib.Path(run.initial_checkpoint or "")
     is_new = not checkpoint_folders.steps(RunFolder.checkpoints_of(run.model_dir))
-    if run.initial_checkpoint is None or not is_new or not (folder / "config.json").is_file():
+    is_hugging_face = (folder / "config.json").is_file() and not run_config.is_in(folder)
+    if run.initial_checkpoint is None or not is_new or not is_hugging_face:
         yield None
         return
     from switch_tf import conversion
@@ -25,6 +28,87 @@ def converted(run):
     with tempfile.TemporaryDirectory() as temporary:
         conversion.to_switch_tf(conversion.from_hugging_face(folder), pathlib.Path(temporary) / "weights")
         yield pathlib.Path(temporary) / "weights"
+
+
+def make_trainer(described, initial_weights):
+    """The trainer of a run that gin has parsed, with the vocabulary that its weights need.
+
+    Args:
+        described: GinRun.
+        initial_weights: see `Trainer`.
+
+    Raises:
+        ValueError: see `Trainer`.
+    """
+    import gin
+
+    from switch_tf.training.trainer import Trainer
+    vocabulary = _vocabulary(described.run)
+    if vocabulary != described.run.vocabulary:
+        is_macro = str(_bound(_VOCABULARY)) == "%VOCABULARY"
+        gin.bind_parameter("VOCABULARY/gin.macro.value" if is_macro else _VOCABULARY, vocabulary)
+    return gin.get_configurable(Trainer)(partitioner=described.partitioner, initial_weights=initial_weights,
+                                         activation_dtype=_bound("ACTIVATION_DTYPE/gin.macro.value"))
+
+
+def _bound(name):
+    """What gin has for a parameter, None where nothing is bound."""
+    import gin
+    try:
+        return gin.query_parameter(name)
+    except ValueError:
+        return None
+
+
+def _vocabulary(run):
+    """The VOCABULARY of a run: what it chooses or, without a choice, that of the run whose weights it starts from."""
+    goes_on = bool(checkpoint_folders.steps(RunFolder.checkpoints_of(run.model_dir)))
+    if run.vocabulary is not None:
+        if goes_on:
+            _check_vocabulary_is_there(run)
+        return run.vocabulary
+    if run.initial_checkpoint is None:
+        return None
+    # A run that goes on has its own copy: the other one may be gone.
+    folder = pathlib.Path(run.model_dir if goes_on else run.initial_checkpoint)
+    if (folder / "checkpoint.json").is_file():
+        folder = folder.parent.parent
+    return _vocabulary_of(folder, run.mixture_or_task_name) if run_config.is_in(folder) else None
+
+
+def _vocabulary_of(folder, task):
+    """The VOCABULARY that gives a task the vocabulary of a run; None where the task has it, or takes no other."""
+    from switch_tf.data import providers, stored_vocabularies
+
+    own = providers.text_vocabularies_of(task)
+    try:
+        stored = {stored_vocabularies.Stored.from_data(one) for one in run_config.read(folder).vocabularies.values()}
+        if len(stored) != 1 or not own:
+            return None
+        (one,) = stored
+        if all(stored_vocabularies.name_of(vocabulary) == one.name for vocabulary in own):
+            return None  # found by name: reading the task's own may need the network
+        choice = stored_vocabularies.choice_of(one, folder)
+    except ValueError as error:
+        print(f"The vocabulary that {folder} keeps is not used: {error}", file=sys.stderr)
+        return None
+    if choice is not None:
+        print(f"VOCABULARY is that of {folder}: {choice}.", file=sys.stderr)
+    return choice
+
+
+def _check_vocabulary_is_there(run):
+    """Where a run keeps a copy of a vocabulary that is gone, the way out is that copy."""
+    from switch_tf.data import stored_vocabularies, vocabularies
+
+    if "://" in run.vocabulary or vocabularies.is_registered(run.vocabulary) or pathlib.Path(run.vocabulary).exists() \
+            or not run_config.is_in(run.model_dir):
+        return
+    for one in map(stored_vocabularies.Stored.from_data, run_config.read(run.model_dir).vocabularies.values()):
+        if one.name == run.vocabulary and one.file:
+            copy_ = pathlib.Path(run.model_dir) / one.file
+            raise ValueError(f"VOCABULARY {run.vocabulary!r} is not there any more; this run keeps a copy of it: "
+                             f"--gin.VOCABULARY=\"'{copy_}'\".")
 
 
 def origin(words: list[str], config) -> str:

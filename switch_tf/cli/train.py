@@ -64,11 +64,10 @@ def _start(words):
     import gin
 
     from switch_tf.training import checkpoints
-    from switch_tf.training.trainer import Trainer
     described = gin_run.on_this_machine()
     try:
         with starting.converted(described.run) as weights:
-            trainer = gin.get_configurable(Trainer)(partitioner=described.partitioner, initial_weights=weights)
+            trainer = starting.make_trainer(described, weights)
             return trainer.start(starting.origin(words, trainer.model.config) + gin.operative_config_str())
     except (ValueError, OSError, checkpoints.BrokenCheckpoint) as error:
         raise Mistake(first_line(error)) from error

@@ -1,13 +1,39 @@
 """What commands on a run that was trained share: its folder, which of its checkpoints, and its gin configuration."""
 
+import dataclasses
 import hashlib
 import pathlib
 import re
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
-from switch_tf.cli import gin_files, gin_run, gin_trust
+from switch_tf.cli import gin_files, gin_run, gin_trust, quiet
 from switch_tf.cli.main import Mistake
-from switch_tf.training import checkpoint_folders
+from switch_tf.messages import first_line
+from switch_tf.training import checkpoint_folders, run_config, sizes
 from switch_tf.training.run_folder import CONFIGURATION, RunFolder
+
+
+class DataRun(NamedTuple):
+    """A run as its `config.json` describes it, on one device; what it shares with `GinRun` has the same names.
+
+    `run`: Described, its task and lengths; `reading`: data.Reading; `make_model`: function to a new
+    SwitchTransformer.
+    """
+
+    config: Any
+    partitioner: Any
+    run: Any
+    reading: Any
+    make_model: Callable
+
+
+class Described(NamedTuple):
+    """What texts are answered as: `mixture_or_task_name`, str; `task_feature_lengths`, dict of tokens."""
+
+    mixture_or_task_name: str
+    task_feature_lengths: dict
+
 
 _ONE_DEVICE = ["Layout.rules=()", "Layout.at_rest_rules=()", "Layout.backend='auto'"]
 
@@ -23,13 +49,19 @@ def add_arguments(parser) -> None:
 def folder_of(arguments) -> pathlib.Path:
     """The run folder, which has to be one."""
     folder = pathlib.Path(arguments.run)
-    if not (folder / CONFIGURATION).is_file():
+    if not (folder / CONFIGURATION).is_file() and not run_config.is_in(folder):
         raise Mistake(f"--run must name a run folder, which holds {CONFIGURATION}; {str(folder)!r} does not.")
     return folder
 
 
 def load(arguments, folder, num_cpu_devices=None, defaults=(), on_host=False) -> gin_run.GinRun:
-    """The run that its folder and the command line describe, on this machine's devices; see `gin_run.load`."""
+    """The run that its gin file and the command line describe, on this machine's devices; see `gin_run.load`.
+
+    Raises:
+        Mistake: see `gin_trust.check` and `gin_run.load`.
+    """
+    if not (folder / CONFIGURATION).is_file():
+        raise Mistake(f"{str(folder)!r} has no {CONFIGURATION}, which this command needs.")
     if not arguments.trust:
         gin_trust.check(folder / CONFIGURATION, arguments.gin_search_paths)
     arguments.gin_file = [str(folder / CONFIGURATION), *arguments.gin_file]
@@ -38,11 +70,35 @@ def load(arguments, folder, num_cpu_devices=None, defaults=(), on_host=False) ->
         from switch_tf.partitioning import devices
 
         devices.use_host(arguments.command)
-    return gin_run.on_this_machine(is_checked=False)
+    described = gin_run.on_this_machine(is_checked=False)
+    return _with_own_vocabulary(described, folder) if run_config.is_in(folder) else described
 
 
-def load_on_one_device(arguments, folder) -> gin_run.GinRun:
-    """The same on one device, whatever layout it was trained under; on a TPU VM on the host's CPU."""
+def _with_own_vocabulary(described, folder):
+    """The run with the copy of its vocabulary, unless the command line chose another vocabulary or task."""
+    from switch_tf.data import stored_vocabularies
+
+    saved = gin_run.or_mistake(lambda: run_config.read(folder))
+    stored = gin_run.or_mistake(lambda: {
+        stored_vocabularies.Stored.from_data(one) for one in saved.vocabularies.values()})
+    (one, *others), run = stored, described.run
+    if others or run.mixture_or_task_name != saved.task or run.vocabulary not in (None, one.name):
+        return described
+    choice = gin_run.or_mistake(lambda: stored_vocabularies.choice_of(one, folder))
+    return described._replace(run=dataclasses.replace(run, vocabulary=choice)) if choice else described
+
+
+def load_on_one_device(arguments, folder) -> "gin_run.GinRun | DataRun":
+    """The same on one device, whatever layout it was trained under, and without the gin file where that is possible.
+
+    On a TPU VM that device is the host's CPU. A run that has a `config.json` needs neither its tasks nor their data, and
+    nothing that it says is carried out.
+    """
+    overrides = arguments.gin_file or arguments.gin_bindings or arguments.trust
+    if run_config.is_in(folder) and not overrides:
+        described = _from_data(arguments, folder)
+        if described is not None:
+            return described
     has_macro = re.search(r"^MESH_SHAPE\s*=", (folder / CONFIGURATION).read_text(), re.MULTILINE)
     mesh = "MESH_SHAPE" if has_macro else "Layout.mesh_shape"  # in a layout of the user's own
     described = load(arguments, folder, defaults=[f"{mesh}='data=1'", *_ONE_DEVICE], on_host=True)
@@ -50,6 +106,40 @@ def load_on_one_device(arguments, folder) -> gin_run.GinRun:
         raise Mistake(f"This command works on one device, whatever layout the run trained under, not on "
                       f"{described.layout.num_devices}; leave out the mesh.")
     return described
+
+
+def _from_data(arguments, folder):
+    """The run that `config.json` describes; None where its vocabulary is one that only code can make."""
+    saved = gin_run.or_mistake(lambda: run_config.read(folder))
+    gin_run.or_mistake(quiet.import_tensorflow)
+    from switch_tf import data
+    from switch_tf.data import stored_vocabularies
+    from switch_tf.models.switch_transformer import SwitchTransformer
+    from switch_tf.partitioning import devices
+    from switch_tf.partitioning.dtypes import dtype_policy
+    from switch_tf.partitioning.partitioner import Partitioner
+
+    devices.use_host(arguments.command)
+    stored = gin_run.or_mistake(lambda: {
+        feature: stored_vocabularies.Stored.from_data(one) for feature, one in saved.vocabularies.items()})
+    if any(one.kind == stored_vocabularies.OTHER for one in stored.values()):
+        return None
+    inputs, targets = (gin_run.or_mistake(lambda one=stored[feature]: stored_vocabularies.load(one, folder))
+                       for feature in ("inputs", "targets"))
+    reading = gin_run.or_mistake(lambda: data.Reading.from_data(saved.reading, inputs, targets))
+    if (largest := max(one.size for one in stored.values())) > saved.model.vocab_size:
+        raise Mistake(f"{folder}: the model has {saved.model.vocab_size} ids and its vocabulary {largest}.")
+    dtype = dtype_policy(saved.activation_dtype) if saved.activation_dtype else saved.dtype
+    return DataRun(saved.model, Partitioner(), Described(saved.task, saved.task_feature_lengths), reading,
+                   lambda: SwitchTransformer(saved.model, dtype=dtype))
+
+
+def check_sizes(described, checkpoint) -> None:
+    """Refuses a checkpoint that is too small for the model, before anything is allocated."""
+    try:
+        sizes.check(described.config, checkpoint)
+    except (ValueError, checkpoint_folders.BrokenCheckpoint) as error:
+        raise Mistake(first_line(error)) from error
 
 
 def load_text_model(described, checkpoint, max_length=None, sampler="greedy", batch_size=32):
@@ -65,23 +155,28 @@ def load_text_model(described, checkpoint, max_length=None, sampler="greedy", ba
         (TextModel, dict), the latter what its answers depend on besides the sampler: the step, hashes, lengths.
     """
     from switch_tf import data
+    from switch_tf.data.fingerprints import fingerprint_of_vocabulary
     from switch_tf.inference.text_model import TextModel
     from switch_tf.training import checkpoints
 
     run, config = described.run, described.config
-    data.check_task(run.mixture_or_task_name)
-    data.check_vocabulary(run.mixture_or_task_name, config.vocab_size, run.vocabulary)
+    check_sizes(described, checkpoint)
+    if isinstance(described, DataRun):
+        reading = described.reading
+    else:
+        data.check_task(run.mixture_or_task_name)
+        data.check_vocabulary(run.mixture_or_task_name, config.vocab_size, run.vocabulary)
+        reading = data.reading_of(run.mixture_or_task_name, run.vocabulary)
     model = described.make_model()
     described.partitioner.build(model)
-    text_model = TextModel(model, data.reading_of(run.mixture_or_task_name, run.vocabulary),
-                           run.task_feature_lengths["inputs"], max_length or run.task_feature_lengths["targets"],
-                           sampler, batch_size)
+    text_model = TextModel(model, reading, run.task_feature_lengths["inputs"],
+                           max_length or run.task_feature_lengths["targets"], sampler, batch_size)
     step = checkpoints.restore(checkpoint, checkpoints.state_variables(model))["step"]
     described_model = f"{config!r} {model.dtype_policy.name}"
     return text_model, {
         "step": step, "weights": checkpoint_folders.hash_of_weights(checkpoint),
         "model": hashlib.sha256(described_model.encode()).hexdigest(),
-        "vocabulary": data.vocabulary_fingerprint(run.mixture_or_task_name, run.vocabulary),
+        "vocabulary": sorted({fingerprint_of_vocabulary(one) for one in (reading.inputs, reading.targets)}),
         "inputs_length": text_model.inputs_length, "max_length": text_model.max_length}
 
 

@@ -5,7 +5,7 @@ import dataclasses
 from switch_tf import checks
 from switch_tf.config import SwitchConfig
 from switch_tf.models.switch_transformer import SwitchTransformer
-from switch_tf.training import checkpoint_folders, checkpoints, continuation
+from switch_tf.training import checkpoint_folders, checkpoints, continuation, sizes
 
 _MACROS = {"num_experts": "NUM_EXPERTS", "dropout_rate": "DROPOUT_RATE", "expert_dropout_rate": "EXPERT_DROPOUT_RATE"}
 
@@ -27,7 +27,12 @@ def from_switch_tf(source) -> SwitchTransformer:
     fields = continuation.model_fields(checkpoint_folders.describe(path).get("configuration", {}))
     if not fields:
         raise ValueError(f"{path} does not say what model it is of: a version wrote it that kept no record of that.")
-    model = SwitchTransformer(SwitchConfig(**fields))
+    if unknown := sorted(fields.keys() - {field.name for field in dataclasses.fields(SwitchConfig)}):
+        raise ValueError(f"{path} is of a model with {unknown[0]!r}, which SwitchConfig has not; use the version of "
+                         "switch_tf that wrote it.")
+    config = SwitchConfig(**fields)
+    sizes.check(config, path)
+    model = SwitchTransformer(config)
     model.build()
     checkpoints.restore(path, checkpoints.state_variables(model))
     return model

@@ -112,6 +112,12 @@ def get_provider(name: str, vocabulary: str | None = None):
     return replace_tasks(provider, lambda task: _with_vocabulary(task, new))
 
 
+def text_vocabularies_of(name: str) -> list:
+    """Returns the vocabularies of the features of a task or mixture that are text, and not ids from its source."""
+    features = get_provider(name).output_features.values()
+    return [feature.vocabulary for feature in features if _is_text(import_seqio(), feature)]
+
+
 def replace_tasks(provider, change: Callable):
     """Returns what `change` makes of a task, or a mixture of what it makes of each of its tasks.
 

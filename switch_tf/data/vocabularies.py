@@ -28,6 +28,22 @@ def register_vocabulary(name: str, make: Callable) -> None:
     _makers[checks.text("The name of a vocabulary", name)] = make
 
 
+def registered_name(vocabulary) -> str | None:
+    """The name by which runs choose a vocabulary; None for one without a name."""
+    for name, make in _makers.items():
+        try:
+            if make() is vocabulary:
+                return name
+        except Exception:  # a user's function that fails here makes another vocabulary
+            continue
+    return None
+
+
+def is_registered(name: str) -> bool:
+    """Whether runs can choose a vocabulary by this name."""
+    return name in _makers
+
+
 def num_sentinels(vocabulary) -> int:
     """How many of a seqio vocabulary's last ids are sentinels: those that seqio adds, those of its file, or none."""
     if vocabulary.extra_ids:
@@ -65,7 +81,7 @@ def _of_file(path):
         raise ValueError(_NO_MODEL.format(path)) from error
     if not pieces or not pieces.get_piece_size():
         raise ValueError(_NO_MODEL.format(path))
-    _check_control_ids(path, pieces)
+    check_control_ids(path, pieces)
     return import_seqio().SentencePieceVocabulary(path, 0 if _holds_sentinels(path, pieces) else NUM_SENTINELS)
 
 
@@ -73,8 +89,8 @@ _NO_MODEL = ("VOCABULARY {!r} is no SentencePiece model, or a damaged one; `swit
              "files of other kinds (vocab.txt, tokenizer.json) do not serve.")
 
 
-def _check_control_ids(path, pieces):
-    """Padding has to be 0, which models mask; an end of sequence has to exist."""
+def check_control_ids(path, pieces) -> None:
+    """Raises ValueError unless padding is 0, which models mask, and there is an end of sequence."""
     if pieces.pad_id() != 0 or pieces.eos_id() < 1:
         found = ", ".join(f"{name} {pieces.piece_to_id(name)}" for name in ("<unk>", "<s>", "</s>", "<pad>")
                           if pieces.id_to_piece(pieces.piece_to_id(name)) == name)

@@ -69,20 +69,22 @@ def model_fields(saved: dict) -> dict[str, Any]:
     return {field: saved[f"{kind}.{field}"] for kind, _, field in parts if kind == "SwitchConfig"}
 
 
-def check_weights(saved: dict, new: dict, checkpoint) -> None:
+def check_weights(saved: dict, new: dict, checkpoint, vocabularies=None) -> None:
     """Raises ValueError where a new run could not start from the weights of a checkpoint; arguments as of `check`."""
     if different := [name for name in _differences(saved, new) if name in _MODEL | {"vocabulary"}]:
-        raise ValueError(f"The weights of {checkpoint} are of another model: {_told(different, saved, new)}. Use the "
-                         "model file and the VOCABULARY that it was trained with, or another INITIAL_CHECKPOINT.")
+        told = _told(different, saved, new, vocabularies)
+        raise ValueError(f"The weights of {checkpoint} are of another model: {told}. Use the model file and the "
+                         "VOCABULARY that it was trained with, or another INITIAL_CHECKPOINT.")
 
 
-def check(saved: dict, new: dict, checkpoint, restart_changed_data=False) -> tuple[list[str], bool]:
+def check(saved: dict, new: dict, checkpoint, restart_changed_data=False, vocabularies=None) -> tuple[list[str], bool]:
     """Compares a checkpoint's record with that of the run that would go on from it.
 
     Args:
         saved, new: from `record`; `saved` is empty where an older version wrote the checkpoint.
         checkpoint: its folder, to be named.
         restart_changed_data: bool, see `Run`.
+        vocabularies: the vocabulary then and now in words, or None where nobody has any.
 
     Returns:
         The lines to say, and whether the data start anew.
@@ -96,8 +98,9 @@ def check(saved: dict, new: dict, checkpoint, restart_changed_data=False) -> tup
                 " The data are read from their beginning." * restart_changed_data], restart_changed_data
     differences = _differences(saved, new)
     if fixed := [name for name in differences if name in _FIXED]:
+        told = _told(fixed, saved, new, vocabularies)
         raise ValueError(
-            f"{checkpoint} is of another model or optimizer: {_told(fixed, saved, new)}. Start it with the "
+            f"{checkpoint} is of another model or optimizer: {told}. Start it with the "
             "configuration it was saved with (operative_config.gin in its run folder), or use another MODEL_DIR.")
     data = [name for name in differences if name in _DATA]
     if data and not restart_changed_data:
@@ -116,8 +119,10 @@ def _differences(saved, new):
     return [name for name in saved if name in new and saved[name] != new[name]]
 
 
-def _told(names, saved, new):
-    return "; ".join(_difference(name, saved[name], new[name]) for name in names)
+def _told(names, saved, new, vocabularies=None):
+    return "; ".join(
+        f"VOCABULARY was {vocabularies[0]} and is {vocabularies[1]}" if name == "vocabulary" and vocabularies else
+        _difference(name, saved[name], new[name]) for name in names)
 
 
 def _difference(name, saved, new):

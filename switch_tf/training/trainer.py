@@ -6,7 +6,7 @@ from switch_tf import data
 from switch_tf.decoding import check_decodes
 from switch_tf.models.switch_transformer import SwitchTransformer
 from switch_tf.partitioning.partitioner import Partitioner
-from switch_tf.training import checkpoint_folders, continuation, summaries, trainable
+from switch_tf.training import checkpoint_folders, continuation, keeping, summaries, trainable
 from switch_tf.training.loop import Training
 from switch_tf.training.run import Run, StepSettings, check_division, check_periods
 from switch_tf.training.run_folder import RunFolder
@@ -37,9 +37,11 @@ class Trainer:
         partitioner: Partitioner, by default of one device.
         initial_weights: folder of a checkpoint to start from instead of the run's `initial_checkpoint`, of which it was
             made.
+        activation_dtype: str or None. The ACTIVATION_DTYPE that the model's policy was made of, to be kept in the run.
     """
 
-    def __init__(self, model, optimizer, run, step_settings=None, partitioner=None, initial_weights=None):
+    def __init__(self, model, optimizer, run, step_settings=None, partitioner=None, initial_weights=None,
+                 activation_dtype=None):
         check_parts(model=model, optimizer=optimizer, run=run, step_settings=step_settings or StepSettings())
         self.model = model
         self.optimizer = optimizer
@@ -47,6 +49,7 @@ class Trainer:
         self.step_settings = step_settings or StepSettings()
         self.partitioner = partitioner or Partitioner()
         self._initial = initial_weights or run.initial_checkpoint
+        self._activation_dtype = activation_dtype
         self._check()
 
     def _check(self):
@@ -89,12 +92,21 @@ class Trainer:
                 saved = checkpoint_folders.describe(path)
             except checkpoint_folders.BrokenCheckpoint:
                 continue  # told when it is passed over, which writes
-            continuation.check(saved.get("configuration", {}), self.configuration, path, run.restart_changed_data)
+            record = saved.get("configuration", {})
+            continuation.check(record, self.configuration, path, run.restart_changed_data,
+                               self._vocabularies(record, path))
             return
         if self._initial is not None:
             path = checkpoint_folders.resolve(self._initial)
             saved = checkpoint_folders.describe(path)
-            continuation.check_weights(saved.get("configuration", {}), self.configuration, run.initial_checkpoint)
+            record = saved.get("configuration", {})
+            continuation.check_weights(record, self.configuration, run.initial_checkpoint,
+                                       self._vocabularies(record, path))
+
+    def _vocabularies(self, record, checkpoint):
+        """The vocabulary of a checkpoint's run and of this one in words; None where the former keeps none."""
+        was = keeping.kept_vocabulary_in_words(checkpoint.parent.parent, record.get("vocabulary", []))
+        return was and (was, keeping.vocabulary_in_words(self.run))
 
     def start(self, operative_config: str = "", progress: summaries.Progress | None = None) -> Training:
         """Takes the run folder and makes everything ready for the next step; to be called once.
@@ -118,6 +130,7 @@ class Trainer:
                 if operative_config:
                     folder.write_configuration(operative_config)
                 folder.remove_end()
+                keeping.keep(folder.path, self.model, run, self._activation_dtype, progress.say)
                 folder.cut_metrics(state.step if state.step else -1,
                                    ends_between=state.sums is not None and state.step < run.train_steps)
             progress.resume(state.step)

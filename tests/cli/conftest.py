@@ -1,9 +1,12 @@
 """A run that commands on trained runs can work on."""
 
+import shutil
+
 import gin
 import pytest
 
 from switch_tf import SwitchConfig, SwitchTransformer
+from switch_tf.cli import gin_files
 
 CONFIGURATION = """
 include "gin/models/switch_tiny.gin"
@@ -26,7 +29,6 @@ def run_folder(tmp_path_factory):
     import tensorflow as tf
 
     from switch_tf import data
-    from switch_tf.cli import gin_files
     from switch_tf.training import checkpoints
 
     folder = tmp_path_factory.mktemp("run")
@@ -37,6 +39,20 @@ def run_folder(tmp_path_factory):
     model.build()
     checkpoints.save(folder / "checkpoints", 7, checkpoints.state_variables(model),
                      data.Batches({None: iter(tf.data.Dataset.range(9))}, batch_size=1), {}, keep=1)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def kept_run(run_folder, tmp_path_factory):
+    """A copy of it that keeps itself as data, as `train` leaves one."""
+    from switch_tf.training import keeping
+    from switch_tf.training.run import Run
+
+    folder = shutil.copytree(run_folder, tmp_path_factory.mktemp("kept") / "run")
+    gin_files.parse([str(folder / "operative_config.gin")], [])
+    model, run = SwitchTransformer(gin.get_configurable(SwitchConfig)()), gin.get_configurable(Run)()
+    gin.clear_config()
+    keeping.keep(folder, model, run, "auto", print)
     return folder
 
 

@@ -6,6 +6,7 @@ import types
 
 import pytest
 
+from switch_tf import SwitchConfig
 from switch_tf.cli import eval as eval_command
 from switch_tf.cli import main, trained_run
 from switch_tf.training import checkpoint_folders, evaluating
@@ -163,7 +164,8 @@ def test_a_checkpoint_that_its_run_removes_meanwhile_is_passed_over_and_a_broken
 
     monkeypatch.setattr(trained_run.gin_run, "load", lambda *arguments, **options: None)
     monkeypatch.setattr(trained_run.gin_run, "on_this_machine", lambda is_checked: types.SimpleNamespace(
-        run=types.SimpleNamespace(train_steps=20)))
+        config=SwitchConfig(), run=types.SimpleNamespace(train_steps=20)))
+    monkeypatch.setattr(trained_run.sizes, "check", lambda config, checkpoint: None)
     monkeypatch.setattr(evaluating, "Evaluating", lambda *arguments: types.SimpleNamespace(
         output="output", close=lambda: None, evaluate=evaluate))
     assert main.main(["eval", f"--run={run_folder}", "--step=all"]) == (0 if is_removed else 2)
@@ -187,11 +189,11 @@ def test_checkpoints_of_a_mixture_score_alike_with_any_batch_and_layout(tmp_path
          "--gin_file=gin/runs/pretrain.gin", "--gin.MODEL_DIR='run'", "--gin.TRAIN_STEPS=45", "--gin.BATCH_SIZE=16",
          "--gin.EVAL_PERIOD=15", "--gin.CHECKPOINT_PERIOD=15", "--gin.LOG_PERIOD=15",
          "--gin.BEST_METRIC='eval/toy_scored/score'")
-    every = call("eval", "--json", "--run=run", "--step=all", "--gin.BATCH_SIZE=7")["results"]
+    every = call("eval", "--json", "--run=run", "--trust", "--step=all", "--gin.BATCH_SIZE=7")["results"]
     assert [result["step"] for result in every] == [15, 30, 45]
     assert set(every[-1]["tasks"]) == {"toy_parity", "toy_scored"}
-    by_layout = call("eval", "--json", "--run=run", "--gin.BATCH_SIZE=32", "--gin_file=gin/layouts/expert_model.gin",
-                     "--devices=8")["results"]
+    by_layout = call("eval", "--json", "--run=run", "--trust", "--gin.BATCH_SIZE=32",
+                     "--gin_file=gin/layouts/expert_model.gin", "--devices=8")["results"]
     assert by_layout[0]["step"] == 45
     assert by_layout[0]["tasks"]["toy_parity"] == every[-1]["tasks"]["toy_parity"]
     assert by_layout[0]["tasks"]["toy_scored"]["score"] == pytest.approx(every[-1]["tasks"]["toy_scored"]["score"],

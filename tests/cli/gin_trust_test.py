@@ -92,7 +92,7 @@ def test_an_included_file_is_checked_too(tmp_path):
 
 @pytest.mark.parametrize("text, message", [
     ("X = " + "[" * 100_000 + "\n", "nested too deeply"),
-    ("X = " + "(" * 400 + "1" + ")" * 400 + "\n", "nested too deeply"),
+    ("X = " + "[" * 100 + "]" * 100 + "\n", "nested too deeply"),
     ("#" * 2**20 + "\n", "larger than"),
     ("X = 'a\n", "cannot be read"),
     ("X = [\n", "cannot be read"),

@@ -127,7 +127,7 @@ def test_a_run_learns_a_users_own_text_with_a_users_own_vocabulary_by_gin_alone(
     assert train(2).returncode == 0
     (tmp_path / "own.model").rename(tmp_path / "moved.model")
     gone = train(4)
-    assert gone.returncode == 2 and "'own.model' is no registered vocabulary" in gone.stderr
+    assert gone.returncode == 2 and "VOCABULARY 'own.model' is not there any more; this run keeps a copy" in gone.stderr
     assert train(4, "--gin.VOCABULARY='moved.model'").returncode == 0
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines if "eval/text_files/loss" in line] == [0, 2, 4]

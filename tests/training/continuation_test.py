@@ -120,6 +120,16 @@ def test_weights_to_start_from_need_the_same_model_and_vocabulary_alone():
         continuation.check_weights(_record(), _record(vocabulary=("pieces",)), "step_1")
 
 
+def test_vocabularies_are_told_in_words_where_there_are_any():
+    words = "'own.model' (pieces; the copy of the run is x/vocabulary/inputs.model)", "'bytes' (bytes)"
+    told = f"VOCABULARY was {words[0]} and is {words[1]}"
+    for refuse in (lambda: continuation.check(_record(), _record(vocabulary=("pieces",)), "step_1", False, words),
+                   lambda: continuation.check_weights(_record(), _record(vocabulary=("pieces",)), "step_1", words)):
+        with pytest.raises(ValueError) as raised:
+            refuse()
+        assert told in str(raised.value)
+
+
 def test_a_vocabulary_that_was_moved_is_the_same():
     moved = _record(run=_changed(RUN, vocabulary="elsewhere.model"))
     assert continuation.check(_record(), moved, "step_1") == ([], False)

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from switch_tf import SwitchTransformer
+from switch_tf.data import vocabularies
 from switch_tf.optim.adafactor import Adafactor
-from switch_tf.training import checkpoint_folders, diagnosis, report, run_folder
+from switch_tf.training import checkpoint_folders, diagnosis, report, run_config, run_folder
 from switch_tf.training.run import Run, StepSettings
 from switch_tf.training.trainer import Trainer
 
@@ -77,7 +78,7 @@ def test_a_run_writes_what_the_documentation_promises(straight):
                  "train/seconds_per_step", "train/model_flops_utilization", "train/input_wait_fraction",
                  "router/encoder/layers_0/fraction_tokens_dropped", "router/decoder/layers_0/router_entropy"):
         assert name in logged[0], name
-    assert set(os.listdir(run.model_dir)) == {"checkpoints", "end.json", "events", "lock", "loss.png",
+    assert set(os.listdir(run.model_dir)) == {"checkpoints", "config.json", "end.json", "events", "lock", "loss.png",
                                               "metrics.jsonl", "operative_config.gin", "report.html"}
     assert run_folder.end_of(run.model_dir) == "TRAIN_STEPS is 6"
     assert logged[0]["train/learning_rate"] == pytest.approx(0.01)
@@ -288,6 +289,30 @@ def test_a_batch_without_groups_is_refused_with_the_nearest_batches(tiny_config,
 def test_a_vocabulary_that_does_not_fit_is_refused(tiny_config, run):
     with pytest.raises(ValueError, match="vocab"):
         Trainer(SwitchTransformer(dataclasses.replace(tiny_config, vocab_size=100)), Adafactor(), run)
+
+
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_another_vocabulary_than_the_runs_is_refused_by_names_that_can_be_typed(
+        tiny_config, finished, monkeypatch, goes_on):
+    import seqio
+
+    short = seqio.ByteVocabulary(extra_ids=3)
+    monkeypatch.setitem(vocabularies._makers, "short_bytes", lambda: short)
+    run = dataclasses.replace(finished, vocabulary="short_bytes")
+    if not goes_on:
+        run = dataclasses.replace(run, model_dir=f"{finished.model_dir}_new", initial_checkpoint=finished.model_dir)
+    with pytest.raises(ValueError, match=r"VOCABULARY was 'bytes' \(ByteVocabulary of 259 ids\) and is 'short_bytes' "
+                                         r"\(ByteVocabulary of 262 ids\)"):
+        Trainer(SwitchTransformer(tiny_config), Adafactor(0.01), run)
+
+
+def test_a_run_keeps_itself_as_data_and_one_of_an_older_version_does_when_it_goes_on(tiny_config, finished):
+    path = os.path.join(finished.model_dir, "config.json")
+    assert run_config.read(finished.model_dir).model == tiny_config
+    os.unlink(path)
+    with Trainer(SwitchTransformer(tiny_config), Adafactor(0.01), finished).start("# resolved"):
+        pass
+    assert run_config.read(finished.model_dir).model == tiny_config
 
 
 @pytest.mark.slow

@@ -1,0 +1,184 @@
+"""Vocabularies in a run folder: copied when a run starts, described as data, checked by hash when they are loaded.
+
+A run folder may come from anywhere, so a description is checked like any other text from outside: the file lies in the
+run itself, is no larger than a vocabulary, and is what the hash says.
+"""
+
+import functools
+import hashlib
+import os
+import pathlib
+import re
+from typing import NamedTuple
+
+import sentencepiece
+import tensorflow as tf
+
+from switch_tf import checks
+from switch_tf.data import vocabularies
+from switch_tf.data.seqio_import import import_seqio
+from switch_tf.messages import first_line
+from switch_tf.whole_file import write_whole
+
+_FOLDER = "vocabulary"
+_FILE = re.compile(rf"{_FOLDER}/[a-z]+\.model")
+_LARGEST_FILE = 256 * 2**20  # bytes; mT5's has 4 MB
+_MOST_EXTRA_IDS = 10_000  # seqio adds them one by one
+SENTENCEPIECE, BYTES, OTHER = "sentencepiece", "bytes", "other"
+
+
+class Unreadable(Exception):
+    """A vocabulary whose file cannot be read, in one sentence."""
+
+
+class Stored(NamedTuple):
+    """What a run's `config.json` says of a vocabulary.
+
+    `kind`: str. "sentencepiece" with a `file`, "bytes", or "other", which only code can make.
+    `name`: str, how the run named it: a registered name or a path.
+    `size`: int, number of ids, sentinels included.
+    `extra_ids`: int, sentinels that are added to those of the file.
+    `file`, `sha256`: str or None. The copy, relative to the run folder.
+    """
+
+    kind: str
+    name: str
+    size: int
+    extra_ids: int = 0
+    file: str | None = None
+    sha256: str | None = None
+
+    @classmethod
+    def from_data(cls, data) -> "Stored":
+        """The description in parsed JSON.
+
+        Raises:
+            ValueError: it is not one.
+        """
+        if not isinstance(data, dict) or not {"kind", "name", "size"} <= data.keys() <= set(cls._fields):
+            raise ValueError(f"a vocabulary needs the keys {', '.join(cls._fields)}, not {checks.shown(data)}")
+        stored = cls(**data)
+        if stored.kind not in (SENTENCEPIECE, BYTES, OTHER):
+            raise ValueError(f"a vocabulary is of kind {SENTENCEPIECE}, {BYTES} or {OTHER}, not "
+                             f"{checks.shown(stored.kind)}")
+        checks.text("the name of a vocabulary", stored.name)
+        checks.integer("the size of a vocabulary", stored.size, 1)
+        checks.integer("extra_ids of a vocabulary", stored.extra_ids, 0)
+        if stored.extra_ids > min(stored.size, _MOST_EXTRA_IDS):
+            raise ValueError(f"extra_ids of a vocabulary of {stored.size} ids must be at most "
+                             f"{min(stored.size, _MOST_EXTRA_IDS)}, not {stored.extra_ids}")
+        if (stored.kind == SENTENCEPIECE) != isinstance(stored.file, str) or (
+                stored.kind == SENTENCEPIECE) != isinstance(stored.sha256, str):
+            raise ValueError(f"a vocabulary of kind {SENTENCEPIECE}, and no other, has a file and its sha256")
+        return stored
+
+
+def store(vocabulary, folder, feature: str, name: str | None = None) -> Stored:
+    """Copies a vocabulary into a run folder.
+
+    Args:
+        vocabulary: seqio vocabulary.
+        folder: path of the run folder.
+        feature: str, "inputs" or "targets", after which the file is named.
+        name: str or None, the VOCABULARY that a run chose.
+
+    Raises:
+        Unreadable: the vocabulary's own file can no longer be read.
+        OSError: the folder cannot be written.
+    """
+    name = name or name_of(vocabulary)
+    if type(vocabulary) is import_seqio().ByteVocabulary:
+        return Stored(BYTES, name, vocabulary.vocab_size, vocabulary.extra_ids)
+    if not _is_made_of_its_file(vocabulary):
+        return Stored(OTHER, name, vocabulary.vocab_size)
+    path = vocabulary.sentencepiece_model_file
+    try:
+        with tf.io.gfile.GFile(path, "rb") as source:
+            content = source.read()
+    except tf.errors.OpError as error:
+        raise Unreadable(f"The vocabulary {path} could not be copied into {folder} ({first_line(error)}).") from error
+    copy = pathlib.Path(folder) / _FOLDER / f"{feature}.model"
+    copy.parent.mkdir(exist_ok=True)
+    write_whole(copy, content)
+    return Stored(SENTENCEPIECE, name, vocabulary.vocab_size, vocabulary.extra_ids,
+                  f"{_FOLDER}/{feature}.model", hashlib.sha256(content).hexdigest())
+
+
+def load(stored: Stored, folder):
+    """Returns the seqio vocabulary that a run folder keeps, the same object for the same file.
+
+    Raises:
+        ValueError: the file is missing, changed, outside the run, or no vocabulary; or only code can make it.
+    """
+    if stored.kind == BYTES:
+        return _bytes(stored.extra_ids)
+    if stored.kind == OTHER:
+        raise ValueError(f"The vocabulary {stored.name!r} of {folder} is made by code, which {folder} cannot hold.")
+    return _of_copy(str(path_of(stored, folder)), stored.extra_ids, stored.size)
+
+
+def path_of(stored: Stored, folder) -> pathlib.Path:
+    """The file of a SentencePiece vocabulary in a run folder, after a check that it is what the run copied.
+
+    Raises:
+        ValueError: it is missing or changed, or lies outside the run.
+    """
+    path = pathlib.Path(folder) / stored.file
+    if not _FILE.fullmatch(stored.file) or os.path.realpath(path) != os.path.join(
+            os.path.realpath(folder), stored.file):
+        raise ValueError(f"A vocabulary lies in the folder {_FOLDER!r} of its run and is no link, and config.json in "
+                         f"{folder} names {checks.shown(stored.file)}.")
+    if not path.is_file():
+        raise ValueError(f"{path}, the vocabulary that the run copied from {checks.shown(stored.name)}, is missing; "
+                         "copy it from the place where the run folder came from.")
+    if path.stat().st_size > _LARGEST_FILE:
+        raise ValueError(f"{path} has {path.stat().st_size} bytes, more than any vocabulary ({_LARGEST_FILE}).")
+    if hashlib.sha256(path.read_bytes()).hexdigest() != stored.sha256:
+        raise ValueError(f"{path} is not the vocabulary that the run copied from {checks.shown(stored.name)}: its "
+                         "SHA-256 differs from the one in config.json. Copy it again.")
+    return path
+
+
+def choice_of(stored: Stored, folder) -> str | None:
+    """The VOCABULARY that chooses what a run folder keeps; None where no text can."""
+    if stored.kind == OTHER:
+        return None
+    choice = str(path_of(stored, folder)) if stored.kind == SENTENCEPIECE else stored.name
+    if stored.kind == BYTES and not vocabularies.is_registered(choice):
+        return None
+    chosen = vocabularies.get_vocabulary(choice)
+    return choice if (chosen.vocab_size, chosen.extra_ids) == (stored.size, stored.extra_ids) else None
+
+
+def name_of(vocabulary) -> str:
+    """What a person can type to choose a vocabulary: a registered name or a path; else its class."""
+    if (name := vocabularies.registered_name(vocabulary)) is not None:
+        return name
+    if type(vocabulary) is import_seqio().ByteVocabulary:
+        return BYTES
+    return getattr(vocabulary, "sentencepiece_model_file", type(vocabulary).__name__)
+
+
+def _is_made_of_its_file(vocabulary):
+    """Whether a file and a number of sentinels are all that makes a vocabulary."""
+    if type(vocabulary) is not import_seqio().SentencePieceVocabulary:
+        return False
+    again = import_seqio().SentencePieceVocabulary(vocabulary.sentencepiece_model_file, vocabulary.extra_ids)
+    return {**vocabulary.__getstate__(), "_use_fast_tokenizer": False} == again.__getstate__()
+
+
+@functools.cache
+def _bytes(extra_ids):
+    return import_seqio().ByteVocabulary(extra_ids)
+
+
+@functools.cache
+def _of_copy(path, extra_ids, size):
+    try:
+        pieces = sentencepiece.SentencePieceProcessor(model_file=path)
+    except RuntimeError as error:  # SentencePiece's own, which names its source file
+        raise ValueError(f"{path} is no SentencePiece model, or a damaged one.") from error
+    if pieces.get_piece_size() + extra_ids != size:
+        raise ValueError(f"{path} has {pieces.get_piece_size()} pieces, and config.json says {size - extra_ids}.")
+    vocabularies.check_control_ids(path, pieces)
+    return import_seqio().SentencePieceVocabulary(path, extra_ids)

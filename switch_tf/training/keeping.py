@@ -1,0 +1,89 @@
+"""What a run keeps of itself as data, so that its folder alone is enough to use the model."""
+
+import pathlib
+
+from switch_tf import policies
+from switch_tf.data import fingerprints, providers, stored_vocabularies
+from switch_tf.data.reading import reading_of
+from switch_tf.models.switch_transformer import SwitchTransformer
+from switch_tf.partitioning.dtypes import dtype_policy
+from switch_tf.training import run_config
+
+_FEATURES = ("inputs", "targets")
+
+
+def keep(folder, model, run, activation_dtype, say) -> None:
+    """Copies the vocabularies of a run into its folder, then writes `config.json`.
+
+    A model of a class or dtype of the user's own, and a task without inputs or targets, have none: only the gin file
+    describes them.
+
+    Args:
+        folder: path of the run folder.
+        model: SwitchTransformer.
+        run: Run.
+        activation_dtype: str or None. The ACTIVATION_DTYPE that the model's policy was made of.
+        say: function of a line of text.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    features = providers.get_provider(run.mixture_or_task_name, run.vocabulary).output_features
+    dtype = model.dtype_policy.name
+    if type(model) is not SwitchTransformer or dtype not in run_config.DTYPES or not features.keys() >= set(_FEATURES):
+        (pathlib.Path(folder) / run_config.FILE).unlink(missing_ok=True)
+        return
+    if activation_dtype not in run_config.ACTIVATION_DTYPES or dtype_policy(activation_dtype) != dtype:
+        activation_dtype = None
+    config = model.config
+    places = {name: policies.place(policies.get(name)) for name in {config.routing_policy, config.decoder_policy}}
+    reading = reading_of(run.mixture_or_task_name, run.vocabulary).as_data()
+    run_config.write(folder, run_config.RunConfig(
+        config, dtype, activation_dtype, run.mixture_or_task_name, dict(run.task_feature_lengths), reading,
+        _vocabularies(folder, features, run.vocabulary, say),
+        {name: place for name, place in places.items() if not place.startswith("switch_tf.")}))
+
+
+def _vocabularies(folder, features, chosen, say):
+    """Feature -> its vocabulary as data; two features with one vocabulary share its file."""
+    found = {}
+    for feature in _FEATURES:
+        vocabulary = features[feature].vocabulary
+        if feature == "targets" and vocabulary == features["inputs"].vocabulary:
+            found[feature] = found["inputs"]
+            continue
+        try:
+            stored = stored_vocabularies.store(vocabulary, folder, feature, chosen)
+        except stored_vocabularies.Unreadable as error:  # which was read before, or the run would not have started
+            say(f"{error} Commands on this run will read it from there.")
+            stored = stored_vocabularies.Stored(stored_vocabularies.OTHER, vocabulary.sentencepiece_model_file,
+                                                vocabulary.vocab_size)
+        found[feature] = stored._asdict()
+    return found
+
+
+def vocabulary_in_words(run) -> str:
+    """The vocabularies of a run, by a name that a person can type."""
+    features = providers.get_provider(run.mixture_or_task_name, run.vocabulary).output_features
+    vocabularies = {fingerprints.fingerprint_of_vocabulary(one): one for one in
+                    (feature.vocabulary for feature in features.values())}
+    return " and ".join(f"{run.vocabulary or stored_vocabularies.name_of(one)!r} ({fingerprint})"
+                        for fingerprint, one in sorted(vocabularies.items()))
+
+
+def kept_vocabulary_in_words(folder, fingerprint: list) -> str | None:
+    """The same of those that a run folder keeps; None where it keeps none.
+
+    Args:
+        folder: path of a run folder.
+        fingerprint: list of str, what a checkpoint of the run says of its vocabularies.
+    """
+    if not run_config.is_in(folder):
+        return None
+    try:
+        stored = [stored_vocabularies.Stored.from_data(one) for one in run_config.read(folder).vocabularies.values()]
+    except ValueError:  # damaged; the checkpoint's own words will do
+        return None
+    names = " and ".join(repr(one.name) for one in dict.fromkeys(stored))
+    files = " and ".join(dict.fromkeys(f"{pathlib.Path(folder) / one.file}" for one in stored if one.file))
+    return f"{names} ({'; '.join(map(str, fingerprint))}{f'; the copy of the run is {files}' * bool(files)})"

@@ -1,0 +1,84 @@
+"""A run folder is enough to use its model: moved, without its gin file, its tasks and the files that it was made of."""
+
+import json
+import pathlib
+import shutil
+import sys
+
+import pytest
+
+from switch_tf.cli import main, trained_run
+from switch_tf.training import run_config
+
+LINE = "the <extra_id_0> array\n"
+
+
+@pytest.fixture
+def moved(kept_run, tmp_path, monkeypatch):
+    """The run in another place, and a working directory that has nothing to do with either."""
+    folder = shutil.copytree(kept_run, tmp_path / "sent" / "renamed")
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    (tmp_path / "here" / "lines.txt").write_text(LINE)
+    return folder
+
+
+def test_a_run_answers_from_its_data_as_from_its_gin_file(run_folder, moved, capsys, monkeypatch):
+    assert main.main(["infer", f"--run={run_folder}", "--input=lines.txt"]) == 0
+    expected = capsys.readouterr().out
+    (moved / "operative_config.gin").unlink()
+    monkeypatch.setattr(trained_run.gin_files, "parse", None)
+    monkeypatch.setattr(trained_run.gin_run, "load", None)
+    assert main.main(["infer", "--run=../sent/renamed", "--input=lines.txt", "--output=out.jsonl"]) == 0
+    assert pathlib.Path("out.jsonl").read_text() == expected and "score" in expected
+    assert main.main(["export", "--run=../sent/renamed", "--output=exported", "--json"]) == 0
+    assert "docs_corpus_span_corruption" in pathlib.Path("exported/MODEL_CARD.md").read_text()
+
+
+def test_what_the_data_say_is_what_the_gin_file_says(kept_run):
+    saved = run_config.read(kept_run)
+    assert (saved.task, saved.task_feature_lengths) == ("docs_corpus_span_corruption", {"inputs": 24, "targets": 5})
+    assert (saved.model.d_model, saved.model.num_experts, saved.dtype, saved.activation_dtype) == (
+        16, 8, "float32", "auto")
+    assert saved.vocabularies["inputs"]["name"] == "docs_corpus" and saved.policies == {}
+    assert [path.name for path in (kept_run / "vocabulary").iterdir()] == ["inputs.model"]
+
+
+def test_the_gin_file_is_read_when_the_command_line_changes_it(moved, capsys, monkeypatch):
+    """With the copy of the vocabulary, unless another one is chosen."""
+    chosen = []
+    reading_of = sys.modules["switch_tf.data"].reading_of
+    monkeypatch.setattr("switch_tf.data.reading_of",
+                        lambda task, vocabulary: chosen.append(vocabulary) or reading_of(task, vocabulary))
+    assert main.main(["infer", f"--run={moved}", "--input=lines.txt", "--gin.SwitchConfig.jitter_noise=0.5"]) == 0
+    assert main.main(["infer", f"--run={moved}", "--input=lines.txt", "--gin.VOCABULARY='bytes'"]) == 0
+    assert chosen == [f"{moved}/vocabulary/inputs.model", "bytes"]
+
+
+def test_a_run_is_inspected(kept_run, capsys):
+    assert main.main(["inspect", str(kept_run), "--json"]) == 0
+    captured = capsys.readouterr()
+    found = json.loads(captured.out)
+    assert (found["task"], found["vocabulary"], found["d_model"], found["num_heads"], found["num_experts"]) == (
+        "docs_corpus_span_corruption", "docs_corpus", 16, 4, 8)
+    assert "num_encoder_layers    1" in captured.err and found["step"] == 7
+
+
+@pytest.mark.parametrize("command", [["infer", "--input=lines.txt"], ["export", "--output=new"]])
+@pytest.mark.parametrize("change, message", [
+    (lambda found: found["model"].update(d_ff=2**31 - 1), "The configuration describes a model of"),
+    (lambda found: found["model"].update(vocab_size=2**31 - 1), "The configuration describes a model of"),
+    (lambda found: found["model"].update(d_ff=25), "has shape"),
+    (lambda found: found["model"].update(routing_policy="mine"), "routing_policy must be one of"),
+    (lambda found: found["vocabularies"]["inputs"].update(file="../../etc/passwd"), "lies in the folder 'vocabulary'"),
+    (lambda found: found["vocabularies"]["inputs"].update(sha256="0" * 64), "its SHA-256 differs"),
+    (lambda found: found["reading"].update(inputs_end="yes"), "inputs_end must be True or False"),
+    (lambda found: found["reading"].update(more=1), "A reading must have the keys"),
+])
+def test_what_is_wrong_with_the_data_is_one_sentence(moved, capsys, command, change, message):
+    found = json.loads((moved / "config.json").read_text())
+    change(found)
+    (moved / "config.json").write_text(json.dumps(found))
+    assert main.main([*command, f"--run={moved}"]) == 2
+    err = capsys.readouterr().err
+    assert message in err and "Traceback" not in err
