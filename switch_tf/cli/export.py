@@ -20,6 +20,7 @@ def add_arguments(parser) -> None:
     trained_run.add_arguments(parser)
     trained_run.add_checkpoint_argument(parser)
     parser.add_argument("--output", required=True, metavar="FOLDER", help="a new or empty folder")
+    trained_run.add_raw_argument(parser)
     sampler_arguments.add_arguments(parser)
 
 
@@ -48,7 +49,7 @@ def _export(arguments, folder, checkpoint, described, output):
 
     stream = sys.stderr if arguments.json else sys.stdout
     text_model, identity = trained_run.load_text_model(described, checkpoint, arguments.max_length,
-                                                       sampler_arguments.sampler(arguments))
+                                                       sampler_arguments.sampler(arguments), is_raw=arguments.raw)
     print(f"Writing step {identity['step']} of {folder} as a SavedModel.", file=stream, flush=True)
     about = {"run": folder.resolve().name, "task": described.run.mixture_or_task_name, **identity}
     exporting.export(text_model, output, about)

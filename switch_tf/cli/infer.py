@@ -20,13 +20,17 @@ def add_arguments(parser) -> None:
     trained_run.add_arguments(parser)
     trained_run.add_checkpoint_argument(parser)
     parser.add_argument("--input", metavar="FILE",
-                        help="lines of text, or JSON lines (.jsonl, or with --field); - for standard input")
+                        help="a file of any kind that training reads (.txt, .jsonl, .json, .tsv, .csv, each also as "
+                             ".gz), or lines of text, or JSON lines with --field; - for standard input")
     parser.add_argument("--output", default="-", metavar="FILE",
                         help="JSON lines, gone on with where it ends; - (default) for standard output")
-    parser.add_argument("--field", metavar="NAME", help="of JSON lines that holds the text (default inputs)")
+    parser.add_argument("--field", metavar="NAME",
+                        help="key or column of the text, or the column's number in a table without a header (default: "
+                             "as in training)")
     parser.add_argument("--score", action="store_true",
-                        help="the log-likelihood of given targets, JSON lines' field --target_field")
-    parser.add_argument("--target_field", default="targets", metavar="NAME", help="see --score (default targets)")
+                        help="the log-likelihood of given targets, in --target_field")
+    parser.add_argument("--target_field", metavar="NAME", help="see --score (default: as in training)")
+    trained_run.add_raw_argument(parser)
     parser.add_argument("--interactive", action="store_true", help="answer what is typed, line by line")
     parser.add_argument("--batch_size", type=int, default=32, metavar="N", help="lines at a time (default 32)")
     sampler_arguments.add_arguments(parser)
@@ -69,28 +73,34 @@ def _check(arguments):
 def _answer(arguments, folder, checkpoint, described):
     from tqdm import tqdm
 
+    from switch_tf import data
     from switch_tf.inference import lines
 
     sampler = sampler_arguments.sampler(arguments)
     model, identity = trained_run.load_text_model(described, checkpoint, arguments.max_length, sampler,
-                                                  None if arguments.interactive else arguments.batch_size)
+                                                  None if arguments.interactive else arguments.batch_size,
+                                                  arguments.raw)
     if arguments.interactive:
         return _converse(model, lines)
-    fields = _fields(arguments)
+    kind = _kind(arguments)
+    fields = _fields(arguments, kind, model.features.fields)
     counts = {"lines": 0, "errors": 0, "cut": 0}
     with contextlib.ExitStack() as stack:
-        stream = sys.stdin.buffer if arguments.input == "-" else stack.enter_context(open(arguments.input, "rb"))
+        if arguments.input == "-":
+            examples = data.examples_of_lines(sys.stdin.buffer, kind, fields)
+        else:
+            examples = data.TextFile(arguments.input, fields, kind).examples()
         output = lines.Printed() if arguments.output == "-" else lines.Output(arguments.output, {
-            "run": str(folder.resolve()), **identity, "sampler": str(sampler), "fields": fields,
-            "score": arguments.score})
+            "run": str(folder.resolve()), **identity, "sampler": str(sampler),
+            "fields": fields if kind != "lines" else None, "score": arguments.score})
         stack.enter_context(contextlib.closing(output))
-        found = output.after_what_is_there(lines.read(stream, fields))
+        found = output.after_what_is_there(lines.read(examples))
         if output.num_known:
             print(f"Going on after the {output.num_known} lines that {arguments.output} holds.", file=sys.stderr)
-        total = None if arguments.input == "-" else _num_lines(arguments.input)
+        total = _num_lines(arguments.input) if kind in ("lines", "json") else None
         bar = stack.enter_context(tqdm(total=total, initial=output.num_known, desc=f"Step {identity['step']}",
                                        unit=" lines", file=sys.stderr, dynamic_ncols=True, disable=None))
-        for records in lines.answers(found, model, arguments.target_field if arguments.score else None):
+        for records in lines.answers(found, model, arguments.score):
             output.write(records)
             bar.update(len(records))
             counts["lines"] += len(records)
@@ -101,23 +111,36 @@ def _answer(arguments, folder, checkpoint, described):
     return {"run": str(folder), "step": identity["step"], "output": arguments.output, **counts}
 
 
-def _fields(arguments):
-    """Names of the fields of JSON lines that are read; None for text."""
-    is_json = arguments.field or arguments.score or pathlib.Path(arguments.input).suffix in (".jsonl", ".json")
-    if not is_json:
-        return None
-    return [arguments.field or "inputs", *([arguments.target_field] if arguments.score else [])]
+def _kind(arguments):
+    """What the input holds: by its ending, or lines of JSON objects where a field is named, or else of text."""
+    from switch_tf import data
+
+    kind = None if arguments.input == "-" else data.kind_of(arguments.input)
+    has_fields = arguments.field or arguments.target_field or arguments.score
+    return "json" if has_fields and kind in (None, "lines") else kind or "lines"
+
+
+def _fields(arguments, kind, defaults):
+    """Keys or columns of the texts, by default those that the task reads."""
+    asked = [arguments.field or defaults[0], *([arguments.target_field or defaults[1]] if arguments.score else [])]
+    is_table = kind in ("tsv", "csv")
+    return [int(field) if is_table and str(field).isdecimal() else field for field in asked]
 
 
 def _num_lines(path):
+    """How many lines a file has; None where that is not known without unpacking it."""
+    if path == "-" or path.lower().endswith(".gz"):
+        return None
     with open(path, "rb") as file:
         return sum(1 for _ in file)
 
 
 def _converse(model, lines):
+    from switch_tf import data
+
     print("Type a text, such as one with <extra_id_0> for a gap; Ctrl-D ends.", file=sys.stderr, flush=True)
     count = 0
-    for line in lines.read(sys.stdin.buffer, None):
+    for line in lines.read(data.examples_of_lines(sys.stdin.buffer, "lines", ["inputs"])):
         ((record,),) = lines.answers([line], model)
         if "error" in record:
             print(record["error"], file=sys.stderr, flush=True)

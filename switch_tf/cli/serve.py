@@ -37,6 +37,7 @@ def add_arguments(parser) -> None:
                         help="texts that may wait; of more, requests are refused with 503 (default 256)")
     parser.add_argument("--max_request_bytes", type=int, default=2**20, metavar="N",
                         help="of longer requests, which are refused with 413 (default 1048576)")
+    trained_run.add_raw_argument(parser)
     sampler_arguments.add_arguments(parser)
 
 
@@ -93,7 +94,8 @@ def _serve(arguments, folder, checkpoint, described, listener, hosts):
     start = time.perf_counter()
     print(f"Loading {checkpoint}.", file=sys.stderr, flush=True)
     sampler = sampler_arguments.sampler(arguments)
-    text_model, identity = trained_run.load_text_model(described, checkpoint, arguments.max_length, sampler, None)
+    text_model, identity = trained_run.load_text_model(described, checkpoint, arguments.max_length, sampler, None,
+                                                       arguments.raw)
     config = text_model.model.config
     server = Server(text_model, folder.resolve().name, {
         **identity, "task": described.run.mixture_or_task_name, "parameters": config.num_parameters,

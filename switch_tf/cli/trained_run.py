@@ -142,7 +142,13 @@ def check_sizes(described, checkpoint) -> None:
         raise Mistake(first_line(error)) from error
 
 
-def load_text_model(described, checkpoint, max_length=None, sampler="greedy", batch_size=32):
+def add_raw_argument(parser) -> None:
+    """Declares that texts are read as they are, and not as the task's training reads them."""
+    parser.add_argument("--raw", action="store_true",
+                        help="read texts as they are: without the task's prefix, and <extra_id_0> as a gap")
+
+
+def load_text_model(described, checkpoint, max_length=None, sampler="greedy", batch_size=32, is_raw=False):
     """The weights of a checkpoint in a model that answers texts.
 
     Args:
@@ -150,6 +156,7 @@ def load_text_model(described, checkpoint, max_length=None, sampler="greedy", ba
         checkpoint: folder.
         max_length: int, tokens to decode at most; None for as many as the run's targets have.
         sampler, batch_size: see `TextModel`.
+        is_raw: bool. Texts are read as they are, see `data.Reading.raw`.
 
     Returns:
         (TextModel, dict), the latter what its answers depend on besides the sampler: the step, hashes, lengths.
@@ -169,7 +176,7 @@ def load_text_model(described, checkpoint, max_length=None, sampler="greedy", ba
         reading = data.reading_of(run.mixture_or_task_name, run.vocabulary)
     model = described.make_model()
     described.partitioner.build(model)
-    text_model = TextModel(model, reading, run.task_feature_lengths["inputs"],
+    text_model = TextModel(model, reading.raw() if is_raw else reading, run.task_feature_lengths["inputs"],
                            max_length or run.task_feature_lengths["targets"], sampler, batch_size)
     step = checkpoints.restore(checkpoint, checkpoints.state_variables(model))["step"]
     described_model = f"{config!r} {model.dtype_policy.name}"
@@ -177,6 +184,7 @@ def load_text_model(described, checkpoint, max_length=None, sampler="greedy", ba
         "step": step, "weights": checkpoint_folders.hash_of_weights(checkpoint),
         "model": hashlib.sha256(described_model.encode()).hexdigest(),
         "vocabulary": sorted({fingerprint_of_vocabulary(one) for one in (reading.inputs, reading.targets)}),
+        "reading": text_model.features.as_data(),
         "inputs_length": text_model.inputs_length, "max_length": text_model.max_length}
 
 

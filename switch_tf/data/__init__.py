@@ -30,16 +30,15 @@ from switch_tf.data.providers import check_task, check_vocabulary, target_vocabu
 from switch_tf.data.reading import Reading, reading_of, typed_sentinels
 from switch_tf.data.run_fingerprint import fingerprint
 from switch_tf.data.seqio_import import keep_jax_on_cpu
-from switch_tf.data.text_records import BadData, TextFile, find_files
+from switch_tf.data.text_records import BadData, TextFile, examples_of_lines, find_files, kind_of
 from switch_tf.data.texts import pieces, read_text, spell
 from switch_tf.data.texts_in_graph import TextsInGraph
 from switch_tf.data.vocabularies import NUM_SENTINELS, get_vocabulary, register_vocabulary
 
-__all__ = ["BadData", "Batches", "DatasetDescription", "Evaluator", "FailedMetric", "NUM_SENTINELS", "Reading", "Shard",
-           "TaskScores", "TextFile", "TextsInGraph",
-           "average", "check_examples", "check_metrics", "check_task",
-           "check_vocabulary", "describe", "examples", "find_files", "fingerprint", "finish_cache", "get_batches",
-           "get_dataset", "get_vocabulary", "has_metrics", "is_complete", "keep_jax_on_cpu", "names", "names_of_tasks",
-           "passes", "pieces", "plan_cache", "read_text", "reading_of", "register_vocabulary", "spell", "spellings",
-           "target_vocabulary", "typed_sentinels", "vocabulary_fingerprint", "vocabulary_size", "write_records",
-           "write_shard"]
+__all__ = ["BadData", "Batches", "DatasetDescription", "Evaluator", "FailedMetric", "NUM_SENTINELS", "Reading",
+           "Shard", "TaskScores", "TextFile", "TextsInGraph", "average", "check_examples", "check_metrics",
+           "check_task", "check_vocabulary", "describe", "examples", "examples_of_lines", "find_files", "fingerprint",
+           "finish_cache", "get_batches", "get_dataset", "get_vocabulary", "has_metrics", "is_complete",
+           "keep_jax_on_cpu", "kind_of", "names", "names_of_tasks", "passes", "pieces", "plan_cache", "read_text",
+           "reading_of", "register_vocabulary", "spell", "spellings", "target_vocabulary", "typed_sentinels",
+           "vocabulary_fingerprint", "vocabulary_size", "write_records", "write_shard"]

@@ -1,4 +1,4 @@
-"""Examples in files of text: one a line (.txt), JSON objects (.jsonl), rows of tables (.tsv, .csv), each also as .gz.
+"""Examples in files of text: lines (.txt), JSON objects (.jsonl, .json), rows of tables (.tsv, .csv), each also as .gz.
 
 What cannot be used is told with its file and line. Nothing is kept: a file may be larger than the memory.
 """
@@ -14,12 +14,19 @@ import tensorflow as tf
 
 from switch_tf import checks
 from switch_tf.data.byte_lines import ByteLines, LongLine, NotOrdinary, dangling, open_bytes, skip_line
-from switch_tf.data.text_rows import KINDS, Fault, Rows
+from switch_tf.data.file_beginnings import BYTE_ORDER_MARK, check_is_utf8, check_objects_are_lines, start_of_array
+from switch_tf.data.json_arrays import BrokenArray
+from switch_tf.data.text_rows import KINDS, Example, Fault, Rows
 from switch_tf.messages import first_line
 
 # Read at once, and shuffled as one: 1 MiB is some hundreds of documents, or thousands of short lines.
 PIECE = 2**20  # bytes
-_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_BLOCK = 2**16  # bytes
+
+
+def kind_of(name: str) -> str | None:
+    """Returns what a file holds by its ending, one of the values of `KINDS`; None by any other ending."""
+    return KINDS.get("." + name.lower().removesuffix(".gz").rpartition(".")[2])
 
 
 class BadData(ValueError):
@@ -57,6 +64,17 @@ def find_files(name: str, patterns: str | Sequence[str]) -> list[str]:
     return list(dict.fromkeys(found))
 
 
+def examples_of_lines(stream, kind: str, fields: Sequence[str]) -> Iterator[Example]:
+    """Yields what stands in a binary stream of lines, such as standard input, as `TextFile.examples` does.
+
+    Args:
+        stream: binary stream with `readline(size)`.
+        kind: str, "lines" or "json".
+        fields: see `TextFile`.
+    """
+    return Rows(kind, fields).read(ByteLines(stream))
+
+
 class TextFile:
     """The examples of one file.
 
@@ -64,17 +82,18 @@ class TextFile:
         name: str. Its path, whose ending says what it holds.
         fields: keys of JSON objects, or columns of a table by its header, or by numbers from 0 in one that has none. Of
             a .txt file it is one, and the whole line.
+        kind: str or None. One of the values of `KINDS`, whatever the ending says.
 
     Raises:
         ValueError: another ending, a column that is not there, or what cannot be opened.
     """
 
-    def __init__(self, name: str, fields: Sequence[str | int]):
+    def __init__(self, name: str, fields: Sequence[str | int], kind: str | None = None):
         self.name = checks.text("The name of a file", name)
         if isinstance(fields, str) or not isinstance(fields, Sequence) or not fields:
             raise ValueError(f"The fields of {name!r} must be a list of names or numbers, not {checks.shown(fields)}.")
         self.is_compressed = name.lower().endswith(".gz")
-        self._kind = KINDS.get("." + name.lower().removesuffix(".gz").rpartition(".")[2])
+        self._kind = kind or kind_of(name)
         if self._kind is None:
             raise ValueError(f"{name!r} ends in none of {', '.join(KINDS)}, with or without .gz, which say what is in "
                              "a file; rename it.")
@@ -82,19 +101,28 @@ class TextFile:
         self._place, self._opened_at, self._rest = None, 0, iter(())  # of a packed file that is being read
         self._lock = threading.Lock()
         self._size = 0  # when it was first opened; bytes
+        with self._opened() as stream:
+            self._begin(stream, fields)
+
+    def _begin(self, stream, fields):
+        """Finds out what the file is, its header, and where the examples begin."""
+        check_is_utf8(self.name, stream)
+        stream.seek(0)
+        if stream.read(len(BYTE_ORDER_MARK)) == BYTE_ORDER_MARK:
+            self._start = len(BYTE_ORDER_MARK)
+        if self._kind == "json":
+            stream.seek(self._start)
+            if place := start_of_array(stream):
+                self._kind, self._start = "array", self._start + place
+            else:
+                stream.seek(self._start)
+                check_objects_are_lines(self.name, stream)
         try:
             self._rows = Rows(self._kind, fields)
         except Fault as error:
             raise ValueError(f"{self.name} cannot be read so: {error}.") from error
-        with self._opened() as stream:
-            self._begin(stream)
-
-    def _begin(self, stream):
-        """Finds the header, and where the examples begin."""
-        if stream.read(len(_BYTE_ORDER_MARK)) == _BYTE_ORDER_MARK:
-            self._start = len(_BYTE_ORDER_MARK)
-        stream.seek(self._start)
         if self._rows.has_header:
+            stream.seek(self._start)
             lines = ByteLines(stream)
             try:
                 self._start += self._rows.take_header(next(lines, b""), lines)
@@ -132,9 +160,9 @@ class TextFile:
     def pieces(self) -> list[tuple[int, int]]:
         """Returns from where to where whole examples stand in the file, about `PIECE` bytes each, in order.
 
-        A packed file is one piece that ends at -1, because it can only be read from its beginning on.
+        A packed file, or a JSON array, is one piece that ends at -1: it can only be read from its beginning on.
         """
-        if self.is_compressed:
+        if self.is_compressed or self._kind == "array":
             return [(self._start, -1)]
         with self._opened() as stream:
             size = stream.seek(0, io.SEEK_END)
@@ -172,7 +200,7 @@ class TextFile:
             found = list(self._rows.read(lines))
             if lines.left > 0:  # it lost its end after it was opened
                 raise self._shrunk(end - lines.left)
-        return [example.texts for example in found if not example.fault], self._told(found, start), -1
+        return [example.texts for example in found if example.texts], self._told(found, start), -1
 
     def _read_on(self, start):
         """As `read`, of a packed file, which is kept open where it stands: the piece after it is asked for next."""
@@ -184,13 +212,21 @@ class TextFile:
             if self._opened_at + example.end - start >= PIECE:
                 self._place = self._opened_at + example.end
                 break
-        texts = [example.texts for example in found if not example.fault]
+        texts = [example.texts for example in found if example.texts]
         return texts, self._told(found, self._opened_at), -1 if self._place is None else self._place
 
     def _examples_from(self, start):
         with self._opened() as stream:
             stream.seek(start)
-            yield from self._rows.read(ByteLines(stream))
+            try:
+                yield from self._rows.read(
+                    iter(lambda: stream.read(_BLOCK), b"") if self._kind == "array" else ByteLines(stream))
+            except BrokenArray as error:
+                raise BadData(f"{self.name}, line {self._lines_before(start) + error.line}: {error}.") from error
+
+    def examples(self) -> Iterator[Example]:
+        """Yields all lines, rows or elements of the file in their order, those without texts too."""
+        return self._examples_from(self._start)
 
     def _told(self, examples, start):
         """A sentence for each that cannot be used; lines are counted only where there is one."""

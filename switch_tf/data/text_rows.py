@@ -9,11 +9,15 @@ from typing import NamedTuple
 from switch_tf import checks
 from switch_tf.choices import nearest
 from switch_tf.data.byte_lines import LONGEST_LINE, LongLine
+from switch_tf.data.json_arrays import elements
 from switch_tf.messages import first_line
 
 KINDS = {".txt": "lines", ".jsonl": "json", ".json": "json", ".tsv": "tsv", ".csv": "csv"}
 # A document is longer than csv's own limit; one that exceeds this is what follows a quotation mark that is not closed.
 _LONGEST_CELL = 2**24  # characters
+_MARK = "\ufeff"  # of byte order: at the beginning of a file, and amid it where files were put together
+_LONE_RETURN = ("it has a carriage return that ends no line, as in files with the line ends of classic Mac OS; lines "
+                "end with \\n or \\r\\n, which tr '\\r' '\\n' < FILE > NEW_FILE makes of them")
 
 
 class Fault(Exception):
@@ -23,21 +27,22 @@ class Fault(Exception):
 class Example(NamedTuple):
     """What was read of one row.
 
-    `texts`: None where it cannot be used, because of `fault`; `line`: its first of those that were read, from 1; `end`:
-    how many bytes were read up to its end.
+    `texts`: None where it cannot be used, because of `fault`, or is empty, without one. `line`: its first of those that
+    were read, from 1. `end`: how many bytes were read up to its end. `raw`: what stands there, where `texts` is None.
     """
 
     texts: tuple[str, ...] | None
     fault: str
     line: int
     end: int
+    raw: bytes = b""
 
 
 class Rows:
     """How rows of a kind are read, and where their fields are.
 
     Args:
-        kind: str, one of the values of `KINDS`.
+        kind: str, one of the values of `KINDS`, or "array", of one JSON array.
         fields: str or int, keys of JSON objects, columns of a table by its header, or by numbers from 0 without one.
 
     Raises:
@@ -70,7 +75,10 @@ class Rows:
         try:
             self._header = next(self._split(lines))
         except (UnicodeDecodeError, csv.Error) as error:
-            raise Fault(f"the header cannot be read ({error}).") from error
+            raise Fault(f"{_LONE_RETURN}." if _is_about_a_return(error) else f"the header cannot be read ({error})."
+                        ) from error
+        if self._kind == "tsv" and any("\r" in name for name in self._header):
+            raise Fault(f"{_LONE_RETURN}.")
         for field in self._fields:
             if field not in self._header:
                 raise Fault(f"the header has no column {field!r}, only {_some(self._header)}; a table without a header "
@@ -79,12 +87,22 @@ class Rows:
         return lines.bytes
 
     def read(self, lines: Iterable[bytes]) -> Iterator[Example]:
-        """Yields what is in lines, with their ends, that begin where a row does; empty ones are passed over."""
+        """Yields what is in lines, with their ends, that begin where a row does; empty ones too.
+
+        Args:
+            lines: of an array, blocks of bytes from where an element begins.
+
+        Raises:
+            BrokenArray: the rest of an array cannot be read.
+        """
+        if self._kind == "array":
+            yield from self._read_array(lines)
+            return
         read = _Lines(lines)
         rows = self._split(read)
         while True:
             line, texts, fault = read.count + 1, None, ""
-            read.row_start = read.bytes
+            read.begin_row()
             try:
                 row = next(rows)
                 texts = self._texts_of(row)
@@ -93,11 +111,18 @@ class Rows:
             except UnicodeDecodeError as error:
                 fault = f"it is not UTF-8 (byte 0x{error.object[error.start]:02x} after {error.start} others)"
             except csv.Error as error:
-                fault = f"it is no CSV ({error}): a quotation mark is not closed, or not doubled within a cell"
+                fault = _LONE_RETURN if _is_about_a_return(error) else (
+                    f"it is no CSV ({error}): a quotation mark is not closed, or not doubled within a cell")
             except Fault as error:
                 fault = str(error)
-            if texts or fault:
-                yield Example(texts, fault, line, read.bytes)
+            yield Example(texts, fault, line, read.bytes, b"" if texts else b"".join(read.row))
+
+    def _read_array(self, chunks):
+        for value, text, line, end in elements(chunks):
+            try:
+                yield Example(self._texts_of_object(value), "", line, end)
+            except Fault as error:
+                yield Example(None, str(error), line, end, text.encode(errors="replace"))
 
     def _split(self, lines):
         if self._kind == "csv":
@@ -109,11 +134,15 @@ class Rows:
         """The texts of a line or of a row of cells, None where it is empty."""
         if self._kind == "lines":
             text = row.rstrip("\r\n")
+            if "\r" in text:
+                raise Fault(_LONE_RETURN)
             return (text,) if text.strip() else None
         if self._kind == "json":
             return self._texts_of_json(row) if row.strip() else None
         if not row:
             return None
+        if self._kind == "tsv" and any("\r" in cell for cell in row):
+            raise Fault(_LONE_RETURN)
         columns = len(self._header) if self._header else max(self._columns) + 1
         if len(row) < columns or (self._header and len(row) > columns):
             expected = f"{columns}, as the header has" if self._header else f"at least {columns}"
@@ -124,10 +153,15 @@ class Rows:
         try:
             example = json.loads(row.rstrip("\r\n"))
         except json.JSONDecodeError as error:
+            if "\r" in row.rstrip("\r\n"):
+                raise Fault(_LONE_RETURN) from error
             raise Fault(f"it is no JSON ({error.msg}, column {error.colno}), and a line is one whole object"
                          ) from error
         except (ValueError, RecursionError) as error:  # a number of too many digits, too many brackets
             raise Fault(f"it is no JSON that can be read ({first_line(error)})") from error
+        return self._texts_of_object(example)
+
+    def _texts_of_object(self, example):
         if not isinstance(example, dict):
             raise Fault(f"it must be an object such as {json.dumps({self._fields[0]: '...'})}, not "
                          f"{checks.shown(example)}")
@@ -146,10 +180,15 @@ class _Lines:
 
     def __init__(self, lines):
         self._lines = iter(lines)
-        self.count = self.bytes = self.row_start = 0
+        self.count = self.bytes = self._row_start = 0
+        self.row = []
 
     def __iter__(self):
         return self
+
+    def begin_row(self):
+        """Forgets the lines of the row before; `row` are those of this one."""
+        self._row_start, self.row = self.bytes, []
 
     def __next__(self):
         try:
@@ -160,9 +199,10 @@ class _Lines:
             raise Fault(str(error)) from None
         self.count += 1
         self.bytes += len(line)
-        if self.bytes - self.row_start > LONGEST_LINE:  # of CSV, a row of many lines
+        if self.bytes - self._row_start > LONGEST_LINE:  # of CSV, a row of many lines
             raise Fault(f"its row goes on beyond {LONGEST_LINE:,} bytes, the most that a row may have")
-        return line.decode()
+        self.row.append(line)
+        return line.decode().removeprefix(_MARK)
 
 
 class _Cells:
@@ -177,6 +217,10 @@ class _Cells:
     def __next__(self):
         line = next(self._lines).rstrip("\r\n")
         return line.split("\t") if line.strip() else []
+
+
+def _is_about_a_return(error):
+    return isinstance(error, csv.Error) and "new-line character" in str(error)
 
 
 def _check_encodable(field, text):

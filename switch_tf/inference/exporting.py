@@ -56,14 +56,17 @@ class _Served(tf.Module):
 
     @tf.function(input_signature=[tf.TensorSpec([None], tf.string, "inputs")], autograph=False)
     def answer(self, inputs):
-        text_model = self._text_model
-        ids, scores = self._best(self._inputs.read(inputs, text_model.inputs_length, text_model.features.inputs_end))
+        ids, scores = self._best(self.read(inputs))
         return {"outputs": self._targets.spell(ids), "scores": scores}
 
     @tf.function(input_signature=[tf.TensorSpec([None, None], tf.int32, "inputs")], autograph=False)
     def decode(self, inputs):
         ids, scores = self._best(inputs)
         return {"outputs": ids, "scores": scores}
+
+    def read(self, inputs):
+        """<string>[batch] -> <int32>[batch, longest], as `TextModel.read` has the ids of a text."""
+        return self._inputs.read(inputs, self._text_model.inputs_length, self._text_model.features.inputs_end)
 
     def _best(self, inputs):
         model = self._text_model
@@ -74,7 +77,9 @@ class _Served(tf.Module):
 
 def _card(text_model, folder, about):
     model, sampler = text_model.model, text_model.sampler
+    reading = text_model.features
     return _CARD.format(
+        reading=_READINGS[reading.sentinels] + (f" {reading.prefix!r} is put before a text." if reading.prefix else ""),
         name=folder.name, parameters=f"{model.config.num_parameters:,}", sampler=sampler,
         about=json.dumps(about, indent=1), inputs_length=text_model.inputs_length, dtype=model.dtype_policy.name,
         max_length=text_model.max_length, vocab_size=model.config.vocab_size,
@@ -82,6 +87,11 @@ def _card(text_model, folder, about):
         versions=f"switch_tf {__version__}, TensorFlow {tf.__version__}")
 
 
+_READINGS = {
+    "gaps": "`<extra_id_0>` is a gap where the vocabulary has sentinels.",
+    "spelt_out": "`<extra_id_0>` is text, as in training.",
+    "as_tokenized": "`<extra_id_0>` is what the vocabulary makes of it, as in training.",
+}
 _CARD = """# {name}
 
 A Switch Transformer of {parameters} parameters, computing in {dtype}, written by {versions}.
@@ -104,7 +114,7 @@ print(found["outputs"].numpy(), found["scores"].numpy())
 
 A text is read up to {inputs_length} tokens and answered with {max_length} at most, by {sampler}.
 A score is the log-likelihood of the output's tokens in nats (what the length penalty makes of it, of a beam).
-`<extra_id_0>` is a sentinel where the vocabulary has them. A text with nothing in it has an empty output.
+{reading} A text with nothing in it has an empty output.
 
 TensorFlow Serving takes the folder as `<models>/<any name>/<a number>/`:
 

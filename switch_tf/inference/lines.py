@@ -1,4 +1,4 @@
-"""Files of texts, a line each: read whatever is in them, answered in order, and gone on with after a stop."""
+"""Files of texts: read whatever is in them, answered in order, and gone on with after a stop."""
 
 import json
 import os
@@ -12,63 +12,36 @@ from switch_tf.whole_file import write_whole
 
 
 class Line(NamedTuple):
-    """One line of a file: `texts` by field (of a text file one, "inputs"), or `error`, and what is shown of it."""
+    """One line of a file, or row of a table, or element of an array: `texts`, or `error`, and what is shown of it."""
 
     number: int
-    texts: dict[str, str]
+    texts: tuple[str, ...]
     shown: str
     error: str | None = None
 
 
-def read(stream: Iterable[bytes], fields: tuple[str, ...] | None) -> Iterator[Line]:
-    """The lines of a binary stream, in order, none left out.
+def read(examples: Iterable) -> Iterator[Line]:
+    """The lines of a file or stream, in order, none left out.
 
     Args:
-        fields: names of the fields of JSON lines that hold texts, the first that of the inputs; None for lines of
-            plain text.
+        examples: from `data.TextFile.examples` or `data.examples_of_lines`, the first field that of the inputs.
     """
-    for number, raw in enumerate(stream):
-        raw = raw.rstrip(b"\r\n")
-        shown = raw.decode("utf-8", errors="replace")
-        try:
-            text = raw.decode("utf-8")
-        except UnicodeDecodeError as error:
-            yield Line(number, {}, shown, f"The line is not UTF-8: byte {error.start + 1} is 0x{raw[error.start]:02x}.")
-            continue
-        if not text.strip():
-            yield Line(number, {}, shown, "The line is empty.")
-        elif fields is None:
-            yield Line(number, {"inputs": text}, shown)
+    for number, example in enumerate(examples):
+        if example.texts is None:
+            shown = example.raw.decode("utf-8", errors="replace").removeprefix("\ufeff").rstrip("\r\n")
+            error = f"{example.fault[:1].upper()}{example.fault[1:]}." if example.fault else "The line is empty."
+            yield Line(number, (), shown, error)
         else:
-            yield _of_json(number, text, fields)
+            yield Line(number, example.texts, example.texts[0])
 
 
-def _of_json(number, text, fields):
-    try:
-        record = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        return Line(number, {}, text, f"The line is no JSON object: {error}.")
-    if not isinstance(record, dict):
-        return Line(number, {}, text, f"The line is no JSON object but {checks.shown(record)}.")
-    shown = record.get(fields[0])
-    shown = shown if isinstance(shown, str) else text
-    for field in fields:
-        if not isinstance(record.get(field), str):
-            found = f"the fields {', '.join(map(repr, sorted(record)))}" if field not in record else (
-                f"{checks.shown(record[field])} there")
-            return Line(number, {}, shown, f"The line has no text in {field!r}; it has {found}.")
-        if not record[field].strip():
-            return Line(number, {}, shown, f"The text in {field!r} is empty.")
-    return Line(number, {field: record[field] for field in fields}, shown)
-
-
-def answers(lines: Iterable[Line], model, target_field: str | None = None) -> Iterator[list[dict]]:
+def answers(lines: Iterable[Line], model, has_targets: bool = False) -> Iterator[list[dict]]:
     """The records of batches of lines, in order, one for each line.
 
     Args:
         lines: from `read`.
         model: TextModel; without a `batch_size` lines are answered one at a time.
-        target_field: str or None. The field of targets whose likelihoods are wanted, in place of predictions.
+        has_targets: bool. The second text of a line is a target, whose likelihood is wanted instead of a prediction.
 
     Yields:
         list of records: `input`, and `output` and `score` (and `others`, the further results), or `target` and `score`;
@@ -80,11 +53,11 @@ def answers(lines: Iterable[Line], model, target_field: str | None = None) -> It
         record = {"input": line.shown}
         inputs = target = None
         if line.error is None:
-            text, *targets = line.texts.values()
+            text, *targets = line.texts
             try:
                 inputs = model.read(text)
                 record.update({"cut": inputs.num_cut} if inputs.num_cut else {})
-                if target_field is not None:
+                if has_targets:
                     target = model.read_target(targets[0])
                     record["target"] = targets[0]
                     record.update({"target_cut": target.num_cut} if target.num_cut else {})

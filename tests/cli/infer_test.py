@@ -34,6 +34,24 @@ def test_lines_are_answered_and_gone_on_with_and_scored(run_folder, tmp_path, ca
     assert "was begun with sampler 'Greedy()', and now it is 'Sample(" in capsys.readouterr().err
 
 
+def test_a_table_is_read_by_column_and_raw_text_is_another_output(run_folder, tmp_path, capsys):
+    (tmp_path / "table.csv").write_bytes(b"\xef\xbb\xbfquestion,answer\n\"the\narray\",a\nof,b\n")
+    command = ["infer", f"--run={run_folder}", f"--input={tmp_path / 'table.csv'}", "--field=question",
+               f"--output={tmp_path / 'out.jsonl'}"]
+    assert main.main(command) == 0
+    records = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert [(record["input"], "output" in record) for record in records] == [("the\narray", True), ("of", True)]
+    gin.clear_config()
+    settings = json.loads((tmp_path / "out.jsonl.settings.json").read_text())
+    assert settings["reading"]["sentinels"] == "gaps"
+    settings["reading"]["prefix"] = "label: "
+    (tmp_path / "out.jsonl.settings.json").write_text(json.dumps(settings))
+    assert main.main([*command, "--raw"]) == 2
+    assert "was begun with reading " in capsys.readouterr().err
+    assert main.main([*command[:3], "--field=questions"]) == 2
+    assert "line 1: the header has no column 'questions'" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("change", ["weights", "vocabulary", "model"])
 def test_an_output_is_of_the_same_weights_vocabulary_and_model(run_folder, tmp_path, capsys, change):
     (tmp_path / "lines.txt").write_text("the <extra_id_0> array\n")

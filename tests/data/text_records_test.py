@@ -78,7 +78,9 @@ def test_a_cell_of_csv_may_have_several_lines_and_lines_are_still_counted_right(
 BAD = {
     "no_json.jsonl": (b'{"text": "a"}\n{"text": "b",}\n', "it is no JSON ("),
     "cut.jsonl": (b'{"text": "a"}\n{"text": "b', "it is no JSON (Unterminated string starting at, column 10)"),
-    "array.json": (b'\n["a", "b"]\n', "it must be an object such as {\"text\": \"...\"}, not ['a', 'b']."),
+    "array.jsonl": (b'{"text": "a"}\n["a", "b"]\n',
+                    "it must be an object such as {\"text\": \"...\"}, not ['a', 'b']."),
+    "array.json": (b'[{"text": "a"},\n"b"]\n', "it must be an object such as {\"text\": \"...\"}, not 'b'."),
     "other.jsonl": (b'{"text": "a"}\n{"txt": "b", "n": 1}\n', "it has no field 'text', only 'txt', 'n'."),
     "number.jsonl": (b'{"text": "a"}\n{"text": 5}\n', "the field 'text' must be text, not 5."),
     "nothing.jsonl": (b'{"text": "a"}\n{"text": null}\n', "the field 'text' must be text, not None."),
@@ -91,6 +93,10 @@ BAD = {
     "few.tsv": (b"text\tlabel\nonly one\n", "it has 1 column and needs 2, as the header has."),
     "many.csv": (b"text,label\na,b,c\n", "it has 3 columns and needs 2, as the header has."),
     "open.csv": (b'text,label\n"a,b\nc,d\n', "it is no CSV (unexpected end of data): a quotation mark is not closed"),
+    "return.csv": (b'text,label\na\rx,b\nc,d\n', "it has a carriage return that ends no line, as in files with"),
+    "return.tsv": (b'text\tlabel\na\rx\tb\nc\td\n', "it has a carriage return that ends no line, as in files with"),
+    "return.jsonl": (b'{"text": "a"}\n{"text": "b"}\r{"text": "c"}\n', "it has a carriage return that ends no line"),
+    "return.txt": (b'a\nb\rc\n', "it has a carriage return that ends no line, as in files with the line ends of"),
     "inner.csv": (b'text,label\n"a"b,c\n', "it is no CSV (',' expected after '\"'): a quotation mark is not closed"),
 }  # fmt: skip
 
@@ -117,7 +123,13 @@ def test_reading_goes_on_after_what_cannot_be_used(tmp_path):
      "line 1: the header has no column 'targets', only 'inputs', 'target'; a table without a header has numbers of "
      "columns from 0. Did you mean 'target'?"),
     ("a.csv", b"", ["text"], "line 1: there is no header with the names of the columns."),
-    ("a.csv", b"\xff\xfe", ["text"], "line 1: the header cannot be read"),
+    ("a.csv", b"\xff\xfe", ["text"], "a.csv begins with the byte order mark of UTF-16 or UTF-32, and text is read as"),
+    ("a.csv", b"\xe9", ["text"], "line 1: the header cannot be read"),
+    ("a.txt", "one\ntwo\n".encode("utf-16-be"), ["text"], "a.txt has zero bytes between its characters, as UTF-16"),
+    ("a.csv", b"inputs,targets\ra,b\rc,d\r", ["inputs"], "line 1: it has a carriage return that ends no line"),
+    ("a.tsv", b"inputs\ttargets\ra\tb\r", ["inputs"], "line 1: it has a carriage return that ends no line"),
+    ("a.json", b'{\n "text": "a"\n}\n', ["text"], "line 1: a JSON object begins here and goes on in the next line"),
+    ("a.jsonl", b'\n{"text":\n "a"}\n{"text":\n"b"}', ["text"], "jq -c . FILE > NEW_FILE makes such lines."),
     ("a.txt", b"a\n", ["inputs", "targets"], "a.txt cannot be read so: it has one text a line, but 2"),
     ("a.jsonl", b"{}\n", [0], "must be names, not 0."),
     ("a.tsv", b"a\tb\n", ["a", 1], "must be names of its header, or numbers of columns from 0, not 'a', 1."),
@@ -131,6 +143,59 @@ def test_a_file_that_has_not_what_is_asked_for_is_refused_when_it_is_opened(tmp_
     with pytest.raises(ValueError) as raised:
         data.TextFile(path, fields)
     assert message in str(raised.value) and name in str(raised.value)
+
+
+ARRAY = json.dumps([{"id": id_, "text": text} for id_, text in ROWS], ensure_ascii=False)
+
+
+@pytest.mark.parametrize("piece", [2**20, 7])
+@pytest.mark.parametrize("name", ["a.json", "a.json.gz", "a.jsonl"])
+@pytest.mark.parametrize("content", [
+    ARRAY, "\ufeff \r\n" + json.dumps(json.loads(ARRAY), indent=2) + "\n\n", ARRAY.replace("}, {", "}\n,\n{")])
+def test_an_array_of_json_is_read_element_by_element(tmp_path, monkeypatch, piece, name, content):
+    monkeypatch.setattr(text_records, "PIECE", piece)
+    monkeypatch.setattr(text_records, "_BLOCK", piece)
+    path = _write(tmp_path, name, content)
+    assert _all(data.TextFile(path, ["text", "id"])) == ([(text, id_) for id_, text in ROWS], [])
+    assert [one.texts for one in data.TextFile(path, ["text"]).examples()] == [(text,) for _, text in ROWS]
+
+
+def test_elements_of_an_array_that_cannot_be_used_are_told_with_their_lines(tmp_path):
+    path = _write(tmp_path, "a.json", '[\n{"text": "a"},\n5,\n{"txt":\n"b"}, {"text": "c"}\n]')
+    assert _all(data.TextFile(path, ["text"])) == ([("a",), ("c",)], [
+        f'{path}, line 3: it must be an object such as {{"text": "..."}}, not 5.',
+        f"{path}, line 4: it has no field 'text', only 'txt'."])
+    assert _all(data.TextFile(_write(tmp_path, "none.json", "[ ]"), ["text"])) == ([], [])
+
+
+@pytest.mark.parametrize("content, line, message", [
+    (b'[{"text": "a"},\n{"text": "b",}]', 2, "the array is no JSON (Expecting property name enclosed in double"),
+    (b'[{"text": "a"},\n{"text": "b"', 2, "the array is no JSON (Expecting ',' delimiter)"),
+    (b'[{"text": "a"}\n', 2, "the array has no closing bracket"),
+    (b'[{"text": "a"}\n{"text": "b"}]', 2, "a comma or a closing bracket is missing after an element of the array"),
+    (b'[{"text": "a"}]\n[{"text": "b"}]', 2, "there is more after the array, and a file holds one array or lines"),
+    (b'[{"text": "a"},\n]', 2, "a comma stands before the array's closing bracket"),
+    (b'["\xff"]', 1, "it is not UTF-8 (byte 0xff)"), (b'[' + b"[" * 99_999, 1, "the array cannot be read ("),
+    (b'[\n' + b"1" * 5000 + b"]", 2, "the array cannot be read (")])
+def test_a_broken_array_ends_the_reading_whatever_may_be_left_out(tmp_path, content, line, message):
+    path = _write(tmp_path, "a.json", content)
+    with pytest.raises(data.BadData) as raised:
+        _all(data.TextFile(path, ["text"]))
+    assert str(raised.value).startswith(f"{path}, line {line}: {message}") and str(raised.value).endswith(".")
+
+
+@pytest.mark.parametrize("name", CONTENTS)
+def test_files_that_were_put_together_have_marks_of_byte_order_amid_them(tmp_path, name):
+    if name[0] in "abe":  # a table has its header once
+        path = _write(tmp_path, name, ("\ufeff" + CONTENTS[name].rstrip("\n") + "\n") * 2)
+        assert _all(data.TextFile(path, ["text"])) == ([(text,) for _, text in ROWS] * 2, [])
+
+
+def test_every_line_of_a_file_is_there_in_its_order_with_what_stands_in_it(tmp_path):
+    path = _write(tmp_path, "a.csv", b'text,n\r\n"two\r\nlines",1\r\n\r\na\x00b,2\r\n"x"y,3\r\nb\xff,4\r\nlast,5')
+    found = [(one.texts, one.fault[:11], one.raw) for one in data.TextFile(path, ["text"]).examples()]
+    assert found == [(("two\r\nlines",), "", b""), (None, "", b"\r\n"), (("a\0b",), "", b""),
+                     (None, "it is no CS", b'"x"y,3\r\n'), (None, "it is not U", b"b\xff,4\r\n"), (("last",), "", b"")]
 
 
 def test_a_packed_file_that_is_none_or_is_cut_off_is_told(tmp_path):

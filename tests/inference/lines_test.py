@@ -1,9 +1,11 @@
 """Whatever stands in a file of lines has its record, in order; and what was written is gone on with."""
 
+import io
 import json
 
 import pytest
 
+from switch_tf import data
 from switch_tf.inference import lines
 from switch_tf.inference.text_model import Answer, Inputs
 
@@ -32,8 +34,12 @@ class Echo:
         return [-float(len(one[0]) + len(other[0])) for one, other in zip(inputs, targets, strict=True)]
 
 
-def answered(raw, model=None, fields=None, target_field=None):
-    return [record for records in lines.answers(lines.read(raw, fields), model or Echo(), target_field)
+def read(raw, kind="lines", fields=("inputs",)):
+    return lines.read(data.examples_of_lines(io.BytesIO(b"".join(raw)), kind, fields))
+
+
+def answered(raw, model=None, kind="lines", fields=("inputs",), has_targets=False):
+    return [record for records in lines.answers(read(raw, kind, fields), model or Echo(), has_targets)
             for record in records]
 
 
@@ -42,7 +48,7 @@ def test_each_line_has_a_record_in_order():
     assert answered([b"one\n", b"\n", b"two\r\n", b"b\xffd\n", b"!\n", b"a longer text\n", b"last"], model) == [
         {"input": "one", "output": "one", "score": 0.0}, {"input": "", "error": "The line is empty."},
         {"input": "two", "output": "two", "score": 0.0},
-        {"input": "b\ufffdd", "error": "The line is not UTF-8: byte 2 is 0xff."},
+        {"input": "b\ufffdd", "error": "It is not UTF-8 (byte 0xff after 1 others)."},
         {"input": "!", "error": "There is no text in it."},
         {"input": "a longer text", "cut": 4, "output": "a longer ", "score": 0.0},
         {"input": "last", "output": "last", "score": 0.0}]
@@ -55,20 +61,22 @@ def test_further_results_stand_beside_the_best():
 
 def test_json_lines_and_targets():
     raw = [b'{"inputs": "ab", "targets": "c"}\n', b'{"inputs": "ab", "targets": "0123456789ab"}\n',
-           b'{"inputs": "ab"}\n', b'{"inputs": 3, "targets": "c"}\n', b'[1]\n', b'{"a\n',
-           b'{"inputs": " ", "targets": "c"}\n']
-    found = answered(raw, fields=("inputs", "targets"), target_field="targets")
+           b'{"inputs": "ab"}\n', b'{"inputs": 3, "targets": "c"}\n', b'[1]\n', b'{"a\n', b'\n',
+           b'{"inputs": "!", "targets": "c"}\n']
+    found = answered(raw, kind="json", fields=("inputs", "targets"), has_targets=True)
     assert found[:2] == [{"input": "ab", "target": "c", "score": -3.0},
                          {"input": "ab", "target": "0123456789ab", "target_cut": 3, "score": -11.0}]
     assert [record["error"] for record in found[2:]] == [
-        "The line has no text in 'targets'; it has the fields 'inputs'.",
-        "The line has no text in 'inputs'; it has 3 there.", "The line is no JSON object but [1].",
-        "The line is no JSON object: Unterminated string starting at: line 1 column 2 (char 1).",
-        "The text in 'inputs' is empty."]
+        "It has no field 'targets', only 'inputs'.", "The field 'inputs' must be text, not 3.",
+        "It must be an object such as {\"inputs\": \"...\"}, not [1].",
+        "It is no JSON (Unterminated string starting at, column 2), and a line is one whole object.",
+        "The line is empty.", "There is no text in it."]
+    assert [record["input"] for record in found[2:]] == [
+        '{"inputs": "ab"}', '{"inputs": 3, "targets": "c"}', "[1]", '{"a', "", "!"]
 
 
 def test_many_bad_lines_are_written_as_they_come():
-    batches = list(lines.answers(lines.read([b"\n"] * 70, None), Echo()))
+    batches = list(lines.answers(read([b"\n"] * 70), Echo()))
     assert [len(batch) for batch in batches] == [32, 32, 6]
 
 
@@ -81,7 +89,7 @@ def write(tmp_path):
 
     def write(raw, count=99, **settings):
         output = lines.Output(tmp_path / "out.jsonl", {"step": 3, **settings})
-        found = output.after_what_is_there(lines.read(raw, None))
+        found = output.after_what_is_there(read(raw))
         for records, _ in zip(lines.answers(found, Echo()), range(count), strict=False):
             output.write(records)
         output.close()
@@ -99,14 +107,15 @@ def test_what_was_written_is_gone_on_with_and_half_a_line_is_written_anew(write,
 
 
 def test_a_long_half_line_is_cut_off_and_half_a_character_has_its_record(tmp_path):
-    fields, raw = ("inputs",), [b'{"inputs": "a"}\n', b'{"inputs": "b \\ud800"}\n', b'{"inputs": "c"}\n']
+    raw = [b'{"inputs": "a"}\n', b'{"inputs": "b \\ud800"}\n', b'{"inputs": "c"}\n']
     path = tmp_path / "out.jsonl"
     for _ in range(2):
         output = lines.Output(path, {})
-        for records in lines.answers(output.after_what_is_there(lines.read(raw, fields)), Echo()):
+        for records in lines.answers(output.after_what_is_there(read(raw, "json")), Echo()):
             output.write(records)
         output.close()
-        assert [json.loads(line)["input"] for line in path.read_text().splitlines()] == ["a", "b \ud800", "c"]
+        assert [json.loads(line)["input"] for line in path.read_text().splitlines()] == [
+            "a", '{"inputs": "b \\ud800"}', "c"]
         with open(path, "a") as file:
             file.write("x" * 200_000)
 

@@ -1,6 +1,7 @@
 """Text files as a source: every example once an epoch, in an order of its own, shared out, held out, resumed."""
 
 import gzip
+import json
 
 import pytest
 import seqio
@@ -164,3 +165,15 @@ def test_as_many_as_are_allowed_are_left_out_each_told_once(bad, capsys):
 def test_wrong_settings_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         TextFilesSource({"text": "text"}, "a.txt", **options)
+
+
+def test_one_array_of_json_is_trained_on_whole_or_not_at_all(tmp_path):
+    (tmp_path / "a.json").write_text(json.dumps([{"text": line} for line in LINES], indent=2))
+    assert _texts(_source(str(tmp_path / "a.json")), shuffle=False) == LINES
+    assert sorted(_texts(_source(str(tmp_path / "a.json")), seed=1)) == sorted(LINES)
+    for content, message in (('{\n"text": "a"\n}\n{"text": "b"}\n', "a JSON object begins here and goes on in the next"),
+                             ('[{"text": "a"},\n{"text": "b"},\n{"text": "c"}\n', "the array has no closing bracket"),
+                             ('[{"text": "a"}\n{"text": "b"}]', "a comma or a closing bracket is missing")):
+        (tmp_path / "b.json").write_text(content)
+        with pytest.raises(ValueError, match=message):
+            _texts(_source(str(tmp_path / "b.json"), max_bad_examples=100), shuffle=False)

@@ -1,0 +1,132 @@
+"""The elements of a file that is one JSON array, read one after the other: the file may be larger than the memory."""
+
+import codecs
+import json
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+from switch_tf.data.byte_lines import LONGEST_LINE
+from switch_tf.messages import first_line
+
+_BLANKS = " \t\r\n"
+# An element that is not all there yet has its error at the end of what was read, but for a string without an end.
+_LONGEST_WORD = 16  # characters, such as of "-Infinity" or "\\ud83d\\ude00"
+
+
+class BrokenArray(Exception):
+    """The rest of an array cannot be read. `line`: from 1, of those that were read; the message has no end."""
+
+    def __init__(self, line: int, reason: str):
+        super().__init__(reason)
+        self.line = line
+
+
+class Element(NamedTuple):
+    """One element: its `value`, its `text`, the `line` where it begins, from 1, and the bytes up to its `end`.
+
+    `end` includes the comma, so that reading can go on there.
+    """
+
+    value: Any
+    text: str
+    line: int
+    end: int
+
+
+class _Text:
+    """Text that is decoded as it is needed, from `place` on."""
+
+    def __init__(self, chunks):
+        self._chunks, self._decoder = iter(chunks), codecs.getincrementaldecoder("utf-8")()
+        self.text, self.place = "", 0
+        self.line, self.bytes = 1, 0
+
+    def more(self):
+        """Reads on; returns whether there was more."""
+        chunk = next(self._chunks, b"")
+        try:
+            self.text = self.text[self.place:] + self._decoder.decode(chunk, final=not chunk)
+        except UnicodeDecodeError as error:
+            raise BrokenArray(self.line + self.text.count("\n", self.place), "it is not UTF-8 (byte "
+                              f"0x{error.object[error.start]:02x})") from error
+        self.place = 0
+        return bool(chunk)
+
+    def double(self):
+        """Reads on until twice as much is there; returns whether there was more."""
+        wanted = 2 * (len(self.text) - self.place)
+        found = self.more()
+        while found and len(self.text) < wanted and self.more():
+            pass
+        return found
+
+    def take(self, end):
+        """The text up to `end`, which is passed."""
+        taken = self.text[self.place:end]
+        self.line += taken.count("\n")
+        self.bytes += len(taken.encode())
+        self.place = end
+        return taken
+
+    def next_character(self):
+        """The next one that is no blank, which stays; nothing at the end."""
+        while True:
+            end = self.place
+            while end < len(self.text) and self.text[end] in _BLANKS:
+                end += 1
+            self.take(end)
+            if end < len(self.text):
+                return self.text[end]
+            if not self.more():
+                return ""
+
+
+def elements(chunks: Iterable[bytes]) -> Iterator[Element]:
+    """Yields the elements of an array whose opening bracket, or any element with its comma, was read before.
+
+    Args:
+        chunks: blocks of bytes of any size, none empty.
+
+    Raises:
+        BrokenArray: what follows is no element of an array, or there is more than an array.
+    """
+    text, decoder = _Text(chunks), json.JSONDecoder()
+    character = text.next_character()
+    while character != "]":
+        if not character:
+            raise BrokenArray(text.line, "the array has no closing bracket")
+        line = text.line
+        value, end = _value(text, decoder)
+        written = text.take(end)
+        character = text.next_character()
+        if character not in (",", "]", ""):
+            raise BrokenArray(text.line, "a comma or a closing bracket is missing after an element of the array")
+        if character == ",":
+            text.take(text.place + 1)
+        yield Element(value, written, line, text.bytes)
+        if character == ",":
+            character = text.next_character()
+            if character == "]":
+                raise BrokenArray(text.line, "a comma stands before the array's closing bracket")
+    text.take(text.place + 1)
+    if text.next_character():
+        raise BrokenArray(text.line, "there is more after the array, and a file holds one array or lines of objects")
+
+
+def _value(text, decoder):
+    """The value at the place of a text, and where it ends."""
+    while True:
+        try:
+            value, end = decoder.raw_decode(text.text, text.place)
+            if end < len(text.text) or text.text[end - 1] in '}]"' or not text.double():
+                return value, end
+        except json.JSONDecodeError as error:
+            is_cut = error.msg.startswith("Unterminated") or error.pos > len(text.text) - _LONGEST_WORD
+            if len(text.text) - text.place > LONGEST_LINE:
+                raise BrokenArray(text.line, f"an element of the array goes on beyond {LONGEST_LINE:,} characters"
+                                  ) from error
+            if not is_cut or not text.double():
+                line = text.line + text.text.count("\n", text.place, error.pos)
+                raise BrokenArray(line, f"the array is no JSON ({error.msg})") from error
+        except (ValueError, RecursionError) as error:  # a number of too many digits, too many brackets
+            raise BrokenArray(text.line, f"the array cannot be read ({first_line(error)})") from error
