@@ -171,7 +171,7 @@ def test_one_array_of_json_is_trained_on_whole_or_not_at_all(tmp_path):
     (tmp_path / "a.json").write_text(json.dumps([{"text": line} for line in LINES], indent=2))
     assert _texts(_source(str(tmp_path / "a.json")), shuffle=False) == LINES
     assert sorted(_texts(_source(str(tmp_path / "a.json")), seed=1)) == sorted(LINES)
-    for content, message in (('{\n"text": "a"\n}\n{"text": "b"}\n', "a JSON object begins here and goes on in the next"),
+    for content, message in (('{\n"text": "a"\n}\n{"text": "b"}\n', "a JSON object begins here and goes on in the"),
                              ('[{"text": "a"},\n{"text": "b"},\n{"text": "c"}\n', "the array has no closing bracket"),
                              ('[{"text": "a"}\n{"text": "b"}]', "a comma or a closing bracket is missing")):
         (tmp_path / "b.json").write_text(content)
