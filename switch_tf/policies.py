@@ -64,6 +64,13 @@ class Policy:
         return pkgutil.resolve_name(self.decide) if isinstance(self.decide, str) else self.decide
 
     @property
+    def place(self) -> str:
+        """Where `decide` is, "module:function"."""
+        if isinstance(self.decide, str):
+            return self.decide
+        return f"{self.decide.__module__}:{getattr(self.decide, '__qualname__', self.decide)}"
+
+    @property
     def can_be_sampled(self) -> bool:
         """Whether noise on the scores is a draw of each token's expert, as exploration="sample" wants it."""
         return self.has_kernel and not self.experts_choose
@@ -85,18 +92,11 @@ def register(policy: Policy) -> Policy:
     if not isinstance(policy, Policy):
         raise ValueError(f"A policy is a policies.Policy, not {checks.shown(policy)}.")
     known = _policies.get(policy.name)
-    if known is not None and place(known) != place(policy):
-        raise ValueError(f"There is a policy {policy.name!r} already, by {place(known)}; give the one by "
-                         f"{place(policy)} another name.")
+    if known is not None and known.place != policy.place:
+        raise ValueError(f"There is a policy {policy.name!r} already, by {known.place}; give the one by "
+                         f"{policy.place} another name.")
     _policies[policy.name] = policy
     return policy
-
-
-def place(policy: Policy) -> str:
-    """Where a policy's function is, "module:function"."""
-    if isinstance(policy.decide, str):
-        return policy.decide
-    return f"{policy.decide.__module__}:{getattr(policy.decide, '__qualname__', policy.decide)}"
 
 
 def names() -> tuple[str, ...]:

@@ -36,7 +36,7 @@ def keep(folder, model, run, activation_dtype, say) -> None:
     if activation_dtype not in run_config.ACTIVATION_DTYPES or dtype_policy(activation_dtype) != dtype:
         activation_dtype = None
     config = model.config
-    places = {name: policies.place(policies.get(name)) for name in {config.routing_policy, config.decoder_policy}}
+    places = {name: policies.get(name).place for name in {config.routing_policy, config.decoder_policy}}
     reading = reading_of(run.mixture_or_task_name, run.vocabulary).as_data()
     run_config.write(folder, run_config.RunConfig(
         config, dtype, activation_dtype, run.mixture_or_task_name, dict(run.task_feature_lengths), reading,
