@@ -158,8 +158,9 @@ def _of_run(folder):
         return {}
     try:
         saved = run_config.read(folder)
-    except ValueError as error:
-        raise Mistake(first_line(error)) from error
+    except ValueError as error:  # the checkpoint can be looked at nevertheless
+        print(first_line(error), file=sys.stderr)
+        return {}
     names = dict.fromkeys(str(one.get("name")) for one in saved.vocabularies.values())
     shown = ("d_model", "d_ff", "num_heads", "num_encoder_layers", "num_decoder_layers", "num_experts", "vocab_size")
     return {"task": saved.task, "task_feature_lengths": saved.task_feature_lengths, "vocabulary": " and ".join(names),

@@ -69,7 +69,11 @@ def write(folder, config: RunConfig) -> None:
 
 def is_in(folder) -> bool:
     """Whether a folder has the `config.json` of a run, and not the one of a Hugging Face model."""
-    return (pathlib.Path(folder) / FILE).is_file() and (pathlib.Path(folder) / "checkpoints").is_dir()
+    path = pathlib.Path(folder) / FILE
+    if not path.is_file() or not (path.parent / "checkpoints").is_dir():
+        return False
+    with open(path, "rb") as file:
+        return b'"model_type"' not in file.read(_LARGEST_FILE)
 
 
 def read(folder) -> RunConfig:

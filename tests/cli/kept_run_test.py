@@ -64,6 +64,13 @@ def test_a_run_is_inspected(kept_run, capsys):
     assert "num_encoder_layers    1" in captured.err and found["step"] == 7
 
 
+def test_a_damaged_description_does_not_hide_the_checkpoint(moved, capsys):
+    (moved / "config.json").write_text("[" * 100_000)
+    assert main.main(["inspect", str(moved)]) == 0
+    captured = capsys.readouterr()
+    assert "step 7" in captured.out and "nested too deeply" in captured.err
+
+
 @pytest.mark.parametrize("command", [["infer", "--input=lines.txt"], ["export", "--output=new"]])
 @pytest.mark.parametrize("change, message", [
     (lambda found: found["model"].update(d_ff=2**31 - 1), "The configuration describes a model of"),

@@ -32,7 +32,7 @@ def test_a_fine_tuned_run_is_used_from_another_folder(tmp_path):
     texts = [" ".join(WORDS[i % 7:] + [f"number {i}"]) for i in range(200)]
     (work / "texts.txt").write_text("\n".join(texts))
     (work / "pairs.jsonl").write_text("\n".join(json.dumps({"inputs": text, "targets": "one"}) for text in texts))
-    _command(work, "vocabulary", "--input", "texts.txt", "--size", "440", "--output", "own.model")
+    _command(work, "vocabulary", "--input", "texts.txt", "--size", "372", "--output", "own.model")
     _train(work, "text_files", "pretrain", "--gin.TRAIN_FILES='texts.txt'", "--gin.VOCABULARY='own.model'",
            "--gin.MODEL_DIR='first'")
     (work / "own.model").unlink()  # the first run keeps it, and so does the second
