@@ -162,16 +162,14 @@ def _of_run(folder):
         print(first_line(error), file=sys.stderr)
         return {}
     names = dict.fromkeys(str(one.get("name")) for one in saved.vocabularies.values())
-    shown = ("d_model", "d_ff", "num_heads", "num_encoder_layers", "num_decoder_layers", "num_experts", "vocab_size")
     return {"task": saved.task, "task_feature_lengths": saved.task_feature_lengths, "vocabulary": " and ".join(names),
-            **{name: getattr(saved.model, name) for name in shown}}
+            "sizes": _sizes(saved.model)}
 
 
 def _print(result, stream):
-    for name in ("task", "vocabulary", "d_model", "d_ff", "num_heads", "num_encoder_layers", "num_decoder_layers",
-                 "num_experts", "vocab_size"):
+    for name in ("task", "vocabulary"):
         if name in result:
-            print(f"{name:<20}  {result[name]}", file=stream)
+            print(f"{name:<12}{result[name]}", file=stream)
 
     def show(title, entries, unit):
         print(f"{title}", file=stream)

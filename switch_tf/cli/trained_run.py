@@ -60,10 +60,7 @@ def load(arguments, folder, num_cpu_devices=None, defaults=(), on_host=False) ->
     Raises:
         Mistake: see `gin_trust.check` and `gin_run.load`.
     """
-    if not (folder / CONFIGURATION).is_file():
-        raise Mistake(f"{str(folder)!r} has no {CONFIGURATION}, which this command needs.")
-    if not arguments.trust:
-        gin_trust.check(folder / CONFIGURATION, arguments.gin_search_paths)
+    _check_gin_file(arguments, folder)
     arguments.gin_file = [str(folder / CONFIGURATION), *arguments.gin_file]
     gin_run.load(arguments, defaults, num_cpu_devices)
     if on_host:
@@ -72,6 +69,14 @@ def load(arguments, folder, num_cpu_devices=None, defaults=(), on_host=False) ->
         devices.use_host(arguments.command)
     described = gin_run.on_this_machine(is_checked=False)
     return _with_own_vocabulary(described, folder) if run_config.is_in(folder) else described
+
+
+def _check_gin_file(arguments, folder):
+    """Refuses a gin file of the run that is missing or, without --trust, names what the package does not ship."""
+    if not (folder / CONFIGURATION).is_file():
+        raise Mistake(f"{str(folder)!r} has no {CONFIGURATION}, which this command needs.")
+    if not arguments.trust:
+        gin_trust.check(folder / CONFIGURATION, arguments.gin_search_paths)
 
 
 def _with_own_vocabulary(described, folder):
@@ -91,14 +96,15 @@ def _with_own_vocabulary(described, folder):
 def load_on_one_device(arguments, folder) -> "gin_run.GinRun | DataRun":
     """The same on one device, whatever layout it was trained under, and without the gin file where that is possible.
 
-    On a TPU VM that device is the host's CPU. A run that has a `config.json` needs neither its tasks nor their data, and
-    nothing that it says is carried out.
+    On a TPU VM that device is the host's CPU. A run that has a `config.json` needs neither its tasks nor their data,
+    and nothing that it says is carried out.
     """
     overrides = arguments.gin_file or arguments.gin_bindings or arguments.trust
     if run_config.is_in(folder) and not overrides:
         described = _from_data(arguments, folder)
         if described is not None:
             return described
+    _check_gin_file(arguments, folder)  # before it is read
     has_macro = re.search(r"^MESH_SHAPE\s*=", (folder / CONFIGURATION).read_text(), re.MULTILINE)
     mesh = "MESH_SHAPE" if has_macro else "Layout.mesh_shape"  # in a layout of the user's own
     described = load(arguments, folder, defaults=[f"{mesh}='data=1'", *_ONE_DEVICE], on_host=True)

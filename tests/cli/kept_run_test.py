@@ -59,9 +59,22 @@ def test_a_run_is_inspected(kept_run, capsys):
     assert main.main(["inspect", str(kept_run), "--json"]) == 0
     captured = capsys.readouterr()
     found = json.loads(captured.out)
-    assert (found["task"], found["vocabulary"], found["d_model"], found["num_heads"], found["num_experts"]) == (
+    sizes = found["sizes"]
+    assert (found["task"], found["vocabulary"], sizes["d_model"], sizes["num_heads"], sizes["num_experts"]) == (
         "docs_corpus_span_corruption", "docs_corpus", 16, 4, 8)
-    assert "num_encoder_layers    1" in captured.err and found["step"] == 7
+    assert "vocabulary  docs_corpus\n" in captured.err and found["step"] == 7
+
+
+def test_a_run_that_has_neither_its_data_nor_its_gin_file_is_told(moved, capsys):
+    found = json.loads((moved / "config.json").read_text())
+    found["vocabularies"]["inputs"] = {"kind": "other", "name": "mine", "size": 50}
+    (moved / "config.json").write_text(json.dumps(found))
+    (moved / "operative_config.gin").write_bytes(b"\xff\xfe = 1\n")
+    assert main.main(["infer", f"--run={moved}", "--input=lines.txt"]) == 2
+    assert "operative_config.gin cannot be read" in capsys.readouterr().err
+    (moved / "operative_config.gin").unlink()
+    assert main.main(["infer", f"--run={moved}", "--input=lines.txt"]) == 2
+    assert "has no operative_config.gin, which this command needs" in capsys.readouterr().err
 
 
 def test_a_damaged_description_does_not_hide_the_checkpoint(moved, capsys):
