@@ -54,7 +54,8 @@ def test_a_checkpoint_is_inspected_from_its_description(capsys, tmp_path):
     folder.mkdir(parents=True)
     (folder / "checkpoint.json").write_text(json.dumps({
         "format_version": 3, "step": 4, "files": {"state.index": 10, "state.data": 90},
-        "variables": {"model/a": {"shape": [2, 3]}, "optimizer/b": {"shape": [5]}}}))
+        "variables": {"model/a": {"shape": [2, 3], "dtype": "float32"},
+                      "optimizer/b": {"shape": [5], "dtype": "float32"}}}))
     (folder / "state.index").write_bytes(bytes(10))
     (folder / "state.data").write_bytes(bytes(90))
     for what in (folder, folder.parents[1]):

@@ -107,16 +107,13 @@ def test_a_checkpoint_is_compared_before_anything_is_allocated(tmp_path):
 
     config = SwitchConfig(vocab_size=8, d_model=8, d_ff=8, d_kv=4, num_heads=2, num_encoder_layers=1,
                           num_decoder_layers=1)
-    write({"model/a": {"shape": [2, 12], "unfolded": [[1, 2], [1, 3], [0, 2]]}}, 4 * config.num_parameters)
+    write({"model/a": {"shape": [2, 3], "dtype": "float32"}}, 4 * config.num_parameters)
     sizes.check(config, tmp_path)
     with pytest.raises(ValueError, match="describes a model of .* parameters, and the weights of .* have"):
         sizes.check(dataclasses.replace(config, d_ff=2**31 - 1), tmp_path)
-    for wrong in ({"model/a": 3}, {"model/a": {}}, {"model/a": {"shape": "22"}}, {"model/a": {"shape": [-1]}},
-                  {"model/a": {"shape": [True]}}, {"model/a": {"shape": [1.5]}},
-                  *({"model/a": {"shape": [4, 6], "unfolded": split}} for split in (
-                      3, [3], [[0]], [[2, 2]], [[0, 3]], [[0, 0]], [[0, 2], [0, 4]], [["0", 2]]))):
-        write(wrong, 9)
-        with pytest.raises(BrokenCheckpoint, match="the shape of 'model/a' is missing or damaged"):
+    for wrong in (3, {}, {"shape": "22", "dtype": "float32"}, {"shape": [-1], "dtype": "float32"}):
+        write({"model/a": wrong}, 9)
+        with pytest.raises(BrokenCheckpoint, match="'variables' is missing or damaged"):
             sizes.check(config, tmp_path)
     (tmp_path / "checkpoint.json").write_text("[" * 100_000)
     with pytest.raises(BrokenCheckpoint, match="no readable checkpoint.json"):
