@@ -27,9 +27,6 @@ def from_switch_tf(source) -> SwitchTransformer:
     fields = continuation.model_fields(checkpoint_folders.describe(path).get("configuration", {}))
     if not fields:
         raise ValueError(f"{path} does not say what model it is of: a version wrote it that kept no record of that.")
-    if unknown := sorted(fields.keys() - {field.name for field in dataclasses.fields(SwitchConfig)}):
-        raise ValueError(f"{path} is of a model with {unknown[0]!r}, which SwitchConfig has not; use the version of "
-                         "switch_tf that wrote it.")
     config = SwitchConfig(**fields)
     sizes.check(config, path)
     model = SwitchTransformer(config)

@@ -13,6 +13,8 @@ import dataclasses
 import json
 from typing import Any
 
+from switch_tf.config import SwitchConfig
+
 # Fields of SwitchConfig: the shapes of the weights, and how they are read.
 _MODEL = {f"SwitchConfig.{name}" for name in (
     "vocab_size", "d_model", "d_ff", "d_kv", "num_heads", "num_encoder_layers", "num_decoder_layers", "activation",
@@ -64,9 +66,17 @@ def record_of_model(config) -> dict[str, Any]:
 
 
 def model_fields(saved: dict) -> dict[str, Any]:
-    """The fields of the SwitchConfig in a checkpoint's record."""
+    """The fields of the SwitchConfig in a checkpoint's record.
+
+    Raises:
+        ValueError: one that SwitchConfig has not.
+    """
     parts = (name.partition(".") for name in saved)
-    return {field: saved[f"{kind}.{field}"] for kind, _, field in parts if kind == "SwitchConfig"}
+    found = {field: saved[f"{kind}.{field}"] for kind, _, field in parts if kind == "SwitchConfig"}
+    if unknown := sorted(found.keys() - {field.name for field in dataclasses.fields(SwitchConfig)}):
+        raise ValueError(f"The checkpoint is of a model with {unknown[0]!r}, which SwitchConfig has not; use the "
+                         "version of switch_tf that wrote it.")
+    return found
 
 
 def check_weights(saved: dict, new: dict, checkpoint, vocabularies=None) -> None:

@@ -5,6 +5,7 @@ import pathlib
 from switch_tf import policies
 from switch_tf.data import fingerprints, providers, stored_vocabularies
 from switch_tf.data.reading import reading_of
+from switch_tf.messages import first_line
 from switch_tf.models.switch_transformer import SwitchTransformer
 from switch_tf.partitioning.dtypes import dtype_policy
 from switch_tf.training import run_config
@@ -16,7 +17,7 @@ def keep(folder, model, run, activation_dtype, say) -> None:
     """Copies the vocabularies of a run into its folder, then writes `config.json`.
 
     A model of a class or dtype of the user's own, and a task without inputs or targets, have none: only the gin file
-    describes them.
+    describes them. What lies in the way of these files does not stop the run.
 
     Args:
         folder: path of the run folder.
@@ -24,10 +25,15 @@ def keep(folder, model, run, activation_dtype, say) -> None:
         run: Run.
         activation_dtype: str or None. The ACTIVATION_DTYPE that the model's policy was made of.
         say: function of a line of text.
-
-    Raises:
-        OSError: the folder cannot be written.
     """
+    try:
+        _keep(folder, model, run, activation_dtype, say)
+    except OSError as error:
+        say(f"{folder} keeps no {run_config.FILE} ({first_line(error)}), so commands on this run need its gin file, "
+            "its tasks and its vocabulary.")
+
+
+def _keep(folder, model, run, activation_dtype, say):
     features = providers.get_provider(run.mixture_or_task_name, run.vocabulary).output_features
     dtype = model.dtype_policy.name
     if type(model) is not SwitchTransformer or dtype not in run_config.DTYPES or not features.keys() >= set(_FEATURES):

@@ -120,6 +120,12 @@ def test_weights_to_start_from_need_the_same_model_and_vocabulary_alone():
         continuation.check_weights(_record(), _record(vocabulary=("pieces",)), "step_1")
 
 
+def test_the_model_of_a_record_comes_back_and_an_unknown_field_is_refused():
+    assert SwitchConfig(**continuation.model_fields(_record())) == CONFIG
+    with pytest.raises(ValueError, match="is of a model with 'wings', which SwitchConfig has not"):
+        continuation.model_fields({**_record(), "SwitchConfig.wings": 2})
+
+
 def test_vocabularies_are_told_in_words_where_there_are_any():
     words = "'own.model' (pieces; the copy of the run is x/vocabulary/inputs.model)", "'bytes' (bytes)"
     told = f"VOCABULARY was {words[0]} and is {words[1]}"

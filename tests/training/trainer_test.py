@@ -11,7 +11,7 @@ import pytest
 from switch_tf import SwitchTransformer
 from switch_tf.data import vocabularies
 from switch_tf.optim.adafactor import Adafactor
-from switch_tf.training import checkpoint_folders, diagnosis, report, run_config, run_folder
+from switch_tf.training import checkpoint_folders, diagnosis, keeping, report, run_config, run_folder
 from switch_tf.training.run import Run, StepSettings
 from switch_tf.training.trainer import Trainer
 
@@ -313,6 +313,13 @@ def test_a_run_keeps_itself_as_data_and_one_of_an_older_version_does_when_it_goe
     with Trainer(SwitchTransformer(tiny_config), Adafactor(0.01), finished).start("# resolved"):
         pass
     assert run_config.read(finished.model_dir).model == tiny_config
+
+
+def test_what_lies_in_the_way_of_the_data_stops_no_start(tiny_config, run, tmp_path):
+    (tmp_path / "run" / "config.json").mkdir(parents=True)
+    lines = []
+    keeping.keep(run.model_dir, SwitchTransformer(tiny_config), run, None, lines.append)
+    assert len(lines) == 1 and "keeps no config.json (" in lines[0]
 
 
 @pytest.mark.slow
