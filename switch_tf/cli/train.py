@@ -1,5 +1,6 @@
 """`switch-tf train`: gin files in, a run folder out."""
 
+import atexit
 import os
 import sys
 
@@ -53,6 +54,8 @@ def run(arguments) -> dict:
         print(f"switch-tf train: {training.lost_process(str(error))}", file=sys.stderr, flush=True)
         os._exit(2)  # what TensorFlow would wait for at the end is gone
     exit_status = processes.INTERRUPTED if summary["interrupted"] else 0
+    if training.state.batches.is_stuck:  # TensorFlow would wait at the end for what it waits for now
+        atexit.register(os._exit, exit_status)
     if not training.partitioner.is_chief:
         return {"exit_status": exit_status}
     print("\n\n".join(filter(None, [shown, describe(summary)])), file=sys.stderr if arguments.json else sys.stdout)

@@ -4,6 +4,7 @@
 
 * `state.*`: every variable of model and optimizer by its path, unsharded, as TensorFlow writes checkpoints;
 * `data_position*`: the state of the input iterator, of a cached task part by part;
+* `data_position_later.json`, where the input was waiting for data: how many steps it is behind the position;
 * `checkpoint.json`: format version, step, shape, dtype and logical axes of every variable, sizes of all files, the
   sums of metrics that were not logged yet, and the configuration (`continuation.record`; not of older versions).
 

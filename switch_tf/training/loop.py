@@ -3,7 +3,6 @@
 import dataclasses
 import math
 import re
-import threading
 import time
 
 import numpy as np
@@ -21,6 +20,7 @@ from switch_tf.training.state import State, dataset, description_of_data, save
 from switch_tf.training.train_step import compile_steps
 
 _PATIENCE = 20  # seconds for one batch, after which a word is said
+_GRACE = 5  # seconds for one batch after a signal, before the run ends without it
 _WAITING = ("The batch after step {} has been awaited for {} s. The first one waits for a shuffle buffer of a thousand "
             "examples of every task, for which small data are read over and over.")
 
@@ -94,7 +94,8 @@ class Training:
         timed_from = self.state.step + num_untimed_steps
         self._meter.restart()
         while self.state.step < step and not (self._has_waited() or self._is_stopped(stop_reason())):
-            self._take_steps(self.state.step >= timed_from, look_at)
+            if not self._take_steps(self.state.step >= timed_from, look_at, stop_reason):
+                continue
             with self._meter.paused():
                 for period, act in self._actions:
                     if period and (self.state.step % period == 0 or self.state.step == self.run.train_steps):
@@ -184,20 +185,20 @@ class Training:
         self._stopped_by = (reason or "a signal to another process") if is_stopped else None
         return is_stopped
 
-    def _take_steps(self, is_timed, look_at):
+    def _take_steps(self, is_timed, look_at, stop_reason):
+        """Takes the steps of the next call; returns False where a signal came and no batch did."""
         state, num_steps = self.state, self.settings.steps_per_call
         asked = time.perf_counter()
-        patience = threading.Timer(_PATIENCE, lambda: self.progress.say(_WAITING.format(state.step, _PATIENCE)))
-        patience.daemon = True
-        patience.start()
         try:
-            batches = next(state.batches)
+            batches = state.batches.wait(self._impatience(stop_reason))
         except tf.errors.OpError as error:
             reason = (sentence_about_data(error) or first_line(error)).rstrip(".")
             raise OSError(f"The batch after step {state.step} cannot be read ({reason}); the last good checkpoint is "
                           f"{self._last_checkpoint()}.") from error
-        finally:
-            patience.cancel()
+        if batches is None:
+            self.progress.say(f"The batch after step {state.step} did not come within {_GRACE} s after the signal, so "
+                              "the run ends without it.")
+            return False
         input_wait = time.perf_counter() - asked
         look_at(state.step, batches)
         measured, bad_step = self._step(self.partitioner.place(batches))
@@ -210,6 +211,26 @@ class Training:
         self.progress.advance(num_steps)
         if state.step % self.run.log_period:
             self.progress.glance(state.step, float(measured.loss.total) / float(measured.loss.weight))
+        return True
+
+    def _impatience(self, stop_reason):
+        """A function that is asked while a batch is awaited whether to end without it: some time after a signal.
+
+        One of several processes cannot end by itself, because the others wait for it in the next collective.
+        """
+        asked, heard, is_told = time.monotonic(), None, False
+
+        def gives_up():
+            nonlocal heard, is_told
+            now = time.monotonic()
+            if not is_told and now - asked > _PATIENCE:
+                is_told = True
+                self.progress.say(_WAITING.format(self.state.step, _PATIENCE))
+            if heard is None and self.partitioner.num_processes == 1 and stop_reason():
+                heard = now
+            return heard is not None and now - heard > _GRACE
+
+        return gives_up
 
     # What is done every so many steps.
 

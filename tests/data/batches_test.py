@@ -1,6 +1,8 @@
 """Rows of batches from the cache depend on the seed alone: not on who reads them, nor on where reading stopped."""
 
+import contextlib
 import itertools
+import os
 
 import numpy as np
 import pytest
@@ -107,3 +109,49 @@ def test_a_position_that_is_missing_is_an_error(cache, tmp_path):
         file.unlink()
     with pytest.raises(tf.errors.NotFoundError, match="data_position_00003"):
         batches.restore(tmp_path)
+
+
+@pytest.fixture
+def make_numbers(tmp_path):
+    """A function that makes Batches of 0 to 8 and then of what is in a pipe, or later in a file of its name."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+
+    def make():
+        behind = tf.data.TextLineDataset(str(pipe)).map(lambda text: tf.strings.to_number(text, tf.int64))
+        numbers = tf.data.Dataset.range(9).concatenate(behind).batch(1).prefetch(1)
+        return data.Batches({None: iter(numbers)}, batch_size=1)
+
+    yield make
+    with contextlib.suppress(OSError):  # no such pipe any more, or nobody waits for it
+        os.close(os.open(pipe, os.O_WRONLY | os.O_NONBLOCK))
+
+
+@pytest.mark.parametrize("saved_at", [None, 5])
+@pytest.mark.parametrize("is_awaited", [True, False])
+def test_of_an_input_that_waits_the_place_is_saved_and_found_again(make_numbers, tmp_path, monkeypatch, saved_at,
+                                                                  is_awaited):
+    monkeypatch.setattr("switch_tf.data.batches._SAVING_SECONDS", 0.5)
+    batches = make_numbers()
+    for number in range(9):
+        if number == saved_at:
+            (tmp_path / "first").mkdir()
+            batches.save(tmp_path / "first", 0)
+        assert int(next(batches)[0]) == number
+    if is_awaited:
+        assert batches.wait(lambda: True) is None and batches.is_stuck
+    (tmp_path / "last").mkdir()
+    batches.save(tmp_path / "last", 0)  # what is read ahead waits, too
+    assert batches.is_stuck and batches.wait(lambda: False) is None
+    os.close(os.open(tmp_path / "pipe", os.O_WRONLY | os.O_NONBLOCK))
+    (tmp_path / "pipe").unlink()
+    (tmp_path / "pipe").write_text("9\n10\n")
+    again = make_numbers()
+    again.restore(tmp_path / "last")
+    assert int(next(again)[0]) == 9
+    (tmp_path / "then").mkdir()
+    again.save(tmp_path / "then", 0)
+    assert not (tmp_path / "then" / "data_position_later.json").exists()
+    third = make_numbers()
+    third.restore(tmp_path / "then")
+    assert int(next(third)[0]) == 10

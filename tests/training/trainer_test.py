@@ -3,6 +3,7 @@ import json
 import os
 import pathlib
 import shutil
+import threading
 
 import keras
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 from switch_tf import SwitchTransformer
 from switch_tf.data import vocabularies
 from switch_tf.optim.adafactor import Adafactor
-from switch_tf.training import checkpoint_folders, diagnosis, keeping, report, run_config, run_folder
+from switch_tf.training import checkpoint_folders, diagnosis, keeping, loop, report, run_config, run_folder
 from switch_tf.training.run import Run, StepSettings
 from switch_tf.training.trainer import Trainer
 
@@ -120,6 +121,28 @@ def test_a_run_that_is_told_to_stop_logs_and_saves_and_the_next_start_goes_on_in
     held_out, expected = ([line["eval/sentences/loss"] for line in _lines(one) if "eval/sentences/loss" in line]
                           for one in (run, straight[0]))
     assert held_out == expected
+
+
+@pytest.mark.slow
+def test_a_signal_while_a_batch_is_awaited_saves_the_step_that_was_reached(tiny_config, run, straight, monkeypatch,
+                                                                           capfd):
+    monkeypatch.setattr(loop, "_GRACE", 0.2)
+    is_awaited, never = threading.Event(), threading.Event()
+
+    def read():
+        is_awaited.set()
+        never.wait()
+
+    with _start(tiny_config, run) as training:
+        training.advance(3)
+        training.state.batches._read = read
+        training.advance(6, lambda: "SIGTERM" if is_awaited.is_set() else None)
+        summary = training.finish()
+        never.set()
+    assert summary["interrupted"] is True and summary["step"] == 3
+    assert "The batch after step 3 did not come within 0.2 s after the signal" in capfd.readouterr().err
+    _train(tiny_config, run)
+    assert _losses(run) == _losses(straight[0])
 
 
 @pytest.mark.slow
