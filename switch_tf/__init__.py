@@ -22,6 +22,7 @@ __all__ = [
     "conversion",
     "data",
     "environment",
+    "inference",
     "layers",
     "losses",
     "metrics",

@@ -1,5 +1,6 @@
 """`switch-tf export`: a trained model as a SavedModel, texts in and out, which TensorFlow loads by itself."""
 
+import importlib
 import pathlib
 import sys
 
@@ -16,8 +17,13 @@ switch-tf export --run runs/first --step best --sampler beam --num_beams 4 --out
 
 
 def add_arguments(parser) -> None:
-    """Declares the run, its checkpoint, the folder, the sampler and the gin arguments."""
-    trained_run.add_arguments(parser)
+    """Declares the run and its checkpoint or the model, the folder, the sampler and the gin arguments."""
+    trained_run.add_arguments(parser, is_required=False)
+    parser.add_argument("--model", metavar="FILE", help="in place of --run: a model that Keras saved, model.keras")
+    parser.add_argument("--vocabulary", metavar="NAME_OR_FILE",
+                        help="with --model: a vocabulary, for text in and text out; without it ids in and out")
+    parser.add_argument("--inputs_length", type=int, metavar="N",
+                        help="with --model and --vocabulary: tokens of a text to read at most (default 512)")
     trained_run.add_checkpoint_argument(parser)
     parser.add_argument("--output", required=True, metavar="FOLDER", help="a new or empty folder")
     trained_run.add_raw_argument(parser)
@@ -27,6 +33,7 @@ def add_arguments(parser) -> None:
 def run(arguments) -> dict:
     """Writes the folder; what was exported is the JSON object."""
     sampler_arguments.check(arguments)
+    _check_source(arguments)
     if arguments.num_results not in (None, 1):
         raise Mistake("An exported model gives the best result; leave out --num_results.")
     try:
@@ -34,6 +41,11 @@ def run(arguments) -> dict:
         checks.new_folder(output)
     except (ValueError, OSError) as error:
         raise Mistake(first_line(error)) from error
+    if arguments.model is not None:
+        try:
+            return _export_model(arguments, output)
+        except (ValueError, OSError) as error:
+            raise Mistake(first_line(error)) from error
     folder = trained_run.folder_of(arguments)
     checkpoint = trained_run.one_checkpoint(arguments, folder)
     with outputs.locked(output):
@@ -42,6 +54,50 @@ def run(arguments) -> dict:
             return _export(arguments, folder, checkpoint, described, output)
         except (ValueError, OSError, checkpoint_folders.BrokenCheckpoint) as error:
             raise Mistake(first_line(error)) from error
+
+
+def _check_source(arguments):
+    """Refuses both or none of a run and a model, and what goes with the other one."""
+    if (arguments.run is None) == (arguments.model is None):
+        raise Mistake("Give one of --run FOLDER (trained by switch-tf train) and --model FILE (saved by Keras).")
+    if arguments.model is None:
+        for name in ("vocabulary", "inputs_length"):
+            if getattr(arguments, name) is not None:
+                raise Mistake(f"--{name} goes with --model; a run has its own.")
+        return
+    if arguments.gin_file or arguments.gin_bindings or arguments.step != "last":
+        raise Mistake("--step and gin arguments go with --run; a saved model has its own configuration.")
+    if not pathlib.Path(arguments.model).is_file():
+        raise Mistake(f"--model must name a file that Keras saved, such as model.keras; {arguments.model!r} is none.")
+    if arguments.inputs_length is not None and arguments.vocabulary is None:
+        raise Mistake("--inputs_length goes with --vocabulary; ids are read whole.")
+
+
+def _export_model(arguments, output):
+    import keras
+
+    from switch_tf import SwitchTransformer, inference
+
+    stream = sys.stderr if arguments.json else sys.stdout
+    importlib.import_module("switch_tf.tasks.vocabularies")  # registers the names that --vocabulary takes
+    model = keras.models.load_model(arguments.model, compile=False)
+    if not isinstance(model, SwitchTransformer):
+        raise Mistake(f"{arguments.model} holds a {type(model).__name__}, not a SwitchTransformer; Keras' own "
+                      "model.export(folder) exports it.")
+    print(f"Writing {arguments.model} as a SavedModel.", file=stream, flush=True)
+    inference.export(model, output, arguments.vocabulary, arguments.max_length or 64,
+                     sampler_arguments.sampler(arguments), arguments.inputs_length or 512,
+                     {"model": pathlib.Path(arguments.model).name})
+    return {"model": arguments.model, **_written(output, stream)}
+
+
+def _written(output, stream):
+    """Prints how large the folder is; returns that for the JSON object."""
+    from switch_tf.inference import exporting
+
+    size = sum(file.stat().st_size for file in pathlib.Path(output).rglob("*") if file.is_file())
+    print(f"{output}: {size / 1e6:.1f} MB; {exporting.CARD} in it says how it is called.", file=stream)
+    return {"output": str(output), "bytes": size}
 
 
 def _export(arguments, folder, checkpoint, described, output):
@@ -53,6 +109,4 @@ def _export(arguments, folder, checkpoint, described, output):
     print(f"Writing step {identity['step']} of {folder} as a SavedModel.", file=stream, flush=True)
     about = {"run": folder.resolve().name, "task": described.run.mixture_or_task_name, **identity}
     exporting.export(text_model, output, about)
-    size = sum(file.stat().st_size for file in pathlib.Path(output).rglob("*") if file.is_file())
-    print(f"{output}: {size / 1e6:.1f} MB; {exporting.CARD} in it says how it is called.", file=stream)
-    return {"run": str(folder), "step": identity["step"], "output": str(output), "bytes": size}
+    return {"run": str(folder), "step": identity["step"], **_written(output, stream)}

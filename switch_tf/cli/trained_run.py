@@ -38,10 +38,11 @@ class Described(NamedTuple):
 _ONE_DEVICE = ["Layout.rules=()", "Layout.at_rest_rules=()", "Layout.backend='auto'"]
 
 
-def add_arguments(parser) -> None:
+def add_arguments(parser, is_required=True) -> None:
     """Declares the run and the gin arguments that change what it says."""
     gin_files.add_arguments(parser)
-    parser.add_argument("--run", required=True, metavar="FOLDER", help="a run folder, whose own configuration is used")
+    parser.add_argument("--run", required=is_required, metavar="FOLDER",
+                        help="a run folder, whose own configuration is used")
     parser.add_argument("--trust", action="store_true",
                         help="run the run's gin file as the program that it is, whatever it imports and calls")
 

@@ -1,5 +1,13 @@
 """A trained model at work: compiled programs, and texts in and out."""
 
+import importlib
+
 from switch_tf.inference.text_model import TextModel, generate
 
-__all__ = ["TextModel", "generate"]
+__all__ = ["TextModel", "export", "generate"]
+
+
+def __getattr__(name: str):
+    if name == "export":  # imports TensorFlow
+        return importlib.import_module(f"{__name__}.model_exporting").export
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}.")
