@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from switch_tf import policies
+from switch_tf.choices import GATED_ACTIVATIONS
 
 
 class Weight(NamedTuple):
@@ -32,7 +33,7 @@ def weights(config) -> Iterator[Weight]:
     yield Weight("embedding", 1, (config.vocab_size, d), ("vocab", "embed"))
     if not config.logits_via_embedding:
         yield Weight("logits", 1, (d, config.vocab_size), ("embed", "vocab"))
-    num_wi = 2 if config.activation == "geglu" else 1
+    num_wi = 2 if config.activation in GATED_ACTIVATIONS else 1
     for num_layers, num_sparse, num_attentions, policy in stacks:
         num_sparse_mlps = num_sparse if config.has_feed_forward_experts else 0
         num_sparse_attentions = num_sparse if config.has_attention_experts else 0
@@ -104,7 +105,7 @@ def flops_by_part(config, inputs_length: int, targets_length: int) -> dict[str, 
 
 def _feed_forward_products(config, output_width):
     """Multiply-adds of one token in a feed-forward layer."""
-    return ((2 if config.activation == "geglu" else 1) * config.d_model + output_width) * config.d_ff
+    return ((2 if config.activation in GATED_ACTIVATIONS else 1) * config.d_model + output_width) * config.d_ff
 
 
 def _expert_rows_per_token(config, is_decoder):

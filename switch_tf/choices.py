@@ -4,7 +4,9 @@ import difflib
 
 from switch_tf.checks import shown
 
-ACTIVATIONS = ("relu", "geglu")
+# The gated ones multiply by a second product. "gelu" is exact; "geglu" is T5 1.1's, with the tanh form of gelu.
+GATED_ACTIVATIONS = ("geglu", "geglu_exact", "swiglu", "reglu")
+ACTIVATIONS = ("relu", "gelu", "gelu_tanh", "silu", *GATED_ACTIVATIONS)
 DISPATCHES = ("auto", "einsum", "index", "ragged")
 ROUTER_DTYPES = ("float32", "bfloat16")
 BACKENDS = ("auto", "dtensor", "one_device", "mirrored", "multi_worker_mirrored", "tpu")

@@ -40,7 +40,7 @@ def test_hugging_face_semantics_count_sparse_layers_from_layer_1():
     ({"scale_decoder_outputs": "no"}, "scale_decoder_outputs must be True or False, not 'no'"),
     ({"dropout_rate": 1.0}, r"dropout_rate must be a number in \[0, 1\), not 1.0"),
     ({"train_capacity_factor": 0}, r"train_capacity_factor must be a number in \[1e-6, 1e6\], not 0"),
-    ({"activation": "geglue"}, "activation must be one of 'relu', 'geglu', not 'geglue'. Did you mean 'geglu'?"),
+    ({"activation": "geglue"}, "'swiglu', 'reglu', not 'geglue'. Did you mean 'geglu'?"),
     ({"semantics": "t5"}, "semantics must be one of"),
     ({"expert_capacity": 64}, "expert_capacity=64 belongs to a sparse model with semantics='hf'"),
     ({"semantics": "hf", "num_experts": 8}, "expert_capacity must be an integer of at least 1, not None"),

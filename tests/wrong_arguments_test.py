@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 import switch_tf
 from switch_tf import SwitchConfig, SwitchTransformer, conversion, data, layers, losses, partitioning, policies
+from switch_tf.choices import ACTIVATIONS
 from switch_tf.comparison import Comparison
 from switch_tf.metrics import Mean
 from switch_tf.optim.adafactor import Adafactor
@@ -46,7 +47,7 @@ TENSORS = st.sampled_from([
 NEVER_NONE = TENSORS.filter(lambda value: value is not None)  # the first argument: Keras says so itself
 WORDS = {name: st.one_of(VALUES, st.sampled_from(choices)) for name, choices in {
     "policy": policies.names(), "router": policies.names(), "routing_policy": policies.names(),
-    "decoder_routing_policy": policies.names(), "activation": ("relu", "geglu"), "semantics": ("mtf", "t5x", "hf"),
+    "decoder_routing_policy": policies.names(), "activation": ACTIVATIONS, "semantics": ("mtf", "t5x", "hf"),
     "dispatch": ("einsum", "index", "ragged"), "exploration": ("argmax", "sample"),
     "second_expert_policy": ("all", "none")}.items()}
 

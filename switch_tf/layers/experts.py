@@ -18,7 +18,7 @@ class ExpertFeedForward(keras.layers.Layer):
     Args:
         num_experts: int. Number of experts.
         d_ff: int. Hidden width of each expert.
-        activation: "relu" or "geglu".
+        activation: one of ACTIVATIONS, see `FeedForward`.
         dropout_rate: float in [0, 1), on the hidden units, elementwise (expert dropout, section 4 of the paper).
         init_scale: float, times 1 / fan_in is each expert's initial variance.
         output_dim: int or None, width of the outputs, by default that of the inputs.
@@ -62,11 +62,11 @@ class ExpertFeedForward(keras.layers.Layer):
             checks.tensor("expert_index", expert_index, "int", inputs.shape[:1])
             if training:
                 raise checks.refusal("expert_index is for prediction alone; training has its buffers or `ragged`.")
-            return each_its_own(inputs, expert_index, self.input_kernels, self.wo)
+            return each_its_own(inputs, expert_index, self.input_kernels, self.wo, self.activation)
         if ragged is not None:
             dropout_mask = self._dropout_mask if training and self.dropout_rate else None
-            return one_by_one(inputs, ragged, self.input_kernels, self.wo, dropout_mask, training)
-        hidden = activate([_products(inputs, wi) for wi in self.input_kernels])
+            return one_by_one(inputs, ragged, self.input_kernels, self.wo, self.activation, dropout_mask, training)
+        hidden = activate([_products(inputs, wi) for wi in self.input_kernels], self.activation)
         hidden = partitioning.constrain(hidden, ("expert", "group", "capacity", "expert_mlp"))
         if training and self.dropout_rate:
             group, place = _padded_places(*ops.shape(hidden)[:3])

@@ -1,25 +1,30 @@
 """T5's dense feed-forward layer."""
 
+import functools
+
 import keras
 from keras import ops
 
 from switch_tf import checks, partitioning
-from switch_tf.choices import ACTIVATIONS, check_choice
+from switch_tf.choices import ACTIVATIONS, GATED_ACTIVATIONS, check_choice
 from switch_tf.layers.dropout import Dropout
 from switch_tf.layers.shapes import KeepsShape
 
+_GELU, _GELU_TANH = (functools.partial(ops.gelu, approximate=approximate) for approximate in (False, True))
+_FUNCTIONS = {"relu": ops.relu, "gelu": _GELU, "gelu_tanh": _GELU_TANH, "silu": ops.silu, "reglu": ops.relu,
+              "geglu": _GELU_TANH, "geglu_exact": _GELU, "swiglu": ops.silu}
+
 
 def add_input_kernels(layer, activation, shape, axes, initializer):
-    """Creates `wi` (ReLU), or `wi_0` and `wi_1` (GEGLU), and returns them as a list."""
-    names = ("wi_0", "wi_1") if activation == "geglu" else ("wi",)
+    """Creates `wi`, or `wi_0` and `wi_1` for a gated activation, and returns them as a list."""
+    names = ("wi_0", "wi_1") if activation in GATED_ACTIVATIONS else ("wi",)
     return [partitioning.add_weight(layer, name, shape, axes, initializer) for name in names]
 
 
-def activate(products):
-    """relu(x wi), or gelu(x wi_0) * (x wi_1) with the tanh form of gelu, from the list of products."""
-    if len(products) == 1:
-        return ops.relu(products[0])
-    return ops.gelu(products[0], approximate=True) * products[1]
+def activate(products, activation):
+    """act(x wi), or act(x wi_0) * (x wi_1) for a gated activation, from the list of products."""
+    hidden = _FUNCTIONS[activation](products[0])
+    return hidden if len(products) == 1 else hidden * products[1]
 
 
 def kernel_initializer(init_scale, fan_in):
@@ -29,11 +34,12 @@ def kernel_initializer(init_scale, fan_in):
 
 @keras.saving.register_keras_serializable("switch_tf")
 class FeedForward(KeepsShape, keras.layers.Layer):
-    """act(x wi) wo, without biases.
+    """act(x wi) wo, or (act(x wi_0) * (x wi_1)) wo, without biases.
 
     Args:
         d_ff: int, hidden width.
-        activation: "relu" or "geglu".
+        activation: "relu", "gelu" (exact, by erf), "gelu_tanh" or "silu"; gated "reglu", "geglu" (gelu by tanh, as in
+            T5 1.1), "geglu_exact" (gelu by erf) or "swiglu".
         dropout_rate: float, on the hidden units, one mask for all positions.
         init_scale: float, times 1 / fan_in is the initial variance.
 
@@ -64,7 +70,8 @@ class FeedForward(KeepsShape, keras.layers.Layer):
     def call(self, inputs, training=False):
         checks.tensor("inputs", inputs, "float", (None, None, self.wo.shape[-1]))
         training = checks.flag("training", training)
-        hidden = activate([partitioning.product("blm,mf->blf", inputs, wi) for wi in self.input_kernels])
+        hidden = activate([partitioning.product("blm,mf->blf", inputs, wi) for wi in self.input_kernels],
+                          self.activation)
         hidden = partitioning.constrain(hidden, ("batch", "length", "mlp"))
         hidden = self.dropout(hidden, training=training)
         outputs = partitioning.product("blf,fm->blm", hidden, self.wo)

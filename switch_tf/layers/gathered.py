@@ -6,7 +6,7 @@ from switch_tf import partitioning
 from switch_tf.layers.feed_forward import activate
 
 
-def each_its_own(rows, expert_index, input_kernels, output_kernel):
+def each_its_own(rows, expert_index, input_kernels, output_kernel, activation):
     """The experts' feed-forward layers for a few rows, each by the expert that it names.
 
     Args:
@@ -14,11 +14,12 @@ def each_its_own(rows, expert_index, input_kernels, output_kernel):
         expert_index: <int32>[row].
         input_kernels: list of weights from `partitioning.add_weight`, [expert, d_model, d_ff], see `activate`.
         output_kernel: such a weight, [expert, d_ff, output_dim].
+        activation: str, see `activate`.
 
     Returns:
         <compute dtype>[row, output_dim]
     """
-    hidden = activate([_times(rows, wi, expert_index) for wi in input_kernels])
+    hidden = activate([_times(rows, wi, expert_index) for wi in input_kernels], activation)
     return _times(hidden, output_kernel, expert_index)
 
 

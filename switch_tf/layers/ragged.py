@@ -22,7 +22,8 @@ class RaggedRows(NamedTuple):
     place: Any
 
 
-def one_by_one(rows, ragged: RaggedRows, input_kernels, output_kernel, dropout_mask=None, training=False):
+def one_by_one(rows, ragged: RaggedRows, input_kernels, output_kernel, activation, dropout_mask=None,
+               training=False):
     """The experts' feed-forward layers, each over its own rows.
 
     Args:
@@ -30,6 +31,7 @@ def one_by_one(rows, ragged: RaggedRows, input_kernels, output_kernel, dropout_m
         ragged: RaggedRows.
         input_kernels: list of weights from `partitioning.add_weight`, [expert, d_model, d_ff], see `activate`.
         output_kernel: such a weight, [expert, d_ff, output_dim].
+        activation: str, see `activate`.
         dropout_mask: function of <int32>[row, 1] groups and places and of a dtype, to the `dropout.mask` [row, d_ff] of
             hidden units of that dtype; or None.
         training: bool. Otherwise, where there are fewer rows than experts, as when few sequences are decoded, or
@@ -41,7 +43,7 @@ def one_by_one(rows, ragged: RaggedRows, input_kernels, output_kernel, dropout_m
     num_rows, num_experts = rows.shape[0], ragged.rows_of_expert.shape[0]
     lengths = ragged.rows_of_expert
     if not training and num_rows is None:
-        return _in_a_loop(rows, lengths, input_kernels, output_kernel)
+        return _in_a_loop(rows, lengths, input_kernels, output_kernel, activation)
     if not training and isinstance(num_rows, int) and num_rows < num_experts:
         # One of the rows is empty. The wanted ones first and in their order, as their rows lie.
         wanted = ops.top_k(ops.cast(lengths > 0, "int32"), num_rows - 1)[1]
@@ -52,7 +54,7 @@ def one_by_one(rows, ragged: RaggedRows, input_kernels, output_kernel, dropout_m
         input_kernels = [ops.unstack(partitioning.use(wi, rows.dtype), num_experts) for wi in input_kernels]
         output_kernels = ops.unstack(partitioning.use(output_kernel, rows.dtype), num_experts)
     parts = _split(rows, lengths)
-    hidden = [activate([ops.matmul(part, wi) for wi in kernels])
+    hidden = [activate([ops.matmul(part, wi) for wi in kernels], activation)
               for part, *kernels in zip(parts, *input_kernels, strict=True)]
     if dropout_mask is not None:
         mask = dropout_mask(ragged.group[:, None], ragged.place[:, None], rows.dtype)
@@ -61,7 +63,7 @@ def one_by_one(rows, ragged: RaggedRows, input_kernels, output_kernel, dropout_m
     return _and_empty(outputs, ops.shape(rows)[0] - ops.sum(ragged.rows_of_expert))
 
 
-def _in_a_loop(rows, lengths, input_kernels, output_kernel):
+def _in_a_loop(rows, lengths, input_kernels, output_kernel, activation):
     """The same of a number of rows that nobody knows while tracing: a turn for each expert that has some."""
     wanted = ops.nonzero(lengths > 0)[0]
     starts = ops.cumsum(lengths) - lengths
@@ -71,7 +73,7 @@ def _in_a_loop(rows, lengths, input_kernels, output_kernel):
         expert = wanted[index][None]
         start, length = ops.take(starts, expert)[0], ops.take(lengths, expert)[0]
         own = ops.slice(rows, (start, 0), (length, rows.shape[-1]))
-        hidden = activate([ops.matmul(own, *_some(wi, expert, rows.dtype)) for wi in input_kernels])
+        hidden = activate([ops.matmul(own, *_some(wi, expert, rows.dtype)) for wi in input_kernels], activation)
         own = ops.matmul(hidden, *_some(output_kernel, expert, rows.dtype))
         return index + 1, ops.concatenate([outputs, own], axis=0)
 

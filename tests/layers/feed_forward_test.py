@@ -1,13 +1,15 @@
-"""The dense feed-forward layer, ReLU and gated GELU."""
+"""The dense feed-forward layer with each of its activations."""
 
 import json
 import math
 
 import numpy as np
 import pytest
+import scipy.special
 import tensorflow as tf
 
 from switch_tf import partitioning
+from switch_tf.choices import ACTIVATIONS
 from switch_tf.layers import FeedForward
 
 
@@ -35,17 +37,29 @@ def test_geglu_by_hand():
     np.testing.assert_allclose(layer(np.ones((1, 1, 1), "float32")), [[[30 * 0.841192]]], rtol=1e-6)
 
 
-def test_both_are_numpys():
+def erf_gelu(x):
+    return 0.5 * x * (1 + scipy.special.erf(x / np.sqrt(2)))
+
+
+def silu(x):
+    return x / (1 + np.exp(-x))
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_all_are_numpys(activation):
     rng = np.random.RandomState(0)
     x, wi_0, wi_1 = rng.randn(2, 3, 5), rng.randn(5, 7), rng.randn(5, 7)
     wo = rng.randn(7, 5)
-    for activation, hidden in (("relu", np.maximum(x @ wi_0, 0)), ("geglu", gelu(x @ wi_0) * (x @ wi_1))):
-        layer = FeedForward(7, activation)
-        layer.build(x.shape)
-        for kernel, value in zip(layer.input_kernels, (wi_0, wi_1), strict=False):
-            kernel.assign(value)
-        layer.wo.assign(wo)
-        np.testing.assert_allclose(layer(x.astype("float32")), hidden @ wo, rtol=1e-4, atol=1e-5)
+    first, second = x @ wi_0, x @ wi_1
+    hidden = {"relu": np.maximum(first, 0), "gelu": erf_gelu(first), "gelu_tanh": gelu(first), "silu": silu(first),
+              "reglu": np.maximum(first, 0) * second, "geglu": gelu(first) * second,
+              "geglu_exact": erf_gelu(first) * second, "swiglu": silu(first) * second}[activation]
+    layer = FeedForward(7, activation)
+    layer.build(x.shape)
+    for kernel, value in zip(layer.input_kernels, (wi_0, wi_1), strict=False):
+        kernel.assign(value)
+    layer.wo.assign(wo)
+    np.testing.assert_allclose(layer(x.astype("float32")), hidden @ wo, rtol=1e-5, atol=2e-6)
 
 
 def test_dropout_takes_a_hidden_unit_from_all_positions_in_training_only():
@@ -86,8 +100,8 @@ def test_its_config_makes_it_again():
 
 
 def test_an_unknown_activation_names_the_nearest():
-    with pytest.raises(ValueError, match=r"activation must be one of 'relu', 'geglu', not 'gelu'\. Did you mean"):
-        FeedForward(3, activation="gelu")
+    with pytest.raises(ValueError, match=r"activation must be one of 'relu', .*, not 'gegluu'\. Did you mean 'geglu'"):
+        FeedForward(3, activation="gegluu")
 
 
 @pytest.mark.parametrize("changes, message", [

@@ -293,7 +293,7 @@ def test_hf_capacity_has_no_minimum_and_may_exceed_the_sequence():
     ({"semantics": "hf"}, "expert_capacity goes with semantics='hf' and nothing else; it is None"),
     ({"dispatch": "indx"}, r"dispatch must be one of 'auto', .*, 'ragged', not 'indx'\. Did you mean 'index'\?"),
     ({"semantics": "switch-tf"}, r"semantics must be one of .* Did you mean 'switch_tf'\?"),
-    ({"activation": "swish"}, "activation must be one of 'relu', 'geglu', not 'swish'"),
+    ({"activation": "swish"}, "activation must be one of 'relu', .*, not 'swish'"),
     ({"router_dtype": "float16"}, "router_dtype must be one of 'float32', 'bfloat16', not 'float16'"),
     ({"jitter_noise": 1.5}, r"jitter_noise must be a number in \[0, 1\), not 1\.5"),
     ({"expert_dropout_rate": 1.0}, r"expert_dropout_rate must be a number in \[0, 1\), not 1\.0"),

@@ -67,7 +67,7 @@ def test_switch_tiny_by_hand():
 @pytest.mark.parametrize("overrides", [
     {},
     {"num_experts": 4, "encoder_sparse_step": 1, "decoder_sparse_step": 0},
-    {"num_experts": 4, "encoder_sparse_step": 3, "decoder_sparse_step": 2, "activation": "geglu"},
+    {"num_experts": 4, "encoder_sparse_step": 3, "decoder_sparse_step": 2, "activation": "swiglu"},
     {"num_experts": 4, "semantics": "hf", "expert_capacity": 2, "encoder_sparse_step": 4},
     {"num_experts": 4, "num_decoder_layers": 0, "logits_via_embedding": False},
     {"activation": "geglu", "logits_via_embedding": False, "relative_attention_num_buckets": 6},
