@@ -46,6 +46,13 @@ def integer(name: str, value, at_least: int) -> int:
     return int(value)
 
 
+def ids(name: str, value) -> int | tuple[int, ...]:
+    """One id, or a tuple of ids, given as a list or a tuple; () for none."""
+    if isinstance(value, list | tuple):
+        return tuple(integer(f"Each id of {name}", one, 0) for one in value)
+    return integer(name, value, 0)
+
+
 def number(name: str, value, rule: str) -> int | float:
     """A finite number that a rule allows: "in [0, 1)", "in (0, 1)", "in (0, 1]", "in [1e-6, 1e6]", "above 0" or "0 or
     above"."""

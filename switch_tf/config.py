@@ -25,10 +25,13 @@ class SwitchConfig:
         vocab_size: int. Rows of the embedding, at least as many as the vocabulary of the task.
         d_model, d_ff, d_kv, num_heads: int. Widths of the residual stream, feed-forward layer, one head; heads.
         num_encoder_layers, num_decoder_layers: int. No decoder layers: logits are taken from the encoder.
-        activation: "relu" (T5 1.0) or "geglu" (T5 1.1: gelu(x wi_0) * (x wi_1)).
+        activation: "relu" (T5 1.0), "geglu" (T5 1.1: gelu(x wi_0) * (x wi_1), gelu by tanh), or another, see
+            `layers.FeedForward`.
         logits_via_embedding: bool. Logits share the embedding (T5 1.0), or have weights of their own (T5 1.1).
         scale_decoder_outputs: bool or None. Multiply the last hidden state by d_model^-0.5 before the logits; None
             does so exactly when logits share the embedding, as T5 does.
+        end_id: int or tuple of int. The id that ends a sequence, or several, or () for none. `generate` stops there;
+            whatever decodes texts stops at the end of its vocabulary instead.
         dropout_rate: float in [0, 1). One mask for all positions of a sequence.
         layer_norm_epsilon: float, added to the mean square in RMS norms.
         relative_attention_num_buckets, relative_attention_max_distance: int. T5's relative position bias.
@@ -85,6 +88,7 @@ class SwitchConfig:
     activation: str = "relu"
     logits_via_embedding: bool = True
     scale_decoder_outputs: bool | None = None
+    end_id: int | tuple[int, ...] = 1
     dropout_rate: float = 0.1
     layer_norm_epsilon: float = 1e-6
     relative_attention_num_buckets: int = 32
@@ -138,6 +142,7 @@ class SwitchConfig:
         checks.fields(self, ("second_expert_threshold",), checks.number, "in (0, 1)")
         checks.fields(self, ("logits_via_embedding", "allow_non_causal_decoder", "extra_mlp", "remat"), checks.flag)
         checks.fields(self, ("scale_decoder_outputs",), checks.optional, checks.flag)
+        checks.fields(self, ("end_id",), checks.ids)
         checks.fields(self, ("num_selected_experts",), checks.optional, checks.integer, 1)
         for name, choices in (("activation", ACTIVATIONS), ("dispatch", DISPATCHES), ("router_dtype", ROUTER_DTYPES),
                               ("expert_sublayers", EXPERT_SUBLAYERS),

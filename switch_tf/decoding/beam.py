@@ -6,7 +6,7 @@ import keras
 from keras import ops
 
 from switch_tf import checks, partitioning
-from switch_tf.decoding.loop import END_ID, Decoded, check_inputs, loop
+from switch_tf.decoding.loop import Decoded, check_inputs, goes_on_after, loop
 from switch_tf.layers import grouping, masks
 
 
@@ -35,13 +35,14 @@ class Beam:
         if self.num_results > self.num_beams:
             raise checks.refusal(f"num_results must be at most num_beams, {self.num_beams}, not {self.num_results}.")
 
-    def decode(self, model, features, max_length: int, end_id: int = END_ID, rows=None) -> Decoded:
+    def decode(self, model, features, max_length: int, end_id=None, rows=None) -> Decoded:
         """`num_results` sequences of each row; arguments as of `loop.decode`. `rows` plays no part: nothing is drawn.
 
         Raises:
             ValueError: a vocabulary of fewer tokens than twice the beams.
         """
         max_length = check_inputs(model, features, max_length)
+        end_id = model.config.end_id if end_id is None else end_id
         beams, vocab_size = self.num_beams, model.config.vocab_size
         if 2 * beams > vocab_size:
             raise checks.refusal(f"num_beams must be at most {vocab_size // 2}, half of the vocabulary, not {beams}.")
@@ -57,7 +58,8 @@ class Beam:
                 ops.reshape(alive_scores[..., None] + candidates, (batch, beams * vocab_size)), 2 * beams)
             parent, token = index // vocab_size, ops.cast(index % vocab_size, "int32")
             ids = ops.where(ops.equal(places, position), token[..., None], _of(alive, parent))
-            has_ended = ops.logical_or(token == end_id, position + 1 == max_length)
+            can_go_on = goes_on_after(token, end_id)
+            has_ended = ops.logical_or(ops.logical_not(can_go_on), position + 1 == max_length)
             # Those that have ended, old and new; a row that is closed keeps its own.
             counts = ops.logical_and(ops.logical_and(has_ended, partitioning.arange(2 * beams) < beams),
                                      is_open[:, None])
@@ -65,7 +67,7 @@ class Beam:
             ended_scores, best = ops.top_k(ops.concatenate([ended_scores, new_scores], axis=1), beams)
             ended = _of(ops.concatenate([ended, ids], axis=1), best)
             # Those that go on.
-            alive_scores, best = ops.top_k(ops.where(token == end_id, -float("inf"), scores), beams)
+            alive_scores, best = ops.top_k(ops.where(can_go_on, scores, -float("inf")), beams)
             alive, last, parent = _of(ids, best), _of(token, best), _of(parent, best)
             row = ops.cast(parent, "int32") + partitioning.arange(batch)[:, None] * beams
             past = keras.tree.map_structure(lambda one: ops.take(one, ops.reshape(row, (-1,)), axis=0), past)
@@ -89,7 +91,7 @@ class Beam:
         ids = ops.where(is_text[:, None, None], ended, 0)[:, :self.num_results]
         return Decoded(ids, ops.where(is_text[:, None], ended_scores, 0.0)[:, :self.num_results])
 
-    def ids(self, model, features, max_length: int, end_id: int = END_ID, rows=None):
+    def ids(self, model, features, max_length: int, end_id=None, rows=None):
         """The `ids` of the best sequence that `decode` returns, <int32>[batch, max_length]."""
         return self.decode(model, features, max_length, end_id).ids[:, 0]
 

@@ -6,9 +6,10 @@ from typing import Any, NamedTuple
 from keras import ops
 
 from switch_tf import checks, partitioning, policies
+from switch_tf.config import SwitchConfig
 from switch_tf.layers import grouping, masks
 
-END_ID = 1  # of the vocabularies of T5, mT5, ByT5, and those that `switch-tf vocabulary` trains
+END_ID = SwitchConfig.end_id  # of the vocabularies of T5, mT5, ByT5, and those that `switch-tf vocabulary` trains
 _BUCKET = 32
 _FUSED_ROWS = 8  # beyond, products take most of the time, and steps that look kernels up for each row read too many
 
@@ -57,7 +58,19 @@ def check_inputs(model, features, max_length, any_layout=False) -> int:
     return checks.integer("max_length", max_length, at_least=1)
 
 
-def decode(model, features, max_length: int, end_id: int, choose, has_scores=True, any_layout=False):
+def goes_on_after(tokens, end_id):
+    """Whether sequences go on after tokens, <int32>[...], none of which is an end: <bool>[...].
+
+    Args:
+        end_id: int, or tuple of int; see `SwitchConfig.end_id`.
+    """
+    ends = end_id if isinstance(end_id, tuple) else (end_id,)
+    if not ends:
+        return ops.ones_like(tokens, dtype="bool")
+    return functools.reduce(ops.logical_and, [ops.not_equal(tokens, end) for end in ends])
+
+
+def decode(model, features, max_length: int, end_id, choose, has_scores=True, any_layout=False):
     """Decodes one sequence of each row, whose tokens `choose` picks.
 
     No expert drops a token, but of an encoder with semantics="hf", see `grouping.every_token_served`.
@@ -66,7 +79,7 @@ def decode(model, features, max_length: int, end_id: int, choose, has_scores=Tru
         model: SwitchTransformer, built.
         features: dict with `encoder_input_tokens`, <int32>[batch, length], padding 0, not packed.
         max_length: int, tokens to decode at most, the end of the sequence included.
-        end_id: int, of the vocabulary's end of sequence.
+        end_id: int or tuple of int, the ends of a sequence; None for `SwitchConfig.end_id`.
         choose: function of <float32>[batch, vocab_size] logits and of the <int32> scalar position of the next token, to
             <int32>[batch].
         has_scores: bool. Otherwise `scores` is None: they cost a pass over the logits.
@@ -77,6 +90,7 @@ def decode(model, features, max_length: int, end_id: int, choose, has_scores=Tru
         `(ids, scores)`: <int32>[batch, max_length] and <float32>[batch], as of the one result of `Decoded`.
     """
     max_length = check_inputs(model, features, max_length, any_layout and not has_scores)
+    end_id = model.config.end_id if end_id is None else end_id
     with grouping.every_token_served():
         memory, past = model.prefill(features, max_length)
         places = partitioning.arange(max_length)
@@ -86,7 +100,7 @@ def decode(model, features, max_length: int, end_id: int, choose, has_scores=Tru
             chosen = ops.where(is_open, choose(logits, position), 0)
             ids = ops.where(ops.equal(places, position), chosen[:, None], ids)
             scores = [one + ops.where(is_open, _log_probability(logits, chosen), 0.0) for one in scores]
-            return position + 1, chosen, ops.logical_and(is_open, chosen != end_id), ids, past, *scores
+            return position + 1, chosen, ops.logical_and(is_open, goes_on_after(chosen, end_id)), ids, past, *scores
 
         def goes_on(position, last, is_open, *_):
             return ops.logical_and(position < max_length, ops.any(is_open))

@@ -5,7 +5,7 @@ import dataclasses
 from keras import ops
 
 from switch_tf import checks, partitioning
-from switch_tf.decoding.loop import END_ID, Decoded, decode
+from switch_tf.decoding.loop import Decoded, decode
 
 
 @dataclasses.dataclass(frozen=True)
@@ -14,11 +14,11 @@ class Greedy:
 
     num_beams = 1
 
-    def decode(self, model, features, max_length: int, end_id: int = END_ID, rows=None) -> Decoded:
+    def decode(self, model, features, max_length: int, end_id=None, rows=None) -> Decoded:
         """One sequence of each row; see `loop.decode`. `rows` plays no part: nothing is drawn."""
         return _one_result(decode(model, features, max_length, end_id, _most_probable))
 
-    def ids(self, model, features, max_length: int, end_id: int = END_ID, rows=None):
+    def ids(self, model, features, max_length: int, end_id=None, rows=None):
         """The `ids` of `decode`, <int32>[batch, max_length], sooner, and under any layout."""
         return decode(model, features, max_length, end_id, _most_probable, has_scores=False, any_layout=True)[0]
 
@@ -55,7 +55,7 @@ class Sample:
         checks.fields(self, ["top_p"], checks.optional, checks.number, "in (0, 1]")
         checks.fields(self, ["seed"], checks.integer, 0)
 
-    def decode(self, model, features, max_length: int, end_id: int = END_ID, rows=None) -> Decoded:
+    def decode(self, model, features, max_length: int, end_id=None, rows=None) -> Decoded:
         """One sequence of each row, see `loop.decode`.
 
         Args:
@@ -63,7 +63,7 @@ class Sample:
         """
         return _one_result(decode(model, features, max_length, end_id, self._choice(rows)))
 
-    def ids(self, model, features, max_length: int, end_id: int = END_ID, rows=None):
+    def ids(self, model, features, max_length: int, end_id=None, rows=None):
         """What `decode` returns as `ids` of the one sequence, <int32>[batch, max_length], sooner."""
         return decode(model, features, max_length, end_id, self._choice(rows), has_scores=False)[0]
 

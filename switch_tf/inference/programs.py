@@ -3,16 +3,16 @@
 import numpy as np
 
 from switch_tf import partitioning
-from switch_tf.decoding import END_ID, Greedy, log_likelihoods
+from switch_tf.decoding import Greedy, log_likelihoods
 from switch_tf.partitioning.partitioner import Partitioner
 
 
-def compile_prediction(model, max_length: int, partitioner=None, end_id: int = END_ID):
+def compile_prediction(model, max_length: int, partitioner=None, end_id=None):
     """A function of features, dict of <int32>[batch, length], to what is decoded greedily, <int32>[batch, max_length].
 
     Args:
         model: SwitchTransformer, built.
-        max_length, end_id: int, see `decoding.loop.decode`.
+        max_length, end_id: see `decoding.loop.decode`.
         partitioner: Partitioner, by default of one device.
     """
     return _compile(lambda features: Greedy().ids(model, features, max_length, end_id), partitioner)

@@ -138,6 +138,20 @@ class SwitchTransformer(Observed, FeaturesModel):
             hidden = ops.cast(partitioning.widen(hidden) * self.config.d_model**-0.5, hidden.dtype)
         return self.token_embedder.attend(hidden) if self.logits_dense is None else self.logits_dense(hidden)
 
+    def encode(self, features):
+        """Runs the encoder alone, without dropout.
+
+        Args:
+            features: dict with `encoder_input_tokens`, <int32>[batch, length], padding 0.
+
+        Returns:
+            <compute dtype>[batch, length, d_model], the encoder's last hidden states, as Hugging Face's T5EncoderModel
+            returns them. Those at padding mean nothing.
+        """
+        if not self.built:
+            self.build()
+        return self._encode(features, masks.encoder_is_real(features), training=False)[0]
+
     def prefill(self, features, max_length):
         """Encodes inputs, for `decode_step` to go on from.
 
@@ -171,14 +185,14 @@ class SwitchTransformer(Observed, FeaturesModel):
                                                 memory_mask, tokens)
         return self._logits(hidden)[:, 0], past
 
-    def generate(self, inputs, max_length=64, sampler="greedy", end_id=decoding.END_ID):
+    def generate(self, inputs, max_length=64, sampler="greedy", end_id=None):
         """Decodes outputs, as a program compiled once for each sampler, batch size and length, 32 apart.
 
         Args:
             inputs: <int32>[batch, length], ids whose padding, before or after, is 0; numpy array, tensor or list.
             max_length: int, tokens to decode at most, the end of sequence included.
             sampler: "greedy", "sample", "beam", or one with its arguments: `switch_tf.decoding.Sample(top_p=0.9)`.
-            end_id: int, of the vocabulary's end of sequence.
+            end_id: int or tuple of int, the ends of a sequence; None for `SwitchConfig.end_id`.
 
         Returns:
             <int32>[batch, max_length], up to and with the end of each sequence, then zeros. Of several results of a
@@ -188,8 +202,8 @@ class SwitchTransformer(Observed, FeaturesModel):
             ValueError: inputs that are no ids of the vocabulary, or a model that decodes nothing.
         """
         inputs = self._read_inputs(inputs)
-        key = decoding.get_sampler(sampler), checks.integer("max_length", max_length, 1), checks.integer(
-            "end_id", end_id, 0)
+        key = decoding.get_sampler(sampler), checks.integer("max_length", max_length, 1), checks.optional(
+            "end_id", end_id, checks.ids)
         if key not in self._generating:
             if not self.built:
                 self.build()

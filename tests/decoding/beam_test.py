@@ -22,7 +22,7 @@ class Table:
 
     def __init__(self, probabilities):
         self.logits = np.log(np.asarray(probabilities, "float32"))
-        self.config = type("Config", (), {"vocab_size": len(probabilities), "is_encoder_only": False,
+        self.config = type("Config", (), {"vocab_size": len(probabilities), "is_encoder_only": False, "end_id": 1,
                                           "decoder_sparse_layers": (), "dispatch": "auto"})
 
     def prefill(self, features, max_length):
