@@ -1,19 +1,24 @@
 """Hugging Face checkpoints in and out: T5 1.0, T5 1.1, mT5 and Switch Transformers."""
 
+import dataclasses
 from collections.abc import Iterator
 
 import keras
 import numpy as np
 
-from switch_tf import checks
-from switch_tf.conversion import checkpoint_files, huggingface_config
+from switch_tf import checks, environment
+from switch_tf.conversion import (
+    checkpoint_files,
+    huggingface_config,
+    huggingface_embeddings,
+    huggingface_ids,
+    json_files,
+)
+from switch_tf.conversion.huggingface_embeddings import EMBEDDING, LOGITS
 from switch_tf.conversion.huggingface_structure import T5X_LOGITS, read_structure
 from switch_tf.conversion.rules import INDEX, Ignore, Link, Rule, Rules
 from switch_tf.models.switch_transformer import SwitchTransformer
 from switch_tf.whole_folder import whole_folder
-
-_EMBEDDING, _LOGITS = "shared.weight", "lm_head.weight"
-_STACK_EMBEDDINGS = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
 
 
 def _attention_rules(ours, theirs):
@@ -42,8 +47,8 @@ def _rules(mlp_name):
     cross_attention = "decoder.block.<i>.layer.1"
     return Rules(
         [
-            Rule("token_embedder/embedding", _EMBEDDING),
-            Rule("logits_dense/kernel", _LOGITS, transpose=True),
+            Rule("token_embedder/embedding", EMBEDDING),
+            Rule("logits_dense/kernel", LOGITS, transpose=True),
             *_stack_rules("encoder", "attention", 1, mlp_name),
             *_stack_rules("decoder", "self_attention", 2, mlp_name),
             *_attention_rules("decoder/layers_<i>/encoder_decoder_attention", f"{cross_attention}.EncDecAttention"),
@@ -76,19 +81,20 @@ def from_hugging_face(folder) -> SwitchTransformer:
         raise ValueError(f"{str(folder)!r} must be a folder on this machine with config.json and the tensors of a "
                          "model; a name on the Hugging Face hub is first downloaded with: hf download NAME "
                          "--local-dir FOLDER")
-    values = checkpoint_files.read_json(folder / "config.json")
+    values = json_files.read_object(folder / "config.json")
+    family = huggingface_config.family(values)
     tensors = checkpoint_files.open_folder(folder)
-    _drop_copies(tensors)
-    config = huggingface_config.from_hugging_face(values, read_structure(tensors))
-    if T5X_LOGITS in tensors and _LOGITS not in tensors:
-        tensors[_LOGITS] = tensors.pop(T5X_LOGITS)
+    huggingface_embeddings.unify(tensors, huggingface_config.ties_logits(values, family))
+    generation = folder / "generation_config.json"
+    end_id = huggingface_ids.end_id(values, json_files.read_object(generation) if generation.exists() else None)
+    config = dataclasses.replace(huggingface_config.from_hugging_face(values, read_structure(tensors)), end_id=end_id)
+    if T5X_LOGITS in tensors and LOGITS not in tensors:
+        tensors[LOGITS] = tensors.pop(T5X_LOGITS)
 
+    links = _checked_links(config, tensors)
     model = SwitchTransformer(config)
     model.build()
     variables = _variables(model)
-    rules = SWITCH_RULES if config.num_experts else T5_RULES
-    links = rules.link({name: tuple(variable.shape) for name, variable in variables.items()})
-    rules.check(links, {name: tensor.shape for name, tensor in tensors.items()})
     for link in links:
         weight = link.to_ours(lambda name: tensors[name].read())
         if not np.isfinite(weight).all():
@@ -96,6 +102,22 @@ def from_hugging_face(folder) -> SwitchTransformer:
                              "computes; read a checkpoint from before its training went wrong.")
         variables[link.ours].assign(weight)
     return model
+
+
+def _checked_links(config, tensors) -> list[Link]:
+    """The links of a model to `tensors`, all compared with them before the model takes any memory."""
+    if config.num_experts > len(tensors):
+        raise ValueError(f"config.json says num_experts={config.num_experts}, but the checkpoint has only "
+                         f"{len(tensors)} tensors; its configuration and its tensors belong to different models.")
+    links = _links(config)
+    (SWITCH_RULES if config.num_experts else T5_RULES).check(
+        links, {name: tensor.shape for name, tensor in tensors.items()})
+    num_bytes = 4 * config.num_parameters
+    memory = environment.memory("MemTotal") + environment.memory("SwapTotal")
+    if num_bytes > memory:
+        raise ValueError(f"This model needs {num_bytes / 1e9:,.1f} GB for its float32 weights, and this machine has "
+                         f"{memory / 1e9:,.1f} GB of memory; read it on a larger one.")
+    return links
 
 
 def to_hugging_face(model: SwitchTransformer, folder, expert_capacity: int | None = None) -> None:
@@ -120,13 +142,12 @@ def to_hugging_face(model: SwitchTransformer, folder, expert_capacity: int | Non
     values = huggingface_config.to_hugging_face(model.config, expert_capacity)
     if not model.built:
         model.build()
-    rules = SWITCH_RULES if model.config.num_experts else T5_RULES
-    links = rules.link({name: tuple(variable.shape) for name, variable in _variables(model).items()})
-    copies = _copies(model.config)
+    links = _links(model.config)
+    copies = {"token_embedder/embedding": huggingface_embeddings.copies(model.config)}
     shapes = {name: link.their_shape for link in links for name in (*link.theirs, *copies.get(link.ours, ()))}
 
     with whole_folder(folder) as unfinished:
-        checkpoint_files.write_json(unfinished / "config.json", values)
+        json_files.write_object(unfinished / "config.json", values)
         checkpoint_files.write_folder(unfinished, shapes, _tensors(model, links, copies))
 
 
@@ -135,35 +156,13 @@ def _variables(model) -> dict[str, keras.Variable]:
     return {variable.path.removeprefix(f"{model.name}/"): variable for variable in model.weights}
 
 
-def _drop_copies(tensors) -> None:
-    """Removes the names under which the embedding is stored again; the others are other weights.
-
-    PyTorch's own files list tied weights several times; logits that equal the embedding are tied.
-    """
-    if _EMBEDDING not in tensors:
-        return  # the rules will name what is missing
-    for name in (_LOGITS, *_STACK_EMBEDDINGS):
-        if name not in tensors:
-            continue
-        is_copy = np.array_equal(tensors[name].read(), tensors[_EMBEDDING].read())
-        if is_copy:
-            del tensors[name]
-        elif name != _LOGITS:
-            raise ValueError(f"The checkpoint's {name!r} differs from its {_EMBEDDING!r}; encoder and decoder must "
-                             "share one embedding, as they do in T5.")
-
-
-def _copies(config) -> dict[str, tuple[str, ...]]:
-    """Our weight -> further names under which transformers wants it.
-
-    Its Switch Transformer ties nothing where tie_word_embeddings is false, which is how it says that the last hidden
-    state is not scaled.
-    """
-    names: tuple[str, ...] = ()
-    if not config.scales_logits:
-        names += (_LOGITS,) if config.logits_via_embedding else ()
-        names += _STACK_EMBEDDINGS if config.num_experts else ()
-    return {"token_embedder/embedding": names}
+def _links(config) -> list[Link]:
+    """Where each weight of a model of this configuration is in their format. No variable is initialised."""
+    with keras.StatelessScope(initialize_variables=False):
+        model = SwitchTransformer(config)
+        model.build()
+        shapes = {name: tuple(variable.shape) for name, variable in _variables(model).items()}
+    return (SWITCH_RULES if config.num_experts else T5_RULES).link(shapes)
 
 
 def _tensors(model, links: list[Link], copies) -> Iterator[tuple[str, np.ndarray]]:

@@ -7,7 +7,9 @@ many layers there are and which hold experts, whether feed-forward layers are ga
 import warnings
 
 from switch_tf import checks
+from switch_tf.choices import GATED_ACTIVATIONS
 from switch_tf.config import SwitchConfig
+from switch_tf.conversion import huggingface_activations, huggingface_ids
 from switch_tf.conversion.huggingface_structure import T5X_LOGITS, Structure, sparse_layers, step_for
 
 T5, MT5, SWITCH = "t5", "mt5", "switch_transformers"
@@ -25,6 +27,12 @@ _SPARSE = {
     "router_z_loss_weight": "router_z_loss_coef"}
 
 _NUM_LAYERS = {"encoder": "num_layers", "decoder": "num_decoder_layers"}
+
+_OTHER_FAMILIES = {
+    "umt5": "UMT5 has a table of relative positions in every layer, and switch_tf's stacks share one",
+    "longt5": "LongT5 has local and transient-global attention, which switch_tf does not have",
+    "pix2struct": "Pix2Struct reads images, which switch_tf does not",
+    "byt5": "ByT5's published config.json says 't5'; correct it if this is a ByT5"}
 
 # What transformers takes for a key that is not in the file.
 _COMMON_DEFAULTS = {
@@ -45,27 +53,61 @@ _DEFAULTS = {
 # From Hugging Face.
 
 
+def family(values: dict) -> str:
+    """The model_type of config.json's `values`: "t5", "mt5" or "switch_transformers".
+
+    Raises:
+        ValueError: another one.
+    """
+    found = values.get("model_type")
+    if not isinstance(found, str) or found not in _DEFAULTS:
+        reason = _OTHER_FAMILIES.get(found, "other architectures have weights that switch_tf does not have") if (
+            isinstance(found, str)) else "a name is expected"
+        raise ValueError(f"model_type in config.json must be one of {', '.join(map(repr, _DEFAULTS))}, not "
+                         f"{checks.shown(found)}: {reason}.")
+    return found
+
+
+def ties_logits(values: dict, kind: str) -> bool:
+    """Whether transformers takes `lm_head` for the embedding where that is stored under no other name.
+
+    transformers 5 ties every T5, whatever tie_word_embeddings says, and a Switch Transformer as that says.
+    """
+    return kind != SWITCH or values.get("tie_word_embeddings") is not False
+
+
 def from_hugging_face(values: dict, structure: Structure) -> SwitchConfig:
     """The configuration of a checkpoint whose config.json holds `values` and whose tensors show `structure`.
 
     Raises:
         ValueError: a model that switch_tf cannot represent, or a contradiction that the tensors do not settle.
     """
-    family = values.get("model_type")
-    if family not in _DEFAULTS:
-        raise ValueError(f"model_type in config.json must be one of {', '.join(map(repr, _DEFAULTS))}, not {family!r}; "
-                         "other architectures have weights that switch_tf does not have.")
-    values = {**_DEFAULTS[family], **{key: value for key, value in values.items() if value is not None}}
+    kind = family(values)
+    values = {**_DEFAULTS[kind], **{key: value for key, value in values.items() if value is not None}}
     values.setdefault("num_decoder_layers", values["num_layers"])
+    if _is_encoder(values, structure):
+        values["num_decoder_layers"] = 0
     for stack, key in _NUM_LAYERS.items():
         values[key] = _num_layers(_integer(values, key), stack, key, structure)
     fields = {ours: values[theirs] for ours, theirs in _COMMON.items()}
-    fields["activation"] = _activation(values, family, structure.is_gated)
+    activation = huggingface_activations.of_switch if kind == SWITCH else huggingface_activations.of_t5
+    fields["activation"] = activation(values, structure.is_gated)
     fields["logits_via_embedding"] = not structure.has_logits
-    fields["scale_decoder_outputs"] = _scales_logits(values, family, structure)
-    if family == SWITCH:
+    fields["scale_decoder_outputs"] = _scales_logits(values, kind, structure)
+    if kind == SWITCH:
         fields |= _sparse_fields(values, structure)
     return SwitchConfig(**fields)
+
+
+def _is_encoder(values, structure):
+    """Whether a checkpoint is of an encoder alone, which its config.json says in one of several ways."""
+    architectures = values.get("architectures", [])
+    if not isinstance(architectures, list) or not all(isinstance(name, str) for name in architectures):
+        raise ValueError("architectures in config.json must be a list of names, not "
+                         f"{checks.shown(architectures)}.")
+    is_said = any(name.endswith("EncoderModel") for name in architectures) or (
+        values.get("is_encoder_decoder") is False or values["num_decoder_layers"] == 0)
+    return is_said and not structure.num_layers["decoder"]
 
 
 def _num_layers(stated, stack, key, structure):
@@ -78,29 +120,6 @@ def _num_layers(stated, stack, key, structure):
     return found
 
 
-def _activation(values, family, is_gated):
-    if family == SWITCH:
-        key, stated = "dense_act_fn", values["dense_act_fn"]
-        known = {"relu": False, "gated-gelu": True, "gelu_new": True}
-    else:
-        key, stated = "feed_forward_proj", values["feed_forward_proj"]
-        # An explicit dense_act_fn wins, as in transformers: "gelu" is the exact form, "gelu_new" the tanh form.
-        if values.get("dense_act_fn", stated) == "gelu":
-            stated = "gated-gelu with dense_act_fn='gelu'"
-        known = {"relu": False, "gated-gelu": True, "gated-gelu_new": True}
-    if stated not in known:
-        raise ValueError(f"{key} in config.json must be 'relu' or 'gated-gelu' (with the tanh form of gelu), not "
-                         f"{stated!r}; switch_tf has no other activation.")
-    tensors = "wi_0 and wi_1" if is_gated else "wi"
-    if family == SWITCH and is_gated and not known[stated]:
-        _warn(f"config.json says {key}={stated!r}, but the feed-forward layers hold {tensors}: they are read as gated "
-              "gelu, the only gated form of Switch Transformers.")
-    elif is_gated != known[stated]:
-        raise ValueError(f"config.json says {key}={stated!r}, but the feed-forward layers hold {tensors}; correct the "
-                         "one that is wrong.")
-    return "geglu" if is_gated else "relu"
-
-
 def _scales_logits(values, family, structure):
     if structure.has_t5x_logits:
         _warn(f"The checkpoint's logits are {T5X_LOGITS!r}, a name that transformers does not know: they are read as "
@@ -109,7 +128,8 @@ def _scales_logits(values, family, structure):
     if family == MT5:
         return False
     # transformers 5 writes tie_word_embeddings=True for every T5 and moves its former meaning here.
-    return bool(values.get("scale_decoder_outputs", values.get("tie_word_embeddings", True)))
+    key = "scale_decoder_outputs" if "scale_decoder_outputs" in values else "tie_word_embeddings"
+    return checks.flag(f"{key} in config.json", values.get(key, True))
 
 
 def _sparse_fields(values, structure):
@@ -121,6 +141,8 @@ def _sparse_fields(values, structure):
     fields |= {"semantics": "hf", "expert_dropout_rate": values["dropout_rate"]}
     for stack, key in _NUM_LAYERS.items():
         num_layers, num_sparse = values[key], _integer(values, f"num_sparse_{stack}_layers")
+        if not num_layers:
+            continue
         # Without sparse layers the step is the number of layers, and layer 1 is sparse nevertheless.
         values.setdefault(f"{stack}_sparse_step", num_layers // num_sparse if num_sparse else num_layers)
         step = _integer(values, f"{stack}_sparse_step")
@@ -167,22 +189,23 @@ def to_hugging_face(config: SwitchConfig, expert_capacity: int | None) -> dict:
     """
     _check_representable(config)
     values = {theirs: getattr(config, ours) for ours, theirs in _COMMON.items()}
-    is_gated = config.activation == "geglu"
     values |= {
-        "is_encoder_decoder": True, "use_cache": True, "dtype": "float32", "initializer_factor": 1.0,
-        "pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0,
-        "dense_act_fn": "gelu_new" if is_gated else "relu",
+        "is_encoder_decoder": not config.is_encoder_only, "use_cache": True, "dtype": "float32",
+        "initializer_factor": 1.0, **huggingface_ids.keys(config.end_id),
         # In their code this says whether the last hidden state is scaled; tied is what has no tensor of its own.
         "tie_word_embeddings": config.scales_logits}
     if not config.num_experts:
         if expert_capacity is not None:
             raise ValueError(f"expert_capacity={expert_capacity} belongs to a model with experts; leave it out.")
         return values | {
-            "model_type": T5, "architectures": ["T5ForConditionalGeneration"], "is_gated_act": is_gated,
-            "feed_forward_proj": "gated-gelu" if is_gated else "relu", "scale_decoder_outputs": config.scales_logits}
+            **huggingface_activations.keys(config.activation), "model_type": T5,
+            "architectures": ["T5EncoderModel" if config.is_encoder_only else "T5ForConditionalGeneration"],
+            "scale_decoder_outputs": config.scales_logits}
     values |= {theirs: getattr(config, ours) for ours, theirs in _SPARSE.items()}
     values |= {
-        "model_type": SWITCH, "architectures": ["SwitchTransformersForConditionalGeneration"],
+        "model_type": SWITCH, "dense_act_fn": huggingface_activations.keys(config.activation)["dense_act_fn"],
+        "architectures": ["SwitchTransformersEncoderModel" if config.is_encoder_only
+                          else "SwitchTransformersForConditionalGeneration"],
         "expert_capacity": _expert_capacity(config, expert_capacity), "router_bias": False,
         "router_ignore_padding_tokens": False, "add_router_probs": False}
     for stack, num_layers, layers, step in _stacks(config):
@@ -192,18 +215,20 @@ def to_hugging_face(config: SwitchConfig, expert_capacity: int | None) -> dict:
 
 
 def _stacks(config):
-    return (("encoder", config.num_encoder_layers, config.encoder_sparse_layers, config.encoder_sparse_step),
-            ("decoder", config.num_decoder_layers, config.decoder_sparse_layers, config.decoder_sparse_step))
+    encoder = ("encoder", config.num_encoder_layers, config.encoder_sparse_layers, config.encoder_sparse_step)
+    if config.is_encoder_only:
+        return (encoder,)
+    return (encoder, ("decoder", config.num_decoder_layers, config.decoder_sparse_layers, config.decoder_sparse_step))
 
 
 def _check_representable(config):
-    if config.is_encoder_only:
-        raise ValueError("Hugging Face's T5 and Switch Transformers have a decoder, but num_decoder_layers is 0; its "
-                         "logits on the encoder cannot be written in their format.")
+    if config.is_encoder_only and not config.logits_via_embedding:
+        raise ValueError("Hugging Face's encoders have no logits, but this one has weights of its own for them "
+                         "(logits_via_embedding=False); it cannot be written in their format.")
     if not config.num_experts:
         return
-    if config.activation != "relu":
-        raise ValueError(f"Hugging Face's Switch Transformer has relu experts only (its 'gated-gelu' raises KeyError), "
+    if config.activation in GATED_ACTIVATIONS:
+        raise ValueError("Hugging Face's Switch Transformer has no gated experts (its 'gated-gelu' raises KeyError), "
                          f"but activation is {config.activation!r}; such a model cannot be written in its format.")
     for name, value, only in (("routing_policy", config.routing_policy, "switch"),
                               ("decoder_routing_policy", config.decoder_policy, "switch"),

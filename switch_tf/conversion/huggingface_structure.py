@@ -9,6 +9,8 @@ from switch_tf.config import SwitchConfig
 # The logits of checkpoints that were renamed from T5X by rules without one for them (switch-xxl-128, switch-c-2048).
 T5X_LOGITS = "decoder.logits_dense.weight"
 
+_MAX_LAYERS = 512  # of a stack; published T5s have 24
+
 _LAYER = re.compile(r"(encoder|decoder)\.block\.(\d+)\.(layer\.\d+\.(?:mlp|DenseReluDense)\.(router|experts)?)?")
 
 
@@ -30,19 +32,37 @@ class Structure(NamedTuple):
 
 
 def read_structure(names: Iterable[str]) -> Structure:
-    """Reads the structure of a model off the names of its tensors."""
+    """Reads the structure of a model off the names of its tensors.
+
+    Raises:
+        ValueError: a stack lacks a layer below its last, or has more layers than any model.
+    """
     names = set(names)
-    num_layers = {"encoder": 0, "decoder": 0}
+    layers: dict[str, set[int]] = {"encoder": set(), "decoder": set()}
     sparse: dict[str, set[int]] = {"encoder": set(), "decoder": set()}
     dense: dict[str, set[int]] = {"encoder": set(), "decoder": set()}
     for name in names:
         if match := _LAYER.match(name):
             stack, layer, is_feed_forward, is_sparse = match[1], int(match[2]), match[3], match[4]
-            num_layers[stack] = max(num_layers[stack], layer + 1)
+            layers[stack].add(layer)
             if is_feed_forward:
                 (sparse if is_sparse else dense)[stack].add(layer)
+    for stack, found in layers.items():
+        _check_layers(stack, found)
+    num_layers = {stack: len(found) for stack, found in layers.items()}
     return Structure(num_layers, sparse, dense, is_gated=any(name.endswith(".wi_0.weight") for name in names),
                      has_logits=bool({"lm_head.weight", T5X_LOGITS} & names), has_t5x_logits=T5X_LOGITS in names)
+
+
+def _check_layers(stack, found):
+    """A model is as deep as its tensors say, so that their indices must not be taken on trust."""
+    if len(found) > _MAX_LAYERS:
+        raise ValueError(f"The checkpoint's {stack} has tensors of {len(found)} layers, and at most {_MAX_LAYERS} are "
+                         "read.")
+    missing = next((layer for layer in range(len(found)) if layer not in found), None)
+    if missing is not None:
+        raise ValueError(f"The checkpoint has tensors of {stack} layer {max(found)}, but none of {stack} layer "
+                         f"{missing}; it is incomplete or damaged. Download it again.")
 
 
 def sparse_layers(num_layers: int, step: int) -> tuple[int, ...]:

@@ -5,14 +5,18 @@ a program that may call anything. This one is not unpickled but read: the few in
 a dictionary of tensors are carried out on plain values here, and any other instruction or name is refused.
 """
 
+import functools
+import math
 import pathlib
 import pickletools
 import struct
 import zipfile
-from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
+
+from switch_tf import checks
+from switch_tf.conversion.safetensors_file import StoredTensor
 
 _STORAGES = {
     "torch DoubleStorage": np.float64, "torch FloatStorage": np.float32, "torch HalfStorage": np.float16,
@@ -21,28 +25,22 @@ _STORAGES = {
     "torch BoolStorage": np.bool_}
 _FUNCTIONS = {
     "collections OrderedDict": lambda: {},
-    "torch._utils _rebuild_tensor_v2": lambda storage, offset, shape, strides, *_: (storage, offset, shape, strides),
+    "torch._utils _rebuild_tensor_v2": lambda storage, offset, shape, strides, *_: _Tuple(
+        (storage, offset, shape, strides)),
     "torch._utils _rebuild_parameter": lambda tensor, *_: tensor}
 _CONSTANTS = {"BININT", "BININT1", "BININT2", "LONG1", "BINUNICODE", "SHORT_BINUNICODE"}
 _TUPLES = {"EMPTY_TUPLE": 0, "TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 _ZIP_HEADER_BYTES = 30
+# 100,000 tensors, of about 20 instructions and 200 bytes each.
+_MAX_PROGRAM_BYTES, _MAX_INSTRUCTIONS = 32 * 2**20, 2 * 10**6
+_MAX_NESTING, _MAX_DIMENSIONS = 16, 8
 
 
-class Tensor(NamedTuple):
-    """A tensor in a file: its storage begins at byte `start`; `offset` and `strides` count elements of it."""
-
-    path: pathlib.Path
-    dtype: Any
-    start: int
-    offset: int
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-
-    def read(self) -> np.ndarray:
-        """A read-only view on the file, <dtype>[*shape]."""
-        strides = tuple(stride * np.dtype(self.dtype).itemsize for stride in self.strides)
-        storage = np.memmap(self.path, self.dtype, "r", self.start, (self.offset + _extent(self.shape, self.strides),))
-        return np.lib.stride_tricks.as_strided(storage[self.offset:], self.shape, strides, writeable=False)
+def _view(path, dtype, start, offset, shape, strides) -> np.ndarray:
+    """A read-only view on a file, <dtype>[*shape]: its storage begins at byte `start`; the rest counts elements."""
+    strides_in_bytes = tuple(stride * np.dtype(dtype).itemsize for stride in strides)
+    storage = np.memmap(path, dtype, "r", start, (offset + _extent(shape, strides),))
+    return np.lib.stride_tricks.as_strided(storage[offset:], shape, strides_in_bytes, writeable=False)
 
 
 def _extent(shape, strides) -> int:
@@ -50,7 +48,7 @@ def _extent(shape, strides) -> int:
     return 1 + sum((length - 1) * stride for length, stride in zip(shape, strides, strict=True))
 
 
-def open_tensors(path: pathlib.Path) -> dict[str, Tensor]:
+def open_tensors(path: pathlib.Path) -> dict[str, StoredTensor]:
     """The tensors of a file that `torch.save` wrote (PyTorch 1.6 or later), by name.
 
     Raises:
@@ -59,53 +57,88 @@ def open_tensors(path: pathlib.Path) -> dict[str, Tensor]:
     if not zipfile.is_zipfile(path):
         raise ValueError(f"{path} is not a zip archive: it is truncated, or was saved by PyTorch before 1.6. Download "
                          "it again, take the model.safetensors of the same model, or save it anew with PyTorch.")
-    with zipfile.ZipFile(path) as archive, path.open("rb") as file:
-        # Every name begins with a folder that torch.save chose: "archive/data.pkl", "archive/data/0".
-        members = {member.filename.partition("/")[2]: member for member in archive.infolist()}
-        if "data.pkl" not in members or any(member.compress_type != zipfile.ZIP_STORED for member in members.values()):
-            raise ValueError(f"{path} is a zip archive, but not one that torch.save wrote: that has an uncompressed "
-                             f"data.pkl, this has {sorted(members)[:5]}.")
-        try:
-            if "byteorder" in members and archive.read(members["byteorder"]) != b"little":
-                raise ValueError(f"{path} was saved on a big-endian machine; save it anew on a little-endian one.")
-            program = archive.read(members["data.pkl"])
-        except zipfile.BadZipFile as error:
-            raise ValueError(f"{path} is damaged ({error}). Download it again.") from None
+    try:
+        with zipfile.ZipFile(path) as archive:
+            # Every name begins with a folder that torch.save chose: "archive/data.pkl", "archive/data/0".
+            members = {member.filename.partition("/")[2]: member for member in archive.infolist()}
+            program = _program(archive, members, path)
+    except (zipfile.BadZipFile, RuntimeError, NotImplementedError, EOFError, OSError, struct.error,
+            UnicodeError) as error:
+        raise ValueError(f"{path} is damaged ({error}). Download it again.") from None
+    with path.open("rb") as file:
         return {name: _locate(name, description, path, members, file)
                 for name, description in _read_pickle(program, path).items()}
 
 
-def _locate(name, description, path, members, file) -> Tensor:
+def _program(archive, members, path) -> bytes:
+    """The pickle of an archive that torch.save wrote."""
+    if "data.pkl" not in members or any(member.compress_type != zipfile.ZIP_STORED for member in members.values()):
+        raise ValueError(f"{path} is a zip archive, but not one that torch.save wrote: that has an uncompressed "
+                         f"data.pkl, this has {checks.shown(sorted(members)[:5])}.")
+    if "byteorder" in members and _content(archive, members["byteorder"]) != b"little":
+        raise ValueError(f"{path} was saved on a big-endian machine; save it anew on a little-endian one.")
+    return _content(archive, members["data.pkl"])
+
+
+def _content(archive, member) -> bytes:
+    """The bytes of a small member."""
+    if member.file_size > _MAX_PROGRAM_BYTES:
+        raise zipfile.BadZipFile(f"{member.filename} has {member.file_size} bytes, of which at most "
+                                 f"{_MAX_PROGRAM_BYTES} are read")
+    return archive.read(member)
+
+
+def _locate(name, description, path, members, file) -> StoredTensor:
     """Finds a described tensor's numbers in the archive and checks that they are all there."""
     try:
         (_, storage, key, _, _), offset, shape, strides = description
-        dtype, member = _STORAGES[storage], members[f"data/{key}"]
-        is_valid = min(offset, 0, *shape, *strides) >= 0 and 0 not in shape
-        num_elements = offset + _extent(shape, strides)
+        dtype, member = _STORAGES[_text(storage)], members[f"data/{_text(key)}"]
+        shape, strides = tuple(shape), tuple(strides)
+        is_valid = (all(type(number) is int for number in (offset, *shape, *strides))
+                    and min(offset, 0, *shape, *strides) >= 0 and 0 not in shape and len(shape) <= _MAX_DIMENSIONS)
+        # A stride of 0 would make a tensor of any size from one number.
+        num_elements = max(offset + _extent(shape, strides), math.prod(shape))
     except (KeyError, TypeError, ValueError):
-        raise ValueError(f"{path} holds something under {name!r} that is not a tensor; only dictionaries of tensors "
-                         "(model.state_dict()) are read.") from None
-    if not is_valid or num_elements * np.dtype(dtype).itemsize > member.file_size:
-        raise ValueError(f"{path} is damaged: {name!r} of shape {shape} does not lie within the {member.file_size} "
-                         "bytes that are stored for it. Download it again.")
-    file.seek(member.header_offset)
-    name_bytes, extra_bytes = struct.unpack("<26x2H", file.read(_ZIP_HEADER_BYTES))
-    start = member.header_offset + _ZIP_HEADER_BYTES + name_bytes + extra_bytes
-    return Tensor(path, dtype, start, offset, shape, strides)
+        raise ValueError(f"{path} holds something under {checks.shown(name)} that is not a tensor; only dictionaries "
+                         "of tensors (model.state_dict()) are read.") from None
+    start = _start(member, file)
+    num_bytes = min(member.file_size, path.stat().st_size - start)
+    if not is_valid or num_elements * np.dtype(dtype).itemsize > num_bytes:
+        raise ValueError(f"{path} is damaged: {checks.shown(name)} of shape {checks.shown(shape)} does not lie within "
+                         f"the {max(num_bytes, 0)} bytes that are stored for it. Download it again.")
+    load = functools.partial(_view, path, dtype, start, offset, shape, strides)
+    return StoredTensor(np.dtype(dtype).name, shape, load)
+
+
+def _start(member, file) -> int:
+    """The byte at which a member's numbers begin: behind its header, whose length is in the file alone."""
+    file.seek(max(member.header_offset, 0))
+    header = file.read(_ZIP_HEADER_BYTES)
+    name_bytes, extra_bytes = struct.unpack("<26x2H", header) if len(header) == _ZIP_HEADER_BYTES else (0, 0)
+    return max(member.header_offset, 0) + _ZIP_HEADER_BYTES + name_bytes + extra_bytes
+
+
+def _text(value) -> str:
+    """A name in the pickle; looking up a tuple of tuples would hash it, for which C has no depth limit."""
+    if not isinstance(value, str):
+        raise TypeError("A name must be text.")
+    return value
 
 
 def _read_pickle(program: bytes, path) -> dict:
     """Carries out the instructions of a pickle that describes a dictionary of tensors."""
     machine = _Machine(path)
     try:
-        for instruction, argument, _ in pickletools.genops(program):
+        for number, (instruction, argument, _) in enumerate(pickletools.genops(program)):
+            if number >= _MAX_INSTRUCTIONS:
+                raise ValueError("Too many instructions.")
             machine.step(instruction.name, argument)
         (result,) = machine.stack
     except _RefusedError:
         raise
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
         raise _damaged(path) from error
-    if not isinstance(result, dict) or not all(isinstance(name, str) for name in result):
+    if not isinstance(result, dict):
         raise _damaged(path)
     return result
 
@@ -113,6 +146,15 @@ def _read_pickle(program: bytes, path) -> dict:
 def _damaged(path):
     return ValueError(f"{path} is damaged, or holds something other than a dictionary of tensors "
                       "(model.state_dict()). Download it again, or take the model.safetensors of the same model.")
+
+
+class _Tuple(tuple):
+    """A tuple that knows how deep it is, so that a long chain of them is refused before anything descends into it."""
+
+    def __init__(self, items):
+        self.depth = 1 + max((item.depth for item in items if isinstance(item, _Tuple)), default=0)
+        if self.depth > _MAX_NESTING:
+            raise ValueError("Tuples in tuples, too many of them.")
 
 
 class _RefusedError(ValueError):
@@ -142,19 +184,19 @@ class _Machine:
         elif instruction == "MARK":
             self.marks.append(len(stack))
         elif instruction == "TUPLE":
-            stack.append(tuple(self._pop(len(stack) - self.marks.pop())))
+            stack.append(_Tuple(self._pop(len(stack) - self.marks.pop())))
         elif instruction in _TUPLES:
-            stack.append(tuple(self._pop(_TUPLES[instruction])))
+            stack.append(_Tuple(self._pop(_TUPLES[instruction])))
         elif instruction == "EMPTY_DICT":
             stack.append({})
         elif instruction in ("SETITEM", "SETITEMS"):
             items = self._pop(2 if instruction == "SETITEM" else len(stack) - self.marks.pop())
-            self._dictionary().update(zip(items[::2], items[1::2], strict=True))
+            self._dictionary().update(zip(map(_text, items[::2]), items[1::2], strict=True))
         elif instruction == "GLOBAL":
             stack.append(self._name(argument))
         elif instruction == "REDUCE":
             function, arguments = self._pop(2)
-            stack.append(_FUNCTIONS[function](*arguments))
+            stack.append(_FUNCTIONS[_text(function)](*arguments))
         elif instruction == "BUILD":
             self._pop(1)  # the version numbers that a state_dict carries as an attribute
             self._dictionary()

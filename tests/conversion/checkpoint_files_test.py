@@ -1,7 +1,5 @@
-import builtins
 import json
 import pathlib
-import re
 import shutil
 from unittest import mock
 
@@ -88,7 +86,7 @@ def test_small_floats_become_float32_exactly(dtype, tmp_path):
 
 def test_other_dtypes_are_refused(tmp_path):
     safetensors.numpy.save_file({"a": np.array([1], "int8")}, tmp_path / "model.safetensors")
-    with pytest.raises(ValueError, match="must be float32, float16 or bfloat16, not int8"):
+    with pytest.raises(ValueError, match="must be float32, float16 or bfloat16, but 'a' is 'I8'"):
         checkpoint_files.open_folder(tmp_path)["a"].read()
 
 
@@ -120,18 +118,3 @@ def test_incomplete_shards(tmp_path):
     assert "is not JSON" in refusal(tmp_path)
     index.write_text("[]")
     assert "must hold a JSON object, not list" in refusal(tmp_path)
-
-
-def test_without_the_package_the_message_names_the_pinned_version():
-    def import_without_safetensors(name, *arguments):
-        if name == "safetensors":
-            raise ImportError(name)
-        return original(name, *arguments)
-
-    original = builtins.__import__
-    pin = re.search(r"^safetensors==\S+$", (REPOSITORY / "requirements-dev.txt").read_text(), re.MULTILINE)[0]
-    with mock.patch.object(builtins, "__import__", import_without_safetensors):
-        with pytest.raises(ImportError, match=f"pip install --no-deps {re.escape(pin)} .*extra hf"):
-            checkpoint_files.open_folder(GOLDEN / "switch")
-        # The other format needs no package.
-        assert checkpoint_files.open_folder(GOLDEN / "t5_1_0")

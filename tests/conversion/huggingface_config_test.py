@@ -2,6 +2,7 @@ import dataclasses
 
 import pytest
 
+from switch_tf.choices import ACTIVATIONS, GATED_ACTIVATIONS
 from switch_tf.config import SwitchConfig
 from switch_tf.conversion import huggingface_config
 from switch_tf.conversion.huggingface_structure import Structure, sparse_layers
@@ -65,19 +66,40 @@ def test_tying_is_decided_by_tensors_and_scaling_by_the_configuration(values, is
 
 @pytest.mark.parametrize("values, activation", [
     ({}, "relu"), ({"feed_forward_proj": "gated-gelu"}, "geglu"), ({"feed_forward_proj": "gated-gelu_new"}, "geglu"),
-    ({"feed_forward_proj": "gated-gelu", "dense_act_fn": "gelu_new", "is_gated_act": True}, "geglu")])
+    ({"feed_forward_proj": "gated-gelu", "dense_act_fn": "gelu_new", "is_gated_act": True}, "geglu"),
+    ({"feed_forward_proj": "gated-gelu", "dense_act_fn": "gelu"}, "geglu_exact"),
+    ({"feed_forward_proj": "gelu"}, "gelu"), ({"feed_forward_proj": "relu", "dense_act_fn": "gelu"}, "gelu"),
+    ({"feed_forward_proj": "gelu_new"}, "gelu_tanh"), ({"feed_forward_proj": "silu"}, "silu"),
+    ({"feed_forward_proj": "gated-silu"}, "swiglu"), ({"feed_forward_proj": "gated-swish"}, "swiglu"),
+    ({"feed_forward_proj": "gated-relu"}, "reglu")])
 def test_activations(values, activation):
-    assert convert(T5_JSON, structure(is_gated=activation == "geglu"), values).activation == activation
+    assert convert(T5_JSON, structure(is_gated=activation in GATED_ACTIVATIONS), values).activation == activation
+
+
+@pytest.mark.parametrize("stated, activation", [
+    ("relu", "relu"), ("gelu", "gelu"), ("gelu_new", "gelu_tanh"), ("silu", "silu")])
+def test_activations_of_experts(stated, activation):
+    shown = structure(sparse=(1, 3))
+    assert convert(SWITCH_JSON, shown, {"dense_act_fn": stated}).activation == activation
+    assert "'gated-gelu', but the feed-forward layers hold wi;" in refusal(
+        SWITCH_JSON, shown, dense_act_fn="gated-gelu")
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_every_activation_there_and_back(activation):
+    config = dataclasses.replace(DENSE, activation=activation)
+    values = huggingface_config.to_hugging_face(config, None)
+    assert convert(values, structure(is_gated=activation in GATED_ACTIVATIONS)).activation == activation
 
 
 @pytest.mark.parametrize("values", [
-    {"feed_forward_proj": "gated-silu"}, {"feed_forward_proj": "gelu"},
-    {"feed_forward_proj": "gated-gelu", "dense_act_fn": "gelu"}])
+    {"feed_forward_proj": "gated-tanh"}, {"feed_forward_proj": "gated-gelu-new"}, {"feed_forward_proj": "wide-gelu"},
+    {"feed_forward_proj": []}, {"feed_forward_proj": "gated-gelu", "dense_act_fn": "mish"}])
 def test_other_activations_are_refused(values):
     message = refusal(T5_JSON, structure(is_gated=True), **values)
-    assert message.startswith("feed_forward_proj in config.json must be 'relu' or 'gated-gelu' (with the tanh form")
-    assert values["feed_forward_proj"] in message
-    assert refusal(SWITCH_JSON, structure(), dense_act_fn="silu").startswith("dense_act_fn in config.json must be")
+    key, stated = list(values.items())[-1]
+    assert message.startswith(f"{key} in config.json is {stated!r}, and switch_tf has the activations 'relu', 'gelu'")
+    assert refusal(SWITCH_JSON, structure(), dense_act_fn="mish").startswith("dense_act_fn in config.json is 'mish'")
 
 
 def test_an_activation_that_contradicts_the_tensors():
@@ -119,6 +141,20 @@ def test_a_layer_without_any_feed_forward_layer_is_left_to_the_configuration():
     assert convert(SWITCH_JSON, shown).encoder_sparse_layers == (1, 3)
 
 
+@pytest.mark.parametrize("values", [
+    {"architectures": ["T5EncoderModel"]}, {"is_encoder_decoder": False}, {"num_decoder_layers": 0}])
+def test_encoders(values):
+    config = convert(T5_JSON, structure(4, decoder_layers=0), values)
+    assert (config.num_encoder_layers, config.num_decoder_layers) == (4, 0)
+
+
+def test_an_encoder_decoder_without_its_decoder_is_incomplete():
+    assert "the checkpoint's decoder ends after 0 layers; it is incomplete" in refusal(
+        T5_JSON, structure(4, decoder_layers=0), architectures=["T5ForConditionalGeneration"])
+    # T5EncoderModel reads the encoder of a whole checkpoint, which is more than switch_tf may leave out unasked.
+    assert convert(T5_JSON, structure(4), {"architectures": ["T5EncoderModel"]}).num_decoder_layers == 4
+
+
 def test_contradictions_that_the_tensors_do_not_settle():
     assert refusal(T5_JSON, structure(4, decoder_layers=3)).startswith(
         "config.json says num_decoder_layers=4, but the checkpoint's decoder ends after 3 layers; it is incomplete")
@@ -127,8 +163,11 @@ def test_contradictions_that_the_tensors_do_not_settle():
 
 
 def test_other_refusals():
-    assert refusal(T5_JSON, structure(), model_type="umt5").startswith(
-        "model_type in config.json must be one of 't5', 'mt5', 'switch_transformers', not 'umt5'")
+    for other, reason in (("umt5", "UMT5 has a table of relative positions in every layer"),
+                          ("longt5", "LongT5 has local and transient-global attention"),
+                          ("bert", "other architectures")):
+        assert refusal(T5_JSON, structure(), model_type=other).startswith(
+            f"model_type in config.json must be one of 't5', 'mt5', 'switch_transformers', not {other!r}: {reason}")
     assert "router_bias in config.json must be false" in refusal(SWITCH_JSON, structure(), router_bias=True)
     assert "num_layers in config.json must be an integer of at least 0, not '4'" in refusal(
         T5_JSON, structure(), num_layers="4")
@@ -187,8 +226,9 @@ def test_hf_semantics_bring_their_capacity():
 
 
 def test_what_they_cannot_represent():
-    assert "have a decoder, but num_decoder_layers is 0" in writing_refusal(DENSE, num_decoder_layers=0)
-    assert "has relu experts only (its 'gated-gelu' raises KeyError), but activation is 'geglu'" in writing_refusal(
+    assert "encoders have no logits, but this one has weights of its own" in writing_refusal(
+        DENSE, num_decoder_layers=0, logits_via_embedding=False)
+    assert "has no gated experts (its 'gated-gelu' raises KeyError), but activation is 'geglu'" in writing_refusal(
         SPARSE, 4, activation="geglu")
     assert "1 + 2 step, ..., or in all, but the encoder of this model in [3, 7] of 8" in writing_refusal(
         SPARSE, 4, num_encoder_layers=8, encoder_sparse_step=4)

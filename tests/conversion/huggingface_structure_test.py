@@ -5,11 +5,11 @@ from switch_tf.conversion import huggingface_structure
 
 def test_layers_experts_and_logits_by_name():
     structure = huggingface_structure.read_structure([
-        "shared.weight", "encoder.block.10.layer.0.SelfAttention.q.weight", "encoder.block.0.layer.1.mlp.wi.weight",
-        "encoder.block.3.layer.1.mlp.router.classifier.weight", "decoder.block.0.layer.2.DenseReluDense.wo.weight",
+        "shared.weight", "encoder.block.2.layer.0.SelfAttention.q.weight", "encoder.block.0.layer.1.mlp.wi.weight",
+        "encoder.block.1.layer.1.mlp.router.classifier.weight", "decoder.block.0.layer.2.DenseReluDense.wo.weight",
         "decoder.block.1.layer.2.mlp.experts.expert_0.wi_0.weight"])
     assert structure == huggingface_structure.Structure(
-        num_layers={"encoder": 11, "decoder": 2}, sparse_layers={"encoder": {3}, "decoder": {1}},
+        num_layers={"encoder": 3, "decoder": 2}, sparse_layers={"encoder": {1}, "decoder": {1}},
         dense_layers={"encoder": {0}, "decoder": {0}}, is_gated=True, has_logits=False, has_t5x_logits=False)
 
 

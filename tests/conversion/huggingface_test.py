@@ -12,7 +12,7 @@ import safetensors.numpy
 
 from switch_tf import conversion
 from switch_tf.config import SwitchConfig
-from switch_tf.conversion import checkpoint_files
+from switch_tf.conversion import checkpoint_files, safetensors_file
 from switch_tf.models.switch_transformer import SwitchTransformer
 
 GOLDEN = pathlib.Path(__file__).parents[1] / "golden" / "hugging_face"
@@ -144,7 +144,7 @@ def test_damaged_checkpoints(tmp_path):
         reading_refusal(folder))
     copy("t5_1_1", folder, {**tensors, "encoder.block.1.layer.1.layer_norm.weight": norm, "classifier.weight": norm})
     assert "No rule knows the checkpoint's tensor 'classifier.weight'" in reading_refusal(folder)
-    del tensors["shared.weight"]
+    del tensors["shared.weight"], tensors["lm_head.weight"]
     copy("t5_1_1", folder, {**tensors, "encoder.block.1.layer.1.layer_norm.weight": norm})
     assert "lacks 'shared.weight' of shape (64, 16)" in reading_refusal(folder)
 
@@ -171,8 +171,60 @@ def test_a_configuration_of_another_size(tmp_path):
 def test_a_second_embedding_is_refused(tmp_path):
     tensors = golden_tensors("t5_1_1")
     tensors["decoder.embed_tokens.weight"] = tensors["shared.weight"] + 1
-    assert "'decoder.embed_tokens.weight' differs from its 'shared.weight'" in reading_refusal(
-        copy("t5_1_1", tmp_path / "in", tensors))
+    message = reading_refusal(copy("t5_1_1", tmp_path / "in", tensors))
+    assert "'decoder.embed_tokens.weight' and 'shared.weight' differ, but encoder and decoder share one" in message
+
+
+EMBEDDINGS = ("shared.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "lm_head.weight")
+
+
+@pytest.mark.parametrize("case, number", [
+    ("t5_1_0", number) for number in range(1, 16)] + [("switch", 1), ("switch", 2), ("switch", 8), ("switch", 12)])
+def test_the_embedding_under_any_of_its_tied_names(case, number, tmp_path):
+    tensors = golden_tensors(case)
+    embedding = tensors["shared.weight"]
+    tensors = {name: tensor for name, tensor in tensors.items() if name not in EMBEDDINGS}
+    tensors |= {name: embedding.copy() for place, name in enumerate(EMBEDDINGS) if number >> place & 1}
+    folder = tmp_path / "in"
+    shutil.copytree(GOLDEN / case, folder)
+    (folder / "pytorch_model.bin").unlink(missing_ok=True)
+    safetensors.numpy.save_file(tensors, folder / "model.safetensors")
+    model = conversion.from_hugging_face(folder)
+    assert model.config.logits_via_embedding
+    np.testing.assert_array_equal(model.token_embedder.embedding, embedding)
+
+
+@pytest.mark.parametrize("number", range(1, 8))
+def test_logits_of_their_own_beside_any_name_of_the_embedding(number, tmp_path):
+    tensors = golden_tensors("t5_1_1")
+    embedding, logits = tensors.pop("shared.weight"), tensors["lm_head.weight"]
+    tensors |= {name: embedding.copy() for place, name in enumerate(EMBEDDINGS[:3]) if number >> place & 1}
+    model = conversion.from_hugging_face(copy("t5_1_1", tmp_path / "in", tensors))
+    np.testing.assert_array_equal(model.token_embedder.embedding, embedding)
+    np.testing.assert_array_equal(model.logits_dense.kernel, logits.T)
+
+
+def test_logits_of_a_tied_model_that_differ_are_their_own(tmp_path):
+    # transformers 5.23 then ties nothing, and scales as config.json says.
+    tensors = golden_tensors("switch")
+    tensors["lm_head.weight"] = tensors["shared.weight"] + 1
+    config = conversion.from_hugging_face(copy("switch", tmp_path / "in", tensors)).config
+    assert (config.logits_via_embedding, config.scales_logits) == (False, True)
+
+
+def test_embeddings_of_different_shapes_are_refused(tmp_path):
+    tensors = golden_tensors("t5_1_1")
+    tensors["encoder.embed_tokens.weight"] = tensors["shared.weight"][1:]
+    message = reading_refusal(copy("t5_1_1", tmp_path / "in", tensors))
+    assert "'encoder.embed_tokens.weight' and 'shared.weight' differ" in message
+
+
+def test_untied_switch_transformers_need_their_embedding(tmp_path):
+    # transformers ties nothing there, so lm_head alone is no embedding.
+    tensors = golden_tensors("switch")
+    tensors["lm_head.weight"] = tensors.pop("shared.weight")
+    assert "lacks 'shared.weight'" in reading_refusal(
+        copy("switch", tmp_path / "in", tensors, tie_word_embeddings=False))
 
 
 def test_what_is_no_folder_of_a_model(tmp_path):
@@ -192,13 +244,36 @@ def test_nothing_is_overwritten(tmp_path):
     assert {path.name for path in (tmp_path / "empty").iterdir()} == {"config.json", "model.safetensors"}
 
 
+@pytest.mark.parametrize("changes", [
+    {"activation": "geglu_exact"}, {"activation": "swiglu", "scale_decoder_outputs": False},
+    {"num_experts": 2, "semantics": "hf", "expert_capacity": 3, "expert_dropout_rate": 0.1},
+    {"num_experts": 2, "semantics": "hf", "expert_capacity": 3, "expert_dropout_rate": 0.1,
+     "scale_decoder_outputs": False}])
+def test_encoders_there_and_back(changes, tmp_path):
+    model = tiny_model(num_decoder_layers=0, **changes)
+    conversion.to_hugging_face(model, tmp_path / "out")
+    values = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert values["architectures"][0] in ("T5EncoderModel", "SwitchTransformersEncoderModel")
+    assert (values["is_encoder_decoder"], values["num_decoder_layers"]) == (False, 0)
+    written = checkpoint_files.open_folder(tmp_path / "out")
+    assert not any(name.startswith(("decoder", "lm_head")) for name in written)
+    again = conversion.from_hugging_face(tmp_path / "out")
+    assert again.config == dataclasses.replace(model.config, scale_decoder_outputs=model.config.scales_logits)
+    hidden = again.encode(FEATURES).numpy()
+    assert hidden.shape == (1, 5, 8)
+    np.testing.assert_array_equal(hidden, model.encode(FEATURES).numpy())
+    # What encode returns is what the logits are computed of.
+    scale = 8**-0.5 if model.config.scales_logits else 1.0
+    np.testing.assert_allclose(scale * hidden @ model.token_embedder.embedding.numpy().T, model(FEATURES), atol=1e-5)
+
+
 def test_a_refused_model_writes_nothing(tmp_path):
-    writing_refusal(tiny_model(num_decoder_layers=0), tmp_path / "out")
+    writing_refusal(tiny_model(num_decoder_layers=0, logits_via_embedding=False), tmp_path / "out")
     assert not list(tmp_path.iterdir())
 
 
 def test_an_interrupted_writing_leaves_nothing(tmp_path):
-    with (mock.patch.object(checkpoint_files, "_write_safetensors", side_effect=KeyboardInterrupt),
+    with (mock.patch.object(safetensors_file, "write", side_effect=KeyboardInterrupt),
           pytest.raises(KeyboardInterrupt)):
         conversion.to_hugging_face(tiny_model(), tmp_path / "parent" / "out")
     assert not list((tmp_path / "parent").iterdir())

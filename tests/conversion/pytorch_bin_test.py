@@ -45,10 +45,10 @@ def test_every_kind_of_tensor_that_pytorch_wrote():
     expected = np.load(GOLDEN / "tensors.npz")
     assert set(tensors) == set(expected.files)
     for name in expected.files:
-        array = tensors[name].read()
+        array = tensors[name].load()
         assert array.shape == tensors[name].shape
         np.testing.assert_array_equal(array.astype("float32"), expected[name])
-    dtypes = {name: str(tensors[name].read().dtype) for name in ("plain", "half", "bfloat16", "double", "integers")}
+    dtypes = {name: str(tensors[name].load().dtype) for name in ("plain", "half", "bfloat16", "double", "integers")}
     assert dtypes == {"plain": "float32", "half": "float16", "bfloat16": "bfloat16", "double": "float64",
                       "integers": "int64"}
     assert "torch" not in sys.modules
@@ -57,13 +57,13 @@ def test_every_kind_of_tensor_that_pytorch_wrote():
 def test_a_tensor_by_hand(tmp_path):
     numbers = np.array([10, 11, 12, 13], "<f4").tobytes()
     program = tensor_program(offset=1, shape=(2, 2), strides=(1, 1))
-    tensor = pytorch_bin.open_tensors(write(tmp_path / "a.bin", program, [numbers]))["w"].read()
+    tensor = pytorch_bin.open_tensors(write(tmp_path / "a.bin", program, [numbers]))["w"].load()
     # rows begin at elements 1 and 2
     np.testing.assert_array_equal(tensor, [[11, 12], [12, 13]])
 
 
 def test_tensors_are_read_only():
-    tensor = pytorch_bin.open_tensors(GOLDEN / "tensors.bin")["plain"].read()
+    tensor = pytorch_bin.open_tensors(GOLDEN / "tensors.bin")["plain"].load()
     with pytest.raises(ValueError, match="read-only"):
         tensor[0] = 0
 

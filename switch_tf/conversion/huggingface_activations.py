@@ -1,0 +1,69 @@
+"""The activations of Hugging Face's feed-forward layers, by their names there and here."""
+
+import warnings
+
+from switch_tf import checks
+from switch_tf.choices import GATED_ACTIVATIONS
+
+# Their function -> our activation without and with a gate. Where they have several names, the one to write comes first.
+_FUNCTIONS = {
+    "relu": ("relu", "reglu"), "gelu": ("gelu", "geglu_exact"), "gelu_python": ("gelu", "geglu_exact"),
+    "gelu_new": ("gelu_tanh", "geglu"), "gelu_pytorch_tanh": ("gelu_tanh", "geglu"), "silu": ("silu", "swiglu"),
+    "swish": ("silu", "swiglu")}
+
+
+def of_t5(values: dict, is_gated: bool) -> str:
+    """The activation of a T5 whose config.json holds `values` and whose layers are gated or not.
+
+    Raises:
+        ValueError: an activation that switch_tf lacks, or one that the tensors contradict.
+    """
+    stated = values["feed_forward_proj"]
+    words = stated.split("-") if isinstance(stated, str) else []
+    # In transformers "gated-gelu" means the tanh form, and an explicit dense_act_fn wins.
+    function = values.get("dense_act_fn", "gelu_new" if stated == "gated-gelu" else words[-1] if words else None)
+    says_gated = words[0] == "gated" if words else False
+    is_well_formed = len(words) == 1 or (len(words) == 2 and says_gated)
+    if not is_well_formed or not _is_known(function):
+        key = "dense_act_fn" if is_well_formed and "dense_act_fn" in values else "feed_forward_proj"
+        raise ValueError(f"{key} in config.json is {checks.shown(values[key])}, and switch_tf has the activations "
+                         f"{', '.join(map(repr, _FUNCTIONS))}, each also behind 'gated-'.")
+    if says_gated != is_gated:
+        raise ValueError(f"config.json says feed_forward_proj={stated!r}, but the feed-forward layers hold "
+                         f"{_tensors(is_gated)}; correct the one that is wrong.")
+    return _FUNCTIONS[function][is_gated]
+
+
+def of_switch(values: dict, is_gated: bool) -> str:
+    """The activation of a Switch Transformer; arguments and errors as of `of_t5`."""
+    stated = values["dense_act_fn"]
+    if stated != "gated-gelu" and not _is_known(stated):
+        raise ValueError(f"dense_act_fn in config.json is {checks.shown(stated)}, and switch_tf has the activations "
+                         f"{', '.join(map(repr, _FUNCTIONS))}, and 'gated-gelu'.")
+    if not is_gated:
+        if stated == "gated-gelu":
+            raise ValueError(f"config.json says dense_act_fn={stated!r}, but the feed-forward layers hold "
+                             f"{_tensors(is_gated)}; correct the one that is wrong.")
+        return _FUNCTIONS[stated][False]
+    if stated not in ("gated-gelu", "gelu_new"):
+        warnings.warn(f"config.json says dense_act_fn={stated!r}, but the feed-forward layers hold "
+                      f"{_tensors(is_gated)}: they are read as gated gelu, the only gated form of Switch Transformers.",
+                      stacklevel=2)
+    return "geglu"
+
+
+def keys(activation: str) -> dict:
+    """What a T5's config.json says of our activation."""
+    is_gated = activation in GATED_ACTIVATIONS
+    function = next(theirs for theirs, ours in _FUNCTIONS.items() if activation in ours)
+    short = "gelu" if function == "gelu_new" and is_gated else function
+    return {"dense_act_fn": function, "is_gated_act": is_gated,
+            "feed_forward_proj": f"gated-{short}" if is_gated else short}
+
+
+def _is_known(function):
+    return isinstance(function, str) and function in _FUNCTIONS
+
+
+def _tensors(is_gated):
+    return "wi_0 and wi_1" if is_gated else "wi"

@@ -1,0 +1,67 @@
+"""The special ids of a Hugging Face folder: honoured as transformers does, or refused by their key.
+
+transformers takes them from generation_config.json where there is one, else from config.json. An end of sequence may be
+any id, or several, or null for none. Padding and the first token of the decoder have to be 0, as everywhere in T5:
+models here mask token 0, and data are padded and shifted with it.
+"""
+
+import warnings
+
+from switch_tf import checks
+
+_PAD, _END, _START, _BEGIN = "pad_token_id", "eos_token_id", "decoder_start_token_id", "bos_token_id"
+_FORCED = ("forced_bos_token_id", "forced_eos_token_id")
+_DEFAULT_END = 1  # transformers' for a config.json without the key
+
+
+def end_id(values: dict, generation: dict | None) -> int | tuple[int, ...]:
+    """Returns `SwitchConfig.end_id` and refuses special ids that switch_tf does not have.
+
+    Args:
+        values: the content of config.json.
+        generation: the content of generation_config.json, or None if there is none.
+
+    Raises:
+        ValueError: an id that cannot be honoured, by file, key and value.
+    """
+    for file, found in (("config.json", values), ("generation_config.json", generation or {})):
+        for key in (_PAD, _START):
+            # null in generation_config.json, or a missing key, leaves the choice to the caller of generate.
+            _check_zero(file, key, found.get(key), is_missing=key not in found or (file, key) != ("config.json", _PAD))
+        for key in _FORCED:
+            if found.get(key) is not None:
+                raise ValueError(f"{key} in {file} is {checks.shown(found[key])}, and switch_tf forces no token while "
+                                 "it decodes; remove the key to read the model without it.")
+    file, found = ("config.json", values) if generation is None else ("generation_config.json", generation)
+    if found.get(_START) is None:
+        _check_zero(file, _BEGIN, found.get(_BEGIN), is_missing=True)
+    if generation is not None and _END not in generation:
+        warnings.warn(f"generation_config.json has no {_END}, so sequences never end before their greatest length, as "
+                      "in transformers; add the key, or call generate with end_id.", stacklevel=2)
+        return ()
+    return _end(file, found.get(_END, _DEFAULT_END))
+
+
+def _check_zero(file, key, value, is_missing):
+    if value is None and is_missing:
+        return
+    if type(value) is not int or value != 0:
+        raise ValueError(f"{key} in {file} must be 0, not {checks.shown(value)}: switch_tf masks token 0 as padding "
+                         "and starts every decoder with it, as T5 does, so such a model would compute other numbers "
+                         "here.")
+
+
+def _end(file, value):
+    if value is None:
+        return ()
+    ends = checks.ids(f"{_END} in {file}", value)
+    if ends == () or 0 in (ends if isinstance(ends, tuple) else (ends,)):
+        raise ValueError(f"{_END} in {file} must be the id of an end of sequence, several, or null for none, not "
+                         f"{checks.shown(value)}; 0 is the padding.")
+    return ends
+
+
+def keys(end: int | tuple[int, ...]) -> dict:
+    """What config.json says of special ids, from `SwitchConfig.end_id`."""
+    ends = list(end) if isinstance(end, tuple) else end
+    return {_PAD: 0, _START: 0, _END: None if ends == [] else ends}

@@ -1,0 +1,84 @@
+"""JSON objects in files that somebody else wrote: bounded in size and depth, without duplicate keys."""
+
+import json
+import os
+import pathlib
+
+from switch_tf import checks
+
+# The largest real ones are tokenizer.json (16 MB for mT5) and the index of Switch-C's 120,000 tensors (14 MB).
+MAX_BYTES = 64 * 2**20
+_MAX_DEPTH = 32
+
+
+def check_regular(path: pathlib.Path) -> None:
+    """Refuses what could block or never end: a pipe, a device, a folder. Links are followed, as the hub's cache needs.
+
+    Raises:
+        ValueError: `path` is not a regular file.
+    """
+    if not path.is_file():
+        raise ValueError(f"{path} must be a regular file, not a folder, a pipe, a device or a broken link. Download it "
+                         "again.")
+
+
+def read_object(path: pathlib.Path, max_bytes: int = MAX_BYTES) -> dict:
+    """Reads the JSON object in a file.
+
+    Raises:
+        ValueError: not a regular file, larger than `max_bytes`, not JSON, nested too deeply, or not an object.
+    """
+    check_regular(path)
+    with path.open("rb") as file:
+        text = file.read(max_bytes + 1)
+    if len(text) > max_bytes:
+        raise ValueError(f"{path} is larger than the {max_bytes} bytes that are read of such a file; it is not what "
+                         "its name says.")
+    return parse_object(text, path)
+
+
+def parse_object(text: bytes, path: pathlib.Path) -> dict:
+    """Parses a JSON object; `path` is the file that the errors name."""
+    try:
+        content = json.loads(text.decode("utf-8"), object_pairs_hook=_without_duplicates)
+    except RecursionError:
+        raise _too_deep(path) from None
+    except ValueError as error:
+        raise ValueError(f"{path} is not JSON ({error}). Download it again.") from None
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} must hold a JSON object, not {type(content).__name__}. Download it again.")
+    _check_depth(content, path)
+    return content
+
+
+def _check_depth(content, path):
+    """Refuses what Python could parse, but neither show nor compare without running out of stack."""
+    level = [content]
+    for _ in range(_MAX_DEPTH):
+        level = [child for parent in level for child in (parent.values() if isinstance(parent, dict) else parent)
+                 if isinstance(child, dict | list)]
+        if not level:
+            return
+    raise _too_deep(path)
+
+
+def _too_deep(path):
+    return ValueError(f"{path} is JSON that is nested too deeply to be read, beyond {_MAX_DEPTH} levels. Download it "
+                      "again.")
+
+
+def write_object(path: pathlib.Path, content: dict) -> None:
+    """Writes `content` as JSON, keys sorted, and waits until it is on the disk."""
+    with path.open("w", encoding="utf-8") as file:
+        file.write(json.dumps(content, indent=2, sort_keys=True) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _without_duplicates(pairs):
+    content = dict(pairs)
+    if len(content) < len(pairs):
+        keys = set()
+        twice = next(key for key, _ in pairs if key in keys or keys.add(key))
+        raise ValueError(f"the key {checks.shown(twice)} is there twice")
+    return content

@@ -1,0 +1,124 @@
+"""The tensors of a safetensors file: eight bytes of header length, a JSON header, the numbers.
+
+Read and written by hand. The package's own reader has no numpy type for float8 and its kin, and its `save_file` wants
+every tensor in memory at once. Everything that the header states is compared with the file before it is believed.
+"""
+
+import functools
+import json
+import math
+import os
+import pathlib
+import struct
+from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple
+
+import ml_dtypes
+import numpy as np
+
+from switch_tf import checks
+from switch_tf.conversion import json_files
+
+_MAX_HEADER_BYTES = 32 * 2**20
+_MAX_DIMENSIONS, _MAX_LENGTH = 8, 2**31 - 1
+_DTYPES = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype(ml_dtypes.bfloat16)}
+
+
+class StoredTensor(NamedTuple):
+    """A tensor in a file. `dtype` is the file's own name for it; `load` returns <dtype>[*shape], read-only."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    load: Callable[[], np.ndarray]
+
+
+def open_tensors(path: pathlib.Path) -> dict[str, StoredTensor]:
+    """Opens a file without reading a tensor. Returns name -> tensor.
+
+    Raises:
+        ValueError: another format, or a header that the file contradicts.
+    """
+    num_bytes = path.stat().st_size
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if num_bytes < 8 or length > num_bytes - 8:
+            raise _damaged(path, f"its header of {length} bytes does not fit into {num_bytes}")
+        if length > _MAX_HEADER_BYTES:
+            raise ValueError(f"{path} has a header of {length} bytes, and at most {_MAX_HEADER_BYTES} are read. Save "
+                             "the checkpoint in shards.")
+        header = json_files.parse_object(file.read(length), path)
+    header.pop("__metadata__", None)
+    start = 8 + length
+    tensors, ranges = {}, []
+    for name, entry in header.items():
+        dtype, shape, begin, end = _described(name, entry, num_bytes - start, path)
+        ranges.append((begin, end, name))
+        load = functools.partial(np.memmap, path, _DTYPES.get(dtype), "r", start + begin, shape)
+        tensors[name] = StoredTensor(dtype, shape, load)
+    _check_ranges(ranges, num_bytes - start, path)
+    return tensors
+
+
+def _described(name, entry, num_bytes, path):
+    """`(dtype, shape, begin, end)` of a header's entry, checked against the `num_bytes` of numbers in the file."""
+    try:
+        dtype, shape, (begin, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
+        is_valid = (isinstance(dtype, str) and len(shape) <= _MAX_DIMENSIONS
+                    and all(type(number) is int for number in (*shape, begin, end))
+                    and all(0 <= size <= _MAX_LENGTH for size in shape) and 0 <= begin <= end)
+    except (KeyError, TypeError, ValueError):
+        is_valid = False
+    if not is_valid:
+        raise _damaged(path, f"its header does not describe {checks.shown(name)} as the format asks")
+    if end > num_bytes:
+        raise _damaged(path, f"{checks.shown(name)} ends at byte {end} of the {num_bytes} that follow the header")
+    if dtype in _DTYPES and math.prod(shape) * _DTYPES[dtype].itemsize != end - begin:
+        raise _damaged(path, f"{checks.shown(name)} of shape {tuple(shape)} in {dtype} has {end - begin} bytes")
+    return dtype, tuple(shape), begin, end
+
+
+def _check_ranges(ranges, num_bytes, path):
+    """Tensors have to follow one another without gaps and overlaps, as the format asks."""
+    last = 0
+    for begin, end, name in sorted(ranges):
+        if begin != last:
+            raise _damaged(path, f"{checks.shown(name)} begins at byte {begin}, where the tensor before it ends at "
+                                 f"byte {last}")
+        last = end
+    if last != num_bytes:
+        raise _damaged(path, f"its tensors end at byte {last} of the {num_bytes} that follow the header")
+
+
+def _damaged(path, reason):
+    return ValueError(f"{path} is truncated or no safetensors file: {reason}. Download it again.")
+
+
+def write(path: pathlib.Path, shapes: Mapping[str, tuple[int, ...]],
+          tensors: Iterator[tuple[str, np.ndarray]]) -> None:
+    """Writes the next float32 tensors, one at a time.
+
+    Args:
+        path: a new file.
+        shapes: name -> shape of what belongs into the file, in the order of `tensors`.
+        tensors: names and <float32> values; as many are taken as `shapes` has.
+    """
+    header: dict[str, dict] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, shape in shapes.items():
+        begin, end = end, end + num_bytes([shape])
+        header[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [begin, end]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        for expected, shape in shapes.items():
+            name, tensor = next(tensors)
+            assert (name, tensor.shape) == (expected, tuple(shape))
+            file.write(np.ascontiguousarray(tensor, "<f4").data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def num_bytes(shapes) -> int:
+    """Counts the bytes of float32 tensors of these shapes."""
+    return 4 * sum(math.prod(shape) for shape in shapes)
