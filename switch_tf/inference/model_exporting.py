@@ -42,7 +42,7 @@ def export(model, folder, vocabulary=None, max_length=64, sampler="greedy", inpu
     if vocabulary.vocab_size > model.config.vocab_size:
         raise checks.refusal(f"The vocabulary has {vocabulary.vocab_size} ids and the model an embedding for "
                              f"{model.config.vocab_size}; give the vocabulary that it was trained with.")
-    text_model = TextModel(model, data.TextFeatures(vocabulary, vocabulary, True), inputs_length, max_length, sampler,
+    text_model = TextModel(model, data.Reading(vocabulary, vocabulary), inputs_length, max_length, sampler,
                            batch_size=1)
     exporting.export(text_model, folder, about or {})
 

@@ -141,12 +141,11 @@ def _checked(found, folder):
 
 
 def _model(fields, own_policies, folder):
-    names = {field.name for field in dataclasses.fields(SwitchConfig)}
-    if different := sorted(names ^ fields.keys()):
-        raise ValueError(f"model must have the fields of SwitchConfig; {checks.shown(different[0])} is "
-                         f"{'missing' if different[0] in names else 'none of them'}.")
+    # A field that is missing is newer than the run: its default is what the run was trained with.
+    if unknown := sorted(fields.keys() - {field.name for field in dataclasses.fields(SwitchConfig)}):
+        raise ValueError(f"model must have the fields of SwitchConfig; {checks.shown(unknown[0])} is none of them.")
     for name in ("routing_policy", "decoder_routing_policy"):
-        policy = fields[name]
+        policy = fields.get(name)
         if isinstance(policy, str) and policy in own_policies and policy not in policies.names():
             raise ValueError(f"the model needs the routing policy {policy!r} ({checks.shown(own_policies[policy])}), "
                              f"which is not registered here; read operative_config.gin in {folder}, whose imports "
