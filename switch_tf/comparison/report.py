@@ -138,5 +138,6 @@ def _page(curves, found, picture):
     return page.page("Dense against sparse", f"<style>{_STYLE}</style>{said}<table><tr>{head}</tr>{rows}</table>"
                      f"{page.image('curves', picture)}"
                      f"<h2>Speed-up over {baseline} to several target losses (in steps, in time)</h2>"
-                     f"<table><tr><th>variant</th>{heads}</tr>{targets}</table><p>{html.escape(found['work'])} {_WORDS}</p>{tasks}"
+                     f"<table><tr><th>variant</th>{heads}</tr>{targets}</table>"
+                     f"<p>{html.escape(found['work'])} {_WORDS}</p>{tasks}"
                      f"<h2>Runs</h2><table><tr><th>variant</th><th>seed</th><th>folder</th></tr>{runs}</table>")

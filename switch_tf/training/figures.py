@@ -10,7 +10,9 @@ from switch_tf.training import names
 _TRAINING = (("train/learning_rate", "learning rate"), ("train/gradient_norm", "gradient norm before clipping"))
 _SPEED = (("train/tokens_per_second", "tokens per second"),
           ("train/model_flops_utilization", "model FLOP utilisation"),
-          ("train/input_wait_fraction", "share of time waiting for input"))
+          ("train/input_wait_fraction", "time spent waiting for input"))
+# What is a share of a whole, drawn in per cent.
+_SHARES = ("utilization", "wait_fraction", "tokens_dropped")
 _EXPERTS = (("fraction_tokens_dropped", "tokens dropped"), ("router_entropy", "router entropy (nats)"),
             ("load_balancing_loss", "load-balancing loss (1 = even)"))
 
@@ -38,20 +40,27 @@ def _new(width, height, rows=1, columns=1):
 
 
 def _loss(records):
-    figure, ((axes,),) = _new(8, 4.5)
+    from matplotlib import pyplot
+
+    figure, ((axes,),) = _new(8, 5)
     curves, levels = [(series(records, "train/cross_entropy"), "tab:blue", None, "training")], []
+    others = iter(pyplot.get_cmap("tab10").colors[1:] * len(records))
     for name in sorted({name for record in records for name in record if name.startswith("eval/")}):
+        task = name.split("/")[1]
+        points = series(records, name)
+        if not points[1]:
+            continue
         if name.endswith("/unigram_loss"):
-            levels.append(series(records, name)[1][0])
-            axes.axhline(levels[-1], color="grey", linestyle="--", label="unigram model, held out")
+            levels.append(points[1][0])
+            axes.axhline(levels[-1], color="grey", linestyle="--", label=f"unigram model, {task}")
         elif name.endswith("/loss"):
-            curves.append((series(records, name), "tab:orange", "o", f"held out, {name.split('/')[1]}"))
+            curves.append((points, next(others), "o" if len(points[0]) < 50 else None, f"held out, {task}"))
     for (steps, values), color, marker, label in curves:
         axes.plot(steps, values, color=color, marker=marker, label=label)
     _leave_the_untrained_model_out(axes, [points for points, *_ in curves], levels)
     axes.set(xlabel="step", ylabel="cross-entropy (nats per target token)", title="Loss")
     axes.grid(alpha=0.3)
-    axes.legend()
+    figure.legend(loc="outside lower center", ncols=2)  # beside the axes, where it hides no curve
     return figure
 
 
@@ -76,6 +85,7 @@ def _panels(records, panels):
         axes.set(xlabel="step", title=title)
         axes.set_ylim(bottom=0)
         axes.grid(alpha=0.3)
+        _ticks(axes, name)
     return figure
 
 
@@ -84,17 +94,28 @@ def _experts(records, layers):
     figure, rows = _new(14, 2.7 * len(layers), len(layers), 1 + len(_EXPERTS))
     for row, layer in zip(rows, layers, strict=True):
         steps, load = series(records, names.router(layer, "expert_load"))
-        num_experts = len(load[0])
-        image = row[0].imshow(np.transpose(load), aspect="auto", interpolation="nearest", cmap="viridis", vmin=0,
-                              vmax=max(2 / num_experts, float(np.max(load))), origin="lower",
+        load = np.transpose(np.asarray(load, float))
+        num_experts = len(load)
+        image = row[0].imshow(load, aspect="auto", interpolation="nearest", cmap="viridis", vmin=0,
+                              vmax=max(2 / num_experts, float(np.nanmax(load))), origin="lower",
                               extent=(steps[0], steps[-1] or 1, -0.5, num_experts - 0.5) if len(steps) > 1 else None)
-        row[0].set(title=f"{layer}: share of tokens\n(even: {1 / num_experts:.3f})", xlabel="step", ylabel="expert")
-        figure.colorbar(image, ax=row[0])
+        even = f"even: {100 / num_experts:.3g}%"
+        row[0].set(title=f"{layer}: share of tokens\n({even})", xlabel="step", ylabel="expert")
+        figure.colorbar(image, ax=row[0], format=lambda value, _: f"{100 * value:.3g}%")
         for axes, (name, title) in zip(row[1:], _EXPERTS, strict=True):
             axes.plot(*series(records, names.router(layer, name)), color="tab:blue")
             axes.set(title=title, xlabel="step")
             axes.grid(alpha=0.3)
+            _ticks(axes, name)
     return figure
+
+
+def _ticks(axes, name):
+    """Per cent for shares, whole numbers with commas for what is large."""
+    if name.endswith(_SHARES):
+        axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.3g}%")
+    elif name.endswith("per_second"):
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
 
 
 def png(figure) -> bytes:

@@ -48,6 +48,8 @@ class Peak:
             return self._nominal * self._count
         if time.monotonic() - self._measured_at > TRUSTED or used > self._fastest * self._count:
             self._measure()
+        # A run that outpaces the products is itself the fastest that was measured, so no share exceeds 1.
+        self._fastest = max(self._fastest, used / self._count)
         return self._fastest * self._count
 
     def _measure(self):

@@ -13,6 +13,7 @@ from switch_tf import json_lines
 from switch_tf.messages import first_line
 from switch_tf.metrics import Mean, Measurements, RouterStats, StepMeasurements
 from switch_tf.training import names
+from switch_tf.training.events import Events
 from switch_tf.whole_file import writing
 
 
@@ -53,7 +54,7 @@ def _router_values(routers: dict[str, RouterStats]) -> dict:
         for name, mean in stats._asdict().items():
             values[names.router(layer, name)] = _divide(mean)
         load = values[names.router(layer, "expert_load")]
-        values[names.router(layer, "dead_experts")] = sum(share == 0 for share in load)
+        values[names.router(layer, "dead_experts")] = load.count(0)
     return values
 
 
@@ -85,7 +86,7 @@ class Writer:
         with writing(self._path):
             self._lines = open(self._path, "a")  # noqa: SIM115  open for the whole run
         with writing_events(folder.path / "events"):
-            self._events = tf.summary.create_file_writer(str(folder.path / "events"))
+            self._events = Events(folder)
 
     def write(self, step: int, values: dict, declared: dict[str, bool] | None = None) -> None:
         """Writes the values of a step, and what metrics declare of their direction.
@@ -95,21 +96,22 @@ class Writer:
         """
         declared = {"lower_is_better": declared} if declared else {}
         with writing(self._path):
-            self._lines.write(json_lines.dumps({"step": step, **values, **declared}) + "\n")
+            self._lines.write(json_lines.dumps({"step": step, **_rounded(values), **declared}) + "\n")
             self._lines.flush()
-        with writing_events(self._path.with_name("events")), self._events.as_default(step=step):
-            for name, value in values.items():
-                if isinstance(value, list):
-                    for index, entry in enumerate(value):
-                        tf.summary.scalar(f"{name}/{index}", entry)
-                else:
-                    tf.summary.scalar(name, value)
+        with writing_events(self._path.with_name("events")):
+            self._events.write(step, values)
 
     def close(self) -> None:
         with writing(self._path):
             self._lines.close()
         with writing_events(self._path.with_name("events")):
             self._events.close()
+
+
+def _rounded(values):
+    """The same with three digits in arrays: a line holds thousands of experts' shares, whose noise is far larger."""
+    return {name: [float(f"{entry:.3g}") for entry in value] if isinstance(value, list) else value
+            for name, value in values.items()}
 
 
 class NoWriter:

@@ -62,6 +62,12 @@ def test_a_run_that_uses_more_than_was_measured_has_it_measured_again(monkeypatc
     assert found.flops(used=20.0) == 30.0 and not left
 
 
+def test_no_run_uses_more_than_all_of_a_measured_rate(monkeypatch, clock):
+    _measures(monkeypatch, 10.0, 11.0)
+    found = Peak("float32", 2)
+    assert found.flops(used=50.0) == 50.0 and found.flops(used=40.0) == 50.0
+
+
 def test_products_run_in_one_call_for_about_as_long_as_is_asked(monkeypatch):
     products, calls = peak._Products("float32"), []
     monkeypatch.setattr(products, "_timed", lambda count: calls.append(count) or 0.02 * count)

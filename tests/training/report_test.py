@@ -1,5 +1,7 @@
 import json
 
+import numpy as np
+
 from switch_tf.training import figures, report
 
 
@@ -72,3 +74,24 @@ def test_the_best_is_the_lowest_where_the_metric_says_so(tmp_path):
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     summary = report.summarize(tmp_path)
     assert [summary[f"eval/t/{name}"]["best"] for name in ("error_share", "min_edit", "f1")] == [1.0, 1.0, 3.0]
+
+
+def test_of_a_long_run_arrays_are_thinned_and_nothing_else(tmp_path, monkeypatch):
+    monkeypatch.setattr(report, "_MOST_ARRAYS", 4)
+    (tmp_path / "metrics.jsonl").write_text("".join(
+        json.dumps({"step": step, "train/loss": 1.0, "router/x/expert_load": [step, None]}) + "\n"
+        for step in range(11)))
+    records = report.read_metrics(tmp_path)
+    assert [record["step"] for record in records] == [*range(11)] and all("train/loss" in one for one in records)
+    steps, loads = figures.series(records, "router/x/expert_load")
+    assert steps == [0, 4, 8]  # each second one was dropped at the fifth, the fourth of what was left at the ninth
+    assert [load[0] for load in loads] == steps and all(np.isnan(load[1]) for load in loads)
+
+
+def test_tokens_are_whole_numbers_and_losses_have_four_digits(tmp_path, monkeypatch):
+    monkeypatch.setattr(figures, "draw", lambda records: {"Loss": b""})
+    line = {"step": 1, "train/loss": 2.00006, "train/tokens_per_second": 8002.1471}
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+    report.write(tmp_path)
+    page = (tmp_path / "report.html").read_text()
+    assert "<td>8,002</td>" in page and "<td>2.0001</td>" in page

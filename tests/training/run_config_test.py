@@ -58,7 +58,6 @@ def test_every_key_has_to_be_there_and_of_its_kind(folder, name):
     (lambda found: found.update(format_version=2), "has format 2 and this version of switch_tf reads format 1"),
     (lambda found: found.pop("format_version"), "it has no format_version"),
     (lambda found: found["model"].update(num_layers=2), "'num_layers' is none of them"),
-    (lambda found: found["model"].pop("d_model"), "'d_model' is missing"),
     (lambda found: found["model"].update(d_model="512"), "d_model must be an integer"),
     (lambda found: found["model"].update(d_model=2**31), "d_model must be an integer of at most 2147483647"),
     (lambda found: found["model"].update(num_encoder_layers=2**31 - 1), "num_encoder_layers must be at most 10000"),
@@ -73,6 +72,14 @@ def test_every_key_has_to_be_there_and_of_its_kind(folder, name):
 ])
 def test_what_is_wrong_is_one_sentence(folder, change, message):
     assert message in _changed(folder, change)
+
+
+def test_a_field_that_is_newer_than_the_run_has_its_default(folder):
+    run_config.write(folder, CONFIG)
+    found = json.loads((folder / "config.json").read_text())
+    del found["model"]["init_scale"]
+    (folder / "config.json").write_text(json.dumps(found))
+    assert run_config.read(folder).model == CONFIG.model
 
 
 @pytest.mark.parametrize("content, message", [

@@ -87,4 +87,17 @@ def test_lines_are_flushed_one_by_one_and_hold_no_nan(tmp_path):
     line = json.loads(folder.metrics.read_text())
     assert line == {"step": 10, "train/loss": 2.5, "router/x/expert_load": [0.5, None]}
     writer.close()
-    assert any(entry.name.startswith("events.out") for entry in (tmp_path / "events").iterdir())
+    assert any(entry.name.startswith("events.out") for entry in (tmp_path / "events" / "train").iterdir())
+
+
+def test_a_log_of_thousands_of_experts_is_a_line_of_short_numbers_and_no_share_becomes_zero(tmp_path):
+    load = np.random.default_rng(0).gamma(2, size=2048)
+    load[0], load[1] = 1e-6, 0.0
+    load = (load / load.sum()).tolist()
+    folder = RunFolder(tmp_path)
+    writer = summaries.Writer(folder)
+    writer.write(1, {"router/x/expert_load": load})
+    writer.close()
+    written = json.loads(folder.metrics.read_text())["router/x/expert_load"]
+    np.testing.assert_allclose(written, load, rtol=0.005)
+    assert written.count(0) == 1 and folder.metrics.stat().st_size < 11 * 2048
