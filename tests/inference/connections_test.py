@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import http.client
+import os
 import resource
 import socket
 import threading
@@ -159,7 +160,8 @@ def test_connections_fit_under_the_limit_of_descriptors(monkeypatch):
     monkeypatch.setattr(resource, "setrlimit", lambda _, new: limits.update(now=new))
     limits["now"] = 1024, 1024
     most = connections.make_room()
-    assert 700 < most < 1024 - 128 and limits["now"] == (1024, 1024)
+    # 128 descriptors are for other things and 16 for /health, besides those that this process has open.
+    assert abs(most - (1024 - 128 - 16 - len(os.listdir("/dev/fd")))) < 8 and limits["now"] == (1024, 1024)
     limits["now"] = 256, 2**20  # macOS' own
     assert connections.make_room() == 2048 and 2048 < limits["now"][0] < 2**12
     limits["now"] = 1024, resource.RLIM_INFINITY

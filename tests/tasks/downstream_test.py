@@ -175,7 +175,7 @@ def test_text_that_looks_like_a_sentinel_is_spelt_out(with_bytes, tmp_path):
     task.source.tfds_dataset.override_data_dir(str(tmp_path))
     (example,) = read(task, "train")
     assert max(*example["inputs"], *example["targets"]) < vocabularies.docs_corpus().vocab_size - 100
-    assert vocabularies.docs_corpus().decode(example["inputs"].tolist()) == "summarize: See <extra_id_ 0> there."
+    assert vocabularies.docs_corpus().decode(example["inputs"].tolist()) == "summarize: See <extra_id_0> there."
 
 
 def rates(name):

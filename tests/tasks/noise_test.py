@@ -54,6 +54,7 @@ def test_long_documents_are_cut_to_t5s_piece():
     own, theirs = (functools.partial(module.span_corruption, mean_noise_span_length=20.0)
                    for module in (preprocessors, t5_preprocessors))
     starts = set()
+    tf.random.set_seed(2)  # which piece is drawn depends on it as well, and other tests set it
     for seed in range(3):
         made = _made(own, lengths, seed, documents)
         assert made == _made(theirs, lengths, seed, documents)
