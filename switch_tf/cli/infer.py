@@ -138,7 +138,8 @@ def _num_lines(path):
 def _converse(model, lines):
     from switch_tf import data
 
-    print("Type a text, such as one with <extra_id_0> for a gap; Ctrl-D ends.", file=sys.stderr, flush=True)
+    gap = ", such as one with <extra_id_0> for a gap" * (model.features.sentinels == "gaps")
+    print(f"Type a text{gap}; Ctrl-D ends.", file=sys.stderr, flush=True)
     count = 0
     for line in lines.read(data.examples_of_lines(sys.stdin.buffer, "lines", ["inputs"])):
         ((record,),) = lines.answers([line], model)

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from switch_tf.data.vocabularies import num_sentinels
 
 BLANK_PIECE = "\N{LOWER ONE EIGHTH BLOCK}"
+_OVERLAY = "\N{COMBINING LONG SOLIDUS OVERLAY}"  # the one character that Unicode composes with ">"
 
 
 class Gaps(NamedTuple):
@@ -21,6 +22,8 @@ class Gaps(NamedTuple):
     `anchor`: text of a sentinel to put before what follows a gap; `num_before`: ids that it has.
     `ending`: text of a sentinel to put behind what precedes a gap; it has one id.
     `blanks`: characters that the vocabulary reads as a blank.
+    `joined`: characters that its normalisation joins with the end of the anchor, which is then no sentinel; they get a
+        blank before them.
     `keeps_blanks`, `adds_blank`: bool. SentencePiece's `remove_extra_whitespaces` (inverted) and `add_dummy_prefix`.
     `plain_id`, `plain_text`: an id to decode before others, and its text, so that their leading blanks stay.
     """
@@ -29,6 +32,7 @@ class Gaps(NamedTuple):
     num_before: int
     ending: str
     blanks: str
+    joined: str
     keeps_blanks: bool
     adds_blank: bool
     plain_id: int
@@ -59,8 +63,10 @@ def _gaps_of(tokenizer, count):
         ending = tokenizer.id_to_piece(last).replace(BLANK_PIECE, " ")
         anchor = f" {ending.strip()}"
         num_before = len(tokenizer.encode(anchor))
-    return Gaps(anchor, num_before, ending, _blanks(tokenizer), not normalizer.remove_extra_whitespaces,
-                normalizer.add_dummy_prefix, plain_id, tokenizer.decode([plain_id]))
+    is_joined = count and tokenizer.encode(anchor + _OVERLAY)[:num_before] != tokenizer.encode(anchor)
+    return Gaps(anchor, num_before, ending, _blanks(tokenizer), _OVERLAY if is_joined else "",
+                not normalizer.remove_extra_whitespaces, normalizer.add_dummy_prefix, plain_id,
+                tokenizer.decode([plain_id]))
 
 
 @functools.cache
@@ -78,7 +84,8 @@ def _blanks(tokenizer):
 def continued(vocabulary, text: str) -> list[int]:
     """The ids of a text that stands directly behind a sentinel, without the blank that begins a text."""
     gaps = gaps_of(vocabulary)
-    return vocabulary.encode(gaps.anchor + text)[gaps.num_before:]
+    blank = " " if gaps.joined and text.startswith(gaps.joined) else ""
+    return vocabulary.encode(gaps.anchor + blank + text)[gaps.num_before:]
 
 
 def spellings(vocabulary) -> Mapping[int, list[int]]:

@@ -83,7 +83,9 @@ class TextsInGraph(tf.Module):
         blank = "[" + "".join(f"\\x{{{ord(character):x}}}" for character in gaps.blanks) + "]"
         before = tf.strings.regex_replace(words, f"{blank}{'' if gaps.keeps_blanks else '*'}\\z", "")
         is_empty = tf.logical_and(precedes, tf.equal(before, "")) if not gaps.keeps_blanks else tf.zeros_like(precedes)
-        texts = tf.strings.join([tf.where(follows, gaps.anchor, ""), tf.where(precedes, before + gaps.ending, words)])
+        texts = tf.where(precedes, before + gaps.ending, words)
+        beside = tf.strings.regex_replace(texts, f"^{gaps.joined}", f" {gaps.joined}") if gaps.joined else texts
+        texts = tf.where(follows, gaps.anchor + beside, texts)
         ids = self._encode(tf.where(is_empty, "", texts))
         starts = tf.where(follows, tf.constant(gaps.num_before, tf.int64), 0)
         ends = ids.row_lengths() - tf.cast(precedes, tf.int64)

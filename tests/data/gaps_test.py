@@ -135,3 +135,13 @@ def test_a_vocabulary_without_the_letters_of_a_sentinel_spells_it_with_unknown_o
     ids = data.read_text(vocabulary, "a <extra_id_0> b", "spelt_out")
     closest = vocabulary.decode(vocabulary.encode("a <extra_id_0 > b")).replace("0 >", "0>")
     assert vocabulary.unk_id in ids and vocabulary.decode(ids) == closest
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_whatever_character_stands_beside_a_gap_it_stays_one(all_vocabularies, name):
+    vocabulary = all_vocabularies[name]
+    for code in [*range(0x20, 0x400), *range(0x2000, 0x2100), 0x338, 0x3000, 0xfeff, 0xff1c, 0x1f600]:
+        typed = [f"a <extra_id_0>{chr(code)} b", f"a{chr(code)}<extra_id_0> b"]
+        for ids in (data.read_text(vocabulary, text) for text in typed):
+            assert ids.count(vocabulary.vocab_size - 1) == 1 and "extra" not in data.spell(
+                vocabulary, [id_ for id_ in ids if id_ != vocabulary.vocab_size - 1]), code
