@@ -75,16 +75,17 @@ def spell(vocabulary, ids: Sequence[int]) -> str:
             text += vocabulary.decode(list(run))
         else:
             for id_ in run:
-                text += _blank_before(gaps, text, id_ >= first_sentinel) + _name(vocabulary, id_)
+                is_sentinel = first_sentinel <= id_ < vocabulary.vocab_size
+                text += _blank_before(gaps, text, is_sentinel) + _name(vocabulary, id_)
     return text if gaps is None else _without_first_blank(gaps, text)
 
 
 def _blank_before(gaps, text, is_sentinel):
     """The blank between a text and a name: for a reader, or where blanks are kept the one that a gap takes."""
-    if gaps is None:
+    if is_sentinel and gaps is None:
         return ""
-    if gaps.keeps_blanks:
-        return " " * (is_sentinel and (text.endswith(" ") if text else gaps.adds_blank))
+    if is_sentinel and gaps.keeps_blanks:
+        return " " * (text.endswith(" ") if text else gaps.adds_blank)
     return " " * (text != "" and not text.endswith(" "))
 
 

@@ -133,15 +133,14 @@ class TextsInGraph(tf.Module):
 
     def _blanks_before(self, first, words, row):
         """<string>[piece], the blank between a text and a name; as in Python's `_blank_before`."""
-        if self._gaps is None:
-            return tf.fill(tf.shape(words), "")
         is_name = first >= self._vocab_size - self._num_sentinels
         has_text = tf.concat([tf.zeros_like(row[:1], tf.bool), tf.equal(row[1:], row[:-1])], axis=0)
         ends = tf.strings.regex_full_match(tf.concat([[""], words[:-1]], axis=0)[:tf.size(words)], r"(?s).* ")
-        if self._gaps.keeps_blanks:
-            is_sentinel = tf.logical_and(is_name, first < self._vocab_size)
-            return tf.where(tf.logical_and(is_sentinel, tf.where(has_text, ends, self._gaps.adds_blank)), " ", "")
-        return tf.where(tf.logical_and(is_name, tf.logical_and(has_text, ~ends)), " ", "")
+        has_blank = tf.logical_and(has_text, ~ends)
+        if self._gaps is None or self._gaps.keeps_blanks:
+            of_gap = tf.where(has_text, ends, self._gaps.adds_blank) if self._gaps else tf.zeros_like(ends)
+            has_blank = tf.where(first < self._vocab_size, of_gap, has_blank)
+        return tf.where(tf.logical_and(is_name, has_blank), " ", "")
 
     def _joined(self, words):
         """<string>[batch, (piece)] -> <string>[batch], without the blank that SentencePiece adds to a first word."""

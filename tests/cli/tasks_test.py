@@ -99,7 +99,7 @@ def test_examples_are_text_with_named_sentinels_and_ids(capsys):
     for example in found["examples"]:
         assert example["targets"]["ids"][0] == 358 and example["targets"]["text"].startswith("<extra_id_0>")
         assert 358 in example["inputs"]["ids"] and "<extra_id_0>" in example["inputs"]["text"]
-        assert example["targets"]["ids"][-1] == 1 and example["targets"]["text"].endswith("</s>")
+        assert example["targets"]["ids"][-1] == 1 and example["targets"]["text"].endswith(" </s>")
 
 
 def test_another_vocabulary_makes_other_ids(capsys):
@@ -112,7 +112,7 @@ def test_the_files_that_a_task_is_made_from_can_be_given(capsys, tmp_path):
     (tmp_path / "pairs.jsonl").write_text('{"inputs": "a b", "targets": "c"}\n' * 40)
     found = run(capsys, "text_to_text_files", "--gin_file=gin/tasks/text_to_text_files.gin", "--vocabulary=bytes",
                 f"--gin.TRAIN_FILES='{tmp_path}/pairs.jsonl'")
-    assert found["examples"][0]["targets"] == {"text": "c</s>", "ids": [102, 1]}
+    assert found["examples"][0]["targets"] == {"text": "c </s>", "ids": [102, 1]}
 
 
 def test_ids_are_spelt_out_sentinel_by_sentinel():
@@ -128,8 +128,8 @@ def test_ids_are_spelt_out_sentinel_by_sentinel():
     (example,) = data.examples(data.DatasetDescription("by_hand", {"inputs": 8, "targets": 8}, 1), 3)
     # byte 97 is "a", and so its id, after padding, end and unknown, is 100
     assert example == {
-        "inputs": {"text": "a<extra_id_0><extra_id_1>b</s>", "ids": [100, 358, 357, 101, 1]},
-        "targets": {"text": "<extra_id_0>c</s>", "ids": [358, 102, 1]}}
+        "inputs": {"text": "a<extra_id_0><extra_id_1>b </s>", "ids": [100, 358, 357, 101, 1]},
+        "targets": {"text": "<extra_id_0>c </s>", "ids": [358, 102, 1]}}
 
 
 @pytest.fixture

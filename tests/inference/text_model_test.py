@@ -39,7 +39,7 @@ def test_a_vocabulary_has_as_many_sentinels_as_it_has(extra_ids):
 
 
 def test_ids_beyond_the_vocabulary_are_told():
-    assert data.spell(BYTES, [100, 358, 359, 383, 1]) == "a<extra_id_0><id_359><id_383></s>"
+    assert data.spell(BYTES, [100, 358, 359, 383, 1]) == "a<extra_id_0> <id_359> <id_383> </s>"
 
 
 def test_pieces_are_what_ids_stand_for():
