@@ -62,10 +62,7 @@ def save(folder, step: int, variables: dict, batches, pending_metrics: dict, kee
         OSError: the disk is full or not writable; the older checkpoints are as they were.
     """
     partitioner = partitioner or Partitioner()
-    for path, variable in variables.items():
-        if not partitioner.is_finite(variable):
-            raise BrokenCheckpoint(f"{path} is not finite at step {step}, so this step is not saved; the last good "
-                                   f"checkpoint is step {max(steps(folder), default=None)}.")
+    _check_finite(folder, step, variables, partitioner)
     final = path_of(folder, step)
     if final.is_dir():
         _remove_outdated(folder, keep, keep_every, partitioner)  # a kill may have come before that
@@ -98,6 +95,13 @@ def save(folder, step: int, variables: dict, batches, pending_metrics: dict, kee
                       ) from error
     _remove_outdated(folder, keep, keep_every, partitioner)
     return final
+
+
+def _check_finite(folder, step, variables, partitioner):
+    for path, variable in variables.items():
+        if not partitioner.is_finite(variable):
+            raise BrokenCheckpoint(f"{path} is not finite at step {step}, so this step is not saved; the last good "
+                                   f"checkpoint is step {max(steps(folder), default=None)}.")
 
 
 def _remove_outdated(folder, keep, keep_every, partitioner):
