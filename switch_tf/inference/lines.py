@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from switch_tf import checks
+from switch_tf import checks, json_lines
 from switch_tf.whole_file import write_whole
 
 
@@ -180,7 +180,7 @@ class Output:
 
 
 def _as_lines(records):
-    lines = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
+    lines = "".join(json_lines.dumps(record, ensure_ascii=False) + "\n" for record in records)
     return lines.encode(errors="backslashreplace").decode()  # half a character, which JSON may hold, as JSON spells it
 
 

@@ -136,3 +136,10 @@ def test_another_output_is_not_gone_on_with(write, tmp_path):
     with pytest.raises(ValueError, match="exists and is no unfinished output of this command"):
         write(RAW)
     assert (tmp_path / "out.jsonl").read_text() == "my own notes\n"
+
+
+def test_a_score_that_is_not_finite_is_null(tmp_path):
+    output = lines.Output(tmp_path / "out.jsonl", {})
+    output.write([{"input": "a", "score": float("-inf")}])
+    output.close()
+    assert (tmp_path / "out.jsonl").read_text() == '{"input": "a", "score": null}\n'
