@@ -1,6 +1,7 @@
 """Connections that say nothing, or too slowly, or are too many: they end, and others are answered."""
 
 import asyncio
+import concurrent.futures
 import contextlib
 import http.client
 import os
@@ -36,14 +37,15 @@ class App:
 
 
 @pytest.fixture
-def served(monkeypatch):
+def served(request, monkeypatch):
     """An app and the port where it is served."""
     monkeypatch.setattr(connections, "HEADER_SECONDS", 0.5)
     monkeypatch.setattr(connections, "WRITE_SECONDS", 0.5)
     monkeypatch.setattr(connections, "_FOR_HEALTH", 2)
     app, listener = App(), socket.socket()
     listener.bind(("127.0.0.1", 0))
-    listening = connections.HttpServer(app, MOST, log_level="critical", timeout_graceful_shutdown=5, lifespan="off")
+    listening = connections.HttpServer(app, getattr(request, "param", MOST), log_level="critical",
+                                       timeout_graceful_shutdown=5, lifespan="off")
     thread = threading.Thread(target=listening.run, kwargs={"sockets": [listener]})
     thread.start()
     while not listening.started:
@@ -171,3 +173,24 @@ def test_connections_fit_under_the_limit_of_descriptors(monkeypatch):
     limits["now"] = 64, 64
     with pytest.raises(ValueError, match=r"and this process may have 64; start it after `ulimit -n 1024`"):
         connections.make_room()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("served", [200], indirect=True)
+def test_no_request_is_lost_beside_more_silent_connections_than_there_may_be(served, connect):
+    resource.setrlimit(resource.RLIMIT_NOFILE, (4096, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+
+    def client(number):
+        connection = http.client.HTTPConnection("127.0.0.1", served[1], timeout=30)
+        for _ in range(100):
+            connection.request("GET", "/")
+            response = connection.getresponse()
+            assert (response.status, response.read()) == (200, b"well")
+        connection.close()
+        return True
+
+    with concurrent.futures.ThreadPoolExecutor(20) as clients:
+        done = [clients.submit(client, number) for number in range(40)]
+        silent = [connect() for _ in range(1500)]
+        assert all(one.result() for one in done)
+    assert sum(map(_ends, silent)) == 1500
