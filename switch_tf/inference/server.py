@@ -26,6 +26,7 @@ from switch_tf.messages import first_line
 
 READ_SECONDS = 30  # in which a request has to be there
 _PAGE = pathlib.Path(__file__).with_name("page.html")
+_MOST_BYTES_HELD = 2**28  # of requests that are not all there yet
 _CHARACTERS_PER_TOKEN = 64  # of a text that the model reads; more of it is not worth the time to tokenise it
 _FEWEST_CHARACTERS = 2**14  # that a text may always have
 _CHARACTERS_PER_TURN = 2**14  # that are tokenised of one request before another one has its turn
@@ -65,6 +66,7 @@ class Server:
         self.name = checks.text("The name of a model", name)
         self._max_request_bytes = checks.integer("max_request_bytes", max_request_bytes, 1)
         self._max_characters = max(_FEWEST_CHARACTERS, _CHARACTERS_PER_TOKEN * text_model.inputs_length)
+        self._num_bytes_held, self._max_bytes_held = 0, max(_MOST_BYTES_HELD, 2 * self._max_request_bytes)
         self._turn = asyncio.Lock()  # to tokenise; who has waited longest is next
         self._token_routes = TokenRoutes(text_model)
         self._num_answered = 0
@@ -166,9 +168,16 @@ class Server:
                 async for chunk in request.stream():
                     size += len(chunk)
                     # What is too long is read to its end all the same: a sender hears no answer before.
-                    body += chunk if size <= self._max_request_bytes else b""
+                    if size <= self._max_request_bytes:
+                        body += chunk
+                        self._num_bytes_held += len(chunk)
+                    if self._num_bytes_held > self._max_bytes_held:
+                        raise HTTPException(503, "Too many long requests come at a time; try again later.",
+                                            {"Retry-After": "1"})
         except TimeoutError:
             raise HTTPException(408, f"The request was not all there after {READ_SECONDS} seconds.") from None
+        finally:
+            self._num_bytes_held -= len(body)
         if size > self._max_request_bytes:
             raise HTTPException(413, f"A request has at most {self._max_request_bytes} bytes, not {size}.")
         try:

@@ -201,6 +201,22 @@ def test_nobody_is_sent_elsewhere(port):
     assert ask(port, PREDICT, {"instances": ["a"]}, headers={"Content-Type": "text/plain"})[0] == 200  # such as curl's
 
 
+def test_requests_that_are_not_all_there_may_hold_only_so_much(make_text_model, monkeypatch):
+    monkeypatch.setattr(server_module, "_MOST_BYTES_HELD", 0)
+    head = b"POST %s HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99999\r\n\r\n" % PREDICT.encode()
+    with served(make_text_model(), max_request_bytes=1000) as (server, port), contextlib.ExitStack() as stack:
+        clients = [stack.enter_context(socket.create_connection(("127.0.0.1", port))) for _ in range(3)]
+        for client in clients:
+            client.sendall(head + b"x" * 900)
+            client.settimeout(10)
+        assert b"503" in clients[2].recv(20) and server._num_bytes_held == 1800
+        assert ask(port, "/health")[0] == 200
+        for client in clients:
+            client.close()
+        until(lambda: not server._num_bytes_held)
+        assert ask(port, PREDICT, {"instances": ["a"]})[0] == 200
+
+
 def test_no_http_is_refused(port):
     with socket.create_connection(("127.0.0.1", port)) as client:
         client.sendall(b"\x16\x03\x01 nothing\r\n\r\n")
