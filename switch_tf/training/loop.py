@@ -198,6 +198,7 @@ class Training:
         if batches is None:
             self.progress.say(f"The batch after step {state.step} did not come within {_GRACE} s after the signal, so "
                               "the run ends without it.")
+            self._meter.restart()  # what was waited for is no step
             return False
         input_wait = time.perf_counter() - asked
         look_at(state.step, batches)
