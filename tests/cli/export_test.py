@@ -5,6 +5,7 @@ import sys
 import gin
 import pytest
 
+from switch_tf import SwitchConfig, SwitchTransformer
 from switch_tf.cli import main
 
 # What a user has who loads it: TensorFlow and tensorflow-text, no package of ours or of T5's.
@@ -53,3 +54,44 @@ def test_mistakes_are_told_and_nothing_is_written(run_folder, tmp_path, monkeypa
     err = capsys.readouterr().err
     assert message in err and "Traceback" not in err
     assert [file.name for file in tmp_path.iterdir()] == ["kept"]
+
+
+@pytest.fixture(scope="module")
+def saved_by_keras(tmp_path_factory):
+    """A model as `fit` leaves it in a file, of the bytes' vocabulary."""
+    file = tmp_path_factory.mktemp("keras") / "model.keras"
+    model = SwitchTransformer(SwitchConfig(vocab_size=384, d_model=16, d_ff=24, d_kv=4, num_heads=2,
+                                           num_encoder_layers=1, num_decoder_layers=1, num_experts=2))
+    model.build()
+    model.save(file)
+    return file
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options, inputs", [([], [[70, 1]]), (["--vocabulary=bytes", "--inputs_length=9"], ["a <"])])
+def test_a_model_that_keras_saved_is_exported(saved_by_keras, tmp_path, capsys, options, inputs):
+    import tensorflow as tf
+    import tensorflow_text  # noqa: F401  the program's operations
+
+    assert main.main(["export", f"--model={saved_by_keras}", f"--output={tmp_path / 'saved'}", "--max_length=4",
+                      "--json", *options]) == 0
+    assert json.loads(capsys.readouterr().out)["bytes"] > 1000
+    loaded = tf.saved_model.load(tmp_path / "saved")
+    found = loaded.signatures["serving_default"](inputs=tf.constant(inputs))
+    assert found["outputs"].shape == ((1,) if options else (1, 4))
+
+
+@pytest.mark.parametrize("arguments, message", [
+    ([], "Give one of --run FOLDER"), (["--model=a", "--run=b"], "Give one of --run FOLDER"),
+    (["--run=b", "--vocabulary=bytes"], "--vocabulary goes with --model"),
+    (["--model={file}", "--step=3"], "--step and gin arguments go with --run"),
+    (["--model={file}", "--gin.SEED=3"], "--step and gin arguments go with --run"),
+    (["--model=nowhere.keras"], "--model must name a file that Keras saved"),
+    (["--model={file}", "--inputs_length=3"], "--inputs_length goes with --vocabulary"),
+    (["--model={file}", "--vocabulary=nope"], "'nope' is no registered vocabulary")])
+def test_mistakes_with_a_model_are_told(saved_by_keras, tmp_path, monkeypatch, capsys, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    assert main.main(["export", "--output=new", *(word.format(file=saved_by_keras) for word in arguments)]) == 2
+    err = capsys.readouterr().err
+    assert message in err and "Traceback" not in err
+    assert not list(tmp_path.iterdir())
