@@ -215,7 +215,7 @@ class SwitchTransformer(Observed, FeaturesModel):
     def _read_inputs(self, inputs):
         decoding.check_decodes(self.config)
         if _holds_text(inputs):
-            raise checks.refusal("generate takes ids, <int32>[batch, length]; for texts use "
+            raise checks.refusal("inputs must be ids, <int32>[batch, length]; for texts use "
                                  "switch_tf.inference.generate(model, texts, vocabulary).")
         try:
             inputs = np.asarray(ops.convert_to_numpy(inputs))
