@@ -8,7 +8,7 @@ from switch_tf.choices import check_choice
 from switch_tf.cli import quiet
 from switch_tf.cli.main import Mistake
 from switch_tf.messages import first_line
-from switch_tf.training import checkpoint_folders, run_config
+from switch_tf.training import checkpoint_folders
 
 HUGGING_FACE, SWITCH_TF = "hugging_face", "switch_tf"
 
@@ -40,41 +40,52 @@ def run(arguments) -> dict:
         checks.optional("--expert_capacity", arguments.expert_capacity, checks.integer, 1)
         checks.new_folder(output)
         with output_lock.held(output):
-            model = _convert(source, kind, output, to, arguments.expert_capacity)
+            model, vocabulary = _convert(source, kind, output, to, arguments.expert_capacity)
     except (ValueError, OSError, ImportError, checkpoint_folders.BrokenCheckpoint) as error:
         raise Mistake(first_line(error)) from error
     result = {"input": str(source), "from": kind, "to": to, "output": str(output),
               "num_parameters": model.config.num_parameters}
-    print(_told(result), file=sys.stderr if arguments.json else sys.stdout)
+    if to == SWITCH_TF:
+        from switch_tf.conversion import huggingface_vocabulary
+        result["vocabulary"] = vocabulary.name or (
+            str(output / huggingface_vocabulary.FILE) if vocabulary.content is not None else None)
+    print(_told(result, vocabulary.reason), file=sys.stderr if arguments.json else sys.stdout)
     return result
 
 
 def _convert(source, kind, output, to, expert_capacity):
     quiet.import_tensorflow()
     from switch_tf import conversion
+    from switch_tf.conversion import huggingface_vocabulary
     model = (conversion.from_hugging_face if kind == HUGGING_FACE else conversion.from_switch_tf)(source)
+    vocabulary = huggingface_vocabulary.find(source)
     if to == HUGGING_FACE:
         conversion.to_hugging_face(model, output, expert_capacity)
     else:
-        conversion.to_switch_tf(model, output)
-    return model
+        conversion.to_switch_tf(model, output, vocabulary.content)
+    return model, vocabulary
 
 
 def _kind(source):
-    if (source / "config.json").is_file() and not run_config.is_in(source):
-        return HUGGING_FACE
     if (source / "checkpoint.json").is_file() or (source / "checkpoints").is_dir():
-        return SWITCH_TF
+        return SWITCH_TF  # a run folder may have a config.json of its own
+    if (source / "config.json").is_file():
+        return HUGGING_FACE
     raise ValueError("--input must be a folder on this machine: Hugging Face's, which holds config.json, a run folder "
                      f"with checkpoints, or one checkpoint; {str(source)!r} is none of these.")
 
 
-def _told(result):
+def _told(result, without_vocabulary):
     output = result["output"]
     lines = [f"{result['num_parameters']:,} parameters from {result['input']} ({result['from']}) in {output} "
              f"({result['to']})."]
-    if result["to"] == SWITCH_TF:
+    if result["to"] == HUGGING_FACE:
+        lines.append("transformers also needs the tokenizer's files, such as spiece.model: copy them there.")
+    else:
+        vocabulary = result["vocabulary"] or "VOCABULARY"
+        if not result["vocabulary"]:
+            lines.append(f"Without a vocabulary: {without_vocabulary}")
         lines.append(f"Train them: switch-tf train --gin_file={output}/model.gin --gin_file=TASK "
                      f"--gin_file=gin/runs/finetune.gin --gin.INITIAL_CHECKPOINT=\"'{output}'\" "
-                     "--gin.MODEL_DIR=\"'runs/x'\"")
+                     f"--gin.VOCABULARY=\"'{vocabulary}'\" --gin.MODEL_DIR=\"'runs/x'\"")
     return "\n".join(lines)

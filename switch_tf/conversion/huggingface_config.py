@@ -31,8 +31,7 @@ _NUM_LAYERS = {"encoder": "num_layers", "decoder": "num_decoder_layers"}
 _OTHER_FAMILIES = {
     "umt5": "UMT5 has a table of relative positions in every layer, and switch_tf's stacks share one",
     "longt5": "LongT5 has local and transient-global attention, which switch_tf does not have",
-    "pix2struct": "Pix2Struct reads images, which switch_tf does not",
-    "byt5": "ByT5's published config.json says 't5'; correct it if this is a ByT5"}
+    "pix2struct": "Pix2Struct reads images, which switch_tf does not"}
 
 # What transformers takes for a key that is not in the file.
 _COMMON_DEFAULTS = {
@@ -83,6 +82,10 @@ def from_hugging_face(values: dict, structure: Structure) -> SwitchConfig:
         ValueError: a model that switch_tf cannot represent, or a contradiction that the tensors do not settle.
     """
     kind = family(values)
+    if values.get("tokenizer_class") == "ByT5Tokenizer":
+        _warn("This is a ByT5, whose gaps are the ids 258, 257, 256, ...: the last bytes. The vocabulary 'bytes' has "
+              "the same bytes, but reads <extra_id_0> as 358, which ByT5 was not trained on: fine-tune it to other "
+              "tasks, or give the ids of its gaps yourself.")
     values = {**_DEFAULTS[kind], **{key: value for key, value in values.items() if value is not None}}
     values.setdefault("num_decoder_layers", values["num_layers"])
     if _is_encoder(values, structure):

@@ -4,6 +4,7 @@ import dataclasses
 
 from switch_tf import checks
 from switch_tf.config import SwitchConfig
+from switch_tf.conversion import huggingface_vocabulary
 from switch_tf.models.switch_transformer import SwitchTransformer
 from switch_tf.training import checkpoint_folders, checkpoints, continuation, sizes
 
@@ -35,7 +36,7 @@ def from_switch_tf(source) -> SwitchTransformer:
     return model
 
 
-def to_switch_tf(model: SwitchTransformer, folder) -> None:
+def to_switch_tf(model: SwitchTransformer, folder, vocabulary: bytes | None = None) -> None:
     """Writes a model's weights as a checkpoint, and `model.gin`; the folder appears complete or not at all.
 
     A run starts from it with the model file `folder/model.gin` and `INITIAL_CHECKPOINT = "folder"`.
@@ -43,6 +44,7 @@ def to_switch_tf(model: SwitchTransformer, folder) -> None:
     Args:
         model: SwitchTransformer.
         folder: path of a folder that is not there yet, or is empty.
+        vocabulary: bytes or None. A SentencePiece model to put beside the weights, as spiece.model.
 
     Raises:
         ValueError: the folder holds something.
@@ -54,8 +56,10 @@ def to_switch_tf(model: SwitchTransformer, folder) -> None:
     checks.new_folder(folder)
     if not model.built:
         model.build()
-    checkpoints.write_weights(folder, checkpoints.state_variables(model),
-                              continuation.record_of_model(model.config), {"model.gin": gin_text(model.config)})
+    files = {"model.gin": gin_text(model.config).encode()} | (
+        {} if vocabulary is None else {huggingface_vocabulary.FILE: vocabulary})
+    checkpoints.write_weights(folder, checkpoints.state_variables(model), continuation.record_of_model(model.config),
+                              files)
 
 
 def gin_text(config: SwitchConfig) -> str:

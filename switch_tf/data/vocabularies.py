@@ -86,7 +86,8 @@ def _of_file(path):
 
 
 _NO_MODEL = ("VOCABULARY {!r} is no SentencePiece model, or a damaged one; `switch-tf vocabulary` trains one, and "
-             "files of other kinds (vocab.txt, tokenizer.json) do not serve.")
+             "files of other kinds (vocab.txt) do not serve. A tokenizer.json becomes one with the weights beside it: "
+             "`switch-tf convert --input FOLDER --output NEW` writes NEW/spiece.model.")
 
 
 def check_control_ids(path, pieces) -> None:

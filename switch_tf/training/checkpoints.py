@@ -135,14 +135,14 @@ def _described(variable):
     return {**found, "unfolded": split_off} if split_off else found
 
 
-def write_weights(folder: pathlib.Path, variables: dict, configuration: dict, texts: dict[str, str]) -> None:
+def write_weights(folder: pathlib.Path, variables: dict, configuration: dict, files: dict[str, bytes]) -> None:
     """Writes a checkpoint that no run stands at, for others to start from; it appears complete or not at all.
 
     Args:
         folder: path that is not there yet, or an empty folder.
         variables: path -> Keras variable, see `state_variables`.
         configuration: JSON-able, from `continuation.record_of_model`.
-        texts: name -> text of files to put beside it.
+        files: name -> content of files to put beside it.
 
     Raises:
         OSError: the disk is full or not writable.
@@ -153,8 +153,8 @@ def write_weights(folder: pathlib.Path, variables: dict, configuration: dict, te
             tf.train.Checkpoint(state={path: variable.value for path, variable in variables.items()}).write(
                 str(unfinished / "state"))
             _complete(unfinished, 0, variables, None, configuration)
-            for name, text in texts.items():
-                (unfinished / name).write_text(text)
+            for name, content in files.items():
+                (unfinished / name).write_bytes(content)
     except (OSError, tf.errors.OpError) as error:
         raise OSError(f"{folder} could not be written ({first_line(error)}).") from error
 

@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import pathlib
+import shutil
 
 import gin
 import numpy as np
@@ -11,6 +13,8 @@ import safetensors.numpy
 from switch_tf import SwitchConfig, SwitchTransformer, conversion
 from switch_tf.cli import gin_files, main
 from switch_tf.training import checkpoint_folders
+
+GOLDEN = pathlib.Path(__file__).parents[1] / "golden" / "hugging_face"
 
 
 @pytest.fixture(scope="module")
@@ -81,6 +85,26 @@ def test_the_command_goes_both_ways_and_keeps_every_bit(tmp_path, tiny_config, c
     assert first.keys() == last.keys()
     assert all(np.array_equal(first[name], last[name]) for name in first)
     assert (tmp_path / "theirs" / "config.json").read_text() == (tmp_path / "again" / "config.json").read_text()
+
+
+@pytest.mark.parametrize(("files", "named"), [
+    ({"spiece.model": "a model", "tokenizer.json": "{"}, "ours/spiece.model"),
+    ({"tokenizer_config.json": '{"tokenizer_class": "ByT5Tokenizer"}'}, "bytes"),
+    ({"tokenizer.json": '{"model": {"type": "BPE"}}'}, "holds a tokenizer of type 'BPE'"), ({}, "has neither")])
+def test_the_command_takes_the_vocabulary_along(files, named, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(GOLDEN / "t5_1_1", "theirs")
+    for name, text in files.items():
+        (tmp_path / "theirs" / name).write_text(text)
+    assert main.main(["convert", "--json", "--input=theirs", "--output=ours"]) == 0
+    told = capsys.readouterr()
+    vocabulary = json.loads(told.out.splitlines()[-1])["vocabulary"]
+    if named.startswith("h"):
+        assert vocabulary is None and "Without a vocabulary: theirs" in told.err and named in told.err
+        return
+    assert vocabulary == named and f"--gin.VOCABULARY=\"'{named}'\"" in told.err
+    if named != "bytes":
+        assert (tmp_path / named).read_text() == "a model"
 
 
 @pytest.mark.parametrize(("arguments", "message"), [

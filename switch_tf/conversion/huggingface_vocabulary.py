@@ -1,0 +1,47 @@
+"""The vocabulary of a Hugging Face folder, as this package reads it: a SentencePiece model or a registered name."""
+
+import pathlib
+from typing import NamedTuple
+
+from switch_tf.conversion import json_files, tokenizer_json
+
+FILE = "spiece.model"  # T5's and mT5's name for it
+_MAX_BYTES = 64 * 2**20  # mT5's has 4 MB
+
+
+class Vocabulary(NamedTuple):
+    """A vocabulary: the SentencePiece model in `content`, or one registered as `name`, or none, as `reason` says."""
+
+    content: bytes | None = None
+    name: str | None = None
+    reason: str | None = None
+
+
+def find(folder) -> Vocabulary:
+    """Finds the vocabulary of a folder: spiece.model, else the pieces of tokenizer.json, else ByT5's bytes.
+
+    A folder whose vocabulary cannot be read still has weights, so that this is a `reason` and no error.
+    """
+    folder = pathlib.Path(folder)
+    try:
+        if (folder / FILE).exists():
+            json_files.check_regular(folder / FILE)
+            if (folder / FILE).stat().st_size > _MAX_BYTES:
+                raise ValueError(f"{folder / FILE} is larger than the {_MAX_BYTES} bytes that are read of such a file.")
+            return Vocabulary(content=(folder / FILE).read_bytes())
+        if _tokenizer_class(folder) == "ByT5Tokenizer":
+            return Vocabulary(name="bytes")
+        if (folder / "tokenizer.json").exists():
+            return Vocabulary(content=tokenizer_json.sentencepiece_model(folder / "tokenizer.json"))
+    except ValueError as error:
+        return Vocabulary(reason=str(error))
+    return Vocabulary(reason=f"{folder} has neither {FILE} nor tokenizer.json; download one of them with the weights, "
+                             "or name the VOCABULARY that the model was trained with.")
+
+
+def _tokenizer_class(folder):
+    """What tokenizer_config.json or config.json says, or None."""
+    for name in ("tokenizer_config.json", "config.json"):
+        if (folder / name).exists() and (found := json_files.read_object(folder / name).get("tokenizer_class")):
+            return found
+    return None
