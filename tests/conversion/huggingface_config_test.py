@@ -109,6 +109,11 @@ def test_an_activation_that_contradicts_the_tensors():
         T5_JSON, structure(), feed_forward_proj="gated-gelu")
 
 
+def test_the_gaps_of_byt5_are_said():
+    with pytest.warns(UserWarning, match="This is a ByT5, whose gaps are the ids 258, 257, 256, ...: the last bytes"):
+        convert(T5_JSON, structure(), {"tokenizer_class": "ByT5Tokenizer"})
+
+
 def test_switch_xxl():
     # Released with gated experts and T5X's logits, both of which transformers does not know.
     shown = structure(sparse=(1, 3), is_gated=True, has_logits=True, has_t5x_logits=True)

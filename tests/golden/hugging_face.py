@@ -17,6 +17,7 @@ from transformers import (
     SwitchTransformersConfig,
     SwitchTransformersForConditionalGeneration,
     T5Config,
+    T5EncoderModel,
     T5ForConditionalGeneration,
 )
 
@@ -45,6 +46,9 @@ CASES = {
         num_layers=8, num_decoder_layers=2, num_sparse_encoder_layers=2, num_sparse_decoder_layers=0,
         expert_capacity=2, **SWITCH)),
 }
+# Encoders alone, with activations that no other case has.
+ENCODERS = {"encoder_gelu": {"feed_forward_proj": "gated-gelu", "dense_act_fn": "gelu"},
+            "encoder_silu": {"feed_forward_proj": "gated-silu"}}
 # Saved with torch.save: of the first, the file lists the embedding under four names.
 AS_BIN = ("t5_1_0", "switch_untied")
 GRADIENTS = {
@@ -174,6 +178,24 @@ def save_tensors_of_every_kind():
                                         for name, tensor in tensors.items()})
 
 
+def save_encoders():
+    """Encoders and their last hidden states."""
+    inputs = torch.from_numpy(make_inputs()[0])
+    for seed, (name, activation) in enumerate(ENCODERS.items()):
+        torch.manual_seed(seed)
+        model = T5EncoderModel(T5Config(vocab_size=VOCAB_SIZE, num_layers=1, **activation, **SIZES)).eval()
+        with torch.no_grad():
+            for key, weight in model.named_parameters():
+                # The hidden units are near 1, where the forms of gelu differ by 1e-4.
+                weight.copy_(torch.randn(weight.shape) * (1.0 if weight.ndim == 1 else weight.shape[-1] ** -0.5))
+                if key == "shared.weight":
+                    weight.mul_(4)
+            hidden = model(input_ids=inputs, attention_mask=(inputs != 0).long()).last_hidden_state
+        model.save_pretrained(FOLDER / name)
+        np.savez_compressed(FOLDER / name / "expected.npz", inputs=inputs.numpy().astype(np.int32),
+                            hidden=hidden.numpy())
+
+
 def main():
     shutil.rmtree(FOLDER, ignore_errors=True)
     for seed, (name, (model_class, config)) in enumerate(CASES.items()):
@@ -186,6 +208,7 @@ def main():
         dropped = [float((array < 0).mean()) for key, array in arrays.items() if key.startswith("choices/")]
         print(f"{name}: logits {arrays['logits'].std():.2f}, sparse layers {sparse}, dropped {np.round(dropped, 2)}")
     save_tensors_of_every_kind()
+    save_encoders()
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ The checkpoints and numbers come from transformers itself (tests/golden/hugging_
 standard deviation about 1, is what sums of a few dozen float32 terms in another order stay well below.
 """
 
+import dataclasses
 import functools
 import json
 import pathlib
@@ -17,6 +18,7 @@ from switch_tf import conversion, decoding, losses
 from switch_tf.conversion import checkpoint_files
 from switch_tf.conversion.huggingface import SWITCH_RULES, T5_RULES
 from switch_tf.layers.decisions import Decisions
+from switch_tf.models.switch_transformer import SwitchTransformer
 
 GOLDEN = pathlib.Path(__file__).parents[1] / "golden" / "hugging_face"
 SPARSE_LAYERS = {
@@ -47,6 +49,22 @@ def test_logits(case):
     difference = largest_difference(logits[is_real], expected["logits"][is_real])
     print(f"{case}: largest difference of logits {difference:.2e}")
     assert difference < TOLERANCE
+
+
+@pytest.mark.parametrize("case, activation", [("encoder_gelu", "geglu_exact"), ("encoder_silu", "swiglu")])
+def test_hidden_states_of_encoders(case, activation):
+    model, expected = conversion.from_hugging_face(GOLDEN / case), np.load(GOLDEN / case / "expected.npz")
+    assert (model.config.activation, model.config.num_decoder_layers) == (activation, 0)
+    is_real = expected["inputs"] != 0
+    hidden = model.encode({"encoder_input_tokens": expected["inputs"]}).numpy()
+    assert largest_difference(hidden[is_real], expected["hidden"][is_real]) < 1e-5
+    # Another form of gelu is further away than that.
+    if activation == "geglu_exact":
+        other = SwitchTransformer(dataclasses.replace(model.config, activation="geglu"))
+        other.build()
+        other.set_weights(model.get_weights())
+        hidden = other.encode({"encoder_input_tokens": expected["inputs"]}).numpy()
+        assert largest_difference(hidden[is_real], expected["hidden"][is_real]) > 1e-4
 
 
 @pytest.mark.parametrize("case", [
