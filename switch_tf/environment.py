@@ -103,6 +103,15 @@ def has_tpu() -> bool:
     return bool(glob.glob("/dev/accel[0-9]*") or glob.glob("/dev/vfio/[0-9]*"))
 
 
+def gpus() -> list[str]:
+    """Returns what CUDA_VISIBLE_DEVICES may hold: what it does hold or, where it is not set, the number of each GPU."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return [name.strip() for name in visible.split(",") if name.strip()]
+    numbers = (file.removeprefix("/dev/nvidia") for file in glob.glob("/dev/nvidia[0-9]*"))
+    return sorted(filter(str.isdecimal, numbers), key=int)
+
+
 def dump_partitioned_programs(folder) -> None:
     """Has TensorFlow write every program that DTensor cuts into a folder; to be called before it is imported."""
     os.environ.update(TF_CPP_VMODULE="dtensor_mlir_passes=1", TF_DUMP_GRAPH_PREFIX=str(folder),

@@ -1,5 +1,6 @@
 """Starts a command in several processes of this machine, which train together, and ends them together."""
 
+import ctypes
 import os
 import signal
 import socket
@@ -8,13 +9,14 @@ import sys
 import threading
 import time
 
-from switch_tf import cluster
+from switch_tf import cluster, environment
 from switch_tf.cli.main import Mistake
 
 # How long the others may take to end by themselves, with a message of their own, after one has ended badly.
 GRACE_SECONDS = 30
 INTERRUPTED = 130
 _MOST = 64
+_PR_SET_PDEATHSIG = 1  # of prctl(2)
 
 
 def add_arguments(parser) -> None:
@@ -58,6 +60,8 @@ def _share(num_devices, count):
 def run(words: list[str], count: int, num_devices: int | None = None) -> int:
     """Runs `switch-tf` with `words` in `count` processes; the first one's output is this one's.
 
+    They get SIGTERM when this process ends, however it does. Each has its share of the GPUs.
+
     Returns:
         The exit status of the first process, or 1 where another one failed.
     """
@@ -67,21 +71,26 @@ def run(words: list[str], count: int, num_devices: int | None = None) -> int:
         raise Mistake("TF_CONFIG names the processes already, so this is one of them; leave out --processes, or unset "
                       "TF_CONFIG.")
     _share(num_devices, count)
+    gpus = _gpus_of_each(count)
     addresses = [f"127.0.0.1:{port}" for port in free_ports(count)]
-    children = []
+    children, end_with_this = [], _ends_with(os.getpid())
     for index in range(count):
         environ = dict(os.environ)
         cluster.put(environ, addresses, index)
+        if gpus:
+            environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus[index])
         output = {} if index == 0 else {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
         command = [sys.executable, "-m", "switch_tf.cli", *words, "--processes=1"]  # of an option given twice the last
         # A session of their own: a signal to this process's group would otherwise reach them twice.
-        children.append(subprocess.Popen(command, env=environ, start_new_session=True, **output))
+        children.append(subprocess.Popen(command, env=environ, start_new_session=True,
+                                         preexec_fn=end_with_this, **output))
     relays = [threading.Thread(target=_relay, args=(child.stderr, index), daemon=True)
               for index, child in enumerate(children[1:], 1)]
     for relay in relays:
         relay.start()
     previous = {number: signal.signal(number, lambda number, _: _pass_on(number, children))
-                for number in (signal.SIGINT, signal.SIGTERM)}
+                for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+                if signal.getsignal(number) is not signal.SIG_IGN}  # as nohup has it for SIGHUP
     try:
         return _wait(children)
     finally:
@@ -89,6 +98,28 @@ def run(words: list[str], count: int, num_devices: int | None = None) -> int:
             relay.join(timeout=GRACE_SECONDS)
         for number, handler in previous.items():
             signal.signal(number, handler)
+
+
+def _gpus_of_each(count):
+    """The GPUs of each process, which together have all; an empty list where there are none."""
+    gpus = environment.gpus()
+    if len(gpus) % count:
+        raise Mistake(f"--processes must divide the {len(gpus)} GPU{'s' * (len(gpus) > 1)} of this machine, not "
+                      f"{count}; set CUDA_VISIBLE_DEVICES to fewer, or to nothing for the CPU.")
+    share = len(gpus) // count
+    return [gpus[index * share:(index + 1) * share] for index in range(count)] if gpus else []
+
+
+def _ends_with(parent):
+    """A function for a new child: it gets SIGTERM, which has it save and end, when its parent is gone."""
+    prctl = ctypes.CDLL(None, use_errno=True).prctl
+
+    def set_signal():
+        prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != parent:  # it was gone before
+            os._exit(INTERRUPTED)
+
+    return set_signal
 
 
 def _wait(children):

@@ -1,11 +1,20 @@
-"""Ctrl-C and SIGTERM while a command trains: the first is a wish to stop in order, a second one ends the process."""
+"""Ctrl-C, SIGTERM and SIGHUP while a command trains: the first stops in order, a second one ends the process."""
 
 import os
+import select
 import signal
 import sys
 import threading
 
 from switch_tf.cli.processes import INTERRUPTED
+
+# SIGHUP comes when a terminal or an ssh session is closed.
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def not_ignored() -> list[signal.Signals]:
+    """Those of `SIGNALS` that this process reacts to; `nohup` has SIGHUP ignored."""
+    return [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
 
 
 class Stopping:
@@ -27,7 +36,7 @@ class Stopping:
         self._previous = {}
 
     def __enter__(self):
-        self._previous = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGINT, signal.SIGTERM)}
+        self._previous = {number: signal.signal(number, lambda *_: None) for number in not_ignored()}
         signal.set_wakeup_fd(self._told)
         self._thread.start()
         return self
@@ -45,8 +54,23 @@ class Stopping:
             if number[0] not in self._previous:
                 continue
             name = signal.Signals(number[0]).name
+            _silence_closed_outputs()
             if self.reason:
                 print(f"{name} once more: ended without saving.", file=sys.stderr, flush=True)
                 os._exit(INTERRUPTED)
             self.reason = name
             self._say(f"{name}: saving after this step; once more stops without saving.")
+
+
+def _silence_closed_outputs():
+    """Discards output that nobody can read any more: of a closed terminal, or to a parent that was killed.
+
+    Writing there raises, and the run would end before it has saved.
+    """
+    poller = select.poll()
+    for output in (1, 2):
+        poller.register(output, 0)  # reports errors alone
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for output, _ in poller.poll(0):
+        os.dup2(nowhere, output)
+    os.close(nowhere)

@@ -12,7 +12,7 @@ import time
 
 import pytest
 
-from switch_tf import cluster
+from switch_tf import cluster, environment
 from switch_tf.cli import processes
 from switch_tf.cli.main import Mistake
 
@@ -135,6 +135,72 @@ def test_ports_are_free_and_differ():
     for port in ports:
         with socket.socket() as one:
             one.bind(("127.0.0.1", port))
+
+
+# GPUs.
+
+
+@pytest.mark.parametrize("visible, shares", [("0,1,2,3", ["0,1", "2,3"]), ("GPU-a, GPU-b", ["GPU-a", "GPU-b"])])
+def test_each_process_sees_its_share_of_the_gpus(stand_in, tmp_path, monkeypatch, visible, shares):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    stand_in('pathlib.Path(f"{index}.txt").write_text(os.environ["CUDA_VISIBLE_DEVICES"])')
+    assert processes.run(["train"], 2) == 0
+    assert [(tmp_path / f"{index}.txt").read_text() for index in range(2)] == shares
+
+
+def test_gpus_that_cannot_be_shared_are_refused(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2")
+    with pytest.raises(Mistake, match="--processes must divide the 3 GPUs of this machine, not 2; set CUDA_VISIBLE_"):
+        processes.run(["train"], 2)
+
+
+def test_gpus_are_counted_where_no_variable_names_them(monkeypatch):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(environment.glob, "glob", lambda pattern: ["/dev/nvidia10", "/dev/nvidia2", "/dev/nvidia0"])
+    assert environment.gpus() == ["0", "2", "10"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert environment.gpus() == []
+
+
+# Ending with the parent.
+
+_PARENT = """
+import sys
+from switch_tf.cli import processes
+processes.run(["train"], 2)
+"""
+
+
+@pytest.mark.parametrize("is_stopped_first, number", [(False, signal.SIGKILL), (True, signal.SIGKILL),
+                                                      (False, signal.SIGHUP)])
+def test_children_are_told_to_end_when_their_parent_is_gone(is_stopped_first, number, tmp_path):
+    package = tmp_path / "stand_in" / "switch_tf" / "cli"
+    package.mkdir(parents=True)
+    for folder in (package.parent, package):
+        (folder / "__init__.py").write_text("")
+    (package / "__main__.py").write_text(_START + """
+def ended(*_):
+    pathlib.Path(f"{index}.ended").touch()
+    os._exit(0)
+
+for number in (signal.SIGTERM, signal.SIGHUP):
+    signal.signal(number, ended)
+pathlib.Path(f"{index}.started").touch()
+signal.pause()
+""")
+    # The parent has the package, and its children, which look into PYTHONPATH, the stand-in.
+    code = _PARENT.replace("import sys\n", "import os, sys\nfrom switch_tf import cluster\n").replace(
+        "processes.run", f"os.environ['PYTHONPATH'] = {str(package.parents[1])!r}\nprocesses.run")
+    parent = subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path)
+    try:
+        wait_for(lambda: len(list(tmp_path.glob("*.started"))) == 2)
+        if is_stopped_first:
+            parent.send_signal(signal.SIGSTOP)
+        parent.send_signal(number)
+        wait_for(lambda: len(list(tmp_path.glob("*.ended"))) == 2)
+    finally:
+        parent.kill()
+        parent.wait()
 
 
 # What is seen of them.

@@ -45,3 +45,24 @@ def test_a_second_signal_ends_a_process_that_waits_for_good():
     process.send_signal(signal.SIGTERM)
     assert process.wait(timeout=10) == 130
     assert "SIGTERM once more: ended without saving." in process.stderr.read()
+
+
+def test_a_closed_terminal_stops_in_order_and_under_nohup_does_nothing():
+    said = []
+    with Stopping(said.append) as stopping:
+        os.kill(os.getpid(), signal.SIGHUP)
+        deadline = time.monotonic() + 10
+        while not said and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert stopping.reason == "SIGHUP"
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with Stopping(said.append) as stopping:
+            os.kill(os.getpid(), signal.SIGHUP)
+            os.kill(os.getpid(), signal.SIGTERM)
+            deadline = time.monotonic() + 10
+            while len(said) < 2 and time.monotonic() < deadline:
+                time.sleep(0.01)
+            assert stopping.reason == "SIGTERM"
+    finally:
+        signal.signal(signal.SIGHUP, before)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import pathlib
 import re
 import signal
 import subprocess
@@ -12,6 +13,7 @@ import pytest
 
 from switch_tf import cluster
 from switch_tf.cli import processes
+from switch_tf.training import checkpoint_folders
 
 # Each starts up to five processes, which take a minute of CPU time to import and trace.
 pytestmark = pytest.mark.slow
@@ -154,3 +156,18 @@ def test_a_signal_to_one_process_stops_both_at_one_step_with_everything_saved(tm
     assert process.returncode == 130, errors
     stopped = int(re.search(r"Stopped by .* at step (\d+)\. Everything up to it is saved", errors)[1])
     assert (tmp_path / "run" / "checkpoints" / f"step_{stopped:08d}" / "checkpoint.json").exists()
+
+
+def test_when_the_parent_is_killed_both_processes_save_and_end(tmp_path):
+    process = _start(tmp_path, *EXPERTS)
+    children = _children(process)
+    assert len(children) == 2
+    process.kill()
+    process.wait()
+    deadline = time.monotonic() + 60
+    while any(pathlib.Path(f"/proc/{child}").exists() for child in children) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not [child for child in children if pathlib.Path(f"/proc/{child}").exists()]
+    steps = checkpoint_folders.steps(tmp_path / "run" / "checkpoints")
+    last = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])["step"]
+    assert steps[-1] >= last
