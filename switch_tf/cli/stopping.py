@@ -5,11 +5,14 @@ import select
 import signal
 import sys
 import threading
+import time
 
 from switch_tf.cli.processes import INTERRUPTED
 
 # SIGHUP comes when a terminal or an ssh session is closed.
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+_ONE_REQUEST = 5  # seconds in which signals of a parent that has ended count as one
 
 
 def not_ignored() -> list[signal.Signals]:
@@ -34,6 +37,7 @@ class Stopping:
         os.set_blocking(self._told, False)
         self._thread = threading.Thread(target=self._listen, daemon=True)
         self._previous = {}
+        self._parent, self._asked_at = os.getppid(), 0.0
 
     def __enter__(self):
         self._previous = {number: signal.signal(number, lambda *_: None) for number in not_ignored()}
@@ -55,11 +59,17 @@ class Stopping:
                 continue
             name = signal.Signals(number[0]).name
             _silence_closed_outputs()
+            if self.reason and self._is_of_ended_parent():
+                continue
             if self.reason:
                 print(f"{name} once more: ended without saving.", file=sys.stderr, flush=True)
                 os._exit(INTERRUPTED)
-            self.reason = name
+            self.reason, self._asked_at = name, time.monotonic()
             self._say(f"{name}: saving after this step; once more stops without saving.")
+
+    def _is_of_ended_parent(self):
+        """Whether a signal repeats the first one: the kernel sends it again for each thread of a parent that ends."""
+        return os.getppid() != self._parent and time.monotonic() - self._asked_at < _ONE_REQUEST
 
 
 def _silence_closed_outputs():

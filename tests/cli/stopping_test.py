@@ -66,3 +66,13 @@ def test_a_closed_terminal_stops_in_order_and_under_nohup_does_nothing():
             assert stopping.reason == "SIGTERM"
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+def test_signals_of_a_parent_that_has_ended_count_as_one(monkeypatch):
+    said = []
+    with Stopping(said.append) as stopping:
+        monkeypatch.setattr(os, "getppid", lambda: 1)
+        for _ in range(3):
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.05)
+        assert stopping.reason == "SIGTERM" and len(said) == 1
