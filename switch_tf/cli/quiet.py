@@ -4,6 +4,7 @@ import contextlib
 import os
 import sys
 import tempfile
+import warnings
 
 
 def import_tensorflow(num_cpu_devices: int | None = None) -> None:
@@ -15,12 +16,27 @@ def import_tensorflow(num_cpu_devices: int | None = None) -> None:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     if "tensorflow" not in sys.modules:
         print("Importing TensorFlow ...", file=sys.stderr, flush=True)
+    warnings.formatwarning = _OneLine()
     with held_back():
         import tensorflow
         tensorflow.config.list_physical_devices()  # says that there is no GPU, too
         if num_cpu_devices is not None:
             from switch_tf.partitioning import devices
             devices.split_cpu(num_cpu_devices)
+
+
+class _OneLine:
+    """Formats a warning as one sentence, without the source of a library's line, and each sentence once."""
+
+    def __init__(self):
+        self._shown = set()
+
+    def __call__(self, message, category, filename, lineno, line=None):
+        text = " ".join(str(message).split())
+        if text in self._shown:
+            return ""
+        self._shown.add(text)
+        return f"Warning: {text}\n"
 
 
 @contextlib.contextmanager

@@ -78,12 +78,12 @@ def _start(words):
 
 def describe(summary) -> str:
     """The end of a run in a few lines."""
-    from switch_tf.training import report
-    lines = [f"Step {summary['step']}."]
+    from switch_tf.training import names, report
+    lines, shares = [f"Step {summary['step']}."], names.shares(summary)
     for name, value in summary.items():
         if isinstance(value, dict):
             share = f" (the last {value['last'] / value['first']:.0%} of the first)" if name.endswith("/loss") else ""
-            lines.append(f"{name}: {report.describe(value)}{share}")
+            lines.append(f"{name}: {report.describe(value, name in shares)}{share}")
         elif name.startswith("eval/"):
             lines.append(f"{name}: {value:.4f}, a model that knows only how frequent each token is")
     if "train/tokens_per_second" in summary:

@@ -75,12 +75,19 @@ class _Served(tf.Module):
         return decoded.ids[:, 0], decoded.scores[:, 0]
 
 
+def _words(sampler):
+    """The sampler for people: "greedy search", "beam search (num_beams 4, length_penalty 0.6, num_results 1)"."""
+    kind = {"Greedy": "greedy search", "Beam": "beam search", "Sample": "sampling"}[type(sampler).__name__]
+    settings = ", ".join(f"{name} {value}" for name, value in dataclasses.asdict(sampler).items())
+    return f"{kind} ({settings})" if settings else kind
+
+
 def _card(text_model, folder, about):
     model, sampler = text_model.model, text_model.sampler
     reading = text_model.features
     return _CARD.format(
         reading=_READINGS[reading.sentinels] + (f" {reading.prefix!r} is put before a text." if reading.prefix else ""),
-        name=folder.name, parameters=f"{model.config.num_parameters:,}", sampler=sampler,
+        name=folder.name, parameters=f"{model.config.num_parameters:,}", sampler=_words(sampler),
         about=json.dumps(about, indent=1), inputs_length=text_model.inputs_length, dtype=model.dtype_policy.name,
         max_length=text_model.max_length, vocab_size=model.config.vocab_size,
         config=json.dumps(dataclasses.asdict(model.config), indent=1),

@@ -116,6 +116,8 @@ def _ticks(axes, name):
         axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.3g}%")
     elif name.endswith("per_second"):
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+    else:
+        axes.ticklabel_format(axis="y", useOffset=False)
 
 
 def png(figure) -> bytes:

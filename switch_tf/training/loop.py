@@ -261,8 +261,7 @@ class Training:
         declared = scoring.directions_of(scores)
         if values:
             self._writer.write(state.step, values, declared)
-            self.progress.say(f"step {state.step}/{run.train_steps}  " + "  ".join(
-                f"{name} {value:.4f}" for name, value in values.items()))
+            self.progress.say(f"step {state.step}/{run.train_steps}  {summaries.shown(values)}")
         if not math.isfinite(values.get(run.best_metric, 0.0)):
             self.progress.say(f"{run.best_metric} is not finite at step {state.step}, so this evaluation is no better "
                               "than any other.")

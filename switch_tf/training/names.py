@@ -15,3 +15,19 @@ def sparse_layers(names) -> list[str]:
 
     parts = [name.partition("/")[2].rpartition("/") for name in names if name.startswith("router/")]
     return sorted({layer for layer, _, name in parts if name == "expert_load"}, key=position)
+
+
+def shares(names) -> set[str]:
+    """Returns those of these names whose values are shares from 0 to 1, which people read in per cent.
+
+    A task's own "accuracy" is its metric's, from 0 to 100 as seqio's are; the share of right tokens is then called
+    "token_accuracy".
+    """
+    names = set(names)
+    return {name for name in names if name.endswith(("token_accuracy", "_utilization", "_wait_fraction")) or (
+        name.rpartition("/")[2] == "accuracy" and name.removesuffix("accuracy") + "token_accuracy" not in names)}
+
+
+def shown(value: float, is_share: bool) -> str:
+    """Returns a value of a metric for people: four digits, or a share in per cent."""
+    return f"{value:.1%}" if is_share else f"{value:.4f}"

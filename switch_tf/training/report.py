@@ -7,7 +7,7 @@ import sys
 import numpy as np
 
 from switch_tf import directions
-from switch_tf.training import figures, page, run_folder
+from switch_tf.training import figures, names, page, run_folder
 from switch_tf.whole_file import write_whole
 
 # What a reader may not know, by the heading under which it is drawn.
@@ -70,10 +70,10 @@ def _summary(folder, records):
     return summary
 
 
-def describe(value: dict) -> str:
-    """Returns words for an entry of a summary that has a first, a last and a best."""
-    return (f"{value['first']:.4f} at step {value['first_step']}, {value['last']:.4f} at step {value['last_step']}, "
-            f"best {value['best']:.4f} at step {value['best_step']}")
+def describe(value: dict, is_share=False) -> str:
+    """Returns words for an entry of a summary that has a first, a last and a best; a share is in per cent."""
+    return ", ".join(f"{word}{names.shown(value[key], is_share)} at step {value[f'{key}_step']}" for word, key in (
+        ("", "first"), ("", "last"), ("best ", "best")))
 
 
 def read_metrics(folder) -> list[dict]:
@@ -119,10 +119,10 @@ def _drop(record, names):
 
 
 def _page(folder, summary, pictures):
-    rows = []
+    rows, shares = [], names.shares(summary)
     for name, value in summary.items():
         if isinstance(value, dict):
-            value = describe(value)
+            value = describe(value, name in shares)
         elif isinstance(value, float):
             value = f"{value:,.0f}" if name.endswith("per_second") else f"{value:.4f}"
         rows.append(f"<tr><th>{html.escape(name)}</th><td>{html.escape(str(value))}</td></tr>")

@@ -42,6 +42,12 @@ def evaluation_values(name: str, measured: Measurements, accuracy="accuracy") ->
             f"eval/{name}/{accuracy}": _divide(measured.accuracy)}
 
 
+def shown(values: dict[str, float]) -> str:
+    """Returns the values of an evaluation for a line of text."""
+    shares = names.shares(values)
+    return "  ".join(f"{name} {names.shown(value, name in shares)}" for name, value in values.items())
+
+
 def unigram_values(name: str, loss: float) -> dict[str, float]:
     """What is written of a unigram model's loss on the same examples."""
     return {f"eval/{name}/unigram_loss": loss}
@@ -169,7 +175,7 @@ class Progress:
         dropped = [_divide(stats.fraction_tokens_dropped) for stats in routers.values()]
         mfu = values.get("train/model_flops_utilization")  # not of a chip of an unknown type
         text = (f"step {step}/{self._last_step}  loss {values['train/loss']:.4f}  "
-                f"cross-entropy {values['train/cross_entropy']:.4f}  accuracy {values['train/accuracy']:.3f}  "
+                f"cross-entropy {values['train/cross_entropy']:.4f}  accuracy {values['train/accuracy']:.1%}  "
                 f"learning rate {values['train/learning_rate']:.3g}  "
                 + (f"balance {values['train/load_balancing_loss']:.3f}  dropped {np.mean(dropped):.1%}  "
                    if dropped else "")

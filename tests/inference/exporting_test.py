@@ -63,6 +63,7 @@ def test_texts_and_ids_have_signatures_and_what_is_empty_has_no_answer(text_mode
     np.testing.assert_allclose(found["scores"], [*(one.score for one in answers), 0, 0], rtol=1e-5)
     card = (tmp_path / "saved" / exporting.CARD).read_text()
     assert '"num_experts": 4' in card and "below 384" in card and "int32 [batch, 6]" in card
+    assert "by greedy search." in card or "by beam search (num_beams" in card
 
 
 def test_nothing_is_left_of_an_export_that_failed(text_model, tmp_path, monkeypatch):

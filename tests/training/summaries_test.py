@@ -51,7 +51,7 @@ def test_a_logged_line_tells_loss_drops_and_what_remains(tiny_config, capfd):
     progress = summaries.Progress(0, 100)
     progress.log(90, summaries.training_values(measured, speeds), measured.batch.routers)
     progress.close()
-    assert ("step 90/100  loss 3.1340  cross-entropy 3.0000  accuracy 0.250  learning rate 0.01  balance 3.000  "
+    assert ("step 90/100  loss 3.1340  cross-entropy 3.0000  accuracy 25.0%  learning rate 0.01  balance 3.000  "
             "dropped 10.0%  30 tokens/s  1.000 s/step  MFU 50%  input wait 0%  ETA 00:10\n") in capfd.readouterr().err
 
 
