@@ -16,6 +16,7 @@ GROUPING = ("tests/layers/grouping_test.py", "tests/layers/moe_test.py")
 DROPOUT = ("tests/layers/dropout_test.py",)
 ADAFACTOR = ("tests/optim/adafactor_test.py",)
 STEP = ("tests/training/objective_test.py", "tests/training/train_step_test.py")
+EVALUATOR = ("tests/data/evaluator_test.py", "tests/tasks/downstream_test.py")
 RESULTS = ("tests/comparison/results_test.py",)
 OBJECTIVE = ("tests/training/objective_test.py", "tests/training/semantics_loss_test.py")
 
@@ -239,4 +240,8 @@ MUTANTS = (
            "reference) for run, reference in zip(runs, references * len(runs))]", RESULTS),
     Mutant("comparison/curves.py", "statistics.mean(losses[max(0, end - SMOOTHING):end])",
            "sum(losses[max(0, end - SMOOTHING):end]) / min(end, SMOOTHING)", ("tests/comparison/curves_test.py",)),
+    Mutant("data/evaluator.py", "np.mean([np.mean(group) for group in groups.values()])",
+           "np.mean([value for task in scores.values() for value in task.metrics.values()])", EVALUATOR),
+    Mutant("data/evaluator.py", "np.mean([np.mean(group) for group in groups.values()])",
+           "np.mean([value for group in groups.values() for value in group])", EVALUATOR),
 )
