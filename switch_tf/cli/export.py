@@ -42,10 +42,11 @@ def run(arguments) -> dict:
     except (ValueError, OSError) as error:
         raise Mistake(first_line(error)) from error
     if arguments.model is not None:
-        try:
-            return _export_model(arguments, output)
-        except (ValueError, OSError) as error:
-            raise Mistake(first_line(error)) from error
+        with outputs.locked(output):
+            try:
+                return _export_model(arguments, output)
+            except (ValueError, OSError) as error:
+                raise Mistake(first_line(error)) from error
     folder = trained_run.folder_of(arguments)
     checkpoint = trained_run.one_checkpoint(arguments, folder)
     with outputs.locked(output):

@@ -48,7 +48,8 @@ def test_a_new_model_builds_itself(tiny_config):
 
 @pytest.mark.parametrize("inputs, options, message", [
     ([[5, 32]], {}, r"Ids of inputs must be in \[0, 32\), not 32"), ([[1], [2, 3]], {}, "inputs must be ids, <int32>"),
-    ([5, 6], {}, r"inputs must be <int>\[any, any\], not <int\d+>\[2\]"), ("text", {}, "inputs must be .*switch_tf.inference.generate"),
+    ([5, 6], {}, r"inputs must be <int>\[any, any\], not <int\d+>\[2\]"),
+    ("text", {}, "inputs must be .*switch_tf.inference.generate"),
     ([[5.0]], {}, "inputs must be <int>"), ([[5]], {"max_length": 0}, "max_length must be an integer of at least 1"),
     ([[5]], {"sampler": "best"}, "sampler must be one of 'greedy', 'sample', 'beam', not 'best'"),
     (np.zeros((0, 5), "int32"), {}, "inputs must hold"), (np.zeros((2, 0), "int32"), {}, "inputs must hold"),
