@@ -145,6 +145,7 @@ def faked(monkeypatch, tmp_path):
         progress = types.SimpleNamespace(say=print)
         partitioner = Partitioner()
         run = types.SimpleNamespace(train_steps=1, shown_examples=0)
+        state = types.SimpleNamespace(batches=types.SimpleNamespace(is_stuck=False))
 
         def __enter__(self):
             return self
