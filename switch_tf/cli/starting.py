@@ -3,6 +3,7 @@
 import contextlib
 import datetime
 import pathlib
+import re
 import shlex
 import sys
 import tempfile
@@ -49,6 +50,23 @@ def make_trainer(described, initial_weights):
         gin.bind_parameter("VOCABULARY/gin.macro.value" if is_macro else _VOCABULARY, vocabulary)
     return gin.get_configurable(Trainer)(partitioner=described.partitioner, initial_weights=initial_weights,
                                          activation_dtype=_bound("ACTIVATION_DTYPE/gin.macro.value"))
+
+
+def check_used(bindings) -> None:
+    """Refuses a macro of the command line that no part of the run has read; for when gin has made the trainer.
+
+    Args:
+        bindings: list of str, "NAME=VALUE".
+
+    Raises:
+        ValueError: names the macro.
+    """
+    import gin
+    read = gin.operative_config_str()
+    for name in (binding.partition("=")[0].strip() for binding in bindings):
+        if "." not in name and not re.search(rf"^{re.escape(name)} =", read, re.MULTILINE):
+            raise ValueError(f"{name} is set, but no part of this run reads it; leave it out, or refer to %{name} in "
+                             "a gin file, as in: keras.optimizers.AdamW.learning_rate = %LEARNING_RATE.")
 
 
 def _bound(name):

@@ -29,7 +29,7 @@ def run(arguments) -> dict:
         gin_run.look(arguments.gin_file, arguments.gin_bindings, arguments.gin_search_paths)
         return {"exit_status": processes.run(arguments.words, arguments.processes, arguments.devices)}
     gin_run.load(arguments, num_cpu_devices=processes.devices_of_this_process(arguments.devices))
-    training = _start(arguments.words)
+    training = _start(arguments)
 
     import tensorflow as tf
 
@@ -62,7 +62,7 @@ def run(arguments) -> dict:
     return {**summary, "exit_status": exit_status}
 
 
-def _start(words):
+def _start(arguments):
     """Starts the run that gin describes; what is wrong with it is the user's, and one sentence."""
     import gin
 
@@ -71,7 +71,8 @@ def _start(words):
     try:
         with starting.converted(described.run) as weights:
             trainer = starting.make_trainer(described, weights)
-            return trainer.start(starting.origin(words, trainer.model.config) + gin.operative_config_str())
+            starting.check_used(arguments.gin_bindings)
+            return trainer.start(starting.origin(arguments.words, trainer.model.config) + gin.operative_config_str())
     except (ValueError, OSError, checkpoints.BrokenCheckpoint) as error:
         raise Mistake(first_line(error)) from error
 

@@ -26,6 +26,17 @@ def test_mistakes_are_one_sentence_and_write_nothing(capsys, tmp_path, monkeypat
     assert [entry.name for entry in tmp_path.iterdir()] == ["file"]
 
 
+def test_a_learning_rate_that_another_optimizer_does_not_read_is_refused(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "adam.gin").write_text("from __gin__ import dynamic_registration\nimport keras\n"
+                                       "from switch_tf.training import trainer\n"
+                                       "trainer.Trainer.optimizer = @keras.optimizers.AdamW()\n")
+    words = ["train", *RUN, "--gin_file=adam.gin", "--gin.MODEL_DIR='run'", "--gin.LEARNING_RATE=0.001"]
+    assert main.main(words) == 2
+    assert "LEARNING_RATE is set, but no part of this run reads it" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
 def test_without_gin_files_the_three_kinds_are_named(capsys):
     assert main.main(["train"]) == 2
     assert "a model (gin/models/switch_tiny.gin), a task (gin/tasks/docs_corpus.gin)" in capsys.readouterr().err
