@@ -29,8 +29,8 @@ TELL_EVERY = 20  # seconds
 FUNCTIONS = {"gradients": "logits and loss", "update": "optimizer"}
 # Memory grows by the same for every layer only from here on: with fewer, the compiler has room and keeps more.
 FEWEST_LAYERS = 4
-# The compiler's time grows with the length of the program. This rate was measured on two idle cores; the second depth
-# is estimated from the first.
+# The compiler's time grows with the length of the program. A rough rate for the first depth, between what busy and idle
+# machines showed; the second depth is estimated from the first.
 LINES_PER_SECOND = 250
 
 
