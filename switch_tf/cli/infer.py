@@ -87,9 +87,10 @@ def _answer(arguments, folder, checkpoint, described):
     counts = {"lines": 0, "errors": 0, "cut": 0}
     with contextlib.ExitStack() as stack:
         if arguments.input == "-":
-            examples = data.examples_of_lines(sys.stdin.buffer, kind, fields)
+            examples, total = data.examples_of_lines(sys.stdin.buffer, kind, fields), None
         else:
-            examples = data.TextFile(arguments.input, fields, kind).examples()
+            file = data.TextFile(arguments.input, fields, kind)
+            examples, total = file.examples(), file.num_lines()
         output = lines.Printed() if arguments.output == "-" else lines.Output(arguments.output, {
             "run": str(folder.resolve()), **identity, "sampler": str(sampler),
             "fields": fields if kind != "lines" else None, "score": arguments.score})
@@ -97,7 +98,6 @@ def _answer(arguments, folder, checkpoint, described):
         found = output.after_what_is_there(lines.read(examples))
         if output.num_known:
             print(f"Going on after the {output.num_known} lines that {arguments.output} holds.", file=sys.stderr)
-        total = _num_lines(arguments.input) if kind in ("lines", "json") else None
         bar = stack.enter_context(tqdm(total=total, initial=output.num_known, desc=f"Step {identity['step']}",
                                        unit=" lines", file=sys.stderr, dynamic_ncols=True, disable=None))
         for records in lines.answers(found, model, arguments.score):
@@ -122,17 +122,14 @@ def _kind(arguments):
 
 def _fields(arguments, kind, defaults):
     """Keys or columns of the texts, by default those that the task reads."""
+    if kind == "lines":
+        return ["inputs"]  # the whole line, whatever its name in training
     asked = [arguments.field or defaults[0], *([arguments.target_field or defaults[1]] if arguments.score else [])]
+    if kind == "json" and not all(isinstance(field, str) for field in asked):
+        raise Mistake("The run was trained on columns by number, and JSON objects have keys: name them with --field"
+                      f"{' and --target_field' if arguments.score else ''}.")
     is_table = kind in ("tsv", "csv")
     return [int(field) if is_table and str(field).isdecimal() else field for field in asked]
-
-
-def _num_lines(path):
-    """How many lines a file has; None where that is not known without unpacking it."""
-    if path == "-" or path.lower().endswith(".gz"):
-        return None
-    with open(path, "rb") as file:
-        return sum(1 for _ in file)
 
 
 def _converse(model, lines):

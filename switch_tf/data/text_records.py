@@ -65,14 +65,21 @@ def find_files(name: str, patterns: str | Sequence[str]) -> list[str]:
 
 
 def examples_of_lines(stream, kind: str, fields: Sequence[str]) -> Iterator[Example]:
-    """Yields what stands in a binary stream of lines, such as standard input, as `TextFile.examples` does.
+    """Returns the examples in a binary stream of lines, such as standard input, as `TextFile.examples` does.
 
     Args:
         stream: binary stream with `readline(size)`.
         kind: str, "lines" or "json".
         fields: see `TextFile`.
+
+    Raises:
+        ValueError: lines of this kind do not have such fields.
     """
-    return Rows(kind, fields).read(ByteLines(stream))
+    try:
+        rows = Rows(kind, fields)
+    except Fault as error:
+        raise ValueError(f"The lines cannot be read so: {error}.") from error
+    return rows.read(ByteLines(stream))
 
 
 class TextFile:
@@ -200,7 +207,7 @@ class TextFile:
             found = list(self._rows.read(lines))
             if lines.left > 0:  # it lost its end after it was opened
                 raise self._shrunk(end - lines.left)
-        return [example.texts for example in found if example.texts], self._told(found, start), -1
+        return [example.texts for example in found if example.texts], self._sentences(found, start), -1
 
     def _read_on(self, start):
         """As `read`, of a packed file, which is kept open where it stands: the piece after it is asked for next."""
@@ -213,7 +220,7 @@ class TextFile:
                 self._place = self._opened_at + example.end
                 break
         texts = [example.texts for example in found if example.texts]
-        return texts, self._told(found, self._opened_at), -1 if self._place is None else self._place
+        return texts, self._sentences(found, self._opened_at), -1 if self._place is None else self._place
 
     def _examples_from(self, start):
         with self._opened() as stream:
@@ -228,8 +235,18 @@ class TextFile:
         """Yields all lines, rows or elements of the file in their order, those without texts too."""
         return self._examples_from(self._start)
 
-    def _told(self, examples, start):
-        """A sentence for each that cannot be used; lines are counted only where there is one."""
+    def num_lines(self) -> int | None:
+        """Counts the lines of text or JSON objects; None for a packed file, a table or an array, which need parsing."""
+        if self.is_compressed or self._kind not in ("lines", "json"):
+            return None
+        with self._opened() as stream:
+            size = stream.seek(0, io.SEEK_END)
+            stream.seek(max(0, size - 1))
+            has_rest = stream.read(1) not in (b"", b"\n")
+        return self._lines_before(size) + has_rest
+
+    def _sentences(self, examples, start):
+        """Returns a sentence for each example that cannot be used. Lines are counted only if there is one."""
         faults = [example for example in examples if example.fault]
         before = self._lines_before(start) if faults else 0
         return [f"{self.name}, line {before + example.line}: {example.fault}." for example in faults]

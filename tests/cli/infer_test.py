@@ -1,3 +1,4 @@
+import argparse
 import io
 import json
 import shutil
@@ -6,7 +7,7 @@ import sys
 import gin
 import pytest
 
-from switch_tf.cli import main
+from switch_tf.cli import infer, main
 from switch_tf.training import checkpoint_folders
 
 
@@ -135,6 +136,20 @@ def test_mistakes_are_one_sentence(run_folder, capsys, arguments, message):
     assert main.main(["infer", f"--run={run_folder}", *arguments]) == 2
     err = capsys.readouterr().err
     assert message in err and "Traceback" not in err
+
+
+@pytest.mark.parametrize("kind, given, expected", [
+    ("lines", {}, ["inputs"]), ("tsv", {}, [2]), ("csv", {"field": "1", "score": True}, [1, 0]),
+    ("tsv", {"field": "question"}, ["question"]), ("json", {"field": "question"}, ["question"]),
+    ("json", {}, "name them with --field."),
+    ("json", {"field": "question", "score": True}, "name them with --field and --target_field.")])
+def test_a_run_trained_on_numbered_columns_reads_other_kinds_of_files(kind, given, expected):
+    arguments = argparse.Namespace(**{"field": None, "target_field": None, "score": False, **given})
+    if isinstance(expected, list):
+        assert infer._fields(arguments, kind, (2, 0)) == expected
+    else:
+        with pytest.raises(main.Mistake, match=expected):
+            infer._fields(arguments, kind, (2, 0))
 
 
 def test_the_output_is_another_file_than_the_input(run_folder, tmp_path, capsys):

@@ -184,11 +184,25 @@ def test_a_broken_array_ends_the_reading_whatever_may_be_left_out(tmp_path, cont
     assert str(raised.value).startswith(f"{path}, line {line}: {message}") and str(raised.value).endswith(".")
 
 
-@pytest.mark.parametrize("name", CONTENTS)
-def test_files_that_were_put_together_have_marks_of_byte_order_amid_them(tmp_path, name):
-    if name[0] in "abe":  # a table has its header once
-        path = _write(tmp_path, name, ("\ufeff" + CONTENTS[name].rstrip("\n") + "\n") * 2)
-        assert _all(data.TextFile(path, ["text"])) == ([(text,) for _, text in ROWS] * 2, [])
+@pytest.mark.parametrize("name", ["a.jsonl", "b.json", "e.txt"])  # a table has its header once
+def test_concatenated_files_may_have_byte_order_marks_between_them(tmp_path, name):
+    path = _write(tmp_path, name, ("\ufeff" + CONTENTS[name].rstrip("\n") + "\n") * 2)
+    assert _all(data.TextFile(path, ["text"])) == ([(text,) for _, text in ROWS] * 2, [])
+
+
+@pytest.mark.parametrize("name, content, count", [
+    ("a.txt", "one\n\nthree", 3), ("a.txt", "one\ntwo\n", 2), ("a.txt", "", 0), ("a.jsonl", CONTENTS["a.jsonl"], 5),
+    ("a.json", json.dumps([{"text": "one"}, {"text": "two"}]), None), ("c.tsv", CONTENTS["c.tsv"], None),
+    ("a.txt.gz", "one\n", None)])
+def test_lines_are_counted_where_each_is_an_example(tmp_path, name, content, count):
+    file = data.TextFile(_write(tmp_path, name, content), ["text"])
+    assert file.num_lines() == count
+    assert count is None or count == len(list(file.examples()))
+
+
+def test_a_stream_whose_lines_lack_the_fields_is_refused():
+    with pytest.raises(ValueError, match="The lines cannot be read so: its fields must be names, not 0"):
+        data.examples_of_lines(io.BytesIO(b"{}"), "json", [0])
 
 
 def test_every_line_of_a_file_is_there_in_its_order_with_what_stands_in_it(tmp_path):
