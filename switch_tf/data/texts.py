@@ -9,7 +9,7 @@ from switch_tf.data.vocabularies import num_sentinels
 
 # What a typed `<extra_id_0>` may be, see `Reading`.
 SENTINELS = ("gaps", "spelt_out", "as_tokenized")
-_SENTINEL = re.compile(r"<extra_id_(0|[1-9]\d{0,4})>")
+_SENTINEL = re.compile(r"<extra_id_(0|[1-9][0-9]{0,4})>")  # \d would match digits of other scripts
 
 
 def read_text(vocabulary, text: str, sentinels: str = "gaps") -> list[int]:
