@@ -67,8 +67,8 @@ class Stored(NamedTuple):
         if stored.extra_ids > min(stored.size, _MOST_EXTRA_IDS):
             raise ValueError(f"extra_ids of a vocabulary of {stored.size} ids must be at most "
                              f"{min(stored.size, _MOST_EXTRA_IDS)}, not {stored.extra_ids}")
-        if (stored.kind == SENTENCEPIECE) != isinstance(stored.file, str) or (
-                stored.kind == SENTENCEPIECE) != isinstance(stored.sha256, str):
+        expected = str if stored.kind == SENTENCEPIECE else type(None)
+        if not isinstance(stored.file, expected) or not isinstance(stored.sha256, expected):
             raise ValueError(f"a vocabulary of kind {SENTENCEPIECE}, and no other, has a file and its sha256")
         return stored
 
@@ -108,10 +108,15 @@ def load(stored: Stored, folder):
     """Returns the seqio vocabulary that a run folder keeps, the same object for the same file.
 
     Raises:
-        ValueError: the file is missing, changed, outside the run, or no vocabulary; or only code can make it.
+        ValueError: the file is missing, changed, outside the run, or no vocabulary; the size is another one; or only
+            code can make the vocabulary.
     """
     if stored.kind == BYTES:
-        return _bytes(stored.extra_ids)
+        vocabulary = _bytes(stored.extra_ids)
+        if vocabulary.vocab_size != stored.size:
+            raise ValueError(f"A vocabulary of bytes with {stored.extra_ids} sentinels has {vocabulary.vocab_size} "
+                             f"ids, and config.json in {folder} gives it {stored.size}.")
+        return vocabulary
     if stored.kind == OTHER:
         raise ValueError(f"The vocabulary {stored.name!r} of {folder} is made by code, which {folder} cannot hold.")
     return _of_copy(str(path_of(stored, folder)), stored.extra_ids, stored.size)

@@ -85,6 +85,7 @@ def test_a_path_out_of_the_run_is_refused(tmp_path, file):
     {"kind": "bytes", "name": "b", "size": 2**31}, {"kind": "bytes", "name": "b", "size": 9, "extra_ids": -1},
     {"kind": "bytes", "name": "b", "size": 2**31 - 1, "extra_ids": 2**31 - 1},
     {"kind": "bytes", "name": "b", "size": 9, "file": "vocabulary/x"},
+    {"kind": "bytes", "name": "b", "size": 9, "file": []}, {"kind": "other", "name": "b", "size": 9, "sha256": {}},
     {"kind": "sentencepiece", "name": "b", "size": 9},
     {"kind": "sentencepiece", "name": "b", "size": 9, "file": 3, "sha256": "0"}])
 def test_what_is_no_description_is_refused(wrong):
@@ -97,3 +98,5 @@ def test_a_file_of_another_size_is_refused(tmp_path):
     stored = stored_vocabularies.store(vocabularies.docs_corpus(), tmp_path, "inputs")
     with pytest.raises(ValueError, match="has 3996 pieces, and config.json says 5000"):
         stored_vocabularies.load(stored._replace(size=5100), tmp_path)
+    with pytest.raises(ValueError, match="of bytes with 9 sentinels has 268 ids, and config.json in .* gives it 20"):
+        stored_vocabularies.load(Stored("bytes", "bytes", 20, 9), tmp_path)
