@@ -46,7 +46,7 @@ class Reading:
         for name in ("inputs_end", "targets_end", "keeps_end"):
             if not isinstance(getattr(self, name), bool):
                 raise checks.refusal(f"{name} must be True or False, not {checks.shown(getattr(self, name))}.")
-        if not isinstance(self.prefix, str):
+        if not isinstance(self.prefix, str) or not _is_unicode(self.prefix):
             raise checks.refusal(f"The prefix must be text, not {checks.shown(self.prefix)}.")
         if self.sentinels not in SENTINELS:
             raise checks.refusal(f"sentinels must be one of {', '.join(SENTINELS)}, not "
@@ -95,6 +95,11 @@ class Reading:
         if self.keeps_end:
             return [*ids[:length - len(end)], *end], num_cut
         return [*ids, *end][:length], num_cut
+
+
+def _is_unicode(text):
+    """Whether text has no half of a surrogate pair, which JSON may hold and no vocabulary reads."""
+    return text.isascii() or not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def _is_field(field):
@@ -154,7 +159,8 @@ def _of_task(task):
             sentinels = "gaps"
         if _is_one_of(step, import_seqio().preprocessors.__name__, {"append_eos", "append_eos_after_trim"}):
             keeps_end = step.__name__ == "append_eos_after_trim"
-    fields = getattr(task.source, "fields", {})
+    fields = getattr(task.source, "fields", None)
+    fields = fields if isinstance(fields, Mapping) else {}  # a source of the user's own may mean something else by it
     return {"prefix": getattr(task.source, "prefix", ""), "sentinels": sentinels, "keeps_end": keeps_end,
             "fields": (fields.get("inputs", "inputs"), fields.get("targets", "targets"))}
 

@@ -124,7 +124,7 @@ def add_task():
     def add(name, *steps, prefix=""):
         source = seqio.FunctionDataSource(lambda split, shuffle_files, seed=None: (
             tf.data.Dataset.from_tensors({"inputs": prefix + "a <extra_id_0> b", "targets": "c"})), ["train"])
-        source.prefix = prefix
+        source.prefix, source.fields = prefix, ["not those of a file"]
         seqio.TaskRegistry.add(name, source, preprocessors.output_features(vocabularies.docs_corpus()), list(steps))
         added.append(name)
 
@@ -167,7 +167,8 @@ def test_it_is_kept_as_data():
     kept = json.loads(json.dumps(reading.as_data()))
     assert data.Reading.from_data(kept, vocabulary, vocabulary) == reading
     for change, message in (
-            ({"prefix": 3}, "The prefix must be text, not 3"), ({"sentinels": "x"}, "sentinels must be one of gaps, "),
+            ({"prefix": 3}, "The prefix must be text, not 3"), ({"prefix": "\ud800"}, "The prefix must be text, not "),
+            ({"sentinels": "x"}, "sentinels must be one of gaps, "),
             ({"inputs_end": 1}, "inputs_end must be True or False, not 1"), ({"more": 1}, "must have the keys"),
             ({"fields": ["a"]}, "fields must be two names or numbers of columns"),
             ({"fields": ["a", -1]}, "fields must be two names"), ({"fields": "ab"}, "fields must be two names")):
