@@ -33,11 +33,25 @@ def export(text_model: TextModel, folder, about: dict) -> None:
     folder = checks.path("folder", folder).resolve()
     checks.new_folder(folder)
     module = _Served(text_model)
+    save(module, {"serving_default": module.answer, "ids": module.decode}, _card(text_model, folder, about), folder)
+
+
+def save(module: tf.Module, signatures: dict, card: str, folder) -> None:
+    """Writes programs and `MODEL_CARD.md`; the folder appears complete or not at all.
+
+    Args:
+        module: holds the programs and their weights.
+        signatures: name -> `tf.function` of the module.
+        card: str. Text of `MODEL_CARD.md`.
+        folder: path of a folder that does not exist yet, or is empty.
+
+    Raises:
+        OSError: the disk is full or not writable.
+    """
     try:
         with whole_folder(folder) as unfinished:
-            tf.saved_model.save(module, str(unfinished), signatures={
-                "serving_default": module.answer, "ids": module.decode})
-            (unfinished / CARD).write_text(_card(text_model, folder, about))
+            tf.saved_model.save(module, str(unfinished), signatures=signatures)
+            (unfinished / CARD).write_text(card)
     except tf.errors.OpError as error:
         raise OSError(f"{folder} could not be written ({first_line(error)}).") from error
 
@@ -75,8 +89,8 @@ class _Served(tf.Module):
         return decoded.ids[:, 0], decoded.scores[:, 0]
 
 
-def _words(sampler):
-    """The sampler for people: "greedy search", "beam search (num_beams 4, length_penalty 0.6, num_results 1)"."""
+def in_words(sampler) -> str:
+    """Describes a sampler: "greedy search", "beam search (num_beams 4, length_penalty 0.6, num_results 1)"."""
     kind = {"Greedy": "greedy search", "Beam": "beam search", "Sample": "sampling"}[type(sampler).__name__]
     settings = ", ".join(f"{name} {value}" for name, value in dataclasses.asdict(sampler).items())
     return f"{kind} ({settings})" if settings else kind
@@ -87,7 +101,7 @@ def _card(text_model, folder, about):
     reading = text_model.features
     return _CARD.format(
         reading=_READINGS[reading.sentinels] + (f" {reading.prefix!r} is put before a text." if reading.prefix else ""),
-        name=folder.name, parameters=f"{model.config.num_parameters:,}", sampler=_words(sampler),
+        name=folder.name, parameters=f"{model.config.num_parameters:,}", sampler=in_words(sampler),
         about=json.dumps(about, indent=1), inputs_length=text_model.inputs_length, dtype=model.dtype_policy.name,
         max_length=text_model.max_length, vocab_size=model.config.vocab_size,
         config=json.dumps(dataclasses.asdict(model.config), indent=1),

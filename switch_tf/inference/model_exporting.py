@@ -4,9 +4,7 @@ import tensorflow as tf
 
 from switch_tf import __version__, checks, data, decoding
 from switch_tf.inference import exporting
-from switch_tf.inference.text_model import TextModel
-from switch_tf.messages import first_line
-from switch_tf.whole_folder import whole_folder
+from switch_tf.inference.text_model import TextModel, fitting_vocabulary
 
 
 def export(model, folder, vocabulary=None, max_length=64, sampler="greedy", inputs_length=512, about=None) -> None:
@@ -38,10 +36,7 @@ def export(model, folder, vocabulary=None, max_length=64, sampler="greedy", inpu
     if vocabulary is None:
         _export_ids(model, folder, checks.integer("max_length", max_length, 1), decoding.get_sampler(sampler))
         return
-    vocabulary = data.get_vocabulary(vocabulary) if isinstance(vocabulary, str) else vocabulary
-    if vocabulary.vocab_size > model.config.vocab_size:
-        raise checks.refusal(f"The vocabulary has {vocabulary.vocab_size} ids and the model an embedding for "
-                             f"{model.config.vocab_size}; give the vocabulary that it was trained with.")
+    vocabulary = fitting_vocabulary(vocabulary, model)
     text_model = TextModel(model, data.Reading(vocabulary, vocabulary), inputs_length, max_length, sampler,
                            batch_size=1)
     exporting.export(text_model, folder, about or {})
@@ -49,15 +44,11 @@ def export(model, folder, vocabulary=None, max_length=64, sampler="greedy", inpu
 
 def _export_ids(model, folder, max_length, sampler):
     module = _Decoder(model, max_length, sampler)
-    try:
-        with whole_folder(folder) as unfinished:
-            tf.saved_model.save(module, str(unfinished), signatures={
-                "serving_default": module.decode, "ids": module.decode})
-            (unfinished / exporting.CARD).write_text(_CARD.format(
-                name=folder.name, parameters=f"{model.config.num_parameters:,}", dtype=model.dtype_policy.name,
-                version=__version__, vocab_size=model.config.vocab_size, max_length=max_length, sampler=sampler))
-    except tf.errors.OpError as error:
-        raise OSError(f"{folder} could not be written ({first_line(error)}).") from error
+    card = _CARD.format(
+        name=folder.name, parameters=f"{model.config.num_parameters:,}", dtype=model.dtype_policy.name,
+        version=__version__, vocab_size=model.config.vocab_size, max_length=max_length,
+        sampler=exporting.in_words(sampler))
+    exporting.save(module, {"serving_default": module.decode, "ids": module.decode}, card, folder)
 
 
 class _Decoder(tf.Module):

@@ -129,6 +129,23 @@ def _filled(texts, shape):
     return batch
 
 
+def fitting_vocabulary(vocabulary, model):
+    """Returns a seqio vocabulary by its name or path, or as it is given.
+
+    Args:
+        vocabulary: name of a registered vocabulary, path of a SentencePiece model, or a seqio vocabulary.
+        model: SwitchTransformer.
+
+    Raises:
+        ValueError: there is no such vocabulary, or it has more ids than the model's embedding.
+    """
+    vocabulary = data.get_vocabulary(vocabulary) if isinstance(vocabulary, str) else vocabulary
+    if vocabulary.vocab_size > model.config.vocab_size:
+        raise checks.refusal(f"The vocabulary has {vocabulary.vocab_size} ids and the model an embedding for "
+                             f"{model.config.vocab_size}; give the vocabulary that it was trained with.")
+    return vocabulary
+
+
 def generate(model, texts, vocabulary, max_length=64, sampler="greedy", batch_size=32, inputs_length=512) -> list[str]:
     """What a model answers to texts.
 
@@ -149,10 +166,7 @@ def generate(model, texts, vocabulary, max_length=64, sampler="greedy", batch_si
     """
     if isinstance(texts, str):
         raise checks.refusal(f"texts must be a list of them, such as [{checks.shown(texts)}].")
-    vocabulary = data.get_vocabulary(vocabulary) if isinstance(vocabulary, str) else vocabulary
-    if vocabulary.vocab_size > model.config.vocab_size:
-        raise checks.refusal(f"The vocabulary has {vocabulary.vocab_size} ids and the model an embedding for "
-                             f"{model.config.vocab_size}; give the vocabulary that it was trained with.")
+    vocabulary = fitting_vocabulary(vocabulary, model)
     if not model.built:
         model.build()
     texts = [checks.text("A text", text) for text in texts]

@@ -20,7 +20,8 @@ def test_ids_are_decoded_as_generate_does(make_model, tmp_path):
         found = loaded.signatures["serving_default"](inputs=tf.constant(ids))
         np.testing.assert_array_equal(found["outputs"], model.generate(ids, max_length=4))
         assert found["scores"].shape == shape[:1]
-    assert "int32 [batch, 4]" in (tmp_path / "saved" / "MODEL_CARD.md").read_text()
+    card = (tmp_path / "saved" / "MODEL_CARD.md").read_text()
+    assert "int32 [batch, 4]" in card and "decoded by greedy search." in card
 
 
 @pytest.mark.slow
