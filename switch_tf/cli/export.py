@@ -68,6 +68,10 @@ def _check_source(arguments):
         return
     if arguments.gin_file or arguments.gin_bindings or arguments.step != "last":
         raise Mistake("--step and gin arguments go with --run; a saved model has its own configuration.")
+    for name, why in (("raw", "the texts of a saved model are always read as they are"),
+                      ("trust", "a saved model has no gin file")):
+        if getattr(arguments, name):
+            raise Mistake(f"--{name} goes with --run; {why}.")
     if not pathlib.Path(arguments.model).is_file():
         raise Mistake(f"--model must name a file that Keras saved, such as model.keras; {arguments.model!r} is none.")
     if arguments.inputs_length is not None and arguments.vocabulary is None:
