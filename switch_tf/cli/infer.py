@@ -51,8 +51,9 @@ def run(arguments) -> dict:
 
 def _check(arguments):
     """Refuses arguments that do not go together."""
-    if arguments.interactive and (arguments.input or arguments.output != "-" or arguments.score):
-        raise Mistake("--interactive answers what is typed; leave out --input, --output and --score.")
+    of_files = (arguments.input, arguments.output != "-", arguments.field, arguments.score)
+    if arguments.interactive and any(of_files):
+        raise Mistake("--interactive answers what is typed; leave out --input, --output and --score, and --field.")
     if not arguments.interactive and not arguments.input:
         raise Mistake("Give --input, a file of lines or - for standard input, or --interactive.")
     if arguments.input not in (None, "-") and not pathlib.Path(arguments.input).is_file():
@@ -66,6 +67,8 @@ def _check(arguments):
     if arguments.batch_size < 1:
         raise Mistake(f"--batch_size must be at least 1, not {arguments.batch_size}.")
     sampler_arguments.check(arguments)
+    if arguments.target_field and not arguments.score:
+        raise Mistake("--target_field goes with --score; without it targets are not read.")
     if arguments.score and arguments.sampler != "greedy":
         raise Mistake("--score decodes nothing; leave out --sampler.")
 
@@ -116,8 +119,7 @@ def _kind(arguments):
     from switch_tf import data
 
     kind = None if arguments.input == "-" else data.kind_of(arguments.input)
-    has_fields = arguments.field or arguments.target_field or arguments.score
-    return "json" if has_fields and kind in (None, "lines") else kind or "lines"
+    return "json" if (arguments.field or arguments.score) and kind in (None, "lines") else kind or "lines"
 
 
 def _fields(arguments, kind, defaults):

@@ -122,6 +122,8 @@ def test_what_is_typed_is_answered_line_by_line(run_folder, monkeypatch, capsys)
     ([], "Give --input, a file of lines or - for standard input, or --interactive"),
     (["--input=nowhere.txt"], "--input must be a file, or - for standard input; 'nowhere.txt' is none"),
     (["--interactive", "--input=-"], "leave out --input, --output and --score"),
+    (["--interactive", "--field=question"], "leave out --input, --output and --score, and --field"),
+    (["--input=-", "--target_field=answer"], "--target_field goes with --score"),
     (["--input=-", "--step=all"], "one checkpoint answers"),
     (["--input=-", "--step=5"], "a step with a checkpoint (7)"),
     (["--input=-", "--output=nowhere/out.jsonl"], "--output must be a file in a folder that is there, or -"),
