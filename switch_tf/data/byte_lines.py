@@ -51,7 +51,7 @@ class ByteLines:
         if size > LONGEST_LINE and not line.endswith(b"\n"):
             size += skip_line(self._stream)
         if self.left is not None:
-            self.left -= size
+            self.left = max(0, self.left - size)  # a last line that has grown may go on beyond the end
         if size > LONGEST_LINE:
             raise LongLine(size)
         return line

@@ -79,7 +79,14 @@ def test_a_small_packed_file_that_holds_much_takes_little_memory(tmp_path):
     assert not texts and sentence == f"{path}, line 1: it has 67,108,864 bytes, and a line may have 16,777,216 at most."
 
 
-def test_cuts_into_pieces_are_those_of_lines(monkeypatch):
+def test_a_long_last_line_that_has_grown_ends_the_reading(short_lines):
+    lines = byte_lines.ByteLines(io.BytesIO(b"x" * 150 + b"\n" + b"y" * 500), size=120)
+    with pytest.raises(byte_lines.LongLine, match="it has 151 bytes"):
+        next(lines)
+    assert lines.left == 0 and not list(lines)
+
+
+def test_lines_of_any_length_are_skipped_to_their_ends():
     stream, ends = io.BytesIO(b"ab\ncdefghijklmnopqrstuvwxyz\n\n\nx\nlast"), []
     while size := byte_lines.skip_line(stream):
         ends.append(size)
