@@ -177,11 +177,11 @@ def test_requests_take_turns_to_be_tokenised(text_model, monkeypatch):
         return read(text)
 
     monkeypatch.setattr(text_model, "read", slow)
-    with served(text_model) as (_, port), concurrent.futures.ThreadPoolExecutor() as pool:
+    with served(text_model) as (server, port), concurrent.futures.ThreadPoolExecutor() as pool:
         large = pool.submit(ask, port, PREDICT, {"instances": ["a" * 10_000] * 20})
         until(lambda: order)
         small = pool.submit(ask, port, PREDICT, {"instances": ["b"]})
-        threading.Event().wait(0.2)  # so that it waits for its turn
+        until(lambda: server._turn._waiters)
         go.set()
         assert small.result()[0] == large.result()[0] == 200
     assert len(order) == 21 and order.index("b") <= 2
@@ -206,9 +206,10 @@ def test_requests_that_are_not_all_there_may_hold_only_so_much(make_text_model, 
     head = b"POST %s HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99999\r\n\r\n" % PREDICT.encode()
     with served(make_text_model(), max_request_bytes=1000) as (server, port), contextlib.ExitStack() as stack:
         clients = [stack.enter_context(socket.create_connection(("127.0.0.1", port))) for _ in range(3)]
-        for client in clients:
-            client.sendall(head + b"x" * 900)
+        for number, client in enumerate(clients):
+            until(lambda held=900 * number: server._num_bytes_held == held)
             client.settimeout(10)
+            client.sendall(head + b"x" * 900)
         assert b"503" in clients[2].recv(20) and server._num_bytes_held == 1800
         assert ask(port, "/health")[0] == 200
         for client in clients:
