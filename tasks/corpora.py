@@ -77,7 +77,7 @@ def docs_corpus_documents() -> tuple[dict, ...]:
 
 
 def content_digest() -> str:
-    """Returns what the corpus of this machine is known by, which collects it."""
+    """Returns the digest of this machine's corpus, which is collected if it is not cached."""
     return pinned.digest(_content())
 
 

@@ -17,7 +17,7 @@ class InMemorySource(seqio.DataSource):
         name: str, of what the examples are from.
         read: function from a split to its examples, `{feature: list of str}`; called when they are first needed.
         num_examples: split -> how many there are, without reading them.
-        content: str, or function that returns it. What the text of all splits is known by.
+        content: str, or function that returns it. A digest of the text of all splits.
     """
 
     def __init__(self, name: str, read: Callable, num_examples: Mapping[str, int], content: str | Callable):

@@ -65,7 +65,7 @@ def read_sources(split: str) -> dict[str, list[str]]:
 
 
 def content_digest() -> str:
-    """Returns what the corpus of this machine is known by, which reads it."""
+    """Returns the digest of this machine's corpus, which is read for it."""
     return pinned.digest(_joined(_sources()))
 
 

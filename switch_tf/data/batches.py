@@ -73,7 +73,7 @@ class Batches:
 
     @property
     def is_stuck(self) -> bool:
-        """Whether a wait was given up: the input is waited for by a thread that may never end."""
+        """Whether a wait was given up. Its thread still waits for the input, perhaps for ever."""
         return self._is_stuck
 
     def __next__(self) -> dict[str, tf.Tensor]:
@@ -82,16 +82,16 @@ class Batches:
         return found
 
     def wait(self, gives_up) -> dict[str, tf.Tensor] | None:
-        """Returns the next batches, or None where `gives_up()`, asked now and then, came true before they were there.
+        """Returns the next batches, or None if `gives_up()`, which is called now and then, becomes true first.
 
-        After that there are no more, and `save` writes the position after the last ones that were returned.
+        After None there are no more batches, and `save` writes the position after the last ones that were returned.
         """
         found = self._patiently(self._read, gives_up)
         self._steps_since += self._steps_per_call * (found is not None)
         return found
 
     def _patiently(self, function, gives_up):
-        """What a function returns that uses the input; None where that is, or gets, stuck."""
+        """Calls a function that uses the input; returns None if the input is stuck or the wait is given up."""
         try:
             return None if self._is_stuck else patience.call(function, gives_up)
         except patience.GivenUp:

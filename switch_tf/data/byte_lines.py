@@ -25,7 +25,7 @@ class LongLine(Exception):
 
 
 class NotOrdinary(ValueError):
-    """What has the name of a file is no file: it may block, never end, or not be there."""
+    """A path that is no ordinary file: reading it may block or never end, or there is nothing to read."""
 
 
 class ByteLines:
@@ -33,7 +33,7 @@ class ByteLines:
 
     Args:
         stream: binary stream with `readline(size)`.
-        size: int or None. Bytes to read; None reads to the end. `left` counts those that have not been read.
+        size: int or None. Bytes to read; None reads to the end. `left` is the number of bytes still to be read.
     """
 
     def __init__(self, stream, size: int | None = None):
@@ -90,7 +90,7 @@ def open_bytes(name: str):
 
 
 def dangling(name: str) -> str:
-    """Returns where a link without a file leads to, as the end of a sentence; nothing for any other name."""
+    """Returns the end of a sentence about a missing file that is a link to nothing; "" for any other name."""
     return f", only a link to {os.readlink(name)!r}, which is not there" if os.path.islink(name) else ""
 
 

@@ -105,7 +105,7 @@ def _reason(text, ids, vocabulary, length):
 
 
 def _is_match(target, prediction):
-    """Whether a prediction is right: equal to the target, or to one of several but for case, blanks and articles."""
+    """Whether a prediction equals the target, or one of several targets up to case, blanks and punctuation."""
     if isinstance(target, list | tuple | set) and isinstance(prediction, str):
         return any(_squashed(one) == _squashed(prediction) for one in target)
     if isinstance(target, np.ndarray) or isinstance(prediction, np.ndarray):

@@ -6,7 +6,7 @@ _owners: dict[str, str] = {}
 
 
 def register_evaluation_sets(task: str, sets: list[str]) -> None:
-    """Declares that tasks of their own are what a task without an evaluation split is evaluated on.
+    """Declares the tasks on which a task without an evaluation split is evaluated.
 
     In an average over tasks they count as one task, as in GLUE's own average, and `evaluation_owner` gives their weight
     in a mixture.
@@ -14,6 +14,9 @@ def register_evaluation_sets(task: str, sets: list[str]) -> None:
     Args:
         task: str. Name of the task to train on.
         sets: names of the tasks to evaluate on.
+
+    Raises:
+        ValueError: a name that is not text.
     """
     checks.text("The name of a task", task)
     for name in sets:

@@ -1,4 +1,4 @@
-"""What the beginning of a file of text shows: its encoding, and whether JSON stands in lines or in one array."""
+"""Checks of the beginning of a text file: its encoding, and whether JSON is one object a line or one array."""
 
 import json
 

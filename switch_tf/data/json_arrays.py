@@ -9,12 +9,12 @@ from switch_tf.data.byte_lines import LONGEST_LINE
 from switch_tf.messages import first_line
 
 _BLANKS = " \t\r\n"
-# An element that is not all there yet has its error at the end of what was read, but for a string without an end.
+# The error of an incomplete element is at the end of the text that was read, except for an unterminated string.
 _LONGEST_WORD = 16  # characters, such as of "-Infinity" or "\\ud83d\\ude00"
 
 
 class BrokenArray(Exception):
-    """The rest of an array cannot be read. `line`: from 1, of those that were read; the message has no end."""
+    """The rest of an array cannot be read. `line` counts from 1 where reading began; the message has no full stop."""
 
     def __init__(self, line: int, reason: str):
         super().__init__(reason)

@@ -55,17 +55,17 @@ class Reading:
             raise checks.refusal(f"fields must be two names or numbers of columns, not {checks.shown(self.fields)}.")
 
     def as_data(self) -> dict:
-        """The record without its vocabularies, JSON-able."""
+        """Returns the record without its vocabularies, JSON-able."""
         found = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)
                  if field.name not in ("inputs", "targets")}
         return {**found, "fields": list(self.fields)}
 
     @classmethod
     def from_data(cls, data: Mapping, inputs_vocabulary, targets_vocabulary) -> "Reading":
-        """The record that `as_data` described.
+        """Returns the record that `as_data` described.
 
         Raises:
-            ValueError: a key that is missing or unknown, or its value.
+            ValueError: a missing or unknown key, or a value of another type or range.
         """
         names = [field.name for field in dataclasses.fields(cls) if field.name not in ("inputs", "targets")]
         if not isinstance(data, Mapping) or sorted(data) != sorted(names):
@@ -75,15 +75,15 @@ class Reading:
                    **{**data, "fields": tuple(fields) if isinstance(fields, list) else fields})
 
     def raw(self) -> "Reading":
-        """The same for texts as they are: no prefix, and typed sentinels are gaps."""
+        """Returns the reading of texts as they are: no prefix, and typed sentinels are gaps."""
         return dataclasses.replace(self, prefix="", sentinels="gaps")
 
     def read(self, text: str, length: int) -> tuple[list[int], int]:
-        """The ids of an input, at most `length`, and how many were cut; no ids for a text with nothing in it."""
+        """Returns the ids of an input, at most `length`, and the number of ids cut; no ids for a text without any."""
         return self._cut(self.inputs, self.prefix + text, length, self.inputs_end)
 
     def read_target(self, text: str, length: int) -> tuple[list[int], int]:
-        """The same of a target, which has no prefix."""
+        """Returns the same for a target, which has no prefix."""
         return self._cut(self.targets, text, length, self.targets_end)
 
     def _cut(self, vocabulary, text, length, has_end):
@@ -107,9 +107,15 @@ def _is_field(field):
 
 
 def typed_sentinels(meaning: str) -> Callable:
-    """A decorator by which a preprocessor declares what `<extra_id_0>` in a text is after it; see `Reading.sentinels`.
+    """Returns a decorator by which a preprocessor declares the meaning of a typed `<extra_id_0>`.
 
     The last declaration among a task's preprocessors counts. Without any, it is "as_tokenized".
+
+    Args:
+        meaning: see `Reading.sentinels`.
+
+    Raises:
+        ValueError: another meaning.
     """
     if meaning not in SENTINELS:
         raise checks.refusal(f"A preprocessor declares one of {', '.join(SENTINELS)}, not {checks.shown(meaning)}.")
@@ -122,11 +128,11 @@ def typed_sentinels(meaning: str) -> Callable:
 
 
 def reading_of(mixture_or_task_name: str, vocabulary: str | None = None) -> Reading:
-    """The Reading of a task or mixture; `vocabulary` as for `get_provider`.
+    """Returns the Reading of a task or mixture; `vocabulary` as for `get_provider`.
 
-    The prefix and the fields are those that the task's source has (`prefix` and `fields`, as `TextFilesSource` has
-    them), sentinels are as its preprocessors declare. Of a mixture they are what all of its tasks agree on. Where they
-    differ, a note on standard error says so, and text is read without a prefix, or with typed sentinels as gaps.
+    `prefix` and `fields` are attributes of the task's source, such as `TextFilesSource`; its preprocessors declare the
+    meaning of sentinels. A mixture has the values that all of its tasks share. If prefixes or sentinels differ, a note
+    is printed to standard error, and texts are read without a prefix, or with typed sentinels as gaps.
 
     Raises:
         ValueError: an unknown name, or a task that has no inputs or no targets.
@@ -150,7 +156,7 @@ def reading_of(mixture_or_task_name: str, vocabulary: str | None = None) -> Read
 
 
 def _of_task(task):
-    """What a task alone decides of its Reading."""
+    """Returns the fields of a Reading that the task alone decides."""
     sentinels, keeps_end = "as_tokenized", True
     for step in map(_unwrapped, task.preprocessors):
         if meaning := getattr(step, _DECLARATION, None):

@@ -32,7 +32,7 @@ class Unreadable(Exception):
 
 
 class Stored(NamedTuple):
-    """What a run's `config.json` says of a vocabulary.
+    """A vocabulary as it is described in a run's `config.json`.
 
     `kind`: str. "sentencepiece" with a `file`, "bytes", or "other", which only code can make.
     `name`: str, how the run named it: a registered name or a path.
@@ -50,7 +50,7 @@ class Stored(NamedTuple):
 
     @classmethod
     def from_data(cls, data) -> "Stored":
-        """The description in parsed JSON.
+        """Returns the description in parsed JSON.
 
         Raises:
             ValueError: it is not one.
@@ -123,7 +123,7 @@ def load(stored: Stored, folder):
 
 
 def path_of(stored: Stored, folder) -> pathlib.Path:
-    """The file of a SentencePiece vocabulary in a run folder, after a check that it is what the run copied.
+    """Returns the file of a SentencePiece vocabulary in a run folder, after a check that the run copied it.
 
     Raises:
         ValueError: it is missing or changed, or lies outside the run.
@@ -145,7 +145,7 @@ def path_of(stored: Stored, folder) -> pathlib.Path:
 
 
 def choice_of(stored: Stored, folder) -> str | None:
-    """The VOCABULARY that chooses what a run folder keeps; None where no text can."""
+    """Returns the VOCABULARY that chooses the one a run folder keeps; None if no name or path can."""
     if stored.kind == OTHER:
         return None
     choice = str(path_of(stored, folder)) if stored.kind == SENTENCEPIECE else stored.name
@@ -156,7 +156,7 @@ def choice_of(stored: Stored, folder) -> str | None:
 
 
 def name_of(vocabulary) -> str:
-    """What a person can type to choose a vocabulary: a registered name or a path; else its class."""
+    """Returns the VOCABULARY that chooses a vocabulary, a registered name or a path, or else the name of its class."""
     if (name := vocabularies.registered_name(vocabulary)) is not None:
         return name
     if type(vocabulary) is import_seqio().ByteVocabulary:

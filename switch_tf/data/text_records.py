@@ -1,6 +1,6 @@
 """Examples in files of text: lines (.txt), JSON objects (.jsonl, .json), rows of tables (.tsv, .csv), each also as .gz.
 
-What cannot be used is told with its file and line. Nothing is kept: a file may be larger than the memory.
+Examples that cannot be used are reported with file and line. A file is read in pieces and may be larger than memory.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ _BLOCK = 2**16  # bytes
 
 
 def kind_of(name: str) -> str | None:
-    """Returns what a file holds by its ending, one of the values of `KINDS`; None by any other ending."""
+    """Returns the kind of a file by its ending, one of the values of `KINDS`; None for any other ending."""
     return KINDS.get("." + name.lower().removesuffix(".gz").rpartition(".")[2])
 
 
@@ -138,7 +138,7 @@ class TextFile:
 
     @contextlib.contextmanager
     def _opened(self):
-        """The file's bytes, unpacked; what the file system or gzip say against it becomes a sentence."""
+        """Yields the file's bytes, unpacked. Errors of the file system and of gzip become `BadData`."""
         try:
             with open_bytes(self.name) as stream:
                 self._check_size(stream)

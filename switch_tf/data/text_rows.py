@@ -25,10 +25,13 @@ class Fault(Exception):
 
 
 class Example(NamedTuple):
-    """What was read of one row.
+    """One row of a file.
 
-    `texts`: None where it cannot be used, because of `fault`, or is empty, without one. `line`: its first of those that
-    were read, from 1. `end`: how many bytes were read up to its end. `raw`: what stands there, where `texts` is None.
+    `texts`: tuple of str, one for each field; None for a row that cannot be used or is empty.
+    `fault`: str. Why it cannot be used, without a full stop; "" for any other row.
+    `line`: int. Its first line, counted from 1 where reading began.
+    `end`: int. Bytes from where reading began to its end.
+    `raw`: bytes of the row if `texts` is None.
     """
 
     texts: tuple[str, ...] | None
@@ -87,10 +90,11 @@ class Rows:
         return lines.bytes
 
     def read(self, lines: Iterable[bytes]) -> Iterator[Example]:
-        """Yields what is in lines, with their ends, that begin where a row does; empty ones too.
+        """Yields an Example for each row, empty ones too.
 
         Args:
-            lines: of an array, blocks of bytes from where an element begins.
+            lines: lines of bytes with their ends, from the beginning of a row on; for an array, blocks of bytes from
+                the beginning of an element on.
 
         Raises:
             BrokenArray: the rest of an array cannot be read.

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from switch_tf.data.gaps import BLANK_PIECE, continued, gaps_of, is_of_sentencepiece, spellings
 from switch_tf.data.vocabularies import num_sentinels
 
-# What a typed `<extra_id_0>` may be, see `Reading`.
+# The meanings of a typed `<extra_id_0>`, see `Reading`.
 SENTINELS = ("gaps", "spelt_out", "as_tokenized")
 _SENTINEL = re.compile(r"<extra_id_(0|[1-9][0-9]{0,4})>")  # \d would match digits of other scripts
 
 
 def read_text(vocabulary, text: str, sentinels: str = "gaps") -> list[int]:
-    """The ids of a text.
+    """Returns the ids of a text.
 
     Args:
         vocabulary: seqio vocabulary.
@@ -60,10 +60,10 @@ def _encode(vocabulary, text, follows_gap, precedes_gap):
 
 
 def spell(vocabulary, ids: Sequence[int]) -> str:
-    """The text of ids, with sentinels and the end of sequence by name; decoding alone drops or joins them.
+    """Returns the text of ids, with sentinels and the end of sequence by name; decoding alone drops or joins them.
 
-    `read_text` makes the same ids of it, of all that it can make of a text. Ids beyond the vocabulary, for which models
-    have room, are spelt `<id_32100>`.
+    `read_text` turns it back into the same ids, provided that they are the ids of some text. Ids beyond the vocabulary,
+    for which models have room, are spelt `<id_32100>`.
     """
     first_sentinel = vocabulary.vocab_size - num_sentinels(vocabulary)
     gaps = gaps_of(vocabulary) if is_of_sentencepiece(vocabulary) else None
@@ -97,7 +97,7 @@ def _without_first_blank(gaps, text):
 
 
 def pieces(vocabulary, ids: Sequence[int]) -> list[str]:
-    """What each id stands for: a piece of text with the blank before a word, or the name of what is no text."""
+    """Returns the text of each id, with the blank before a word, or the name of an id that is no text."""
     return [_piece(vocabulary, int(id_)) for id_ in ids]
 
 

@@ -34,7 +34,7 @@ class TextsInGraph(tf.Module):
         self._names = [] if sentinels == "as_tokenized" else list(spellings(vocabulary).values())
 
     def read(self, texts, length: int, ends: bool):
-        """The ids of texts as a model reads them, see `read_text`.
+        """Returns the ids of texts as a model reads them, see `Reading.read`.
 
         Args:
             texts: <string>[batch].
@@ -42,7 +42,7 @@ class TextsInGraph(tf.Module):
             ends: bool, whether the end of sequence follows.
 
         Returns:
-            <int32>[batch, longest], padding 0; of a text with nothing in it nothing but padding.
+            <int32>[batch, longest], padding 0; a text without any ids is a row of padding.
         """
         texts = tf.strings.join([self._prefix, texts])
         if self._sentinels == "gaps" and self._num_sentinels:

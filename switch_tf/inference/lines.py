@@ -1,4 +1,4 @@
-"""Files of texts: read whatever is in them, answered in order, and gone on with after a stop."""
+"""Files of texts: every line, row or element is read, answered in order, and skipped after a restart."""
 
 import json
 import os
@@ -12,7 +12,7 @@ from switch_tf.whole_file import write_whole
 
 
 class Line(NamedTuple):
-    """One line of a file, or row of a table, or element of an array: `texts`, or `error`, and what is shown of it."""
+    """A line of a file, row of a table or element of an array: its `texts` or `error`, and the text to show for it."""
 
     number: int
     texts: tuple[str, ...]
@@ -21,7 +21,7 @@ class Line(NamedTuple):
 
 
 def read(examples: Iterable) -> Iterator[Line]:
-    """The lines of a file or stream, in order, none left out.
+    """Yields the lines of a file or stream, in order, none left out.
 
     Args:
         examples: from `data.TextFile.examples` or `data.examples_of_lines`, the first field that of the inputs.
