@@ -17,7 +17,8 @@ def keep(folder, model, run, activation_dtype, say) -> None:
     """Copies the vocabularies of a run into its folder, then writes `config.json`.
 
     A model of a class or dtype of the user's own, and a task without inputs or targets, have none: only the gin file
-    describes them. What lies in the way of these files does not stop the run.
+    describes them. What lies in the way of these files does not stop the run, and a `config.json` of something else,
+    such as a Hugging Face model, is left as it is.
 
     Args:
         folder: path of the run folder.
@@ -27,9 +28,13 @@ def keep(folder, model, run, activation_dtype, say) -> None:
         say: function of a line of text.
     """
     try:
-        _keep(folder, model, run, activation_dtype, say)
+        reason = "the one there is not a run's, and stays" if run_config.is_foreign(folder) else None
+        if reason is None:
+            _keep(folder, model, run, activation_dtype, say)
     except OSError as error:
-        say(f"{folder} keeps no {run_config.FILE} ({first_line(error)}), so commands on this run need its gin file, "
+        reason = first_line(error)
+    if reason is not None:
+        say(f"{folder} keeps no {run_config.FILE} of the run ({reason}), so commands on this run need its gin file, "
             "its tasks and its vocabulary.")
 
 

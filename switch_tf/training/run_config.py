@@ -17,7 +17,7 @@ import dataclasses
 import json
 import pathlib
 
-from switch_tf import checks, policies
+from switch_tf import checks, json_lines, policies
 from switch_tf.choices import check_choice
 from switch_tf.config import SwitchConfig
 from switch_tf.messages import first_line
@@ -68,12 +68,23 @@ def write(folder, config: RunConfig) -> None:
 
 
 def is_in(folder) -> bool:
-    """Whether a folder has the `config.json` of a run, and not the one of a Hugging Face model."""
+    """Whether a folder has the `config.json` of a run, damaged or not."""
     path = pathlib.Path(folder) / FILE
-    if not path.is_file() or not (path.parent / "checkpoints").is_dir():
+    return path.is_file() and (path.parent / "checkpoints").is_dir() and not is_foreign(folder)
+
+
+def is_foreign(folder) -> bool:
+    """Whether a folder has a `config.json` of something else, such as a Hugging Face model."""
+    path = pathlib.Path(folder) / FILE
+    if not path.is_file():
         return False
     with open(path, "rb") as file:
-        return b'"model_type"' not in file.read(_LARGEST_FILE)
+        text = file.read(_LARGEST_FILE)
+    try:
+        found = json_lines.loads(text)
+    except ValueError:  # damaged, and a run writes its own anew
+        return False
+    return not isinstance(found, dict) or "format_version" not in found
 
 
 def read(folder) -> RunConfig:

@@ -25,7 +25,7 @@ def folder(tmp_path):
 def test_what_is_written_comes_back(folder):
     assert run_config.is_in(folder) and run_config.read(folder) == CONFIG
     (folder / run_config.FILE).write_text('{"model_type": "t5"}')
-    assert not run_config.is_in(folder)  # Hugging Face's
+    assert not run_config.is_in(folder) and run_config.is_foreign(folder)  # Hugging Face's
     (folder / run_config.FILE).write_text("{")
     assert run_config.is_in(folder)
     (folder / "checkpoints").rmdir()

@@ -342,7 +342,21 @@ def test_what_lies_in_the_way_of_the_data_stops_no_start(tiny_config, run, tmp_p
     (tmp_path / "run" / "config.json").mkdir(parents=True)
     lines = []
     keeping.keep(run.model_dir, SwitchTransformer(tiny_config), run, None, lines.append)
-    assert len(lines) == 1 and "keeps no config.json (" in lines[0]
+    assert len(lines) == 1 and "keeps no config.json of the run (" in lines[0]
+
+
+def test_a_run_in_a_hugging_face_folder_leaves_its_config_json_alone(tiny_config, run):
+    path, lines = pathlib.Path(run.model_dir) / "config.json", []
+    (path.parent / "checkpoints").mkdir(parents=True)
+    for theirs in ('{"model_type": "t5"}', '{"learning_rate": 0.1}', "[]"):
+        path.write_text(theirs)
+        keeping.keep(run.model_dir, SwitchTransformer(tiny_config), run, None, lines.append)
+        keeping.keep(run.model_dir, SwitchTransformer(tiny_config, dtype="mixed_float16"), run, None, lines.append)
+        assert path.read_text() == theirs and not run_config.is_in(run.model_dir)
+    assert len(lines) == 6 and all("the one there is not a run's, and stays" in line for line in lines)
+    path.write_text("{")  # damaged, so it may have been a run's
+    keeping.keep(run.model_dir, SwitchTransformer(tiny_config), run, None, lines.append)
+    assert run_config.read(run.model_dir).model == tiny_config and len(lines) == 6
 
 
 @pytest.mark.slow
