@@ -7,7 +7,9 @@ import os
 import pathlib
 from collections.abc import Iterator
 
-_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
+from switch_tf.whole_file import writing
+
+NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
 
 
 class InUse(ValueError):
@@ -24,21 +26,22 @@ def held(output, argument: str = "--output") -> Iterator[None]:
 
     Raises:
         InUse: another process writes it, or the file system has no locks.
-        OSError: nothing can be written beside it.
+        WriteError: nothing can be written beside it.
     """
     output = pathlib.Path(output)
     place = output.resolve()
     file = place.with_name(f".{place.name}.lock")
-    file.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
-        while True:
-            lock = stack.enter_context(open(file, "a+"))
-            _lock(lock, output, argument)
-            if _is_still(lock, file):
-                break
-        lock.truncate(0)
-        lock.write(str(os.getpid()))
-        lock.flush()
+        with writing(output):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            while True:
+                lock = stack.enter_context(open(file, "a+"))
+                _lock(lock, output, argument)
+                if _is_still(lock, file):
+                    break
+            lock.truncate(0)
+            lock.write(str(os.getpid()))
+            lock.flush()
         try:
             yield
         finally:
@@ -54,7 +57,7 @@ def _lock(lock, output, argument):
         raise InUse(f"Another process (pid {owner}) is writing {str(output)!r}; wait for it, stop it, or name "
                     f"another {argument}.") from None
     except OSError as error:
-        if error.errno not in _NO_LOCKS:
+        if error.errno not in NO_LOCKS:
             raise
         raise InUse(f"The file system of {str(output)!r} has no locks ({error.strerror}), so two processes could "
                     f"write there at a time; name another {argument}, on a local disk.") from error

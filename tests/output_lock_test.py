@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from switch_tf import output_lock
+from switch_tf import output_lock, whole_file
 
 _HOLD = """
 import sys
@@ -73,6 +73,13 @@ def test_an_error_within_is_passed_on_and_the_lock_goes(tmp_path):
     with pytest.raises(KeyError), output_lock.held(tmp_path / "new" / "out"):
         raise KeyError
     assert not list((tmp_path / "new").iterdir())
+
+
+def test_an_output_that_cannot_be_written_is_named_with_the_way_out(tmp_path):
+    (tmp_path / "file").write_text("no folder")
+    message = r"file/out could not be written \(.*\); use another folder"
+    with pytest.raises(whole_file.WriteError, match=message), output_lock.held(tmp_path / "file" / "out"):
+        raise AssertionError("It was locked.")
 
 
 def test_a_file_system_without_locks_is_named(tmp_path, monkeypatch):

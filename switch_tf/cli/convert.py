@@ -3,9 +3,9 @@
 import pathlib
 import sys
 
-from switch_tf import checks, output_lock
+from switch_tf import checks
 from switch_tf.choices import check_choice
-from switch_tf.cli import quiet
+from switch_tf.cli import outputs, quiet
 from switch_tf.cli.main import Mistake
 from switch_tf.messages import first_line
 from switch_tf.training import checkpoint_folders
@@ -39,7 +39,7 @@ def run(arguments) -> dict:
             raise ValueError("--expert_capacity is for --to=hugging_face alone.")
         checks.optional("--expert_capacity", arguments.expert_capacity, checks.integer, 1)
         checks.new_folder(output)
-        with output_lock.held(output):
+        with outputs.locked(output):
             model, vocabulary = _convert(source, kind, output, to, arguments.expert_capacity)
     except (ValueError, OSError, ImportError, checkpoint_folders.BrokenCheckpoint) as error:
         raise Mistake(first_line(error)) from error

@@ -1,12 +1,11 @@
 """The run folder: one process at a time, and files that a crash can only shorten."""
 
-import errno
 import fcntl
 import os
 import pathlib
 import time
 
-from switch_tf import checks, json_lines
+from switch_tf import checks, json_lines, output_lock
 from switch_tf.training import leftovers
 from switch_tf.whole_file import write_whole, writing
 
@@ -61,7 +60,7 @@ class RunFolder:
                                      "stop it, or choose another MODEL_DIR.") from None
                 time.sleep(patience)
             except OSError as error:
-                if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP):
+                if error.errno not in output_lock.NO_LOCKS:
                     raise
                 raise ValueError(f"{self.path / 'lock'} cannot be locked ({error.strerror}), so two processes could "
                                  "train in one folder; choose a MODEL_DIR on a local disk, or mount that file system "
