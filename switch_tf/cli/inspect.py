@@ -21,8 +21,9 @@ switch-tf inspect --list
 
 def add_arguments(parser) -> None:
     """Declares what to inspect and the lengths of a sequence."""
-    parser.add_argument("what", nargs="?", metavar="PRESET|GIN_FILE|RUN|CHECKPOINT",
-                        help="a preset such as switch_base_8, a model's gin file, a run folder or a checkpoint folder")
+    parser.add_argument("what", nargs="?", metavar="PRESET|GIN_FILE|RUN|CHECKPOINT|FOLDER",
+                        help="a preset such as switch_base_8, a model's gin file, a run folder, a checkpoint folder or "
+                             "a folder of Hugging Face")
     parser.add_argument("--list", action="store_true", help="name all presets")
     parser.add_argument("--inputs_length", type=int, default=512, help="tokens, for the FLOPs (default 512)")
     parser.add_argument("--targets_length", type=int, default=114, help="tokens, for the FLOPs (default 114)")
@@ -38,7 +39,7 @@ def run(arguments) -> dict:
         return {"presets": list(configs)}
     layout = None
     if arguments.what and pathlib.Path(arguments.what).is_dir():
-        result = _inspect_checkpoint(pathlib.Path(arguments.what))
+        result = _inspect_folder(pathlib.Path(arguments.what), arguments)
     else:
         config, layout = _config_and_layout(arguments)
         result = _inspect_config(config, arguments.inputs_length, arguments.targets_length)
@@ -57,7 +58,7 @@ def _config_and_layout(arguments):
     what, files = arguments.what, list(arguments.gin_file)
     if not what and not files:
         raise Mistake("Name what to inspect: a preset (`switch-tf inspect --list` names them all), a model's gin file, "
-                      "a run folder or a checkpoint folder.")
+                      "a run folder, a checkpoint folder or a folder of Hugging Face.")
     try:
         if what and not what.endswith(".gin"):
             if not files and not arguments.gin_bindings:
@@ -132,6 +133,19 @@ def _bytes_per_device(config, layout):
         for dims in factoring.slot_dimensions(weight.shape, factors).values():
             slots += weight.count * num_stored([weight.shape[dim] for dim in dims], [weight.axes[dim] for dim in dims])
     return {"weights": 4 * weights, "optimizer_slots": 4 * slots, "total": 4 * (weights + slots), "mesh": mesh}
+
+
+def _inspect_folder(folder, arguments):
+    """A run, a checkpoint, or a folder of Hugging Face, which has the `config.json` of no run."""
+    if not (folder / run_config.FILE).is_file() or run_config.is_in(folder):
+        return _inspect_checkpoint(folder)
+    from switch_tf.conversion import huggingface_folder
+
+    try:
+        config = huggingface_folder.read_config(folder)
+    except (ValueError, OSError) as error:
+        raise Mistake(first_line(error)) from error
+    return _inspect_config(config, arguments.inputs_length, arguments.targets_length)
 
 
 def _inspect_checkpoint(folder):

@@ -45,6 +45,12 @@ def open_folder(folder: pathlib.Path) -> dict[str, Tensor]:
                      f"but {checks.shown(found)}; download one of them into it.")
 
 
+def has_tensors(folder: pathlib.Path) -> bool:
+    """Whether `folder` holds a file that `open_folder` opens, or the index of its shards."""
+    return any(_is_there(folder / f"{name}{end}") for name in ("model.safetensors", "pytorch_model.bin")
+               for end in ("", ".index.json"))
+
+
 def _is_there(path):
     return path.exists() or path.is_symlink()
 

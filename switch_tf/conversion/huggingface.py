@@ -1,6 +1,5 @@
 """Hugging Face checkpoints in and out: T5 1.0, T5 1.1, mT5 and Switch Transformers."""
 
-import dataclasses
 from collections.abc import Iterator
 
 import keras
@@ -11,11 +10,10 @@ from switch_tf.conversion import (
     checkpoint_files,
     huggingface_config,
     huggingface_embeddings,
-    huggingface_ids,
     json_files,
 )
 from switch_tf.conversion.huggingface_embeddings import EMBEDDING, LOGITS
-from switch_tf.conversion.huggingface_structure import T5X_LOGITS, read_structure
+from switch_tf.conversion.huggingface_folder import read_folder
 from switch_tf.conversion.rules import INDEX, Ignore, Link, Rule, Rules
 from switch_tf.models.switch_transformer import SwitchTransformer
 from switch_tf.whole_folder import whole_folder
@@ -77,20 +75,7 @@ def from_hugging_face(folder) -> SwitchTransformer:
         ImportError: the package safetensors is missing.
     """
     folder = checks.path("folder", folder)
-    if not (folder / "config.json").is_file():
-        raise ValueError(f"{str(folder)!r} must be a folder on this machine with config.json and the tensors of a "
-                         "model; a name on the Hugging Face hub is first downloaded with: hf download NAME "
-                         "--local-dir FOLDER")
-    values = json_files.read_object(folder / "config.json")
-    family = huggingface_config.family(values)
-    tensors = checkpoint_files.open_folder(folder)
-    huggingface_embeddings.unify(tensors, huggingface_config.ties_logits(values, family))
-    generation = folder / "generation_config.json"
-    end_id = huggingface_ids.end_id(values, json_files.read_object(generation) if generation.exists() else None)
-    config = dataclasses.replace(huggingface_config.from_hugging_face(values, read_structure(tensors)), end_id=end_id)
-    if T5X_LOGITS in tensors and LOGITS not in tensors:
-        tensors[LOGITS] = tensors.pop(T5X_LOGITS)
-
+    config, tensors = read_folder(folder)
     links = _checked_links(config, tensors)
     model = SwitchTransformer(config)
     model.build()

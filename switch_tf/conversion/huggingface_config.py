@@ -75,6 +75,32 @@ def ties_logits(values: dict, kind: str) -> bool:
     return kind != SWITCH or values.get("tie_word_embeddings") is not False
 
 
+def stated_structure(values: dict) -> Structure:
+    """The structure that config.json's `values` announce, for a folder whose tensors are not there.
+
+    Raises:
+        ValueError: another family, or a number of layers that is none.
+    """
+    kind = family(values)
+    values = _with_defaults(values, kind)
+    num_layers = {stack: _integer(values, key) for stack, key in _NUM_LAYERS.items()}
+    if is_encoder := _says_encoder(values):
+        num_layers["decoder"] = 0
+    stated = values["dense_act_fn" if kind == SWITCH else "feed_forward_proj"]
+    # transformers 5 writes the former meaning of tie_word_embeddings under another name, see `_scales_logits`.
+    is_tied = values.get("scale_decoder_outputs", values.get("tie_word_embeddings", True))
+    # Which layers hold experts is left open: then it is what config.json says.
+    return Structure(num_layers, {stack: set() for stack in num_layers}, {stack: set() for stack in num_layers},
+                     is_gated=isinstance(stated, str) and stated.startswith("gated"),
+                     has_logits=is_tied is False and not is_encoder, has_t5x_logits=False)
+
+
+def _with_defaults(values, kind):
+    values = {**_DEFAULTS[kind], **{key: value for key, value in values.items() if value is not None}}
+    values.setdefault("num_decoder_layers", values["num_layers"])
+    return values
+
+
 def from_hugging_face(values: dict, structure: Structure) -> SwitchConfig:
     """The configuration of a checkpoint whose config.json holds `values` and whose tensors show `structure`.
 
@@ -86,9 +112,8 @@ def from_hugging_face(values: dict, structure: Structure) -> SwitchConfig:
         _warn("This is a ByT5, whose gaps are the ids 258, 257, 256, ...: the last bytes. The vocabulary 'bytes' has "
               "the same bytes, but reads <extra_id_0> as 358, which ByT5 was not trained on: fine-tune it to other "
               "tasks, or give the ids of its gaps yourself.")
-    values = {**_DEFAULTS[kind], **{key: value for key, value in values.items() if value is not None}}
-    values.setdefault("num_decoder_layers", values["num_layers"])
-    if _is_encoder(values, structure):
+    values = _with_defaults(values, kind)
+    if _says_encoder(values) and not structure.num_layers["decoder"]:
         values["num_decoder_layers"] = 0
     for stack, key in _NUM_LAYERS.items():
         values[key] = _num_layers(_integer(values, key), stack, key, structure)
@@ -102,15 +127,14 @@ def from_hugging_face(values: dict, structure: Structure) -> SwitchConfig:
     return SwitchConfig(**fields)
 
 
-def _is_encoder(values, structure):
-    """Whether a checkpoint is of an encoder alone, which its config.json says in one of several ways."""
+def _says_encoder(values):
+    """Whether config.json says that a checkpoint is of an encoder alone, in one of several ways."""
     architectures = values.get("architectures", [])
     if not isinstance(architectures, list) or not all(isinstance(name, str) for name in architectures):
         raise ValueError("architectures in config.json must be a list of names, not "
                          f"{checks.shown(architectures)}.")
-    is_said = any(name.endswith("EncoderModel") for name in architectures) or (
+    return any(name.endswith("EncoderModel") for name in architectures) or (
         values.get("is_encoder_decoder") is False or values["num_decoder_layers"] == 0)
-    return is_said and not structure.num_layers["decoder"]
 
 
 def _num_layers(stated, stack, key, structure):

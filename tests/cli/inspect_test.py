@@ -190,3 +190,17 @@ def test_the_sizes_of_a_model_come_first(capsys):
     assert text.startswith("Model\n  d_model ") and result["sizes"]["num_experts"] == 8
     dense, _ = _inspect(capsys, "t5_small")
     assert dense["sizes"]["num_experts"] == 0 and "encoder_sparse_step" not in dense["sizes"]
+
+
+def test_a_folder_of_hugging_face_is_inspected(capsys, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({  # google/t5-v1_1-small's
+        "model_type": "t5", "d_ff": 1024, "d_kv": 64, "d_model": 512, "feed_forward_proj": "gated-gelu",
+        "num_decoder_layers": 8, "num_heads": 6, "num_layers": 8, "pad_token_id": 0, "decoder_start_token_id": 0,
+        "tie_word_embeddings": False, "vocab_size": 32128}))
+    found, text = _inspect(capsys, str(tmp_path))
+    preset, _ = _inspect(capsys, "t5_1_1_small")
+    assert found == preset
+    assert "num_heads" in text
+    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
+    assert main.main(["inspect", str(tmp_path)]) == 2
+    assert "model_type" in capsys.readouterr().err
