@@ -138,6 +138,7 @@ class Progress:
 
     def __init__(self, first_step: int, last_step: int, is_shown=True):
         self._last_step = last_step
+        self._last_told = first_step
         self._is_shown = is_shown
         self._last_line = -math.inf
         self._bar = tqdm(total=last_step, initial=first_step, unit="step", file=sys.stderr,
@@ -145,6 +146,7 @@ class Progress:
 
     def resume(self, step: int) -> None:
         """Sets the step that training starts from; the bar's rate and remaining time count from here."""
+        self._last_told = step
         self._bar.reset(self._last_step)
         self._bar.initial = step
         self._bar.update(step)
@@ -153,11 +155,13 @@ class Progress:
         self._bar.update(steps)
 
     def glance(self, step: int, loss: float) -> None:
-        """Prints the loss of the step just done, unless another line was printed within the last seconds.
+        """Prints the loss of the step just done if no line was printed for some seconds, or for a tenth of the run.
 
-        Shows that a run moves where its LOG_PERIOD is long.
+        Shows that a run moves where its LOG_PERIOD is long, and how a short one went.
         """
-        if time.monotonic() - self._last_line > _QUIET_SECONDS:
+        is_due = 10 * (step - self._last_told) >= self._last_step
+        if is_due or time.monotonic() - self._last_line > _QUIET_SECONDS:
+            self._last_told = step
             self.say(f"step {step}/{self._last_step}  loss {loss:.4f}")
 
     def say(self, text: str) -> None:
@@ -171,6 +175,7 @@ class Progress:
 
     def log(self, step: int, values: dict, routers: dict[str, RouterStats]) -> None:
         """Says what `training_values` made of some steps, and of what their routers did."""
+        self._last_told = step
         remaining = self.remaining_seconds(step, values["train/seconds_per_step"])
         dropped = [_divide(stats.fraction_tokens_dropped) for stats in routers.values()]
         mfu = values.get("train/model_flops_utilization")  # not of a chip of an unknown type

@@ -66,6 +66,20 @@ def test_a_short_line_is_printed_when_none_was_for_a_while(monkeypatch, capfd):
     assert lines == ["step 1/60  loss 2.5000", "step 3/60  loss 2.5000"]
 
 
+def test_a_short_run_whose_log_period_is_longer_shows_its_loss_ten_times(tiny_config, capfd):
+    measured = _measured(tiny_config)
+    progress = summaries.Progress(0, 60)
+    progress.resume(20)
+    progress.say("Tracing the training step ...")
+    for step in range(21, 60):
+        progress.glance(step, 2.5)
+        if step == 40:
+            progress.log(step, summaries.training_values(measured, {**SPEEDS, "input_wait_fraction": 0.0}), {})
+    progress.close()
+    lines = [line for line in capfd.readouterr().err.splitlines() if line.startswith("step")]
+    assert [line.split("/")[0] for line in lines] == [f"step {step}" for step in (26, 32, 38, 40, 46, 52, 58)]
+
+
 def test_the_bar_of_a_resumed_run_counts_its_rate_from_there():
     progress = summaries.Progress(0, 100)
     progress._bar = summaries.tqdm(total=100, file=io.StringIO())
