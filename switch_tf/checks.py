@@ -24,7 +24,7 @@ _RULES = {
 _LARGEST_INTEGER = 2**31 - 1
 # Beyond these a float32 is 0 or infinite, and what is divided by it or multiplied with it no number.
 _SMALLEST_FLOAT, _LARGEST_FLOAT = 1.2e-38, 3.4e38
-_URL_AS_PATH = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # what pathlib leaves of "gs://b/x"
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # pathlib leaves one slash of "gs://b/x", as people do who mistype it
 _KINDS = {"float": ("float", "bfloat"), "int": ("int", "uint"), "bool": ("bool",),
           "number": ("float", "bfloat", "int", "uint", "bool")}
 
@@ -104,8 +104,7 @@ def local(name: str, value):
     """Text, or a path, that is no URL: of "gs://b/x" pathlib would make the local folder "gs:/b/x"."""
     if not isinstance(value, os.PathLike):
         text(name, value)
-    is_url = "://" in str(value) or isinstance(value, os.PathLike) and _URL_AS_PATH.match(str(value))
-    if is_url:
+    if "://" in str(value) or _URL.match(str(value).lstrip()):
         raise refusal(f"{name} must be a folder or file of this machine's file system, not {str(value)!r}: buckets and "
                       "other URLs cannot be used here yet; work on a local disk and copy from or to there.")
     return value

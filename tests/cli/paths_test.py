@@ -18,8 +18,8 @@ RUN = ["--run", "runs/x"]
     (["convert", "--input", "y", "--output", URL], "--output"),
     (["cache", "docs_corpus_span_corruption", "--output", URL], "--output"),
     (["vocabulary", "--input", "a.txt", "--size", "9", "--output", URL], "--output"),
-    (["inspect", URL], "PRESET"), (["compare", "--runs", "a", URL], "--runs"),
-    (["compare", "--runs", "a", "b", "--output", URL], "--output"),
+    (["inspect", URL], "PRESET"), (["export", *RUN, "--output", "gs:/bucket/x"], "--output"),
+    (["compare", "--runs", "a", URL], "--runs"), (["compare", "--runs", "a", "b", "--output", URL], "--output"),
     (["compile", "--topology=v5e:2x2", "--save", URL], "--save"),
     (["compile", "--topology=v5e:2x2", "--plot", URL], "--plot")])
 def test_a_url_is_refused_in_one_sentence_and_writes_nothing(words, name, capsys, tmp_path, monkeypatch):
@@ -52,7 +52,7 @@ def test_a_cache_at_a_url_is_refused_as_it_would_seem_empty():
 def test_a_path_that_was_a_url_is_refused_too():
     import pathlib
 
-    for value in (URL, pathlib.Path(URL)):
+    for value in (URL, pathlib.Path(URL), "gs:/bucket/x", " s3:/b/x"):
         with pytest.raises(ValueError, match="folder must be a folder or file of this machine"):
             checks.path("folder", value)
     assert checks.path("folder", "a:b/c") == pathlib.Path("a:b/c")
