@@ -26,6 +26,8 @@ _STEP = re.compile(r"step_([0-9]{8,})")
 _BEST = "best.json"
 # Bytes of a description that are read: a thousand times those of the largest model.
 _LARGEST = 2**30
+_OWNERS = ("model/", "optimizer/")  # what the path of a variable begins with
+_LARGEST_RANK, _MOST_ELEMENTS = 254, 2**63 - 1  # TensorFlow's own limits
 
 
 class BrokenCheckpoint(Exception):
@@ -168,15 +170,20 @@ def _read(path):
 
 
 def _are_variables(found):
-    return isinstance(found, dict) and all(map(_is_variable, found.values()))
+    return isinstance(found, dict) and all(
+        path.startswith(_OWNERS) and _is_variable(variable) for path, variable in found.items())
 
 
 def _is_variable(found):
     if not isinstance(found, dict) or not isinstance(found.get("dtype"), str):
         return False
     shape, unfolded = found.get("shape"), found.get("unfolded", [])
-    return (_are_sizes(shape) and isinstance(found.get("logical_axes", []), list) and isinstance(unfolded, list)
+    return (_is_shape(shape) and isinstance(found.get("logical_axes", []), list) and isinstance(unfolded, list)
             and all(_are_sizes(pair) and len(pair) == 2 and pair[0] < len(shape) and pair[1] for pair in unfolded))
+
+
+def _is_shape(found):
+    return _are_sizes(found) and len(found) <= _LARGEST_RANK and math.prod(found) <= _MOST_ELEMENTS
 
 
 def _are_sizes(found):

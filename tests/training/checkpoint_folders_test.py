@@ -54,9 +54,12 @@ def _described(**changes):
     _described(step=-1), _described(step=[1]), _described(step="1"), _described(step=2), _described(step=10**40),
     _described(format_version=True), _described(format_version=-3), _described(format_version=0),
     _described(files=["state.index"]), _described(files={"state.index": "5"}), _described(files={"state.index": -5}),
-    _described(variables={"a": 5}), _described(variables={"a": {"shape": 3, "dtype": "float32"}}),
-    _described(variables={"a": {"shape": [-1], "dtype": "float32"}}), _described(variables={"a": {"shape": [1]}}),
-    _described(variables={"a": {"shape": [4], "dtype": "float32", "unfolded": [[9, 2]]}}),
+    _described(variables={"model/a": 5}), _described(variables={"model/a": {"shape": 3, "dtype": "float32"}}),
+    _described(variables={"model/a": {"shape": [-1], "dtype": "float32"}}),
+    _described(variables={"model/a": {"shape": [1]}}), _described(variables={"a": {"shape": [1], "dtype": "float32"}}),
+    _described(variables={"model/a": {"shape": [10**4000] * 2, "dtype": "float32"}}),
+    _described(variables={"model/a": {"shape": [1] * 300, "dtype": "float32"}}),
+    _described(variables={"model/a": {"shape": [4], "dtype": "float32", "unfolded": [[9, 2]]}}),
     _described(configuration=[1]), _described(configuration={"training data": 5}), _described(pending_metrics=[1])])
 def test_a_description_that_cannot_be_read_is_a_broken_checkpoint(tmp_path, content):
     path = _write(tmp_path, 1)
