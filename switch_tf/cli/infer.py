@@ -1,4 +1,4 @@
-"""`switch-tf infer`: what a trained model answers to lines of text, or how probable given targets are to it."""
+"""`switch-tf infer`: what a trained model answers to texts, or how probable it finds given targets."""
 
 import contextlib
 import pathlib
@@ -115,7 +115,7 @@ def _answer(arguments, folder, checkpoint, described):
 
 
 def _kind(arguments):
-    """What the input holds: by its ending, or lines of JSON objects where a field is named, or else of text."""
+    """Returns the form of the input: by its ending; otherwise JSON lines if a field is given, else lines of text."""
     from switch_tf import data
 
     kind = None if arguments.input == "-" else data.kind_of(arguments.input)

@@ -18,7 +18,7 @@ COMMANDS = {
     "eval": "the metrics of tasks on checkpoints of a run, with predictions; follows a run that is training",
     "export": "a trained model as a SavedModel, texts in and out, for TensorFlow alone",
     "serve": "a trained model over HTTP, and a page that shows which experts tokens go to",
-    "infer": "what a trained model answers to lines of text, or how probable given targets are to it",
+    "infer": "what a trained model answers to texts, or how probable it finds given targets",
     "convert": "weights of Hugging Face in, with a gin file of their model, and out again",
     "verify-layout": "the same loss, gradients and weights under a layout as on one device",
     "compile": "ahead-of-time TPU compile of a run: does it fit, what does it send, how long may a step take",

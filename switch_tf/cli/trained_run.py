@@ -29,7 +29,7 @@ class DataRun(NamedTuple):
 
 
 class Described(NamedTuple):
-    """What texts are answered as: `mixture_or_task_name`, str; `task_feature_lengths`, dict of tokens."""
+    """The task of a run, `mixture_or_task_name`, and its `task_feature_lengths`, a dict of tokens."""
 
     mixture_or_task_name: str
     task_feature_lengths: dict
@@ -44,7 +44,8 @@ def add_arguments(parser, is_required=True) -> None:
     parser.add_argument("--run", required=is_required, metavar="FOLDER",
                         help="a run folder, whose own configuration is used")
     parser.add_argument("--trust", action="store_true",
-                        help="run the run's gin file as the program that it is, whatever it imports and calls")
+                        help="run the gin file of the run even if it names modules that switch_tf does not ship; a gin "
+                             "file is a program")
 
 
 def folder_of(arguments) -> pathlib.Path:
@@ -150,7 +151,7 @@ def check_sizes(described, checkpoint) -> None:
 
 
 def add_raw_argument(parser) -> None:
-    """Declares that texts are read as they are, and not as the task's training reads them."""
+    """Declares --raw, which reads texts without the conventions of the run's task."""
     parser.add_argument("--raw", action="store_true",
                         help="read texts as they are: without the task's prefix, and <extra_id_0> as a gap")
 

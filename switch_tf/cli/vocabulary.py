@@ -30,7 +30,7 @@ switch-tf vocabulary --input pairs.jsonl --field inputs targets --size 8000 --ou
 def add_arguments(parser) -> None:
     """Declares what is read, how many pieces are made of it, and where they go."""
     parser.add_argument("--input", nargs="+", required=True, metavar="FILE",
-                        help="files or globs: .txt (a text a line), .jsonl, .tsv, .csv, each also as .gz")
+                        help="files or globs: .txt (a text a line), .jsonl, .json, .tsv, .csv, each also as .gz")
     parser.add_argument("--size", type=int, required=True, metavar="N",
                         help="pieces, without the 100 sentinels that every task adds")
     parser.add_argument("--output", required=True, metavar="FILE", help="the SentencePiece model to be written")
