@@ -10,7 +10,7 @@ import json
 import os
 from typing import NamedTuple
 
-# Where the processes of a TPU slice meet. libtpu has ports of its own, 8471 and others.
+# The port at which the processes of a TPU slice meet. libtpu itself uses 8471 and others.
 TPU_PORT = 19011
 
 

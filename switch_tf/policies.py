@@ -65,7 +65,7 @@ class Policy:
 
     @property
     def place(self) -> str:
-        """Where `decide` is, "module:function"."""
+        """Location of `decide`, "module:function"."""
         if isinstance(self.decide, str):
             return self.decide
         return f"{self.decide.__module__}:{getattr(self.decide, '__qualname__', self.decide)}"

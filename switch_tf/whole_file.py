@@ -6,7 +6,7 @@ import pathlib
 import secrets
 from collections.abc import Iterable, Iterator
 
-# What helps, by the number of the error.
+# Cause and way out, by errno.
 _WAYS_OUT = {
     errno.ENOSPC: "the disk is full: make room there",
     errno.EDQUOT: "your quota is used up: make room there",

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 Texts = Sequence[str]
-# What the evaluation scripts of SQuAD and TriviaQA replace in an answer.
+# Characters of an answer that TriviaQA's evaluation script replaces by blanks.
 _TRIVIA_QA_PUNCTUATION = string.punctuation + "‘’´`_"
 
 

@@ -10,7 +10,7 @@ _VALIDATION_MODULUS = 20
 
 
 def installed(distributions: Mapping[str, tuple[str, str]]) -> dict[str, str]:
-    """Returns distribution -> installed version, of those that are installed."""
+    """Returns the installed ones of these distributions: name -> version."""
     return {name: version for name in distributions if (version := environment.installed_version(name))}
 
 

@@ -1,4 +1,4 @@
-"""What downstream tasks take from t5, which is installed by a line of its own (docs/install.md)."""
+"""The parts of t5 that downstream tasks use. t5 is installed separately (docs/install.md)."""
 
 from switch_tf import environment
 

@@ -12,7 +12,7 @@ from switch_tf.cli import gin_files
 
 FILES = {kind: sorted(path.stem for path in (shipped_gin.folder() / "gin" / kind).glob("*.gin"))
          for kind in ("models", "layouts", "runs", "tasks")}
-# What goes with any model, layout and task.
+# Runs that go with any model, layout and task.
 RUNS = [name for name in FILES["runs"] if not name.endswith("demo")]
 BIND = ["MODEL_DIR='unused'"]
 

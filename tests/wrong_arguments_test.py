@@ -274,7 +274,7 @@ UNTRIED = {
     "data.TextsInGraph",
     "data.passes",  # of the author of a source
     "data.examples_of_lines", "data.kind_of",  # of a file that a command looked for
-    # Of a vocabulary, which is no value of the user's.
+    # These take a vocabulary, which is no value of the user's.
     "data.pieces", "data.read_text", "data.spell", "data.spellings", "data.Reading",
     *(f"partitioning.{name}" for name in partitioning.__all__ if name != "Layout")}
 

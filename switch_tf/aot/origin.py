@@ -14,7 +14,7 @@ _PARTS = ((r"logits_dense", "logits and loss"), (r"look_up|token_embedder", "emb
           (r"\w*norm", "norms and residuals"), (r"relpos_bias|\w*attention", "attention"))
 _GRADIENT = "gradient of "
 NO_LAYER = "losses and update"
-# What nothing tells the part of.
+# The part of an operation that nothing attributes to a layer.
 UNATTRIBUTED = "unattributed"
 _STACK = re.compile(r"(encoder|decoder|token_embedder|logits_dense)(_\d+)?")
 # Kinds of operations that name what is no single layer's.

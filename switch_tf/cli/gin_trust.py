@@ -26,7 +26,7 @@ _OPTIMIZERS = ("Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "F
                "RMSprop", "SGD", "ScheduleFreeAdamW")
 _SCHEDULES = ("CosineDecay", "CosineDecayRestarts", "ExponentialDecay", "InverseTimeDecay", "PiecewiseConstantDecay",
               "PolynomialDecay")
-# What a run may bind, refer to and have made, by where it is imported from.
+# Names that the gin file of a run may bind and refer to, by the module that it imports them from.
 _NAMES = {
     "switch_tf": ("SwitchConfig", "SwitchTransformer"),
     "switch_tf.config": ("SwitchConfig",),
@@ -118,7 +118,7 @@ class _Values(config_parser.ParserDelegate):
 
 
 class _Names:
-    """What one file names, by its own imports, as gin resolves it."""
+    """The names that one gin file uses, resolved through its imports as gin resolves them."""
 
     def __init__(self, run_file):
         self._run_file = run_file

@@ -167,7 +167,7 @@ def _inspect_checkpoint(folder):
 
 
 def _of_run(folder):
-    """What a run folder says of its model, as `config.json` has it; nothing of a run that has none."""
+    """Returns the task, vocabulary and sizes in a run's `config.json`; {} if it has none that can be read."""
     if not run_config.is_in(folder):
         return {}
     try:

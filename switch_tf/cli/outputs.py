@@ -1,4 +1,4 @@
-"""What commands write to: one process at a time."""
+"""Lets one process at a time write to the output of a command."""
 
 import contextlib
 from collections.abc import Iterator

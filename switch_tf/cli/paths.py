@@ -2,7 +2,7 @@
 
 from switch_tf import checks
 
-# What an argument's metavar says of it where it is a path.
+# Metavars of arguments that are paths.
 _PATHS = ("FILE", "FOLDER", "PATH", "RUN", "CHECKPOINT")
 # Read by TensorFlow's own file system, which knows buckets: (command, argument).
 _READABLE = {("vocabulary", "input")}

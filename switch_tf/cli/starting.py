@@ -70,7 +70,7 @@ def check_used(bindings) -> None:
 
 
 def _bound(name):
-    """What gin has for a parameter, None where nothing is bound."""
+    """Returns the value that is bound to a parameter, None if there is none."""
     import gin
     try:
         return gin.query_parameter(name)
@@ -79,7 +79,7 @@ def _bound(name):
 
 
 def _vocabulary(run):
-    """The VOCABULARY of a run: what it chooses or, without a choice, that of the run whose weights it starts from."""
+    """Returns the VOCABULARY of a run: its own choice, else that of the run whose weights it starts from."""
     goes_on = bool(checkpoint_folders.steps(RunFolder.checkpoints_of(run.model_dir)))
     if run.vocabulary is not None:
         if goes_on:
@@ -116,7 +116,7 @@ def _vocabulary_of(folder, task):
 
 
 def _check_vocabulary_is_there(run):
-    """Where a run keeps a copy of a vocabulary that is gone, the way out is that copy."""
+    """Refuses a VOCABULARY whose file is gone, if the run keeps a copy of it, and names the copy."""
     from switch_tf.data import stored_vocabularies, vocabularies
 
     if "://" in run.vocabulary or vocabularies.is_registered(run.vocabulary) or pathlib.Path(run.vocabulary).exists() \

@@ -1,10 +1,10 @@
-"""What two runs were configured differently in, what matters most first. Needs no TensorFlow."""
+"""Lists the differences between the configurations of two runs, the most important first, without TensorFlow."""
 
-# What a record of `continuation.record` holds, in the order in which it decides what two losses say of each other.
+# Entries of `continuation.record`, ordered by how much they can explain of a difference between two losses.
 _ORDER = ("SwitchConfig.", "SwitchTransformer.", "Run.initial_checkpoint", "MIXTURE_OR_TASK_NAME", "training data",
           "held-out data", "vocabulary", "TASK_FEATURE_LENGTHS", "Run.pack", "Run.cache_parts", "optimizer",
           "learning rate", "BATCH_SIZE", "TRAIN_STEPS", "StepSettings.", "Run.eval_batches", "Run.", "EVAL_PERIOD")
-# What changes neither a model nor its held-out losses.
+# Entries that change neither a model nor its held-out losses.
 _WITHOUT_EFFECT = frozenset((
     "SEED", "LOG_PERIOD", "CHECKPOINT_PERIOD", "Run.keep_checkpoints", "Run.keep_every", "Run.unigram_batches",
     "Run.shown_examples", "Run.best_metric", "Run.eval_each_task", "StepSettings.steps_per_call",

@@ -72,7 +72,6 @@ def from_hugging_face(folder) -> SwitchTransformer:
 
     Raises:
         ValueError: the folder, its configuration or its tensors are not those of a model that switch_tf can represent.
-        ImportError: the package safetensors is missing.
     """
     folder = checks.path("folder", folder)
     config, tensors = read_folder(folder)
@@ -142,7 +141,7 @@ def _variables(model) -> dict[str, keras.Variable]:
 
 
 def _links(config) -> list[Link]:
-    """Where each weight of a model of this configuration is in their format. No variable is initialised."""
+    """Links each weight of a model of this configuration to their name for it, without initialising a variable."""
     with keras.StatelessScope(initialize_variables=False):
         model = SwitchTransformer(config)
         model.build()

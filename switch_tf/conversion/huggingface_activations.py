@@ -53,7 +53,7 @@ def of_switch(values: dict, is_gated: bool) -> str:
 
 
 def keys(activation: str) -> dict:
-    """What a T5's config.json says of our activation."""
+    """Returns the keys of a T5's config.json for one of our activations."""
     is_gated = activation in GATED_ACTIVATIONS
     function = next(theirs for theirs, ours in _FUNCTIONS.items() if activation in ours)
     short = "gelu" if function == "gelu_new" and is_gated else function

@@ -62,6 +62,6 @@ def _end(file, value):
 
 
 def keys(end: int | tuple[int, ...]) -> dict:
-    """What config.json says of special ids, from `SwitchConfig.end_id`."""
+    """Returns the keys of config.json for special ids, given `SwitchConfig.end_id`."""
     ends = list(end) if isinstance(end, tuple) else end
     return {_PAD: 0, _START: 0, _END: None if ends == [] else ends}

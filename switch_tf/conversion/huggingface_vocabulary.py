@@ -40,7 +40,7 @@ def find(folder) -> Vocabulary:
 
 
 def _tokenizer_class(folder):
-    """What tokenizer_config.json or config.json says, or None."""
+    """Returns the `tokenizer_class` of tokenizer_config.json or config.json, or None."""
     for name in ("tokenizer_config.json", "config.json"):
         if (folder / name).exists() and (found := json_files.read_object(folder / name).get("tokenizer_class")):
             return found

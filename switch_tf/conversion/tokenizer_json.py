@@ -106,7 +106,7 @@ def _set_trainer(proto, pieces, model):
 
 
 def _set_normalizer(spec, content, path):
-    """What is done to text before it is cut into pieces."""
+    """Sets how text is normalised before it is split into pieces."""
     spec.name, spec.escape_whitespaces, spec.add_dummy_prefix = "identity", True, False
     spec.remove_extra_whitespaces = False
     for step in (*_steps(content.get("normalizer"), "normalizers"),
@@ -127,7 +127,7 @@ def _set_normalizer(spec, content, path):
 
 
 def _steps(described, key):
-    """The steps of a normaliser or pre-tokeniser, of which there may be none, one or a sequence."""
+    """Returns the steps of a normaliser or pre-tokeniser as a list. The file holds none, one or a sequence."""
     if described is None:
         return []
     if isinstance(described, dict) and described.get("type") == "Sequence" and isinstance(described.get(key), list):

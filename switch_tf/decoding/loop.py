@@ -59,7 +59,7 @@ def check_inputs(model, features, max_length, any_layout=False) -> int:
 
 
 def goes_on_after(tokens, end_id):
-    """Whether sequences go on after tokens, <int32>[...], none of which is an end: <bool>[...].
+    """Whether sequences go on after these tokens, <int32>[...]; False after an end of sequence: <bool>[...].
 
     Args:
         end_id: int, or tuple of int; see `SwitchConfig.end_id`.

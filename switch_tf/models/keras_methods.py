@@ -1,4 +1,4 @@
-"""What Keras' own methods need to know about a model whose inputs are a dictionary of ids."""
+"""Makes Keras' own methods work for a model whose inputs are a dictionary of ids."""
 
 import keras
 

@@ -1,4 +1,4 @@
-"""What kind of TPU this machine has, by the environment or by Google Cloud's metadata server."""
+"""Finds the type of this machine's TPU in the environment or from Google Cloud's metadata server."""
 
 import functools
 import os

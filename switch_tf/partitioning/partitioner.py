@@ -72,7 +72,7 @@ class Partitioner:
         return 0, batch_size
 
     def part_of_step(self, features, index):
-        """Step `index` of placed features, of which the shapes alone matter: [batch or a part of it, length]."""
+        """Step `index` of placed features, [batch or a part of it, length]; the caller uses only the shapes."""
         return at_step(features, index)
 
     def sum_over_parts(self, tensors):
@@ -146,7 +146,7 @@ class Partitioner:
 # all is known.
 _OF_A_LOST_PROCESS = ("Collective ops is aborted", "tensorflow.CoordinationServiceError",
                       "Agent must be in CONNECTED state")
-# What TensorFlow's client of buckets writes into its errors, which are of the kinds that a lost process has.
+# Words in errors of TensorFlow's client for buckets, whose error classes are also those of a lost process.
 _OF_A_BUCKET = ("retry attempts failed", "Error executing an HTTP request", "HTTP response code", "libcurl", "gs://")
 
 

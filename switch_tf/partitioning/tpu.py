@@ -82,7 +82,7 @@ def create(layout, name=None, one_core=False) -> TPUPartitioner:
 
 
 def block(mesh_shape, cores: int) -> list[int]:
-    """A block of so many neighbouring cores, as lengths along x, y, z and the cores of a chip.
+    """Returns the shape of a block of neighbouring cores: lengths along x, y, z and the cores of a chip.
 
     Args:
         mesh_shape: of the TPU, likewise.

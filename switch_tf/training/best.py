@@ -27,7 +27,7 @@ class Best:
         self.found = self._named()
 
     def _named(self):
-        """What best.json names, where it is the best by this metric."""
+        """Returns the contents of best.json, or None if they are of another metric."""
         found = checkpoint_folders.best(self._folder.checkpoints)
         return found if found and found["metric"] == self._run.best_metric else None
 

@@ -200,7 +200,7 @@ def _are_files(found):
     return isinstance(found, dict) and all(map(json_lines.is_step, found.values()))
 
 
-# What of a description is read by others, and whether it is what others read.
+# Parts of a description that other modules read, and a check of each.
 _PARTS = {
     "step": json_lines.is_step,
     "variables": _are_variables,

@@ -11,7 +11,7 @@ _TRAINING = (("train/learning_rate", "learning rate"), ("train/gradient_norm", "
 _SPEED = (("train/tokens_per_second", "tokens per second"),
           ("train/model_flops_utilization", "model FLOP utilisation"),
           ("train/input_wait_fraction", "time spent waiting for input"))
-# What is a share of a whole, drawn in per cent.
+# Ends of the names of shares, which are drawn in per cent.
 _SHARES = ("utilization", "wait_fraction", "tokens_dropped")
 _EXPERTS = (("fraction_tokens_dropped", "tokens dropped"), ("router_entropy", "router entropy (nats)"),
             ("load_balancing_loss", "load-balancing loss (1 = even)"))

@@ -1,4 +1,4 @@
-"""What a run keeps of itself as data, so that its folder alone is enough to use the model."""
+"""Writes a run's model, task and vocabularies as data, so that its folder alone is enough to use the model."""
 
 import pathlib
 
@@ -83,7 +83,7 @@ def vocabulary_in_words(run) -> str:
 
 
 def kept_vocabulary_in_words(folder, fingerprint: list) -> str | None:
-    """The same of those that a run folder keeps; None where it keeps none.
+    """Describes the vocabularies of which a run folder keeps copies, as above; None if it keeps none.
 
     Args:
         folder: path of a run folder.

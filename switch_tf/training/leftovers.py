@@ -1,6 +1,6 @@
-"""What a run folder holds besides what a run keeps there: leftovers of kills, which go, and foreign things.
+"""Tidies a run folder: removes leftovers of kills and keeps everything that is not the run's own.
 
-A foreign thing stays as it is. Only one that has the name of a file or folder of the run's own is renamed.
+A foreign file or folder stays as it is. It is renamed only if it has the name of one of the run's own.
 """
 
 import pathlib
@@ -18,7 +18,7 @@ def warn(text: str) -> None:
 
 
 def remove_all(folder, checkpoints) -> None:
-    """Removes what a kill has left unfinished in a run folder and its folder of checkpoints; a failure is a warning."""
+    """Removes unfinished files of a killed run from its folder and its checkpoints; a failure is a warning."""
     for place in (folder, checkpoints):
         remove_unfinished(place)
     for entry in sorted(pathlib.Path(checkpoints).iterdir()):

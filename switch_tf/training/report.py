@@ -97,7 +97,7 @@ class _Thinned:
         self._every, self._count, self._kept = 1, 0, []
 
     def add(self, record: dict) -> None:
-        """Drops the arrays of a record, or makes room for them by dropping every other of those that were kept."""
+        """Keeps or drops the arrays of a record. When too many are kept, every other one of them is dropped."""
         arrays = [name for name, value in record.items() if isinstance(value, list)]
         if not arrays:
             return

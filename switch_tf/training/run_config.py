@@ -34,7 +34,7 @@ _FEATURES = {"inputs", "targets"}
 
 @dataclasses.dataclass(frozen=True)
 class RunConfig:
-    """What `config.json` says.
+    """The contents of `config.json`.
 
     Args:
         model: SwitchConfig.

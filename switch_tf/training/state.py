@@ -110,7 +110,7 @@ def _restore(state, run, folder, say) -> bool:
 
 
 def _pending_sums(description, path):
-    """What was measured since the last logged step, from a checkpoint's description; None where nothing was."""
+    """Returns the sums since the last logged step from a checkpoint's description, None if there are none."""
     pending = description["pending_metrics"]
     try:
         return pending and metrics.from_json(pending)

@@ -169,7 +169,7 @@ def test_what_has_no_name_serves_what_its_operands_do():
 
 
 def test_what_has_no_name_and_no_such_operand_serves_what_uses_it():
-    """`b` copies a weight for attention; `d` adds up two of which one serves a layer, `f` none."""
+    """`b` copies a weight for attention. `d` adds up two operands, one of a layer; the operand of `f` has no layer."""
     attention = "switch_transformer_1/encoder_1/layers_0_1/attention_1/MatMul"
     found = _schedule(_busy("b", 1, "%p", ""), _busy("a", 2, "%b", attention), _busy("l", 4, "%p", "Min"),
                       _busy("d", 8, "%l, %a", "AddN_3"), _busy("f", 16, "%l", ""))

@@ -1,4 +1,4 @@
-"""What libraries write, as people see it."""
+"""Warnings of libraries are shown as single sentences."""
 
 import warnings
 

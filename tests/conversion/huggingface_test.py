@@ -262,7 +262,7 @@ def test_encoders_there_and_back(changes, tmp_path):
     hidden = again.encode(FEATURES).numpy()
     assert hidden.shape == (1, 5, 8)
     np.testing.assert_array_equal(hidden, model.encode(FEATURES).numpy())
-    # What encode returns is what the logits are computed of.
+    # The logits are computed from what encode returns.
     scale = 8**-0.5 if model.config.scales_logits else 1.0
     np.testing.assert_allclose(scale * hidden @ model.token_embedder.embedding.numpy().T, model(FEATURES), atol=1e-5)
 

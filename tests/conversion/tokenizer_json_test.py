@@ -22,7 +22,7 @@ def trained():
 
 
 def written(trained, path, **changes):
-    """What transformers 5 writes of a T5 with this SentencePiece model."""
+    """Writes the tokenizer.json that transformers 5 writes for a T5 with this SentencePiece model."""
     vocab = [[piece.piece, piece.score] for piece in trained.pieces]
     charsmap = base64.b64encode(trained.normalizer_spec.precompiled_charsmap).decode()
     special = [{"id": id_, "content": content, "special": True}

@@ -68,7 +68,7 @@ def test_versions_in_the_code_are_the_pinned_ones():
 
 
 def declared() -> tuple[list[Requirement], dict[str, list[Requirement]]]:
-    """What a plain `pip install` of the wheel asks for, and what each extra adds."""
+    """Returns the requirements of a plain `pip install` of the wheel, and those that each extra adds."""
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
     extras = {name: list(map(Requirement, lines)) for name, lines in project["optional-dependencies"].items()}
     return list(map(Requirement, project["dependencies"])), extras

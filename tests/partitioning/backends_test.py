@@ -151,7 +151,7 @@ def test_multi_worker_mirrored_may_be_one_process(two_processes):
 
 @pytest.fixture
 def gpus(monkeypatch):
-    """Makes a machine of so many GPUs; returns the function for that, and a list of what was started, in order."""
+    """A function that gives this machine a number of GPUs, and a list of what was started, in order."""
     started = []
 
     def make(count):

@@ -1,4 +1,4 @@
-"""What a TPU machine gets, with TensorFlow's calls that need one stood in for: meshes, refusals, one device of many.
+"""Starts on a TPU machine, with stand-ins for TensorFlow's calls that need one: meshes, refusals, one device of many.
 
 The mesh is made by TensorFlow's own code for TPUs, from the places of four chips, and laid over CPU devices, so that a
 step can be trained on it.
@@ -25,7 +25,7 @@ from switch_tf.training.train_step import compile_steps
 DATA = (("batch", "data"), ("group", "data"))
 EXPERT = (*DATA, ("expert", "data"))
 OVER_BOTH = (("batch", ("data", "expert")), ("group", ("data", "expert")), ("expert", "expert"))
-# Of one host, in the order in which it numbers them.
+# Chips of one host, in the order in which it numbers them.
 CHIPS = [[[x, y, 0, 0] for y in (0, 1) for x in (0, 1)]]
 
 

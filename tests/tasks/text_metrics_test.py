@@ -42,7 +42,7 @@ def test_correlations_are_of_numbers(name):
     targets = ["1.0", "2.0", "3.0", "5.0"]
     assert metric(targets, targets) == {key: pytest.approx(100)}
     assert metric(targets, ["5", "3", "2", " 1e0 "])[key] < -70
-    # What is no number, or no finite one, counts as t5 counts it in STS-B.
+    # A prediction that is no finite number counts as -1, as in t5's STS-B.
     for wrong in ("", "three", "nan", "inf", "-Infinity"):
         assert metric(targets, ["1", wrong, "3", "5"]) == metric(targets, ["1", "-1.0", "3", "5"])
 

@@ -175,7 +175,7 @@ def test_a_broken_checkpoint_is_passed_over_for_the_one_before_it(tiny_config, f
 
 
 def test_a_run_that_goes_on_finds_its_best_and_leaves_foreign_things_alone(tiny_config, finished):
-    """What a kill may leave, and odd files that users do, in a real run's folder."""
+    """A real run's folder with leftovers of a kill and odd files of users."""
     folder = pathlib.Path(finished.model_dir)
     (folder / "checkpoints" / "tmp.step_00000008" / "state_temp").mkdir(parents=True)
     (folder / "checkpoints" / "best.json").write_text('{"step": 2, "metric": "eval/sentences/loss", "value": NaN}')
