@@ -142,13 +142,15 @@ class Training:
 
     def _write_end(self, error):
         """A function that records in the run folder why the run ended, for who follows it."""
-        if self._stopped_by:
+        if error:  # also one that came after a signal, while the step was saved
+            reason = error
+        elif self._stopped_by:
             reason = f"stopped by {self._stopped_by}"
         elif self._is_finished:
             reason = self._waited_for or (f"TRAIN_STEPS is {self.run.train_steps}"
                                           if self.state.step >= self.run.train_steps else "its program finished it")
         else:
-            reason = error or "its program closed it"
+            reason = "its program closed it"
         is_written = self.partitioner.is_chief and self._has_folder()
         return lambda: is_written and self.folder.write_end(self.state.step, reason)
 

@@ -213,6 +213,13 @@ def test_a_run_whose_folder_is_removed_ends_with_an_error_and_leaves_nothing(tin
     assert not os.path.exists(finished.model_dir)
 
 
+def test_an_error_after_a_signal_is_why_a_run_ended(tiny_config, finished):
+    with pytest.raises(OSError, match="disk is full"), _start(tiny_config, finished) as training:
+        training._stopped_by = "SIGTERM"
+        raise OSError("The disk is full.")
+    assert run_folder.end_of(finished.model_dir) == "The disk is full."
+
+
 def test_where_no_checkpoint_can_be_read_the_run_is_refused_again_and_again(tiny_config, finished):
     folder = os.path.join(finished.model_dir, "checkpoints")
     for step in checkpoint_folders.steps(folder):
