@@ -81,7 +81,7 @@ def _following(folder, last_step, results):
         end, is_running = run_folder.end_of(folder), run_folder.is_running(folder)
         new = [step for step in checkpoint_folders.steps(RunFolder.checkpoints_of(folder)) if step not in done]
         if new:
-            is_told = False
+            is_told, killed_at = False, None  # a process has written it since, whether or not it is still there
             done.add(new[0])
             yield checkpoint_folders.path_of(RunFolder.checkpoints_of(folder), new[0])
             continue

@@ -152,6 +152,27 @@ def test_following_waits_some_minutes_for_a_run_that_was_killed(run_folder, monk
     assert "No process has trained in" in error and "did not record why it ended" in error
 
 
+def test_a_checkpoint_of_a_run_that_was_killed_begins_the_wait_anew(run_folder, monkeypatch, capsys):
+    clock, naps = [1.0], []
+    monkeypatch.setattr(eval_command.time, "monotonic", lambda: clock[0])
+
+    def nap(seconds):
+        naps.append(seconds)
+        clock[0] += seconds
+        if len(naps) == 2:
+            checkpoint_folders.path_of(run_folder / "checkpoints", 25).mkdir()
+        elif len(naps) == 4:
+            checkpoint_folders.path_of(run_folder / "checkpoints", 30).mkdir()
+
+    monkeypatch.setattr(eval_command.time, "sleep", nap)
+    found = []
+    for path in eval_command._following(run_folder, 30, []):
+        found.append(path.name)
+        clock[0] += 2000  # an evaluation takes longer than a run that was killed is awaited
+    assert found == ["step_00000010", "step_00000020", "step_00000025", "step_00000030"]
+    assert "did not record why it ended" not in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("is_removed", [True, False])
 def test_a_checkpoint_that_its_run_removes_meanwhile_is_passed_over_and_a_broken_one_told(
         run_folder, monkeypatch, capsys, is_removed):
