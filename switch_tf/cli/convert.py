@@ -8,7 +8,7 @@ from switch_tf.choices import check_choice
 from switch_tf.cli import outputs, quiet
 from switch_tf.cli.main import Mistake
 from switch_tf.messages import first_line
-from switch_tf.training import checkpoint_folders
+from switch_tf.training import checkpoint_folders, run_config
 
 HUGGING_FACE, SWITCH_TF = "hugging_face", "switch_tf"
 
@@ -67,10 +67,10 @@ def _convert(source, kind, output, to, expert_capacity):
 
 
 def _kind(source):
-    if (source / "checkpoint.json").is_file() or (source / "checkpoints").is_dir():
-        return SWITCH_TF  # a run folder may have a config.json of its own
-    if (source / "config.json").is_file():
+    if run_config.is_hugging_face(source):
         return HUGGING_FACE
+    if (source / "checkpoint.json").is_file() or (source / "checkpoints").is_dir():
+        return SWITCH_TF
     raise ValueError("--input must be a folder on this machine: Hugging Face's, which holds config.json, a run folder "
                      f"with checkpoints, or one checkpoint; {str(source)!r} is none of these.")
 

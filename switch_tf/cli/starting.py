@@ -17,10 +17,9 @@ _VOCABULARY = "switch_tf.training.run.Run.vocabulary"
 @contextlib.contextmanager
 def converted(run):
     """A checkpoint of the weights that a new run starts from where those are Hugging Face's, while the scope lasts."""
-    folder = pathlib.Path(run.initial_checkpoint or "")
+    folder = run.initial_checkpoint
     is_new = not checkpoint_folders.steps(RunFolder.checkpoints_of(run.model_dir))
-    is_hugging_face = (folder / "config.json").is_file() and not run_config.is_in(folder)
-    if run.initial_checkpoint is None or not is_new or not is_hugging_face:
+    if folder is None or not is_new or not run_config.is_hugging_face(folder):
         yield None
         return
     from switch_tf import conversion

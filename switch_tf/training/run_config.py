@@ -21,6 +21,7 @@ from switch_tf import checks, json_lines, policies
 from switch_tf.choices import check_choice
 from switch_tf.config import SwitchConfig
 from switch_tf.messages import first_line
+from switch_tf.training import checkpoint_folders
 from switch_tf.whole_file import write_whole
 
 FILE = "config.json"
@@ -71,6 +72,14 @@ def is_in(folder) -> bool:
     """Whether a folder has the `config.json` of a run, damaged or not."""
     path = pathlib.Path(folder) / FILE
     return path.is_file() and (path.parent / "checkpoints").is_dir() and not is_foreign(folder)
+
+
+def is_hugging_face(folder) -> bool:
+    """Whether a folder has a `config.json` and is neither a run nor a checkpoint of this package."""
+    folder = pathlib.Path(folder)
+    is_ours = ((folder / "checkpoint.json").is_file() or bool(checkpoint_folders.steps(folder / "checkpoints"))
+               or is_in(folder))
+    return (folder / FILE).is_file() and not is_ours
 
 
 def is_foreign(folder) -> bool:

@@ -42,6 +42,17 @@ def _changed(folder, change):
     return str(raised.value)
 
 
+def test_a_hugging_face_folder_is_one_with_a_config_json_that_holds_no_checkpoint(folder, tmp_path_factory):
+    theirs = tmp_path_factory.mktemp("theirs")
+    assert not run_config.is_hugging_face(theirs) and not run_config.is_hugging_face(folder)
+    (theirs / run_config.FILE).write_text('{"model_type": "t5"}')
+    assert run_config.is_hugging_face(theirs)
+    (theirs / "checkpoints").mkdir()
+    assert run_config.is_hugging_face(theirs)
+    (theirs / "checkpoints" / "step_00000010").mkdir()  # a run that was started there
+    assert not run_config.is_hugging_face(theirs)
+
+
 @pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(RunConfig)])
 def test_every_key_has_to_be_there_and_of_its_kind(folder, name):
     for wrong in (None, [], "", 7, True, {"a": {}}, [[1]], 2**31 - 1):
