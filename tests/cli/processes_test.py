@@ -198,6 +198,7 @@ signal.pause()
             parent.send_signal(signal.SIGSTOP)
         parent.send_signal(number)
         wait_for(lambda: len(list(tmp_path.glob("*.ended"))) == 2)
+        assert sorted(path.name for path in tmp_path.glob("*.ended")) == ["0.ended", "1.ended"]
     finally:
         parent.kill()
         parent.wait()
