@@ -18,11 +18,11 @@ class InUse(ValueError):
 
 @contextlib.contextmanager
 def held(output, argument: str = "--output") -> Iterator[None]:
-    """Locks an output within this scope, by a hidden file beside it. The lock dies with its process, however that ends.
+    """Locks an output within this scope, with a hidden file beside it. The lock ends with its process, even if killed.
 
     Args:
-        output: path of a file or folder, there or not.
-        argument: str. What the user calls it.
+        output: path of a file or folder, which need not exist.
+        argument: str. The option that names it, for the messages.
 
     Raises:
         InUse: another process writes it, or the file system has no locks.
@@ -64,7 +64,7 @@ def _lock(lock, output, argument):
 
 
 def _is_still(lock, file):
-    """Whether the file that is locked is the one of that name; the process before may just have removed it."""
+    """Whether the locked file still has that name: the previous owner may just have removed it."""
     try:
         return os.path.samestat(os.fstat(lock.fileno()), os.stat(file))
     except FileNotFoundError:

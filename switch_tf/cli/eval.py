@@ -13,7 +13,7 @@ from switch_tf.training import checkpoint_folders, run_folder
 from switch_tf.training.run_folder import RunFolder
 
 _POLL = 5  # seconds between two looks for a new checkpoint
-# Seconds for which a run that was killed may be started again: a preempted machine is back after some minutes.
+# Seconds to wait until a run that was killed is restarted: a preempted machine is back within minutes.
 _RESTART = 900
 
 EXAMPLES = r"""
@@ -72,16 +72,17 @@ def run(arguments) -> dict:
 def _following(folder, last_step, results):
     """Yields the checkpoints of a run that is training, each as it comes, until the run ends.
 
-    A run that ends in order records why. One that was killed may be started again, which is awaited for a while.
+    A run that was not killed records why it ended. One that was killed may be restarted, so the wait goes on for a
+    while.
     """
-    done = {result["step"] for result in results}  # asked for when all others are evaluated
+    done = {result["step"] for result in results}  # read when the generator starts, after the earlier checkpoints
     is_told, killed_at = False, None
     while not done or max(done) < last_step:
-        # Looked at before the checkpoints: a run writes its last one first, and gives its lock up last.
+        # Read before the checkpoints, because a run writes its last checkpoint first and releases its lock last.
         end, is_running = run_folder.end_of(folder), run_folder.is_running(folder)
         new = [step for step in checkpoint_folders.steps(RunFolder.checkpoints_of(folder)) if step not in done]
         if new:
-            is_told, killed_at = False, None  # a process has written it since, whether or not it is still there
+            is_told, killed_at = False, None  # the run was alive since then, so the wait starts again
             done.add(new[0])
             yield checkpoint_folders.path_of(RunFolder.checkpoints_of(folder), new[0])
             continue

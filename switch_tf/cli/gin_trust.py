@@ -1,8 +1,8 @@
 """Checks the gin file of a run folder before it is parsed: it may name only what this package ships.
 
-A gin file is a program: it imports modules and calls what it finds in them, and whoever was sent a run folder did not
-write its gin file. Allowed is a list of full names, so no walk through attributes (`text_source.os.system`) passes. The
-statements come from gin's own parser, so that gin reads the same ones afterwards.
+A gin file is a program: it imports modules and calls what it finds in them, and a run folder may come from a stranger.
+Only names in a list of full names are allowed, so a path through attributes (`text_source.os.system`) is refused. The
+statements come from gin's own parser, so gin reads the same ones afterwards.
 """
 
 import os
@@ -47,7 +47,7 @@ _NAMES = {
     "keras.optimizers.schedules": _SCHEDULES,
 }
 _ALLOWED = {f"{module}.{name}" for module, names in _NAMES.items() for name in names}
-# gin writes down what these took part in, too. Their parameters may be bound; nothing may refer to them.
+# gin also records the parameters of functions in these modules. They may be bound, but not referred to.
 _LIBRARIES = ("t5.data.preprocessors", "t5.data.utils")
 _OF_KERAS_OBJECTS = {"class_name", "module", "registered_name"}  # Keras imports what such a dictionary names
 
@@ -55,7 +55,7 @@ _OF_KERAS_OBJECTS = {"class_name", "module", "registered_name"}  # Keras imports
 def check(file, search_paths: str = "") -> None:
     """Refuses the gin file of a run, and what it includes, if it names anything that the package does not ship.
 
-    Nothing is imported or carried out.
+    Nothing is imported or executed.
 
     Args:
         file: path of the file.
@@ -137,12 +137,12 @@ class _Names:
         self._modules[statement.bound_name()] = module if is_whole else statement.bound_name()
 
     def check_bound(self, selector):
-        """Refuses the owner of a parameter that is bound."""
+        """Refuses a selector whose parameters are bound, unless the package or t5 ships it."""
         if not self._is_known(selector, _ALLOWED | _of_libraries()):
             _refuse(self._run_file, f"binds parameters of {selector!r}")
 
     def check_value(self, value, depth=0):
-        """Refuses what a value refers to, however deep it lies."""
+        """Refuses what a value refers to, at any depth, unless the package ships it."""
         if depth > _DEEPEST:
             raise Mistake(f"{self._run_file} cannot be read: its brackets are nested too deeply.")
         match value:

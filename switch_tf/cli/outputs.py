@@ -9,7 +9,7 @@ from switch_tf.cli.main import Mistake
 
 @contextlib.contextmanager
 def locked(output, argument: str = "--output") -> Iterator[None]:
-    """Lets no other process write an output within this scope, see `output_lock.held`.
+    """Keeps other processes from writing an output within this scope, see `output_lock.held`.
 
     Raises:
         Mistake: another process writes it, or nothing can be written there.

@@ -111,12 +111,15 @@ def _gpus_of_each(count):
 
 
 def _ends_with(parent):
-    """A function for a new child: it gets SIGTERM, which has it save and end, when its parent is gone."""
+    """Returns a function for a new child, after which the kernel sends it SIGTERM when its parent ends.
+
+    On SIGTERM a child saves and ends.
+    """
     prctl = ctypes.CDLL(None, use_errno=True).prctl
 
     def set_signal():
         prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() != parent:  # it was gone before
+        if os.getppid() != parent:  # it ended before that
             os._exit(INTERRUPTED)
 
     return set_signal

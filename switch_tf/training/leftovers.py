@@ -27,7 +27,7 @@ def remove_all(folder, checkpoints) -> None:
 
 
 def remove_unfinished(folder) -> None:
-    """Removes the files and folders that a kill kept from taking their names, where a folder is there at all."""
+    """Removes the files and folders that a kill left under temporary names; does nothing where there is no folder."""
     folder = pathlib.Path(folder)
     for entry in sorted(folder.iterdir()) if folder.is_dir() else ():
         if _UNFINISHED_FILE.fullmatch(entry.name):
@@ -43,14 +43,14 @@ def remove(path) -> bool:
         else:
             path.unlink(missing_ok=True)
     except OSError as error:
-        warn(f"{path} could not be removed ({error.strerror}); it is in nobody's way, so the run goes on. Remove it by "
+        warn(f"{path} could not be removed ({error.strerror}); it does no harm, so the run goes on. Remove it by "
              "hand.")
         return False
     return True
 
 
 def make_room(path, is_folder=False) -> None:
-    """Renames what has the name of a run's file (or folder) and is something else, such as a folder of that name.
+    """Renames what stands where a run needs a file (or folder) and is something else.
 
     Raises:
         OSError: it cannot be renamed.

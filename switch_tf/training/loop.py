@@ -64,7 +64,7 @@ class Training:
         self._best.take_up(state.step, partitioner.is_chief)
         self._is_begun = False
         self._stopped_by = None
-        self._waited_for = None  # why the run ended by its own rule
+        self._waited_for = None  # the reason, where PATIENCE ended the run
         self._is_finished = False
         self._is_open = True
 
@@ -118,10 +118,10 @@ class Training:
         return {"interrupted": bool(self._stopped_by), **report.summarize(self.folder.path), "step": self.state.step}
 
     def close(self, error: str = "") -> None:
-        """Writes the report and why the run ended, and lets go of the run folder.
+        """Records why the run ended, writes the report and releases the run folder.
 
         Args:
-            error: str. The first line of what ended the run before `finish`.
+            error: str. The first line of the error that ended the run before `finish`, if any.
         """
         if not self._is_open:
             return
@@ -141,7 +141,7 @@ class Training:
             report.write(self.folder.path)
 
     def _write_end(self, error):
-        """A function that records in the run folder why the run ended, for who follows it."""
+        """Returns a function that records in the run folder why the run ended, for `eval --follow`."""
         if error:  # also one that came after a signal, while the step was saved
             reason = error
         elif self._stopped_by:
@@ -188,7 +188,7 @@ class Training:
         return is_stopped
 
     def _take_steps(self, is_timed, look_at, stop_reason):
-        """Takes the steps of the next call; returns False where a signal came and no batch did."""
+        """Runs the next call of the step; returns False if a signal came and no batch did."""
         state, num_steps = self.state, self.settings.steps_per_call
         asked = time.perf_counter()
         try:
@@ -217,9 +217,9 @@ class Training:
         return True
 
     def _impatience(self, stop_reason):
-        """A function that is asked while a batch is awaited whether to end without it: some time after a signal.
+        """Returns a function that says, while a batch is awaited, whether to give up: some seconds after a signal.
 
-        One of several processes cannot end by itself, because the others wait for it in the next collective.
+        One of several processes never gives up alone, because the others wait for it in the next collective.
         """
         asked, heard, is_told = time.monotonic(), None, False
 

@@ -134,10 +134,10 @@ class RunFolder:
         return [record for _, record in records_of(self.metrics)
                 if record["step"] <= step and any(name.startswith("eval/") for name in record)]
 
-    # How the last process in the folder ended.
+    # Why the last process in the folder ended.
 
     def write_end(self, step: int, reason: str) -> None:
-        """Records that the run ended in order, and why; the next start removes it.
+        """Records why the run ended; the next start removes the record.
 
         Raises:
             WriteError: it cannot be written.
@@ -150,7 +150,7 @@ class RunFolder:
 
 
 def end_of(path) -> str | None:
-    """Returns why the run of a folder ended in order; None while it trains, or after a kill."""
+    """Returns why the run of a folder ended; None while it trains, or after a kill."""
     try:
         found = json_lines.loads((pathlib.Path(path) / _END).read_bytes())
     except (OSError, ValueError):
@@ -160,7 +160,7 @@ def end_of(path) -> str | None:
 
 
 def is_running(path) -> bool:
-    """Whether some process holds the lock of a run folder. Where that cannot be known, it is taken to be so."""
+    """Whether a process holds the lock of a run folder; True where that cannot be found out."""
     try:
         with open(pathlib.Path(path) / "lock", "rb") as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
