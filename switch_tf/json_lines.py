@@ -42,6 +42,25 @@ def loads(text: bytes | str):
         raise ValueError("it is nested too deeply") from None
 
 
+def load(path, largest: int):
+    """Returns the value of a JSON file, of which nothing is read unless it is a file of a sensible size.
+
+    Args:
+        path: of the file.
+        largest: int, in bytes.
+
+    Raises:
+        ValueError: it is no file, it is larger, or `loads` refuses it.
+        OSError: it is not there or cannot be read.
+    """
+    path = pathlib.Path(path)
+    if path.exists() and not path.is_file():
+        raise ValueError("it is no file")
+    if path.stat().st_size > largest:
+        raise ValueError(f"it has {path.stat().st_size} bytes")
+    return loads(path.read_bytes())
+
+
 def append(path, record: dict) -> None:
     """Adds a record to a file of them; a line that a kill has torn there is ended first, so that it alone is lost.
 

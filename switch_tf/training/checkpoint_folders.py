@@ -71,7 +71,7 @@ def best(folder) -> dict | None:
     A file that says something else, or has a value that is not finite, names none.
     """
     try:
-        found = json_lines.loads(_read(pathlib.Path(folder) / _BEST))
+        found = json_lines.load(pathlib.Path(folder) / _BEST, _LARGEST)
     except (OSError, ValueError):
         return None
     if not isinstance(found, dict) or not json_lines.is_step(found.get("step")):
@@ -119,7 +119,7 @@ def describe(checkpoint) -> dict:
     """
     checkpoint = pathlib.Path(checkpoint)
     try:
-        description = json_lines.loads(_read(checkpoint / "checkpoint.json"))
+        description = json_lines.load(checkpoint / "checkpoint.json", _LARGEST)
     except (OSError, ValueError) as error:
         raise BrokenCheckpoint(f"{checkpoint} has no readable checkpoint.json ({error}).") from error
     version = description.get("format_version") if isinstance(description, dict) else None
@@ -158,15 +158,6 @@ def _size(file):
         return file.stat().st_size if file.is_file() else "nothing"
     except (OSError, ValueError):  # a name that no file can have
         return "nothing"
-
-
-def _read(path):
-    """The bytes of a JSON file; of one that is no file, or far too large, none are read."""
-    if path.exists() and not path.is_file():
-        raise ValueError("it is no file")
-    if path.stat().st_size > _LARGEST:
-        raise ValueError(f"it has {path.stat().st_size} bytes")
-    return path.read_bytes()
 
 
 def _are_variables(found):

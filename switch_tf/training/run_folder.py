@@ -13,6 +13,7 @@ CONFIGURATION = "operative_config.gin"
 _FILES = ("metrics.jsonl", "end.json", "report.html", "loss.png", CONFIGURATION)
 _FOLDERS = ("events",)
 _END = "end.json"
+_LARGEST_END = 2**20  # bytes
 
 
 class RunFolder:
@@ -152,7 +153,7 @@ class RunFolder:
 def end_of(path) -> str | None:
     """Returns why the run of a folder ended; None while it trains, or after a kill."""
     try:
-        found = json_lines.loads((pathlib.Path(path) / _END).read_bytes())
+        found = json_lines.load(pathlib.Path(path) / _END, _LARGEST_END)
     except (OSError, ValueError):
         return None
     reason = found.get("reason") if isinstance(found, dict) else None

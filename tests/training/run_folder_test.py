@@ -106,6 +106,15 @@ def test_a_damaged_record_of_the_end_is_none(tmp_path, content):
     assert run_folder.end_of(tmp_path) is None
 
 
+def test_the_record_of_the_end_of_a_strangers_run_is_read_only_if_it_is_a_small_file(tmp_path):
+    os.mkfifo(tmp_path / "end.json")  # reading it would wait for good
+    assert run_folder.end_of(tmp_path) is None
+    (tmp_path / "end.json").unlink()
+    with open(tmp_path / "end.json", "wb") as file:
+        file.truncate(2**40)
+    assert run_folder.end_of(tmp_path) is None
+
+
 def test_a_url_is_refused_before_a_folder_of_that_name_is_made(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ValueError, match="MODEL_DIR must be a folder or file of this machine's file system, not 'gs://b/run'"):
