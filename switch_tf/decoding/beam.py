@@ -6,7 +6,7 @@ import keras
 from keras import ops
 
 from switch_tf import checks, partitioning
-from switch_tf.decoding.loop import Decoded, check_inputs, goes_on_after, loop
+from switch_tf.decoding.loop import Decoded, check_inputs, ends_of, goes_on_after, loop
 from switch_tf.layers import grouping, masks
 
 
@@ -42,10 +42,9 @@ class Beam:
             ValueError: a vocabulary of fewer tokens than twice the beams.
         """
         max_length = check_inputs(model, features, max_length)
-        end_id = model.config.end_id if end_id is None else end_id
+        ends = ends_of(model, end_id)
         beams, vocab_size = self.num_beams, model.config.vocab_size
-        if 2 * beams > vocab_size:
-            raise checks.refusal(f"num_beams must be at most {vocab_size // 2}, half of the vocabulary, not {beams}.")
+        num_candidates = self._num_candidates(ends, vocab_size)
         batch = ops.shape(features["encoder_input_tokens"])[0]
         is_text = ops.any(masks.encoder_is_real(features), axis=1)
         places = partitioning.arange(max_length)
@@ -55,13 +54,13 @@ class Beam:
             logits, past = model.decode_step(ops.reshape(last, (-1,)), is_real, past, position, memory)
             candidates = ops.reshape(ops.log_softmax(logits, axis=-1), (batch, beams, vocab_size))
             scores, index = ops.top_k(
-                ops.reshape(alive_scores[..., None] + candidates, (batch, beams * vocab_size)), 2 * beams)
+                ops.reshape(alive_scores[..., None] + candidates, (batch, beams * vocab_size)), num_candidates)
             parent, token = index // vocab_size, ops.cast(index % vocab_size, "int32")
             ids = ops.where(ops.equal(places, position), token[..., None], _of(alive, parent))
-            can_go_on = goes_on_after(token, end_id)
+            can_go_on = goes_on_after(token, ends)
             has_ended = ops.logical_or(ops.logical_not(can_go_on), position + 1 == max_length)
             # Those that have ended, old and new; a row that is closed keeps its own.
-            counts = ops.logical_and(ops.logical_and(has_ended, partitioning.arange(2 * beams) < beams),
+            counts = ops.logical_and(ops.logical_and(has_ended, partitioning.arange(num_candidates) < beams),
                                      is_open[:, None])
             new_scores = ops.where(counts, scores / self._penalty(position + 1), -float("inf"))
             ended_scores, best = ops.top_k(ops.concatenate([ended_scores, new_scores], axis=1), beams)
@@ -94,6 +93,13 @@ class Beam:
     def ids(self, model, features, max_length: int, end_id=None, rows=None):
         """The `ids` of the best sequence that `decode` returns, <int32>[batch, max_length]."""
         return self.decode(model, features, max_length, end_id).ids[:, 0]
+
+    def _num_candidates(self, ends, vocab_size):
+        """How many candidates a step looks at: even if all ends are among them for each beam, enough go on."""
+        if 2 * self.num_beams > vocab_size:
+            raise checks.refusal(f"num_beams must be at most {vocab_size // 2}, half of the vocabulary, not "
+                                 f"{self.num_beams}.")
+        return self.num_beams * min(vocab_size, 1 + max(1, len(set(ends))))
 
     def _penalty(self, length):
         return ((5.0 + ops.cast(length, "float32")) / 6.0) ** self.length_penalty

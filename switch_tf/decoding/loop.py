@@ -58,13 +58,18 @@ def check_inputs(model, features, max_length, any_layout=False) -> int:
     return checks.integer("max_length", max_length, at_least=1)
 
 
-def goes_on_after(tokens, end_id):
-    """Whether sequences go on after these tokens, <int32>[...]; False after an end of sequence: <bool>[...].
+def ends_of(model, end_id) -> tuple[int, ...]:
+    """Returns the ids that end a sequence: `end_id`, one or several, or `SwitchConfig.end_id` for None.
 
-    Args:
-        end_id: int, or tuple of int; see `SwitchConfig.end_id`.
+    Raises:
+        ValueError: no ids.
     """
-    ends = end_id if isinstance(end_id, tuple) else (end_id,)
+    ends = model.config.end_id if end_id is None else checks.ids("end_id", end_id)
+    return ends if isinstance(ends, tuple) else (ends,)
+
+
+def goes_on_after(tokens, ends: tuple[int, ...]):
+    """Whether sequences go on after tokens, <int32>[...], none of which is one of `ends`: <bool>[...]."""
     if not ends:
         return ops.ones_like(tokens, dtype="bool")
     return functools.reduce(ops.logical_and, [ops.not_equal(tokens, end) for end in ends])
@@ -90,7 +95,7 @@ def decode(model, features, max_length: int, end_id, choose, has_scores=True, an
         `(ids, scores)`: <int32>[batch, max_length] and <float32>[batch], as of the one result of `Decoded`.
     """
     max_length = check_inputs(model, features, max_length, any_layout and not has_scores)
-    end_id = model.config.end_id if end_id is None else end_id
+    ends = ends_of(model, end_id)
     with grouping.every_token_served():
         memory, past = model.prefill(features, max_length)
         places = partitioning.arange(max_length)
@@ -100,7 +105,7 @@ def decode(model, features, max_length: int, end_id, choose, has_scores=True, an
             chosen = ops.where(is_open, choose(logits, position), 0)
             ids = ops.where(ops.equal(places, position), chosen[:, None], ids)
             scores = [one + ops.where(is_open, _log_probability(logits, chosen), 0.0) for one in scores]
-            return position + 1, chosen, ops.logical_and(is_open, goes_on_after(chosen, end_id)), ids, past, *scores
+            return position + 1, chosen, ops.logical_and(is_open, goes_on_after(chosen, ends)), ids, past, *scores
 
         def goes_on(position, last, is_open, *_):
             return ops.logical_and(position < max_length, ops.any(is_open))

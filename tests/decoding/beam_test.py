@@ -59,6 +59,21 @@ def test_the_search_goes_on_while_the_worst_of_several_results_can_be_passed():
     np.testing.assert_allclose(scores[0], np.log([0.60, 0.37 * 0.60]), rtol=1e-5)
 
 
+def test_several_ends_leave_beams_that_go_on():
+    """The four best first tokens are ends; with a single end at most two of four candidates are."""
+    table = [[0.01, 0.20, 0.19, 0.18, 0.17, 0.13, 0.12], *[[0.01, 0.94, *[0.01] * 5]] * 6]
+    one = {"encoder_input_tokens": np.array([[5]], "int32")}
+    found = Beam(2, length_penalty=8, num_results=2).decode(Table(table), one, 2, end_id=(1, 2, 3, 4, 4))
+    ids, scores = map(ops.convert_to_numpy, found)
+    assert ids[0].tolist() == [[5, 1], [6, 1]]
+    np.testing.assert_allclose(scores[0], np.log([0.13 * 0.94, 0.12 * 0.94]) / (7 / 6)**8, rtol=1e-5)
+    found = Beam(2, length_penalty=0, num_results=2).decode(Table(table), one, 2, end_id=[1, 2, 3, 4])
+    assert ops.convert_to_numpy(found.ids)[0].tolist() == [[1, 0], [2, 0]]
+    for sampler in (Beam(2), decoding.Greedy()):
+        with pytest.raises(ValueError, match="end_id must be an integer of at least 0, not 'two'"):
+            sampler.decode(Table(table), one, 2, end_id="two")
+
+
 @pytest.mark.parametrize("penalty, expected", [(0.0, [3, 1, 0]), (0.6, [3, 1, 0]), (8.0, [2, 3, 1])])
 def test_t5s_length_penalty_by_hand(penalty, expected):
     """ln(.40 .97) = -0.9467 of two tokens, ln(.58 .30 .97) = -1.7792 of three: over (7/6)^p and (8/6)^p."""
