@@ -42,7 +42,7 @@ class FeaturesModel(keras.Model):
                     shape = shape or features[name].shape
                     checks.tensor(name, features[name], "int", shape if len(shape) == 2 else (None, None))
         self._called_with = {name: (keras.backend.standardize_dtype(value.dtype), len(value.shape))
-                             for name, value in features.items()}
+                             for name, value in features.items() if value is not None}
         return features
 
     # Built before anything is traced: weights made inside of a trace have no values where that trace ends in an error.
