@@ -7,7 +7,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from switch_tf import checks, decoding, losses, partitioning
+from switch_tf import checks, decoding, losses, partitioning, shipped_gin
 from switch_tf.choices import check_choice
 from switch_tf.config import SwitchConfig
 from switch_tf.layers import LogitsDense, TokenEmbedding, masks
@@ -64,7 +64,8 @@ class SwitchTransformer(Observed, FeaturesModel):
         names = [field.name for field in dataclasses.fields(SwitchConfig)]
         for field in overrides:
             check_choice("A keyword of from_preset", field, ["dtype", "name", *names])
-        if pathlib.Path(checks.text("preset", preset)).is_dir():
+        is_preset = checks.text("preset", preset) in shipped_gin.preset_names()
+        if not is_preset and pathlib.Path(preset).is_dir():
             raise ValueError(f"{preset!r} is a folder and no preset; for one of Hugging Face's form use "
                              f"switch_tf.conversion.from_hugging_face({preset!r}).")
         return cls(dataclasses.replace(SwitchConfig.from_preset(preset), **overrides), dtype=dtype, name=name)

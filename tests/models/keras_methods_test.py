@@ -67,7 +67,9 @@ def test_summary_and_count_params_need_no_call():
         assert any(row.startswith(layer) and f"(None, None, {width})" in row for row in rows), layer
 
 
-def test_from_preset_takes_fields_in_place_of_the_presets():
+def test_from_preset_takes_fields_in_place_of_the_presets(tmp_path, monkeypatch):
+    (tmp_path / "switch_tiny").mkdir()  # such as a run's: the preset counts
+    monkeypatch.chdir(tmp_path)
     model = SwitchTransformer.from_preset("switch_tiny", num_experts=2, dtype="mixed_bfloat16")
     preset = SwitchConfig.from_preset("switch_tiny")
     assert model.config.num_experts == 2 and model.config.d_model == preset.d_model
