@@ -8,7 +8,7 @@ _ORDER = ("SwitchConfig.", "SwitchTransformer.", "Run.initial_checkpoint", "MIXT
 _WITHOUT_EFFECT = frozenset((
     "SEED", "LOG_PERIOD", "CHECKPOINT_PERIOD", "Run.keep_checkpoints", "Run.keep_every", "Run.unigram_batches",
     "Run.shown_examples", "Run.best_metric", "Run.eval_each_task", "StepSettings.steps_per_call",
-    "SwitchConfig.num_experts"))  # the table has a column for the last
+    "SwitchConfig.end_id", "SwitchConfig.num_experts"))  # the table has a column for the last
 # Fields of SwitchConfig that mean nothing in a model without experts.
 _OF_EXPERTS = frozenset(f"SwitchConfig.{name}" for name in (
     "encoder_sparse_step", "decoder_sparse_step", "group_size", "num_groups_multiple", "train_capacity_factor",

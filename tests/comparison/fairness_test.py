@@ -91,7 +91,8 @@ def test_what_matters_comes_first_and_noise_is_left_out():
     other = record(seed=7, changes={
         "EVAL_PERIOD": 3, "LOG_PERIOD": 7, "CHECKPOINT_PERIOD": 9, "Run.keep_every": 5, "TRAIN_STEPS": 50,
         "BATCH_SIZE": 8, rate: "RsqrtDecay(base=2.0)", "training data": {"facts": "c"},
-        "SwitchConfig.dropout_rate": 0.3, "StepSettings.clip_norm": 1.0, "SwitchConfig.jitter_noise": 0.0})
+        "SwitchConfig.dropout_rate": 0.3, "StepSettings.clip_norm": 1.0, "SwitchConfig.jitter_noise": 0.0,
+        "SwitchConfig.end_id": 3})
     told = fairness.remarks({"a": record(), "b": other})
     assert [remark.split(" is ")[0].split(" differ ")[0] for remark in told] == [
         "SwitchConfig.dropout_rate", "training data", "learning rate", "BATCH_SIZE", "TRAIN_STEPS",
