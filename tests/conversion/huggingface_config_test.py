@@ -111,7 +111,8 @@ def test_an_activation_that_contradicts_the_tensors():
 
 def test_the_gaps_of_byt5_are_said():
     with pytest.warns(UserWarning, match="This is a ByT5, whose gaps are the ids 258, 257, 256, ...: the last bytes"):
-        convert(T5_JSON, structure(), {"tokenizer_class": "ByT5Tokenizer"})
+        config = convert(T5_JSON, structure(), {"tokenizer_class": "ByT5Tokenizer"})
+    assert config == convert(T5_JSON, structure())
 
 
 def test_switch_xxl():

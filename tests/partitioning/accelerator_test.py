@@ -28,9 +28,11 @@ def _server(status, text):
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
-        yield f"127.0.0.1:{server.server_address[1]}", asked
-        server.shutdown()
-        thread.join()
+        try:
+            yield f"127.0.0.1:{server.server_address[1]}", asked
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 @pytest.fixture(autouse=True)
@@ -38,6 +40,7 @@ def _tpu_without_a_variable(monkeypatch):
     monkeypatch.delenv("TPU_ACCELERATOR_TYPE", raising=False)
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")  # never asked
     monkeypatch.setattr(environment, "has_tpu", lambda: True)
+    monkeypatch.setattr(accelerator, "_TIMEOUT", 60)  # a busy machine may take its time
     accelerator._from_metadata.cache_clear()
     yield
     accelerator._from_metadata.cache_clear()

@@ -168,7 +168,7 @@ def test_replicas_of_several_cores_are_neighbouring_chips_where_a_chip_has_one(s
     [(assignment, options)] = strategies.strategies
     assert (assignment.num_replicas, assignment.num_cores_per_replica) == (4, 2)
     assert options == {"experimental_spmd_xla_partitioning": True} and partitioner.num_parts == 4
-    with pytest.raises(ValueError, match="A replica of this layout has 8 cores|MESH_SHAPE"):
+    with pytest.raises(ValueError, match="MESH_SHAPE 'model=3' is for a multiple of 3 devices, but there are 8 .TPU."):
         backends.create_partitioner(Layout("model=3", (*DATA, ("mlp", "model")), backend="tpu"))
 
 
