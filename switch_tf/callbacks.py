@@ -15,8 +15,8 @@ class RouterStatistics(keras.callbacks.Callback):
     """Adds the router statistics of each epoch's training batches to the history, and to the logs of later callbacks.
 
     Keys are `router/<statistic>` with the names of `metrics.RouterStats` (means over the tokens of the epoch and over
-    layers) and `router/dead_experts`, the number of experts of all layers that no token wanted. They are summed on the
-    device during the step: with XLA, `steps_per_execution` and under a `tf.distribute` strategy, too.
+    layers) and `router/dead_experts`, the number of experts, over all layers, that no token was routed to. They are
+    summed on the device during the step, also with XLA, `steps_per_execution` and a `tf.distribute` strategy.
 
     Place it before callbacks that monitor a key, such as EarlyStopping. `fit` traces its step anew for it.
 

@@ -14,10 +14,10 @@ _PARTS = ((r"logits_dense", "logits and loss"), (r"look_up|token_embedder", "emb
           (r"\w*norm", "norms and residuals"), (r"relpos_bias|\w*attention", "attention"))
 _GRADIENT = "gradient of "
 NO_LAYER = "losses and update"
-# The part of an operation that nothing attributes to a layer.
+# Operations that nothing links to a part of the model.
 UNATTRIBUTED = "unattributed"
 _STACK = re.compile(r"(encoder|decoder|token_embedder|logits_dense)(_\d+)?")
-# Kinds of operations that name what is no single layer's.
+# Kinds of operations whose results are shared, so they say nothing about the layer that uses them.
 _SHARED = ("parameter", "constant", "tuple", "after-all", "opt-barrier", "while", "conditional", "call")
 
 

@@ -86,7 +86,7 @@ def _open_shards(index, open_file):
 
 
 def _is_file_name(name):
-    """Whether it is the name of a file beside the index, and not a path that leads out of the folder."""
+    """Whether `name` is a plain file name, and not a path that could lead out of the folder."""
     return 0 < len(name.encode("utf-8", "replace")) <= 255 and not {"/", "\\", "\0"} & set(name) and name != ".."
 
 

@@ -27,7 +27,7 @@ def of_t5(values: dict, is_gated: bool) -> str:
     if not is_well_formed or not _is_known(function):
         key = "dense_act_fn" if is_well_formed and "dense_act_fn" in values else "feed_forward_proj"
         raise ValueError(f"{key} in config.json is {checks.shown(values[key])}, and switch_tf has the activations "
-                         f"{', '.join(map(repr, _FUNCTIONS))}, each also behind 'gated-'.")
+                         f"{', '.join(map(repr, _FUNCTIONS))}, each also with 'gated-' in front.")
     if says_gated != is_gated:
         raise ValueError(f"config.json says feed_forward_proj={stated!r}, but the feed-forward layers hold "
                          f"{_tensors(is_gated)}; correct the one that is wrong.")

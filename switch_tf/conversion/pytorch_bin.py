@@ -83,7 +83,7 @@ def _program(archive, members, path) -> bytes:
 def _content(archive, member) -> bytes:
     """The bytes of a small member."""
     if member.file_size > _MAX_PROGRAM_BYTES:
-        raise zipfile.BadZipFile(f"{member.filename} has {member.file_size} bytes, of which at most "
+        raise zipfile.BadZipFile(f"{member.filename} has {member.file_size} bytes, and at most "
                                  f"{_MAX_PROGRAM_BYTES} are read")
     return archive.read(member)
 
@@ -111,7 +111,7 @@ def _locate(name, description, path, members, file) -> StoredTensor:
 
 
 def _start(member, file) -> int:
-    """The byte at which a member's numbers begin: behind its header, whose length is in the file alone."""
+    """The byte at which a member's numbers begin: after its local header, whose length only the file tells."""
     file.seek(max(member.header_offset, 0))
     header = file.read(_ZIP_HEADER_BYTES)
     name_bytes, extra_bytes = struct.unpack("<26x2H", header) if len(header) == _ZIP_HEADER_BYTES else (0, 0)

@@ -48,7 +48,7 @@ def sentencepiece_model(path) -> bytes:
     try:
         sentencepiece.SentencePieceProcessor(model_proto=serialized)
     except RuntimeError as error:
-        raise ValueError(f"{path} holds pieces of which SentencePiece makes no model ({error}); use the model's "
+        raise ValueError(f"{path} holds pieces that SentencePiece cannot make a model of ({error}); use the model's "
                          "spiece.model.") from None
     return serialized
 
@@ -127,7 +127,7 @@ def _set_normalizer(spec, content, path):
 
 
 def _steps(described, key):
-    """Returns the steps of a normaliser or pre-tokeniser as a list. The file holds none, one or a sequence."""
+    """Returns the steps of a normaliser or pre-tokeniser: none, one or a sequence."""
     if described is None:
         return []
     if isinstance(described, dict) and described.get("type") == "Sequence" and isinstance(described.get(key), list):

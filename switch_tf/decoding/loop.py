@@ -69,7 +69,7 @@ def ends_of(model, end_id) -> tuple[int, ...]:
 
 
 def goes_on_after(tokens, ends: tuple[int, ...]):
-    """Whether sequences go on after tokens, <int32>[...], none of which is one of `ends`: <bool>[...]."""
+    """Returns whether sequences go on after tokens, <int32>[...]: <bool>[...], False at each of `ends`."""
     if not ends:
         return ops.ones_like(tokens, dtype="bool")
     return functools.reduce(ops.logical_and, [ops.not_equal(tokens, end) for end in ends])

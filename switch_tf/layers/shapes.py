@@ -1,4 +1,4 @@
-"""Output shapes that `summary` shows of layers that nobody has called."""
+"""Output shapes that `summary` shows for layers that have not been called."""
 
 import keras
 

@@ -90,7 +90,7 @@ def _dtensor_on_tpu(layout):
 
 
 def on_every_chip(layout: Layout, count: int) -> Layout:
-    """A layout for `count` TPU devices: a run without a layout splits its batch over them, as a mesh has to have all.
+    """Returns a layout for all `count` TPU devices, as a mesh needs; one without rules then splits the batch over them.
 
     Raises:
         ValueError: the layout has rules and is for one device.

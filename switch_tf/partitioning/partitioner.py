@@ -72,7 +72,7 @@ class Partitioner:
         return 0, batch_size
 
     def part_of_step(self, features, index):
-        """Step `index` of placed features, [batch or a part of it, length]; the caller uses only the shapes."""
+        """Returns step `index` of placed features, for its shapes only: [batch or a part of it, length]."""
         return at_step(features, index)
 
     def sum_over_parts(self, tensors):

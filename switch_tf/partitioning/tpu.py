@@ -59,7 +59,8 @@ class TPUPartitioner(StrategyPartitioner):
 def create(layout, name=None, one_core=False) -> TPUPartitioner:
     """Starts the TPU system, of this machine or the one called `name`, and the strategy for it.
 
-    A replica has as many cores as the mesh has beside its data axis; with `one_core` there is one replica of one core.
+    A replica has as many cores as the mesh axes other than data multiply to. With `one_core` there is one replica, of
+    one core.
 
     Raises:
         ValueError: the mesh does not fit the TPU.
@@ -82,14 +83,14 @@ def create(layout, name=None, one_core=False) -> TPUPartitioner:
 
 
 def block(mesh_shape, cores: int) -> list[int]:
-    """Returns the shape of a block of neighbouring cores: lengths along x, y, z and the cores of a chip.
+    """Returns the shape of a block of neighbouring cores: its lengths along x, y, z and the cores of a chip.
 
     Args:
-        mesh_shape: of the TPU, likewise.
-        cores: int, of one replica.
+        mesh_shape: list of int. The shape of the TPU, in the same order.
+        cores: int. Cores of one replica.
 
     Raises:
-        ValueError: no such block divides the TPU.
+        ValueError: the TPU cannot be divided into such blocks.
     """
     lengths, left = [1, 1, 1, 1], cores
     for axis in (3, 1, 0, 2):  # the cores of a chip first, which are nearest
@@ -97,6 +98,7 @@ def block(mesh_shape, cores: int) -> list[int]:
         left //= lengths[axis]
     if left > 1:
         shape = "x".join(map(str, mesh_shape))
-        raise ValueError(f"A replica of this layout has {cores} cores, and no block of so many divides this TPU of "
-                         f"{shape} (x, y, z, cores of a chip); give the mesh axes beside 'data' other sizes.")
+        raise ValueError(f"A replica of this layout has {cores} cores, and this TPU of {shape} (x, y, z, cores of "
+                         "a chip) cannot be divided into blocks of that size; change the sizes of the mesh axes other "
+                         "than 'data'.")
     return lengths

@@ -36,7 +36,7 @@ def say(folder, **values):
 
 
 def add_tensors(folder, names):
-    """Tensors of one number each behind those of the file."""
+    """Adds tensors of one number each after those of the file."""
     path = folder / "model.safetensors"
     content = path.read_bytes()
     length = struct.unpack("<Q", content[:8])[0]
@@ -156,7 +156,7 @@ def test_zip_bombs(folder):
     assert "not one that torch.save wrote" in refusal(folder)
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("archive/data.pkl", bytes(33 * 2**20))
-    assert "archive/data.pkl has 34603008 bytes, of which at most" in refusal(folder)
+    assert "archive/data.pkl has 34603008 bytes, and at most" in refusal(folder)
     content = bytearray(path.read_bytes()[:-22])  # the end of central directory is 22 bytes
     path.write_bytes(content + b"PK\5\6" + bytes(8) + b"\xff" * 8 + bytes(2))
     assert "is damaged" in refusal(folder) or "is not a zip archive" in refusal(folder)

@@ -146,12 +146,12 @@ def test_multi_worker_mirrored_may_be_one_process(two_processes):
     assert (two_processes["alone"]["num_parts"], two_processes["alone"]["is_chief"]) == (1, True)
 
 
-# GPUs, stood in for by CPU devices.
+# GPUs, faked by CPU devices.
 
 
 @pytest.fixture
 def gpus(monkeypatch):
-    """A function that gives this machine a number of GPUs, and a list of what was started, in order."""
+    """Returns a function that fakes a machine with `count` GPUs, and a list of what was started, in order."""
     started = []
 
     def make(count):

@@ -1,4 +1,4 @@
-"""Starts on a TPU machine, with stand-ins for TensorFlow's calls that need one: meshes, refusals, one device of many.
+"""Meshes, refusals and single devices on a TPU machine, with fakes for TensorFlow's calls that need one.
 
 The mesh is made by TensorFlow's own code for TPUs, from the places of four chips, and laid over CPU devices, so that a
 step can be trained on it.
@@ -187,8 +187,8 @@ def test_a_replica_takes_a_block_of_the_torus(mesh_shape, cores, block):
 
 
 def test_cores_that_form_no_block_are_refused():
-    with pytest.raises(ValueError, match=r"A replica of this layout has 3 cores, and no block of so many divides this "
-                                         r"TPU of 2x4x1x1 \(x, y, z, cores of a chip\); give the mesh axes"):
+    with pytest.raises(ValueError, match=r"A replica of this layout has 3 cores, and this TPU of 2x4x1x1 \(x, y, z, "
+                                         r"cores of a chip\) cannot be divided into blocks of that size; change the"):
         tpu.block([2, 4, 1, 1], 3)
 
 
