@@ -124,14 +124,21 @@ def _kind(arguments):
 
 def _fields(arguments, kind, defaults):
     """Keys or columns of the texts, by default those that the task reads."""
-    if kind == "lines":
-        return ["inputs"]  # the whole line, whatever its name in training
-    asked = [arguments.field or defaults[0], *([arguments.target_field or defaults[1]] if arguments.score else [])]
-    if kind == "json" and not all(isinstance(field, str) for field in asked):
-        raise Mistake("The run was trained on columns by number, and JSON objects have keys: name them with --field"
-                      f"{' and --target_field' if arguments.score else ''}.")
+    asked = [("--field", arguments.field, defaults[0]),
+             *([("--target_field", arguments.target_field, defaults[1])] if arguments.score else [])]
+    return [_field(*one, kind) for one in asked]
+
+
+def _field(flag, chosen, default, kind):
     is_table = kind in ("tsv", "csv")
-    return [int(field) if is_table and str(field).isdecimal() else field for field in asked]
+    if chosen:
+        return int(chosen) if is_table and chosen.isdecimal() else chosen
+    if is_table or isinstance(default, str):
+        return default
+    if kind == "lines":  # the whole line, whatever it is called
+        return "inputs"
+    raise Mistake(f"The run was trained on column {default} of tables, and this input holds JSON objects: name the key "
+                  f"of the text with {flag}.")
 
 
 def _converse(model, lines):

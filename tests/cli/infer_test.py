@@ -143,8 +143,8 @@ def test_mistakes_are_one_sentence(run_folder, capsys, arguments, message):
 @pytest.mark.parametrize("kind, given, expected", [
     ("lines", {}, ["inputs"]), ("tsv", {}, [2]), ("csv", {"field": "1", "score": True}, [1, 0]),
     ("tsv", {"field": "question"}, ["question"]), ("json", {"field": "question"}, ["question"]),
-    ("json", {}, "name them with --field."),
-    ("json", {"field": "question", "score": True}, "name them with --field and --target_field.")])
+    ("json", {}, "name the key of the text with --field."),
+    ("json", {"field": "question", "score": True}, "name the key of the text with --target_field.")])
 def test_a_run_trained_on_numbered_columns_reads_other_kinds_of_files(kind, given, expected):
     arguments = argparse.Namespace(**{"field": None, "target_field": None, "score": False, **given})
     if isinstance(expected, list):
@@ -160,3 +160,20 @@ def test_the_output_is_another_file_than_the_input(run_folder, tmp_path, capsys)
     assert main.main(["infer", f"--run={run_folder}", f"--input={path}", f"--output={path}"]) == 2
     assert "--output must be another file than --input" in capsys.readouterr().err
     assert path.read_text() == "a\n"
+
+
+def test_a_run_trained_on_numbered_columns_answers_lines_of_text(kept_run, tmp_path, capsys):
+    run = shutil.copytree(kept_run, tmp_path / "run")
+    described = json.loads((run / "config.json").read_text())
+    described["reading"]["fields"] = [1, 2]
+    (run / "config.json").write_text(json.dumps(described))
+    (tmp_path / "lines.txt").write_text("the array\n")
+    (tmp_path / "table.tsv").write_text("1\tthe array\tx\n")
+    (tmp_path / "objects.jsonl").write_text('{"inputs": "the array"}\n')
+    for name in ("lines.txt", "table.tsv"):
+        assert main.main(["infer", f"--run={run}", f"--input={tmp_path / name}"]) == 0
+        assert json.loads(capsys.readouterr().out)["input"] == "the array"
+    command = ["infer", f"--run={run}", f"--input={tmp_path / 'objects.jsonl'}"]
+    assert main.main(command) == 2
+    assert "holds JSON objects: name the key of the text with --field." in capsys.readouterr().err
+    assert main.main([*command, "--field=inputs"]) == 0
