@@ -27,12 +27,12 @@ _DATA = {"MIXTURE_OR_TASK_NAME", "TASK_FEATURE_LENGTHS", "BATCH_SIZE", "Run.pack
          "StepSettings.steps_per_call", "training data"}
 _WITHOUT_EFFECT = {
     "SwitchConfig": ("dispatch", "remat"),
-    "Run": ("model_dir", "initial_checkpoint", "restart_changed_data", "vocabulary", "use_cached_tasks",
+    "Run": ("model_dir", "restart_changed_data", "vocabulary", "use_cached_tasks",
             "cache_dir"),  # their contents are in "vocabulary" and "training data"
     "StepSettings": ("num_microbatches", "use_xla"),
 }
 _MACROS = ("mixture_or_task_name", "task_feature_lengths", "train_steps", "batch_size", "log_period", "eval_period",
-           "checkpoint_period", "seed")
+           "checkpoint_period", "seed", "initial_checkpoint")
 
 
 def record(config, run, settings, dtype: str, optimizer, training_data: dict, held_out_data: dict,
@@ -106,7 +106,7 @@ def check(saved: dict, new: dict, checkpoint, restart_changed_data=False, vocabu
         return [f"{checkpoint} is of a version that kept no record of the configuration, so only its variables are "
                 "compared with the model and the optimizer." +
                 " The data are read from their beginning." * restart_changed_data], restart_changed_data
-    differences = _differences(saved, new)
+    differences = [name for name in _differences(saved, new) if name != "INITIAL_CHECKPOINT"]  # it has its weights
     if fixed := [name for name in differences if name in _FIXED]:
         told = _told(fixed, saved, new, vocabularies)
         raise ValueError(

@@ -90,14 +90,16 @@ def test_what_matters_comes_first_and_noise_is_left_out():
     rate = "Adafactor.learning_rate"
     other = record(seed=7, changes={
         "EVAL_PERIOD": 3, "LOG_PERIOD": 7, "CHECKPOINT_PERIOD": 9, "Run.keep_every": 5, "TRAIN_STEPS": 50,
+        "INITIAL_CHECKPOINT": "runs/first",
         "BATCH_SIZE": 8, rate: "RsqrtDecay(base=2.0)", "training data": {"facts": "c"},
         "SwitchConfig.dropout_rate": 0.3, "StepSettings.clip_norm": 1.0, "SwitchConfig.jitter_noise": 0.0,
         "SwitchConfig.end_id": 3})
     told = fairness.remarks({"a": record(), "b": other})
     assert [remark.split(" is ")[0].split(" differ ")[0] for remark in told] == [
-        "SwitchConfig.dropout_rate", "training data", "learning rate", "BATCH_SIZE", "TRAIN_STEPS",
-        "StepSettings.clip_norm", "EVAL_PERIOD"]
-    assert "RsqrtDecay(base=2.0) in b." in told[2] and told[1] == "training data differ between a and b: facts."
+        "SwitchConfig.dropout_rate", "INITIAL_CHECKPOINT", "training data", "learning rate", "BATCH_SIZE",
+        "TRAIN_STEPS", "StepSettings.clip_norm", "EVAL_PERIOD"]
+    assert told[1] == "INITIAL_CHECKPOINT is None in a and runs/first in b."
+    assert "RsqrtDecay(base=2.0) in b." in told[3] and told[2] == "training data differ between a and b: facts."
 
 
 def test_learning_rates_of_two_optimizers_are_told_beside_each_other():

@@ -35,6 +35,12 @@ def test_a_record_is_the_same_when_it_comes_back_from_a_file():
     assert continuation.check(record, _record(optimizer=Adafactor(RsqrtDecay(1.0, 100))), "step_1") == ([], False)
 
 
+def test_what_a_run_started_from_is_recorded_and_says_nothing_of_whether_it_may_go_on():
+    record, moved = _record(), _record(run=_changed(RUN, initial_checkpoint="runs/first"))
+    assert (record["INITIAL_CHECKPOINT"], moved["INITIAL_CHECKPOINT"]) == (None, "runs/first")
+    assert continuation.check(record, moved, "step_1") == ([], False)
+
+
 @pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(SwitchConfig)])
 def test_every_field_of_a_model_is_recorded_but_what_changes_no_number(field):
     assert (f"SwitchConfig.{field}" in _record()) == (field not in ("dispatch", "remat"))
