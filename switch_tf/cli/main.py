@@ -31,12 +31,23 @@ COMMANDS = {
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser whose errors name the macro that an unknown flag probably stands for."""
+    """A parser whose errors name the flag or macro that an unknown flag probably stands for."""
+
+    def check_flags(self, words):
+        """Refuses a flag that there is not, before argparse asks for those that are missing."""
+        for word in words:
+            name = word.partition("=")[0]
+            if name.startswith("--") and not any(flag.startswith(name) for flag in self._option_string_actions):
+                self.error(f"unrecognized arguments: {word}")
 
     def error(self, message):
-        unknown = re.search(r"unrecognized arguments: --(\w+)", message)
+        unknown = re.search(r"unrecognized arguments: (?:--)?([\w./-]+)", message)
         macro = unknown and unknown[1].upper()
-        if macro in _macros():
+        if unknown and unknown[1].endswith(".gin"):
+            message += f". A gin file is given as --gin_file={unknown[1]}"
+        elif unknown and macro not in _macros():
+            message += f".{nearest(f'--{unknown[1]}', self._option_string_actions)}"
+        elif macro:
             message += (f". {macro} is a macro of the gin files: --gin.{macro}=VALUE, where text needs quotes within "
                         "quotes, as in --gin.MODEL_DIR=\"'runs/x'\"")
         super().error(message)
@@ -117,7 +128,12 @@ def _parse(argv):
     # must be declared.
     own, behind = (argv[:argv.index("--")], argv[argv.index("--") + 1:]) if "--" in argv else (argv, [])
     bindings = [word for word in own if word.startswith("--gin.")]
-    arguments = parser.parse_args([word for word in own if not word.startswith("--gin.")])
+    words = [word for word in own if not word.startswith("--gin.")]
+    if words[:1] == [chosen]:
+        commands.choices[chosen].check_flags(words)
+    arguments, unknown = parser.parse_known_args(words)
+    if unknown:
+        commands.choices[arguments.command].error(f"unrecognized arguments: {' '.join(unknown)}")
     if behind and not hasattr(arguments, "beam_flags"):
         parser.error(f"{arguments.command} takes nothing behind --, but was given {behind[0]}")
     if behind:

@@ -50,6 +50,19 @@ def test_a_fault_that_a_command_found_is_the_exit_status(monkeypatch, capsys):
     assert main.main(["doctor"]) == 1
 
 
+@pytest.mark.parametrize(("words", "told"), [
+    (["eval", "--run=x", "--stepp=3"], "unrecognized arguments: --stepp=3. Did you mean '--step'?"),
+    (["serve", "--runn", "x"], "unrecognized arguments: --runn. Did you mean '--run'?"),  # before --run is asked for
+    (["infer", "--run=x", "--inptu", "y"], "unrecognized arguments: --inptu. Did you mean '--input'?"),
+    (["inspect", "--lst"], "unrecognized arguments: --lst. Did you mean '--list'?"),
+    (["train", "gin/runs/demo.gin"], "A gin file is given as --gin_file=gin/runs/demo.gin")])
+def test_an_unknown_flag_is_answered_with_the_nearest(words, told, capsys):
+    with pytest.raises(SystemExit) as exit_:
+        main.main(words)
+    error = capsys.readouterr().err
+    assert exit_.value.code == 2 and told in error and f"usage: switch-tf {words[0]} " in error
+
+
 def test_a_flag_that_is_a_macro_is_answered_with_the_macro(capsys):
     with pytest.raises(SystemExit):
         main.main(["train", "--gin_file=gin/runs/demo.gin", "--model_dir=x"])
