@@ -7,10 +7,21 @@ from typing import Any
 
 import numpy as np
 
+from switch_tf import json_lines
 from switch_tf.comparison import fairness
+from switch_tf.messages import first_line
 from switch_tf.training import checkpoint_folders, figures, report
 from switch_tf.training.run_folder import RunFolder
 
+# What of a run's record is read here, and whether it is what a run writes.
+_NEEDED = {
+    "MIXTURE_OR_TASK_NAME": lambda found: isinstance(found, str),
+    "optimizer": lambda found: isinstance(found, str),
+    "SEED": json_lines.is_step,
+    "BATCH_SIZE": lambda found: json_lines.is_step(found) and 0 < found < 2**31,
+    "TASK_FEATURE_LENGTHS": lambda found: isinstance(found, dict) and {"inputs", "targets"} <= found.keys() and all(
+        json_lines.is_step(length) and length < 2**31 for length in found.values()),
+}
 # Evaluations whose mean is a smoothed loss: one alone depends on which batch was the last.
 SMOOTHING = 3
 
@@ -117,14 +128,28 @@ def _record(folder):
         if not record:
             raise ValueError(f"{path} is of a version that kept no record of the configuration; only runs of this one "
                              "can be compared.")
+        _check_record(record, path)
         return record
     raise ValueError(f"{str(folder)!r} is no run folder with a checkpoint; a run is compared after it was trained.")
 
 
+def _check_record(record, path):
+    """Refuses a record that lacks what a comparison needs, or holds something else in its place."""
+    try:
+        fairness.config_of(record)
+        for name, is_right in _NEEDED.items():
+            if not is_right(record.get(name)):
+                raise ValueError(f"{name} is missing or damaged")
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"The configuration in {path / 'checkpoint.json'} cannot be read: {first_line(error)}. Leave "
+                         "the run out of the comparison, or copy its folder again.") from error
+
+
 def _times(records):
     """Seconds of a step by logged step, and (steps, sums) of seconds and tokens, which evaluations are no part of."""
-    steps, per_step = figures.series(records, "train/seconds_per_step")
-    _, per_second = figures.series(records, "train/tokens_per_second")
+    names = ("train/seconds_per_step", "train/tokens_per_second")
+    timed = [record for record in records if all(record.get(name) is not None for name in names)]
+    (steps, per_step), (_, per_second) = (figures.series(timed, name) for name in names)
     lengths = np.diff([0, *steps])
     seconds = np.cumsum(lengths * np.array(per_step))
     tokens = np.cumsum(lengths * np.array(per_step) * np.array(per_second))

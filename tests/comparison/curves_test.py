@@ -72,3 +72,21 @@ def test_runs_of_one_name_are_seeds_of_a_variant_or_called_by_their_folders(make
     named = curves.told_apart([first, other, sparse])
     assert [run.name for run in named] == [str(first.folder), str(other.folder), "sparse"]
     assert curves.told_apart([first, again])[1].name == str(again.folder)
+
+
+@pytest.mark.parametrize("changes, reason", [
+    ({"BATCH_SIZE": []}, "BATCH_SIZE is missing or damaged"), ({"SEED": None}, "SEED is missing or damaged"),
+    ({"optimizer": 5}, "optimizer is missing or damaged"), ({"MIXTURE_OR_TASK_NAME": {}}, "MIXTURE_OR_TASK_NAME is"),
+    ({"TASK_FEATURE_LENGTHS": {"inputs": 8}}, "TASK_FEATURE_LENGTHS is missing or damaged"),
+    ({"SwitchConfig.d_model": "x"}, "d_model must be an integer"),
+    ({"SwitchConfig.foo": 1}, "a model with 'foo', which SwitchConfig has not")])
+def test_a_damaged_configuration_is_told(make_run, changes, reason):
+    with pytest.raises(ValueError, match=f"The configuration in .*checkpoint.json cannot be read: .*{reason}"):
+        curves.read(make_run("a", [1.0], changes=changes), "a")
+
+
+def test_a_line_without_one_of_its_times_is_left_out_of_the_time(make_run):
+    folder = make_run("a", [3.0, 2.0])
+    with open(folder / "metrics.jsonl", "a") as file:
+        file.write('{"step": 20, "train/seconds_per_step": 9.0}\n')
+    assert curves.read(folder, "a").seconds.tolist() == [5.0, 10.0]
