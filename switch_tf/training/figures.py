@@ -22,7 +22,7 @@ def draw(records: list[dict]) -> dict[str, bytes]:
     import matplotlib
     matplotlib.use("Agg")
     figures = {"Loss": _loss(records), "Training": _panels(records, _TRAINING), "Speed": _panels(records, _SPEED)}
-    layers = names.sparse_layers(name for record in records for name in record)
+    layers = names.sparse_layers(name for record in records for name, value in record.items() if value is not None)
     if layers:
         figures["Experts"] = _experts(records, layers)
     return {title: png(figure) for title, figure in figures.items()}
@@ -93,8 +93,7 @@ def _experts(records, layers):
     """One row a sparse layer: the load of every expert over the run, then what its router did."""
     figure, rows = _new(14, 2.7 * len(layers), len(layers), 1 + len(_EXPERTS))
     for row, layer in zip(rows, layers, strict=True):
-        steps, load = series(records, names.router(layer, "expert_load"))
-        load = np.transpose(np.asarray(load, float))
+        steps, load = _loads(records, layer)
         num_experts = len(load)
         image = row[0].imshow(load, aspect="auto", interpolation="nearest", cmap="viridis", vmin=0,
                               vmax=max(2 / num_experts, float(np.nanmax(load))), origin="lower",
@@ -108,6 +107,13 @@ def _experts(records, layers):
             axes.grid(alpha=0.3)
             _ticks(axes, name)
     return figure
+
+
+def _loads(records, layer):
+    """Steps, and the shares of tokens <float>[experts, steps]; of a file where lines have other experts, the last's."""
+    steps, loads = series(records, names.router(layer, "expert_load"))
+    kept = [(step, load) for step, load in zip(steps, loads, strict=True) if len(load) == len(loads[-1])]
+    return [step for step, _ in kept], np.transpose(np.asarray([load for _, load in kept], float))
 
 
 def _ticks(axes, name):

@@ -1,5 +1,9 @@
 """What measurements are called in metrics.jsonl and TensorBoard, and what their names say of them."""
 
+import re
+
+_LAYER = re.compile(r"(encoder|decoder)/[^/]*_[0-9]{1,9}(/.+)?")
+
 
 def router(layer: str, name: str) -> str:
     """The name of what a sparse layer's router did."""
@@ -7,14 +11,18 @@ def router(layer: str, name: str) -> str:
 
 
 def sparse_layers(names) -> list[str]:
-    """The layers in such names: encoder before decoder, by number; queries, keys and values, then feed-forward."""
+    """The layers in such names: encoder before decoder, by number; queries, keys and values, then feed-forward.
+
+    Names of other forms, which only a damaged file has, are of no layer.
+    """
 
     def position(layer):
         stack, number, *sublayer = layer.split("/")
         return stack == "decoder", int(number.rpartition("_")[2]), not sublayer, sublayer == ["attention", "key_value"]
 
     parts = [name.partition("/")[2].rpartition("/") for name in names if name.startswith("router/")]
-    return sorted({layer for layer, _, name in parts if name == "expert_load"}, key=position)
+    return sorted({layer for layer, _, name in parts if name == "expert_load" and _LAYER.fullmatch(layer)},
+                  key=position)
 
 
 def shares(names) -> set[str]:

@@ -98,7 +98,7 @@ class _Thinned:
 
     def add(self, record: dict) -> None:
         """Keeps or drops the arrays of a record. When too many are kept, every other one of them is dropped."""
-        arrays = [name for name, value in record.items() if isinstance(value, list)]
+        arrays = [name for name, value in record.items() if isinstance(value, list) and name.startswith("router/")]
         if not arrays:
             return
         if self._count % self._every == 0:

@@ -6,7 +6,7 @@ import pathlib
 import time
 
 from switch_tf import checks, json_lines, output_lock
-from switch_tf.training import leftovers
+from switch_tf.training import checkpoint_folders, leftovers
 from switch_tf.whole_file import write_whole, writing
 
 CONFIGURATION = "operative_config.gin"
@@ -14,6 +14,8 @@ _FILES = ("metrics.jsonl", "end.json", "report.html", "loss.png", CONFIGURATION)
 _FOLDERS = ("events",)
 _END = "end.json"
 _LARGEST_END = 2**20  # bytes
+# Of a line of metrics.jsonl. The largest perplexity that is written is exp(700); axes overflow above 1e308.
+_LARGEST_STEP, _LARGEST_VALUE = 2**63 - 1, 1e305
 
 
 class RunFolder:
@@ -178,6 +180,17 @@ def records_of(path):
 
 
 def _is_record(record):
-    return json_lines.is_step(record.get("step")) and all(
-        isinstance(value, int | float | list | None) for name, value in record.items()
-        if name.startswith(("train/", "eval/", "router/")))
+    """Whether reports and resumed runs can do with a line what they do with those that a run writes."""
+    step = record.get("step")
+    return json_lines.is_step(step) and step <= _LARGEST_STEP and all(
+        _is_load(value) if name.endswith("/expert_load") else _is_value(value)
+        for name, value in record.items() if name.startswith(("train/", "eval/", "router/")))
+
+
+def _is_load(found):
+    return found is None or isinstance(found, list) and found != [] and all(map(_is_value, found))
+
+
+def _is_value(found):
+    """A number that can be drawn; None stands for one that is not finite."""
+    return found is None or checkpoint_folders.is_finite(found) and abs(found) <= _LARGEST_VALUE

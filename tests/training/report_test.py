@@ -2,7 +2,7 @@ import json
 
 import numpy as np
 
-from switch_tf.training import figures, report
+from switch_tf.training import figures, names, report
 
 
 def _write_metrics(folder, with_experts=True):
@@ -65,6 +65,20 @@ def test_a_line_that_is_no_record_costs_that_line_and_a_word(tmp_path, capsys):
     file.write_bytes(b'{"step": 1, "train/loss": 2.0}\n[]\n\xff\n{"step": 2}\n{"step": 3, "tra')
     assert report.read_metrics(tmp_path) == [{"step": 1, "train/loss": 2.0}, {"step": 2}]
     assert "metrics.jsonl: left out 3 lines that no record can be read from (line 2, 3, 5)." in capsys.readouterr().err
+
+
+def test_odd_names_and_numbers_of_experts_cost_no_picture(tmp_path):
+    load = "router/encoder/layers_1/expert_load"
+    lines = [{"step": 1, load: [0.5, 0.5], "train/cross_entropy": 1e304}, {"step": 2, load: [1.0]},
+             {"step": 3, load: None}, {"step": 4, load: [0.2, 0.8], "router/odd/expert_load": [1.0], "other": ["a"]},
+             {"step": 5, "router/encoder/layers_2/expert_load": None}]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    records = report.read_metrics(tmp_path)
+    assert names.sparse_layers(records[3]) == ["encoder/layers_1"]
+    steps, shares = figures._loads(records, "encoder/layers_1")
+    assert steps == [1, 4] and np.allclose(shares, [[0.5, 0.2], [0.5, 0.8]])
+    report.write(tmp_path)
+    assert (tmp_path / "report.html").is_file()
 
 
 def test_the_best_is_the_lowest_where_the_metric_says_so(tmp_path):

@@ -55,7 +55,12 @@ def test_unfinished_checkpoints_are_removed(tmp_path):
     assert not unfinished.exists()
 
 
-@pytest.mark.parametrize("bad", [b"\xff\xfe\x00", b"[]", b'{"step": -5}', b'{"step": 1', b"[" * 100_000])
+@pytest.mark.parametrize("bad", [b"\xff\xfe\x00", b"[]", b'{"step": -5}', b'{"step": 1', b"[" * 100_000,
+                                 b'{"step": 1%s}' % (b"0" * 400), b'{"step": 5, "train/loss": 1%s}' % (b"0" * 400),
+                                 b'{"step": 5, "train/loss": [2.0]}', b'{"step": 5, "eval/t/loss": "2.0"}',
+                                 b'{"step": 5, "router/encoder/layers_1/expert_load": 0.5}',
+                                 b'{"step": 5, "router/encoder/layers_1/expert_load": ["a"]}',
+                                 b'{"step": 5, "router/encoder/layers_1/router_entropy": [0.5, 0.5]}'])
 def test_a_line_that_cannot_be_read_is_cut_with_a_word(tmp_path, capsys, bad):
     folder = RunFolder(tmp_path)
     folder.metrics.write_bytes(b'{"step": 0}\n' + bad + b'\n{"step": 10}\n')
