@@ -50,7 +50,7 @@ slow: $(INSTALLED)  ## the tests that `make test` leaves out: more layouts, poli
 exhaustive: $(INSTALLED)  ## the same for many more seeds, wrong values and layouts; not in CI
 	$(PYTEST) -m exhaustive
 
-mutants: $(INSTALLED)  ## plants 100 mistakes and sees whether the tests notice them: half an hour, resumable
+mutants: $(INSTALLED)  ## plants over 100 mistakes and sees whether the tests notice them: half an hour, resumable
 	.venv/bin/python tests/mutants/run.py
 
 lint: $(INSTALLED)  ## ruff and the import contracts
