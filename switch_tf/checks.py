@@ -101,12 +101,12 @@ def path(name: str, value) -> pathlib.Path:
 
 
 def local(name: str, value):
-    """Text, or a path, that is no URL: of "gs://b/x" pathlib would make the local folder "gs:/b/x"."""
+    """Checks text or a path that must not be a URL: pathlib would turn "gs://b/x" into the local folder "gs:/b/x"."""
     if not isinstance(value, os.PathLike):
         text(name, value)
     if "://" in str(value) or _URL.match(str(value).lstrip()):
-        raise refusal(f"{name} must be a folder or file of this machine's file system, not {str(value)!r}: buckets and "
-                      "other URLs cannot be used here yet; work on a local disk and copy from or to there.")
+        raise refusal(f"{name} must be a folder or file of this machine's file system, not {str(value)!r}: URLs, "
+                      "such as those of buckets, are not supported here; use a local path and copy the files.")
     return value
 
 

@@ -105,5 +105,5 @@ def read(path, is_record: Callable[[dict], bool] = lambda record: True) -> Itera
             else:
                 bad.append(number)
     if bad:
-        print(f"{path}: left out {len(bad)} line{'s' * (len(bad) > 1)} that no record can be read from "
+        print(f"{path}: skipped {len(bad)} unreadable line{'s' * (len(bad) > 1)} "
               f"(line {', '.join(map(str, bad[:5]))}{', ...' * (len(bad) > 5)}).", file=sys.stderr, flush=True)

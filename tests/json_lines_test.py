@@ -39,7 +39,7 @@ def test_a_bad_line_anywhere_costs_that_line_and_a_word(tmp_path, capsys, bad, p
     records = [record["step"] for _, record in json_lines.read(path, lambda one: json_lines.is_step(one.get("step")))]
     assert records == [1, 2]
     if bad or place < 2:  # an empty last line is none
-        assert f"left out 1 line that no record can be read from (line {place + 1})" in capsys.readouterr().err
+        assert f"skipped 1 unreadable line (line {place + 1})" in capsys.readouterr().err
 
 
 def test_a_record_after_a_torn_line_is_not_lost_with_it(tmp_path, capsys):

@@ -87,16 +87,17 @@ def _following(folder, last_step, results):
             yield checkpoint_folders.path_of(RunFolder.checkpoints_of(folder), new[0])
             continue
         if end is not None and not is_running:
-            _say(f"The run has ended ({end.rstrip('.')}), and every checkpoint of it that was found is evaluated.")
+            _say(f"The run has ended ({end.rstrip('.')}); all of its checkpoints that were found are evaluated.")
             return
         killed_at = None if is_running else killed_at or time.monotonic()
         if killed_at and time.monotonic() - killed_at > _RESTART:
             _say(f"No process has trained in {folder} for {_RESTART // 60} minutes, and the run did not record why it "
-                 "ended, as after a kill. Start it again, and this command too.")
+                 "ended, as after a kill. Start the run and this command again.")
             return
         if not is_told:
             _say(f"Waiting for a checkpoint after step {max(done, default=0)} of {last_step}; Ctrl-C ends this." + (
-                f" No process trains there now: a run that was killed is awaited for {_RESTART // 60} minutes."
+                f" No process trains there now; in case the run was killed and is started again, this waits "
+                f"{_RESTART // 60} minutes."
                 if killed_at else ""))
         is_told = True
         time.sleep(_POLL)

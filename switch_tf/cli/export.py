@@ -60,7 +60,7 @@ def run(arguments) -> dict:
 def _check_source(arguments):
     """Refuses both or none of a run and a model, and what goes with the other one."""
     if (arguments.run is None) == (arguments.model is None):
-        raise Mistake("Give one of --run FOLDER (trained by switch-tf train) and --model FILE (saved by Keras).")
+        raise Mistake("Give either --run FOLDER (trained by switch-tf train) or --model FILE (saved by Keras).")
     if arguments.model is None:
         for name in ("vocabulary", "inputs_length"):
             if getattr(arguments, name) is not None:
@@ -73,7 +73,7 @@ def _check_source(arguments):
         if getattr(arguments, name):
             raise Mistake(f"--{name} goes with --run; {why}.")
     if not pathlib.Path(arguments.model).is_file():
-        raise Mistake(f"--model must name a file that Keras saved, such as model.keras; {arguments.model!r} is none.")
+        raise Mistake(f"--model must name a file that Keras saved, such as model.keras, not {arguments.model!r}.")
     if arguments.inputs_length is not None and arguments.vocabulary is None:
         raise Mistake("--inputs_length goes with --vocabulary; ids are read whole.")
 
@@ -101,7 +101,7 @@ def _written(output, stream):
     from switch_tf.inference import exporting
 
     size = sum(file.stat().st_size for file in pathlib.Path(output).rglob("*") if file.is_file())
-    print(f"{output}: {size / 1e6:.1f} MB; {exporting.CARD} in it says how it is called.", file=stream)
+    print(f"{output}: {size / 1e6:.1f} MB; {exporting.CARD} in it shows how to call it.", file=stream)
     return {"output": str(output), "bytes": size}
 
 

@@ -72,7 +72,8 @@ def _check_file(file, included_from, run_file):
     paths = (os.path.join(prefix, file) for prefix in gin_config._LOCATION_PREFIXES)
     found = next(filter(os.path.isfile, paths), None)
     if found is None:
-        raise Mistake(f"{run_file} includes {shown(file)}, which is neither here nor among the shipped files.")
+        raise Mistake(f"{run_file} includes {shown(file)}, which is neither here nor among the shipped files; "
+                      "name its folder with --gin_search_paths.")
     if file in included_from:
         raise Mistake(f"{run_file} includes {shown(file)}, which leads back to itself.")
     checked = _Names(run_file)

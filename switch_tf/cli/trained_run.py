@@ -136,7 +136,8 @@ def _from_data(arguments, folder):
                        for feature in ("inputs", "targets"))
     reading = gin_run.or_mistake(lambda: data.Reading.from_data(saved.reading, inputs, targets))
     if (largest := max(one.size for one in stored.values())) > saved.model.vocab_size:
-        raise Mistake(f"{folder}: the model has {saved.model.vocab_size} ids and its vocabulary {largest}.")
+        raise Mistake(f"The model in {folder} has an embedding for {saved.model.vocab_size} ids, and its vocabulary "
+                      f"has {largest}; config.json and the vocabulary are of different runs.")
     dtype = dtype_policy(saved.activation_dtype) if saved.activation_dtype else saved.dtype
     return DataRun(saved.model, Partitioner(), Described(saved.task, saved.task_feature_lengths), reading,
                    lambda: SwitchTransformer(saved.model, dtype=dtype))

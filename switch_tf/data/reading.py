@@ -148,9 +148,9 @@ def reading_of(mixture_or_task_name: str, vocabulary: str | None = None) -> Read
     differ = [what for name, what in (("prefix", "prefixes"), ("sentinels", "readings of <extra_id_0>"))
               if name not in agreed]
     if differ:
-        print(f"The tasks of {mixture_or_task_name!r} have different {' and '.join(differ)}, so texts are read as they "
-              "are typed: without a prefix, unless all tasks have the same, and with <extra_id_0> as a gap, unless all "
-              "tasks agree.", file=sys.stderr, flush=True)
+        print(f"The tasks of {mixture_or_task_name!r} have different {' and '.join(differ)}. Texts are read with "
+              "what all tasks agree on; otherwise without a prefix, and with <extra_id_0> as a gap.",
+              file=sys.stderr, flush=True)
     return Reading(features["inputs"].vocabulary, features["targets"].vocabulary, features["inputs"].add_eos,
                    features["targets"].add_eos, **agreed)
 

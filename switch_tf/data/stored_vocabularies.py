@@ -131,8 +131,8 @@ def path_of(stored: Stored, folder) -> pathlib.Path:
     path = pathlib.Path(folder) / stored.file
     if not _FILE.fullmatch(stored.file) or os.path.realpath(path) != os.path.join(
             os.path.realpath(folder), stored.file):
-        raise ValueError(f"A vocabulary lies in the folder {_FOLDER!r} of its run and is no link, and config.json in "
-                         f"{folder} names {checks.shown(stored.file)}.")
+        raise ValueError(f"config.json in {folder} must name a file in the folder {_FOLDER!r} beside it that is no "
+                         f"link, not {checks.shown(stored.file)}.")
     if not path.is_file():
         raise ValueError(f"{path}, the vocabulary that the run copied from {checks.shown(stored.name)}, is missing; "
                          "copy it from the place where the run folder came from.")

@@ -172,7 +172,7 @@ class Server:
                         body += chunk
                         self._num_bytes_held += len(chunk)
                     if self._num_bytes_held > self._max_bytes_held:
-                        raise HTTPException(503, "Too many long requests come at a time; try again later.",
+                        raise HTTPException(503, "Too many long requests at a time; try again later.",
                                             {"Retry-After": "1"})
         except TimeoutError:
             raise HTTPException(408, f"The request was not all there after {READ_SECONDS} seconds.") from None
@@ -208,7 +208,7 @@ class Server:
         if len(text) > self._max_characters:
             raise HTTPException(413, f"{name} has {len(text):,} characters, and a text may have "
                                      f"{self._max_characters:,}: the model reads {self._text_model.inputs_length} "
-                                     "tokens of it.")
+                                     "tokens at most.")
 
     def _inputs(self, name, text):
         try:

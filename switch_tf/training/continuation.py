@@ -74,8 +74,8 @@ def model_fields(saved: dict) -> dict[str, Any]:
     parts = (name.partition(".") for name in saved)
     found = {field: saved[f"{kind}.{field}"] for kind, _, field in parts if kind == "SwitchConfig"}
     if unknown := sorted(found.keys() - {field.name for field in dataclasses.fields(SwitchConfig)}):
-        raise ValueError(f"The checkpoint is of a model with {unknown[0]!r}, which SwitchConfig has not; use the "
-                         "version of switch_tf that wrote it.")
+        raise ValueError(f"The checkpoint is of a model with {unknown[0]!r}, which this SwitchConfig does not have; "
+                         "use the version of switch_tf that wrote it.")
     return found
 
 

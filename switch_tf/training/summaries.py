@@ -80,8 +80,8 @@ def writing_events(folder):
     try:
         yield
     except tf.errors.OpError as error:
-        raise OSError(f"{folder} could not be written ({first_line(error)}); make room or rights there, then start the "
-                      "same command again.") from error
+        raise OSError(f"{folder} could not be written ({first_line(error)}); free space or mend its permissions, "
+                      "then start the same command again.") from error
 
 
 class Writer:

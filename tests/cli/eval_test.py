@@ -148,7 +148,7 @@ def test_following_waits_some_minutes_for_a_run_that_was_killed(run_folder, monk
     assert _follow(run_folder) == ["step_00000010", "step_00000020"]
     assert clock[0] == pytest.approx(900, abs=10)
     error = capsys.readouterr().err
-    assert "a run that was killed is awaited for 15 minutes" in error
+    assert "in case the run was killed and is started again, this waits 15 minutes." in error
     assert "No process has trained in" in error and "did not record why it ended" in error
 
 

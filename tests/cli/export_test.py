@@ -82,7 +82,7 @@ def test_a_model_that_keras_saved_is_exported(saved_by_keras, tmp_path, capsys, 
 
 
 @pytest.mark.parametrize("arguments, message", [
-    ([], "Give one of --run FOLDER"), (["--model=a", "--run=b"], "Give one of --run FOLDER"),
+    ([], "Give either --run FOLDER"), (["--model=a", "--run=b"], "Give either --run FOLDER"),
     (["--run=b", "--vocabulary=bytes"], "--vocabulary goes with --model"),
     (["--model={file}", "--step=3"], "--step and gin arguments go with --run"),
     (["--model={file}", "--raw"], "--raw goes with --run"), (["--model={file}", "--trust"], "--trust goes with --run"),

@@ -128,7 +128,7 @@ def test_weights_to_start_from_need_the_same_model_and_vocabulary_alone():
 
 def test_the_model_of_a_record_comes_back_and_an_unknown_field_is_refused():
     assert SwitchConfig(**continuation.model_fields(_record())) == CONFIG
-    with pytest.raises(ValueError, match="is of a model with 'wings', which SwitchConfig has not"):
+    with pytest.raises(ValueError, match="is of a model with 'wings', which this SwitchConfig does not have"):
         continuation.model_fields({**_record(), "SwitchConfig.wings": 2})
 
 

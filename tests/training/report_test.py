@@ -64,7 +64,7 @@ def test_a_line_that_is_no_record_costs_that_line_and_a_word(tmp_path, capsys):
     file = tmp_path / "metrics.jsonl"
     file.write_bytes(b'{"step": 1, "train/loss": 2.0}\n[]\n\xff\n{"step": 2}\n{"step": 3, "tra')
     assert report.read_metrics(tmp_path) == [{"step": 1, "train/loss": 2.0}, {"step": 2}]
-    assert "metrics.jsonl: left out 3 lines that no record can be read from (line 2, 3, 5)." in capsys.readouterr().err
+    assert "metrics.jsonl: skipped 3 unreadable lines (line 2, 3, 5)." in capsys.readouterr().err
 
 
 def test_odd_names_and_numbers_of_experts_cost_no_picture(tmp_path):

@@ -66,7 +66,7 @@ def test_a_line_that_cannot_be_read_is_cut_with_a_word(tmp_path, capsys, bad):
     folder.metrics.write_bytes(b'{"step": 0}\n' + bad + b'\n{"step": 10}\n')
     folder.cut_metrics(20)
     assert folder.metrics.read_bytes() == b'{"step": 0}\n{"step": 10}\n'
-    assert "metrics.jsonl: left out 1 line that no record can be read from (line 2)" in capsys.readouterr().err
+    assert "metrics.jsonl: skipped 1 unreadable line (line 2)" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("change", ["removed", "replaced", "without checkpoints"])
