@@ -36,6 +36,14 @@ class App:
         await send({"type": "http.response.body", "body": body})
 
 
+def _until(is_true):
+    for _ in range(1000):
+        if is_true():
+            return
+        time.sleep(0.01)
+    raise AssertionError("It never came true.")
+
+
 @pytest.fixture
 def served(request, monkeypatch):
     """An app and the port where it is served."""
@@ -48,8 +56,7 @@ def served(request, monkeypatch):
                                        timeout_graceful_shutdown=5, lifespan="off")
     thread = threading.Thread(target=listening.run, kwargs={"sockets": [listener]})
     thread.start()
-    while not listening.started:
-        time.sleep(0.01)
+    _until(lambda: listening.started)
     try:
         yield app, listener.getsockname()[1]
     finally:
@@ -134,8 +141,7 @@ def test_the_oldest_silent_connection_makes_room_for_the_next(served, connect):
 
 def test_a_request_whose_body_does_not_come_makes_room_last(served, connect):
     sending = [connect(_request("/", "POST", "Content-Length: 9\r\n")) for _ in range(MOST)]
-    while served[0].num_asked < MOST:
-        time.sleep(0.01)
+    _until(lambda: served[0].num_asked == MOST)
     assert _get(served[1], "/") == 200
     assert _ends(sending[0])
 
@@ -143,8 +149,7 @@ def test_a_request_whose_body_does_not_come_makes_room_last(served, connect):
 def test_requests_that_are_being_answered_are_not_dropped_and_health_is_answered(served, connect):
     app, port = served
     busy = [connect(_request("/slow")) for _ in range(MOST)]
-    while app.num_asked < MOST:
-        time.sleep(0.01)
+    _until(lambda: app.num_asked == MOST)
     for _ in range(3):
         assert _get(port, "/health") == 200 and _get(port, "/") == 503
     silent = [connect() for _ in range(5 * MOST)]
