@@ -14,6 +14,9 @@ from switch_tf.data.texts import SENTINELS, read_text
 _DECLARATION = "typed_sentinels"
 # T5's own objectives, whose inputs have gaps.
 _OBJECTIVES = {"denoise", "iid_denoising", "span_corruption", "unsupervised"}
+# seqio's steps that append the end of sequence -> whether a text that is cut keeps it.
+_APPENDING = {"append_eos_after_trim": True, "append_eos": False, "tokenize_and_append_eos": False}
+_KNOWN_PACKAGES = {"seqio", "switch_tf", "t5"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,6 +147,7 @@ def reading_of(mixture_or_task_name: str, vocabulary: str | None = None) -> Read
             raise ValueError(f"Task {mixture_or_task_name!r} has no {name!r}, so it answers no texts; its features are "
                              f"{', '.join(sorted(features))}.")
     found = [_of_task(task) for task in getattr(provider, "tasks", [provider])]
+    has_end = any(one.pop("has_end") for one in found)
     agreed = {name: found[0][name] for name in found[0] if all(one[name] == found[0][name] for one in found)}
     differ = [what for name, what in (("prefix", "prefixes"), ("sentinels", "readings of <extra_id_0>"))
               if name not in agreed]
@@ -151,23 +155,30 @@ def reading_of(mixture_or_task_name: str, vocabulary: str | None = None) -> Read
         print(f"The tasks of {mixture_or_task_name!r} have different {' and '.join(differ)}. Texts are read with "
               "what all tasks agree on; otherwise without a prefix, and with <extra_id_0> as a gap.",
               file=sys.stderr, flush=True)
-    return Reading(features["inputs"].vocabulary, features["targets"].vocabulary, features["inputs"].add_eos,
-                   features["targets"].add_eos, **agreed)
+    inputs, targets = features["inputs"], features["targets"]
+    return Reading(inputs.vocabulary, targets.vocabulary, inputs.add_eos and has_end, targets.add_eos and has_end,
+                   **agreed)
 
 
 def _of_task(task):
-    """Returns the fields of a Reading that the task alone decides."""
-    sentinels, keeps_end = "as_tokenized", True
-    for step in map(_unwrapped, task.preprocessors):
+    """Returns the fields of a Reading that the task alone decides, and whether its steps append ends: `has_end`."""
+    sentinels, keeps_end = "as_tokenized", None
+    steps = [_unwrapped(step) for step in task.preprocessors]
+    for step, given in zip(steps, task.preprocessors, strict=True):
         if meaning := getattr(step, _DECLARATION, None):
             sentinels = meaning
         elif _is_one_of(step, "t5.data.preprocessors", _OBJECTIVES):
             sentinels = "gaps"
-        if _is_one_of(step, import_seqio().preprocessors.__name__, {"append_eos", "append_eos_after_trim"}):
-            keeps_end = step.__name__ == "append_eos_after_trim"
+        if _is_one_of(step, import_seqio().preprocessors.__name__, _APPENDING):
+            keeps_end = _APPENDING[step.__name__]
+        elif isinstance(given, functools.partial) and given.keywords.get("with_eos"):  # seqio's `tokenize`
+            keeps_end = False
     fields = getattr(task.source, "fields", None)
     fields = fields if isinstance(fields, Mapping) else {}  # a source of the user's own may mean something else by it
-    return {"prefix": getattr(task.source, "prefix", ""), "sentinels": sentinels, "keeps_end": keeps_end,
+    # A step of the user's own may append the end as well.
+    is_known = all(str(getattr(step, "__module__", "")).partition(".")[0] in _KNOWN_PACKAGES for step in steps)
+    return {"prefix": getattr(task.source, "prefix", ""), "sentinels": sentinels, "keeps_end": keeps_end is not False,
+            "has_end": keeps_end is not None or not is_known,
             "fields": (fields.get("inputs", "inputs"), fields.get("targets", "targets"))}
 
 

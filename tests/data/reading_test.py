@@ -1,5 +1,6 @@
 """One reading of text: what training reads, evaluation, infer, serve and an exported program read too."""
 
+import functools
 import json
 
 import numpy as np
@@ -140,6 +141,24 @@ def test_a_task_that_declares_nothing_reads_as_its_vocabulary_does(add_task):
     reading = data.reading_of("undeclared")
     assert reading.sentinels == "as_tokenized" and 4095 in example["inputs"]
     assert reading.read("a <extra_id_0> b", 16)[0] == example["inputs"].tolist()
+
+
+def _own_end(dataset, output_features):
+    return seqio.preprocessors.append_eos(dataset, output_features)
+
+
+@pytest.mark.parametrize("steps", [
+    [seqio.preprocessors.tokenize], [seqio.preprocessors.tokenize_and_append_eos],
+    [functools.partial(seqio.preprocessors.tokenize, with_eos=True)], [seqio.preprocessors.tokenize, _own_end]],
+    ids=["none", "joint", "with_eos", "own"])
+def test_an_end_follows_where_a_step_of_the_task_appends_it(add_task, steps):
+    add_task("ends", *steps)
+    reading, task = data.reading_of("ends"), seqio.TaskRegistry.get("ends")
+    lengths = (16,) if steps[-1] is _own_end else (2, 16)  # of a step of one's own nobody knows whether it trims first
+    for length in lengths:
+        [example] = task.get_dataset({"inputs": length, "targets": 8}, "train", shuffle=False).as_numpy_iterator()
+        assert reading.read("a <extra_id_0> b", length)[0] == example["inputs"].tolist()
+        assert reading.read_target("c", 8)[0] == example["targets"].tolist()
 
 
 def test_a_mixture_has_what_its_tasks_agree_on_and_a_note_where_they_differ(add_task, capsys):
