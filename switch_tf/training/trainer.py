@@ -104,7 +104,9 @@ class Trainer:
                                        self._vocabularies(record, path))
 
     def _vocabularies(self, record, checkpoint):
-        """The vocabulary of a checkpoint's run and of this one in words; None where the former keeps none."""
+        """The vocabularies of a checkpoint's run and of this one in words; None if equal, or if that run keeps none."""
+        if record.get("vocabulary") == self.configuration["vocabulary"]:
+            return None
         was = keeping.kept_vocabulary_in_words(checkpoint.parent.parent, record.get("vocabulary", []))
         return was and (was, keeping.vocabulary_in_words(self.run))
 
