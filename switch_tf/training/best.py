@@ -1,5 +1,7 @@
 """The best checkpoint of a run by one value of its evaluations, and when to stop waiting for a better one."""
 
+from collections.abc import Iterable
+
 from switch_tf import directions
 from switch_tf.choices import nearest
 from switch_tf.training import checkpoint_folders
@@ -7,6 +9,22 @@ from switch_tf.training import checkpoint_folders
 
 class UnknownMetric(Exception):
     """No evaluation of this run writes what BEST_METRIC names."""
+
+
+def check_task(best_metric: str, tasks: Iterable[str]) -> None:
+    """Refuses a BEST_METRIC of a task that is not among those whose evaluations a run writes, before it starts.
+
+    Which metrics a task has is known only when they have been computed; see `Best.is_improved`.
+
+    Raises:
+        ValueError: names the tasks.
+    """
+    tasks = list(dict.fromkeys(tasks))
+    if best_metric == "eval/average" or any(best_metric.startswith(f"eval/{task}/") for task in tasks):
+        return
+    metric = best_metric.rpartition("/")[2]
+    raise ValueError(f"BEST_METRIC must be of a task that this run evaluates, {', '.join(tasks)}, not {best_metric!r}."
+                     f"{nearest(best_metric, [f'eval/{task}/{metric}' for task in tasks])}")
 
 
 class Best:

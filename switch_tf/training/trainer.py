@@ -6,7 +6,7 @@ from switch_tf import data
 from switch_tf.decoding import check_decodes
 from switch_tf.models.switch_transformer import SwitchTransformer
 from switch_tf.partitioning.partitioner import Partitioner
-from switch_tf.training import checkpoint_folders, continuation, keeping, summaries, trainable
+from switch_tf.training import best, checkpoint_folders, continuation, keeping, summaries, trainable
 from switch_tf.training.loop import Training
 from switch_tf.training.run import Run, StepSettings, check_division, check_periods
 from switch_tf.training.run_folder import RunFolder
@@ -57,6 +57,9 @@ class Trainer:
         data.check_task(run.mixture_or_task_name)
         data.check_vocabulary(run.mixture_or_task_name, config.vocab_size, run.vocabulary)
         check_periods(run, settings)
+        if run.eval_period and run.best_metric:
+            task = run.mixture_or_task_name
+            best.check_task(run.best_metric, [task, *data.names_of_tasks(task, "validation")])
         trainable.check(settings.trainable, config)
         self.partitioner.check(config, settings.steps_per_call, settings.use_xla)
         check_division(config, self.partitioner.layout, run.batch_size, run.task_feature_lengths,

@@ -299,6 +299,8 @@ def test_microbatches_several_steps_a_call_packing_and_adam_train_too(tiny_confi
     ({"log_period": 5}, {"steps_per_call": 2}, "LOG_PERIOD must be a multiple of steps_per_call"),
     ({"mixture_or_task_name": "sentencs"}, {}, "sentences"),
     ({"task_feature_lengths": {"inputs": 32}}, {}, "TASK_FEATURE_LENGTHS must give the tokens of"),
+    ({"best_metric": "eval/sentence/loss", "eval_period": 2}, {},
+     "BEST_METRIC must be of a task .* sentences, not 'eval/sentence/loss'. Did you mean 'eval/sentences/loss'"),
     ({"initial_checkpoint": "nowhere"}, {}, "INITIAL_CHECKPOINT must name a run folder"),
 ])
 def test_what_cannot_work_is_refused_before_anything_is_written(tiny_config, run, changes, settings, message):
