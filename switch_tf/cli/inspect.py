@@ -59,6 +59,8 @@ def _config_and_layout(arguments):
     if not what and not files:
         raise Mistake("Name what to inspect: a preset (`switch-tf inspect --list` names them all), a model's gin file, "
                       "a run folder, a checkpoint folder or a folder of Hugging Face.")
+    if what and "/" in what and not what.endswith(".gin"):
+        raise Mistake(f"There is no folder {what!r} here.")
     try:
         if what and not what.endswith(".gin"):
             if not files and not arguments.gin_bindings:
@@ -152,8 +154,8 @@ def _inspect_checkpoint(folder):
     try:
         found = checkpoint_folders.resolve(folder)
     except ValueError as error:
-        raise Mistake(f"{str(folder)!r} holds no checkpoint: name a run folder or one of its checkpoints/step_... "
-                      "folders.") from error
+        raise Mistake(f"{str(folder)!r} holds no checkpoint: name a run folder, one of its checkpoints/step_... "
+                      "folders, or a folder of Hugging Face, which holds config.json.") from error
     try:
         description = checkpoint_folders.describe(found)
     except (ValueError, checkpoint_folders.BrokenCheckpoint) as error:
@@ -161,7 +163,8 @@ def _inspect_checkpoint(folder):
     sizes = {"model": 0, "optimizer": 0}
     for path, variable in description["variables"].items():
         sizes[path.partition("/")[0]] += math.prod(variable["shape"])
-    return {**_of_run(folder), "checkpoint": str(found), "step": description["step"], "num_parameters": sizes["model"],
+    run = found.resolve().parent.parent
+    return {**_of_run(run), "checkpoint": str(found), "step": description["step"], "num_parameters": sizes["model"],
             "bytes": {"weights": 4 * sizes["model"], "optimizer": 4 * sizes["optimizer"],
                       "on_disk": sum(description["files"].values())}}
 

@@ -72,6 +72,7 @@ def test_a_checkpoint_is_inspected_from_its_description(capsys, tmp_path):
     (["switch_tiny", "--gin.SwitchConfig.num_heads=0"], "num_heads must be an integer of at least 1, not 0"),
     (["switch_tiny", "--inputs_length=0"], "--inputs_length must be at least 1"),
     (["."], "holds no checkpoint"),
+    (["no/such/"], "There is no folder 'no/such/' here."),
 ])
 def test_mistakes_are_one_sentence(capsys, tmp_path, monkeypatch, arguments, message):
     monkeypatch.chdir(tmp_path)

@@ -55,8 +55,9 @@ def test_the_gin_file_is_read_when_the_command_line_changes_it(moved, capsys, mo
     assert chosen == [f"{moved}/vocabulary/inputs.model", "bytes"]
 
 
-def test_a_run_is_inspected(kept_run, capsys):
-    assert main.main(["inspect", str(kept_run), "--json"]) == 0
+@pytest.mark.parametrize("inside", ["", "checkpoints/step_00000007"])
+def test_a_run_is_inspected(kept_run, capsys, inside):
+    assert main.main(["inspect", str(kept_run / inside), "--json"]) == 0
     captured = capsys.readouterr()
     found = json.loads(captured.out)
     sizes = found["sizes"]
