@@ -4,6 +4,7 @@ numpy's integers, floats and booleans are as good as Python's and become those, 
 as JSON. True and False are no numbers, nor are NaN and infinities. Of tensors, what is known while tracing is checked.
 """
 
+import errno
 import math
 import numbers
 import os
@@ -101,12 +102,22 @@ def path(name: str, value) -> pathlib.Path:
 
 
 def local(name: str, value):
-    """Checks text or a path that must not be a URL: pathlib would turn "gs://b/x" into the local folder "gs:/b/x"."""
+    """Checks text or a path that must name a file of this machine.
+
+    A URL does not: pathlib would turn "gs://b/x" into the local folder "gs:/b/x". Neither does a name that is too long.
+    """
     if not isinstance(value, os.PathLike):
         text(name, value)
     if "://" in str(value) or _URL.match(str(value).lstrip()):
         raise refusal(f"{name} must be a folder or file of this machine's file system, not {str(value)!r}: URLs, "
                       "such as those of buckets, are not supported here; use a local path and copy the files.")
+    try:
+        os.stat(value)
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            raise refusal(f"{name} must be shorter, as no file can have the name {shown(str(value))}.") from None
+    except ValueError:  # NUL, or characters that the file system cannot encode
+        raise refusal(f"{name} must be a path, not {shown(str(value))}.") from None
     return value
 
 

@@ -30,6 +30,15 @@ def test_a_url_is_refused_in_one_sentence_and_writes_nothing(words, name, capsys
     assert "must be a folder or file of this machine's file system, not '" in error
 
 
+@pytest.mark.parametrize("value, reason", [("a" * 5000, "must be shorter, as no file can have the name 'aaa"),
+                                           ("runs/x\0", "must be a path, not 'runs/x")])
+@pytest.mark.parametrize("words", [["inspect"], ["compare", "--runs", "a"], ["eval", "--run"], ["train", "--gin_file"]])
+def test_a_name_that_no_file_can_have_is_refused(words, value, reason, capsys):
+    assert main.main([*words, value]) == 2
+    error = capsys.readouterr().err
+    assert reason in error and error.count("\n") == 1 and len(error) < 500
+
+
 def test_texts_of_a_bucket_may_be_read_for_a_vocabulary():
     assert main._parse(["vocabulary", "--input", URL, "--size", "9", "--output", "own.model"]).input == [URL]
 
