@@ -48,7 +48,7 @@ def integer(name: str, value, at_least: int) -> int:
 
 
 def ids(name: str, value) -> int | tuple[int, ...]:
-    """One id, or a tuple of ids, given as a list or a tuple; () for none."""
+    """Checks one id, or a list or tuple of ids, which is returned as a tuple."""
     if isinstance(value, list | tuple):
         return tuple(integer(f"Each id of {name}", one, 0) for one in value)
     return integer(name, value, 0)

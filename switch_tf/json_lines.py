@@ -20,7 +20,7 @@ def dumps(value, **options) -> str:
 
 
 def finite(value):
-    """Returns a JSON-able value with None in place of each float that is not finite."""
+    """Returns a JSON-able value in which each float that is not finite is replaced by None."""
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, dict):

@@ -4,7 +4,7 @@ The text is the prose in the docstrings of the pinned distributions below: fluen
 domain, a few megabytes. It is collected once (seconds to a minute) and kept under `~/.cache/switch_tf` (or
 `$XDG_CACHE_HOME/switch_tf`). Its SHA-256 is checked at every load, so that a token id or a loss means the same
 everywhere. Where other versions are installed, as after a plain `pip install`, the corpus is made of those, a sentence
-says so, and its fingerprint is another. `python -m switch_tf.tasks.corpora` prints the constants anew after a change of
+says so, and its fingerprint is another. `python -m switch_tf.tasks.corpora` prints the new constants after a change of
 the pins.
 """
 

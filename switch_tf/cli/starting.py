@@ -86,7 +86,7 @@ def _vocabulary(run):
         return run.vocabulary
     if run.initial_checkpoint is None:
         return None
-    # A run that goes on has its own copy: the other one may be gone.
+    # A resumed run has its own copy. The other run may be gone.
     folder = pathlib.Path(run.model_dir if goes_on else run.initial_checkpoint)
     if (folder / "checkpoint.json").is_file():
         folder = folder.parent.parent

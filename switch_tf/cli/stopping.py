@@ -73,7 +73,7 @@ class Stopping:
 
 
 def _silence_closed_outputs():
-    """Discards output that nobody can read any more: of a closed terminal, or to a parent that was killed.
+    """Discards output that nobody can read any more, because the terminal is closed or the parent was killed.
 
     Writing there raises, and the run would end before it has saved.
     """

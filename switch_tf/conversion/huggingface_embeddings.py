@@ -17,7 +17,7 @@ def unify(tensors: dict, ties_logits: bool) -> None:
 
     Args:
         tensors: name -> Tensor, changed in place.
-        ties_logits: bool. Whether transformers takes `lm_head` for the embedding where no other name is there.
+        ties_logits: bool. Whether transformers uses `lm_head` as the embedding if it has no other name.
 
     Raises:
         ValueError: two names of the embedding hold different tensors.

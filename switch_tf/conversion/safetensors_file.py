@@ -100,7 +100,7 @@ def write(path: pathlib.Path, shapes: Mapping[str, tuple[int, ...]],
     Args:
         path: a new file.
         shapes: name -> shape of what belongs into the file, in the order of `tensors`.
-        tensors: names and <float32> values; as many are taken as `shapes` has.
+        tensors: iterator over names and <float32> values; takes one for each of `shapes`.
     """
     header: dict[str, dict] = {"__metadata__": {"format": "pt"}}
     end = 0

@@ -29,7 +29,7 @@ class NotOrdinary(ValueError):
 
 
 class ByteLines:
-    """An iterator over the lines of a binary stream, with their ends. It goes on after a `LongLine`.
+    """An iterator over the lines of a binary stream, with their ends. It can continue after a `LongLine`.
 
     Args:
         stream: binary stream with `readline(size)`.

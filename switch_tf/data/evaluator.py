@@ -240,7 +240,7 @@ def _watched(metric, declared):
 
 
 def average(scores: dict[str, TaskScores]) -> float | None:
-    """Mean over tasks, one at least, of the mean of each one's metrics, as GLUE averages.
+    """Averages over tasks, at least one, the mean of each task's metrics, as GLUE does.
 
     Tasks that are the evaluation sets of one task, as MNLI's two, are averaged first and count once. None where some
     metrics are better high and others low: their mean says nothing.

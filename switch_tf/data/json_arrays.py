@@ -53,7 +53,7 @@ class _Text:
         return bool(chunk)
 
     def double(self):
-        """Reads on until twice as much is there; returns whether there was more."""
+        """Doubles the text that was read; returns whether there was more."""
         wanted = 2 * (len(self.text) - self.place)
         found = self.more()
         while found and len(self.text) < wanted and self.more():

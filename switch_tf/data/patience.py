@@ -8,7 +8,7 @@ _LOOK_PERIOD = 0.1  # seconds
 
 
 class GivenUp(Exception):
-    """A call was given up; it goes on in its thread, and holds what it holds."""
+    """A call was given up. It continues in its thread and keeps its resources."""
 
 
 def call(function: Callable, gives_up: Callable[[], bool]):

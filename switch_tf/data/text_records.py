@@ -150,7 +150,7 @@ class TextFile:
     def _check_size(self, stream):
         """Refuses a file that has lost bytes since it was first opened: positions in it are no longer those of lines.
 
-        A file may grow. What is added is read when a run starts anew or goes on.
+        A file may grow. Added lines are read from the next start of a run on.
         """
         size = stream.seek(0, io.SEEK_END)
         stream.seek(0)

@@ -17,7 +17,7 @@ KINDS = {".txt": "lines", ".jsonl": "json", ".json": "json", ".tsv": "tsv", ".cs
 _LONGEST_CELL = 2**24  # characters
 _MARK = "\ufeff"  # of byte order: at the beginning of a file, and amid it where files were put together
 _LONE_RETURN = ("it has a carriage return that ends no line, as in files with the line ends of classic Mac OS; lines "
-                "end with \\n or \\r\\n, which tr '\\r' '\\n' < FILE > NEW_FILE makes of them")
+                "must end with \\n or \\r\\n; convert it with: tr '\\r' '\\n' < FILE > NEW_FILE")
 
 
 class Fault(Exception):

@@ -50,7 +50,7 @@ class Best:
         return found if found and found["metric"] == self._run.best_metric else None
 
     def take_up(self, step: int, is_chief: bool) -> None:
-        """Finds the best checkpoint of a run that goes on, among the evaluations and checkpoints on disk.
+        """Finds the best checkpoint of a resumed run, from the evaluations and checkpoints on disk.
 
         A kill or a full disk may have come between a checkpoint and best.json, and the checkpoint that it names may be
         damaged or gone: then the best of the others is the best.
@@ -112,7 +112,7 @@ class Best:
         return now < before if directions.is_lower_better(name, self._declared) else now > before
 
     def keep(self, step: int, values: dict[str, float], is_chief: bool) -> None:
-        """Makes the checkpoint of a step, which is there, the best one.
+        """Makes the existing checkpoint of a step the best one.
 
         Raises:
             WriteError: best.json cannot be written.

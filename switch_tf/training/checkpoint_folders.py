@@ -90,7 +90,7 @@ def is_finite(value) -> bool:
 
 
 def set_best(folder, step: int, metric: str, value: float) -> None:
-    """Makes the checkpoint of a step, which is there, the best one, in one step.
+    """Makes the existing checkpoint of a step the best one, atomically.
 
     Raises:
         WriteError: it cannot be written; the one before is named still.
@@ -153,7 +153,7 @@ def is_whole(checkpoint) -> bool:
 
 
 def _size(file):
-    """Bytes of a file, or the word for none."""
+    """Returns the size of a file in bytes, or "nothing" if there is no such file."""
     try:
         return file.stat().st_size if file.is_file() else "nothing"
     except (OSError, ValueError):  # a name that no file can have

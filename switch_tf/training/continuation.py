@@ -94,7 +94,7 @@ def check(saved: dict, new: dict, checkpoint, restart_changed_data=False, vocabu
         saved, new: from `record`; `saved` is empty where an older version wrote the checkpoint.
         checkpoint: its folder, to be named.
         restart_changed_data: bool, see `Run`.
-        vocabularies: the vocabulary then and now in words, or None where nobody has any.
+        vocabularies: descriptions of the old and the new vocabulary, or None if there are none.
 
     Returns:
         The lines to say, and whether the data start anew.

@@ -83,7 +83,7 @@ def vocabulary_in_words(run) -> str:
 
 
 def kept_vocabulary_in_words(folder, fingerprint: list) -> str | None:
-    """Describes the vocabularies of which a run folder keeps copies, as above; None if it keeps none.
+    """Names the vocabularies that a run folder keeps copies of, and the copies; None if it keeps none.
 
     Args:
         folder: path of a run folder.

@@ -40,7 +40,7 @@ class RunConfig:
     Args:
         model: SwitchConfig.
         dtype: str, the name of a Keras dtype policy.
-        activation_dtype: str or None. The ACTIVATION_DTYPE that it was made of, which "auto" makes of each device.
+        activation_dtype: str or None. The ACTIVATION_DTYPE that it was derived from; "auto" depends on the device.
         task: str.
         task_feature_lengths: dict, "inputs" and "targets" in tokens.
         reading: dict, JSON-able.
