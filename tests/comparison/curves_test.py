@@ -79,7 +79,7 @@ def test_runs_of_one_name_are_seeds_of_a_variant_or_called_by_their_folders(make
     ({"optimizer": 5}, "optimizer is missing or damaged"), ({"MIXTURE_OR_TASK_NAME": {}}, "MIXTURE_OR_TASK_NAME is"),
     ({"TASK_FEATURE_LENGTHS": {"inputs": 8}}, "TASK_FEATURE_LENGTHS is missing or damaged"),
     ({"SwitchConfig.d_model": "x"}, "d_model must be an integer"),
-    ({"SwitchConfig.foo": 1}, "a model with 'foo', which SwitchConfig has not")])
+    ({"SwitchConfig.foo": 1}, "a model with 'foo', which")])
 def test_a_damaged_configuration_is_told(make_run, changes, reason):
     with pytest.raises(ValueError, match=f"The configuration in .*checkpoint.json cannot be read: .*{reason}"):
         curves.read(make_run("a", [1.0], changes=changes), "a")
