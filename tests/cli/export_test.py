@@ -28,7 +28,7 @@ def test_what_is_exported_answers_elsewhere_as_infer_does(run_folder, tmp_path, 
                       "--json"]) == 0
     out, err = capsys.readouterr()
     found = json.loads(out)
-    assert found["step"] == 7 and found["bytes"] > 1000 and "MODEL_CARD.md in it says" in err
+    assert found["step"] == 7 and found["bytes"] > 1000 and "MODEL_CARD.md in it shows" in err
     gin.clear_config()
     (tmp_path / "lines.txt").write_text("\n".join(LINES))
     assert main.main(["infer", f"--run={run_folder}", f"--input={tmp_path / 'lines.txt'}", "--max_length=4"]) == 0
