@@ -43,7 +43,7 @@ def loads(text: bytes | str):
 
 
 def load(path, largest: int):
-    """Returns the value of a JSON file, of which nothing is read unless it is a file of a sensible size.
+    """Returns the value of a JSON file. Nothing is read from what is not a regular file or is larger than `largest`.
 
     Args:
         path: of the file.

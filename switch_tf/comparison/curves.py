@@ -13,7 +13,7 @@ from switch_tf.messages import first_line
 from switch_tf.training import checkpoint_folders, figures, report
 from switch_tf.training.run_folder import RunFolder
 
-# What of a run's record is read here, and whether it is what a run writes.
+# Fields of a run's record that are read here, each with a check of its value.
 _NEEDED = {
     "MIXTURE_OR_TASK_NAME": lambda found: isinstance(found, str),
     "optimizer": lambda found: isinstance(found, str),

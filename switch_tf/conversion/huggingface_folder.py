@@ -1,4 +1,4 @@
-"""What is in a Hugging Face folder: the configuration of its model and its tensors, neither built nor read.
+"""Describes a Hugging Face folder, its model's configuration and its tensors, without building or reading them.
 
 Nothing here imports Keras, so that `switch-tf inspect` looks at a folder in a second.
 """

@@ -111,7 +111,7 @@ def _locate(name, description, path, members, file) -> StoredTensor:
 
 
 def _start(member, file) -> int:
-    """The byte at which a member's numbers begin: after its local header, whose length only the file tells."""
+    """Returns the offset of a member's numbers, which follow its local header; only the file has its length."""
     file.seek(max(member.header_offset, 0))
     header = file.read(_ZIP_HEADER_BYTES)
     name_bytes, extra_bytes = struct.unpack("<26x2H", header) if len(header) == _ZIP_HEADER_BYTES else (0, 0)

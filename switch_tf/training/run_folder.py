@@ -14,7 +14,7 @@ _FILES = ("metrics.jsonl", "end.json", "report.html", "loss.png", CONFIGURATION)
 _FOLDERS = ("events",)
 _END = "end.json"
 _LARGEST_END = 2**20  # bytes
-# Of a line of metrics.jsonl. The largest perplexity that is written is exp(700); axes overflow above 1e308.
+# Limits for a line of metrics.jsonl. The largest perplexity that is written is exp(700); axes overflow above 1e308.
 _LARGEST_STEP, _LARGEST_VALUE = 2**63 - 1, 1e305
 
 
