@@ -18,7 +18,7 @@ from switch_tf.cli.main import Mistake
 from switch_tf.config import SwitchConfig
 from switch_tf.messages import first_line
 from switch_tf.partitioning.layout import Layout
-from switch_tf.training.run import Run, StepSettings, check_division, check_periods
+from switch_tf.training.run import Run, StepSettings, check_periods
 
 PARTS = ("a model (gin/models/switch_tiny.gin), a task (gin/tasks/docs_corpus.gin) and a run "
          "(gin/runs/pretrain.gin)")
@@ -167,6 +167,8 @@ def _parsed(layout, partitioner, is_checked=True):
     # Not what is bound of SwitchConfig: a file may describe its model in another way.
     config = _trainer_argument("model").config
     if is_checked:
+        from switch_tf.training.division import check_division  # imports Keras
+
         check_periods(run, settings)
         check_division(config, layout, run.batch_size, run.task_feature_lengths, settings.num_microbatches)
     return GinRun(config, layout, partitioner, run, settings, lambda: _trainer_argument("model"),

@@ -67,14 +67,14 @@ def _skip_graph_optimisation():
 def _verify(num_steps):
     from switch_tf import data
     from switch_tf.training import verification
-    from switch_tf.training.state import dataset, description_of_data
 
     described = gin_run.on_this_machine()
     run, settings = described.run, described.settings
     if settings.steps_per_call != 1:
         raise ValueError(f"Steps are compared one by one, so steps_per_call must be 1, not {settings.steps_per_call}.")
-    data.check_examples(description_of_data(run, described.config, "train", run.seed))
-    batches = dataset(run, described.config, "train", run.seed).take(num_steps)
+    description = data.description_of_data(run, described.config, "train", run.seed)
+    data.check_examples(description)
+    batches = data.get_dataset(description).take(num_steps)
     found = verification.verify(
         described.make_model, described.make_optimizer, described.partitioner, list(batches), run.seed, settings,
         say=lambda text: print(text, file=sys.stderr, flush=True))

@@ -9,7 +9,7 @@ from switch_tf.data.cache_writing import Shard, is_complete
 from switch_tf.data.cache_writing import finish as finish_cache
 from switch_tf.data.cache_writing import plan as plan_cache
 from switch_tf.data.cache_writing import write as write_shard
-from switch_tf.data.description import DatasetDescription
+from switch_tf.data.description import DatasetDescription, description_of_data
 from switch_tf.data.endless import passes
 from switch_tf.data.evaluator import (
     Evaluator,
@@ -37,8 +37,8 @@ from switch_tf.data.vocabularies import NUM_SENTINELS, get_vocabulary, register_
 
 __all__ = ["BadData", "Batches", "DatasetDescription", "Evaluator", "FailedMetric", "NUM_SENTINELS", "Reading",
            "Shard", "TaskScores", "TextFile", "TextsInGraph", "average", "check_examples", "check_metrics",
-           "check_task", "check_vocabulary", "describe", "examples", "examples_of_lines", "find_files", "fingerprint",
-           "finish_cache", "get_batches", "get_dataset", "get_vocabulary", "has_metrics", "is_complete",
-           "keep_jax_on_cpu", "kind_of", "names", "names_of_tasks", "passes", "pieces", "plan_cache", "read_text",
-           "reading_of", "register_vocabulary", "spell", "spellings", "target_vocabulary", "typed_sentinels",
-           "vocabulary_fingerprint", "vocabulary_size", "write_records", "write_shard"]
+           "check_task", "check_vocabulary", "describe", "description_of_data", "examples", "examples_of_lines",
+           "find_files", "fingerprint", "finish_cache", "get_batches", "get_dataset", "get_vocabulary", "has_metrics",
+           "is_complete", "keep_jax_on_cpu", "kind_of", "names", "names_of_tasks", "passes", "pieces", "plan_cache",
+           "read_text", "reading_of", "register_vocabulary", "spell", "spellings", "target_vocabulary",
+           "typed_sentinels", "vocabulary_fingerprint", "vocabulary_size", "write_records", "write_shard"]

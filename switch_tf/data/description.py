@@ -72,3 +72,17 @@ def check_description(description) -> None:
     """Raises ValueError unless it is a DatasetDescription."""
     if not isinstance(description, DatasetDescription):
         raise ValueError(f"description must be a DatasetDescription, not {checks.shown(description)}.")
+
+
+def description_of_data(run, config, split: str, seed: int) -> DatasetDescription:
+    """Returns the description of the batches that a run reads.
+
+    Args:
+        run: Run.
+        config: SwitchConfig.
+        split: str. A split of the run's task.
+        seed: int. Fixes the order and the noise.
+    """
+    return DatasetDescription(run.mixture_or_task_name, run.task_feature_lengths, run.batch_size, split, seed, run.pack,
+                              config.is_encoder_only, run.vocabulary, run.use_cached_tasks, run.cache_dir,
+                              run.cache_parts)

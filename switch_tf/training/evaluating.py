@@ -8,7 +8,6 @@ from tqdm import tqdm
 
 from switch_tf import data, json_lines, output_lock
 from switch_tf.training import checkpoints, leftovers, split_evaluation, summaries
-from switch_tf.training.state import description_of_data
 from switch_tf.whole_file import writing
 
 
@@ -37,7 +36,7 @@ class Evaluating:
         if run.batch_size % num_pieces:
             raise ValueError(f"BATCH_SIZE must be a multiple of {num_pieces}, the devices that a batch is split over, "
                              f"not {run.batch_size}.")
-        description = description_of_data(run, config, split, 0)
+        description = data.description_of_data(run, config, split, 0)
         self.output = output
         self._split = split
         self._closing = contextlib.ExitStack()

@@ -8,7 +8,6 @@ import numpy as np
 
 from switch_tf import data
 from switch_tf.inference.programs import compile_prediction
-from switch_tf.training.state import description_of_data
 
 _SENTINEL = re.compile(r"<extra_id_(\d+)>")
 _MOST_GAPS = 3  # of an example; what follows is left out
@@ -25,7 +24,7 @@ class Shown(NamedTuple):
 
 def predict(model, run, partitioner) -> list[Shown]:
     """The first `run.shown_examples` of the validation split, at most a batch of them."""
-    description = description_of_data(run, model.config, "validation", 0)
+    description = data.description_of_data(run, model.config, "validation", 0)
     examples = data.examples(description, min(run.shown_examples, run.batch_size))
     vocabulary = data.target_vocabulary(run.mixture_or_task_name, run.vocabulary)
     tokens = np.zeros((run.batch_size, run.task_feature_lengths["inputs"]), "int32")

@@ -16,7 +16,7 @@ from switch_tf.training.diagnosis import Divergence, first_bad_tensor
 from switch_tf.training.evaluation import HeldOut, compile_evaluation, evaluate, unigram_loss
 from switch_tf.training.meter import Meter
 from switch_tf.training.peak import Peak
-from switch_tf.training.state import State, dataset, description_of_data, save
+from switch_tf.training.state import State, save
 from switch_tf.training.train_step import compile_steps
 
 _PATIENCE = 20  # seconds for one batch, after which a word is said
@@ -52,8 +52,7 @@ class Training:
                             Peak(state.model.compute_dtype, partitioner.num_processors))
         self._step = compile_steps(state.model, state.optimizer, run.seed, settings, partitioner)
         self._evaluation_step = compile_evaluation(state.model, settings, partitioner)
-        self._held_out = [HeldOut(name, dataset(dataclasses.replace(run, mixture_or_task_name=name), config,
-                                                "validation", 0).take(run.eval_batches).cache())
+        self._held_out = [_held_out(dataclasses.replace(run, mixture_or_task_name=name), config)
                           for name in _evaluated(run)]
         self._scoring = None  # made when it is first asked for: it reads its examples
         self._writer = summaries.Writer(folder) if partitioner.is_chief else summaries.NoWriter()
@@ -257,7 +256,8 @@ class Training:
             # A task's own metric may be called accuracy, too.
             values |= summaries.evaluation_values(name, measured, "token_accuracy" if name in scores else "accuracy")
             if state.step == 0 and run.unigram_batches:
-                counted = dataset(run, state.model.config, "train", run.seed + 1).take(run.unigram_batches)
+                counted = data.get_dataset(data.description_of_data(run, state.model.config, "train", run.seed + 1))
+                counted = counted.take(run.unigram_batches)
                 values |= summaries.unigram_values(name, unigram_loss(state.model.config, counted, batches))
         values |= scoring.values(scores)
         declared = scoring.directions_of(scores)
@@ -278,7 +278,7 @@ class Training:
             return {}
         if self._scoring is None:
             self.progress.say("Tracing predictions, for the metrics of the task ...")
-            self._scoring = scoring.Scoring(self.state.model, description_of_data(run, config, "validation", 0),
+            self._scoring = scoring.Scoring(self.state.model, data.description_of_data(run, config, "validation", 0),
                                             self.partitioner, run.eval_batches * run.batch_size)
             for warning in self._scoring.warnings:
                 self.progress.say(warning)
@@ -310,6 +310,11 @@ class Training:
     def _last_checkpoint(self):
         saved = checkpoint_folders.steps(self.folder.checkpoints)
         return checkpoint_folders.path_of(self.folder.checkpoints, saved[-1]) if saved else "none"
+
+
+def _held_out(run, config):
+    batches = data.get_dataset(data.description_of_data(run, config, "validation", 0))
+    return HeldOut(run.mixture_or_task_name, batches.take(run.eval_batches).cache())
 
 
 def _evaluated(run):

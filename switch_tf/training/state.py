@@ -4,7 +4,6 @@ import dataclasses
 from typing import Any
 
 import keras
-import tensorflow as tf
 
 from switch_tf import data, metrics
 from switch_tf.training import checkpoint_folders, checkpoints, continuation, trainable
@@ -31,18 +30,6 @@ class State:
     configuration: dict = dataclasses.field(default_factory=dict)
 
 
-def description_of_data(run, config, split: str, seed: int) -> data.DatasetDescription:
-    """Which batches a run reads."""
-    return data.DatasetDescription(run.mixture_or_task_name, run.task_feature_lengths, run.batch_size, split, seed,
-                                   run.pack, config.is_encoder_only, run.vocabulary, run.use_cached_tasks,
-                                   run.cache_dir, run.cache_parts)
-
-
-def dataset(run, config, split: str, seed: int) -> tf.data.Dataset:
-    """Batches of a run's task, dict of <int32>[batch, length]."""
-    return data.get_dataset(description_of_data(run, config, split, seed))
-
-
 def prepare(model, optimizer, run, settings, partitioner, folder, configuration, say, initial=None) -> State:
     """Builds model, optimizer and input, and restores the newest checkpoint of a run folder, if any.
 
@@ -63,7 +50,7 @@ def prepare(model, optimizer, run, settings, partitioner, folder, configuration,
     say(f"{model.config.num_parameters:,} parameters{frozen}, "
         f"{sum(variable.value.shape.num_elements() for variable in optimizer.variables):,} numbers of optimizer state; "
         f"reading {run.mixture_or_task_name}")
-    batches = data.get_batches(description_of_data(run, model.config, "train", run.seed), settings.steps_per_call,
+    batches = data.get_batches(data.description_of_data(run, model.config, "train", run.seed), settings.steps_per_call,
                                partitioner.rows(run.batch_size))
     state = State(model, optimizer, batches, configuration=configuration)
     if not _restore(state, run, folder, say) and initial is not None:

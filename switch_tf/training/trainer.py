@@ -7,10 +7,11 @@ from switch_tf.decoding import check_decodes
 from switch_tf.models.switch_transformer import SwitchTransformer
 from switch_tf.partitioning.partitioner import Partitioner
 from switch_tf.training import best, checkpoint_folders, continuation, keeping, summaries, trainable
+from switch_tf.training.division import check_division
 from switch_tf.training.loop import Training
-from switch_tf.training.run import Run, StepSettings, check_division, check_periods
+from switch_tf.training.run import Run, StepSettings, check_periods
 from switch_tf.training.run_folder import RunFolder
-from switch_tf.training.state import description_of_data, prepare
+from switch_tf.training.state import prepare
 
 _KINDS = {"model": SwitchTransformer, "optimizer": keras.optimizers.Optimizer, "run": Run,
           "step_settings": StepSettings}
@@ -66,14 +67,14 @@ class Trainer:
                        settings.num_microbatches)
         self.configuration = self._record()
         self._check_checkpoints()
-        data.check_examples(description_of_data(run, config, "train", run.seed))
+        data.check_examples(data.description_of_data(run, config, "train", run.seed))
         if run.eval_period:
-            data.check_examples(description_of_data(run, config, "validation", 0))
+            data.check_examples(data.description_of_data(run, config, "validation", 0))
             if data.has_metrics(run.mixture_or_task_name, "validation"):
                 data.check_metrics(run.mixture_or_task_name, "validation")
                 check_decodes(config)
         if run.shown_examples:
-            held_out = description_of_data(run, config, "validation", 0)
+            held_out = data.description_of_data(run, config, "validation", 0)
             data.check_examples(held_out)
             data.examples(held_out, 1)  # texts, which a cache does not hold
             check_decodes(config)
@@ -81,10 +82,10 @@ class Trainer:
     def _record(self):
         """What checkpoints keep of this configuration."""
         run, config = self.run, self.model.config
-        held_out = data.fingerprint(description_of_data(run, config, "validation", 0)) if run.eval_period else {}
+        held_out = data.fingerprint(data.description_of_data(run, config, "validation", 0)) if run.eval_period else {}
         return continuation.record(
             config, run, self.step_settings, self.model.dtype_policy.name, self.optimizer,
-            data.fingerprint(description_of_data(run, config, "train", run.seed)), held_out,
+            data.fingerprint(data.description_of_data(run, config, "train", run.seed)), held_out,
             data.vocabulary_fingerprint(run.mixture_or_task_name, run.vocabulary))
 
     def _check_checkpoints(self):

@@ -6,7 +6,8 @@ import re
 import pytest
 
 from switch_tf.partitioning import Layout
-from switch_tf.training.run import Run, StepSettings, check_division, check_periods
+from switch_tf.training.division import check_division
+from switch_tf.training.run import Run, StepSettings, check_periods
 
 DATA = (("batch", "data"), ("group", "data"))
 LENGTHS = {"inputs": 12, "targets": 6}
