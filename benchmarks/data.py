@@ -21,7 +21,7 @@ import sys
 
 import tqdm
 
-from switch_tf.training import report
+from switch_tf.reporting import report
 
 READERS = {"switch_tf, text": "text", "switch_tf, cache": "cache", "seqio alone, text": "seqio"}
 # Model -> hosts of its pod, and the highest predicted tokens a second, from docs/scale.md; four chips a host of v5p,

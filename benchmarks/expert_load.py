@@ -16,7 +16,7 @@ import pathlib
 
 import numpy as np
 
-from switch_tf.training import names, report
+from switch_tf.reporting import names, report
 
 
 def main():

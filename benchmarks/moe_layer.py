@@ -35,7 +35,7 @@ from contenders.layer_problem import expert_capacity
 from side_by_side import Comparison
 from workers import Contender, measure_memory, total_mib
 
-from switch_tf.choices import DISPATCHES
+from switch_tf.configs.choices import DISPATCHES
 
 BASELINE = "switch_tf/dense"
 EXPERTS = "tensorflow/experts"

@@ -24,7 +24,7 @@ import side_by_side
 from side_by_side import Comparison
 from workers import Contender
 
-from switch_tf.choices import DISPATCHES
+from switch_tf.configs.choices import DISPATCHES
 
 BASELINE = "switch_tf/dense"
 FLOOR = "tensorflow/products"

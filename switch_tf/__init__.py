@@ -12,24 +12,28 @@ from switch_tf import environment, registration
 
 __version__ = "0.1.0"
 
-_CLASSES = {"SwitchConfig": "config", "SwitchTransformer": "models.switch_transformer"}
+_CLASSES = {"SwitchConfig": "configs.switch_config", "SwitchTransformer": "models.switch_transformer"}
 
 __all__ = [
     "SwitchConfig",
     "SwitchTransformer",
     "callbacks",
-    "config",
+    "checkpoints",
+    "configs",
     "conversion",
     "data",
     "environment",
+    "evaluation",
     "inference",
     "layers",
     "losses",
     "metrics",
     "models",
+    "ops",
     "optim",
     "partitioning",
     "policies",
+    "reporting",
     "training",
 ]
 
@@ -46,6 +50,8 @@ registration.register()
 def __getattr__(name: str):
     if name in _CLASSES:
         return getattr(importlib.import_module(f"{__name__}.{_CLASSES[name]}"), name)
+    if name == "policies":  # a public name: a policy of one's own is registered there
+        return importlib.import_module(f"{__name__}.configs.policies")
     if name in __all__:
         return importlib.import_module(f"{__name__}.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it has {', '.join(__all__)}.")

@@ -4,9 +4,10 @@ from typing import Any, NamedTuple
 
 from keras import ops
 
-from switch_tf import checks, partitioning
+from switch_tf import checks
+from switch_tf.configs.semantics import rules_of
 from switch_tf.metrics import Mean, RouterStats
-from switch_tf.semantics import rules_of
+from switch_tf.ops import dtypes, forms, indexing
 
 
 def cross_entropy(logits, targets, loss_weights, z_loss_weight=1e-4, label_smoothing=0.0) -> tuple[Mean, Mean, Mean]:
@@ -30,11 +31,11 @@ def cross_entropy(logits, targets, loss_weights, z_loss_weight=1e-4, label_smoot
     logits = _checked("logits", logits, "float", (None, None, None))
     targets = _checked("targets", targets, "int", logits.shape[:2])
     loss_weights = _checked("loss_weights", loss_weights, "number", logits.shape[:2])
-    checks.indices("targets", partitioning.known_values(targets), logits.shape[-1])
-    logits = partitioning.widen(logits)
+    checks.indices("targets", forms.known_values(targets), logits.shape[-1])
+    logits = dtypes.widen(logits)
     weights = ops.cast(loss_weights, logits.dtype)
     targets = ops.cast(targets, "int32")
-    log_normalizer, target_logit, predicted = partitioning.normalizers_and_targets(logits, targets)
+    log_normalizer, target_logit, predicted = indexing.normalizers_and_targets(logits, targets)
     is_right = ops.cast(ops.equal(targets, predicted), logits.dtype)
     if label_smoothing:
         target_logit = (1 - label_smoothing) * target_logit + label_smoothing * ops.mean(logits, axis=-1)
@@ -99,7 +100,7 @@ def balance(router_probs, expert_index, padding_mask=None, semantics="switch_tf"
     if padding_mask is not None:
         padding_mask = _checked("padding_mask", padding_mask, "bool", router_probs.shape[:2])
     num_experts = router_probs.shape[-1]
-    probs = partitioning.widen(router_probs)
+    probs = dtypes.widen(router_probs)
     has_choices = len(expert_index.shape) == 3
     num_choices = expert_index.shape[-1] if has_choices else 1
     if rules.balances_every_choice and has_choices:
@@ -140,7 +141,7 @@ def with_second_place(first: Balance, weight: float, router_probs, expert_index,
     if expert_index.shape[-1] < 2:
         raise checks.refusal(f"expert_index must hold at least two choices of each token, not "
                              f"{expert_index.shape[-1]}.")
-    probs = ops.cast(partitioning.widen(router_probs), first.fraction.dtype)
+    probs = ops.cast(dtypes.widen(router_probs), first.fraction.dtype)
     is_left = 1.0 - ops.one_hot(expert_index[..., 0], probs.shape[-1], dtype=probs.dtype)
     left = probs * is_left
     left = left / (ops.sum(left, axis=-1, keepdims=True) + 1e-9)
@@ -167,7 +168,7 @@ def router_z_mean(router_logits, padding_mask=None) -> Mean:
     router_logits = _checked("router_logits", router_logits, "float", (None, None, None))
     if padding_mask is not None:
         padding_mask = _checked("padding_mask", padding_mask, "bool", router_logits.shape[:2])
-    squared = ops.square(ops.logsumexp(partitioning.widen(router_logits), axis=-1))
+    squared = ops.square(ops.logsumexp(dtypes.widen(router_logits), axis=-1))
     real = ops.ones_like(squared) if padding_mask is None else ops.cast(padding_mask, squared.dtype)
     return Mean(ops.sum(squared * real), ops.sum(real))
 

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 
-from switch_tf.choices import check_choice
+from switch_tf.configs.choices import check_choice
 from switch_tf.tasks import metrics
 
 NAMES = ("accuracy", "f1", "sequence_accuracy", "edit_distance", "bleu", "rouge", "squad", "trivia_qa", "pearson",

@@ -27,8 +27,8 @@ ROOT = pathlib.Path(__file__).parents[1]
 NUM_DEVICES = 8
 
 # The files and folders that take longest start first, so that no worker is left with one at the end.
-HEAVY = ("parity/layouts_test.py", "training/", "reliability/", "models/", "decoding/", "parity/",
-         "cli/compile_test.py", "aot/", "data/", "cli/verify_layout_test.py", "partitioning/", "layers/")
+HEAVY = ("parity/layouts_test.py", "training/", "checkpoints/", "evaluation/", "reliability/", "models/", "decoding/",
+         "parity/", "cli/compile_test.py", "aot/", "data/", "cli/verify_layout_test.py", "partitioning/", "layers/")
 # Heads times d_kv is not d_model, and no two sizes are alike.
 SMALL = {
     "vocab_size": 32, "d_model": 16, "d_ff": 24, "d_kv": 4, "num_heads": 3, "num_encoder_layers": 2,
@@ -130,7 +130,7 @@ def nothing_is_left_behind():
 @pytest.fixture(autouse=True, scope="session")
 def not_fusing():
     """Turns XLA's programs off; returns the function that turned them on."""
-    from switch_tf.partitioning import forms
+    from switch_tf.ops import forms
 
     can_fuse, forms._can_fuse = forms._can_fuse, lambda arguments: False
     return can_fuse
@@ -139,7 +139,7 @@ def not_fusing():
 @pytest.fixture
 def fusing(monkeypatch, not_fusing):
     """XLA's programs, as users have them."""
-    from switch_tf.partitioning import forms
+    from switch_tf.ops import forms
 
     monkeypatch.setattr(forms, "_can_fuse", not_fusing)
 

@@ -7,8 +7,9 @@ import re
 import gin
 import pytest
 
-from switch_tf import SwitchConfig, shipped_gin
+from switch_tf import SwitchConfig
 from switch_tf.cli import gin_files
+from switch_tf.configs import shipped_gin
 
 FILES = {kind: sorted(path.stem for path in (shipped_gin.folder() / "gin" / kind).glob("*.gin"))
          for kind in ("models", "layouts", "runs", "tasks")}
@@ -36,7 +37,7 @@ def _parse(model, layout, run, task, bindings=()):
     (layout, RUNS[(i + j) % len(RUNS)], task)
     for (i, layout), (j, task) in itertools.product(enumerate(FILES["layouts"]), enumerate(FILES["tasks"]))])
 def test_every_layout_run_and_task_configures_a_run(layout, run, task):
-    from switch_tf.training.run import Run
+    from switch_tf.configs.run import Run
     _parse("switch_tiny", layout, run, task)
     configured = gin.get_configurable(Run)()
     assert configured.mixture_or_task_name
@@ -70,7 +71,7 @@ def test_finetuning_overrides_the_dropouts_of_the_model_file():
 
 
 def test_the_papers_batch_is_2_to_the_20_tokens_and_the_default_a_sixteenth_of_it():
-    from switch_tf.training.run import Run
+    from switch_tf.configs.run import Run
     for run, steps in (("pretrain", 550_000), ("finetune", 16_000)):
         sizes = []
         for name in (run, f"{run}_paper"):
@@ -88,8 +89,8 @@ def test_gshards_second_choice_is_kept_with_twice_its_gate():
 
 
 def test_the_demo_is_a_whole_run():
+    from switch_tf.configs.run import Run
     from switch_tf.optim.schedules import Cooldown
-    from switch_tf.training.run import Run
     gin_files.parse(["gin/runs/demo.gin"])
     demo = gin.get_configurable(Run)()
     assert demo.model_dir == "runs/demo"

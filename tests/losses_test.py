@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from switch_tf import losses
-from switch_tf.partitioning import indexing
+from switch_tf.ops import indexing
 
 
 def log_softmax(logits):

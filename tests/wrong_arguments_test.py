@@ -17,13 +17,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import switch_tf
-from switch_tf import SwitchConfig, SwitchTransformer, conversion, data, layers, losses, partitioning, policies
-from switch_tf.choices import ACTIVATIONS
+from switch_tf import SwitchConfig, SwitchTransformer, conversion, data, layers, losses, partitioning
 from switch_tf.comparison import Comparison
+from switch_tf.configs import policies
+from switch_tf.configs.choices import ACTIVATIONS
+from switch_tf.configs.run import Run, StepSettings
 from switch_tf.metrics import Mean
 from switch_tf.optim.adafactor import Adafactor
 from switch_tf.optim.schedules import RsqrtDecay
-from switch_tf.training.run import Run, StepSettings
 
 PACKAGE = pathlib.Path(switch_tf.__file__).parent
 NAN, INF = float("nan"), float("inf")

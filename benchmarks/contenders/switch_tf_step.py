@@ -7,11 +7,11 @@ from layer_problem import LOAD_BALANCING_LOSS_WEIGHT, ROUTER_Z_LOSS_WEIGHT
 from step_problem import batch
 
 from switch_tf import SwitchConfig, SwitchTransformer
+from switch_tf.configs.run import StepSettings
 from switch_tf.optim.adafactor import Adafactor
 from switch_tf.partitioning import Layout, devices
 from switch_tf.partitioning.backends import create_partitioner
 from switch_tf.partitioning.partitioner import Partitioner
-from switch_tf.training.run import StepSettings
 from switch_tf.training.train_step import compile_steps
 
 

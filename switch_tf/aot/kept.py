@@ -7,7 +7,7 @@ from importlib import metadata
 
 import switch_tf
 from switch_tf import environment
-from switch_tf.whole_file import write_whole
+from switch_tf.storage.whole_file import write_whole
 
 
 def answer_file(*question: str) -> pathlib.Path:

@@ -17,14 +17,14 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from switch_tf import partitioning
+from switch_tf.evaluation.objective import target_features
+from switch_tf.ops import dtypes
 from switch_tf.partitioning.axes import annotated_by, axes_of, axes_of_new_variable
 from switch_tf.partitioning.gspmd import XlaAnnotator
 from switch_tf.partitioning.layout import Layout
 from switch_tf.partitioning.partitioner import Partitioner
 from switch_tf.partitioning.unfolded import UnfoldedVariable, as_stored, as_used, stored, unfolding
 from switch_tf.training import trainable
-from switch_tf.training.objective import target_features
 from switch_tf.training.train_step import compile_steps
 
 _MAP_NORESERVE = 0x4000  # of Linux; Python names it since 3.13
@@ -112,7 +112,7 @@ def lower_step(model, optimizer, layout, batch_size, task_feature_lengths, setti
         found, *others = partitioner.compute(dict(zip(specs, tensors, strict=True)))
         return as_stored(found, model.trainable_variables), *others
 
-    norm = Argument("norm of the gradients", "gradient", (), partitioning.wide_dtype(model.compute_dtype), ())
+    norm = Argument("norm of the gradients", "gradient", (), dtypes.wide_dtype(model.compute_dtype), ())
     return [
         lower(features, compute, gradients),
         lower([*gradients, norm], lambda *tensors: partitioner.apply(

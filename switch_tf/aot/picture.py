@@ -2,7 +2,7 @@
 
 from switch_tf.aot.clock import COPIES, CORE, LINKS, Schedule
 from switch_tf.aot.origin import SENT, WAITING
-from switch_tf.training.figures import png
+from switch_tf.reporting.figures import png
 
 _LANES = {CORE: "core", COPIES: "copies", LINKS: "links"}
 

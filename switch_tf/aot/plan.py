@@ -18,12 +18,12 @@ from switch_tf.aot.compiler import DoesNotFit, compile_step
 from switch_tf.aot.lower import lower_step
 from switch_tf.aot.program import InTurn, Program
 from switch_tf.aot.roofline import Roofline, link_seconds
-from switch_tf.config import SwitchConfig
+from switch_tf.configs.run import StepSettings
+from switch_tf.configs.switch_config import SwitchConfig
 from switch_tf.models.switch_transformer import SwitchTransformer
 from switch_tf.partitioning.collectives import summarize
 from switch_tf.partitioning.layout import Layout
 from switch_tf.training.division import check_division
-from switch_tf.training.run import StepSettings
 
 TELL_EVERY = 20  # seconds
 # The functions of a step where it has two, in order, and what of the model they serve where no layer has asked.

@@ -1,9 +1,9 @@
 """The JSON object of `switch-tf compile`: an answer of the compiler, what is wrong with it, and what it lets expect."""
 
-from switch_tf import accounting
 from switch_tf.aot import faults
 from switch_tf.aot.advice import advice
 from switch_tf.aot.plan import Answer, Question, needed
+from switch_tf.configs import accounting
 
 NUM_LARGEST = 8  # collectives that are listed one by one
 

@@ -17,11 +17,12 @@ import time
 
 import gin
 
-from switch_tf import checks, output_lock
+from switch_tf import checks
 from switch_tf.cli import gin_files, quiet, task_files
 from switch_tf.cli.gin_statements import Unknown
 from switch_tf.cli.main import Mistake
 from switch_tf.messages import first_line
+from switch_tf.storage import output_lock
 
 _LOOK_PERIOD = 0.5  # seconds
 

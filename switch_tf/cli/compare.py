@@ -5,14 +5,14 @@ import pathlib
 import re
 import sys
 
+from switch_tf.checkpoints import folders
+from switch_tf.checkpoints.run_folder import RunFolder
 from switch_tf.cli import gin_files, gin_run, outputs, processes, quiet, starting
 from switch_tf.cli.main import Mistake
 from switch_tf.cli.stopping import Stopping
 from switch_tf.comparison import Comparison, fairness
 from switch_tf.comparison.description import check_words
 from switch_tf.messages import first_line
-from switch_tf.training import checkpoint_folders
-from switch_tf.training.run_folder import RunFolder
 
 _SEED = re.compile(r"seed_\d+")
 
@@ -108,13 +108,14 @@ def _look_at_one(words, search_paths):
 
 def _train(comparison, bindings, words):
     """Trains what is left of all seeds; returns whether nothing is left now."""
+    from switch_tf.checkpoints import tensors
+    from switch_tf.checkpoints.best import UnknownMetric
     from switch_tf.comparison.progress import Progress
     from switch_tf.comparison.same_batches import DifferentBatches
     from switch_tf.comparison.turns import VariantFailed
     from switch_tf.data import FailedMetric
-    from switch_tf.training import checkpoints, diagnosis
-    from switch_tf.training.best import UnknownMetric
-    told = (diagnosis.Divergence, checkpoints.BrokenCheckpoint, FailedMetric, UnknownMetric, DifferentBatches,
+    from switch_tf.training import diagnosis
+    told = (diagnosis.Divergence, tensors.BrokenCheckpoint, FailedMetric, UnknownMetric, DifferentBatches,
             ValueError, OSError)
     try:
         with contextlib.closing(Progress()) as progress:
@@ -167,7 +168,7 @@ def _check_together(comparison, trainers):
 
 
 def _is_done(run):
-    saved = checkpoint_folders.steps(RunFolder.checkpoints_of(run.model_dir))
+    saved = folders.steps(RunFolder.checkpoints_of(run.model_dir))
     return bool(saved) and saved[-1] >= run.train_steps
 
 
@@ -175,7 +176,7 @@ def _of(name, action):
     """Does what belongs to one variant; what is wrong with it is told with its name."""
     try:
         return action()
-    except (Mistake, ValueError, OSError, checkpoint_folders.BrokenCheckpoint) as error:
+    except (Mistake, ValueError, OSError, folders.BrokenCheckpoint) as error:
         raise Mistake(f"{name}: {first_line(error)}") from error
 
 

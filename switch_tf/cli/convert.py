@@ -4,11 +4,11 @@ import pathlib
 import sys
 
 from switch_tf import checks
-from switch_tf.choices import check_choice
+from switch_tf.checkpoints import folders, run_config
 from switch_tf.cli import outputs, quiet
 from switch_tf.cli.main import Mistake
+from switch_tf.configs.choices import check_choice
 from switch_tf.messages import first_line
-from switch_tf.training import checkpoint_folders, run_config
 
 HUGGING_FACE, SWITCH_TF = "hugging_face", "switch_tf"
 
@@ -41,7 +41,7 @@ def run(arguments) -> dict:
         checks.new_folder(output)
         with outputs.locked(output):
             model, vocabulary = _convert(source, kind, output, to, arguments.expert_capacity)
-    except (ValueError, OSError, ImportError, checkpoint_folders.BrokenCheckpoint) as error:
+    except (ValueError, OSError, ImportError, folders.BrokenCheckpoint) as error:
         raise Mistake(first_line(error)) from error
     result = {"input": str(source), "from": kind, "to": to, "output": str(output),
               "num_parameters": model.config.num_parameters}

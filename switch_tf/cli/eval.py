@@ -6,11 +6,11 @@ import pathlib
 import sys
 import time
 
+from switch_tf.checkpoints import folders, run_folder
+from switch_tf.checkpoints.run_folder import RunFolder
 from switch_tf.cli import trained_run
 from switch_tf.cli.main import Mistake
 from switch_tf.messages import first_line
-from switch_tf.training import checkpoint_folders, run_folder
-from switch_tf.training.run_folder import RunFolder
 
 _POLL = 5  # seconds between two looks for a new checkpoint
 # Seconds to wait until a run that was killed is restarted: a preempted machine is back within minutes.
@@ -46,7 +46,7 @@ def run(arguments) -> dict:
     for checkpoint in checkpoints:
         trained_run.check_sizes(described, checkpoint)
     from switch_tf.data import FailedMetric
-    from switch_tf.training.evaluating import Evaluating
+    from switch_tf.evaluation.evaluating import Evaluating
     stream = sys.stderr if arguments.json else sys.stdout
     try:
         evaluating = Evaluating(described, arguments.split, arguments.examples,
@@ -57,13 +57,13 @@ def run(arguments) -> dict:
             for checkpoint in itertools.chain(checkpoints, new):
                 try:
                     results.append(evaluating.evaluate(checkpoint))
-                except checkpoint_folders.BrokenCheckpoint:
+                except folders.BrokenCheckpoint:
                     if checkpoint.is_dir():
                         raise
                     print(f"{checkpoint} was removed by its run before it was read.", file=sys.stderr, flush=True)
                     continue
                 print(_table(results[-1]), file=stream, flush=True)
-    except (ValueError, OSError, FailedMetric, checkpoint_folders.BrokenCheckpoint) as error:
+    except (ValueError, OSError, FailedMetric, folders.BrokenCheckpoint) as error:
         raise Mistake(first_line(error)) from error
     print(f"Scores and predictions: {evaluating.output}", file=stream)
     return {"run": str(folder), "split": arguments.split, "output": str(evaluating.output), "results": results}
@@ -80,11 +80,11 @@ def _following(folder, last_step, results):
     while not done or max(done) < last_step:
         # Read before the checkpoints, because a run writes its last checkpoint first and releases its lock last.
         end, is_running = run_folder.end_of(folder), run_folder.is_running(folder)
-        new = [step for step in checkpoint_folders.steps(RunFolder.checkpoints_of(folder)) if step not in done]
+        new = [step for step in folders.steps(RunFolder.checkpoints_of(folder)) if step not in done]
         if new:
             is_told, killed_at = False, None  # the run was alive since then, so the wait starts again
             done.add(new[0])
-            yield checkpoint_folders.path_of(RunFolder.checkpoints_of(folder), new[0])
+            yield folders.path_of(RunFolder.checkpoints_of(folder), new[0])
             continue
         if end is not None and not is_running:
             _say(f"The run has ended ({end.rstrip('.')}); all of its checkpoints that were found are evaluated.")

@@ -5,10 +5,10 @@ import pathlib
 import sys
 
 from switch_tf import checks
+from switch_tf.checkpoints import folders
 from switch_tf.cli import outputs, sampler_arguments, trained_run
 from switch_tf.cli.main import Mistake
 from switch_tf.messages import first_line
-from switch_tf.training import checkpoint_folders
 
 EXAMPLES = r"""
 switch-tf export --run runs/first --output exported
@@ -53,7 +53,7 @@ def run(arguments) -> dict:
         described = trained_run.load_on_one_device(arguments, folder)
         try:
             return _export(arguments, folder, checkpoint, described, output)
-        except (ValueError, OSError, checkpoint_folders.BrokenCheckpoint) as error:
+        except (ValueError, OSError, folders.BrokenCheckpoint) as error:
             raise Mistake(first_line(error)) from error
 
 

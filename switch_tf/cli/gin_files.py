@@ -9,10 +9,10 @@ import tokenize
 import gin
 from gin import config as gin_config
 
-from switch_tf import shipped_gin
-from switch_tf.choices import nearest
 from switch_tf.cli.gin_statements import Macro, Statements
 from switch_tf.cli.main import Mistake
+from switch_tf.configs import shipped_gin
+from switch_tf.configs.choices import nearest
 from switch_tf.messages import first_line
 
 # What to add when a run lacks a macro that a whole kind of file provides.

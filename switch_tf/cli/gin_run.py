@@ -11,14 +11,14 @@ from typing import Any, NamedTuple
 
 import gin
 
-from switch_tf.choices import nearest
 from switch_tf.cli import gin_files, processes, quiet, sources
 from switch_tf.cli.gin_statements import Statements, Unknown
 from switch_tf.cli.main import Mistake
-from switch_tf.config import SwitchConfig
+from switch_tf.configs.choices import nearest
+from switch_tf.configs.run import Run, StepSettings, check_periods
+from switch_tf.configs.switch_config import SwitchConfig
 from switch_tf.messages import first_line
 from switch_tf.partitioning.layout import Layout
-from switch_tf.training.run import Run, StepSettings, check_periods
 
 PARTS = ("a model (gin/models/switch_tiny.gin), a task (gin/tasks/docs_corpus.gin) and a run "
          "(gin/runs/pretrain.gin)")

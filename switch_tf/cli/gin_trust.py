@@ -11,11 +11,11 @@ import tokenize
 from gin import config as gin_config
 from gin import config_parser
 
-from switch_tf import shipped_gin
 from switch_tf.checks import shown
 from switch_tf.cli import sources
 from switch_tf.cli.gin_statements import Macro, Reference
 from switch_tf.cli.main import Mistake
+from switch_tf.configs import shipped_gin
 from switch_tf.messages import first_line
 
 _LARGEST_FILE = 2**20  # bytes; a resolved configuration has some thousand
@@ -29,7 +29,7 @@ _SCHEDULES = ("CosineDecay", "CosineDecayRestarts", "ExponentialDecay", "Inverse
 # Names that the gin file of a run may bind and refer to, by the module that it imports them from.
 _NAMES = {
     "switch_tf": ("SwitchConfig", "SwitchTransformer"),
-    "switch_tf.config": ("SwitchConfig",),
+    "switch_tf.configs.switch_config": ("SwitchConfig",),
     "switch_tf.models": ("SwitchTransformer",),
     "switch_tf.models.switch_transformer": ("SwitchTransformer",),
     "switch_tf.optim": ("Adafactor", "RsqrtDecay", "Cooldown"),
@@ -37,10 +37,10 @@ _NAMES = {
     "switch_tf.optim.schedules": ("RsqrtDecay", "Cooldown"),
     "switch_tf.partitioning": ("Layout", "create_partitioner", "dtype_policy"),
     "switch_tf.partitioning.backends": ("create_partitioner",),
-    "switch_tf.partitioning.dtypes": ("dtype_policy",),
+    "switch_tf.ops.dtypes": ("dtype_policy",),
     "switch_tf.partitioning.layout": ("Layout",),
     "switch_tf.tasks.text_files": ("pretraining", "text_to_text"),
-    "switch_tf.training.run": ("Run", "StepSettings"),
+    "switch_tf.configs.run": ("Run", "StepSettings"),
     "switch_tf.training.trainer": ("Trainer",),
     "keras": (),
     "keras.optimizers": _OPTIMIZERS,

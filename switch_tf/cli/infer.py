@@ -4,10 +4,10 @@ import contextlib
 import pathlib
 import sys
 
+from switch_tf.checkpoints import folders
 from switch_tf.cli import outputs, sampler_arguments, trained_run
 from switch_tf.cli.main import Mistake
 from switch_tf.messages import first_line
-from switch_tf.training import checkpoint_folders
 
 EXAMPLES = r"""
 switch-tf infer --run runs/first --input lines.txt --output answers.jsonl
@@ -45,7 +45,7 @@ def run(arguments) -> dict:
         described = trained_run.load_on_one_device(arguments, folder)
         try:
             return _answer(arguments, folder, checkpoint, described)
-        except (ValueError, OSError, checkpoint_folders.BrokenCheckpoint) as error:
+        except (ValueError, OSError, folders.BrokenCheckpoint) as error:
             raise Mistake(first_line(error)) from error
 
 

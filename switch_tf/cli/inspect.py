@@ -4,14 +4,14 @@ import math
 import pathlib
 import sys
 
-from switch_tf import shipped_gin
+from switch_tf.checkpoints import folders, run_config
 from switch_tf.cli import gin_files
 from switch_tf.cli.main import Mistake
-from switch_tf.config import SwitchConfig
+from switch_tf.configs import shipped_gin
+from switch_tf.configs.switch_config import SwitchConfig
 from switch_tf.messages import first_line
 from switch_tf.optim import factoring
 from switch_tf.partitioning.layout import Layout
-from switch_tf.training import checkpoint_folders, run_config
 
 EXAMPLES = r"""
 switch-tf inspect switch_base_8
@@ -152,13 +152,13 @@ def _inspect_folder(folder, arguments):
 
 def _inspect_checkpoint(folder):
     try:
-        found = checkpoint_folders.resolve(folder)
+        found = folders.resolve(folder)
     except ValueError as error:
         raise Mistake(f"{str(folder)!r} holds no checkpoint: name a run folder, one of its checkpoints/step_... "
                       "folders, or a folder of Hugging Face, which holds config.json.") from error
     try:
-        description = checkpoint_folders.describe(found)
-    except (ValueError, checkpoint_folders.BrokenCheckpoint) as error:
+        description = folders.describe(found)
+    except (ValueError, folders.BrokenCheckpoint) as error:
         raise Mistake(str(error)) from error
     sizes = {"model": 0, "optimizer": 0}
     for path, variable in description["variables"].items():

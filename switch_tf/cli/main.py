@@ -7,10 +7,11 @@ import re
 import sys
 import textwrap
 
-from switch_tf import json_lines, shipped_gin
-from switch_tf.choices import nearest
 from switch_tf.cli import paths
+from switch_tf.configs import shipped_gin
+from switch_tf.configs.choices import nearest
 from switch_tf.messages import sentence_about_data
+from switch_tf.storage import json_lines
 
 COMMANDS = {
     "train": "pretrain or fine-tune from gin files, with evaluation between; resumes by itself",

@@ -3,8 +3,8 @@
 import contextlib
 from collections.abc import Iterator
 
-from switch_tf import output_lock
 from switch_tf.cli.main import Mistake
+from switch_tf.storage import output_lock
 
 
 @contextlib.contextmanager

@@ -9,8 +9,9 @@ import sys
 import threading
 import time
 
-from switch_tf import cluster, environment
+from switch_tf import environment
 from switch_tf.cli.main import Mistake
+from switch_tf.partitioning import cluster
 
 # How long the others may take to end by themselves, with a message of their own, after one has ended badly.
 GRACE_SECONDS = 30

@@ -7,11 +7,11 @@ import sys
 import threading
 import time
 
+from switch_tf.checkpoints import folders
 from switch_tf.cli import sampler_arguments, trained_run
 from switch_tf.cli.main import Mistake
 from switch_tf.cli.processes import INTERRUPTED
 from switch_tf.messages import first_line
-from switch_tf.training import checkpoint_folders
 
 _STOPPING_SECONDS = 30  # that requests have to end in, after the first signal
 
@@ -61,7 +61,7 @@ def run(arguments) -> dict:
         described = trained_run.load_on_one_device(arguments, folder)
         try:
             return _serve(arguments, folder, checkpoint, described, listener, hosts)
-        except (ValueError, OSError, checkpoint_folders.BrokenCheckpoint) as error:
+        except (ValueError, OSError, folders.BrokenCheckpoint) as error:
             raise Mistake(first_line(error)) from error
 
 

@@ -8,17 +8,17 @@ import shlex
 import sys
 import tempfile
 
-from switch_tf.training import checkpoint_folders, run_config
-from switch_tf.training.run_folder import RunFolder
+from switch_tf.checkpoints import folders, run_config
+from switch_tf.checkpoints.run_folder import RunFolder
 
-_VOCABULARY = "switch_tf.training.run.Run.vocabulary"
+_VOCABULARY = "switch_tf.configs.run.Run.vocabulary"
 
 
 @contextlib.contextmanager
 def converted(run):
     """A checkpoint of the weights that a new run starts from where those are Hugging Face's, while the scope lasts."""
     folder = run.initial_checkpoint
-    is_new = not checkpoint_folders.steps(RunFolder.checkpoints_of(run.model_dir))
+    is_new = not folders.steps(RunFolder.checkpoints_of(run.model_dir))
     if folder is None or not is_new or not run_config.is_hugging_face(folder):
         yield None
         return
@@ -79,7 +79,7 @@ def _bound(name):
 
 def _vocabulary(run):
     """Returns the VOCABULARY of a run: its own choice, else that of the run whose weights it starts from."""
-    goes_on = bool(checkpoint_folders.steps(RunFolder.checkpoints_of(run.model_dir)))
+    goes_on = bool(folders.steps(RunFolder.checkpoints_of(run.model_dir)))
     if run.vocabulary is not None:
         if goes_on:
             _check_vocabulary_is_there(run)

@@ -33,10 +33,12 @@ def run(arguments) -> dict:
 
     import tensorflow as tf
 
+    from switch_tf.checkpoints import tensors
+    from switch_tf.checkpoints.best import UnknownMetric
     from switch_tf.data import FailedMetric
+    from switch_tf.evaluation import examples_shown
     from switch_tf.partitioning.partitioner import is_lost_process
-    from switch_tf.training import checkpoints, diagnosis, examples_shown
-    from switch_tf.training.best import UnknownMetric
+    from switch_tf.training import diagnosis
     try:
         with training, Stopping(training.progress.say) as stopping:
             training.advance(training.run.train_steps, lambda: stopping.reason)
@@ -45,7 +47,7 @@ def run(arguments) -> dict:
             if training.run.shown_examples and not summary["interrupted"]:
                 predictions = examples_shown.predict(training.state.model, training.run, training.partitioner)
                 shown = examples_shown.describe(predictions)
-    except (diagnosis.Divergence, checkpoints.BrokenCheckpoint, FailedMetric, UnknownMetric,
+    except (diagnosis.Divergence, tensors.BrokenCheckpoint, FailedMetric, UnknownMetric,
             OSError) as error:
         raise Mistake(str(error)) from error
     except tf.errors.OpError as error:
@@ -66,20 +68,20 @@ def _start(arguments):
     """Starts the run that gin describes; what is wrong with it is the user's, and one sentence."""
     import gin
 
-    from switch_tf.training import checkpoints
+    from switch_tf.checkpoints import tensors
     described = gin_run.on_this_machine()
     try:
         with starting.converted(described.run) as weights:
             trainer = starting.make_trainer(described, weights)
             starting.check_used(arguments.gin_bindings)
             return trainer.start(starting.origin(arguments.words, trainer.model.config) + gin.operative_config_str())
-    except (ValueError, OSError, checkpoints.BrokenCheckpoint) as error:
+    except (ValueError, OSError, tensors.BrokenCheckpoint) as error:
         raise Mistake(first_line(error)) from error
 
 
 def describe(summary) -> str:
     """The end of a run in a few lines."""
-    from switch_tf.training import names, report
+    from switch_tf.reporting import names, report
     lines, shares = [f"Step {summary['step']}."], names.shares(summary)
     for name, value in summary.items():
         if isinstance(value, dict):

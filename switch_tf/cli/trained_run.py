@@ -7,11 +7,11 @@ import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from switch_tf.checkpoints import folders, run_config, sizes
+from switch_tf.checkpoints.run_folder import CONFIGURATION, RunFolder
 from switch_tf.cli import gin_files, gin_run, gin_trust, quiet
 from switch_tf.cli.main import Mistake
 from switch_tf.messages import first_line
-from switch_tf.training import checkpoint_folders, run_config, sizes
-from switch_tf.training.run_folder import CONFIGURATION, RunFolder
 
 
 class DataRun(NamedTuple):
@@ -123,8 +123,8 @@ def _from_data(arguments, folder):
     from switch_tf import data
     from switch_tf.data import stored_vocabularies
     from switch_tf.models.switch_transformer import SwitchTransformer
+    from switch_tf.ops.dtypes import dtype_policy
     from switch_tf.partitioning import devices
-    from switch_tf.partitioning.dtypes import dtype_policy
     from switch_tf.partitioning.partitioner import Partitioner
 
     devices.use_host(arguments.command)
@@ -147,7 +147,7 @@ def check_sizes(described, checkpoint) -> None:
     """Refuses a checkpoint that is too small for the model, before anything is allocated."""
     try:
         sizes.check(described.config, checkpoint)
-    except (ValueError, checkpoint_folders.BrokenCheckpoint) as error:
+    except (ValueError, folders.BrokenCheckpoint) as error:
         raise Mistake(first_line(error)) from error
 
 
@@ -171,9 +171,9 @@ def load_text_model(described, checkpoint, max_length=None, sampler="greedy", ba
         (TextModel, dict), the latter what its answers depend on besides the sampler: the step, hashes, lengths.
     """
     from switch_tf import data
+    from switch_tf.checkpoints import tensors
     from switch_tf.data.fingerprints import fingerprint_of_vocabulary
     from switch_tf.inference.text_model import TextModel
-    from switch_tf.training import checkpoints
 
     run, config = described.run, described.config
     check_sizes(described, checkpoint)
@@ -187,10 +187,10 @@ def load_text_model(described, checkpoint, max_length=None, sampler="greedy", ba
     described.partitioner.build(model)
     text_model = TextModel(model, reading.raw() if is_raw else reading, run.task_feature_lengths["inputs"],
                            max_length or run.task_feature_lengths["targets"], sampler, batch_size)
-    step = checkpoints.restore(checkpoint, checkpoints.state_variables(model))["step"]
+    step = tensors.restore(checkpoint, tensors.state_variables(model))["step"]
     described_model = f"{config!r} {model.dtype_policy.name}"
     return text_model, {
-        "step": step, "weights": checkpoint_folders.hash_of_weights(checkpoint),
+        "step": step, "weights": folders.hash_of_weights(checkpoint),
         "model": hashlib.sha256(described_model.encode()).hexdigest(),
         "vocabulary": sorted({fingerprint_of_vocabulary(one) for one in (reading.inputs, reading.targets)}),
         "reading": text_model.features.as_data(),
@@ -220,7 +220,7 @@ def checkpoints(folder, step: str, hint: str = "") -> list[pathlib.Path]:
     Raises:
         Mistake: there is none, for which `hint` says what else to do, or not that one.
     """
-    saved = checkpoint_folders.steps(RunFolder.checkpoints_of(folder))
+    saved = folders.steps(RunFolder.checkpoints_of(folder))
     if not saved:
         raise Mistake(f"The run folder {str(folder)!r} has no checkpoint yet; train it first{hint}.")
     if step == "all":
@@ -228,7 +228,7 @@ def checkpoints(folder, step: str, hint: str = "") -> list[pathlib.Path]:
     elif step == "last":
         chosen = saved[-1:]
     elif step == "best":
-        best = checkpoint_folders.best(RunFolder.checkpoints_of(folder))
+        best = folders.best(RunFolder.checkpoints_of(folder))
         if best is None:
             raise Mistake(f"The run in {str(folder)!r} keeps no best checkpoint; give --step=last, or train it with "
                           "--gin.BEST_METRIC=\"'eval/<task>/<metric>'\".")
@@ -238,4 +238,4 @@ def checkpoints(folder, step: str, hint: str = "") -> list[pathlib.Path]:
     else:
         raise Mistake(f"--step must be best, last, all or a step with a checkpoint ({', '.join(map(str, saved))}), "
                       f"not {step!r}.")
-    return [checkpoint_folders.path_of(RunFolder.checkpoints_of(folder), one) for one in chosen]
+    return [folders.path_of(RunFolder.checkpoints_of(folder), one) for one in chosen]

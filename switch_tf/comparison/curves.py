@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from switch_tf import json_lines
+from switch_tf.checkpoints import folders
+from switch_tf.checkpoints.run_folder import RunFolder
 from switch_tf.comparison import fairness
 from switch_tf.messages import first_line
-from switch_tf.training import checkpoint_folders, figures, report
-from switch_tf.training.run_folder import RunFolder
+from switch_tf.reporting import figures, report
+from switch_tf.storage import json_lines
 
 # Fields of a run's record that are read here, each with a check of its value.
 _NEEDED = {
@@ -120,10 +121,10 @@ def smoothed(losses) -> np.ndarray:
 
 def _record(folder):
     checkpoints = RunFolder.checkpoints_of(folder)
-    for path in checkpoint_folders.newest_first(checkpoints):
+    for path in folders.newest_first(checkpoints):
         try:
-            record = checkpoint_folders.describe(path).get("configuration")
-        except checkpoint_folders.BrokenCheckpoint:
+            record = folders.describe(path).get("configuration")
+        except folders.BrokenCheckpoint:
             continue
         if not record:
             raise ValueError(f"{path} is of a version that kept no record of the configuration; only runs of this one "

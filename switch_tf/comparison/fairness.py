@@ -2,9 +2,9 @@
 
 from typing import Any, NamedTuple
 
-from switch_tf.choices import nearest
+from switch_tf.checkpoints import continuation
 from switch_tf.comparison import differences
-from switch_tf.training import continuation
+from switch_tf.configs.choices import nearest
 
 _TOLERANCE = 0.02
 # What a variant is free in, by the names of `continuation.record`: its model, optimizer and seed.
@@ -158,7 +158,7 @@ def without_seed(record: dict) -> dict:
 
 def config_of(record: dict):
     """The SwitchConfig of a checkpoint's record."""
-    from switch_tf.config import SwitchConfig
+    from switch_tf.configs.switch_config import SwitchConfig
 
     return SwitchConfig(**continuation.model_fields(record))
 

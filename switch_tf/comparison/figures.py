@@ -4,7 +4,7 @@ import numpy as np
 
 from switch_tf.comparison.curves import Curves
 from switch_tf.comparison.results import by_name, pairs, target
-from switch_tf.training.figures import png
+from switch_tf.reporting.figures import png
 
 # Evaluations before this share of the baseline's run are of models that have learnt next to nothing.
 _FROM = 0.2

@@ -5,7 +5,7 @@ import time
 
 from tqdm import tqdm
 
-from switch_tf.training import summaries
+from switch_tf.reporting import summaries
 
 
 class Progress:

@@ -3,11 +3,11 @@
 import html
 import pathlib
 
-from switch_tf import json_lines
 from switch_tf.comparison import figures, results
 from switch_tf.comparison.curves import Curves
-from switch_tf.training import page
-from switch_tf.whole_file import write_whole
+from switch_tf.reporting import page
+from switch_tf.storage import json_lines
+from switch_tf.storage.whole_file import write_whole
 
 _WORDS = (
     "The router's share of the FLOPs stands beside each variant. Capacity padding is what experts compute for empty "

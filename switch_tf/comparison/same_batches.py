@@ -4,7 +4,7 @@ import hashlib
 import json
 import pathlib
 
-from switch_tf.whole_file import write_whole
+from switch_tf.storage.whole_file import write_whole
 
 
 class DifferentBatches(Exception):

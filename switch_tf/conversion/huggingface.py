@@ -16,7 +16,7 @@ from switch_tf.conversion.huggingface_embeddings import EMBEDDING, LOGITS
 from switch_tf.conversion.huggingface_folder import read_folder
 from switch_tf.conversion.rules import INDEX, Ignore, Link, Rule, Rules
 from switch_tf.models.switch_transformer import SwitchTransformer
-from switch_tf.whole_folder import whole_folder
+from switch_tf.storage.whole_folder import whole_folder
 
 
 def _attention_rules(ours, theirs):

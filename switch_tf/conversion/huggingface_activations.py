@@ -3,7 +3,7 @@
 import warnings
 
 from switch_tf import checks
-from switch_tf.choices import GATED_ACTIVATIONS
+from switch_tf.configs.choices import GATED_ACTIVATIONS
 
 # Their function -> our activation without and with a gate. Where they have several names, the one to write comes first.
 _FUNCTIONS = {

@@ -7,8 +7,8 @@ many layers there are and which hold experts, whether feed-forward layers are ga
 import warnings
 
 from switch_tf import checks
-from switch_tf.choices import GATED_ACTIVATIONS
-from switch_tf.config import SwitchConfig
+from switch_tf.configs.choices import GATED_ACTIVATIONS
+from switch_tf.configs.switch_config import SwitchConfig
 from switch_tf.conversion import huggingface_activations, huggingface_ids
 from switch_tf.conversion.huggingface_structure import T5X_LOGITS, Structure, sparse_layers, step_for
 

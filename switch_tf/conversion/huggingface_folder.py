@@ -6,7 +6,7 @@ Nothing here imports Keras, so that `switch-tf inspect` looks at a folder in a s
 import dataclasses
 import pathlib
 
-from switch_tf.config import SwitchConfig
+from switch_tf.configs.switch_config import SwitchConfig
 from switch_tf.conversion import (
     checkpoint_files,
     huggingface_config,

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from switch_tf.config import SwitchConfig
+from switch_tf.configs.switch_config import SwitchConfig
 
 # The logits of checkpoints that were renamed from T5X by rules without one for them (switch-xxl-128, switch-c-2048).
 T5X_LOGITS = "decoder.logits_dense.weight"

@@ -3,10 +3,10 @@
 import dataclasses
 
 from switch_tf import checks
-from switch_tf.config import SwitchConfig
+from switch_tf.checkpoints import continuation, folders, sizes, tensors
+from switch_tf.configs.switch_config import SwitchConfig
 from switch_tf.conversion import huggingface_vocabulary
 from switch_tf.models.switch_transformer import SwitchTransformer
-from switch_tf.training import checkpoint_folders, checkpoints, continuation, sizes
 
 _MACROS = {"num_experts": "NUM_EXPERTS", "dropout_rate": "DROPOUT_RATE", "expert_dropout_rate": "EXPERT_DROPOUT_RATE"}
 
@@ -24,15 +24,15 @@ def from_switch_tf(source) -> SwitchTransformer:
         ValueError: it is neither, or was written by a version that kept no configuration.
         BrokenCheckpoint: files are missing or damaged.
     """
-    path = checkpoint_folders.resolve(checks.path("source", source))
-    fields = continuation.model_fields(checkpoint_folders.describe(path).get("configuration", {}))
+    path = folders.resolve(checks.path("source", source))
+    fields = continuation.model_fields(folders.describe(path).get("configuration", {}))
     if not fields:
         raise ValueError(f"{path} does not say what model it is of: a version wrote it that kept no record of that.")
     config = SwitchConfig(**fields)
     sizes.check(config, path)
     model = SwitchTransformer(config)
     model.build()
-    checkpoints.restore(path, checkpoints.state_variables(model))
+    tensors.restore(path, tensors.state_variables(model))
     return model
 
 
@@ -58,16 +58,17 @@ def to_switch_tf(model: SwitchTransformer, folder, vocabulary: bytes | None = No
         model.build()
     files = {"model.gin": gin_text(model.config).encode()} | (
         {} if vocabulary is None else {huggingface_vocabulary.FILE: vocabulary})
-    checkpoints.write_weights(folder, checkpoints.state_variables(model), continuation.record_of_model(model.config),
+    tensors.write_weights(folder, tensors.state_variables(model), continuation.record_of_model(model.config),
                               files)
 
 
 def gin_text(config: SwitchConfig) -> str:
     """A model file that describes a configuration: what differs from the defaults, and the macros of model files."""
     lines = ["# Provides: SwitchConfig.  Requires: nothing.  Often overridden: NUM_EXPERTS, DROPOUT_RATE, "
-             "EXPERT_DROPOUT_RATE.", "from __gin__ import dynamic_registration", "from switch_tf import config", ""]
+             "EXPERT_DROPOUT_RATE.", "from __gin__ import dynamic_registration",
+             "from switch_tf.configs import switch_config", ""]
     lines += [f"{macro} = {getattr(config, name)!r}" for name, macro in _MACROS.items()]
-    lines += ["", "config.SwitchConfig:"]
+    lines += ["", "switch_config.SwitchConfig:"]
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
         if field.name in _MACROS:

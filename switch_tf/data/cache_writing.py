@@ -17,7 +17,7 @@ from switch_tf.data import cache_manifest
 from switch_tf.data.pipeline import failure, no_global_seed
 from switch_tf.data.providers import check_split, get_provider, tasks_of
 from switch_tf.data.seqio_import import import_seqio
-from switch_tf.whole_file import write_whole
+from switch_tf.storage.whole_file import write_whole
 
 # Fewer source files than this are cut into as many shards, so that several processes have something to do.
 FEWEST_SHARDS = 8

@@ -8,13 +8,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from switch_tf import checks, directions, json_lines
+from switch_tf import checks
+from switch_tf.configs import directions
 from switch_tf.data import comparing
 from switch_tf.data.description import DatasetDescription, check_description
 from switch_tf.data.evaluation_sets import evaluation_owner
 from switch_tf.data.providers import check_split, get_provider, import_seqio, replace_tasks, tasks_of
 from switch_tf.messages import first_line
-from switch_tf.whole_file import write_whole
+from switch_tf.storage import json_lines
+from switch_tf.storage.whole_file import write_whole
 
 
 class TaskScores(NamedTuple):

@@ -18,7 +18,7 @@ from switch_tf import checks
 from switch_tf.data import vocabularies
 from switch_tf.data.seqio_import import import_seqio
 from switch_tf.messages import first_line
-from switch_tf.whole_file import write_whole
+from switch_tf.storage.whole_file import write_whole
 
 _FOLDER = "vocabulary"
 _FILE = re.compile(rf"{_FOLDER}/[a-z]+\.model")

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from switch_tf import checks
-from switch_tf.choices import nearest
+from switch_tf.configs.choices import nearest
 from switch_tf.data.byte_lines import LONGEST_LINE, LongLine
 from switch_tf.data.json_arrays import elements
 from switch_tf.messages import first_line

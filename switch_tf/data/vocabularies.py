@@ -7,7 +7,7 @@ import sentencepiece
 import tensorflow as tf
 
 from switch_tf import checks
-from switch_tf.choices import nearest
+from switch_tf.configs.choices import nearest
 from switch_tf.data.seqio_import import import_seqio
 from switch_tf.messages import first_line
 

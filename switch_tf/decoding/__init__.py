@@ -3,7 +3,7 @@
 Knows a model by its `prefill` and `decode_step` alone.
 """
 
-from switch_tf.choices import check_choice
+from switch_tf.configs.choices import check_choice
 from switch_tf.decoding.beam import Beam
 from switch_tf.decoding.likelihood import log_likelihoods
 from switch_tf.decoding.loop import END_ID, Decoded, bucketed_length, check_decodes, most_fused

@@ -8,6 +8,7 @@ from keras import ops
 from switch_tf import checks, partitioning
 from switch_tf.decoding.loop import Decoded, check_inputs, ends_of, goes_on_after, loop
 from switch_tf.layers import grouping, masks
+from switch_tf.ops import dtypes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,7 +82,7 @@ class Beam:
             memory, past = model.prefill(features, max_length)
             memory, past = keras.tree.map_structure(lambda one: ops.repeat(one, beams, axis=0), (memory, past))
             nothing = ops.zeros((batch, beams, max_length), "int32")
-            none = ops.full((batch, beams), -float("inf"), partitioning.wide_dtype(model.compute_dtype))
+            none = ops.full((batch, beams), -float("inf"), dtypes.wide_dtype(model.compute_dtype))
             first = ops.where(partitioning.arange(beams) == 0, 0.0, none)  # all beams begin alike
             start = (ops.convert_to_tensor(0, "int32"), nothing[..., 0], is_text, nothing, first, nothing, none, past)
             num_rows = features["encoder_input_tokens"].shape[0]

@@ -2,8 +2,8 @@
 
 from keras import ops
 
-from switch_tf import partitioning
 from switch_tf.layers import grouping
+from switch_tf.ops import indexing
 
 
 def log_likelihoods(model, features):
@@ -15,6 +15,6 @@ def log_likelihoods(model, features):
     """
     with grouping.every_token_served():
         logits, _ = model.forward(features, training=False)
-    normalizer, target_logit, _ = partitioning.normalizers_and_targets(logits, features["decoder_target_tokens"])
+    normalizer, target_logit, _ = indexing.normalizers_and_targets(logits, features["decoder_target_tokens"])
     weights = ops.cast(features["decoder_loss_weights"], logits.dtype)
     return ops.sum((target_logit - normalizer) * weights, axis=-1)

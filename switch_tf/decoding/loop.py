@@ -5,9 +5,11 @@ from typing import Any, NamedTuple
 
 from keras import ops
 
-from switch_tf import checks, partitioning, policies
-from switch_tf.config import SwitchConfig
+from switch_tf import checks, partitioning
+from switch_tf.configs import policies
+from switch_tf.configs.switch_config import SwitchConfig
 from switch_tf.layers import grouping, masks
+from switch_tf.ops import dtypes, forms, indexing
 
 END_ID = SwitchConfig.end_id  # of the vocabularies of T5, mT5, ByT5, and those that `switch-tf vocabulary` trains
 _BUCKET = 32
@@ -114,14 +116,14 @@ def decode(model, features, max_length: int, end_id, choose, has_scores=True, an
         batch = ops.shape(tokens)[0]
         start = (ops.convert_to_tensor(0, "int32"), ops.cast(ops.zeros_like(tokens[:, 0]), "int32"),
                  ops.any(masks.encoder_is_real(features), axis=1), ops.zeros((batch, max_length), "int32"), past)
-        scores = [ops.zeros((batch,), partitioning.wide_dtype(model.compute_dtype))] if has_scores else []
+        scores = [ops.zeros((batch,), dtypes.wide_dtype(model.compute_dtype))] if has_scores else []
         _, _, _, ids, _, *scores = loop(model, goes_on, step, memory, (*start, *scores), tokens.shape[0])
     return ids, scores[0] if has_scores else None
 
 
 def most_fused(model, sampler) -> int:
     """How many sequences are decoded at a time by a program of XLA's at most; 0 where none are, see `loop`."""
-    can_be = partitioning.can_fuse() and model.config.dispatch != "ragged"
+    can_be = forms.can_fuse() and model.config.dispatch != "ragged"
     return _FUSED_ROWS // sampler.num_beams if can_be else 0
 
 
@@ -140,10 +142,10 @@ def loop(model, goes_on, step, memory, start, num_rows):
         return ops.while_loop(goes_on, functools.partial(step, memory), start)
 
     are_few = num_rows is not None and num_rows <= _FUSED_ROWS
-    return partitioning.fused(run, (memory, *start), are_few and model.config.dispatch != "ragged")
+    return forms.fused(run, (memory, *start), are_few and model.config.dispatch != "ragged")
 
 
 def _log_probability(logits, tokens):
     """Of each row's token: <float32>[batch, vocab_size], <int32>[batch] -> <float32>[batch]."""
-    normalizer, logit, _ = partitioning.normalizers_and_targets(logits[:, None], tokens[:, None])
+    normalizer, logit, _ = indexing.normalizers_and_targets(logits[:, None], tokens[:, None])
     return (logit - normalizer)[:, 0]

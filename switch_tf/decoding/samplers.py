@@ -6,6 +6,7 @@ from keras import ops
 
 from switch_tf import checks, partitioning
 from switch_tf.decoding.loop import Decoded, decode
+from switch_tf.ops import indexing, random
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,7 +25,7 @@ class Greedy:
 
 
 def _most_probable(logits, _):
-    return partitioning.place_of_largest(logits)
+    return indexing.place_of_largest(logits)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,7 +70,7 @@ class Sample:
 
     def _choice(self, rows):
         def choose(logits, position):
-            numbers = partitioning.batch_positions(ops.shape(logits)[0]) if rows is None else rows
+            numbers = random.batch_positions(ops.shape(logits)[0]) if rows is None else rows
             return self.draw(logits, numbers, position)
 
         return choose
@@ -84,10 +85,10 @@ class Sample:
             logits = _at_least(logits, _least_of(logits, self.top_p))
         # The first of exponential waiting times with these rates. They are precise where they are short, for which
         # 24 random bits would not do: a second draw fills in what lies below the first.
-        seed = partitioning.step_seed(self.seed, position)
-        below = partitioning.step_seed(self.seed, -1 - position)
+        seed = random.step_seed(self.seed, position)
+        below = random.step_seed(self.seed, -1 - position)
         places = partitioning.arange(vocab_size)
-        uniform, rest = (partitioning.uniform_at(one, rows[:, None], places) for one in (seed, below))
+        uniform, rest = (random.uniform_at(one, rows[:, None], places) for one in (seed, below))
         waits = -ops.log1p(-(uniform + rest * 2.0**-24) * (1 - 2.0**-24))
         return ops.cast(ops.argmax(logits - ops.log(waits), axis=-1), "int32")
 

@@ -8,7 +8,7 @@ import tensorflow as tf
 from switch_tf import __version__, checks, data
 from switch_tf.inference.text_model import TextModel
 from switch_tf.messages import first_line
-from switch_tf.whole_folder import whole_folder
+from switch_tf.storage.whole_folder import whole_folder
 
 CARD = "MODEL_CARD.md"
 

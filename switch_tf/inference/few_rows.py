@@ -4,7 +4,8 @@ import threading
 
 import numpy as np
 
-from switch_tf import decoding, partitioning
+from switch_tf import decoding
+from switch_tf.ops import forms
 
 # Inputs that programs are made for: for one, and for up to four.
 _ROWS = (1, 4)
@@ -57,6 +58,6 @@ class FewRows:
 
     def _make(self, rows, length):
         self._programs[rows, length] = None  # if it fails, which the thread says, it is not tried again
-        program = partitioning.compiled(self._decode)
+        program = forms.compiled(self._decode)
         program(np.zeros((rows, length), "int32"), np.zeros(rows, "int32"))
         self._programs[rows, length] = program

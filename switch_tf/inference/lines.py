@@ -7,8 +7,9 @@ import sys
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from switch_tf import checks, json_lines
-from switch_tf.whole_file import write_whole
+from switch_tf import checks
+from switch_tf.storage import json_lines
+from switch_tf.storage.whole_file import write_whole
 
 
 class Line(NamedTuple):

@@ -4,8 +4,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from switch_tf import checks, data, decoding, partitioning
+from switch_tf import checks, data, decoding
 from switch_tf.inference.few_rows import FewRows
+from switch_tf.ops import forms
 
 
 class Inputs(NamedTuple):
@@ -54,8 +55,8 @@ class TextModel:
         self._few_rows = None
         if batch_size is None:
             self._few_rows = FewRows(self._sample, self.inputs_length, decoding.most_fused(model, self.sampler))
-        self._decode = partitioning.compiled(self._sample, ranks=(2, 1) if batch_size is None else None)
-        self._likelihoods = partitioning.compiled(lambda features: decoding.log_likelihoods(model, features))
+        self._decode = forms.compiled(self._sample, ranks=(2, 1) if batch_size is None else None)
+        self._likelihoods = forms.compiled(lambda features: decoding.log_likelihoods(model, features))
 
     def read(self, text: str) -> Inputs:
         """A text as the model reads it, see `data.Reading`.

@@ -2,9 +2,10 @@
 
 import numpy as np
 
-from switch_tf import data, partitioning
+from switch_tf import data
 from switch_tf.inference.text_model import TextModel
 from switch_tf.layers import grouping, routes
+from switch_tf.ops import forms
 
 
 class TokenRoutes:
@@ -16,7 +17,7 @@ class TokenRoutes:
 
     def __init__(self, text_model: TextModel):
         self._text_model = text_model
-        self._gates = partitioning.compiled(self._run, ranks=(2, 2))
+        self._gates = forms.compiled(self._run, ranks=(2, 2))
 
     def of(self, inputs: list[int], outputs: list[int]) -> dict:
         """Where tokens go, as they did while the answer was decoded.

@@ -5,9 +5,10 @@ from keras import ops
 
 from switch_tf import checks, partitioning
 from switch_tf.layers import masks
-from switch_tf.layers.dot_product_attention import dot_product_attention, probabilities
 from switch_tf.layers.dropout import Dropout
 from switch_tf.layers.shapes import KeepsShape
+from switch_tf.ops import products
+from switch_tf.ops.dot_product_attention import dot_product_attention, probabilities
 
 # Of what steps of decoding look at.
 KEY_AXES = ("batch", "heads", "kv", "length")
@@ -80,7 +81,7 @@ def attend(query, key, value, out, attention_mask, position_bias, keys="bkhd"):
         probs = probabilities(query, key, attention_mask, position_bias, value.dtype, keys)
         mixed = ops.einsum("bhqk,bhkd->bqhd", probs, value)
     mixed = partitioning.constrain(mixed, ("batch", "length", "heads", "kv"))
-    outputs = partitioning.product("bqhd,hdm->bqm", mixed, out)
+    outputs = products.product("bqhd,hdm->bqm", mixed, out)
     return partitioning.constrain(outputs, ("batch", "length", "embed"))
 
 
@@ -155,7 +156,7 @@ class MultiHeadAttention(KeepsShape, keras.layers.Layer):
 
     def _project(self, x, kernel):
         # [batch, length, d_model] -> [batch, length, heads, d_kv]
-        projected = partitioning.product("blm,mhd->blhd", x, kernel)
+        projected = products.product("blm,mhd->blhd", x, kernel)
         return partitioning.constrain(projected, ("batch", "length", "heads", "kv"))
 
     def get_config(self):

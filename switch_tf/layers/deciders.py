@@ -5,9 +5,9 @@ They choose by `scores.selection` and gate by `scores.probs`. Padding is never r
 
 from keras import ops
 
-from switch_tf import partitioning
 from switch_tf.layers import queues
 from switch_tf.layers.decisions import Decisions, ExpertChoices, Options, Scores
+from switch_tf.ops import dtypes
 
 NTLB_ROUNDS = 4
 SINKHORN_ITERATIONS = 20
@@ -20,7 +20,7 @@ def switch(scores: Scores, options: Options) -> Decisions:
 
 def batch_prioritized(scores: Scores, options: Options) -> Decisions:
     """Top-k, the most confident tokens first (V-MoE, arXiv 2106.05974, section 4; Mesh TensorFlow's `switch_max`)."""
-    confidence = partitioning.widen(ops.max(scores.probs, axis=-1))
+    confidence = dtypes.widen(ops.max(scores.probs, axis=-1))
     confidence = ops.where(ops.isnan(confidence), -1.0, confidence)
     # Of equally confident tokens the earlier one comes first: argsort is stable.
     order = ops.argsort(-confidence, axis=1)
@@ -144,6 +144,6 @@ def expert_choice(scores: Scores, options: Options) -> ExpertChoices:
     preference, token_index = ops.top_k(wanted, (min if is_known else ops.minimum)(capacity, num_tokens))
     is_filled = preference >= 0
     token_index = ops.where(is_filled, ops.cast(token_index, "int32"), num_tokens)
-    probs = partitioning.widen(ops.transpose(scores.probs, (0, 2, 1)))
+    probs = dtypes.widen(ops.transpose(scores.probs, (0, 2, 1)))
     gate = ops.take_along_axis(probs, ops.where(is_filled, token_index, 0), axis=-1)
     return ExpertChoices(token_index, ops.where(is_filled, gate, 0.0), num_tokens, options.num_experts, capacity)

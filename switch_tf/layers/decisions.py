@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from keras import ops
 
 from switch_tf import checks, partitioning
-from switch_tf.choices import DISPATCHES, check_choice
+from switch_tf.configs.choices import DISPATCHES, check_choice
 from switch_tf.layers import dispatch as dispatching
 from switch_tf.metrics import Mean
 

@@ -18,6 +18,7 @@ from keras import ops
 from switch_tf import checks, partitioning
 from switch_tf.layers import grouping
 from switch_tf.layers.ragged import RaggedRows
+from switch_tf.ops import dtypes, forms, random
 
 # The buffers of slots: where the groups are, where the experts are, and as an expert reads them.
 AT_GROUPS = (None, "group", "capacity", "expert_embed")
@@ -45,7 +46,7 @@ def _named(name):
 
 def best(decisions) -> str:
     """The name of the fastest dispatch for the device and the load of `Decisions`."""
-    first, *others = partitioning.suited_dispatches()
+    first, *others = forms.suited_dispatches()
     num_groups, num_tokens, num_choices = decisions.slot.shape
     if first != "ragged":
         # A step of decoding a few sequences: buffers would have a row of every expert for each.
@@ -64,7 +65,7 @@ def best(decisions) -> str:
 
 def best_of_experts() -> str:
     """The name of the fastest dispatch for the device where experts choose: there are no empty slots to leave out."""
-    return next(name for name in partitioning.suited_dispatches() if name != "ragged")
+    return next(name for name in forms.suited_dispatches() if name != "ragged")
 
 
 class Einsum:
@@ -168,7 +169,7 @@ class Ragged(Index):
     """
 
     def __init__(self, decisions):
-        if "ragged" not in partitioning.suited_dispatches():
+        if "ragged" not in forms.suited_dispatches():
             raise checks.refusal("dispatch='ragged' needs shapes that depend on values, as TensorFlow has them on CPU "
                                  "without XLA; elsewhere use dispatch='index'.")
         super().__init__(decisions)
@@ -184,7 +185,7 @@ class Ragged(Index):
                                   num_segments=num_experts * num_groups)
         starts = ops.cumsum(lengths) - lengths
         self._rows_of_expert = ops.sum(ops.reshape(lengths, (num_experts, num_groups)), axis=1)
-        self._group = ops.take(partitioning.batch_positions(num_groups), queue % num_groups)
+        self._group = ops.take(random.batch_positions(num_groups), queue % num_groups)
         self._place = decisions.slot * num_experts + decisions.expert_index
         return ops.take(starts, queue) + decisions.slot, num_groups * ops.shape(queue)[1] * self.num_choices
 
@@ -276,7 +277,7 @@ def _on_experts(experts, buffers, training):
 
 def _gated(outputs, gate):
     """Outputs times gates, in float32: <compute dtype>, <float32>, which broadcast -> <float32>."""
-    outputs = partitioning.widen(outputs)
+    outputs = dtypes.widen(outputs)
     return outputs * ops.cast(gate, outputs.dtype)
 
 
@@ -308,7 +309,7 @@ def _read(rows, index):
 
 def _add_up(rows, index, num_rows):
     # In float32: a token may be in as many slots as there are experts.
-    added = ops.segment_sum(partitioning.widen(rows), index, num_segments=num_rows + 1)[:num_rows]
+    added = ops.segment_sum(dtypes.widen(rows), index, num_segments=num_rows + 1)[:num_rows]
     return ops.cast(added, rows.dtype)
 
 

@@ -3,13 +3,14 @@
 import keras
 from keras import ops
 
-from switch_tf import checks, partitioning
+from switch_tf import checks
 from switch_tf.layers.shapes import KeepsShape
+from switch_tf.ops import dtypes, random
 
 
 def mask(draws, rate, dtype):
     """0 or 1 / (1 - rate) of uniform numbers in [0, 1), for `masked` values of a dtype: <wide dtype>, their shape."""
-    return ops.cast(draws >= rate, partitioning.wide_dtype(dtype)) * (1 / (1 - rate))
+    return ops.cast(draws >= rate, dtypes.wide_dtype(dtype)) * (1 / (1 - rate))
 
 
 def masked(x, factors):
@@ -17,7 +18,7 @@ def masked(x, factors):
 
     In bfloat16 the factor of rate 0.1 would be 0.16 % too small, and with it every output.
     """
-    return ops.cast(partitioning.widen(x) * factors, x.dtype)
+    return ops.cast(dtypes.widen(x) * factors, x.dtype)
 
 
 @keras.saving.register_keras_serializable("switch_tf")
@@ -49,8 +50,8 @@ class Dropout(KeepsShape, keras.layers.Layer):
                 raise checks.refusal(f"broadcast_axis must be below {len(shape)}, the number of dimensions of the "
                                      f"inputs, not {self.broadcast_axis}.")
             shape[self.broadcast_axis] = 1
-        seed = partitioning.layer_seed(self, "dropout")
-        return masked(inputs, mask(partitioning.uniform(seed, tuple(shape)), self.rate, inputs.dtype))
+        seed = random.layer_seed(self, "dropout")
+        return masked(inputs, mask(random.uniform(seed, tuple(shape)), self.rate, inputs.dtype))
 
     def get_config(self):
         return {**super().get_config(), "rate": self.rate, "broadcast_axis": self.broadcast_axis}

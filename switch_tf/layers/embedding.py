@@ -4,6 +4,7 @@ import keras
 
 from switch_tf import checks, partitioning
 from switch_tf.layers.shapes import KeepsShape
+from switch_tf.ops import dtypes, forms, indexing, products, replicas
 
 
 @keras.saving.register_keras_serializable("switch_tf")
@@ -31,10 +32,10 @@ class TokenEmbedding(KeepsShape, keras.layers.Layer):
             keras.initializers.RandomNormal(stddev=1.0))
 
     def call(self, token_ids):
-        token_ids = partitioning.as_ids(token_ids)
+        token_ids = replicas.as_ids(token_ids)
         checks.tensor("token_ids", token_ids, "int", (None, None))
-        checks.indices("token_ids", partitioning.known_values(token_ids), self.vocab_size)
-        embedded = partitioning.look_up(self.embedding, token_ids, self.compute_dtype)
+        checks.indices("token_ids", forms.known_values(token_ids), self.vocab_size)
+        embedded = indexing.look_up(self.embedding, token_ids, self.compute_dtype)
         return partitioning.constrain(embedded, ("batch", "length", "embed"))
 
     def compute_output_shape(self, input_shape):
@@ -51,8 +52,8 @@ class TokenEmbedding(KeepsShape, keras.layers.Layer):
 def _logits(hidden, variable, is_table):
     """Products with every row of a table [vocab, d_model], or with every column of a kernel [d_model, vocab]."""
     # Of a bfloat16 product, logits near 32 would be multiples of 1/4, and several of them the largest.
-    logits = partitioning.product("blm,vm->blv" if is_table else "blm,mv->blv", hidden, variable,
-                                  partitioning.wide_dtype(hidden.dtype))
+    logits = products.product("blm,vm->blv" if is_table else "blm,mv->blv", hidden, variable,
+                                  dtypes.wide_dtype(hidden.dtype))
     return partitioning.constrain(logits, ("batch", "length", "vocab"))
 
 

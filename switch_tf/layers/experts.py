@@ -4,11 +4,12 @@ import keras
 from keras import ops
 
 from switch_tf import checks, partitioning
-from switch_tf.choices import ACTIVATIONS, check_choice
+from switch_tf.configs.choices import ACTIVATIONS, check_choice
 from switch_tf.layers import dropout
 from switch_tf.layers.feed_forward import activate, add_input_kernels, kernel_initializer
 from switch_tf.layers.gathered import each_its_own
 from switch_tf.layers.ragged import one_by_one
+from switch_tf.ops import products, random
 
 
 @keras.saving.register_keras_serializable("switch_tf")
@@ -76,7 +77,7 @@ class ExpertFeedForward(keras.layers.Layer):
     def _dropout_mask(self, group, place, dtype):
         """For the hidden units of each slot: [..., 1] group and place -> `dropout.mask` [..., d_ff]."""
         unit = place * self.d_ff + partitioning.arange(self.d_ff)
-        draws = partitioning.uniform_at(partitioning.layer_seed(self, "dropout"), group, unit)
+        draws = random.uniform_at(random.layer_seed(self, "dropout"), group, unit)
         return dropout.mask(draws, self.dropout_rate, dtype)
 
     def get_config(self):
@@ -89,13 +90,13 @@ def _products(buffers, kernels):
     """egcm,emf->egcf as one product for each expert; an einsum of four dimensions would transpose the kernels."""
     num_experts, num_groups, expert_capacity, width = ops.shape(buffers)
     rows = ops.reshape(buffers, (num_experts, num_groups * expert_capacity, width))
-    products = partitioning.product("erm,emf->erf", rows, kernels)
-    return ops.reshape(products, (num_experts, num_groups, expert_capacity, kernels.shape[-1]))
+    outputs = products.product("erm,emf->erf", rows, kernels)
+    return ops.reshape(outputs, (num_experts, num_groups, expert_capacity, kernels.shape[-1]))
 
 
 def _padded_places(num_experts, num_groups, expert_capacity):
     """`RaggedRows.group` and `place` of padded buffers: [1, group, 1, 1] and [expert, 1, capacity, 1]."""
-    group = partitioning.batch_positions(num_groups)[None, :, None, None]
+    group = random.batch_positions(num_groups)[None, :, None, None]
     expert = partitioning.arange(num_experts)[:, None, None, None]
     slot = partitioning.arange(expert_capacity)[None, None, :, None]
     return group, slot * num_experts + expert

@@ -6,9 +6,10 @@ import keras
 from keras import ops
 
 from switch_tf import checks, partitioning
-from switch_tf.choices import ACTIVATIONS, GATED_ACTIVATIONS, check_choice
+from switch_tf.configs.choices import ACTIVATIONS, GATED_ACTIVATIONS, check_choice
 from switch_tf.layers.dropout import Dropout
 from switch_tf.layers.shapes import KeepsShape
+from switch_tf.ops import products
 
 _GELU, _GELU_TANH = (functools.partial(ops.gelu, approximate=approximate) for approximate in (False, True))
 _FUNCTIONS = {"relu": ops.relu, "gelu": _GELU, "gelu_tanh": _GELU_TANH, "silu": ops.silu, "reglu": ops.relu,
@@ -70,11 +71,11 @@ class FeedForward(KeepsShape, keras.layers.Layer):
     def call(self, inputs, training=False):
         checks.tensor("inputs", inputs, "float", (None, None, self.wo.shape[-1]))
         training = checks.flag("training", training)
-        hidden = activate([partitioning.product("blm,mf->blf", inputs, wi) for wi in self.input_kernels],
+        hidden = activate([products.product("blm,mf->blf", inputs, wi) for wi in self.input_kernels],
                           self.activation)
         hidden = partitioning.constrain(hidden, ("batch", "length", "mlp"))
         hidden = self.dropout(hidden, training=training)
-        outputs = partitioning.product("blf,fm->blm", hidden, self.wo)
+        outputs = products.product("blf,fm->blm", hidden, self.wo)
         return partitioning.constrain(outputs, ("batch", "length", "embed"))
 
     def get_config(self):

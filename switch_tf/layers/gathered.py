@@ -4,6 +4,7 @@ from keras import ops
 
 from switch_tf import partitioning
 from switch_tf.layers.feed_forward import activate
+from switch_tf.ops import products
 
 
 def each_its_own(rows, expert_index, input_kernels, output_kernel, activation):
@@ -24,5 +25,5 @@ def each_its_own(rows, expert_index, input_kernels, output_kernel, activation):
 
 
 def _times(rows, kernels, expert_index):
-    return partitioning.in_blocks(rows, partitioning.use(kernels, kernels.dtype),
+    return products.in_blocks(rows, partitioning.use(kernels, kernels.dtype),
                                   lambda part: ops.take(part, expert_index, axis=0))

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from keras import ops
 
 from switch_tf import checks, partitioning
-from switch_tf.semantics import rules_of
+from switch_tf.configs.semantics import rules_of
 
 
 class Groups(NamedTuple):

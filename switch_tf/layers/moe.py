@@ -4,12 +4,13 @@ import keras
 from keras import ops
 
 from switch_tf import checks, losses, partitioning
-from switch_tf.choices import DISPATCHES, check_choice
+from switch_tf.configs.choices import DISPATCHES, check_choice
+from switch_tf.configs.semantics import rules_of
 from switch_tf.layers import grouping, masks, routes
 from switch_tf.layers.experts import ExpertFeedForward
 from switch_tf.layers.observing import Observed
 from switch_tf.layers.routing import Router
-from switch_tf.semantics import rules_of
+from switch_tf.ops import replicas
 
 
 @keras.saving.register_keras_serializable("switch_tf")
@@ -139,7 +140,7 @@ class SwitchFeedForward(Observed, keras.layers.Layer):
             return ops.reshape(x[:batch * length] if may_miss else x, (batch, length, x.shape[-1]))
 
         tokens = partitioning.constrain(in_groups(inputs, (d_model,)), ("group", None, "embed"))
-        token_ids = None if token_ids is None else in_groups(partitioning.as_ids(token_ids))
+        token_ids = None if token_ids is None else in_groups(replicas.as_ids(token_ids))
         decisions, stats = self.router(tokens, padding_mask=in_groups(padding_mask),
                                        expert_capacity=expert_capacity, token_ids=token_ids, training=training,
                                        is_present=in_groups(is_present))
@@ -164,7 +165,7 @@ class SwitchFeedForward(Observed, keras.layers.Layer):
         checks.flag("return_router_stats", return_router_stats)
         checks.tensor("inputs", inputs, "float", (None, None, self.experts.input_kernels[0].shape[1]))
         if token_ids is not None:
-            checks.tensor("token_ids", partitioning.as_ids(token_ids), "int", inputs.shape[:2])
+            checks.tensor("token_ids", replicas.as_ids(token_ids), "int", inputs.shape[:2])
         return masks.padding_mask(inputs, padding_mask, mask, inputs_mask)
 
     def compute_output_shape(self, input_shape):

@@ -5,6 +5,7 @@ from keras import ops
 
 from switch_tf import checks, partitioning
 from switch_tf.layers.shapes import KeepsShape
+from switch_tf.ops import dtypes
 
 
 @keras.saving.register_keras_serializable("switch_tf")
@@ -30,7 +31,7 @@ class RMSNorm(KeepsShape, keras.layers.Layer):
 
     def call(self, inputs):
         checks.tensor("inputs", inputs, "float", (*[None] * (len(inputs.shape) - 1), self.scale.shape[0]))
-        x = partitioning.widen(inputs)
+        x = dtypes.widen(inputs)
         inverse_rms = ops.rsqrt(ops.mean(ops.square(x), axis=-1, keepdims=True) + self.epsilon)
         return ops.cast(x * inverse_rms * partitioning.use(self.scale, x.dtype), inputs.dtype)
 

@@ -5,6 +5,7 @@ import numpy as np
 from keras import ops
 
 from switch_tf import checks, partitioning
+from switch_tf.ops import dtypes
 
 
 def relative_position_bucket(distance, is_bidirectional, num_buckets=32, max_distance=128) -> np.ndarray:
@@ -77,7 +78,7 @@ class RelativePositionBias(keras.layers.Layer):
         distances = partitioning.arange(query_length + key_length) + 1 - query_length - first_query
         distances = ops.clip(distances, -furthest, furthest)
         buckets = ops.take(ops.convert_to_tensor(table), distances + furthest)
-        dtype = partitioning.wide_dtype(self.compute_dtype)
+        dtype = dtypes.wide_dtype(self.compute_dtype)
         one_hot = ops.one_hot(buckets, self.num_buckets, dtype=dtype)
         by_distance = ops.einsum("hn,dn->hd", partitioning.use(self.rel_embedding, dtype), one_hot)
         # Row i of `shifted` starts i places later in the repeated row; entry query_length - 1 + j is distance j - i.

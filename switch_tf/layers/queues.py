@@ -4,6 +4,7 @@ from keras import ops
 
 from switch_tf import partitioning
 from switch_tf.layers.decisions import Decisions, Options, Scores
+from switch_tf.ops import dtypes, indexing
 
 
 def first_choice(scores: Scores):
@@ -23,7 +24,7 @@ def probabilities(scores: Scores, expert_index):
     num_experts = scores.probs.shape[-1]
     # A product with a one-hot, whose gradient is a product too; a gather's would be a scatter.
     chosen = ops.one_hot(expert_index, num_experts, dtype=scores.probs.dtype)
-    return partitioning.widen(ops.sum(ops.expand_dims(scores.probs, 2) * chosen, axis=-1))
+    return dtypes.widen(ops.sum(ops.expand_dims(scores.probs, 2) * chosen, axis=-1))
 
 
 def serve(scores: Scores, options: Options, expert_index, gates=None, order=None, is_wanted=None) -> Decisions:
@@ -94,7 +95,7 @@ def places(in_line, num_experts):
     count = ops.shape(in_line)[1]
     # Stable: of equal ones the first comes first.
     order = ops.argsort(in_line, axis=1)
-    length = partitioning.count_into_bins(in_line, num_experts + 1)
+    length = indexing.count_into_bins(in_line, num_experts + 1)
     start = ops.cumsum(length, axis=1) - length
     in_order = ops.take_along_axis(in_line, order, axis=1)
     place = partitioning.arange(count) - ops.take_along_axis(start, in_order, axis=1)

@@ -3,13 +3,15 @@
 import keras
 from keras import ops
 
-from switch_tf import checks, losses, partitioning, policies
-from switch_tf.choices import ROUTER_DTYPES, check_choice
+from switch_tf import checks, losses, partitioning
+from switch_tf.configs import policies
+from switch_tf.configs.choices import ROUTER_DTYPES, check_choice
+from switch_tf.configs.semantics import rules_of
 from switch_tf.layers import deciders, dropout, masks, queues
 from switch_tf.layers.decisions import Options, Scores
 from switch_tf.layers.feed_forward import kernel_initializer
 from switch_tf.metrics import Mean, RouterStats
-from switch_tf.semantics import rules_of
+from switch_tf.ops import dtypes, products, random, replicas
 
 INPUT_DROPOUT_RATE = 0.1
 # What a token that is not a number prefers: no expert in particular, and never a NaN in a sort.
@@ -28,7 +30,7 @@ class Router(keras.layers.Layer):
         num_selected_experts: int or None, experts per token; None for the policy's own number.
         policy: "switch" (section 2.1), "ntlb" (appendix B), "batch_prioritized", "top2" (GShard), "top_n",
             "expert_choice", "hash" or "sinkhorn": the functions of `deciders`; or one that was given to
-            `switch_tf.policies.register`.
+            `switch_tf.configs.policies.register`.
         exploration: what training does to find out about other experts (appendix C). "input_jitter" multiplies the
             router's copy of the inputs by uniform numbers in [1 - jitter_noise, 1 + jitter_noise]; "input_dropout"
             drops a tenth of it; "sample" draws the experts from the router's probabilities; "argmax" does nothing.
@@ -80,7 +82,7 @@ class Router(keras.layers.Layer):
         self.second_expert_policy = second_expert_policy
         self.router_dtype = router_dtype
         self.semantics = semantics
-        self._wide_dtype = partitioning.wide_dtype(self.compute_dtype)
+        self._wide_dtype = dtypes.wide_dtype(self.compute_dtype)
 
     @property
     def experts_choose(self) -> bool:
@@ -101,7 +103,7 @@ class Router(keras.layers.Layer):
         checks.tensor("inputs", inputs, "float", (None, None, None))
         expert_capacity = checks.size("expert_capacity", expert_capacity, at_least=1)
         if token_ids is not None:
-            token_ids = partitioning.as_ids(token_ids)
+            token_ids = replicas.as_ids(token_ids)
             checks.tensor("token_ids", token_ids, "int", inputs.shape[:2])
         if self._policy.needs_token_ids and token_ids is None:
             raise checks.refusal(f"The {self.policy} policy needs token_ids (<int32>, one for each token); pass them "
@@ -124,14 +126,14 @@ class Router(keras.layers.Layer):
 
     def _logits(self, inputs, training):
         """<any float>[group, tokens, d_model], explored in training -> <router dtype>[group, tokens, expert]."""
-        x = ops.cast(inputs, partitioning.wide_dtype(inputs.dtype, self.router_dtype))
+        x = ops.cast(inputs, dtypes.wide_dtype(inputs.dtype, self.router_dtype))
         if training and self.exploration == "input_jitter" and self.jitter_noise:
-            noise = partitioning.uniform(partitioning.layer_seed(self, "jitter"), ops.shape(inputs))
+            noise = random.uniform(random.layer_seed(self, "jitter"), ops.shape(inputs))
             x = x * ops.cast(1 - self.jitter_noise + 2 * self.jitter_noise * noise, x.dtype)
         elif training and self.exploration == "input_dropout":
-            noise = partitioning.uniform(partitioning.layer_seed(self, "input_dropout"), ops.shape(inputs))
+            noise = random.uniform(random.layer_seed(self, "input_dropout"), ops.shape(inputs))
             x = dropout.masked(x, dropout.mask(noise, INPUT_DROPOUT_RATE, x.dtype))
-        logits = partitioning.product("gsm,me->gse", x, self.kernel)
+        logits = products.product("gsm,me->gse", x, self.kernel)
         return partitioning.constrain(logits, ("group", None, "router_expert"))
 
     def _scores(self, logits, is_real, token_ids, training):
@@ -139,17 +141,17 @@ class Router(keras.layers.Layer):
         if logits is None:
             return Scores(None, None, is_real, token_ids)
         probs = ops.softmax(logits, axis=-1)
-        selection = ops.stop_gradient(partitioning.widen(logits))
+        selection = ops.stop_gradient(dtypes.widen(logits))
         selection = ops.clip(ops.where(ops.isnan(selection), NO_PREFERENCE, selection), NO_PREFERENCE, -NO_PREFERENCE)
         if training and self.exploration == "sample":
-            selection = selection + _gumbel(partitioning.layer_seed(self, "sample"), selection)
+            selection = selection + _gumbel(random.layer_seed(self, "sample"), selection)
         return Scores(selection, probs, is_real, token_ids)
 
     def _options(self, capacity, training):
         """Options of an int or int32 scalar capacity."""
 
         def uniform(shape):
-            return partitioning.uniform(partitioning.layer_seed(self, "second_expert"), shape)
+            return random.uniform(random.layer_seed(self, "second_expert"), shape)
 
         is_wanted = deciders.second_choices(self.second_expert_policy, self.second_expert_threshold,
                                             uniform if training else None)
@@ -158,7 +160,7 @@ class Router(keras.layers.Layer):
 
     def _stats(self, scores, logits, decisions):
         """RouterStats, over real tokens; `logits` as for `_scores`, `scores.probs` never None."""
-        probs = partitioning.widen(scores.probs)
+        probs = dtypes.widen(scores.probs)
         real = ops.ones_like(probs[..., 0]) if scores.is_real is None else ops.cast(scores.is_real, probs.dtype)
         num_real = ops.sum(real)
         entropy = -ops.sum(probs * ops.log(ops.maximum(probs, 1e-30)), axis=-1)
@@ -214,5 +216,5 @@ def _gumbel(seed, logits):
         logits: <float32>[group, tokens, expert].
     """
     # Half of the generator's step instead of 0, so that both logarithms are finite; the largest draw is 1 - 2^-24.
-    draws = ops.cast(partitioning.uniform(seed, ops.shape(logits)), logits.dtype)
+    draws = ops.cast(random.uniform(seed, ops.shape(logits)), logits.dtype)
     return -ops.log(-ops.log(ops.maximum(draws, 2.0**-25)))

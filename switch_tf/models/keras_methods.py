@@ -2,7 +2,8 @@
 
 import keras
 
-from switch_tf import checks, partitioning
+from switch_tf import checks
+from switch_tf.ops import replicas
 
 IDS = tuple(f"{stack}_{feature}" for stack in ("encoder", "decoder")
             for feature in ("input_tokens", "segment_ids", "target_tokens"))
@@ -34,7 +35,7 @@ class FeaturesModel(keras.Model):
             raise checks.refusal(f"The model needs the feature{'s' * (len(missing) > 1)} {names} (<int32>[batch, "
                                  f"length]); it was given {sorted(features)}. seqio's EncDecFeatureConverter makes all "
                                  "of them.")
-        features = {name: partitioning.as_ids(value) if name in IDS else value for name, value in features.items()}
+        features = {name: replicas.as_ids(value) if name in IDS else value for name, value in features.items()}
         for stack in ("encoder", "decoder"):
             shape = None
             for name in IDS:

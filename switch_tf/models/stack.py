@@ -11,6 +11,7 @@ from switch_tf.layers.attention import VALUE_AXES
 from switch_tf.layers.shapes import KeepsShape
 from switch_tf.models.joining import join
 from switch_tf.models.transformer_layer import TransformerLayer
+from switch_tf.ops import rematerialization
 
 
 class Stack(KeepsShape, keras.layers.Layer):
@@ -60,7 +61,7 @@ class Stack(KeepsShape, keras.layers.Layer):
         for layer in self.layers:
             run = functools.partial(layer, token_ids=token_ids, training=training)
             if self.remat and training:
-                run = functools.partial(partitioning.rematerialize, run)
+                run = functools.partial(rematerialization.rematerialize, run)
             hidden, stats = run(hidden, is_real, attention_mask, position_bias, *memory)
             router_stats += stats
         if self.rules.joins_layers:

@@ -7,13 +7,15 @@ import keras
 import numpy as np
 from keras import ops
 
-from switch_tf import checks, decoding, losses, partitioning, shipped_gin
-from switch_tf.choices import check_choice
-from switch_tf.config import SwitchConfig
+from switch_tf import checks, decoding, losses
+from switch_tf.configs import shipped_gin
+from switch_tf.configs.choices import check_choice
+from switch_tf.configs.switch_config import SwitchConfig
 from switch_tf.layers import LogitsDense, TokenEmbedding, masks
 from switch_tf.layers.observing import Observed
 from switch_tf.models.keras_methods import FeaturesModel
 from switch_tf.models.stack import Stack
+from switch_tf.ops import dtypes, forms, random
 
 
 @keras.saving.register_keras_serializable("switch_tf")
@@ -96,7 +98,7 @@ class SwitchTransformer(Observed, FeaturesModel):
     def call(self, features, training=False, return_router_stats=False):
         training = checks.flag("training", training)
         features = self.read_features(features)
-        with partitioning.random_seed(partitioning.fresh_seed() if training else None):
+        with random.random_seed(random.fresh_seed() if training else None):
             logits, router_stats = self._run(features, training)
         if checks.flag("return_router_stats", return_router_stats):
             return logits, router_stats
@@ -136,7 +138,7 @@ class SwitchTransformer(Observed, FeaturesModel):
     def _logits(self, hidden):
         if self.config.scales_logits:
             # Not in bfloat16, where the factor of 768 is off by 1/740, and so all logits.
-            hidden = ops.cast(partitioning.widen(hidden) * self.config.d_model**-0.5, hidden.dtype)
+            hidden = ops.cast(dtypes.widen(hidden) * self.config.d_model**-0.5, hidden.dtype)
         return self.token_embedder.attend(hidden) if self.logits_dense is None else self.logits_dense(hidden)
 
     def encode(self, features):
@@ -208,7 +210,7 @@ class SwitchTransformer(Observed, FeaturesModel):
         if key not in self._generating:
             if not self.built:
                 self.build()
-            self._generating[key] = partitioning.compiled(
+            self._generating[key] = forms.compiled(
                 lambda inputs: key[0].ids(self, {"encoder_input_tokens": inputs}, *key[1:]))
         padding = decoding.bucketed_length(inputs.shape[1]) - inputs.shape[1]
         return self._generating[key](np.pad(inputs, ((0, 0), (0, padding))))

@@ -15,6 +15,7 @@ from switch_tf.layers import (
 )
 from switch_tf.layers.shapes import KeepsShape
 from switch_tf.models.joining import JoinedRouter
+from switch_tf.ops import dtypes, indexing
 
 
 def switch_feed_forward(config, is_decoder, dtype, **kwargs):
@@ -34,7 +35,7 @@ def switch_feed_forward(config, is_decoder, dtype, **kwargs):
 
 def switch_self_attention(config, is_decoder, dtype, **kwargs):
     """Self-attention with the two layers of experts that a configuration asks for."""
-    expert_dtype = dtype if config.attention_expert_dtype == "auto" else partitioning.wide_dtype(
+    expert_dtype = dtype if config.attention_expert_dtype == "auto" else dtypes.wide_dtype(
         keras.dtype_policies.get(dtype).compute_dtype, config.attention_expert_dtype)
     query_experts, key_value_experts = (
         switch_feed_forward(config, is_decoder, expert_dtype, output_dim=config.num_heads * config.d_kv, name=name)
@@ -198,5 +199,5 @@ class TransformerLayer(KeepsShape, keras.layers.Layer):
 
     def _write(self, past, new, position):
         """Puts what is remembered of one token in its place."""
-        return tuple(partitioning.constrain(partitioning.write(old, one, position, axes.index("length")), axes)
+        return tuple(partitioning.constrain(indexing.write(old, one, position, axes.index("length")), axes)
                      for (axes, _), old, one in zip(self.attention.remembers, past, new, strict=True))

@@ -4,6 +4,7 @@ import keras
 from keras import ops
 
 from switch_tf import checks, partitioning
+from switch_tf.ops import dtypes
 from switch_tf.optim.factoring import factor_dimensions, slot_dimensions
 
 
@@ -42,7 +43,7 @@ class Adafactor(keras.optimizers.Optimizer):
         self._factors = []
         self._slots = []
         for variable in variables:
-            axes, dtype = partitioning.axes_of(variable), partitioning.wide_dtype(variable.dtype)
+            axes, dtype = partitioning.axes_of(variable), dtypes.wide_dtype(variable.dtype)
             factors = factor_dimensions(variable.shape, axes)
             slots = {}
             for name, dims in slot_dimensions(variable.shape, factors).items():
@@ -55,7 +56,7 @@ class Adafactor(keras.optimizers.Optimizer):
     def update_step(self, gradient, variable, learning_rate):
         index = self._get_variable_index(variable)
         factors, slots = self._factors[index], self._slots[index]
-        weight = partitioning.widen(variable)
+        weight = dtypes.widen(variable)
         gradient = ops.cast(gradient, weight.dtype)
         beta2 = 1 - (ops.cast(self.iterations, weight.dtype) + 1) ** -self.decay_exponent
         # Small tensors are combined before they meet a large one: each pass over a weight takes its time.

@@ -4,8 +4,8 @@ import dataclasses
 import os
 import sys
 
-from switch_tf import cluster, environment
-from switch_tf.partitioning import devices
+from switch_tf import environment
+from switch_tf.partitioning import cluster, devices
 from switch_tf.partitioning.layout import Layout
 from switch_tf.partitioning.partitioner import Partitioner
 

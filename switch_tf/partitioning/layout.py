@@ -4,7 +4,7 @@ import dataclasses
 import math
 
 from switch_tf.checks import shown
-from switch_tf.choices import BACKENDS, check_choice
+from switch_tf.configs.choices import BACKENDS, check_choice
 
 # T5X's words. `router_expert` names the columns of a router, which are never split, unlike the experts themselves;
 # `expert_embed` the width of tokens that travel to the experts and back.

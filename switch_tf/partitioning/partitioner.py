@@ -9,8 +9,7 @@ import contextlib
 
 import tensorflow as tf
 
-from switch_tf import cluster
-from switch_tf.partitioning import devices
+from switch_tf.partitioning import cluster, devices
 from switch_tf.partitioning.axes import axes_of, with_axes
 from switch_tf.partitioning.layout import Layout
 from switch_tf.partitioning.unfolded import stored

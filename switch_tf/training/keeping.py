@@ -2,13 +2,13 @@
 
 import pathlib
 
-from switch_tf import policies
+from switch_tf.checkpoints import run_config
+from switch_tf.configs import policies
 from switch_tf.data import fingerprints, providers, stored_vocabularies
 from switch_tf.data.reading import reading_of
 from switch_tf.messages import first_line
 from switch_tf.models.switch_transformer import SwitchTransformer
-from switch_tf.partitioning.dtypes import dtype_policy
-from switch_tf.training import run_config
+from switch_tf.ops.dtypes import dtype_policy
 
 _FEATURES = ("inputs", "targets")
 

@@ -8,13 +8,16 @@ import time
 import numpy as np
 import tensorflow as tf
 
-from switch_tf import accounting, data, metrics
+from switch_tf import data, metrics
+from switch_tf.checkpoints import folders
+from switch_tf.checkpoints.best import Best
+from switch_tf.configs import accounting
+from switch_tf.evaluation import scoring
+from switch_tf.evaluation.evaluation import HeldOut, compile_evaluation, evaluate, unigram_loss
 from switch_tf.messages import first_line, sentence_about_data
-from switch_tf.training import checkpoint_folders, report, scoring, summaries
-from switch_tf.training.best import Best
+from switch_tf.reporting import report, summaries
+from switch_tf.reporting.meter import Meter
 from switch_tf.training.diagnosis import Divergence, first_bad_tensor
-from switch_tf.training.evaluation import HeldOut, compile_evaluation, evaluate, unigram_loss
-from switch_tf.training.meter import Meter
 from switch_tf.training.peak import Peak
 from switch_tf.training.state import State, save
 from switch_tf.training.train_step import compile_steps
@@ -113,7 +116,7 @@ class Training:
         self.close()
         if found := self._best.found:
             self.progress.say(f"Best: {found['metric']} {found['value']:.4f} at step {found['step']}, kept in "
-                              f"{checkpoint_folders.path_of(self.folder.checkpoints, found['step'])}.")
+                              f"{folders.path_of(self.folder.checkpoints, found['step'])}.")
         return {"interrupted": bool(self._stopped_by), **report.summarize(self.folder.path), "step": self.state.step}
 
     def close(self, error: str = "") -> None:
@@ -308,8 +311,8 @@ class Training:
                 f"{self._last_checkpoint()}; start all processes again with the same command to go on from it.")
 
     def _last_checkpoint(self):
-        saved = checkpoint_folders.steps(self.folder.checkpoints)
-        return checkpoint_folders.path_of(self.folder.checkpoints, saved[-1]) if saved else "none"
+        saved = folders.steps(self.folder.checkpoints)
+        return folders.path_of(self.folder.checkpoints, saved[-1]) if saved else "none"
 
 
 def _held_out(run, config):

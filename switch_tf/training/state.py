@@ -6,7 +6,8 @@ from typing import Any
 import keras
 
 from switch_tf import data, metrics
-from switch_tf.training import checkpoint_folders, checkpoints, continuation, trainable
+from switch_tf.checkpoints import continuation, folders, tensors
+from switch_tf.training import trainable
 
 
 @dataclasses.dataclass
@@ -54,9 +55,9 @@ def prepare(model, optimizer, run, settings, partitioner, folder, configuration,
                                partitioner.rows(run.batch_size))
     state = State(model, optimizer, batches, configuration=configuration)
     if not _restore(state, run, folder, say) and initial is not None:
-        path = checkpoint_folders.resolve(initial)
-        checkpoints.restore(path, checkpoints.state_variables(model))
-        say(f"Starting from the weights of {run.initial_checkpoint}, step {checkpoint_folders.describe(path)['step']}.")
+        path = folders.resolve(initial)
+        tensors.restore(path, tensors.state_variables(model))
+        say(f"Starting from the weights of {run.initial_checkpoint}, step {folders.describe(path)['step']}.")
     return state
 
 
@@ -66,21 +67,21 @@ def _restore(state, run, folder, say) -> bool:
     Raises:
         ValueError: it is of another configuration, or none of several can be read.
     """
-    variables = checkpoints.state_variables(state.model, state.optimizer)
+    variables = tensors.state_variables(state.model, state.optimizer)
     broken = []
-    for path in checkpoint_folders.newest_first(folder.checkpoints):
+    for path in folders.newest_first(folder.checkpoints):
         try:
-            description = checkpoint_folders.describe(path)
+            description = folders.describe(path)
             lines, is_anew = continuation.check(description["configuration"], state.configuration, path,
                                                 run.restart_changed_data)
             sums = _pending_sums(description, path)
-            checkpoints.restore(path, variables, None if is_anew else state.batches)
-        except checkpoint_folders.BrokenCheckpoint as error:
+            tensors.restore(path, variables, None if is_anew else state.batches)
+        except folders.BrokenCheckpoint as error:
             say(f"{error} Trying the one before it.")
             broken.append(path)
             continue
         for newer in broken if folder.is_owner else ():
-            say(f"{newer} is kept as {checkpoint_folders.set_aside(newer)}.")
+            say(f"{newer} is kept as {folders.set_aside(newer)}.")
         step = description["step"]
         say(f"Going on from step {step} ({path}).")
         for line in lines:
@@ -102,12 +103,12 @@ def _pending_sums(description, path):
     try:
         return pending and metrics.from_json(pending)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise checkpoint_folders.BrokenCheckpoint(
+        raise folders.BrokenCheckpoint(
             f"{path} has no readable checkpoint.json ('pending_metrics' is damaged).") from error
 
 
 def save(state: State, folder, run, partitioner) -> None:
     """Writes the checkpoint of the state's step, unless it is there, and removes those that a run does not keep."""
-    checkpoints.save(folder.checkpoints, state.step, checkpoints.state_variables(state.model, state.optimizer),
+    tensors.save(folder.checkpoints, state.step, tensors.state_variables(state.model, state.optimizer),
                      state.batches, state.sums and metrics.to_json(state.sums), run.keep_checkpoints, partitioner,
                      state.configuration, run.keep_every)

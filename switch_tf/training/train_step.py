@@ -5,10 +5,11 @@ import contextlib
 import tensorflow as tf
 
 from switch_tf import metrics, partitioning
+from switch_tf.evaluation.objective import loss_weights, measure, total_loss, weighed
 from switch_tf.metrics import Mean, StepMeasurements
+from switch_tf.ops import dtypes, random
 from switch_tf.partitioning.partitioner import Partitioner
 from switch_tf.partitioning.unfolded import as_used
-from switch_tf.training.objective import loss_weights, measure, total_loss, weighed
 
 
 def compute_gradients(model, features, seed, step, settings, partitioner=None):
@@ -28,7 +29,7 @@ def compute_gradients(model, features, seed, step, settings, partitioner=None):
     """
     partitioner = partitioner or Partitioner()
     # Every part's losses are divided by the whole batch's tokens, so that parts just add up.
-    dtype = partitioning.wide_dtype(model.compute_dtype)
+    dtype = dtypes.wide_dtype(model.compute_dtype)
     weights = partitioner.sum_over_parts(loss_weights(model.config, features, dtype))
     variables = [variable.value for variable in model.trainable_variables]
     count = settings.num_microbatches
@@ -37,7 +38,7 @@ def compute_gradients(model, features, seed, step, settings, partitioner=None):
     @contextlib.contextmanager
     def in_part(index):
         with (partitioning.part_of_batch(count * num_parts, index + count * part_index),
-              partitioning.random_seed(partitioning.step_seed(seed, step))):
+              random.random_seed(random.step_seed(seed, step))):
             yield {name: _rows(value, index, count) for name, value in features.items()}
 
     def part(index):
@@ -123,7 +124,7 @@ def compile_steps(model, optimizer, seed, settings, partitioner=None):
             measured, is_finite = one_step(features, index)
             return index + 1, metrics.merge(sums, measured), tf.where(is_finite, -1, index)
 
-        zero = Mean(*[tf.zeros([], partitioning.wide_dtype(model.compute_dtype))] * 2)
+        zero = Mean(*[tf.zeros([], dtypes.wide_dtype(model.compute_dtype))] * 2)
         measured = _zeros_measured(model, partitioner.part_of_step(features, 0), settings)
         zeros = StepMeasurements(measured, zero, zero, zero)
         _, sums, bad_step = tf.while_loop(is_good, next_step, (tf.constant(0), zeros, tf.constant(-1)))

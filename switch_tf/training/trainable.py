@@ -1,6 +1,6 @@
 """Which weights a run trains; the others get no gradient and no optimizer slots."""
 
-from switch_tf.choices import TRAINABLE, check_choice
+from switch_tf.configs.choices import TRAINABLE, check_choice
 
 # What the paths of a part's weights hold, within the model.
 _PARTS = {

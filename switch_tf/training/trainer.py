@@ -3,14 +3,16 @@
 import keras
 
 from switch_tf import data
+from switch_tf.checkpoints import best, continuation, folders
+from switch_tf.checkpoints.run_folder import RunFolder
+from switch_tf.configs.run import Run, StepSettings, check_periods
 from switch_tf.decoding import check_decodes
 from switch_tf.models.switch_transformer import SwitchTransformer
 from switch_tf.partitioning.partitioner import Partitioner
-from switch_tf.training import best, checkpoint_folders, continuation, keeping, summaries, trainable
+from switch_tf.reporting import summaries
+from switch_tf.training import keeping, trainable
 from switch_tf.training.division import check_division
 from switch_tf.training.loop import Training
-from switch_tf.training.run import Run, StepSettings, check_periods
-from switch_tf.training.run_folder import RunFolder
 from switch_tf.training.state import prepare
 
 _KINDS = {"model": SwitchTransformer, "optimizer": keras.optimizers.Optimizer, "run": Run,
@@ -91,18 +93,18 @@ class Trainer:
     def _check_checkpoints(self):
         """Whether the run may go on from where its folder stands, or start from the weights that it names."""
         run = self.run
-        for path in checkpoint_folders.newest_first(RunFolder.checkpoints_of(run.model_dir)):
+        for path in folders.newest_first(RunFolder.checkpoints_of(run.model_dir)):
             try:
-                saved = checkpoint_folders.describe(path)
-            except checkpoint_folders.BrokenCheckpoint:
+                saved = folders.describe(path)
+            except folders.BrokenCheckpoint:
                 continue  # told when it is passed over, which writes
             record = saved.get("configuration", {})
             continuation.check(record, self.configuration, path, run.restart_changed_data,
                                self._vocabularies(record, path))
             return
         if self._initial is not None:
-            path = checkpoint_folders.resolve(self._initial)
-            saved = checkpoint_folders.describe(path)
+            path = folders.resolve(self._initial)
+            saved = folders.describe(path)
             record = saved.get("configuration", {})
             continuation.check_weights(record, self.configuration, run.initial_checkpoint,
                                        self._vocabularies(record, path))

@@ -10,9 +10,9 @@ from switch_tf.aot.chips import CHIPS
 from switch_tf.aot.compiler import DoesNotFit
 from switch_tf.aot.plan import Answer
 from switch_tf.aot.roofline import Roofline
+from switch_tf.configs.run import StepSettings
 from switch_tf.partitioning.layout import Layout
 from switch_tf.training.division import check_division
-from switch_tf.training.run import StepSettings
 
 GIB = 2**30
 CONFIG = SwitchConfig.from_preset("switch_base_8")

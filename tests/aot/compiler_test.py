@@ -10,9 +10,9 @@ pytest.importorskip("libtpu")
 from switch_tf import SwitchConfig, SwitchTransformer
 from switch_tf.aot import compiler, lower
 from switch_tf.aot.program import Program
+from switch_tf.configs.run import StepSettings
 from switch_tf.optim.adafactor import Adafactor
 from switch_tf.partitioning.layout import Layout
-from switch_tf.training.run import StepSettings
 
 LENGTHS = {"inputs": 64, "targets": 32}
 

@@ -6,8 +6,8 @@ from switch_tf.aot.chips import Chip
 from switch_tf.aot.clock import Schedule
 from switch_tf.aot.roofline import Roofline
 from switch_tf.aot.sent import Sent
+from switch_tf.configs.run import StepSettings
 from switch_tf.partitioning.layout import Layout
-from switch_tf.training.run import StepSettings
 
 CONFIG = SwitchConfig.from_preset("t5_base")
 CHIP = Chip(memory=1000.0, flops=1e15, memory_bandwidth=1e12, link_bandwidth=1e11, clock=1e9)

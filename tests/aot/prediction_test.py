@@ -9,9 +9,9 @@ from switch_tf.aot import faults, plan
 from switch_tf.aot.chips import CHIPS
 from switch_tf.aot.clock import LINKS
 from switch_tf.aot.origin import SENT
+from switch_tf.configs.run import StepSettings
 from switch_tf.optim.adafactor import Adafactor
 from switch_tf.partitioning.layout import Layout
-from switch_tf.training.run import StepSettings
 
 
 def _ask(config, layout, topology, batch_size, lengths, settings=None):

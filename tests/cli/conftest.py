@@ -29,7 +29,7 @@ def run_folder(tmp_path_factory):
     import tensorflow as tf
 
     from switch_tf import data
-    from switch_tf.training import checkpoints
+    from switch_tf.checkpoints import tensors
 
     folder = tmp_path_factory.mktemp("run")
     (folder / "operative_config.gin").write_text(CONFIGURATION)
@@ -37,7 +37,7 @@ def run_folder(tmp_path_factory):
     model = SwitchTransformer(gin.get_configurable(SwitchConfig)())
     gin.clear_config()
     model.build()
-    checkpoints.save(folder / "checkpoints", 7, checkpoints.state_variables(model),
+    tensors.save(folder / "checkpoints", 7, tensors.state_variables(model),
                      data.Batches({None: iter(tf.data.Dataset.range(9))}, batch_size=1), {}, keep=1)
     return folder
 
@@ -45,8 +45,8 @@ def run_folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def kept_run(run_folder, tmp_path_factory):
     """A copy of it that keeps itself as data, as `train` leaves one."""
+    from switch_tf.configs.run import Run
     from switch_tf.training import keeping
-    from switch_tf.training.run import Run
 
     folder = shutil.copytree(run_folder, tmp_path_factory.mktemp("kept") / "run")
     gin_files.parse([str(folder / "operative_config.gin")], [])

@@ -7,10 +7,11 @@ import types
 import pytest
 
 from switch_tf import SwitchConfig
+from switch_tf.checkpoints import folders
+from switch_tf.checkpoints.run_folder import RunFolder
 from switch_tf.cli import eval as eval_command
 from switch_tf.cli import main, trained_run
-from switch_tf.training import checkpoint_folders, evaluating
-from switch_tf.training.run_folder import RunFolder
+from switch_tf.evaluation import evaluating
 
 TASKS = '''
 import seqio
@@ -48,7 +49,7 @@ def run_folder(tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "operative_config.gin").write_text("# nothing\n")
     for step in (10, 20):
-        checkpoint_folders.path_of(tmp_path / "run" / "checkpoints", step).mkdir(parents=True)
+        folders.path_of(tmp_path / "run" / "checkpoints", step).mkdir(parents=True)
     return tmp_path / "run"
 
 
@@ -73,7 +74,7 @@ def test_mistakes_are_one_sentence(run_folder, monkeypatch, capsys, arguments, m
 
 def test_a_run_without_checkpoints_says_so(run_folder, capsys):
     for step in (10, 20):
-        checkpoint_folders.path_of(run_folder / "checkpoints", step).rmdir()
+        folders.path_of(run_folder / "checkpoints", step).rmdir()
     assert main.main(["eval", f"--run={run_folder}"]) == 2
     assert "has no checkpoint yet; train it first, or add --follow" in capsys.readouterr().err
 
@@ -85,7 +86,7 @@ def test_steps_are_chosen_by_number_or_word(run_folder):
     assert chosen("all") == [10, 20]
     assert chosen("last") == [20]
     assert chosen("10") == [10]
-    checkpoint_folders.set_best(run_folder / "checkpoints", 10, "eval/task/f1", 0.5)
+    folders.set_best(run_folder / "checkpoints", 10, "eval/task/f1", 0.5)
     assert chosen("best") == [10]
 
 
@@ -96,7 +97,7 @@ def test_following_waits_for_each_new_checkpoint_until_the_last_step(run_folder,
     def nap(seconds):
         naps.append(seconds)
         if len(naps) == 3:
-            checkpoint_folders.path_of(checkpoints, 30).mkdir()
+            folders.path_of(checkpoints, 30).mkdir()
 
     monkeypatch.setattr(eval_command.time, "sleep", nap)
     found = [path.name for path in eval_command._following(run_folder, 30, [{"step": 10}])]
@@ -115,7 +116,7 @@ def test_following_ends_with_a_run_that_ended_before_its_last_step_and_says_why(
     def nap(seconds):
         naps.append(seconds)
         if len(naps) == 2:  # as `loop.Training.close` does
-            checkpoint_folders.path_of(run_folder / "checkpoints", 25).mkdir()
+            folders.path_of(run_folder / "checkpoints", 25).mkdir()
             folder.write_end(25, "PATIENCE: 2 evaluations were no better")
             folder.close()
 
@@ -131,7 +132,7 @@ def test_following_waits_for_a_run_that_goes_on_after_its_end(run_folder, monkey
 
     def nap(seconds):
         folder.remove_end()
-        checkpoint_folders.path_of(run_folder / "checkpoints", 30).mkdir(exist_ok=True)
+        folders.path_of(run_folder / "checkpoints", 30).mkdir(exist_ok=True)
 
     monkeypatch.setattr(eval_command.time, "sleep", nap)
     assert _follow(run_folder, done=[10]) == ["step_00000020", "step_00000030"]
@@ -160,9 +161,9 @@ def test_a_checkpoint_of_a_run_that_was_killed_begins_the_wait_anew(run_folder, 
         naps.append(seconds)
         clock[0] += seconds
         if len(naps) == 2:
-            checkpoint_folders.path_of(run_folder / "checkpoints", 25).mkdir()
+            folders.path_of(run_folder / "checkpoints", 25).mkdir()
         elif len(naps) == 4:
-            checkpoint_folders.path_of(run_folder / "checkpoints", 30).mkdir()
+            folders.path_of(run_folder / "checkpoints", 30).mkdir()
 
     monkeypatch.setattr(eval_command.time, "sleep", nap)
     found = []
@@ -180,7 +181,7 @@ def test_a_checkpoint_that_its_run_removes_meanwhile_is_passed_over_and_a_broken
         if checkpoint.name == "step_00000010":
             if is_removed:
                 checkpoint.rmdir()
-            raise checkpoint_folders.BrokenCheckpoint(f"{checkpoint} has no readable checkpoint.json.")
+            raise folders.BrokenCheckpoint(f"{checkpoint} has no readable checkpoint.json.")
         return {"step": 20, "tasks": {"task": {"f1": 0.5}}, "average": None}
 
     monkeypatch.setattr(trained_run.gin_run, "load", lambda *arguments, **options: None)
@@ -219,7 +220,7 @@ def test_checkpoints_of_a_mixture_score_alike_with_any_batch_and_layout(tmp_path
     assert by_layout[0]["tasks"]["toy_parity"] == every[-1]["tasks"]["toy_parity"]
     assert by_layout[0]["tasks"]["toy_scored"]["score"] == pytest.approx(every[-1]["tasks"]["toy_scored"]["score"],
                                                                         rel=1e-4)
-    best = checkpoint_folders.best(tmp_path / "run" / "checkpoints")
+    best = folders.best(tmp_path / "run" / "checkpoints")
     assert best["value"] == pytest.approx(max(result["tasks"]["toy_scored"]["score"] for result in every), rel=1e-4)
     # What training wrote of the same examples.
     lines = map(json.loads, (tmp_path / "run" / "metrics.jsonl").read_text().splitlines())

@@ -38,7 +38,8 @@ LITERALS = st.sampled_from((
     "'no'", "'float8'", "'data=4,model=2'", "'data=0'", "'/'", "'\\0'", "'gs://bucket/x'", "()", "[]", "{}", "(1, 2)",
     "{'inputs': 0}", "{'inputs': 64, 'targets': 20}", "{'inputs': 'x', 'targets': None}", "[('batch', 'data')]",
     "(('expert', 5),)", "eight", "", "'", "[1", "%NUM_EXPERTS", "%NO_SUCH", "%gin.REQUIRED", "@", "@NoSuch()",
-    "@config.SwitchConfig()", "@run.Run", "{1: {2: [3]}}", "b'x'", "1 2", "\n", "é", "lambda: 0", "nan", "5 # five"))
+    "@switch_config.SwitchConfig()", "@run.Run", "{1: {2: [3]}}", "b'x'", "1 2", "\n", "é", "lambda: 0", "nan",
+    "5 # five"))
 VALUES = LITERALS | st.integers(-(10**6), 10**6).map(repr) | st.floats().map(repr) | st.text(max_size=8).map(repr)
 NAMES = st.sampled_from(MACROS + PARAMETERS)
 BINDINGS = st.integers(0, 19).flatmap(  # one in ten binds no name that there is
@@ -46,9 +47,12 @@ BINDINGS = st.integers(0, 19).flatmap(  # one in ten binds no name that there is
         "--gin.{}={}".format, st.text(max_size=8) if kind == 1 else NAMES, VALUES))
 LINES = st.sampled_from((
     "", "# words", "include 'SELF'", "include 'nowhere.gin'", "include 5", "import no.such.module",
-    "from __gin__ import dynamic_registration", "from switch_tf import nothing", "from switch_tf import config",
-    "config.SwitchConfig:\n  d_model = 8", "config.SwitchConfig:\n d_model 8", "A = %B\nB = %A", "A = %A", "X = 1",
-    "X = (", "X = '''", "x/y/z = 3", "= 4", "config.SwitchConfig.d_model = @config.SwitchConfig()", "\0", "\t:",
+    "from __gin__ import dynamic_registration", "from switch_tf import nothing",
+    "from switch_tf.configs import switch_config",
+    "switch_config.SwitchConfig:\n  d_model = 8", "switch_config.SwitchConfig:\n d_model 8", "A = %B\nB = %A", "A = %A",
+    "X = 1",
+    "X = (", "X = '''", "x/y/z = 3", "= 4", "switch_config.SwitchConfig.d_model = @switch_config.SwitchConfig()",
+    "\0", "\t:",
     "include 'gin/models/switch_tiny.gin'", "include 'gin/runs/pretrain.gin'", "MODEL_DIR = 'x'"))
 
 
@@ -137,8 +141,9 @@ def faked(monkeypatch, tmp_path):
     from switch_tf import data
     from switch_tf.aot import many
     from switch_tf.comparison import turns
+    from switch_tf.evaluation import evaluating
     from switch_tf.partitioning.partitioner import Partitioner
-    from switch_tf.training import evaluating, verification
+    from switch_tf.training import verification
     from switch_tf.training.trainer import Trainer
 
     class Finished:

@@ -9,7 +9,7 @@ import pytest
 
 from switch_tf.cli import gin_files, gin_run
 from switch_tf.cli.main import Mistake
-from switch_tf.training.run import Run
+from switch_tf.configs.run import Run
 
 RUN = ["gin/models/switch_tiny.gin", "gin/tasks/c4.gin", "gin/runs/pretrain.gin"]
 EARLY = {
@@ -79,7 +79,7 @@ def test_what_a_users_module_may_have_registered_is_left_to_gin(tmp_path):
 
 
 def test_half_a_run_is_left_to_gin(tmp_path):
-    (tmp_path / "half.gin").write_text("from __gin__ import dynamic_registration\nfrom switch_tf.training import run\n"
+    (tmp_path / "half.gin").write_text("from __gin__ import dynamic_registration\nfrom switch_tf.configs import run\n"
                                        "from switch_tf.training import trainer\nrun.Run.pack = True\n"
                                        "trainer.Trainer.run = @run.Run()\n")
     assert gin_run.look([str(tmp_path / "half.gin")]) == (None, None)

@@ -8,17 +8,17 @@ from switch_tf.cli.gin_statements import Macro, Reference, Statements, Unknown
 
 FILE = """
 from __gin__ import dynamic_registration
-from switch_tf import config
+from switch_tf.configs import switch_config
 import nothing.that.exists
 
 WIDTH = 8
 HEADS = (1, %WIDTH)
-config.SwitchConfig:
+switch_config.SwitchConfig:
   d_model = %WIDTH
   d_ff = 32
-config.SwitchConfig.d_ff = 64
-nothing.that.exists.Thing.of = {"a": @config.SwitchConfig(), "b": %HEADS}
-deep/config.SwitchConfig.d_model = 2
+switch_config.SwitchConfig.d_ff = 64
+nothing.that.exists.Thing.of = {"a": @switch_config.SwitchConfig(), "b": %HEADS}
+deep/switch_config.SwitchConfig.d_model = 2
 """
 
 
@@ -40,21 +40,25 @@ def test_the_last_statement_of_a_name_counts_and_macros_are_filled_in(tmp_path):
 
 
 def test_the_command_line_needs_only_the_end_of_a_name(tmp_path):
-    statements = _statements(tmp_path, bindings=["SwitchConfig.d_ff=4", "WIDTH=16", "config.SwitchConfig.d_kv=2"])
+    bindings = ["SwitchConfig.d_ff=4", "WIDTH=16", "switch_config.SwitchConfig.d_kv=2"]
+    statements = _statements(tmp_path, bindings=bindings)
     assert statements.arguments_of(SwitchConfig) == {"d_model": 16, "d_ff": 4, "d_kv": 2}
 
 
 def test_a_name_is_the_same_however_its_module_is_imported(tmp_path):
-    imports = ("import switch_tf.tasks.c4", "from switch_tf import config as c", "from switch_tf import config")
-    values = ("switch_tf.config.SwitchConfig.d_kv = 1", "c.SwitchConfig.d_kv = 2", "config.SwitchConfig.d_ff = 3")
+    imports = ("import switch_tf.tasks.c4", "from switch_tf.configs import switch_config as c",
+               "from switch_tf.configs import switch_config")
+    values = ("switch_tf.configs.switch_config.SwitchConfig.d_kv = 1", "c.SwitchConfig.d_kv = 2",
+              "switch_config.SwitchConfig.d_ff = 3")
     statements = _statements(tmp_path, "\n".join((*imports, *values)) + "\n")
-    assert statements.parameters == {("", "switch_tf.config.SwitchConfig", "d_kv"): 2,
-                                     ("", "switch_tf.config.SwitchConfig", "d_ff"): 3}
+    assert statements.parameters == {("", "switch_tf.configs.switch_config.SwitchConfig", "d_kv"): 2,
+                                     ("", "switch_tf.configs.switch_config.SwitchConfig", "d_ff"): 3}
 
 
 def test_what_has_to_be_imported_is_not_known(tmp_path):
-    statements = _statements(tmp_path, FILE + "config.SwitchConfig.num_heads = @nothing.heads()\n")
-    assert statements.parameters["", "switch_tf.config.SwitchConfig", "num_heads"] == Reference("nothing.heads")
+    statements = _statements(tmp_path, FILE + "switch_config.SwitchConfig.num_heads = @nothing.heads()\n")
+    key = "", "switch_tf.configs.switch_config.SwitchConfig", "num_heads"
+    assert statements.parameters[key] == Reference("nothing.heads")
     with pytest.raises(Unknown):
         statements.arguments_of(SwitchConfig)
 
@@ -70,15 +74,16 @@ def test_an_included_file_that_is_not_there_is_named(tmp_path):
         gin_files.read([str(tmp_path / "file.gin")])
 
 
-HEAD = "from __gin__ import dynamic_registration\nfrom switch_tf import config\nimport a\nimport b\nX = 1\n"
+HEAD = ("from __gin__ import dynamic_registration\nfrom switch_tf.configs import switch_config\nimport a\nimport b\n"
+        "X = 1\n")
 
 
 @pytest.mark.parametrize("text, told", [
     ("X = %X", "X stands for itself: X = %X."),
     ("X = [1, %Y]\nY = %X", "Y stands for itself: Y = %X."),
-    ("config.SwitchConfig.d_ff = @config.SwitchConfig()",
-     "switch_tf.config.SwitchConfig.d_ff stands for itself: switch_tf.config.SwitchConfig.d_ff = "
-     "@switch_tf.config.SwitchConfig()."),
+    ("switch_config.SwitchConfig.d_ff = @switch_config.SwitchConfig()",
+     "switch_tf.configs.switch_config.SwitchConfig.d_ff stands for itself: "
+     "switch_tf.configs.switch_config.SwitchConfig.d_ff = @switch_tf.configs.switch_config.SwitchConfig()."),
     ("a.A.x = @b.B()\nb.B.y = {'of': %X}\nX = @a.A()", "b.B.y stands for itself: b.B.y = {'of': %X}."),
     ("a.A.x = @s/a.A()", "a.A.x stands for itself: a.A.x = @s/a.A()."),
     ("s/a.A.x = @a.A()\nb.B.y = @s/a.A()", "s/a.A.x stands for itself: s/a.A.x = @a.A()."),
@@ -103,6 +108,6 @@ def test_what_ends_is_allowed(tmp_path, text):
 
 
 def test_the_command_line_may_close_a_circle(tmp_path):
-    (tmp_path / "file.gin").write_text(f"{HEAD}config.SwitchConfig.d_ff = 8\n")
+    (tmp_path / "file.gin").write_text(f"{HEAD}switch_config.SwitchConfig.d_ff = 8\n")
     with pytest.raises(gin_files.Mistake, match="SwitchConfig.d_ff stands for itself"):
-        gin_files.collect([str(tmp_path / "file.gin")], ["SwitchConfig.d_ff=@config.SwitchConfig()"])
+        gin_files.collect([str(tmp_path / "file.gin")], ["SwitchConfig.d_ff=@switch_config.SwitchConfig()"])

@@ -5,9 +5,9 @@ import shutil
 
 import pytest
 
-from switch_tf import shipped_gin
 from switch_tf.cli import gin_trust, main
 from switch_tf.cli.main import Mistake
+from switch_tf.configs import shipped_gin
 
 DYNAMIC = "from __gin__ import dynamic_registration\n"
 TASKS = "from switch_tf.tasks import text_files\n"
@@ -29,13 +29,13 @@ def test_a_resolved_configuration_passes(tmp_path):
     """With optimizers of Keras, and what gin writes down of t5's functions."""
     check(tmp_path, DYNAMIC + """
 import keras
-from switch_tf import config
+from switch_tf.configs import switch_config
 import switch_tf.tasks.docs_corpus
 from switch_tf.training import trainer
 from t5.data import preprocessors
 
 TASK_FEATURE_LENGTHS = {'inputs': 128, 'targets': 29}
-MODEL/config.SwitchConfig.num_experts = %NUM_EXPERTS
+MODEL/switch_config.SwitchConfig.num_experts = %NUM_EXPERTS
 NUM_EXPERTS = 8
 preprocessors.random_spans_helper.verbose = False
 keras.optimizers.AdamW:

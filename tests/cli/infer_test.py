@@ -7,8 +7,8 @@ import sys
 import gin
 import pytest
 
+from switch_tf.checkpoints import folders
 from switch_tf.cli import infer, main
-from switch_tf.training import checkpoint_folders
 
 
 def test_lines_are_answered_and_gone_on_with_and_scored(run_folder, tmp_path, capsys):
@@ -85,7 +85,7 @@ def test_the_hash_of_weights_is_of_their_values(tmp_path):
     hashes = []
     for value in (1.0, 1.0, 2.0):
         tf.train.Checkpoint(weight=tf.Variable([value])).write(str(tmp_path / "state"))
-        hashes.append(checkpoint_folders.hash_of_weights(tmp_path))
+        hashes.append(folders.hash_of_weights(tmp_path))
     assert hashes[0] == hashes[1] != hashes[2]
 
 

@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
+from switch_tf.checkpoints import run_config
 from switch_tf.cli import main, trained_run
-from switch_tf.training import run_config
 
 LINE = "the <extra_id_0> array\n"
 

@@ -5,8 +5,8 @@ import os
 import gin
 import pytest
 
-from switch_tf import output_lock
 from switch_tf.cli import main
+from switch_tf.storage import output_lock
 
 
 @pytest.fixture(autouse=True)

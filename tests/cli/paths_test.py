@@ -4,7 +4,7 @@ import pytest
 
 from switch_tf import checks, data
 from switch_tf.cli import main
-from switch_tf.training.run import Run
+from switch_tf.configs.run import Run
 
 URL = "gs://bucket/x"
 RUN = ["--run", "runs/x"]

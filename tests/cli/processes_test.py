@@ -12,9 +12,10 @@ import time
 
 import pytest
 
-from switch_tf import cluster, environment
+from switch_tf import environment
 from switch_tf.cli import processes
 from switch_tf.cli.main import Mistake
+from switch_tf.partitioning import cluster
 
 # What every stand-in begins with. It ends by itself, should nobody end it.
 _START = """

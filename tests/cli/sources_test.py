@@ -5,8 +5,8 @@ import importlib
 import pytest
 import seqio
 
-from switch_tf import shipped_gin
 from switch_tf.cli import gin_files, gin_statements, sources
+from switch_tf.configs import shipped_gin
 
 
 @pytest.mark.parametrize(("name", "module"), [
@@ -16,7 +16,7 @@ from switch_tf.cli import gin_files, gin_statements, sources
     ("switch_tf.tasks.docs_corpus.source", "switch_tf.tasks.docs_corpus"),
     ("tensorflow.keras", "tensorflow"),  # set while it is imported
     ("no.such.module.Name", "no.such.module"),
-    ("switch_tf.optim.schedules.Name", "switch_tf.config"),
+    ("switch_tf.optim.schedules.Name", "switch_tf.configs.switch_config"),
 ])
 def test_what_exists_or_cannot_be_seen_is_not_missing(name, module):
     assert sources.missing(name, {module}) is None

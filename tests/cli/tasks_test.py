@@ -10,8 +10,9 @@ import pytest
 import seqio
 import tensorflow as tf
 
-from switch_tf import data, shipped_gin
+from switch_tf import data
 from switch_tf.cli import main
+from switch_tf.configs import shipped_gin
 from switch_tf.tasks import preprocessors, vocabularies
 
 MINE = """import seqio

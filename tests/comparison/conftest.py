@@ -5,9 +5,9 @@ import json
 import pytest
 
 from switch_tf import SwitchConfig
+from switch_tf.checkpoints import continuation
+from switch_tf.configs.run import Run, StepSettings
 from switch_tf.optim.adafactor import Adafactor
-from switch_tf.training import continuation
-from switch_tf.training.run import Run, StepSettings
 
 DENSE = {"vocab_size": 64, "d_model": 16, "d_ff": 32, "d_kv": 8, "num_heads": 2, "num_encoder_layers": 2,
          "num_decoder_layers": 2}

@@ -2,8 +2,8 @@ import dataclasses
 
 import pytest
 
-from switch_tf.choices import ACTIVATIONS, GATED_ACTIVATIONS
-from switch_tf.config import SwitchConfig
+from switch_tf.configs.choices import ACTIVATIONS, GATED_ACTIVATIONS
+from switch_tf.configs.switch_config import SwitchConfig
 from switch_tf.conversion import huggingface_config
 from switch_tf.conversion.huggingface_structure import Structure, sparse_layers
 

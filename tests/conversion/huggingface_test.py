@@ -11,7 +11,7 @@ import pytest
 import safetensors.numpy
 
 from switch_tf import conversion
-from switch_tf.config import SwitchConfig
+from switch_tf.configs.switch_config import SwitchConfig
 from switch_tf.conversion import checkpoint_files, safetensors_file
 from switch_tf.models.switch_transformer import SwitchTransformer
 

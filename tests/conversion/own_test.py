@@ -11,8 +11,8 @@ import pytest
 import safetensors.numpy
 
 from switch_tf import SwitchConfig, SwitchTransformer, conversion
+from switch_tf.checkpoints import folders
 from switch_tf.cli import gin_files, main
-from switch_tf.training import checkpoint_folders
 
 GOLDEN = pathlib.Path(__file__).parents[1] / "golden" / "hugging_face"
 
@@ -32,7 +32,7 @@ def test_weights_and_configuration_come_back(folder):
     assert again.config == model.config
     for mine, theirs in zip(again.variables, model.variables, strict=True):
         np.testing.assert_array_equal(mine.numpy(), theirs.numpy())
-    assert checkpoint_folders.resolve(path) == path
+    assert folders.resolve(path) == path
 
 
 def test_the_gin_file_describes_the_model(folder):

@@ -9,8 +9,8 @@ import tensorflow as tf
 from t5.evaluation import metrics
 
 from switch_tf import data
+from switch_tf.evaluation import scoring
 from switch_tf.tasks import preprocessors, vocabularies
-from switch_tf.training import scoring
 
 LENGTHS = {"inputs": 16, "targets": 8}
 NUM_EXAMPLES = 11

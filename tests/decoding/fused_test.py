@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from switch_tf import decoding, partitioning
+from switch_tf import decoding
+from switch_tf.ops import forms
 
 pytestmark = pytest.mark.usefixtures("fusing")
 LENGTH = 5
@@ -17,7 +18,7 @@ MANY = np.concatenate([INPUTS, INPUTS, INPUTS])  # more sequences than are fused
 def program(model, inputs, sampler=None):
     """A program that decodes, of the shape of inputs."""
     sampler = sampler or decoding.Greedy()
-    decode = partitioning.compiled(
+    decode = forms.compiled(
         lambda inputs: sampler.decode(model, {"encoder_input_tokens": inputs}, LENGTH))
     return decode.get_concrete_function(tf.TensorSpec(inputs.shape, tf.int32))
 
@@ -51,7 +52,7 @@ def test_in_bfloat16_scores_are_as_far_off_as_bfloat16_is(make_model):
 def test_what_xla_cannot_compile_or_nobody_measured_is_not_fused(make_model):
     model = make_model(**UNTIED)
     assert not is_fused(program(model, MANY))
-    any_size = partitioning.compiled(
+    any_size = forms.compiled(
         lambda inputs: decoding.Greedy().ids(model, {"encoder_input_tokens": inputs}, LENGTH), ranks=(2,))
     assert not is_fused(any_size.get_concrete_function())
     assert not is_fused(program(make_model(dispatch="ragged", **UNTIED), INPUTS))

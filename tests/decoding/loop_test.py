@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 from keras import ops
 
-from switch_tf import SwitchConfig, SwitchTransformer, decoding, partitioning, policies
+from switch_tf import SwitchConfig, SwitchTransformer, decoding, partitioning
+from switch_tf.configs import policies
 from switch_tf.layers import grouping
+from switch_tf.ops import forms
 
 LENGTH = 5
 RANDOM = np.random.default_rng(0)
@@ -129,7 +131,7 @@ def test_few_sequences_in_a_program_have_the_tokens_of_whole_passes(make_model, 
     model = make_model(**{**VARIANTS[variant], **UNTIED})
     expected = cut(recompute(with_room(model), INPUTS, LENGTH))
     for inputs in (INPUTS, INPUTS[:1]):  # products of one row have a form of their own
-        ids = partitioning.compiled(lambda inputs: decoding.Greedy().ids(
+        ids = forms.compiled(lambda inputs: decoding.Greedy().ids(
             model, {"encoder_input_tokens": inputs}, LENGTH))(inputs)
         np.testing.assert_array_equal(ids, expected[:len(inputs)])
 

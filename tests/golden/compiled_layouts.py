@@ -18,9 +18,9 @@ from switch_tf.aot import plan
 from switch_tf.aot.chips import CHIPS
 from switch_tf.aot.origin import SENT, WAITING
 from switch_tf.cli import gin_files
+from switch_tf.configs.run import StepSettings
 from switch_tf.optim.adafactor import Adafactor
 from switch_tf.partitioning.layout import Layout
-from switch_tf.training.run import StepSettings
 
 # The benchmarks are programs, no package.
 sys.path.append(str(pathlib.Path(__file__).parents[2] / "benchmarks"))

@@ -10,6 +10,7 @@ import tensorflow as tf
 from switch_tf import partitioning
 from switch_tf.layers import MultiHeadAttention
 from switch_tf.layers.attention import as_keys, as_values, attend
+from switch_tf.ops import random
 
 
 def softmax(x):
@@ -119,7 +120,7 @@ def test_dropout_is_on_probabilities_with_one_mask_for_all_queries():
     layer.out.assign([[[40.0]]])
     memory = np.tile(2.0 ** -np.arange(40, dtype="float32")[:, None], (2, 1, 1))
     x = np.ones((2, 3, 1), "float32")
-    with partitioning.random_seed(0):
+    with random.random_seed(0):
         outputs = layer(x, memory=memory, training=True).numpy()[..., 0]
     assert outputs[0, 0] == outputs[0, 1] == outputs[0, 2] != outputs[1, 0]
     np.testing.assert_allclose(layer(x, memory=memory), np.full((2, 3, 1), 2.0), rtol=1e-5)

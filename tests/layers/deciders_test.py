@@ -5,9 +5,9 @@ import pytest
 import tensorflow as tf
 from keras import ops
 
-from switch_tf import partitioning
 from switch_tf.layers import Router, SwitchFeedForward, deciders
 from switch_tf.layers.decisions import Options, Scores
+from switch_tf.ops import random
 
 ALL = deciders.second_choices("all", 0.2, None)
 
@@ -209,5 +209,5 @@ def test_a_layers_config_makes_its_router_again(arguments):
         one.build((None, None, 3))
     again.set_weights(layer.get_weights())
     x, token_ids = np.random.RandomState(0).randn(2, 6, 3).astype("float32"), np.arange(12).reshape(2, 6)
-    with partitioning.random_seed(0):
+    with random.random_seed(0):
         np.testing.assert_array_equal(layer(x, token_ids=token_ids), again(x, token_ids=token_ids))

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from switch_tf.layers import dispatch
 from switch_tf.layers.decisions import Decisions
-from switch_tf.partitioning import forms
+from switch_tf.ops import forms
 
 WAYS = ("einsum", "index")
 

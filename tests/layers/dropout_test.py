@@ -6,10 +6,11 @@ import tensorflow as tf
 
 from switch_tf import partitioning
 from switch_tf.layers import Dropout
+from switch_tf.ops import random
 
 
 def drop(layer, x, seed=0):
-    with partitioning.random_seed(seed):
+    with random.random_seed(seed):
         return np.asarray(layer(x, training=True))
 
 
@@ -25,7 +26,7 @@ def test_elements_are_zero_or_scaled_and_the_mean_stays():
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_in_low_precision_the_mean_of_outputs_and_of_gradients_stays(dtype):
     x = tf.cast(tf.random.stateless_uniform((100, 1000), (1, 2), 1, 2), dtype)
-    with tf.GradientTape() as tape, partitioning.random_seed(0):
+    with tf.GradientTape() as tape, random.random_seed(0):
         tape.watch(x)
         outputs = Dropout(0.1, dtype=dtype)(x, training=True)
     gradient = tape.gradient(outputs, x, output_gradients=x)
@@ -57,7 +58,7 @@ def test_one_mask_serves_all_positions_of_the_broadcast_axis(axis):
 
 def test_the_gradient_is_the_mask():
     layer, x = Dropout(0.5, name="d"), tf.ones((4, 50))
-    with tf.GradientTape() as tape, partitioning.random_seed(0):
+    with tf.GradientTape() as tape, random.random_seed(0):
         tape.watch(x)
         outputs = layer(x, training=True)
     np.testing.assert_array_equal(tape.gradient(outputs, x), outputs)
@@ -67,7 +68,7 @@ def test_streams_differ_by_layer_and_by_step_and_repeat():
     one, two, x = Dropout(0.5, name="one"), Dropout(0.5, name="two"), np.ones((50, 50), "float32")
     base = drop(one, x)
     np.testing.assert_array_equal(drop(one, x), base)
-    for other in (drop(two, x), drop(one, x, seed=1), drop(one, x, int(partitioning.step_seed(0, 1)))):
+    for other in (drop(two, x), drop(one, x, seed=1), drop(one, x, int(random.step_seed(0, 1)))):
         # Two independent masks agree on half of 2500 elements: standard deviation 0.01, bound 4 of them.
         assert 0.46 < np.mean(other == base) < 0.54
 

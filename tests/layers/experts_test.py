@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from switch_tf import partitioning
 from switch_tf.layers import ExpertFeedForward, FeedForward
+from switch_tf.ops import random
 
 
 def make_experts(num_experts=3, d_ff=5, d_model=4, seed=0, **kwargs):
@@ -79,7 +80,7 @@ def dropped_units(x_shape, rate=0.5, seed=0, **kwargs):
     layer.build(x_shape)
     for weight in layer.weights:
         weight.assign(np.tile(np.eye(x_shape[-1]), (x_shape[0], 1, 1)))
-    with partitioning.random_seed(seed):
+    with random.random_seed(seed):
         outputs = layer(np.ones(x_shape, "float32"), training=True).numpy()
     assert set(np.unique(outputs).tolist()) <= {0.0, np.float32(1 / (1 - rate)).item()}
     return outputs == 0
@@ -108,7 +109,7 @@ def test_dropout_keeps_the_mean_in_bfloat16():
     for weight in layer.weights:
         weight.assign(np.tile(np.eye(width), (2, 1, 1)))
     x = tf.cast(tf.random.stateless_uniform((2, 5, 50, width), (1, 2), 1, 2), "bfloat16")
-    with partitioning.random_seed(0):
+    with random.random_seed(0):
         outputs = np.asarray(tf.cast(layer(x, training=True), "float64"))
     ratio = (outputs / np.asarray(tf.cast(x, "float64")))[outputs != 0] * (1 - rate)
     # Divided by 0.6 rounded to bfloat16 they would be 0.26 % too small.

@@ -8,9 +8,9 @@ import pytest
 import scipy.special
 import tensorflow as tf
 
-from switch_tf import partitioning
-from switch_tf.choices import ACTIVATIONS
+from switch_tf.configs.choices import ACTIVATIONS
 from switch_tf.layers import FeedForward
+from switch_tf.ops import random
 
 
 def gelu(x):
@@ -68,7 +68,7 @@ def test_dropout_takes_a_hidden_unit_from_all_positions_in_training_only():
     layer.input_kernels[0].assign(np.ones((1, 50)))
     layer.wo.assign(2.0 ** -np.arange(50)[:, None])
     x = np.ones((2, 3, 1), "float32")
-    with partitioning.random_seed(1):
+    with random.random_seed(1):
         outputs = layer(x, training=True).numpy()[..., 0]
     # The sum of the powers of two says which units were dropped: the same at all positions, others in the other row.
     assert outputs[0, 0] == outputs[0, 1] == outputs[0, 2] != outputs[1, 0]

@@ -7,9 +7,9 @@ import pytest
 import tensorflow as tf
 
 from switch_tf import SwitchTransformer
+from switch_tf.configs.run import StepSettings
 from switch_tf.layers import Router, SwitchFeedForward
 from switch_tf.training import train_step
-from switch_tf.training.run import StepSettings
 
 # Without "hash", whose gates are all 1, exact in float32.
 POLICIES = {

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from keras import ops
 
-from switch_tf import policies
+from switch_tf.configs import policies
 from switch_tf.layers import ExpertFeedForward, Router, dispatch
 
 NUM_EXPERTS, D_MODEL, D_FF = 5, 6, 8

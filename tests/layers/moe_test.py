@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from switch_tf import partitioning
 from switch_tf.layers import FeedForward, SwitchFeedForward, dispatch, grouping
+from switch_tf.ops import random
 from tests.layers.switch_layers import D_FF, D_MODEL, make_inputs, make_layer
 
 
@@ -117,7 +118,7 @@ def test_expert_dropout_is_elementwise_and_in_training_only():
     x = np.ones((3, 8, 50), "float32")
     # The gate is the probability of an only expert, which some processors round to 1 - 2^-24.
     np.testing.assert_allclose(layer(x), x, rtol=1e-7)
-    with partitioning.random_seed(0):
+    with random.random_seed(0):
         dropped = layer(x, training=True).numpy() == 0
     # 1200 elements: standard deviation 0.014, bound 4 of them. All 24 tokens have masks of their own.
     assert abs(dropped.mean() - 0.4) < 0.057
@@ -130,7 +131,7 @@ def test_two_layers_draw_different_numbers():
     model = keras.Model(inputs, [layer(inputs) for layer in layers])
     layers[1].set_weights(layers[0].get_weights())
     x, _ = make_inputs(4, 8)
-    with partitioning.random_seed(0):
+    with random.random_seed(0):
         first, second = model(x, training=True)
     assert np.mean(np.isclose(first, second)) < 0.5
 
@@ -138,7 +139,7 @@ def test_two_layers_draw_different_numbers():
 def test_the_whole_batch_and_its_parts_route_and_drop_out_alike():
     layer = make_layer(num_groups_multiple=4, train_capacity_factor=0.8, jitter_noise=0.3, expert_dropout_rate=0.3)
     x, mask = make_inputs(8, 6)
-    with partitioning.random_seed(5):
+    with random.random_seed(5):
         whole, stats = layer.forward(x, padding_mask=mask, training=True)
         parts = []
         for index in range(4):
@@ -214,7 +215,7 @@ def test_both_dispatches_agree_in_the_whole_layer():
     results = []
     for name in ("einsum", "index"):
         layer = make_layer(train_capacity_factor=0.8, dispatch=name, name="same")
-        with partitioning.random_seed(1), tf.GradientTape() as tape:
+        with random.random_seed(1), tf.GradientTape() as tape:
             outputs, stats = layer.forward(x, padding_mask=mask, training=True)
             loss = tf.reduce_sum(outputs**2) + stats.load_balancing_loss.value
         results.append([outputs, *tape.gradient(loss, weights_of(layer))])

@@ -5,8 +5,9 @@ import numpy as np
 import pytest
 from keras import ops
 
-from switch_tf import partitioning, policies
+from switch_tf.configs import policies
 from switch_tf.layers import Router, SwitchFeedForward, grouping, routes
+from switch_tf.ops import forms
 
 BATCH, LENGTH, D_MODEL, D_FF, NUM_EXPERTS = 3, 7, 6, 10, 4
 
@@ -67,4 +68,4 @@ def test_a_program_of_any_size_records_the_same(policy):
         return found[0].gates
 
     ids = (10 * inputs[..., 0]).astype("int32")
-    np.testing.assert_allclose(partitioning.compiled(gates, ranks=(2,))(ids), gates(ids), rtol=1e-5)
+    np.testing.assert_allclose(forms.compiled(gates, ranks=(2,))(ids), gates(ids), rtol=1e-5)

@@ -6,7 +6,8 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from switch_tf import SwitchConfig, SwitchTransformer, policies
+from switch_tf import SwitchConfig, SwitchTransformer
+from switch_tf.configs import policies
 from switch_tf.layers import Router, SwitchFeedForward
 
 CAUSAL_POLICIES = {name for name in policies.names() if policies.get(name).is_causal}

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from switch_tf import partitioning
 from switch_tf.layers import Router, SwitchFeedForward
+from switch_tf.ops import random
 
 NUM_EXPERTS, D_MODEL, D_FF = 4, 5, 6
 ROUTERS = {
@@ -41,15 +42,15 @@ def run(name, dispatch, is_compiled):
                               min_expert_capacity=1, expert_dropout_rate=0.3, dispatch=dispatch, router=router,
                               name="layer")
     layer.build((None, None, D_MODEL))
-    random = np.random.RandomState(0)
+    rng = np.random.RandomState(0)
     for weight in layer.weights:
-        weight.assign(random.randn(*weight.shape) / 2)
-    inputs, is_real = random.randn(3, 6, D_MODEL).astype("float32"), random.rand(3, 6) < 0.9
-    token_ids, target = random.randint(0, 50, (3, 6)).astype("int32"), random.randn(3, 6, D_MODEL).astype("float32")
+        weight.assign(rng.randn(*weight.shape) / 2)
+    inputs, is_real = rng.randn(3, 6, D_MODEL).astype("float32"), rng.rand(3, 6) < 0.9
+    token_ids, target = rng.randint(0, 50, (3, 6)).astype("int32"), rng.randn(3, 6, D_MODEL).astype("float32")
     weights = {weight.path: weight.value for weight in layer.weights}
 
     def gradients(inputs):
-        with partitioning.random_seed(1), tf.GradientTape() as tape:
+        with random.random_seed(1), tf.GradientTape() as tape:
             tape.watch(inputs)
             outputs, stats = layer.forward(inputs, padding_mask=is_real, token_ids=token_ids, training=True)
             loss = tf.reduce_sum(outputs * target) + stats.load_balancing_loss.value + stats.router_z_loss.value
@@ -97,10 +98,10 @@ def test_xla_decides_ties_the_same_way(name):
     router = Router(NUM_EXPERTS, exploration="argmax", **ROUTERS[name])
     router.build((None, None, D_MODEL))
     # Six different tokens, over and over, and experts 1 and 3 alike.
-    random = np.random.RandomState(0)
-    router.kernel.assign(random.randn(D_MODEL, NUM_EXPERTS)[:, [0, 1, 2, 1]])
-    inputs = random.randn(6, D_MODEL).astype("float32")[random.randint(0, 6, (4, 40))]
-    is_real = random.rand(4, 40) < 0.8
+    rng = np.random.RandomState(0)
+    router.kernel.assign(rng.randn(D_MODEL, NUM_EXPERTS)[:, [0, 1, 2, 1]])
+    inputs = rng.randn(6, D_MODEL).astype("float32")[rng.randint(0, 6, (4, 40))]
+    is_real = rng.rand(4, 40) < 0.8
 
     def decide(inputs):
         return router(inputs, padding_mask=is_real, expert_capacity=8)[0]
@@ -118,11 +119,11 @@ def test_parts_of_a_batch_give_the_outputs_of_the_whole_with_dropout_and_jitter(
                               min_expert_capacity=1, expert_dropout_rate=0.3, dispatch=dispatch, router=router,
                               name="layer")
     layer.build((None, None, D_MODEL))
-    random = np.random.RandomState(0)
+    rng = np.random.RandomState(0)
     for weight in layer.weights:
-        weight.assign(random.randn(*weight.shape))
-    inputs, token_ids = random.randn(4, 8, D_MODEL).astype("float32"), random.randint(0, 50, (4, 8)).astype("int32")
-    with partitioning.random_seed(1):
+        weight.assign(rng.randn(*weight.shape))
+    inputs, token_ids = rng.randn(4, 8, D_MODEL).astype("float32"), rng.randint(0, 50, (4, 8)).astype("int32")
+    with random.random_seed(1):
         whole, _ = layer.forward(inputs, token_ids=token_ids, training=True)
         parts = []
         for index in range(2):

@@ -6,6 +6,7 @@ import tensorflow as tf
 
 from switch_tf import partitioning
 from switch_tf.layers import Router, routing
+from switch_tf.ops import random
 
 PROBS = np.array([0.5, 0.3, 0.15, 0.05])
 
@@ -20,7 +21,7 @@ def make_router(kernel, **kwargs):
 def draw(num_tokens, **kwargs):
     """Decisions on tokens that all have the probabilities PROBS, in 4 groups."""
     router = make_router(np.log(PROBS)[None], exploration="sample", **kwargs)
-    with partitioning.random_seed(0):
+    with random.random_seed(0):
         return router(np.ones((4, num_tokens // 4, 1), "float32"), expert_capacity=num_tokens, training=True)[0]
 
 
@@ -35,7 +36,7 @@ def chi_square(counts, probs):
 def test_input_dropout_drops_a_tenth_and_scales_the_rest():
     # One feature, kernel (1, 0): the logit of expert 0 is the feature, and its probability sigmoid(logit).
     router = make_router([[1.0, 0.0]], exploration="input_dropout")
-    with partitioning.random_seed(0):
+    with random.random_seed(0):
         decisions, _ = router(np.full((1, 4000, 1), 0.9, "float32"), expert_capacity=4000, training=True)
     gate = np.asarray(decisions.gate, np.float64)[0, :, 0]
     logits = np.log(gate / (1 - gate))
@@ -48,7 +49,7 @@ def test_input_dropout_drops_a_tenth_and_scales_the_rest():
 
 def test_input_dropout_is_by_element():
     router = make_router(np.eye(4), exploration="input_dropout")
-    with partitioning.random_seed(0):
+    with random.random_seed(0):
         _, stats = router(np.ones((1, 500, 4), "float32"), expert_capacity=500, training=True)
     # 0.9^4 = 0.656 of the tokens keep all features and have the entropy ln 4; the others have less.
     assert 0.01 < np.log(4) - stats.router_entropy.value < 0.3
@@ -85,7 +86,7 @@ def test_the_gate_is_the_probability_of_the_drawn_expert_without_the_noise():
 @pytest.mark.parametrize("policy", ["switch", "ntlb", "batch_prioritized", "top2", "sinkhorn"])
 def test_sampling_reaches_every_expert_and_the_gradient_is_that_of_the_probability(policy):
     router = make_router(np.log(PROBS)[None], exploration="sample", policy=policy)
-    with partitioning.random_seed(0), tf.GradientTape() as tape:
+    with random.random_seed(0), tf.GradientTape() as tape:
         decisions, _ = router(np.ones((1, 300, 1), "float32"), expert_capacity=300, training=True)
         total = tf.reduce_sum(decisions.gate[..., 0])
     assert set(np.asarray(decisions.expert_index).ravel().tolist()) == {0, 1, 2, 3}
@@ -96,7 +97,7 @@ def test_tokens_and_groups_draw_for_themselves_and_steps_anew():
     router = make_router(np.zeros((1, 4)), exploration="sample")
     index = []
     for seed in (0, 0, 1):
-        with partitioning.random_seed(seed):
+        with random.random_seed(seed):
             decisions, _ = router(np.ones((2, 100, 1), "float32"), expert_capacity=100, training=True)
         index.append(np.asarray(decisions.expert_index))
     np.testing.assert_array_equal(index[0], index[1])

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from switch_tf import choices, losses, partitioning, policies
+from switch_tf import losses, partitioning
+from switch_tf.configs import choices, policies
 from switch_tf.layers import Router, grouping
 
 GOLDEN = json.loads((pathlib.Path(__file__).parents[1] / "golden" / "routing.json").read_text())

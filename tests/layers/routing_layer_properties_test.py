@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from switch_tf import partitioning
 from switch_tf.layers import Router, SwitchFeedForward
+from switch_tf.ops import random
 
 NUM_EXPERTS, D_MODEL, D_FF = 4, 5, 6
 ROUTERS = {
@@ -88,7 +89,7 @@ def test_the_router_learns_from_every_token_that_an_expert_took_and_from_no_othe
     layer = make_layer(name)
     inputs, is_real, token_ids = make_inputs(2, 9)
     x = tf.constant(inputs)
-    with partitioning.random_seed(1), tf.GradientTape() as tape:
+    with random.random_seed(1), tf.GradientTape() as tape:
         tape.watch(x)
         decisions = decide(layer, x, is_real, token_ids, 2, training=True)
         # Weights, because normalised gates sum to 1, which has no gradient.
@@ -109,7 +110,7 @@ def test_the_router_learns_from_every_token_that_an_expert_took_and_from_no_othe
 def test_the_layers_loss_moves_the_router_and_every_expert_that_has_a_token(name):
     layer = make_layer(name)
     inputs, is_real, token_ids = make_inputs(2, 9)
-    with partitioning.random_seed(1), tf.GradientTape() as tape:
+    with random.random_seed(1), tf.GradientTape() as tape:
         outputs, stats = layer.forward(inputs, padding_mask=is_real, token_ids=token_ids, training=True)
         loss = tf.reduce_sum(outputs**2)
     router, *experts = tape.gradient(loss, [weight.value for weight in (layer.router.kernel, *layer.experts.weights)])
@@ -138,7 +139,7 @@ def test_jitter_moves_gates_in_training_only_and_experts_get_the_inputs_as_they_
     dense = layer.experts(np.repeat(inputs[None], NUM_EXPERTS, axis=0))[0]
     gates = {}
     for training in (False, True):
-        with partitioning.random_seed(2):
+        with random.random_seed(2):
             decisions = decide(layer, inputs, is_real, token_ids, 3, training)
             outputs, _ = layer.forward(inputs, padding_mask=is_real, token_ids=token_ids, training=training)
         if name == "expert_choice":

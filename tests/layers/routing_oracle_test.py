@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from switch_tf import partitioning
 from switch_tf.layers import Router, SwitchFeedForward
+from switch_tf.ops import random
 
 D_MODEL, D_FF = 6, 5
 SEED = 7
@@ -216,27 +216,27 @@ def make_layer(batch, dispatch, policy, training=False, semantics="switch_tf", *
         eval_capacity_factor=factor, min_expert_capacity=1, semantics=semantics, dispatch=dispatch, name="layer",
         router=Router(batch.experts, policy=policy, exploration="argmax", semantics=semantics, name="router", **router))
     layer.build((None, None, D_MODEL))
-    random = np.random.RandomState(0)
+    rng = np.random.RandomState(0)
     for weight in layer.weights:
-        weight.assign(random.randn(*weight.shape) / 2)
+        weight.assign(rng.randn(*weight.shape) / 2)
     return layer
 
 
 def make_inputs(batch, seed):
-    random = np.random.RandomState(seed)
+    rng = np.random.RandomState(seed)
     shape = (batch.sequences, batch.length)
-    return (random.randn(*shape, D_MODEL).astype("float32"), random.rand(*shape) < batch.share_real,
-            random.randint(0, 50, shape).astype("int32"))
+    return (rng.randn(*shape, D_MODEL).astype("float32"), rng.rand(*shape) < batch.share_real,
+            rng.randint(0, 50, shape).astype("int32"))
 
 
 def by_oracle(layer, batch, inputs, is_real, token_ids, case, weights=None):
     """`(decisions, outputs, is_served)` of each group; `weights` are the layer's unless given, in float64."""
     tokens = np.float64(inputs).reshape(batch.groups, -1, D_MODEL)
     size = tokens.shape[1]
-    with partitioning.random_seed(SEED):
-        seed = partitioning.layer_seed(layer.router, "second_expert")
+    with random.random_seed(SEED):
+        seed = random.layer_seed(layer.router, "second_expert")
         num_later = (case.get("num_selected_experts") or 2) - 1
-        uniforms = np.asarray(partitioning.uniform(seed, (batch.groups, size, num_later)))
+        uniforms = np.asarray(random.uniform(seed, (batch.groups, size, num_later)))
     weights = list(weights or map(np.float64, layer.weights))
     kernel = None if case["policy"] == "hash" else weights.pop(0)
     *input_kernels, wo = weights
@@ -269,7 +269,7 @@ def test_decisions_outputs_and_drops_are_the_oracles(name, batch):
     def in_groups(x):
         return x.reshape(batch.groups, -1, *x.shape[2:])
 
-    with partitioning.random_seed(SEED):
+    with random.random_seed(SEED):
         decisions, _ = layer.router(in_groups(inputs), padding_mask=in_groups(is_real), expert_capacity=batch.capacity,
                                     token_ids=in_groups(token_ids), training=training)
     if policy == "expert_choice":
@@ -290,7 +290,7 @@ def test_decisions_outputs_and_drops_are_the_oracles(name, batch):
     if batch.length == 9:  # 8 slots for 18 tokens
         assert (is_real & ~is_served).any() and not given[1].all()
     for dispatch, one in layers.items():
-        with partitioning.random_seed(SEED):
+        with random.random_seed(SEED):
             mine, stats = one.forward(given[0], padding_mask=given[1], token_ids=token_ids, training=training)
         np.testing.assert_allclose(mine, outputs, rtol=1e-5, atol=1e-5, err_msg=dispatch)
         np.testing.assert_array_equal(np.asarray(mine)[~is_served], 0, err_msg=dispatch)
@@ -302,9 +302,9 @@ def test_gradients_are_the_oracles_differences(name):
     """Along a random direction of inputs and weights, too short a step to change a decision."""
     case, batch, step = CASES[name], BATCHES[1], 1e-6
     inputs, is_real, token_ids = make_inputs(batch, seed=batch.length)
-    layer, random = make_layer(batch, "index", **case), np.random.RandomState(5)
-    target, x = random.randn(*inputs.shape), tf.constant(inputs)
-    with partitioning.random_seed(SEED), tf.GradientTape() as tape:
+    layer, rng = make_layer(batch, "index", **case), np.random.RandomState(5)
+    target, x = rng.randn(*inputs.shape), tf.constant(inputs)
+    with random.random_seed(SEED), tf.GradientTape() as tape:
         tape.watch(x)
         outputs, _ = layer.forward(x, padding_mask=is_real, token_ids=token_ids, training=case.get("training", False))
         total = tf.reduce_sum(outputs * tf.constant(target, tf.float32))
@@ -312,7 +312,7 @@ def test_gradients_are_the_oracles_differences(name):
 
     points = [np.float64(inputs), *map(np.float64, layer.weights)]
     for moved, gradient in enumerate(gradients):
-        direction, sums = random.randn(*points[moved].shape), []
+        direction, sums = rng.randn(*points[moved].shape), []
         for sign in (-1, 1):
             x, *weights = [point + sign * step * direction if i == moved else point for i, point in enumerate(points)]
             groups = by_oracle(layer, batch, x, is_real, token_ids, case, weights)

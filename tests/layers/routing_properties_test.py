@@ -15,6 +15,7 @@ from keras import ops
 
 from switch_tf import partitioning
 from switch_tf.layers import Router, grouping
+from switch_tf.ops import random
 
 # One expert alone has probability 1, and Keras warns of it.
 pytestmark = pytest.mark.filterwarnings("ignore:You are using a softmax")
@@ -75,24 +76,24 @@ def batches(draw, has_ties=True, is_finite=False, min_experts=1):
     """Inputs of few values, so that ties are common, or normal ones; some tokens are not numbers or infinite."""
     groups, tokens = draw(st.integers(1, 6)), draw(st.integers(1, 10))
     num_experts, capacity = draw(st.integers(min_experts, 5)), draw(st.integers(1, 6))
-    random = np.random.RandomState(draw(st.integers(0, 2**31 - 1)))
+    rng = np.random.RandomState(draw(st.integers(0, 2**31 - 1)))
     if has_ties and draw(st.booleans()):
-        inputs = random.randint(-1, 2, (groups, tokens, D_MODEL)).astype("float32")
-        kernel = random.randint(-2, 3, (D_MODEL, num_experts)).astype("float32")
+        inputs = rng.randint(-1, 2, (groups, tokens, D_MODEL)).astype("float32")
+        kernel = rng.randint(-2, 3, (D_MODEL, num_experts)).astype("float32")
     else:
-        inputs, kernel = (random.randn(*shape).astype("float32")
+        inputs, kernel = (rng.randn(*shape).astype("float32")
                           for shape in ((groups, tokens, D_MODEL), (D_MODEL, num_experts)))
     for value in () if is_finite else draw(st.sampled_from([(), (np.nan,), (np.inf, -np.inf), (np.nan, np.inf)])):
-        inputs[random.rand(*inputs.shape) < 0.1] = value
-    is_real = random.rand(groups, tokens) < draw(st.sampled_from([0.0, 0.5, 0.8, 1.0]))
-    return Batch(inputs, kernel, is_real, random.randint(0, 100, (groups, tokens)).astype("int32"), capacity)
+        inputs[rng.rand(*inputs.shape) < 0.1] = value
+    is_real = rng.rand(groups, tokens) < draw(st.sampled_from([0.0, 0.5, 0.8, 1.0]))
+    return Batch(inputs, kernel, is_real, rng.randint(0, 100, (groups, tokens)).astype("int32"), capacity)
 
 
 def route(name, batch):
     router = cached_router(name, batch.num_experts)
     if name != "hash":
         router.kernel.assign(batch.kernel)
-    with partitioning.random_seed(1):
+    with random.random_seed(1):
         return router(batch.inputs, padding_mask=batch.is_real, expert_capacity=batch.capacity,
                       token_ids=batch.token_ids, training=name in IN_TRAINING)
 
@@ -269,18 +270,18 @@ def test_renaming_the_experts_renames_the_decisions_and_changes_nothing_else(nam
     *((name, "switch_tf") for name in ROUTERS),
     *((name, semantics) for name in ("switch", "top2, all") for semantics in ("mtf", "t5x"))])
 def test_statistics_of_parts_merge_to_those_of_the_whole(name, semantics):
-    random = np.random.RandomState(0)
+    rng = np.random.RandomState(0)
     router = Router(4, **{"exploration": "input_jitter", "jitter_noise": 0.3, "semantics": semantics, **ROUTERS[name],
                           "second_place_loss_weight": 0.5 * (num_choices(name) > 1)}, name="router")
     router.build((None, None, D_MODEL))
-    inputs, is_real = random.randn(4, 7, D_MODEL).astype("float32"), random.rand(4, 7) < 0.7
-    token_ids = random.randint(0, 100, (4, 7)).astype("int32")
+    inputs, is_real = rng.randn(4, 7, D_MODEL).astype("float32"), rng.rand(4, 7) < 0.7
+    token_ids = rng.randint(0, 100, (4, 7)).astype("int32")
 
     def stats_of(rows):
         return router(inputs[rows], padding_mask=is_real[rows], expert_capacity=2, token_ids=token_ids[rows],
                       training=True)[1]
 
-    with partitioning.random_seed(3):
+    with random.random_seed(3):
         whole, merged = stats_of(slice(None)), None
         for index in range(2):
             with partitioning.part_of_batch(2, index):

@@ -6,6 +6,7 @@ import tensorflow as tf
 
 from switch_tf import partitioning
 from switch_tf.layers import Router
+from switch_tf.ops import random
 
 LN3 = float(np.log(3))
 
@@ -152,7 +153,7 @@ def logits_of_ones(router, num_tokens, training=True):
 
 def test_jitter_is_uniform_around_1_in_training_only():
     router = make_router([[1.0, 0.0]], jitter_noise=0.1)
-    with partitioning.random_seed(0):
+    with random.random_seed(0):
         noise = logits_of_ones(router, 1000)
     assert noise.min() >= 0.9 - 1e-5 and noise.max() <= 1.1 + 1e-5
     assert noise.min() < 0.902 and noise.max() > 1.098
@@ -166,7 +167,7 @@ def test_jitter_is_uniform_around_1_in_training_only():
 def test_jitter_differs_between_features_and_tokens():
     # The first feature alone decides the logit of expert 0, the second that of expert 1: without jitter they tie.
     x = np.ones((2, 50, 2), "float32")
-    with partitioning.random_seed(0):
+    with random.random_seed(0):
         decisions, _ = make_router(np.eye(2), jitter_noise=0.1)(x, expert_capacity=50, training=True)
     assert len(set(np.asarray(decisions.gate).ravel().tolist())) > 95
     assert 25 < np.sum(decisions.expert_index) < 75
@@ -183,7 +184,7 @@ def test_evaluation_is_deterministic_and_training_draws_anew():
 def test_jitter_is_the_same_for_the_whole_batch_and_its_parts():
     router = make_router(np.eye(4), jitter_noise=0.5)
     x = np.random.RandomState(0).randn(4, 3, 4).astype("float32")
-    with partitioning.random_seed(3):
+    with random.random_seed(3):
         whole, _ = router(x, expert_capacity=3, training=True)
         parts = []
         for index in range(2):

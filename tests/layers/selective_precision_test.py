@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from switch_tf import partitioning
 from switch_tf.layers import Router
+from switch_tf.ops import random
 
 NUM_EXPERTS, D_MODEL = 8, 32
 ROUTERS = {
@@ -25,7 +25,7 @@ def choices(name, inputs, dtype, router_dtype):
     router = Router(NUM_EXPERTS, dtype=dtype, router_dtype=router_dtype, name="router", **ROUTERS[name])
     router.build((None, None, D_MODEL))
     router.kernel.assign((1 + np.random.RandomState(0).randn(D_MODEL, NUM_EXPERTS)) / 2)
-    with partitioning.random_seed(0):
+    with random.random_seed(0):
         decisions, _ = router(inputs, expert_capacity=40, training=True)
     assert decisions.gate.dtype == tf.float32
     return [np.asarray(part) for part in decisions[:-1]]

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from switch_tf import partitioning
 from switch_tf.layers import FeedForward, MultiHeadAttention, SwitchFeedForward, SwitchSelfAttention
+from switch_tf.ops import random
 
 D_MODEL, D_FF, NUM_HEADS, D_KV = 4, 5, 2, 3
 CAUSAL = np.tril(np.ones((1, 1, 6, 6), bool))
@@ -175,7 +175,7 @@ def test_dropout_is_on_probabilities_and_in_training_only():
     # Zero queries: each of 40 keys has probability 1/40. Value i is 2^-i, so the output says which keys were dropped.
     layer = make_identity_layer([[0], [0]], [[1], [0]], [[40.0, 0]], dropout_rate=0.5, train_capacity_factor=1.0)
     x = np.stack([2.0 ** -np.arange(40), np.zeros(40)], -1)[None].astype("float32")
-    with partitioning.random_seed(0):
+    with random.random_seed(0):
         outputs = layer(x, training=True).numpy()[0, :, 0]
     assert (outputs == outputs[0]).all() and abs(outputs[0] - 2) > 1e-3
     np.testing.assert_allclose(layer(x)[0, :, 0], np.full(40, 2.0), rtol=1e-5)

@@ -6,8 +6,9 @@ import keras
 import numpy as np
 import pytest
 
-from switch_tf import SwitchConfig, SwitchTransformer, shipped_gin
+from switch_tf import SwitchConfig, SwitchTransformer
 from switch_tf.aot import lower
+from switch_tf.configs import shipped_gin
 from switch_tf.partitioning.partitioner import Partitioner
 
 NARROW = {"vocab_size": 80, "d_model": 32, "d_ff": 64, "d_kv": 8, "num_heads": 8, "num_groups_multiple": 8}

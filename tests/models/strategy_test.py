@@ -103,11 +103,11 @@ def test_ids_reach_layers_of_a_users_model():
 
 
 def test_replicas_share_a_seed_and_draw_other_numbers():
-    from switch_tf import partitioning
+    from switch_tf.ops import random
 
     @tf.function
     def draw():
-        return strategy.run(lambda: partitioning.uniform(partitioning.fresh_seed(), (2, 3)))
+        return strategy.run(lambda: random.uniform(random.fresh_seed(), (2, 3)))
 
     strategy = mirrored()
     keras.utils.set_random_seed(7)

@@ -9,10 +9,11 @@ import pytest
 import tensorflow as tf
 
 from switch_tf import SwitchConfig, SwitchTransformer, metrics
+from switch_tf.configs.run import StepSettings
 from switch_tf.layers import FeedForward, MultiHeadAttention, SwitchFeedForward, SwitchSelfAttention
 from switch_tf.optim.adafactor import Adafactor
-from switch_tf.training import names, train_step
-from switch_tf.training.run import StepSettings
+from switch_tf.reporting import names
+from switch_tf.training import train_step
 from tests.models.conftest import check_causal
 
 CHOICES = ("feed_forward", "attention", "feed_forward_and_attention")

@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from switch_tf import SwitchConfig, SwitchTransformer, partitioning
 from switch_tf.layers import Dropout, ExpertFeedForward, Router
+from switch_tf.ops import random
 
 ENOUGH = {"train_capacity_factor": 4.0, "eval_capacity_factor": 4.0}
 
@@ -15,7 +16,7 @@ def gradients_of(model, features, is_compiled=False, seed=0):
     """Loss (with both router losses), gradients of every weight, in training with dropout from one seed."""
 
     def run():
-        with partitioning.random_seed(seed), tf.GradientTape() as tape:
+        with random.random_seed(seed), tf.GradientTape() as tape:
             logits, router_stats = model.forward(features, training=True)
             loss = tf.reduce_mean(tf.square(logits))
             for stats in router_stats:
@@ -120,7 +121,7 @@ def test_training_draws_by_seed_and_evaluation_never(make_model, features):
     model = make_model(dropout_rate=0.2, jitter_noise=0.1, expert_dropout_rate=0.2)
     logits = {}
     for seed in (0, 0, 1):
-        with partitioning.random_seed(seed):
+        with random.random_seed(seed):
             again = model.forward(features, training=True)[0].numpy()
         assert seed not in logits or np.array_equal(again, logits[seed])
         logits[seed] = again
@@ -134,7 +135,7 @@ def test_parts_of_the_batch_add_up_to_the_whole(make_model, features):
     model = make_model(dropout_rate=0.2, jitter_noise=0.1, expert_dropout_rate=0.2, num_groups_multiple=2,
                        train_capacity_factor=0.9)
     batch = {name: np.concatenate([value, value[:1]]) for name, value in features.items()}
-    with partitioning.random_seed(7):
+    with random.random_seed(7):
         whole, stats = model.forward(batch, training=True)
         parts = []
         for index in range(2):

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from switch_tf import SwitchConfig, partitioning
+from switch_tf import SwitchConfig
 from switch_tf.layers import Dropout, FeedForward, SwitchFeedForward
 from switch_tf.models.stack import Stack
 from switch_tf.models.transformer_layer import TransformerLayer, switch_feed_forward
+from switch_tf.ops import random
 
 SMALL = {"vocab_size": 8, "d_model": 4, "d_ff": 6, "d_kv": 2, "num_heads": 2, "dropout_rate": 0.0}
 EVERYTHING = np.ones((1, 1, 1, 3), bool)
@@ -84,7 +85,7 @@ def test_dropout_takes_a_feature_from_all_positions_of_a_sequence():
     # Layers that add nothing: what is left is the dropout of the embedding and of the last norm.
     stack = silence(build_stack(dropout_rate=0.5, num_encoder_layers=1, d_model=64))
     x = np.ones((2, 5, 64), "float32")
-    with partitioning.random_seed(0):
+    with random.random_seed(0):
         hidden, _ = stack(x, np.ones((2, 5), bool), np.ones((2, 1, 1, 5), bool), training=True)
     is_dropped = hidden.numpy() == 0
     assert (is_dropped == is_dropped[:, :1]).all() and (is_dropped[0] != is_dropped[1]).any()

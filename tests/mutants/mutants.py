@@ -15,10 +15,10 @@ LAYER = ("tests/layers/moe_test.py", "tests/layers/moe_keras_test.py", "tests/la
 GROUPING = ("tests/layers/grouping_test.py", "tests/layers/moe_test.py")
 DROPOUT = ("tests/layers/dropout_test.py",)
 ADAFACTOR = ("tests/optim/adafactor_test.py",)
-STEP = ("tests/training/objective_test.py", "tests/training/train_step_test.py")
+STEP = ("tests/evaluation/objective_test.py", "tests/training/train_step_test.py")
 EVALUATOR = ("tests/data/evaluator_test.py", "tests/tasks/downstream_test.py")
 RESULTS = ("tests/comparison/results_test.py",)
-OBJECTIVE = ("tests/training/objective_test.py", "tests/training/semantics_loss_test.py")
+OBJECTIVE = ("tests/evaluation/objective_test.py", "tests/evaluation/semantics_loss_test.py")
 
 
 class Mutant(NamedTuple):
@@ -45,8 +45,8 @@ MUTANTS = (
            ROUTING),
     Mutant("layers/routing.py", 'if training and self.exploration == "input_jitter"',
            'if self.exploration == "input_jitter"', ROUTING),
-    Mutant("layers/routing.py", 'partitioning.layer_seed(self, "jitter")',
-           'partitioning.layer_seed(self, "second_expert")', ROUTING,
+    Mutant("layers/routing.py", 'random.layer_seed(self, "jitter")',
+           'random.layer_seed(self, "second_expert")', ROUTING,
            survives="another stream of the same random numbers, which nothing says must be this one"),
     Mutant("layers/routing.py", "dropout.mask(noise, INPUT_DROPOUT_RATE, x.dtype)",
            "dropout.mask(noise, INPUT_DROPOUT_RATE, x.dtype) * (1 - INPUT_DROPOUT_RATE)", ROUTING),
@@ -57,7 +57,7 @@ MUTANTS = (
            "ops.clip(selection", ("tests/layers/routing_layer_properties_test.py",)),
     Mutant("layers/routing.py", "uniform if training else None", "None", ROUTING),
     Mutant("layers/routing.py", "self._rules.normalizes_gates, training, is_wanted", "True, training, is_wanted",
-           ("tests/layers/routing_golden_test.py", "tests/semantics_test.py", *ROUTING)),
+           ("tests/layers/routing_golden_test.py", "tests/configs/semantics_test.py", *ROUTING)),
     Mutant("layers/routing.py", "fraction_tokens_dropped=Mean(num_real - counts.num_served, num_real)",
            "fraction_tokens_dropped=Mean(num_real - counts.num_filled, num_real)", ROUTING),
     Mutant("layers/routing.py", "router_confidence=Mean(ops.sum(ops.max(probs, axis=-1) * real), num_real)",
@@ -153,8 +153,8 @@ MUTANTS = (
     Mutant("models/joining.py", "mean.total / len(router_stats)", "mean.total", JOINED),
     # Dispatch and combine.
     Mutant("layers/dispatch.py", "ROWS_PER_PRODUCT = 40", "ROWS_PER_PRODUCT = 0", DISPATCH),
-    Mutant("layers/dispatch.py", 'return next(name for name in partitioning.suited_dispatches() if name != "ragged")',
-           "return partitioning.suited_dispatches()[0]", DISPATCH),
+    Mutant("layers/dispatch.py", 'return next(name for name in forms.suited_dispatches() if name != "ragged")',
+           "return forms.suited_dispatches()[0]", DISPATCH),
     Mutant("layers/dispatch.py", "self.decisions.gate[:, :, choice:choice + 1]", "self.decisions.gate[:, :, :1]",
            DISPATCH),
     Mutant("layers/dispatch.py", "buffer_row = ops.where(decisions.is_filled, buffer_row, num_buffer_rows)",
@@ -176,7 +176,7 @@ MUTANTS = (
     Mutant("layers/experts.py", "return dropout.mask(draws, self.dropout_rate, dtype)",
            "return dropout.mask(draws, self.dropout_rate, dtype) * (1 - self.dropout_rate)", LAYER[::-1]),
     Mutant("layers/dropout.py", "* (1 / (1 - rate))", "* (1 / rate)", DROPOUT),
-    Mutant("layers/dropout.py", "partitioning.widen(x) * factors", "x * ops.cast(factors, x.dtype)", DROPOUT),
+    Mutant("layers/dropout.py", "dtypes.widen(x) * factors", "x * ops.cast(factors, x.dtype)", DROPOUT),
     Mutant("layers/dropout.py", "draws >= rate", "draws >= 1 - rate", DROPOUT),
     # Groups and capacities.
     Mutant("layers/grouping.py", "factor = model.train_capacity_factor if training else model.eval_capacity_factor",
@@ -211,8 +211,8 @@ MUTANTS = (
     # The step and its objective.
     Mutant("training/train_step.py", "partitioning.part_of_batch(count * num_parts, index + count * part_index)",
            "partitioning.part_of_batch(count * num_parts, count * part_index)", STEP),
-    Mutant("training/train_step.py", "partitioning.random_seed(partitioning.step_seed(seed, step))",
-           "partitioning.random_seed(partitioning.step_seed(seed, 0))", STEP),
+    Mutant("training/train_step.py", "random.random_seed(random.step_seed(seed, step))",
+           "random.random_seed(random.step_seed(seed, 0))", STEP),
     Mutant("training/train_step.py", "scale = settings.clip_norm / tf.maximum(norm, settings.clip_norm)",
            "scale = settings.clip_norm / norm", STEP),
     Mutant("training/train_step.py", "[a + b for a, b in zip(gradients, more_gradients, strict=True)]",
@@ -222,11 +222,12 @@ MUTANTS = (
     Mutant("training/train_step.py", "is_finite = tf.math.is_finite(norm)", "is_finite = tf.constant(True)", STEP),
     Mutant("training/train_step.py", "loss = total_loss(model.config, weighed(measured, weights))",
            "loss = total_loss(model.config, measured)", STEP),
-    Mutant("training/objective.py", "load_balancing_loss=num_all if config.rules.balance_counts_padding else num_real",
+    Mutant("evaluation/objective.py",
+           "load_balancing_loss=num_all if config.rules.balance_counts_padding else num_real",
            "load_balancing_loss=num_real", OBJECTIVE),
-    Mutant("training/objective.py", "(stats.router_z_loss, config.router_z_loss_weight)",
+    Mutant("evaluation/objective.py", "(stats.router_z_loss, config.router_z_loss_weight)",
            "(stats.router_z_loss, config.load_balancing_loss_weight)", OBJECTIVE),
-    Mutant("training/objective.py", 'real["decoder"] = masks.decoder_is_real(features)',
+    Mutant("evaluation/objective.py", 'real["decoder"] = masks.decoder_is_real(features)',
            'real["decoder"] = masks.encoder_is_real(features)', OBJECTIVE),
     # Decoding, data and comparisons.
     Mutant("decoding/beam.py", "> ended_scores[:, -1]", "> ended_scores[:, 0]", ("tests/decoding/beam_test.py",)),

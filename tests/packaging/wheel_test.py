@@ -63,7 +63,7 @@ def test_unpacked_wheel_finds_its_own_gin_files_from_an_empty_folder(wheel, tmp_
     site, empty = tmp_path / "site", tmp_path / "empty"
     zipfile.ZipFile(wheel).extractall(site)
     empty.mkdir()
-    code = "import gin; from switch_tf import shipped_gin; print(gin.__file__, shipped_gin.folder(), sep='\\n')"
+    code = "import gin; from switch_tf.configs import shipped_gin; print(gin.__file__, shipped_gin.folder(), sep='\\n')"
     output = subprocess.run(
         [sys.executable, "-c", code],
         cwd=empty,

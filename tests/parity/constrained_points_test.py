@@ -5,11 +5,11 @@ import tensorflow as tf
 
 from switch_tf import SwitchConfig, SwitchTransformer
 from switch_tf.aot import lower
+from switch_tf.configs.run import StepSettings
 from switch_tf.optim.adafactor import Adafactor
 from switch_tf.partitioning import backends, gspmd
 from switch_tf.partitioning import dtensor as dtensor_module
 from switch_tf.partitioning.axes import annotated_by
-from switch_tf.training.run import StepSettings
 from switch_tf.training.train_step import compile_steps
 
 BATCH, LENGTHS = 16, {"inputs": 32, "targets": 16}

@@ -14,9 +14,9 @@ import pytest
 import tensorflow as tf
 
 from switch_tf import conversion, losses
+from switch_tf.configs.run import StepSettings
+from switch_tf.evaluation import objective
 from switch_tf.layers import Router
-from switch_tf.training import objective
-from switch_tf.training.run import StepSettings
 
 GOLDEN = pathlib.Path(__file__).parents[1] / "golden" / "hugging_face"
 

@@ -9,7 +9,8 @@ import sys
 import keras
 import numpy as np
 
-from switch_tf import SwitchConfig, SwitchTransformer, decoding, losses, partitioning
+from switch_tf import SwitchConfig, SwitchTransformer, decoding, losses
+from switch_tf.ops import random
 
 
 def measure(policy: str, dispatch: str) -> dict:
@@ -47,7 +48,7 @@ def _with_jax(model, features):
     rest = [variable.value for variable in model.non_trainable_variables]
 
     def loss(values):
-        with partitioning.random_seed(7):
+        with random.random_seed(7):
             return _loss(*model.stateless_call(values, rest, features, training=True, return_router_stats=True)[0],
                          features)
 
@@ -57,7 +58,7 @@ def _with_jax(model, features):
 def _with_tensorflow(model, features):
     import tensorflow as tf
 
-    with partitioning.random_seed(7), tf.GradientTape() as tape:
+    with random.random_seed(7), tf.GradientTape() as tape:
         value = _loss(*model.forward(features, training=True), features)
     return value, tape.gradient(value, [variable.value for variable in model.trainable_variables])
 

@@ -11,7 +11,7 @@ import sys
 import numpy as np
 import pytest
 
-from switch_tf import policies
+from switch_tf.configs import policies
 
 PROGRAM = pathlib.Path(__file__).with_name("keras_backend.py")
 _SPEC = importlib.util.spec_from_file_location("keras_backend", PROGRAM)

@@ -8,11 +8,11 @@ import pytest
 import tensorflow as tf
 
 from switch_tf import SwitchConfig, SwitchTransformer
+from switch_tf.configs.run import StepSettings
 from switch_tf.optim.adafactor import Adafactor
 from switch_tf.partitioning.backends import create_partitioner
 from switch_tf.partitioning.partitioner import Partitioner
 from switch_tf.training import verification
-from switch_tf.training.run import StepSettings
 
 OVER_SEVERAL = (
     ("vocab", ("data", "x", "y")), ("mlp", ("y", "x", "data")), ("kv", ("x", "y")), ("expert_mlp", ("x", "y")))
@@ -23,7 +23,7 @@ LAYOUTS = {
     "fully sharded over 8": ("fully_sharded",), "fully sharded over 4 x model=2": ("fully_sharded_model",),
     "weights over several axes": ("fully_sharded", "data=2,x=2,y=2"),
 }
-# Both axes; weights in pieces are in training/layout_checkpoints_test.py, too.
+# Both axes; weights in pieces are in checkpoints/layouts_test.py, too.
 QUICK = ("expert over 4 x model=2",)
 ONE_AXIS = ("expert over 8", "expert over 4", "fully sharded over 8")  # what a slow test has beside another axis
 OPTIMIZERS = {"adafactor": lambda: Adafactor(0.01), "adam": lambda: keras.optimizers.Adam(0.001)}

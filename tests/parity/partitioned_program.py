@@ -23,12 +23,12 @@ from switch_tf import SwitchConfig, SwitchTransformer
 from switch_tf.aot import compiler
 from switch_tf.aot.lower import lower_step
 from switch_tf.cli import gin_files
+from switch_tf.configs.run import StepSettings
 from switch_tf.optim.adafactor import Adafactor
 from switch_tf.partitioning.axes import axes_of
 from switch_tf.partitioning.layout import Layout
 from switch_tf.partitioning.partitioner import Partitioner
 from switch_tf.partitioning.unfolded import unfolding
-from switch_tf.training.run import StepSettings
 from switch_tf.training.train_step import compile_steps
 
 # A pod's mesh, on 8 devices.

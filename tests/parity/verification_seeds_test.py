@@ -10,15 +10,16 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from switch_tf import SwitchConfig, SwitchTransformer, shipped_gin
+from switch_tf import SwitchConfig, SwitchTransformer
+from switch_tf.configs import shipped_gin
+from switch_tf.configs.run import StepSettings
 from switch_tf.layers import queues
+from switch_tf.ops import random as random_numbers
 from switch_tf.optim.adafactor import Adafactor
-from switch_tf.partitioning import random as random_numbers
 from switch_tf.partitioning.axes import is_partitioned
 from switch_tf.partitioning.partitioner import Partitioner
 from switch_tf.partitioning.unfolded import assign
 from switch_tf.training import train_step, verification
-from switch_tf.training.run import StepSettings
 
 SEEDS, STEPS = 20, 2
 # Files of gin/layouts, with a mesh where theirs is not of eight devices. Those left out are among these by other names.

@@ -12,8 +12,8 @@ import pytest
 import tensorflow as tf
 from tensorflow.experimental import dtensor
 
-from switch_tf import cluster, environment
-from switch_tf.partitioning import Layout, backends, devices, tpu
+from switch_tf import environment
+from switch_tf.partitioning import Layout, backends, cluster, devices, tpu
 from switch_tf.partitioning.partitioner import Partitioner, is_lost_process
 
 DATA = (("batch", "data"), ("group", "data"))

@@ -11,6 +11,7 @@ from tensorflow.experimental import dtensor
 
 from switch_tf import SwitchConfig, SwitchTransformer, partitioning
 from switch_tf.cli import inspect
+from switch_tf.ops import random
 from switch_tf.optim.adafactor import Adafactor
 from switch_tf.partitioning import memory
 from switch_tf.partitioning.dtensor import DTensorPartitioner
@@ -139,12 +140,12 @@ def test_each_device_gets_its_rows_of_the_batch():
 
 
 def test_random_numbers_do_not_depend_on_the_mesh():
-    drawn = partitioning.uniform(tf.constant(5, tf.uint32), (8, 3, 4)).numpy()
+    drawn = random.uniform(tf.constant(5, tf.uint32), (8, 3, 4)).numpy()
     for mesh_shape in ("data=2", "data=4,model=2"):
         partitioner = _partitioner(mesh_shape, (*EXPERT, *(MODEL if "model" in mesh_shape else ())))
 
         def draw(features, partitioner=partitioner):
-            noise = partitioning.uniform(tf.cast(features["x"][0, 0], tf.uint32), (8, 3, 4))
+            noise = random.uniform(tf.cast(features["x"][0, 0], tf.uint32), (8, 3, 4))
             return partitioning.constrain(noise, ("batch", None, "heads"))
 
         placed = partitioner.place({"x": tf.fill((1, 8, 3), 5)})

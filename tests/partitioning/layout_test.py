@@ -6,8 +6,9 @@ import re
 import gin
 import pytest
 
-from switch_tf import SwitchConfig, shipped_gin
+from switch_tf import SwitchConfig
 from switch_tf.cli import gin_files
+from switch_tf.configs import shipped_gin
 from switch_tf.partitioning import Layout
 
 DATA = (("batch", "data"), ("group", "data"))

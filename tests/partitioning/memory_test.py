@@ -2,7 +2,7 @@
 
 import pytest
 
-from switch_tf.accounting import Weight
+from switch_tf.configs.accounting import Weight
 from switch_tf.partitioning import memory
 from switch_tf.partitioning.layout import Layout
 

@@ -15,11 +15,11 @@ from tensorflow.dtensor.python import config as dtensor_config
 from tensorflow.dtensor.python import tpu_util
 from tensorflow.experimental import dtensor
 
-from switch_tf import SwitchTransformer, cluster, environment
+from switch_tf import SwitchTransformer, environment
+from switch_tf.configs.run import StepSettings
 from switch_tf.optim.adafactor import Adafactor
-from switch_tf.partitioning import Layout, backends, devices, tpu
+from switch_tf.partitioning import Layout, backends, cluster, devices, tpu
 from switch_tf.partitioning.partitioner import Partitioner
-from switch_tf.training.run import StepSettings
 from switch_tf.training.train_step import compile_steps
 
 DATA = (("batch", "data"), ("group", "data"))

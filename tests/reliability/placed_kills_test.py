@@ -10,11 +10,11 @@ import types
 
 import pytest
 
-from switch_tf import json_lines
-from switch_tf.training import checkpoint_folders, checkpoints
-from switch_tf.training.best import Best
-from switch_tf.training.run import Run
-from switch_tf.training.run_folder import RunFolder
+from switch_tf.checkpoints import folders, tensors
+from switch_tf.checkpoints.best import Best
+from switch_tf.checkpoints.run_folder import RunFolder
+from switch_tf.configs.run import Run
+from switch_tf.storage import json_lines
 
 METRIC = "eval/task/loss"
 LOSSES = [9.0, 7.0, 8.0, 5.0, 5.0, 6.0]  # of each step; the best is step 3
@@ -42,7 +42,7 @@ class _Checkpoint:
 
 
 def _newest(folder):
-    return next((path for path in checkpoint_folders.newest_first(folder) if checkpoint_folders.is_whole(path)), None)
+    return next((path for path in folders.newest_first(folder) if folders.is_whole(path)), None)
 
 
 def _train(path):
@@ -50,14 +50,14 @@ def _train(path):
     run = Run(str(path), "task", {"inputs": 8, "targets": 8}, len(LOSSES) - 1, 4, eval_period=1, best_metric=METRIC)
     folder = RunFolder(path)
     newest = _newest(folder.checkpoints)
-    begun = -1 if newest is None else checkpoint_folders.describe(newest)["step"]
+    begun = -1 if newest is None else folders.describe(newest)["step"]
     folder.remove_end()
     folder.cut_metrics(begun)
     best = Best(run, folder)
     best.take_up(max(begun, 0), is_chief=True)
 
     def save(step):
-        checkpoints.save(folder.checkpoints, step, {}, types.SimpleNamespace(save=lambda *_: None), None, 1,
+        tensors.save(folder.checkpoints, step, {}, types.SimpleNamespace(save=lambda *_: None), None, 1,
                          PARTITIONER)
 
     for step in range(begun + 1, len(LOSSES)):
@@ -100,12 +100,12 @@ def _train_and_be_killed(path, number):
 
 @pytest.fixture(autouse=True)
 def _without_tensorflow(monkeypatch):
-    monkeypatch.setattr(checkpoints.tf.train, "Checkpoint", _Checkpoint)
+    monkeypatch.setattr(tensors.tf.train, "Checkpoint", _Checkpoint)
 
 
 def _check(path):
-    assert checkpoint_folders.best(path / "checkpoints") == {"step": 3, "metric": METRIC, "value": 5.0}
-    assert checkpoint_folders.steps(path / "checkpoints") == [3, 5]
+    assert folders.best(path / "checkpoints") == {"step": 3, "metric": METRIC, "value": 5.0}
+    assert folders.steps(path / "checkpoints") == [3, 5]
     steps = [record["step"] for _, record in json_lines.read(path / "metrics.jsonl")]
     assert steps == list(range(len(LOSSES)))
     assert not [*path.rglob("*.unfinished"), *path.rglob("tmp.*")]
@@ -133,18 +133,18 @@ def test_a_run_that_is_killed_again_and_again_ends_with_its_best(tmp_path):
 
 
 def test_a_best_that_cannot_be_written_is_found_by_the_next_start(tmp_path, monkeypatch):
-    set_best = checkpoint_folders.set_best
+    set_best = folders.set_best
 
     def full(folder, step, metric, value):
         if step == 3:
             raise OSError(28, "No space left on device")
         set_best(folder, step, metric, value)
 
-    monkeypatch.setattr(checkpoint_folders, "set_best", full)
+    monkeypatch.setattr(folders, "set_best", full)
     with pytest.raises(OSError, match="No space left"):
         _train(tmp_path)
-    assert checkpoint_folders.best(tmp_path / "checkpoints")["step"] == 1
-    monkeypatch.setattr(checkpoint_folders, "set_best", set_best)
+    assert folders.best(tmp_path / "checkpoints")["step"] == 1
+    monkeypatch.setattr(folders, "set_best", set_best)
     assert _train(tmp_path) == 3
     _check(tmp_path)
 
@@ -152,11 +152,11 @@ def test_a_best_that_cannot_be_written_is_found_by_the_next_start(tmp_path, monk
 @pytest.mark.parametrize("kind", ["removed", "damaged"])
 def test_a_best_checkpoint_that_is_lost_leaves_the_place_to_the_best_of_the_others(tmp_path, kind):
     _train(tmp_path)
-    path = checkpoint_folders.path_of(tmp_path / "checkpoints", 3)
+    path = folders.path_of(tmp_path / "checkpoints", 3)
     for file in path.iterdir():
         if kind == "removed" or file.name == "checkpoint.json":
             file.unlink()
     if kind == "removed":
         path.rmdir()
     _train(tmp_path)
-    assert checkpoint_folders.best(tmp_path / "checkpoints") == {"step": 5, "metric": METRIC, "value": 6.0}
+    assert folders.best(tmp_path / "checkpoints") == {"step": 5, "metric": METRIC, "value": 6.0}

@@ -11,9 +11,9 @@ import time
 
 import pytest
 
-from switch_tf import cluster
+from switch_tf.checkpoints import folders
 from switch_tf.cli import processes
-from switch_tf.training import checkpoint_folders
+from switch_tf.partitioning import cluster
 
 # Each starts up to five processes, which take a minute of CPU time to import and trace.
 pytestmark = pytest.mark.slow
@@ -168,6 +168,6 @@ def test_when_the_parent_is_killed_both_processes_save_and_end(tmp_path):
     while any(pathlib.Path(f"/proc/{child}").exists() for child in children) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert not [child for child in children if pathlib.Path(f"/proc/{child}").exists()]
-    steps = checkpoint_folders.steps(tmp_path / "run" / "checkpoints")
+    steps = folders.steps(tmp_path / "run" / "checkpoints")
     last = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])["step"]
     assert steps[-1] >= last

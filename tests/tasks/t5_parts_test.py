@@ -6,8 +6,8 @@ import sys
 import gin
 import pytest
 
-from switch_tf import shipped_gin
 from switch_tf.cli import main, sources, task_files
+from switch_tf.configs import shipped_gin
 
 DOWNSTREAM = {"anli", "arc", "closed_book_qa", "glue", "multi_task", "squad", "summarization", "super_glue",
               "translation", "winogrande"}

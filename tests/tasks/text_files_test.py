@@ -10,8 +10,8 @@ import tensorflow as tf
 
 from switch_tf import data
 from switch_tf.cli import gin_files, main
+from switch_tf.configs.run import Run
 from switch_tf.tasks import docs_corpus, text_files, text_source  # noqa: F401  (registers)
-from switch_tf.training.run import Run
 
 RUN = ["gin/models/switch_tiny.gin", "gin/runs/pretrain.gin"]
 BYTES = "VOCABULARY='bytes'"

@@ -2,8 +2,8 @@ import keras
 import numpy as np
 
 from switch_tf import SwitchTransformer
+from switch_tf.configs.run import StepSettings
 from switch_tf.training import diagnosis
-from switch_tf.training.run import StepSettings
 
 
 def _model(config):

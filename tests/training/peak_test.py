@@ -4,8 +4,8 @@ import types
 
 import pytest
 
+from switch_tf.reporting.meter import Meter
 from switch_tf.training import peak
-from switch_tf.training.meter import Meter
 from switch_tf.training.peak import Peak
 
 

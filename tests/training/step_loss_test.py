@@ -5,8 +5,9 @@ import pytest
 import tensorflow as tf
 
 from switch_tf import SwitchTransformer
-from switch_tf.training import objective, train_step
-from switch_tf.training.run import StepSettings
+from switch_tf.configs.run import StepSettings
+from switch_tf.evaluation import objective
+from switch_tf.training import train_step
 
 
 def test_a_wrong_divisor_in_the_step_shows_in_its_loss_and_float64_goes_through(shallow_config, batch, monkeypatch):

@@ -6,9 +6,9 @@ import pytest
 import tensorflow as tf
 
 from switch_tf import SwitchTransformer, metrics
+from switch_tf.configs.run import StepSettings
 from switch_tf.optim.adafactor import Adafactor
 from switch_tf.training import train_step
-from switch_tf.training.run import StepSettings
 
 SEED = 3
 # Half of the operations of a traced step are draws; without them where a test is not about them.

@@ -5,10 +5,10 @@ import pytest
 import tensorflow as tf
 
 from switch_tf import SwitchTransformer
+from switch_tf.configs.run import StepSettings
 from switch_tf.optim.adafactor import Adafactor
 from switch_tf.partitioning.partitioner import Partitioner
 from switch_tf.training import trainable
-from switch_tf.training.run import StepSettings
 from switch_tf.training.train_step import compile_steps
 
 

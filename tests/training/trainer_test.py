@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 
 from switch_tf import SwitchTransformer
+from switch_tf.checkpoints import folders, run_config, run_folder
+from switch_tf.configs.run import Run, StepSettings
 from switch_tf.data import vocabularies
 from switch_tf.optim.adafactor import Adafactor
-from switch_tf.training import checkpoint_folders, diagnosis, keeping, loop, report, run_config, run_folder
-from switch_tf.training.run import Run, StepSettings
+from switch_tf.reporting import report
+from switch_tf.training import diagnosis, keeping, loop
 from switch_tf.training.trainer import Trainer
 
 
@@ -83,7 +85,7 @@ def test_a_run_writes_what_the_documentation_promises(straight):
                                               "metrics.jsonl", "operative_config.gin", "report.html"}
     assert run_folder.end_of(run.model_dir) == "TRAIN_STEPS is 6"
     assert logged[0]["train/learning_rate"] == pytest.approx(0.01)
-    assert checkpoint_folders.steps(os.path.join(run.model_dir, "checkpoints")) == [2, 4, 6]
+    assert folders.steps(os.path.join(run.model_dir, "checkpoints")) == [2, 4, 6]
     assert summary["step"] == 6
     assert summary["interrupted"] is False
 
@@ -108,7 +110,7 @@ def test_a_run_that_is_told_to_stop_logs_and_saves_and_the_next_start_goes_on_in
         summary = training.finish()
     assert summary["interrupted"] is True and summary["step"] == 3
     assert "Stopped by SIGTERM at step 3." in capfd.readouterr().err
-    assert checkpoint_folders.steps(os.path.join(run.model_dir, "checkpoints"))[-1] == 3
+    assert folders.steps(os.path.join(run.model_dir, "checkpoints"))[-1] == 3
     assert [step for step, _ in _losses(run)] == [2, 3]
     with _start(tiny_config, run) as training:
         for step in (4, 4, 6):
@@ -160,7 +162,7 @@ def test_the_last_step_is_logged_and_told_whatever_the_log_period(tiny_config, r
 
 @pytest.mark.slow
 def test_a_broken_checkpoint_is_passed_over_for_the_one_before_it(tiny_config, finished, capfd):
-    newest = checkpoint_folders.path_of(os.path.join(finished.model_dir, "checkpoints"), 6)
+    newest = folders.path_of(os.path.join(finished.model_dir, "checkpoints"), 6)
     (newest / "state.index").unlink()
     before = [line["train/loss"] for line in _lines(finished) if "train/loss" in line]
     with _start(tiny_config, finished) as training:
@@ -169,7 +171,7 @@ def test_a_broken_checkpoint_is_passed_over_for_the_one_before_it(tiny_config, f
         training.advance(6)
         training.finish()
     # the step whose checkpoint was broken is saved again, and its remains are kept beside it
-    checkpoint_folders.describe(newest)
+    folders.describe(newest)
     assert newest.with_name("broken.step_00000006").is_dir()
     assert [line["train/loss"] for line in _lines(finished) if "train/loss" in line] == before
 
@@ -188,7 +190,7 @@ def test_a_run_that_goes_on_finds_its_best_and_leaves_foreign_things_alone(tiny_
     with _start(tiny_config, run) as training:
         assert training._best.found == {"step": 6, "metric": "eval/sentences/loss", "value": losses[6]}
         assert run_folder.end_of(folder) is None
-    assert checkpoint_folders.best(folder / "checkpoints")["step"] == 6
+    assert folders.best(folder / "checkpoints")["step"] == 6
     assert (folder / "checkpoints" / "step_00000099").read_text() == "mine"
     assert not (folder / "checkpoints" / "tmp.step_00000008").exists()
     assert (folder / "metrics.jsonl").read_bytes().splitlines() == lines
@@ -196,7 +198,7 @@ def test_a_run_that_goes_on_finds_its_best_and_leaves_foreign_things_alone(tiny_
 
 
 def test_an_odd_description_is_a_damaged_checkpoint_and_the_one_before_it_is_used(tiny_config, finished, capfd):
-    path = checkpoint_folders.path_of(os.path.join(finished.model_dir, "checkpoints"), 6)
+    path = folders.path_of(os.path.join(finished.model_dir, "checkpoints"), 6)
     description = json.loads((path / "checkpoint.json").read_text())
     (path / "checkpoint.json").write_text(json.dumps({**description, "pending_metrics": {"batch": 5}}))
     with _start(tiny_config, finished) as training:
@@ -222,8 +224,8 @@ def test_an_error_after_a_signal_is_why_a_run_ended(tiny_config, finished):
 
 def test_where_no_checkpoint_can_be_read_the_run_is_refused_again_and_again(tiny_config, finished):
     folder = os.path.join(finished.model_dir, "checkpoints")
-    for step in checkpoint_folders.steps(folder):
-        (checkpoint_folders.path_of(folder, step) / "state.index").unlink()
+    for step in folders.steps(folder):
+        (folders.path_of(folder, step) / "state.index").unlink()
     for _ in range(2):
         with pytest.raises(ValueError, match="No checkpoint in .* can be read; restore it from a copy"):
             _start(tiny_config, finished)
@@ -282,7 +284,7 @@ def test_divergence_names_the_step_and_the_tensor_and_keeps_the_last_good_checkp
         training.advance(4)
         training.state.model.decoder.layers[0].mlp.router.kernel.assign(np.full((16, 4), np.inf))
         training.advance(6)
-    assert checkpoint_folders.steps(os.path.join(run.model_dir, "checkpoints")) == [2, 4]
+    assert folders.steps(os.path.join(run.model_dir, "checkpoints")) == [2, 4]
 
 
 @pytest.mark.slow

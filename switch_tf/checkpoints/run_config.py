@@ -1,0 +1,178 @@
+"""`config.json` of a run folder: what a model needs to answer texts, as data that nothing has to run.
+
+    format_version, package_version
+    model                  the fields of SwitchConfig
+    dtype                  the Keras policy that the run trained with
+    activation_dtype       the ACTIVATION_DTYPE that this policy was made of, if any
+    policies               routing policies of the user's own: name -> "module:function"
+    task                   name of the seqio task or mixture
+    task_feature_lengths   tokens of "inputs" and "targets"
+    reading                how texts become ids
+    vocabularies           feature -> its copy in the folder `vocabulary`, see `data/stored_vocabularies.py`
+
+A run folder may come from anywhere: what is read here is checked as if it were typed. Needs no TensorFlow.
+"""
+
+import dataclasses
+import json
+import pathlib
+
+from switch_tf import checks
+from switch_tf.checkpoints import folders
+from switch_tf.configs import policies
+from switch_tf.configs.choices import check_choice
+from switch_tf.configs.switch_config import SwitchConfig
+from switch_tf.messages import first_line
+from switch_tf.storage import json_lines
+from switch_tf.storage.whole_file import write_whole
+
+FILE = "config.json"
+FORMAT_VERSION = 1
+ACTIVATION_DTYPES = ("auto", "float32", "bfloat16", "float64")
+DTYPES = ("float32", "float64", "bfloat16", "float16", "mixed_bfloat16", "mixed_float16")
+_LARGEST_FILE = 2**20  # bytes
+_LONGEST = 2**16  # tokens; decoding keeps keys and values of so many
+_FEATURES = {"inputs", "targets"}
+
+
+@dataclasses.dataclass(frozen=True)
+class RunConfig:
+    """The contents of `config.json`.
+
+    Args:
+        model: SwitchConfig.
+        dtype: str, the name of a Keras dtype policy.
+        activation_dtype: str or None. The ACTIVATION_DTYPE that it was derived from; "auto" depends on the device.
+        task: str.
+        task_feature_lengths: dict, "inputs" and "targets" in tokens.
+        reading: dict, JSON-able.
+        vocabularies: dict, "inputs" and "targets" -> fields of `data.stored_vocabularies.Stored`.
+        policies: dict, name of a routing policy of the user's own -> where its function is.
+    """
+
+    model: SwitchConfig
+    dtype: str
+    activation_dtype: str | None
+    task: str
+    task_feature_lengths: dict
+    reading: dict
+    vocabularies: dict
+    policies: dict = dataclasses.field(default_factory=dict)
+
+
+def write(folder, config: RunConfig) -> None:
+    """Writes `config.json` into a run folder, complete or not at all."""
+    from switch_tf import __version__
+
+    found = {"format_version": FORMAT_VERSION, "package_version": __version__} | {
+        field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
+    found["model"] = dataclasses.asdict(config.model)
+    write_whole(pathlib.Path(folder) / FILE, json.dumps(found, indent=1) + "\n")
+
+
+def is_in(folder) -> bool:
+    """Whether a folder has the `config.json` of a run, damaged or not."""
+    path = pathlib.Path(folder) / FILE
+    return path.is_file() and (path.parent / "checkpoints").is_dir() and not is_foreign(folder)
+
+
+def is_hugging_face(folder) -> bool:
+    """Whether a folder has a `config.json` and is neither a run nor a checkpoint of this package."""
+    folder = pathlib.Path(folder)
+    is_ours = ((folder / "checkpoint.json").is_file() or bool(folders.steps(folder / "checkpoints"))
+               or is_in(folder))
+    return (folder / FILE).is_file() and not is_ours
+
+
+def is_foreign(folder) -> bool:
+    """Whether a folder has a `config.json` of something else, such as a Hugging Face model."""
+    path = pathlib.Path(folder) / FILE
+    if not path.is_file():
+        return False
+    with open(path, "rb") as file:
+        text = file.read(_LARGEST_FILE)
+    try:
+        found = json_lines.loads(text)
+    except ValueError:  # damaged, and a run writes its own anew
+        return False
+    return not isinstance(found, dict) or "format_version" not in found
+
+
+def read(folder) -> RunConfig:
+    """Reads `config.json` of a run folder; nothing is imported or carried out.
+
+    Raises:
+        ValueError: in one sentence, what is wrong with it.
+    """
+    path = pathlib.Path(folder) / FILE
+    found = _parsed(path)
+    if not isinstance(found, dict) or "format_version" not in found:
+        raise ValueError(f"{path} is no configuration of a run: it has no format_version.")
+    if found["format_version"] != FORMAT_VERSION:
+        raise ValueError(f"{path} has format {checks.shown(found['format_version'])} and this version of switch_tf "
+                         f"reads format {FORMAT_VERSION}; use the version that wrote it.")
+    names = {field.name for field in dataclasses.fields(RunConfig)} | {"format_version", "package_version"}
+    if different := sorted(names ^ found.keys()):
+        raise ValueError(f"{path} must have the keys {', '.join(sorted(names))}; {checks.shown(different[0])} is "
+                         f"{'missing' if different[0] in names else 'none of them'}.")
+    try:
+        return _checked({name: found[name] for name in names - {"format_version", "package_version"}}, folder)
+    except RecursionError:
+        raise _too_deep(path) from None
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{path}: {first_line(error)}") from error
+
+
+def _parsed(path):
+    """The JSON of a file that may hold anything."""
+    def refuse(constant):
+        raise ValueError(f"{constant} is no number of JSON")
+
+    try:
+        if not path.is_file():
+            raise ValueError("it is no file")
+        if path.stat().st_size > _LARGEST_FILE:
+            raise ValueError(f"it is larger than {_LARGEST_FILE} bytes")
+        return json.loads(path.read_bytes().decode(), parse_constant=refuse)
+    except RecursionError:
+        raise _too_deep(path) from None
+    except (ValueError, OSError) as error:
+        raise ValueError(f"{path} cannot be read: {first_line(error)}.") from error
+
+
+def _too_deep(path):
+    return ValueError(f"{path} cannot be read: its brackets are nested too deeply.")
+
+
+def _checked(found, folder):
+    for name in ("model", "reading", "vocabularies", "policies"):
+        if not isinstance(found[name], dict):
+            raise ValueError(f"{name} must be an object, not {checks.shown(found[name])}.")
+    check_choice("dtype", found["dtype"], DTYPES)
+    if found["activation_dtype"] is not None:
+        check_choice("activation_dtype", found["activation_dtype"], ACTIVATION_DTYPES)
+    if found["vocabularies"].keys() != _FEATURES or not all(
+            isinstance(one, dict) for one in found["vocabularies"].values()):
+        raise ValueError(f"vocabularies must describe inputs and targets, not {checks.shown(found['vocabularies'])}.")
+    lengths = checks.lengths("task_feature_lengths", found["task_feature_lengths"])
+    if max(lengths.values()) > _LONGEST:
+        raise ValueError(f"task_feature_lengths must be at most {_LONGEST}, not {lengths}.")
+    checks.text("task", found["task"])
+    return RunConfig(**{**found, "model": _model(found["model"], found["policies"], folder),
+                        "task_feature_lengths": lengths})
+
+
+def _model(fields, own_policies, folder):
+    # A field that is missing is newer than the run: its default is what the run was trained with.
+    if unknown := sorted(fields.keys() - {field.name for field in dataclasses.fields(SwitchConfig)}):
+        raise ValueError(f"model must have the fields of SwitchConfig; {checks.shown(unknown[0])} is none of them.")
+    for name in ("routing_policy", "decoder_routing_policy"):
+        policy = fields.get(name)
+        if isinstance(policy, str) and policy in own_policies and policy not in policies.names():
+            raise ValueError(f"the model needs the routing policy {policy!r} ({checks.shown(own_policies[policy])}), "
+                             f"which is not registered here; read operative_config.gin in {folder}, whose imports "
+                             "register it, and add --trust to run it.")
+    config = SwitchConfig(**fields)
+    if config.expert_capacity is not None and config.expert_capacity > _LONGEST:
+        raise ValueError(f"expert_capacity must be at most {_LONGEST}, not {config.expert_capacity}.")
+    return config

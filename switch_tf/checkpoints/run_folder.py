@@ -1,0 +1,197 @@
+"""The run folder: one process at a time, and files that a crash can only shorten."""
+
+import fcntl
+import os
+import pathlib
+import time
+
+from switch_tf import checks
+from switch_tf.checkpoints import folders
+from switch_tf.storage import json_lines, leftovers, output_lock
+from switch_tf.storage.whole_file import write_whole, writing
+
+CONFIGURATION = "operative_config.gin"
+_FILES = ("metrics.jsonl", "end.json", "report.html", "loss.png", CONFIGURATION)
+_FOLDERS = ("events",)
+_END = "end.json"
+_LARGEST_END = 2**20  # bytes
+# Limits for a line of metrics.jsonl. The largest perplexity that is written is exp(700); axes overflow above 1e308.
+_LARGEST_STEP, _LARGEST_VALUE = 2**63 - 1, 1e305
+
+
+class RunFolder:
+    """Creates and locks a run folder. The lock dies with the process that holds it, however that ends.
+
+    Whatever else the folder holds is no reason not to start: see `leftovers`.
+
+    Args:
+        path: the folder.
+        is_owner: bool. Only one of the processes that train together takes the lock and tidies up.
+
+    Raises:
+        ValueError: the folder is a URL or cannot be written, or another process trains in it.
+    """
+
+    def __init__(self, path, is_owner=True):
+        checks.local("MODEL_DIR", path)
+        self.path = pathlib.Path(path)
+        self.is_owner = is_owner
+        self._lock = None
+        if not is_owner:
+            return
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            leftovers.make_room(self.checkpoints, is_folder=True)
+            leftovers.make_room(self.path / "lock")
+            self.checkpoints.mkdir(exist_ok=True)
+            self._lock = open(self.path / "lock", "a+")  # noqa: SIM115  held until the process ends
+            self._take_lock()
+            self._tidy()
+        except OSError as error:
+            raise ValueError(f"MODEL_DIR {str(path)!r} cannot be written ({error.strerror}); choose a folder that can: "
+                             "--gin.MODEL_DIR=\"'runs/x'\".") from error
+
+    def _take_lock(self):
+        for patience in (0.1, 0.1, None):  # `is_running` holds it for a moment
+            try:
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if patience is None:
+                    self._lock.seek(0)
+                    owner = self._lock.read(64).strip() or "unknown"
+                    raise ValueError(f"Another process (pid {owner}) is training in {str(self.path)!r}; wait for it, "
+                                     "stop it, or choose another MODEL_DIR.") from None
+                time.sleep(patience)
+            except OSError as error:
+                if error.errno not in output_lock.NO_LOCKS:
+                    raise
+                raise ValueError(f"{self.path / 'lock'} cannot be locked ({error.strerror}), so two processes could "
+                                 "train in one folder; choose a MODEL_DIR on a local disk, or mount that file system "
+                                 "with locks.") from error
+        with writing(self.path / "lock"):
+            self._lock.truncate(0)
+            self._lock.write(str(os.getpid()))
+            self._lock.flush()
+
+    def _tidy(self):
+        leftovers.remove_all(self.path, self.checkpoints)
+        for name in _FILES:
+            leftovers.make_room(self.path / name)
+        for name in _FOLDERS:
+            leftovers.make_room(self.path / name, is_folder=True)
+        leftovers.make_room(self.checkpoints / "best.json")
+
+    def close(self) -> None:
+        """Lets another process have the folder."""
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    def check_is_there(self) -> None:
+        """Checks that the folder is the one that was locked, where this process holds the lock.
+
+        Raises:
+            FileNotFoundError: the folder was removed, moved or replaced under the run.
+        """
+        if self._lock is None:
+            return
+        try:
+            is_same = os.path.samestat(os.stat(self.path / "lock"), os.fstat(self._lock.fileno()))
+        except FileNotFoundError:
+            is_same = False
+        if not is_same or not self.checkpoints.is_dir():
+            raise FileNotFoundError(f"The run folder {str(self.path)!r} was removed or replaced while its run was "
+                                    "training, so nothing can be saved there any more; start the run again, and leave "
+                                    "its folder in place.")
+
+    @staticmethod
+    def checkpoints_of(path) -> pathlib.Path:
+        """Where the run folder of that path keeps its checkpoints; nothing is created or locked."""
+        return pathlib.Path(path) / "checkpoints"
+
+    @property
+    def checkpoints(self) -> pathlib.Path:
+        return self.checkpoints_of(self.path)
+
+    @property
+    def metrics(self) -> pathlib.Path:
+        return self.path / "metrics.jsonl"
+
+    def write_configuration(self, text: str) -> None:
+        """Puts the configuration that was accepted in the place of the one before it, at once."""
+        write_whole(self.path / CONFIGURATION, text)
+
+    def cut_metrics(self, step: int, ends_between=False) -> None:
+        """Drops the lines past a step, and those that no record can be read from; a resumed run writes them again.
+
+        An evaluation of the restored step itself was made before the step was left, and stays. A training line of it
+        stays too, but where the run `ends_between` two steps to log: that run's last line is in the next one's mean.
+        """
+        if not self.metrics.exists():
+            return
+        write_whole(self.metrics, (line.rstrip(b"\r\n") + b"\n" for line, record in records_of(self.metrics)
+                                   if record["step"] <= step - (ends_between and "train/loss" in record)))
+
+    def evaluations(self, step: int) -> list[dict]:
+        """Returns the records of the evaluations up to a step, oldest first, from `metrics.jsonl`."""
+        return [record for _, record in records_of(self.metrics)
+                if record["step"] <= step and any(name.startswith("eval/") for name in record)]
+
+    # Why the last process in the folder ended.
+
+    def write_end(self, step: int, reason: str) -> None:
+        """Records why the run ended; the next start removes the record.
+
+        Raises:
+            WriteError: it cannot be written.
+        """
+        write_whole(self.path / _END, json_lines.dumps({"step": step, "reason": reason}) + "\n")
+
+    def remove_end(self) -> None:
+        """Records that the run is under way again."""
+        leftovers.remove(self.path / _END)
+
+
+def end_of(path) -> str | None:
+    """Returns why the run of a folder ended; None while it trains, or after a kill."""
+    try:
+        found = json_lines.load(pathlib.Path(path) / _END, _LARGEST_END)
+    except (OSError, ValueError):
+        return None
+    reason = found.get("reason") if isinstance(found, dict) else None
+    return reason if isinstance(reason, str) else None
+
+
+def is_running(path) -> bool:
+    """Whether a process holds the lock of a run folder; True where that cannot be found out."""
+    try:
+        with open(pathlib.Path(path) / "lock", "rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    return False
+
+
+def records_of(path):
+    """Yields the lines of a `metrics.jsonl` and their records; see `json_lines.read`."""
+    return json_lines.read(path, _is_record)
+
+
+def _is_record(record):
+    """Whether reports and resumed runs can do with a line what they do with those that a run writes."""
+    step = record.get("step")
+    return json_lines.is_step(step) and step <= _LARGEST_STEP and all(
+        _is_load(value) if name.endswith("/expert_load") else _is_value(value)
+        for name, value in record.items() if name.startswith(("train/", "eval/", "router/")))
+
+
+def _is_load(found):
+    return found is None or isinstance(found, list) and found != [] and all(map(_is_value, found))
+
+
+def _is_value(found):
+    """A number that can be drawn; None stands for one that is not finite."""
+    return found is None or folders.is_finite(found) and abs(found) <= _LARGEST_VALUE

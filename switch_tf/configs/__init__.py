@@ -1,0 +1,1 @@
+"""Descriptions of models, runs and policies. Nothing here imports TensorFlow or Keras."""

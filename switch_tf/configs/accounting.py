@@ -1,0 +1,129 @@
+"""What a configuration costs: every weight of its model, FLOPs of a sequence and of a training step.
+
+The functions take a `SwitchConfig`, which calls them, and compute with its numbers alone: no model is built.
+"""
+
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from switch_tf.configs import policies
+from switch_tf.configs.choices import GATED_ACTIVATIONS
+
+
+class Weight(NamedTuple):
+    """One kind of weight: `count` tensors of one `shape`, whose dimensions carry the logical `axes`."""
+
+    part: str
+    count: int
+    shape: tuple[int, ...]
+    axes: tuple[str, ...]
+
+    @property
+    def size(self) -> int:
+        return self.count * math.prod(self.shape)
+
+
+def weights(config) -> Iterator[Weight]:
+    """Every weight of the model, term by term."""
+    d, heads, kv, f, e = config.d_model, config.num_heads, config.d_kv, config.d_ff, config.num_experts
+    stacks = [(config.num_encoder_layers, len(config.encoder_sparse_layers), 1, config.routing_policy)]
+    if not config.is_encoder_only:
+        stacks.append((config.num_decoder_layers, len(config.decoder_sparse_layers), 2, config.decoder_policy))
+    yield Weight("embedding", 1, (config.vocab_size, d), ("vocab", "embed"))
+    if not config.logits_via_embedding:
+        yield Weight("logits", 1, (d, config.vocab_size), ("embed", "vocab"))
+    num_wi = 2 if config.activation in GATED_ACTIVATIONS else 1
+    for num_layers, num_sparse, num_attentions, policy in stacks:
+        num_sparse_mlps = num_sparse if config.has_feed_forward_experts else 0
+        num_sparse_attentions = num_sparse if config.has_attention_experts else 0
+        num_expert_layers = num_sparse_mlps + 2 * num_sparse_attentions
+        num_dense = num_layers - num_sparse_mlps
+        yield Weight("attention", 3 * (num_attentions * num_layers - num_sparse_attentions), (d, heads, kv),
+                     ("embed", "heads", "kv"))
+        yield Weight("attention", num_attentions * num_layers, (heads, kv, d), ("heads", "kv", "embed"))
+        yield Weight("position_bias", 1, (heads, config.relative_attention_num_buckets), ("heads", "relpos_buckets"))
+        num_extra = num_sparse if config.extra_mlp else 0
+        yield Weight("norm", (num_attentions + 1) * num_layers + num_extra + 1, (d,), ("embed",))
+        yield Weight("feed_forward", num_wi * (num_dense + num_extra), (d, f), ("embed", "mlp"))
+        yield Weight("feed_forward", num_dense + num_extra, (f, d), ("mlp", "embed"))
+        if policies.get(policy).has_kernel:
+            yield Weight("router", num_expert_layers, (d, e), ("embed", "router_expert"))
+        yield Weight("experts", num_wi * num_expert_layers, (e, d, f), ("expert", "embed", "expert_mlp"))
+        yield Weight("experts", num_sparse_mlps, (e, f, d), ("expert", "expert_mlp", "embed"))
+        yield Weight("experts", 2 * num_sparse_attentions, (e, f, heads * kv), ("expert", "expert_mlp", "embed"))
+
+
+def parameters_by_part(config) -> dict[str, int]:
+    """Parameters of each part of the model that has any: "embedding", "attention", "experts", ..."""
+    parts: dict[str, int] = {}
+    for weight in weights(config):
+        parts[weight.part] = parts.get(weight.part, 0) + weight.size
+    return {part: size for part, size in parts.items() if size}
+
+
+def flops_by_part(config, inputs_length: int, targets_length: int) -> dict[str, int]:
+    """FLOPs of one sequence's forward pass, two per multiply-add.
+
+    The first four parts are products with weights, for the tokens that pass through them: the count of the paper's
+    Table 9 (its footnote 7). `attention_scores` (queries by keys, probabilities by values), `logits` and
+    `capacity_padding` (the slots that a training step computes beyond the tokens, at the train capacity factor)
+    come on top and are not in `flops_per_sequence`.
+    """
+    d, inner = config.d_model, config.num_heads * config.d_kv
+    feed_forward = _feed_forward_products(config, d)
+    # The expert layers of one sparse layer, by the width of their outputs.
+    expert_widths = [d] * config.has_feed_forward_experts + [inner, inner] * config.has_attention_experts
+    experts = sum(_feed_forward_products(config, width) for width in expert_widths)
+    encoder_tokens, decoder_tokens = inputs_length, 0 if config.is_encoder_only else targets_length
+    num_enc, num_dec = config.num_encoder_layers, config.num_decoder_layers
+    layer_tokens = num_enc * encoder_tokens + num_dec * decoder_tokens
+    sparse_tokens = {False: len(config.encoder_sparse_layers) * encoder_tokens,
+                     True: len(config.decoder_sparse_layers) * decoder_tokens}
+    num_sparse_tokens = sum(sparse_tokens.values())
+    has_dense_mlp = config.extra_mlp or not config.has_feed_forward_experts
+    dense_tokens = layer_tokens - (0 if has_dense_mlp else num_sparse_tokens)
+    expert_rows = sum(tokens * _expert_rows_per_token(config, is_decoder)
+                      for is_decoder, tokens in sparse_tokens.items())
+    routed_tokens = sum(tokens for is_decoder, tokens in sparse_tokens.items()
+                        if policies.get(config.routing(is_decoder)[0]).has_kernel)
+    attention = 4 * d * inner * layer_tokens + num_dec * 2 * d * inner * (encoder_tokens + decoder_tokens)
+    if config.has_attention_experts:
+        attention -= 3 * d * inner * num_sparse_tokens
+    scores = inner * (num_enc * encoder_tokens**2 + num_dec * decoder_tokens * (decoder_tokens + encoder_tokens))
+    return {
+        "attention": 2 * attention,
+        "feed_forward": 2 * feed_forward * dense_tokens,
+        "experts": round(2 * experts * expert_rows),
+        "router": 2 * d * config.num_experts * len(expert_widths) * routed_tokens,
+        "attention_scores": 2 * 2 * scores,
+        "logits": 2 * d * config.vocab_size * (encoder_tokens if config.is_encoder_only else decoder_tokens),
+        "capacity_padding": round(2 * experts * max(
+            0.0, config.train_capacity_factor * num_sparse_tokens - expert_rows)),
+    }
+
+
+def _feed_forward_products(config, output_width):
+    """Multiply-adds of one token in a feed-forward layer."""
+    return ((2 if config.activation in GATED_ACTIVATIONS else 1) * config.d_model + output_width) * config.d_ff
+
+
+def _expert_rows_per_token(config, is_decoder):
+    """Experts that compute each token; where experts choose, the capacity factor says how many do on average."""
+    policy = policies.get(config.routing(is_decoder)[0])
+    return config.train_capacity_factor if policy.experts_choose else config.num_choices(is_decoder)
+
+
+def flops_per_sequence(config, inputs_length: int, targets_length: int) -> int:
+    """FLOPs of the weight products in one sequence's forward pass, as Table 9 of the paper counts them."""
+    parts = flops_by_part(config, inputs_length, targets_length)
+    return sum(parts[part] for part in ("attention", "feed_forward", "experts", "router"))
+
+
+def flops_per_step(config, batch_size: int, inputs_length: int, targets_length: int) -> int:
+    """FLOPs of a training step on `batch_size` sequences: forward, and twice that backward.
+
+    They are the model's own: neither capacity padding nor recomputation is counted, so utilisation falls with both.
+    """
+    parts = flops_by_part(config, inputs_length, targets_length)
+    return 3 * batch_size * sum(size for part, size in parts.items() if part != "capacity_padding")

@@ -1,0 +1,30 @@
+"""Finds the gin files that ship with the package, in a wheel as in an editable checkout."""
+
+import functools
+import pathlib
+
+
+@functools.cache
+def folder() -> pathlib.Path:
+    """The folder that holds the shipped `gin/`.
+
+    A wheel carries it inside the package. In an editable install it lies beside the package, and `importlib.resources`
+    does not find it there, because it must not have an `__init__.py` (that would hide the gin library).
+    """
+    package = pathlib.Path(__file__).resolve().parents[1]
+    for candidate in (package, package.parent):
+        if (candidate / "gin" / "models").is_dir():
+            return candidate
+    raise FileNotFoundError(
+        f"The gin files that belong to switch_tf are neither in {package} nor in {package.parent}. "
+        "Install the package again.")
+
+
+def path(name: str) -> pathlib.Path:
+    """Path of a shipped file by the name users know it under: "gin/models/switch_tiny.gin"."""
+    return folder() / name
+
+
+def preset_names() -> list[str]:
+    """Names of the files of `gin/models`, sorted."""
+    return sorted(file.stem for file in (folder() / "gin" / "models").glob("*.gin"))

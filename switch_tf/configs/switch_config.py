@@ -1,0 +1,292 @@
+"""The configuration of a model: sizes and rules in a frozen dataclass that checks itself and knows no tensor."""
+
+import dataclasses
+from collections.abc import Iterator
+
+from switch_tf import checks
+from switch_tf.configs import accounting, policies
+from switch_tf.configs.choices import (
+    ACTIVATIONS,
+    ATTENTION_EXPERT_DTYPES,
+    DISPATCHES,
+    EXPERT_SUBLAYERS,
+    ROUTER_DTYPES,
+    check_choice,
+)
+from switch_tf.configs.semantics import Rules, rules_of
+
+MOST_LAYERS = 10_000  # of a stack; layers are listed one by one
+
+
+@dataclasses.dataclass(frozen=True)
+class SwitchConfig:
+    """Sizes and rules of a T5 (`num_experts=0`) or Switch Transformer (arXiv 2101.03961).
+
+    Args:
+        vocab_size: int. Rows of the embedding, at least as many as the vocabulary of the task.
+        d_model, d_ff, d_kv, num_heads: int. Widths of the residual stream, feed-forward layer, one head; heads.
+        num_encoder_layers, num_decoder_layers: int. No decoder layers: logits are taken from the encoder.
+        activation: "relu" (T5 1.0), "geglu" (T5 1.1: gelu(x wi_0) * (x wi_1), gelu by tanh), or another, see
+            `layers.FeedForward`.
+        logits_via_embedding: bool. Logits share the embedding (T5 1.0), or have weights of their own (T5 1.1).
+        scale_decoder_outputs: bool or None. Multiply the last hidden state by d_model^-0.5 before the logits; None
+            does so exactly when logits share the embedding, as T5 does.
+        end_id: int or tuple of int. The id that ends a sequence, or several, or () for none. `generate` stops there;
+            whatever decodes texts stops at the end of its vocabulary instead.
+        dropout_rate: float in [0, 1). One mask for all positions of a sequence.
+        layer_norm_epsilon: float, added to the mean square in RMS norms.
+        relative_attention_num_buckets, relative_attention_max_distance: int. T5's relative position bias.
+        init_scale: float. Feed-forward, expert, router and logit kernels start truncated normal with standard deviation
+            sqrt(init_scale / fan_in). The paper's reduced initialisation is 0.1 (section 2.4), T5's 1.0.
+        attention_init_scale: float. The same factor for attention kernels, 1.0 in T5 and Mesh TensorFlow.
+        num_experts: int. Experts of each sparse layer; 0 is a dense model.
+        encoder_sparse_step, decoder_sparse_step: int. Layer i is sparse where i % step == step - 1; 0 for none.
+        group_size: int. Largest number of tokens that compete for the same expert slots.
+        num_groups_multiple: int. The number of groups of a batch is a multiple of it, so that any split of the batch
+            into that many parts (devices, microbatches) holds whole groups.
+        train_capacity_factor, eval_capacity_factor: float. Slots of an expert over tokens per expert (equation 3).
+        min_expert_capacity: int. At least so many slots, as far as the group has tokens.
+        routing_policy: str, the name of a policy, see `layers.Router` and `policies.register`.
+        decoder_routing_policy: str or None. The decoder's, where it differs.
+        allow_non_causal_decoder: bool. Policies that are not causal (all but "switch" and "hash") look at later tokens,
+            and a decoder with one of them is refused unless this is True: it trains on what it will not see when it
+            writes.
+        num_selected_experts: int or None. Experts per token; None for the policy's own number (2 for "top2", else 1).
+        exploration: str, one of EXPLORATIONS (Appendix C), see `layers.Router`.
+        jitter_noise: float in [0, 1). In training the router sees inputs times uniform [1 - noise, 1 + noise]; used
+            by exploration "input_jitter".
+        second_expert_policy: str, one of SECOND_EXPERT_POLICIES. Which choices after the first are carried out by
+            "top2" and "top_n".
+        second_expert_threshold: float in (0, 1), used by "random" and "threshold".
+        second_place_loss_weight: float. Adds so much of the balance loss of the second choices to that of the first.
+        expert_dropout_rate: float in [0, 1). Dropout inside experts, elementwise (section 4; 0.4 for fine-tuning).
+        router_dtype: "float32" (selective precision, section 2.4) or "bfloat16".
+        load_balancing_loss_weight, router_z_loss_weight: float. Weights of each sparse layer's losses.
+        extra_mlp: bool. A dense feed-forward layer, with norm and residual of its own, after each layer of experts
+            (ST-MoE).
+        expert_sublayers: str, one of EXPERT_SUBLAYERS. Which sublayers of a sparse layer have experts; those of its
+            self-attention make the queries and, from a second set, the shared keys and values (Appendix A).
+        attention_expert_dtype: "float32", because attention experts diverge in bfloat16 (Table 10), or "auto" for the
+            dtype of the model.
+        semantics: "switch_tf"; "mtf", "t5x" and "hf" repeat the grouping, capacity and loss rules of Mesh TensorFlow,
+            T5X and Hugging Face, for parity with their checkpoints.
+        expert_capacity: int. Slots per expert and sequence, fixed; required by semantics "hf", refused otherwise.
+        dispatch: "einsum" (GShard), "index" (gathers), "ragged" (gathers, and no empty slot is computed), or "auto" by
+            device and load. The same numbers to rounding.
+        remat: bool. Recompute each layer in the backward pass instead of keeping its activations.
+
+    Raises:
+        ValueError: a value out of its range, in one sentence.
+    """
+
+    vocab_size: int = 32128
+    d_model: int = 512
+    d_ff: int = 2048
+    d_kv: int = 64
+    num_heads: int = 8
+    num_encoder_layers: int = 6
+    num_decoder_layers: int = 6
+    activation: str = "relu"
+    logits_via_embedding: bool = True
+    scale_decoder_outputs: bool | None = None
+    end_id: int | tuple[int, ...] = 1
+    dropout_rate: float = 0.1
+    layer_norm_epsilon: float = 1e-6
+    relative_attention_num_buckets: int = 32
+    relative_attention_max_distance: int = 128
+    init_scale: float = 1.0
+    attention_init_scale: float = 1.0
+    num_experts: int = 0
+    encoder_sparse_step: int = 2
+    decoder_sparse_step: int = 2
+    group_size: int = 4096
+    num_groups_multiple: int = 1
+    train_capacity_factor: float = 1.25
+    eval_capacity_factor: float = 2.0
+    min_expert_capacity: int = 4
+    routing_policy: str = "switch"
+    decoder_routing_policy: str | None = None
+    allow_non_causal_decoder: bool = False
+    num_selected_experts: int | None = None
+    exploration: str = "input_jitter"
+    jitter_noise: float = 0.01
+    second_expert_policy: str = "random"
+    second_expert_threshold: float = 0.2
+    second_place_loss_weight: float = 0.0
+    expert_dropout_rate: float = 0.0
+    router_dtype: str = "float32"
+    load_balancing_loss_weight: float = 1e-2
+    router_z_loss_weight: float = 1e-3
+    extra_mlp: bool = False
+    expert_sublayers: str = "feed_forward"
+    attention_expert_dtype: str = "float32"
+    semantics: str = "switch_tf"
+    expert_capacity: int | None = None
+    dispatch: str = "auto"
+    remat: bool = False
+
+    def __post_init__(self):
+        checks.fields(self, ("vocab_size", "d_model", "d_ff", "d_kv", "num_heads", "num_encoder_layers", "group_size",
+                             "num_groups_multiple", "min_expert_capacity", "relative_attention_max_distance"),
+                      checks.integer, 1)
+        checks.fields(self, ("relative_attention_num_buckets",), checks.integer, 4)
+        checks.fields(self, ("num_decoder_layers", "num_experts", "encoder_sparse_step", "decoder_sparse_step"),
+                      checks.integer, 0)
+        for name in ("num_encoder_layers", "num_decoder_layers"):
+            if getattr(self, name) > MOST_LAYERS:
+                raise ValueError(f"{name} must be at most {MOST_LAYERS}, not {getattr(self, name)}.")
+        checks.fields(self, ("dropout_rate", "expert_dropout_rate", "jitter_noise"), checks.number, "in [0, 1)")
+        checks.fields(self, ("train_capacity_factor", "eval_capacity_factor"), checks.number, "in [1e-6, 1e6]")
+        checks.fields(self, ("layer_norm_epsilon", "init_scale", "attention_init_scale"), checks.number, "above 0")
+        checks.fields(self, ("load_balancing_loss_weight", "router_z_loss_weight", "second_place_loss_weight"),
+                      checks.number, "0 or above")
+        checks.fields(self, ("second_expert_threshold",), checks.number, "in (0, 1)")
+        checks.fields(self, ("logits_via_embedding", "allow_non_causal_decoder", "extra_mlp", "remat"), checks.flag)
+        checks.fields(self, ("scale_decoder_outputs",), checks.optional, checks.flag)
+        checks.fields(self, ("end_id",), checks.ids)
+        checks.fields(self, ("num_selected_experts",), checks.optional, checks.integer, 1)
+        for name, choices in (("activation", ACTIVATIONS), ("dispatch", DISPATCHES), ("router_dtype", ROUTER_DTYPES),
+                              ("expert_sublayers", EXPERT_SUBLAYERS),
+                              ("attention_expert_dtype", ATTENTION_EXPERT_DTYPES)):
+            check_choice(name, getattr(self, name), choices)
+        if self.extra_mlp and not self.has_feed_forward_experts:
+            raise ValueError("extra_mlp=True needs feed-forward layers of experts; expert_sublayers='attention' has "
+                             "none. Use expert_sublayers='feed_forward_and_attention' or extra_mlp=False.")
+        self._check_routing()
+        if self.relative_attention_max_distance <= self.relative_attention_num_buckets // 2:
+            raise ValueError(
+                f"relative_attention_max_distance must be above half of relative_attention_num_buckets "
+                f"({self.relative_attention_num_buckets // 2}), not {self.relative_attention_max_distance}.")
+        if self.rules.groups_are_sequences and self.num_experts:
+            checks.fields(self, ("expert_capacity",), checks.integer, 1)
+        elif self.expert_capacity is not None:
+            raise ValueError(
+                f"expert_capacity={self.expert_capacity} belongs to a sparse model with semantics='hf'; elsewhere "
+                "train_capacity_factor, eval_capacity_factor and min_expert_capacity decide the capacity.")
+
+    def _check_routing(self):
+        encoder_policy = policies.get(self.routing_policy)
+        decoder_policy = policies.get(self.decoder_policy, "decoder_routing_policy")
+        for policy, number in ((encoder_policy, self.num_selected_experts), (decoder_policy, self.routing(True)[1])):
+            policies.check_options(policy, number, self.num_experts, self.exploration, self.second_expert_policy,
+                                   self.second_expert_threshold)
+        if self.second_place_loss_weight and all(self.num_choices(stack) < 2 for stack in (False, True)):
+            raise ValueError(f"second_place_loss_weight={self.second_place_loss_weight} needs a policy with second "
+                             f"choices, such as 'top2', not {self.routing_policy!r}.")
+        if self.dispatch == "ragged" and (encoder_policy.experts_choose or decoder_policy.experts_choose):
+            raise ValueError("dispatch='ragged' leaves out empty slots, and where experts choose there are none; use "
+                             "'index' or 'auto'.")
+        if self.decoder_sparse_layers and not decoder_policy.is_causal and not self.allow_non_causal_decoder:
+            raise ValueError(
+                f"A decoder cannot be routed by {self.decoder_policy!r}, which lets later tokens change earlier ones; "
+                "use decoder_routing_policy='switch', or allow_non_causal_decoder=True to train it nevertheless.")
+
+    @classmethod
+    def from_preset(cls, name: str) -> "SwitchConfig":
+        """Reads `gin/models/<name>.gin`; the caller's gin configuration, locked or not, is left as it was."""
+        from switch_tf.configs import (
+            presets,  # imports gin, which belongs to the command line; presets are for Python too
+        )
+
+        return presets.read(checks.text("The name of a preset", name), cls)
+
+    # Derived facts.
+
+    @property
+    def is_encoder_only(self) -> bool:
+        return self.num_decoder_layers == 0
+
+    @property
+    def axis_sizes(self) -> dict[str, int]:
+        """Length of each logical axis that a layout may split, of those that belong to the model."""
+        sizes = {"vocab": self.vocab_size, "embed": self.d_model, "heads": self.num_heads, "kv": self.d_kv,
+                 "mlp": self.d_ff}
+        if self.num_experts:
+            sizes |= {"expert": self.num_experts, "expert_embed": self.d_model, "expert_mlp": self.d_ff}
+        return sizes
+
+    @property
+    def scales_logits(self) -> bool:
+        """Whether the last hidden state is multiplied by d_model^-0.5 before the logits."""
+        return self.logits_via_embedding if self.scale_decoder_outputs is None else self.scale_decoder_outputs
+
+    @property
+    def rules(self) -> Rules:
+        """What `semantics` stands for."""
+        return rules_of(self.semantics)
+
+    @property
+    def encoder_sparse_layers(self) -> tuple[int, ...]:
+        return self._sparse_layers(self.num_encoder_layers, self.encoder_sparse_step)
+
+    @property
+    def decoder_sparse_layers(self) -> tuple[int, ...]:
+        return self._sparse_layers(self.num_decoder_layers, self.decoder_sparse_step)
+
+    def _sparse_layers(self, num_layers, step):
+        if not self.num_experts or not step:
+            return ()
+        return self.rules.sparse_layers(num_layers, step)
+
+    @property
+    def decoder_policy(self) -> str:
+        return self.routing_policy if self.decoder_routing_policy is None else self.decoder_routing_policy
+
+    def routing(self, is_decoder: bool) -> tuple[str, int | None]:
+        """`(policy, num_selected_experts)` of a stack; the latter belongs to `routing_policy` alone."""
+        policy = self.decoder_policy if is_decoder else self.routing_policy
+        return policy, self.num_selected_experts if policy == self.routing_policy else None
+
+    def num_choices(self, is_decoder: bool) -> int:
+        """Experts that each token of a stack goes to."""
+        policy, num_selected_experts = self.routing(is_decoder)
+        return policies.get(policy).count(num_selected_experts)
+
+    @property
+    def has_attention_experts(self) -> bool:
+        """Whether the self-attention of sparse layers has experts."""
+        return self.expert_sublayers != "feed_forward"
+
+    @property
+    def has_feed_forward_experts(self) -> bool:
+        """Whether the feed-forward layer of sparse layers has experts."""
+        return self.expert_sublayers != "attention"
+
+    @property
+    def sparse_layer_names(self) -> tuple[str, ...]:
+        """Names of the routers in the order of the model's statistics: "encoder/layers_1", ...
+
+        Experts in attention have two: "encoder/layers_1/attention/query" and "encoder/layers_1/attention/key_value".
+        """
+        routers = ("/attention/query", "/attention/key_value") if self.has_attention_experts else ()
+        routers += ("",) if self.has_feed_forward_experts else ()
+        return tuple(f"{stack}/layers_{i}{router}"
+                     for stack, layers in (("encoder", self.encoder_sparse_layers),
+                                           ("decoder", self.decoder_sparse_layers))
+                     for i in layers for router in routers)
+
+    # What it costs.
+
+    def weights(self) -> Iterator[accounting.Weight]:
+        """Every weight of the model, term by term."""
+        return accounting.weights(self)
+
+    def parameters_by_part(self) -> dict[str, int]:
+        """Parameters of each part of the model that has any: "embedding", "attention", "experts", ..."""
+        return accounting.parameters_by_part(self)
+
+    @property
+    def num_parameters(self) -> int:
+        return sum(self.parameters_by_part().values())
+
+    def flops_by_part(self, inputs_length: int = 512, targets_length: int = 114) -> dict[str, int]:
+        """FLOPs of one sequence's forward pass by part, see `accounting.flops_by_part`."""
+        return accounting.flops_by_part(self, *_lengths(inputs_length, targets_length))
+
+    def flops_per_sequence(self, inputs_length: int = 512, targets_length: int = 114) -> int:
+        """FLOPs of the weight products in one sequence's forward pass, as Table 9 of the paper counts them."""
+        return accounting.flops_per_sequence(self, *_lengths(inputs_length, targets_length))
+
+
+def _lengths(inputs_length, targets_length):
+    return checks.integer("inputs_length", inputs_length, 0), checks.integer("targets_length", targets_length, 0)

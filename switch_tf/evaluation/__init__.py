@@ -1,0 +1,1 @@
+"""Loss and task metrics of a model on a split."""

@@ -1,0 +1,137 @@
+"""Operations by index, each in two forms.
+
+By index on one device, where a product with a one-hot mask costs as much as the whole vocabulary or all experts. By
+comparison and product where one program is cut over many devices (and, for targets, on TPUs): a partitioner follows a
+product and leaves its parts where they are, and would bring the operands of an index together.
+"""
+
+import keras
+from keras import ops
+
+from switch_tf.ops.dtypes import widen
+from switch_tf.ops.forms import is_fused, prefers_products
+from switch_tf.ops.products import in_gradient_of, product
+from switch_tf.partitioning.axes import arange, axes_of, constrain, gather, is_partitioned, is_split, scatter
+
+
+def count_into_bins(index, num_bins: int):
+    """How often each bin is named in each group.
+
+    Args:
+        index: <int32>[group, place], each in [0, num_bins).
+        num_bins: int.
+
+    Returns:
+        <int32>[group, bin]
+    """
+    if is_partitioned():
+        return ops.sum(ops.one_hot(index, num_bins, dtype="int32"), axis=1)
+    # Its cost does not grow with the number of bins.
+    num_groups = ops.shape(index)[0]
+    flat = ops.reshape(index + arange(num_groups)[:, None] * num_bins, (-1,))
+    counts = ops.segment_sum(ops.ones_like(flat), flat, num_segments=num_groups * num_bins)
+    return ops.reshape(counts, (num_groups, num_bins))
+
+
+def look_up(variable, token_ids, dtype):
+    """Rows of a table, with a dense gradient: sparse slices would make every optimizer slot a scatter.
+
+    Args:
+        variable: keras.Variable from `add_weight`, [vocab, embed].
+        token_ids: <int32>[batch, length], each in [0, vocab).
+        dtype: of the rows.
+
+    Returns:
+        <dtype>[batch, length, embed]
+    """
+    vocab_size = variable.shape[0]
+
+    def is_token(dtype):
+        is_equal = ops.equal(ops.expand_dims(ops.cast(token_ids, "int32"), -1), arange(vocab_size))
+        return constrain(ops.cast(is_equal, dtype), ("batch", "length", "vocab"))
+
+    if is_split("vocab"):
+        return product("blv,vm->blm", is_token(dtype), variable)
+
+    @ops.custom_gradient
+    def of_table(table):
+        def gradient(*args, upstream=None):
+            (upstream,) = args if upstream is None else (upstream,)
+            upstream = widen(upstream)
+            with in_gradient_of(variable), keras.name_scope("look_up"):
+                if is_partitioned():
+                    dense = ops.einsum("blv,blm->vm", is_token(upstream.dtype), upstream)
+                    dense = scatter(dense, axes_of(variable))
+                else:
+                    dense = ops.segment_sum(ops.reshape(upstream, (-1, upstream.shape[-1])),
+                                            ops.reshape(token_ids, (-1,)), num_segments=vocab_size)
+                return ops.cast(dense, table.dtype)
+
+        return ops.take(gather(ops.cast(table, dtype), axes_of(variable)), token_ids, axis=0), gradient
+
+    return of_table(ops.cast(variable, variable.dtype))
+
+
+def write(x, entry, position, axis: int):
+    """`x` with `entry`, which has one place along `axis`, at `position`, an <int32> scalar."""
+    if is_fused():
+        # One place is written, where it is; what is compared is all copied.
+        start = [0] * len(x.shape)
+        start[axis] = position
+        return ops.slice_update(x, ops.stack(start), entry)
+    is_here = ops.reshape(ops.equal(arange(x.shape[axis]), position), (-1, *(1,) * (len(x.shape) - 1 - axis)))
+    return ops.where(is_here, entry, x)
+
+
+def normalizers_and_targets(logits, targets):
+    """What a cross-entropy needs of each row of logits.
+
+    Args:
+        logits: <float32>[batch, length, vocab].
+        targets: <int32>[batch, length], each in [0, vocab).
+
+    Returns:
+        <float32>[batch, length] logsumexp, <float32>[batch, length] the target's logit, and <int32>[batch, length] the
+        place of the largest logit: of several, the first.
+    """
+    vocab_size = logits.shape[-1]
+    if prefers_products():
+        is_target = ops.equal(ops.expand_dims(targets, -1), ops.arange(vocab_size, dtype="int32"))
+        target_logit = ops.sum(logits * ops.cast(is_target, logits.dtype), axis=-1)
+        return ops.logsumexp(logits, axis=-1), target_logit, place_of_largest(logits)
+
+    # Logits are the largest tensor of a step: each pass over them that is saved counts.
+    @ops.custom_gradient
+    def of_rows(logits):
+        largest, place = ops.top_k(logits, 1)
+        exponentials = ops.exp(logits - largest)
+        sums = ops.sum(exponentials, axis=-1, keepdims=True)
+        # Exact, as above.
+        results = (largest + ops.log(sums), ops.take_along_axis(logits, index, axis=-1), ops.cast(place, logits.dtype))
+
+        def gradient(*args, upstream=None):
+            (upstream,) = args if upstream is None else (upstream,)
+            scale = upstream[:, :1] / sums
+            at_target = ops.take_along_axis(exponentials, index, axis=-1) * scale + upstream[:, 1:2]
+            row_and_index = ops.concatenate([ops.arange(ops.shape(index)[0], dtype="int32")[:, None], index], axis=-1)
+            return ops.scatter_update(exponentials * scale, row_and_index, at_target[:, 0])
+
+        return ops.concatenate(results, axis=-1), gradient
+
+    index = ops.reshape(targets, (-1, 1))
+    results = of_rows(ops.reshape(logits, (-1, vocab_size)))
+    normalizer, target_logit, place = ops.unstack(ops.reshape(results, (*ops.shape(targets), 3)), 3, axis=-1)
+    return normalizer, target_logit, ops.cast(place, "int32")
+
+
+def place_of_largest(logits):
+    """Where each row's largest number is, of several the first: <float32>[..., vocab] -> <int32>[...]."""
+    if not prefers_products():
+        # Keras' argmax takes 60 times as long here, since it tells -0 from 0.
+        return ops.cast(ops.top_k(logits, 1)[1][..., 0], "int32")
+    # An argmax would gather a vocabulary that is split; a maximum and a minimum are of parts first. In floats, exact
+    # up to 2^24 words: of integers a TPU's compiler makes one more pass over the logits.
+    vocab_size = logits.shape[-1]
+    is_largest = ops.equal(logits, ops.max(logits, axis=-1, keepdims=True))
+    places = ops.arange(vocab_size, dtype=logits.dtype)
+    return ops.cast(ops.min(ops.where(is_largest, places, float(vocab_size)), axis=-1), "int32")

@@ -1,0 +1,162 @@
+"""Products of activations with weights."""
+
+import contextlib
+import math
+
+import keras
+from keras import ops
+
+from switch_tf.ops import forms
+from switch_tf.ops.dtypes import widen
+from switch_tf.partitioning import axes
+
+# Of so many, a product with a transposed weight takes half to a fifth of the time as its own transpose on CPU: the
+# tied logits of a few sequences that are decoded.
+_FEW_ROWS = 32
+# Numbers of a table in one of the parts that `_times_rows_of` takes it in: for one row, for several, each of which
+# reads its part, and for more.
+_NUMBERS_READ_ONCE = 2**21
+_NUMBERS_READ_AGAIN = 2**18
+_NUMBERS_COPIED = 2**20
+_ROWS_TO_READ_AGAIN = 4
+_AT_ONCE = 8  # products of `in_blocks`
+_LARGE = 2**19  # numbers of a matrix with which one row is multiplied in blocks
+
+
+def product(equation: str, x, variable, dtype=None):
+    """`einsum(equation, x, weight)` of numbers in the dtype of `x`, for a weight from `add_weight`.
+
+    Where one program is cut over many devices, the gradient of the weight is a float32 product of its own: autodiff
+    would make it in bfloat16, and the devices would add up their parts of it in bfloat16.
+
+    Args:
+        equation: str, such as "blm,mf->blf"; each index stands in two of the three terms or in all.
+        x: tensor.
+        variable: keras.Variable from `add_weight`.
+        dtype: of the result, by default that of `x`. "float32" keeps the sums of bfloat16 products as they are, and
+            gradients come back unrounded.
+    """
+    terms, result = equation.split("->")
+    left, right = terms.split(",")
+    dtype = dtype or x.dtype
+    if forms.is_fused():
+        return _of_few_rows(left, right, result, x, variable, dtype)
+    # Both operands are widened, which is exact: TensorFlow has no product of two dtypes' widths but in XLA, Keras has
+    # none on JAX, and a TPU's compiler takes the widening back (docs/decisions.md).
+    if not axes.is_partitioned():
+        x, weight = ops.cast(x, dtype), ops.cast(axes.use(variable, x.dtype), dtype)
+        if _is_matmul(left, right, result):
+            return ops.matmul(x, weight)
+        if len(right) == 2 and _is_matmul(left, right[::-1], result):
+            # Of a batch of any size, where it is a step of decoding: one position of each sequence.
+            if x.shape[-2] is not None and math.prod(length or 1 for length in x.shape[:-1]) <= _FEW_ROWS:
+                rows = ops.transpose(ops.reshape(x, (-1, x.shape[-1])))
+                return ops.reshape(ops.transpose(ops.matmul(weight, rows)), (*ops.shape(x)[:-1], weight.shape[0]))
+            return ops.matmul(x, ops.transpose(weight))
+        return ops.einsum(equation, x, weight)
+
+    @ops.custom_gradient
+    def multiply(x, weight):
+        kernel = axes.gather(ops.cast(weight, x.dtype), axes.axes_of(variable))
+
+        def gradient(upstream):
+            with in_gradient_of(variable):
+                of_x = ops.einsum(f"{result},{right}->{left}", upstream, ops.cast(kernel, dtype))
+                of_weight = ops.einsum(
+                    f"{left},{result}->{right}", widen(x), widen(upstream))
+            return ops.cast(of_x, x.dtype), ops.cast(axes.scatter(of_weight, axes.axes_of(variable)), weight.dtype)
+
+        return ops.einsum(equation, ops.cast(x, dtype), ops.cast(kernel, dtype)), gradient
+
+    return multiply(x, ops.cast(variable, variable.dtype))
+
+
+def _is_matmul(left, right, result):
+    """Whether the terms are those of `matmul`, whose gradients TensorFlow computes without transposed copies.
+
+    As einsums, the products of 128 experts took twice as long, and those of tied logits 1.2 times.
+    """
+    return right[-2] == left[-1] and result == left[:-1] + right[-1] and right[:-2] in ("", left[:-2])
+
+
+def _of_few_rows(left, right, result, x, variable, dtype):
+    """The product in a program of `forms.fused`, whose rows are few: with a matrix, which is made before its loops."""
+    count = sum(index in left for index in right)
+    is_matrix = right[:count] == left[-count:] and result == left[:-count] + right[count:]
+    shape = (math.prod(variable.shape[:count]), -1) if is_matrix else variable.shape
+    weight = forms.once((id(variable), x.dtype, dtype), lambda: ops.reshape(
+        ops.cast(axes.use(variable, x.dtype), dtype), shape))
+    x = ops.cast(x, dtype)
+    if is_matrix:
+        rows = ops.reshape(x, (-1, weight.shape[0]))
+        products = _times_matrix(rows, weight)
+        return ops.reshape(products, (*x.shape[:-count], *variable.shape[count:]))
+    if len(right) == 2 and _is_matmul(left, right[::-1], result):
+        products = _times_rows_of(weight, ops.reshape(x, (-1, x.shape[-1])))
+        return ops.reshape(products, (*x.shape[:-1], weight.shape[0]))
+    return ops.einsum(f"{left},{right}->{result}", x, weight)
+
+
+def _times_matrix(rows, weight):
+    if rows.shape[0] > 1 or math.prod(weight.shape) < _LARGE:
+        return ops.matmul(rows, weight)
+    # XLA's product of one row with a matrix is one thread's.
+    return in_blocks(rows, weight[None], lambda part: part)
+
+
+def in_blocks(rows, weights, choose):
+    """Rows times matrices, as sums of a few products each and then the sum of those, in a program of XLA's.
+
+    XLA fuses a few products with what looks the matrices up, and computes many columns of at once, in as many threads
+    as there are. For a product of its own it would copy the matrices, and one sum of all goes down column by column.
+
+    Args:
+        rows: [row, k].
+        weights: [matrix, k, n].
+        choose: function of a part of the weights, [matrix, places, n], to the same of each row's matrix.
+
+    Returns:
+        <dtype of rows>[row, n]
+    """
+    num_matrices, width, num_columns = weights.shape
+    at_once = math.gcd(width, _AT_ONCE)
+    weights = ops.reshape(weights, (num_matrices, width // at_once, at_once, num_columns))
+    blocks = ops.reshape(rows, (-1, width // at_once, at_once))
+    summed = sum(widen(blocks[:, :, place, None]) * widen(ops.cast(choose(weights[:, :, place]), rows.dtype))
+                 for place in range(at_once))
+    return ops.cast(ops.sum(summed, axis=1), rows.dtype)
+
+
+def _times_rows_of(table, x):
+    """[row, k] times the transpose of [n, k], part by part of the table.
+
+    A product with a vector reads its part of the table where it lies, in as many threads as there are, and the next row
+    of x finds that in the cache. XLA's library for products of matrices copies the part first, which pays for more.
+    """
+    (num_rows, width), length = x.shape, table.shape[0]
+    is_by_row = num_rows <= _ROWS_TO_READ_AGAIN
+    numbers = _NUMBERS_READ_ONCE if num_rows == 1 else _NUMBERS_READ_AGAIN if is_by_row else _NUMBERS_COPIED
+    at_a_time = min(max(1, numbers // width), length)
+    columns = ops.unstack(x, num_rows) if is_by_row else [ops.transpose(x)]
+
+    def step(index, *products):
+        # Of the last part some may be there already.
+        start = ops.minimum(index * at_a_time, length - at_a_time)
+        part = ops.slice(table, (start, 0), (at_a_time, width))
+        return index + 1, *(ops.slice_update(found, (start, 0)[:len(found.shape)], ops.matmul(part, column))
+                            for found, column in zip(products, columns, strict=True))
+
+    num_parts = -(-length // at_a_time)
+    start = ops.convert_to_tensor(0, "int32"), *(ops.zeros((length, *column.shape[1:]), x.dtype) for column in columns)
+    _, *products = ops.while_loop(lambda index, *_: index < num_parts, step, start)
+    return ops.stack(products) if is_by_row else ops.transpose(products[0])
+
+
+@contextlib.contextmanager
+def in_gradient_of(variable):
+    """Names operations as autodiff would for the layer of a weight, so that a compiler's words say where they are from.
+    """
+    with contextlib.ExitStack() as stack:
+        for part in ("gradient_tape", *variable.path.split("/")[:-1]):
+            stack.enter_context(keras.name_scope(part))
+        yield

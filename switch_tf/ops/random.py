@@ -1,0 +1,121 @@
+"""Random numbers that depend on the run's seed, the step, the layer and the element, and on nothing else.
+
+Each number is a hash of (seed, position in the global tensor), made of elementwise integer operations. So dropout and
+jitter are the same for any layout and any number of microbatches, resuming needs no generator state, and partitioners
+split the work, which they do not for the Philox generator behind Keras' Dropout.
+
+The hash is `lowbias32` (Ellis, "Prospecting for Hash Functions"), applied once to each key and twice to each element.
+"""
+
+import contextlib
+import zlib
+
+import keras
+from keras import ops
+
+from switch_tf.ops import replicas
+from switch_tf.partitioning import parts
+from switch_tf.partitioning.axes import arange
+
+_seed = None
+
+
+@contextlib.contextmanager
+def random_seed(seed):
+    """Within this scope layers draw from streams of `seed`, an int or integer scalar tensor such as a step's seed."""
+    global _seed
+    previous, _seed = _seed, seed
+    try:
+        yield
+    finally:
+        _seed = previous
+
+
+def step_seed(seed: int, step):
+    """Seed of one training step: <uint32> scalar from the run's seed and the step (int or integer scalar tensor)."""
+    return _mix(_mix(_uint32(seed)) ^ _uint32(step))
+
+
+def current_seed():
+    """The seed of the scope, None outside of any."""
+    return _seed
+
+
+def fresh_seed():
+    """The seed of the scope, or a new one outside of any, from Keras' global generator: <uint32> scalar.
+
+    In a replica of a `tf.distribute` strategy it comes from TensorFlow, see `replicas.seed_in_replica`.
+    """
+    if _seed is not None:
+        return _uint32(_seed)
+    if replicas.replica_index() is not None:
+        return replicas.seed_in_replica()
+    replicas.make_global_generator()
+    return ops.cast(keras.random.randint((), 0, 2**31 - 1), "uint32")
+
+
+def layer_seed(layer: keras.layers.Layer, purpose: str):
+    """Seed for what `layer` draws in this call: <uint32> scalar.
+
+    In a `random_seed` scope it is a function of that seed, the layer's path and `purpose`. Elsewhere, as under Keras'
+    `fit`, it is a function of `fresh_seed`, which `keras.utils.set_random_seed` makes repeatable.
+    """
+    return _mix(fresh_seed() ^ _uint32(zlib.crc32(f"{layer.path}/{purpose}".encode())))
+
+
+def uniform(seed, shape):
+    """Uniform numbers in [0, 1) with 24 random bits.
+
+    Args:
+        seed: <uint32> scalar.
+        shape: ints or scalar tensors; the first axis, of sequences or groups, is this part's share of the batch.
+
+    Returns:
+        <float32>[shape]
+    """
+    rows = ops.reshape(batch_positions(shape[0]), (-1,) + (1,) * (len(shape) - 1))
+    return uniform_at(seed, rows, ops.expand_dims(_positions(shape[1:]), 0))
+
+
+def uniform_at(seed, batch_position, position):
+    """Uniform numbers in [0, 1) for single elements of a tensor, whatever the order in which they lie.
+
+    Args:
+        seed: <uint32> scalar.
+        batch_position: <int32>, which sequence or group of the global batch an element belongs to.
+        position: <int32 or uint32>, its place within that; the shapes of both broadcast.
+
+    Returns:
+        <float32>, of their common shape.
+    """
+    keys = _mix(_mix(_uint32(batch_position)) ^ seed)
+    bits = _mix(_mix(_uint32(position) ^ keys) + seed)
+    return ops.cast(ops.right_shift(bits, _uint32(8)), "float32") * 2.0**-24
+
+
+def batch_positions(size):
+    """Which sequences or groups of the global batch this part's `size` ones are: <int32>[size]."""
+    part = parts.current_part()
+    # Replicas of Keras' `fit` are no parts, because each groups its own tokens, but they share a seed.
+    place = part.index if part.count > 1 else replicas.replica_index()
+    index = arange(size)
+    return index if place is None else index + ops.cast(place, "int32") * ops.cast(size, "int32")
+
+
+def _positions(shape):
+    """Row-major position of every element of a tensor of `shape`: <uint32>[shape]."""
+    position = _uint32(0)
+    for size in shape:
+        position = ops.expand_dims(position * ops.cast(size, "uint32"), -1) + arange(size, "uint32")
+    return position
+
+
+def _mix(x):
+    """lowbias32: a bijection of 32-bit integers in which each input bit flips each output bit with probability 1/2."""
+    x = ops.bitwise_xor(x, ops.right_shift(x, _uint32(16))) * _uint32(0x7FEB352D)
+    x = ops.bitwise_xor(x, ops.right_shift(x, _uint32(15))) * _uint32(0x846CA68B)
+    return ops.bitwise_xor(x, ops.right_shift(x, _uint32(16)))
+
+
+def _uint32(value):
+    return ops.convert_to_tensor(value, "uint32") if isinstance(value, int) else ops.cast(value, "uint32")

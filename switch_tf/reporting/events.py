@@ -1,0 +1,64 @@
+"""A run for TensorBoard, which draws what has the same tag in `events/train` and `events/eval` in one chart."""
+
+import numpy as np
+import tensorflow as tf
+
+from switch_tf.checkpoints.run_folder import CONFIGURATION
+
+_BUCKETS = 30
+
+
+class Events:
+    """Writes the numbers of a run, and its configuration as text, below `events/` of its folder.
+
+    Training values lie in `events/train`, evaluations in `events/eval`, without the first part of their names:
+    "train/loss" and "eval/<mixture>/loss" are both "loss". Tasks of the mixture keep their name: "<task>/loss". An
+    array, such as the load of all experts of a layer, is one histogram.
+
+    Args:
+        folder: RunFolder.
+    """
+
+    def __init__(self, folder):
+        self._folder = folder
+        self._writers = {}
+
+    def write(self, step: int, values: dict) -> None:
+        """Writes values by their names in metrics.jsonl; of evaluations the whole mixture's come first.
+
+        Raises:
+            tf.errors.OpError: a file cannot be written.
+        """
+        mixture = next((name.split("/")[1] for name in values if name.startswith("eval/") and name.count("/") > 1), "")
+        for name, value in values.items():
+            kind, tags = _tags(name, mixture)
+            with self._writer(kind, step).as_default(step=step):
+                for tag in tags:
+                    if isinstance(value, list):
+                        found = np.asarray(value, np.float32)
+                        tf.summary.histogram(tag, found[np.isfinite(found)], buckets=_BUCKETS)
+                    else:
+                        tf.summary.scalar(tag, value)
+
+    def close(self) -> None:
+        for writer in self._writers.values():
+            writer.close()
+
+    def _writer(self, kind, step):
+        if kind not in self._writers:
+            self._writers[kind] = tf.summary.create_file_writer(str(self._folder.path / "events" / kind))
+            configuration = self._folder.path / CONFIGURATION
+            if kind == "train" and configuration.exists():
+                with self._writers[kind].as_default(step=step):
+                    text = configuration.read_text()
+                    tf.summary.text("configuration", "\n".join(f"    {line}" for line in text.splitlines()))
+        return self._writers[kind]
+
+
+def _tags(name, mixture):
+    """The folder of a value, and its tags there."""
+    if not name.startswith("eval/"):
+        return "train", [name.removeprefix("train/")]
+    tag = name.removeprefix("eval/").removeprefix(f"{mixture}/")
+    # The held-out loss is the cross-entropy alone, and training has both.
+    return "eval", [tag, tag.removesuffix("loss") + "cross_entropy"] if tag.split("/")[-1] == "loss" else [tag]

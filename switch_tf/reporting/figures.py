@@ -1,0 +1,135 @@
+"""The curves of a run, drawn from the records of its `metrics.jsonl`, as PNG images."""
+
+import io
+
+import numpy as np
+
+from switch_tf.reporting import names
+
+# What is drawn beside each other: the name of a value, and a title.
+_TRAINING = (("train/learning_rate", "learning rate"), ("train/gradient_norm", "gradient norm before clipping"))
+_SPEED = (("train/tokens_per_second", "tokens per second"),
+          ("train/model_flops_utilization", "model FLOP utilisation"),
+          ("train/input_wait_fraction", "time spent waiting for input"))
+# Ends of the names of shares, which are drawn in per cent.
+_SHARES = ("utilization", "wait_fraction", "tokens_dropped")
+_EXPERTS = (("fraction_tokens_dropped", "tokens dropped"), ("router_entropy", "router entropy (nats)"),
+            ("load_balancing_loss", "load-balancing loss (1 = even)"))
+
+
+def draw(records: list[dict]) -> dict[str, bytes]:
+    """Title -> PNG: the loss, what drives it, the speed, and the experts where there are any."""
+    import matplotlib
+    matplotlib.use("Agg")
+    figures = {"Loss": _loss(records), "Training": _panels(records, _TRAINING), "Speed": _panels(records, _SPEED)}
+    layers = names.sparse_layers(name for record in records for name, value in record.items() if value is not None)
+    if layers:
+        figures["Experts"] = _experts(records, layers)
+    return {title: png(figure) for title, figure in figures.items()}
+
+
+def series(records, name) -> tuple[list[int], list]:
+    """Steps and values of what goes by `name`, where it was written and is finite."""
+    points = [(record["step"], record[name]) for record in records if record.get(name) is not None]
+    return [step for step, _ in points], [value for _, value in points]
+
+
+def _new(width, height, rows=1, columns=1):
+    from matplotlib import pyplot
+    return pyplot.subplots(rows, columns, figsize=(width, height), squeeze=False, layout="constrained")
+
+
+def _loss(records):
+    from matplotlib import pyplot
+
+    figure, ((axes,),) = _new(8, 5)
+    curves, levels = [(series(records, "train/cross_entropy"), "tab:blue", None, "training")], []
+    others = iter(pyplot.get_cmap("tab10").colors[1:] * len(records))
+    for name in sorted({name for record in records for name in record if name.startswith("eval/")}):
+        task = name.split("/")[1]
+        points = series(records, name)
+        if not points[1]:
+            continue
+        if name.endswith("/unigram_loss"):
+            levels.append(points[1][0])
+            axes.axhline(levels[-1], color="grey", linestyle="--", label=f"unigram model, {task}")
+        elif name.endswith("/loss"):
+            curves.append((points, next(others), "o" if len(points[0]) < 50 else None, f"held out, {task}"))
+    for (steps, values), color, marker, label in curves:
+        axes.plot(steps, values, color=color, marker=marker, label=label)
+    _leave_the_untrained_model_out(axes, [points for points, *_ in curves], levels)
+    axes.set(xlabel="step", ylabel="cross-entropy (nats per target token)", title="Loss")
+    axes.grid(alpha=0.3)
+    figure.legend(loc="outside lower center", ncols=2)  # beside the axes, where it hides no curve
+    return figure
+
+
+def _leave_the_untrained_model_out(axes, curves, levels):
+    """The loss at step 0 is twice what follows: told in words, as the axis is for what was learnt, and the levels."""
+    learnt = [value for steps, values in curves for step, value in zip(steps, values, strict=True) if step > 0]
+    start = [value for steps, values in curves for step, value in zip(steps, values, strict=True) if step == 0]
+    if not learnt or not start:
+        return
+    high = max(learnt + levels)
+    top = high + 0.08 * (high - min(learnt))
+    if max(start) > top:
+        axes.set_ylim(top=top)
+        axes.annotate(f"step 0: {max(start):.2f}", (0, 1), xycoords=("data", "axes fraction"), xytext=(6, -14),
+                      textcoords="offset points", color="tab:orange")
+
+
+def _panels(records, panels):
+    figure, (row,) = _new(4 * len(panels), 3, 1, len(panels))
+    for axes, (name, title) in zip(row, panels, strict=True):
+        axes.plot(*series(records, name), color="tab:blue")
+        axes.set(xlabel="step", title=title)
+        axes.set_ylim(bottom=0)
+        axes.grid(alpha=0.3)
+        _ticks(axes, name)
+    return figure
+
+
+def _experts(records, layers):
+    """One row a sparse layer: the load of every expert over the run, then what its router did."""
+    figure, rows = _new(14, 2.7 * len(layers), len(layers), 1 + len(_EXPERTS))
+    for row, layer in zip(rows, layers, strict=True):
+        steps, load = _loads(records, layer)
+        num_experts = len(load)
+        image = row[0].imshow(load, aspect="auto", interpolation="nearest", cmap="viridis", vmin=0,
+                              vmax=max(2 / num_experts, float(np.nanmax(load))), origin="lower",
+                              extent=(steps[0], steps[-1] or 1, -0.5, num_experts - 0.5) if len(steps) > 1 else None)
+        even = f"even: {100 / num_experts:.3g}%"
+        row[0].set(title=f"{layer}: share of tokens\n({even})", xlabel="step", ylabel="expert")
+        figure.colorbar(image, ax=row[0], format=lambda value, _: f"{100 * value:.3g}%")
+        for axes, (name, title) in zip(row[1:], _EXPERTS, strict=True):
+            axes.plot(*series(records, names.router(layer, name)), color="tab:blue")
+            axes.set(title=title, xlabel="step")
+            axes.grid(alpha=0.3)
+            _ticks(axes, name)
+    return figure
+
+
+def _loads(records, layer):
+    """Steps, and the shares of tokens <float>[experts, steps]; of a file where lines have other experts, the last's."""
+    steps, loads = series(records, names.router(layer, "expert_load"))
+    kept = [(step, load) for step, load in zip(steps, loads, strict=True) if len(load) == len(loads[-1])]
+    return [step for step, _ in kept], np.transpose(np.asarray([load for _, load in kept], float))
+
+
+def _ticks(axes, name):
+    """Per cent for shares, whole numbers with commas for what is large."""
+    if name.endswith(_SHARES):
+        axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.3g}%")
+    elif name.endswith("per_second"):
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+    else:
+        axes.ticklabel_format(axis="y", useOffset=False)
+
+
+def png(figure) -> bytes:
+    """Of a matplotlib figure, which is closed."""
+    from matplotlib import pyplot
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=110)
+    pyplot.close(figure)
+    return buffer.getvalue()

@@ -1,0 +1,138 @@
+"""A finished or interrupted run: its summary, and `report.html` with curves, words and configuration."""
+
+import html
+import pathlib
+import sys
+
+import numpy as np
+
+from switch_tf.checkpoints import run_folder
+from switch_tf.configs import directions
+from switch_tf.reporting import figures, names, page
+from switch_tf.storage.whole_file import write_whole
+
+# What a reader may not know, by the heading under which it is drawn.
+_WORDS = {
+    "Loss": "Cross-entropy in nats for each target token. Training is a mean over the steps since the point before, "
+            "with dropout and jitter; held out is the validation split, without them. The unigram model knows only "
+            "how frequent each token is: what lies below its line was learnt about text.",
+    "Training": "The learning rate that the next step takes (for Adafactor relative to each weight's own size), and "
+                "the norm of the whole gradient, a mean over steps.",
+    "Speed": "Tokens are real ones, inputs and targets. Utilisation is the model's own work, forward and twice that "
+             "backward, as a share of what the processors can do: on a TPU or GPU their nominal rate, elsewhere the "
+             "fastest rate measured on this machine. More than 100% means that a chip is faster than its nominal rate. "
+             "While it waits for input, the model stands still.",
+    "Experts": "Share of tokens is what each expert was chosen for, before its capacity cut in; a dark row is an "
+               "expert that nobody wants. Dropped tokens passed a layer by its residual connection alone. Entropy is "
+               "that of the router's probabilities: 0 where it is certain, the logarithm of the number of experts "
+               "where it has no preference. The load-balancing loss is 1 where all experts get the same.",
+}  # fmt: skip
+# Records with arrays that are kept at most: the picture has no more columns.
+_MOST_ARRAYS = 400
+_STYLE = "th{text-align:left;padding-right:2em;font-weight:normal;color:#555}"
+
+
+def write(folder) -> None:
+    """Writes `loss.png` and `report.html` into a run folder from its `metrics.jsonl`; nothing where that is empty."""
+    folder = pathlib.Path(folder)
+    records = read_metrics(folder)
+    if not records:
+        return
+    pictures = figures.draw(records)
+    write_whole(folder / "loss.png", pictures["Loss"])
+    write_whole(folder / "report.html", _page(folder, _summary(folder, records), pictures))
+
+
+def summarize(folder) -> dict:
+    """Returns first, last and best held-out values, speed and files of a run, from its `metrics.jsonl`.
+
+    Whether the lowest or the highest is the best, `directions` decides.
+    """
+    return _summary(pathlib.Path(folder), read_metrics(folder))
+
+
+def _summary(folder, records):
+    summary = {"step": max((record["step"] for record in records), default=0), "model_dir": str(folder),
+               "report": str(folder / "report.html"), "plot": str(folder / "loss.png")}
+    trained = [record for record in records if "train/loss" in record]
+    if trained:
+        summary["train/loss"] = trained[-1]["train/loss"]
+        if speeds := figures.series(trained, "train/tokens_per_second")[1]:
+            summary["train/tokens_per_second"] = float(np.median(speeds))
+    declared = directions.declared_in(records)
+    for name in sorted({name for record in records for name in record if name.startswith("eval/")}):
+        steps, values = figures.series(records, name)
+        if values and name.endswith("/unigram_loss"):
+            summary[name] = values[0]
+        elif values:
+            best = (min if directions.is_lower_better(name, declared) else max)(values)
+            summary[name] = {"first": values[0], "last": values[-1], "best": best, "first_step": steps[0],
+                             "last_step": steps[-1], "best_step": steps[values.index(best)]}
+    return summary
+
+
+def describe(value: dict, is_share=False) -> str:
+    """Returns words for an entry of a summary that has a first, a last and a best; a share is in per cent."""
+    return ", ".join(f"{word}{names.shown(value[key], is_share)} at step {value[f'{key}_step']}" for word, key in (
+        ("", "first"), ("", "last"), ("best ", "best")))
+
+
+def read_metrics(folder) -> list[dict]:
+    """Returns the records of a run folder's `metrics.jsonl`, oldest first.
+
+    A line that a kill has torn, or that is no record of a step, costs that line and a warning. Arrays, the shares of
+    experts, are <float32>; of a long run only some hundred records at equal distances keep theirs.
+    """
+    records, thinned = [], _Thinned()
+    for _, record in run_folder.records_of(pathlib.Path(folder) / "metrics.jsonl"):
+        record = {sys.intern(name): value for name, value in record.items()}
+        thinned.add(record)
+        records.append(record)
+    return records
+
+
+class _Thinned:
+    """Keeps the arrays of every n-th record that has any, so that memory does not grow with the run."""
+
+    def __init__(self):
+        self._every, self._count, self._kept = 1, 0, []
+
+    def add(self, record: dict) -> None:
+        """Keeps or drops the arrays of a record. When too many are kept, every other one of them is dropped."""
+        arrays = [name for name, value in record.items() if isinstance(value, list) and name.startswith("router/")]
+        if not arrays:
+            return
+        if self._count % self._every == 0:
+            record |= {name: np.array(record[name], np.float32) for name in arrays}
+            self._kept.append((record, arrays))
+        else:
+            _drop(record, arrays)
+        self._count += 1
+        if len(self._kept) > _MOST_ARRAYS:
+            for dropped in self._kept[1::2]:
+                _drop(*dropped)
+            self._kept, self._every = self._kept[::2], 2 * self._every
+
+
+def _drop(record, names):
+    for name in names:
+        del record[name]
+
+
+def _page(folder, summary, pictures):
+    rows, shares = [], names.shares(summary)
+    for name, value in summary.items():
+        if isinstance(value, dict):
+            value = describe(value, name in shares)
+        elif isinstance(value, float):
+            value = f"{value:,.0f}" if name.endswith("per_second") else f"{value:.4f}"
+        rows.append(f"<tr><th>{html.escape(name)}</th><td>{html.escape(str(value))}</td></tr>")
+    images = "".join(f"<h2>{title}</h2>{page.image(title, png)}<p>{_WORDS[title]}</p>"
+                     for title, png in pictures.items())
+    return page.page(f"switch_tf run {folder.name}",
+                     f"<style>{_STYLE}</style><table>{''.join(rows)}</table>{images}{_configuration(folder)}")
+
+
+def _configuration(folder):
+    path = folder / run_folder.CONFIGURATION
+    return f"<h2>Configuration</h2><pre>{html.escape(path.read_text(errors='replace'))}</pre>" if path.is_file() else ""

@@ -1,0 +1,1 @@
+"""Files written whole, appended to line by line, locked, and tidied up."""

@@ -1,0 +1,71 @@
+"""One process at a time writes an output, whether that is a file or a folder."""
+
+import contextlib
+import errno
+import fcntl
+import os
+import pathlib
+from collections.abc import Iterator
+
+from switch_tf.storage.whole_file import writing
+
+NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
+
+
+class InUse(ValueError):
+    """An output cannot be written by this process alone."""
+
+
+@contextlib.contextmanager
+def held(output, argument: str = "--output") -> Iterator[None]:
+    """Locks an output within this scope, with a hidden file beside it. The lock ends with its process, even if killed.
+
+    Args:
+        output: path of a file or folder, which need not exist.
+        argument: str. The option that names it, for the messages.
+
+    Raises:
+        InUse: another process writes it, or the file system has no locks.
+        WriteError: nothing can be written beside it.
+    """
+    output = pathlib.Path(output)
+    place = output.resolve()
+    file = place.with_name(f".{place.name}.lock")
+    with contextlib.ExitStack() as stack:
+        with writing(output):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            while True:
+                lock = stack.enter_context(open(file, "a+"))
+                _lock(lock, output, argument)
+                if _is_still(lock, file):
+                    break
+            lock.truncate(0)
+            lock.write(str(os.getpid()))
+            lock.flush()
+        try:
+            yield
+        finally:
+            file.unlink(missing_ok=True)
+
+
+def _lock(lock, output, argument):
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        lock.seek(0)
+        owner = lock.read().strip() or "unknown"
+        raise InUse(f"Another process (pid {owner}) is writing {str(output)!r}; wait for it, stop it, or name "
+                    f"another {argument}.") from None
+    except OSError as error:
+        if error.errno not in NO_LOCKS:
+            raise
+        raise InUse(f"The file system of {str(output)!r} has no locks ({error.strerror}), so two processes could "
+                    f"write there at a time; name another {argument}, on a local disk.") from error
+
+
+def _is_still(lock, file):
+    """Whether the locked file still has that name: the previous owner may just have removed it."""
+    try:
+        return os.path.samestat(os.fstat(lock.fileno()), os.stat(file))
+    except FileNotFoundError:
+        return False

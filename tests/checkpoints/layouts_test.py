@@ -1,0 +1,92 @@
+"""Checkpoints do not depend on the layout, and a step that diverges under one changes nothing and is located."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from tensorflow.experimental import dtensor
+
+from switch_tf import SwitchTransformer, data
+from switch_tf.checkpoints import tensors
+from switch_tf.configs.run import StepSettings
+from switch_tf.partitioning.unfolded import pack, stored, unfolding_of
+from switch_tf.training import diagnosis
+from switch_tf.training.train_step import compile_steps
+
+PIECES, OTHER_PIECES = {"name": "expert_model", "mesh_shape": "data=2,model=2"}, {
+    "name": "fully_sharded", "mesh_shape": "data=4"}
+SEVERAL = {"name": "fully_sharded", "mesh_shape": "data=2,x=2,y=2", "at_rest_rules": (
+    ("vocab", ("data", "x", "y")), ("mlp", ("y", "x", "data")), ("kv", ("x", "y")), ("expert_mlp", ("x", "y")))}
+REPLICAS = {"name": "data", "mesh_shape": "data=2", "backend": "mirrored"}
+ONE = {"name": "single"}
+
+
+class _Run:
+    def __init__(self, partitioner, config, seed):
+        keras.utils.set_random_seed(seed)
+        self.model, self.optimizer = SwitchTransformer(config), keras.optimizers.Adam(0.01, name="adam")
+        partitioner.build(self.model, self.optimizer)
+        self.partitioner = partitioner
+        self.variables = tensors.state_variables(self.model, self.optimizer)
+        self._step = compile_steps(self.model, self.optimizer, 3, StepSettings(), partitioner)
+
+    def step(self, batch):
+        means, bad_step = self._step(self.partitioner.place({name: value[None] for name, value in batch.items()}))
+        return float(means.batch.loss_terms["cross_entropy"].value), int(bad_step)
+
+    def values(self):
+        return {path: _whole(variable) for path, variable in self.variables.items()}
+
+
+def _whole(variable):
+    held = stored(variable)
+    if not isinstance(held, dtensor.DVariable):
+        return held.numpy()
+    replicated = dtensor.Layout.replicated(held.layout.mesh, held.shape.rank)
+    value = dtensor.unpack(dtensor.relayout(held.read_value(), replicated))[0].numpy()
+    return unfolding_of(variable).fold(value, np)
+
+
+def _batches():
+    return data.Batches({None: iter(tf.data.Dataset.range(9))}, batch_size=1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("one, other", [
+    pytest.param(PIECES, ONE, marks=pytest.mark.exhaustive), (PIECES, OTHER_PIECES), (REPLICAS, PIECES),
+    (SEVERAL, OTHER_PIECES), pytest.param(ONE, SEVERAL, marks=pytest.mark.exhaustive),
+    pytest.param(OTHER_PIECES, REPLICAS, marks=pytest.mark.exhaustive)],
+    ids=lambda layout: "_".join(map(str, layout.values())))
+def test_a_run_goes_on_under_another_layout_and_comes_back(one, other, make_partitioner, shallow_config, batch,
+                                                           tmp_path):
+    first, second = (_Run(make_partitioner(**layout), shallow_config, seed)
+                     for seed, layout in enumerate((one, other), 1))
+    first.step(batch)
+    for step, (saved, restored) in enumerate([(first, second), (second, first)], 1):
+        saved.step(batch)  # ahead of the other one
+        path = tensors.save(tmp_path, step, saved.variables, _batches(), {}, 3, saved.partitioner)
+        tensors.restore(path, restored.variables, _batches())
+        expected = saved.values()
+        for name, value in restored.values().items():
+            np.testing.assert_array_equal(value, expected[name], err_msg=name)
+        assert restored.step(batch)[0] == pytest.approx(saved.step(batch)[0], rel=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", [PIECES, REPLICAS], ids=lambda layout: layout["name"])
+def test_a_step_that_diverges_changes_nothing_and_is_located(layout, make_partitioner, shallow_config, batch, tmp_path):
+    run = _Run(make_partitioner(**layout), shallow_config, seed=1)
+    bad = run.model.encoder.layers[0].mlp.experts.wo
+    bad.value.assign(_like(bad.value, np.full(bad.shape, np.nan, np.float32), run.partitioner))
+    before = run.values()
+    assert run.step(batch)[1] == 0
+    for name, value in run.values().items():
+        np.testing.assert_array_equal(value, before[name], err_msg=name)
+    found = diagnosis.first_bad_tensor(run.model, batch, 3, 0, StepSettings(), run.partitioner)
+    assert found == "the weight encoder/layers_0/mlp/experts/wo"
+    with pytest.raises(tensors.BrokenCheckpoint, match="model/encoder/layers_0/mlp/experts/wo is not finite"):
+        tensors.save(tmp_path, 1, run.variables, _batches(), {}, 3, run.partitioner)
+
+
+def _like(variable, value, partitioner):
+    return pack(value, variable.layout) if isinstance(variable, dtensor.DVariable) else value

@@ -1,0 +1,133 @@
+import errno
+import fcntl
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from switch_tf.checkpoints import run_folder
+from switch_tf.checkpoints.run_folder import RunFolder
+
+
+def test_a_second_process_is_refused_with_the_pid_of_the_first(tmp_path):
+    folder = RunFolder(tmp_path / "run")
+    script = f"from switch_tf.checkpoints.run_folder import RunFolder; RunFolder({str(folder.path)!r})"
+    second = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert second.returncode != 0
+    assert f"Another process (pid {os.getpid()}) is training in" in second.stderr
+
+
+def test_the_lock_dies_with_its_process(tmp_path):
+    script = ("import os, signal; from switch_tf.checkpoints.run_folder import RunFolder; "
+              f"folder = RunFolder({str(tmp_path)!r}); os.kill(os.getpid(), signal.SIGKILL)")
+    killed = subprocess.run([sys.executable, "-c", script])
+    assert killed.returncode == -signal.SIGKILL
+    RunFolder(tmp_path)
+    assert (tmp_path / "lock").read_text() == str(os.getpid())
+
+
+def test_lines_past_the_restored_step_and_a_torn_last_line_are_cut(tmp_path):
+    folder = RunFolder(tmp_path)
+    lines = [json.dumps({"step": step}) for step in (0, 10, 20, 30)]
+    folder.metrics.write_text("\n".join(lines) + '\n{"step": 4')
+    folder.cut_metrics(20)
+    assert folder.metrics.read_text().splitlines() == lines[:3]
+
+
+def test_the_last_training_line_of_a_run_that_ended_between_two_logged_steps_is_cut_with_them(tmp_path):
+    folder = RunFolder(tmp_path)
+    lines = [json.dumps({"step": step, name: 1.0}) for step, name in (
+        (10, "train/loss"), (15, "eval/task/loss"), (15, "train/loss"), (20, "train/loss"))]
+    folder.metrics.write_text("".join(line + "\n" for line in lines))
+    folder.cut_metrics(15, ends_between=True)
+    assert folder.metrics.read_text().splitlines() == lines[:2]
+
+
+def test_unfinished_checkpoints_are_removed(tmp_path):
+    unfinished = tmp_path / "checkpoints" / "tmp.step_00000005"
+    unfinished.mkdir(parents=True)
+    (unfinished / "state.index").write_text("half")
+    RunFolder(tmp_path)
+    assert not unfinished.exists()
+
+
+@pytest.mark.parametrize("bad", [b"\xff\xfe\x00", b"[]", b'{"step": -5}', b'{"step": 1', b"[" * 100_000,
+                                 b'{"step": 1%s}' % (b"0" * 400), b'{"step": 5, "train/loss": 1%s}' % (b"0" * 400),
+                                 b'{"step": 5, "train/loss": [2.0]}', b'{"step": 5, "eval/t/loss": "2.0"}',
+                                 b'{"step": 5, "router/encoder/layers_1/expert_load": 0.5}',
+                                 b'{"step": 5, "router/encoder/layers_1/expert_load": ["a"]}',
+                                 b'{"step": 5, "router/encoder/layers_1/router_entropy": [0.5, 0.5]}'])
+def test_a_line_that_cannot_be_read_is_cut_with_a_word(tmp_path, capsys, bad):
+    folder = RunFolder(tmp_path)
+    folder.metrics.write_bytes(b'{"step": 0}\n' + bad + b'\n{"step": 10}\n')
+    folder.cut_metrics(20)
+    assert folder.metrics.read_bytes() == b'{"step": 0}\n{"step": 10}\n'
+    assert "metrics.jsonl: skipped 1 unreadable line (line 2)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("change", ["removed", "replaced", "without checkpoints"])
+def test_a_folder_that_is_gone_or_another_one_is_an_error(tmp_path, change):
+    folder = RunFolder(tmp_path / "run")
+    folder.check_is_there()
+    shutil.rmtree(folder.path if change != "without checkpoints" else folder.checkpoints)
+    if change == "replaced":
+        other = RunFolder(tmp_path / "run")
+    with pytest.raises(FileNotFoundError, match="was removed or replaced while its run was training"):
+        folder.check_is_there()
+    folder.close()
+    if change == "replaced":
+        other.check_is_there()
+
+
+def test_a_file_system_without_locks_is_refused_in_one_sentence(tmp_path, monkeypatch):
+    def no_locks(*arguments):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    with pytest.raises(ValueError, match=r"run/lock cannot be locked \(No locks available\).*on a local disk"):
+        RunFolder(tmp_path / "run")
+
+
+def test_how_a_run_ended_is_recorded_until_it_is_under_way_again(tmp_path):
+    folder = RunFolder(tmp_path)
+    assert run_folder.end_of(tmp_path) is None and run_folder.is_running(tmp_path)
+    folder.write_end(30, "PATIENCE: 2 evaluations")
+    assert run_folder.end_of(tmp_path) == "PATIENCE: 2 evaluations"
+    folder.close()
+    assert not run_folder.is_running(tmp_path)
+    folder = RunFolder(tmp_path)  # who looked holds no lock
+    folder.remove_end()
+    assert run_folder.end_of(tmp_path) is None
+    assert not run_folder.is_running(tmp_path / "nothing")
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b"\xff", b'{"reason": 5}', b"[" * 100_000])
+def test_a_damaged_record_of_the_end_is_none(tmp_path, content):
+    (tmp_path / "end.json").write_bytes(content)
+    assert run_folder.end_of(tmp_path) is None
+
+
+def test_the_record_of_the_end_of_a_strangers_run_is_read_only_if_it_is_a_small_file(tmp_path):
+    os.mkfifo(tmp_path / "end.json")  # reading it would wait for good
+    assert run_folder.end_of(tmp_path) is None
+    (tmp_path / "end.json").unlink()
+    with open(tmp_path / "end.json", "wb") as file:
+        file.truncate(2**40)
+    assert run_folder.end_of(tmp_path) is None
+
+
+def test_a_url_is_refused_before_a_folder_of_that_name_is_made(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match="MODEL_DIR must be a folder or file of this machine's file system, not 'gs://b/run'"):
+        RunFolder("gs://b/run")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_cannot_be_written_is_refused_in_one_sentence(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match="MODEL_DIR .* cannot be written .*; choose a folder that can"):
+        RunFolder(tmp_path / "file" / "run")

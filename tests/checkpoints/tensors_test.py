@@ -1,0 +1,136 @@
+import dataclasses
+import json
+import os
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from switch_tf import SwitchTransformer, data
+from switch_tf.checkpoints import tensors
+from switch_tf.checkpoints.folders import BrokenCheckpoint, describe, steps
+from switch_tf.optim.adafactor import Adafactor
+
+
+def _state(config, seed=1):
+    keras.utils.set_random_seed(seed)
+    model = SwitchTransformer(config)
+    model.build()
+    optimizer = Adafactor()
+    optimizer.build(model.trainable_variables)
+    return tensors.state_variables(model, optimizer)
+
+
+def _batches(position=0):
+    numbers = iter(tf.data.Dataset.range(100))
+    for _ in range(position):
+        next(numbers)
+    return data.Batches({None: numbers}, batch_size=1)
+
+
+def _values(variables):
+    return {path: variable.numpy() for path, variable in variables.items()}
+
+
+def test_weights_slots_and_data_position_come_back_exactly(tiny_config, tmp_path):
+    saved = _state(tiny_config)
+    path = tensors.save(tmp_path, 7, saved, _batches(5), {"loss": [1.25, 3.0]}, keep=3)
+    restored, batches = _state(tiny_config, seed=2), _batches()
+    description = tensors.restore(path, restored, batches)
+    for name, value in _values(saved).items():
+        np.testing.assert_array_equal(value, restored[name].numpy())
+    assert int(next(batches)) == 5
+    assert description["step"] == 7
+    assert description["pending_metrics"] == {"loss": [1.25, 3.0]}
+
+
+def test_the_description_names_every_variable_with_shape_dtype_and_axes(tiny_config, tmp_path):
+    variables = _state(tiny_config)
+    description = describe(tensors.save(tmp_path, 1, variables, _batches(), {}, keep=3))
+    assert set(description["variables"]) == set(variables)
+    assert description["variables"]["model/encoder/layers_1/mlp/experts/wi"] == {
+        "shape": [4, 16, 32], "dtype": "float32", "logical_axes": ["expert", "embed", "expert_mlp"]}
+    assert any(
+        path.startswith("optimizer/") and "iteration" in path for path in description["variables"])
+
+
+def test_only_the_newest_are_kept(tiny_config, tmp_path):
+    variables = _state(tiny_config)
+    for step in (1, 2, 3):
+        tensors.save(tmp_path, step, variables, _batches(), {}, keep=2)
+    assert steps(tmp_path) == [2, 3]
+
+
+@pytest.mark.parametrize("damage", ["truncated", "missing", "description"])
+def test_a_damaged_checkpoint_is_recognised(tiny_config, tmp_path, damage):
+    path = tensors.save(tmp_path, 1, _state(tiny_config), _batches(), {}, keep=1)
+    file = path / "state.data-00000-of-00001"
+    if damage == "truncated":
+        os.truncate(file, file.stat().st_size // 2)
+    elif damage == "missing":
+        file.unlink()
+    else:
+        (path / "checkpoint.json").write_text('{"step": 1, ')
+    with pytest.raises(BrokenCheckpoint, match="should have|no readable checkpoint.json"):
+        tensors.restore(path, _state(tiny_config), _batches())
+
+
+def test_flipped_bytes_are_recognised(tiny_config, tmp_path):
+    path = tensors.save(tmp_path, 1, _state(tiny_config), _batches(), {}, keep=1)
+    file = path / "state.data-00000-of-00001"
+    content = bytearray(file.read_bytes())
+    content[1000:1100] = bytes(100)
+    file.write_bytes(content)
+    with pytest.raises(BrokenCheckpoint, match="is damaged"):
+        tensors.restore(path, _state(tiny_config), _batches())
+
+
+def test_another_models_checkpoint_is_refused_by_its_first_different_variable(tiny_config, tmp_path):
+    path = tensors.save(tmp_path, 1, _state(tiny_config), _batches(), {}, keep=1)
+    with pytest.raises(ValueError, match=r"model/encoder/layers_0/mlp/wi has shape \[16, 32\] in .* but \[16, 64\]"):
+        tensors.restore(path, _state(dataclasses.replace(tiny_config, d_ff=64)))
+    with pytest.raises(ValueError, match="has no model/encoder/layers_2"):
+        tensors.restore(path, _state(dataclasses.replace(tiny_config, num_encoder_layers=4)))
+
+
+def test_a_deeper_models_checkpoint_is_refused_by_a_shallower_one_also_for_its_weights_alone(tiny_config, tmp_path):
+    path = tensors.save(tmp_path, 1, _state(tiny_config), _batches(), {}, keep=1)
+    shallower = _state(dataclasses.replace(tiny_config, num_decoder_layers=1, decoder_sparse_step=0))
+    weights = {name: variable for name, variable in shallower.items() if name.startswith("model/")}
+    for variables in (shallower, weights):
+        before = _values(variables)
+        with pytest.raises(ValueError, match="has model/decoder/layers_1/.*, which this model or optimizer lacks"):
+            tensors.restore(path, variables)
+        assert all((before[name] == value).all() for name, value in _values(variables).items())
+
+
+def test_a_constant_learning_rate_is_the_configurations_and_not_the_checkpoints(tiny_config, tmp_path):
+    variables = _state(tiny_config)
+    assert not [name for name in variables if "learning_rate" in name]
+    path = tensors.save(tmp_path, 1, variables, _batches(), {}, keep=1)
+    description = describe(path)  # earlier versions saved it
+    description["variables"]["optimizer/adafactor/learning_rate"] = {"shape": [], "dtype": "float32"}
+    (path / "checkpoint.json").write_text(json.dumps(description))
+    tensors.restore(path, variables)
+
+
+def test_a_write_that_fails_leaves_the_older_checkpoints_and_no_rubbish(tiny_config, tmp_path, monkeypatch):
+    variables = _state(tiny_config)
+    tensors.save(tmp_path, 1, variables, _batches(), {}, keep=3)
+
+    def full(*args, **kwargs):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(tensors.json, "dump", full)
+    with pytest.raises(OSError, match="The checkpoint of step 2 could not be written .*No space left"):
+        tensors.save(tmp_path, 2, variables, _batches(), {}, keep=3)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["step_00000001"]
+
+
+def test_a_state_that_is_not_finite_is_not_saved(tiny_config, tmp_path):
+    variables = _state(tiny_config)
+    variables["model/encoder/encoder_norm/scale"].assign(np.full(16, np.nan))
+    with pytest.raises(BrokenCheckpoint, match="model/encoder/encoder_norm/scale is not finite at step 4"):
+        tensors.save(tmp_path, 4, variables, _batches(), {}, keep=3)
+    assert not list(tmp_path.iterdir())

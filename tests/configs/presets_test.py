@@ -1,0 +1,42 @@
+import gin
+import pytest
+
+from switch_tf.configs import shipped_gin
+from switch_tf.configs.switch_config import SwitchConfig
+
+
+def test_an_unknown_preset_is_answered_with_the_nearest_one():
+    with pytest.raises(ValueError, match="There is no preset 'switch_bas_8'. Did you mean 'switch_base_8'?"):
+        SwitchConfig.from_preset("switch_bas_8")
+
+
+@pytest.mark.parametrize("is_locked", [False, True])
+def test_from_preset_leaves_the_callers_gin_configuration_as_it_was(is_locked):
+    gin.clear_config()
+    gin.parse_config("from __gin__ import dynamic_registration\nfrom switch_tf.configs import switch_config\n"
+                     "switch_config.SwitchConfig.d_model = 12\nNAME = 3")
+    if is_locked:
+        gin.finalize()
+    before, prefixes = gin.config_str(), list(gin.config._LOCATION_PREFIXES)
+    assert SwitchConfig.from_preset("switch_base_8").d_model == 768
+    assert gin.config_str() == before
+    assert gin.config_is_locked() == is_locked
+    assert prefixes == gin.config._LOCATION_PREFIXES
+    assert gin.get_configurable(SwitchConfig)().d_model == 12
+    gin.clear_config()
+
+
+def test_every_preset_reads_and_every_sparse_one_can_be_split():
+    for name in shipped_gin.preset_names():
+        preset = SwitchConfig.from_preset(name)
+        if preset.num_experts:
+            expected = {"switch_tiny": 8, "gshard_600b": 2048}.get(name, min(preset.num_experts, 512))
+            assert preset.num_groups_multiple == expected, name
+
+
+def test_tiny_presets_divide_by_8_devices():
+    for name in ("switch_tiny", "t5_tiny"):
+        tiny = SwitchConfig.from_preset(name)
+        sizes = (tiny.num_heads, tiny.d_model, tiny.d_ff, tiny.d_kv, tiny.vocab_size)
+        assert all(size % 4 == 0 for size in sizes)
+        assert tiny.vocab_size == 4096

@@ -1,0 +1,100 @@
+"""Scores of a model on tasks: the same whatever the batch and the layout; and the losses of tasks without metrics."""
+
+import dataclasses
+import math
+
+import keras
+import pytest
+import seqio
+import tensorflow as tf
+from t5.evaluation import metrics
+
+from switch_tf import SwitchTransformer, data, partitioning
+from switch_tf.configs.run import StepSettings
+from switch_tf.evaluation import scoring, split_evaluation
+from switch_tf.partitioning.partitioner import Partitioner
+from switch_tf.tasks import preprocessors, vocabularies
+
+LENGTHS = {"inputs": 12, "targets": 6}
+
+
+def _words(split, shuffle_files=False, seed=None):
+    del split, shuffle_files, seed
+    return tf.data.Dataset.range(11).map(
+        lambda number: {"inputs": tf.strings.as_string(number * number * 37), "targets": tf.strings.as_string(number)})
+
+
+def likelihood(targets, scores):
+    return {"likelihood": float(sum(scores))}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _tasks():
+    before = set(seqio.TaskRegistry.names()), set(seqio.MixtureRegistry.names())
+    for name, functions in (("words", [metrics.accuracy]), ("words_scored", [likelihood]), ("words_plain", [])):
+        seqio.TaskRegistry.add(
+            name, source=seqio.FunctionDataSource(_words, splits=["train", "validation"]), metric_fns=functions,
+            preprocessors=[seqio.preprocessors.tokenize, seqio.preprocessors.append_eos_after_trim],
+            output_features=preprocessors.output_features(vocabularies.byte()))
+    seqio.MixtureRegistry.add("all_words", ["words", "words_scored", "words_plain"], default_rate=1.0)
+    yield
+    for registry, names in zip((seqio.TaskRegistry, seqio.MixtureRegistry), before, strict=True):
+        for name in set(registry.names()) - names:
+            registry.remove(name)
+
+
+def _model(config, partitioner):
+    keras.utils.set_random_seed(1)
+    # Logits of their own, or a model without training would repeat itself.
+    model = SwitchTransformer(dataclasses.replace(config, logits_via_embedding=False, eval_capacity_factor=1.0))
+    partitioner.build(model)
+    return model
+
+
+def _scores(config, batch_size, partitioner=None):
+    partitioner = partitioner or Partitioner()
+    description = data.DatasetDescription("all_words", LENGTHS, batch_size, "validation")
+    return scoring.Scoring(_model(config, partitioner), description, partitioner).run()
+
+
+def _check_same(found, expected):
+    assert found.keys() == expected.keys() == {"words", "words_scored"}
+    texts = [record["prediction"] for record in expected["words"].records]
+    assert len(set(texts)) > 3
+    assert [record["prediction"] for record in found["words"].records] == texts
+    for mine, theirs in zip(found["words_scored"].records, expected["words_scored"].records, strict=True):
+        assert mine["score"] == pytest.approx(theirs["score"], rel=1e-4)
+
+
+@pytest.fixture(scope="module")
+def expected(shallow_config):
+    return _scores(shallow_config, 8)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("layout", "changes"), [("expert_model", {}), ("data", {"backend": "mirrored"})])
+def test_predictions_and_likelihoods_do_not_depend_on_the_layout(shallow_config, expected, make_partitioner, layout,
+                                                                 changes):
+    _check_same(_scores(shallow_config, 8, make_partitioner(layout, **changes)), expected)
+    assert partitioning.current_part() == (1, 0)  # for whatever is traced next
+
+
+def test_a_split_is_scored_whatever_the_batch_and_has_a_perplexity_where_there_are_no_metrics(shallow_config, expected):
+    partitioner = Partitioner()
+    done = []
+    found = split_evaluation.SplitEvaluation(
+        _model(shallow_config, partitioner), data.DatasetDescription("all_words", LENGTHS, 7, "validation"),
+        StepSettings(), partitioner).run(done.append)
+    assert set(found.tasks) == {"words", "words_scored", "words_plain"}
+    _check_same({name: data.TaskScores(found.tasks[name], found.records[name]) for name in found.records}, expected)
+    assert found.tasks["words"] == expected["words"].metrics
+    plain = found.tasks["words_plain"]
+    assert set(plain) == {"loss", "accuracy", "perplexity"}
+    assert plain["perplexity"] == pytest.approx(math.exp(plain["loss"]))
+    assert 4 < plain["loss"] < 9  # near the logarithm of 384 words
+    assert found.average == pytest.approx((found.tasks["words"]["accuracy"]
+                                           + found.tasks["words_scored"]["likelihood"]) / 2)
+    assert found.records.keys() == {"words", "words_scored"}
+    assert sum(done) == 11 + 11 + 14  # the last batch of the third is filled up
+    assert split_evaluation.values(found)["eval/words/accuracy"] == found.tasks["words"]["accuracy"]
+    assert "eval/average" in split_evaluation.values(found)

@@ -1,0 +1,55 @@
+import json
+import math
+
+import pytest
+
+from switch_tf.storage import json_lines
+
+
+def _strict(text):
+    def refuse(name):
+        raise AssertionError(f"{name} is no JSON")
+
+    return json.loads(text, parse_constant=refuse)
+
+
+def test_what_is_not_finite_is_null():
+    value = {"a": math.nan, "b": [1.5, math.inf, {"c": -math.inf}], "d": (1, "NaN"), "e": True}
+    assert _strict(json_lines.dumps(value)) == {"a": None, "b": [1.5, None, {"c": None}], "d": [1, "NaN"], "e": True}
+
+
+def test_files_of_older_versions_are_read():
+    assert json_lines.loads('{"a": NaN, "b": [-Infinity]}') == {"a": None, "b": [None]}
+
+
+@pytest.mark.parametrize("text", [b"", b"{", b"\xff", b"[" * 100_000, b'{"a": 1} x', b"\x00"])
+def test_what_cannot_be_read_is_a_value_error(text):
+    with pytest.raises(ValueError):
+        json_lines.loads(text)
+
+
+@pytest.mark.parametrize("bad", [b'{"step": 4', b"\xff\xfe", b"[]", b"[" * 100_000, b"", b'{"step": "4"}',
+                                 b'{"step": true}', b'{"step": -1}'])
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_a_bad_line_anywhere_costs_that_line_and_a_word(tmp_path, capsys, bad, place):
+    lines = [b'{"step": 1}', b'{"step": 2, "name": "\xe2\x80\xa8"}']
+    lines.insert(place, bad)
+    path = tmp_path / "lines.jsonl"
+    path.write_bytes(b"\n".join(lines))
+    records = [record["step"] for _, record in json_lines.read(path, lambda one: json_lines.is_step(one.get("step")))]
+    assert records == [1, 2]
+    if bad or place < 2:  # an empty last line is none
+        assert f"skipped 1 unreadable line (line {place + 1})" in capsys.readouterr().err
+
+
+def test_a_record_after_a_torn_line_is_not_lost_with_it(tmp_path, capsys):
+    path = tmp_path / "scores.jsonl"
+    json_lines.append(path, {"step": 1})
+    path.write_bytes(path.read_bytes() + b'{"step": 2, "ev')
+    json_lines.append(path, {"step": 3, "value": math.nan})
+    assert [record for _, record in json_lines.read(path)] == [{"step": 1}, {"step": 3, "value": None}]
+    assert "line 2" in capsys.readouterr().err
+
+
+def test_no_file_and_a_folder_hold_no_records(tmp_path):
+    assert [*json_lines.read(tmp_path / "nothing")] == [*json_lines.read(tmp_path)] == []
