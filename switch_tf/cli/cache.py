@@ -20,8 +20,8 @@ import gin
 from switch_tf import checks
 from switch_tf.cli import gin_files, quiet, task_files
 from switch_tf.cli.gin_statements import Unknown
-from switch_tf.cli.main import Mistake
 from switch_tf.messages import first_line
+from switch_tf.refusals import Refusal
 from switch_tf.storage import output_lock
 
 _LOOK_PERIOD = 0.5  # seconds
@@ -81,26 +81,26 @@ def _plan(arguments, name, vocabulary, output, lock):
                                              arguments.overwrite, lock)]
     except OSError as error:
         told = f"The cache cannot be written to {error.filename!r} ({error.strerror}); choose another --output."
-        raise Mistake(told if error.errno else first_line(error)) from error
+        raise Refusal(told if error.errno else first_line(error)) from error
     except ValueError as error:
-        raise Mistake(first_line(error)) from error
+        raise Refusal(first_line(error)) from error
 
 
 def _check(arguments):
     """What can be known to be wrong before TensorFlow is imported."""
     if not arguments.name and not arguments.gin_file:
-        raise Mistake("Name a TASK, or give the --gin_file of a run; `switch-tf tasks` lists what there is.")
+        raise Refusal("Name a TASK, or give the --gin_file of a run; `switch-tf tasks` lists what there is.")
     if arguments.gin_bindings and not arguments.gin_file:
-        raise Mistake("--gin.NAME=VALUE changes what gin files say: give a --gin_file.")
+        raise Refusal("--gin.NAME=VALUE changes what gin files say: give a --gin_file.")
     try:
         checks.integer("--num_processes", arguments.num_processes, at_least=1)
         if arguments.num_shards is not None:
             checks.integer("--num_shards", arguments.num_shards, at_least=1)
     except ValueError as error:
-        raise Mistake(str(error)) from error
+        raise Refusal(str(error)) from error
     words = [word for word in arguments.beam_flags if not word.startswith("--")]
     if words:
-        raise Mistake(f"{words[0]!r} is no flag of Apache Beam; behind -- each is one word, such as "
+        raise Refusal(f"{words[0]!r} is no flag of Apache Beam; behind -- each is one word, such as "
                       "--runner=DataflowRunner.")
 
 
@@ -109,7 +109,7 @@ def _plain_value_of(macro, statements):
     try:
         return statements.value(statements.macros.get(macro))
     except Unknown as error:
-        raise Mistake(f"{macro} must be a plain value here, not {error}.") from error
+        raise Refusal(f"{macro} must be a plain value here, not {error}.") from error
 
 
 def _value_of(macro, files):
@@ -117,7 +117,7 @@ def _value_of(macro, files):
     try:
         return copy.deepcopy(gin.query_parameter(f"{macro}/macro.value"))
     except ValueError as error:
-        raise Mistake(f"{' and '.join(files)} set no {macro}: name the TASK.") from error
+        raise Refusal(f"{' and '.join(files)} set no {macro}: name the TASK.") from error
 
 
 def _missing(shards):
@@ -138,7 +138,7 @@ def _write(missing, num_shards, arguments):
     """Runs the pipeline over the missing shards.
 
     Raises:
-        Mistake: Beam is missing or refuses its flags, or a shard could not be written; the others are.
+        Refusal: Beam is missing or refuses its flags, or a shard could not be written; the others are.
     """
     beam = _import_beam()
     try:
@@ -157,16 +157,16 @@ def _write(missing, num_shards, arguments):
             done.set()
             watcher.join()
     except SystemExit as error:  # argparse's, which has told why
-        raise Mistake(f"Apache Beam does not take {' '.join(arguments.beam_flags)}, as it says above.") from error
+        raise Refusal(f"Apache Beam does not take {' '.join(arguments.beam_flags)}, as it says above.") from error
     except (ValueError, OSError, RuntimeError) as error:
-        raise Mistake(f"Apache Beam ended with: {first_line(error)} The shards that are written stay; the same command "
+        raise Refusal(f"Apache Beam ended with: {first_line(error)} The shards that are written stay; the same command "
                       "goes on.") from error
     failures = [_failure_of(shard) for shard in missing if _failure_of(shard).exists()]
     if failures:
         told = json.loads(failures[0].read_text())["sentence"]
         for failure in failures:
             failure.unlink()
-        raise Mistake(f"{told} {len(failures)} of {num_shards} shards are not written, the others are; the same "
+        raise Refusal(f"{told} {len(failures)} of {num_shards} shards are not written, the others are; the same "
                       "command goes on.")
 
 
@@ -177,7 +177,7 @@ def _import_beam():
             import apache_beam
             import apache_beam.options.pipeline_options
     except ImportError as error:
-        raise Mistake(f"`switch-tf cache` runs on Apache Beam, which cannot be imported ({error}): pip install "
+        raise Refusal(f"`switch-tf cache` runs on Apache Beam, which cannot be imported ({error}): pip install "
                       "'switch-tf[beam]', or apache-beam as requirements-dev.txt pins it.") from error
     return apache_beam
 

@@ -8,11 +8,11 @@ import sys
 from switch_tf.checkpoints import folders
 from switch_tf.checkpoints.run_folder import RunFolder
 from switch_tf.cli import gin_files, gin_run, outputs, processes, quiet, starting
-from switch_tf.cli.main import Mistake
 from switch_tf.cli.stopping import Stopping
 from switch_tf.comparison import Comparison, fairness
 from switch_tf.comparison.description import check_words
 from switch_tf.messages import first_line
+from switch_tf.refusals import Refusal
 
 _SEED = re.compile(r"seed_\d+")
 
@@ -35,12 +35,12 @@ def run(arguments) -> dict:
     """Trains what is left to train, writes the report and prints its table; comparison.json is the JSON object."""
     if arguments.runs:
         if arguments.gin_file or arguments.gin_bindings:
-            raise Mistake("--runs compares runs that were trained; leave out --gin_file and --gin bindings.")
+            raise Refusal("--runs compares runs that were trained; leave out --gin_file and --gin bindings.")
         output = arguments.output or "comparison"
         with outputs.locked(output):
             return _report(output, _named(arguments.runs), arguments.json)
     if arguments.output:
-        raise Mistake("--output goes with --runs; a comparison that trains writes into its own folder, "
+        raise Refusal("--output goes with --runs; a comparison that trains writes into its own folder, "
                       "Comparison.model_dir.")
     comparison, bindings = described(arguments)
     with outputs.locked(comparison.model_dir, "Comparison.model_dir"):
@@ -58,11 +58,11 @@ def described(arguments) -> tuple[Comparison, list[str]]:
     """The Comparison, and the bindings of the command line that are not its own but every variant's.
 
     Raises:
-        Mistake: what is wrong with it, or with a variant, as far as that is seen without TensorFlow.
+        Refusal: what is wrong with it, or with a variant, as far as that is seen without TensorFlow.
     """
     files, paths = arguments.gin_file, arguments.gin_search_paths
     if not files:
-        raise Mistake("A comparison is described by a gin file: --gin_file=gin/comparisons/demo.gin; or give run "
+        raise Refusal("A comparison is described by a gin file: --gin_file=gin/comparisons/demo.gin; or give run "
                       "folders with --runs.")
     macros = gin_files.collect(files, (), paths).macros
     own, others = [], []
@@ -73,11 +73,11 @@ def described(arguments) -> tuple[Comparison, list[str]]:
     statements = gin_files.read(files, own, paths)
     comparison = gin_run.described(Comparison, statements)
     if comparison is None:
-        raise Mistake(f"These gin files describe no comparison: {', '.join(files)}. A comparison binds model_dir and "
+        raise Refusal(f"These gin files describe no comparison: {', '.join(files)}. A comparison binds model_dir and "
                       "variants of switch_tf.comparison.Comparison, as gin/comparisons/demo.gin does.")
     for _, name, parameter in statements.parameters:
         if not name.endswith(".Comparison"):
-            raise Mistake(f"These gin files bind {name.rpartition('.')[2]}.{parameter}, which the comparison itself "
+            raise Refusal(f"These gin files bind {name.rpartition('.')[2]}.{parameter}, which the comparison itself "
                           "does not read: put the file that does so into Comparison.common, or into a variant.")
     gin_run.or_mistake(lambda: check_words("The command line", others))
     _look(comparison, others, paths)
@@ -123,7 +123,7 @@ def _train(comparison, bindings, words):
     except (VariantFailed, *told) as error:
         if isinstance(error, VariantFailed) and not isinstance(error.__cause__, told):
             raise
-        raise Mistake(first_line(error)) from error
+        raise Refusal(first_line(error)) from error
 
 
 def _train_seed(comparison, seed, bindings, words, progress):
@@ -152,7 +152,7 @@ def _trainer(comparison, name, seed, bindings, words, stack):
     gin_files.apply(*comparison.words(name, seed, bindings))
     described = gin_run.on_this_machine()
     if described.partitioner.num_processes > 1:
-        raise Mistake("variants take turns in one process; train each by itself where there are several, and compare "
+        raise Refusal("variants take turns in one process; train each by itself where there are several, and compare "
                       "the run folders with --runs.")
     fairness.check_run(described.run)
     weights = stack.enter_context(starting.converted(described.run))
@@ -176,8 +176,8 @@ def _of(name, action):
     """Does what belongs to one variant; what is wrong with it is told with its name."""
     try:
         return action()
-    except (Mistake, ValueError, OSError, folders.BrokenCheckpoint) as error:
-        raise Mistake(f"{name}: {first_line(error)}") from error
+    except (Refusal, ValueError, OSError, folders.BrokenCheckpoint) as error:
+        raise Refusal(f"{name}: {first_line(error)}") from error
 
 
 # The report.
@@ -193,11 +193,11 @@ def _named(folders):
         else:
             runs += of_comparison
     if len(runs) < 2:
-        raise Mistake("--runs compares at least two run folders; name several, or the folder of a comparison.")
+        raise Refusal("--runs compares at least two run folders; name several, or the folder of a comparison.")
     places = [folder.resolve() for folder in runs]
     for folder, place in zip(runs, places, strict=True):
         if places.count(place) > 1:
-            raise Mistake(f"--runs names {str(folder)!r} twice; name each run once.")
+            raise Refusal(f"--runs names {str(folder)!r} twice; name each run once.")
     return [((folder.parent if _SEED.fullmatch(folder.resolve().name) else folder).resolve().name, folder)
             for folder in runs]
 
@@ -211,16 +211,16 @@ def _report(output, runs, is_json, is_whole=True):
             read.append(curves.read(folder, name))
         except ValueError as error:
             if is_whole:
-                raise Mistake(first_line(error)) from error
+                raise Refusal(first_line(error)) from error
     if not read:
         print("No run was evaluated yet, so there is no report.", file=sys.stderr)
         return {}
     try:
         found = report.write(output, curves.told_apart(read))
     except ValueError as error:
-        raise Mistake(first_line(error)) from error
+        raise Refusal(first_line(error)) from error
     except OSError as error:
-        raise Mistake(f"The report cannot be written to {str(output)!r} ({error.strerror}).") from error
+        raise Refusal(f"The report cannot be written to {str(output)!r} ({error.strerror}).") from error
     print(report.table(found), *report.words(found), sep="\n", file=stream)
     print(f"Report: {pathlib.Path(output) / 'comparison.html'}\nPlot:   {pathlib.Path(output) / 'comparison.png'}",
           file=stream)

@@ -10,8 +10,8 @@ import gin
 from switch_tf import environment
 from switch_tf.aot.network import check_topology
 from switch_tf.cli import compile_text, gin_files, gin_run, quiet
-from switch_tf.cli.main import Mistake
 from switch_tf.messages import first_line
+from switch_tf.refusals import Refusal
 
 EXAMPLES = r"""
 switch-tf compile --gin_file=gin/models/switch_base_8.gin --gin_file=gin/tasks/c4.gin \
@@ -47,12 +47,12 @@ def run(arguments) -> dict:
     gin_run.or_mistake(lambda: check_topology(arguments.topology))
     keeps = arguments.save is not None or arguments.plot is not None
     if (arguments.compare is not None) + arguments.search + keeps > 1:
-        raise Mistake("--compare and --search do not go with each other, nor with --save and --plot; give one of them.")
+        raise Refusal("--compare and --search do not go with each other, nor with --save and --plot; give one of them.")
     if arguments.save is not None:
         _check_folder("--save", pathlib.Path(arguments.save))
     if arguments.plot is not None:
         if pathlib.Path(arguments.plot).is_dir():
-            raise Mistake(f"--plot needs a file, and {arguments.plot!r} is a folder; name one in it, such as step.png.")
+            raise Refusal(f"--plot needs a file, and {arguments.plot!r} is a folder; name one in it, such as step.png.")
         _check_folder("--plot", pathlib.Path(arguments.plot).parent)
     macros = gin_run.load(arguments, ["MODEL_DIR='unused'", "ACTIVATION_DTYPE='bfloat16'"])
     if arguments.compare is not None:
@@ -73,7 +73,7 @@ def _check_folder(flag, folder):
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        raise Mistake(f"{flag} needs a folder that can be written to, and {str(folder)!r} is none ({error.strerror}); "
+        raise Refusal(f"{flag} needs a folder that can be written to, and {str(folder)!r} is none ({error.strerror}); "
                       "name another.") from error
 
 
@@ -81,18 +81,18 @@ def _check_compiler():
     wanted = environment.KNOWN_GOOD["tensorflow"]["libtpu"]
     found = environment.installed_version("libtpu")
     if environment.installed_version("tensorflow-tpu"):
-        raise Mistake("The TPU compiler for machines without a TPU does not go with tensorflow-tpu; run this where "
+        raise Refusal("The TPU compiler for machines without a TPU does not go with tensorflow-tpu; run this where "
                       "tensorflow is installed (docs/install.md).")
     if found is None or not environment.goes_with(found, wanted):
         what = "is not installed" if found is None else f"is libtpu {found}, which jaxlib does not go with"
-        raise Mistake(f"The TPU compiler {what}; run: {environment.pip()} install --no-deps libtpu=={wanted}")
+        raise Refusal(f"The TPU compiler {what}; run: {environment.pip()} install --no-deps libtpu=={wanted}")
 
 
 def _question(topology):
     """What the parsed configuration asks of the compiler.
 
     Raises:
-        Mistake: an unknown topology, or a configuration that contradicts itself.
+        Refusal: an unknown topology, or a configuration that contradicts itself.
     """
     from switch_tf.aot import chips, compiler
     from switch_tf.aot.plan import Question
@@ -102,7 +102,7 @@ def _question(topology):
             num_devices = compiler.num_devices(topology)
         chip = chips.of(topology)
     except ValueError as error:
-        raise Mistake(first_line(error)) from error
+        raise Refusal(first_line(error)) from error
     # Not checked: a search is for what fits, and the plan of an answer checks.
     described = gin_run.on_devices(num_devices, "TPU", is_checked=False)
     return Question(described.config, described.make_model().dtype_policy, described.make_optimizer, described.layout,
@@ -141,7 +141,7 @@ def _compile(arguments, files):
     try:
         answer = plan.ask(question, arguments.full, compile_text.say, keep)
     except ValueError as error:
-        raise Mistake(first_line(error)) from error
+        raise Refusal(first_line(error)) from error
     found = result.as_json(question, answer)
     if arguments.plot is not None and answer.schedule is not None:
         files[pathlib.Path(arguments.plot)] = picture.draw(answer.schedule, answer.parts, answer.compiled[-1],
@@ -155,11 +155,11 @@ def _compare(arguments):
     from switch_tf.partitioning.layout import Layout
 
     if gin.get_configurable(Layout)() != Layout():
-        raise Mistake("--compare names the layouts, so leave out the layout's --gin_file.")
+        raise Refusal("--compare names the layouts, so leave out the layout's --gin_file.")
     files = {name: name if name.endswith(".gin") else f"gin/layouts/{name}.gin"
              for name in filter(None, arguments.compare.split(","))}
     if len(files) < 2:
-        raise Mistake(f"--compare needs at least two layouts, as in --compare=expert,expert_model, not "
+        raise Refusal(f"--compare needs at least two layouts, as in --compare=expert,expert_model, not "
                       f"{arguments.compare!r}.")
     compile_text.say(f"Compiling {len(files)} layouts ...")
     results = many.ask({name: process(_words(arguments, [file])) for name, file in files.items()}, compile_text.say)

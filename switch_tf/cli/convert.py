@@ -6,9 +6,9 @@ import sys
 from switch_tf import checks
 from switch_tf.checkpoints import folders, run_config
 from switch_tf.cli import outputs, quiet
-from switch_tf.cli.main import Mistake
 from switch_tf.configs.choices import check_choice
 from switch_tf.messages import first_line
+from switch_tf.refusals import Refusal
 
 HUGGING_FACE, SWITCH_TF = "hugging_face", "switch_tf"
 
@@ -42,7 +42,7 @@ def run(arguments) -> dict:
         with outputs.locked(output):
             model, vocabulary = _convert(source, kind, output, to, arguments.expert_capacity)
     except (ValueError, OSError, ImportError, folders.BrokenCheckpoint) as error:
-        raise Mistake(first_line(error)) from error
+        raise Refusal(first_line(error)) from error
     result = {"input": str(source), "from": kind, "to": to, "output": str(output),
               "num_parameters": model.config.num_parameters}
     if to == SWITCH_TF:

@@ -9,8 +9,8 @@ import time
 from switch_tf.checkpoints import folders, run_folder
 from switch_tf.checkpoints.run_folder import RunFolder
 from switch_tf.cli import trained_run
-from switch_tf.cli.main import Mistake
 from switch_tf.messages import first_line
+from switch_tf.refusals import Refusal
 
 _POLL = 5  # seconds between two looks for a new checkpoint
 # Seconds to wait until a run that was killed is restarted: a preempted machine is back within minutes.
@@ -39,7 +39,7 @@ def run(arguments) -> dict:
     """Prints a table for each checkpoint and writes scores and predictions; the scores are the JSON object."""
     folder = trained_run.folder_of(arguments)
     if arguments.examples is not None and arguments.examples < 1:
-        raise Mistake(f"--examples must be at least 1, not {arguments.examples}.")
+        raise Refusal(f"--examples must be at least 1, not {arguments.examples}.")
     waits_for_first = arguments.follow and arguments.step == "last"
     checkpoints = [] if waits_for_first else trained_run.checkpoints(folder, arguments.step, hint=", or add --follow")
     described = trained_run.load(arguments, folder, arguments.devices)
@@ -64,7 +64,7 @@ def run(arguments) -> dict:
                     continue
                 print(_table(results[-1]), file=stream, flush=True)
     except (ValueError, OSError, FailedMetric, folders.BrokenCheckpoint) as error:
-        raise Mistake(first_line(error)) from error
+        raise Refusal(first_line(error)) from error
     print(f"Scores and predictions: {evaluating.output}", file=stream)
     return {"run": str(folder), "split": arguments.split, "output": str(evaluating.output), "results": results}
 

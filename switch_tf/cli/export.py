@@ -7,8 +7,8 @@ import sys
 from switch_tf import checks
 from switch_tf.checkpoints import folders
 from switch_tf.cli import outputs, sampler_arguments, trained_run
-from switch_tf.cli.main import Mistake
 from switch_tf.messages import first_line
+from switch_tf.refusals import Refusal
 
 EXAMPLES = r"""
 switch-tf export --run runs/first --output exported
@@ -35,18 +35,18 @@ def run(arguments) -> dict:
     sampler_arguments.check(arguments)
     _check_source(arguments)
     if arguments.num_results not in (None, 1):
-        raise Mistake("An exported model gives the best result; leave out --num_results.")
+        raise Refusal("An exported model gives the best result; leave out --num_results.")
     try:
         output = checks.path("--output", arguments.output)
         checks.new_folder(output)
     except (ValueError, OSError) as error:
-        raise Mistake(first_line(error)) from error
+        raise Refusal(first_line(error)) from error
     if arguments.model is not None:
         with outputs.locked(output):
             try:
                 return _export_model(arguments, output)
             except (ValueError, OSError) as error:
-                raise Mistake(first_line(error)) from error
+                raise Refusal(first_line(error)) from error
     folder = trained_run.folder_of(arguments)
     checkpoint = trained_run.one_checkpoint(arguments, folder)
     with outputs.locked(output):
@@ -54,28 +54,28 @@ def run(arguments) -> dict:
         try:
             return _export(arguments, folder, checkpoint, described, output)
         except (ValueError, OSError, folders.BrokenCheckpoint) as error:
-            raise Mistake(first_line(error)) from error
+            raise Refusal(first_line(error)) from error
 
 
 def _check_source(arguments):
     """Refuses both or none of a run and a model, and what goes with the other one."""
     if (arguments.run is None) == (arguments.model is None):
-        raise Mistake("Give either --run FOLDER (trained by switch-tf train) or --model FILE (saved by Keras).")
+        raise Refusal("Give either --run FOLDER (trained by switch-tf train) or --model FILE (saved by Keras).")
     if arguments.model is None:
         for name in ("vocabulary", "inputs_length"):
             if getattr(arguments, name) is not None:
-                raise Mistake(f"--{name} goes with --model; a run has its own.")
+                raise Refusal(f"--{name} goes with --model; a run has its own.")
         return
     if arguments.gin_file or arguments.gin_bindings or arguments.step != "last":
-        raise Mistake("--step and gin arguments go with --run; a saved model has its own configuration.")
+        raise Refusal("--step and gin arguments go with --run; a saved model has its own configuration.")
     for name, why in (("raw", "the texts of a saved model are always read as they are"),
                       ("trust", "a saved model has no gin file")):
         if getattr(arguments, name):
-            raise Mistake(f"--{name} goes with --run; {why}.")
+            raise Refusal(f"--{name} goes with --run; {why}.")
     if not pathlib.Path(arguments.model).is_file():
-        raise Mistake(f"--model must name a file that Keras saved, such as model.keras, not {arguments.model!r}.")
+        raise Refusal(f"--model must name a file that Keras saved, such as model.keras, not {arguments.model!r}.")
     if arguments.inputs_length is not None and arguments.vocabulary is None:
-        raise Mistake("--inputs_length goes with --vocabulary; ids are read whole.")
+        raise Refusal("--inputs_length goes with --vocabulary; ids are read whole.")
 
 
 def _export_model(arguments, output):
@@ -87,7 +87,7 @@ def _export_model(arguments, output):
     importlib.import_module("switch_tf.tasks.vocabularies")  # registers the names that --vocabulary takes
     model = keras.models.load_model(arguments.model, compile=False)
     if not isinstance(model, SwitchTransformer):
-        raise Mistake(f"{arguments.model} holds a {type(model).__name__}, not a SwitchTransformer; Keras' own "
+        raise Refusal(f"{arguments.model} holds a {type(model).__name__}, not a SwitchTransformer; Keras' own "
                       "model.export(folder) exports it.")
     print(f"Writing {arguments.model} as a SavedModel.", file=stream, flush=True)
     inference.export(model, output, arguments.vocabulary, arguments.max_length or 64,

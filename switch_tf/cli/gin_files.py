@@ -10,10 +10,10 @@ import gin
 from gin import config as gin_config
 
 from switch_tf.cli.gin_statements import Macro, Statements
-from switch_tf.cli.main import Mistake
 from switch_tf.configs import shipped_gin
 from switch_tf.configs.choices import nearest
 from switch_tf.messages import first_line
+from switch_tf.refusals import Refusal
 
 # What to add when a run lacks a macro that a whole kind of file provides.
 _PROVIDERS = {"MIXTURE_OR_TASK_NAME": "a task file: --gin_file=gin/tasks/docs_corpus.gin",
@@ -37,7 +37,7 @@ def read(files, bindings=(), search_paths="") -> Statements:
     """Reads gin files, then bindings "NAME=VALUE", of a whole run, without importing what they name.
 
     Raises:
-        Mistake: what `collect` refuses, or a macro that nothing uses or nothing defines.
+        Refusal: what `collect` refuses, or a macro that nothing uses or nothing defines.
     """
     statements = collect(files, bindings, search_paths)
     _check_macros(statements)
@@ -48,7 +48,7 @@ def collect(files, bindings=(), search_paths="") -> Statements:
     """Reads gin files, then bindings "NAME=VALUE", which may be those of a part of a run.
 
     Raises:
-        Mistake: a file that is not there, a value that cannot be read, or one that leads back to itself.
+        Refusal: a file that is not there, a value that cannot be read, or one that leads back to itself.
     """
     gin_config._LOCATION_PREFIXES[:] = ["", *filter(None, search_paths.split(",")), str(shipped_gin.folder())]
     statements = Statements()
@@ -58,15 +58,15 @@ def collect(files, bindings=(), search_paths="") -> Statements:
     for binding in bindings:
         name, _, value = (part.strip() for part in binding.partition("="))
         if not _ or not value:
-            raise Mistake(f"--gin.{binding} must have the form --gin.NAME=VALUE.")
+            raise Refusal(f"--gin.{binding} must have the form --gin.NAME=VALUE.")
         macros = statements.macros
         if "." not in name and name not in macros:
-            raise Mistake(f"No gin file defines {name}.{nearest(name, macros)} These files define "
+            raise Refusal(f"No gin file defines {name}.{nearest(name, macros)} These files define "
                           f"{', '.join(sorted(macros))}.")
         _told(lambda binding=binding: statements.add_binding(binding), f"--gin.{binding}")
     if endless := statements.endless():
         name, value = endless
-        raise Mistake(f"{name} stands for itself: {name} = {value}.")
+        raise Refusal(f"{name} stands for itself: {name} = {value}.")
     return statements
 
 
@@ -74,7 +74,7 @@ def parse(files, bindings=(), search_paths="") -> Statements:
     """Parses gin files and bindings, once they have been read, into gin's global configuration.
 
     Raises:
-        Mistake: what `read` refuses, or a name that nothing has.
+        Refusal: what `read` refuses, or a name that nothing has.
     """
     statements = read(files, bindings, search_paths)
     apply(files, bindings)
@@ -85,7 +85,7 @@ def apply(files, bindings=()) -> None:
     """Parses gin files and bindings that were read before into gin's global configuration.
 
     Raises:
-        Mistake: a name that nothing has.
+        Refusal: a name that nothing has.
     """
     gin.clear_config()
     for file in files:
@@ -98,7 +98,7 @@ def _check_exists(file):
     prefixes = gin_config._LOCATION_PREFIXES
     if not any(os.path.isfile(os.path.join(prefix, file)) for prefix in prefixes):
         shipped = [str(path.relative_to(shipped_gin.folder())) for path in shipped_gin.folder().glob("gin/*/*.gin")]
-        raise Mistake(f"There is no gin file {file!r} here or among the shipped ones.{nearest(file, shipped)}")
+        raise Refusal(f"There is no gin file {file!r} here or among the shipped ones.{nearest(file, shipped)}")
 
 
 def _told(action, source):
@@ -111,12 +111,12 @@ def _told(action, source):
         # gin names the file where the fault is, which may be one that `source` includes; a binding has no file.
         place = f"{error.filename or source}" + f", line {error.lineno}," * (error.filename is not None)
         message = first_line(error.msg).partition("malformed node")[0].rstrip(".") or "this is no value"
-        raise Mistake(f"{place} cannot be read: {message}. Values are Python literals, and text needs "
+        raise Refusal(f"{place} cannot be read: {message}. Values are Python literals, and text needs "
                       "quotes within quotes: --gin.MODEL_DIR=\"'runs/x'\".") from error
     except tokenize.TokenError as error:
-        raise Mistake(f"{source}: {error.args[0]}; a bracket or a quote is not closed.") from error
+        raise Refusal(f"{source}: {error.args[0]}; a bracket or a quote is not closed.") from error
     except (OSError, ValueError, TypeError, AttributeError, ImportError, RuntimeError) as error:
-        raise Mistake(_explain(first_line(error), source)) from error
+        raise Refusal(_explain(first_line(error), source)) from error
     finally:
         logging.disable(logging.NOTSET)
 
@@ -138,9 +138,9 @@ def _check_macros(statements):
     macros, used = statements.macros, statements.used_macros() - {"gin.REQUIRED"}
     for name in sorted(used - macros.keys()):
         provider = _PROVIDERS.get(name, f"it: --gin.{name}=VALUE")
-        raise Mistake(f"{name} has no value; add {provider}.")
+        raise Refusal(f"{name} has no value; add {provider}.")
     for name in sorted(macros.keys() - statements.referenced):
-        raise Mistake(f"{name} is set but nothing uses it.{nearest(name, used)}")
+        raise Refusal(f"{name} is set but nothing uses it.{nearest(name, used)}")
     check_required(statements)
 
 
@@ -148,8 +148,8 @@ def check_required(statements: Statements) -> None:
     """Refuses a macro that a user has to give a value and did not.
 
     Raises:
-        Mistake: names it.
+        Refusal: names it.
     """
     for name, value in statements.macros.items():
         if value == Macro("gin.REQUIRED"):
-            raise Mistake(f"{name} has no value; set it, for example --gin.{name}=\"'runs/x'\".")
+            raise Refusal(f"{name} has no value; set it, for example --gin.{name}=\"'runs/x'\".")

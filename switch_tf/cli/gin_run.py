@@ -13,12 +13,12 @@ import gin
 
 from switch_tf.cli import gin_files, processes, quiet, sources
 from switch_tf.cli.gin_statements import Statements, Unknown
-from switch_tf.cli.main import Mistake
 from switch_tf.configs.choices import nearest
 from switch_tf.configs.run import Run, StepSettings, check_periods
 from switch_tf.configs.switch_config import SwitchConfig
 from switch_tf.messages import first_line
 from switch_tf.partitioning.layout import Layout
+from switch_tf.refusals import Refusal
 
 PARTS = ("a model (gin/models/switch_tiny.gin), a task (gin/tasks/docs_corpus.gin) and a run "
          "(gin/runs/pretrain.gin)")
@@ -66,13 +66,13 @@ def look(files, bindings=(), search_paths="") -> tuple:
         (SwitchConfig, Run), each None where only TensorFlow can tell it.
 
     Raises:
-        Mistake: what `gin_files.read` refuses, or a value out of its range.
+        Refusal: what `gin_files.read` refuses, or a value out of its range.
     """
     if not files:
-        raise Mistake(f"A run is described by gin files: give {PARTS}, each with --gin_file.")
+        raise Refusal(f"A run is described by gin files: give {PARTS}, each with --gin_file.")
     statements = gin_files.read(files, bindings, search_paths)
     if not any(name == _TRAINER for _, name, _ in statements.parameters):
-        raise Mistake(f"These gin files describe no run: {', '.join(files)}. Give {PARTS}.")
+        raise Refusal(f"These gin files describe no run: {', '.join(files)}. Give {PARTS}.")
     _check_names(statements)
     config, _, run, settings = (described(kind, statements) for kind in (SwitchConfig, Layout, Run, StepSettings))
     if run and settings:
@@ -87,15 +87,15 @@ def _check_names(statements):
     for name in sorted(statements.named):
         if found := sources.missing(name, statements.modules):
             module, part, names = found
-            raise Mistake(f"{module} has no {part!r}.{nearest(part, names)}")
+            raise Refusal(f"{module} has no {part!r}.{nearest(part, names)}")
     known = {name.rpartition(".")[2] for name in statements.named}
     for name in statements.unknown:
         # Modules of others may register with gin what is named like nothing in the files.
         is_left_to_gin = name.startswith("gin.") or not sources.are_plain(statements.modules)
         if hint := nearest(name.rpartition(".")[2], known):
-            raise Mistake(f"No gin file names {name!r}.{hint}")
+            raise Refusal(f"No gin file names {name!r}.{hint}")
         if not is_left_to_gin:
-            raise Mistake(f"No gin file names {name!r}. These files name {', '.join(sorted(known))}.")
+            raise Refusal(f"No gin file names {name!r}. These files name {', '.join(sorted(known))}.")
 
 
 def _check_task(name, modules):
@@ -107,14 +107,14 @@ def _check_task(name, modules):
     if sources.is_among(name, set().union(*map(sources.texts, modules))):
         return
     known = set().union(*map(sources.task_names, modules))
-    raise Mistake(f"No task or mixture of {', '.join(sorted(own))} is called {name!r}.{nearest(name, known)}")
+    raise Refusal(f"No task or mixture of {', '.join(sorted(own))} is called {name!r}.{nearest(name, known)}")
 
 
 def described(kind: type, statements: Statements):
     """What statements say of a dataclass that needs no TensorFlow; None where that is nothing, or cannot be known yet.
 
     Raises:
-        Mistake: it has no such field, or refuses the value.
+        Refusal: it has no such field, or refuses the value.
     """
     try:
         arguments = statements.arguments_of(kind)
@@ -123,7 +123,7 @@ def described(kind: type, statements: Statements):
     fields = {field.name: field for field in dataclasses.fields(kind)}
     for name in arguments or ():
         if name not in fields:
-            raise Mistake(f"{kind.__name__} doesn't have a parameter named {name!r}.{nearest(name, fields)}")
+            raise Refusal(f"{kind.__name__} doesn't have a parameter named {name!r}.{nearest(name, fields)}")
     needed = {name for name, field in fields.items() if field.default is dataclasses.MISSING}
     if arguments is None or needed - arguments.keys():
         return None
@@ -135,7 +135,7 @@ def or_mistake(action):
     try:
         return action()
     except (ValueError, TypeError) as error:
-        raise Mistake(first_line(error)) from error
+        raise Refusal(first_line(error)) from error
 
 
 def on_this_machine(is_checked=True) -> GinRun:
@@ -144,7 +144,7 @@ def on_this_machine(is_checked=True) -> GinRun:
     Starts the devices: where there are several processes they have to meet before TensorFlow does anything else.
 
     Raises:
-        Mistake: its layout does not go with the devices or, where `is_checked`, its parts cannot be trained together.
+        Refusal: its layout does not go with the devices or, where `is_checked`, its parts cannot be trained together.
     """
     from switch_tf.partitioning.backends import create_partitioner
 
@@ -157,7 +157,7 @@ def on_devices(num_devices: int, kind: str, is_checked=True) -> GinRun:
     """The run that gin has parsed, on so many devices of another machine.
 
     Raises:
-        Mistake: its layout is for other devices or, where `is_checked`, its parts do not go together.
+        Refusal: its layout is for other devices or, where `is_checked`, its parts do not go together.
     """
     return or_mistake(lambda: _parsed(gin.get_configurable(Layout)().resolve(num_devices, kind), None, is_checked))
 

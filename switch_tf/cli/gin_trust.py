@@ -14,9 +14,9 @@ from gin import config_parser
 from switch_tf.checks import shown
 from switch_tf.cli import sources
 from switch_tf.cli.gin_statements import Macro, Reference
-from switch_tf.cli.main import Mistake
 from switch_tf.configs import shipped_gin
 from switch_tf.messages import first_line
+from switch_tf.refusals import Refusal
 
 _LARGEST_FILE = 2**20  # bytes; a resolved configuration has some thousand
 _DEEPEST = 20  # brackets within brackets
@@ -62,7 +62,7 @@ def check(file, search_paths: str = "") -> None:
         search_paths: str, where included files are looked for, as `--gin_search_paths`.
 
     Raises:
-        Mistake: names the import or the selector, and the way out; or the file cannot be read.
+        Refusal: names the import or the selector, and the way out; or the file cannot be read.
     """
     gin_config._LOCATION_PREFIXES[:] = ["", *filter(None, search_paths.split(",")), str(shipped_gin.folder())]
     _check_file(str(file), (), str(file))
@@ -72,10 +72,10 @@ def _check_file(file, included_from, run_file):
     paths = (os.path.join(prefix, file) for prefix in gin_config._LOCATION_PREFIXES)
     found = next(filter(os.path.isfile, paths), None)
     if found is None:
-        raise Mistake(f"{run_file} includes {shown(file)}, which is neither here nor among the shipped files; "
+        raise Refusal(f"{run_file} includes {shown(file)}, which is neither here nor among the shipped files; "
                       "name its folder with --gin_search_paths.")
     if file in included_from:
-        raise Mistake(f"{run_file} includes {shown(file)}, which leads back to itself.")
+        raise Refusal(f"{run_file} includes {shown(file)}, which leads back to itself.")
     checked = _Names(run_file)
     for statement in _statements(found):
         match statement:
@@ -94,16 +94,16 @@ def _check_file(file, included_from, run_file):
 def _statements(path):
     """All statements of a file, before any of them is looked at."""
     if os.path.getsize(path) > _LARGEST_FILE:
-        raise Mistake(f"{path} is larger than {_LARGEST_FILE} bytes, so it is no configuration of a run.")
+        raise Refusal(f"{path} is larger than {_LARGEST_FILE} bytes, so it is no configuration of a run.")
     try:
         with open(path) as lines:  # as gin opens it
             return list(config_parser.ConfigParser(lines, _Values()))
     except (RecursionError, MemoryError):
-        raise Mistake(f"{path} cannot be read: its brackets are nested too deeply.") from None
+        raise Refusal(f"{path} cannot be read: its brackets are nested too deeply.") from None
     except SyntaxError as error:
-        raise Mistake(f"{path} cannot be read: {_reason(error.msg)}.") from None
+        raise Refusal(f"{path} cannot be read: {_reason(error.msg)}.") from None
     except (tokenize.TokenError, ValueError, TypeError, OSError) as error:
-        raise Mistake(f"{path} cannot be read: {_reason(error)}.") from None
+        raise Refusal(f"{path} cannot be read: {_reason(error)}.") from None
 
 
 def _reason(error):
@@ -145,7 +145,7 @@ class _Names:
     def check_value(self, value, depth=0):
         """Refuses what a value refers to, at any depth, unless the package ships it."""
         if depth > _DEEPEST:
-            raise Mistake(f"{self._run_file} cannot be read: its brackets are nested too deeply.")
+            raise Refusal(f"{self._run_file} cannot be read: its brackets are nested too deeply.")
         match value:
             case Reference():
                 if not self._is_known(value.name.rpartition("/")[2], _ALLOWED):
@@ -172,5 +172,5 @@ def _of_libraries():
 
 
 def _refuse(run_file, what):
-    raise Mistake(f"{run_file} {what}, which switch_tf does not ship. A gin file is a program, so this one is not run: "
+    raise Refusal(f"{run_file} {what}, which switch_tf does not ship. A gin file is a program, so this one is not run: "
                   "read it, and add --trust if you trust whoever wrote it.")

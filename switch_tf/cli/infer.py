@@ -6,8 +6,8 @@ import sys
 
 from switch_tf.checkpoints import folders
 from switch_tf.cli import outputs, sampler_arguments, trained_run
-from switch_tf.cli.main import Mistake
 from switch_tf.messages import first_line
+from switch_tf.refusals import Refusal
 
 EXAMPLES = r"""
 switch-tf infer --run runs/first --input lines.txt --output answers.jsonl
@@ -46,31 +46,31 @@ def run(arguments) -> dict:
         try:
             return _answer(arguments, folder, checkpoint, described)
         except (ValueError, OSError, folders.BrokenCheckpoint) as error:
-            raise Mistake(first_line(error)) from error
+            raise Refusal(first_line(error)) from error
 
 
 def _check(arguments):
     """Refuses arguments that do not go together."""
     of_files = (arguments.input, arguments.output != "-", arguments.field, arguments.score)
     if arguments.interactive and any(of_files):
-        raise Mistake("--interactive answers what is typed; leave out --input, --output and --score, and --field.")
+        raise Refusal("--interactive answers what is typed; leave out --input, --output and --score, and --field.")
     if not arguments.interactive and not arguments.input:
-        raise Mistake("Give --input, a file of lines or - for standard input, or --interactive.")
+        raise Refusal("Give --input, a file of lines or - for standard input, or --interactive.")
     if arguments.input not in (None, "-") and not pathlib.Path(arguments.input).is_file():
-        raise Mistake(f"--input must be a file, or - for standard input; {arguments.input!r} is none.")
+        raise Refusal(f"--input must be a file, or - for standard input; {arguments.input!r} is none.")
     output = pathlib.Path(arguments.output)
     if arguments.output != "-" and (output.is_dir() or not output.parent.is_dir()):
-        raise Mistake(f"--output must be a file in a folder that is there, or - for standard output, not "
+        raise Refusal(f"--output must be a file in a folder that is there, or - for standard output, not "
                       f"{arguments.output!r}.")
     if arguments.input not in (None, "-") and pathlib.Path(arguments.input).resolve() == output.resolve():
-        raise Mistake("--output must be another file than --input.")
+        raise Refusal("--output must be another file than --input.")
     if arguments.batch_size < 1:
-        raise Mistake(f"--batch_size must be at least 1, not {arguments.batch_size}.")
+        raise Refusal(f"--batch_size must be at least 1, not {arguments.batch_size}.")
     sampler_arguments.check(arguments)
     if arguments.target_field and not arguments.score:
-        raise Mistake("--target_field goes with --score; without it targets are not read.")
+        raise Refusal("--target_field goes with --score; without it targets are not read.")
     if arguments.score and arguments.sampler != "greedy":
-        raise Mistake("--score decodes nothing; leave out --sampler.")
+        raise Refusal("--score decodes nothing; leave out --sampler.")
 
 
 def _answer(arguments, folder, checkpoint, described):
@@ -137,7 +137,7 @@ def _field(flag, chosen, default, kind):
         return default
     if kind == "lines":  # the whole line, whatever it is called
         return "inputs"
-    raise Mistake(f"The run was trained on column {default} of tables, and this input holds JSON objects: name the key "
+    raise Refusal(f"The run was trained on column {default} of tables, and this input holds JSON objects: name the key "
                   f"of the text with {flag}.")
 
 

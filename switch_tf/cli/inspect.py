@@ -6,12 +6,12 @@ import sys
 
 from switch_tf.checkpoints import folders, run_config
 from switch_tf.cli import gin_files
-from switch_tf.cli.main import Mistake
 from switch_tf.configs import shipped_gin
 from switch_tf.configs.switch_config import SwitchConfig
 from switch_tf.messages import first_line
 from switch_tf.optim import factoring
 from switch_tf.partitioning.layout import Layout
+from switch_tf.refusals import Refusal
 
 EXAMPLES = r"""
 switch-tf inspect switch_base_8
@@ -57,10 +57,10 @@ def _config_and_layout(arguments):
     """The configuration, and the layout that the gin files bind or None."""
     what, files = arguments.what, list(arguments.gin_file)
     if not what and not files:
-        raise Mistake("Name what to inspect: a preset (`switch-tf inspect --list` names them all), a model's gin file, "
+        raise Refusal("Name what to inspect: a preset (`switch-tf inspect --list` names them all), a model's gin file, "
                       "a run folder, a checkpoint folder or a folder of Hugging Face.")
     if what and "/" in what and not what.endswith(".gin"):
-        raise Mistake(f"There is no folder {what!r} here.")
+        raise Refusal(f"There is no folder {what!r} here.")
     try:
         if what and not what.endswith(".gin"):
             if not files and not arguments.gin_bindings:
@@ -74,12 +74,12 @@ def _config_and_layout(arguments):
             return config, None
         return config, gin.get_configurable(Layout)()
     except ValueError as error:
-        raise Mistake(first_line(error)) from error
+        raise Refusal(first_line(error)) from error
 
 
 def _inspect_config(config, inputs_length, targets_length):
     if inputs_length < 1 or targets_length < 0:
-        raise Mistake(f"--inputs_length must be at least 1 and --targets_length at least 0, not {inputs_length} and "
+        raise Refusal(f"--inputs_length must be at least 1 and --targets_length at least 0, not {inputs_length} and "
                       f"{targets_length}.")
     slots = sum(weight.count * factoring.num_slot_elements(weight.shape, weight.axes) for weight in config.weights())
     flops = config.flops_by_part(inputs_length, targets_length)
@@ -121,7 +121,7 @@ def _bytes_per_device(config, layout):
     try:
         layout.check_sizes(config.axis_sizes)
     except ValueError as error:
-        raise Mistake(str(error)) from error
+        raise Refusal(str(error)) from error
 
     def num_stored(shape, axes):
         if layout.backend not in ("auto", "dtensor"):
@@ -146,7 +146,7 @@ def _inspect_folder(folder, arguments):
     try:
         config = huggingface_folder.read_config(folder)
     except (ValueError, OSError) as error:
-        raise Mistake(first_line(error)) from error
+        raise Refusal(first_line(error)) from error
     return _inspect_config(config, arguments.inputs_length, arguments.targets_length)
 
 
@@ -154,12 +154,12 @@ def _inspect_checkpoint(folder):
     try:
         found = folders.resolve(folder)
     except ValueError as error:
-        raise Mistake(f"{str(folder)!r} holds no checkpoint: name a run folder, one of its checkpoints/step_... "
+        raise Refusal(f"{str(folder)!r} holds no checkpoint: name a run folder, one of its checkpoints/step_... "
                       "folders, or a folder of Hugging Face, which holds config.json.") from error
     try:
         description = folders.describe(found)
     except (ValueError, folders.BrokenCheckpoint) as error:
-        raise Mistake(str(error)) from error
+        raise Refusal(str(error)) from error
     sizes = {"model": 0, "optimizer": 0}
     for path, variable in description["variables"].items():
         sizes[path.partition("/")[0]] += math.prod(variable["shape"])

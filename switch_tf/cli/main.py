@@ -11,6 +11,7 @@ from switch_tf.cli import paths
 from switch_tf.configs import shipped_gin
 from switch_tf.configs.choices import nearest
 from switch_tf.messages import sentence_about_data
+from switch_tf.refusals import Refusal
 from switch_tf.storage import json_lines
 
 COMMANDS = {
@@ -60,10 +61,6 @@ def _macros():
             for name in re.findall(r"^([A-Z_]+) =", path.read_text(), re.MULTILINE)}
 
 
-class Mistake(Exception):
-    """What a user did wrong, in one sentence: the rule, the value received, the way out."""
-
-
 def main(argv=None) -> int:
     """Runs a command.
 
@@ -75,8 +72,8 @@ def main(argv=None) -> int:
     """
     try:
         arguments = _parse(sys.argv[1:] if argv is None else argv)
-    except Mistake as mistake:
-        print(mistake, file=sys.stderr)
+    except Refusal as refusal:
+        print(refusal, file=sys.stderr)
         return 2
     from switch_tf import environment
     environment.skip_tpu_metadata_query()
@@ -86,8 +83,8 @@ def main(argv=None) -> int:
         if arguments.json:
             print(json_lines.dumps(result))
         sys.stdout.flush()
-    except Mistake as mistake:
-        print(f"switch-tf {arguments.command}: {mistake}", file=sys.stderr)
+    except Refusal as refusal:
+        print(f"switch-tf {arguments.command}: {refusal}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print(f"switch-tf {arguments.command}: interrupted.", file=sys.stderr)
@@ -144,7 +141,7 @@ def _parse(argv):
     try:
         paths.check(commands.choices[arguments.command], arguments)
     except ValueError as error:
-        raise Mistake(f"switch-tf {arguments.command}: {error}") from error
+        raise Refusal(f"switch-tf {arguments.command}: {error}") from error
     arguments.words = argv
     arguments.gin_bindings = [word.removeprefix("--gin.") for word in bindings]
     return arguments

@@ -3,7 +3,7 @@
 import contextlib
 from collections.abc import Iterator
 
-from switch_tf.cli.main import Mistake
+from switch_tf.refusals import Refusal
 from switch_tf.storage import output_lock
 
 
@@ -12,14 +12,14 @@ def locked(output, argument: str = "--output") -> Iterator[None]:
     """Keeps other processes from writing an output within this scope, see `output_lock.held`.
 
     Raises:
-        Mistake: another process writes it, or nothing can be written there.
+        Refusal: another process writes it, or nothing can be written there.
     """
     with contextlib.ExitStack() as stack:
         try:
             stack.enter_context(output_lock.held(output, argument))
         except output_lock.InUse as error:
-            raise Mistake(str(error)) from error
+            raise Refusal(str(error)) from error
         except OSError as error:
-            raise Mistake(f"{argument} {str(output)!r} cannot be written ({error.strerror}); name another one."
+            raise Refusal(f"{argument} {str(output)!r} cannot be written ({error.strerror}); name another one."
                           ) from error
         yield

@@ -10,8 +10,8 @@ import threading
 import time
 
 from switch_tf import environment
-from switch_tf.cli.main import Mistake
 from switch_tf.partitioning import cluster
+from switch_tf.refusals import Refusal
 
 # How long the others may take to end by themselves, with a message of their own, after one has ended badly.
 GRACE_SECONDS = 30
@@ -33,12 +33,12 @@ def devices_of_this_process(num_devices: int | None) -> int | None:
     """Its share of `--devices`.
 
     Raises:
-        Mistake: the processes do not divide them.
+        Refusal: the processes do not divide them.
     """
     try:
         return _share(num_devices, len(cluster.members().addresses))
     except ValueError as error:
-        raise Mistake(str(error)) from error
+        raise Refusal(str(error)) from error
 
 
 def say_who_is_awaited() -> None:
@@ -53,7 +53,7 @@ def _share(num_devices, count):
     if num_devices is None:
         return None
     if num_devices < 1 or num_devices % count:
-        raise Mistake(f"--devices must be a positive multiple of the {count} process{'es' * (count > 1)}, not "
+        raise Refusal(f"--devices must be a positive multiple of the {count} process{'es' * (count > 1)}, not "
                       f"{num_devices}.")
     return num_devices // count
 
@@ -67,9 +67,9 @@ def run(words: list[str], count: int, num_devices: int | None = None) -> int:
         The exit status of the first process, or 1 where another one failed.
     """
     if not 1 <= count <= _MOST:
-        raise Mistake(f"--processes must be from 1 to {_MOST}, as they share one machine, not {count}.")
+        raise Refusal(f"--processes must be from 1 to {_MOST}, as they share one machine, not {count}.")
     if os.environ.get("TF_CONFIG"):
-        raise Mistake("TF_CONFIG names the processes already, so this is one of them; leave out --processes, or unset "
+        raise Refusal("TF_CONFIG names the processes already, so this is one of them; leave out --processes, or unset "
                       "TF_CONFIG.")
     _share(num_devices, count)
     gpus = _gpus_of_each(count)
@@ -105,7 +105,7 @@ def _gpus_of_each(count):
     """The GPUs of each process, which together have all; an empty list where there are none."""
     gpus = environment.gpus()
     if len(gpus) % count:
-        raise Mistake(f"--processes must divide the {len(gpus)} GPU{'s' * (len(gpus) > 1)} of this machine, not "
+        raise Refusal(f"--processes must divide the {len(gpus)} GPU{'s' * (len(gpus) > 1)} of this machine, not "
                       f"{count}; set CUDA_VISIBLE_DEVICES to fewer, or to nothing for the CPU.")
     share = len(gpus) // count
     return [gpus[index * share:(index + 1) * share] for index in range(count)] if gpus else []

@@ -1,6 +1,6 @@
 """The arguments of commands that decode: which sampler, and its settings."""
 
-from switch_tf.cli.main import Mistake
+from switch_tf.refusals import Refusal
 
 # Of each sampler: name, type, what it is.
 _SAMPLERS = {
@@ -29,11 +29,11 @@ def add_arguments(parser) -> None:
 def check(arguments) -> None:
     """Refuses settings of another sampler than the chosen one."""
     if arguments.max_length is not None and arguments.max_length < 1:
-        raise Mistake(f"--max_length must be at least 1, not {arguments.max_length}.")
+        raise Refusal(f"--max_length must be at least 1, not {arguments.max_length}.")
     for sampler, options in _SAMPLERS.items():
         for name, *_ in options:
             if getattr(arguments, name) is not None and sampler != arguments.sampler:
-                raise Mistake(f"--{name} goes with --sampler {sampler}, not {arguments.sampler}.")
+                raise Refusal(f"--{name} goes with --sampler {sampler}, not {arguments.sampler}.")
 
 
 def sampler(arguments):

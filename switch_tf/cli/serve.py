@@ -9,9 +9,9 @@ import time
 
 from switch_tf.checkpoints import folders
 from switch_tf.cli import sampler_arguments, trained_run
-from switch_tf.cli.main import Mistake
 from switch_tf.cli.processes import INTERRUPTED
 from switch_tf.messages import first_line
+from switch_tf.refusals import Refusal
 
 _STOPPING_SECONDS = 30  # that requests have to end in, after the first signal
 
@@ -45,13 +45,13 @@ def run(arguments) -> dict:
     """Serves until a signal comes; the JSON object says where it did."""
     for name in ("batch_size", "max_waiting", "max_request_bytes"):
         if getattr(arguments, name) < 1:
-            raise Mistake(f"--{name} must be at least 1, not {getattr(arguments, name)}.")
+            raise Refusal(f"--{name} must be at least 1, not {getattr(arguments, name)}.")
     sampler_arguments.check(arguments)
     try:
         import starlette  # noqa: F401  the extra `serve`: only this needs it
         import uvicorn  # noqa: F401
     except ImportError as error:
-        raise Mistake(f"Serving needs the package {error.name}, which is not installed; run: pip install --no-deps "
+        raise Refusal(f"Serving needs the package {error.name}, which is not installed; run: pip install --no-deps "
                       "starlette==1.10.0 uvicorn==0.54.0 anyio==4.16.0 h11==0.16.0 (they are the extra serve of "
                       "switch-tf).") from None
     hosts = _hosts(arguments)
@@ -62,7 +62,7 @@ def run(arguments) -> dict:
         try:
             return _serve(arguments, folder, checkpoint, described, listener, hosts)
         except (ValueError, OSError, folders.BrokenCheckpoint) as error:
-            raise Mistake(first_line(error)) from error
+            raise Refusal(first_line(error)) from error
 
 
 def _hosts(arguments):
@@ -70,20 +70,20 @@ def _hosts(arguments):
     try:
         return Hosts(arguments.host, arguments.allow_host)
     except ValueError as error:
-        raise Mistake(str(error)) from error
+        raise Refusal(str(error)) from error
 
 
 def _bound(arguments):
     """A socket at the address, taken before anything that takes long."""
     if not 0 <= arguments.port < 2**16:
-        raise Mistake(f"--port must be in 0 to {2**16 - 1}, not {arguments.port}.")
+        raise Refusal(f"--port must be in 0 to {2**16 - 1}, not {arguments.port}.")
     try:
         family, kind, _, _, address = socket.getaddrinfo(arguments.host, arguments.port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, kind)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
     except (OSError, UnicodeError) as error:
-        raise Mistake(f"--host {arguments.host} --port {arguments.port} cannot be listened at: "
+        raise Refusal(f"--host {arguments.host} --port {arguments.port} cannot be listened at: "
                       f"{first_line(error)}. Give another --port (0 for any that is free) or --host.") from None
     return listener
 

@@ -7,10 +7,10 @@ import gin
 
 from switch_tf.cli import gin_files, quiet, sources
 from switch_tf.cli.gin_statements import Reference
-from switch_tf.cli.main import Mistake
 from switch_tf.configs import shipped_gin
 from switch_tf.configs.choices import nearest
 from switch_tf.messages import first_line
+from switch_tf.refusals import Refusal
 
 TASKS = "switch_tf.tasks"
 
@@ -54,7 +54,7 @@ def files_of(name, given) -> list[str]:
     """The gin files that a user gave, or the shipped one of a task.
 
     Raises:
-        Mistake: none was given, and none that is shipped has the task.
+        Refusal: none was given, and none that is shipped has the task.
     """
     if given:
         return given
@@ -62,7 +62,7 @@ def files_of(name, given) -> list[str]:
     if file := file_of(name, files):
         return [file]
     known = set().union(*(sources.task_names(module) for file in files for module in file.modules))
-    raise Mistake(f"No shipped task or mixture is called {name!r}.{nearest(name, known)} `switch-tf tasks` lists them; "
+    raise Refusal(f"No shipped task or mixture is called {name!r}.{nearest(name, known)} `switch-tf tasks` lists them; "
                   "one of your own needs its --gin_file.")
 
 
@@ -76,5 +76,5 @@ def apply(files, arguments):
         try:
             copy.deepcopy(gin.query_parameter("MIXTURE_OR_TASK_NAME/macro.value"))
         except (ValueError, TypeError) as error:
-            raise Mistake(first_line(error)) from error
+            raise Refusal(first_line(error)) from error
     return statements

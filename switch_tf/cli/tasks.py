@@ -5,8 +5,8 @@ import sys
 
 from switch_tf.cli import gin_files, quiet, task_files
 from switch_tf.cli.gin_statements import Macro, Unknown
-from switch_tf.cli.main import Mistake
 from switch_tf.messages import first_line
+from switch_tf.refusals import Refusal
 
 NUM_EXAMPLES = 3
 
@@ -29,9 +29,9 @@ def run(arguments) -> dict:
     stream = sys.stderr if arguments.json else sys.stdout
     if not arguments.name:
         if arguments.split or arguments.vocabulary:
-            raise Mistake("--split and --vocabulary are of the task to show: name it, switch-tf tasks NAME.")
+            raise Refusal("--split and --vocabulary are of the task to show: name it, switch-tf tasks NAME.")
         if arguments.gin_bindings and not arguments.gin_file:
-            raise Mistake("--gin.NAME=VALUE changes what gin files say: name a task, or give a --gin_file.")
+            raise Refusal("--gin.NAME=VALUE changes what gin files say: name a task, or give a --gin_file.")
         tasks, left_out = _list(arguments)
         found = {"tasks": tasks, "to_be_given": _to_be_given(), "left_out": left_out}
         _print_list(found["tasks"], stream)
@@ -82,7 +82,7 @@ def _show(arguments):
     try:
         lengths = statements.value(statements.macros["TASK_FEATURE_LENGTHS"])
     except (KeyError, Unknown):
-        raise Mistake(f"{' and '.join(files)} set no TASK_FEATURE_LENGTHS, the tokens of inputs and targets. Give the "
+        raise Refusal(f"{' and '.join(files)} set no TASK_FEATURE_LENGTHS, the tokens of inputs and targets. Give the "
                       "task's own file, such as gin/tasks/docs_corpus.gin.") from None
     from switch_tf import data
 
@@ -93,7 +93,7 @@ def _show(arguments):
         size = data.vocabulary_size(name, arguments.vocabulary)
         examples = data.examples(description, NUM_EXAMPLES)
     except ValueError as error:
-        raise Mistake(first_line(error)) from error
+        raise Refusal(first_line(error)) from error
     return {"name": name, "split": split, "lengths": dict(lengths), "vocabulary_size": size, "examples": examples}
 
 

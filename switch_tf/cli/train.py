@@ -5,9 +5,9 @@ import os
 import sys
 
 from switch_tf.cli import gin_files, gin_run, processes, starting
-from switch_tf.cli.main import Mistake
 from switch_tf.cli.stopping import Stopping
 from switch_tf.messages import first_line
+from switch_tf.refusals import Refusal
 
 EXAMPLES = r"""
 switch-tf train --gin_file=gin/runs/demo.gin
@@ -49,7 +49,7 @@ def run(arguments) -> dict:
                 shown = examples_shown.describe(predictions)
     except (diagnosis.Divergence, tensors.BrokenCheckpoint, FailedMetric, UnknownMetric,
             OSError) as error:
-        raise Mistake(str(error)) from error
+        raise Refusal(str(error)) from error
     except tf.errors.OpError as error:
         if training.partitioner.num_processes == 1 or not is_lost_process(error):
             raise
@@ -76,7 +76,7 @@ def _start(arguments):
             starting.check_used(arguments.gin_bindings)
             return trainer.start(starting.origin(arguments.words, trainer.model.config) + gin.operative_config_str())
     except (ValueError, OSError, tensors.BrokenCheckpoint) as error:
-        raise Mistake(first_line(error)) from error
+        raise Refusal(first_line(error)) from error
 
 
 def describe(summary) -> str:

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 from switch_tf.checkpoints import folders, run_config, sizes
 from switch_tf.checkpoints.run_folder import CONFIGURATION, RunFolder
 from switch_tf.cli import gin_files, gin_run, gin_trust, quiet
-from switch_tf.cli.main import Mistake
 from switch_tf.messages import first_line
+from switch_tf.refusals import Refusal
 
 
 class DataRun(NamedTuple):
@@ -52,7 +52,7 @@ def folder_of(arguments) -> pathlib.Path:
     """The run folder, which has to be one."""
     folder = pathlib.Path(arguments.run)
     if not (folder / CONFIGURATION).is_file() and not run_config.is_in(folder):
-        raise Mistake(f"--run must name a run folder, which holds {CONFIGURATION}; {str(folder)!r} does not.")
+        raise Refusal(f"--run must name a run folder, which holds {CONFIGURATION}; {str(folder)!r} does not.")
     return folder
 
 
@@ -60,7 +60,7 @@ def load(arguments, folder, num_cpu_devices=None, defaults=(), on_host=False) ->
     """The run that its gin file and the command line describe, on this machine's devices; see `gin_run.load`.
 
     Raises:
-        Mistake: see `gin_trust.check` and `gin_run.load`.
+        Refusal: see `gin_trust.check` and `gin_run.load`.
     """
     _check_gin_file(arguments, folder)
     arguments.gin_file = [str(folder / CONFIGURATION), *arguments.gin_file]
@@ -76,7 +76,7 @@ def load(arguments, folder, num_cpu_devices=None, defaults=(), on_host=False) ->
 def _check_gin_file(arguments, folder):
     """Refuses a gin file of the run that is missing or, without --trust, names what the package does not ship."""
     if not (folder / CONFIGURATION).is_file():
-        raise Mistake(f"{str(folder)!r} has no {CONFIGURATION}, which this command needs.")
+        raise Refusal(f"{str(folder)!r} has no {CONFIGURATION}, which this command needs.")
     if not arguments.trust:
         gin_trust.check(folder / CONFIGURATION, arguments.gin_search_paths)
 
@@ -111,7 +111,7 @@ def load_on_one_device(arguments, folder) -> "gin_run.GinRun | DataRun":
     mesh = "MESH_SHAPE" if has_macro else "Layout.mesh_shape"  # in a layout of the user's own
     described = load(arguments, folder, defaults=[f"{mesh}='data=1'", *_ONE_DEVICE], on_host=True)
     if described.layout.num_devices > 1:
-        raise Mistake(f"This command works on one device, whatever layout the run trained under, not on "
+        raise Refusal(f"This command works on one device, whatever layout the run trained under, not on "
                       f"{described.layout.num_devices}; leave out the mesh.")
     return described
 
@@ -136,7 +136,7 @@ def _from_data(arguments, folder):
                        for feature in ("inputs", "targets"))
     reading = gin_run.or_mistake(lambda: data.Reading.from_data(saved.reading, inputs, targets))
     if (largest := max(one.size for one in stored.values())) > saved.model.vocab_size:
-        raise Mistake(f"The model in {folder} has an embedding for {saved.model.vocab_size} ids, and its vocabulary "
+        raise Refusal(f"The model in {folder} has an embedding for {saved.model.vocab_size} ids, and its vocabulary "
                       f"has {largest}; config.json and the vocabulary are of different runs.")
     dtype = dtype_policy(saved.activation_dtype) if saved.activation_dtype else saved.dtype
     return DataRun(saved.model, Partitioner(), Described(saved.task, saved.task_feature_lengths), reading,
@@ -148,7 +148,7 @@ def check_sizes(described, checkpoint) -> None:
     try:
         sizes.check(described.config, checkpoint)
     except (ValueError, folders.BrokenCheckpoint) as error:
-        raise Mistake(first_line(error)) from error
+        raise Refusal(first_line(error)) from error
 
 
 def add_raw_argument(parser) -> None:
@@ -207,10 +207,10 @@ def one_checkpoint(arguments, folder) -> pathlib.Path:
     """The checkpoint that `--step` means.
 
     Raises:
-        Mistake: see `checkpoints`.
+        Refusal: see `checkpoints`.
     """
     if arguments.step == "all":
-        raise Mistake("--step must be best, last or a step: one checkpoint answers, not 'all'.")
+        raise Refusal("--step must be best, last or a step: one checkpoint answers, not 'all'.")
     return checkpoints(folder, arguments.step)[0]
 
 
@@ -218,11 +218,11 @@ def checkpoints(folder, step: str, hint: str = "") -> list[pathlib.Path]:
     """The checkpoints that a user means by a step, "best", "last" or "all", oldest first.
 
     Raises:
-        Mistake: there is none, for which `hint` says what else to do, or not that one.
+        Refusal: there is none, for which `hint` says what else to do, or not that one.
     """
     saved = folders.steps(RunFolder.checkpoints_of(folder))
     if not saved:
-        raise Mistake(f"The run folder {str(folder)!r} has no checkpoint yet; train it first{hint}.")
+        raise Refusal(f"The run folder {str(folder)!r} has no checkpoint yet; train it first{hint}.")
     if step == "all":
         chosen = saved
     elif step == "last":
@@ -230,12 +230,12 @@ def checkpoints(folder, step: str, hint: str = "") -> list[pathlib.Path]:
     elif step == "best":
         best = folders.best(RunFolder.checkpoints_of(folder))
         if best is None:
-            raise Mistake(f"The run in {str(folder)!r} keeps no best checkpoint; give --step=last, or train it with "
+            raise Refusal(f"The run in {str(folder)!r} keeps no best checkpoint; give --step=last, or train it with "
                           "--gin.BEST_METRIC=\"'eval/<task>/<metric>'\".")
         chosen = [best["step"]]
     elif step.isdecimal() and int(step) in saved:
         chosen = [int(step)]
     else:
-        raise Mistake(f"--step must be best, last, all or a step with a checkpoint ({', '.join(map(str, saved))}), "
+        raise Refusal(f"--step must be best, last, all or a step with a checkpoint ({', '.join(map(str, saved))}), "
                       f"not {step!r}.")
     return [folders.path_of(RunFolder.checkpoints_of(folder), one) for one in chosen]

@@ -5,8 +5,8 @@ import tempfile
 
 from switch_tf import environment
 from switch_tf.cli import gin_files, gin_run
-from switch_tf.cli.main import Mistake
 from switch_tf.messages import first_line
+from switch_tf.refusals import Refusal
 
 # Of models that compute in it differences are judged: in any other the order of a sum can decide where a token goes.
 JUDGED = "float64"
@@ -31,7 +31,7 @@ def run(arguments) -> dict:
     Everything is computed in float64 unless ACTIVATION_DTYPE says otherwise; MODEL_DIR is not needed.
     """
     if arguments.steps < 1 or arguments.devices < 1:
-        raise Mistake(f"--steps and --devices must be at least 1, not {arguments.steps} and {arguments.devices}.")
+        raise Refusal(f"--steps and --devices must be at least 1, not {arguments.steps} and {arguments.devices}.")
     with tempfile.TemporaryDirectory() as dumps:
         environment.dump_partitioned_programs(dumps)
         gin_run.load(arguments, ["MODEL_DIR='unused'", f"ACTIVATION_DTYPE='{JUDGED}'"], arguments.devices)
@@ -39,7 +39,7 @@ def run(arguments) -> dict:
         try:
             verification, layout, dtype = _verify(arguments.steps)
         except ValueError as error:
-            raise Mistake(first_line(error)) from error
+            raise Refusal(first_line(error)) from error
         from switch_tf.partitioning import collectives
         sent = [one for function in ("computed", "applied") for one in collectives.read(dumps, function)]
     result = {

@@ -11,7 +11,7 @@ from collections import deque
 
 from switch_tf import checks, sentencepiece_training
 from switch_tf.cli import outputs, quiet
-from switch_tf.cli.main import Mistake
+from switch_tf.refusals import Refusal
 
 # Of more sentences so many are drawn, all with the same chance: pieces hardly change, time and memory do.
 MOST_SENTENCES = 1_000_000
@@ -70,7 +70,7 @@ def _check(arguments):
             raise ValueError(f"--output {output!r} cannot be written, because {folder!r} is no folder that can be "
                              "written to.")
     except ValueError as error:
-        raise Mistake(str(error)) from error
+        raise Refusal(str(error)) from error
 
 
 def _num_sentinels():
@@ -103,9 +103,9 @@ def _read(patterns, fields):
                     elif (place := drawn.randrange(seen)) < MOST_SENTENCES:
                         chosen[place] = sentence
     except ValueError as error:
-        raise Mistake(str(error)) from error
+        raise Refusal(str(error)) from error
     if not chosen:
-        raise Mistake(f"There is no text in {', '.join(patterns)}.")
+        raise Refusal(f"There is no text in {', '.join(patterns)}.")
     if seen > len(chosen):
         print(f"{len(chosen):,} of {seen:,} sentences are learned from.", file=sys.stderr)
     return chosen, num_texts
@@ -126,7 +126,7 @@ def _train(sentences, num_pieces, output):
                 child.kill()
                 raise
         if child.returncode:
-            raise Mistake(_failure(said, num_pieces, child.returncode))
+            raise Refusal(_failure(said, num_pieces, child.returncode))
         os.replace(model, output)
 
 

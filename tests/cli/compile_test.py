@@ -11,7 +11,8 @@ pytest.importorskip("libtpu")
 from switch_tf import environment
 from switch_tf.aot import many
 from switch_tf.cli import compile as command
-from switch_tf.cli.main import Mistake, main
+from switch_tf.cli.main import main
+from switch_tf.refusals import Refusal
 
 RUN = ["--gin_file=gin/models/switch_tiny.gin", "--gin_file=gin/tasks/c4.gin", "--gin_file=gin/runs/pretrain.gin",
        "--gin.BATCH_SIZE=32", "--gin.TASK_FEATURE_LENGTHS={'inputs': 64, 'targets': 32}"]
@@ -140,7 +141,7 @@ def test_a_process_of_its_own_says_that_sentence_alone(tmp_path):
 @pytest.mark.parametrize("version, what", [(None, "is not installed"), ("0.0.51", "is libtpu 0.0.51, which jaxlib")])
 def test_a_missing_or_wrong_compiler_says_what_to_install(monkeypatch, version, what):
     monkeypatch.setattr(environment, "installed_version", lambda name: version if name == "libtpu" else None)
-    with pytest.raises(Mistake, match=rf"The TPU compiler {what}.*; run: .* --no-deps libtpu==0\.0\.42\.1"):
+    with pytest.raises(Refusal, match=rf"The TPU compiler {what}.*; run: .* --no-deps libtpu==0\.0\.42\.1"):
         command._check_compiler()
 
 

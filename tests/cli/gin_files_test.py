@@ -3,7 +3,7 @@ import pytest
 
 from switch_tf import SwitchConfig
 from switch_tf.cli import gin_files
-from switch_tf.cli.main import Mistake
+from switch_tf.refusals import Refusal
 
 TINY = ["gin/models/switch_tiny.gin"]
 RUN = [*TINY, "gin/tasks/docs_corpus.gin", "gin/runs/pretrain.gin"]
@@ -49,14 +49,14 @@ def test_what_gin_would_accept_in_silence_is_refused_in_one_sentence(files, bind
     if message is None:
         gin_files.parse(files, bindings)  # a run without a model file has SwitchConfig's defaults: T5 small
         return
-    with pytest.raises(Mistake, match=message) as raised:
+    with pytest.raises(Refusal, match=message) as raised:
         gin_files.parse(files, bindings)
     assert "\n" not in str(raised.value)
 
 
 def test_a_macro_that_nothing_uses_is_refused_with_the_nearest_that_is_used(tmp_path):
     (tmp_path / "mine.gin").write_text("include 'gin/models/switch_tiny.gin'\nDROPUT_RATE = 0.3\n")
-    with pytest.raises(Mistake, match="DROPUT_RATE is set but nothing uses it. Did you mean 'DROPOUT_RATE'?"):
+    with pytest.raises(Refusal, match="DROPUT_RATE is set but nothing uses it. Did you mean 'DROPOUT_RATE'?"):
         gin_files.parse([str(tmp_path / "mine.gin")])
 
 
@@ -65,5 +65,5 @@ def test_a_module_that_fails_when_it_is_imported_is_told_in_a_sentence(tmp_path,
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "my_failing_tasks.py").write_text("raise RuntimeError('Internal: could not parse ModelProto')\n")
     (tmp_path / "mine.gin").write_text("from __gin__ import dynamic_registration\nimport my_failing_tasks\n")
-    with pytest.raises(Mistake, match="mine.gin: Internal: could not parse ModelProto"):
+    with pytest.raises(Refusal, match="mine.gin: Internal: could not parse ModelProto"):
         gin_files.parse([str(tmp_path / "mine.gin")])

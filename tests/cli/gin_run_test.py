@@ -8,8 +8,8 @@ import gin
 import pytest
 
 from switch_tf.cli import gin_files, gin_run
-from switch_tf.cli.main import Mistake
 from switch_tf.configs.run import Run
+from switch_tf.refusals import Refusal
 
 RUN = ["gin/models/switch_tiny.gin", "gin/tasks/c4.gin", "gin/runs/pretrain.gin"]
 EARLY = {
@@ -74,7 +74,7 @@ def test_what_a_users_module_may_have_registered_is_left_to_gin(tmp_path):
     (tmp_path / "mine.gin").write_text("from __gin__ import dynamic_registration\nimport my_tasks\n")
     words = [*files, str(tmp_path / "mine.gin")], ["MODEL_DIR='run'", "NoSuch.thing=1"]
     assert gin_run.look(*words)[0].num_experts == 8
-    with pytest.raises(Mistake, match="No gin file names 'NoSuch'"):
+    with pytest.raises(Refusal, match="No gin file names 'NoSuch'"):
         gin_run.look(files, words[1])
 
 
@@ -88,7 +88,7 @@ def test_half_a_run_is_left_to_gin(tmp_path):
 @pytest.mark.parametrize("text", ["", "# nothing", "include 'gin/models/switch_tiny.gin'\n"])
 def test_files_without_a_run_are_told_so(tmp_path, text):
     (tmp_path / "empty.gin").write_text(text)
-    with pytest.raises(Mistake, match="empty.gin. Give a model .gin/models/switch_tiny.gin., a task"):
+    with pytest.raises(Refusal, match="empty.gin. Give a model .gin/models/switch_tiny.gin., a task"):
         gin_run.look([str(tmp_path / "empty.gin")])
 
 
@@ -109,7 +109,7 @@ def test_the_parts_of_a_run_come_together():
 
 def test_parts_that_do_not_go_together_are_refused_but_for_whoever_looks_for_those_that_do():
     _parse("gin/layouts/expert.gin", bindings=["BATCH_SIZE=12"])
-    with pytest.raises(Mistake, match="BATCH_SIZE must be a multiple of 8"):
+    with pytest.raises(Refusal, match="BATCH_SIZE must be a multiple of 8"):
         gin_run.on_devices(8, "TPU")
     described = gin_run.on_devices(8, "TPU", is_checked=False)
     assert described.layout.mesh == {"data": 8} and described.partitioner is None
@@ -117,5 +117,5 @@ def test_parts_that_do_not_go_together_are_refused_but_for_whoever_looks_for_tho
 
 def test_a_layout_for_other_devices_is_refused():
     _parse("gin/layouts/expert.gin", bindings=["MESH_SHAPE='data=16'"])
-    with pytest.raises(Mistake, match="is for 16 devices, but there are 8"):
+    with pytest.raises(Refusal, match="is for 16 devices, but there are 8"):
         gin_run.on_this_machine()

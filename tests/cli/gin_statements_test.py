@@ -5,6 +5,7 @@ import pytest
 from switch_tf import SwitchConfig
 from switch_tf.cli import gin_files
 from switch_tf.cli.gin_statements import Macro, Reference, Statements, Unknown
+from switch_tf.refusals import Refusal
 
 FILE = """
 from __gin__ import dynamic_registration
@@ -70,7 +71,7 @@ def test_a_class_of_the_users_own_is_left_alone(tmp_path):
 
 def test_an_included_file_that_is_not_there_is_named(tmp_path):
     (tmp_path / "file.gin").write_text("include 'gone.gin'\n")
-    with pytest.raises(gin_files.Mistake, match="it includes 'gone.gin', which is neither here nor among the shipped"):
+    with pytest.raises(Refusal, match="it includes 'gone.gin', which is neither here nor among the shipped"):
         gin_files.read([str(tmp_path / "file.gin")])
 
 
@@ -90,7 +91,7 @@ HEAD = ("from __gin__ import dynamic_registration\nfrom switch_tf.configs import
 ])
 def test_what_stands_for_itself_is_refused(tmp_path, text, told):
     (tmp_path / "file.gin").write_text(f"{HEAD}{text}\n")
-    with pytest.raises(gin_files.Mistake) as caught:
+    with pytest.raises(Refusal) as caught:
         gin_files.collect([str(tmp_path / "file.gin")])
     assert str(caught.value) == told
 
@@ -109,5 +110,5 @@ def test_what_ends_is_allowed(tmp_path, text):
 
 def test_the_command_line_may_close_a_circle(tmp_path):
     (tmp_path / "file.gin").write_text(f"{HEAD}switch_config.SwitchConfig.d_ff = 8\n")
-    with pytest.raises(gin_files.Mistake, match="SwitchConfig.d_ff stands for itself"):
+    with pytest.raises(Refusal, match="SwitchConfig.d_ff stands for itself"):
         gin_files.collect([str(tmp_path / "file.gin")], ["SwitchConfig.d_ff=@switch_config.SwitchConfig()"])

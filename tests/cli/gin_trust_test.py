@@ -6,8 +6,8 @@ import shutil
 import pytest
 
 from switch_tf.cli import gin_trust, main
-from switch_tf.cli.main import Mistake
 from switch_tf.configs import shipped_gin
+from switch_tf.refusals import Refusal
 
 DYNAMIC = "from __gin__ import dynamic_registration\n"
 TASKS = "from switch_tf.tasks import text_files\n"
@@ -75,18 +75,18 @@ trainer.Trainer.optimizer = @keras.optimizers.AdamW()
 def test_what_the_package_does_not_ship_is_refused_and_named(tmp_path, before, text, named):
     if not before and text.startswith("import switch_tf.tasks.docs_corpus as"):
         pytest.skip("without dynamic registration an alias names nothing")
-    with pytest.raises(Mistake, match=re.escape(named)) as raised:
+    with pytest.raises(Refusal, match=re.escape(named)) as raised:
         check(tmp_path, before + text)
     assert "which switch_tf does not ship" in str(raised.value) and "add --trust" in str(raised.value)
 
 
 def test_an_included_file_is_checked_too(tmp_path):
     (tmp_path / "more.gin").write_text("import os\n")
-    with pytest.raises(Mistake, match="operative_config.gin imports 'os'"):
+    with pytest.raises(Refusal, match="operative_config.gin imports 'os'"):
         check(tmp_path, f'include "{tmp_path}/more.gin"\n')
-    with pytest.raises(Mistake, match="leads back to itself"):
+    with pytest.raises(Refusal, match="leads back to itself"):
         check(tmp_path, f'include "{tmp_path}/operative_config.gin"\n')
-    with pytest.raises(Mistake, match="includes 'nowhere.gin', which is neither"):
+    with pytest.raises(Refusal, match="includes 'nowhere.gin', which is neither"):
         check(tmp_path, 'include "nowhere.gin"\n')
 
 
@@ -99,7 +99,7 @@ def test_an_included_file_is_checked_too(tmp_path):
     ("X\x00 = 1\n", "cannot be read"),
 ])
 def test_what_is_no_gin_file_is_one_sentence(tmp_path, text, message):
-    with pytest.raises(Mistake, match=message) as raised:
+    with pytest.raises(Refusal, match=message) as raised:
         check(tmp_path, text)
     assert len(str(raised.value)) < 300
 

@@ -9,6 +9,7 @@ import pytest
 
 from switch_tf.checkpoints import folders
 from switch_tf.cli import infer, main
+from switch_tf.refusals import Refusal
 
 
 def test_lines_are_answered_and_gone_on_with_and_scored(run_folder, tmp_path, capsys):
@@ -150,7 +151,7 @@ def test_a_run_trained_on_numbered_columns_reads_other_kinds_of_files(kind, give
     if isinstance(expected, list):
         assert infer._fields(arguments, kind, (2, 0)) == expected
     else:
-        with pytest.raises(main.Mistake, match=expected):
+        with pytest.raises(Refusal, match=expected):
             infer._fields(arguments, kind, (2, 0))
 
 

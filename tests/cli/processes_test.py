@@ -14,8 +14,8 @@ import pytest
 
 from switch_tf import environment
 from switch_tf.cli import processes
-from switch_tf.cli.main import Mistake
 from switch_tf.partitioning import cluster
+from switch_tf.refusals import Refusal
 
 # What every stand-in begins with. It ends by itself, should nobody end it.
 _START = """
@@ -87,14 +87,14 @@ def test_processes_share_the_devices(monkeypatch):
     (1, 0, "--devices must be a positive multiple of the 1 process, not 0.")])
 def test_devices_that_cannot_be_shared_are_refused(monkeypatch, count, num_devices, message):
     put(monkeypatch, count)
-    with pytest.raises(Mistake) as raised:
+    with pytest.raises(Refusal) as raised:
         processes.devices_of_this_process(num_devices)
     assert str(raised.value) == message
 
 
 def test_tf_config_that_cannot_be_read_is_a_mistake(monkeypatch):
     monkeypatch.setenv("TF_CONFIG", "host0:2222")
-    with pytest.raises(Mistake, match="TF_CONFIG must read like "):
+    with pytest.raises(Refusal, match="TF_CONFIG must read like "):
         processes.devices_of_this_process(4)
 
 
@@ -117,7 +117,7 @@ def test_each_process_has_its_own_index_and_all_the_same_addresses(stand_in, tmp
 
 def test_one_of_several_processes_does_not_start_more(monkeypatch):
     put(monkeypatch, 2)
-    with pytest.raises(Mistake) as raised:
+    with pytest.raises(Refusal) as raised:
         processes.run(["train"], 2)
     assert str(raised.value) == ("TF_CONFIG names the processes already, so this is one of them; leave out "
                                  "--processes, or unset TF_CONFIG.")
@@ -125,7 +125,7 @@ def test_one_of_several_processes_does_not_start_more(monkeypatch):
 
 @pytest.mark.parametrize("count", [0, -1, 65, 99999999999])
 def test_a_machine_is_shared_by_one_to_64_processes(count):
-    with pytest.raises(Mistake) as raised:
+    with pytest.raises(Refusal) as raised:
         processes.run(["train"], count)
     assert str(raised.value) == f"--processes must be from 1 to 64, as they share one machine, not {count}."
 
@@ -151,7 +151,7 @@ def test_each_process_sees_its_share_of_the_gpus(stand_in, tmp_path, monkeypatch
 
 def test_gpus_that_cannot_be_shared_are_refused(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2")
-    with pytest.raises(Mistake, match="--processes must divide the 3 GPUs of this machine, not 2; set CUDA_VISIBLE_"):
+    with pytest.raises(Refusal, match="--processes must divide the 3 GPUs of this machine, not 2; set CUDA_VISIBLE_"):
         processes.run(["train"], 2)
 
 
