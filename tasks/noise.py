@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping
 import seqio
 import tensorflow as tf
 
+from switch_tf.refusals import Refusal
+
 # A longer document contributes one random piece of this many tokens.
 MAX_DOCUMENT_LENGTH = 65536
 # Documents that are concatenated before they are cut, so that few segments are short.
@@ -78,12 +80,12 @@ def add_noise(
         inputs, targets: functions of tokens, that mask and the last id of the vocabulary to tokens.
 
     Raises:
-        ValueError: inputs and targets have different vocabularies.
+        Refusal: inputs and targets have different vocabularies.
     """
     vocabulary = output_features["targets"].vocabulary
     if output_features["inputs"].vocabulary != vocabulary:
-        raise ValueError("Noise needs inputs and targets of one vocabulary, received "
-                         f"{output_features['inputs'].vocabulary} and {vocabulary}.")
+        raise Refusal("Noise needs inputs and targets of one vocabulary, received "
+                      f"{output_features['inputs'].vocabulary} and {vocabulary}.")
 
     @seqio.map_over_dataset(num_seeds=1)
     def noisy(example, seed):

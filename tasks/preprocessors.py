@@ -8,6 +8,7 @@ import seqio
 import tensorflow as tf
 
 from switch_tf import data
+from switch_tf.refusals import Refusal
 from switch_tf.tasks import noise, sentinels, vocabularies
 
 NOISE_DENSITY = 0.15
@@ -57,7 +58,7 @@ def span_corruption(
         mean_noise_span_length: tokens per span, on average.
 
     Raises:
-        ValueError: too short lengths, or more spans than sentinels, which would use ids of real tokens.
+        Refusal: too short lengths, or more spans than sentinels, which would use ids of real tokens.
     """
     check_span_corruption(sequence_length, mean_noise_span_length)
     length = noise.segment_length(sequence_length["inputs"], NOISE_DENSITY, mean_noise_span_length)
@@ -74,23 +75,23 @@ def check_span_corruption(
     """Refuses lengths for which span corruption has no room or not enough sentinels.
 
     Raises:
-        ValueError: with the numbers and the length that would do.
+        Refusal: with the numbers and the length that would do.
     """
     inputs_length, targets_length = sequence_length["inputs"], sequence_length["targets"]
     num_spans, needed = _num_spans_and_targets_length(inputs_length, mean_noise_span_length)
     if num_spans < 1:
-        raise ValueError(
+        raise Refusal(
             f"Inputs of {inputs_length} tokens are too short for a span of {mean_noise_span_length:g} tokens at "
             f"{NOISE_DENSITY:.0%} noise; use inputs of at least {_shortest_inputs(mean_noise_span_length)} tokens."
         )
     if num_spans > num_sentinels:
-        raise ValueError(
+        raise Refusal(
             f"Inputs of {inputs_length} tokens have {num_spans} spans of {mean_noise_span_length:g} tokens on average, "
             f"but the vocabulary has {num_sentinels} sentinels; use shorter inputs or a larger "
             "mean_noise_span_length (ByT5 uses 20 bytes)."
         )
     if targets_length < needed:
-        raise ValueError(
+        raise Refusal(
             f"Span corruption of inputs of {inputs_length} tokens makes targets of {needed} tokens, received a length "
             f"of {targets_length}; set TASK_FEATURE_LENGTHS to "
             f'{{"inputs": {inputs_length}, "targets": {needed}}}.'

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import seqio
 
+from switch_tf.refusals import Refusal
 from switch_tf.tasks import preprocessors, sentinels, text_metrics, vocabularies
 from switch_tf.tasks.text_source import TextFilesSource
 
@@ -23,7 +24,7 @@ def pretraining(train_files: Files, validation_files: Files | None = None, text_
         name: str, of the task. One that was registered here before is replaced.
 
     Raises:
-        ValueError: a value that cannot be used.
+        Refusal: a value that cannot be used.
     """
     source = TextFilesSource({"text": text_field}, train_files, validation_files, "", held_out_share, max_bad_examples)
     return _register(name, source, preprocessors.pretraining(preprocessors.span_corruption), [])
@@ -41,7 +42,7 @@ def text_to_text(train_files: Files, validation_files: Files | None = None, inpu
         name: str, of the task. One that was registered here before is replaced.
 
     Raises:
-        ValueError: a value that cannot be used.
+        Refusal: a value that cannot be used.
     """
     source = TextFilesSource({"inputs": input_field, "targets": target_field}, train_files, validation_files, prefix,
                              held_out_share, max_bad_examples)
@@ -53,7 +54,7 @@ def text_to_text(train_files: Files, validation_files: Files | None = None, inpu
 def _register(name, source, steps, metrics):
     if name in seqio.TaskRegistry.names():
         if not isinstance(seqio.TaskRegistry.get(name).source, TextFilesSource):
-            raise ValueError(f"There is another task of the name {name!r}; give this one another.")
+            raise Refusal(f"There is another task of the name {name!r}; give this one another.")
         seqio.TaskRegistry.remove(name)
     seqio.TaskRegistry.add(name, source=source, preprocessors=steps, metric_fns=metrics,
                            output_features=preprocessors.output_features(vocabularies.t5()))

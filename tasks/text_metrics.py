@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from switch_tf.configs.choices import check_choice
+from switch_tf.refusals import Refusal
 from switch_tf.tasks import metrics
 
 NAMES = ("accuracy", "f1", "sequence_accuracy", "edit_distance", "bleu", "rouge", "squad", "trivia_qa", "pearson",
@@ -21,11 +22,11 @@ def metric_functions(names: str | Sequence[str]) -> list[Callable]:
             that are all equal have a correlation of 0.
 
     Raises:
-        ValueError: another name.
+        Refusal: another name.
     """
     names = [names] if isinstance(names, str) else names
     if not isinstance(names, list | tuple):
-        raise ValueError(f"METRICS must be a list of names, not {names!r}.")
+        raise Refusal(f"METRICS must be a list of names, not {names!r}.")
     for name in names:
         check_choice("METRICS", name, NAMES)
     own = {"f1": _mean_f1, "squad": _with_one_answer(metrics.squad), "trivia_qa": _with_one_answer(metrics.trivia_qa),
@@ -57,7 +58,7 @@ def _of_numbers(metric):
         numbers = [_number(target) for target in targets]
         for target, number in zip(targets, numbers, strict=True):
             if number is None:
-                raise ValueError(f"METRICS has {metric.__name__}, which needs numbers as targets, not {target!r}.")
+                raise Refusal(f"METRICS has {metric.__name__}, which needs numbers as targets, not {target!r}.")
         predicted = [NO_NUMBER if number is None else number for number in map(_number, predictions)]
         if len(set(numbers)) < 2 or len(set(predicted)) < 2:
             return {metric.__name__: 0.0}

@@ -15,6 +15,7 @@ import seqio
 import tensorflow as tf
 
 from switch_tf import checks, data
+from switch_tf.refusals import Refusal
 
 # Files of a split that are no larger together are looked through before the first example is handed out.
 LOOKED_THROUGH = 64 * 2**20  # bytes
@@ -50,7 +51,7 @@ class TextFilesSource(seqio.DataSource):
         if not self._has_own_validation:
             self._patterns["validation"] = self._patterns["train"]
         if not isinstance(prefix, str):
-            raise ValueError(f"PREFIX must be text, not {checks.shown(prefix)}.")
+            raise Refusal(f"PREFIX must be text, not {checks.shown(prefix)}.")
         self.prefix = prefix
         self._held_out_share = checks.number("held_out_share", held_out_share, "in (0, 1)")
         self._max_bad_examples = checks.integer("max_bad_examples", max_bad_examples, at_least=0)
@@ -77,7 +78,7 @@ class TextFilesSource(seqio.DataSource):
         """Returns the examples of a split, or of every n-th piece, or of few pieces every n-th example, for n shards.
 
         Raises:
-            ValueError: a file or field that is not there, or a bad example of files that are looked through. One that
+            Refusal: a file or field that is not there, or a bad example of files that are looked through. One that
                 is found while the data set is read ends it with tf.errors.OpError, for `messages.sentence_about_data`.
         """
         files = [data.TextFile(file, list(self.fields.values())) for file in self.list_shards(split)]

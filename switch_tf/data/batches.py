@@ -32,7 +32,7 @@ def get_batches(description: DatasetDescription, steps_per_call: int = 1,
         rows: (first, behind the last) of the rows that are wanted, or None for all. Others may be zeros.
 
     Raises:
-        ValueError: as `get_dataset`.
+        Refusal: as `get_dataset`.
     """
     check_description(description)
     steps_per_call, batch_size = checks.integer("steps_per_call", steps_per_call, 1), description.batch_size

@@ -15,6 +15,7 @@ import pathlib
 
 from switch_tf.data.fingerprints import fingerprint_of_vocabulary, source_fingerprint
 from switch_tf.data.listing import describe
+from switch_tf.refusals import Refusal
 
 FORMAT_VERSION = 1
 _DISTRIBUTIONS = ("switch-tf", "seqio", "t5", "tensorflow", "tensorflow-datasets", "tensorflow-text", "sentencepiece")
@@ -55,11 +56,11 @@ def placeholder_of(task) -> int:
     """Returns the place of a task's `seqio.CacheDatasetPlaceholder` among its preprocessors.
 
     Raises:
-        ValueError: it has none.
+        Refusal: it has none.
     """
     if not task.supports_caching:
-        raise ValueError(f"Task {task.name!r} cannot be cached: put seqio.CacheDatasetPlaceholder() among its "
-                         "preprocessors, behind what needs neither lengths nor chance.")
+        raise Refusal(f"Task {task.name!r} cannot be cached: put seqio.CacheDatasetPlaceholder() among its "
+                      "preprocessors, behind what needs neither lengths nor chance.")
     return task._cache_step_idx
 
 
@@ -80,7 +81,7 @@ def load(task, split: str, cache_dir: str | None) -> dict:
     Where the task's own data are not on this machine, they are not compared.
 
     Raises:
-        ValueError: no cache, an unfinished one, one of another task, vocabulary, preprocessing or data, or one that
+        Refusal: no cache, an unfinished one, one of another task, vocabulary, preprocessing or data, or one that
             lacks files.
     """
     folder = folder_of(cache_dir, task.name, split)
@@ -89,20 +90,20 @@ def load(task, split: str, cache_dir: str | None) -> dict:
         manifest = json.loads((folder / "manifest.json").read_text())
     except FileNotFoundError:
         state = "is unfinished" if folder.exists() else "does not exist"
-        raise ValueError(f"USE_CACHED_TASKS: the cache of {task.name!r}, split {split!r}, {state} in {str(folder)!r}; "
-                         f"make it by {again}, or set CACHE_DIR to where it is.") from None
+        raise Refusal(f"USE_CACHED_TASKS: the cache of {task.name!r}, split {split!r}, {state} in {str(folder)!r}; "
+                      f"make it by {again}, or set CACHE_DIR to where it is.") from None
     except (OSError, ValueError) as error:
-        raise ValueError(f"USE_CACHED_TASKS: {folder}/manifest.json cannot be read ({error}); make it anew by "
-                         f"{again} and --overwrite.") from error
+        raise Refusal(f"USE_CACHED_TASKS: {folder}/manifest.json cannot be read ({error}); make it anew by "
+                      f"{again} and --overwrite.") from error
     if found := difference(manifest["request"], _request_to_compare(task, split, manifest["request"])):
-        raise ValueError(f"USE_CACHED_TASKS: the cache of {task.name!r}, split {split!r}, in {str(folder)!r} is stale: "
-                         f"{found}. Make it anew by {again} and --overwrite, or set CACHE_DIR to another one.")
+        raise Refusal(f"USE_CACHED_TASKS: the cache of {task.name!r}, split {split!r}, in {str(folder)!r} is stale: "
+                      f"{found}. Make it anew by {again} and --overwrite, or set CACHE_DIR to another one.")
     for shard in manifest["shards"]:
         file = folder / shard["file"]
         size = file.stat().st_size if file.exists() else None
         if size != shard["bytes"]:
             told = "is missing" if size is None else f"has {size} bytes instead of {shard['bytes']}"
-            raise ValueError(f"USE_CACHED_TASKS: {file} {told}; make it good by {again}.")
+            raise Refusal(f"USE_CACHED_TASKS: {file} {told}; make it good by {again}.")
     return manifest
 
 

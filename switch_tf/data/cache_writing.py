@@ -17,6 +17,7 @@ from switch_tf.data import cache_manifest
 from switch_tf.data.pipeline import failure, no_global_seed
 from switch_tf.data.providers import check_split, get_provider, tasks_of
 from switch_tf.data.seqio_import import import_seqio
+from switch_tf.refusals import Refusal
 from switch_tf.storage.whole_file import write_whole
 
 # Fewer source files than this are cut into as many shards, so that several processes have something to do.
@@ -70,7 +71,7 @@ def plan(mixture_or_task_name: str, split: str, vocabulary: str | None, cache_di
         lock: function that is called with each folder before anything in it changes; what it raises is passed on.
 
     Raises:
-        ValueError: an unknown name or split, a task that cannot be cached or whose data are not there, or a folder
+        Refusal: an unknown name or split, a task that cannot be cached or whose data are not there, or a folder
             that holds the cache of other data.
         OSError: a folder that cannot be written to.
     """
@@ -106,7 +107,7 @@ def write(shard: Shard) -> None:
     """Reads, tokenises and writes one shard.
 
     Raises:
-        ValueError: a record or file that cannot be read, or features that a `tf.train.Example` cannot hold; says so
+        Refusal: a record or file that cannot be read, or features that a `tf.train.Example` cannot hold; says so
             in a sentence.
         OSError: the folder cannot be written to.
     """
@@ -136,7 +137,7 @@ def write(shard: Shard) -> None:
     except (OSError, ValueError):
         raise
     except Exception as error:  # whatever a task's own preprocessors raise
-        raise ValueError(failure(task, shard.split, error)) from error
+        raise Refusal(failure(task, shard.split, error)) from error
     finally:
         unfinished.unlink(missing_ok=True)
 
@@ -185,8 +186,8 @@ def _begin(folder, wanted, overwrite):
     except ValueError:
         saved = {}
     if found := cache_manifest.difference(saved, wanted):
-        raise ValueError(f"The cache in {str(folder)!r} is of something else: {found}. Give --overwrite to make it "
-                         "anew, or another --output.")
+        raise Refusal(f"The cache in {str(folder)!r} is of something else: {found}. Give --overwrite to make it "
+                      "anew, or another --output.")
 
 
 def _examples(task, shard):
@@ -206,11 +207,11 @@ def _features(task, dataset):
     features = {}
     for name, spec in dataset.element_spec.items():
         if not isinstance(spec, tf.TensorSpec) or spec.shape.rank is None or None in spec.shape[1:]:
-            raise ValueError(f"Task {task.name!r} cannot be cached: its feature {name!r}, {spec}, is no scalar and no "
-                             "sequence of entries of one shape.")
+            raise Refusal(f"Task {task.name!r} cannot be cached: its feature {name!r}, {spec}, is no scalar and no "
+                          "sequence of entries of one shape.")
         if not (spec.dtype in (tf.string, tf.float32) or spec.dtype.is_integer or spec.dtype.is_bool):
-            raise ValueError(f"Task {task.name!r} cannot be cached: its feature {name!r} is {spec.dtype.name}, and a "
-                             "tf.train.Example holds texts, whole numbers and float32.")
+            raise Refusal(f"Task {task.name!r} cannot be cached: its feature {name!r} is {spec.dtype.name}, and a "
+                          "tf.train.Example holds texts, whole numbers and float32.")
         shape = [None, *spec.shape[1:]] if spec.shape.rank else []
         features[name] = {"shape": shape, "dtype": spec.dtype.name}
     return features

@@ -82,7 +82,7 @@ def get_cached_provider(name: str, vocabulary: str | None, cache_dir: str | None
         num_parts: int. So many shards are read at a time, each through its own part of the shuffle buffer.
 
     Raises:
-        ValueError: as `get_provider`, or a cache that is missing, unfinished, damaged or stale.
+        Refusal: as `get_provider`, or a cache that is missing, unfinished, damaged or stale.
     """
 
     def change(task):
@@ -103,7 +103,7 @@ def cache_fingerprint(name: str, vocabulary: str | None, cache_dir: str | None, 
     """Returns "task: cache" -> what tells the cache of a split from another one.
 
     Raises:
-        ValueError: as `get_cached_provider`.
+        Refusal: as `get_cached_provider`.
     """
     provider = get_cached_provider(name, vocabulary, cache_dir, split, 0)
     return {f"{task.name}: cache": task.source.fingerprint(split) for task in tasks_of(provider, split)}

@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 
 from switch_tf import checks
+from switch_tf.refusals import Refusal
 
 FEATURES = ("inputs", "targets")
 
@@ -29,7 +30,7 @@ class DatasetDescription:
             one; another number gives other batches.
 
     Raises:
-        ValueError: no sequences in a batch, or lengths that no model can use.
+        Refusal: no sequences in a batch, or lengths that no model can use.
     """
 
     mixture_or_task_name: str
@@ -54,10 +55,10 @@ class DatasetDescription:
         checks.optional("CACHE_DIR", self.cache_dir, checks.local)
         object.__setattr__(self, "cache_parts", checks.integer("CACHE_PARTS", self.cache_parts, 1))
         if self.use_cached_tasks and self.batch_size % self.cache_parts:
-            raise ValueError(f"CACHE_PARTS must divide BATCH_SIZE ({self.batch_size}), not {self.cache_parts}.")
+            raise Refusal(f"CACHE_PARTS must divide BATCH_SIZE ({self.batch_size}), not {self.cache_parts}.")
         lengths = checks.lengths("TASK_FEATURE_LENGTHS", self.task_feature_lengths)
         if self.encoder_only and lengths["inputs"] != lengths["targets"]:
-            raise ValueError(
+            raise Refusal(
                 "An encoder without a decoder predicts one target per input token, so both have the same length, "
                 f"received {dict(lengths)}; set targets to {lengths['inputs']}."
             )
@@ -69,9 +70,9 @@ class DatasetDescription:
 
 
 def check_description(description) -> None:
-    """Raises ValueError unless it is a DatasetDescription."""
+    """Raises Refusal unless it is a DatasetDescription."""
     if not isinstance(description, DatasetDescription):
-        raise ValueError(f"description must be a DatasetDescription, not {checks.shown(description)}.")
+        raise Refusal(f"description must be a DatasetDescription, not {checks.shown(description)}.")
 
 
 def description_of_data(run, config, split: str, seed: int) -> DatasetDescription:

@@ -16,7 +16,7 @@ def register_evaluation_sets(task: str, sets: list[str]) -> None:
         sets: names of the tasks to evaluate on.
 
     Raises:
-        ValueError: a name that is not text.
+        Refusal: a name that is not text.
     """
     checks.text("The name of a task", task)
     for name in sets:

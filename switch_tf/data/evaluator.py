@@ -15,6 +15,7 @@ from switch_tf.data.description import DatasetDescription, check_description
 from switch_tf.data.evaluation_sets import evaluation_owner
 from switch_tf.data.providers import check_split, get_provider, import_seqio, replace_tasks, tasks_of
 from switch_tf.messages import first_line
+from switch_tf.refusals import Refusal
 from switch_tf.storage import json_lines
 from switch_tf.storage.whole_file import write_whole
 
@@ -51,7 +52,7 @@ def has_metrics(mixture_or_task_name: str, split: str) -> bool:
     return any(task.metric_objs for task in tasks_of(provider, split))
 
 
-class FailedMetric(Exception):
+class FailedMetric(Refusal):
     """A task's own metric could not be computed."""
 
 
@@ -59,7 +60,7 @@ def check_metrics(mixture_or_task_name: str, split: str) -> None:
     """Refuses tasks whose metrics ask for more than predictions and scores.
 
     Raises:
-        ValueError: names the task.
+        Refusal: names the task.
     """
     kinds = import_seqio().metrics.ModelOutputType
     provider = get_provider(mixture_or_task_name)
@@ -68,9 +69,9 @@ def check_metrics(mixture_or_task_name: str, split: str) -> None:
         for metric in task.metric_objs:
             kind = metric.model_output_type
             if kind not in (kinds.PREDICTION, kinds.SCORE):
-                raise ValueError(f"A metric of task {task.name!r} asks for {kinds.to_str(kind)}, and evaluation "
-                                 "computes predictions and scores; write it as metric_fn(targets, predictions) or "
-                                 "metric_fn(targets, scores).")
+                raise Refusal(f"A metric of task {task.name!r} asks for {kinds.to_str(kind)}, and evaluation "
+                              "computes predictions and scores; write it as metric_fn(targets, predictions) or "
+                              "metric_fn(targets, scores).")
 
 
 class Evaluator:
@@ -81,7 +82,7 @@ class Evaluator:
         num_examples: int or None, at most so many of each task, from its beginning.
 
     Raises:
-        ValueError: no task has metrics, a metric needs what is not computed, or a split has no examples.
+        Refusal: no task has metrics, a metric needs what is not computed, or a split has no examples.
 
     `num_examples` of each task and `warnings`, a sentence for each task with targets that no prediction can match, are
     attributes.
@@ -97,8 +98,8 @@ class Evaluator:
         self._kinds = seqio.metrics.ModelOutputType
         tasks = [task for task in tasks_of(provider, split) if task.metric_objs]
         if not tasks:
-            raise ValueError(f"No task of {name!r} has metrics on split {split!r}; a task without is evaluated by its "
-                             "loss.")
+            raise Refusal(f"No task of {name!r} has metrics on split {split!r}; a task without is evaluated by its "
+                          "loss.")
         check_metrics(name, split)
         self._batch_size = description.batch_size
         self._targets_length = description.task_feature_lengths["targets"]
@@ -114,7 +115,7 @@ class Evaluator:
                              for task in tasks}
         empty = [task for task, count in self.num_examples.items() if not count]
         if empty:
-            raise ValueError(f"Split {split!r} of {' and '.join(map(repr, empty))} has no example to evaluate.")
+            raise Refusal(f"Split {split!r} of {' and '.join(map(repr, empty))} has no example to evaluate.")
         self.warnings = [sentence for task in tasks if (sentence := self._warning(task))]
 
     def _warning(self, task):

@@ -5,6 +5,7 @@ from switch_tf.data.description import DatasetDescription, check_description
 from switch_tf.data.pipeline import failure, no_global_seed, read_once
 from switch_tf.data.providers import check_split, get_provider
 from switch_tf.data.texts import spell
+from switch_tf.refusals import Refusal
 
 
 @no_global_seed()
@@ -16,7 +17,7 @@ def examples(description: DatasetDescription, count: int) -> list[dict[str, dict
         count: int. How many at most.
 
     Raises:
-        ValueError: an unknown name or split, data that are not there or cannot be read.
+        Refusal: an unknown name or split, data that are not there or cannot be read.
     """
     check_description(description)
     checks.integer("count", count, at_least=1)
@@ -33,6 +34,6 @@ def examples(description: DatasetDescription, count: int) -> list[dict[str, dict
             for example in found.take(count).as_numpy_iterator()
         ]
     except OSError as error:  # data that are not prepared say so themselves
-        raise ValueError(str(error)) from error
+        raise Refusal(str(error)) from error
     except Exception as error:  # whatever a task's own preprocessors raise
-        raise ValueError(failure(provider, description.split, error)) from error
+        raise Refusal(failure(provider, description.split, error)) from error

@@ -3,6 +3,7 @@
 import json
 
 from switch_tf.data.byte_lines import ByteLines, LongLine
+from switch_tf.refusals import Refusal
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _HEAD = 2**12  # bytes
@@ -12,15 +13,15 @@ def check_is_utf8(name: str, stream) -> None:
     """Refuses a file of UTF-16 or UTF-32, with or without a byte order mark.
 
     Raises:
-        ValueError: names the file and how to convert it.
+        Refusal: names the file and how to convert it.
     """
     head = stream.read(_HEAD)
     is_marked = head.startswith((b"\xff\xfe", b"\xfe\xff", b"\x00\x00\xfe\xff"))
     if is_marked or len(head) / 3 < head.count(0) < 0.9 * len(head):  # a half of UTF-16, three quarters of UTF-32
         why = "begins with the byte order mark of UTF-16 or UTF-32" if is_marked else (
             "has zero bytes between its characters, as UTF-16 has")
-        raise ValueError(f"{name} {why}, and text is read as UTF-8; convert it, for example with iconv -f UTF-16 -t "
-                         "UTF-8 FILE > NEW_FILE.")
+        raise Refusal(f"{name} {why}, and text is read as UTF-8; convert it, for example with iconv -f UTF-16 -t "
+                      "UTF-8 FILE > NEW_FILE.")
 
 
 def start_of_array(stream) -> int:
@@ -34,7 +35,7 @@ def check_objects_are_lines(name: str, stream) -> None:
     """Refuses a file whose first JSON object goes on in its second line.
 
     Raises:
-        ValueError: names the file and how to make lines of it.
+        Refusal: names the file and how to make lines of it.
     """
     try:
         lines = (line for line in ByteLines(stream) if line.strip())
@@ -42,7 +43,7 @@ def check_objects_are_lines(name: str, stream) -> None:
         json.loads(first or "{}")
     except json.JSONDecodeError as error:
         if second is not None and first.startswith("{") and error.pos >= len(first):
-            raise ValueError(f"{name}, line 1: a JSON object begins here and goes on in the next line, and each line "
-                             "has to be one whole object; jq -c . FILE > NEW_FILE makes such lines.") from error
+            raise Refusal(f"{name}, line 1: a JSON object begins here and goes on in the next line, and each line "
+                          "has to be one whole object; jq -c . FILE > NEW_FILE makes such lines.") from error
     except (ValueError, RecursionError, LongLine):  # what is wrong with a line is reported where it is read
         return

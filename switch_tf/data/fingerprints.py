@@ -4,6 +4,7 @@ import hashlib
 import os
 
 from switch_tf.data.providers import check_split, get_provider, tasks_of, vocabularies_of
+from switch_tf.refusals import Refusal
 
 # Of all files of a split together at most so much is read, in blocks that are evenly spread over each.
 _BUDGET = 256 * 2**20  # bytes
@@ -21,7 +22,7 @@ def source_fingerprint(mixture_or_task_name: str, split: str) -> dict[str, str]:
         split: str. A task of a mixture may lack it.
 
     Raises:
-        ValueError: an unknown name or split, or a file that cannot be read.
+        Refusal: an unknown name or split, or a file that cannot be read.
     """
     provider = get_provider(mixture_or_task_name)
     check_split(provider, split)
@@ -64,8 +65,8 @@ def _content(label, split, file, budget):
                 source.seek(index * max(0, size - _BLOCK) // max(1, count - 1))
                 digest.update(source.read(_BLOCK))
     except OSError as error:
-        raise ValueError(f"The data file {file!r} of {label.partition(':')[0]!r}, split {split!r}, cannot be read "
-                         f"({error.strerror}); a split is made of files.") from error
+        raise Refusal(f"The data file {file!r} of {label.partition(':')[0]!r}, split {split!r}, cannot be read "
+                      f"({error.strerror}); a split is made of files.") from error
     return f"{size} bytes, {digest.hexdigest()[:16]}"
 
 

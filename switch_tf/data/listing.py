@@ -25,7 +25,7 @@ def describe(name: str) -> dict:
         that are not on this machine; `tasks` of a mixture.
 
     Raises:
-        ValueError: an unknown name.
+        Refusal: an unknown name.
     """
     provider = get_provider(name)
     tasks = getattr(provider, "tasks", [provider])

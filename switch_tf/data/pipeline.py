@@ -11,6 +11,7 @@ from switch_tf.data.endless import endless, with_counted_passes
 from switch_tf.data.providers import check_split, get_provider, replace_tasks, tasks_of
 from switch_tf.data.seqio_import import import_seqio
 from switch_tf.messages import first_line, sentence_about_data
+from switch_tf.refusals import Refusal
 
 _SEEDS_PER_PART = 1_000_003  # seqio counts up from a part's seed, and users from theirs
 
@@ -43,7 +44,7 @@ def get_dataset(description: DatasetDescription) -> tf.data.Dataset:
     Returns: tf.data.Dataset of `{feature: <int32>[batch_size, length]}`, prefetched.
 
     Raises:
-        ValueError: an unknown name or split, lengths the task cannot use, features the model cannot.
+        Refusal: an unknown name or split, lengths the task cannot use, features the model cannot.
     """
     check_description(description)
     if description.use_cached_tasks and description.is_training:
@@ -111,7 +112,7 @@ def check_examples(description: DatasetDescription) -> None:
     Reads each task in order, from its beginning to its end at most.
 
     Raises:
-        ValueError: names the task and the split. A task to train on must yield a batch, each of a mixture one example;
+        Refusal: names the task and the split. A task to train on must yield a batch, each of a mixture one example;
             for any other split some task must yield one.
     """
     check_description(description)
@@ -127,12 +128,12 @@ def check_examples(description: DatasetDescription) -> None:
                                         try_in_mem_cache=False)
             count = sum(1 for _ in converter(examples, lengths).take(needed))
         except Exception as error:  # whatever a task's own preprocessors raise
-            raise ValueError(failure(task, split, error)) from error
+            raise Refusal(failure(task, split, error)) from error
         found[task.name] = count
     short = [name for name, count in found.items() if count < needed]
     if short and (description.is_training or len(short) == len(found)):
         yields = f"{found[short[0]]} of the {needed} sequences of a batch" if found[short[0]] else "no example"
-        raise ValueError(
+        raise Refusal(
             f"Split {split!r} of {' and '.join(map(repr, short))} yields {yields}, read once: it has too little text "
             f"for {lengths}, or a preprocessor drops what there is. Give it more"
             + (", or use a smaller BATCH_SIZE." if needed > 1 else ".")
@@ -168,9 +169,9 @@ def _feature_converter(provider, description):
     seqio = import_seqio()
     ranks = {name: feature.rank for name, feature in provider.output_features.items()}
     if not set(FEATURES) <= set(ranks):
-        raise ValueError(f"The model reads inputs and targets, but {provider.name!r} has only {', '.join(ranks)}.")
+        raise Refusal(f"The model reads inputs and targets, but {provider.name!r} has only {', '.join(ranks)}.")
     if description.pack and set(ranks.values()) != {1}:
-        raise ValueError(f"Packing needs features that are sequences of tokens (rank 1), received ranks {ranks}.")
+        raise Refusal(f"Packing needs features that are sequences of tokens (rank 1), received ranks {ranks}.")
     if description.encoder_only:
         mask_id = provider.output_features["inputs"].vocabulary.vocab_size - 1
         return seqio.EncoderFeatureConverter(mask_id=mask_id, pack=description.pack)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from switch_tf import checks
 from switch_tf.data.seqio_import import import_seqio
 from switch_tf.data.vocabularies import get_vocabulary
+from switch_tf.refusals import Refusal
 
 
 def vocabulary_size(mixture_or_task_name: str, vocabulary: str | None = None) -> int:
@@ -17,14 +18,14 @@ def vocabulary_size(mixture_or_task_name: str, vocabulary: str | None = None) ->
         vocabulary: str or None, see `get_provider`.
 
     Raises:
-        ValueError: an unknown name, or a vocabulary that cannot be read.
+        Refusal: an unknown name, or a vocabulary that cannot be read.
     """
     vocabularies = vocabularies_of(get_provider(mixture_or_task_name, vocabulary))
     try:
         return max(vocabulary.vocab_size for vocabulary in vocabularies)
     except Exception as error:  # SentencePiece, protobuf and TensorFlow each have their own
         paths = {str(getattr(vocabulary, "sentencepiece_model_file", "")) for vocabulary in vocabularies}
-        raise ValueError(
+        raise Refusal(
             f"The vocabulary of {mixture_or_task_name!r}, {', '.join(sorted(paths))}, cannot be read "
             f"({type(error).__name__}); it has to be a SentencePiece model, and a gs:// path needs network access to "
             "Google Cloud Storage."
@@ -55,13 +56,13 @@ def check_vocabulary(mixture_or_task_name: str, vocab_size: int, vocabulary: str
         vocabulary: str or None, see `get_provider`.
 
     Raises:
-        ValueError: the vocabulary is larger, or cannot be read.
+        Refusal: the vocabulary is larger, or cannot be read.
     """
     checks.integer("vocab_size", vocab_size, at_least=1)
     needed = vocabulary_size(mixture_or_task_name, vocabulary)
     if vocab_size < needed:
         chosen = f" with VOCABULARY {vocabulary!r}" if vocabulary else ""
-        raise ValueError(
+        raise Refusal(
             f"The model has vocab_size {vocab_size}, but {mixture_or_task_name!r}{chosen} has token ids up to "
             f"{needed - 1}; set SwitchConfig.vocab_size to at least {needed}, or choose a smaller vocabulary."
         )
@@ -71,7 +72,7 @@ def check_task(name: str) -> None:
     """Refuses a name that no task and no mixture has.
 
     Raises:
-        ValueError: names the nearest registered ones.
+        Refusal: names the nearest registered ones.
     """
     checks.text("The name of a task or mixture", name)
     seqio = import_seqio()
@@ -80,7 +81,7 @@ def check_task(name: str) -> None:
         return
     nearest = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
     hint = f"the nearest are {', '.join(nearest)}" if nearest else f"registered are {', '.join(known) or 'none'}"
-    raise ValueError(
+    raise Refusal(
         f"No task or mixture is called {name!r}: {hint}; tasks are registered by the module that a gin file imports, "
         "for example --gin_file=gin/tasks/docs_corpus.gin."
     )
@@ -90,7 +91,7 @@ def check_split(provider, split: str) -> None:
     """Refuses a split that a task or mixture does not have."""
     splits = sorted(provider.splits)
     if split not in splits:
-        raise ValueError(f"{provider.name!r} has the splits {', '.join(splits)}, received {split!r}.")
+        raise Refusal(f"{provider.name!r} has the splits {', '.join(splits)}, received {split!r}.")
 
 
 def get_provider(name: str, vocabulary: str | None = None):
@@ -102,7 +103,7 @@ def get_provider(name: str, vocabulary: str | None = None):
             what is registered stays as it is.
 
     Raises:
-        ValueError: an unknown name, a vocabulary that cannot be read, or a task whose source yields ids, not text.
+        Refusal: an unknown name, a vocabulary that cannot be read, or a task whose source yields ids, not text.
     """
     check_task(name)
     provider = import_seqio().get_mixture_or_task(name)
@@ -146,7 +147,7 @@ def _with_vocabulary(task, vocabulary):
         name: dataclasses.replace(feature, vocabulary=vocabulary) if _is_text(seqio, feature) else feature
         for name, feature in task.output_features.items()}
     if features == dict(task.output_features) and vocabulary not in vocabularies_of(task):
-        raise ValueError(f"{task.name!r} has ids from its source, not text, so it takes no other VOCABULARY.")
+        raise Refusal(f"{task.name!r} has ids from its source, not text, so it takes no other VOCABULARY.")
     return task.replace(output_features=features)
 
 

@@ -10,6 +10,7 @@ from switch_tf import checks
 from switch_tf.data.providers import get_provider
 from switch_tf.data.seqio_import import import_seqio
 from switch_tf.data.texts import SENTINELS, read_text
+from switch_tf.refusals import Refusal
 
 _DECLARATION = "typed_sentinels"
 # T5's own objectives, whose inputs have gaps.
@@ -33,7 +34,7 @@ class Reading:
         fields: tuple of two, str or int. Where files of the task have inputs and targets: keys, or numbers of columns.
 
     Raises:
-        ValueError: a value of another type or range.
+        Refusal: a value of another type or range.
     """
 
     inputs: Any
@@ -48,14 +49,14 @@ class Reading:
     def __post_init__(self):
         for name in ("inputs_end", "targets_end", "keeps_end"):
             if not isinstance(getattr(self, name), bool):
-                raise checks.refusal(f"{name} must be True or False, not {checks.shown(getattr(self, name))}.")
+                raise Refusal(f"{name} must be True or False, not {checks.shown(getattr(self, name))}.")
         if not isinstance(self.prefix, str) or not _is_unicode(self.prefix):
-            raise checks.refusal(f"The prefix must be text, not {checks.shown(self.prefix)}.")
+            raise Refusal(f"The prefix must be text, not {checks.shown(self.prefix)}.")
         if self.sentinels not in SENTINELS:
-            raise checks.refusal(f"sentinels must be one of {', '.join(SENTINELS)}, not "
-                                 f"{checks.shown(self.sentinels)}.")
+            raise Refusal(f"sentinels must be one of {', '.join(SENTINELS)}, not "
+                          f"{checks.shown(self.sentinels)}.")
         if not (isinstance(self.fields, tuple) and len(self.fields) == 2 and all(map(_is_field, self.fields))):
-            raise checks.refusal(f"fields must be two names or numbers of columns, not {checks.shown(self.fields)}.")
+            raise Refusal(f"fields must be two names or numbers of columns, not {checks.shown(self.fields)}.")
 
     def as_data(self) -> dict:
         """Returns the record without its vocabularies, JSON-able."""
@@ -68,11 +69,11 @@ class Reading:
         """Returns the record that `as_data` described.
 
         Raises:
-            ValueError: a missing or unknown key, or a value of another type or range.
+            Refusal: a missing or unknown key, or a value of another type or range.
         """
         names = [field.name for field in dataclasses.fields(cls) if field.name not in ("inputs", "targets")]
         if not isinstance(data, Mapping) or sorted(data) != sorted(names):
-            raise checks.refusal(f"A reading must have the keys {', '.join(names)}, received {checks.shown(data)}.")
+            raise Refusal(f"A reading must have the keys {', '.join(names)}, received {checks.shown(data)}.")
         fields = data["fields"]
         return cls(inputs_vocabulary, targets_vocabulary,
                    **{**data, "fields": tuple(fields) if isinstance(fields, list) else fields})
@@ -118,10 +119,10 @@ def typed_sentinels(meaning: str) -> Callable:
         meaning: see `Reading.sentinels`.
 
     Raises:
-        ValueError: another meaning.
+        Refusal: another meaning.
     """
     if meaning not in SENTINELS:
-        raise checks.refusal(f"A preprocessor declares one of {', '.join(SENTINELS)}, not {checks.shown(meaning)}.")
+        raise Refusal(f"A preprocessor declares one of {', '.join(SENTINELS)}, not {checks.shown(meaning)}.")
 
     def declare(step):
         setattr(step, _DECLARATION, meaning)
@@ -138,14 +139,14 @@ def reading_of(mixture_or_task_name: str, vocabulary: str | None = None) -> Read
     is printed to standard error, and texts are read without a prefix, or with typed sentinels as gaps.
 
     Raises:
-        ValueError: an unknown name, or a task that has no inputs or no targets.
+        Refusal: an unknown name, or a task that has no inputs or no targets.
     """
     provider = get_provider(mixture_or_task_name, vocabulary)
     features = provider.output_features
     for name in ("inputs", "targets"):
         if name not in features:
-            raise ValueError(f"Task {mixture_or_task_name!r} has no {name!r}, so it answers no texts; its features are "
-                             f"{', '.join(sorted(features))}.")
+            raise Refusal(f"Task {mixture_or_task_name!r} has no {name!r}, so it answers no texts; its features are "
+                          f"{', '.join(sorted(features))}.")
     found = [_of_task(task) for task in getattr(provider, "tasks", [provider])]
     has_end = any(one.pop("has_end") for one in found)
     agreed = {name: found[0][name] for name in found[0] if all(one[name] == found[0][name] for one in found)}

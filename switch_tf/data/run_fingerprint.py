@@ -8,7 +8,7 @@ def fingerprint(description: DatasetDescription) -> dict[str, str]:
     """Returns what tells the data of a description from others: of a cache one hash a task, else `source_fingerprint`.
 
     Raises:
-        ValueError: an unknown name or split, or a file or cache that cannot be read.
+        Refusal: an unknown name or split, or a file or cache that cannot be read.
     """
     check_description(description)
     if not description.use_cached_tasks:

@@ -18,6 +18,7 @@ from switch_tf import checks
 from switch_tf.data import vocabularies
 from switch_tf.data.seqio_import import import_seqio
 from switch_tf.messages import first_line
+from switch_tf.refusals import Refusal
 from switch_tf.storage.whole_file import write_whole
 
 _FOLDER = "vocabulary"
@@ -27,7 +28,7 @@ _MOST_EXTRA_IDS = 10_000  # seqio adds them one by one
 SENTENCEPIECE, BYTES, OTHER = "sentencepiece", "bytes", "other"
 
 
-class Unreadable(Exception):
+class Unreadable(Refusal):
     """A vocabulary whose file cannot be read, in one sentence."""
 
 
@@ -53,23 +54,23 @@ class Stored(NamedTuple):
         """Returns the description in parsed JSON.
 
         Raises:
-            ValueError: it is not one.
+            Refusal: it is not one.
         """
         if not isinstance(data, dict) or not {"kind", "name", "size"} <= data.keys() <= set(cls._fields):
-            raise ValueError(f"a vocabulary needs the keys {', '.join(cls._fields)}, not {checks.shown(data)}")
+            raise Refusal(f"a vocabulary needs the keys {', '.join(cls._fields)}, not {checks.shown(data)}")
         stored = cls(**data)
         if stored.kind not in (SENTENCEPIECE, BYTES, OTHER):
-            raise ValueError(f"a vocabulary is of kind {SENTENCEPIECE}, {BYTES} or {OTHER}, not "
-                             f"{checks.shown(stored.kind)}")
+            raise Refusal(f"a vocabulary is of kind {SENTENCEPIECE}, {BYTES} or {OTHER}, not "
+                          f"{checks.shown(stored.kind)}")
         checks.text("the name of a vocabulary", stored.name)
         checks.integer("the size of a vocabulary", stored.size, 1)
         checks.integer("extra_ids of a vocabulary", stored.extra_ids, 0)
         if stored.extra_ids > min(stored.size, _MOST_EXTRA_IDS):
-            raise ValueError(f"extra_ids of a vocabulary of {stored.size} ids must be at most "
-                             f"{min(stored.size, _MOST_EXTRA_IDS)}, not {stored.extra_ids}")
+            raise Refusal(f"extra_ids of a vocabulary of {stored.size} ids must be at most "
+                          f"{min(stored.size, _MOST_EXTRA_IDS)}, not {stored.extra_ids}")
         expected = str if stored.kind == SENTENCEPIECE else type(None)
         if not isinstance(stored.file, expected) or not isinstance(stored.sha256, expected):
-            raise ValueError(f"a vocabulary of kind {SENTENCEPIECE}, and no other, has a file and its sha256")
+            raise Refusal(f"a vocabulary of kind {SENTENCEPIECE}, and no other, has a file and its sha256")
         return stored
 
 
@@ -108,17 +109,17 @@ def load(stored: Stored, folder):
     """Returns the seqio vocabulary that a run folder keeps, the same object for the same file.
 
     Raises:
-        ValueError: the file is missing, changed, outside the run, or no vocabulary; the size is another one; or only
+        Refusal: the file is missing, changed, outside the run, or no vocabulary; the size is another one; or only
             code can make the vocabulary.
     """
     if stored.kind == BYTES:
         vocabulary = _bytes(stored.extra_ids)
         if vocabulary.vocab_size != stored.size:
-            raise ValueError(f"A vocabulary of bytes with {stored.extra_ids} sentinels has {vocabulary.vocab_size} "
-                             f"ids, and config.json in {folder} gives it {stored.size}.")
+            raise Refusal(f"A vocabulary of bytes with {stored.extra_ids} sentinels has {vocabulary.vocab_size} "
+                          f"ids, and config.json in {folder} gives it {stored.size}.")
         return vocabulary
     if stored.kind == OTHER:
-        raise ValueError(f"The vocabulary {stored.name!r} of {folder} is made by code, which {folder} cannot hold.")
+        raise Refusal(f"The vocabulary {stored.name!r} of {folder} is made by code, which {folder} cannot hold.")
     return _of_copy(str(path_of(stored, folder)), stored.extra_ids, stored.size)
 
 
@@ -126,21 +127,21 @@ def path_of(stored: Stored, folder) -> pathlib.Path:
     """Returns the file of a SentencePiece vocabulary in a run folder, after a check that the run copied it.
 
     Raises:
-        ValueError: it is missing or changed, or lies outside the run.
+        Refusal: it is missing or changed, or lies outside the run.
     """
     path = pathlib.Path(folder) / stored.file
     if not _FILE.fullmatch(stored.file) or os.path.realpath(path) != os.path.join(
             os.path.realpath(folder), stored.file):
-        raise ValueError(f"config.json in {folder} must name a file in the folder {_FOLDER!r} beside it that is no "
-                         f"link, not {checks.shown(stored.file)}.")
+        raise Refusal(f"config.json in {folder} must name a file in the folder {_FOLDER!r} beside it that is no "
+                      f"link, not {checks.shown(stored.file)}.")
     if not path.is_file():
-        raise ValueError(f"{path}, the vocabulary that the run copied from {checks.shown(stored.name)}, is missing; "
-                         "copy it from the place where the run folder came from.")
+        raise Refusal(f"{path}, the vocabulary that the run copied from {checks.shown(stored.name)}, is missing; "
+                      "copy it from the place where the run folder came from.")
     if path.stat().st_size > _LARGEST_FILE:
-        raise ValueError(f"{path} has {path.stat().st_size} bytes, more than any vocabulary ({_LARGEST_FILE}).")
+        raise Refusal(f"{path} has {path.stat().st_size} bytes, more than any vocabulary ({_LARGEST_FILE}).")
     if hashlib.sha256(path.read_bytes()).hexdigest() != stored.sha256:
-        raise ValueError(f"{path} is not the vocabulary that the run copied from {checks.shown(stored.name)}: its "
-                         "SHA-256 differs from the one in config.json. Copy it again.")
+        raise Refusal(f"{path} is not the vocabulary that the run copied from {checks.shown(stored.name)}: its "
+                      "SHA-256 differs from the one in config.json. Copy it again.")
     return path
 
 
@@ -182,8 +183,8 @@ def _of_copy(path, extra_ids, size):
     try:
         pieces = sentencepiece.SentencePieceProcessor(model_file=path)
     except RuntimeError as error:  # SentencePiece's own, which names its source file
-        raise ValueError(f"{path} is no SentencePiece model, or a damaged one.") from error
+        raise Refusal(f"{path} is no SentencePiece model, or a damaged one.") from error
     if pieces.get_piece_size() + extra_ids != size:
-        raise ValueError(f"{path} has {pieces.get_piece_size()} pieces, and config.json says {size - extra_ids}.")
+        raise Refusal(f"{path} has {pieces.get_piece_size()} pieces, and config.json says {size - extra_ids}.")
     vocabularies.check_control_ids(path, pieces)
     return import_seqio().SentencePieceVocabulary(path, extra_ids)

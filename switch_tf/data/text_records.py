@@ -18,6 +18,7 @@ from switch_tf.data.file_beginnings import BYTE_ORDER_MARK, check_is_utf8, check
 from switch_tf.data.json_arrays import BrokenArray
 from switch_tf.data.text_rows import KINDS, Example, Fault, Rows
 from switch_tf.messages import first_line
+from switch_tf.refusals import Refusal
 
 # Read at once, and shuffled as one: 1 MiB is some hundreds of documents, or thousands of short lines.
 PIECE = 2**20  # bytes
@@ -29,7 +30,7 @@ def kind_of(name: str) -> str | None:
     return KINDS.get("." + name.lower().removesuffix(".gz").rpartition(".")[2])
 
 
-class BadData(ValueError):
+class BadData(Refusal):
     """Data that cannot be used: the sentence names file, line and reason (`messages.sentence_about_data`)."""
 
 
@@ -41,11 +42,11 @@ def find_files(name: str, patterns: str | Sequence[str]) -> list[str]:
         patterns: path, glob, or a list of them, here or at gs://.
 
     Raises:
-        ValueError: nothing is there, or a folder.
+        Refusal: nothing is there, or a folder.
     """
     patterns = [patterns] if isinstance(patterns, str) else patterns
     if not isinstance(patterns, Sequence) or not patterns:
-        raise ValueError(f"{name} must be a path, a glob, or a list of them, not {checks.shown(patterns)}.")
+        raise Refusal(f"{name} must be a path, a glob, or a list of them, not {checks.shown(patterns)}.")
     found = []
     for pattern in patterns:
         checks.text(name, pattern)
@@ -53,13 +54,13 @@ def find_files(name: str, patterns: str | Sequence[str]) -> list[str]:
             files = [pattern] if tf.io.gfile.exists(pattern) else sorted(tf.io.gfile.glob(pattern))
             folders = [file for file in files if tf.io.gfile.isdir(file)]
         except tf.errors.OpError as error:
-            raise ValueError(f"{name} {pattern!r} cannot be looked up: {first_line(error)}.") from error
+            raise Refusal(f"{name} {pattern!r} cannot be looked up: {first_line(error)}.") from error
         if not files:
-            raise ValueError(f"{name}: there is no file {pattern!r}{dangling(pattern)}; a relative path starts where "
-                             "the command does.")
+            raise Refusal(f"{name}: there is no file {pattern!r}{dangling(pattern)}; a relative path starts where "
+                          "the command does.")
         if folders:
             inside = f"{folders[0].rstrip('/')}/*.jsonl"
-            raise ValueError(f"{name}: {folders[0]!r} is a folder; name its files, for example {inside!r}.")
+            raise Refusal(f"{name}: {folders[0]!r} is a folder; name its files, for example {inside!r}.")
         found += files
     return list(dict.fromkeys(found))
 
@@ -73,12 +74,12 @@ def examples_of_lines(stream, kind: str, fields: Sequence[str]) -> Iterator[Exam
         fields: see `TextFile`.
 
     Raises:
-        ValueError: lines of this kind do not have such fields.
+        Refusal: lines of this kind do not have such fields.
     """
     try:
         rows = Rows(kind, fields)
     except Fault as error:
-        raise ValueError(f"The lines cannot be read so: {error}.") from error
+        raise Refusal(f"The lines cannot be read so: {error}.") from error
     return rows.read(ByteLines(stream))
 
 
@@ -92,18 +93,18 @@ class TextFile:
         kind: str or None. One of the values of `KINDS`, whatever the ending says.
 
     Raises:
-        ValueError: another ending, a column that is not there, or what cannot be opened.
+        Refusal: another ending, a column that is not there, or what cannot be opened.
     """
 
     def __init__(self, name: str, fields: Sequence[str | int], kind: str | None = None):
         self.name = checks.text("The name of a file", name)
         if isinstance(fields, str) or not isinstance(fields, Sequence) or not fields:
-            raise ValueError(f"The fields of {name!r} must be a list of names or numbers, not {checks.shown(fields)}.")
+            raise Refusal(f"The fields of {name!r} must be a list of names or numbers, not {checks.shown(fields)}.")
         self.is_compressed = name.lower().endswith(".gz")
         self._kind = kind or kind_of(name)
         if self._kind is None:
-            raise ValueError(f"{name!r} ends in none of {', '.join(KINDS)}, with or without .gz, which say what is in "
-                             "a file; rename it.")
+            raise Refusal(f"{name!r} ends in none of {', '.join(KINDS)}, with or without .gz, which say what is in "
+                          "a file; rename it.")
         self._start = 0  # where the examples begin, in bytes
         self._place, self._opened_at, self._rest = None, 0, iter(())  # of a packed file that is being read
         self._lock = threading.Lock()
@@ -127,14 +128,14 @@ class TextFile:
         try:
             self._rows = Rows(self._kind, fields)
         except Fault as error:
-            raise ValueError(f"{self.name} cannot be read so: {error}.") from error
+            raise Refusal(f"{self.name} cannot be read so: {error}.") from error
         if self._rows.has_header:
             stream.seek(self._start)
             lines = ByteLines(stream)
             try:
                 self._start += self._rows.take_header(next(lines, b""), lines)
             except (Fault, LongLine) as error:
-                raise ValueError(f"{self.name}, line 1: {str(error).rstrip('.')}.") from error
+                raise Refusal(f"{self.name}, line 1: {str(error).rstrip('.')}.") from error
 
     @contextlib.contextmanager
     def _opened(self):

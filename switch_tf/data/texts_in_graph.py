@@ -2,9 +2,9 @@
 
 import tensorflow as tf
 
-from switch_tf import checks
 from switch_tf.data.gaps import gaps_of, is_of_sentencepiece, spellings
 from switch_tf.data.vocabularies import num_sentinels
+from switch_tf.refusals import Refusal
 
 _NUM_SPECIAL = 3  # ids of seqio's ByteVocabulary below those of bytes: padding, end of sequence, unknown
 
@@ -17,15 +17,15 @@ class TextsInGraph(tf.Module):
         sentinels, prefix, keeps_end: see `Reading`.
 
     Raises:
-        ValueError: it is neither of SentencePiece nor of bytes.
+        Refusal: it is neither of SentencePiece nor of bytes.
     """
 
     def __init__(self, vocabulary, sentinels: str = "gaps", prefix: str = "", keeps_end: bool = True):
         super().__init__()
         is_of_bytes = type(vocabulary).__name__ == "ByteVocabulary"
         if not is_of_bytes and not is_of_sentencepiece(vocabulary):
-            raise checks.refusal("A vocabulary of SentencePiece or of bytes can be written into a program, and this is "
-                                 f"a {type(vocabulary).__name__}.")
+            raise Refusal("A vocabulary of SentencePiece or of bytes can be written into a program, and this is "
+                          f"a {type(vocabulary).__name__}.")
         self._tokenizer = None if is_of_bytes else vocabulary.tf_tokenizer
         self._gaps = None if is_of_bytes else gaps_of(vocabulary)
         self._vocab_size, self._eos_id = vocabulary.vocab_size, vocabulary.eos_id

@@ -10,6 +10,7 @@ from switch_tf import checks
 from switch_tf.configs.choices import nearest
 from switch_tf.data.seqio_import import import_seqio
 from switch_tf.messages import first_line
+from switch_tf.refusals import Refusal
 
 # The ids that span corruption puts in place of a span. They are the last of a vocabulary, <extra_id_0> the very last.
 NUM_SENTINELS = 100
@@ -24,7 +25,7 @@ def register_vocabulary(name: str, make: Callable) -> None:
         make: function to a seqio vocabulary, always the same object; called when the vocabulary is first needed.
     """
     if not callable(make):
-        raise ValueError(f"A vocabulary is registered with a function that makes it, not {checks.shown(make)}.")
+        raise Refusal(f"A vocabulary is registered with a function that makes it, not {checks.shown(make)}.")
     _makers[checks.text("The name of a vocabulary", name)] = make
 
 
@@ -60,7 +61,7 @@ def get_vocabulary(name: str):
             sentinels 100 are added; a file that holds them has them at the end, as mT5's has.
 
     Raises:
-        ValueError: neither, or a model that cannot serve here.
+        Refusal: neither, or a model that cannot serve here.
     """
     checks.text("VOCABULARY", name)
     return _makers[name]() if name in _makers else _of_file(name)
@@ -75,12 +76,12 @@ def _of_file(path):
         pieces = sentencepiece.SentencePieceProcessor(model_proto=content) if content else None
     except (tf.errors.OpError, UnicodeError) as error:
         reason = "there is no such file" if isinstance(error, tf.errors.NotFoundError) else first_line(error)
-        raise ValueError(f"VOCABULARY {path!r} is no registered vocabulary ({names}), and no SentencePiece model that "
-                         f"can be read: {reason}.{nearest(path, _makers)}") from error
+        raise Refusal(f"VOCABULARY {path!r} is no registered vocabulary ({names}), and no SentencePiece model that "
+                      f"can be read: {reason}.{nearest(path, _makers)}") from error
     except RuntimeError as error:  # SentencePiece's own, which names its source file
-        raise ValueError(_NO_MODEL.format(path)) from error
+        raise Refusal(_NO_MODEL.format(path)) from error
     if not pieces or not pieces.get_piece_size():
-        raise ValueError(_NO_MODEL.format(path))
+        raise Refusal(_NO_MODEL.format(path))
     check_control_ids(path, pieces)
     return import_seqio().SentencePieceVocabulary(path, 0 if _holds_sentinels(path, pieces) else NUM_SENTINELS)
 
@@ -91,12 +92,12 @@ _NO_MODEL = ("VOCABULARY {!r} is no SentencePiece model, or a damaged one; `swit
 
 
 def check_control_ids(path, pieces) -> None:
-    """Raises ValueError unless padding is 0, which models mask, and there is an end of sequence."""
+    """Raises Refusal unless padding is 0, which models mask, and there is an end of sequence."""
     if pieces.pad_id() != 0 or pieces.eos_id() < 1:
         found = ", ".join(f"{name} {pieces.piece_to_id(name)}" for name in ("<unk>", "<s>", "</s>", "<pad>")
                           if pieces.id_to_piece(pieces.piece_to_id(name)) == name)
-        raise ValueError(f"A vocabulary needs padding at id 0 and an end of sequence, and VOCABULARY {path!r} has "
-                         f"{found or 'neither'}; `switch-tf vocabulary` trains one that fits.")
+        raise Refusal(f"A vocabulary needs padding at id 0 and an end of sequence, and VOCABULARY {path!r} has "
+                      f"{found or 'neither'}; `switch-tf vocabulary` trains one that fits.")
 
 
 def _holds_sentinels(path, pieces):
@@ -107,7 +108,7 @@ def _holds_sentinels(path, pieces):
     if held[0] is None:
         return False
     if held != {0: size - 1, NUM_SENTINELS - 1: size - NUM_SENTINELS}:
-        raise ValueError(f"VOCABULARY {path!r} holds <extra_id_0> as id {held[0]} of {size}; sentinels have to be the "
-                         f"last {NUM_SENTINELS} ids, <extra_id_0> the very last. Use the file without any, to which "
-                         "they are added.")
+        raise Refusal(f"VOCABULARY {path!r} holds <extra_id_0> as id {held[0]} of {size}; sentinels have to be the "
+                      f"last {NUM_SENTINELS} ids, <extra_id_0> the very last. Use the file without any, to which "
+                      "they are added.")
     return True
