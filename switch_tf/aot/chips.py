@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 from switch_tf.partitioning.memory import TPU_GIB
 from switch_tf.partitioning.rates import TPU_FLOPS
+from switch_tf.refusals import Refusal
 
 
 class Chip(NamedTuple):
@@ -42,10 +43,10 @@ def of(topology: str) -> Chip:
     """The chips of a topology such as "v5e:4x4".
 
     Raises:
-        ValueError: their memory and speed are not known here.
+        Refusal: their memory and speed are not known here.
     """
     chip = CHIPS.get(topology.partition(":")[0])
     if chip is None:
-        raise ValueError(f"The memory and speed of the chips of {topology!r} are not known here; they are of "
-                         f"{', '.join(CHIPS)}.")
+        raise Refusal(f"The memory and speed of the chips of {topology!r} are not known here; they are of "
+                      f"{', '.join(CHIPS)}.")
     return chip

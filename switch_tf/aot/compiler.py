@@ -13,6 +13,7 @@ import numpy as np
 
 from switch_tf.aot.lower import Lowered, iota
 from switch_tf.aot.network import Network, check_topology
+from switch_tf.refusals import Refusal
 
 
 class Compiled(NamedTuple):
@@ -31,7 +32,7 @@ class Compiled(NamedTuple):
     seconds: float
 
 
-class DoesNotFit(Exception):
+class DoesNotFit(Refusal):
     """The program needs more memory than a chip has; the message is the compiler's.
 
     `temporaries`: bytes of activations and temporaries, as far as the message says.
@@ -50,7 +51,7 @@ def num_devices(topology: str) -> int:
     """Devices of a topology such as "v5e:4x4".
 
     Raises:
-        ValueError: libtpu does not know it.
+        Refusal: libtpu does not know it.
     """
     return len(devices_of(topology))
 
@@ -59,14 +60,14 @@ def compile_step(lowered: Lowered, topology: str) -> Compiled:
     """Compiles a program of a lowered step for a topology with as many devices as its mesh.
 
     Raises:
-        ValueError: an unknown topology, or one of another size.
+        Refusal: an unknown topology, or one of another size.
         DoesNotFit: the program needs more memory than a chip has.
     """
     devices = devices_of(topology)
     mesh = lowered.layout.mesh
     if lowered.layout.num_devices != len(devices):
-        raise ValueError(f"The mesh {lowered.layout.mesh_shape!r} has {lowered.layout.num_devices} devices, but "
-                         f"topology {topology!r} has {len(devices)}; make the product of MESH_SHAPE {len(devices)}.")
+        raise Refusal(f"The mesh {lowered.layout.mesh_shape!r} has {lowered.layout.num_devices} devices, but "
+                      f"topology {topology!r} has {len(devices)}; make the product of MESH_SHAPE {len(devices)}.")
     from jax.experimental import mesh_utils
 
     # Neighbours in the mesh are neighbours on the chips' network.
@@ -112,7 +113,7 @@ def devices_of(topology: str) -> list:
     """The devices that libtpu has for a topology, without any TPU.
 
     Raises:
-        ValueError: an unknown topology.
+        Refusal: an unknown topology.
     """
     check_topology(topology)
     os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
@@ -126,7 +127,7 @@ def devices_of(topology: str) -> list:
     try:
         return list(topologies.get_topology_desc(platform="tpu", topology_name=topology, **options).devices)
     except Exception as error:
-        raise ValueError(f"libtpu knows no topology {topology!r} ({str(error).splitlines()[0]}).") from error
+        raise Refusal(f"libtpu knows no topology {topology!r} ({str(error).splitlines()[0]}).") from error
 
 
 def _with_bytes_for_bits(text):

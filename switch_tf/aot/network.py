@@ -5,6 +5,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from switch_tf.refusals import Refusal
+
 
 class Network(NamedTuple):
     """A torus of chips and a mesh laid over it.
@@ -95,7 +97,7 @@ def check_topology(topology: str) -> None:
     """Refuses what does not read like the name of a topology, without asking libtpu.
 
     Raises:
-        ValueError: with examples of names.
+        Refusal: with examples of names.
     """
     if not re.fullmatch(r"(v[0-9][a-z]*|tpu7x):(\d+(?:x\d+){1,2})", topology):
-        raise ValueError(f"A topology reads like v5e:4x4, v6e:16x16, v5p:4x4x4 or v4:4x4x4, not {topology!r}.")
+        raise Refusal(f"A topology reads like v5e:4x4, v6e:16x16, v5p:4x4x4 or v4:4x4x4, not {topology!r}.")

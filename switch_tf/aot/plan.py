@@ -23,6 +23,7 @@ from switch_tf.configs.switch_config import SwitchConfig
 from switch_tf.models.switch_transformer import SwitchTransformer
 from switch_tf.partitioning.collectives import summarize
 from switch_tf.partitioning.layout import Layout
+from switch_tf.refusals import Refusal
 from switch_tf.training.division import check_division
 
 TELL_EVERY = 20  # seconds
@@ -92,7 +93,7 @@ def ask(question: Question, is_full=False, say=lambda text: None, keep=lambda na
         keep: function of a file's name and its text, called for the step of each depth; one complete step a file.
 
     Raises:
-        ValueError: the run does not fit its layout, or the layout its topology.
+        Refusal: the run does not fit its layout, or the layout its topology.
     """
     _check(question)
     lines_per_second = LINES_PER_SECOND
@@ -140,7 +141,7 @@ def _check(question):
     check_division(question.config, question.layout, question.batch_size, question.task_feature_lengths,
               settings.num_microbatches)
     if settings.steps_per_call != 1:
-        raise ValueError(f"One step is compiled, so steps_per_call must be 1, not {settings.steps_per_call}.")
+        raise Refusal(f"One step is compiled, so steps_per_call must be 1, not {settings.steps_per_call}.")
 
 
 @contextlib.contextmanager

@@ -5,9 +5,10 @@ from collections.abc import Iterable
 from switch_tf.checkpoints import folders
 from switch_tf.configs import directions
 from switch_tf.configs.choices import nearest
+from switch_tf.refusals import Refusal
 
 
-class UnknownMetric(Exception):
+class UnknownMetric(Refusal):
     """No evaluation of this run writes what BEST_METRIC names."""
 
 
@@ -17,14 +18,14 @@ def check_task(best_metric: str, tasks: Iterable[str]) -> None:
     Which metrics a task has is known only when they have been computed; see `Best.is_improved`.
 
     Raises:
-        ValueError: names the tasks.
+        Refusal: names the tasks.
     """
     tasks = list(dict.fromkeys(tasks))
     if best_metric == "eval/average" or any(best_metric.startswith(f"eval/{task}/") for task in tasks):
         return
     metric = best_metric.rpartition("/")[2]
-    raise ValueError(f"BEST_METRIC must be of a task that this run evaluates, {', '.join(tasks)}, not {best_metric!r}."
-                     f"{nearest(best_metric, [f'eval/{task}/{metric}' for task in tasks])}")
+    raise Refusal(f"BEST_METRIC must be of a task that this run evaluates, {', '.join(tasks)}, not {best_metric!r}."
+                  f"{nearest(best_metric, [f'eval/{task}/{metric}' for task in tasks])}")
 
 
 class Best:

@@ -14,6 +14,7 @@ import json
 from typing import Any
 
 from switch_tf.configs.switch_config import SwitchConfig
+from switch_tf.refusals import Refusal
 
 # Fields of SwitchConfig: the shapes of the weights, and how they are read.
 _MODEL = {f"SwitchConfig.{name}" for name in (
@@ -69,22 +70,22 @@ def model_fields(saved: dict) -> dict[str, Any]:
     """The fields of the SwitchConfig in a checkpoint's record.
 
     Raises:
-        ValueError: one that SwitchConfig has not.
+        Refusal: one that SwitchConfig has not.
     """
     parts = (name.partition(".") for name in saved)
     found = {field: saved[f"{kind}.{field}"] for kind, _, field in parts if kind == "SwitchConfig"}
     if unknown := sorted(found.keys() - {field.name for field in dataclasses.fields(SwitchConfig)}):
-        raise ValueError(f"The checkpoint is of a model with {unknown[0]!r}, which this SwitchConfig does not have; "
-                         "use the version of switch_tf that wrote it.")
+        raise Refusal(f"The checkpoint is of a model with {unknown[0]!r}, which this SwitchConfig does not have; "
+                      "use the version of switch_tf that wrote it.")
     return found
 
 
 def check_weights(saved: dict, new: dict, checkpoint, vocabularies=None) -> None:
-    """Raises ValueError where a new run could not start from the weights of a checkpoint; arguments as of `check`."""
+    """Raises Refusal where a new run could not start from the weights of a checkpoint; arguments as of `check`."""
     if different := [name for name in _differences(saved, new) if name in _MODEL | {"vocabulary"}]:
         told = _told(different, saved, new, vocabularies)
-        raise ValueError(f"The weights of {checkpoint} are of another model: {told}. Use the model file and the "
-                         "VOCABULARY that it was trained with, or another INITIAL_CHECKPOINT.")
+        raise Refusal(f"The weights of {checkpoint} are of another model: {told}. Use the model file and the "
+                      "VOCABULARY that it was trained with, or another INITIAL_CHECKPOINT.")
 
 
 def check(saved: dict, new: dict, checkpoint, restart_changed_data=False, vocabularies=None) -> tuple[list[str], bool]:
@@ -100,7 +101,7 @@ def check(saved: dict, new: dict, checkpoint, restart_changed_data=False, vocabu
         The lines to say, and whether the data start anew.
 
     Raises:
-        ValueError: what differs, with both values, and the way out.
+        Refusal: what differs, with both values, and the way out.
     """
     if not saved:
         return [f"{checkpoint} is of a version that kept no record of the configuration, so only its variables are "
@@ -109,12 +110,12 @@ def check(saved: dict, new: dict, checkpoint, restart_changed_data=False, vocabu
     differences = [name for name in _differences(saved, new) if name != "INITIAL_CHECKPOINT"]  # it has its weights
     if fixed := [name for name in differences if name in _FIXED]:
         told = _told(fixed, saved, new, vocabularies)
-        raise ValueError(
+        raise Refusal(
             f"{checkpoint} is of another model or optimizer: {told}. Start it with the "
             "configuration it was saved with (operative_config.gin in its run folder), or use another MODEL_DIR.")
     data = [name for name in differences if name in _DATA]
     if data and not restart_changed_data:
-        raise ValueError(
+        raise Refusal(
             f"{checkpoint} stands in other data: {_told(data, saved, new)}. Go on with the data as they were, or from "
             "the beginning of the new ones with --gin.Run.restart_changed_data=True, or use another MODEL_DIR.")
     lines = [f"The data are others, so they are read from their beginning: {_told(data, saved, new)}."] if data else []

@@ -17,6 +17,7 @@ import pathlib
 import re
 import shutil
 
+from switch_tf.refusals import Refusal
 from switch_tf.storage import json_lines, leftovers
 from switch_tf.storage.whole_file import write_whole
 
@@ -29,7 +30,7 @@ _OWNERS = ("model/", "optimizer/")  # what the path of a variable begins with
 _LARGEST_RANK, _MOST_ELEMENTS = 254, 2**63 - 1  # TensorFlow's own limits
 
 
-class BrokenCheckpoint(Exception):
+class BrokenCheckpoint(Refusal):
     """A checkpoint folder that is not what its checkpoint.json says."""
 
 
@@ -58,9 +59,9 @@ def resolve(source) -> pathlib.Path:
         return source
     found = steps(source / "checkpoints")
     if not found:
-        raise ValueError("INITIAL_CHECKPOINT must name a run folder with checkpoints, one checkpoint folder such as "
-                         "runs/x/checkpoints/step_00000100, or a Hugging Face folder with config.json; "
-                         f"{str(source)!r} is none of these.")
+        raise Refusal("INITIAL_CHECKPOINT must name a run folder with checkpoints, one checkpoint folder such as "
+                      "runs/x/checkpoints/step_00000100, or a Hugging Face folder with config.json; "
+                      f"{str(source)!r} is none of these.")
     return path_of(source / "checkpoints", found[-1])
 
 
@@ -114,7 +115,7 @@ def describe(checkpoint) -> dict:
 
     Raises:
         BrokenCheckpoint: in one sentence, what is missing.
-        ValueError: another version of the format.
+        Refusal: another version of the format.
     """
     checkpoint = pathlib.Path(checkpoint)
     try:
@@ -125,8 +126,8 @@ def describe(checkpoint) -> dict:
     if not json_lines.is_step(version) or version == 0:
         raise BrokenCheckpoint(f"{checkpoint} has no readable checkpoint.json (it is no description of a checkpoint).")
     if version != FORMAT_VERSION:
-        raise ValueError(f"{checkpoint} has format {version}; this version of switch_tf reads "
-                         f"format {FORMAT_VERSION}, so use the version that wrote it.")
+        raise Refusal(f"{checkpoint} has format {version}; this version of switch_tf reads "
+                      f"format {FORMAT_VERSION}, so use the version that wrote it.")
     for name, is_right in _PARTS.items():
         if not is_right(description.get(name)):
             raise BrokenCheckpoint(f"{checkpoint} has no readable checkpoint.json ({name!r} is missing or damaged).")
@@ -146,7 +147,7 @@ def is_whole(checkpoint) -> bool:
     """Whether `describe` accepts a checkpoint."""
     try:
         describe(checkpoint)
-    except (BrokenCheckpoint, ValueError):
+    except Refusal:
         return False
     return True
 

@@ -23,6 +23,7 @@ from switch_tf.configs import policies
 from switch_tf.configs.choices import check_choice
 from switch_tf.configs.switch_config import SwitchConfig
 from switch_tf.messages import first_line
+from switch_tf.refusals import Refusal
 from switch_tf.storage import json_lines
 from switch_tf.storage.whole_file import write_whole
 
@@ -102,25 +103,25 @@ def read(folder) -> RunConfig:
     """Reads `config.json` of a run folder; nothing is imported or carried out.
 
     Raises:
-        ValueError: in one sentence, what is wrong with it.
+        Refusal: in one sentence, what is wrong with it.
     """
     path = pathlib.Path(folder) / FILE
     found = _parsed(path)
     if not isinstance(found, dict) or "format_version" not in found:
-        raise ValueError(f"{path} is no configuration of a run: it has no format_version.")
+        raise Refusal(f"{path} is no configuration of a run: it has no format_version.")
     if found["format_version"] != FORMAT_VERSION:
-        raise ValueError(f"{path} has format {checks.shown(found['format_version'])} and this version of switch_tf "
-                         f"reads format {FORMAT_VERSION}; use the version that wrote it.")
+        raise Refusal(f"{path} has format {checks.shown(found['format_version'])} and this version of switch_tf "
+                      f"reads format {FORMAT_VERSION}; use the version that wrote it.")
     names = {field.name for field in dataclasses.fields(RunConfig)} | {"format_version", "package_version"}
     if different := sorted(names ^ found.keys()):
-        raise ValueError(f"{path} must have the keys {', '.join(sorted(names))}; {checks.shown(different[0])} is "
-                         f"{'missing' if different[0] in names else 'none of them'}.")
+        raise Refusal(f"{path} must have the keys {', '.join(sorted(names))}; {checks.shown(different[0])} is "
+                      f"{'missing' if different[0] in names else 'none of them'}.")
     try:
         return _checked({name: found[name] for name in names - {"format_version", "package_version"}}, folder)
     except RecursionError:
         raise _too_deep(path) from None
     except (ValueError, TypeError) as error:
-        raise ValueError(f"{path}: {first_line(error)}") from error
+        raise Refusal(f"{path}: {first_line(error)}") from error
 
 
 def _parsed(path):
@@ -137,26 +138,26 @@ def _parsed(path):
     except RecursionError:
         raise _too_deep(path) from None
     except (ValueError, OSError) as error:
-        raise ValueError(f"{path} cannot be read: {first_line(error)}.") from error
+        raise Refusal(f"{path} cannot be read: {first_line(error)}.") from error
 
 
 def _too_deep(path):
-    return ValueError(f"{path} cannot be read: its brackets are nested too deeply.")
+    return Refusal(f"{path} cannot be read: its brackets are nested too deeply.")
 
 
 def _checked(found, folder):
     for name in ("model", "reading", "vocabularies", "policies"):
         if not isinstance(found[name], dict):
-            raise ValueError(f"{name} must be an object, not {checks.shown(found[name])}.")
+            raise Refusal(f"{name} must be an object, not {checks.shown(found[name])}.")
     check_choice("dtype", found["dtype"], DTYPES)
     if found["activation_dtype"] is not None:
         check_choice("activation_dtype", found["activation_dtype"], ACTIVATION_DTYPES)
     if found["vocabularies"].keys() != _FEATURES or not all(
             isinstance(one, dict) for one in found["vocabularies"].values()):
-        raise ValueError(f"vocabularies must describe inputs and targets, not {checks.shown(found['vocabularies'])}.")
+        raise Refusal(f"vocabularies must describe inputs and targets, not {checks.shown(found['vocabularies'])}.")
     lengths = checks.lengths("task_feature_lengths", found["task_feature_lengths"])
     if max(lengths.values()) > _LONGEST:
-        raise ValueError(f"task_feature_lengths must be at most {_LONGEST}, not {lengths}.")
+        raise Refusal(f"task_feature_lengths must be at most {_LONGEST}, not {lengths}.")
     checks.text("task", found["task"])
     return RunConfig(**{**found, "model": _model(found["model"], found["policies"], folder),
                         "task_feature_lengths": lengths})
@@ -165,14 +166,14 @@ def _checked(found, folder):
 def _model(fields, own_policies, folder):
     # A field that is missing is newer than the run: its default is what the run was trained with.
     if unknown := sorted(fields.keys() - {field.name for field in dataclasses.fields(SwitchConfig)}):
-        raise ValueError(f"model must have the fields of SwitchConfig; {checks.shown(unknown[0])} is none of them.")
+        raise Refusal(f"model must have the fields of SwitchConfig; {checks.shown(unknown[0])} is none of them.")
     for name in ("routing_policy", "decoder_routing_policy"):
         policy = fields.get(name)
         if isinstance(policy, str) and policy in own_policies and policy not in policies.names():
-            raise ValueError(f"the model needs the routing policy {policy!r} ({checks.shown(own_policies[policy])}), "
-                             f"which is not registered here; read operative_config.gin in {folder}, whose imports "
-                             "register it, and add --trust to run it.")
+            raise Refusal(f"the model needs the routing policy {policy!r} ({checks.shown(own_policies[policy])}), "
+                          f"which is not registered here; read operative_config.gin in {folder}, whose imports "
+                          "register it, and add --trust to run it.")
     config = SwitchConfig(**fields)
     if config.expert_capacity is not None and config.expert_capacity > _LONGEST:
-        raise ValueError(f"expert_capacity must be at most {_LONGEST}, not {config.expert_capacity}.")
+        raise Refusal(f"expert_capacity must be at most {_LONGEST}, not {config.expert_capacity}.")
     return config

@@ -7,6 +7,7 @@ import time
 
 from switch_tf import checks
 from switch_tf.checkpoints import folders
+from switch_tf.refusals import Refusal
 from switch_tf.storage import json_lines, leftovers, output_lock
 from switch_tf.storage.whole_file import write_whole, writing
 
@@ -29,7 +30,7 @@ class RunFolder:
         is_owner: bool. Only one of the processes that train together takes the lock and tidies up.
 
     Raises:
-        ValueError: the folder is a URL or cannot be written, or another process trains in it.
+        Refusal: the folder is a URL or cannot be written, or another process trains in it.
     """
 
     def __init__(self, path, is_owner=True):
@@ -48,8 +49,8 @@ class RunFolder:
             self._take_lock()
             self._tidy()
         except OSError as error:
-            raise ValueError(f"MODEL_DIR {str(path)!r} cannot be written ({error.strerror}); choose a folder that can: "
-                             "--gin.MODEL_DIR=\"'runs/x'\".") from error
+            raise Refusal(f"MODEL_DIR {str(path)!r} cannot be written ({error.strerror}); choose a folder that can: "
+                          "--gin.MODEL_DIR=\"'runs/x'\".") from error
 
     def _take_lock(self):
         for patience in (0.1, 0.1, None):  # `is_running` holds it for a moment
@@ -60,15 +61,15 @@ class RunFolder:
                 if patience is None:
                     self._lock.seek(0)
                     owner = self._lock.read(64).strip() or "unknown"
-                    raise ValueError(f"Another process (pid {owner}) is training in {str(self.path)!r}; wait for it, "
-                                     "stop it, or choose another MODEL_DIR.") from None
+                    raise Refusal(f"Another process (pid {owner}) is training in {str(self.path)!r}; wait for it, "
+                                  "stop it, or choose another MODEL_DIR.") from None
                 time.sleep(patience)
             except OSError as error:
                 if error.errno not in output_lock.NO_LOCKS:
                     raise
-                raise ValueError(f"{self.path / 'lock'} cannot be locked ({error.strerror}), so two processes could "
-                                 "train in one folder; choose a MODEL_DIR on a local disk, or mount that file system "
-                                 "with locks.") from error
+                raise Refusal(f"{self.path / 'lock'} cannot be locked ({error.strerror}), so two processes could "
+                              "train in one folder; choose a MODEL_DIR on a local disk, or mount that file system "
+                              "with locks.") from error
         with writing(self.path / "lock"):
             self._lock.truncate(0)
             self._lock.write(str(os.getpid()))

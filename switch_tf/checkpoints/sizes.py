@@ -3,6 +3,7 @@
 import pathlib
 
 from switch_tf.checkpoints import folders
+from switch_tf.refusals import Refusal
 
 
 def check(config, checkpoint) -> None:
@@ -13,12 +14,12 @@ def check(config, checkpoint) -> None:
         checkpoint: folder.
 
     Raises:
-        ValueError: the model has more parameters than the checkpoint has bytes.
+        Refusal: the model has more parameters than the checkpoint has bytes.
         BrokenCheckpoint: the checkpoint is not what its description says, or the description is damaged.
     """
     checkpoint = pathlib.Path(checkpoint)
     folders.describe(checkpoint)
     held = sum(file.stat().st_size for file in checkpoint.glob("state.data-*"))
     if config.num_parameters > held:
-        raise ValueError(f"The configuration describes a model of {config.num_parameters:,} parameters, and the "
-                         f"weights of {checkpoint} have {held:,} bytes, so they are of another model.")
+        raise Refusal(f"The configuration describes a model of {config.num_parameters:,} parameters, and the "
+                      f"weights of {checkpoint} have {held:,} bytes, so they are of another model.")

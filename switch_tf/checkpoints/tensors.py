@@ -18,6 +18,7 @@ from switch_tf.messages import first_line
 from switch_tf.partitioning import axes_of
 from switch_tf.partitioning.partitioner import Partitioner, is_lost_process
 from switch_tf.partitioning.unfolded import Unfolding, assign, stored, unfolding_of
+from switch_tf.refusals import Refusal
 from switch_tf.storage import json_lines, leftovers
 from switch_tf.storage.whole_folder import whole_folder
 
@@ -163,7 +164,7 @@ def restore(checkpoint, variables: dict, batches=None) -> dict:
 
     Raises:
         BrokenCheckpoint: files are missing or damaged.
-        ValueError: the checkpoint is of another model or optimizer; the first variable that differs is named.
+        Refusal: the checkpoint is of another model or optimizer; the first variable that differs is named.
     """
     description = describe(checkpoint)
     _check_same(checkpoint, description["variables"], variables)
@@ -204,16 +205,16 @@ def _check_same(checkpoint, saved, variables):
     parts = {path.partition("/")[0] for path in variables}  # "model" alone, or the optimizer's as well
     for path in saved:
         if path not in variables and path.partition("/")[0] in parts and not _is_learning_rate(path):
-            raise ValueError(f"{checkpoint} has {path}, which this model or optimizer lacks. Start it with the "
-                             "configuration it was saved with (operative_config.gin), or use another MODEL_DIR.")
+            raise Refusal(f"{checkpoint} has {path}, which this model or optimizer lacks. Start it with the "
+                          "configuration it was saved with (operative_config.gin), or use another MODEL_DIR.")
     for path, variable in variables.items():
         if path not in saved:
-            raise ValueError(f"{checkpoint} has no {path}, so it is of another model or optimizer. Start it with the "
-                             "configuration it was saved with (operative_config.gin), or use another MODEL_DIR.")
+            raise Refusal(f"{checkpoint} has no {path}, so it is of another model or optimizer. Start it with the "
+                          "configuration it was saved with (operative_config.gin), or use another MODEL_DIR.")
         if saved[path]["shape"] != list(variable.shape):
-            raise ValueError(f"{path} has shape {saved[path]['shape']} in {checkpoint} but {list(variable.shape)} in "
-                             "this model. Start it with the configuration it was saved with (operative_config.gin), or "
-                             "use another MODEL_DIR.")
+            raise Refusal(f"{path} has shape {saved[path]['shape']} in {checkpoint} but {list(variable.shape)} in "
+                          "this model. Start it with the configuration it was saved with (operative_config.gin), or "
+                          "use another MODEL_DIR.")
 
 
 def _sync(path):

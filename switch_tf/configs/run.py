@@ -7,6 +7,7 @@ import dataclasses
 
 from switch_tf import checks
 from switch_tf.configs.choices import TRAINABLE, check_choice
+from switch_tf.refusals import Refusal
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,21 +82,21 @@ class Run:
                             ("task_feature_lengths", checks.lengths)):
             object.__setattr__(self, name, check(name.upper(), getattr(self, name)))
         if self.use_cached_tasks and self.batch_size % self.cache_parts:
-            raise ValueError(f"CACHE_PARTS must divide BATCH_SIZE ({self.batch_size}), not {self.cache_parts}.")
+            raise Refusal(f"CACHE_PARTS must divide BATCH_SIZE ({self.batch_size}), not {self.cache_parts}.")
         for name, check in (("initial_checkpoint", checks.local), ("vocabulary", checks.text),
                             ("cache_dir", checks.local)):
             checks.optional(name.upper(), getattr(self, name), check)
         if self.best_metric is None:
             if self.patience:
-                raise ValueError(f"PATIENCE ({self.patience}) waits for a better BEST_METRIC; set it, for example to "
-                                 "'eval/<task>/<metric>'.")
+                raise Refusal(f"PATIENCE ({self.patience}) waits for a better BEST_METRIC; set it, for example to "
+                              "'eval/<task>/<metric>'.")
             return
         if not checks.text("BEST_METRIC", self.best_metric).startswith("eval/"):
-            raise ValueError("BEST_METRIC must be the name of what evaluations write, 'eval/<task>/<metric>', not "
-                             f"{self.best_metric!r}.")
+            raise Refusal("BEST_METRIC must be the name of what evaluations write, 'eval/<task>/<metric>', not "
+                          f"{self.best_metric!r}.")
         if not self.eval_period:
-            raise ValueError("BEST_METRIC is measured by evaluations, and EVAL_PERIOD=0 has none; set it to some "
-                             "number of steps.")
+            raise Refusal("BEST_METRIC is measured by evaluations, and EVAL_PERIOD=0 has none; set it to some "
+                          "number of steps.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,8 +134,8 @@ class StepSettings:
 
 
 def check_periods(run: Run, settings: StepSettings) -> None:
-    """Raises ValueError unless whatever is done every so many steps falls between two calls of the step's function."""
+    """Raises Refusal unless whatever is done every so many steps falls between two calls of the step's function."""
     for name in ("train_steps", "log_period", "eval_period", "checkpoint_period", "keep_every"):
         if getattr(run, name) % settings.steps_per_call:
-            raise ValueError(f"{name.upper()} must be a multiple of steps_per_call ({settings.steps_per_call}), "
-                             f"because the host sees nothing in between; it is {getattr(run, name)}.")
+            raise Refusal(f"{name.upper()} must be a multiple of steps_per_call ({settings.steps_per_call}), "
+                          f"because the host sees nothing in between; it is {getattr(run, name)}.")

@@ -9,6 +9,7 @@ from tqdm import tqdm
 from switch_tf import data
 from switch_tf.checkpoints import tensors
 from switch_tf.evaluation import split_evaluation
+from switch_tf.refusals import Refusal
 from switch_tf.reporting import summaries
 from switch_tf.storage import json_lines, leftovers, output_lock
 from switch_tf.storage.whole_file import writing
@@ -27,7 +28,7 @@ class Evaluating:
         output: pathlib.Path of a folder.
 
     Raises:
-        ValueError: the task has no such split, none of its examples can be evaluated, or another process writes there.
+        Refusal: the task has no such split, none of its examples can be evaluated, or another process writes there.
         OSError: `output` cannot be written.
     """
 
@@ -37,8 +38,8 @@ class Evaluating:
         data.check_vocabulary(run.mixture_or_task_name, config.vocab_size, run.vocabulary)
         num_pieces = partitioner.layout.num_pieces("batch")
         if run.batch_size % num_pieces:
-            raise ValueError(f"BATCH_SIZE must be a multiple of {num_pieces}, the devices that a batch is split over, "
-                             f"not {run.batch_size}.")
+            raise Refusal(f"BATCH_SIZE must be a multiple of {num_pieces}, the devices that a batch is split over, "
+                          f"not {run.batch_size}.")
         description = data.description_of_data(run, config, split, 0)
         self.output = output
         self._split = split
@@ -68,7 +69,7 @@ class Evaluating:
         """`{"step", "tasks": {task: {metric: float}}, "average"}` of one checkpoint folder.
 
         Raises:
-            BrokenCheckpoint, ValueError: it cannot be read, or is of another model.
+            BrokenCheckpoint, Refusal: it cannot be read, or is of another model.
         """
         step = tensors.restore(checkpoint, tensors.state_variables(self._model))["step"]
         with tqdm(total=self._evaluation.num_examples, desc=f"Step {step}", unit=" examples", file=sys.stderr,

@@ -19,7 +19,7 @@ class Scoring:
         num_examples: int or None, at most so many of each task.
 
     Raises:
-        ValueError: no task has metrics, or the model cannot predict.
+        Refusal: no task has metrics, or the model cannot predict.
     """
 
     def __init__(self, model, description, partitioner, num_examples=None):

@@ -7,6 +7,7 @@ from typing import NamedTuple
 from switch_tf import data
 from switch_tf.evaluation.evaluation import compile_evaluation, evaluate
 from switch_tf.evaluation.scoring import Scoring
+from switch_tf.refusals import Refusal
 from switch_tf.reporting import summaries
 
 
@@ -73,7 +74,7 @@ class SplitEvaluation:
 
         measured = evaluate(self._step, batches())
         if measured is None:
-            raise ValueError(f"Split {description.split!r} of {task!r} has no example to evaluate.")
+            raise Refusal(f"Split {description.split!r} of {task!r} has no example to evaluate.")
         found = {name.rpartition("/")[2]: value
                  for name, value in summaries.evaluation_values(task, measured).items()}
         return {**found, "perplexity": math.exp(min(found["loss"], 700.0))}

@@ -5,10 +5,11 @@ import contextlib
 import tensorflow as tf
 
 from switch_tf.partitioning.partitioner import Partitioner
+from switch_tf.refusals import Refusal
 from switch_tf.training.train_step import compute_gradients
 
 
-class Divergence(Exception):
+class Divergence(Refusal):
     """A training step's loss or gradient was not finite; nothing was updated."""
 
 

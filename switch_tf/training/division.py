@@ -2,10 +2,11 @@
 
 from switch_tf import checks
 from switch_tf.layers import grouping
+from switch_tf.refusals import Refusal
 
 
 def check_division(config, layout, batch_size: int, task_feature_lengths: dict, num_microbatches: int) -> None:
-    """Raises ValueError unless the batch can be cut into groups, microbatches and the pieces of a layout.
+    """Raises Refusal unless the batch can be cut into groups, microbatches and the pieces of a layout.
 
     Args:
         config: SwitchConfig.
@@ -16,12 +17,12 @@ def check_division(config, layout, batch_size: int, task_feature_lengths: dict, 
     """
     checks.lengths("TASK_FEATURE_LENGTHS", task_feature_lengths)
     if layout.is_one_program and config.dispatch in ("index", "ragged"):
-        raise ValueError(f"dispatch={config.dispatch!r} moves rows by their place in one device's memory, and this "
+        raise Refusal(f"dispatch={config.dispatch!r} moves rows by their place in one device's memory, and this "
                          "layout splits them over several; use dispatch='einsum' or 'auto'.")
     layout.check_sizes(config.axis_sizes)
     num_pieces = layout.num_pieces("batch")
     if batch_size % (num_microbatches * num_pieces):
-        raise ValueError(
+        raise Refusal(
             f"BATCH_SIZE must be a multiple of {num_microbatches * num_pieces} ({num_microbatches} microbatch"
             f"{'es' * (num_microbatches > 1)} times {num_pieces} device{'s' * (num_pieces > 1)}), not {batch_size}.")
     if config.rules.groups_are_sequences:

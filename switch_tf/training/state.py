@@ -7,6 +7,7 @@ import keras
 
 from switch_tf import data, metrics
 from switch_tf.checkpoints import continuation, folders, tensors
+from switch_tf.refusals import Refusal
 from switch_tf.training import trainable
 
 
@@ -65,7 +66,7 @@ def _restore(state, run, folder, say) -> bool:
     """Takes up the newest checkpoint that can be read; False where there is none at all.
 
     Raises:
-        ValueError: it is of another configuration, or none of several can be read.
+        Refusal: it is of another configuration, or none of several can be read.
     """
     variables = tensors.state_variables(state.model, state.optimizer)
     broken = []
@@ -92,8 +93,8 @@ def _restore(state, run, folder, say) -> bool:
         state.step, state.sums = step, sums
         return True
     if broken:
-        raise ValueError(f"No checkpoint in {str(folder.checkpoints)!r} can be read; restore it from a copy, or use "
-                         "another MODEL_DIR to start anew.")
+        raise Refusal(f"No checkpoint in {str(folder.checkpoints)!r} can be read; restore it from a copy, or use "
+                      "another MODEL_DIR to start anew.")
     return False
 
 

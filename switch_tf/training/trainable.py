@@ -1,6 +1,7 @@
 """Which weights a run trains; the others get no gradient and no optimizer slots."""
 
 from switch_tf.configs.choices import TRAINABLE, check_choice
+from switch_tf.refusals import Refusal
 
 # What the paths of a part's weights hold, within the model.
 _PARTS = {
@@ -15,15 +16,15 @@ def check(trainable: str, config) -> None:
     """Refuses a choice that leaves nothing to train.
 
     Raises:
-        ValueError: the model has no such part.
+        Refusal: the model has no such part.
     """
     check_choice("TRAINABLE", trainable, TRAINABLE)
     is_missing = (trainable == "decoder" and config.is_encoder_only) or (
         trainable in ("experts", "router") and not config.sparse_layer_names) or (
         trainable == "router" and config.routing_policy == config.decoder_policy == "hash")
     if is_missing:
-        raise ValueError(f"TRAINABLE is {trainable!r}, but this model has no such weights, so nothing would train; use "
-                         "'all'.")
+        raise Refusal(f"TRAINABLE is {trainable!r}, but this model has no such weights, so nothing would train; use "
+                      "'all'.")
 
 
 def select(model, trainable: str) -> None:

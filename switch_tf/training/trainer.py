@@ -9,6 +9,7 @@ from switch_tf.configs.run import Run, StepSettings, check_periods
 from switch_tf.decoding import check_decodes
 from switch_tf.models.switch_transformer import SwitchTransformer
 from switch_tf.partitioning.partitioner import Partitioner
+from switch_tf.refusals import Refusal
 from switch_tf.reporting import summaries
 from switch_tf.training import keeping, trainable
 from switch_tf.training.division import check_division
@@ -20,10 +21,10 @@ _KINDS = {"model": SwitchTransformer, "optimizer": keras.optimizers.Optimizer, "
 
 
 def check_parts(**parts) -> None:
-    """Raises ValueError unless each is what `Trainer`'s argument of that name has to be."""
+    """Raises Refusal unless each is what `Trainer`'s argument of that name has to be."""
     for name, part in parts.items():
         if not isinstance(part, _KINDS[name]):
-            raise ValueError(f"Trainer.{name} must be a {_KINDS[name].__name__}, not {part!r}.")
+            raise Refusal(f"Trainer.{name} must be a {_KINDS[name].__name__}, not {part!r}.")
 
 
 class Trainer:
@@ -124,7 +125,7 @@ class Trainer:
             progress: what says how far the run is, by default a bar of its own.
 
         Raises:
-            ValueError: another process has the folder, or what it holds is of another configuration.
+            Refusal: another process has the folder, or what it holds is of another configuration.
         """
         run, partitioner = self.run, self.partitioner
         folder = RunFolder(run.model_dir, is_owner=partitioner.is_chief)

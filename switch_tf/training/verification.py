@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from switch_tf.partitioning import axes_of, with_axes
 from switch_tf.partitioning.partitioner import Partitioner
+from switch_tf.refusals import Refusal
 from switch_tf.training import trainable
 from switch_tf.training.train_step import compile_steps
 
@@ -140,8 +141,8 @@ class Twin:
     def _take_step(self, placed):
         measured, bad_step = self._step(placed)
         if int(bad_step) >= 0:
-            raise ValueError("The loss or a gradient is not finite, so there is nothing to compare; use a lower "
-                             "learning rate or other initial weights.")
+            raise Refusal("The loss or a gradient is not finite, so there is nothing to compare; use a lower "
+                          "learning rate or other initial weights.")
         return float(measured.loss.total)
 
     def _read(self, placed):
