@@ -11,6 +11,7 @@ from switch_tf.checkpoints import folders
 from switch_tf.checkpoints.run_folder import RunFolder
 from switch_tf.comparison import fairness
 from switch_tf.messages import first_line
+from switch_tf.refusals import Refusal
 from switch_tf.reporting import figures, report
 from switch_tf.storage import json_lines
 
@@ -67,7 +68,7 @@ def read(folder, name: str) -> Curves:
     """Reads a run folder, finished or not.
 
     Raises:
-        ValueError: it is none, has no checkpoint yet, no evaluation with a loss, or one whose loss is no number.
+        Refusal: it is none, has no checkpoint yet, no evaluation with a loss, or one whose loss is no number.
     """
     folder = pathlib.Path(folder)
     record = _record(folder)
@@ -77,11 +78,11 @@ def read(folder, name: str) -> Curves:
     steps, losses = figures.series(after_start, loss_name)
     diverged = [entry["step"] for entry in after_start if entry.get(loss_name, 0.0) is None]
     if diverged:
-        raise ValueError(f"The run {str(folder)!r} diverged: its held-out loss at step {diverged[0]} is no number. "
-                         "Leave it out of the comparison, or train it anew.")
+        raise Refusal(f"The run {str(folder)!r} diverged: its held-out loss at step {diverged[0]} is no number. "
+                      "Leave it out of the comparison, or train it anew.")
     if not steps:
-        raise ValueError(f"The run {str(folder)!r} has no held-out loss after its start ({loss_name} in "
-                         "metrics.jsonl); train it with an EVAL_PERIOD above 0.")
+        raise Refusal(f"The run {str(folder)!r} has no held-out loss after its start ({loss_name} in "
+                      "metrics.jsonl); train it with an EVAL_PERIOD above 0.")
     names = {key for entry in records for key in entry if key.startswith("eval/")} - {loss_name}
     times, seconds, tokens = _times(records)
     return Curves(name, record["SEED"], folder, record, fairness.config_of(record), np.array(steps), smoothed(losses),
@@ -127,11 +128,11 @@ def _record(folder):
         except folders.BrokenCheckpoint:
             continue
         if not record:
-            raise ValueError(f"{path} is of a version that kept no record of the configuration; only runs of this one "
-                             "can be compared.")
+            raise Refusal(f"{path} is of a version that kept no record of the configuration; only runs of this one "
+                          "can be compared.")
         _check_record(record, path)
         return record
-    raise ValueError(f"{str(folder)!r} is no run folder with a checkpoint; a run is compared after it was trained.")
+    raise Refusal(f"{str(folder)!r} is no run folder with a checkpoint; a run is compared after it was trained.")
 
 
 def _check_record(record, path):
@@ -142,8 +143,8 @@ def _check_record(record, path):
             if not is_right(record.get(name)):
                 raise ValueError(f"{name} is missing or damaged")
     except (ValueError, TypeError) as error:
-        raise ValueError(f"The configuration in {path / 'checkpoint.json'} cannot be read: {first_line(error)}. Leave "
-                         "the run out of the comparison, or copy its folder again.") from error
+        raise Refusal(f"The configuration in {path / 'checkpoint.json'} cannot be read: {first_line(error)}. Leave "
+                      "the run out of the comparison, or copy its folder again.") from error
 
 
 def _times(records):

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 
 from switch_tf import checks
+from switch_tf.refusals import Refusal
 
 _NAME = re.compile(r"\w[\w.-]*")
 # What the driver gives each run itself.
@@ -44,28 +45,28 @@ class Comparison:
     def __post_init__(self):
         checks.local("Comparison.model_dir", checks.text("Comparison.model_dir", self.model_dir))
         if not isinstance(self.variants, Mapping) or len(self.variants) < 2:
-            raise ValueError("Comparison.variants must be a dict of at least two variants, each a name and its gin "
-                             f"files and bindings, not {checks.shown(self.variants)}.")
+            raise Refusal("Comparison.variants must be a dict of at least two variants, each a name and its gin "
+                          f"files and bindings, not {checks.shown(self.variants)}.")
         for name, words in self.variants.items():
             if not isinstance(name, str) or not _NAME.fullmatch(name):
-                raise ValueError("The name of a variant becomes a folder: letters, digits, '_', '-' and '.', not "
-                                 f"{checks.shown(name)}.")
+                raise Refusal("The name of a variant becomes a folder: letters, digits, '_', '-' and '.', not "
+                              f"{checks.shown(name)}.")
             check_words(f"Comparison.variants[{name!r}]", words)
         check_words("Comparison.common", self.common)
         seeds = self.seeds if isinstance(self.seeds, list | tuple) else (self.seeds,)
         seeds = tuple(checks.integer("Comparison.seeds", seed, 0) for seed in seeds)
         if not seeds or len(set(seeds)) != len(seeds):
-            raise ValueError(f"Comparison.seeds must be a list of different integers, not {checks.shown(self.seeds)}.")
+            raise Refusal(f"Comparison.seeds must be a list of different integers, not {checks.shown(self.seeds)}.")
         object.__setattr__(self, "seeds", seeds)
         object.__setattr__(self, "turn", checks.integer("Comparison.turn", self.turn, 1))
         for field in ("may_differ", "unequal_work"):
             names = getattr(self, field)
             if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
-                raise ValueError(f"Comparison.{field} must be a list of names, not {checks.shown(names)}.")
+                raise Refusal(f"Comparison.{field} must be a list of names, not {checks.shown(names)}.")
         for name in self.unequal_work:
             if name not in self.variants:
-                raise ValueError(f"Comparison.unequal_work names {name!r}, and the variants are "
-                                 f"{', '.join(self.variants)}.")
+                raise Refusal(f"Comparison.unequal_work names {name!r}, and the variants are "
+                              f"{', '.join(self.variants)}.")
 
     def folder(self, variant: str, seed: int) -> pathlib.Path:
         """The run folder of a variant and a seed."""
@@ -86,12 +87,12 @@ def _parted(words):
 def check_words(name: str, words) -> None:
     """Refuses, under that name, what is no list of gin files and bindings of a variant."""
     if not isinstance(words, list | tuple) or not all(isinstance(word, str) for word in words):
-        raise ValueError(f"{name} must be a list of gin files and bindings, not {checks.shown(words)}.")
+        raise Refusal(f"{name} must be a list of gin files and bindings, not {checks.shown(words)}.")
     for word in words:
         bound, equals, _ = word.partition("=")
         if not word.endswith(".gin") and not equals:
-            raise ValueError(f"{name} holds {word!r}, which is neither a gin file (its name ends in .gin) nor a "
-                             "binding (NAME=VALUE).")
+            raise Refusal(f"{name} holds {word!r}, which is neither a gin file (its name ends in .gin) nor a "
+                          "binding (NAME=VALUE).")
         if bound.strip() in _OWN:
-            raise ValueError(f"{name} holds {word!r}, but each run gets its own {bound.strip()}: set "
-                             "Comparison.model_dir and Comparison.seeds.")
+            raise Refusal(f"{name} holds {word!r}, but each run gets its own {bound.strip()}: set "
+                          "Comparison.model_dir and Comparison.seeds.")

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 from switch_tf.checkpoints import continuation
 from switch_tf.comparison import differences
 from switch_tf.configs.choices import nearest
+from switch_tf.refusals import Refusal
 
 _TOLERANCE = 0.02
 # What a variant is free in, by the names of `continuation.record`: its model, optimizer and seed.
@@ -44,12 +45,12 @@ def check_run(run) -> None:
     """Refuses a Run that ends early, or without held-out losses.
 
     Raises:
-        ValueError: names the macro of gin/runs to set.
+        Refusal: names the macro of gin/runs to set.
     """
     if run.patience:
-        raise ValueError(f"a comparison trains all variants to the last step; leave PATIENCE at 0, not {run.patience}.")
+        raise Refusal(f"a comparison trains all variants to the last step; leave PATIENCE at 0, not {run.patience}.")
     if not run.eval_period:
-        raise ValueError("a comparison is one of held-out losses; set EVAL_PERIOD above 0.")
+        raise Refusal("a comparison is one of held-out losses; set EVAL_PERIOD above 0.")
 
 
 def check_work(configs: dict[str, Any], task_feature_lengths: dict, unequal_work=()) -> None:
@@ -61,16 +62,16 @@ def check_work(configs: dict[str, Any], task_feature_lengths: dict, unequal_work
         unequal_work: names that need not agree.
 
     Raises:
-        ValueError: names the variant, with both numbers.
+        Refusal: names the variant, with both numbers.
     """
     reference = baseline(configs)
     wanted = _without_router(work(configs[reference], task_feature_lengths))
     for name, config in configs.items():
         found = _without_router(work(config, task_feature_lengths))
         if abs(found / wanted - 1) > _TOLERANCE and name not in unequal_work:
-            raise ValueError(f"{name!r} does {found:,.0f} FLOPs a token without its router and {reference!r} does "
-                             f"{wanted:,.0f}, {found / wanted - 1:+.1%}; they may differ by {_TOLERANCE:.0%}. Match "
-                             f"them by d_ff, or allow it with Comparison.unequal_work=[{name!r}].")
+            raise Refusal(f"{name!r} does {found:,.0f} FLOPs a token without its router and {reference!r} does "
+                          f"{wanted:,.0f}, {found / wanted - 1:+.1%}; they may differ by {_TOLERANCE:.0%}. Match "
+                          f"them by d_ff, or allow it with Comparison.unequal_work=[{name!r}].")
 
 
 def _without_router(found):
@@ -85,32 +86,32 @@ def check_records(records: dict[str, dict], may_differ=()) -> None:
         may_differ: names of such records that need not agree.
 
     Raises:
-        ValueError: names what differs, with both values.
+        Refusal: names what differs, with both values.
     """
     (first, wanted), *others = records.items()
     for key in may_differ:
         if key not in _compared(wanted):
-            raise ValueError(f"Comparison.may_differ names {key!r}; what may differ are "
-                             f"{', '.join(_compared(wanted))}.{nearest(key, _compared(wanted))}")
+            raise Refusal(f"Comparison.may_differ names {key!r}; what may differ are "
+                          f"{', '.join(_compared(wanted))}.{nearest(key, _compared(wanted))}")
     for name, found in others:
         for key in _differences(wanted, found):
             if key not in may_differ:
-                raise ValueError(f"{key} is {wanted[key]!r} in {first!r} and {found[key]!r} in {name!r}; a comparison "
-                                 f"needs the same, or Comparison.may_differ=[{key!r}].")
+                raise Refusal(f"{key} is {wanted[key]!r} in {first!r} and {found[key]!r} in {name!r}; a comparison "
+                              f"needs the same, or Comparison.may_differ=[{key!r}].")
 
 
 def check_losses(records: dict[str, dict]) -> None:
     """Refuses runs whose held-out losses are not of the same tokens.
 
     Raises:
-        ValueError: names what differs, with both values.
+        Refusal: names what differs, with both values.
     """
     (first, wanted), *others = records.items()
     for name, found in others:
         for key in _differences(wanted, found):
             if key in _OF_LOSSES:
-                raise ValueError(f"{key} is {wanted[key]!r} in {first} and {found[key]!r} in {name}, so their losses "
-                                 "are not of the same tokens and cannot be compared.")
+                raise Refusal(f"{key} is {wanted[key]!r} in {first} and {found[key]!r} in {name}, so their losses "
+                              "are not of the same tokens and cannot be compared.")
 
 
 def remarks(records: dict[str, dict]) -> list[str]:

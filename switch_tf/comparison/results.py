@@ -25,7 +25,7 @@ def compare(curves: list[Curves]) -> dict:
         `variants`, in the order of `curves`.
 
     Raises:
-        ValueError: their losses are not of the same tokens.
+        Refusal: their losses are not of the same tokens.
     """
     of_names = by_name(curves)
     fairness.check_losses({str(run.folder): run.record for run in curves})

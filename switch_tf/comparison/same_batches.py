@@ -4,10 +4,11 @@ import hashlib
 import json
 import pathlib
 
+from switch_tf.refusals import Refusal
 from switch_tf.storage.whole_file import write_whole
 
 
-class DifferentBatches(Exception):
+class DifferentBatches(Refusal):
     """Two variants were given different batches, which nothing that is computed of them survives."""
 
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from switch_tf import checks
 from switch_tf.conversion import json_files, pytorch_bin, safetensors_file
+from switch_tf.refusals import Refusal
 
 MAX_SHARD_BYTES = 5 * 10**9
 _MAX_NAME = 300  # characters of a tensor's name; T5's have about 60
@@ -29,7 +30,7 @@ def open_folder(folder: pathlib.Path) -> dict[str, Tensor]:
     """The tensors of `folder` by name, from model.safetensors or pytorch_model.bin, in one file or in shards.
 
     Raises:
-        ValueError: a folder without either, an incomplete or damaged file, a tensor that is no float16, bfloat16 or
+        Refusal: a folder without either, an incomplete or damaged file, a tensor that is no float16, bfloat16 or
             float32.
     """
     for file_name, open_file in (("model.safetensors", safetensors_file.open_tensors),
@@ -41,8 +42,8 @@ def open_folder(folder: pathlib.Path) -> dict[str, Tensor]:
         if _is_there(index):
             return _weights(_open_shards(index, open_file))
     found = sorted(path.name for path in folder.iterdir())
-    raise ValueError(f"{folder} holds neither model.safetensors nor pytorch_model.bin (nor the index of their shards), "
-                     f"but {checks.shown(found)}; download one of them into it.")
+    raise Refusal(f"{folder} holds neither model.safetensors nor pytorch_model.bin (nor the index of their shards), "
+                  f"but {checks.shown(found)}; download one of them into it.")
 
 
 def has_tensors(folder: pathlib.Path) -> bool:
@@ -59,29 +60,29 @@ def _weights(stored) -> dict[str, Tensor]:
     """Checks names and dtypes before a number is read."""
     for name, tensor in stored.items():
         if len(name) > _MAX_NAME:
-            raise ValueError(f"The checkpoint has a tensor whose name has {len(name)} characters, "
-                             f"{checks.shown(name)}; no model has such names.")
+            raise Refusal(f"The checkpoint has a tensor whose name has {len(name)} characters, "
+                          f"{checks.shown(name)}; no model has such names.")
         if tensor.dtype not in _FLOATS:
-            raise ValueError(f"A weight must be float32, float16 or bfloat16, but {name!r} is "
-                             f"{checks.shown(tensor.dtype)}; save the checkpoint anew in one of them, or take the "
-                             "original of a quantised one.")
+            raise Refusal(f"A weight must be float32, float16 or bfloat16, but {name!r} is "
+                          f"{checks.shown(tensor.dtype)}; save the checkpoint anew in one of them, or take the "
+                          "original of a quantised one.")
     return {name: Tensor(tensor.shape, tensor.load) for name, tensor in stored.items()}
 
 
 def _open_shards(index, open_file):
     weight_map = json_files.read_object(index).get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(shard, str) for shard in weight_map.values()):
-        raise ValueError(f"{index} has no \"weight_map\" that says which file holds which tensor. Download it again.")
+        raise Refusal(f"{index} has no \"weight_map\" that says which file holds which tensor. Download it again.")
     shards = {}
     for shard in sorted(set(weight_map.values())):
         if not _is_file_name(shard) or not (index.parent / shard).is_file():
-            raise ValueError(f"{index.name} names the file {checks.shown(shard)}, which is not in {index.parent}. "
-                             "Download it too.")
+            raise Refusal(f"{index.name} names the file {checks.shown(shard)}, which is not in {index.parent}. "
+                          "Download it too.")
         shards[shard] = open_file(index.parent / shard)
     for name, shard in weight_map.items():
         if name not in shards[shard]:
-            raise ValueError(f"{index.name} says that {shard} holds {checks.shown(name)}, but it does not. Download "
-                             "both again.")
+            raise Refusal(f"{index.name} says that {shard} holds {checks.shown(name)}, but it does not. Download "
+                          "both again.")
     return {name: shards[shard][name] for name, shard in weight_map.items()}
 
 

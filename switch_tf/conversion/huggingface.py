@@ -16,6 +16,7 @@ from switch_tf.conversion.huggingface_embeddings import EMBEDDING, LOGITS
 from switch_tf.conversion.huggingface_folder import read_folder
 from switch_tf.conversion.rules import INDEX, Ignore, Link, Rule, Rules
 from switch_tf.models.switch_transformer import SwitchTransformer
+from switch_tf.refusals import Refusal
 from switch_tf.storage.whole_folder import whole_folder
 
 
@@ -71,7 +72,7 @@ def from_hugging_face(folder) -> SwitchTransformer:
         `expert_capacity` slots per expert, and padding is routed, as it is there.
 
     Raises:
-        ValueError: the folder, its configuration or its tensors are not those of a model that switch_tf can represent.
+        Refusal: the folder, its configuration or its tensors are not those of a model that switch_tf can represent.
     """
     folder = checks.path("folder", folder)
     config, tensors = read_folder(folder)
@@ -82,8 +83,8 @@ def from_hugging_face(folder) -> SwitchTransformer:
     for link in links:
         weight = link.to_ours(lambda name: tensors[name].read())
         if not np.isfinite(weight).all():
-            raise ValueError(f"{link.theirs[0]!r} in {folder} is not finite, and so would be all that the model "
-                             "computes; read a checkpoint from before its training went wrong.")
+            raise Refusal(f"{link.theirs[0]!r} in {folder} is not finite, and so would be all that the model "
+                          "computes; read a checkpoint from before its training went wrong.")
         variables[link.ours].assign(weight)
     return model
 
@@ -91,16 +92,16 @@ def from_hugging_face(folder) -> SwitchTransformer:
 def _checked_links(config, tensors) -> list[Link]:
     """The links of a model to `tensors`, all compared with them before the model takes any memory."""
     if config.num_experts > len(tensors):
-        raise ValueError(f"config.json says num_experts={config.num_experts}, but the checkpoint has only "
-                         f"{len(tensors)} tensors; its configuration and its tensors belong to different models.")
+        raise Refusal(f"config.json says num_experts={config.num_experts}, but the checkpoint has only "
+                      f"{len(tensors)} tensors; its configuration and its tensors belong to different models.")
     links = _links(config)
     (SWITCH_RULES if config.num_experts else T5_RULES).check(
         links, {name: tensor.shape for name, tensor in tensors.items()})
     num_bytes = 4 * config.num_parameters
     memory = environment.memory("MemTotal") + environment.memory("SwapTotal")
     if num_bytes > memory:
-        raise ValueError(f"This model needs {num_bytes / 1e9:,.1f} GB for its float32 weights, and this machine has "
-                         f"{memory / 1e9:,.1f} GB of memory; read it on a larger one.")
+        raise Refusal(f"This model needs {num_bytes / 1e9:,.1f} GB for its float32 weights, and this machine has "
+                      f"{memory / 1e9:,.1f} GB of memory; read it on a larger one.")
     return links
 
 
@@ -116,11 +117,11 @@ def to_hugging_face(model: SwitchTransformer, folder, expert_capacity: int | Non
             Face's model will have. It may be left out where the model has semantics="hf", and with it this number.
 
     Raises:
-        ValueError: the folder holds something, or Hugging Face's classes cannot represent the model; nothing is
+        Refusal: the folder holds something, or Hugging Face's classes cannot represent the model; nothing is
             written.
     """
     if not isinstance(model, SwitchTransformer):
-        raise ValueError(f"model must be a SwitchTransformer, not {checks.shown(model)}.")
+        raise Refusal(f"model must be a SwitchTransformer, not {checks.shown(model)}.")
     folder = checks.path("folder", folder).resolve()
     checks.new_folder(folder)
     values = huggingface_config.to_hugging_face(model.config, expert_capacity)

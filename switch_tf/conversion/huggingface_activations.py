@@ -4,6 +4,7 @@ import warnings
 
 from switch_tf import checks
 from switch_tf.configs.choices import GATED_ACTIVATIONS
+from switch_tf.refusals import Refusal
 
 # Their function -> our activation without and with a gate. Where they have several names, the one to write comes first.
 _FUNCTIONS = {
@@ -16,7 +17,7 @@ def of_t5(values: dict, is_gated: bool) -> str:
     """The activation of a T5 whose config.json holds `values` and whose layers are gated or not.
 
     Raises:
-        ValueError: an activation that switch_tf lacks, or one that the tensors contradict.
+        Refusal: an activation that switch_tf lacks, or one that the tensors contradict.
     """
     stated = values["feed_forward_proj"]
     words = stated.split("-") if isinstance(stated, str) else []
@@ -26,11 +27,11 @@ def of_t5(values: dict, is_gated: bool) -> str:
     is_well_formed = len(words) == 1 or (len(words) == 2 and says_gated)
     if not is_well_formed or not _is_known(function):
         key = "dense_act_fn" if is_well_formed and "dense_act_fn" in values else "feed_forward_proj"
-        raise ValueError(f"{key} in config.json is {checks.shown(values[key])}, and switch_tf has the activations "
-                         f"{', '.join(map(repr, _FUNCTIONS))}, each also with 'gated-' in front.")
+        raise Refusal(f"{key} in config.json is {checks.shown(values[key])}, and switch_tf has the activations "
+                      f"{', '.join(map(repr, _FUNCTIONS))}, each also with 'gated-' in front.")
     if says_gated != is_gated:
-        raise ValueError(f"config.json says feed_forward_proj={stated!r}, but the feed-forward layers hold "
-                         f"{_tensors(is_gated)}; correct the one that is wrong.")
+        raise Refusal(f"config.json says feed_forward_proj={stated!r}, but the feed-forward layers hold "
+                      f"{_tensors(is_gated)}; correct the one that is wrong.")
     return _FUNCTIONS[function][is_gated]
 
 
@@ -38,12 +39,12 @@ def of_switch(values: dict, is_gated: bool) -> str:
     """The activation of a Switch Transformer; arguments and errors as of `of_t5`."""
     stated = values["dense_act_fn"]
     if stated != "gated-gelu" and not _is_known(stated):
-        raise ValueError(f"dense_act_fn in config.json is {checks.shown(stated)}, and switch_tf has the activations "
-                         f"{', '.join(map(repr, _FUNCTIONS))}, and 'gated-gelu'.")
+        raise Refusal(f"dense_act_fn in config.json is {checks.shown(stated)}, and switch_tf has the activations "
+                      f"{', '.join(map(repr, _FUNCTIONS))}, and 'gated-gelu'.")
     if not is_gated:
         if stated == "gated-gelu":
-            raise ValueError(f"config.json says dense_act_fn={stated!r}, but the feed-forward layers hold "
-                             f"{_tensors(is_gated)}; correct the one that is wrong.")
+            raise Refusal(f"config.json says dense_act_fn={stated!r}, but the feed-forward layers hold "
+                          f"{_tensors(is_gated)}; correct the one that is wrong.")
         return _FUNCTIONS[stated][False]
     if stated not in ("gated-gelu", "gelu_new"):
         warnings.warn(f"config.json says dense_act_fn={stated!r}, but the feed-forward layers hold "

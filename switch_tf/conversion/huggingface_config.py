@@ -11,6 +11,7 @@ from switch_tf.configs.choices import GATED_ACTIVATIONS
 from switch_tf.configs.switch_config import SwitchConfig
 from switch_tf.conversion import huggingface_activations, huggingface_ids
 from switch_tf.conversion.huggingface_structure import T5X_LOGITS, Structure, sparse_layers, step_for
+from switch_tf.refusals import Refusal
 
 T5, MT5, SWITCH = "t5", "mt5", "switch_transformers"
 
@@ -56,14 +57,14 @@ def family(values: dict) -> str:
     """The model_type of config.json's `values`: "t5", "mt5" or "switch_transformers".
 
     Raises:
-        ValueError: another one.
+        Refusal: another one.
     """
     found = values.get("model_type")
     if not isinstance(found, str) or found not in _DEFAULTS:
         reason = _OTHER_FAMILIES.get(found, "other architectures have weights that switch_tf does not have") if (
             isinstance(found, str)) else "a name is expected"
-        raise ValueError(f"model_type in config.json must be one of {', '.join(map(repr, _DEFAULTS))}, not "
-                         f"{checks.shown(found)}: {reason}.")
+        raise Refusal(f"model_type in config.json must be one of {', '.join(map(repr, _DEFAULTS))}, not "
+                      f"{checks.shown(found)}: {reason}.")
     return found
 
 
@@ -79,7 +80,7 @@ def stated_structure(values: dict) -> Structure:
     """The structure that config.json's `values` announce, for a folder whose tensors are not there.
 
     Raises:
-        ValueError: another family, or a number of layers that is none.
+        Refusal: another family, or a number of layers that is none.
     """
     kind = family(values)
     values = _with_defaults(values, kind)
@@ -105,7 +106,7 @@ def from_hugging_face(values: dict, structure: Structure) -> SwitchConfig:
     """The configuration of a checkpoint whose config.json holds `values` and whose tensors show `structure`.
 
     Raises:
-        ValueError: a model that switch_tf cannot represent, or a contradiction that the tensors do not settle.
+        Refusal: a model that switch_tf cannot represent, or a contradiction that the tensors do not settle.
     """
     kind = family(values)
     if values.get("tokenizer_class") == "ByT5Tokenizer":
@@ -131,8 +132,8 @@ def _says_encoder(values):
     """Whether config.json says that a checkpoint is of an encoder alone, in one of several ways."""
     architectures = values.get("architectures", [])
     if not isinstance(architectures, list) or not all(isinstance(name, str) for name in architectures):
-        raise ValueError("architectures in config.json must be a list of names, not "
-                         f"{checks.shown(architectures)}.")
+        raise Refusal("architectures in config.json must be a list of names, not "
+                      f"{checks.shown(architectures)}.")
     return any(name.endswith("EncoderModel") for name in architectures) or (
         values.get("is_encoder_decoder") is False or values["num_decoder_layers"] == 0)
 
@@ -140,8 +141,8 @@ def _says_encoder(values):
 def _num_layers(stated, stack, key, structure):
     found = structure.num_layers[stack]
     if found < stated:
-        raise ValueError(f"config.json says {key}={stated}, but the checkpoint's {stack} ends after {found} layers; it "
-                         "is incomplete, or of another kind of model (switch_tf reads encoder-decoders).")
+        raise Refusal(f"config.json says {key}={stated}, but the checkpoint's {stack} ends after {found} layers; it "
+                      "is incomplete, or of another kind of model (switch_tf reads encoder-decoders).")
     if found > stated:
         _warn(f"config.json says {key}={stated}, but the checkpoint holds {found} {stack} layers: all are read.")
     return found
@@ -161,8 +162,8 @@ def _scales_logits(values, family, structure):
 
 def _sparse_fields(values, structure):
     if values.get("router_bias"):
-        raise ValueError("router_bias in config.json must be false, not true; switch_tf's router, like the paper's, "
-                         "has no bias.")
+        raise Refusal("router_bias in config.json must be false, not true; switch_tf's router, like the paper's, "
+                      "has no bias.")
     fields = {ours: values[theirs] for ours, theirs in _SPARSE.items()}
     # transformers has one rate for both.
     fields |= {"semantics": "hf", "expert_dropout_rate": values["dropout_rate"]}
@@ -189,8 +190,8 @@ def _found_step(stated, num_layers, stack, structure):
     layers = tuple(i for i in range(num_layers) if i in sparse or (i not in dense and i in expected))
     step = step_for(layers, num_layers, stated)
     if step is None:
-        raise ValueError(f"The checkpoint's {stack} holds experts in the layers {list(layers)} of {num_layers}, which "
-                         "no sparse step describes (layers 1, 1 + step, 1 + 2 step, ..., or all).")
+        raise Refusal(f"The checkpoint's {stack} holds experts in the layers {list(layers)} of {num_layers}, which "
+                      "no sparse step describes (layers 1, 1 + step, 1 + 2 step, ..., or all).")
     if step != stated:
         _warn(f"config.json says {stack}_sparse_step={stated}, but the checkpoint holds experts in the {stack} layers "
               f"{list(layers)}: they are read with {stack}_sparse_step={step}.")
@@ -212,7 +213,7 @@ def to_hugging_face(config: SwitchConfig, expert_capacity: int | None) -> dict:
         expert_capacity: int or None. Slots of an expert for each sequence; None takes the configuration's.
 
     Raises:
-        ValueError: Hugging Face's classes cannot represent the model.
+        Refusal: Hugging Face's classes cannot represent the model.
     """
     _check_representable(config)
     values = {theirs: getattr(config, ours) for ours, theirs in _COMMON.items()}
@@ -223,7 +224,7 @@ def to_hugging_face(config: SwitchConfig, expert_capacity: int | None) -> dict:
         "tie_word_embeddings": config.scales_logits}
     if not config.num_experts:
         if expert_capacity is not None:
-            raise ValueError(f"expert_capacity={expert_capacity} belongs to a model with experts; leave it out.")
+            raise Refusal(f"expert_capacity={expert_capacity} belongs to a model with experts; leave it out.")
         return values | {
             **huggingface_activations.keys(config.activation), "model_type": T5,
             "architectures": ["T5EncoderModel" if config.is_encoder_only else "T5ForConditionalGeneration"],
@@ -250,25 +251,25 @@ def _stacks(config):
 
 def _check_representable(config):
     if config.is_encoder_only and not config.logits_via_embedding:
-        raise ValueError("Hugging Face's encoders have no logits, but this one has weights of its own for them "
-                         "(logits_via_embedding=False); it cannot be written in their format.")
+        raise Refusal("Hugging Face's encoders have no logits, but this one has weights of its own for them "
+                      "(logits_via_embedding=False); it cannot be written in their format.")
     if not config.num_experts:
         return
     if config.activation in GATED_ACTIVATIONS:
-        raise ValueError("Hugging Face's Switch Transformer has no gated experts (its 'gated-gelu' raises KeyError), "
-                         f"but activation is {config.activation!r}; such a model cannot be written in its format.")
+        raise Refusal("Hugging Face's Switch Transformer has no gated experts (its 'gated-gelu' raises KeyError), "
+                      f"but activation is {config.activation!r}; such a model cannot be written in its format.")
     for name, value, only in (("routing_policy", config.routing_policy, "switch"),
                               ("decoder_routing_policy", config.decoder_policy, "switch"),
                               ("extra_mlp", config.extra_mlp, False),
                               ("expert_sublayers", config.expert_sublayers, "feed_forward")):
         if value != only:
-            raise ValueError(f"Hugging Face's Switch Transformer knows {name}={only!r} only, but it is {value!r}; "
-                             "such a model cannot be written in its format.")
+            raise Refusal(f"Hugging Face's Switch Transformer knows {name}={only!r} only, but it is {value!r}; "
+                          "such a model cannot be written in its format.")
     for stack, num_layers, layers, step in _stacks(config):
         if step_for(layers, num_layers, step) is None:
-            raise ValueError("Hugging Face's Switch Transformer has experts in the layers 1, 1 + step, 1 + 2 step, "
-                             f"..., or in all, but the {stack} of this model in {list(layers)} of {num_layers}; it "
-                             "cannot be written in its format.")
+            raise Refusal("Hugging Face's Switch Transformer has experts in the layers 1, 1 + step, 1 + 2 step, "
+                          f"..., or in all, but the {stack} of this model in {list(layers)} of {num_layers}; it "
+                          "cannot be written in its format.")
     if config.expert_dropout_rate != config.dropout_rate:
         _warn(f"Hugging Face's Switch Transformer has one dropout rate: dropout_rate={config.dropout_rate} is written "
               f"for the experts too, whose expert_dropout_rate={config.expert_dropout_rate} is not.")
@@ -278,7 +279,7 @@ def _expert_capacity(config, expert_capacity):
     if expert_capacity is None:
         expert_capacity = config.expert_capacity
     if expert_capacity is None:
-        raise ValueError(
+        raise Refusal(
             "Hugging Face's Switch Transformer gives each expert a fixed number of slots for each sequence, padding "
             f"included, instead of a capacity factor (here {config.eval_capacity_factor} for groups of "
             f"{config.group_size} tokens): other tokens would be dropped. Choose that number with expert_capacity=...; "

@@ -6,6 +6,8 @@ or `lm_head`. PyTorch's own files list all of them. Names whose tensors are equa
 
 import numpy as np
 
+from switch_tf.refusals import Refusal
+
 EMBEDDING, LOGITS = "shared.weight", "lm_head.weight"
 STACK_EMBEDDINGS = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
 
@@ -20,7 +22,7 @@ def unify(tensors: dict, ties_logits: bool) -> None:
         ties_logits: bool. Whether transformers uses `lm_head` as the embedding if it has no other name.
 
     Raises:
-        ValueError: two names of the embedding hold different tensors.
+        Refusal: two names of the embedding hold different tensors.
     """
     names = [name for name in (EMBEDDING, *STACK_EMBEDDINGS) if name in tensors]
     if not names and LOGITS in tensors and ties_logits:
@@ -30,7 +32,7 @@ def unify(tensors: dict, ties_logits: bool) -> None:
     embedding = tensors[names[0]]
     for name in names[1:]:
         if not _are_equal(embedding, tensors[name]):
-            raise ValueError(
+            raise Refusal(
                 f"The checkpoint's {name!r} and {names[0]!r} differ, but encoder and decoder share one embedding in "
                 "switch_tf, as they do in T5, so a model with two cannot be read. If they should be equal, one of them "
                 "is damaged or was left out of fine-tuning: remove the wrong one from the file.")

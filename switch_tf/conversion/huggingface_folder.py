@@ -16,13 +16,14 @@ from switch_tf.conversion import (
 )
 from switch_tf.conversion.huggingface_embeddings import LOGITS
 from switch_tf.conversion.huggingface_structure import T5X_LOGITS, read_structure
+from switch_tf.refusals import Refusal
 
 
 def read_folder(folder: pathlib.Path) -> tuple[SwitchConfig, dict[str, checkpoint_files.Tensor]]:
     """The configuration of a model, and its tensors by name, the embedding and the logits under one name each.
 
     Raises:
-        ValueError: the folder, its configuration or its tensors are not those of a model that switch_tf can represent.
+        Refusal: the folder, its configuration or its tensors are not those of a model that switch_tf can represent.
     """
     values = _values(folder)
     family = huggingface_config.family(values)
@@ -38,7 +39,7 @@ def read_config(folder: pathlib.Path) -> SwitchConfig:
     """The configuration of a model, of a folder with config.json alone too: then it is what that file says.
 
     Raises:
-        ValueError: see `read_folder`.
+        Refusal: see `read_folder`.
     """
     if checkpoint_files.has_tensors(folder):
         return read_folder(folder)[0]
@@ -48,9 +49,9 @@ def read_config(folder: pathlib.Path) -> SwitchConfig:
 
 def _values(folder):
     if not (folder / "config.json").is_file():
-        raise ValueError(f"{str(folder)!r} must be a folder on this machine with config.json and the tensors of a "
-                         "model; a name on the Hugging Face hub is first downloaded with: hf download NAME "
-                         "--local-dir FOLDER")
+        raise Refusal(f"{str(folder)!r} must be a folder on this machine with config.json and the tensors of a "
+                      "model; a name on the Hugging Face hub is first downloaded with: hf download NAME "
+                      "--local-dir FOLDER")
     return json_files.read_object(folder / "config.json")
 
 

@@ -8,6 +8,7 @@ models here mask token 0, and data are padded and shifted with it.
 import warnings
 
 from switch_tf import checks
+from switch_tf.refusals import Refusal
 
 _PAD, _END, _START, _BEGIN = "pad_token_id", "eos_token_id", "decoder_start_token_id", "bos_token_id"
 _FORCED = ("forced_bos_token_id", "forced_eos_token_id")
@@ -22,7 +23,7 @@ def end_id(values: dict, generation: dict | None) -> int | tuple[int, ...]:
         generation: the content of generation_config.json, or None if there is none.
 
     Raises:
-        ValueError: an id that cannot be honoured, by file, key and value.
+        Refusal: an id that cannot be honoured, by file, key and value.
     """
     for file, found in (("config.json", values), ("generation_config.json", generation or {})):
         for key in (_PAD, _START):
@@ -30,8 +31,8 @@ def end_id(values: dict, generation: dict | None) -> int | tuple[int, ...]:
             _check_zero(file, key, found.get(key), is_missing=key not in found or (file, key) != ("config.json", _PAD))
         for key in _FORCED:
             if found.get(key) is not None:
-                raise ValueError(f"{key} in {file} is {checks.shown(found[key])}, and switch_tf forces no token while "
-                                 "it decodes; remove the key to read the model without it.")
+                raise Refusal(f"{key} in {file} is {checks.shown(found[key])}, and switch_tf forces no token while "
+                              "it decodes; remove the key to read the model without it.")
     file, found = ("config.json", values) if generation is None else ("generation_config.json", generation)
     if found.get(_START) is None:
         _check_zero(file, _BEGIN, found.get(_BEGIN), is_missing=True)
@@ -46,9 +47,9 @@ def _check_zero(file, key, value, is_missing):
     if value is None and is_missing:
         return
     if type(value) is not int or value != 0:
-        raise ValueError(f"{key} in {file} must be 0, not {checks.shown(value)}: switch_tf masks token 0 as padding "
-                         "and starts every decoder with it, as T5 does, so such a model would compute other numbers "
-                         "here.")
+        raise Refusal(f"{key} in {file} must be 0, not {checks.shown(value)}: switch_tf masks token 0 as padding "
+                      "and starts every decoder with it, as T5 does, so such a model would compute other numbers "
+                      "here.")
 
 
 def _end(file, value):
@@ -56,8 +57,8 @@ def _end(file, value):
         return ()
     ends = checks.ids(f"{_END} in {file}", value)
     if ends == () or 0 in (ends if isinstance(ends, tuple) else (ends,)):
-        raise ValueError(f"{_END} in {file} must be the id of an end of sequence, several, or null for none, not "
-                         f"{checks.shown(value)}; 0 is the padding.")
+        raise Refusal(f"{_END} in {file} must be the id of an end of sequence, several, or null for none, not "
+                      f"{checks.shown(value)}; 0 is the padding.")
     return ends
 
 

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from switch_tf.configs.switch_config import SwitchConfig
+from switch_tf.refusals import Refusal
 
 # The logits of checkpoints that were renamed from T5X by rules without one for them (switch-xxl-128, switch-c-2048).
 T5X_LOGITS = "decoder.logits_dense.weight"
@@ -35,7 +36,7 @@ def read_structure(names: Iterable[str]) -> Structure:
     """Reads the structure of a model off the names of its tensors.
 
     Raises:
-        ValueError: a stack lacks a layer below its last, or has more layers than any model.
+        Refusal: a stack lacks a layer below its last, or has more layers than any model.
     """
     names = set(names)
     layers: dict[str, set[int]] = {"encoder": set(), "decoder": set()}
@@ -57,12 +58,12 @@ def read_structure(names: Iterable[str]) -> Structure:
 def _check_layers(stack, found):
     """A model is as deep as its tensors say, so that their indices must not be taken on trust."""
     if len(found) > _MAX_LAYERS:
-        raise ValueError(f"The checkpoint's {stack} has tensors of {len(found)} layers, and at most {_MAX_LAYERS} are "
-                         "read.")
+        raise Refusal(f"The checkpoint's {stack} has tensors of {len(found)} layers, and at most {_MAX_LAYERS} are "
+                      "read.")
     missing = next((layer for layer in range(len(found)) if layer not in found), None)
     if missing is not None:
-        raise ValueError(f"The checkpoint has tensors of {stack} layer {max(found)}, but none of {stack} layer "
-                         f"{missing}; it is incomplete or damaged. Download it again.")
+        raise Refusal(f"The checkpoint has tensors of {stack} layer {max(found)}, but none of {stack} layer "
+                      f"{missing}; it is incomplete or damaged. Download it again.")
 
 
 def sparse_layers(num_layers: int, step: int) -> tuple[int, ...]:

@@ -4,6 +4,7 @@ import pathlib
 from typing import NamedTuple
 
 from switch_tf.conversion import json_files, tokenizer_json
+from switch_tf.refusals import Refusal
 
 FILE = "spiece.model"  # T5's and mT5's name for it
 _MAX_BYTES = 64 * 2**20  # mT5's has 4 MB
@@ -27,7 +28,7 @@ def find(folder) -> Vocabulary:
         if (folder / FILE).exists():
             json_files.check_regular(folder / FILE)
             if (folder / FILE).stat().st_size > _MAX_BYTES:
-                raise ValueError(f"{folder / FILE} is larger than the {_MAX_BYTES} bytes that are read of such a file.")
+                raise Refusal(f"{folder / FILE} is larger than the {_MAX_BYTES} bytes that are read of such a file.")
             return Vocabulary(content=(folder / FILE).read_bytes())
         if _tokenizer_class(folder) == "ByT5Tokenizer":
             return Vocabulary(name="bytes")

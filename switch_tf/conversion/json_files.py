@@ -5,6 +5,7 @@ import os
 import pathlib
 
 from switch_tf import checks
+from switch_tf.refusals import Refusal
 
 # The largest real ones are tokenizer.json (16 MB for mT5) and the index of Switch-C's 120,000 tensors (14 MB).
 MAX_BYTES = 64 * 2**20
@@ -15,25 +16,25 @@ def check_regular(path: pathlib.Path) -> None:
     """Refuses what could block or never end: a pipe, a device, a folder. Links are followed, as the hub's cache needs.
 
     Raises:
-        ValueError: `path` is not a regular file.
+        Refusal: `path` is not a regular file.
     """
     if not path.is_file():
-        raise ValueError(f"{path} must be a regular file, not a folder, a pipe, a device or a broken link. Download it "
-                         "again.")
+        raise Refusal(f"{path} must be a regular file, not a folder, a pipe, a device or a broken link. Download it "
+                      "again.")
 
 
 def read_object(path: pathlib.Path, max_bytes: int = MAX_BYTES) -> dict:
     """Reads the JSON object in a file.
 
     Raises:
-        ValueError: not a regular file, larger than `max_bytes`, not JSON, nested too deeply, or not an object.
+        Refusal: not a regular file, larger than `max_bytes`, not JSON, nested too deeply, or not an object.
     """
     check_regular(path)
     with path.open("rb") as file:
         text = file.read(max_bytes + 1)
     if len(text) > max_bytes:
-        raise ValueError(f"{path} is larger than the {max_bytes} bytes that are read of such a file; it is not what "
-                         "its name says.")
+        raise Refusal(f"{path} is larger than the {max_bytes} bytes that are read of such a file; it is not what "
+                      "its name says.")
     return parse_object(text, path)
 
 
@@ -44,9 +45,9 @@ def parse_object(text: bytes, path: pathlib.Path) -> dict:
     except RecursionError:
         raise _too_deep(path) from None
     except ValueError as error:
-        raise ValueError(f"{path} is not JSON ({error}). Download it again.") from None
+        raise Refusal(f"{path} is not JSON ({error}). Download it again.") from None
     if not isinstance(content, dict):
-        raise ValueError(f"{path} must hold a JSON object, not {type(content).__name__}. Download it again.")
+        raise Refusal(f"{path} must hold a JSON object, not {type(content).__name__}. Download it again.")
     _check_depth(content, path)
     return content
 
@@ -63,8 +64,8 @@ def _check_depth(content, path):
 
 
 def _too_deep(path):
-    return ValueError(f"{path} is JSON that is nested too deeply to be read, beyond {_MAX_DEPTH} levels. Download it "
-                      "again.")
+    return Refusal(f"{path} is JSON that is nested too deeply to be read, beyond {_MAX_DEPTH} levels. Download it "
+                   "again.")
 
 
 def write_object(path: pathlib.Path, content: dict) -> None:

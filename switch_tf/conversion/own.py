@@ -7,6 +7,7 @@ from switch_tf.checkpoints import continuation, folders, sizes, tensors
 from switch_tf.configs.switch_config import SwitchConfig
 from switch_tf.conversion import huggingface_vocabulary
 from switch_tf.models.switch_transformer import SwitchTransformer
+from switch_tf.refusals import Refusal
 
 _MACROS = {"num_experts": "NUM_EXPERTS", "dropout_rate": "DROPOUT_RATE", "expert_dropout_rate": "EXPERT_DROPOUT_RATE"}
 
@@ -21,13 +22,13 @@ def from_switch_tf(source) -> SwitchTransformer:
         SwitchTransformer with float32 weights.
 
     Raises:
-        ValueError: it is neither, or was written by a version that kept no configuration.
+        Refusal: it is neither, or was written by a version that kept no configuration.
         BrokenCheckpoint: files are missing or damaged.
     """
     path = folders.resolve(checks.path("source", source))
     fields = continuation.model_fields(folders.describe(path).get("configuration", {}))
     if not fields:
-        raise ValueError(f"{path} does not say what model it is of: a version wrote it that kept no record of that.")
+        raise Refusal(f"{path} does not say what model it is of: a version wrote it that kept no record of that.")
     config = SwitchConfig(**fields)
     sizes.check(config, path)
     model = SwitchTransformer(config)
@@ -47,11 +48,11 @@ def to_switch_tf(model: SwitchTransformer, folder, vocabulary: bytes | None = No
         vocabulary: bytes or None. A SentencePiece model to put beside the weights, as spiece.model.
 
     Raises:
-        ValueError: the folder holds something.
+        Refusal: the folder holds something.
         OSError: it cannot be written.
     """
     if not isinstance(model, SwitchTransformer):
-        raise ValueError(f"model must be a SwitchTransformer, not {checks.shown(model)}.")
+        raise Refusal(f"model must be a SwitchTransformer, not {checks.shown(model)}.")
     folder = checks.path("folder", folder)
     checks.new_folder(folder)
     if not model.built:

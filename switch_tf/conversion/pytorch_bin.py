@@ -17,6 +17,7 @@ import numpy as np
 
 from switch_tf import checks
 from switch_tf.conversion.safetensors_file import StoredTensor
+from switch_tf.refusals import Refusal
 
 _STORAGES = {
     "torch DoubleStorage": np.float64, "torch FloatStorage": np.float32, "torch HalfStorage": np.float16,
@@ -52,11 +53,11 @@ def open_tensors(path: pathlib.Path) -> dict[str, StoredTensor]:
     """The tensors of a file that `torch.save` wrote (PyTorch 1.6 or later), by name.
 
     Raises:
-        ValueError: another format, a damaged file, or a pickle that does more than a dictionary of tensors needs.
+        Refusal: another format, a damaged file, or a pickle that does more than a dictionary of tensors needs.
     """
     if not zipfile.is_zipfile(path):
-        raise ValueError(f"{path} is not a zip archive: it is truncated, or was saved by PyTorch before 1.6. Download "
-                         "it again, take the model.safetensors of the same model, or save it anew with PyTorch.")
+        raise Refusal(f"{path} is not a zip archive: it is truncated, or was saved by PyTorch before 1.6. Download "
+                      "it again, take the model.safetensors of the same model, or save it anew with PyTorch.")
     try:
         with zipfile.ZipFile(path) as archive:
             # Every name begins with a folder that torch.save chose: "archive/data.pkl", "archive/data/0".
@@ -64,7 +65,7 @@ def open_tensors(path: pathlib.Path) -> dict[str, StoredTensor]:
             program = _program(archive, members, path)
     except (zipfile.BadZipFile, RuntimeError, NotImplementedError, EOFError, OSError, struct.error,
             UnicodeError) as error:
-        raise ValueError(f"{path} is damaged ({error}). Download it again.") from None
+        raise Refusal(f"{path} is damaged ({error}). Download it again.") from None
     with path.open("rb") as file:
         return {name: _locate(name, description, path, members, file)
                 for name, description in _read_pickle(program, path).items()}
@@ -73,10 +74,10 @@ def open_tensors(path: pathlib.Path) -> dict[str, StoredTensor]:
 def _program(archive, members, path) -> bytes:
     """The pickle of an archive that torch.save wrote."""
     if "data.pkl" not in members or any(member.compress_type != zipfile.ZIP_STORED for member in members.values()):
-        raise ValueError(f"{path} is a zip archive, but not one that torch.save wrote: that has an uncompressed "
-                         f"data.pkl, this has {checks.shown(sorted(members)[:5])}.")
+        raise Refusal(f"{path} is a zip archive, but not one that torch.save wrote: that has an uncompressed "
+                      f"data.pkl, this has {checks.shown(sorted(members)[:5])}.")
     if "byteorder" in members and _content(archive, members["byteorder"]) != b"little":
-        raise ValueError(f"{path} was saved on a big-endian machine; save it anew on a little-endian one.")
+        raise Refusal(f"{path} was saved on a big-endian machine; save it anew on a little-endian one.")
     return _content(archive, members["data.pkl"])
 
 
@@ -99,13 +100,13 @@ def _locate(name, description, path, members, file) -> StoredTensor:
         # A stride of 0 would make a tensor of any size from one number.
         num_elements = max(offset + _extent(shape, strides), math.prod(shape))
     except (KeyError, TypeError, ValueError):
-        raise ValueError(f"{path} holds something under {checks.shown(name)} that is not a tensor; only dictionaries "
-                         "of tensors (model.state_dict()) are read.") from None
+        raise Refusal(f"{path} holds something under {checks.shown(name)} that is not a tensor; only dictionaries "
+                      "of tensors (model.state_dict()) are read.") from None
     start = _start(member, file)
     num_bytes = min(member.file_size, path.stat().st_size - start)
     if not is_valid or num_elements * np.dtype(dtype).itemsize > num_bytes:
-        raise ValueError(f"{path} is damaged: {checks.shown(name)} of shape {checks.shown(shape)} does not lie within "
-                         f"the {max(num_bytes, 0)} bytes that are stored for it. Download it again.")
+        raise Refusal(f"{path} is damaged: {checks.shown(name)} of shape {checks.shown(shape)} does not lie within "
+                      f"the {max(num_bytes, 0)} bytes that are stored for it. Download it again.")
     load = functools.partial(_view, path, dtype, start, offset, shape, strides)
     return StoredTensor(np.dtype(dtype).name, shape, load)
 
@@ -134,7 +135,7 @@ def _read_pickle(program: bytes, path) -> dict:
                 raise ValueError("Too many instructions.")
             machine.step(instruction.name, argument)
         (result,) = machine.stack
-    except _RefusedError:
+    except Refusal:
         raise
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
         raise _damaged(path) from error
@@ -144,8 +145,8 @@ def _read_pickle(program: bytes, path) -> dict:
 
 
 def _damaged(path):
-    return ValueError(f"{path} is damaged, or holds something other than a dictionary of tensors "
-                      "(model.state_dict()). Download it again, or take the model.safetensors of the same model.")
+    return Refusal(f"{path} is damaged, or holds something other than a dictionary of tensors "
+                   "(model.state_dict()). Download it again, or take the model.safetensors of the same model.")
 
 
 class _Tuple(tuple):
@@ -155,10 +156,6 @@ class _Tuple(tuple):
         self.depth = 1 + max((item.depth for item in items if isinstance(item, _Tuple)), default=0)
         if self.depth > _MAX_NESTING:
             raise ValueError("Tuples in tuples, too many of them.")
-
-
-class _RefusedError(ValueError):
-    """The pickle does something that no dictionary of tensors needs."""
 
 
 class _Machine:
@@ -223,5 +220,5 @@ class _Machine:
         return name
 
     def _refuse(self, what):
-        raise _RefusedError(f"{self.path} is refused: its pickle {what}, which no dictionary of tensors needs and "
-                            "which could run code. Take the model.safetensors of the same model.")
+        raise Refusal(f"{self.path} is refused: its pickle {what}, which no dictionary of tensors needs and "
+                      "which could run code. Take the model.safetensors of the same model.")

@@ -11,6 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from switch_tf.refusals import Refusal
+
 INDEX = r"0|[1-9]\d*"
 
 
@@ -96,7 +98,7 @@ class Rules:
         """Their tensors for each of our weights, given as name -> shape, in the same order.
 
         Raises:
-            ValueError: no rule or two know a weight, or two weights ask for the same tensor.
+            Refusal: no rule or two know a weight, or two weights ask for the same tensor.
         """
         links, owners = [], {}
         for name, shape in shapes.items():
@@ -106,8 +108,8 @@ class Rules:
                            for index in indices)
             for their_name in theirs:
                 if owners.setdefault(their_name, name) != name:
-                    raise ValueError(f"The weights {owners[their_name]!r} and {name!r} both ask for {their_name!r}; "
-                                     "each tensor holds one weight.")
+                    raise Refusal(f"The weights {owners[their_name]!r} and {name!r} both ask for {their_name!r}; "
+                                  "each tensor holds one weight.")
             links.append(Link(name, tuple(shape), theirs, rule))
         return links
 
@@ -115,22 +117,22 @@ class Rules:
         """Compares `links` with the tensors that a checkpoint holds, given as name -> shape.
 
         Raises:
-            ValueError: the first tensor that is unknown, left over, missing or of another shape, with both shapes.
+            Refusal: the first tensor that is unknown, left over, missing or of another shape, with both shapes.
         """
         wanted = {name: link for link in links for name in link.theirs}
         for name in their_shapes:
             rule, _ = _only_match(self._theirs, name, "the checkpoint's tensor")
             if isinstance(rule, Rule) and name not in wanted:
-                raise ValueError(f"The checkpoint holds {name!r}, for which a model of this configuration has no "
-                                 "place; its configuration and its tensors belong to different models.")
+                raise Refusal(f"The checkpoint holds {name!r}, for which a model of this configuration has no "
+                              "place; its configuration and its tensors belong to different models.")
         for name, link in wanted.items():
             if name not in their_shapes:
-                raise ValueError(f"The checkpoint lacks {name!r} of shape {link.their_shape}, which holds the weight "
-                                 f"{link.ours!r}; it is incomplete, or its configuration is of another model.")
+                raise Refusal(f"The checkpoint lacks {name!r} of shape {link.their_shape}, which holds the weight "
+                              f"{link.ours!r}; it is incomplete, or its configuration is of another model.")
             if tuple(their_shapes[name]) != link.their_shape:
-                raise ValueError(f"The checkpoint's {name!r} has shape {tuple(their_shapes[name])}, but its "
-                                 f"configuration asks for {link.their_shape} (the weight {link.ours!r} of shape "
-                                 f"{link.shape}).")
+                raise Refusal(f"The checkpoint's {name!r} has shape {tuple(their_shapes[name])}, but its "
+                              f"configuration asks for {link.their_shape} (the weight {link.ours!r} of shape "
+                              f"{link.shape}).")
 
     def _pattern(self, template):
         # Splitting by a group puts the fields at the odd places.
@@ -149,5 +151,5 @@ def _only_match(patterns, name, what):
     if len(found) != 1:
         known = " and ".join(repr(rule.theirs) for rule, _ in found)
         problem = f"{len(found)} rules know {what} {name!r}: {known}" if found else f"No rule knows {what} {name!r}"
-        raise ValueError(f"{problem}; exactly one must, so that nothing is lost or taken twice.")
+        raise Refusal(f"{problem}; exactly one must, so that nothing is lost or taken twice.")
     return found[0]

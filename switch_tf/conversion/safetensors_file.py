@@ -18,6 +18,7 @@ import numpy as np
 
 from switch_tf import checks
 from switch_tf.conversion import json_files
+from switch_tf.refusals import Refusal
 
 _MAX_HEADER_BYTES = 32 * 2**20
 _MAX_DIMENSIONS, _MAX_LENGTH = 8, 2**31 - 1
@@ -36,7 +37,7 @@ def open_tensors(path: pathlib.Path) -> dict[str, StoredTensor]:
     """Opens a file without reading a tensor. Returns name -> tensor.
 
     Raises:
-        ValueError: another format, or a header that the file contradicts.
+        Refusal: another format, or a header that the file contradicts.
     """
     num_bytes = path.stat().st_size
     with path.open("rb") as file:
@@ -44,8 +45,8 @@ def open_tensors(path: pathlib.Path) -> dict[str, StoredTensor]:
         if num_bytes < 8 or length > num_bytes - 8:
             raise _damaged(path, f"its header of {length} bytes does not fit into {num_bytes}")
         if length > _MAX_HEADER_BYTES:
-            raise ValueError(f"{path} has a header of {length} bytes, and at most {_MAX_HEADER_BYTES} are read. Save "
-                             "the checkpoint in shards.")
+            raise Refusal(f"{path} has a header of {length} bytes, and at most {_MAX_HEADER_BYTES} are read. Save "
+                          "the checkpoint in shards.")
         header = json_files.parse_object(file.read(length), path)
     header.pop("__metadata__", None)
     start = 8 + length
@@ -90,7 +91,7 @@ def _check_ranges(ranges, num_bytes, path):
 
 
 def _damaged(path, reason):
-    return ValueError(f"{path} is truncated or no safetensors file: {reason}. Download it again.")
+    return Refusal(f"{path} is truncated or no safetensors file: {reason}. Download it again.")
 
 
 def write(path: pathlib.Path, shapes: Mapping[str, tuple[int, ...]],

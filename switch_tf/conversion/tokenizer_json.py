@@ -11,6 +11,7 @@ import re
 
 from switch_tf import checks
 from switch_tf.conversion import json_files
+from switch_tf.refusals import Refusal
 
 _SENTINEL, _BYTE = re.compile(r"<extra_id_(\d{1,3})>"), re.compile(r"<0x[0-9A-F]{2}>")
 _NUM_SENTINELS = 100  # those that are added to a SentencePiece model, <extra_id_0> the very last
@@ -25,7 +26,7 @@ def sentencepiece_model(path) -> bytes:
         path: path of tokenizer.json.
 
     Raises:
-        ValueError: damaged, not a Unigram model, or with steps that SentencePiece does not have.
+        Refusal: damaged, not a Unigram model, or with steps that SentencePiece does not have.
     """
     import sentencepiece
     from sentencepiece import sentencepiece_model_pb2
@@ -35,8 +36,8 @@ def sentencepiece_model(path) -> bytes:
     model = content.get("model")
     if not isinstance(model, dict) or model.get("type") != "Unigram":
         kind = model.get("type") if isinstance(model, dict) else None
-        raise ValueError(f"{path} holds a tokenizer of type {checks.shown(kind)}, and only 'Unigram', T5's, becomes a "
-                         "vocabulary; train one with `switch-tf vocabulary`, or use the model's spiece.model.")
+        raise Refusal(f"{path} holds a tokenizer of type {checks.shown(kind)}, and only 'Unigram', T5's, becomes a "
+                      "vocabulary; train one with `switch-tf vocabulary`, or use the model's spiece.model.")
     proto = sentencepiece_model_pb2.ModelProto()
     pieces = _without_sentinels(_pieces(model, path), path)
     kinds = _kinds(content, model, pieces, path)
@@ -48,8 +49,8 @@ def sentencepiece_model(path) -> bytes:
     try:
         sentencepiece.SentencePieceProcessor(model_proto=serialized)
     except RuntimeError as error:
-        raise ValueError(f"{path} holds pieces that SentencePiece cannot make a model of ({error}); use the model's "
-                         "spiece.model.") from None
+        raise Refusal(f"{path} holds pieces that SentencePiece cannot make a model of ({error}); use the model's "
+                      "spiece.model.") from None
     return serialized
 
 
@@ -60,8 +61,8 @@ def _pieces(model, path):
         isinstance(entry, list) and len(entry) == 2 and isinstance(entry[0], str) and entry[0]
         and type(entry[1]) in (int, float) and abs(entry[1]) < _MAX_SCORE for entry in vocab)
     if not is_valid or len({piece for piece, _ in vocab}) < len(vocab):
-        raise ValueError(f"{path} must list distinct pieces with their scores under \"model\", \"vocab\", and does "
-                         "not. Download it again.")
+        raise Refusal(f"{path} must list distinct pieces with their scores under \"model\", \"vocab\", and does "
+                      "not. Download it again.")
     return [(piece, float(score)) for piece, score in vocab]
 
 
@@ -72,8 +73,8 @@ def _without_sentinels(pieces, path):
         return pieces
     expected = [f"<extra_id_{number}>" for number in reversed(range(_NUM_SENTINELS))]
     if held != expected or [piece for piece, _ in pieces[-_NUM_SENTINELS:]] != expected:
-        raise ValueError(f"{path} must hold its sentinels as the last {_NUM_SENTINELS} pieces, <extra_id_0> the very "
-                         f"last, as T5 does; it has {len(held)}, the first being {held[0]}.")
+        raise Refusal(f"{path} must hold its sentinels as the last {_NUM_SENTINELS} pieces, <extra_id_0> the very "
+                      f"last, as T5 does; it has {len(held)}, the first being {held[0]}.")
     return pieces[:-_NUM_SENTINELS]
 
 
@@ -84,11 +85,11 @@ def _kinds(content, model, pieces, path):
     kind = ModelProto.SentencePiece
     unk_id, added = model.get("unk_id"), content.get("added_tokens") or []
     if type(unk_id) is not int or not 0 <= unk_id < len(pieces):
-        raise ValueError(f"{path} must say with \"unk_id\" which piece stands for unknown text, one of {len(pieces)}, "
-                         f"not {checks.shown(unk_id)}.")
+        raise Refusal(f"{path} must say with \"unk_id\" which piece stands for unknown text, one of {len(pieces)}, "
+                      f"not {checks.shown(unk_id)}.")
     if not isinstance(added, list) or not all(
             isinstance(token, dict) and isinstance(token.get("content"), str) for token in added):
-        raise ValueError(f"{path} must list tokens under \"added_tokens\", and does not. Download it again.")
+        raise Refusal(f"{path} must list tokens under \"added_tokens\", and does not. Download it again.")
     kinds = {piece: kind.BYTE for piece, _ in pieces if model.get("byte_fallback") and _BYTE.fullmatch(piece)}
     kinds |= {token["content"]: kind.CONTROL if token.get("special") else kind.USER_DEFINED for token in added}
     return {**kinds, **dict.fromkeys(_CONTROL, kind.CONTROL), pieces[unk_id][0]: kind.UNKNOWN}
@@ -122,8 +123,8 @@ def _set_normalizer(spec, content, path):
                 scheme = rest.get("prepend_scheme", "always" if rest.get("add_prefix_space", True) else "never")
                 spec.add_dummy_prefix = scheme != "never"
             case _:
-                raise ValueError(f"{path} prepares text with the step {checks.shown(step)}, which SentencePiece does "
-                                 "not have; use the model's spiece.model.")
+                raise Refusal(f"{path} prepares text with the step {checks.shown(step)}, which SentencePiece does "
+                              "not have; use the model's spiece.model.")
 
 
 def _steps(described, key):
@@ -139,4 +140,4 @@ def _decoded(charsmap, path):
     try:
         return base64.b64decode(charsmap, validate=True)
     except (binascii.Error, ValueError):
-        raise ValueError(f"{path} has a damaged \"precompiled_charsmap\". Download it again.") from None
+        raise Refusal(f"{path} has a damaged \"precompiled_charsmap\". Download it again.") from None

@@ -15,6 +15,8 @@ import uvicorn
 from starlette.responses import JSONResponse
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from switch_tf.refusals import Refusal
+
 HEADER_SECONDS = 10  # from the opening of a connection, or the first byte of a later request, to the end of its headers
 _KEEP_ALIVE_SECONDS = 30  # from an answer to the next request
 WRITE_SECONDS = 30  # in which a client has to take some of an answer that waits for it
@@ -30,7 +32,7 @@ def make_room() -> int:
     """Raises the process's limit of file descriptors where that is allowed; returns how many connections fit under it.
 
     Raises:
-        ValueError: too few descriptors are allowed to serve.
+        Refusal: too few descriptors are allowed to serve.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     others = len(os.listdir("/dev/fd")) + _OTHER_DESCRIPTORS + _FOR_HEALTH
@@ -40,8 +42,8 @@ def make_room() -> int:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     most = _MOST_CONNECTIONS if soft == resource.RLIM_INFINITY else min(_MOST_CONNECTIONS, soft - others)
     if most < _FEWEST_CONNECTIONS:
-        raise ValueError(f"Serving needs {others + _FEWEST_CONNECTIONS} open files at least, and this process may have "
-                         f"{soft}; start it after `ulimit -n 1024` or more.")
+        raise Refusal(f"Serving needs {others + _FEWEST_CONNECTIONS} open files at least, and this process may have "
+                      f"{soft}; start it after `ulimit -n 1024` or more.")
     return most
 
 

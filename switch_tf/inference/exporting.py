@@ -27,7 +27,7 @@ def export(text_model: TextModel, folder, about: dict) -> None:
         about: dict, JSON-able, what the card says of the model's origin.
 
     Raises:
-        ValueError: the folder holds something, or the vocabulary cannot be written into a program.
+        Refusal: the folder holds something, or the vocabulary cannot be written into a program.
         OSError: the disk is full or not writable.
     """
     folder = checks.path("folder", folder).resolve()

@@ -14,6 +14,7 @@ from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 
 from switch_tf import checks
+from switch_tf.refusals import Refusal
 
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _HOST = re.compile(r"(\[[0-9a-f:.%]+\]|[^\s:/@\[\]?#\\]+)(:\d{0,5})?", re.IGNORECASE)
@@ -29,14 +30,14 @@ class Hosts:
         allowed: names or addresses besides. Pages that have one of these names may post, too.
 
     Raises:
-        ValueError: a name that no request can give.
+        Refusal: a name that no request can give.
     """
 
     def __init__(self, address: str = "127.0.0.1", allowed: Sequence[str] = ()):
         for name in allowed:
             if not _NAME.fullmatch(name) and _address(_plain(name)) is None:
-                raise ValueError(f"--allow_host must be a host name or an IP address, without http:// and without a "
-                                 f"port, not {checks.shown(name)}.")
+                raise Refusal(f"--allow_host must be a host name or an IP address, without http:// and without a "
+                              f"port, not {checks.shown(name)}.")
         own = _address(address)
         self._any_address = own is not None and own.is_unspecified
         self._allowed = {_plain(name) for name in allowed}

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from switch_tf import checks
+from switch_tf.refusals import Refusal
 from switch_tf.storage import json_lines
 from switch_tf.storage.whole_file import write_whole
 
@@ -121,7 +122,7 @@ class Output:
         settings: dict, JSON-able.
 
     Raises:
-        ValueError: the file holds records that were made in another way, or no records.
+        Refusal: the file holds records that were made in another way, or no records.
         OSError: it cannot be written.
     """
 
@@ -142,17 +143,17 @@ class Output:
         except (OSError, ValueError):
             saved = None
         if not isinstance(saved, dict):
-            raise ValueError(f"{self._path} exists and is no unfinished output of this command; name another file.")
+            raise Refusal(f"{self._path} exists and is no unfinished output of this command; name another file.")
         for name in settings:
             if saved.get(name) != settings[name]:
-                raise ValueError(f"{self._path} was begun with {name} {saved.get(name)!r}, and now it is "
-                                 f"{settings[name]!r}; use the same, or name another file.")
+                raise Refusal(f"{self._path} was begun with {name} {saved.get(name)!r}, and now it is "
+                              f"{settings[name]!r}; use the same, or name another file.")
 
     def after_what_is_there(self, lines: Iterable[Line]) -> Iterator[Line]:
         """Passes over the lines that are answered.
 
         Raises:
-            ValueError: the file answers other lines, or holds something else.
+            Refusal: the file answers other lines, or holds something else.
         """
         lines = iter(lines)
         with open(self._path, "rb") as file:
@@ -160,13 +161,13 @@ class Output:
                 try:
                     known = json.loads(record)["input"]
                 except (ValueError, KeyError, TypeError):
-                    raise ValueError(f"Line {number} of {self._path} is no record of this command; name another "
-                                     "file.") from None
+                    raise Refusal(f"Line {number} of {self._path} is no record of this command; name another "
+                                  "file.") from None
                 line = next(lines, None)
                 if line is None or line.shown != known:
                     found = "it ends before" if line is None else f"that is {checks.shown(line.shown)}"
-                    raise ValueError(f"Line {number} of {self._path} answers {checks.shown(known)}, and of the input "
-                                     f"{found}; give the same input, or name another file.")
+                    raise Refusal(f"Line {number} of {self._path} answers {checks.shown(known)}, and of the input "
+                                  f"{found}; give the same input, or name another file.")
                 self.num_known = number
         return lines
 

@@ -25,7 +25,7 @@ def export(model, folder, vocabulary=None, max_length=64, sampler="greedy", inpu
         about: dict, JSON-able, for the card: where the model comes from.
 
     Raises:
-        ValueError: the folder holds something, the model has no decoder, or a vocabulary does not fit it.
+        Refusal: the folder holds something, the model has no decoder, or a vocabulary does not fit it.
         OSError: the disk is full or not writable.
     """
     folder = checks.path("folder", folder).resolve()

@@ -7,6 +7,7 @@ import numpy as np
 from switch_tf import checks, data, decoding
 from switch_tf.inference.few_rows import FewRows
 from switch_tf.ops import forms
+from switch_tf.refusals import Refusal
 
 
 class Inputs(NamedTuple):
@@ -41,7 +42,7 @@ class TextModel:
             (`FewRows`).
 
     Raises:
-        ValueError: a model that predicts no text, or numbers out of their ranges.
+        Refusal: a model that predicts no text, or numbers out of their ranges.
     """
 
     def __init__(self, model, features, inputs_length, max_length, sampler="greedy", batch_size=32):
@@ -62,7 +63,7 @@ class TextModel:
         """A text as the model reads it, see `data.Reading`.
 
         Raises:
-            ValueError: there is nothing in it.
+            Refusal: there is nothing in it.
         """
         return self._checked(self.features.read(text, self.inputs_length))
 
@@ -73,7 +74,7 @@ class TextModel:
     @staticmethod
     def _checked(found):
         if not found[0]:
-            raise ValueError("There is no text in it.")
+            raise Refusal("There is no text in it.")
         return Inputs(*found)
 
     def answer(self, inputs: list[list[int]], rows: list[int]) -> list[list[Answer]]:
@@ -138,12 +139,12 @@ def fitting_vocabulary(vocabulary, model):
         model: SwitchTransformer.
 
     Raises:
-        ValueError: there is no such vocabulary, or it has more ids than the model's embedding.
+        Refusal: there is no such vocabulary, or it has more ids than the model's embedding.
     """
     vocabulary = data.get_vocabulary(vocabulary) if isinstance(vocabulary, str) else vocabulary
     if vocabulary.vocab_size > model.config.vocab_size:
-        raise checks.refusal(f"The vocabulary has {vocabulary.vocab_size} ids and the model an embedding for "
-                             f"{model.config.vocab_size}; give the vocabulary that it was trained with.")
+        raise Refusal(f"The vocabulary has {vocabulary.vocab_size} ids and the model an embedding for "
+                      f"{model.config.vocab_size}; give the vocabulary that it was trained with.")
     return vocabulary
 
 
@@ -163,10 +164,10 @@ def generate(model, texts, vocabulary, max_length=64, sampler="greedy", batch_si
         list of str, without the end of sequence.
 
     Raises:
-        ValueError: a text with nothing in it, or a vocabulary larger than the model's.
+        Refusal: a text with nothing in it, or a vocabulary larger than the model's.
     """
     if isinstance(texts, str):
-        raise checks.refusal(f"texts must be a list of them, such as [{checks.shown(texts)}].")
+        raise Refusal(f"texts must be a list of them, such as [{checks.shown(texts)}].")
     vocabulary = fitting_vocabulary(vocabulary, model)
     if not model.built:
         model.build()
