@@ -7,6 +7,7 @@ from keras import ops
 from switch_tf import checks
 from switch_tf.layers.observing import Observed
 from switch_tf.metrics import RouterStats
+from switch_tf.refusals import Refusal
 
 _MEANS = tuple(name for name in RouterStats._fields if name != "expert_load")
 
@@ -24,7 +25,7 @@ class RouterStatistics(keras.callbacks.Callback):
         per_layer: bool. Also adds `router/<layer>/<statistic>` of each layer.
 
     Raises:
-        ValueError: from `fit`, for a model without experts.
+        Refusal: from `fit`, for a model without experts.
     """
 
     def __init__(self, per_layer=False):
@@ -34,10 +35,10 @@ class RouterStatistics(keras.callbacks.Callback):
 
     def on_train_begin(self, logs=None):
         if keras.backend.backend() != "tensorflow":
-            raise ValueError(f"RouterStatistics needs Keras' TensorFlow back end, not {keras.backend.backend()}.")
+            raise Refusal(f"RouterStatistics needs Keras' TensorFlow back end, not {keras.backend.backend()}.")
         self._observed = _outermost_observed(self.model)
         if not self._observed:
-            raise ValueError("RouterStatistics needs a model with experts; this one has no layer of them.")
+            raise Refusal("RouterStatistics needs a model with experts; this one has no layer of them.")
         with self.model.distribute_strategy.scope():
             for layer in self._observed:
                 layer.router_observer = _Sums(layer.routers)

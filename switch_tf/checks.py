@@ -13,6 +13,8 @@ import re
 import sys
 from collections.abc import Mapping
 
+from switch_tf.refusals import Refusal
+
 # The words of a sentence that refuses a number, and what they mean.
 _RULES = {
     "in [0, 1)": lambda value: 0 <= value < 1,
@@ -30,20 +32,12 @@ _KINDS = {"float": ("float", "bfloat"), "int": ("int", "uint"), "bool": ("bool",
           "number": ("float", "bfloat", "int", "uint", "bool")}
 
 
-def refusal(sentence: str) -> ValueError:
-    """The error that says so, and that says nothing else where a layer's `call` raises it."""
-    error = ValueError(sentence)
-    # Keras would make a paragraph of it that lists everything the layer was called with.
-    error._keras_call_info_injected = True
-    return error
-
-
 def integer(name: str, value, at_least: int) -> int:
     """An integer that is large enough, and small enough for the sizes and seeds of tensors."""
     if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < at_least:
-        raise refusal(f"{name} must be an integer of at least {at_least}, not {shown(value)}.")
+        raise Refusal(f"{name} must be an integer of at least {at_least}, not {shown(value)}.")
     if value > _LARGEST_INTEGER:
-        raise refusal(f"{name} must be an integer of at most {_LARGEST_INTEGER}, not {shown(value)}.")
+        raise Refusal(f"{name} must be an integer of at most {_LARGEST_INTEGER}, not {shown(value)}.")
     return int(value)
 
 
@@ -59,9 +53,9 @@ def number(name: str, value, rule: str) -> int | float:
     above"."""
     own = _python_number(value)
     if own is None or not _RULES[rule](own):
-        raise refusal(f"{name} must be a number {rule}, not {shown(value)}.")
+        raise Refusal(f"{name} must be a number {rule}, not {shown(value)}.")
     if own and not _SMALLEST_FLOAT <= abs(own) <= _LARGEST_FLOAT:
-        raise refusal(f"{name} must be a number that float32 can hold, from {_SMALLEST_FLOAT:g} to "
+        raise Refusal(f"{name} must be a number that float32 can hold, from {_SMALLEST_FLOAT:g} to "
                       f"{_LARGEST_FLOAT:g}, not {shown(value)}.")
     return own
 
@@ -83,21 +77,21 @@ def flag(name: str, value) -> bool:
     """True or False; words such as "no", which count as true elsewhere, are refused."""
     numpy = sys.modules.get("numpy")  # whoever has such a value has imported it
     if not isinstance(value, bool if numpy is None else (bool, numpy.bool_)):
-        raise refusal(f"{name} must be True or False, not {shown(value)}.")
+        raise Refusal(f"{name} must be True or False, not {shown(value)}.")
     return bool(value)
 
 
 def text(name: str, value) -> str:
     """Text that is not empty."""
     if not isinstance(value, str) or not value.strip():
-        raise refusal(f"{name} must be text that is not empty, not {shown(value)}.")
+        raise Refusal(f"{name} must be text that is not empty, not {shown(value)}.")
     return value
 
 
 def path(name: str, value) -> pathlib.Path:
     """A path, given as text or as a path."""
     if not isinstance(value, str | os.PathLike) or "\0" in str(value) or str(value) == "":
-        raise refusal(f"{name} must be a path, not {shown(value)}.")
+        raise Refusal(f"{name} must be a path, not {shown(value)}.")
     return pathlib.Path(local(name, value))
 
 
@@ -109,22 +103,22 @@ def local(name: str, value):
     if not isinstance(value, os.PathLike):
         text(name, value)
     if "://" in str(value) or _URL.match(str(value).lstrip()):
-        raise refusal(f"{name} must be a folder or file of this machine's file system, not {str(value)!r}: URLs, "
+        raise Refusal(f"{name} must be a folder or file of this machine's file system, not {str(value)!r}: URLs, "
                       "such as those of buckets, are not supported here; use a local path and copy the files.")
     try:
         os.stat(value)
     except OSError as error:
         if error.errno == errno.ENAMETOOLONG:
-            raise refusal(f"{name} must be shorter, as no file can have the name {shown(str(value))}.") from None
+            raise Refusal(f"{name} must be shorter, as no file can have the name {shown(str(value))}.") from None
     except ValueError:  # NUL, or characters that the file system cannot encode
-        raise refusal(f"{name} must be a path, not {shown(str(value))}.") from None
+        raise Refusal(f"{name} must be a path, not {shown(str(value))}.") from None
     return value
 
 
 def new_folder(folder: pathlib.Path) -> None:
     """Refuses a folder that holds something, so that nothing is overwritten."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise refusal(f"{folder} must be new or an empty folder, so that nothing is overwritten; name another one.")
+        raise Refusal(f"{folder} must be new or an empty folder, so that nothing is overwritten; name another one.")
 
 
 def optional(name: str, value, check, *rule):
@@ -135,7 +129,7 @@ def optional(name: str, value, check, *rule):
 def lengths(name: str, value) -> dict[str, int]:
     """The tokens of a sequence of inputs and of one of targets."""
     if not isinstance(value, Mapping) or set(value) != {"inputs", "targets"}:
-        raise refusal(f"{name} must give the tokens of \"inputs\" and \"targets\", such as "
+        raise Refusal(f"{name} must give the tokens of \"inputs\" and \"targets\", such as "
                       f"{{'inputs': 128, 'targets': 29}}, not {shown(value)}.")
     return {feature: integer(f"{name}[{feature!r}]", value[feature], 1) for feature in ("inputs", "targets")}
 
@@ -156,14 +150,14 @@ def tensor(name: str, value, kind: str, shape, may_broadcast=False) -> None:
         may_broadcast: bool. Dimensions may also be 1.
     """
     if not hasattr(value, "dtype") or not hasattr(value, "shape"):
-        raise refusal(f"{name} must be <{kind}>{_listed(shape)}, not {shown(value)}.")
+        raise Refusal(f"{name} must be <{kind}>{_listed(shape)}, not {shown(value)}.")
     dtype = getattr(value.dtype, "name", value.dtype)
     lengths = tuple(value.shape)
     fits = len(lengths) == len(shape) and all(
         None in (own, wanted) or own == wanted or (may_broadcast and own == 1)
         for own, wanted in zip(lengths, shape, strict=True))
     if not fits or not dtype.startswith(_KINDS[kind]):
-        raise refusal(f"{name} must be <{kind}>{_listed(shape)}, not <{dtype}>{_listed(lengths)}.")
+        raise Refusal(f"{name} must be <{kind}>{_listed(shape)}, not <{dtype}>{_listed(lengths)}.")
 
 
 def width(input_shape, rank: int | None = 3) -> int:
@@ -175,7 +169,7 @@ def width(input_shape, rank: int | None = 3) -> int:
     shape = tuple(input_shape or ())
     if not shape or rank not in (None, len(shape)) or shape[-1] is None:
         dimensions = "at least one dimension" if rank is None else f"{rank} dimensions"
-        raise refusal(f"inputs must have {dimensions}, the last one of a known length, not the shape "
+        raise Refusal(f"inputs must have {dimensions}, the last one of a known length, not the shape "
                       f"{_listed(shape)}.")
     return shape[-1]
 
@@ -198,7 +192,7 @@ def indices(name: str, values, count: int) -> None:
         return
     for value in (values.min(), values.max()):
         if not 0 <= value < count:
-            raise refusal(f"{name} must be in [0, {count}), not {value}.")
+            raise Refusal(f"{name} must be in [0, {count}), not {value}.")
 
 
 def shown(value) -> str:

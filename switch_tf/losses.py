@@ -8,6 +8,7 @@ from switch_tf import checks
 from switch_tf.configs.semantics import rules_of
 from switch_tf.metrics import Mean, RouterStats
 from switch_tf.ops import dtypes, forms, indexing
+from switch_tf.refusals import Refusal
 
 
 def cross_entropy(logits, targets, loss_weights, z_loss_weight=1e-4, label_smoothing=0.0) -> tuple[Mean, Mean, Mean]:
@@ -134,13 +135,13 @@ def with_second_place(first: Balance, weight: float, router_probs, expert_index,
         renormalised after the first choice is taken out.
     """
     if not isinstance(first, Balance):
-        raise checks.refusal(f"first must be what losses.balance gives, not {checks.shown(first)}.")
+        raise Refusal(f"first must be what losses.balance gives, not {checks.shown(first)}.")
     weight = checks.number("weight", weight, "0 or above")
     router_probs = _checked("router_probs", router_probs, "float", (None, None, None))
     expert_index = _checked("expert_index", expert_index, "int", (*router_probs.shape[:2], None))
     if expert_index.shape[-1] < 2:
-        raise checks.refusal(f"expert_index must hold at least two choices of each token, not "
-                             f"{expert_index.shape[-1]}.")
+        raise Refusal(f"expert_index must hold at least two choices of each token, not "
+                      f"{expert_index.shape[-1]}.")
     probs = ops.cast(dtypes.widen(router_probs), first.fraction.dtype)
     is_left = 1.0 - ops.one_hot(expert_index[..., 0], probs.shape[-1], dtype=probs.dtype)
     left = probs * is_left

@@ -7,6 +7,7 @@ class Refusal(ValueError):
     Any other exception is a fault of this package. Commands show its traceback.
     """
 
-    # Keras re-raises an exception with this attribute unchanged. It would rewrite any other ValueError of a layer's
-    # `call` into a paragraph that lists the arguments of the layer.
+    # Keras and AutoGraph re-raise an exception with these attributes unchanged. They would rewrite any other error of a
+    # layer or of a traced function into a paragraph about its call.
     _keras_call_info_injected = True
+    ag_pass_through = True

@@ -3,6 +3,7 @@
 import difflib
 
 from switch_tf.checks import shown
+from switch_tf.refusals import Refusal
 
 # The gated ones multiply by a second product. "gelu" is exact; "geglu" is T5 1.1's, with the tanh form of gelu.
 GATED_ACTIVATIONS = ("geglu", "geglu_exact", "swiglu", "reglu")
@@ -21,7 +22,7 @@ def check_choice(name: str, value, choices) -> None:
     """Refuses a value that is not one of `choices`, naming the nearest one."""
     if not isinstance(value, str) or value not in choices:
         listed = ", ".join(repr(choice) for choice in choices)
-        raise ValueError(f"{name} must be one of {listed}, not {shown(value)}.{nearest(value, choices)}")
+        raise Refusal(f"{name} must be one of {listed}, not {shown(value)}.{nearest(value, choices)}")
 
 
 def nearest(word, choices) -> str:

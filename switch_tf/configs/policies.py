@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from switch_tf import checks
 from switch_tf.configs.choices import EXPLORATIONS, SECOND_EXPERT_POLICIES, check_choice, nearest
+from switch_tf.refusals import Refusal
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,14 +50,14 @@ class Policy:
         checks.fields(self, ("is_causal", "is_balanced", "has_kernel", "needs_token_ids", "experts_choose",
                              "counts_preference"), checks.flag)
         if not callable(self.decide) and not (isinstance(self.decide, str) and ":" in self.decide):
-            raise ValueError(f"The policy {self.name!r} decides by a function, or by its place as \"module:function\", "
-                             f"not {checks.shown(self.decide)}.")
+            raise Refusal(f"The policy {self.name!r} decides by a function, or by its place as \"module:function\", "
+                          f"not {checks.shown(self.decide)}.")
         if self.experts_choose and not (self.has_kernel and self.is_balanced):
-            raise ValueError(f"In the policy {self.name!r} experts choose, by scores and each as many tokens as the "
-                             "others; leave has_kernel=True and set is_balanced=True.")
+            raise Refusal(f"In the policy {self.name!r} experts choose, by scores and each as many tokens as the "
+                          "others; leave has_kernel=True and set is_balanced=True.")
         if self.counts_preference and not self.has_kernel:
-            raise ValueError(f"The policy {self.name!r} has no scores that say what a token prefers; leave "
-                             "has_kernel=True or counts_preference=False.")
+            raise Refusal(f"The policy {self.name!r} has no scores that say what a token prefers; leave "
+                          "has_kernel=True or counts_preference=False.")
 
     @property
     def function(self) -> Callable:
@@ -87,14 +88,14 @@ def register(policy: Policy) -> Policy:
     """Makes a policy known by its name; a notebook's cell may do so again.
 
     Raises:
-        ValueError: another policy has that name.
+        Refusal: another policy has that name.
     """
     if not isinstance(policy, Policy):
-        raise ValueError(f"A policy is a policies.Policy, not {checks.shown(policy)}.")
+        raise Refusal(f"A policy is a policies.Policy, not {checks.shown(policy)}.")
     known = _policies.get(policy.name)
     if known is not None and known.place != policy.place:
-        raise ValueError(f"There is a policy {policy.name!r} already, by {known.place}; give the one by "
-                         f"{policy.place} another name.")
+        raise Refusal(f"There is a policy {policy.name!r} already, by {known.place}; give the one by "
+                      f"{policy.place} another name.")
     _policies[policy.name] = policy
     return policy
 
@@ -108,13 +109,13 @@ def get(name: str, argument: str = "routing_policy") -> Policy:
     """The policy of that name.
 
     Raises:
-        ValueError: there is none, in the words of the `argument` that asked for it.
+        Refusal: there is none, in the words of the `argument` that asked for it.
     """
     if not isinstance(name, str) or name not in _policies:
         listed = ", ".join(map(repr, _policies))
-        raise ValueError(f"{argument} must be one of {listed}, or one that an imported module registers, not "
-                         f"{checks.shown(name)}."
-                         f"{nearest(name, _policies)}")
+        raise Refusal(f"{argument} must be one of {listed}, or one that an imported module registers, not "
+                      f"{checks.shown(name)}."
+                      f"{nearest(name, _policies)}")
     return _policies[name]
 
 
@@ -122,7 +123,7 @@ def check_options(policy: Policy, num_selected_experts, num_experts, exploration
                   second_expert_threshold) -> None:
     """Refuses options of a router that do not fit its policy; `num_experts` 0 is a model without experts."""
     if not isinstance(policy, Policy):
-        raise ValueError(f"policy must be a policies.Policy, not {checks.shown(policy)}.")
+        raise Refusal(f"policy must be a policies.Policy, not {checks.shown(policy)}.")
     checks.integer("num_experts", num_experts, at_least=0)
     check_choice("exploration", exploration, EXPLORATIONS)
     check_choice("second_expert_policy", second_expert_policy, SECOND_EXPERT_POLICIES)
@@ -130,17 +131,17 @@ def check_options(policy: Policy, num_selected_experts, num_experts, exploration
     count, fixed, fewest = policy.count(num_selected_experts), policy.num_choices, policy.fewest_choices
     checks.integer("num_selected_experts", count, at_least=1)
     if fixed is not None and count != fixed:
-        raise ValueError(f"The {policy.name} policy selects {fixed} expert{'s' * (fixed > 1)} for each token, not "
-                         f"{count!r}; leave num_selected_experts out, or use routing_policy='top_n'.")
+        raise Refusal(f"The {policy.name} policy selects {fixed} expert{'s' * (fixed > 1)} for each token, not "
+                      f"{count!r}; leave num_selected_experts out, or use routing_policy='top_n'.")
     if count < fewest:
-        raise ValueError(f"num_selected_experts must be an integer of at least {fewest} with "
-                         f"routing_policy={policy.name!r}, not {num_selected_experts!r}.")
+        raise Refusal(f"num_selected_experts must be an integer of at least {fewest} with "
+                      f"routing_policy={policy.name!r}, not {num_selected_experts!r}.")
     if num_experts and count > num_experts:
-        raise ValueError(f"A token cannot go to {count} of {num_experts} experts; use at least {count} experts or a "
-                         "smaller num_selected_experts.")
+        raise Refusal(f"A token cannot go to {count} of {num_experts} experts; use at least {count} experts or a "
+                      "smaller num_selected_experts.")
     if exploration == "sample" and not policy.can_be_sampled:
-        raise ValueError(f"exploration='sample' draws each token's expert, which the {policy.name} policy does not "
-                         "choose by token; use exploration='input_jitter' or 'argmax'.")
+        raise Refusal(f"exploration='sample' draws each token's expert, which the {policy.name} policy does not "
+                      "choose by token; use exploration='input_jitter' or 'argmax'.")
 
 
 for _policy in (

@@ -7,18 +7,19 @@ from gin import config as gin_config
 
 from switch_tf.configs import shipped_gin
 from switch_tf.configs.choices import nearest
+from switch_tf.refusals import Refusal
 
 
 def read(name: str, config_class):
     """The `config_class`, which is `SwitchConfig`, that `gin/models/<name>.gin` describes.
 
     Raises:
-        ValueError: no file has that name; the nearest one is named.
+        Refusal: no file has that name; the nearest one is named.
     """
     names = shipped_gin.preset_names()
     if name not in names:
-        raise ValueError(f"There is no preset {name!r}.{nearest(name, names)} The presets are the files of "
-                         "gin/models; `switch-tf inspect --list` names them all.")
+        raise Refusal(f"There is no preset {name!r}.{nearest(name, names)} The presets are the files of "
+                      "gin/models; `switch-tf inspect --list` names them all.")
     # gin keeps its configuration in module globals: this one is parsed between saving and restoring them.
     tables = ("_CONFIG", "_SINGLETONS", "_OPERATIVE_CONFIG", "_IMPORTS")
     saved = {table: getattr(gin_config, table).copy() for table in tables}

@@ -75,7 +75,7 @@ def rules_of(semantics: str) -> Rules:
     """The rules of that name.
 
     Raises:
-        ValueError: there are none; names the nearest.
+        Refusal: there are none; names the nearest.
     """
     check_choice("semantics", semantics, _RULES)
     return _RULES[semantics]

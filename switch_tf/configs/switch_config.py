@@ -14,6 +14,7 @@ from switch_tf.configs.choices import (
     check_choice,
 )
 from switch_tf.configs.semantics import Rules, rules_of
+from switch_tf.refusals import Refusal
 
 MOST_LAYERS = 10_000  # of a stack; layers are listed one by one
 
@@ -76,7 +77,7 @@ class SwitchConfig:
         remat: bool. Recompute each layer in the backward pass instead of keeping its activations.
 
     Raises:
-        ValueError: a value out of its range, in one sentence.
+        Refusal: a value out of its range, in one sentence.
     """
 
     vocab_size: int = 32128
@@ -134,7 +135,7 @@ class SwitchConfig:
                       checks.integer, 0)
         for name in ("num_encoder_layers", "num_decoder_layers"):
             if getattr(self, name) > MOST_LAYERS:
-                raise ValueError(f"{name} must be at most {MOST_LAYERS}, not {getattr(self, name)}.")
+                raise Refusal(f"{name} must be at most {MOST_LAYERS}, not {getattr(self, name)}.")
         checks.fields(self, ("dropout_rate", "expert_dropout_rate", "jitter_noise"), checks.number, "in [0, 1)")
         checks.fields(self, ("train_capacity_factor", "eval_capacity_factor"), checks.number, "in [1e-6, 1e6]")
         checks.fields(self, ("layer_norm_epsilon", "init_scale", "attention_init_scale"), checks.number, "above 0")
@@ -150,17 +151,17 @@ class SwitchConfig:
                               ("attention_expert_dtype", ATTENTION_EXPERT_DTYPES)):
             check_choice(name, getattr(self, name), choices)
         if self.extra_mlp and not self.has_feed_forward_experts:
-            raise ValueError("extra_mlp=True needs feed-forward layers of experts; expert_sublayers='attention' has "
-                             "none. Use expert_sublayers='feed_forward_and_attention' or extra_mlp=False.")
+            raise Refusal("extra_mlp=True needs feed-forward layers of experts; expert_sublayers='attention' has "
+                          "none. Use expert_sublayers='feed_forward_and_attention' or extra_mlp=False.")
         self._check_routing()
         if self.relative_attention_max_distance <= self.relative_attention_num_buckets // 2:
-            raise ValueError(
+            raise Refusal(
                 f"relative_attention_max_distance must be above half of relative_attention_num_buckets "
                 f"({self.relative_attention_num_buckets // 2}), not {self.relative_attention_max_distance}.")
         if self.rules.groups_are_sequences and self.num_experts:
             checks.fields(self, ("expert_capacity",), checks.integer, 1)
         elif self.expert_capacity is not None:
-            raise ValueError(
+            raise Refusal(
                 f"expert_capacity={self.expert_capacity} belongs to a sparse model with semantics='hf'; elsewhere "
                 "train_capacity_factor, eval_capacity_factor and min_expert_capacity decide the capacity.")
 
@@ -171,13 +172,13 @@ class SwitchConfig:
             policies.check_options(policy, number, self.num_experts, self.exploration, self.second_expert_policy,
                                    self.second_expert_threshold)
         if self.second_place_loss_weight and all(self.num_choices(stack) < 2 for stack in (False, True)):
-            raise ValueError(f"second_place_loss_weight={self.second_place_loss_weight} needs a policy with second "
-                             f"choices, such as 'top2', not {self.routing_policy!r}.")
+            raise Refusal(f"second_place_loss_weight={self.second_place_loss_weight} needs a policy with second "
+                          f"choices, such as 'top2', not {self.routing_policy!r}.")
         if self.dispatch == "ragged" and (encoder_policy.experts_choose or decoder_policy.experts_choose):
-            raise ValueError("dispatch='ragged' leaves out empty slots, and where experts choose there are none; use "
-                             "'index' or 'auto'.")
+            raise Refusal("dispatch='ragged' leaves out empty slots, and where experts choose there are none; use "
+                          "'index' or 'auto'.")
         if self.decoder_sparse_layers and not decoder_policy.is_causal and not self.allow_non_causal_decoder:
-            raise ValueError(
+            raise Refusal(
                 f"A decoder cannot be routed by {self.decoder_policy!r}, which lets later tokens change earlier ones; "
                 "use decoder_routing_policy='switch', or allow_non_causal_decoder=True to train it nevertheless.")
 

@@ -19,7 +19,7 @@ def get_sampler(sampler):
     """A sampler as it is, or the one of that name with its defaults: "greedy", "sample" or "beam".
 
     Raises:
-        ValueError: it is neither.
+        Refusal: it is neither.
     """
     if isinstance(sampler, tuple(SAMPLERS.values())):
         return sampler

@@ -9,6 +9,7 @@ from switch_tf import checks, partitioning
 from switch_tf.decoding.loop import Decoded, check_inputs, ends_of, goes_on_after, loop
 from switch_tf.layers import grouping, masks
 from switch_tf.ops import dtypes
+from switch_tf.refusals import Refusal
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,13 +35,13 @@ class Beam:
         checks.fields(self, ["num_beams", "num_results"], checks.integer, 1)
         checks.fields(self, ["length_penalty"], checks.number, "0 or above")
         if self.num_results > self.num_beams:
-            raise checks.refusal(f"num_results must be at most num_beams, {self.num_beams}, not {self.num_results}.")
+            raise Refusal(f"num_results must be at most num_beams, {self.num_beams}, not {self.num_results}.")
 
     def decode(self, model, features, max_length: int, end_id=None, rows=None) -> Decoded:
         """`num_results` sequences of each row; arguments as of `loop.decode`. `rows` plays no part: nothing is drawn.
 
         Raises:
-            ValueError: a vocabulary of fewer tokens than twice the beams.
+            Refusal: a vocabulary of fewer tokens than twice the beams.
         """
         max_length = check_inputs(model, features, max_length)
         ends = ends_of(model, end_id)
@@ -98,8 +99,8 @@ class Beam:
     def _num_candidates(self, ends, vocab_size):
         """How many candidates a step looks at: even if all ends are among them for each beam, enough go on."""
         if 2 * self.num_beams > vocab_size:
-            raise checks.refusal(f"num_beams must be at most {vocab_size // 2}, half of the vocabulary, not "
-                                 f"{self.num_beams}.")
+            raise Refusal(f"num_beams must be at most {vocab_size // 2}, half of the vocabulary, not "
+                          f"{self.num_beams}.")
         return self.num_beams * min(vocab_size, 1 + max(1, len(set(ends))))
 
     def _penalty(self, length):

@@ -10,6 +10,7 @@ from switch_tf.configs import policies
 from switch_tf.configs.switch_config import SwitchConfig
 from switch_tf.layers import grouping, masks
 from switch_tf.ops import dtypes, forms, indexing
+from switch_tf.refusals import Refusal
 
 END_ID = SwitchConfig.end_id  # of the vocabularies of T5, mT5, ByT5, and those that `switch-tf vocabulary` trains
 _BUCKET = 32
@@ -38,24 +39,24 @@ def check_decodes(config) -> None:
     """Refuses a model that cannot predict one token after the other.
 
     Raises:
-        ValueError: it has no decoder, or experts of its decoder choose among tokens that are not there yet.
+        Refusal: it has no decoder, or experts of its decoder choose among tokens that are not there yet.
     """
     if config.is_encoder_only:
-        raise checks.refusal("This model has no decoder (num_decoder_layers is 0), so it predicts no text.")
+        raise Refusal("This model has no decoder (num_decoder_layers is 0), so it predicts no text.")
     if config.decoder_sparse_layers and policies.get(config.decoder_policy).experts_choose:
-        raise checks.refusal(f"Experts of this decoder choose among all tokens of a batch "
-                             f"({config.decoder_policy!r}), and those that are not decoded yet cannot be "
-                             "chosen; a decoder needs a policy such as decoder_routing_policy='switch'.")
+        raise Refusal(f"Experts of this decoder choose among all tokens of a batch "
+                      f"({config.decoder_policy!r}), and those that are not decoded yet cannot be "
+                      "chosen; a decoder needs a policy such as decoder_routing_policy='switch'.")
 
 
 def check_inputs(model, features, max_length, any_layout=False) -> int:
     """What every way of decoding refuses; returns `max_length` as an int."""
     check_decodes(model.config)
     if partitioning.is_partitioned() and not any_layout:
-        raise checks.refusal("This way of decoding works on one device; under a layout that cuts one program over "
-                             "several, Greedy().ids decodes.")
+        raise Refusal("This way of decoding works on one device; under a layout that cuts one program over "
+                      "several, Greedy().ids decodes.")
     if "encoder_segment_ids" in features:
-        raise checks.refusal("Packed inputs have several outputs each; decode from batches that are not packed.")
+        raise Refusal("Packed inputs have several outputs each; decode from batches that are not packed.")
     checks.tensor("encoder_input_tokens", features["encoder_input_tokens"], "int", (None, None))
     return checks.integer("max_length", max_length, at_least=1)
 
@@ -64,7 +65,7 @@ def ends_of(model, end_id) -> tuple[int, ...]:
     """Returns the ids that end a sequence: `end_id`, one or several, or `SwitchConfig.end_id` for None.
 
     Raises:
-        ValueError: no ids.
+        Refusal: no ids.
     """
     ends = model.config.end_id if end_id is None else checks.ids("end_id", end_id)
     return ends if isinstance(ends, tuple) else (ends,)

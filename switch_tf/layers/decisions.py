@@ -8,10 +8,11 @@ from typing import Any, NamedTuple
 
 from keras import ops
 
-from switch_tf import checks, partitioning
+from switch_tf import partitioning
 from switch_tf.configs.choices import DISPATCHES, check_choice
 from switch_tf.layers import dispatch as dispatching
 from switch_tf.metrics import Mean
+from switch_tf.refusals import Refusal
 
 
 class Scores(NamedTuple):
@@ -157,7 +158,7 @@ class ExpertChoices(NamedTuple):
         """As of Decisions, without "ragged"."""
         check_choice("dispatch", dispatch, DISPATCHES)
         if dispatch == "ragged":
-            raise checks.refusal("dispatch='ragged' leaves out empty slots, and where experts choose there are none; "
-                                 "use 'index' or 'auto'.")
+            raise Refusal("dispatch='ragged' leaves out empty slots, and where experts choose there are none; "
+                          "use 'index' or 'auto'.")
         kinds = {"einsum": dispatching.EinsumOfExperts, "index": dispatching.IndexOfExperts}
         return kinds[dispatching.best_of_experts() if dispatch == "auto" else dispatch](self)

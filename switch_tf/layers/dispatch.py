@@ -15,10 +15,11 @@ import functools
 import keras
 from keras import ops
 
-from switch_tf import checks, partitioning
+from switch_tf import partitioning
 from switch_tf.layers import grouping
 from switch_tf.layers.ragged import RaggedRows
 from switch_tf.ops import dtypes, forms, random
+from switch_tf.refusals import Refusal
 
 # The buffers of slots: where the groups are, where the experts are, and as an expert reads them.
 AT_GROUPS = (None, "group", "capacity", "expert_embed")
@@ -170,8 +171,8 @@ class Ragged(Index):
 
     def __init__(self, decisions):
         if "ragged" not in forms.suited_dispatches():
-            raise checks.refusal("dispatch='ragged' needs shapes that depend on values, as TensorFlow has them on CPU "
-                                 "without XLA; elsewhere use dispatch='index'.")
+            raise Refusal("dispatch='ragged' needs shapes that depend on values, as TensorFlow has them on CPU "
+                          "without XLA; elsewhere use dispatch='index'.")
         super().__init__(decisions)
         # There is one row more than tokens can fill, so that the last is always empty; a token without a row reads its
         # zeros. Nobody reads the other empty rows, and what is moved into them may be anything.

@@ -6,6 +6,7 @@ from keras import ops
 from switch_tf import checks
 from switch_tf.layers.shapes import KeepsShape
 from switch_tf.ops import dtypes, random
+from switch_tf.refusals import Refusal
 
 
 def mask(draws, rate, dtype):
@@ -47,8 +48,8 @@ class Dropout(KeepsShape, keras.layers.Layer):
         shape = list(ops.shape(inputs))
         if self.broadcast_axis is not None:
             if self.broadcast_axis >= len(shape):
-                raise checks.refusal(f"broadcast_axis must be below {len(shape)}, the number of dimensions of the "
-                                     f"inputs, not {self.broadcast_axis}.")
+                raise Refusal(f"broadcast_axis must be below {len(shape)}, the number of dimensions of the "
+                              f"inputs, not {self.broadcast_axis}.")
             shape[self.broadcast_axis] = 1
         seed = random.layer_seed(self, "dropout")
         return masked(inputs, mask(random.uniform(seed, tuple(shape)), self.rate, inputs.dtype))

@@ -10,6 +10,7 @@ from switch_tf.layers.feed_forward import activate, add_input_kernels, kernel_in
 from switch_tf.layers.gathered import each_its_own
 from switch_tf.layers.ragged import one_by_one
 from switch_tf.ops import products, random
+from switch_tf.refusals import Refusal
 
 
 @keras.saving.register_keras_serializable("switch_tf")
@@ -62,7 +63,7 @@ class ExpertFeedForward(keras.layers.Layer):
         if expert_index is not None:
             checks.tensor("expert_index", expert_index, "int", inputs.shape[:1])
             if training:
-                raise checks.refusal("expert_index is for prediction alone; training has its buffers or `ragged`.")
+                raise Refusal("expert_index is for prediction alone; training has its buffers or `ragged`.")
             return each_its_own(inputs, expert_index, self.input_kernels, self.wo, self.activation)
         if ragged is not None:
             dropout_mask = self._dropout_mask if training and self.dropout_rate else None

@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 
 from keras import ops
 
-from switch_tf import checks, partitioning
+from switch_tf import partitioning
 from switch_tf.configs.semantics import rules_of
+from switch_tf.refusals import Refusal
 
 
 class Groups(NamedTuple):
@@ -103,7 +104,7 @@ def _fewest_groups(num_tokens, group_size, semantics):
 
 def check_batch(num_sequences: int, length: int, group_size: int, num_groups_multiple: int, num_parts: int = 1,
                 semantics="switch_tf") -> None:
-    """Raises ValueError, naming the nearest batches that work, unless a training batch can be cut into groups.
+    """Raises Refusal, naming the nearest batches that work, unless a training batch can be cut into groups.
 
     Args:
         num_sequences, length: int, of the global batch.
@@ -119,7 +120,7 @@ def check_batch(num_sequences: int, length: int, group_size: int, num_groups_mul
     below = num_sequences // step * step
     batches = [str(batch) for batch in (below, below + step) if batch]
     divisor = math.gcd(num_tokens, num_groups_multiple)
-    raise checks.refusal(
+    raise Refusal(
         f"No number of groups that is a multiple of {num_groups_multiple} divides {num_tokens} tokens "
         f"({num_sequences} sequences of {length}) into groups of at most {group_size}. "
         f"Use a batch of {' or '.join(batches)} sequences, or num_groups_multiple={divisor}.")
@@ -140,8 +141,8 @@ def plan_groups(shape, group_size: int, num_groups_multiple: int, training: bool
     num_tokens = shape[0] * shape[1]
     if not isinstance(num_tokens, int):
         if part.count > 1:
-            raise checks.refusal("The batch size must be known while tracing where a batch is cut into parts; give the "
-                                 "input signature a batch size.")
+            raise Refusal("The batch size must be known while tracing where a batch is cut into parts; give the "
+                          "input signature a batch size.")
         return _dynamic_groups(num_tokens, group_size, num_groups_multiple, semantics)
     if training:
         check_batch(shape[0] * part.count, shape[1], group_size, num_groups_multiple, part.count, semantics)

@@ -11,6 +11,7 @@ from switch_tf.layers.experts import ExpertFeedForward
 from switch_tf.layers.observing import Observed
 from switch_tf.layers.routing import Router
 from switch_tf.ops import replicas
+from switch_tf.refusals import Refusal
 
 
 @keras.saving.register_keras_serializable("switch_tf")
@@ -62,8 +63,8 @@ class SwitchFeedForward(Observed, keras.layers.Layer):
         self._rules = rules_of(semantics)
         check_choice("dispatch", dispatch, DISPATCHES)
         if self._rules.groups_are_sequences != (expert_capacity is not None):
-            raise ValueError(f"expert_capacity goes with semantics='hf' and nothing else; it is {expert_capacity!r} "
-                             f"with semantics={semantics!r}.")
+            raise Refusal(f"expert_capacity goes with semantics='hf' and nothing else; it is {expert_capacity!r} "
+                          f"with semantics={semantics!r}.")
         self.num_experts = checks.integer("num_experts", num_experts, at_least=1)
         self.d_ff = checks.integer("d_ff", d_ff, at_least=1)
         self.activation = activation
@@ -84,16 +85,16 @@ class SwitchFeedForward(Observed, keras.layers.Layer):
         self.dispatch = dispatch
         self.output_dim = checks.optional("output_dim", output_dim, checks.integer, 1)
         if not isinstance(router, str | Router):
-            raise ValueError(f"router must be a Router or the name of a policy, not {checks.shown(router)}.")
+            raise Refusal(f"router must be a Router or the name of a policy, not {checks.shown(router)}.")
         if isinstance(router, str):
             router = Router(num_experts, policy=router, jitter_noise=jitter_noise, router_dtype=router_dtype,
                             init_scale=init_scale, semantics=semantics, dtype=self.dtype_policy, name="router")
         if router.num_experts != num_experts:
-            raise ValueError(f"The router chooses among {router.num_experts} experts, but num_experts is "
-                             f"{num_experts}; give both the same number.")
+            raise Refusal(f"The router chooses among {router.num_experts} experts, but num_experts is "
+                          f"{num_experts}; give both the same number.")
         if router.semantics != semantics:
-            raise ValueError(f"The router has semantics={router.semantics!r}, but the layer {semantics!r}; give both "
-                             "the same.")
+            raise Refusal(f"The router has semantics={router.semantics!r}, but the layer {semantics!r}; give both "
+                          "the same.")
         self.router = router
         self.jitter_noise, self.router_dtype = router.jitter_noise, router.router_dtype
         self.experts = ExpertFeedForward(num_experts, d_ff, activation, expert_dropout_rate, init_scale, output_dim,

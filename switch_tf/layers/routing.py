@@ -12,6 +12,7 @@ from switch_tf.layers.decisions import Options, Scores
 from switch_tf.layers.feed_forward import kernel_initializer
 from switch_tf.metrics import Mean, RouterStats
 from switch_tf.ops import dtypes, products, random, replicas
+from switch_tf.refusals import Refusal
 
 INPUT_DROPOUT_RATE = 0.1
 # What a token that is not a number prefers: no expert in particular, and never a NaN in a sort.
@@ -74,8 +75,8 @@ class Router(keras.layers.Layer):
                                                       "0 or above")
         self.init_scale = checks.number("init_scale", init_scale, "above 0")
         if second_place_loss_weight and self._policy.count(num_selected_experts) < 2:
-            raise ValueError(f"second_place_loss_weight={second_place_loss_weight!r} needs a policy with second "
-                             f"choices, such as 'top2', not {policy!r}.")
+            raise Refusal(f"second_place_loss_weight={second_place_loss_weight!r} needs a policy with second "
+                          f"choices, such as 'top2', not {policy!r}.")
         self.num_selected_experts = checks.optional("num_selected_experts", num_selected_experts, checks.integer, 1)
         self.policy = policy
         self.exploration = exploration
@@ -106,11 +107,11 @@ class Router(keras.layers.Layer):
             token_ids = replicas.as_ids(token_ids)
             checks.tensor("token_ids", token_ids, "int", inputs.shape[:2])
         if self._policy.needs_token_ids and token_ids is None:
-            raise checks.refusal(f"The {self.policy} policy needs token_ids (<int32>, one for each token); pass them "
-                                 "to the layer.")
+            raise Refusal(f"The {self.policy} policy needs token_ids (<int32>, one for each token); pass them "
+                          "to the layer.")
         if 0 in inputs.shape[:2]:
-            raise checks.refusal(f"inputs must hold at least one group of at least one token, not the shape "
-                                 f"{tuple(inputs.shape)}.")
+            raise Refusal(f"inputs must hold at least one group of at least one token, not the shape "
+                          f"{tuple(inputs.shape)}.")
         is_real = masks.padding_mask(inputs, padding_mask, mask, inputs_mask)
         is_present = masks.padding_mask(inputs, is_present, name="is_present")
         if self._rules.routes_padding:

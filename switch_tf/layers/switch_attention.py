@@ -9,6 +9,7 @@ from switch_tf.layers.attention import VALUE_AXES, add_output_kernel, as_values,
 from switch_tf.layers.dropout import Dropout
 from switch_tf.layers.moe import SwitchFeedForward
 from switch_tf.layers.observing import Observed
+from switch_tf.refusals import Refusal
 
 
 @keras.saving.register_keras_serializable("switch_tf")
@@ -52,13 +53,13 @@ class SwitchSelfAttention(Observed, keras.layers.Layer):
         self.init_scale = checks.number("init_scale", init_scale, "above 0")
         for name, experts in (("query_experts", query_experts), ("key_value_experts", key_value_experts)):
             if not isinstance(experts, SwitchFeedForward):
-                raise ValueError(f"{name} must be a SwitchFeedForward, not {checks.shown(experts)}.")
+                raise Refusal(f"{name} must be a SwitchFeedForward, not {checks.shown(experts)}.")
             if experts.output_dim != num_heads * d_kv:
-                raise ValueError(f"{name} must have output_dim={num_heads * d_kv} (num_heads * d_kv), not "
-                                 f"{experts.output_dim!r}.")
+                raise Refusal(f"{name} must have output_dim={num_heads * d_kv} (num_heads * d_kv), not "
+                              f"{experts.output_dim!r}.")
         if query_experts.name == key_value_experts.name:
-            raise ValueError(f"query_experts and key_value_experts are both named {query_experts.name!r}; make two "
-                             "layers with names of their own.")
+            raise Refusal(f"query_experts and key_value_experts are both named {query_experts.name!r}; make two "
+                          "layers with names of their own.")
         self.query_experts = query_experts
         self.key_value_experts = key_value_experts
         self.dropout = Dropout(dropout_rate, broadcast_axis=2, dtype=self.dtype_policy, name="dropout")

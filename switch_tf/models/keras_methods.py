@@ -4,6 +4,7 @@ import keras
 
 from switch_tf import checks
 from switch_tf.ops import replicas
+from switch_tf.refusals import Refusal
 
 IDS = tuple(f"{stack}_{feature}" for stack in ("encoder", "decoder")
             for feature in ("input_tokens", "segment_ids", "target_tokens"))
@@ -27,14 +28,14 @@ class FeaturesModel(keras.Model):
         """
         required = self.required_features
         if not isinstance(features, dict):
-            raise checks.refusal(f"The model needs a dictionary of features by seqio's names, such as {required[0]!r}, "
-                                 f"not {checks.shown(features)}.")
+            raise Refusal(f"The model needs a dictionary of features by seqio's names, such as {required[0]!r}, "
+                          f"not {checks.shown(features)}.")
         missing = [name for name in required if name not in features]
         if missing:
             names = " and ".join(repr(name) for name in missing)
-            raise checks.refusal(f"The model needs the feature{'s' * (len(missing) > 1)} {names} (<int32>[batch, "
-                                 f"length]); it was given {sorted(features)}. seqio's EncDecFeatureConverter makes all "
-                                 "of them.")
+            raise Refusal(f"The model needs the feature{'s' * (len(missing) > 1)} {names} (<int32>[batch, "
+                          f"length]); it was given {sorted(features)}. seqio's EncDecFeatureConverter makes all "
+                          "of them.")
         features = {name: replicas.as_ids(value) if name in IDS else value for name, value in features.items()}
         for stack in ("encoder", "decoder"):
             shape = None
@@ -68,14 +69,14 @@ class FeaturesModel(keras.Model):
         """Keras' method; refuses to train or to evaluate the routers' losses alone.
 
         Raises:
-            ValueError: `compile` was given no loss, or `fit` no targets.
+            Refusal: `compile` was given no loss, or `fit` no targets.
         """
         if self.loss is None:
-            raise checks.refusal(
+            raise Refusal(
                 "compile was given no loss, so only the routers' losses would be trained; give it one, such as "
                 "loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=0).")
         if y is None:
-            raise checks.refusal(
+            raise Refusal(
                 "The loss needs targets, <int32>[batch, length], as y: model.fit(features, targets), or a dataset of "
                 "(features, targets). They are no part of the features that the model is called with.")
         return super().compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=training)
@@ -107,7 +108,7 @@ class FeaturesModel(keras.Model):
         return super().count_params()
 
     def quantize(self, mode=None, config=None, **kwargs):
-        """Raises ValueError: no layer of the package has a quantized form, and Keras would change nothing."""
-        raise checks.refusal(
+        """Raises Refusal: no layer of the package has a quantized form, and Keras would change nothing."""
+        raise Refusal(
             f"{type(self).__name__} cannot be quantized: its layers have no quantized form. For weights of half the "
             'size make the model with dtype="bfloat16".')

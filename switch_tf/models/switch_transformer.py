@@ -16,6 +16,7 @@ from switch_tf.layers.observing import Observed
 from switch_tf.models.keras_methods import FeaturesModel
 from switch_tf.models.stack import Stack
 from switch_tf.ops import dtypes, forms, random
+from switch_tf.refusals import Refusal
 
 
 @keras.saving.register_keras_serializable("switch_tf")
@@ -61,15 +62,15 @@ class SwitchTransformer(Observed, FeaturesModel):
             **overrides: fields of SwitchConfig in place of the preset's, such as `dropout_rate=0.1`.
 
         Raises:
-            ValueError: no preset or field has that name, or a value is out of its range.
+            Refusal: no preset or field has that name, or a value is out of its range.
         """
         names = [field.name for field in dataclasses.fields(SwitchConfig)]
         for field in overrides:
             check_choice("A keyword of from_preset", field, ["dtype", "name", *names])
         is_preset = checks.text("preset", preset) in shipped_gin.preset_names()
         if not is_preset and pathlib.Path(preset).is_dir():
-            raise ValueError(f"{preset!r} is a folder and no preset; for one of Hugging Face's form use "
-                             f"switch_tf.conversion.from_hugging_face({preset!r}).")
+            raise Refusal(f"{preset!r} is a folder and no preset; for one of Hugging Face's form use "
+                          f"switch_tf.conversion.from_hugging_face({preset!r}).")
         return cls(dataclasses.replace(SwitchConfig.from_preset(preset), **overrides), dtype=dtype, name=name)
 
     @property
@@ -202,7 +203,7 @@ class SwitchTransformer(Observed, FeaturesModel):
             beam, the best; `sampler.decode` has the others and their scores.
 
         Raises:
-            ValueError: inputs that are no ids of the vocabulary, or a model that decodes nothing.
+            Refusal: inputs that are no ids of the vocabulary, or a model that decodes nothing.
         """
         inputs = self._read_inputs(inputs)
         key = decoding.get_sampler(sampler), checks.integer("max_length", max_length, 1), checks.optional(
@@ -218,16 +219,16 @@ class SwitchTransformer(Observed, FeaturesModel):
     def _read_inputs(self, inputs):
         decoding.check_decodes(self.config)
         if _holds_text(inputs):
-            raise checks.refusal("inputs must be ids, <int32>[batch, length]; for texts use "
-                                 "switch_tf.inference.generate(model, texts, vocabulary).")
+            raise Refusal("inputs must be ids, <int32>[batch, length]; for texts use "
+                          "switch_tf.inference.generate(model, texts, vocabulary).")
         try:
             inputs = np.asarray(ops.convert_to_numpy(inputs))
         except (ValueError, TypeError):
-            raise checks.refusal("inputs must be ids, <int32>[batch, length], with 0 for padding where sequences are "
-                                 f"shorter, not {checks.shown(inputs)}.") from None
+            raise Refusal("inputs must be ids, <int32>[batch, length], with 0 for padding where sequences are "
+                          f"shorter, not {checks.shown(inputs)}.") from None
         checks.tensor("inputs", inputs, "int" if inputs.size else "number", (None, None))
         if not inputs.size:
-            raise checks.refusal(f"inputs must hold ids, and these are <int>{list(inputs.shape)}: none at all.")
+            raise Refusal(f"inputs must hold ids, and these are <int>{list(inputs.shape)}: none at all.")
         checks.indices("Ids of inputs", inputs, self.config.vocab_size)
         return inputs.astype("int32")
 
@@ -249,7 +250,7 @@ def _read(config):
         return config
     names = [field.name for field in dataclasses.fields(SwitchConfig)]
     if not isinstance(config, dict):
-        raise ValueError(f"config must be a SwitchConfig, or a dictionary of its fields, not {checks.shown(config)}.")
+        raise Refusal(f"config must be a SwitchConfig, or a dictionary of its fields, not {checks.shown(config)}.")
     for name in config:
         check_choice("A field of a SwitchConfig", name, names)
     return SwitchConfig(**config)

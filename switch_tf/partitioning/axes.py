@@ -10,6 +10,7 @@ import keras
 from keras import ops
 
 from switch_tf.partitioning.layout import LOGICAL_AXES
+from switch_tf.refusals import Refusal
 
 _annotator = None
 _new_axes = None
@@ -77,12 +78,12 @@ def axes_of_new_variable(rank: int) -> tuple[str | None, ...]:
 
 
 def check_axes(axes, rank: int, what: str) -> None:
-    """Raises ValueError unless `axes` names each of `rank` dimensions with a known logical axis or None."""
+    """Raises Refusal unless `axes` names each of `rank` dimensions with a known logical axis or None."""
     unknown = [axis for axis in axes if axis is not None and axis not in LOGICAL_AXES]
     if unknown:
-        raise ValueError(f"{what} has the unknown logical axis {unknown[0]!r}; the axes are {sorted(LOGICAL_AXES)}.")
+        raise Refusal(f"{what} has the unknown logical axis {unknown[0]!r}; the axes are {sorted(LOGICAL_AXES)}.")
     if len(axes) != rank:
-        raise ValueError(f"{what} has {rank} dimensions but {len(axes)} logical axes {tuple(axes)}; give one for each.")
+        raise Refusal(f"{what} has {rank} dimensions but {len(axes)} logical axes {tuple(axes)}; give one for each.")
 
 
 def add_weight(layer: keras.layers.Layer, name: str, shape, axes, initializer, dtype=None):

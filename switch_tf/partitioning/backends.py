@@ -8,6 +8,7 @@ from switch_tf import environment
 from switch_tf.partitioning import cluster, devices
 from switch_tf.partitioning.layout import Layout
 from switch_tf.partitioning.partitioner import Partitioner
+from switch_tf.refusals import Refusal
 
 
 def create_partitioner(layout: Layout) -> Partitioner:
@@ -16,7 +17,7 @@ def create_partitioner(layout: Layout) -> Partitioner:
     Starts the devices, so nothing of TensorFlow may have run before where there are several processes.
 
     Raises:
-        ValueError: the mesh does not fit the devices, or a back end that this machine cannot have.
+        Refusal: the mesh does not fit the devices, or a back end that this machine cannot have.
     """
     members = cluster.members()
     if layout.backend == "tpu":
@@ -25,8 +26,8 @@ def create_partitioner(layout: Layout) -> Partitioner:
         return _multi_worker(layout, members)
     if len(members.addresses) > 1:
         if layout.backend == "mirrored":
-            raise ValueError(f"MirroredStrategy trains in one process, but TF_CONFIG names {len(members.addresses)}; "
-                             "use backend='multi_worker_mirrored' or 'dtensor'.")
+            raise Refusal(f"MirroredStrategy trains in one process, but TF_CONFIG names {len(members.addresses)}; "
+                          "use backend='multi_worker_mirrored' or 'dtensor'.")
         return _dtensor_processes(layout, members)
     kind = devices.device_type()
     if kind == "TPU":
@@ -63,7 +64,7 @@ def create_partitioner(layout: Layout) -> Partitioner:
 
 def _on_tpu(layout):
     if layout.backend == "mirrored":
-        raise ValueError("MirroredStrategy is for GPUs and CPUs; on a TPU use backend='tpu' or 'dtensor'.")
+        raise Refusal("MirroredStrategy is for GPUs and CPUs; on a TPU use backend='tpu' or 'dtensor'.")
     if layout.backend == "one_device":
         from switch_tf.partitioning import tpu
 
@@ -93,13 +94,13 @@ def on_every_chip(layout: Layout, count: int) -> Layout:
     """Returns a layout for all `count` TPU devices, as a mesh needs; one without rules then splits the batch over them.
 
     Raises:
-        ValueError: the layout has rules and is for one device.
+        Refusal: the layout has rules and is for one device.
     """
     if layout.num_devices > 1 or layout.open_axes or count == 1:
         return layout
     if layout.rules or layout.at_rest_rules:
-        raise ValueError(f"MESH_SHAPE {layout.mesh_shape!r} is for one device, but a program on this TPU runs on all "
-                         f"of its {count}; make the product of its sizes {count}.")
+        raise Refusal(f"MESH_SHAPE {layout.mesh_shape!r} is for one device, but a program on this TPU runs on all "
+                      f"of its {count}; make the product of its sizes {count}.")
     print(f"This run has no layout, so its batch is split over the {count} devices of the TPU, as by "
           "gin/layouts/data.gin; Layout.backend='one_device' trains on one of them.", file=sys.stderr, flush=True)
     rules = (("batch", "data"), ("group", "data"))
@@ -147,17 +148,17 @@ def _tpu(layout, members):
     # On a TPU VM the chips are local. TPU_NAME, which Google's pages have users export there, is for other machines.
     name = None if environment.has_tpu() else os.environ.get("TPU_NAME")
     if not name and not environment.has_tpu():
-        raise ValueError("backend='tpu' needs a TPU, and this machine has none: run it on a TPU VM, name a TPU with "
-                         "TPU_NAME, or leave backend at 'auto'.")
+        raise Refusal("backend='tpu' needs a TPU, and this machine has none: run it on a TPU VM, name a TPU with "
+                      "TPU_NAME, or leave backend at 'auto'.")
     if len(members.addresses) > 1:
-        raise ValueError(f"backend='tpu' trains on the TPU of one host, but TF_CONFIG or TPU_WORKER_HOSTNAMES names "
-                         f"{len(members.addresses)} processes, and each would train a model of its own; use "
-                         "backend='dtensor'.")
+        raise Refusal(f"backend='tpu' trains on the TPU of one host, but TF_CONFIG or TPU_WORKER_HOSTNAMES names "
+                      f"{len(members.addresses)} processes, and each would train a model of its own; use "
+                      "backend='dtensor'.")
     split = [logical for logical, _ in layout.rules
              if "data" in layout.mesh_axes(logical) and logical not in ("batch", "group")]
     if split or layout.at_rest_rules:
-        raise ValueError("TPUStrategy keeps every variable whole on each core, so its layout cannot split "
-                         f"{', '.join(split) or 'stored weights'} over the data axis; use backend='dtensor' with it.")
+        raise Refusal("TPUStrategy keeps every variable whole on each core, so its layout cannot split "
+                      f"{', '.join(split) or 'stored weights'} over the data axis; use backend='dtensor' with it.")
     from switch_tf.partitioning import tpu
 
     return tpu.create(layout, name)
@@ -166,5 +167,5 @@ def _tpu(layout, members):
 def _check_data_only(layout):
     split = sorted({logical for logical, _ in (*layout.rules, *layout.at_rest_rules)} - {"batch", "group"})
     if split:
-        raise ValueError(f"tf.distribute's {layout.backend} back end copies the model to every device, so the layout "
-                         f"cannot split {', '.join(split)}; use gin/layouts/data.gin, or backend='dtensor'.")
+        raise Refusal(f"tf.distribute's {layout.backend} back end copies the model to every device, so the layout "
+                      f"cannot split {', '.join(split)}; use gin/layouts/data.gin, or backend='dtensor'.")

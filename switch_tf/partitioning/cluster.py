@@ -10,6 +10,8 @@ import json
 import os
 from typing import NamedTuple
 
+from switch_tf.refusals import Refusal
+
 # The port at which the processes of a TPU slice meet. libtpu itself uses 8471 and others.
 TPU_PORT = 19011
 
@@ -25,7 +27,7 @@ def members() -> Cluster:
     """The processes of this run; this one alone where neither TF_CONFIG nor TPU_WORKER_HOSTNAMES names others.
 
     Raises:
-        ValueError: a variable that cannot be read.
+        Refusal: a variable that cannot be read.
     """
     text = os.environ.get("TF_CONFIG")
     if not text:
@@ -38,7 +40,7 @@ def members() -> Cluster:
         if not 0 <= index < len(addresses) or config["task"].get("type", "worker") != "worker":
             raise ValueError(f"task {config['task']}")
     except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(
+        raise Refusal(
             'TF_CONFIG must read like {"cluster": {"worker": ["host0:2222", "host1:2222"]}, "task": {"type": "worker", '
             f'"index": 0}}}}, with workers only, not {text!r} ({type(error).__name__}: {error}).') from error
     return Cluster(tuple(addresses), index)
@@ -50,8 +52,8 @@ def _hosts_of_slice():
         return Cluster(("localhost",), 0)
     index = os.environ.get("TPU_WORKER_ID", "")
     if not index.isdecimal() or int(index) >= len(names):
-        raise ValueError(f"TPU_WORKER_HOSTNAMES names {len(names)} hosts, so TPU_WORKER_ID must say which one this is, "
-                         f"from 0 to {len(names) - 1}, not {index!r}.")
+        raise Refusal(f"TPU_WORKER_HOSTNAMES names {len(names)} hosts, so TPU_WORKER_ID must say which one this is, "
+                      f"from 0 to {len(names) - 1}, not {index!r}.")
     return Cluster(tuple(f"{name}:{TPU_PORT}" for name in names), int(index))
 
 

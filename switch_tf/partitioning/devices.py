@@ -6,6 +6,7 @@ import sys
 import keras
 
 from switch_tf import environment
+from switch_tf.refusals import Refusal
 
 _only_host = False
 
@@ -48,18 +49,18 @@ def split_cpu(count: int) -> None:
     """Makes `count` devices of this machine's CPU, before TensorFlow has started its devices.
 
     Raises:
-        ValueError: it is too late, or not a positive number.
+        Refusal: it is too late, or not a positive number.
     """
     import tensorflow as tf
 
     if count < 1:
-        raise ValueError(f"A number of devices is at least 1, not {count}.")
+        raise Refusal(f"A number of devices is at least 1, not {count}.")
     cpu = tf.config.list_physical_devices("CPU")[0]
     try:
         tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * count)
     except RuntimeError as error:
-        raise ValueError(f"The CPU cannot be made {count} devices after TensorFlow has used it; do it first."
-                         ) from error
+        raise Refusal(f"The CPU cannot be made {count} devices after TensorFlow has used it; do it first."
+                      ) from error
 
 
 def num_local_devices(kind: str) -> int:

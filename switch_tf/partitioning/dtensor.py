@@ -19,19 +19,20 @@ from switch_tf.partitioning.axes import annotated_by, axes_of_new_variable
 from switch_tf.partitioning.layout import Layout
 from switch_tf.partitioning.partitioner import Partitioner
 from switch_tf.partitioning.unfolded import UnfoldedVariable, as_stored, as_used, pack, stored, unfolding
+from switch_tf.refusals import Refusal
 
 
 def check_layout(layout: Layout) -> None:
     """Refuses a layout that DTensor cannot run on any device: activations over several mesh axes in one dimension.
 
     Raises:
-        ValueError: names the logical axes and the layouts that do run.
+        Refusal: names the logical axes and the layouts that do run.
     """
     if split := layout.axes_over_several:
-        raise ValueError(f"The layout splits {' and '.join(split)} over several mesh axes at once, and DTensor splits "
-                         "an axis of activations over one; such layouts are for `switch-tf compile` alone. Use "
-                         "gin/layouts/expert.gin or fully_sharded.gin, or leave all of these mesh axes but one at "
-                         "size 1 in MESH_SHAPE.")
+        raise Refusal(f"The layout splits {' and '.join(split)} over several mesh axes at once, and DTensor splits "
+                      "an axis of activations over one; such layouts are for `switch-tf compile` alone. Use "
+                      "gin/layouts/expert.gin or fully_sharded.gin, or leave all of these mesh axes but one at "
+                      "size 1 in MESH_SHAPE.")
 
 
 class DTensorPartitioner(Partitioner):
@@ -44,7 +45,7 @@ class DTensorPartitioner(Partitioner):
         mesh: DTensor's, of the same axes.
 
     Raises:
-        ValueError: see `check_layout`.
+        Refusal: see `check_layout`.
     """
 
     def __init__(self, layout: Layout, mesh: dtensor.Mesh):
@@ -58,11 +59,11 @@ class DTensorPartitioner(Partitioner):
 
     def check(self, config, steps_per_call, use_xla):
         if steps_per_call > 1:
-            raise ValueError(f"steps_per_call is {steps_per_call}, but under DTensor a step is two functions, so that "
-                             "no variable is read after its update; set it to 1.")
+            raise Refusal(f"steps_per_call is {steps_per_call}, but under DTensor a step is two functions, so that "
+                          "no variable is read after its update; set it to 1.")
         if use_xla:
-            raise ValueError("use_xla=True compiles the step of one device; DTensor cuts the step first, so leave "
-                             "use_xla at False under a layout of several devices.")
+            raise Refusal("use_xla=True compiles the step of one device; DTensor cuts the step first, so leave "
+                          "use_xla at False under a layout of several devices.")
         if self.mesh.device_type() == "TPU":
             memory.check(memory.stored_bytes(self.layout, config.weights()), memory.DTENSOR)
 
@@ -122,8 +123,8 @@ class DTensorPartitioner(Partitioner):
         self._trained = model.trainable_variables
         for variable in [*model.variables, *(optimizer.variables if optimizer else ())]:
             if not isinstance(stored(variable), dtensor.DVariable):
-                raise ValueError(f"{variable.path} was created outside of the layout and would be updated once for "
-                                 "each device; create it in `build`, or use a layout of one device.")
+                raise Refusal(f"{variable.path} was created outside of the layout and would be updated once for "
+                              "each device; create it in `build`, or use a layout of one device.")
 
     # Steps.
 

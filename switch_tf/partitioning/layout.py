@@ -5,6 +5,7 @@ import math
 
 from switch_tf.checks import shown
 from switch_tf.configs.choices import BACKENDS, check_choice
+from switch_tf.refusals import Refusal
 
 # T5X's words. `router_expert` names the columns of a router, which are never split, unlike the experts themselves;
 # `expert_embed` the width of tokens that travel to the experts and back.
@@ -33,7 +34,7 @@ class Layout:
             is more than one device.
 
     Raises:
-        ValueError: a mesh that cannot be read, or an unknown axis or back end.
+        Refusal: a mesh that cannot be read, or an unknown axis or back end.
     """
 
     mesh_shape: str = "data=1"
@@ -45,27 +46,27 @@ class Layout:
         check_choice("backend", self.backend, BACKENDS)
         for name in ("rules", "at_rest_rules"):
             if not isinstance(getattr(self, name), tuple | list):
-                raise ValueError(f"The {name} of a layout are a tuple of pairs of a logical axis and a mesh axis, such "
-                                 f"as (('batch', 'data'),), not {shown(getattr(self, name))}.")
+                raise Refusal(f"The {name} of a layout are a tuple of pairs of a logical axis and a mesh axis, such "
+                              f"as (('batch', 'data'),), not {shown(getattr(self, name))}.")
         for rule in (*self.rules, *self.at_rest_rules):
             _check_rule(rule)
         open_axes = self.open_axes
         if len(open_axes) > 1:
-            raise ValueError(f"MESH_SHAPE {self.mesh_shape!r} leaves out the mesh axes {' and '.join(open_axes)} of "
-                             "the layout's rules, and only one may take the devices that remain; add "
-                             f"\"{open_axes[-1]}=1\" or more.")
+            raise Refusal(f"MESH_SHAPE {self.mesh_shape!r} leaves out the mesh axes {' and '.join(open_axes)} of "
+                          "the layout's rules, and only one may take the devices that remain; add "
+                          f"\"{open_axes[-1]}=1\" or more.")
 
     @property
     def mesh(self) -> dict[str, int]:
         """Mesh axis -> number of devices along it, as `mesh_shape` says; the open axis is not in it."""
         mesh = {}
         if not isinstance(self.mesh_shape, str):
-            raise ValueError(f"MESH_SHAPE must be text like \"data=4,model=2\", not {self.mesh_shape!r}.")
+            raise Refusal(f"MESH_SHAPE must be text like \"data=4,model=2\", not {self.mesh_shape!r}.")
         for entry in filter(None, (part.strip() for part in self.mesh_shape.split(","))):
             name, _, size = (word.strip() for word in entry.partition("="))
             if not name or not size.isdecimal() or int(size) < 1 or name in mesh:
-                raise ValueError(f"MESH_SHAPE must read like \"data=4,model=2\", each axis once, not "
-                                 f"{self.mesh_shape!r}.")
+                raise Refusal(f"MESH_SHAPE must read like \"data=4,model=2\", each axis once, not "
+                              f"{self.mesh_shape!r}.")
             mesh[name] = int(size)
         return mesh
 
@@ -89,18 +90,18 @@ class Layout:
         """The same layout with the open axis filled in, for so many devices.
 
         Raises:
-            ValueError: the mesh does not have as many devices as there are. A mesh of one uses the first.
+            Refusal: the mesh does not have as many devices as there are. A mesh of one uses the first.
         """
         open_axes, size = self.open_axes, self.num_devices
         if open_axes and num_devices % size == 0:
             return dataclasses.replace(self, mesh_shape=mesh_shape({open_axes[0]: num_devices // size, **self.mesh}))
         if size == num_devices or (size == 1 and not open_axes):
             return self
-        raise ValueError(
+        raise Refusal(
             f"MESH_SHAPE {self.mesh_shape!r} is for {'a multiple of ' if open_axes else ''}{size} devices, but there "
             f"{'is' if num_devices == 1 else 'are'} {num_devices} ({device_type}); make the product of its sizes "
             f"{num_devices}" + (f", or have {size} virtual devices on this machine's CPU with --devices={size}."
-                                if device_type == "CPU" else "."))
+                             if device_type == "CPU" else "."))
 
     @property
     def axes_over_several(self) -> list[str]:
@@ -139,7 +140,7 @@ class Layout:
         return math.prod(mesh.get(mesh_axis, 1) for mesh_axis in self.mesh_axes(axis))
 
     def check_sizes(self, sizes: dict[str, int]) -> None:
-        """Raises ValueError unless every logical axis that is split divides.
+        """Raises Refusal unless every logical axis that is split divides.
 
         Args:
             sizes: logical axis -> length of it, of those that the model has (`SwitchConfig.axis_sizes`).
@@ -151,7 +152,7 @@ class Layout:
                 divisor = max(count for count in range(1, pieces + 1) if size % count == 0)
                 names = " times ".join(map(repr, mesh_axes))
                 other = f"{mesh_axes[0]}={divisor}" if len(mesh_axes) == 1 else f"sizes whose product is {divisor}"
-                raise ValueError(
+                raise Refusal(
                     f"The layout cuts {_SOURCES[axis]} ({axis!r}, {size}) over the {pieces} devices of mesh axis "
                     f"{names}, which must divide it; make it a multiple of {pieces}, or set MESH_SHAPE to {other}.")
 
@@ -164,11 +165,11 @@ def _several(axes):
 def _check_rule(rule):
     is_pair = isinstance(rule, tuple | list) and len(rule) == 2 and isinstance(rule[0], str)
     if not is_pair or not (isinstance(rule[1], str) or _are_names(rule[1])):
-        raise ValueError("A rule of a layout is a pair of a logical axis and a mesh axis, such as ('batch', 'data'), "
-                         f"or several, such as ('batch', ('data', 'expert')), not {shown(rule)}.")
+        raise Refusal("A rule of a layout is a pair of a logical axis and a mesh axis, such as ('batch', 'data'), "
+                      f"or several, such as ('batch', ('data', 'expert')), not {shown(rule)}.")
     if rule[0] not in LOGICAL_AXES:
-        raise ValueError(f"The layout splits the unknown logical axis {rule[0]!r}; the axes are "
-                         f"{sorted(LOGICAL_AXES)}.")
+        raise Refusal(f"The layout splits the unknown logical axis {rule[0]!r}; the axes are "
+                      f"{sorted(LOGICAL_AXES)}.")
 
 
 def _are_names(axes):

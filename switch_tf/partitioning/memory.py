@@ -4,6 +4,7 @@ import math
 
 from switch_tf.partitioning.accelerator import accelerator_type as this_accelerator_type
 from switch_tf.partitioning.layout import Layout
+from switch_tf.refusals import Refusal
 
 # Memory of one device in GiB, by how the accelerator type begins (Cloud TPU documentation).
 TPU_GIB = {"v2": 8, "v3": 16, "v4": 32, "v5litepod": 16, "v5p": 95, "v6e": 32}
@@ -27,7 +28,7 @@ def stored_bytes(layout: Layout, weights) -> int:
 
 
 def check(num_bytes: int, storing: tuple[str, str], accelerator_type: str | None = None) -> None:
-    """Raises ValueError where this is more than a device's memory.
+    """Raises Refusal where this is more than a device's memory.
 
     Args:
         num_bytes: int, of weights and gradients on one device.
@@ -38,4 +39,4 @@ def check(num_bytes: int, storing: tuple[str, str], accelerator_type: str | None
     kind = (accelerator_type or this_accelerator_type()).partition("-")[0]
     needed, capacity = num_bytes / 2**30, TPU_GIB.get(kind, float("inf"))
     if needed > capacity:
-        raise ValueError(f"{how}, {needed:.1f} GiB of them, and a {kind} device has {capacity} GiB; {way_out}.")
+        raise Refusal(f"{how}, {needed:.1f} GiB of them, and a {kind} device has {capacity} GiB; {way_out}.")

@@ -40,7 +40,7 @@ class Partitioner:
         return self.process_index == 0
 
     def check(self, config, steps_per_call: int, use_xla: bool) -> None:
-        """Raises ValueError where a model, by its SwitchConfig, or a step is not for these devices."""
+        """Raises Refusal where a model, by its SwitchConfig, or a step is not for these devices."""
 
     def creates_variables(self):
         """Scope in which model and optimizer create their variables."""

@@ -7,7 +7,7 @@ share, so that one pass over the whole batch and several over its parts route al
 import contextlib
 from typing import Any, NamedTuple
 
-from switch_tf import checks
+from switch_tf.refusals import Refusal
 
 
 class Part(NamedTuple):
@@ -37,15 +37,15 @@ def part_of_batch(count: int, index):
 
 
 def share_of_groups(num_groups: int) -> int:
-    """This part's share of the global batch's groups; ValueError where parts cannot hold whole groups."""
+    """This part's share of the global batch's groups; Refusal where parts cannot hold whole groups."""
     check_parts(num_groups, _current.count)
     return num_groups // _current.count
 
 
 def check_parts(num_groups: int, num_parts: int) -> None:
-    """Raises ValueError unless each of `num_parts` parts of the batch holds whole groups."""
+    """Raises Refusal unless each of `num_parts` parts of the batch holds whole groups."""
     if num_groups % num_parts:
-        raise checks.refusal(
+        raise Refusal(
             f"A batch routed in {num_groups} groups cannot be cut into {num_parts} parts of whole groups (microbatches "
             f"times devices of the data axis). Set num_groups_multiple to a multiple of {num_parts}, or use fewer of "
             "them.")

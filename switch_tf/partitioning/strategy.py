@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from switch_tf.partitioning.layout import Layout
 from switch_tf.partitioning.partitioner import Partitioner, at_step
+from switch_tf.refusals import Refusal
 
 
 class StrategyPartitioner(Partitioner):
@@ -22,8 +23,8 @@ class StrategyPartitioner(Partitioner):
 
     def check(self, config, steps_per_call, use_xla):
         if use_xla:
-            raise ValueError(f"use_xla=True compiles the step of one device, and {type(self.strategy).__name__} runs "
-                             "one on each; leave use_xla at False.")
+            raise Refusal(f"use_xla=True compiles the step of one device, and {type(self.strategy).__name__} runs "
+                          "one on each; leave use_xla at False.")
 
     def creates_variables(self):
         return self.strategy.scope()

@@ -12,6 +12,7 @@ from switch_tf.partitioning.axes import annotated_by
 from switch_tf.partitioning.gspmd import XlaAnnotator
 from switch_tf.partitioning.partitioner import Partitioner, at_step
 from switch_tf.partitioning.strategy import StrategyPartitioner
+from switch_tf.refusals import Refusal
 
 
 class TPUPartitioner(StrategyPartitioner):
@@ -63,7 +64,7 @@ def create(layout, name=None, one_core=False) -> TPUPartitioner:
     one core.
 
     Raises:
-        ValueError: the mesh does not fit the TPU.
+        Refusal: the mesh does not fit the TPU.
     """
     resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu=name or "local")
     if name:
@@ -90,7 +91,7 @@ def block(mesh_shape, cores: int) -> list[int]:
         cores: int. Cores of one replica.
 
     Raises:
-        ValueError: the TPU cannot be divided into such blocks.
+        Refusal: the TPU cannot be divided into such blocks.
     """
     lengths, left = [1, 1, 1, 1], cores
     for axis in (3, 1, 0, 2):  # the cores of a chip first, which are nearest
@@ -98,7 +99,7 @@ def block(mesh_shape, cores: int) -> list[int]:
         left //= lengths[axis]
     if left > 1:
         shape = "x".join(map(str, mesh_shape))
-        raise ValueError(f"A replica of this layout has {cores} cores, and this TPU of {shape} (x, y, z, cores of "
-                         "a chip) cannot be divided into blocks of that size; change the sizes of the mesh axes other "
-                         "than 'data'.")
+        raise Refusal(f"A replica of this layout has {cores} cores, and this TPU of {shape} (x, y, z, cores of "
+                      "a chip) cannot be divided into blocks of that size; change the sizes of the mesh axes other "
+                      "than 'data'.")
     return lengths

@@ -7,12 +7,13 @@ import os
 import pathlib
 from collections.abc import Iterator
 
+from switch_tf.refusals import Refusal
 from switch_tf.storage.whole_file import writing
 
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
 
 
-class InUse(ValueError):
+class InUse(Refusal):
     """An output cannot be written by this process alone."""
 
 
