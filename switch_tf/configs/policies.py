@@ -19,8 +19,8 @@ class Policy:
 
     Args:
         name: str, by which configurations choose it.
-        decide: function of `(scores, options)`, see `layers.decisions`, that returns Decisions, or ExpertChoices where
-            `experts_choose`; or "module:function", which is imported when it is first called.
+        decide: function of `(scores, options)`, see `layers.decisions`, that returns TokenChoices, or ExpertChoices
+            where `experts_choose`; or "module:function", which is imported when it is first called.
         num_choices: int or None. Experts that a token goes to; None where `num_selected_experts` says how many.
         fewest_choices: int. The least that it may say.
         is_causal: bool. No token takes an earlier one's slot or changes its expert, so that a decoder may be routed so.
@@ -145,14 +145,14 @@ def check_options(policy: Policy, num_selected_experts, num_experts, exploration
 
 
 for _policy in (
-    Policy("switch", "switch_tf.layers.deciders:switch", is_causal=True),
-    Policy("ntlb", "switch_tf.layers.deciders:ntlb", counts_preference=True),
-    Policy("batch_prioritized", "switch_tf.layers.deciders:batch_prioritized", num_choices=None),
-    Policy("top2", "switch_tf.layers.deciders:top_n", num_choices=2),
-    Policy("top_n", "switch_tf.layers.deciders:top_n", num_choices=None, fewest_choices=2),
-    Policy("expert_choice", "switch_tf.layers.deciders:expert_choice", is_balanced=True, experts_choose=True),
-    Policy("hash", "switch_tf.layers.deciders:hashed", is_causal=True, is_balanced=True, has_kernel=False,
+    Policy("switch", "switch_tf.layers.policy_functions:switch", is_causal=True),
+    Policy("ntlb", "switch_tf.layers.policy_functions:ntlb", counts_preference=True),
+    Policy("batch_prioritized", "switch_tf.layers.policy_functions:batch_prioritized", num_choices=None),
+    Policy("top2", "switch_tf.layers.policy_functions:top_n", num_choices=2),
+    Policy("top_n", "switch_tf.layers.policy_functions:top_n", num_choices=None, fewest_choices=2),
+    Policy("expert_choice", "switch_tf.layers.policy_functions:expert_choice", is_balanced=True, experts_choose=True),
+    Policy("hash", "switch_tf.layers.policy_functions:hashed", is_causal=True, is_balanced=True, has_kernel=False,
            needs_token_ids=True),
-    Policy("sinkhorn", "switch_tf.layers.deciders:sinkhorn", is_balanced=True),
+    Policy("sinkhorn", "switch_tf.layers.policy_functions:sinkhorn", is_balanced=True),
 ):
     register(_policy)

@@ -79,7 +79,7 @@ class Beam:
         def goes_on(position, last, is_open, *_):
             return ops.logical_and(position < max_length, ops.any(is_open))
 
-        with grouping.every_token_served():
+        with grouping.no_drop():
             memory, past = model.prefill(features, max_length)
             memory, past = keras.tree.map_structure(lambda one: ops.repeat(one, beams, axis=0), (memory, past))
             nothing = ops.zeros((batch, beams, max_length), "int32")

@@ -13,7 +13,7 @@ def log_likelihoods(model, features):
         model: SwitchTransformer, built.
         features: as for `model.forward`, not packed, with `decoder_target_tokens` and `decoder_loss_weights`.
     """
-    with grouping.every_token_served():
+    with grouping.no_drop():
         logits, _ = model.forward(features, training=False)
     normalizer, target_logit, _ = indexing.normalizers_and_targets(logits, features["decoder_target_tokens"])
     weights = ops.cast(features["decoder_loss_weights"], logits.dtype)

@@ -81,7 +81,7 @@ def goes_on_after(tokens, ends: tuple[int, ...]):
 def decode(model, features, max_length: int, end_id, choose, has_scores=True, any_layout=False):
     """Decodes one sequence of each row, whose tokens `choose` picks.
 
-    No expert drops a token, but of an encoder with semantics="hf", see `grouping.every_token_served`.
+    No expert drops a token, but of an encoder with semantics="hf", see `grouping.no_drop`.
 
     Args:
         model: SwitchTransformer, built.
@@ -99,7 +99,7 @@ def decode(model, features, max_length: int, end_id, choose, has_scores=True, an
     """
     max_length = check_inputs(model, features, max_length, any_layout and not has_scores)
     ends = ends_of(model, end_id)
-    with grouping.every_token_served():
+    with grouping.no_drop():
         memory, past = model.prefill(features, max_length)
         places = partitioning.arange(max_length)
 

@@ -10,7 +10,7 @@ class Scoring:
     """Scores a model on one split of a task or mixture, again and again as its weights change.
 
     Predictions are greedy and as long as the description's targets. No expert drops a token
-    (`grouping.every_token_served`), so that a score depends neither on the batch size nor on the layout.
+    (`grouping.no_drop`), so that a score depends neither on the batch size nor on the layout.
 
     Args:
         model: SwitchTransformer, built.

@@ -44,7 +44,7 @@ class TokenRoutes:
                 "num_experts": self._text_model.model.config.num_experts, "layers": layers}
 
     def _run(self, inputs, outputs):
-        with grouping.every_token_served(), routes.recorded() as found:
+        with grouping.no_drop(), routes.recorded() as found:
             self._text_model.model.forward({"encoder_input_tokens": inputs, "decoder_input_tokens": outputs})
         return {route.layer: route.gates for route in found}
 

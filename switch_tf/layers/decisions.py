@@ -63,7 +63,7 @@ class Counts(NamedTuple):
     num_served: Any
 
 
-class Decisions(NamedTuple):
+class TokenChoices(NamedTuple):
     """Tokens choose experts.
 
     `expert_index`: <int32>[group, tokens, choice], the chosen expert.
@@ -127,7 +127,7 @@ class ExpertChoices(NamedTuple):
         the number of tokens where it is empty.
     `gate`: <float32>[group, expert, slot], what the slot's output is multiplied by; 0 where it is empty.
     `num_tokens`: int or int32 scalar tensor, tokens of a group.
-    `num_experts`, `capacity`: as in Decisions.
+    `num_experts`, `capacity`: as in TokenChoices.
     """
 
     token_index: Any
@@ -137,7 +137,7 @@ class ExpertChoices(NamedTuple):
     capacity: Any
 
     def counts(self, is_real=None, preferred=None, dtype="float32") -> Counts:
-        """Counts, of load by who was taken; arguments as for Decisions, which do not matter here."""
+        """Counts, of load by who was taken; arguments as for TokenChoices, which do not matter here."""
         num_groups = ops.shape(self.token_index)[0]
         is_filled = ops.cast(self.token_index < self.num_tokens, "int32")
         load = ops.cast(ops.sum(is_filled, axis=(0, 2)), dtype)
@@ -150,12 +150,12 @@ class ExpertChoices(NamedTuple):
 
     @property
     def gates(self):
-        """As of Decisions; the number of tokens has to be known."""
+        """As of TokenChoices; the number of tokens has to be known."""
         token = ops.one_hot(self.token_index, self.num_tokens, dtype=self.gate.dtype)  # zeros for an empty slot
         return ops.einsum("gest,ges->gte", token, self.gate)
 
     def dispatcher(self, dispatch: str):
-        """As of Decisions, without "ragged"."""
+        """As of TokenChoices, without "ragged"."""
         check_choice("dispatch", dispatch, DISPATCHES)
         if dispatch == "ragged":
             raise Refusal("dispatch='ragged' leaves out empty slots, and where experts choose there are none; "

@@ -46,17 +46,17 @@ def _named(name):
 
 
 def best(decisions) -> str:
-    """The name of the fastest dispatch for the device and the load of `Decisions`."""
+    """The name of the fastest dispatch for the device and the load of `TokenChoices`."""
     first, *others = forms.suited_dispatches()
     num_groups, num_tokens, num_choices = decisions.slot.shape
     if first != "ragged":
         # A step of decoding a few sequences: buffers would have a row of every expert for each.
-        is_step = grouping.serves_every_token() and num_tokens == 1 and isinstance(num_groups, int)
+        is_step = grouping.is_no_drop() and num_tokens == 1 and isinstance(num_groups, int)
         looks_up = is_step and num_groups * num_choices <= LOOKED_UP_ROWS and not partitioning.is_partitioned()
         return "gather" if looks_up else first
     if not all(isinstance(size, int) for size in (num_groups, num_tokens, decisions.capacity)):
         # With room for every token at every expert nearly all slots are empty.
-        return "ragged" if grouping.serves_every_token() else others[0]
+        return "ragged" if grouping.is_no_drop() else others[0]
     # A step of decoding, or fewer choices than experts: most slots are empty, and reading kernels is what takes time.
     if num_tokens == 1 or num_groups * num_tokens * num_choices < decisions.num_experts:
         return "ragged"
@@ -73,7 +73,7 @@ class Einsum:
     """Dispatch and combine by products with masks.
 
     Args:
-        decisions: the router's, see `decisions.Decisions`.
+        decisions: the router's, see `decisions.TokenChoices`.
     """
 
     def __init__(self, decisions):

@@ -7,8 +7,8 @@ from switch_tf import checks, partitioning
 from switch_tf.configs.choices import ACTIVATIONS, check_choice
 from switch_tf.layers import dropout
 from switch_tf.layers.feed_forward import activate, add_input_kernels, kernel_initializer
-from switch_tf.layers.gathered import each_its_own
-from switch_tf.layers.ragged import one_by_one
+from switch_tf.layers.gathered import gathered_feed_forward
+from switch_tf.layers.ragged import ragged_feed_forward
 from switch_tf.ops import products, random
 from switch_tf.refusals import Refusal
 
@@ -64,10 +64,11 @@ class ExpertFeedForward(keras.layers.Layer):
             checks.tensor("expert_index", expert_index, "int", inputs.shape[:1])
             if training:
                 raise Refusal("expert_index is for prediction alone; training has its buffers or `ragged`.")
-            return each_its_own(inputs, expert_index, self.input_kernels, self.wo, self.activation)
+            return gathered_feed_forward(inputs, expert_index, self.input_kernels, self.wo, self.activation)
         if ragged is not None:
             dropout_mask = self._dropout_mask if training and self.dropout_rate else None
-            return one_by_one(inputs, ragged, self.input_kernels, self.wo, self.activation, dropout_mask, training)
+            return ragged_feed_forward(inputs, ragged, self.input_kernels, self.wo, self.activation, dropout_mask,
+                                       training)
         hidden = activate([_products(inputs, wi) for wi in self.input_kernels], self.activation)
         hidden = partitioning.constrain(hidden, ("expert", "group", "capacity", "expert_mlp"))
         if training and self.dropout_rate:

@@ -7,7 +7,7 @@ from switch_tf.layers.feed_forward import activate
 from switch_tf.ops import products
 
 
-def each_its_own(rows, expert_index, input_kernels, output_kernel, activation):
+def gathered_feed_forward(rows, expert_index, input_kernels, output_kernel, activation):
     """The experts' feed-forward layers for a few rows, each by the expert that it names.
 
     Args:

@@ -29,28 +29,28 @@ class Plan(NamedTuple):
     capacity: Any
 
 
-_serves_every_token = False
+_is_no_drop = False
 
 
 @contextlib.contextmanager
-def every_token_served():
+def no_drop():
     """Within this scope experts have a slot for each token, so that no prediction depends on its neighbours.
 
     Each sequence is then a group, which any layout can hold. Two are exempt: semantics whose groups are sequences keep
     their fixed number of slots (Hugging Face drops tokens of an encoder so), and experts that choose tokens take as
     many as they always do.
     """
-    global _serves_every_token
-    previous, _serves_every_token = _serves_every_token, True
+    global _is_no_drop
+    previous, _is_no_drop = _is_no_drop, True
     try:
         yield
     finally:
-        _serves_every_token = previous
+        _is_no_drop = previous
 
 
-def serves_every_token() -> bool:
-    """Whether code runs, or is traced, within `every_token_served`."""
-    return _serves_every_token
+def is_no_drop() -> bool:
+    """Whether code runs, or is traced, within `no_drop`."""
+    return _is_no_drop
 
 
 def plan(model, shape, training: bool, experts_choose=False) -> Plan:
@@ -66,7 +66,7 @@ def plan(model, shape, training: bool, experts_choose=False) -> Plan:
     """
     if rules_of(model.semantics).groups_are_sequences:
         return Plan(Groups(*shape), model.expert_capacity)
-    if _serves_every_token and not training and not experts_choose:
+    if _is_no_drop and not training and not experts_choose:
         return Plan(Groups(*shape), shape[1])
     groups = plan_groups(shape, model.group_size, model.num_groups_multiple, training, model.semantics)
     factor = model.train_capacity_factor if training else model.eval_capacity_factor

@@ -22,8 +22,8 @@ class RaggedRows(NamedTuple):
     place: Any
 
 
-def one_by_one(rows, ragged: RaggedRows, input_kernels, output_kernel, activation, dropout_mask=None,
-               training=False):
+def ragged_feed_forward(rows, ragged: RaggedRows, input_kernels, output_kernel, activation, dropout_mask=None,
+                        training=False):
     """The experts' feed-forward layers, each over its own rows.
 
     Args:

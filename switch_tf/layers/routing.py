@@ -7,7 +7,7 @@ from switch_tf import checks, losses, partitioning
 from switch_tf.configs import policies
 from switch_tf.configs.choices import ROUTER_DTYPES, check_choice
 from switch_tf.configs.semantics import rules_of
-from switch_tf.layers import deciders, dropout, masks, queues
+from switch_tf.layers import dropout, masks, policy_functions, slots
 from switch_tf.layers.decisions import Options, Scores
 from switch_tf.layers.feed_forward import kernel_initializer
 from switch_tf.metrics import Mean, RouterStats
@@ -30,7 +30,7 @@ class Router(keras.layers.Layer):
         num_experts: int.
         num_selected_experts: int or None, experts per token; None for the policy's own number.
         policy: "switch" (section 2.1), "ntlb" (appendix B), "batch_prioritized", "top2" (GShard), "top_n",
-            "expert_choice", "hash" or "sinkhorn": the functions of `deciders`; or one that was given to
+            "expert_choice", "hash" or "sinkhorn": the functions of `policy_functions`; or one that was given to
             `switch_tf.configs.policies.register`.
         exploration: what training does to find out about other experts (appendix C). "input_jitter" multiplies the
             router's copy of the inputs by uniform numbers in [1 - jitter_noise, 1 + jitter_noise]; "input_dropout"
@@ -56,7 +56,8 @@ class Router(keras.layers.Layer):
             not there is never routed.
         mask, inputs_mask: Keras' own mask, which it gives itself.
 
-    Returns: `(decisions, RouterStats)`; the former `decisions.Decisions`, from expert choice `decisions.ExpertChoices`.
+    Returns: `(decisions, RouterStats)`. The decisions are `decisions.TokenChoices`, or `decisions.ExpertChoices` from a
+        policy whose experts choose.
     """
 
     def __init__(self, num_experts, num_selected_experts=None, policy="switch", exploration="input_jitter",
@@ -154,7 +155,7 @@ class Router(keras.layers.Layer):
         def uniform(shape):
             return random.uniform(random.layer_seed(self, "second_expert"), shape)
 
-        is_wanted = deciders.second_choices(self.second_expert_policy, self.second_expert_threshold,
+        is_wanted = policy_functions.second_choices(self.second_expert_policy, self.second_expert_threshold,
                                             uniform if training else None)
         return Options(self.num_experts, capacity, self._policy.count(self.num_selected_experts),
                        self._rules.normalizes_gates, training, is_wanted)
@@ -165,7 +166,7 @@ class Router(keras.layers.Layer):
         real = ops.ones_like(probs[..., 0]) if scores.is_real is None else ops.cast(scores.is_real, probs.dtype)
         num_real = ops.sum(real)
         entropy = -ops.sum(probs * ops.log(ops.maximum(probs, 1e-30)), axis=-1)
-        preferred = queues.first_choice(scores) if self._policy.counts_preference else None
+        preferred = slots.first_choice(scores) if self._policy.counts_preference else None
         counts = decisions.counts(scores.is_real, preferred, probs.dtype)
         num_slots = ops.cast(ops.shape(probs)[0] * decisions.capacity * self.num_experts, probs.dtype)
         no_loss = Mean(ops.zeros_like(num_real), num_real)

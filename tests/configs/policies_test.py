@@ -91,7 +91,7 @@ def test_a_module_may_be_run_again_but_a_name_is_not_taken_twice(documented):
     module = importlib.import_module("round_robin")
     importlib.reload(module)
     assert policies.get("round_robin").decide is module.decide
-    message = (r"There is a policy 'switch' already, by switch_tf\.layers\.deciders:switch; give the one by "
+    message = (r"There is a policy 'switch' already, by switch_tf\.layers\.policy_functions:switch; give the one by "
                r"round_robin:decide another name\.$")
     with pytest.raises(ValueError, match=message):
         policies.register(policies.Policy("switch", module.decide))

@@ -59,7 +59,7 @@ def in_one_pass(model, inputs, targets):
 
 def step_by_step(model, inputs, targets):
     """The same by a step for each token."""
-    with grouping.every_token_served():
+    with grouping.no_drop():
         memory, past = model.prefill({"encoder_input_tokens": inputs}, targets.shape[1])
         last, found = np.zeros(len(inputs), "int32"), []
         for position in range(targets.shape[1]):
@@ -159,7 +159,7 @@ def test_hugging_faces_encoder_keeps_its_capacity_where_every_token_is_served(ma
     outputs = {}
     for semantics in ({"semantics": "hf", "expert_capacity": 1}, {}):
         model = make_model(**semantics)
-        with grouping.every_token_served():
+        with grouping.no_drop():
             logits, stats = model.forward(features)
         plain, _ = model.forward(features)
         outputs[len(semantics)] = float(stats[0].fraction_tokens_dropped.total), np.abs(logits - plain).max()

@@ -5,15 +5,15 @@ import pytest
 import tensorflow as tf
 
 from switch_tf.layers import dispatch
-from switch_tf.layers.decisions import Decisions
+from switch_tf.layers.decisions import TokenChoices
 from switch_tf.ops import forms
 
 WAYS = ("einsum", "index")
 
 
 def decisions(expert_index, slot, gate, num_experts=2, capacity=2):
-    """Decisions of nested lists [group, tokens, choice]."""
-    return Decisions(tf.constant(expert_index, tf.int32), tf.constant(slot, tf.int32), tf.constant(gate, tf.float32),
+    """TokenChoices of nested lists [group, tokens, choice]."""
+    return TokenChoices(tf.constant(expert_index, tf.int32), tf.constant(slot, tf.int32), tf.constant(gate, tf.float32),
                      num_experts, capacity)
 
 

@@ -353,7 +353,7 @@ def test_experts_that_none_of_a_few_tokens_wants_are_not_read(activation):
 
     @tf.function(input_signature=[tf.TensorSpec([None, None, D_MODEL]), tf.TensorSpec([None, None], tf.bool)])
     def of_any_size(x, is_real):
-        with grouping.every_token_served():
+        with grouping.no_drop():
             return layer.forward(x, padding_mask=is_real)[0]
 
     np.testing.assert_allclose(of_any_size(x, is_real), found["auto"][0], rtol=1e-5)

@@ -63,7 +63,7 @@ def test_a_program_of_any_size_records_the_same(policy):
     inputs, *_ = batch()
 
     def gates(ids):
-        with grouping.every_token_served(), routes.recorded() as found:
+        with grouping.no_drop(), routes.recorded() as found:
             layer(ops.cast(ids, "float32")[..., None] * ops.ones(D_MODEL))
         return found[0].gates
 

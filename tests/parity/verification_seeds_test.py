@@ -13,7 +13,7 @@ import tensorflow as tf
 from switch_tf import SwitchConfig, SwitchTransformer
 from switch_tf.configs import shipped_gin
 from switch_tf.configs.run import StepSettings
-from switch_tf.layers import queues
+from switch_tf.layers import slots
 from switch_tf.ops import random as random_numbers
 from switch_tf.optim.adafactor import Adafactor
 from switch_tf.partitioning.axes import is_partitioned
@@ -119,13 +119,13 @@ def _divisor_times_1_00001(patch):
 
 
 def _shifted_slots_of_experts(patch):
-    original = queues.places
+    original = slots.positions
 
-    def places(in_line, num_experts):
+    def positions(in_line, num_experts):
         place, length = original(in_line, num_experts)
         return (place + 1 if is_partitioned() else place), length
 
-    patch.setattr(queues, "places", places)
+    patch.setattr(slots, "positions", positions)
 
 
 def _shifted_slots_of_the_optimizer(patch):

@@ -5,11 +5,11 @@ import pytest
 import tensorflow as tf
 from keras import ops
 
-from switch_tf.layers import Router, SwitchFeedForward, deciders
+from switch_tf.layers import Router, SwitchFeedForward, policy_functions
 from switch_tf.layers.decisions import Options, Scores
 from switch_tf.ops import random
 
-ALL = deciders.second_choices("all", 0.2, None)
+ALL = policy_functions.second_choices("all", 0.2, None)
 
 
 def scores(*odds, is_real=None):
@@ -20,9 +20,9 @@ def scores(*odds, is_real=None):
 
 
 def decide(name, scores, capacity, rounds=None, **options):
-    """What `deciders.<name>` makes of scores."""
+    """What `policy_functions.<name>` makes of scores."""
     options = Options(scores.selection.shape[-1], capacity, is_wanted=ALL, **options)
-    return getattr(deciders, name)(scores, options, **({"rounds": rounds} if rounds else {}))
+    return getattr(policy_functions, name)(scores, options, **({"rounds": rounds} if rounds else {}))
 
 
 def of_one_group(array):
@@ -91,12 +91,12 @@ def test_which_second_choices_are_carried_out(rule, kept):
     uniforms = tf.constant([[[0.45], [0.99], [0.99], [0.0]]])
     gates = tf.constant([[[0.9, 0.1], [0.75, 0.25], [0.7, 0.3], [0.6, 0.4]]])
     shapes = []
-    wanted = deciders.second_choices(rule, 0.25, lambda shape: shapes.append(tuple(shape)) or uniforms)(gates)
+    wanted = policy_functions.second_choices(rule, 0.25, lambda shape: shapes.append(tuple(shape)) or uniforms)(gates)
     assert wanted.dtype == tf.bool
     assert of_one_group(wanted) == [[True, second] for second in kept]
     assert shapes == ([(1, 4, 1)] if rule == "random" else [])
     # At inference there are no numbers, and "random" is "all".
-    wanted = deciders.second_choices(rule, 0.25, None)(gates)
+    wanted = policy_functions.second_choices(rule, 0.25, None)(gates)
     assert of_one_group(wanted) == [[True, rule == "random" or second] for second in kept]
 
 
@@ -130,7 +130,7 @@ def test_one_choice_of_top_n_is_switch():
 def test_balanced_preferences_give_every_expert_the_same_sum():
     random = np.random.RandomState(0)
     logits, is_real = random.randn(3, 10, 4).astype("float32"), random.rand(3, 10) < 0.7
-    plan = np.asarray(ops.softmax(deciders.balanced(tf.constant(logits), tf.constant(is_real)), axis=-1))
+    plan = np.asarray(ops.softmax(policy_functions.balanced(tf.constant(logits), tf.constant(is_real)), axis=-1))
     sums = (plan * is_real[..., None]).sum(1)
     np.testing.assert_allclose(sums, np.repeat(is_real.sum(1)[:, None] / 4, 4, axis=1), rtol=0.01)
 
@@ -139,14 +139,14 @@ def test_prices_are_the_same_for_all_tokens_and_have_no_gradient():
     logits = tf.constant(np.random.RandomState(0).randn(1, 6, 3).astype("float32"))
     with tf.GradientTape() as tape:
         tape.watch(logits)
-        balanced = deciders.balanced(logits)
+        balanced = policy_functions.balanced(logits)
     price = np.asarray(balanced - logits)[0]
     np.testing.assert_allclose(price, np.repeat(price[:1], 6, axis=0), atol=1e-5)
     assert tape.gradient(balanced, logits) is None
 
 
 def test_a_group_of_padding_has_finite_preferences():
-    nothing = deciders.balanced(tf.constant(np.random.RandomState(0).randn(1, 4, 3).astype("float32")),
+    nothing = policy_functions.balanced(tf.constant(np.random.RandomState(0).randn(1, 4, 3).astype("float32")),
                                 tf.zeros((1, 4), tf.bool))
     assert np.isfinite(nothing).all()
 
@@ -155,7 +155,7 @@ def test_a_group_of_padding_has_finite_preferences():
 
 
 def test_token_ids_wrap_around_the_experts_and_gates_are_1():
-    decisions = deciders.hashed(
+    decisions = policy_functions.hashed(
         Scores(None, None, None, token_ids=tf.constant([[0, 1, 2, 3, 31999]])), Options(num_experts=3, capacity=5))
     # 31999 = 3 * 10666 + 1
     assert of_one_group(decisions.expert_index[..., 0]) == [0, 1, 2, 0, 1]

@@ -3,7 +3,7 @@
 from keras import ops
 
 from switch_tf import partitioning
-from switch_tf.layers.decisions import Decisions, Options, Scores
+from switch_tf.layers.decisions import Options, Scores, TokenChoices
 from switch_tf.ops import dtypes, indexing
 
 
@@ -12,7 +12,7 @@ def first_choice(scores: Scores):
     return ops.cast(ops.argmax(scores.selection, axis=-1), "int32")
 
 
-def favourites(scores: Scores, count: int):
+def top_experts(scores: Scores, count: int):
     """The `count` best experts of each token, the best one first: <int32>[group, tokens, choice]."""
     if count == 1:
         return first_choice(scores)[..., None]
@@ -27,7 +27,7 @@ def probabilities(scores: Scores, expert_index):
     return dtypes.widen(ops.sum(ops.expand_dims(scores.probs, 2) * chosen, axis=-1))
 
 
-def serve(scores: Scores, options: Options, expert_index, gates=None, order=None, is_wanted=None) -> Decisions:
+def assign(scores: Scores, options: Options, expert_index, gates=None, order=None, is_wanted=None) -> TokenChoices:
     """Sends tokens to experts, first come first served, and all first choices before all second ones.
 
     Args:
@@ -54,13 +54,13 @@ def serve(scores: Scores, options: Options, expert_index, gates=None, order=None
         slot = _slots(ops.take_along_axis(expert_index, order, axis=1), ops.take_along_axis(routed, order, axis=1),
                       options)
         slot = ops.take_along_axis(slot, ops.argsort(order, axis=1), axis=1)
-    return decisions(options, expert_index, slot, gates)
+    return token_choices(options, expert_index, slot, gates)
 
 
-def decisions(options: Options, expert_index, slot, gates) -> Decisions:
-    """Decisions of <int32>, <int32> and <float32>[group, tokens, choice], with gate 0 where there is no slot."""
+def token_choices(options: Options, expert_index, slot, gates) -> TokenChoices:
+    """TokenChoices of <int32>, <int32> and <float32>[group, tokens, choice], with gate 0 where there is no slot."""
     gates = ops.where(slot < options.capacity, gates, 0.0)
-    return Decisions(expert_index, slot, gates, options.num_experts, options.capacity)
+    return TokenChoices(expert_index, slot, gates, options.num_experts, options.capacity)
 
 
 def _slots(expert_index, routed, options):
@@ -76,12 +76,12 @@ def _slots(expert_index, routed, options):
     # [group, tokens, choice] -> [group, choice * tokens]
     in_line = ops.where(routed, expert_index, options.num_experts)
     in_line = ops.reshape(ops.transpose(in_line, (0, 2, 1)), (num_groups, num_choices * num_tokens))
-    place, _ = places(in_line, options.num_experts)
+    place, _ = positions(in_line, options.num_experts)
     place = ops.transpose(ops.reshape(place, (num_groups, num_choices, num_tokens)), (0, 2, 1))
     return ops.where(ops.logical_and(routed, place < options.capacity), place, options.capacity)
 
 
-def places(in_line, num_experts):
+def positions(in_line, num_experts):
     """Place of each one in its expert's queue: the number of earlier ones of its group that wait for the same expert.
 
     By sorting, whose cost does not grow with the number of experts as that of a cumulative sum over one-hots does.

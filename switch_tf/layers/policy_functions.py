@@ -5,35 +5,35 @@ They choose by `scores.selection` and gate by `scores.probs`. Padding is never r
 
 from keras import ops
 
-from switch_tf.layers import queues
-from switch_tf.layers.decisions import Decisions, ExpertChoices, Options, Scores
+from switch_tf.layers import slots
+from switch_tf.layers.decisions import ExpertChoices, Options, Scores, TokenChoices
 from switch_tf.ops import dtypes
 
 NTLB_ROUNDS = 4
 SINKHORN_ITERATIONS = 20
 
 
-def switch(scores: Scores, options: Options) -> Decisions:
+def switch(scores: Scores, options: Options) -> TokenChoices:
     """Top-1, first come first served (Switch Transformer, section 2.1)."""
-    return queues.serve(scores, options, queues.favourites(scores, 1))
+    return slots.assign(scores, options, slots.top_experts(scores, 1))
 
 
-def batch_prioritized(scores: Scores, options: Options) -> Decisions:
+def batch_prioritized(scores: Scores, options: Options) -> TokenChoices:
     """Top-k, the most confident tokens first (V-MoE, arXiv 2106.05974, section 4; Mesh TensorFlow's `switch_max`)."""
     confidence = dtypes.widen(ops.max(scores.probs, axis=-1))
     confidence = ops.where(ops.isnan(confidence), -1.0, confidence)
     # Of equally confident tokens the earlier one comes first: argsort is stable.
     order = ops.argsort(-confidence, axis=1)
-    return queues.serve(scores, options, queues.favourites(scores, options.num_choices), order=order)
+    return slots.assign(scores, options, slots.top_experts(scores, options.num_choices), order=order)
 
 
-def top_n(scores: Scores, options: Options) -> Decisions:
+def top_n(scores: Scores, options: Options) -> TokenChoices:
     """GShard's top-2 gating (arXiv 2006.16668, algorithm 1), for any number of choices.
 
     All first choices take their slots before any second one. The gates are divided by their sum, before any is dropped.
     """
-    expert_index = queues.favourites(scores, options.num_choices)
-    return queues.serve(scores, options, expert_index, is_wanted=options.is_wanted)
+    expert_index = slots.top_experts(scores, options.num_choices)
+    return slots.assign(scores, options, expert_index, is_wanted=options.is_wanted)
 
 
 def second_choices(policy: str, threshold: float, uniform):
@@ -63,7 +63,7 @@ def second_choices(policy: str, threshold: float, uniform):
     return is_wanted
 
 
-def ntlb(scores: Scores, options: Options, rounds=NTLB_ROUNDS) -> Decisions:
+def ntlb(scores: Scores, options: Options, rounds=NTLB_ROUNDS) -> TokenChoices:
     """No-Token-Left-Behind (Switch Transformer, appendix B): a token whose expert is full tries the next best one.
 
     Round by round, in order of tokens, up to the `rounds`-th best expert; the gate is the probability of the expert
@@ -79,26 +79,26 @@ def ntlb(scores: Scores, options: Options, rounds=NTLB_ROUNDS) -> Decisions:
     slot = expert_index + capacity
     for choice in range(rounds):
         expert = ops.cast(ranked[..., choice], "int32")
-        place, length = queues.places(ops.where(waiting, expert, num_experts), num_experts)
+        place, length = slots.positions(ops.where(waiting, expert, num_experts), num_experts)
         place = place + ops.take_along_axis(taken, expert, axis=1)
         is_kept = ops.logical_and(waiting, place < capacity)
         expert_index, slot = ops.where(waiting, expert, expert_index), ops.where(is_kept, place, slot)
         taken = taken + length
         waiting = ops.logical_and(waiting, ops.logical_not(is_kept))
     expert_index = expert_index[..., None]
-    return queues.decisions(options, expert_index, slot[..., None], queues.probabilities(scores, expert_index))
+    return slots.token_choices(options, expert_index, slot[..., None], slots.probabilities(scores, expert_index))
 
 
-def hashed(scores: Scores, options: Options) -> Decisions:
+def hashed(scores: Scores, options: Options) -> TokenChoices:
     """Each token of the vocabulary has its expert, token id mod experts, with gate 1 (Lingvo; arXiv 2106.04426).
 
     SentencePiece numbers tokens by frequency, so that neighbours, which are about equally frequent, are spread evenly.
     """
     expert_index = ops.cast(scores.token_ids, "int32")[..., None] % options.num_experts
-    return queues.serve(scores, options, expert_index, gates=ops.ones_like(expert_index, dtype="float32"))
+    return slots.assign(scores, options, expert_index, gates=ops.ones_like(expert_index, dtype="float32"))
 
 
-def sinkhorn(scores: Scores, options: Options) -> Decisions:
+def sinkhorn(scores: Scores, options: Options) -> TokenChoices:
     """Top-1 of a balanced assignment: in training the tokens' preferences are scaled until experts get equal shares.
 
     Sinkhorn's iterations on exp(logits), without a gradient (V-MoE's `sparsity_constrained_ot`, Lingvo's
