@@ -1,7 +1,4 @@
-"""What a configuration costs: every weight of its model, FLOPs of a sequence and of a training step.
-
-The functions take a `SwitchConfig`, which calls them, and compute with its numbers alone: no model is built.
-"""
+"""Parameter and FLOP counts of a `SwitchConfig`, without building a model."""
 
 import math
 from collections.abc import Iterator
@@ -12,7 +9,7 @@ from switch_tf.configs.choices import GATED_ACTIVATIONS
 
 
 class Weight(NamedTuple):
-    """One kind of weight: `count` tensors of one `shape`, whose dimensions carry the logical `axes`."""
+    """`count` weights of one `shape` and the same logical `axes`, in one `part` of the model."""
 
     part: str
     count: int
@@ -25,7 +22,7 @@ class Weight(NamedTuple):
 
 
 def weights(config) -> Iterator[Weight]:
-    """Every weight of the model, term by term."""
+    """Yields every weight of the model, one kind at a time."""
     d, heads, kv, f, e = config.d_model, config.num_heads, config.d_kv, config.d_ff, config.num_experts
     stacks = [(config.num_encoder_layers, len(config.encoder_sparse_layers), 1, config.routing_policy)]
     if not config.is_encoder_only:
@@ -55,7 +52,7 @@ def weights(config) -> Iterator[Weight]:
 
 
 def parameters_by_part(config) -> dict[str, int]:
-    """Parameters of each part of the model that has any: "embedding", "attention", "experts", ..."""
+    """Counts parameters by part: "embedding", "attention", "experts", ... Leaves out parts without any."""
     parts: dict[str, int] = {}
     for weight in weights(config):
         parts[weight.part] = parts.get(weight.part, 0) + weight.size
@@ -63,16 +60,15 @@ def parameters_by_part(config) -> dict[str, int]:
 
 
 def flops_by_part(config, inputs_length: int, targets_length: int) -> dict[str, int]:
-    """FLOPs of one sequence's forward pass, two per multiply-add.
+    """Counts the FLOPs of one sequence's forward pass by part, two per multiply-add.
 
-    The first four parts are products with weights, for the tokens that pass through them: the count of the paper's
-    Table 9 (its footnote 7). `attention_scores` (queries by keys, probabilities by values), `logits` and
-    `capacity_padding` (the slots that a training step computes beyond the tokens, at the train capacity factor)
-    come on top and are not in `flops_per_sequence`.
+    The first four parts are weight products of the tokens that pass through them, as in the paper's Table 9 (footnote
+    7). `flops_per_sequence` excludes the others: `attention_scores` (queries by keys, probabilities by values),
+    `logits`, and `capacity_padding` (empty slots of a training step at `train_capacity_factor`).
     """
     d, inner = config.d_model, config.num_heads * config.d_kv
     feed_forward = _feed_forward_products(config, d)
-    # The expert layers of one sparse layer, by the width of their outputs.
+    # Output widths of the expert layers in one sparse layer.
     expert_widths = [d] * config.has_feed_forward_experts + [inner, inner] * config.has_attention_experts
     experts = sum(_feed_forward_products(config, width) for width in expert_widths)
     encoder_tokens, decoder_tokens = inputs_length, 0 if config.is_encoder_only else targets_length
@@ -104,26 +100,26 @@ def flops_by_part(config, inputs_length: int, targets_length: int) -> dict[str, 
 
 
 def _feed_forward_products(config, output_width):
-    """Multiply-adds of one token in a feed-forward layer."""
+    """Counts the multiply-adds of one token in a feed-forward layer."""
     return ((2 if config.activation in GATED_ACTIVATIONS else 1) * config.d_model + output_width) * config.d_ff
 
 
 def _expert_rows_per_token(config, is_decoder):
-    """Experts that compute each token; where experts choose, the capacity factor says how many do on average."""
+    """Returns the number of experts per token, on average the capacity factor if experts choose."""
     policy = policies.get(config.routing(is_decoder)[0])
     return config.train_capacity_factor if policy.experts_choose else config.num_choices(is_decoder)
 
 
 def flops_per_sequence(config, inputs_length: int, targets_length: int) -> int:
-    """FLOPs of the weight products in one sequence's forward pass, as Table 9 of the paper counts them."""
+    """Counts the FLOPs of the weight products in one sequence's forward pass, as Table 9 of the paper."""
     parts = flops_by_part(config, inputs_length, targets_length)
     return sum(parts[part] for part in ("attention", "feed_forward", "experts", "router"))
 
 
 def flops_per_step(config, batch_size: int, inputs_length: int, targets_length: int) -> int:
-    """FLOPs of a training step on `batch_size` sequences: forward, and twice that backward.
+    """Counts the FLOPs of a training step: a forward pass, and a backward pass of twice as many.
 
-    They are the model's own: neither capacity padding nor recomputation is counted, so utilisation falls with both.
+    Excludes capacity padding and recomputation, so both lower the reported utilisation.
     """
     parts = flops_by_part(config, inputs_length, targets_length)
     return 3 * batch_size * sum(size for part, size in parts.items() if part != "capacity_padding")

@@ -1,7 +1,7 @@
-"""Routing policies, one record each: what is true of it, and the function that decides.
+"""Routing policies, one record each: a function and its properties.
 
-Configurations read the facts where there is no Keras, so a record may say where its function is instead of holding it.
-`register` adds a policy from anywhere; it then has a name in `SwitchConfig`, in gin and in `layers.Router`.
+Configurations read the properties without importing Keras, so a record may give the location of its function instead.
+`register` makes a policy available by name in `SwitchConfig`, gin and `layers.Router`.
 """
 
 import dataclasses
@@ -15,21 +15,24 @@ from switch_tf.refusals import Refusal
 
 @dataclasses.dataclass(frozen=True)
 class Policy:
-    """How tokens and experts find each other.
+    """Assignment of tokens to experts.
 
     Args:
-        name: str, by which configurations choose it.
-        decide: function of `(scores, options)`, see `layers.decisions`, that returns TokenChoices, or ExpertChoices
-            where `experts_choose`; or "module:function", which is imported when it is first called.
-        num_choices: int or None. Experts that a token goes to; None where `num_selected_experts` says how many.
-        fewest_choices: int. The least that it may say.
-        is_causal: bool. No token takes an earlier one's slot or changes its expert, so that a decoder may be routed so.
-        is_balanced: bool. Experts get equal shares without a load-balancing loss.
-        has_kernel: bool. The router learns scores. Otherwise there are none: `scores.selection` and `.probs` are None.
-        needs_token_ids: bool. Decides by `scores.token_ids`.
-        experts_choose: bool. Experts take tokens, rather than tokens experts.
-        counts_preference: bool. Statistics and balance loss count a token for the expert that it scores highest, rather
-            than for the one that it was sent to.
+        name: str. Name in configurations.
+        decide: Function of `(scores, options)`, see `layers.decisions`. Returns TokenChoices, or ExpertChoices if
+            `experts_choose`. May be given as "module:function", which is imported at the first call.
+        num_choices: int or None. Experts per token. None leaves the number to `num_selected_experts`.
+        fewest_choices: int. Smallest valid `num_selected_experts`.
+        is_causal: bool. Whether later tokens never change the expert or slot of an earlier one. Required in decoders.
+        is_balanced: bool. Whether experts get equal shares without a load-balancing loss.
+        has_kernel: bool. Whether the router learns scores. Otherwise `scores.selection` and `scores.probs` are None.
+        needs_token_ids: bool. Whether `scores.token_ids` is required.
+        experts_choose: bool. Whether experts choose tokens instead of tokens experts.
+        counts_preference: bool. Whether statistics and balance loss count a token for the expert with its highest score
+            instead of the one that it was sent to.
+
+    Raises:
+        ValueError: The properties contradict each other.
     """
 
     name: str
@@ -61,7 +64,7 @@ class Policy:
 
     @property
     def function(self) -> Callable:
-        """`decide` itself."""
+        """`decide`, imported if necessary."""
         return pkgutil.resolve_name(self.decide) if isinstance(self.decide, str) else self.decide
 
     @property
@@ -73,11 +76,11 @@ class Policy:
 
     @property
     def can_be_sampled(self) -> bool:
-        """Whether noise on the scores is a draw of each token's expert, as exploration="sample" wants it."""
+        """Whether exploration="sample" applies: noise on the scores samples each token's expert."""
         return self.has_kernel and not self.experts_choose
 
     def count(self, num_selected_experts: int | None) -> int:
-        """Experts that a token goes to, where a configuration asks for so many, or for the policy's own number."""
+        """Returns the number of experts per token. None asks for the policy's default."""
         return num_selected_experts if num_selected_experts is not None else self.num_choices or 1
 
 
@@ -85,10 +88,10 @@ _policies: dict[str, Policy] = {}
 
 
 def register(policy: Policy) -> Policy:
-    """Makes a policy known by its name; a notebook's cell may do so again.
+    """Makes a policy available by its name and returns it. Registering the same function again replaces it.
 
     Raises:
-        Refusal: another policy has that name.
+        Refusal: Another policy has that name.
     """
     if not isinstance(policy, Policy):
         raise Refusal(f"A policy is a policies.Policy, not {checks.shown(policy)}.")
@@ -101,15 +104,19 @@ def register(policy: Policy) -> Policy:
 
 
 def names() -> tuple[str, ...]:
-    """All policies, in the order in which they were registered."""
+    """Returns the names of all policies, in order of registration."""
     return tuple(_policies)
 
 
 def get(name: str, argument: str = "routing_policy") -> Policy:
-    """The policy of that name.
+    """Returns the policy of that name.
+
+    Args:
+        name: str.
+        argument: Name of the argument, for the error.
 
     Raises:
-        Refusal: there is none, in the words of the `argument` that asked for it.
+        Refusal: The name is unknown. Suggests the nearest one.
     """
     if not isinstance(name, str) or name not in _policies:
         listed = ", ".join(map(repr, _policies))
@@ -121,7 +128,7 @@ def get(name: str, argument: str = "routing_policy") -> Policy:
 
 def check_options(policy: Policy, num_selected_experts, num_experts, exploration, second_expert_policy,
                   second_expert_threshold) -> None:
-    """Refuses options of a router that do not fit its policy; `num_experts` 0 is a model without experts."""
+    """Raises ValueError if a router's options do not fit its policy. `num_experts` 0 is a dense model."""
     if not isinstance(policy, Policy):
         raise Refusal(f"policy must be a policies.Policy, not {checks.shown(policy)}.")
     checks.integer("num_experts", num_experts, at_least=0)

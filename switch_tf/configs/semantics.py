@@ -1,4 +1,4 @@
-"""Whose rules a model follows, where implementations of the Switch Transformer differ: one record for each of them."""
+"""Rules of each implementation of the Switch Transformer, one record each."""
 
 import dataclasses
 
@@ -7,27 +7,26 @@ from switch_tf.configs.choices import check_choice
 
 @dataclasses.dataclass(frozen=True)
 class Rules:
-    """What a checkpoint was trained with; by default the rules of this package.
+    """Routing and loss rules of one implementation. The defaults are the rules of this package.
 
     Args:
-        name: str, what `semantics` calls them.
-        groups_are_sequences: bool. Each sequence is a group, in which an expert has `expert_capacity` slots, a fixed
-            number. Otherwise groups and slots follow from `group_size` and the capacity factors, and what is below.
-        may_exceed_group_size: bool. The search for a number of groups starts at tokens / group_size rounded down, so
-            that a group may be larger; otherwise up.
-        rounds_capacity: bool. Slots are rounded to the nearest integer, halves to even; otherwise down.
-        limits_capacity: bool. An expert has at most as many slots as the group has tokens,
-        minimum_is_last: bool. ... but for `min_expert_capacity`, which then prevails.
-        routes_padding: bool. Padding is routed like any token, takes slots, and counts in both losses.
-        zeroes_padding: bool. It is set to zero before it reaches a layer of experts.
-        zeroes_stack_padding: bool. What leaves a stack is zero at padding.
-        balances_over_all_tokens: bool. The load-balancing loss divides by all tokens, masked ones included.
-        balances_every_choice: bool. It counts every choice of a token, rather than the first.
-        normalizes_gates: bool. The gates of several choices are divided by their sum.
-        joins_layers: bool. All routers of a stack have one load-balancing loss and one z-loss, as if one router had
-            seen the tokens of all; otherwise the losses of each are added up,
-        omits_full_stacks: bool. ... and a stack whose every layer is sparse has none.
-        starts_sparse_early: bool. Layers 1, 1 + step, ... are sparse (with step 1 all); otherwise step - 1,
+        name: str. Value of `semantics`.
+        groups_are_sequences: bool. Each sequence is a group with `expert_capacity` slots per expert. Otherwise
+            `group_size` and the capacity factors determine groups and slots.
+        may_exceed_group_size: bool. Rounds the smallest number of groups, tokens / group_size, down instead of up.
+        rounds_capacity: bool. Rounds the capacity to the nearest integer, halves to even, instead of down.
+        limits_capacity: bool. Limits the capacity to the tokens of a group.
+        minimum_is_last: bool. Applies `min_expert_capacity` after that limit instead of before it.
+        routes_padding: bool. Padding is routed, takes slots and counts in both losses.
+        zeroes_padding: bool. Sets padding to zero before each Switch layer.
+        zeroes_stack_padding: bool. Sets padding to zero in the outputs of a stack.
+        balances_over_all_tokens: bool. Divides the load-balancing loss by all tokens, padding included.
+        balances_every_choice: bool. Counts every choice of a token in the load-balancing loss, not only the first.
+        normalizes_gates: bool. Divides the gates of several choices by their sum.
+        joins_layers: bool. Computes one load-balancing loss and one z-loss over the tokens of all routers of a stack.
+            Otherwise the losses of the routers are summed.
+        omits_full_stacks: bool. A stack with sparse layers only has no router losses.
+        starts_sparse_early: bool. Layers 1, 1 + step, ... are sparse (with step 1 all). Otherwise step - 1,
             2 step - 1, ...
     """
 
@@ -49,11 +48,11 @@ class Rules:
 
     @property
     def balance_counts_padding(self) -> bool:
-        """Whether padding is in what the load-balancing loss is divided by; it is in the z-loss if it is routed."""
+        """Whether the load-balancing loss is divided by all tokens, padding included."""
         return self.routes_padding or self.balances_over_all_tokens
 
     def sparse_layers(self, num_layers: int, step: int) -> tuple[int, ...]:
-        """Indices of the layers of a stack with experts, one in `step`."""
+        """Returns the indices of the sparse layers of a stack, one in `step`."""
         first = min(1, step - 1) if self.starts_sparse_early else step - 1
         return tuple(range(first, num_layers, step))
 
@@ -72,10 +71,10 @@ _RULES = {rules.name: rules for rules in (
 
 
 def rules_of(semantics: str) -> Rules:
-    """The rules of that name.
+    """Returns the rules of that name.
 
     Raises:
-        Refusal: there are none; names the nearest.
+        Refusal: The name is unknown. Suggests the nearest one.
     """
     check_choice("semantics", semantics, _RULES)
     return _RULES[semantics]

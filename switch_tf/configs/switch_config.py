@@ -1,4 +1,4 @@
-"""The configuration of a model: sizes and rules in a frozen dataclass that checks itself and knows no tensor."""
+"""The configuration of a model: a frozen, validated dataclass without TensorFlow."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ from switch_tf.configs.choices import (
 from switch_tf.configs.semantics import Rules, rules_of
 from switch_tf.refusals import Refusal
 
-MOST_LAYERS = 10_000  # of a stack; layers are listed one by one
+MOST_LAYERS = 10_000  # per stack
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,60 +24,59 @@ class SwitchConfig:
     """Sizes and rules of a T5 (`num_experts=0`) or Switch Transformer (arXiv 2101.03961).
 
     Args:
-        vocab_size: int. Rows of the embedding, at least as many as the vocabulary of the task.
-        d_model, d_ff, d_kv, num_heads: int. Widths of the residual stream, feed-forward layer, one head; heads.
-        num_encoder_layers, num_decoder_layers: int. No decoder layers: logits are taken from the encoder.
-        activation: "relu" (T5 1.0), "geglu" (T5 1.1: gelu(x wi_0) * (x wi_1), gelu by tanh), or another, see
-            `layers.FeedForward`.
-        logits_via_embedding: bool. Logits share the embedding (T5 1.0), or have weights of their own (T5 1.1).
-        scale_decoder_outputs: bool or None. Multiply the last hidden state by d_model^-0.5 before the logits; None
-            does so exactly when logits share the embedding, as T5 does.
-        end_id: int or tuple of int. The id that ends a sequence, or several, or () for none. `generate` stops there;
-            whatever decodes texts stops at the end of its vocabulary instead.
+        vocab_size: int. Rows of the embedding, at least the size of the task's vocabulary.
+        d_model, d_ff, d_kv: int. Widths of the residual stream, of feed-forward layers and of one attention head.
+        num_heads: int. Attention heads.
+        num_encoder_layers, num_decoder_layers: int. Without decoder layers the encoder computes the logits.
+        activation: "relu" (T5 1.0), "geglu" (T5 1.1), or another one, see `layers.FeedForward`.
+        logits_via_embedding: bool. Whether logits share the embedding (T5 1.0) or have weights of their own (T5 1.1).
+        scale_decoder_outputs: bool or None. Whether to multiply the last hidden state by d_model^-0.5 before the
+            logits. None does so if logits share the embedding, as T5.
+        end_id: int or tuple of int. End-of-sequence id, or several, or () for none. `generate` stops there. Functions
+            that return text use the end of their vocabulary instead.
         dropout_rate: float in [0, 1). One mask for all positions of a sequence.
-        layer_norm_epsilon: float, added to the mean square in RMS norms.
+        layer_norm_epsilon: float. Added to the mean square in RMS norms.
         relative_attention_num_buckets, relative_attention_max_distance: int. T5's relative position bias.
         init_scale: float. Feed-forward, expert, router and logit kernels start truncated normal with standard deviation
-            sqrt(init_scale / fan_in). The paper's reduced initialisation is 0.1 (section 2.4), T5's 1.0.
+            sqrt(init_scale / fan_in). The paper's reduced initialization is 0.1 (section 2.4), T5's 1.0.
         attention_init_scale: float. The same factor for attention kernels, 1.0 in T5 and Mesh TensorFlow.
-        num_experts: int. Experts of each sparse layer; 0 is a dense model.
-        encoder_sparse_step, decoder_sparse_step: int. Layer i is sparse where i % step == step - 1; 0 for none.
-        group_size: int. Largest number of tokens that compete for the same expert slots.
-        num_groups_multiple: int. The number of groups of a batch is a multiple of it, so that any split of the batch
-            into that many parts (devices, microbatches) holds whole groups.
+        num_experts: int. Experts of each sparse layer. 0 is a dense model.
+        encoder_sparse_step, decoder_sparse_step: int. Layer i is sparse if i % step == step - 1. 0 for none.
+        group_size: int. Largest number of tokens per group. Tokens of a group compete for slots.
+        num_groups_multiple: int. The number of groups is a multiple of it, so that splitting the batch into that many
+            parts (devices, microbatches) never splits a group.
         train_capacity_factor, eval_capacity_factor: float. Slots of an expert over tokens per expert (equation 3).
-        min_expert_capacity: int. At least so many slots, as far as the group has tokens.
-        routing_policy: str, the name of a policy, see `layers.Router` and `policies.register`.
-        decoder_routing_policy: str or None. The decoder's, where it differs.
-        allow_non_causal_decoder: bool. Policies that are not causal (all but "switch" and "hash") look at later tokens,
-            and a decoder with one of them is refused unless this is True: it trains on what it will not see when it
-            writes.
-        num_selected_experts: int or None. Experts per token; None for the policy's own number (2 for "top2", else 1).
-        exploration: str, one of EXPLORATIONS (Appendix C), see `layers.Router`.
-        jitter_noise: float in [0, 1). In training the router sees inputs times uniform [1 - noise, 1 + noise]; used
-            by exploration "input_jitter".
-        second_expert_policy: str, one of SECOND_EXPERT_POLICIES. Which choices after the first are carried out by
-            "top2" and "top_n".
-        second_expert_threshold: float in (0, 1), used by "random" and "threshold".
-        second_place_loss_weight: float. Adds so much of the balance loss of the second choices to that of the first.
-        expert_dropout_rate: float in [0, 1). Dropout inside experts, elementwise (section 4; 0.4 for fine-tuning).
+        min_expert_capacity: int. Smallest number of slots, limited by the tokens of a group.
+        routing_policy: str. Name of a policy, see `layers.Router` and `policies.register`.
+        decoder_routing_policy: str or None. Policy of the decoder. None for the same one.
+        allow_non_causal_decoder: bool. Allows a policy in the decoder that looks at later tokens (all but "switch" and
+            "hash"). Those tokens do not exist yet when the model generates.
+        num_selected_experts: int or None. Experts per token. None for the policy's default (2 for "top2", else 1).
+        exploration: str, one of EXPLORATIONS (appendix C), see `layers.Router`.
+        jitter_noise: float in [0, 1). Exploration "input_jitter" multiplies the router's inputs by uniform numbers in
+            [1 - jitter_noise, 1 + jitter_noise] in training.
+        second_expert_policy: str, one of SECOND_EXPERT_POLICIES. Selects the later choices that "top2" and "top_n"
+            carry out.
+        second_expert_threshold: float in (0, 1). Used by "random" and "threshold".
+        second_place_loss_weight: float. Weight of the second choices' balance loss relative to the first choices'.
+        expert_dropout_rate: float in [0, 1). Elementwise dropout inside experts (section 4; 0.4 for fine-tuning).
         router_dtype: "float32" (selective precision, section 2.4) or "bfloat16".
         load_balancing_loss_weight, router_z_loss_weight: float. Weights of each sparse layer's losses.
-        extra_mlp: bool. A dense feed-forward layer, with norm and residual of its own, after each layer of experts
+        extra_mlp: bool. Adds a dense feed-forward layer with its own norm and residual after each Switch layer
             (ST-MoE).
-        expert_sublayers: str, one of EXPERT_SUBLAYERS. Which sublayers of a sparse layer have experts; those of its
-            self-attention make the queries and, from a second set, the shared keys and values (Appendix A).
+        expert_sublayers: str, one of EXPERT_SUBLAYERS. Sublayers of a sparse layer that have experts. In self-attention
+            one set of experts computes queries and another one shared keys and values (appendix A).
         attention_expert_dtype: "float32", because attention experts diverge in bfloat16 (Table 10), or "auto" for the
             dtype of the model.
-        semantics: "switch_tf"; "mtf", "t5x" and "hf" repeat the grouping, capacity and loss rules of Mesh TensorFlow,
-            T5X and Hugging Face, for parity with their checkpoints.
-        expert_capacity: int. Slots per expert and sequence, fixed; required by semantics "hf", refused otherwise.
-        dispatch: "einsum" (GShard), "index" (gathers), "ragged" (gathers, and no empty slot is computed), or "auto" by
-            device and load. The same numbers to rounding.
-        remat: bool. Recompute each layer in the backward pass instead of keeping its activations.
+        semantics: "switch_tf", or "mtf", "t5x" or "hf" for the grouping, capacity and loss rules of Mesh TensorFlow,
+            T5X or Hugging Face.
+        expert_capacity: int. Slots per expert and sequence, for semantics "hf" only, which requires it.
+        dispatch: "einsum" (GShard), "index" (gathers), "ragged" (gathers without empty slots), or "auto" by device and
+            load. All give the same numbers up to rounding.
+        remat: bool. Recomputes each layer in the backward pass instead of keeping its activations.
 
     Raises:
-        Refusal: a value out of its range, in one sentence.
+        Refusal: A value is out of range.
     """
 
     vocab_size: int = 32128
@@ -184,14 +183,14 @@ class SwitchConfig:
 
     @classmethod
     def from_preset(cls, name: str) -> "SwitchConfig":
-        """Reads `gin/models/<name>.gin`; the caller's gin configuration, locked or not, is left as it was."""
+        """Reads `gin/models/<name>.gin`. Leaves the caller's gin configuration unchanged, even if locked."""
         from switch_tf.configs import (
             presets,  # imports gin, which belongs to the command line; presets are for Python too
         )
 
         return presets.read(checks.text("The name of a preset", name), cls)
 
-    # Derived facts.
+    # Derived properties.
 
     @property
     def is_encoder_only(self) -> bool:
@@ -199,7 +198,7 @@ class SwitchConfig:
 
     @property
     def axis_sizes(self) -> dict[str, int]:
-        """Length of each logical axis that a layout may split, of those that belong to the model."""
+        """Sizes of the model's logical axes that a layout may split."""
         sizes = {"vocab": self.vocab_size, "embed": self.d_model, "heads": self.num_heads, "kv": self.d_kv,
                  "mlp": self.d_ff}
         if self.num_experts:
@@ -213,7 +212,7 @@ class SwitchConfig:
 
     @property
     def rules(self) -> Rules:
-        """What `semantics` stands for."""
+        """The rules of `semantics`."""
         return rules_of(self.semantics)
 
     @property
@@ -234,30 +233,30 @@ class SwitchConfig:
         return self.routing_policy if self.decoder_routing_policy is None else self.decoder_routing_policy
 
     def routing(self, is_decoder: bool) -> tuple[str, int | None]:
-        """`(policy, num_selected_experts)` of a stack; the latter belongs to `routing_policy` alone."""
+        """Returns `(policy, num_selected_experts)` of a stack. The number applies to `routing_policy` only."""
         policy = self.decoder_policy if is_decoder else self.routing_policy
         return policy, self.num_selected_experts if policy == self.routing_policy else None
 
     def num_choices(self, is_decoder: bool) -> int:
-        """Experts that each token of a stack goes to."""
+        """Returns the number of experts per token of a stack."""
         policy, num_selected_experts = self.routing(is_decoder)
         return policies.get(policy).count(num_selected_experts)
 
     @property
     def has_attention_experts(self) -> bool:
-        """Whether the self-attention of sparse layers has experts."""
+        """Whether sparse layers have experts in self-attention."""
         return self.expert_sublayers != "feed_forward"
 
     @property
     def has_feed_forward_experts(self) -> bool:
-        """Whether the feed-forward layer of sparse layers has experts."""
+        """Whether sparse layers have experts in the feed-forward layer."""
         return self.expert_sublayers != "attention"
 
     @property
     def sparse_layer_names(self) -> tuple[str, ...]:
-        """Names of the routers in the order of the model's statistics: "encoder/layers_1", ...
+        """Names of the routers, in the order of the model's statistics: "encoder/layers_1", ...
 
-        Experts in attention have two: "encoder/layers_1/attention/query" and "encoder/layers_1/attention/key_value".
+        Attention experts have two: "encoder/layers_1/attention/query" and "encoder/layers_1/attention/key_value".
         """
         routers = ("/attention/query", "/attention/key_value") if self.has_attention_experts else ()
         routers += ("",) if self.has_feed_forward_experts else ()
@@ -266,14 +265,14 @@ class SwitchConfig:
                                            ("decoder", self.decoder_sparse_layers))
                      for i in layers for router in routers)
 
-    # What it costs.
+    # Parameters and FLOPs.
 
     def weights(self) -> Iterator[accounting.Weight]:
-        """Every weight of the model, term by term."""
+        """Yields every weight of the model, one kind at a time."""
         return accounting.weights(self)
 
     def parameters_by_part(self) -> dict[str, int]:
-        """Parameters of each part of the model that has any: "embedding", "attention", "experts", ..."""
+        """Counts parameters by part: "embedding", "attention", "experts", ... Leaves out parts without any."""
         return accounting.parameters_by_part(self)
 
     @property
@@ -281,11 +280,11 @@ class SwitchConfig:
         return sum(self.parameters_by_part().values())
 
     def flops_by_part(self, inputs_length: int = 512, targets_length: int = 114) -> dict[str, int]:
-        """FLOPs of one sequence's forward pass by part, see `accounting.flops_by_part`."""
+        """Counts the FLOPs of one sequence's forward pass by part, see `accounting.flops_by_part`."""
         return accounting.flops_by_part(self, *_lengths(inputs_length, targets_length))
 
     def flops_per_sequence(self, inputs_length: int = 512, targets_length: int = 114) -> int:
-        """FLOPs of the weight products in one sequence's forward pass, as Table 9 of the paper counts them."""
+        """Counts the FLOPs of the weight products in one sequence's forward pass, as Table 9 of the paper."""
         return accounting.flops_per_sequence(self, *_lengths(inputs_length, targets_length))
 
 

@@ -1,7 +1,4 @@
-"""What a policy is asked, and its two kinds of answers: tokens choose experts, or experts choose tokens.
-
-Both kinds know what the dispatch and the statistics need: how many experts and slots there are, and which were filled.
-"""
+"""Inputs and outputs of routing policies: `Scores` and `Options` in, `TokenChoices` or `ExpertChoices` out."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -16,12 +13,12 @@ from switch_tf.refusals import Refusal
 
 
 class Scores(NamedTuple):
-    """What a policy decides on.
+    """Inputs of a routing policy.
 
-    `selection`: <float32>[group, tokens, expert], finite; higher is preferred. None where a policy has no kernel.
-    `probs`: <router dtype>[group, tokens, expert], the router's softmax, or None likewise.
-    `is_real`: <bool>[group, tokens], False at padding, or None.
-    `token_ids`: <int32>[group, tokens], or None where the caller has none.
+    `selection`: <float32>[group, tokens, expert], finite. Higher is preferred. None for a policy without a kernel.
+    `probs`: <router dtype>[group, tokens, expert], the router's softmax. None for a policy without a kernel.
+    `is_real`: <bool>[group, tokens], False at padding. None means no padding.
+    `token_ids`: <int32>[group, tokens], or None if the caller passed none.
     """
 
     selection: Any
@@ -31,15 +28,15 @@ class Scores(NamedTuple):
 
 
 class Options(NamedTuple):
-    """What a policy keeps to.
+    """Settings of one call of a routing policy.
 
     `num_experts`: int.
-    `capacity`: int or int32 scalar tensor, slots of each expert for each group.
-    `num_choices`: int, experts that each token goes to.
-    `is_normalized`: bool. The gates of several choices are divided by their sum.
+    `capacity`: int or int32 scalar tensor. Slots of each expert for each group.
+    `num_choices`: int. Experts per token.
+    `is_normalized`: bool. Divides the gates of several choices by their sum.
     `training`: bool.
-    `is_wanted`: function of <float32>[group, tokens, choice] gates that says which choices after the first are carried
-        out, <bool> of the same shape; None for all.
+    `is_wanted`: Maps <float32>[group, tokens, choice] gates to <bool>, same shape: the choices to carry out. None
+        carries out all.
     """
 
     num_experts: int
@@ -51,11 +48,11 @@ class Options(NamedTuple):
 
 
 class Counts(NamedTuple):
-    """What was decided, summed over groups.
+    """Load and drops, summed over groups.
 
-    `load`: Mean of <float32>[expert], how many tokens wanted each expert, or whom it took where experts choose.
-    `num_filled`: <float32> scalar, slots that hold a token.
-    `num_served`: <float32> scalar, tokens that lie in a slot.
+    `load`: Mean of <float32>[expert]. Tokens by first choice before capacity, or tokens taken if experts choose.
+    `num_filled`: <float32> scalar. Slots that hold a token.
+    `num_served`: <float32> scalar. Tokens in at least one slot.
     """
 
     load: Mean
@@ -64,14 +61,14 @@ class Counts(NamedTuple):
 
 
 class TokenChoices(NamedTuple):
-    """Tokens choose experts.
+    """Decisions of a policy whose tokens choose experts.
 
-    `expert_index`: <int32>[group, tokens, choice], the chosen expert.
-    `slot`: <int32>[group, tokens, choice], the token's place in its expert's buffer, in [0, capacity); `capacity` where
-        the choice was dropped or the token is padding. No two choices of a group share an expert's slot.
-    `gate`: <float32>[group, tokens, choice], what the expert's output is multiplied by; 0 where there is no slot.
+    `expert_index`: <int32>[group, tokens, choice]. The chosen expert.
+    `slot`: <int32>[group, tokens, choice]. The token's position in its expert's buffer, in [0, capacity). Dropped
+        choices and padding have `capacity`. Two choices of a group never share a slot of an expert.
+    `gate`: <float32>[group, tokens, choice]. Multiplies the expert's output. 0 without a slot.
     `num_experts`: int.
-    `capacity`: int or int32 scalar tensor, slots of each expert for each group.
+    `capacity`: int or int32 scalar tensor. Slots of each expert for each group.
     """
 
     expert_index: Any
@@ -82,16 +79,16 @@ class TokenChoices(NamedTuple):
 
     @property
     def is_filled(self):
-        """Whether a choice lies in a slot: <bool>[group, tokens, choice]."""
+        """Whether each choice has a slot: <bool>[group, tokens, choice]."""
         return self.slot < self.capacity
 
     def counts(self, is_real=None, preferred=None, dtype="float32") -> Counts:
-        """Counts, of load by first choice.
+        """Counts the load by first choice, filled slots and served tokens.
 
         Args:
-            is_real: <bool>[group, tokens], False at padding, or None.
-            preferred: <int32>[group, tokens], the expert that each token wanted, or None for its first choice.
-            dtype: of the counts.
+            is_real: <bool>[group, tokens], False at padding. None means no padding.
+            preferred: <int32>[group, tokens], the expert to count each token for. None means its first choice.
+            dtype: Dtype of the counts.
         """
         wants = ops.one_hot(self.expert_index[..., 0] if preferred is None else preferred, self.num_experts,
                             dtype="int32")
@@ -104,15 +101,15 @@ class TokenChoices(NamedTuple):
 
     @property
     def gates(self):
-        """The gate of each expert for each token, 0 where it does not go: <float32>[group, tokens, expert]."""
+        """Gates by expert, 0 for experts without the token: <float32>[group, tokens, expert]."""
         expert = ops.one_hot(self.expert_index, self.num_experts, dtype=self.gate.dtype)
         return ops.sum(expert * self.gate[..., None], axis=2)
 
     def dispatcher(self, dispatch: str):
-        """What carries these decisions out, see `layers.dispatch`.
+        """Returns the dispatcher for these decisions, see `layers.dispatch`.
 
         Args:
-            dispatch: "einsum", "index", "ragged", or "auto" for the fastest for the device and the load.
+            dispatch: "einsum", "index", "ragged", or "auto" for the fastest one on the current device and load.
         """
         check_choice("dispatch", dispatch, DISPATCHES)
         kinds = {"einsum": dispatching.Einsum, "index": dispatching.Index, "ragged": dispatching.Ragged,
@@ -121,13 +118,13 @@ class TokenChoices(NamedTuple):
 
 
 class ExpertChoices(NamedTuple):
-    """Experts choose tokens, any number of them the same one.
+    """Decisions of a policy whose experts choose tokens. Several experts may choose the same token.
 
-    `token_index`: <int32>[group, expert, slot], the token in each slot, of which there are at most as many as tokens;
-        the number of tokens where it is empty.
-    `gate`: <float32>[group, expert, slot], what the slot's output is multiplied by; 0 where it is empty.
-    `num_tokens`: int or int32 scalar tensor, tokens of a group.
-    `num_experts`, `capacity`: as in TokenChoices.
+    `token_index`: <int32>[group, expert, slot]. The token in each slot, `num_tokens` in empty slots. There are
+        min(capacity, num_tokens) slots.
+    `gate`: <float32>[group, expert, slot]. Multiplies the slot's output. 0 in empty slots.
+    `num_tokens`: int or int32 scalar tensor. Tokens per group.
+    `num_experts`, `capacity`: See `TokenChoices`.
     """
 
     token_index: Any
@@ -137,7 +134,7 @@ class ExpertChoices(NamedTuple):
     capacity: Any
 
     def counts(self, is_real=None, preferred=None, dtype="float32") -> Counts:
-        """Counts, of load by who was taken; arguments as for TokenChoices, which do not matter here."""
+        """Counts the tokens that each expert took. `is_real` and `preferred` make no difference here."""
         num_groups = ops.shape(self.token_index)[0]
         is_filled = ops.cast(self.token_index < self.num_tokens, "int32")
         load = ops.cast(ops.sum(is_filled, axis=(0, 2)), dtype)
@@ -150,12 +147,12 @@ class ExpertChoices(NamedTuple):
 
     @property
     def gates(self):
-        """As of TokenChoices; the number of tokens has to be known."""
+        """Gates by expert, see `TokenChoices.gates`. Requires a known number of tokens."""
         token = ops.one_hot(self.token_index, self.num_tokens, dtype=self.gate.dtype)  # zeros for an empty slot
         return ops.einsum("gest,ges->gte", token, self.gate)
 
     def dispatcher(self, dispatch: str):
-        """As of TokenChoices, without "ragged"."""
+        """Returns the dispatcher for these decisions: "einsum", "index" or "auto"."""
         check_choice("dispatch", dispatch, DISPATCHES)
         if dispatch == "ragged":
             raise Refusal("dispatch='ragged' leaves out empty slots, and where experts choose there are none; "

@@ -1,13 +1,12 @@
-"""Carries tokens to the slots their router chose and the experts' outputs back: four ways, the same numbers.
+"""Dispatch of tokens to experts and combination of their outputs, in four forms with the same results.
 
 `Einsum` is GShard's form (section 3.1 there): products with one-hot masks, which TPU partitioners turn into one
-all-to-all each way; its cost grows with tokens times slots. `Index` moves rows by index. On the tokens that were kept,
-the maps from slot to token and from token to slot are inverse, so the gradient of each gather is the other gather: no
-scatter of rows, and cost and memory grow with tokens. `Ragged` moves them so too, but leaves no empty slots between
-them: the experts compute what is there, one after the other. It is the fastest where experts are few, on CPU. `Gather`
-moves no row: it looks up each one's kernels, for a step of decoding a few sequences where shapes must be known.
+all-to-all each way. Its cost grows with tokens times slots. `Index` gathers rows. Slot-to-token and token-to-slot maps
+are inverse on the kept tokens, so the gradient of each gather is the other gather, without a scatter of rows, and cost
+and memory grow with tokens. `Ragged` gathers too, without empty slots: each expert computes its own rows. It is fastest
+for few experts on CPU. `Gather` looks up the kernels of each row, to decode a few sequences with static shapes.
 
-Where experts choose, a token may lie in many slots, and the way back is a sum over segments instead of a gather.
+If experts choose, a token may be in many slots, and combining is a segment sum instead of a gather.
 """
 
 import functools
@@ -21,18 +20,18 @@ from switch_tf.layers.ragged import RaggedRows
 from switch_tf.ops import dtypes, forms, random
 from switch_tf.refusals import Refusal
 
-# The buffers of slots: where the groups are, where the experts are, and as an expert reads them.
+# Axes of the slot buffers: on the devices of the groups, on those of the experts, and as experts read them.
 AT_GROUPS = (None, "group", "capacity", "expert_embed")
 AT_EXPERTS = ("expert", "group", "capacity", "expert_embed")
 READ_BY_EXPERTS = ("expert", "group", "capacity", "embed")
-# Computing an expert's rows by themselves costs about as much as so many rows more (docs/benchmarks.md).
+# Overhead of one product per expert, in rows (docs/benchmarks.md).
 ROWS_PER_PRODUCT = 40
-# Up to so many rows have their kernels looked up for each of them: two choices of what `decoding.loop` has XLA compile.
+# Most rows for `Gather`: two choices for each row of the largest batch that `decoding.loop` compiles by XLA.
 LOOKED_UP_ROWS = 16
 
 
 def _named(name):
-    """Gives a method's operations a scope, by which a compiled program's time is told apart (`aot.origin`)."""
+    """Puts a method's operations into a name scope, by which `aot.origin` attributes time."""
 
     def decorate(method):
         @functools.wraps(method)
@@ -46,18 +45,18 @@ def _named(name):
 
 
 def best(decisions) -> str:
-    """The name of the fastest dispatch for the device and the load of `TokenChoices`."""
+    """Returns the name of the fastest dispatch of TokenChoices on the current device."""
     first, *others = forms.suited_dispatches()
     num_groups, num_tokens, num_choices = decisions.slot.shape
     if first != "ragged":
-        # A step of decoding a few sequences: buffers would have a row of every expert for each.
+        # A decoding step of a few sequences: buffers would have a row for every expert and sequence.
         is_step = grouping.is_no_drop() and num_tokens == 1 and isinstance(num_groups, int)
         looks_up = is_step and num_groups * num_choices <= LOOKED_UP_ROWS and not partitioning.is_partitioned()
         return "gather" if looks_up else first
     if not all(isinstance(size, int) for size in (num_groups, num_tokens, decisions.capacity)):
-        # With room for every token at every expert nearly all slots are empty.
+        # Without drops, nearly all slots are empty.
         return "ragged" if grouping.is_no_drop() else others[0]
-    # A step of decoding, or fewer choices than experts: most slots are empty, and reading kernels is what takes time.
+    # A decoding step, or fewer choices than experts: most slots are empty, and reading kernels takes most of the time.
     if num_tokens == 1 or num_groups * num_tokens * num_choices < decisions.num_experts:
         return "ragged"
     ragged_rows = num_groups * num_tokens * num_choices + decisions.num_experts * ROWS_PER_PRODUCT
@@ -65,24 +64,24 @@ def best(decisions) -> str:
 
 
 def best_of_experts() -> str:
-    """The name of the fastest dispatch for the device where experts choose: there are no empty slots to leave out."""
+    """Returns the name of the fastest dispatch of ExpertChoices, which has no empty slots, on the current device."""
     return next(name for name in forms.suited_dispatches() if name != "ragged")
 
 
 class Einsum:
-    """Dispatch and combine by products with masks.
+    """Dispatches and combines by products with masks.
 
     Args:
-        decisions: the router's, see `decisions.TokenChoices`.
+        decisions: `decisions.TokenChoices`.
     """
 
     def __init__(self, decisions):
         self.decisions = decisions
 
     def _mask(self, choice, dtype):
-        """One where a token fills a slot, exact in any dtype: <dtype>[group, tokens, expert, capacity]."""
+        """Returns 1 where a token fills a slot, else 0: <dtype>[group, tokens, expert, capacity]."""
         expert = ops.one_hot(self.decisions.expert_index[:, :, choice], self.decisions.num_experts, dtype=dtype)
-        # A dropped token's slot lies beyond the last one, and its one-hot row is zero.
+        # A dropped token's slot is `capacity`, so its one-hot row is zero.
         slot = ops.one_hot(self.decisions.slot[:, :, choice], self.decisions.capacity, dtype=dtype)
         mask = ops.expand_dims(expert, -1) * ops.expand_dims(slot, -2)
         return partitioning.constrain(mask, ("group", None, None, "capacity"))
@@ -100,7 +99,7 @@ class Einsum:
 
     @_named("combine")
     def combine(self, outputs):
-        """Brings gated outputs back: [expert, group, capacity, d_model] -> <float32>[group, tokens, d_model]."""
+        """Sums gated outputs by token: [expert, group, capacity, d_model] -> <float32>[group, tokens, d_model]."""
         combined = 0.0
         for choice in range(self.decisions.slot.shape[-1]):
             own = ops.einsum("gsec,egcm->gsm", self._mask(choice, outputs.dtype), outputs)
@@ -109,7 +108,7 @@ class Einsum:
 
 
 class Index:
-    """Dispatch and combine by gathers in both directions; arguments as for `Einsum`."""
+    """Dispatches and combines by gathers. See `Einsum` for the arguments."""
 
     def __init__(self, decisions):
         num_groups, group_tokens = ops.shape(decisions.slot)[:2]
@@ -121,16 +120,16 @@ class Index:
         group = ops.reshape(ops.arange(num_groups, dtype="int32"), (-1, 1, 1))
         buffer_row, num_buffer_rows = self._buffer_rows(decisions, decisions.expert_index * num_groups + group)
         buffer_row = ops.where(decisions.is_filled, buffer_row, num_buffer_rows)
-        # [token, choice], one past the last row where there is none
+        # [token, choice]. Choices without a slot have one past the last row.
         self.row_of_choice = ops.reshape(buffer_row, (-1, self.num_choices))
-        # Integers alone are scattered, once: which choice fills each row, `num_rows` where none does.
+        # The only scatter, of integers: the choice that fills each row, `num_rows` for empty rows.
         filled = ops.scatter(ops.reshape(buffer_row, (-1, 1)), ops.arange(1, num_rows + 1, dtype="int32"),
                              (num_buffer_rows + 1,))[:num_buffer_rows]
         self.choice_of_row = ops.where(filled > 0, filled - 1, num_rows)
         self.token_of_row = self.choice_of_row // self.num_choices
 
     def _buffer_rows(self, decisions, queue):
-        """Row of each choice, from the number of its queue (expert by expert, group by group), and number of rows."""
+        """Returns each choice's row, from its buffer's index expert * groups + group, and the number of rows."""
         num_experts, num_groups, expert_capacity = self.shape
         return queue * expert_capacity + decisions.slot, num_experts * num_groups * expert_capacity
 
@@ -150,7 +149,7 @@ class Index:
 
     @_named("combine")
     def combine(self, outputs):
-        """Brings gated outputs back: the buffers' shape -> <float32>[group, tokens, d_model]."""
+        """Sums gated outputs by token: the buffers' shape -> <float32>[group, tokens, d_model]."""
         d_model = outputs.shape[-1]
         num_groups, group_tokens = ops.shape(self.gate)[:2]
         rows = ops.reshape(outputs, (-1, d_model))
@@ -164,9 +163,9 @@ class Index:
 
 
 class Ragged(Index):
-    """Like `Index`, with rows for the kept tokens alone, expert by expert; arguments as for `Einsum`.
+    """Dispatches by gathers to rows without empty slots, expert by expert. See `Einsum` for the arguments.
 
-    The number of rows of an expert depends on the values, so XLA cannot compile it.
+    The number of rows per expert depends on values, so XLA cannot compile it.
     """
 
     def __init__(self, decisions):
@@ -174,8 +173,8 @@ class Ragged(Index):
             raise Refusal("dispatch='ragged' needs shapes that depend on values, as TensorFlow has them on CPU "
                           "without XLA; elsewhere use dispatch='index'.")
         super().__init__(decisions)
-        # There is one row more than tokens can fill, so that the last is always empty; a token without a row reads its
-        # zeros. Nobody reads the other empty rows, and what is moved into them may be anything.
+        # One row more than choices, so the last is always empty: choices without a row read its zeros. Other empty
+        # rows are never read, and their contents are arbitrary.
         self.choice_of_row = ops.append(self.choice_of_row, 0) % ops.size(self.row_of_choice)
         self.token_of_row = self.choice_of_row // self.num_choices
 
@@ -201,7 +200,7 @@ class Ragged(Index):
 
 
 class Gather:
-    """Each token's kernels by index, for a few tokens to predict; arguments as for `Einsum`."""
+    """Looks up the kernels of each token, to predict a few tokens. See `Einsum` for the arguments."""
 
     def __init__(self, decisions):
         self.decisions = decisions
@@ -216,7 +215,7 @@ class Gather:
 
 
 class EinsumOfExperts:
-    """`Einsum` where experts choose.
+    """`Einsum` for experts that choose.
 
     Args:
         choices: `decisions.ExpertChoices`.
@@ -226,7 +225,7 @@ class EinsumOfExperts:
         self.choices = choices
 
     def _mask(self, num_tokens, dtype):
-        """One where a token fills a slot: <dtype>[group, tokens, expert, capacity]."""
+        """Returns 1 where a token fills a slot, else 0: <dtype>[group, tokens, expert, capacity]."""
         mask = ops.one_hot(self.choices.token_index, num_tokens, axis=1, dtype=dtype)
         return partitioning.constrain(mask, ("group", None, None, "capacity"))
 
@@ -241,7 +240,7 @@ class EinsumOfExperts:
 
 
 class IndexOfExperts:
-    """`Index` where experts choose: gathers there, sums over segments back; `choices` as for `EinsumOfExperts`."""
+    """`Index` for experts that choose: combines by a segment sum. See `EinsumOfExperts` for the arguments."""
 
     def __init__(self, choices):
         self.choices = choices
@@ -249,7 +248,7 @@ class IndexOfExperts:
     def run(self, experts, tokens, training):
         """Applies the experts: <compute dtype>[group, tokens, d_model] -> <float32>, same shape."""
         num_groups, num_tokens, d_model = ops.shape(tokens)
-        # Token of each slot in the whole part of the batch, expert by expert; one past the last where it is empty.
+        # Token of each slot, counted over all groups. Empty slots have one past the last token.
         group = ops.arange(num_groups, dtype="int32")[:, None, None]
         token = self.choices.token_index
         token = ops.where(token < num_tokens, token + group * num_tokens, num_groups * num_tokens)
@@ -266,8 +265,8 @@ class IndexOfExperts:
 
 
 def _on_experts(experts, buffers, training):
-    # Between groups and experts lies the all-to-all, there and back. Where `expert_embed` is split, devices that share
-    # experts each send a part of every row, rather than all of them the same (Mesh TensorFlow and T5X do it, too).
+    # An all-to-all moves buffers from groups to experts, and another one back. If `expert_embed` is split, devices that
+    # share experts send a part of every row each, as in Mesh TensorFlow and T5X, instead of the same rows.
     for axes in (AT_GROUPS, AT_EXPERTS, READ_BY_EXPERTS):
         buffers = partitioning.constrain(buffers, axes)
     outputs = experts(buffers, training=training)
@@ -277,7 +276,7 @@ def _on_experts(experts, buffers, training):
 
 
 def _gated(outputs, gate):
-    """Outputs times gates, in float32: <compute dtype>, <float32>, which broadcast -> <float32>."""
+    """Multiplies <compute dtype> outputs by <float32> gates in float32. Shapes broadcast."""
     outputs = dtypes.widen(outputs)
     return outputs * ops.cast(gate, outputs.dtype)
 
@@ -288,28 +287,28 @@ def _by_expert(gate):
 
 
 def _move(rows, there, back, read):
-    """Sum of what `read` finds in `rows` by the indices `there`, whose gradient is the sum of the same by `back`."""
+    """Sums rows read at each index in `there`. The gradient sums upstream rows read at each index in `back`."""
     return _with_gradient(lambda rows: sum(read(rows, index) for index in there),
                           lambda upstream: sum(read(upstream, index) for index in back), rows)
 
 
 def _gather(rows, index, num_rows):
-    """Rows by `index`; the gradient is summed over the places where a row was read."""
+    """Gathers rows. The gradient is a segment sum."""
     return _with_gradient(lambda rows: _read(rows, index), lambda upstream: _add_up(upstream, index, num_rows), rows)
 
 
 def _sum_rows(rows, index, num_rows):
-    """Sums of the rows with the same `index`, below `num_rows`; the gradient is a gather."""
+    """Sums rows with the same index, which is at most `num_rows`. The gradient is a gather."""
     return _with_gradient(lambda rows: _add_up(rows, index, num_rows), lambda upstream: _read(upstream, index), rows)
 
 
 def _read(rows, index):
-    """Rows by `index`; zeros for one past the last."""
+    """Gathers rows. The index one past the last row reads zeros."""
     return ops.take(ops.concatenate([rows, ops.zeros((1, rows.shape[-1]), rows.dtype)], axis=0), index, axis=0)
 
 
 def _add_up(rows, index, num_rows):
-    # In float32: a token may be in as many slots as there are experts.
+    # In float32: a token may be in a slot of every expert.
     added = ops.segment_sum(dtypes.widen(rows), index, num_segments=num_rows + 1)[:num_rows]
     return ops.cast(added, rows.dtype)
 

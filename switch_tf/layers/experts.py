@@ -1,4 +1,4 @@
-"""The experts: one feed-forward layer each, their kernels stacked; see `ragged` for rows without padding."""
+"""Expert feed-forward layers with stacked kernels."""
 
 import keras
 from keras import ops
@@ -15,23 +15,23 @@ from switch_tf.refusals import Refusal
 
 @keras.saving.register_keras_serializable("switch_tf")
 class ExpertFeedForward(keras.layers.Layer):
-    """Applies expert `e` to the tokens waiting in buffer `e`.
+    """Feed-forward experts, one per row of the expert dimension.
 
     Args:
         num_experts: int. Number of experts.
         d_ff: int. Hidden width of each expert.
         activation: one of ACTIVATIONS, see `FeedForward`.
-        dropout_rate: float in [0, 1), on the hidden units, elementwise (expert dropout, section 4 of the paper).
-        init_scale: float, times 1 / fan_in is each expert's initial variance.
-        output_dim: int or None, width of the outputs, by default that of the inputs.
+        dropout_rate: float in [0, 1). Elementwise dropout of hidden units (expert dropout, section 4 of the paper).
+        init_scale: float. Each kernel's initial variance is init_scale / fan_in.
+        output_dim: int or None. Width of the outputs, by default that of the inputs.
 
     Call arguments:
         inputs: <compute dtype>[num_experts, num_groups, expert_capacity, d_model]. Empty slots are zeros. Or
             <compute dtype>[rows, d_model] with `ragged` or `expert_index`.
         ragged: `ragged.RaggedRows` or None.
-        expert_index: <int32>[rows] or None. Of each row its expert, for a few rows to predict.
+        expert_index: <int32>[rows] or None. The expert of each row, to predict a few rows.
 
-    Returns: <compute dtype>, shape of `inputs` but for its last dimension. Empty slots and rows stay zeros.
+    Returns: <compute dtype>, the shape of `inputs` with last dimension `output_dim`. Empty slots and rows stay zeros.
     """
 
     def __init__(self, num_experts, d_ff, activation="relu", dropout_rate=0.0, init_scale=0.1, output_dim=None,
@@ -77,7 +77,7 @@ class ExpertFeedForward(keras.layers.Layer):
         return _products(hidden, self.wo)
 
     def _dropout_mask(self, group, place, dtype):
-        """For the hidden units of each slot: [..., 1] group and place -> `dropout.mask` [..., d_ff]."""
+        """Draws the mask of hidden units: [..., 1] group and place -> `dropout.mask` [..., d_ff]."""
         unit = place * self.d_ff + partitioning.arange(self.d_ff)
         draws = random.uniform_at(random.layer_seed(self, "dropout"), group, unit)
         return dropout.mask(draws, self.dropout_rate, dtype)
@@ -89,7 +89,7 @@ class ExpertFeedForward(keras.layers.Layer):
 
 
 def _products(buffers, kernels):
-    """egcm,emf->egcf as one product for each expert; an einsum of four dimensions would transpose the kernels."""
+    """Computes egcm,emf->egcf with one product per expert. A four-dimensional einsum would transpose the kernels."""
     num_experts, num_groups, expert_capacity, width = ops.shape(buffers)
     rows = ops.reshape(buffers, (num_experts, num_groups * expert_capacity, width))
     outputs = products.product("erm,emf->erf", rows, kernels)
@@ -97,7 +97,7 @@ def _products(buffers, kernels):
 
 
 def _padded_places(num_experts, num_groups, expert_capacity):
-    """`RaggedRows.group` and `place` of padded buffers: [1, group, 1, 1] and [expert, 1, capacity, 1]."""
+    """Returns `RaggedRows.group` and `place` of padded buffers: [1, group, 1, 1] and [expert, 1, capacity, 1]."""
     group = random.batch_positions(num_groups)[None, :, None, None]
     expert = partitioning.arange(num_experts)[:, None, None, None]
     slot = partitioning.arange(expert_capacity)[None, None, :, None]

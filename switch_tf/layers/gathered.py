@@ -1,4 +1,4 @@
-"""Experts without buffers: each row is multiplied by kernels that are looked up for it alone."""
+"""Expert feed-forward by looking up the kernels of each row."""
 
 from keras import ops
 
@@ -8,13 +8,13 @@ from switch_tf.ops import products
 
 
 def gathered_feed_forward(rows, expert_index, input_kernels, output_kernel, activation):
-    """The experts' feed-forward layers for a few rows, each by the expert that it names.
+    """Applies to each row the feed-forward layer of its expert.
 
     Args:
         rows: <compute dtype>[row, d_model].
-        expert_index: <int32>[row].
-        input_kernels: list of weights from `partitioning.add_weight`, [expert, d_model, d_ff], see `activate`.
-        output_kernel: such a weight, [expert, d_ff, output_dim].
+        expert_index: <int32>[row]. The expert of each row.
+        input_kernels: List of weights from `partitioning.add_weight`, [expert, d_model, d_ff], see `activate`.
+        output_kernel: Weight from `partitioning.add_weight`, [expert, d_ff, output_dim].
         activation: str, see `activate`.
 
     Returns:

@@ -1,6 +1,6 @@
-"""How the tokens of a batch are cut into groups, and how many slots an expert has for each group.
+"""Group sizes and expert capacity for the tokens of a batch.
 
-Groups belong to the model, never to the layout (`partitioning.parts`): the global batch decides how many there are.
+Groups depend on the global batch, never on the layout (see `partitioning.parts`).
 """
 
 import contextlib
@@ -16,14 +16,14 @@ from switch_tf.refusals import Refusal
 
 
 class Groups(NamedTuple):
-    """`count` groups of `size` tokens; ints, or int32 scalar tensors where the number of tokens is unknown."""
+    """`count` groups of `size` tokens. int32 scalar tensors if the number of tokens is unknown, otherwise ints."""
 
     count: Any
     size: Any
 
 
 class Plan(NamedTuple):
-    """`groups`: Groups; `capacity`: int or int32 scalar tensor, slots of each expert for each group."""
+    """Groups of a batch, and `capacity`, the slots of each expert per group: int or int32 scalar tensor."""
 
     groups: Groups
     capacity: Any
@@ -34,11 +34,10 @@ _is_no_drop = False
 
 @contextlib.contextmanager
 def no_drop():
-    """Within this scope experts have a slot for each token, so that no prediction depends on its neighbours.
+    """Gives experts a slot for every token within this scope, so that a prediction never depends on its batch.
 
-    Each sequence is then a group, which any layout can hold. Two are exempt: semantics whose groups are sequences keep
-    their fixed number of slots (Hugging Face drops tokens of an encoder so), and experts that choose tokens take as
-    many as they always do.
+    Each sequence is then a group, which any layout can hold. Exceptions: semantics "hf" keeps its fixed
+    `expert_capacity`, as Hugging Face does, and expert choice takes as many tokens as ever.
     """
     global _is_no_drop
     previous, _is_no_drop = _is_no_drop, True
@@ -49,20 +48,23 @@ def no_drop():
 
 
 def is_no_drop() -> bool:
-    """Whether code runs, or is traced, within `no_drop`."""
+    """Whether the caller runs or is traced within `no_drop`."""
     return _is_no_drop
 
 
 def plan(model, shape, training: bool, experts_choose=False) -> Plan:
-    """How this part of a batch is routed.
+    """Returns the groups and the capacity for this part of a batch.
 
     Args:
-        model: a SwitchFeedForward, or the SwitchConfig of a model of them: `semantics`, `group_size`,
-            `num_groups_multiple`, `num_experts`, `train_capacity_factor`, `eval_capacity_factor`,
-            `min_expert_capacity` and `expert_capacity` are read.
+        model: SwitchFeedForward or SwitchConfig. Holds `semantics`, `group_size`, `num_groups_multiple`,
+            `num_experts`, `train_capacity_factor`, `eval_capacity_factor`, `min_expert_capacity` and
+            `expert_capacity`.
         shape: (sequences, length), ints or int32 scalar tensors.
-        training: bool. A training batch that cannot be cut into groups is refused, see `plan_groups`.
-        experts_choose: bool. Experts take tokens, rather than tokens experts.
+        training: bool. Requires a batch that divides into groups, see `plan_groups`.
+        experts_choose: bool. Experts choose tokens.
+
+    Raises:
+        ValueError: A training batch does not divide into groups.
     """
     if rules_of(model.semantics).groups_are_sequences:
         return Plan(Groups(*shape), model.expert_capacity)
@@ -75,13 +77,13 @@ def plan(model, shape, training: bool, experts_choose=False) -> Plan:
 
 
 def global_groups(num_tokens: int, group_size: int, num_groups_multiple: int, semantics="switch_tf") -> Groups | None:
-    """The fewest groups, a multiple of `num_groups_multiple`, that divide `num_tokens` into at most `group_size` each.
+    """Returns the fewest equal groups of at most `group_size` tokens, a multiple of `num_groups_multiple` in number.
 
-    None where there are none. Where `Rules.may_exceed_group_size` (Mesh TensorFlow, T5X), the search starts at
-    num_tokens // group_size groups.
+    Returns None if `num_tokens` cannot be divided that way. With `Rules.may_exceed_group_size` (Mesh TensorFlow, T5X)
+    the search starts at num_tokens // group_size groups.
 
     Args:
-        num_tokens: int, of the global batch.
+        num_tokens: int. Tokens of the global batch.
         group_size, num_groups_multiple: int, at least 1.
         semantics: str, see `semantics.rules_of`.
     """
@@ -96,7 +98,7 @@ def global_groups(num_tokens: int, group_size: int, num_groups_multiple: int, se
 
 
 def _fewest_groups(num_tokens, group_size, semantics):
-    """Where the search for a number of groups starts: int, or int32 scalar tensor as `num_tokens` is."""
+    """Returns the first number of groups to try: int or int32 scalar tensor, as `num_tokens`."""
     if rules_of(semantics).may_exceed_group_size:
         return num_tokens // group_size
     return -(-num_tokens // group_size)
@@ -104,12 +106,15 @@ def _fewest_groups(num_tokens, group_size, semantics):
 
 def check_batch(num_sequences: int, length: int, group_size: int, num_groups_multiple: int, num_parts: int = 1,
                 semantics="switch_tf") -> None:
-    """Raises Refusal, naming the nearest batches that work, unless a training batch can be cut into groups.
+    """Checks that a training batch divides into groups.
 
     Args:
-        num_sequences, length: int, of the global batch.
-        group_size, num_groups_multiple, semantics: as for `global_groups`.
-        num_parts: int. Each of so many parts must hold whole groups.
+        num_sequences, length: int. Shape of the global batch.
+        group_size, num_groups_multiple, semantics: See `global_groups`.
+        num_parts: int. Parts of the batch that must each hold whole groups.
+
+    Raises:
+        ValueError: It does not. Names the nearest batch sizes that do.
     """
     num_tokens = num_sequences * length
     groups = global_groups(num_tokens, group_size, num_groups_multiple, semantics)
@@ -127,15 +132,18 @@ def check_batch(num_sequences: int, length: int, group_size: int, num_groups_mul
 
 
 def plan_groups(shape, group_size: int, num_groups_multiple: int, training: bool, semantics="switch_tf") -> Groups:
-    """Groups of this part of the batch.
+    """Returns the groups of this part of the batch.
 
-    In training the batch must divide. Otherwise, and where its size is unknown while tracing, the caller fills it up
-    with masked tokens to `count * size`.
+    A training batch of known size must divide into groups. Any other batch is padded by the caller with masked tokens
+    to `count * size`.
 
     Args:
         shape: (sequences, length) of this part, ints or int32 scalar tensors.
-        group_size, num_groups_multiple, semantics: as for `global_groups`.
+        group_size, num_groups_multiple, semantics: See `global_groups`.
         training: bool.
+
+    Raises:
+        ValueError: A training batch does not divide, or a partitioned batch has an unknown size.
     """
     part = partitioning.current_part()
     num_tokens = shape[0] * shape[1]
@@ -152,7 +160,7 @@ def plan_groups(shape, group_size: int, num_groups_multiple: int, training: bool
 
 
 def _dynamic_groups(num_tokens, group_size, num_groups_multiple, semantics) -> Groups:
-    """`global_groups` in the graph, of int32 scalar tokens, filled up to a multiple of `num_groups_multiple`."""
+    """Computes `global_groups` in the graph, for int32 scalar tokens padded to a multiple of `num_groups_multiple`."""
     quotient = ops.maximum(-(-num_tokens // num_groups_multiple), 1)
     first = _fewest_groups(quotient * num_groups_multiple, group_size, semantics)
     factors = ops.arange(1, quotient + 1, dtype="int32")
@@ -163,9 +171,10 @@ def _dynamic_groups(num_tokens, group_size, num_groups_multiple, semantics) -> G
 
 def expert_capacity(group_tokens, capacity_factor: float, num_experts: int, min_expert_capacity: int,
                     semantics="switch_tf"):
-    """Slots of each expert in a group: equation 3 rounded down, at least the minimum, at most the group's tokens.
+    """Returns the slots of each expert in a group, by equation 3 of the paper.
 
-    `Rules` change that: rounding to the nearest integer, halves to even; no limit; the minimum beyond the limit.
+    Rounds down, then applies the minimum, then the limit of the group's tokens. `Rules` may change the rounding, the
+    limit and the order.
 
     Args:
         group_tokens: int or int32 scalar tensor.
@@ -178,8 +187,8 @@ def expert_capacity(group_tokens, capacity_factor: float, num_experts: int, min_
         int, or int32 scalar tensor.
     """
     rules = rules_of(semantics)
-    # In integers, so that 1.1 * 1000 / 10 is 110 and not what its binary neighbour rounds to.
-    # Of few digits, so that products in the graph stay within int64: a factor of 0.1 + 0.2 has seventeen.
+    # A fraction, so that no product falls short of an integer by a rounding error of binary floating point.
+    # A limited denominator keeps products within int64 in the graph: str(0.1 + 0.2) has seventeen digits.
     ratio = fractions.Fraction(str(capacity_factor)).limit_denominator(10**6) / num_experts
     if isinstance(group_tokens, int):
         capacity = round(group_tokens * ratio) if rules.rounds_capacity else math.floor(group_tokens * ratio)

@@ -1,4 +1,4 @@
-"""The Switch layer: a feed-forward layer of experts, each token going to one of them."""
+"""The Switch layer: a feed-forward layer of experts with a router."""
 
 import keras
 from keras import ops
@@ -16,43 +16,43 @@ from switch_tf.refusals import Refusal
 
 @keras.saving.register_keras_serializable("switch_tf")
 class SwitchFeedForward(Observed, keras.layers.Layer):
-    """Sends each token to its most probable expert and gates what comes back (arXiv 2101.03961, section 2).
+    """Sparse feed-forward layer that routes each token to experts (arXiv 2101.03961, section 2).
 
-    Tokens are routed in groups; an expert has a fixed number of slots for each group, and a token that finds none
-    left gets exactly zero, so that a residual connection around the layer passes it on unchanged. Used in a model of
-    your own, the layer adds its weighted losses with `add_loss`.
+    Tokens compete for expert slots within their group. A dropped token gets exactly zero, so a residual connection
+    around the layer passes it on unchanged. In a model of your own, the layer adds its weighted losses with `add_loss`.
 
     Args:
-        num_experts, d_ff, activation: of the experts, see `ExpertFeedForward`.
-        group_size, num_groups_multiple: int. Groups of at most `group_size` tokens, a multiple of
-            `num_groups_multiple` in number. A training batch that cannot be cut so is refused; elsewhere, and where the
-            batch size is unknown while tracing, it is filled up with masked tokens.
+        num_experts, d_ff, activation: See `ExpertFeedForward`.
+        group_size: int. Largest number of tokens per group.
+        num_groups_multiple: int. The number of groups is a multiple of it. A training batch that does not divide into
+            groups is an error. Other batches, and batches of unknown size, are padded with masked tokens.
         jitter_noise: float, see `Router`.
-        train_capacity_factor, eval_capacity_factor: float. Slots over tokens per expert (equation 3).
-        min_expert_capacity: int, at least so many slots, as far as the group has tokens.
+        train_capacity_factor, eval_capacity_factor: float. Slots of an expert over tokens per expert (equation 3).
+        min_expert_capacity: int. Smallest number of slots, limited by the tokens of a group.
         expert_dropout_rate: float, see `ExpertFeedForward`.
-        load_balancing_loss_weight, router_z_loss_weight: float, coefficients of the losses that `layer(x)` adds.
-        router_dtype, init_scale: see `Router`.
-        semantics: "switch_tf"; "mtf" and "t5x" for the grouping, capacity and load-balancing loss of Mesh TensorFlow
-            and T5X, which zero padding, and the latter routes it; "hf" makes each sequence a group with
-            `expert_capacity` slots and routes padding, as Hugging Face does.
-        expert_capacity: int, for semantics "hf" only.
-        dispatch: "einsum", "index", "ragged" or "auto", see `dispatch`.
-        router: the name of a policy, or a `Router`, which then has its own jitter_noise, router_dtype, init_scale and
-            semantics.
-        output_dim: int or None, width of the outputs, by default d_model.
+        load_balancing_loss_weight, router_z_loss_weight: float. Coefficients of the losses that `layer(x)` adds.
+        router_dtype, init_scale: See `Router`.
+        semantics: "switch_tf", or "mtf", "t5x" or "hf" for the grouping, capacity, padding and loss rules of Mesh
+            TensorFlow, T5X or Hugging Face, see `semantics.Rules`.
+        expert_capacity: int. Slots per expert and sequence, for semantics "hf" only.
+        dispatch: "einsum", "index", "ragged" or "auto", see `layers.dispatch`.
+        router: Name of a policy, or a `Router`, which has its own jitter_noise, router_dtype, init_scale and semantics.
+        output_dim: int or None. Width of the outputs, by default d_model.
 
     Call arguments:
         inputs: <compute dtype>[batch, length, d_model].
-        padding_mask: <bool>[batch, length], True where the token is real, or None for Keras' own mask, if any.
-        token_ids: <int32>[batch, length], for the hash policy.
-        return_router_stats: bool. Hand back the statistics instead of adding losses; `forward` sets it.
-        mask, inputs_mask: Keras' own mask, which it gives itself and carries on with the outputs.
+        padding_mask: <bool>[batch, length], True at real tokens. None uses Keras' mask, if any.
+        token_ids: <int32>[batch, length]. Required by the "hash" policy.
+        return_router_stats: bool. Returns `(outputs, RouterStats)` and adds no losses. Set by `forward`.
+        mask, inputs_mask: Keras' mask, passed by Keras and propagated to the outputs.
 
     Returns: <compute dtype>[batch, length, output_dim].
+
+    Raises:
+        ValueError: An argument is out of range, or a training batch does not divide into groups.
     """
 
-    # More arguments than the style guide likes: each is a knob of the paper that a user's functional model may turn.
+    # Each argument is a hyperparameter of the paper that a functional model may set.
     def __init__(self, num_experts, d_ff, activation="relu", group_size=4096, num_groups_multiple=1, jitter_noise=0.01,
                  train_capacity_factor=1.25, eval_capacity_factor=2.0, min_expert_capacity=4, expert_dropout_rate=0.0,
                  load_balancing_loss_weight=1e-2, router_z_loss_weight=1e-3, router_dtype="float32", init_scale=0.1,
@@ -107,11 +107,11 @@ class SwitchFeedForward(Observed, keras.layers.Layer):
 
     @property
     def routers(self):
-        """Number of experts by the name of the router, see `Observed`."""
+        """Number of experts by router name, see `Observed`."""
         return {self.name: self.num_experts}
 
     def forward(self, inputs, padding_mask=None, token_ids=None, training=False):
-        """Like calling the layer, but returns `(outputs, RouterStats)` and adds no losses; what models call."""
+        """Applies the layer and returns `(outputs, RouterStats)`. Adds no losses. Models call this."""
         return self(inputs, padding_mask=padding_mask, token_ids=token_ids, training=training, return_router_stats=True)
 
     def call(self, inputs, padding_mask=None, token_ids=None, training=False, return_router_stats=False, mask=None,
@@ -129,7 +129,7 @@ class SwitchFeedForward(Observed, keras.layers.Layer):
         may_miss = not isinstance(missing, int) or missing > 0
 
         def in_groups(x, width=()):
-            """[batch, length, ...] -> [group, tokens, ...], the last group filled up with zeros."""
+            """[batch, length, ...] -> [group, tokens, ...]. Zeros complete the last group."""
             x = ops.reshape(x, (-1, *width))
             if may_miss:
                 x = ops.pad(x, ((0, missing), *(((0, 0),) * len(width))))
@@ -148,7 +148,7 @@ class SwitchFeedForward(Observed, keras.layers.Layer):
         if routes.are_recorded():
             routes.record(self.path, of_tokens(decisions.gates))
         dispatcher = decisions.dispatcher(self.dispatch)
-        # Said once more, so that the gradient from the experts is brought together before it meets the router's.
+        # A second constraint, so that the experts' gradient is reduced before it is added to the router's.
         tokens = partitioning.constrain(tokens, ("group", None, "embed"))
         outputs = ops.cast(dispatcher.run(self.experts, tokens, training), inputs.dtype)
         outputs = partitioning.constrain(outputs, ("group", None, "embed"))
@@ -161,7 +161,7 @@ class SwitchFeedForward(Observed, keras.layers.Layer):
 
     def _check(self, inputs, padding_mask=None, token_ids=None, training=False, return_router_stats=False, mask=None,
                inputs_mask=None):
-        """Refuses what `call` cannot use; returns its mask."""
+        """Checks the call arguments and returns the padding mask."""
         checks.flag("training", training)
         checks.flag("return_router_stats", return_router_stats)
         checks.tensor("inputs", inputs, "float", (None, None, self.experts.input_kernels[0].shape[1]))
@@ -173,7 +173,7 @@ class SwitchFeedForward(Observed, keras.layers.Layer):
         return (*input_shape[:-1], input_shape[-1] if self.output_dim is None else self.output_dim)
 
     def compute_output_spec(self, inputs, return_router_stats=False, **kwargs):
-        # Said here, because JAX cannot trace how a batch of unknown size is cut into groups.
+        # Explicit, because JAX cannot trace the grouping of a batch of unknown size.
         self._check(inputs, return_router_stats=return_router_stats, **kwargs)
         outputs = keras.KerasTensor(self.compute_output_shape(inputs.shape), self.compute_dtype)
         return (outputs, self.router.symbolic_stats()) if return_router_stats else outputs
@@ -184,7 +184,7 @@ class SwitchFeedForward(Observed, keras.layers.Layer):
                  "load_balancing_loss_weight", "router_z_loss_weight", "router_dtype", "init_scale", "semantics",
                  "expert_capacity", "dispatch", "output_dim")
         router = keras.saving.serialize_keras_object(self.router)
-        router.pop("build_config", None)  # it is built, and named, by the layer that owns it
+        router.pop("build_config", None)  # this layer builds it
         return {**super().get_config(), **{name: getattr(self, name) for name in names}, "router": router}
 
     @classmethod

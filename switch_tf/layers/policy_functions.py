@@ -1,6 +1,6 @@
-"""The functions that decide, one for each policy of `policies`: of `Scores` and `Options`, see `decisions`.
+"""The shipped routing policies, as functions from `Scores` and `Options` to decisions.
 
-They choose by `scores.selection` and gate by `scores.probs`. Padding is never routed and takes no slot.
+Each chooses by `scores.selection` and gates by `scores.probs`. Padding is never routed and takes no slot.
 """
 
 from keras import ops
@@ -14,40 +14,43 @@ SINKHORN_ITERATIONS = 20
 
 
 def switch(scores: Scores, options: Options) -> TokenChoices:
-    """Top-1, first come first served (Switch Transformer, section 2.1)."""
+    """Routes each token to its best expert, first come first served (Switch Transformer, section 2.1)."""
     return slots.assign(scores, options, slots.top_experts(scores, 1))
 
 
 def batch_prioritized(scores: Scores, options: Options) -> TokenChoices:
-    """Top-k, the most confident tokens first (V-MoE, arXiv 2106.05974, section 4; Mesh TensorFlow's `switch_max`)."""
+    """Routes to the top k experts, most confident tokens first.
+
+    V-MoE (arXiv 2106.05974, section 4), Mesh TensorFlow's `switch_max`.
+    """
     confidence = dtypes.widen(ops.max(scores.probs, axis=-1))
     confidence = ops.where(ops.isnan(confidence), -1.0, confidence)
-    # Of equally confident tokens the earlier one comes first: argsort is stable.
+    # argsort is stable: ties go to the earlier token.
     order = ops.argsort(-confidence, axis=1)
     return slots.assign(scores, options, slots.top_experts(scores, options.num_choices), order=order)
 
 
 def top_n(scores: Scores, options: Options) -> TokenChoices:
-    """GShard's top-2 gating (arXiv 2006.16668, algorithm 1), for any number of choices.
+    """Routes by GShard's top-2 gating (arXiv 2006.16668, algorithm 1), for any number of choices.
 
-    All first choices take their slots before any second one. The gates are divided by their sum, before any is dropped.
+    All first choices take slots before any second choice. Gates are normalized before tokens are dropped.
     """
     expert_index = slots.top_experts(scores, options.num_choices)
     return slots.assign(scores, options, expert_index, is_wanted=options.is_wanted)
 
 
 def second_choices(policy: str, threshold: float, uniform):
-    """The function that `Options.is_wanted` is: which choices after the first GShard's top-2 carries out.
+    """Returns the function for `Options.is_wanted`: selects the later choices that GShard's top-2 carries out.
 
     Args:
-        policy: "all"; "none"; "threshold", those whose gate is above the threshold; "random", with probability
-            gate / threshold, at most 1.
+        policy: "all"; "none"; "threshold" for gates above the threshold; "random" for a probability of
+            min(1, gate / threshold).
         threshold: float in (0, 1).
-        uniform: function of a shape to <float32>[shape] uniform numbers in [0, 1) for "random", or None at inference,
-            where "random" carries out all of them.
+        uniform: Maps a shape to <float32> uniform numbers in [0, 1), for "random". None at inference, where "random"
+            carries out all choices.
 
     Returns:
-        Function of <float32>[group, tokens, choice] gates to <bool>, same shape, True for first choices.
+        Function from <float32>[group, tokens, choice] gates to <bool>, same shape. First choices are always True.
     """
 
     def is_wanted(gates):
@@ -64,10 +67,10 @@ def second_choices(policy: str, threshold: float, uniform):
 
 
 def ntlb(scores: Scores, options: Options, rounds=NTLB_ROUNDS) -> TokenChoices:
-    """No-Token-Left-Behind (Switch Transformer, appendix B): a token whose expert is full tries the next best one.
+    """Reroutes tokens of full experts to their next best one (No-Token-Left-Behind, appendix B of the paper).
 
-    Round by round, in order of tokens, up to the `rounds`-th best expert; the gate is the probability of the expert
-    that took the token.
+    Each round serves the waiting tokens in order, up to their `rounds`-th best expert. The gate is the probability of
+    the expert that takes the token.
     """
     num_experts, capacity = options.num_experts, options.capacity
     rounds = min(rounds, num_experts)
@@ -90,20 +93,20 @@ def ntlb(scores: Scores, options: Options, rounds=NTLB_ROUNDS) -> TokenChoices:
 
 
 def hashed(scores: Scores, options: Options) -> TokenChoices:
-    """Each token of the vocabulary has its expert, token id mod experts, with gate 1 (Lingvo; arXiv 2106.04426).
+    """Routes by token id modulo the number of experts, with gate 1 (Lingvo; arXiv 2106.04426).
 
-    SentencePiece numbers tokens by frequency, so that neighbours, which are about equally frequent, are spread evenly.
+    SentencePiece orders ids by frequency, so tokens of similar frequency are spread evenly over experts.
     """
     expert_index = ops.cast(scores.token_ids, "int32")[..., None] % options.num_experts
     return slots.assign(scores, options, expert_index, gates=ops.ones_like(expert_index, dtype="float32"))
 
 
 def sinkhorn(scores: Scores, options: Options) -> TokenChoices:
-    """Top-1 of a balanced assignment: in training the tokens' preferences are scaled until experts get equal shares.
+    """Routes to the best expert of a balanced assignment in training, and to the best expert at inference.
 
-    Sinkhorn's iterations on exp(logits), without a gradient (V-MoE's `sparsity_constrained_ot`, Lingvo's
-    `optimal_transport`); the gate stays the router's probability. At inference the best expert is taken, as in BASE
-    (arXiv 2103.16716), so that a prediction does not depend on its batch.
+    Balances exp(logits) by Sinkhorn's iterations without a gradient, as V-MoE's `sparsity_constrained_ot` and Lingvo's
+    `optimal_transport`. The gate stays the router's probability. Inference does not balance, as in BASE
+    (arXiv 2103.16716), so a prediction does not depend on its batch.
     """
     if options.training:
         scores = scores._replace(selection=balanced(scores.selection, scores.is_real))
@@ -111,14 +114,14 @@ def sinkhorn(scores: Scores, options: Options) -> TokenChoices:
 
 
 def balanced(logits, is_real=None):
-    """Logits plus the price of each expert that makes exp(.), normalised by token, give all experts the same sum.
+    """Adds a price per expert to the logits so that the tokens' softmaxes give all experts the same total.
 
     Args:
         logits: <float32>[group, tokens, expert], finite.
-        is_real: <bool>[group, tokens] or None.
+        is_real: <bool>[group, tokens], False at padding. None means no padding.
 
     Returns:
-        <float32>[group, tokens, expert] without a gradient.
+        <float32>[group, tokens, expert], without a gradient.
     """
     logits = ops.stop_gradient(logits)
     absent = 0.0 if is_real is None else -1e9 * ops.cast(ops.logical_not(is_real[..., None]), logits.dtype)
@@ -131,9 +134,10 @@ def balanced(logits, is_real=None):
 
 
 def expert_choice(scores: Scores, options: Options) -> ExpertChoices:
-    """Each expert takes the tokens that give it the highest probability (arXiv 2202.09368). Never unbalanced.
+    """Lets each expert take the tokens with the highest probability for it (arXiv 2202.09368).
 
-    A token's output is the sum over the experts that took it, gated by its probability of each, not renormalised.
+    Experts are balanced by construction. A token's output is the sum over the experts that took it, gated by its
+    probabilities, which are not normalized again.
     """
     # [group, tokens, expert] -> [group, expert, tokens]
     wanted = ops.softmax(ops.transpose(scores.selection, (0, 2, 1)), axis=1)

@@ -1,4 +1,4 @@
-"""Experts without empty slots: rows lie one after the other, expert by expert, and each expert multiplies its own."""
+"""Expert feed-forward on rows sorted by expert, without empty slots."""
 
 from typing import Any, NamedTuple
 
@@ -10,11 +10,12 @@ from switch_tf.layers.feed_forward import activate
 
 
 class RaggedRows(NamedTuple):
-    """Whose the rows of an unpadded buffer are, one after the other, expert by expert.
+    """Owners of the rows of an unpadded buffer, sorted by expert.
 
-    `rows_of_expert`: <int32>[expert], how many each has. What follows after the last one's, one row at least, is empty.
-    `group`, `place`: <int32>[row], which group of the global batch a row comes from, and slot * num_experts + expert:
-        where it would lie in a padded buffer. Dropout draws by them, so that it is the same for every dispatch.
+    `rows_of_expert`: <int32>[expert]. Number of rows of each expert. The rows after them, at least one, are empty.
+    `group`: <int32>[row]. Group of the global batch that the row comes from.
+    `place`: <int32>[row]. slot * num_experts + expert, the row's position in a padded buffer. Dropout draws by group
+        and place, so that it is the same for every dispatch.
     """
 
     rows_of_expert: Any
@@ -24,28 +25,28 @@ class RaggedRows(NamedTuple):
 
 def ragged_feed_forward(rows, ragged: RaggedRows, input_kernels, output_kernel, activation, dropout_mask=None,
                         training=False):
-    """The experts' feed-forward layers, each over its own rows.
+    """Applies each expert's feed-forward layer to its rows.
 
     Args:
         rows: <compute dtype>[row, d_model].
         ragged: RaggedRows.
-        input_kernels: list of weights from `partitioning.add_weight`, [expert, d_model, d_ff], see `activate`.
-        output_kernel: such a weight, [expert, d_ff, output_dim].
+        input_kernels: List of weights from `partitioning.add_weight`, [expert, d_model, d_ff], see `activate`.
+        output_kernel: Weight from `partitioning.add_weight`, [expert, d_ff, output_dim].
         activation: str, see `activate`.
-        dropout_mask: function of <int32>[row, 1] groups and places and of a dtype, to the `dropout.mask` [row, d_ff] of
-            hidden units of that dtype; or None.
-        training: bool. Otherwise, where there are fewer rows than experts, as when few sequences are decoded, or
-            nobody knows how many, those that nobody wants are passed over: neither computed nor read.
+        dropout_mask: Maps <int32>[row, 1] groups and places and a dtype to a `dropout.mask` [row, d_ff]. None for no
+            dropout.
+        training: bool. At inference, experts without rows are skipped if there are fewer rows than experts or the
+            number of rows is unknown.
 
     Returns:
-        <compute dtype>[row, output_dim], zeros where a row is empty.
+        <compute dtype>[row, output_dim]. Zeros in empty rows.
     """
     num_rows, num_experts = rows.shape[0], ragged.rows_of_expert.shape[0]
     lengths = ragged.rows_of_expert
     if not training and num_rows is None:
         return _in_a_loop(rows, lengths, input_kernels, output_kernel, activation)
     if not training and isinstance(num_rows, int) and num_rows < num_experts:
-        # One of the rows is empty. The wanted ones first and in their order, as their rows lie.
+        # One of the rows is empty. top_k is stable: it returns experts with rows first, in the order of their rows.
         wanted = ops.top_k(ops.cast(lengths > 0, "int32"), num_rows - 1)[1]
         lengths = ops.take(lengths, wanted)
         input_kernels = [_some(wi, wanted, rows.dtype) for wi in input_kernels]
@@ -64,7 +65,7 @@ def ragged_feed_forward(rows, ragged: RaggedRows, input_kernels, output_kernel, 
 
 
 def _in_a_loop(rows, lengths, input_kernels, output_kernel, activation):
-    """The same of a number of rows that nobody knows while tracing: a turn for each expert that has some."""
+    """Applies experts in a loop, one turn per expert with rows, for an unknown number of rows."""
     wanted = ops.nonzero(lengths > 0)[0]
     starts = ops.cumsum(lengths) - lengths
     num_filled = ops.sum(lengths)
@@ -88,14 +89,14 @@ def _and_empty(outputs, num_empty):
 
 
 def _some(kernel, wanted, dtype):
-    """Kernels by index, a list of [d_model, d_ff]: TensorFlow cuts whole entries out of a tensor without a copy."""
+    """Returns kernels by index, a list of [d_model, d_ff]. TensorFlow slices whole entries without a copy."""
     value = ops.convert_to_tensor(kernel)
     return [ops.cast(ops.squeeze(ops.slice(value, (index, 0, 0), (1, *kernel.shape[1:])), 0), dtype)
             for index in ops.unstack(wanted, wanted.shape[0])]
 
 
 def _split(rows, lengths):
-    """Cuts rows into pieces: [row, width], <int32>[piece] lengths -> a list of [length, width]."""
+    """Splits rows by length: [row, width], <int32>[piece] lengths -> list of [length, width]."""
     count = lengths.shape[0]
 
     @ops.custom_gradient
@@ -104,7 +105,7 @@ def _split(rows, lengths):
         pieces = [ops.slice(rows, (ends[i] - lengths[i], 0), (lengths[i], rows.shape[-1])) for i in range(count)]
 
         def gradient(*upstream):
-            # Without this, each slice's gradient would be a tensor of all rows.
+            # Without it, each slice's gradient would be a tensor of all rows.
             num_left = ops.shape(rows)[0] - ends[-1]
             return ops.concatenate([*upstream, ops.zeros((num_left, rows.shape[-1]), rows.dtype)], axis=0)
 

@@ -1,4 +1,4 @@
-"""Where tokens went: what layers of experts decided while they ran, for those who want to look at it."""
+"""Recording of routing decisions, for inspection."""
 
 import contextlib
 from collections.abc import Iterator
@@ -8,11 +8,10 @@ _routes = None
 
 
 class Route(NamedTuple):
-    """What one layer of experts decided.
+    """Gates of one Switch layer.
 
-    `layer`: str, its path in the model.
-    `gates`: <float32>[batch, length, expert], what each expert's output for a token was multiplied by; 0 where it did
-        not go.
+    `layer`: str. Path of the layer in the model.
+    `gates`: <float32>[batch, length, expert]. Multiplied the experts' outputs. 0 for experts without the token.
     """
 
     layer: str
@@ -21,7 +20,7 @@ class Route(NamedTuple):
 
 @contextlib.contextmanager
 def recorded() -> Iterator[list[Route]]:
-    """Within this scope every layer of experts that runs, or is traced, adds its Route to the list."""
+    """Collects a Route from every Switch layer that runs or is traced within this scope."""
     global _routes
     previous, _routes = _routes, []
     try:
@@ -31,10 +30,10 @@ def recorded() -> Iterator[list[Route]]:
 
 
 def are_recorded() -> bool:
-    """Whether code runs, or is traced, within `recorded`."""
+    """Whether the caller runs or is traced within `recorded`."""
     return _routes is not None
 
 
 def record(layer: str, gates) -> None:
-    """Adds the Route of a layer; only where `are_recorded`."""
+    """Adds a layer's Route. Requires `are_recorded()`."""
     _routes.append(Route(layer, gates))

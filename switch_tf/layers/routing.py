@@ -1,4 +1,4 @@
-"""The router: scores every expert for every token, lets a policy decide, and measures what came out."""
+"""The router: scores experts for tokens, applies a policy and measures the result."""
 
 import keras
 from keras import ops
@@ -15,49 +15,51 @@ from switch_tf.ops import dtypes, products, random, replicas
 from switch_tf.refusals import Refusal
 
 INPUT_DROPOUT_RATE = 0.1
-# What a token that is not a number prefers: no expert in particular, and never a NaN in a sort.
+# Score of NaN tokens, so that sorting never sees a NaN. They prefer no expert.
 NO_PREFERENCE = -1e9
 
 
 @keras.saving.register_keras_serializable("switch_tf")
 class Router(keras.layers.Layer):
-    """Decides which experts each token goes to, into which slots, and with which gates.
+    """Assigns experts, slots and gates to tokens.
 
-    Everything is computed in `router_dtype` from the float32 kernel on: jitter, logits, softmax, choice, losses
-    (selective precision, section 2.4). Padding is never routed, takes no slot and is not counted.
+    Computes jitter, logits, softmax, choice and losses in `router_dtype` from a float32 kernel (selective precision,
+    section 2.4). Padding is never routed, takes no slot and is not counted.
 
     Args:
-        num_experts: int.
-        num_selected_experts: int or None, experts per token; None for the policy's own number.
+        num_experts: int. Number of experts.
+        num_selected_experts: int or None. Experts per token. None for the policy's default.
         policy: "switch" (section 2.1), "ntlb" (appendix B), "batch_prioritized", "top2" (GShard), "top_n",
-            "expert_choice", "hash" or "sinkhorn": the functions of `policy_functions`; or one that was given to
-            `switch_tf.configs.policies.register`.
-        exploration: what training does to find out about other experts (appendix C). "input_jitter" multiplies the
-            router's copy of the inputs by uniform numbers in [1 - jitter_noise, 1 + jitter_noise]; "input_dropout"
-            drops a tenth of it; "sample" draws the experts from the router's probabilities; "argmax" does nothing.
+            "expert_choice", "hash", "sinkhorn", or the name of a policy given to `switch_tf.configs.policies.register`.
+        exploration: Exploration in training (appendix C). "input_jitter" multiplies the router's copy of the inputs by
+            uniform numbers in [1 - jitter_noise, 1 + jitter_noise]. "input_dropout" drops a tenth of it. "sample" draws
+            experts from the router's probabilities. "argmax" does not explore.
         jitter_noise: float in [0, 1).
-        second_expert_policy: "random", "all", "none" or "threshold": which choices after the first "top2" and "top_n"
-            carry out. "random" keeps one with probability gate / threshold in training and all at inference.
+        second_expert_policy: "random", "all", "none" or "threshold". Selects the later choices that "top2" and "top_n"
+            carry out. "random" keeps one with probability gate / threshold in training, and all at inference.
         second_expert_threshold: float in (0, 1).
-        second_place_loss_weight: float. Adds so much of the second choices' balance loss to the first ones' (0.5 in
-            Mesh TensorFlow), for policies that choose two.
-        router_dtype: "float32", or "bfloat16" to see what selective precision prevents.
-        init_scale: float, times 1 / d_model is the initial variance of the kernel.
-        semantics: whose load-balancing loss, see `losses.load_balancing_loss`; "t5x" does not renormalise the gates of
-            several choices.
+        second_place_loss_weight: float. Weight of the second choices' balance loss relative to the first choices' (0.5
+            in Mesh TensorFlow). Requires a policy with at least two choices.
+        router_dtype: "float32", or "bfloat16" to measure the effect of selective precision.
+        init_scale: float. The kernel's initial variance is init_scale / d_model.
+        semantics: Rules of the load-balancing loss, see `losses.load_balancing_loss`. "t5x" also leaves the gates of
+            several choices unnormalized.
 
     Call arguments:
         inputs: <any float>[group, tokens, d_model].
-        padding_mask: <bool>[group, tokens], True where the token is real, or None for Keras' own mask, if any.
-            Semantics that route padding ignore it.
-        expert_capacity: int or int32 scalar tensor, slots of each expert for each group.
-        token_ids: <int32>[group, tokens], for policies that need them, as "hash" does.
-        is_present: <bool>[group, tokens], False where a group was filled up and there is no token, or None. What is
-            not there is never routed.
-        mask, inputs_mask: Keras' own mask, which it gives itself.
+        padding_mask: <bool>[group, tokens], True at real tokens. None uses Keras' mask, if any. Semantics that route
+            padding ignore it.
+        expert_capacity: int or int32 scalar tensor. Slots of each expert for each group.
+        token_ids: <int32>[group, tokens]. Required by "hash".
+        is_present: <bool>[group, tokens], False at the padding of an incomplete group, which is never routed. None
+            means that all tokens are present.
+        mask, inputs_mask: Keras' mask, passed by Keras.
 
     Returns: `(decisions, RouterStats)`. The decisions are `decisions.TokenChoices`, or `decisions.ExpertChoices` from a
         policy whose experts choose.
+
+    Raises:
+        ValueError: An argument is out of range or does not fit the policy.
     """
 
     def __init__(self, num_experts, num_selected_experts=None, policy="switch", exploration="input_jitter",
@@ -88,7 +90,7 @@ class Router(keras.layers.Layer):
 
     @property
     def experts_choose(self) -> bool:
-        """Whether experts take tokens, rather than tokens experts."""
+        """Whether experts choose tokens."""
         return self._policy.experts_choose
 
     def build(self, input_shape):
@@ -121,13 +123,13 @@ class Router(keras.layers.Layer):
         scores = self._scores(logits, is_real, token_ids, training)
         decisions = self._policy.function(scores, self._options(expert_capacity, training))
         if logits is None:
-            # Nothing was weighed: all probability lies where the token goes.
+            # Without scores, each token's expert has probability 1.
             probs = ops.one_hot(decisions.expert_index[..., 0], self.num_experts, dtype=self._wide_dtype)
             scores = scores._replace(probs=probs)
         return decisions, self._stats(scores, logits, decisions)
 
     def _logits(self, inputs, training):
-        """<any float>[group, tokens, d_model], explored in training -> <router dtype>[group, tokens, expert]."""
+        """Computes logits: <any float>[group, tokens, d_model] -> <router dtype>[group, tokens, expert]."""
         x = ops.cast(inputs, dtypes.wide_dtype(inputs.dtype, self.router_dtype))
         if training and self.exploration == "input_jitter" and self.jitter_noise:
             noise = random.uniform(random.layer_seed(self, "jitter"), ops.shape(inputs))
@@ -139,7 +141,7 @@ class Router(keras.layers.Layer):
         return partitioning.constrain(logits, ("group", None, "router_expert"))
 
     def _scores(self, logits, is_real, token_ids, training):
-        """Scores of <router dtype>[group, tokens, expert] logits, or of None where the policy has no kernel."""
+        """Returns Scores from <router dtype>[group, tokens, expert] logits. None for a policy without a kernel."""
         if logits is None:
             return Scores(None, None, is_real, token_ids)
         probs = ops.softmax(logits, axis=-1)
@@ -150,7 +152,7 @@ class Router(keras.layers.Layer):
         return Scores(selection, probs, is_real, token_ids)
 
     def _options(self, capacity, training):
-        """Options of an int or int32 scalar capacity."""
+        """Returns the policy's Options."""
 
         def uniform(shape):
             return random.uniform(random.layer_seed(self, "second_expert"), shape)
@@ -161,7 +163,7 @@ class Router(keras.layers.Layer):
                        self._rules.normalizes_gates, training, is_wanted)
 
     def _stats(self, scores, logits, decisions):
-        """RouterStats, over real tokens; `logits` as for `_scores`, `scores.probs` never None."""
+        """Returns RouterStats over real tokens. `scores.probs` is never None here."""
         probs = dtypes.widen(scores.probs)
         real = ops.ones_like(probs[..., 0]) if scores.is_real is None else ops.cast(scores.is_real, probs.dtype)
         num_real = ops.sum(real)
@@ -181,7 +183,7 @@ class Router(keras.layers.Layer):
             router_z_loss=no_loss if logits is None else losses.router_z_mean(logits, scores.is_real))
 
     def symbolic_stats(self):
-        """RouterStats without values, for functional models."""
+        """Returns symbolic RouterStats, for functional models."""
 
         def mean(*shape):
             return Mean(keras.KerasTensor(shape, "float32"), keras.KerasTensor((), "float32"))
@@ -190,7 +192,7 @@ class Router(keras.layers.Layer):
                               for name in RouterStats._fields})
 
     def _balance(self, scores, decisions, preferred):
-        """losses.Balance; `preferred`: <int32>[group, tokens] counted as chosen, or None."""
+        """Returns losses.Balance. `preferred`: <int32>[group, tokens], counted instead of the choices, or None."""
         chosen = decisions.expert_index if preferred is None else preferred
         first = losses.balance(scores.probs, chosen, scores.is_real, self.semantics)
         if not self.second_place_loss_weight:
@@ -199,7 +201,7 @@ class Router(keras.layers.Layer):
             first, self.second_place_loss_weight, scores.probs, chosen, scores.is_real, self.semantics)
 
     def _loss_of(self, balance):
-        """What the statistics hold as the load-balancing loss."""
+        """Returns the load-balancing loss for the statistics, from a losses.Balance."""
         return balance.mean
 
     def get_config(self):
@@ -209,14 +211,14 @@ class Router(keras.layers.Layer):
 
 
 def _gumbel(seed, logits):
-    """Gumbel noise, of the shape and dtype of logits: the argmax of logits plus it is a draw from their softmax.
+    """Draws Gumbel noise of the shape and dtype of `logits`.
 
-    The top k are several, drawn without replacement.
+    The argmax of logits plus noise is a sample from their softmax. The top k are a sample without replacement.
 
     Args:
         seed: <uint32> scalar.
         logits: <float32>[group, tokens, expert].
     """
-    # Half of the generator's step instead of 0, so that both logarithms are finite; the largest draw is 1 - 2^-24.
+    # A draw of 0 becomes half the generator's step, so both logarithms are finite. The largest draw is 1 - 2^-24.
     draws = ops.cast(random.uniform(seed, ops.shape(logits)), logits.dtype)
     return -ops.log(-ops.log(ops.maximum(draws, 2.0**-25)))

@@ -1,4 +1,4 @@
-"""Who gets an expert's slots: queues of tokens, as policies put them together."""
+"""Assignment of expert slots to tokens, the building blocks of routing policies."""
 
 from keras import ops
 
@@ -8,34 +8,36 @@ from switch_tf.ops import dtypes, indexing
 
 
 def first_choice(scores: Scores):
-    """The preferred expert of each token, before capacity; ties go to the lowest: <int32>[group, tokens]."""
+    """Returns each token's preferred expert before capacity, <int32>[group, tokens]. Ties go to the lowest index."""
     return ops.cast(ops.argmax(scores.selection, axis=-1), "int32")
 
 
 def top_experts(scores: Scores, count: int):
-    """The `count` best experts of each token, the best one first: <int32>[group, tokens, choice]."""
+    """Returns the `count` best experts of each token, best first: <int32>[group, tokens, choice]."""
     if count == 1:
         return first_choice(scores)[..., None]
     return ops.cast(ops.top_k(scores.selection, count)[1], "int32")
 
 
 def probabilities(scores: Scores, expert_index):
-    """Probabilities of experts: <int32>[group, tokens, choice] -> <float32>, same shape."""
+    """Looks up the probabilities of experts: <int32>[group, tokens, choice] -> <float32>, same shape."""
     num_experts = scores.probs.shape[-1]
-    # A product with a one-hot, whose gradient is a product too; a gather's would be a scatter.
+    # The gradient of a product with a one-hot is a product; that of a gather would be a scatter.
     chosen = ops.one_hot(expert_index, num_experts, dtype=scores.probs.dtype)
     return dtypes.widen(ops.sum(ops.expand_dims(scores.probs, 2) * chosen, axis=-1))
 
 
 def assign(scores: Scores, options: Options, expert_index, gates=None, order=None, is_wanted=None) -> TokenChoices:
-    """Sends tokens to experts, first come first served, and all first choices before all second ones.
+    """Assigns slots first come first served, all first choices before all second choices.
 
     Args:
-        expert_index: <int32>[group, tokens, choice], where each token wants to go.
-        gates: <float32>[group, tokens, choice], by default the probabilities, of several choices as
-            `options.is_normalized` says.
-        order: <int32>[group, tokens], the tokens in the order in which they come, by default as they stand.
-        is_wanted: as in Options. Choices that are not wanted wait for no slot.
+        scores: Scores.
+        options: Options.
+        expert_index: <int32>[group, tokens, choice]. The experts each token asks for.
+        gates: <float32>[group, tokens, choice]. By default the probabilities, normalized over several choices if
+            `options.is_normalized`.
+        order: <int32>[group, tokens]. Token indices in order of service. By default the order of the sequence.
+        is_wanted: See `Options`. Other choices compete for no slot.
     """
     if gates is None:
         gates = probabilities(scores, expert_index)
@@ -58,16 +60,17 @@ def assign(scores: Scores, options: Options, expert_index, gates=None, order=Non
 
 
 def token_choices(options: Options, expert_index, slot, gates) -> TokenChoices:
-    """TokenChoices of <int32>, <int32> and <float32>[group, tokens, choice], with gate 0 where there is no slot."""
+    """Returns TokenChoices of <int32>, <int32> and <float32>[group, tokens, choice], with gate 0 without a slot."""
     gates = ops.where(slot < options.capacity, gates, 0.0)
     return TokenChoices(expert_index, slot, gates, options.num_experts, options.capacity)
 
 
 def _slots(expert_index, routed, options):
-    """Slots in the order of tokens, `options.capacity` where there is none.
+    """Returns slots in the order of tokens, `options.capacity` for dropped choices.
 
     Args:
-        expert_index, routed: <int32>, <bool>[group, tokens, choice].
+        expert_index: <int32>[group, tokens, choice].
+        routed: <bool>[group, tokens, choice].
 
     Returns:
         <int32>[group, tokens, choice]
@@ -82,18 +85,19 @@ def _slots(expert_index, routed, options):
 
 
 def positions(in_line, num_experts):
-    """Place of each one in its expert's queue: the number of earlier ones of its group that wait for the same expert.
+    """Counts, for each entry, the earlier entries of its group that ask for the same expert.
 
-    By sorting, whose cost does not grow with the number of experts as that of a cumulative sum over one-hots does.
+    Sorts, because the cost of a cumulative sum over one-hots grows with the number of experts.
 
     Args:
-        in_line: <int32>[group, place in line], an expert, or `num_experts` for those that wait for none.
+        in_line: <int32>[group, entry]. An expert, or `num_experts` for none.
+        num_experts: int.
 
     Returns:
-        `(place, length)`: <int32>, same shape as `in_line`, and <int32>[group, expert], the length of each queue.
+        `(place, length)`: <int32>[group, entry], and <int32>[group, expert], the entries that ask for each expert.
     """
     count = ops.shape(in_line)[1]
-    # Stable: of equal ones the first comes first.
+    # argsort is stable, so entries of one expert stay in order.
     order = ops.argsort(in_line, axis=1)
     length = indexing.count_into_bins(in_line, num_experts + 1)
     start = ops.cumsum(length, axis=1) - length

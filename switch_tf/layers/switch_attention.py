@@ -1,4 +1,4 @@
-"""Switch in attention: self-attention whose queries, keys and values come from experts."""
+"""Self-attention with experts for queries, keys and values (Switch in attention)."""
 
 import keras
 from keras import ops
@@ -14,31 +14,31 @@ from switch_tf.refusals import Refusal
 
 @keras.saving.register_keras_serializable("switch_tf")
 class SwitchSelfAttention(Observed, keras.layers.Layer):
-    """Self-attention that each token enters through experts (arXiv 2101.03961, appendix A, figure 10).
+    """Self-attention with experts as input projections (arXiv 2101.03961, appendix A, figure 10).
 
-    One Switch layer produces the query of each token; another one, with a router of its own, produces the one vector
-    that is both its key and its value. Where a token is dropped, the vector is zero: a zero query looks where the
-    position bias says, and a zero key and value can still be looked at and adds nothing.
+    One Switch layer computes the queries. Another one, with a router of its own, computes a single vector per token
+    that is both key and value. Dropped tokens get zero vectors: a zero query attends by position bias alone, and a zero
+    key still receives attention but its value adds nothing.
 
-    Queries are multiplied by d_kv^-0.5 when they are made, as in Mesh TensorFlow. `MultiHeadAttention` has that factor
-    in the initial values of its query kernel; those of experts are the same as in feed-forward layers.
+    Queries are multiplied by d_kv^-0.5, as in Mesh TensorFlow. `MultiHeadAttention` has that factor in the initializer
+    of its query kernel instead.
 
-    The dtype of the experts is their own. With float32 experts in a bfloat16 model the scores see queries and keys
-    unrounded; only values are cast to the dtype of the inputs.
+    The experts have their own dtype. With float32 experts in a bfloat16 model, scores are computed from float32 queries
+    and keys, and only values are cast to the dtype of the inputs.
 
     Args:
-        query_experts, key_value_experts: SwitchFeedForward with output_dim = num_heads * d_kv, one layer each.
-        num_heads, d_kv, dropout_rate: see `MultiHeadAttention`.
-        init_scale: float, multiplies the initial variance of the output projection.
+        query_experts, key_value_experts: SwitchFeedForward with output_dim = num_heads * d_kv.
+        num_heads, d_kv, dropout_rate: See `MultiHeadAttention`.
+        init_scale: float. Multiplies the initial variance of the output projection.
 
     Call arguments:
         inputs: <compute dtype>[batch, length, d_model].
-        padding_mask: <bool>[batch, length], True where the token is real and routed, or None for Keras' own mask, if
-            any. It masks no keys: `attention_mask` does, and so does Keras' own mask.
-        token_ids: <int32>[batch, length], for the hash policy.
-        attention_mask, position_bias: see `MultiHeadAttention`.
-        return_router_stats: bool. Hand back the statistics instead of adding losses; `forward` sets it.
-        mask, inputs_mask: Keras' own mask, which it gives itself and carries on with the outputs.
+        padding_mask: <bool>[batch, length], True at real tokens, which are routed. None uses Keras' mask, if any. Does
+            not mask keys: use `attention_mask` or Keras' mask.
+        token_ids: <int32>[batch, length]. Required by the "hash" policy.
+        attention_mask, position_bias: See `MultiHeadAttention`.
+        return_router_stats: bool. Returns the statistics and adds no losses. Set by `forward`.
+        mask, inputs_mask: Keras' mask, passed by Keras and propagated to the outputs.
 
     Returns: <compute dtype>[batch, length, d_model].
     """
@@ -72,13 +72,13 @@ class SwitchSelfAttention(Observed, keras.layers.Layer):
 
     @property
     def routers(self):
-        """Number of experts by the names of the routers, see `Observed`."""
+        """Number of experts by router name, see `Observed`."""
         return {f"{self.name}/{experts.name}": experts.num_experts
                 for experts in (self.query_experts, self.key_value_experts)}
 
     def forward(self, inputs, padding_mask=None, token_ids=None, attention_mask=None, position_bias=None,
                 training=False):
-        """Like calling the layer, but returns `(outputs, (query_stats, key_value_stats))` and adds no losses."""
+        """Applies the layer and returns `(outputs, (query_stats, key_value_stats))`. Adds no losses."""
         return self(inputs, padding_mask=padding_mask, token_ids=token_ids, attention_mask=attention_mask,
                     position_bias=position_bias, training=training, return_router_stats=True)
 
@@ -131,7 +131,7 @@ class SwitchSelfAttention(Observed, keras.layers.Layer):
         return self._split_heads(key_value), stats
 
     def _check(self, inputs, attention_mask, position_bias, training, return_router_stats):
-        """Refuses what `call` cannot use, but for what its experts check."""
+        """Checks the call arguments that the experts do not check."""
         checks.flag("training", training)
         checks.flag("return_router_stats", return_router_stats)
         checks.tensor("inputs", inputs, "float", (None, None, self.out.shape[-1]))
@@ -142,7 +142,7 @@ class SwitchSelfAttention(Observed, keras.layers.Layer):
 
     def compute_output_spec(self, inputs, attention_mask=None, position_bias=None, training=False,
                             return_router_stats=False, **kwargs):
-        # Said here for the same reason as in SwitchFeedForward.
+        # Explicit for the same reason as in SwitchFeedForward.
         self._check(inputs, attention_mask, position_bias, training, return_router_stats)
         stats = tuple(experts.compute_output_spec(inputs, return_router_stats=True, **kwargs)[1]
                       for experts in (self.query_experts, self.key_value_experts))
@@ -158,7 +158,7 @@ class SwitchSelfAttention(Observed, keras.layers.Layer):
         experts = {name: keras.saving.serialize_keras_object(getattr(self, name))
                    for name in ("query_experts", "key_value_experts")}
         for serialized in experts.values():
-            serialized.pop("build_config", None)  # they are built, and named, by the layer that owns them
+            serialized.pop("build_config", None)  # this layer builds them
         return {**super().get_config(), **experts, "num_heads": self.num_heads, "d_kv": self.d_kv,
                 "dropout_rate": self.dropout_rate, "init_scale": self.init_scale}
 
