@@ -167,7 +167,7 @@ PUBLIC = {
                                       d_ff=3),
     "layers.FeedForward": layer(layers.FeedForward, d_ff=3),
     "layers.LogitsDense": layer(layers.LogitsDense, vocab_size=5),
-    "layers.MultiHeadAttention": layer(layers.MultiHeadAttention, "memory", "attention_mask", "position_bias",
+    "layers.MultiHeadAttention": layer(layers.MultiHeadAttention, "inputs_kv", "attention_mask", "position_bias",
                                        num_heads=2, d_kv=2),
     "layers.RMSNorm": layer(layers.RMSNorm),
     "layers.RelativePositionBias": (

@@ -51,9 +51,9 @@ class Beam:
         is_text = ops.any(masks.encoder_is_real(features), axis=1)
         places = partitioning.arange(max_length)
 
-        def step(memory, position, last, is_open, alive, alive_scores, ended, ended_scores, past):
+        def step(cross_cache, position, last, is_open, alive, alive_scores, ended, ended_scores, cache):
             is_real = ops.repeat(is_open, beams, axis=0)
-            logits, past = model.decode_step(ops.reshape(last, (-1,)), is_real, past, position, memory)
+            logits, cache = model.decode_step(ops.reshape(last, (-1,)), is_real, cache, position, cross_cache)
             candidates = ops.reshape(ops.log_softmax(logits, axis=-1), (batch, beams, vocab_size))
             scores, index = ops.top_k(
                 ops.reshape(alive_scores[..., None] + candidates, (batch, beams * vocab_size)), num_candidates)
@@ -71,23 +71,24 @@ class Beam:
             alive_scores, best = ops.top_k(ops.where(can_go_on, scores, -float("inf")), beams)
             alive, last, parent = _of(ids, best), _of(token, best), _of(parent, best)
             row = ops.cast(parent, "int32") + partitioning.arange(batch)[:, None] * beams
-            past = keras.tree.map_structure(lambda one: ops.take(one, ops.reshape(row, (-1,)), axis=0), past)
+            cache = keras.tree.map_structure(lambda one: ops.take(one, ops.reshape(row, (-1,)), axis=0), cache)
             can_pass = alive_scores[:, 0] / self._penalty(max_length) > ended_scores[:, -1]
             return (position + 1, last, ops.logical_and(is_open, can_pass), alive, alive_scores, ended, ended_scores,
-                    past)
+                    cache)
 
         def goes_on(position, last, is_open, *_):
             return ops.logical_and(position < max_length, ops.any(is_open))
 
         with grouping.no_drop():
-            memory, past = model.prefill(features, max_length)
-            memory, past = keras.tree.map_structure(lambda one: ops.repeat(one, beams, axis=0), (memory, past))
+            cross_cache, cache = model.prefill(features, max_length)
+            cross_cache, cache = keras.tree.map_structure(
+                lambda cached: ops.repeat(cached, beams, axis=0), (cross_cache, cache))
             nothing = ops.zeros((batch, beams, max_length), "int32")
             none = ops.full((batch, beams), -float("inf"), dtypes.wide_dtype(model.compute_dtype))
             first = ops.where(partitioning.arange(beams) == 0, 0.0, none)  # all beams begin alike
-            start = (ops.convert_to_tensor(0, "int32"), nothing[..., 0], is_text, nothing, first, nothing, none, past)
+            start = (ops.convert_to_tensor(0, "int32"), nothing[..., 0], is_text, nothing, first, nothing, none, cache)
             num_rows = features["encoder_input_tokens"].shape[0]
-            *_, ended, ended_scores, _ = loop(model, goes_on, step, memory, start,
+            *_, ended, ended_scores, _ = loop(model, goes_on, step, cross_cache, start,
                                            num_rows and beams * num_rows)
         ids = ops.where(is_text[:, None, None], ended, 0)[:, :self.num_results]
         return Decoded(ids, ops.where(is_text[:, None], ended_scores, 0.0)[:, :self.num_results])

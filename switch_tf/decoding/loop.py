@@ -100,15 +100,15 @@ def decode(model, features, max_length: int, end_id, choose, has_scores=True, an
     max_length = check_inputs(model, features, max_length, any_layout and not has_scores)
     ends = ends_of(model, end_id)
     with grouping.no_drop():
-        memory, past = model.prefill(features, max_length)
+        cross_cache, cache = model.prefill(features, max_length)
         places = partitioning.arange(max_length)
 
-        def step(memory, position, last, is_open, ids, past, *scores):
-            logits, past = model.decode_step(last, is_open, past, position, memory)
+        def step(cross_cache, position, last, is_open, ids, cache, *scores):
+            logits, cache = model.decode_step(last, is_open, cache, position, cross_cache)
             chosen = ops.where(is_open, choose(logits, position), 0)
             ids = ops.where(ops.equal(places, position), chosen[:, None], ids)
             scores = [one + ops.where(is_open, _log_probability(logits, chosen), 0.0) for one in scores]
-            return position + 1, chosen, ops.logical_and(is_open, goes_on_after(chosen, ends)), ids, past, *scores
+            return position + 1, chosen, ops.logical_and(is_open, goes_on_after(chosen, ends)), ids, cache, *scores
 
         def goes_on(position, last, is_open, *_):
             return ops.logical_and(position < max_length, ops.any(is_open))
@@ -116,9 +116,9 @@ def decode(model, features, max_length: int, end_id, choose, has_scores=True, an
         tokens = features["encoder_input_tokens"]
         batch = ops.shape(tokens)[0]
         start = (ops.convert_to_tensor(0, "int32"), ops.cast(ops.zeros_like(tokens[:, 0]), "int32"),
-                 ops.any(masks.encoder_is_real(features), axis=1), ops.zeros((batch, max_length), "int32"), past)
+                 ops.any(masks.encoder_is_real(features), axis=1), ops.zeros((batch, max_length), "int32"), cache)
         scores = [ops.zeros((batch,), dtypes.wide_dtype(model.compute_dtype))] if has_scores else []
-        _, _, _, ids, _, *scores = loop(model, goes_on, step, memory, (*start, *scores), tokens.shape[0])
+        _, _, _, ids, _, *scores = loop(model, goes_on, step, cross_cache, (*start, *scores), tokens.shape[0])
     return ids, scores[0] if has_scores else None
 
 
@@ -128,22 +128,22 @@ def most_fused(model, sampler) -> int:
     return _FUSED_ROWS // sampler.num_beams if can_be else 0
 
 
-def loop(model, goes_on, step, memory, start, num_rows):
+def loop(model, goes_on, step, cross_cache, start, num_rows):
     """What `start` becomes by steps, while it goes on.
 
     Args:
         model: SwitchTransformer. One with dispatch="ragged" keeps to it, which XLA cannot compile.
-        goes_on, step: functions of the values of `start`, the latter after `memory`, to a bool and to such values.
-        memory: what steps read.
+        goes_on, step: functions of the values of `start`, the latter after `cross_cache`, to a bool and to such values.
+        cross_cache: what steps read.
         start: tuple of tensors, or of structures of them.
         num_rows: int or None, sequences that are decoded. Few of them make a program of XLA's on CPU: what is between
             the products takes as long as they do there, and XLA fuses it.
     """
-    def run(memory, *start):
-        return ops.while_loop(goes_on, functools.partial(step, memory), start)
+    def run(cross_cache, *start):
+        return ops.while_loop(goes_on, functools.partial(step, cross_cache), start)
 
     are_few = num_rows is not None and num_rows <= _FUSED_ROWS
-    return forms.fused(run, (memory, *start), are_few and model.config.dispatch != "ragged")
+    return forms.fused(run, (cross_cache, *start), are_few and model.config.dispatch != "ragged")
 
 
 def _log_probability(logits, tokens):

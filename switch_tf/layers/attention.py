@@ -11,8 +11,8 @@ from switch_tf.ops import products
 from switch_tf.ops.dot_product_attention import dot_product_attention, probabilities
 
 # Of what steps of decoding look at.
-KEY_AXES = ("batch", "heads", "kv", "length")
-VALUE_AXES = ("batch", "heads", "length", "kv")
+KEY_CACHE_AXES = ("batch", "heads", "kv", "length")
+VALUE_CACHE_AXES = ("batch", "heads", "length", "kv")
 
 
 def add_output_kernel(layer, d_model):
@@ -26,16 +26,16 @@ def _normal(init_scale, fan_in):
     return keras.initializers.RandomNormal(stddev=(init_scale / fan_in) ** 0.5)
 
 
-def check_scores(num_heads, inputs, memory, attention_mask, position_bias):
+def check_scores(num_heads, inputs, inputs_kv, attention_mask, position_bias):
     """Refuses what is no attention mask or no position bias of such queries and keys, <any>[batch, length, d_model]."""
-    (batch, query_length), key_length = inputs.shape[:2], memory.shape[1]
+    (batch, query_length), key_length = inputs.shape[:2], inputs_kv.shape[1]
     if attention_mask is not None:
         checks.tensor("attention_mask", attention_mask, "bool", (batch, 1, query_length, key_length), True)
     if position_bias is not None:
         checks.tensor("position_bias", position_bias, "float", (1, num_heads, query_length, key_length), True)
 
 
-def as_keys(x):
+def as_cached_keys(x):
     """Keys as steps of decoding look at them: [batch, key, heads, d_kv] -> [batch, heads, d_kv, key].
 
     A product with them as they are would turn them over each time: of 256 keys that took longer than all the rest of a
@@ -44,7 +44,7 @@ def as_keys(x):
     return ops.transpose(x, (0, 2, 3, 1))
 
 
-def as_values(x):
+def as_cached_values(x):
     """The same of values: [batch, key, heads, d_kv] -> [batch, heads, key, d_kv]."""
     return ops.transpose(x, (0, 2, 1, 3))
 
@@ -61,7 +61,7 @@ def drop_keys(dropout, value, training):
     return value * ops.transpose(kept, (0, 3, 1, 2))
 
 
-def attend(query, key, value, out, attention_mask, position_bias, keys="bkhd"):
+def attention_outputs(query, key, value, out, attention_mask, position_bias, keys="bkhd"):
     """What follows the projections: each query mixes the values it may look at, and `out` mixes the heads.
 
     Args:
@@ -70,7 +70,8 @@ def attend(query, key, value, out, attention_mask, position_bias, keys="bkhd"):
         value: <compute dtype>[batch, key, heads, d_kv].
         out: weight from `add_output_kernel`.
         attention_mask, position_bias: see `MultiHeadAttention`.
-        keys: "bkhd"; while predicting "bhdk", of `as_keys`, or "bhkd", of `as_values`, as all values are then.
+        keys: Axes of `key`, in order: "bkhd", or while decoding "bhdk" (`as_cached_keys`) or "bhkd"
+            (`as_cached_values`). Cached values always have the axes "bhkd".
 
     Returns:
         <compute dtype>[batch, query, d_model]
@@ -87,7 +88,7 @@ def attend(query, key, value, out, attention_mask, position_bias, keys="bkhd"):
 
 @keras.saving.register_keras_serializable("switch_tf")
 class MultiHeadAttention(KeepsShape, keras.layers.Layer):
-    """Attention of `inputs` over themselves or over `memory`.
+    """Attention of `inputs` over themselves or over `inputs_kv`.
 
     The usual 1/sqrt(d_kv) is folded into the initial queries: N(0, init_scale / (d_model d_kv)).
 
@@ -98,11 +99,11 @@ class MultiHeadAttention(KeepsShape, keras.layers.Layer):
 
     Call arguments:
         inputs: <compute dtype>[batch, query, d_model].
-        memory: <compute dtype>[batch, key, d_model] or None for self-attention.
+        inputs_kv: <compute dtype>[batch, key, d_model] or None for self-attention.
         attention_mask: <bool>[batch, 1, query or 1, key], True where a query may look, or None.
         position_bias: <float32>[1, heads, query, key] or None, added to the scores.
-        mask, inputs_mask, memory_mask: <bool>[batch, length], where Keras carries them with the inputs and the memory;
-            nobody looks at keys that are masked.
+        mask, inputs_mask, inputs_kv_mask: <bool>[batch, length], set by Keras from the masks of its tensors. Masked
+            keys are not attended to.
 
     Returns: <compute dtype>[batch, query, d_model].
     """
@@ -126,33 +127,34 @@ class MultiHeadAttention(KeepsShape, keras.layers.Layer):
                 _normal(self.init_scale, fan_in)))
         self.out = add_output_kernel(self, d_model)
 
-    def call(self, inputs, memory=None, attention_mask=None, position_bias=None, training=False, mask=None,
-             inputs_mask=None, memory_mask=None):
-        if memory is None:
-            memory, memory_mask = inputs, masks.padding_mask(inputs, mask, inputs_mask)
+    def call(self, inputs, inputs_kv=None, attention_mask=None, position_bias=None, training=False, mask=None,
+             inputs_mask=None, inputs_kv_mask=None):
+        if inputs_kv is None:
+            inputs_kv, inputs_kv_mask = inputs, masks.padding_mask(inputs, mask, inputs_mask)
         checks.tensor("inputs", inputs, "float", (None, None, self.query.shape[0]))
-        checks.tensor("memory", memory, "float", (inputs.shape[0], None, self.key.shape[0]))
-        check_scores(self.num_heads, inputs, memory, attention_mask, position_bias)
-        attention_mask = masks.without_keys(attention_mask, masks.padding_mask(memory, memory_mask))
+        checks.tensor("inputs_kv", inputs_kv, "float", (inputs.shape[0], None, self.key.shape[0]))
+        check_scores(self.num_heads, inputs, inputs_kv, attention_mask, position_bias)
+        attention_mask = masks.without_keys(attention_mask, masks.padding_mask(inputs_kv, inputs_kv_mask))
         training = checks.flag("training", training)
         query, key, value = (self._project(x, kernel) for x, kernel in (
-            (inputs, self.query), (memory, self.key), (memory, self.value)))
+            (inputs, self.query), (inputs_kv, self.key), (inputs_kv, self.value)))
         value = drop_keys(self.dropout, value, training)
-        return attend(query, key, value, self.out, attention_mask, position_bias)
+        return attention_outputs(query, key, value, self.out, attention_mask, position_bias)
 
     @property
-    def remembers(self):
-        """Of each tensor that `remember` returns the axes and the dtype."""
-        return (KEY_AXES, self.compute_dtype), (VALUE_AXES, self.compute_dtype)
+    def cache_spec(self):
+        """Logical axes and dtype of each cached tensor."""
+        return (KEY_CACHE_AXES, self.compute_dtype), (VALUE_CACHE_AXES, self.compute_dtype)
 
-    def remember(self, memory):
-        """What queries look at, once for all of them: [batch, key, d_model] -> `as_keys` and `as_values`."""
-        return as_keys(self._project(memory, self.key)), as_values(self._project(memory, self.value))
+    def compute_cache(self, inputs_kv):
+        """Returns the keys and values of <compute dtype>[batch, key, d_model] in the layout of the cache."""
+        key, value = self._project(inputs_kv, self.key), self._project(inputs_kv, self.value)
+        return as_cached_keys(key), as_cached_values(value)
 
-    def look_at(self, inputs, remembered, attention_mask=None, position_bias=None):
-        """What `inputs` find in what `remember` returned, while predicting; otherwise as of the layer, unchecked."""
+    def attend(self, inputs, cache, attention_mask=None, position_bias=None):
+        """Attends to cached keys and values while decoding. Arguments are those of the layer and are not checked."""
         query = self._project(inputs, self.query)
-        return attend(query, *remembered, self.out, attention_mask, position_bias, "bhdk")
+        return attention_outputs(query, *cache, self.out, attention_mask, position_bias, "bhdk")
 
     def _project(self, x, kernel):
         # [batch, length, d_model] -> [batch, length, heads, d_kv]

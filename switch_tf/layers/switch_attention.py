@@ -5,7 +5,14 @@ from keras import ops
 
 from switch_tf import checks, losses, partitioning
 from switch_tf.layers import masks
-from switch_tf.layers.attention import VALUE_AXES, add_output_kernel, as_values, attend, check_scores, drop_keys
+from switch_tf.layers.attention import (
+    VALUE_CACHE_AXES,
+    add_output_kernel,
+    as_cached_values,
+    attention_outputs,
+    check_scores,
+    drop_keys,
+)
 from switch_tf.layers.dropout import Dropout
 from switch_tf.layers.moe import SwitchFeedForward
 from switch_tf.layers.observing import Observed
@@ -90,7 +97,7 @@ class SwitchSelfAttention(Observed, keras.layers.Layer):
         query, query_stats = self._ask(inputs, padding_mask, token_ids, training)
         key_value, key_value_stats = self._answer(inputs, padding_mask, token_ids, training)
         value = drop_keys(self.dropout, ops.cast(key_value, inputs.dtype), checks.flag("training", training))
-        outputs = attend(query, key_value, value, self.out, attention_mask, position_bias)
+        outputs = attention_outputs(query, key_value, value, self.out, attention_mask, position_bias)
         router_stats = (query_stats, key_value_stats)
         if return_router_stats:
             return outputs, router_stats
@@ -100,25 +107,25 @@ class SwitchSelfAttention(Observed, keras.layers.Layer):
         return outputs
 
     @property
-    def remembers(self):
-        """Of each tensor that `remember` returns the axes and the dtype."""
-        return ((VALUE_AXES, self.key_value_experts.compute_dtype),)
+    def cache_spec(self):
+        """Logical axes and dtype of each cached tensor."""
+        return ((VALUE_CACHE_AXES, self.key_value_experts.compute_dtype),)
 
-    def remember(self, inputs, padding_mask=None, token_ids=None):
-        """What queries look at, once for all of them, in the experts' dtype: [batch, heads, length, d_kv].
+    def compute_cache(self, inputs, padding_mask=None, token_ids=None):
+        """Computes the tensor to cache for `inputs`.
 
         Returns:
-            `((key_value,), key_value_stats)`
+            `((key_value,), key_value_stats)`, the former <experts' dtype>[batch, heads, length, d_kv].
         """
         key_value, stats = self._answer(inputs, padding_mask, token_ids, training=False)
-        return (as_values(key_value),), stats
+        return (as_cached_values(key_value),), stats
 
-    def look_at(self, inputs, remembered, padding_mask=None, token_ids=None, attention_mask=None, position_bias=None):
-        """What `inputs` find in what `remember` returned, while predicting: `(outputs, query_stats)`."""
-        (key_value,) = remembered
+    def attend(self, inputs, cache, padding_mask=None, token_ids=None, attention_mask=None, position_bias=None):
+        """Attends to the cache while decoding and returns `(outputs, query_stats)`."""
+        (key_value,) = cache
         query, stats = self._ask(inputs, padding_mask, token_ids, training=False)
         value = ops.cast(key_value, inputs.dtype)
-        return attend(query, key_value, value, self.out, attention_mask, position_bias, "bhkd"), stats
+        return attention_outputs(query, key_value, value, self.out, attention_mask, position_bias, "bhkd"), stats
 
     def _ask(self, inputs, padding_mask, token_ids, training):
         query, stats = self.query_experts.forward(inputs, padding_mask=padding_mask, token_ids=token_ids,

@@ -7,7 +7,7 @@ from keras import ops
 
 from switch_tf import partitioning
 from switch_tf.layers import Dropout, RelativePositionBias, RMSNorm
-from switch_tf.layers.attention import VALUE_AXES
+from switch_tf.layers.attention import VALUE_CACHE_AXES
 from switch_tf.layers.shapes import KeepsShape
 from switch_tf.models.joining import join
 from switch_tf.models.transformer_layer import TransformerLayer
@@ -23,7 +23,7 @@ class Stack(KeepsShape, keras.layers.Layer):
 
     Call arguments:
         embedded: <compute dtype>[batch, length, d_model].
-        is_real, attention_mask, memory, memory_mask, token_ids: see `TransformerLayer`.
+        is_real, attention_mask, encoded, encoder_decoder_mask, token_ids: see `TransformerLayer`.
 
     Returns: `(hidden, router_stats)`: <compute dtype>[batch, length, d_model], zero at padding, and a tuple of
         RouterStats, one for each router.
@@ -52,17 +52,18 @@ class Stack(KeepsShape, keras.layers.Layer):
         for layer in (self.relpos_bias, self.embedding_dropout, *self.layers, self.final_norm, self.final_dropout):
             layer.build(input_shape)
 
-    def call(self, embedded, is_real, attention_mask, memory=None, memory_mask=None, token_ids=None, training=False):
+    def call(self, embedded, is_real, attention_mask, encoded=None, encoder_decoder_mask=None, token_ids=None,
+             training=False):
         hidden = self.embedding_dropout(embedded, training=training)
         length = ops.shape(hidden)[1]
         position_bias = self.relpos_bias(query_length=length, key_length=length)
-        memory = () if memory is None else (memory, memory_mask)
+        cross = () if encoded is None else (encoded, encoder_decoder_mask)
         router_stats = ()
         for layer in self.layers:
             run = functools.partial(layer, token_ids=token_ids, training=training)
             if self.remat and training:
                 run = functools.partial(rematerialization.rematerialize, run)
-            hidden, stats = run(hidden, is_real, attention_mask, position_bias, *memory)
+            hidden, stats = run(hidden, is_real, attention_mask, position_bias, *cross)
             router_stats += stats
         if self.rules.joins_layers:
             router_stats = join(router_stats, self.rules.omits_full_stacks and self.sparse_step == 1)
@@ -76,35 +77,35 @@ class Stack(KeepsShape, keras.layers.Layer):
 
     # Decoding, one token after the other.
 
-    def remember(self, encoded):
-        """What the cross-attention of each layer looks at: of <compute dtype>[batch, memory, d_model]."""
-        return tuple(layer.cross_attention.remember(encoded) for layer in self.layers)
+    def compute_cross_cache(self, encoded):
+        """Caches each layer's cross-attention to <compute dtype>[batch, encoder length, d_model]."""
+        return tuple(layer.cross_attention.compute_cache(encoded) for layer in self.layers)
 
-    def past(self, batch, max_length):
-        """What the self-attention of each layer remembers before the first token of at most `max_length`."""
-        return tuple(layer.past(batch, max_length) for layer in self.layers)
+    def init_cache(self, batch, max_length):
+        """Returns an empty self-attention cache for each layer, with room for `max_length` tokens."""
+        return tuple(layer.init_cache(batch, max_length) for layer in self.layers)
 
-    def decode_step(self, embedded, is_real, past, position, memory, memory_mask, token_ids):
+    def decode_step(self, embedded, is_real, cache, position, cross_cache, encoder_decoder_mask, token_ids):
         """`call` for one more token of each sequence.
 
         Args:
             embedded: <compute dtype>[batch, 1, d_model].
             is_real: <bool>[batch, 1], False where a sequence has ended.
-            past: from `past` or the step before.
+            cache: from `init_cache` or from the previous step.
             position: <int32> scalar, of the token.
-            memory: from `remember`.
-            memory_mask: <bool>[batch, 1, 1, memory].
+            cross_cache: from `compute_cross_cache`.
+            encoder_decoder_mask: <bool>[batch, 1, 1, encoder length].
             token_ids: <int32>[batch, 1].
 
         Returns:
-            `(hidden, past)`: <compute dtype>[batch, 1, d_model] and what the next step needs.
+            `(hidden, cache)`: <compute dtype>[batch, 1, d_model] and the updated cache.
         """
-        max_length = past[0][-1].shape[VALUE_AXES.index("length")]
+        max_length = cache[0][-1].shape[VALUE_CACHE_AXES.index("length")]
         position_bias = self.relpos_bias(query_length=1, key_length=max_length, first_query=position)
         attention_mask = (partitioning.arange(max_length) <= position)[None, None, None, :]
-        hidden, new_past = embedded, []
-        for layer, own_past, own_memory in zip(self.layers, past, memory, strict=True):
-            hidden, own_past = layer.decode_step(hidden, is_real, own_past, position, own_memory, attention_mask,
-                                                 memory_mask, position_bias, token_ids)
-            new_past.append(own_past)
-        return self._end(hidden, is_real, training=False), tuple(new_past)
+        hidden, new_cache = embedded, []
+        for layer, layer_cache, layer_cross_cache in zip(self.layers, cache, cross_cache, strict=True):
+            hidden, layer_cache = layer.decode_step(hidden, is_real, layer_cache, position, layer_cross_cache,
+                                                    attention_mask, encoder_decoder_mask, position_bias, token_ids)
+            new_cache.append(layer_cache)
+        return self._end(hidden, is_real, training=False), tuple(new_cache)

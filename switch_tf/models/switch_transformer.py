@@ -130,11 +130,11 @@ class SwitchTransformer(Observed, FeaturesModel):
         own_segments = ops.ones_like(tokens) if segments is None else segments
         mask = masks.attention_mask(own_segments, own_segments, is_causal=True)
         if segments is None or encoder_segments is None:
-            memory_mask = masks.key_mask(encoder_is_real)
+            encoder_decoder_mask = masks.key_mask(encoder_is_real)
         else:
-            memory_mask = masks.attention_mask(segments, encoder_segments)
-        return self.decoder(self.token_embedder(tokens), masks.decoder_is_real(features), mask, encoded, memory_mask,
-                            token_ids=tokens, training=training)
+            encoder_decoder_mask = masks.attention_mask(segments, encoder_segments)
+        return self.decoder(self.token_embedder(tokens), masks.decoder_is_real(features), mask, encoded,
+                            encoder_decoder_mask, token_ids=tokens, training=training)
 
     def _logits(self, hidden):
         if self.config.scales_logits:
@@ -164,30 +164,32 @@ class SwitchTransformer(Observed, FeaturesModel):
             max_length: int, tokens that may be decoded.
 
         Returns:
-            `(memory, past)`: what stays while decoding, and what the first step changes.
+            `(cross_cache, cache)`: the cross-attention cache, which no step changes, and the empty self-attention
+            cache.
         """
         is_real = masks.encoder_is_real(features)
         hidden, _ = self._encode(features, is_real, training=False)
-        memory = (self.decoder.remember(hidden), masks.key_mask(is_real))
-        return memory, self.decoder.past(ops.shape(hidden)[0], max_length)
+        cross_cache = (self.decoder.compute_cross_cache(hidden), masks.key_mask(is_real))
+        return cross_cache, self.decoder.init_cache(ops.shape(hidden)[0], max_length)
 
-    def decode_step(self, tokens, is_real, past, position, memory):
+    def decode_step(self, tokens, is_real, cache, position, cross_cache):
         """Logits of the token after `tokens`, as `call` has them of the whole sequence so far.
 
         Args:
             tokens: <int32>[batch], of each sequence the token at `position`; at first 0, the start of a sequence.
             is_real: <bool>[batch], False where a sequence has ended; its logits mean nothing.
-            past, memory: from `prefill`, or the former from the step before.
+            cache: from `prefill` or from the previous step.
             position: <int32> scalar.
+            cross_cache: from `prefill`.
 
         Returns:
-            `(logits, past)`: <float32>[batch, vocab_size] and what the next step needs.
+            `(logits, cache)`: <float32>[batch, vocab_size] and the updated cache.
         """
-        memory, memory_mask = memory
+        cross_cache, encoder_decoder_mask = cross_cache
         tokens = tokens[:, None]
-        hidden, past = self.decoder.decode_step(self.token_embedder(tokens), is_real[:, None], past, position, memory,
-                                                memory_mask, tokens)
-        return self._logits(hidden)[:, 0], past
+        hidden, cache = self.decoder.decode_step(self.token_embedder(tokens), is_real[:, None], cache, position,
+                                                 cross_cache, encoder_decoder_mask, tokens)
+        return self._logits(hidden)[:, 0], cache
 
     def generate(self, inputs, max_length=64, sampler="greedy", end_id=None):
         """Decodes outputs, as a program compiled once for each sampler, batch size and length, 32 apart.

@@ -61,7 +61,8 @@ class TransformerLayer(KeepsShape, keras.layers.Layer):
         is_real: <bool>[batch, length], False at padding.
         attention_mask: <bool>[batch, 1, length or 1, length] for self-attention.
         position_bias: <float32>[1, heads, length, length].
-        memory, memory_mask: the encoder's outputs and <bool>[batch, 1, length or 1, memory], in decoders.
+        encoded: <compute dtype>[batch, encoder length, d_model], the encoder's outputs, in decoders.
+        encoder_decoder_mask: <bool>[batch, 1, length or 1, encoder length], in decoders.
         token_ids: <int32>[batch, length], which hash routing goes by.
 
     Returns: `(hidden, router_stats)`, where the latter holds the RouterStats of the routers that there are: the
@@ -128,8 +129,8 @@ class TransformerLayer(KeepsShape, keras.layers.Layer):
             for layer in (self.pre_extra_mlp_layer_norm, self.extra_mlp, self.extra_mlp_dropout):
                 layer.build(input_shape)
 
-    def call(self, hidden, is_real, attention_mask, position_bias, memory=None, memory_mask=None, token_ids=None,
-             training=False):
+    def call(self, hidden, is_real, attention_mask, position_bias, encoded=None, encoder_decoder_mask=None,
+             token_ids=None, training=False):
         x = self.pre_attention_layer_norm(hidden)
         router_stats = ()
         if self.has_attention_experts:
@@ -141,7 +142,7 @@ class TransformerLayer(KeepsShape, keras.layers.Layer):
         hidden = hidden + self.attention_dropout(x, training=training)
         if self.is_decoder:
             x = self.pre_cross_attention_layer_norm(hidden)
-            x = self.cross_attention(x, memory=memory, attention_mask=memory_mask, training=training)
+            x = self.cross_attention(x, inputs_kv=encoded, attention_mask=encoder_decoder_mask, training=training)
             hidden = hidden + self.cross_attention_dropout(x, training=training)
         hidden, mlp_stats = self._feed_forward(hidden, is_real, token_ids, training)
         return hidden, router_stats + mlp_stats
@@ -163,41 +164,42 @@ class TransformerLayer(KeepsShape, keras.layers.Layer):
 
     # Decoding, one token after the other.
 
-    def past(self, batch, max_length):
-        """What the self-attention of `decode_step` remembers before the first token: zeros, for so many tokens."""
+    def init_cache(self, batch, max_length):
+        """Returns an empty self-attention cache, zeros with room for `max_length` tokens."""
         sizes = {"batch": batch, "heads": self.attention.num_heads, "length": max_length, "kv": self.attention.d_kv}
         return tuple(partitioning.constrain(ops.zeros([sizes[axis] for axis in axes], dtype), axes)
-                     for axes, dtype in self.attention.remembers)
+                     for axes, dtype in self.attention.cache_spec)
 
-    def decode_step(self, hidden, is_real, past, position, memory, attention_mask, memory_mask, position_bias,
-                    token_ids):
+    def decode_step(self, hidden, is_real, cache, position, cross_cache, attention_mask, encoder_decoder_mask,
+                    position_bias, token_ids):
         """`call` for one more token of each sequence.
 
         Args:
             hidden: <compute dtype>[batch, 1, d_model].
             is_real: <bool>[batch, 1], False where a sequence has ended.
-            past: from `past` or the step before.
+            cache: from `init_cache` or from the previous step.
             position: <int32> scalar, of the token.
-            memory: what the cross-attention has remembered of the encoder's outputs.
-            attention_mask, memory_mask, position_bias, token_ids: as of the layer, of one query.
+            cross_cache: the cross-attention's cache of the encoder's outputs.
+            attention_mask, encoder_decoder_mask, position_bias, token_ids: as of the layer, of one query.
 
         Returns:
-            `(hidden, past)`
+            `(hidden, cache)`
         """
         x = self.pre_attention_layer_norm(hidden)
         if self.has_attention_experts:
-            new, _ = self.attention.remember(x, is_real, token_ids)
-            past = self._write(past, new, position)
-            x, _ = self.attention.look_at(x, past, is_real, token_ids, attention_mask, position_bias)
+            new, _ = self.attention.compute_cache(x, is_real, token_ids)
+            cache = self._write(cache, new, position)
+            x, _ = self.attention.attend(x, cache, is_real, token_ids, attention_mask, position_bias)
         else:
-            past = self._write(past, self.attention.remember(x), position)
-            x = self.attention.look_at(x, past, attention_mask, position_bias)
+            cache = self._write(cache, self.attention.compute_cache(x), position)
+            x = self.attention.attend(x, cache, attention_mask, position_bias)
         hidden = hidden + x
-        hidden = hidden + self.cross_attention.look_at(self.pre_cross_attention_layer_norm(hidden), memory, memory_mask)
+        x = self.pre_cross_attention_layer_norm(hidden)
+        hidden = hidden + self.cross_attention.attend(x, cross_cache, encoder_decoder_mask)
         hidden, _ = self._feed_forward(hidden, is_real, token_ids, training=False)
-        return hidden, past
+        return hidden, cache
 
-    def _write(self, past, new, position):
-        """Puts what is remembered of one token in its place."""
-        return tuple(partitioning.constrain(indexing.write(old, one, position, axes.index("length")), axes)
-                     for (axes, _), old, one in zip(self.attention.remembers, past, new, strict=True))
+    def _write(self, cache, new, position):
+        """Writes one token's entries into the cache."""
+        return tuple(partitioning.constrain(indexing.write(cached, entry, position, axes.index("length")), axes)
+                     for (axes, _), cached, entry in zip(self.attention.cache_spec, cache, new, strict=True))

@@ -29,8 +29,8 @@ class Table:
         zeros = ops.zeros_like(features["encoder_input_tokens"][:, :1])
         return zeros, zeros
 
-    def decode_step(self, tokens, is_real, past, position, memory):
-        return ops.take(ops.convert_to_tensor(self.logits), tokens, axis=0), past
+    def decode_step(self, tokens, is_real, cache, position, cross_cache):
+        return ops.take(ops.convert_to_tensor(self.logits), tokens, axis=0), cache
 
 
 # After the start (0): 2 or 3; after 2 the end is improbable, after 3 it is certain. 1 is the end.

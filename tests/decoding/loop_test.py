@@ -60,10 +60,10 @@ def in_one_pass(model, inputs, targets):
 def step_by_step(model, inputs, targets):
     """The same by a step for each token."""
     with grouping.no_drop():
-        memory, past = model.prefill({"encoder_input_tokens": inputs}, targets.shape[1])
+        cross_cache, cache = model.prefill({"encoder_input_tokens": inputs}, targets.shape[1])
         last, found = np.zeros(len(inputs), "int32"), []
         for position in range(targets.shape[1]):
-            logits, past = model.decode_step(last, np.ones(len(inputs), "bool"), past, position, memory)
+            logits, cache = model.decode_step(last, np.ones(len(inputs), "bool"), cache, position, cross_cache)
             found.append(ops.convert_to_numpy(logits))
             last = targets[:, position]
     return np.stack(found, axis=1)

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from switch_tf import partitioning
 from switch_tf.layers import MultiHeadAttention
-from switch_tf.layers.attention import as_keys, as_values, attend
+from switch_tf.layers.attention import as_cached_keys, as_cached_values, attention_outputs
 from switch_tf.ops import random
 
 
@@ -27,18 +27,18 @@ def make_attention(d_model=6, num_heads=2, d_kv=3, seed=0, **kwargs):
     return layer
 
 
-def naive_attention(layer, inputs, memory, mask=None, bias=None):
+def naive_attention(layer, inputs, inputs_kv, mask=None, bias=None):
     """One head at a time, in float64."""
     query, key, value, out = (np.asarray(w, np.float64) for w in (layer.query, layer.key, layer.value, layer.out))
     outputs = np.zeros((*inputs.shape[:2], out.shape[-1]))
     for batch in range(len(inputs)):
         for head in range(query.shape[1]):
-            scores = (inputs[batch] @ query[:, head]) @ (memory[batch] @ key[:, head]).T
+            scores = (inputs[batch] @ query[:, head]) @ (inputs_kv[batch] @ key[:, head]).T
             if bias is not None:
                 scores = scores + bias[0, head]
             if mask is not None:
                 scores = np.where(mask[batch, 0], scores, -1e9)
-            outputs[batch] += softmax(scores) @ (memory[batch] @ value[:, head]) @ out[head]
+            outputs[batch] += softmax(scores) @ (inputs_kv[batch] @ value[:, head]) @ out[head]
     return outputs
 
 
@@ -65,10 +65,10 @@ def test_a_masked_key_does_not_count():
     x = np.random.RandomState(1).randn(1, 3, 6).astype("float32")
     mask = np.array([[[[True, True, False]]]])
     outputs = layer(x, attention_mask=mask)
-    np.testing.assert_allclose(outputs, layer(x, memory=x[:, :2]), rtol=1e-5)
+    np.testing.assert_allclose(outputs, layer(x, inputs_kv=x[:, :2]), rtol=1e-5)
     changed = x.copy()
     changed[:, 2] = 100.0
-    np.testing.assert_array_equal(layer(x, memory=changed, attention_mask=mask), outputs)
+    np.testing.assert_array_equal(layer(x, inputs_kv=changed, attention_mask=mask), outputs)
 
 
 def test_a_query_without_keys_takes_the_mean():
@@ -84,9 +84,10 @@ def test_attending_scores_queries_and_keys_unrounded_and_mixes_in_the_dtype_of_t
     query, key = tf.constant([[[[1.0]]]]), tf.constant([[[[257.0]], [[256.0]]]])
     value = tf.constant([[[[1.0]], [[0.0]]]], tf.bfloat16)
     out = partitioning.add_weight(keras.layers.Layer(), "out", (1, 1, 1), ("heads", "kv", "embed"), "ones")
-    for arguments in ((key, value, out, None, None), (as_keys(key), as_values(value), out, None, None, "bhdk"),
-                      (as_values(key), as_values(value), out, None, None, "bhkd")):
-        outputs = attend(query, *arguments)
+    for arguments in ((key, value, out, None, None),
+                      (as_cached_keys(key), as_cached_values(value), out, None, None, "bhdk"),
+                      (as_cached_values(key), as_cached_values(value), out, None, None, "bhkd")):
+        outputs = attention_outputs(query, *arguments)
         assert outputs.dtype == tf.bfloat16
         np.testing.assert_allclose(float(outputs[0, 0, 0]), 1 / (1 + math.exp(-1)), rtol=2**-8)
 
@@ -99,16 +100,16 @@ def test_attending_scores_queries_and_keys_unrounded_and_mixes_in_the_dtype_of_t
 @pytest.mark.parametrize("use_bias", [False, True])
 def test_it_is_numpys(is_cross, use_mask, use_bias):
     rng, layer = np.random.RandomState(2), make_attention()
-    x, memory = 0.5 * rng.randn(2, 4, 6), 0.5 * rng.randn(2, 5 if is_cross else 4, 6)
-    memory = memory if is_cross else x
-    keys = memory.shape[1]
+    x, inputs_kv = 0.5 * rng.randn(2, 4, 6), 0.5 * rng.randn(2, 5 if is_cross else 4, 6)
+    inputs_kv = inputs_kv if is_cross else x
+    keys = inputs_kv.shape[1]
     mask = rng.rand(2, 1, 4, keys) < 0.7
     mask[..., 0] = True
     mask, bias = mask if use_mask else None, rng.randn(1, 2, 4, keys) if use_bias else None
     outputs = layer(
-        x.astype("float32"), memory=memory.astype("float32") if is_cross else None, attention_mask=mask,
+        x.astype("float32"), inputs_kv=inputs_kv.astype("float32") if is_cross else None, attention_mask=mask,
         position_bias=None if bias is None else bias.astype("float32"))
-    np.testing.assert_allclose(outputs, naive_attention(layer, x, memory, mask, bias), rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(outputs, naive_attention(layer, x, inputs_kv, mask, bias), rtol=1e-4, atol=1e-4)
 
 
 def test_dropout_is_on_probabilities_with_one_mask_for_all_queries():
@@ -118,12 +119,12 @@ def test_dropout_is_on_probabilities_with_one_mask_for_all_queries():
     layer.query.assign([[[0.0]]])
     layer.value.assign([[[1.0]]])
     layer.out.assign([[[40.0]]])
-    memory = np.tile(2.0 ** -np.arange(40, dtype="float32")[:, None], (2, 1, 1))
+    inputs_kv = np.tile(2.0 ** -np.arange(40, dtype="float32")[:, None], (2, 1, 1))
     x = np.ones((2, 3, 1), "float32")
     with random.random_seed(0):
-        outputs = layer(x, memory=memory, training=True).numpy()[..., 0]
+        outputs = layer(x, inputs_kv=inputs_kv, training=True).numpy()[..., 0]
     assert outputs[0, 0] == outputs[0, 1] == outputs[0, 2] != outputs[1, 0]
-    np.testing.assert_allclose(layer(x, memory=memory), np.full((2, 3, 1), 2.0), rtol=1e-5)
+    np.testing.assert_allclose(layer(x, inputs_kv=inputs_kv), np.full((2, 3, 1), 2.0), rtol=1e-5)
 
 
 # Dtype policy, initial values and serialisation.
@@ -151,8 +152,8 @@ def test_under_bfloat16_the_position_bias_is_not_rounded():
     layer.out.assign([[[1.0]]])
     # 257 and 256 again
     bias = tf.constant([[[[257.0, 256.0]]]])
-    memory = tf.constant([[[1.0], [0.0]]], tf.bfloat16)
-    outputs = layer(tf.ones((1, 1, 1), tf.bfloat16), memory=memory, position_bias=bias)
+    inputs_kv = tf.constant([[[1.0], [0.0]]], tf.bfloat16)
+    outputs = layer(tf.ones((1, 1, 1), tf.bfloat16), inputs_kv=inputs_kv, position_bias=bias)
     np.testing.assert_allclose(float(outputs[0, 0, 0]), 1 / (1 + math.exp(-1)), rtol=2**-8)
 
 

@@ -242,7 +242,7 @@ def test_one_expert_is_plain_attention_with_feed_forward_projections(activation)
                "training": True}
 
     def plain(x):
-        return attention(dense[0](x), memory=dense[1](x), **options)
+        return attention(dense[0](x), inputs_kv=dense[1](x), **options)
 
     kernels = [[*layer.query_experts.experts.weights, *layer.key_value_experts.experts.weights, layer.out],
                [*dense[0].weights, *dense[1].weights, attention.out]]
