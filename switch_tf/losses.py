@@ -1,4 +1,4 @@
-"""Every loss formula, in float32 at least: cross-entropy with z-loss, load balancing, router z-loss."""
+"""All loss formulas, in float32 or wider: cross-entropy with z-loss, load balancing and router z-loss."""
 
 from typing import Any, NamedTuple
 
@@ -12,20 +12,23 @@ from switch_tf.refusals import Refusal
 
 
 def cross_entropy(logits, targets, loss_weights, z_loss_weight=1e-4, label_smoothing=0.0) -> tuple[Mean, Mean, Mean]:
-    """Cross-entropy of next tokens, its z-loss (Mesh TensorFlow, T5X), and accuracy.
+    """Computes the cross-entropy of next tokens, its z-loss (Mesh TensorFlow, T5X) and the accuracy.
 
     Args:
         logits: <float32>[batch, length, vocab].
         targets: <int32>[batch, length].
-        loss_weights: [batch, length], 1 for real targets and 0 for padding.
-        z_loss_weight: float. Adds weight * logsumexp(logits)^2, which keeps the logits' normaliser near 0.
+        loss_weights: <number>[batch, length], 1 for real targets and 0 for padding.
+        z_loss_weight: float, 0 or above. The z-loss is weight * logsumexp(logits)^2, which keeps the logits' normaliser
+            near 0.
         label_smoothing: float in [0, 1). Share of each target's probability spread over the whole vocabulary. The
             entropy of the smoothed target is not subtracted (as in Mesh TensorFlow, unlike T5X).
 
     Returns:
-        Means over real targets, in nats per token: cross-entropy, weighted z-loss; and the share of targets
-        that have the largest logit. Of several largest ones the first counts (argmax), so that a model that tells
-        nothing apart is not right everywhere.
+        Means over real targets: cross-entropy and weighted z-loss in nats per token, and the share of targets with the
+        largest logit. Ties go to the first (argmax), so a model with equal logits is not right everywhere.
+
+    Raises:
+        ValueError: a tensor with the wrong dtype or shape, a target outside the vocabulary, or a weight out of range.
     """
     z_loss_weight = checks.number("z_loss_weight", z_loss_weight, "0 or above")
     label_smoothing = checks.number("label_smoothing", label_smoothing, "in [0, 1)")
@@ -47,11 +50,12 @@ def cross_entropy(logits, targets, loss_weights, z_loss_weight=1e-4, label_smoot
 
 
 class Balance(NamedTuple):
-    """The factors of each group's load-balancing loss, which is the sum over experts of their product.
+    """Factors of each group's load-balancing loss, the sum over experts of fraction * mean_prob.
 
-    `fraction`: <float32>[group, expert], f_e times the number of experts; without a gradient.
-    `mean_prob`: <float32>[group, expert], P_e.
-    `num_counted`: <float32>[group], the tokens that the group's loss counts for.
+    Attributes:
+        fraction: <float32>[group, expert], f_e times the number of experts, without a gradient.
+        mean_prob: <float32>[group, expert], P_e.
+        num_counted: <float32>[group], number of tokens that weight the group's loss.
     """
 
     fraction: Any
@@ -60,40 +64,43 @@ class Balance(NamedTuple):
 
     @property
     def mean(self) -> Mean:
-        """The mean over groups, weighted by their tokens."""
+        """Mean loss over groups, weighted by their tokens."""
         per_group = ops.sum(self.fraction * self.mean_prob, axis=-1)
         return Mean(ops.sum(per_group * self.num_counted), ops.sum(self.num_counted))
 
 
 def load_balancing_loss(router_probs, expert_index, padding_mask=None, semantics="switch_tf"):
-    """The paper's equation 4 (section 2.2) without its coefficient: num_experts * sum_e f_e P_e.
+    """Computes equation 4 of the paper (section 2.2) without its coefficient: num_experts * sum_e f_e P_e.
 
-    f_e is the share of real tokens whose first choice is expert e, before capacity and without a gradient; P_e is the
-    mean probability of expert e over real tokens. The loss is 1.0 when both are even, however much padding there is.
+    f_e is the share of real tokens that choose expert e first, before capacity and without a gradient. P_e is the mean
+    probability of expert e over real tokens. The loss is 1.0 when both are even, regardless of padding.
 
     Args:
         router_probs: <float32>[group, tokens, expert].
-        expert_index: <int32>[group, tokens], the first choice, or [group, tokens, choice], all of them.
+        expert_index: <int32>[group, tokens] with the first choice, or [group, tokens, choice] with all choices.
         padding_mask: <bool>[group, tokens], True where the token is real, or None.
-        semantics: str, see `semantics.Rules`. "mtf" repeats Mesh TensorFlow, which divides by all tokens: with one
-            choice it lets padding into f and P and multiplies the mean of the mask in afterwards, with several it masks
-            both. "t5x" counts every choice in f, so that the loss of k choices is k when even. With "t5x" and "hf"
-            padding counts like any token, and the mask is ignored.
+        semantics: str. See `semantics.Rules`. "mtf" divides by all tokens, like Mesh TensorFlow: with one choice it
+            includes padding in f and P and multiplies f by the mean of the mask; with several it masks both. "t5x"
+            counts every choice in f, so the even loss of k choices is k. "t5x" and "hf" count padding like any token
+            and ignore the mask.
 
     Returns:
         <float32> scalar, the mean over groups weighted by their real tokens.
+
+    Raises:
+        ValueError: a tensor with the wrong dtype or shape, or unknown semantics.
     """
     return load_balancing_mean(router_probs, expert_index, padding_mask, semantics).value
 
 
 def load_balancing_mean(router_probs, expert_index, padding_mask=None, semantics="switch_tf") -> Mean:
-    """`load_balancing_loss` as a Mean that merges over parts of a batch; its weight is the number of counted tokens."""
+    """Computes `load_balancing_loss` as a Mean weighted by counted tokens, which merges over parts of a batch."""
     is_counted = None if rules_of(semantics).routes_padding else padding_mask
     return balance(router_probs, expert_index, is_counted, semantics).mean
 
 
 def balance(router_probs, expert_index, padding_mask=None, semantics="switch_tf") -> Balance:
-    """The factors of `load_balancing_loss`, over the tokens of the mask whatever the semantics."""
+    """Computes the factors of `load_balancing_loss`. The mask applies under any semantics."""
     rules = rules_of(semantics)
     router_probs = _checked("router_probs", router_probs, "float", (None, None, None))
     choices = (None,) * (len(getattr(expert_index, "shape", ())) == 3)
@@ -123,16 +130,21 @@ def balance(router_probs, expert_index, padding_mask=None, semantics="switch_tf"
 
 def with_second_place(first: Balance, weight: float, router_probs, expert_index, padding_mask=None,
                       semantics="switch_tf") -> Balance:
-    """Adds the load-balancing loss of the second choices, among the experts that are left (Mesh TensorFlow).
+    """Adds the load-balancing loss of the second choices (Mesh TensorFlow).
+
+    Probabilities of the second choices are renormalised without the first choice.
 
     Args:
-        first: of the first choices.
-        weight: float, of the second choices' loss, which is 1.0 when even.
-        expert_index: <int32>[group, tokens, choice], of at least two choices.
+        first: Balance of the first choices.
+        weight: float, 0 or above. Weight of the second choices' loss, which is 1.0 when even.
+        router_probs, padding_mask, semantics: See `load_balancing_loss`.
+        expert_index: <int32>[group, tokens, choice] with at least two choices.
 
     Returns:
-        Balance of twice the experts: a sum of products over both. Of the second choices, probabilities are
-        renormalised after the first choice is taken out.
+        Balance with the factors of both choices side by side, [group, 2 * expert].
+
+    Raises:
+        ValueError: `first` is not a Balance, or there are fewer than two choices.
     """
     if not isinstance(first, Balance):
         raise Refusal(f"first must be what losses.balance gives, not {checks.shown(first)}.")
@@ -152,7 +164,7 @@ def with_second_place(first: Balance, weight: float, router_probs, expert_index,
 
 
 def router_z_loss(router_logits, padding_mask=None):
-    """ST-MoE's z-loss without its coefficient: the mean over real tokens of logsumexp(logits)^2.
+    """Computes ST-MoE's z-loss without its coefficient, the mean over real tokens of logsumexp(logits)^2.
 
     Args:
         router_logits: <float32>[group, tokens, expert].
@@ -165,7 +177,7 @@ def router_z_loss(router_logits, padding_mask=None):
 
 
 def router_z_mean(router_logits, padding_mask=None) -> Mean:
-    """`router_z_loss` as a Mean that merges over parts of a batch."""
+    """Computes `router_z_loss` as a Mean, which merges over parts of a batch."""
     router_logits = _checked("router_logits", router_logits, "float", (None, None, None))
     if padding_mask is not None:
         padding_mask = _checked("padding_mask", padding_mask, "bool", router_logits.shape[:2])
@@ -175,14 +187,14 @@ def router_z_mean(router_logits, padding_mask=None) -> Mean:
 
 
 def _checked(name, value, kind, shape):
-    """A tensor of this kind and shape, see `checks.tensor`; lists of numbers become one."""
+    """Returns the value as a tensor after `checks.tensor`. Lists of numbers are converted first."""
     value = ops.convert_to_tensor(value) if isinstance(value, list | tuple) else value
     checks.tensor(name, value, kind, shape)
     return ops.convert_to_tensor(value)
 
 
 def router_loss(stats: RouterStats, load_balancing_loss_weight: float, router_z_loss_weight: float):
-    """What one sparse layer adds to the loss: both router losses times their coefficients, <float32> scalar."""
+    """Returns both weighted router losses of one sparse layer, <float32> scalar."""
     balance_weight = checks.number("load_balancing_loss_weight", load_balancing_loss_weight, "0 or above")
     z_weight = checks.number("router_z_loss_weight", router_z_loss_weight, "0 or above")
     return (balance_weight * stats.load_balancing_loss.value

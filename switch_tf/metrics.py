@@ -1,5 +1,6 @@
-"""Metrics as (total, weight) pairs, which merge exactly over microbatches, replicas and steps and are divided once."""
+"""Metrics as (total, weight) pairs. They merge exactly over microbatches, replicas and steps and are divided once."""
 
+import operator
 from typing import Any, NamedTuple
 
 import keras
@@ -8,7 +9,7 @@ from keras import ops
 
 
 class Mean(NamedTuple):
-    """A mean that is still a sum: `total` (any shape) over `weight` (scalar), both float32 or NumPy float64."""
+    """A weighted mean before division: `total` (any shape) over `weight` (scalar), in float32 or NumPy float64."""
 
     total: Any
     weight: Any
@@ -18,20 +19,22 @@ class Mean(NamedTuple):
 
     @property
     def value(self):
-        """total / weight, and 0 where nothing was counted (a batch of nothing but padding)."""
+        """total / weight, or 0 if the weight is 0, as in a batch of padding alone."""
         return ops.divide_no_nan(self.total, self.weight)
 
 
 class RouterStats(NamedTuple):
-    """What one sparse layer's router did, over real tokens only.
+    """Statistics of one router over real tokens.
 
-    `expert_load`: share of the tokens whose first choice is each expert, before capacity, [num_experts]; where experts
-        choose, share of what they took.
-    `fraction_tokens_dropped`: share of the tokens that no expert took.
-    `router_entropy`: entropy of the router's probabilities, in nats.
-    `router_confidence`: the largest probability.
-    `expert_usage`: share of the experts' slots that hold a token.
-    `load_balancing_loss`, `router_z_loss`: the paper's equation 4 and ST-MoE's z-loss, without their weights.
+    Attributes:
+        expert_load: [num_experts], share of the tokens that choose each expert first, before capacity. With expert
+            choice, each expert's share of the tokens taken.
+        fraction_tokens_dropped: Share of the tokens that no expert took.
+        router_entropy: Entropy of the router's probabilities, in nats.
+        router_confidence: Largest probability.
+        expert_usage: Share of the experts' slots that hold a token.
+        load_balancing_loss: Equation 4 of the paper, without its weight.
+        router_z_loss: ST-MoE's z-loss, without its weight.
     """
 
     expert_load: Mean
@@ -44,7 +47,7 @@ class RouterStats(NamedTuple):
 
     @property
     def dead_experts(self):
-        """How many experts nothing wanted to go to, of all that was merged: <int32> scalar."""
+        """Number of experts that no token chose first, <int32> scalar."""
         return ops.sum(ops.cast(ops.equal(self.expert_load.total, 0), "int32"))
 
     def merge(self, other: "RouterStats") -> "RouterStats":
@@ -52,11 +55,12 @@ class RouterStats(NamedTuple):
 
 
 class Measurements(NamedTuple):
-    """What is measured on a batch: a tree of Means, merged and divided as one.
+    """Metrics of a batch: a tree of Means, merged and divided together.
 
-    `loss_terms`: name -> Mean over targets; what an objective adds up, in nats per target, coefficients included.
-    `accuracy`: share of the targets that have the largest logit.
-    `routers`: sparse layer -> RouterStats, in the order of `config.sparse_layer_names`.
+    Attributes:
+        loss_terms: Weighted terms of the objective by name, each a Mean over targets in nats.
+        accuracy: Share of the targets with the largest logit.
+        routers: RouterStats by sparse layer, in the order of `config.sparse_layer_names`.
     """
 
     loss_terms: dict[str, Mean]
@@ -65,10 +69,13 @@ class Measurements(NamedTuple):
 
 
 class StepMeasurements(NamedTuple):
-    """What is measured in a training step: its batch, and means over steps.
+    """Metrics of a training step: those of its batch, and means over steps.
 
-    `tokens`: real tokens of a batch, inputs and targets; `gradient_norm`: before clipping; `loss`: what a step
-        minimises, as it computed it.
+    Attributes:
+        batch: Measurements.
+        tokens: Real tokens of a batch, inputs and targets together.
+        gradient_norm: Global norm of the gradient, before clipping.
+        loss: The loss that the step minimises.
     """
 
     batch: Measurements
@@ -78,19 +85,19 @@ class StepMeasurements(NamedTuple):
 
 
 def merge(first, second):
-    """Adds up two trees of Means of the same structure; nothing (None) and a tree are that tree."""
+    """Adds two trees of Means of the same structure. None as the first tree is empty."""
     if first is None:
         return second
-    return keras.tree.map_structure(lambda mine, theirs: mine + theirs, first, second)
+    return keras.tree.map_structure(operator.add, first, second)
 
 
 def to_host(measured):
-    """Copies a tree of Means off the device, as float64: sums over many steps outgrow float32."""
+    """Copies a tree of Means to the host as float64, because sums over many steps outgrow float32."""
     return keras.tree.map_structure(lambda number: np.asarray(number, np.float64), measured)
 
 
 def to_json(measured):
-    """A tree of Means on the host as lists and dictionaries; float64 survives JSON exactly."""
+    """Converts a tree of Means on the host to lists and dicts. float64 survives JSON exactly."""
     if isinstance(measured, Mean):
         return [measured.total.tolist(), measured.weight.tolist()]
     entries = measured if isinstance(measured, dict) else measured._asdict()
@@ -98,7 +105,7 @@ def to_json(measured):
 
 
 def from_json(saved: dict) -> StepMeasurements:
-    """The reverse of `to_json`."""
+    """Reverses `to_json`."""
 
     def mean(entry):
         return Mean(*(np.asarray(number, np.float64) for number in entry))

@@ -1,4 +1,4 @@
-"""Keras layers of T5 and of the Switch Transformer."""
+"""Keras layers of T5 and the Switch Transformer."""
 
 from switch_tf.layers.attention import MultiHeadAttention
 from switch_tf.layers.dropout import Dropout

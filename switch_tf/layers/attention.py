@@ -10,13 +10,13 @@ from switch_tf.layers.shapes import KeepsShape
 from switch_tf.ops import products
 from switch_tf.ops.dot_product_attention import dot_product_attention, probabilities
 
-# Of what steps of decoding look at.
+# Logical axes of the decoding cache.
 KEY_CACHE_AXES = ("batch", "heads", "kv", "length")
 VALUE_CACHE_AXES = ("batch", "heads", "length", "kv")
 
 
 def add_output_kernel(layer, d_model):
-    """Creates `out`, which leads from the heads of `layer` back to d_model."""
+    """Creates and returns `out`, the kernel from the heads of `layer` back to d_model."""
     return partitioning.add_weight(
         layer, "out", (layer.num_heads, layer.d_kv, d_model), ("heads", "kv", "embed"),
         _normal(layer.init_scale, layer.num_heads * layer.d_kv))
@@ -27,7 +27,11 @@ def _normal(init_scale, fan_in):
 
 
 def check_scores(num_heads, inputs, inputs_kv, attention_mask, position_bias):
-    """Refuses what is no attention mask or no position bias of such queries and keys, <any>[batch, length, d_model]."""
+    """Checks the attention mask and position bias against inputs <any>[batch, length, d_model].
+
+    Raises:
+        ValueError: a mask or bias with the wrong dtype or shape.
+    """
     (batch, query_length), key_length = inputs.shape[:2], inputs_kv.shape[1]
     if attention_mask is not None:
         checks.tensor("attention_mask", attention_mask, "bool", (batch, 1, query_length, key_length), True)
@@ -36,39 +40,39 @@ def check_scores(num_heads, inputs, inputs_kv, attention_mask, position_bias):
 
 
 def as_cached_keys(x):
-    """Keys as steps of decoding look at them: [batch, key, heads, d_kv] -> [batch, heads, d_kv, key].
+    """Transposes keys for the cache: [batch, key, heads, d_kv] -> [batch, heads, d_kv, key].
 
-    A product with them as they are would turn them over each time: of 256 keys that took longer than all the rest of a
-    step, and where only the last two dimensions were left to be turned, still a tenth of it.
+    The product with the query needs this order. Without it every decoding step would transpose the whole cache: with
+    256 keys that took longer than the rest of the step, and swapping only the last two axes still took a tenth of it.
     """
     return ops.transpose(x, (0, 2, 3, 1))
 
 
 def as_cached_values(x):
-    """The same of values: [batch, key, heads, d_kv] -> [batch, heads, key, d_kv]."""
+    """Transposes values for the cache: [batch, key, heads, d_kv] -> [batch, heads, key, d_kv]."""
     return ops.transpose(x, (0, 2, 1, 3))
 
 
 def drop_keys(dropout, value, training):
-    """Values, [batch, key, heads, d_kv], of which `Dropout` drops some keys: each for all queries of a head.
+    """Applies attention dropout to values, [batch, key, heads, d_kv], by dropping whole keys of a head.
 
-    So T5 drops probabilities, with one mask for all queries; a key that nobody may look at has no value.
+    Dropping a key's value for all queries equals T5's dropout of probabilities, which shares one mask between queries.
     """
     if not training or not dropout.rate:
         return value
     batch, length, heads, _ = ops.shape(value)
-    kept = dropout(ops.ones((batch, heads, 1, length), value.dtype), training=True)
-    return value * ops.transpose(kept, (0, 3, 1, 2))
+    mask = dropout(ops.ones((batch, heads, 1, length), value.dtype), training=True)
+    return value * ops.transpose(mask, (0, 3, 1, 2))
 
 
 def attention_outputs(query, key, value, out, attention_mask, position_bias, keys="bkhd"):
-    """What follows the projections: each query mixes the values it may look at, and `out` mixes the heads.
+    """Attends from projected queries to keys, mixes values, and projects the heads back to d_model.
 
     Args:
         query: <any float>[batch, query, heads, d_kv].
         key: <any float>[batch, key, heads, d_kv].
         value: <compute dtype>[batch, key, heads, d_kv].
-        out: weight from `add_output_kernel`.
+        out: variable from `add_output_kernel`.
         attention_mask, position_bias: see `MultiHeadAttention`.
         keys: Axes of `key`, in order: "bkhd", or while decoding "bhdk" (`as_cached_keys`) or "bhkd"
             (`as_cached_values`). Cached values always have the axes "bhkd".
@@ -88,20 +92,21 @@ def attention_outputs(query, key, value, out, attention_mask, position_bias, key
 
 @keras.saving.register_keras_serializable("switch_tf")
 class MultiHeadAttention(KeepsShape, keras.layers.Layer):
-    """Attention of `inputs` over themselves or over `inputs_kv`.
+    """Multi-head attention from `inputs` to themselves or to `inputs_kv`.
 
-    The usual 1/sqrt(d_kv) is folded into the initial queries: N(0, init_scale / (d_model d_kv)).
+    The usual 1/sqrt(d_kv) is folded into the initial query kernel: N(0, init_scale / (d_model d_kv)).
 
     Args:
-        num_heads, d_kv: int.
-        dropout_rate: float, on the attention probabilities, one mask for all queries.
-        init_scale: float, multiplies every initial variance.
+        num_heads: int. Number of heads.
+        d_kv: int. Width of a head.
+        dropout_rate: float in [0, 1). Dropout of the attention probabilities, with one mask for all queries.
+        init_scale: float. Factor of every initial variance.
 
     Call arguments:
         inputs: <compute dtype>[batch, query, d_model].
-        inputs_kv: <compute dtype>[batch, key, d_model] or None for self-attention.
-        attention_mask: <bool>[batch, 1, query or 1, key], True where a query may look, or None.
-        position_bias: <float32>[1, heads, query, key] or None, added to the scores.
+        inputs_kv: <compute dtype>[batch, key, d_model], or None for self-attention.
+        attention_mask: <bool>[batch, 1, query or 1, key] or None. True where a query may attend to a key.
+        position_bias: <float32>[1, heads, query, key] or None. Added to the scores.
         mask, inputs_mask, inputs_kv_mask: <bool>[batch, length], set by Keras from the masks of its tensors. Masked
             keys are not attended to.
 
@@ -109,7 +114,7 @@ class MultiHeadAttention(KeepsShape, keras.layers.Layer):
     """
 
     def __init__(self, num_heads, d_kv, dropout_rate=0.0, init_scale=1.0, **kwargs):
-        # Keras would cast the position bias to bfloat16 on the way in; the kernels are cast below instead.
+        # Keras' autocast would round the position bias to bfloat16; the kernels are cast below instead.
         super().__init__(autocast=False, **kwargs)
         self.supports_masking = True
         self.num_heads = checks.integer("num_heads", num_heads, at_least=1)

@@ -1,4 +1,4 @@
-"""Dropout whose masks do not depend on layout, microbatches or the moment of a restart."""
+"""Dropout with masks that do not depend on layout, microbatches or restarts."""
 
 import keras
 from keras import ops
@@ -10,14 +10,20 @@ from switch_tf.refusals import Refusal
 
 
 def mask(draws, rate, dtype):
-    """0 or 1 / (1 - rate) of uniform numbers in [0, 1), for `masked` values of a dtype: <wide dtype>, their shape."""
+    """Returns the factors of dropout, 0 or 1 / (1 - rate), in the wide dtype of `dtype`.
+
+    Args:
+        draws: <float>[...], uniform in [0, 1).
+        rate: float in [0, 1).
+        dtype: str. The dtype of the values to multiply.
+    """
     return ops.cast(draws >= rate, dtypes.wide_dtype(dtype)) * (1 / (1 - rate))
 
 
 def masked(x, factors):
-    """<any float>x times factors of `mask`, rounded to the dtype of `x` once.
+    """Multiplies `x`, <any float>[...], by factors from `mask` and rounds once, to the dtype of `x`.
 
-    In bfloat16 the factor of rate 0.1 would be 0.16 % too small, and with it every output.
+    A bfloat16 factor for rate 0.1 would make every output 0.16 % too small.
     """
     return ops.cast(dtypes.widen(x) * factors, x.dtype)
 
@@ -28,8 +34,8 @@ class Dropout(KeepsShape, keras.layers.Layer):
 
     Args:
         rate: float in [0, 1).
-        broadcast_axis: int, counted from 0, or None. Positions along this axis share one mask: T5 drops a feature for
-            the whole length of a sequence.
+        broadcast_axis: int, 0 or above, or None. Positions along this axis share one mask. T5 drops a feature for the
+            whole length of a sequence.
     """
 
     def __init__(self, rate, broadcast_axis=None, **kwargs):
@@ -39,7 +45,7 @@ class Dropout(KeepsShape, keras.layers.Layer):
         self.supports_masking = True
 
     def build(self, input_shape=None):
-        """Creates nothing; being built is what gives the layer its path, and the path its random stream."""
+        """Creates no weights. Building sets the layer's path, which seeds its random stream."""
 
     def call(self, inputs, training=False):
         checks.tensor("inputs", inputs, "float", [None] * len(inputs.shape))

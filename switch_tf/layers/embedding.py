@@ -1,4 +1,4 @@
-"""The token embedding and the logits, tied to it or with weights of their own."""
+"""Token embedding, and logits that share its weights or have their own."""
 
 import keras
 
@@ -9,10 +9,11 @@ from switch_tf.ops import dtypes, forms, indexing, products, replicas
 
 @keras.saving.register_keras_serializable("switch_tf")
 class TokenEmbedding(KeepsShape, keras.layers.Layer):
-    """Looks token ids up in a table that starts with standard deviation 1, unscaled, as T5 does.
+    """Embedding table with initial standard deviation 1 and unscaled outputs, as in T5.
 
     Args:
-        vocab_size, d_model: int.
+        vocab_size: int. Number of tokens.
+        d_model: int. Width of an embedding.
 
     Call arguments:
         token_ids: <int32>[batch, length], each in [0, vocab_size).
@@ -42,7 +43,7 @@ class TokenEmbedding(KeepsShape, keras.layers.Layer):
         return (*input_shape[:2], self.d_model)
 
     def attend(self, hidden):
-        """Logits of the tied softmax: <compute dtype>[batch, length, d_model] -> <float32>[batch, length, vocab]."""
+        """Returns tied logits: <compute dtype>[batch, length, d_model] -> <float32>[batch, length, vocab]."""
         return _logits(hidden, self.embedding, is_table=True)
 
     def get_config(self):
@@ -50,8 +51,8 @@ class TokenEmbedding(KeepsShape, keras.layers.Layer):
 
 
 def _logits(hidden, variable, is_table):
-    """Products with every row of a table [vocab, d_model], or with every column of a kernel [d_model, vocab]."""
-    # Of a bfloat16 product, logits near 32 would be multiples of 1/4, and several of them the largest.
+    """Multiplies by the rows of a table [vocab, d_model] or the columns of a kernel [d_model, vocab]."""
+    # In bfloat16, logits near 32 would be multiples of 1/4, and several would tie for the largest.
     logits = products.product("blm,vm->blv" if is_table else "blm,mv->blv", hidden, variable,
                                   dtypes.wide_dtype(hidden.dtype))
     return partitioning.constrain(logits, ("batch", "length", "vocab"))
@@ -59,7 +60,17 @@ def _logits(hidden, variable, is_table):
 
 @keras.saving.register_keras_serializable("switch_tf")
 class LogitsDense(KeepsShape, keras.layers.Layer):
-    """Logits with weights of their own (T5 1.1): <compute dtype>[batch, length, d_model] -> <float32>[.., vocab]."""
+    """Projection to logits with its own weights, as in T5 1.1.
+
+    Args:
+        vocab_size: int. Number of tokens.
+        init_scale: float. The initial variance is init_scale / d_model.
+
+    Call arguments:
+        inputs: <compute dtype>[batch, length, d_model].
+
+    Returns: <float32>[batch, length, vocab_size].
+    """
 
     def __init__(self, vocab_size, init_scale=1.0, **kwargs):
         super().__init__(**kwargs)

@@ -17,32 +17,32 @@ _FUNCTIONS = {"relu": ops.relu, "gelu": _GELU, "gelu_tanh": _GELU_TANH, "silu": 
 
 
 def add_input_kernels(layer, activation, shape, axes, initializer):
-    """Creates `wi`, or `wi_0` and `wi_1` for a gated activation, and returns them as a list."""
+    """Creates `wi`, or `wi_0` and `wi_1` for a gated activation, and returns them in a list."""
     names = ("wi_0", "wi_1") if activation in GATED_ACTIVATIONS else ("wi",)
     return [partitioning.add_weight(layer, name, shape, axes, initializer) for name in names]
 
 
 def activate(products, activation):
-    """act(x wi), or act(x wi_0) * (x wi_1) for a gated activation, from the list of products."""
+    """Returns act(x wi), or act(x wi_0) * (x wi_1) for a gated activation, from a list of the products."""
     hidden = _FUNCTIONS[activation](products[0])
     return hidden if len(products) == 1 else hidden * products[1]
 
 
 def kernel_initializer(init_scale, fan_in):
-    """Truncated normal with standard deviation sqrt(init_scale / fan_in) before truncation (paper, section 2.4)."""
+    """Returns a truncated normal with standard deviation sqrt(init_scale / fan_in) before truncation (section 2.4)."""
     return keras.initializers.TruncatedNormal(stddev=(init_scale / fan_in) ** 0.5)
 
 
 @keras.saving.register_keras_serializable("switch_tf")
 class FeedForward(KeepsShape, keras.layers.Layer):
-    """act(x wi) wo, or (act(x wi_0) * (x wi_1)) wo, without biases.
+    """Feed-forward layer without biases: act(x wi) wo, or (act(x wi_0) * (x wi_1)) wo.
 
     Args:
-        d_ff: int, hidden width.
+        d_ff: int. Hidden width.
         activation: "relu", "gelu" (exact, by erf), "gelu_tanh" or "silu"; gated "reglu", "geglu" (gelu by tanh, as in
             T5 1.1), "geglu_exact" (gelu by erf) or "swiglu".
-        dropout_rate: float, on the hidden units, one mask for all positions.
-        init_scale: float, times 1 / fan_in is the initial variance.
+        dropout_rate: float in [0, 1). Dropout of the hidden units, with one mask for all positions.
+        init_scale: float. The initial variance is init_scale / fan_in.
 
     Call arguments:
         inputs: <compute dtype>[batch, length, d_model].

@@ -1,4 +1,4 @@
-"""T5's layer norm: RMS norm without mean and bias."""
+"""T5's layer norm: an RMS norm without mean or bias."""
 
 import keras
 from keras import ops
@@ -10,10 +10,10 @@ from switch_tf.ops import dtypes
 
 @keras.saving.register_keras_serializable("switch_tf")
 class RMSNorm(KeepsShape, keras.layers.Layer):
-    """Divides by the root mean square of the last dimension and multiplies by a learned scale, in float32.
+    """RMS norm over the last dimension with a learned scale, in float32.
 
     Args:
-        epsilon: float, added to the mean square.
+        epsilon: float. Added to the mean square.
 
     Call arguments:
         inputs: <compute dtype>[..., d_model].

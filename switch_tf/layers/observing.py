@@ -1,16 +1,18 @@
-"""Router statistics handed to an observer while a layer or a model is trained."""
+"""Passes router statistics to an observer during training."""
 
 
 class Observed:
-    """A layer or model that hands the statistics of its routers to an observer; a base class before Keras'.
+    """Base class of layers and models that pass their router statistics to an observer. Precedes Keras' base class.
 
-    `router_observer`: object with a method `update`, which takes a tuple of RouterStats and is traced with the call,
-    or None. A subclass has `routers`, a dict from the name of each of its routers to its number of experts.
+    Subclasses define `routers`, a dict from the name of each router to its number of experts.
+
+    Attributes:
+        router_observer: object or None. Its method `update` takes a tuple of RouterStats and is traced with the call.
     """
 
     router_observer = None
 
     def observe(self, router_stats, training: bool) -> None:
-        """Hands over a tuple of RouterStats, one for each router, in training."""
+        """Passes a tuple of RouterStats, one per router, to the observer in training."""
         if training and self.router_observer is not None:
             self.router_observer.update(router_stats)

@@ -1,4 +1,4 @@
-"""T5's relative position bias: one table of buckets by heads, shared by all layers of a stack."""
+"""T5's relative position bias, shared by all layers of a stack."""
 
 import keras
 import numpy as np
@@ -9,13 +9,16 @@ from switch_tf.ops import dtypes
 
 
 def relative_position_bucket(distance, is_bidirectional, num_buckets=32, max_distance=128) -> np.ndarray:
-    """Bucket of each relative position: exact when near, logarithmic up to `max_distance`, then the last one.
+    """Assigns relative positions to buckets: one each when near, logarithmic up to `max_distance`, then the last.
 
-    In numpy, because the logarithm of accelerators rounds differently at the edges of buckets.
+    Uses NumPy because accelerators round logarithms differently at the edges of buckets.
 
     Args:
-        distance: ints, key position minus query position.
-        is_bidirectional: bool. Half of the buckets serve keys after the query; otherwise those are all in bucket 0.
+        distance: <int>[...]. Key position minus query position.
+        is_bidirectional: bool. Whether half of the buckets are for keys after the query. Otherwise bucket 0 holds all
+            of those keys.
+        num_buckets: int.
+        max_distance: int. Longer distances share a bucket.
 
     Returns: <int32>, same shape as `distance`, in [0, num_buckets).
     """
@@ -37,16 +40,16 @@ def relative_position_bucket(distance, is_bidirectional, num_buckets=32, max_dis
 
 @keras.saving.register_keras_serializable("switch_tf")
 class RelativePositionBias(keras.layers.Layer):
-    """Bias of every head for every pair of positions.
+    """Learned bias for each head and relative position.
 
     Args:
         num_heads: int.
-        num_buckets, max_distance: int, see `relative_position_bucket`.
+        num_buckets, max_distance: int. See `relative_position_bucket`.
         is_bidirectional: bool. True in encoders, False in decoders.
 
     Call arguments:
-        query_length, key_length: int, or <int32> scalar where a length is unknown while tracing.
-        first_query: int or <int32> scalar, the position of the first query; that of the first key is 0.
+        query_length, key_length: int, or <int32> scalar if a length is unknown while tracing.
+        first_query: int or <int32> scalar. Position of the first query. The first key is at position 0.
 
     Returns: <float32>[1, heads, query, key].
     """
@@ -55,13 +58,13 @@ class RelativePositionBias(keras.layers.Layer):
         super().__init__(**kwargs)
         self.num_heads = checks.integer("num_heads", num_heads, at_least=1)
         self.is_bidirectional = checks.flag("is_bidirectional", is_bidirectional)
-        # The exact buckets of a direction are half of its buckets; the logarithmic ones begin beyond their distances.
+        # Half of a direction's buckets are exact; the logarithmic ones must reach further than those.
         per_exact = 4 if is_bidirectional else 2
         self.num_buckets = checks.integer("num_buckets", num_buckets, at_least=per_exact)
         self.max_distance = checks.integer("max_distance", max_distance, at_least=self.num_buckets // per_exact + 1)
 
     def build(self, input_shape=None):
-        # Glorot uniform, as Mesh TensorFlow starts it.
+        # Glorot uniform, as in Mesh TensorFlow.
         limit = (6 / (self.num_heads + self.num_buckets)) ** 0.5
         self.rel_embedding = partitioning.add_weight(
             self, "rel_embedding", (self.num_heads, self.num_buckets), ("heads", "relpos_buckets"),
@@ -70,9 +73,9 @@ class RelativePositionBias(keras.layers.Layer):
     def call(self, query_length, key_length, first_query=0):
         query_length = checks.size("query_length", query_length, at_least=1)
         key_length = checks.size("key_length", key_length, at_least=1)
-        # A pair's bias depends on key - query alone: look up the query + key - 1 distances and cut a shifted row
-        # for each query, so that no [query, key] constant and no scatter enters the program.
-        furthest = self.max_distance  # all beyond share its bucket
+        # A bias depends only on key - query. Looking up the query + key - 1 distances once, then cutting a shifted row
+        # for each query, keeps [query, key] constants and scatters out of the program.
+        furthest = self.max_distance  # longer distances share its bucket
         table = relative_position_bucket(np.arange(-furthest, furthest + 1), self.is_bidirectional, self.num_buckets,
                                          self.max_distance)
         distances = partitioning.arange(query_length + key_length) + 1 - query_length - first_query

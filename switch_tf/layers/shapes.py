@@ -1,15 +1,15 @@
-"""Output shapes that `summary` shows for layers that have not been called."""
+"""Output shapes for layers that have not been called, as `summary` shows them."""
 
 import keras
 
 
 class KeepsShape:
-    """A layer whose outputs have the shape of its inputs; a base class before keras.layers.Layer."""
+    """Base class of layers that keep their input's shape. Precedes keras.layers.Layer."""
 
     def compute_output_shape(self, input_shape):
         """Returns the shape of the outputs, a tuple of int or None."""
         return tuple(input_shape)
 
     def compute_output_spec(self, *args, **kwargs):
-        """Returns symbolic outputs, by tracing `call`: a shape alone would pass its checks by."""
+        """Returns symbolic outputs by tracing `call`, because inferring a shape alone would skip its checks."""
         return keras.Operation.compute_output_spec(self, *args, **kwargs)

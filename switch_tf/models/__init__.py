@@ -1,4 +1,4 @@
-"""The models."""
+"""The Switch Transformer as a Keras model."""
 
 from switch_tf.models.switch_transformer import SwitchTransformer
 

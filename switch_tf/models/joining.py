@@ -1,4 +1,4 @@
-"""One load-balancing loss and one z-loss for all sparse layers of a stack, as Hugging Face's transformers has them."""
+"""Router losses computed over all sparse layers of a stack at once, as in Hugging Face's transformers."""
 
 from keras import ops
 
@@ -8,24 +8,24 @@ from switch_tf.metrics import Mean, RouterStats
 
 
 class JoinedRouter(Router):
-    """A router that leaves its load-balancing loss to `join`: its statistics hold a losses.Balance in place of it."""
+    """A router whose statistics hold a losses.Balance instead of a load-balancing loss, for `join`."""
 
     def _loss_of(self, balance):
         return balance
 
 
 def join(router_stats: tuple[RouterStats, ...], is_omitted: bool) -> tuple[RouterStats, ...]:
-    """Gives each router its share of the losses that a stack has as a whole, so that shares add up to them.
+    """Computes the router losses of a whole stack and splits them evenly between its routers.
 
-    As if the layers' tokens stood behind one another in one layer: the shares of tokens that chose an expert are
-    averaged over layers before they are multiplied with probabilities, so that layers can even one another out.
+    Tokens of all layers count as tokens of one layer. The fraction of tokens that chose an expert is averaged over
+    layers before it is multiplied by probabilities, so layers can balance one another.
 
     Args:
-        router_stats: of each `JoinedRouter` of the stack.
-        is_omitted: bool. There are no such losses.
+        router_stats: RouterStats of each `JoinedRouter` of the stack.
+        is_omitted: bool. Whether both losses are 0.
     """
     balances = [stats.load_balancing_loss for stats in router_stats]
-    if all(isinstance(balance, losses.Balance) for balance in balances):  # none is where a policy balances by itself
+    if all(isinstance(balance, losses.Balance) for balance in balances):  # not for policies that balance themselves
         fraction = sum(balance.fraction for balance in balances) / max(1, len(balances))
         balances = [balance._replace(fraction=fraction).mean for balance in balances]
 

@@ -1,4 +1,4 @@
-"""Makes Keras' own methods work for a model whose inputs are a dictionary of ids."""
+"""Keras' model methods for a model that takes a dictionary of token ids."""
 
 import keras
 
@@ -11,20 +11,23 @@ IDS = tuple(f"{stack}_{feature}" for stack in ("encoder", "decoder")
 
 
 class FeaturesModel(keras.Model):
-    """A keras.Model whose inputs are seqio's features and whose weights depend on its configuration alone.
+    """A keras.Model that takes seqio features and whose weights depend only on its configuration.
 
-    A subclass has `required_features`, the names without which it cannot be called.
+    Subclasses define `required_features`, the names of the features that a call needs.
     """
 
-    _called_with = None  # of the last call: feature name -> dtype, rank
-    # SavedModels hold every attribute that is a tf.function, and Keras' default signature has float inputs.
+    _called_with = None  # feature name -> (dtype, rank) in the last call
+    # A SavedModel stores every attribute that is a tf.function, and Keras' default signature has float inputs.
     _default_save_signature = None
 
     def read_features(self, features):
-        """Checks the dictionary and returns it; in Keras' symbolic build with ids for its floats.
+        """Checks the features and returns them, with ids instead of the floats of Keras' symbolic build.
 
         Args:
-            features: dict of <int>[batch, length], see `SwitchTransformer`.
+            features: dict of <int>[batch, length]. See `SwitchTransformer`.
+
+        Raises:
+            ValueError: missing features, or values that are not ids of one shape per stack.
         """
         required = self.required_features
         if not isinstance(features, dict):
@@ -47,7 +50,7 @@ class FeaturesModel(keras.Model):
                              for name, value in features.items() if value is not None}
         return features
 
-    # Built before anything is traced: weights made inside of a trace have no values where that trace ends in an error.
+    # Build before tracing: weights created inside a trace have no values if the trace raises.
 
     def make_train_function(self, force=False):
         self._ensure_built()
@@ -66,10 +69,10 @@ class FeaturesModel(keras.Model):
             self.build()
 
     def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
-        """Keras' method; refuses to train or to evaluate the routers' losses alone.
+        """Computes the loss, see `keras.Model.compute_loss`.
 
         Raises:
-            Refusal: `compile` was given no loss, or `fit` no targets.
+            Refusal: `compile` without a loss, or `fit` without targets. Only the router losses would be left.
         """
         if self.loss is None:
             raise Refusal(
@@ -82,12 +85,12 @@ class FeaturesModel(keras.Model):
         return super().compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=training)
 
     def export(self, filepath, format="tf_saved_model", verbose=None, input_signature=None, **kwargs):
-        """Writes the forward pass for inference, see `keras.Model.export`; `inference.export` writes decoding.
+        """Exports the forward pass for inference, see `keras.Model.export`. `inference.export` exports decoding.
 
         Args:
-            filepath, format, verbose, **kwargs: see `keras.Model.export`.
-            input_signature: list of one dictionary from feature names to keras.InputSpec. By default the features that
-                the model was last called with, or the required ones; ids are <int32>[batch, length] of any size.
+            filepath, format, verbose, **kwargs: See `keras.Model.export`.
+            input_signature: list of one dict from feature names to keras.InputSpec. Defaults to the features of the
+                last call, or the required ones, with ids as <int32>[batch, length] of any size.
         """
         self._ensure_built()
         if input_signature is None:
@@ -98,17 +101,17 @@ class FeaturesModel(keras.Model):
         return super().export(filepath, format=format, verbose=verbose, input_signature=input_signature, **kwargs)
 
     def summary(self, *args, **kwargs):
-        """Prints the layers, see `keras.Model.summary`; creates the weights if there are none yet."""
+        """Prints the layers, see `keras.Model.summary`. Builds the model first if needed."""
         self._ensure_built()
         return super().summary(*args, **kwargs)
 
     def count_params(self):
-        """Returns the number of parameters, an int; creates the weights if there are none yet."""
+        """Returns the number of parameters. Builds the model first if needed."""
         self._ensure_built()
         return super().count_params()
 
     def quantize(self, mode=None, config=None, **kwargs):
-        """Raises Refusal: no layer of the package has a quantized form, and Keras would change nothing."""
+        """Raises Refusal, because no layer has a quantized form and Keras would silently change nothing."""
         raise Refusal(
             f"{type(self).__name__} cannot be quantized: its layers have no quantized form. For weights of half the "
             'size make the model with dtype="bfloat16".')

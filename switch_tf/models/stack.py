@@ -1,4 +1,4 @@
-"""T5's encoder and decoder: the layers between embedding and logits, with their shared position bias."""
+"""T5's encoder and decoder stacks."""
 
 import functools
 
@@ -15,7 +15,7 @@ from switch_tf.ops import rematerialization
 
 
 class Stack(KeepsShape, keras.layers.Layer):
-    """The layers of an encoder or a decoder between embedding and logits, with their shared position bias.
+    """The layers of an encoder or decoder between embedding and logits, with one shared position bias.
 
     Args:
         config: SwitchConfig.
@@ -23,10 +23,10 @@ class Stack(KeepsShape, keras.layers.Layer):
 
     Call arguments:
         embedded: <compute dtype>[batch, length, d_model].
-        is_real, attention_mask, encoded, encoder_decoder_mask, token_ids: see `TransformerLayer`.
+        is_real, attention_mask, encoded, encoder_decoder_mask, token_ids: See `TransformerLayer`.
 
-    Returns: `(hidden, router_stats)`: <compute dtype>[batch, length, d_model], zero at padding, and a tuple of
-        RouterStats, one for each router.
+    Returns: `(hidden, router_stats)`: <compute dtype>[batch, length, d_model], zero at padding, and a tuple with the
+        RouterStats of each router.
     """
 
     def __init__(self, config, is_decoder, **kwargs):
@@ -75,7 +75,7 @@ class Stack(KeepsShape, keras.layers.Layer):
             hidden = hidden * ops.cast(ops.expand_dims(is_real, -1), hidden.dtype)
         return hidden
 
-    # Decoding, one token after the other.
+    # Incremental decoding.
 
     def compute_cross_cache(self, encoded):
         """Caches each layer's cross-attention to <compute dtype>[batch, encoder length, d_model]."""
@@ -86,14 +86,14 @@ class Stack(KeepsShape, keras.layers.Layer):
         return tuple(layer.init_cache(batch, max_length) for layer in self.layers)
 
     def decode_step(self, embedded, is_real, cache, position, cross_cache, encoder_decoder_mask, token_ids):
-        """`call` for one more token of each sequence.
+        """Runs the layers on the next token of each sequence.
 
         Args:
             embedded: <compute dtype>[batch, 1, d_model].
             is_real: <bool>[batch, 1], False where a sequence has ended.
-            cache: from `init_cache` or from the previous step.
-            position: <int32> scalar, of the token.
-            cross_cache: from `compute_cross_cache`.
+            cache: Self-attention cache from `init_cache` or the previous step.
+            position: <int32> scalar. Position of the token.
+            cross_cache: Cross-attention cache from `compute_cross_cache`.
             encoder_decoder_mask: <bool>[batch, 1, 1, encoder length].
             token_ids: <int32>[batch, 1].
 

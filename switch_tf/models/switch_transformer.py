@@ -1,4 +1,4 @@
-"""The Keras model: seqio features in, logits and router statistics out."""
+"""The Keras model, from seqio features to logits and router statistics."""
 
 import dataclasses
 import pathlib
@@ -21,48 +21,49 @@ from switch_tf.refusals import Refusal
 
 @keras.saving.register_keras_serializable("switch_tf")
 class SwitchTransformer(Observed, FeaturesModel):
-    """T5 encoder-decoder, or encoder, whose every n-th layer has experts (arXiv 2101.03961).
+    """T5 encoder-decoder, or encoder alone, with experts in some of its layers (arXiv 2101.03961).
 
-    `model(features)` is the Keras way: it adds the routers' weighted losses with `add_loss`, so `compile` and `fit`
-    train what the paper trains. `model.forward(features)` hands the router statistics back instead.
+    `model(features)` adds the weighted router losses with `add_loss`, so `compile` and `fit` minimise the paper's loss.
+    `model.forward(features)` returns the router statistics instead.
 
     Args:
-        config: SwitchConfig, or the dictionary of its fields (as saved models hold it).
-        dtype: Keras dtype policy, "mixed_bfloat16" on accelerators: float32 weights, bfloat16 compute.
+        config: SwitchConfig, or a dict of its fields, as stored in saved models.
+        dtype: Keras dtype policy. "mixed_bfloat16", for accelerators, has float32 weights and bfloat16 compute.
 
     Call arguments:
-        features: dict of <int32>[batch, length], seqio's names. Required: `encoder_input_tokens` and, with a decoder,
-            `decoder_input_tokens`. For masks, as far as present: `encoder_segment_ids` (else padding is token 0),
-            `decoder_segment_ids`, else `decoder_target_tokens` (padding is 0), else all decoder positions are real.
+        features: dict of <int32>[batch, length] by seqio name. Requires `encoder_input_tokens` and, with a decoder,
+            `decoder_input_tokens`. The encoder's mask comes from `encoder_segment_ids`, or else from nonzero tokens.
+            The decoder's comes from `decoder_segment_ids`, or else from nonzero `decoder_target_tokens`, or else all
+            positions are real.
         training: bool.
 
-    Returns: <float32>[batch, length, vocab_size] logits, of the decoder, or of the encoder where there is none.
+    Returns: <float32>[batch, length, vocab_size], logits of the decoder, or of the encoder in a model without decoder.
     """
 
     def __init__(self, config, dtype=None, name="switch_transformer", **kwargs):
         super().__init__(dtype=dtype, name=name, **kwargs)
-        self.config = _read(config)
+        self.config = _as_config(config)
         config, policy = self.config, self.dtype_policy
         self.token_embedder = TokenEmbedding(config.vocab_size, config.d_model, dtype=policy, name="token_embedder")
         self.encoder = Stack(config, is_decoder=False, dtype=policy, name="encoder")
         self.decoder = None if config.is_encoder_only else Stack(config, True, dtype=policy, name="decoder")
-        self._generating = {}
+        self._programs = {}  # of `generate`
         self.logits_dense = None if config.logits_via_embedding else LogitsDense(
             config.vocab_size, config.init_scale, dtype=policy, name="logits_dense")
 
     @classmethod
     def from_preset(cls, preset, dtype=None, name="switch_transformer", **overrides):
-        """Returns a model of the sizes of a preset, with initial weights.
+        """Returns a model with the configuration of a preset and initial weights.
 
-        `conversion.from_hugging_face(folder)` reads pretrained ones.
+        `conversion.from_hugging_face(folder)` loads pretrained weights.
 
         Args:
-            preset: str, such as "switch_base_8"; `switch-tf inspect --list` prints all names.
-            dtype, name: see the class.
-            **overrides: fields of SwitchConfig in place of the preset's, such as `dropout_rate=0.1`.
+            preset: str. Name such as "switch_base_8". `switch-tf inspect --list` prints all of them.
+            dtype, name: See the class.
+            **overrides: Fields of SwitchConfig to change, such as `dropout_rate=0.1`.
 
         Raises:
-            Refusal: no preset or field has that name, or a value is out of its range.
+            Refusal: an unknown preset or field, or a value out of range.
         """
         names = [field.name for field in dataclasses.fields(SwitchConfig)]
         for field in overrides:
@@ -80,7 +81,7 @@ class SwitchTransformer(Observed, FeaturesModel):
 
     @property
     def routers(self):
-        """Number of experts by the names of the routers, see `Observed`."""
+        """Number of experts by router name, see `Observed`."""
         return dict.fromkeys(self.config.sparse_layer_names, self.config.num_experts)
 
     def build(self, input_shape=None):
@@ -90,7 +91,7 @@ class SwitchTransformer(Observed, FeaturesModel):
                 layer.build(hidden_shape)
 
     def forward(self, features, training=False):
-        """Like calling the model, but returns `(logits, router_stats)` and adds no losses.
+        """Calls the model without adding losses and returns `(logits, router_stats)`.
 
         `router_stats` is a tuple of RouterStats in the order of `config.sparse_layer_names`.
         """
@@ -127,8 +128,8 @@ class SwitchTransformer(Observed, FeaturesModel):
         tokens = features["decoder_input_tokens"]
         segments = features.get("decoder_segment_ids")
         encoder_segments = features.get("encoder_segment_ids")
-        own_segments = ops.ones_like(tokens) if segments is None else segments
-        mask = masks.attention_mask(own_segments, own_segments, is_causal=True)
+        decoder_segments = ops.ones_like(tokens) if segments is None else segments
+        mask = masks.attention_mask(decoder_segments, decoder_segments, is_causal=True)
         if segments is None or encoder_segments is None:
             encoder_decoder_mask = masks.key_mask(encoder_is_real)
         else:
@@ -138,7 +139,7 @@ class SwitchTransformer(Observed, FeaturesModel):
 
     def _logits(self, hidden):
         if self.config.scales_logits:
-            # Not in bfloat16, where the factor of 768 is off by 1/740, and so all logits.
+            # In bfloat16 the factor for d_model = 768, and so every logit, would be off by 1/740.
             hidden = ops.cast(dtypes.widen(hidden) * self.config.d_model**-0.5, hidden.dtype)
         return self.token_embedder.attend(hidden) if self.logits_dense is None else self.logits_dense(hidden)
 
@@ -149,19 +150,19 @@ class SwitchTransformer(Observed, FeaturesModel):
             features: dict with `encoder_input_tokens`, <int32>[batch, length], padding 0.
 
         Returns:
-            <compute dtype>[batch, length, d_model], the encoder's last hidden states, as Hugging Face's T5EncoderModel
-            returns them. Those at padding mean nothing.
+            <compute dtype>[batch, length, d_model], the encoder's last hidden states, as in Hugging Face's
+            T5EncoderModel. Values at padding are undefined.
         """
         if not self.built:
             self.build()
         return self._encode(features, masks.encoder_is_real(features), training=False)[0]
 
     def prefill(self, features, max_length):
-        """Encodes inputs, for `decode_step` to go on from.
+        """Encodes inputs and prepares the caches of `decode_step`.
 
         Args:
             features: dict with `encoder_input_tokens`, <int32>[batch, length], padding 0, not packed.
-            max_length: int, tokens that may be decoded.
+            max_length: int. Room for this many decoded tokens.
 
         Returns:
             `(cross_cache, cache)`: the cross-attention cache, which no step changes, and the empty self-attention
@@ -173,50 +174,54 @@ class SwitchTransformer(Observed, FeaturesModel):
         return cross_cache, self.decoder.init_cache(ops.shape(hidden)[0], max_length)
 
     def decode_step(self, tokens, is_real, cache, position, cross_cache):
-        """Logits of the token after `tokens`, as `call` has them of the whole sequence so far.
+        """Computes the logits that follow one more token of each sequence.
+
+        They equal the logits that `call` returns at `position` for the whole sequence.
 
         Args:
-            tokens: <int32>[batch], of each sequence the token at `position`; at first 0, the start of a sequence.
-            is_real: <bool>[batch], False where a sequence has ended; its logits mean nothing.
-            cache: from `prefill` or from the previous step.
+            tokens: <int32>[batch]. Token of each sequence at `position`. The first is 0, the start of a sequence.
+            is_real: <bool>[batch], False where a sequence has ended. Its logits are undefined.
+            cache: Self-attention cache from `prefill` or the previous step.
             position: <int32> scalar.
-            cross_cache: from `prefill`.
+            cross_cache: Cross-attention cache from `prefill`.
 
         Returns:
             `(logits, cache)`: <float32>[batch, vocab_size] and the updated cache.
         """
-        cross_cache, encoder_decoder_mask = cross_cache
+        layers_cross_cache, encoder_decoder_mask = cross_cache
         tokens = tokens[:, None]
         hidden, cache = self.decoder.decode_step(self.token_embedder(tokens), is_real[:, None], cache, position,
-                                                 cross_cache, encoder_decoder_mask, tokens)
+                                                 layers_cross_cache, encoder_decoder_mask, tokens)
         return self._logits(hidden)[:, 0], cache
 
     def generate(self, inputs, max_length=64, sampler="greedy", end_id=None):
-        """Decodes outputs, as a program compiled once for each sampler, batch size and length, 32 apart.
+        """Decodes output ids from input ids.
+
+        Compiles one program for each sampler, batch size and input length, rounded up to a multiple of 32.
 
         Args:
-            inputs: <int32>[batch, length], ids whose padding, before or after, is 0; numpy array, tensor or list.
-            max_length: int, tokens to decode at most, the end of sequence included.
-            sampler: "greedy", "sample", "beam", or one with its arguments: `switch_tf.decoding.Sample(top_p=0.9)`.
-            end_id: int or tuple of int, the ends of a sequence; None for `SwitchConfig.end_id`.
+            inputs: <int32>[batch, length] as a NumPy array, tensor or list. 0 is padding, before or after the ids.
+            max_length: int. Maximum number of decoded tokens, including the end of sequence.
+            sampler: "greedy", "sample", "beam" or a sampler, such as `switch_tf.decoding.Sample(top_p=0.9)`.
+            end_id: int or tuple of int. Ids that end a sequence. Defaults to `SwitchConfig.end_id`.
 
         Returns:
-            <int32>[batch, max_length], up to and with the end of each sequence, then zeros. Of several results of a
-            beam, the best; `sampler.decode` has the others and their scores.
+            <int32>[batch, max_length], each sequence up to and including its end, then zeros. Beam search returns the
+            best sequence; `sampler.decode` returns several with their scores.
 
         Raises:
-            Refusal: inputs that are no ids of the vocabulary, or a model that decodes nothing.
+            Refusal: inputs that are not ids of the vocabulary, or a model that cannot decode.
         """
         inputs = self._read_inputs(inputs)
         key = decoding.get_sampler(sampler), checks.integer("max_length", max_length, 1), checks.optional(
             "end_id", end_id, checks.ids)
-        if key not in self._generating:
+        if key not in self._programs:
             if not self.built:
                 self.build()
-            self._generating[key] = forms.compiled(
+            self._programs[key] = forms.compiled(
                 lambda inputs: key[0].ids(self, {"encoder_input_tokens": inputs}, *key[1:]))
         padding = decoding.bucketed_length(inputs.shape[1]) - inputs.shape[1]
-        return self._generating[key](np.pad(inputs, ((0, 0), (0, padding))))
+        return self._programs[key](np.pad(inputs, ((0, 0), (0, padding))))
 
     def _read_inputs(self, inputs):
         decoding.check_decodes(self.config)
@@ -239,15 +244,15 @@ class SwitchTransformer(Observed, FeaturesModel):
 
 
 def _holds_text(inputs) -> bool:
-    """Whether inputs are text, or an array, tensor or list with text in it."""
+    """Whether inputs are text, or an array, tensor or list of text."""
     while isinstance(inputs, list | tuple) and inputs:
         inputs = inputs[0]
     dtype = str(getattr(getattr(inputs, "dtype", None), "name", getattr(inputs, "dtype", "")))
     return isinstance(inputs, str | bytes) or dtype.startswith(("str", "bytes", "object"))
 
 
-def _read(config):
-    """The SwitchConfig that a model is given as one, or as the dictionary of its fields."""
+def _as_config(config):
+    """Returns a SwitchConfig from a SwitchConfig or a dict of its fields."""
     if isinstance(config, SwitchConfig):
         return config
     names = [field.name for field in dataclasses.fields(SwitchConfig)]

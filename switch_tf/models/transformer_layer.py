@@ -1,4 +1,4 @@
-"""One layer of T5's encoder or decoder, pre-norm: attention, then feed-forward or experts."""
+"""One pre-norm layer of T5's encoder or decoder."""
 
 import keras
 from keras import ops
@@ -19,7 +19,7 @@ from switch_tf.ops import dtypes, indexing
 
 
 def switch_feed_forward(config, is_decoder, dtype, **kwargs):
-    """The Switch layer that a configuration asks for."""
+    """Returns the Switch layer described by a SwitchConfig."""
     policy, num_selected_experts = config.routing(is_decoder)
     has_second_place = config.num_choices(is_decoder) > 1
     router = (JoinedRouter if config.rules.joins_layers else Router)(
@@ -34,7 +34,7 @@ def switch_feed_forward(config, is_decoder, dtype, **kwargs):
 
 
 def switch_self_attention(config, is_decoder, dtype, **kwargs):
-    """Self-attention with the two layers of experts that a configuration asks for."""
+    """Returns the self-attention with experts described by a SwitchConfig."""
     expert_dtype = dtype if config.attention_expert_dtype == "auto" else dtypes.wide_dtype(
         keras.dtype_policies.get(dtype).compute_dtype, config.attention_expert_dtype)
     query_experts, key_value_experts = (
@@ -49,28 +49,28 @@ def _fields(config, *names):
 
 
 class TransformerLayer(KeepsShape, keras.layers.Layer):
-    """One layer of an encoder or decoder: self-attention, in decoders cross-attention, then feed-forward or experts.
+    """One encoder or decoder layer: self-attention, cross-attention in decoders, and feed-forward or experts.
 
     Args:
         config: SwitchConfig.
-        is_decoder: bool. Whether there is cross-attention.
-        is_sparse: bool. Whether the sublayers of `config.expert_sublayers` have experts.
+        is_decoder: bool. Whether the layer has cross-attention.
+        is_sparse: bool. Whether the sublayers in `config.expert_sublayers` have experts.
 
     Call arguments:
         hidden: <compute dtype>[batch, length, d_model].
         is_real: <bool>[batch, length], False at padding.
-        attention_mask: <bool>[batch, 1, length or 1, length] for self-attention.
+        attention_mask: <bool>[batch, 1, length or 1, length], for self-attention.
         position_bias: <float32>[1, heads, length, length].
-        encoded: <compute dtype>[batch, encoder length, d_model], the encoder's outputs, in decoders.
-        encoder_decoder_mask: <bool>[batch, 1, length or 1, encoder length], in decoders.
-        token_ids: <int32>[batch, length], which hash routing goes by.
+        encoded: <compute dtype>[batch, encoder length, d_model]. The encoder's outputs, for decoders.
+        encoder_decoder_mask: <bool>[batch, 1, length or 1, encoder length], for cross-attention.
+        token_ids: <int32>[batch, length], for hash routing.
 
-    Returns: `(hidden, router_stats)`, where the latter holds the RouterStats of the routers that there are: the
-        queries', the keys' and values', the feed-forward layer's.
+    Returns: `(hidden, router_stats)`, the latter a tuple with the RouterStats of the layer's routers in the order
+        queries, keys and values, feed-forward.
     """
 
     def __init__(self, config, is_decoder, is_sparse, **kwargs):
-        # Keras would cast the float32 position bias on the way in; this layer has no weights of its own to cast.
+        # Keras' autocast would round the float32 position bias. This layer has no weights of its own to cast.
         super().__init__(autocast=False, **kwargs)
         self.is_decoder = is_decoder
         self.is_sparse = is_sparse
@@ -148,7 +148,7 @@ class TransformerLayer(KeepsShape, keras.layers.Layer):
         return hidden, router_stats + mlp_stats
 
     def _feed_forward(self, hidden, is_real, token_ids, training):
-        """The part after attention: hidden states, and RouterStats where it has experts."""
+        """Applies the feed-forward sublayers and returns the hidden states and a tuple of RouterStats."""
         router_stats = ()
         x = self.pre_mlp_layer_norm(hidden)
         if self.has_feed_forward_experts:
@@ -162,7 +162,7 @@ class TransformerLayer(KeepsShape, keras.layers.Layer):
             hidden = hidden + self.extra_mlp_dropout(x, training=training)
         return partitioning.constrain(hidden, ("batch", "length", "embed")), router_stats
 
-    # Decoding, one token after the other.
+    # Incremental decoding.
 
     def init_cache(self, batch, max_length):
         """Returns an empty self-attention cache, zeros with room for `max_length` tokens."""
@@ -172,18 +172,18 @@ class TransformerLayer(KeepsShape, keras.layers.Layer):
 
     def decode_step(self, hidden, is_real, cache, position, cross_cache, attention_mask, encoder_decoder_mask,
                     position_bias, token_ids):
-        """`call` for one more token of each sequence.
+        """Runs the layer on the next token of each sequence.
 
         Args:
             hidden: <compute dtype>[batch, 1, d_model].
             is_real: <bool>[batch, 1], False where a sequence has ended.
-            cache: from `init_cache` or from the previous step.
-            position: <int32> scalar, of the token.
-            cross_cache: the cross-attention's cache of the encoder's outputs.
-            attention_mask, encoder_decoder_mask, position_bias, token_ids: as of the layer, of one query.
+            cache: Self-attention cache from `init_cache` or the previous step.
+            position: <int32> scalar. Position of the token.
+            cross_cache: Cross-attention cache of the encoder's outputs.
+            attention_mask, encoder_decoder_mask, position_bias, token_ids: See the class, for one query.
 
         Returns:
-            `(hidden, cache)`
+            `(hidden, cache)`: <compute dtype>[batch, 1, d_model] and the updated cache.
         """
         x = self.pre_attention_layer_norm(hidden)
         if self.has_attention_experts:

@@ -1,9 +1,9 @@
-"""Queries, keys and values to mixed values: T5's softmax in float32 over a position bias and a mask.
+"""Dot-product attention with T5's position bias and a softmax in float32.
 
-Scores are the largest arrays of a step, [batch, heads, query, key]. Autodiff keeps several of them in float32, and
-passes over them again for each product of the backward pass. Here one is kept, the probabilities, in the compute dtype,
-and one pass makes the gradient of the scores, whose sum over the batch is the position bias' gradient. On a TPU queries
-come in blocks besides, whose scores stay in the memory on the chip (docs/compile.md has what that gains).
+Scores, [batch, heads, query, key], are the largest arrays of a step. Autodiff keeps several of them in float32 and
+reads them again for each product of the backward pass. The gradient here keeps only the probabilities, in the compute
+dtype, and computes the gradient of the scores in one pass; its sum over the batch is the gradient of the position bias.
+On a TPU, queries are processed in blocks so that their scores stay in on-chip memory (measured in docs/compile.md).
 """
 
 from keras import ops
@@ -15,32 +15,38 @@ MASKED = -1e9
 
 
 def dot_product_attention(query, key, value, attention_mask, position_bias, scope_of):
-    """What each query finds in the values of the keys it may look at, with a gradient of its own.
+    """Returns the values mixed by attention, with a custom gradient.
 
     Args:
         query, key: <any float>[batch, query or key, heads, d_kv].
         value: <compute dtype>[batch, key, heads, d_kv].
-        attention_mask: <bool>[batch, 1, query or 1, key], True where a query may look, or None.
-        position_bias: <float32>[1, heads, query, key] or None, added to the scores.
-        scope_of: weight whose layer the operations of the gradient are named after.
+        attention_mask: <bool>[batch, 1, query or 1, key] or None. True where a query may attend to a key.
+        position_bias: <float32>[1, heads, query, key] or None. Added to the scores.
+        scope_of: variable. Operations of the gradient are named after its layer.
 
     Returns:
         <compute dtype>[batch, query, heads, d_kv]
     """
-    length, at_a_time = query.shape[1], forms.queries_at_a_time()
-    if at_a_time is None or length is None or length <= at_a_time:
-        return _of_block(query, key, value, attention_mask, position_bias, scope_of)
+    length, block_length = query.shape[1], forms.queries_at_a_time()
+    if block_length is None or length is None or length <= block_length:
+        return _attend(query, key, value, attention_mask, position_bias, scope_of)
     mixed = []
-    for start in range(0, length, at_a_time):
-        block = slice(start, start + at_a_time)
+    for start in range(0, length, block_length):
+        block = slice(start, start + block_length)
         mask = attention_mask if attention_mask is None or attention_mask.shape[2] == 1 else attention_mask[:, :, block]
         bias = None if position_bias is None else position_bias[:, :, block]
-        mixed.append(_of_block(query[:, block], key, value, mask, bias, scope_of))
+        mixed.append(_attend(query[:, block], key, value, mask, bias, scope_of))
     return ops.concatenate(mixed, axis=1)
 
 
 def probabilities(query, key, attention_mask, position_bias, dtype, keys="bkhd"):
-    """How much each query looks at each key: <dtype>[batch, heads, query, key]; `keys`: the axes of `key`, in order."""
+    """Returns the attention probabilities, <dtype>[batch, heads, query, key].
+
+    Args:
+        query, key, attention_mask, position_bias: see `dot_product_attention`.
+        dtype: str. The softmax is computed in float32 and cast to it.
+        keys: str. Einsum letters of the axes of `key`, in order.
+    """
     scores = ops.einsum(f"bqhd,{keys}->bhqk", dtypes.widen(query), dtypes.widen(key))
     scores = _constrain(scores)
     if position_bias is not None:
@@ -50,7 +56,7 @@ def probabilities(query, key, attention_mask, position_bias, dtype, keys="bkhd")
     return ops.cast(ops.softmax(scores, axis=-1), dtype)
 
 
-def _of_block(query, key, value, attention_mask, position_bias, scope_of):
+def _attend(query, key, value, attention_mask, position_bias, scope_of):
     @ops.custom_gradient
     def attend(query, key, value, *bias):
         probs = probabilities(query, key, attention_mask, *(bias or (None,)), value.dtype)
@@ -63,19 +69,20 @@ def _of_block(query, key, value, attention_mask, position_bias, scope_of):
 
         def backward(probs, mixed, upstream):
             wide = dtypes.widen
-            of_value = ops.einsum("bhqk,bqhd->bkhd", probs, upstream)
-            of_probs = _constrain(ops.einsum("bqhd,bkhd->bhqk", wide(upstream), wide(value)))
-            # The sum over keys of probabilities times their gradients, without another pass over them.
+            value_gradient = ops.einsum("bhqk,bqhd->bkhd", probs, upstream)
+            probs_gradient = _constrain(ops.einsum("bqhd,bkhd->bhqk", wide(upstream), wide(value)))
+            # Equals the sum over keys of probabilities times their gradients, without another pass over them.
             mean = ops.sum(wide(upstream) * mixed, axis=-1)
-            of_scores = wide(probs) * (of_probs - ops.transpose(mean, (0, 2, 1))[..., None])
+            scores_gradient = wide(probs) * (probs_gradient - ops.transpose(mean, (0, 2, 1))[..., None])
             if attention_mask is not None:
-                # A query that may look nowhere has probabilities, but no score that made them.
-                of_scores = ops.where(attention_mask, of_scores, 0.0)
-            of_bias = [ops.sum(of_scores, axis=0, keepdims=True)] if bias else []
-            of_scores = wide(ops.cast(of_scores, value.dtype))
-            of_query = ops.einsum("bhqk,bkhd->bqhd", of_scores, wide(key))
-            of_key = ops.einsum("bhqk,bqhd->bkhd", of_scores, wide(query))
-            return ops.cast(of_query, query.dtype), ops.cast(of_key, key.dtype), of_value, *of_bias
+                # A query whose keys are all masked has uniform probabilities, which depend on no score.
+                scores_gradient = ops.where(attention_mask, scores_gradient, 0.0)
+            bias_gradient = [ops.sum(scores_gradient, axis=0, keepdims=True)] if bias else []
+            scores_gradient = wide(ops.cast(scores_gradient, value.dtype))
+            query_gradient = ops.einsum("bhqk,bkhd->bqhd", scores_gradient, wide(key))
+            key_gradient = ops.einsum("bhqk,bqhd->bkhd", scores_gradient, wide(query))
+            return (ops.cast(query_gradient, query.dtype), ops.cast(key_gradient, key.dtype), value_gradient,
+                    *bias_gradient)
 
         return ops.cast(mixed, value.dtype), gradient
 

@@ -26,7 +26,7 @@ def test_it_is_what_the_sampler_decodes_in_a_program(make_model, sampler, same):
 def test_lengths_of_a_kind_share_a_program_and_new_weights_are_seen(fresh_model):
     model = fresh_model(**UNTIED)
     first = ops.convert_to_numpy(model.generate(INPUTS.tolist(), max_length=4))
-    (program,) = model._generating.values()
+    (program,) = model._programs.values()
     traced = program.experimental_get_tracing_count()
     np.testing.assert_array_equal(model.generate(np.pad(INPUTS, ((0, 0), (0, 20))), max_length=4), first)
     assert program.experimental_get_tracing_count() == traced == 1
