@@ -1,12 +1,13 @@
-"""Beam search: the most probable sequences, as far as a few of them at a time can find them."""
+"""Beam search."""
 
 import dataclasses
+from typing import Any, NamedTuple
 
 import keras
 from keras import ops
 
 from switch_tf import checks, partitioning
-from switch_tf.decoding.loop import Decoded, check_inputs, ends_of, goes_on_after, loop
+from switch_tf.decoding.loop import Decoded, check_inputs, continues_after, end_ids, run_loop
 from switch_tf.layers import grouping, masks
 from switch_tf.ops import dtypes
 from switch_tf.refusals import Refusal
@@ -14,17 +15,17 @@ from switch_tf.refusals import Refusal
 
 @dataclasses.dataclass(frozen=True)
 class Beam:
-    """The best sequences that a beam of `num_beams` finds.
+    """Beam search with T5's length penalty.
 
-    Sequences are ordered by their log probability over ((5 + tokens) / 6)^length_penalty, the end of sequence counted
-    (arXiv 1609.08144, section 7; T5's `alpha`). The search ends where no sequence that goes on can pass those that have
-    ended, and at `max_length`, where those that have not ended count too. As in Hugging Face's search, a sequence ends
-    only where its end is among the `num_beams` best candidates.
+    Sequences are ranked by log probability / ((5 + tokens) / 6)^length_penalty, counting the end of sequence (arXiv
+    1609.08144, section 7; T5's `alpha`). The search of a row ends when no live sequence can pass the finished ones, or
+    at `max_length`, where live sequences count as finished. As in Hugging Face's search, a sequence finishes only if
+    its end is among the `num_beams` best candidates.
 
     Args:
-        num_beams: int.
-        length_penalty: float, 0 or above. 0 for the probability as it is; the larger, the longer the sequences.
-        num_results: int, at most `num_beams`. How many to return.
+        num_beams: int, at least 1. Number of live sequences.
+        length_penalty: float, 0 or above. 0 ranks by probability. Larger values favour longer sequences.
+        num_results: int, at least 1 and at most `num_beams`. Number of sequences to return.
     """
 
     num_beams: int = 4
@@ -38,77 +39,132 @@ class Beam:
             raise Refusal(f"num_results must be at most num_beams, {self.num_beams}, not {self.num_results}.")
 
     def decode(self, model, features, max_length: int, end_id=None, rows=None) -> Decoded:
-        """`num_results` sequences of each row; arguments as of `loop.decode`. `rows` plays no part: nothing is drawn.
+        """Returns the best `num_results` sequences of each row.
+
+        Args:
+            model, features, max_length, end_id: See `loop.decode`.
+            rows: Ignored, because nothing is sampled.
 
         Raises:
-            Refusal: a vocabulary of fewer tokens than twice the beams.
+            Refusal: a vocabulary with fewer than twice as many tokens as beams.
         """
         max_length = check_inputs(model, features, max_length)
-        ends = ends_of(model, end_id)
-        beams, vocab_size = self.num_beams, model.config.vocab_size
-        num_candidates = self._num_candidates(ends, vocab_size)
-        batch = ops.shape(features["encoder_input_tokens"])[0]
-        is_text = ops.any(masks.encoder_is_real(features), axis=1)
-        places = partitioning.arange(max_length)
-
-        def step(cross_cache, position, last, is_open, alive, alive_scores, ended, ended_scores, cache):
-            is_real = ops.repeat(is_open, beams, axis=0)
-            logits, cache = model.decode_step(ops.reshape(last, (-1,)), is_real, cache, position, cross_cache)
-            candidates = ops.reshape(ops.log_softmax(logits, axis=-1), (batch, beams, vocab_size))
-            scores, index = ops.top_k(
-                ops.reshape(alive_scores[..., None] + candidates, (batch, beams * vocab_size)), num_candidates)
-            parent, token = index // vocab_size, ops.cast(index % vocab_size, "int32")
-            ids = ops.where(ops.equal(places, position), token[..., None], _of(alive, parent))
-            can_go_on = goes_on_after(token, ends)
-            has_ended = ops.logical_or(ops.logical_not(can_go_on), position + 1 == max_length)
-            # Those that have ended, old and new; a row that is closed keeps its own.
-            counts = ops.logical_and(ops.logical_and(has_ended, partitioning.arange(num_candidates) < beams),
-                                     is_open[:, None])
-            new_scores = ops.where(counts, scores / self._penalty(position + 1), -float("inf"))
-            ended_scores, best = ops.top_k(ops.concatenate([ended_scores, new_scores], axis=1), beams)
-            ended = _of(ops.concatenate([ended, ids], axis=1), best)
-            # Those that go on.
-            alive_scores, best = ops.top_k(ops.where(can_go_on, scores, -float("inf")), beams)
-            alive, last, parent = _of(ids, best), _of(token, best), _of(parent, best)
-            row = ops.cast(parent, "int32") + partitioning.arange(batch)[:, None] * beams
-            cache = keras.tree.map_structure(lambda one: ops.take(one, ops.reshape(row, (-1,)), axis=0), cache)
-            can_pass = alive_scores[:, 0] / self._penalty(max_length) > ended_scores[:, -1]
-            return (position + 1, last, ops.logical_and(is_open, can_pass), alive, alive_scores, ended, ended_scores,
-                    cache)
-
-        def goes_on(position, last, is_open, *_):
-            return ops.logical_and(position < max_length, ops.any(is_open))
-
+        search = _Search(self, model, max_length, end_ids(model, end_id))
+        num_rows = features["encoder_input_tokens"].shape[0]
         with grouping.no_drop():
-            cross_cache, cache = model.prefill(features, max_length)
-            cross_cache, cache = keras.tree.map_structure(
-                lambda cached: ops.repeat(cached, beams, axis=0), (cross_cache, cache))
-            nothing = ops.zeros((batch, beams, max_length), "int32")
-            none = ops.full((batch, beams), -float("inf"), dtypes.wide_dtype(model.compute_dtype))
-            first = ops.where(partitioning.arange(beams) == 0, 0.0, none)  # all beams begin alike
-            start = (ops.convert_to_tensor(0, "int32"), nothing[..., 0], is_text, nothing, first, nothing, none, cache)
-            num_rows = features["encoder_input_tokens"].shape[0]
-            *_, ended, ended_scores, _ = loop(model, goes_on, step, cross_cache, start,
-                                           num_rows and beams * num_rows)
-        ids = ops.where(is_text[:, None, None], ended, 0)[:, :self.num_results]
-        return Decoded(ids, ops.where(is_text[:, None], ended_scores, 0.0)[:, :self.num_results])
+            cross_cache, start = search.start(features)
+            end = run_loop(model, search.continues, search.step, cross_cache, start,
+                           num_rows and self.num_beams * num_rows)
+        is_text = ops.any(masks.encoder_is_real(features), axis=1)
+        ids = ops.where(is_text[:, None, None], end.finished_ids, 0)[:, :self.num_results]
+        return Decoded(ids, ops.where(is_text[:, None], end.finished_scores, 0.0)[:, :self.num_results])
 
     def ids(self, model, features, max_length: int, end_id=None, rows=None):
-        """The `ids` of the best sequence that `decode` returns, <int32>[batch, max_length]."""
+        """Returns the ids of the best sequence of each row, <int32>[batch, max_length]. Arguments as for `decode`."""
         return self.decode(model, features, max_length, end_id).ids[:, 0]
 
-    def _num_candidates(self, ends, vocab_size):
-        """How many candidates a step looks at: even if all ends are among them for each beam, enough go on."""
-        if 2 * self.num_beams > vocab_size:
-            raise Refusal(f"num_beams must be at most {vocab_size // 2}, half of the vocabulary, not "
-                          f"{self.num_beams}.")
-        return self.num_beams * min(vocab_size, 1 + max(1, len(set(ends))))
+
+class _State(NamedTuple):
+    """Loop state of a search.
+
+    Attributes:
+        position: <int32> scalar. Position of `tokens`.
+        tokens: <int32>[batch, beam]. Last token of each live sequence.
+        is_open: <bool>[batch]. Whether the search of a row continues.
+        live_ids: <int32>[batch, beam, max_length]. Sequences that may be extended, best first.
+        live_scores: <float32>[batch, beam]. Their log probabilities.
+        finished_ids: <int32>[batch, beam, max_length]. Best finished sequences, best first.
+        finished_scores: <float32>[batch, beam]. Their scores with length penalty, -inf where there is none yet.
+        cache: Self-attention cache of the live sequences, with `batch * beam` rows.
+    """
+
+    position: Any
+    tokens: Any
+    is_open: Any
+    live_ids: Any
+    live_scores: Any
+    finished_ids: Any
+    finished_scores: Any
+    cache: Any
+
+
+class _Search:
+    """One beam search: its start, step and end.
+
+    Args:
+        beam: Beam.
+        model: SwitchTransformer.
+        max_length: int. Maximum number of tokens.
+        ends: tuple of int. Ids that end a sequence.
+    """
+
+    def __init__(self, beam, model, max_length, ends):
+        self._num_beams, self._length_penalty = beam.num_beams, beam.length_penalty
+        self._model, self._max_length, self._ends = model, max_length, ends
+        self._vocab_size = model.config.vocab_size
+        if 2 * beam.num_beams > self._vocab_size:
+            raise Refusal(f"num_beams must be at most {self._vocab_size // 2}, half of the vocabulary, not "
+                          f"{beam.num_beams}.")
+        # Even if every end is a candidate of every beam, enough candidates remain to extend.
+        self._num_candidates = beam.num_beams * min(self._vocab_size, 1 + max(1, len(set(ends))))
+
+    def start(self, features):
+        """Returns the cross-attention cache, repeated for each beam, and the first state."""
+        beams, batch = self._num_beams, ops.shape(features["encoder_input_tokens"])[0]
+        cross_cache, cache = keras.tree.map_structure(
+            lambda cached: ops.repeat(cached, beams, axis=0), self._model.prefill(features, self._max_length))
+        no_ids = ops.zeros((batch, beams, self._max_length), "int32")
+        no_scores = ops.full((batch, beams), -float("inf"), dtypes.wide_dtype(self._model.compute_dtype))
+        # All beams start alike, so only the first may be extended.
+        live_scores = ops.where(partitioning.arange(beams) == 0, 0.0, no_scores)
+        is_text = ops.any(masks.encoder_is_real(features), axis=1)
+        return cross_cache, _State(ops.convert_to_tensor(0, "int32"), no_ids[..., 0], is_text, no_ids, live_scores,
+                                   no_ids, no_scores, cache)
+
+    def continues(self, state):
+        """Returns whether any row is still searched, <bool> scalar."""
+        return ops.logical_and(state.position < self._max_length, ops.any(state.is_open))
+
+    def step(self, cross_cache, state):
+        """Extends every live sequence by one token and returns the next state."""
+        scores, parent, tokens, cache = self._candidates(cross_cache, state)
+        is_new = ops.equal(partitioning.arange(self._max_length), state.position)
+        ids = ops.where(is_new, tokens[..., None], _gather(state.live_ids, parent))
+        can_continue = continues_after(tokens, self._ends)
+
+        is_finished = ops.logical_or(ops.logical_not(can_continue), state.position + 1 == self._max_length)
+        is_finished = ops.logical_and(is_finished, partitioning.arange(self._num_candidates) < self._num_beams)
+        is_finished = ops.logical_and(is_finished, state.is_open[:, None])
+        new_scores = ops.where(is_finished, scores / self._penalty(state.position + 1), -float("inf"))
+        finished_scores, best = ops.top_k(
+            ops.concatenate([state.finished_scores, new_scores], axis=1), self._num_beams)
+        finished_ids = _gather(ops.concatenate([state.finished_ids, ids], axis=1), best)
+
+        live_scores, best = ops.top_k(ops.where(can_continue, scores, -float("inf")), self._num_beams)
+        ids, tokens, parent = (_gather(entries, best) for entries in (ids, tokens, parent))
+        batch = ops.shape(tokens)[0]
+        cache_row = ops.cast(parent, "int32") + partitioning.arange(batch)[:, None] * self._num_beams
+        cache = keras.tree.map_structure(lambda cached: ops.take(cached, ops.reshape(cache_row, (-1,)), axis=0), cache)
+        can_pass = live_scores[:, 0] / self._penalty(self._max_length) > finished_scores[:, -1]
+        return _State(state.position + 1, tokens, ops.logical_and(state.is_open, can_pass), ids, live_scores,
+                      finished_ids, finished_scores, cache)
+
+    def _candidates(self, cross_cache, state):
+        """Returns log probabilities, parents and tokens of the best extensions, [batch, candidate], and the cache."""
+        batch, beams = ops.shape(state.tokens)[0], self._num_beams
+        logits, cache = self._model.decode_step(
+            ops.reshape(state.tokens, (-1,)), ops.repeat(state.is_open, beams, axis=0), state.cache, state.position,
+            cross_cache)
+        log_probs = ops.reshape(ops.log_softmax(logits, axis=-1), (batch, beams, self._vocab_size))
+        scores, index = ops.top_k(ops.reshape(state.live_scores[..., None] + log_probs,
+                                              (batch, beams * self._vocab_size)), self._num_candidates)
+        return scores, index // self._vocab_size, ops.cast(index % self._vocab_size, "int32"), cache
 
     def _penalty(self, length):
-        return ((5.0 + ops.cast(length, "float32")) / 6.0) ** self.length_penalty
+        return ((5.0 + ops.cast(length, "float32")) / 6.0) ** self._length_penalty
 
 
-def _of(entries, index):
-    """Entries by index in each row: [batch, entry, ...], <int>[batch, chosen] -> [batch, chosen, ...]."""
+def _gather(entries, index):
+    """Gathers entries of each row: [batch, entry, ...], <int>[batch, chosen] -> [batch, chosen, ...]."""
     index = ops.reshape(index, (*ops.shape(index), *(1,) * (len(entries.shape) - 2)))
     return ops.take_along_axis(entries, index, axis=1)

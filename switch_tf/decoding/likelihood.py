@@ -1,4 +1,4 @@
-"""How probable given targets are to a model."""
+"""Log likelihoods of given targets."""
 
 from keras import ops
 
@@ -7,11 +7,14 @@ from switch_tf.ops import indexing
 
 
 def log_likelihoods(model, features):
-    """How probable each sequence of targets is to a model that reads its inputs: <float32>[batch], in nats.
+    """Computes the log probability of each target sequence given its inputs.
 
     Args:
         model: SwitchTransformer, built.
-        features: as for `model.forward`, not packed, with `decoder_target_tokens` and `decoder_loss_weights`.
+        features: dict as for `model.forward`, not packed, with `decoder_target_tokens` and `decoder_loss_weights`.
+
+    Returns:
+        <float32>[batch], in nats.
     """
     with grouping.no_drop():
         logits, _ = model.forward(features, training=False)

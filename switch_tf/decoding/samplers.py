@@ -1,4 +1,4 @@
-"""Which token comes next: the most probable one, or one drawn at random."""
+"""Samplers that choose one token at a time."""
 
 import dataclasses
 
@@ -11,16 +11,16 @@ from switch_tf.ops import indexing, random
 
 @dataclasses.dataclass(frozen=True)
 class Greedy:
-    """The most probable token of each step."""
+    """Decoding with the most probable token at each step."""
 
     num_beams = 1
 
     def decode(self, model, features, max_length: int, end_id=None, rows=None) -> Decoded:
-        """One sequence of each row; see `loop.decode`. `rows` plays no part: nothing is drawn."""
+        """Decodes one sequence per row, see `loop.decode`. `rows` is ignored, because nothing is sampled."""
         return _one_result(decode(model, features, max_length, end_id, _most_probable))
 
     def ids(self, model, features, max_length: int, end_id=None, rows=None):
-        """The `ids` of `decode`, <int32>[batch, max_length], sooner, and under any layout."""
+        """Decodes ids alone, <int32>[batch, max_length]. Faster than `decode` and works under any layout."""
         return decode(model, features, max_length, end_id, _most_probable, has_scores=False, any_layout=True)[0]
 
 
@@ -30,18 +30,16 @@ def _most_probable(logits, _):
 
 @dataclasses.dataclass(frozen=True)
 class Sample:
-    """Tokens drawn by their probability, from the whole vocabulary or from its most probable part.
+    """Sampling from the model's distribution, optionally limited to the most probable tokens.
 
-    What is drawn is a function of the seed, the row's number and the position: the same whatever the batch that a row
-    is decoded in.
+    A sample depends only on the seed, the row's number and the position, not on the batch around the row.
 
     Args:
-        temperature: float, above 0. Logits are divided by it: below 1 for more probable tokens than the model's, above
-            for less.
-        top_k: int or None. From the so many most probable tokens alone (and those as probable as the last of them).
-        top_p: float in (0, 1] or None. From the fewest tokens alone that have so much probability together, after
-            `top_k` (arXiv 1904.09751).
-        seed: int.
+        temperature: float, above 0. Divides the logits. Values below 1 favour likely tokens.
+        top_k: int or None. Sample from this many most probable tokens, including ties with the last.
+        top_p: float in (0, 1] or None. Sample from the smallest set of most probable tokens with this total
+            probability, after `top_k` (arXiv 1904.09751).
+        seed: int, 0 or above.
     """
 
     temperature: float = 1.0
@@ -57,15 +55,16 @@ class Sample:
         checks.fields(self, ["seed"], checks.integer, 0)
 
     def decode(self, model, features, max_length: int, end_id=None, rows=None) -> Decoded:
-        """One sequence of each row, see `loop.decode`.
+        """Decodes one sequence per row, see `loop.decode`.
 
         Args:
-            rows: <int32>[batch], the number of each row among all that are decoded; None for 0, 1, 2, ...
+            model, features, max_length, end_id: See `loop.decode`.
+            rows: <int32>[batch]. Number of each row among all decoded rows. None for 0, 1, 2, ...
         """
         return _one_result(decode(model, features, max_length, end_id, self._choice(rows)))
 
     def ids(self, model, features, max_length: int, end_id=None, rows=None):
-        """What `decode` returns as `ids` of the one sequence, <int32>[batch, max_length], sooner."""
+        """Decodes ids alone, <int32>[batch, max_length]. Faster than `decode`. Arguments as for `decode`."""
         return decode(model, features, max_length, end_id, self._choice(rows), has_scores=False)[0]
 
     def _choice(self, rows):
@@ -76,33 +75,33 @@ class Sample:
         return choose
 
     def draw(self, logits, rows, position):
-        """A token for each row: <float32>[batch, vocab_size], <int32>[batch], <int32> scalar -> <int32>[batch]."""
+        """Samples a token per row: <float32>[batch, vocab_size], <int32>[batch], <int32> scalar -> <int32>[batch]."""
         logits = logits / self.temperature
         vocab_size = logits.shape[-1]
         if self.top_k is not None and self.top_k < vocab_size:
-            logits = _at_least(logits, ops.top_k(logits, self.top_k)[0][:, -1:])
+            logits = _mask_below(logits, ops.top_k(logits, self.top_k)[0][:, -1:])
         if self.top_p is not None and self.top_p < 1:
-            logits = _at_least(logits, _least_of(logits, self.top_p))
-        # The first of exponential waiting times with these rates. They are precise where they are short, for which
-        # 24 random bits would not do: a second draw fills in what lies below the first.
+            logits = _mask_below(logits, _top_p_threshold(logits, self.top_p))
+        # The token with the shortest of exponential waiting times. Short times need more than 24 random bits, so a
+        # second draw supplies the bits below the first.
         seed = random.step_seed(self.seed, position)
         below = random.step_seed(self.seed, -1 - position)
         places = partitioning.arange(vocab_size)
-        uniform, rest = (random.uniform_at(one, rows[:, None], places) for one in (seed, below))
+        uniform, rest = (random.uniform_at(draw, rows[:, None], places) for draw in (seed, below))
         waits = -ops.log1p(-(uniform + rest * 2.0**-24) * (1 - 2.0**-24))
         return ops.cast(ops.argmax(logits - ops.log(waits), axis=-1), "int32")
 
 
 def _one_result(decoded):
-    return Decoded(*(one[:, None] for one in decoded))
+    return Decoded(*(values[:, None] for values in decoded))
 
 
-def _at_least(logits, least):
-    return ops.where(logits < least, -float("inf"), logits)
+def _mask_below(logits, threshold):
+    return ops.where(logits < threshold, -float("inf"), logits)
 
 
-def _least_of(logits, top_p):
-    """The smallest logit among the fewest tokens that have `top_p` together: [batch, vocab_size] -> [batch, 1]."""
+def _top_p_threshold(logits, top_p):
+    """Returns the smallest logit of the smallest set with probability `top_p`: [batch, vocab_size] -> [batch, 1]."""
     descending, _ = ops.top_k(logits, logits.shape[-1])
     probs = ops.softmax(descending, axis=-1)
     comes_before = ops.cumsum(probs, axis=-1) - probs

@@ -21,7 +21,7 @@ class FewRows:
     Args:
         decode: function of <int32>[rows, length] and <int32>[rows] that is traced, to a tuple of tensors [rows, ...].
         inputs_length: int, the longest.
-        most_rows: int. For more there are no faster programs, `decoding.most_fused`.
+        most_rows: int. For more there are no faster programs, `decoding.max_fused_sequences`.
     """
 
     def __init__(self, decode, inputs_length: int, most_rows: int):

@@ -55,7 +55,8 @@ class TextModel:
         self.sampler = decoding.get_sampler(sampler)
         self._few_rows = None
         if batch_size is None:
-            self._few_rows = FewRows(self._sample, self.inputs_length, decoding.most_fused(model, self.sampler))
+            self._few_rows = FewRows(
+                self._sample, self.inputs_length, decoding.max_fused_sequences(model, self.sampler))
         self._decode = forms.compiled(self._sample, ranks=(2, 1) if batch_size is None else None)
         self._likelihoods = forms.compiled(lambda features: decoding.log_likelihoods(model, features))
 

@@ -232,7 +232,8 @@ MUTANTS = (
     Mutant("evaluation/objective.py", 'real["decoder"] = masks.decoder_is_real(features)',
            'real["decoder"] = masks.encoder_is_real(features)', OBJECTIVE),
     # Decoding, data and comparisons.
-    Mutant("decoding/beam.py", "> ended_scores[:, -1]", "> ended_scores[:, 0]", ("tests/decoding/beam_test.py",)),
+    Mutant("decoding/beam.py", "> finished_scores[:, -1]", "> finished_scores[:, 0]",
+           ("tests/decoding/beam_test.py",)),
     Mutant("tasks/text_to_text.py", "min(size, limit) ** (1 / temperature)", "min(size ** (1 / temperature), limit)",
            ("tests/tasks/downstream_test.py",)),
     Mutant("tasks/text_source.py", '"{key} {file} {start}"', '"{file} {start}"', ("tests/tasks/text_source_test.py",)),
