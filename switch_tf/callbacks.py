@@ -1,4 +1,4 @@
-"""Keras callbacks: what the routers did, in the history of `fit`."""
+"""A Keras callback that adds router statistics to the history of `fit`."""
 
 import keras
 import numpy as np
@@ -13,19 +13,19 @@ _MEANS = tuple(name for name in RouterStats._fields if name != "expert_load")
 
 
 class RouterStatistics(keras.callbacks.Callback):
-    """Adds the router statistics of each epoch's training batches to the history, and to the logs of later callbacks.
+    """Router statistics of each epoch's training batches, added to the history and to the logs of later callbacks.
 
-    Keys are `router/<statistic>` with the names of `metrics.RouterStats` (means over the tokens of the epoch and over
-    layers) and `router/dead_experts`, the number of experts, over all layers, that no token was routed to. They are
-    summed on the device during the step, also with XLA, `steps_per_execution` and a `tf.distribute` strategy.
+    Keys are `router/<statistic>` by the names of `metrics.RouterStats` (means over the epoch's tokens and over layers)
+    and `router/dead_experts` (number of experts, over all layers, that no token chose). Sums are accumulated on the
+    device during the step, and work with XLA, `steps_per_execution` and `tf.distribute` strategies.
 
-    Place it before callbacks that monitor a key, such as EarlyStopping. `fit` traces its step anew for it.
+    Place it before callbacks that monitor a key, such as EarlyStopping. `fit` retraces its step for it.
 
     Args:
-        per_layer: bool. Also adds `router/<layer>/<statistic>` of each layer.
+        per_layer: bool. Whether to add `router/<layer>/<statistic>` for each layer as well.
 
     Raises:
-        Refusal: from `fit`, for a model without experts.
+        Refusal: from `fit`, for a model without experts or another back end than TensorFlow.
     """
 
     def __init__(self, per_layer=False):
@@ -67,18 +67,18 @@ class RouterStatistics(keras.callbacks.Callback):
 
 
 def _outermost_observed(layer) -> list[Observed]:
-    """The layers with routers, or the models that hand over their layers' statistics."""
+    """Returns the outermost layers or models that pass router statistics to an observer."""
     if isinstance(layer, Observed):
         return [layer] if layer.routers else []
     inner = layer._flatten_layers(include_self=False, recursive=False)
-    return [observed for one in inner for observed in _outermost_observed(one)]
+    return [observed for child in inner for observed in _outermost_observed(child)]
 
 
 class _Sums:
     """Sums of RouterStats over batches and replicas.
 
     Args:
-        routers: dict from the name of each router to its number of experts, see `Observed`.
+        routers: dict from router name to number of experts, see `Observed`.
     """
 
     def __init__(self, routers):
@@ -88,7 +88,7 @@ class _Sums:
         self._loads = [_sum((num_experts,)) for num_experts in routers.values()]
 
     def update(self, router_stats):
-        """Adds a tuple of RouterStats, one for each router."""
+        """Adds a tuple of RouterStats, one per router."""
         means = [[getattr(stats, name) for name in _MEANS] for stats in router_stats]
         self._totals.assign_add(_table([[mean.total for mean in row] for row in means]))
         self._weights.assign_add(_table([[mean.weight for mean in row] for row in means]))
@@ -96,7 +96,7 @@ class _Sums:
             load.assign_add(ops.cast(stats.expert_load.total, "float32"))
 
     def results(self) -> dict[str, dict[str, float]]:
-        """Statistics of each router, by name."""
+        """Returns the statistics of each router by name."""
         totals, weights = (ops.convert_to_numpy(sums) for sums in (self._totals, self._weights))
         means = np.divide(totals, weights, out=np.zeros_like(totals), where=weights != 0)
         return {name: {**dict(zip(_MEANS, map(float, row), strict=True)),
@@ -110,10 +110,11 @@ class _Sums:
 
 
 def _sum(shape):
-    """A float32 variable that each replica adds to, also where a layer computes in bfloat16."""
+    """Creates a float32 variable that sums over replicas, even if the model computes in bfloat16."""
     return keras.Variable("zeros", shape, "float32", trainable=False, autocast=False, aggregation="sum",
                           synchronization="on_read")
 
 
 def _table(rows):
+    """Stacks rows of scalars into <float32>[row, column]."""
     return ops.stack([ops.stack([ops.cast(number, "float32") for number in row]) for row in rows])

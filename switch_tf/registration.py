@@ -1,15 +1,15 @@
-"""Keras finds the classes of a saved model that is ours, although nobody has imported them.
+"""Registers this package's classes with Keras without importing their modules.
 
-`keras.models.load_model` looks classes up by name among those that are registered, which happens when their modules are
-imported; `import switch_tf` imports none, to stay fast. So names are registered here, and their modules imported when a
-saved model asks for them.
+`keras.models.load_model` looks classes up by registered name. Registration normally happens when a module is imported,
+but `import switch_tf` imports no layers, to stay fast. Placeholders are registered here instead, and import a class's
+module when a saved model contains the class.
 """
 
 import importlib
 import importlib.util
 import sys
 
-# Every class that is registered with Keras, by the module that does it.
+# Module of every class registered with Keras.
 CLASSES = {
     "Adafactor": "optim.adafactor", "Cooldown": "optim.schedules", "Dropout": "layers.dropout",
     "ExpertFeedForward": "layers.experts", "FeedForward": "layers.feed_forward", "LogitsDense": "layers.embedding",
@@ -19,8 +19,8 @@ CLASSES = {
     "SwitchTransformer": "models.switch_transformer", "TokenEmbedding": "layers.embedding"}  # fmt: skip
 
 
-class _NotImportedYet:
-    """Stands for a class until a saved model has one; its module then registers the class itself."""
+class _Placeholder:
+    """Stands for a class until a saved model contains it. Importing its module then registers the class."""
 
     def __init__(self, name):
         self._name = name
@@ -31,21 +31,21 @@ class _NotImportedYet:
 
 
 def register() -> None:
-    """Registers every class with Keras, now, or as soon as it is imported."""
+    """Registers all classes with Keras, or arranges that importing Keras does."""
     if "keras" in sys.modules:
         _register(sys.modules["keras"])
     else:
-        sys.meta_path.insert(0, _WhenKerasIsImported())
+        sys.meta_path.insert(0, _KerasFinder())
 
 
 def _register(keras):
     registered = keras.saving.get_custom_objects()
     for name in CLASSES:
-        registered.setdefault(f"switch_tf>{name}", _NotImportedYet(name))
+        registered.setdefault(f"switch_tf>{name}", _Placeholder(name))
 
 
-class _WhenKerasIsImported:
-    """Finds Keras as Python would, and registers after it has run."""
+class _KerasFinder:
+    """Import hook that registers the classes after Keras has been imported."""
 
     def find_spec(self, name, path=None, target=None):
         if name != "keras":

@@ -1,4 +1,4 @@
-"""Adafactor (Shazeer and Stern, arXiv 1804.04235) as T5 uses it, factored by logical axis and per expert."""
+"""T5's Adafactor (Shazeer and Stern, arXiv 1804.04235), factored by logical axes and per expert."""
 
 import keras
 from keras import ops
@@ -10,19 +10,19 @@ from switch_tf.optim.factoring import factor_dimensions, slot_dimensions
 
 @keras.saving.register_keras_serializable("switch_tf")
 class Adafactor(keras.optimizers.Optimizer):
-    """Scales each gradient by a factored second moment and each update by the weight's own size.
+    """Adafactor, which scales gradients by a factored second moment and updates by the size of the weight.
 
-    Keras' Adafactor keeps a full-size second slot beside the factored ones, so it saves no memory; this one keeps rows
-    and columns alone. Each expert of a stacked weight is factored, clipped and scaled by itself, as in T5X. Every
-    variable is read once and then written once in a step.
+    Keras' Adafactor keeps a full-size slot beside the factored ones and saves no memory. This one keeps only rows and
+    columns. Each expert of a stacked weight is factored, clipped and scaled separately, as in T5X. A step reads every
+    variable once and then writes it once.
 
     Args:
-        learning_rate: float, 0 or above, or schedule. The relative step size, where `scales_by_parameter` holds.
-        decay_exponent: float. beta2 of step t (from 0) is 1 - (t + 1)^-decay_exponent.
-        epsilon: float, added to squared gradients.
-        clip_threshold: float. Updates whose root mean square exceeds it are scaled down to it.
-        scales_by_parameter: bool. Multiply updates by max(minimum_scale, root mean square of the weight).
-        minimum_scale: float.
+        learning_rate: float, 0 or above, or schedule. A relative step size if `scales_by_parameter`.
+        decay_exponent: float, 0 or above. beta2 of step t (from 0) is 1 - (t + 1)^-decay_exponent.
+        epsilon: float, above 0. Added to squared gradients.
+        clip_threshold: float, above 0. Updates with a larger root mean square are scaled down to it.
+        scales_by_parameter: bool. Whether updates are multiplied by max(minimum_scale, root mean square of the weight).
+        minimum_scale: float, 0 or above.
     """
 
     def __init__(self, learning_rate=1e-3, decay_exponent=0.8, epsilon=1e-30, clip_threshold=1.0,
@@ -59,7 +59,7 @@ class Adafactor(keras.optimizers.Optimizer):
         weight = dtypes.widen(variable)
         gradient = ops.cast(gradient, weight.dtype)
         beta2 = 1 - (ops.cast(self.iterations, weight.dtype) + 1) ** -self.decay_exponent
-        # Small tensors are combined before they meet a large one: each pass over a weight takes its time.
+        # Scalars and small tensors are combined first, because every pass over a weight takes time.
         if factors is None:
             second_moment = self._average(slots["v"], ops.square(gradient) + self.epsilon, beta2)
             update = gradient * ops.rsqrt(second_moment)
@@ -78,7 +78,7 @@ class Adafactor(keras.optimizers.Optimizer):
         squared = ops.square(gradient)
         row_mean = self._average(slots["v_row"], ops.mean(squared, axis=factors.columns) + self.epsilon, beta2)
         column_mean = self._average(slots["v_col"], ops.mean(squared, axis=factors.rows) + self.epsilon, beta2)
-        # Back to the weight's rank, so that the two broadcast against the gradient.
+        # Restore the weight's rank, so that both broadcast against the gradient.
         row_mean = ops.expand_dims(row_mean, factors.columns)
         column_mean = ops.expand_dims(column_mean, factors.rows)
         row_mean = row_mean / ops.mean(row_mean, axis=factors.rows, keepdims=True)

@@ -1,4 +1,4 @@
-"""Which dimensions of a weight Adafactor's second moment is factored over, and what the slots cost."""
+"""Dimensions over which Adafactor factors the second moment of a weight."""
 
 import math
 from typing import NamedTuple
@@ -9,7 +9,7 @@ _STACKED = frozenset(("expert",))
 
 
 class Factors(NamedTuple):
-    """Dimensions of a weight by role. Every index of `stacked` (the experts) is a matrix of its own."""
+    """Dimensions of a weight by role. Each index of the `stacked` dimensions (experts) is a separate matrix."""
 
     stacked: tuple[int, ...]
     rows: tuple[int, ...]
@@ -17,15 +17,15 @@ class Factors(NamedTuple):
 
 
 def factor_dimensions(shape, axes, min_size=128) -> Factors | None:
-    """The roles of a weight's dimensions, or None where the second moment is kept whole.
+    """Returns the roles of a weight's dimensions, or None to keep the whole second moment.
 
-    Logical axes decide, as in T5X, whatever the sizes: embed is the rows; mlp, heads, kv and vocab are the columns;
-    experts are stacked. Weights whose axes say nothing (routers, position biases, other people's layers) are factored
-    over their two largest dimensions, if both have at least `min_size`.
+    Logical axes decide, as in T5X, regardless of sizes: embed is the rows; mlp, heads, kv and vocab are the columns;
+    experts are stacked. Weights with other axes (routers, position biases, other packages' layers) are factored over
+    their two largest dimensions if both have at least `min_size`.
 
     Args:
-        shape: of the weight.
-        axes: a logical axis or None for each of its dimensions.
+        shape: Sizes of the weight's dimensions.
+        axes: Logical axis or None for each dimension.
         min_size: int.
     """
     by_role = [tuple(dim for dim, axis in enumerate(axes) if axis in role) for role in (_STACKED, _ROWS, _COLUMNS)]
@@ -41,7 +41,7 @@ def factor_dimensions(shape, axes, min_size=128) -> Factors | None:
 
 
 def slot_dimensions(shape, factors: Factors | None) -> dict[str, tuple[int, ...]]:
-    """Slot name -> the weight's dimensions that the slot keeps: `v_row` and `v_col`, or the whole `v`."""
+    """Returns the dimensions kept by each slot: `v_row` and `v_col`, or `v` with all of them."""
     every = tuple(range(len(shape)))
     if factors is None:
         return {"v": every}
@@ -50,6 +50,6 @@ def slot_dimensions(shape, factors: Factors | None) -> dict[str, tuple[int, ...]
 
 
 def num_slot_elements(shape, axes) -> int:
-    """Numbers that Adafactor keeps for one weight; arguments as for `factor_dimensions`."""
+    """Counts the elements of Adafactor's slots for one weight. Arguments as for `factor_dimensions`."""
     slots = slot_dimensions(shape, factor_dimensions(shape, axes))
     return sum(math.prod(shape[dim] for dim in dims) for dims in slots.values())

@@ -1,4 +1,4 @@
-"""Learning rate schedules. For a constant rate, as T5 fine-tunes, give the optimizer a number."""
+"""Learning rate schedules. For a constant rate, as in T5's fine-tuning, pass a number to the optimizer."""
 
 import keras
 from keras import ops
@@ -8,11 +8,11 @@ from switch_tf import checks
 
 @keras.saving.register_keras_serializable("switch_tf")
 class RsqrtDecay(keras.optimizers.schedules.LearningRateSchedule):
-    """T5's pretraining schedule: base / sqrt(max(step, warmup_steps)), constant until `warmup_steps`.
+    """T5's pretraining schedule, base / sqrt(max(step, warmup_steps)), which is constant until `warmup_steps`.
 
     Args:
-        base: float, 0 or above. 1.0 with Adafactor's relative step sizes.
-        warmup_steps: int, at least 1. 10,000 in T5.
+        base: float, 0 or above. Use 1.0 with Adafactor's relative step sizes.
+        warmup_steps: int, at least 1. T5 uses 10,000.
     """
 
     def __init__(self, base=1.0, warmup_steps=10_000):
@@ -28,14 +28,14 @@ class RsqrtDecay(keras.optimizers.schedules.LearningRateSchedule):
 
 @keras.saving.register_keras_serializable("switch_tf")
 class Cooldown(keras.optimizers.schedules.LearningRateSchedule):
-    """Brings another schedule down to 0 in a straight line over the end of a run (Zhai et al., arXiv 2106.04560, 3.5).
+    """Schedule with a linear decay to 0 at the end of a run (Zhai et al., arXiv 2106.04560, section 3.5).
 
-    A model that trains at a constant rate to its last step stops wherever the last batches threw it.
+    Without it, the final weights depend strongly on the last few batches.
 
     Args:
-        schedule: schedule or float, 0 or above, the rate before.
-        last_step: int, at least 1. The run's number of steps.
-        share: float in (0, 1], of the steps, over which the rate falls.
+        schedule: schedule or float, 0 or above. The rate before the decay.
+        last_step: int, at least 1. Number of steps of the run.
+        share: float in (0, 1]. Share of the steps over which the rate decays.
     """
 
     def __init__(self, schedule, last_step, share=0.3):
