@@ -1,6 +1,6 @@
 """Token-by-token decoding: greedy, sampling and beam search.
 
-Uses only a model's `prefill` and `decode_step`, besides its `config` and dtype.
+Samplers call only a model's `prefill` and `decode_step`, and read its `config` and dtype.
 """
 
 from switch_tf.configs.choices import check_choice

@@ -74,7 +74,7 @@ class _State(NamedTuple):
         live_ids: <int32>[batch, beam, max_length]. Sequences that may be extended, best first.
         live_scores: <float32>[batch, beam]. Their log probabilities.
         finished_ids: <int32>[batch, beam, max_length]. Best finished sequences, best first.
-        finished_scores: <float32>[batch, beam]. Their scores with length penalty, -inf where there is none yet.
+        finished_scores: <float32>[batch, beam]. Their scores with length penalty, -inf for empty places.
         cache: Self-attention cache of the live sequences, with `batch * beam` rows.
     """
 

@@ -59,7 +59,7 @@ def check_decodes(config) -> None:
     """Checks that a model can decode token by token.
 
     Raises:
-        Refusal: a model without decoder, or with a decoder whose experts choose tokens.
+        Refusal: a model without decoder, or with decoder experts that choose their tokens.
     """
     if config.is_encoder_only:
         raise Refusal("This model has no decoder (num_decoder_layers is 0), so it predicts no text.")

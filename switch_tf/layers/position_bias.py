@@ -16,7 +16,7 @@ def relative_position_bucket(distance, is_bidirectional, num_buckets=32, max_dis
     Args:
         distance: <int>[...]. Key position minus query position.
         is_bidirectional: bool. Whether half of the buckets are for keys after the query. Otherwise bucket 0 holds all
-            of those keys.
+            later keys.
         num_buckets: int.
         max_distance: int. Longer distances share a bucket.
 

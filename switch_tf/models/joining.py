@@ -8,7 +8,7 @@ from switch_tf.metrics import Mean, RouterStats
 
 
 class JoinedRouter(Router):
-    """A router whose statistics hold a losses.Balance instead of a load-balancing loss, for `join`."""
+    """A router that reports a losses.Balance in place of its load-balancing loss, for `join`."""
 
     def _loss_of(self, balance):
         return balance

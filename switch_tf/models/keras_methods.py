@@ -11,7 +11,7 @@ IDS = tuple(f"{stack}_{feature}" for stack in ("encoder", "decoder")
 
 
 class FeaturesModel(keras.Model):
-    """A keras.Model that takes seqio features and whose weights depend only on its configuration.
+    """A keras.Model that takes seqio features and builds its weights from its configuration alone.
 
     Subclasses define `required_features`, the names of the features that a call needs.
     """

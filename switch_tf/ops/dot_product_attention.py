@@ -75,7 +75,7 @@ def _attend(query, key, value, attention_mask, position_bias, scope_of):
             mean = ops.sum(wide(upstream) * mixed, axis=-1)
             scores_gradient = wide(probs) * (probs_gradient - ops.transpose(mean, (0, 2, 1))[..., None])
             if attention_mask is not None:
-                # A query whose keys are all masked has uniform probabilities, which depend on no score.
+                # If all keys of a query are masked, its probabilities are uniform and depend on no score.
                 scores_gradient = ops.where(attention_mask, scores_gradient, 0.0)
             bias_gradient = [ops.sum(scores_gradient, axis=0, keepdims=True)] if bias else []
             scores_gradient = wide(ops.cast(scores_gradient, value.dtype))
