@@ -1,5 +1,7 @@
 """A Keras callback that adds router statistics to the history of `fit`."""
 
+from typing import Any
+
 import keras
 import numpy as np
 from keras import ops
@@ -28,12 +30,12 @@ class RouterStatistics(keras.callbacks.Callback):
         Refusal: from `fit`, for a model without experts or another back end than TensorFlow.
     """
 
-    def __init__(self, per_layer=False):
+    def __init__(self, per_layer: bool = False):
         super().__init__()
         self.per_layer = checks.flag("per_layer", per_layer)
         self._observed = []
 
-    def on_train_begin(self, logs=None):
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         if keras.backend.backend() != "tensorflow":
             raise Refusal(f"RouterStatistics needs Keras' TensorFlow back end, not {keras.backend.backend()}.")
         self._observed = _outermost_observed(self.model)
@@ -44,11 +46,11 @@ class RouterStatistics(keras.callbacks.Callback):
                 layer.router_observer = _Sums(layer.routers)
         self.model.make_train_function(force=True)
 
-    def on_epoch_begin(self, epoch, logs=None):
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         for layer in self._observed:
             layer.router_observer.reset()
 
-    def on_epoch_end(self, epoch, logs=None):
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         if logs is None:
             return
         results = {name: result for layer in self._observed for name, result in layer.router_observer.results().items()}
@@ -59,7 +61,7 @@ class RouterStatistics(keras.callbacks.Callback):
             logs.update({f"router/{name}/{statistic}": value for name, result in results.items()
                          for statistic, value in result.items()})
 
-    def on_train_end(self, logs=None):
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         for layer in self._observed:
             layer.router_observer = None
         self._observed = []

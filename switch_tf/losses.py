@@ -8,10 +8,12 @@ from switch_tf import checks
 from switch_tf.configs.semantics import rules_of
 from switch_tf.metrics import Mean, RouterStats
 from switch_tf.ops import dtypes, forms, indexing
+from switch_tf.partitioning.tensors import Tensor
 from switch_tf.refusals import Refusal
 
 
-def cross_entropy(logits, targets, loss_weights, z_loss_weight=1e-4, label_smoothing=0.0) -> tuple[Mean, Mean, Mean]:
+def cross_entropy(logits: Tensor, targets: Tensor, loss_weights: Tensor, z_loss_weight: float = 1e-4,
+                  label_smoothing: float = 0.0) -> tuple[Mean, Mean, Mean]:
     """Computes the cross-entropy of next tokens, its z-loss (Mesh TensorFlow, T5X) and the accuracy.
 
     Args:
@@ -69,7 +71,8 @@ class Balance(NamedTuple):
         return Mean(ops.sum(per_group * self.num_counted), ops.sum(self.num_counted))
 
 
-def load_balancing_loss(router_probs, expert_index, padding_mask=None, semantics="switch_tf"):
+def load_balancing_loss(router_probs: Tensor, expert_index: Tensor, padding_mask: Tensor | None = None,
+                        semantics: str = "switch_tf") -> Tensor:
     """Computes equation 4 of the paper (section 2.2) without its coefficient: num_experts * sum_e f_e P_e.
 
     f_e is the share of real tokens that choose expert e first, before capacity and without a gradient. P_e is the mean
@@ -93,13 +96,15 @@ def load_balancing_loss(router_probs, expert_index, padding_mask=None, semantics
     return load_balancing_mean(router_probs, expert_index, padding_mask, semantics).value
 
 
-def load_balancing_mean(router_probs, expert_index, padding_mask=None, semantics="switch_tf") -> Mean:
+def load_balancing_mean(router_probs: Tensor, expert_index: Tensor, padding_mask: Tensor | None = None,
+                        semantics: str = "switch_tf") -> Mean:
     """Computes `load_balancing_loss` as a Mean weighted by counted tokens, which merges over parts of a batch."""
     is_counted = None if rules_of(semantics).routes_padding else padding_mask
     return balance(router_probs, expert_index, is_counted, semantics).mean
 
 
-def balance(router_probs, expert_index, padding_mask=None, semantics="switch_tf") -> Balance:
+def balance(router_probs: Tensor, expert_index: Tensor, padding_mask: Tensor | None = None,
+            semantics: str = "switch_tf") -> Balance:
     """Computes the factors of `load_balancing_loss`. The mask applies under any semantics."""
     rules = rules_of(semantics)
     router_probs = _checked("router_probs", router_probs, "float", (None, None, None))
@@ -128,8 +133,8 @@ def balance(router_probs, expert_index, padding_mask=None, semantics="switch_tf"
     return Balance(num_experts * fraction, mean_prob, divisor)
 
 
-def with_second_place(first: Balance, weight: float, router_probs, expert_index, padding_mask=None,
-                      semantics="switch_tf") -> Balance:
+def with_second_place(first: Balance, weight: float, router_probs: Tensor, expert_index: Tensor,
+                      padding_mask: Tensor | None = None, semantics: str = "switch_tf") -> Balance:
     """Adds the load-balancing loss of the second choices (Mesh TensorFlow).
 
     Probabilities of the second choices are renormalised without the first choice.
@@ -163,7 +168,7 @@ def with_second_place(first: Balance, weight: float, router_probs, expert_index,
                    ops.concatenate([first.mean_prob, second.mean_prob], axis=-1), first.num_counted)
 
 
-def router_z_loss(router_logits, padding_mask=None):
+def router_z_loss(router_logits: Tensor, padding_mask: Tensor | None = None) -> Tensor:
     """Computes ST-MoE's z-loss without its coefficient, the mean over real tokens of logsumexp(logits)^2.
 
     Args:
@@ -176,7 +181,7 @@ def router_z_loss(router_logits, padding_mask=None):
     return router_z_mean(router_logits, padding_mask).value
 
 
-def router_z_mean(router_logits, padding_mask=None) -> Mean:
+def router_z_mean(router_logits: Tensor, padding_mask: Tensor | None = None) -> Mean:
     """Computes `router_z_loss` as a Mean, which merges over parts of a batch."""
     router_logits = _checked("router_logits", router_logits, "float", (None, None, None))
     if padding_mask is not None:
@@ -193,7 +198,7 @@ def _checked(name, value, kind, shape):
     return ops.convert_to_tensor(value)
 
 
-def router_loss(stats: RouterStats, load_balancing_loss_weight: float, router_z_loss_weight: float):
+def router_loss(stats: RouterStats, load_balancing_loss_weight: float, router_z_loss_weight: float) -> Tensor:
     """Returns both weighted router losses of one sparse layer, <float32> scalar."""
     balance_weight = checks.number("load_balancing_loss_weight", load_balancing_loss_weight, "0 or above")
     z_weight = checks.number("router_z_loss_weight", router_z_loss_weight, "0 or above")

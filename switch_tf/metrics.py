@@ -7,6 +7,8 @@ import keras
 import numpy as np
 from keras import ops
 
+from switch_tf.partitioning.tensors import Tensor
+
 
 class Mean(NamedTuple):
     """A weighted mean before division: `total` (any shape) over `weight` (scalar), in float32 or NumPy float64."""
@@ -18,7 +20,7 @@ class Mean(NamedTuple):
         return Mean(self.total + other.total, self.weight + other.weight)
 
     @property
-    def value(self):
+    def value(self) -> Tensor:
         """total / weight, or 0 if the weight is 0, as in a batch of padding alone."""
         return ops.divide_no_nan(self.total, self.weight)
 
@@ -46,7 +48,7 @@ class RouterStats(NamedTuple):
     router_z_loss: Mean
 
     @property
-    def dead_experts(self):
+    def dead_experts(self) -> Tensor:
         """Number of experts that no token chose first, <int32> scalar."""
         return ops.sum(ops.cast(ops.equal(self.expert_load.total, 0), "int32"))
 
@@ -84,19 +86,19 @@ class StepMeasurements(NamedTuple):
     loss: Mean
 
 
-def merge(first, second):
+def merge(first: Any, second: Any) -> Any:
     """Adds two trees of Means of the same structure. None as the first tree is empty."""
     if first is None:
         return second
     return keras.tree.map_structure(operator.add, first, second)
 
 
-def to_host(measured):
+def to_host(measured: Any) -> Any:
     """Copies a tree of Means to the host as float64, because sums over many steps outgrow float32."""
     return keras.tree.map_structure(lambda number: np.asarray(number, np.float64), measured)
 
 
-def to_json(measured):
+def to_json(measured: Any) -> Any:
     """Converts a tree of Means on the host to lists and dicts. float64 survives JSON exactly."""
     if isinstance(measured, Mean):
         return [measured.total.tolist(), measured.weight.tolist()]

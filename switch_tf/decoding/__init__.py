@@ -3,25 +3,28 @@
 Samplers call only a model's `prefill` and `decode_step`, and read its `config` and dtype.
 """
 
+from typing import TypeAlias
+
 from switch_tf.configs.choices import check_choice
 from switch_tf.decoding.beam import Beam
 from switch_tf.decoding.likelihood import log_likelihoods
 from switch_tf.decoding.loop import END_ID, Decoded, bucketed_length, check_decodes, max_fused_sequences
 from switch_tf.decoding.samplers import Greedy, Sample
 
-SAMPLERS = {"greedy": Greedy, "sample": Sample, "beam": Beam}
+Sampler: TypeAlias = Greedy | Sample | Beam
+SAMPLERS: dict[str, type[Sampler]] = {"greedy": Greedy, "sample": Sample, "beam": Beam}
 
-__all__ = ["Beam", "Decoded", "END_ID", "Greedy", "SAMPLERS", "Sample", "bucketed_length", "check_decodes",
-           "get_sampler", "log_likelihoods", "max_fused_sequences"]
+__all__ = ["Beam", "Decoded", "END_ID", "Greedy", "SAMPLERS", "Sample", "Sampler", "bucketed_length",
+           "check_decodes", "get_sampler", "log_likelihoods", "max_fused_sequences"]
 
 
-def get_sampler(sampler):
+def get_sampler(sampler: str | Sampler) -> Sampler:
     """Returns a sampler unchanged, or the sampler named "greedy", "sample" or "beam" with default arguments.
 
     Raises:
         Refusal: neither a sampler nor a known name.
     """
-    if isinstance(sampler, tuple(SAMPLERS.values())):
+    if isinstance(sampler, Sampler):
         return sampler
     check_choice("sampler", sampler, tuple(SAMPLERS))
     return SAMPLERS[sampler]()

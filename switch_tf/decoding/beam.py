@@ -10,6 +10,7 @@ from switch_tf import checks, partitioning
 from switch_tf.decoding.loop import Decoded, check_inputs, continues_after, end_ids, run_loop
 from switch_tf.layers import grouping, masks
 from switch_tf.ops import dtypes
+from switch_tf.partitioning.tensors import Tensor
 from switch_tf.refusals import Refusal
 
 
@@ -38,7 +39,8 @@ class Beam:
         if self.num_results > self.num_beams:
             raise Refusal(f"num_results must be at most num_beams, {self.num_beams}, not {self.num_results}.")
 
-    def decode(self, model, features, max_length: int, end_id=None, rows=None) -> Decoded:
+    def decode(self, model: keras.Model, features: dict[str, Tensor], max_length: int,
+               end_id: int | tuple[int, ...] | None = None, rows: Tensor | None = None) -> Decoded:
         """Returns the best `num_results` sequences of each row.
 
         Args:
@@ -59,7 +61,8 @@ class Beam:
         ids = ops.where(is_text[:, None, None], end.finished_ids, 0)[:, :self.num_results]
         return Decoded(ids, ops.where(is_text[:, None], end.finished_scores, 0.0)[:, :self.num_results])
 
-    def ids(self, model, features, max_length: int, end_id=None, rows=None):
+    def ids(self, model: keras.Model, features: dict[str, Tensor], max_length: int,
+            end_id: int | tuple[int, ...] | None = None, rows: Tensor | None = None) -> Tensor:
         """Returns the ids of the best sequence of each row, <int32>[batch, max_length]. Arguments as for `decode`."""
         return self.decode(model, features, max_length, end_id).ids[:, 0]
 

@@ -1,12 +1,14 @@
 """Log likelihoods of given targets."""
 
+import keras
 from keras import ops
 
 from switch_tf.layers import grouping
 from switch_tf.ops import indexing
+from switch_tf.partitioning.tensors import Tensor
 
 
-def log_likelihoods(model, features):
+def log_likelihoods(model: keras.Model, features: dict[str, Tensor]) -> Tensor:
     """Computes the log probability of each target sequence given its inputs.
 
     Args:

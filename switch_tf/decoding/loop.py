@@ -1,8 +1,10 @@
 """The decoding loop: one step per token until every sequence has ended."""
 
 import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import keras
 from keras import ops
 
 from switch_tf import checks, partitioning
@@ -10,6 +12,7 @@ from switch_tf.configs import policies
 from switch_tf.configs.switch_config import SwitchConfig
 from switch_tf.layers import grouping, masks
 from switch_tf.ops import dtypes, forms, indexing
+from switch_tf.partitioning.tensors import Tensor
 from switch_tf.refusals import Refusal
 
 END_ID = SwitchConfig.end_id  # in the vocabularies of T5, mT5 and ByT5, and in those trained by `switch-tf vocabulary`
@@ -55,7 +58,7 @@ def bucketed_length(length: int) -> int:
     return length + -length % _BUCKET
 
 
-def check_decodes(config) -> None:
+def check_decodes(config: SwitchConfig) -> None:
     """Checks that a model can decode token by token.
 
     Raises:
@@ -69,7 +72,7 @@ def check_decodes(config) -> None:
                       "chosen; a decoder needs a policy such as decoder_routing_policy='switch'.")
 
 
-def check_inputs(model, features, max_length, any_layout=False) -> int:
+def check_inputs(model: keras.Model, features: dict[str, Tensor], max_length: int, any_layout: bool = False) -> int:
     """Checks the arguments shared by all samplers and returns `max_length` as an int.
 
     Raises:
@@ -85,7 +88,7 @@ def check_inputs(model, features, max_length, any_layout=False) -> int:
     return checks.integer("max_length", max_length, at_least=1)
 
 
-def end_ids(model, end_id) -> tuple[int, ...]:
+def end_ids(model: keras.Model, end_id: int | tuple[int, ...] | None) -> tuple[int, ...]:
     """Returns the ids that end a sequence: `end_id`, one or several, or the config's `end_id` for None.
 
     Raises:
@@ -95,14 +98,16 @@ def end_ids(model, end_id) -> tuple[int, ...]:
     return ends if isinstance(ends, tuple) else (ends,)
 
 
-def continues_after(tokens, ends: tuple[int, ...]):
+def continues_after(tokens: Tensor, ends: tuple[int, ...]) -> Tensor:
     """Returns whether sequences continue after tokens, <int32>[...]: <bool>[...], False at each of `ends`."""
     if not ends:
         return ops.ones_like(tokens, dtype="bool")
     return functools.reduce(ops.logical_and, [ops.not_equal(tokens, end) for end in ends])
 
 
-def decode(model, features, max_length: int, end_id, choose, has_scores=True, any_layout=False):
+def decode(model: keras.Model, features: dict[str, Tensor], max_length: int, end_id: int | tuple[int, ...] | None,
+           choose: Callable[[Tensor, Tensor], Tensor], has_scores: bool = True,
+           any_layout: bool = False) -> tuple[Tensor, Tensor | None]:
     """Decodes one sequence per row, with `choose` picking each token.
 
     Experts drop no tokens, except in encoders with semantics="hf". See `grouping.no_drop`.
@@ -151,13 +156,14 @@ def decode(model, features, max_length: int, end_id, choose, has_scores=True, an
     return end.ids, end.scores if has_scores else None
 
 
-def max_fused_sequences(model, sampler) -> int:
+def max_fused_sequences(model: keras.Model, sampler: Any) -> int:
     """Returns how many sequences `run_loop` decodes at most in a fused program, 0 if it fuses none."""
     can_be = forms.can_fuse() and model.config.dispatch != "ragged"
     return _FUSED_ROWS // sampler.num_beams if can_be else 0
 
 
-def run_loop(model, continues, step, cross_cache, start, num_rows):
+def run_loop(model: keras.Model, continues: Callable[[Any], Tensor], step: Callable[[Any, Any], Any], cross_cache: Any,
+             start: NamedTuple, num_rows: int | None) -> Any:
     """Runs `step` while `continues` and returns the last state.
 
     On CPU a few sequences run in one program compiled by XLA: the operations between their matrix products take as long

@@ -2,11 +2,13 @@
 
 import dataclasses
 
+import keras
 from keras import ops
 
 from switch_tf import checks, partitioning
 from switch_tf.decoding.loop import Decoded, decode
 from switch_tf.ops import indexing, random
+from switch_tf.partitioning.tensors import Tensor
 
 
 @dataclasses.dataclass(frozen=True)
@@ -15,11 +17,13 @@ class Greedy:
 
     num_beams = 1
 
-    def decode(self, model, features, max_length: int, end_id=None, rows=None) -> Decoded:
+    def decode(self, model: keras.Model, features: dict[str, Tensor], max_length: int,
+               end_id: int | tuple[int, ...] | None = None, rows: Tensor | None = None) -> Decoded:
         """Decodes one sequence per row, see `loop.decode`. `rows` is ignored, because nothing is sampled."""
         return _one_result(decode(model, features, max_length, end_id, _most_probable))
 
-    def ids(self, model, features, max_length: int, end_id=None, rows=None):
+    def ids(self, model: keras.Model, features: dict[str, Tensor], max_length: int,
+            end_id: int | tuple[int, ...] | None = None, rows: Tensor | None = None) -> Tensor:
         """Decodes ids alone, <int32>[batch, max_length]. Faster than `decode` and works under any layout."""
         return decode(model, features, max_length, end_id, _most_probable, has_scores=False, any_layout=True)[0]
 
@@ -54,7 +58,8 @@ class Sample:
         checks.fields(self, ["top_p"], checks.optional, checks.number, "in (0, 1]")
         checks.fields(self, ["seed"], checks.integer, 0)
 
-    def decode(self, model, features, max_length: int, end_id=None, rows=None) -> Decoded:
+    def decode(self, model: keras.Model, features: dict[str, Tensor], max_length: int,
+               end_id: int | tuple[int, ...] | None = None, rows: Tensor | None = None) -> Decoded:
         """Decodes one sequence per row, see `loop.decode`.
 
         Args:
@@ -63,7 +68,8 @@ class Sample:
         """
         return _one_result(decode(model, features, max_length, end_id, self._choice(rows)))
 
-    def ids(self, model, features, max_length: int, end_id=None, rows=None):
+    def ids(self, model: keras.Model, features: dict[str, Tensor], max_length: int,
+            end_id: int | tuple[int, ...] | None = None, rows: Tensor | None = None) -> Tensor:
         """Decodes ids alone, <int32>[batch, max_length]. Faster than `decode`. Arguments as for `decode`."""
         return decode(model, features, max_length, end_id, self._choice(rows), has_scores=False)[0]
 
@@ -74,7 +80,7 @@ class Sample:
 
         return choose
 
-    def draw(self, logits, rows, position):
+    def draw(self, logits: Tensor, rows: Tensor, position: Tensor) -> Tensor:
         """Samples a token per row: <float32>[batch, vocab_size], <int32>[batch], <int32> scalar -> <int32>[batch]."""
         logits = logits / self.temperature
         vocab_size = logits.shape[-1]

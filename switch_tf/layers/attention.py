@@ -1,5 +1,7 @@
 """T5's multi-head attention: no bias terms, no 1/sqrt(d_kv) at run time, softmax in float32."""
 
+from typing import Any
+
 import keras
 from keras import ops
 
@@ -9,13 +11,14 @@ from switch_tf.layers.dropout import Dropout
 from switch_tf.layers.shapes import KeepsShape
 from switch_tf.ops import products
 from switch_tf.ops.dot_product_attention import dot_product_attention, probabilities
+from switch_tf.partitioning.tensors import Shape, Tensor
 
 # Logical axes of the decoding cache.
 KEY_CACHE_AXES = ("batch", "heads", "kv", "length")
 VALUE_CACHE_AXES = ("batch", "heads", "length", "kv")
 
 
-def add_output_kernel(layer, d_model):
+def add_output_kernel(layer: keras.layers.Layer, d_model: int) -> keras.Variable:
     """Creates and returns `out`, the kernel from the heads of `layer` back to d_model."""
     return partitioning.add_weight(
         layer, "out", (layer.num_heads, layer.d_kv, d_model), ("heads", "kv", "embed"),
@@ -26,7 +29,8 @@ def _normal(init_scale, fan_in):
     return keras.initializers.RandomNormal(stddev=(init_scale / fan_in) ** 0.5)
 
 
-def check_scores(num_heads, inputs, inputs_kv, attention_mask, position_bias):
+def check_scores(num_heads: int, inputs: Tensor, inputs_kv: Tensor, attention_mask: Tensor | None,
+                 position_bias: Tensor | None) -> None:
     """Checks the attention mask and position bias against inputs <any>[batch, length, d_model].
 
     Raises:
@@ -39,7 +43,7 @@ def check_scores(num_heads, inputs, inputs_kv, attention_mask, position_bias):
         checks.tensor("position_bias", position_bias, "float", (1, num_heads, query_length, key_length), True)
 
 
-def as_cached_keys(x):
+def as_cached_keys(x: Tensor) -> Tensor:
     """Transposes keys for the cache: [batch, key, heads, d_kv] -> [batch, heads, d_kv, key].
 
     The product with the query needs this order. Without it every decoding step would transpose the whole cache: with
@@ -48,12 +52,12 @@ def as_cached_keys(x):
     return ops.transpose(x, (0, 2, 3, 1))
 
 
-def as_cached_values(x):
+def as_cached_values(x: Tensor) -> Tensor:
     """Transposes values for the cache: [batch, key, heads, d_kv] -> [batch, heads, key, d_kv]."""
     return ops.transpose(x, (0, 2, 1, 3))
 
 
-def drop_keys(dropout, value, training):
+def drop_keys(dropout: Dropout, value: Tensor, training: bool) -> Tensor:
     """Applies attention dropout to values, [batch, key, heads, d_kv], by dropping whole keys of a head.
 
     Dropping a key's value for all queries equals T5's dropout of probabilities, which shares one mask between queries.
@@ -65,7 +69,8 @@ def drop_keys(dropout, value, training):
     return value * ops.transpose(mask, (0, 3, 1, 2))
 
 
-def attention_outputs(query, key, value, out, attention_mask, position_bias, keys="bkhd"):
+def attention_outputs(query: Tensor, key: Tensor, value: Tensor, out: keras.Variable, attention_mask: Tensor | None,
+                      position_bias: Tensor | None, keys: str = "bkhd") -> Tensor:
     """Attends from projected queries to keys, mixes values, and projects the heads back to d_model.
 
     Args:
@@ -113,7 +118,7 @@ class MultiHeadAttention(KeepsShape, keras.layers.Layer):
     Returns: <compute dtype>[batch, query, d_model].
     """
 
-    def __init__(self, num_heads, d_kv, dropout_rate=0.0, init_scale=1.0, **kwargs):
+    def __init__(self, num_heads: int, d_kv: int, dropout_rate: float = 0.0, init_scale: float = 1.0, **kwargs: Any):
         # Keras' autocast would round the position bias to bfloat16; the kernels are cast below instead.
         super().__init__(autocast=False, **kwargs)
         self.supports_masking = True
@@ -123,7 +128,7 @@ class MultiHeadAttention(KeepsShape, keras.layers.Layer):
         self.init_scale = checks.number("init_scale", init_scale, "above 0")
         self.dropout = Dropout(dropout_rate, broadcast_axis=2, dtype=self.dtype_policy, name="dropout")
 
-    def build(self, input_shape):
+    def build(self, input_shape: Shape) -> None:
         d_model = checks.width(input_shape)
         self.dropout.build()
         for name, fan_in in (("query", d_model * self.d_kv), ("key", d_model), ("value", d_model)):
@@ -132,8 +137,9 @@ class MultiHeadAttention(KeepsShape, keras.layers.Layer):
                 _normal(self.init_scale, fan_in)))
         self.out = add_output_kernel(self, d_model)
 
-    def call(self, inputs, inputs_kv=None, attention_mask=None, position_bias=None, training=False, mask=None,
-             inputs_mask=None, inputs_kv_mask=None):
+    def call(self, inputs: Tensor, inputs_kv: Tensor | None = None, attention_mask: Tensor | None = None,
+             position_bias: Tensor | None = None, training: bool = False, mask: Tensor | None = None,
+             inputs_mask: Tensor | None = None, inputs_kv_mask: Tensor | None = None) -> Tensor:
         if inputs_kv is None:
             inputs_kv, inputs_kv_mask = inputs, masks.padding_mask(inputs, mask, inputs_mask)
         checks.tensor("inputs", inputs, "float", (None, None, self.query.shape[0]))
@@ -147,25 +153,27 @@ class MultiHeadAttention(KeepsShape, keras.layers.Layer):
         return attention_outputs(query, key, value, self.out, attention_mask, position_bias)
 
     @property
-    def cache_spec(self):
+    def cache_spec(self) -> tuple[tuple[tuple[str, ...], str], ...]:
         """Logical axes and dtype of each cached tensor."""
         return (KEY_CACHE_AXES, self.compute_dtype), (VALUE_CACHE_AXES, self.compute_dtype)
 
-    def compute_cache(self, inputs_kv):
+    def compute_cache(self, inputs_kv: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the keys and values of <compute dtype>[batch, key, d_model] in the layout of the cache."""
         key, value = self._project(inputs_kv, self.key), self._project(inputs_kv, self.value)
         return as_cached_keys(key), as_cached_values(value)
 
-    def attend(self, inputs, cache, attention_mask=None, position_bias=None):
+    def attend(self, inputs: Tensor, cache: tuple[Tensor, Tensor], attention_mask: Tensor | None = None,
+               position_bias: Tensor | None = None) -> Tensor:
         """Attends to cached keys and values while decoding. Arguments are those of the layer and are not checked."""
         query = self._project(inputs, self.query)
-        return attention_outputs(query, *cache, self.out, attention_mask, position_bias, "bhdk")
+        key, value = cache
+        return attention_outputs(query, key, value, self.out, attention_mask, position_bias, "bhdk")
 
     def _project(self, x, kernel):
         # [batch, length, d_model] -> [batch, length, heads, d_kv]
         projected = products.product("blm,mhd->blhd", x, kernel)
         return partitioning.constrain(projected, ("batch", "length", "heads", "kv"))
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "num_heads": self.num_heads, "d_kv": self.d_kv,
                 "dropout_rate": self.dropout_rate, "init_scale": self.init_scale}

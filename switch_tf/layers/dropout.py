@@ -1,15 +1,18 @@
 """Dropout with masks that do not depend on layout, microbatches or restarts."""
 
+from typing import Any
+
 import keras
 from keras import ops
 
 from switch_tf import checks
 from switch_tf.layers.shapes import KeepsShape
 from switch_tf.ops import dtypes, random
+from switch_tf.partitioning.tensors import Shape, Tensor
 from switch_tf.refusals import Refusal
 
 
-def mask(draws, rate, dtype):
+def mask(draws: Tensor, rate: float, dtype: str) -> Tensor:
     """Returns the factors of dropout, 0 or 1 / (1 - rate), in the wide dtype of `dtype`.
 
     Args:
@@ -20,7 +23,7 @@ def mask(draws, rate, dtype):
     return ops.cast(draws >= rate, dtypes.wide_dtype(dtype)) * (1 / (1 - rate))
 
 
-def masked(x, factors):
+def masked(x: Tensor, factors: Tensor) -> Tensor:
     """Multiplies `x`, <any float>[...], by factors from `mask` and rounds once, to the dtype of `x`.
 
     A bfloat16 factor for rate 0.1 would make every output 0.16 % too small.
@@ -38,16 +41,16 @@ class Dropout(KeepsShape, keras.layers.Layer):
             whole length of a sequence.
     """
 
-    def __init__(self, rate, broadcast_axis=None, **kwargs):
+    def __init__(self, rate: float, broadcast_axis: int | None = None, **kwargs: Any):
         super().__init__(**kwargs)
         self.rate = checks.number("A dropout rate", rate, "in [0, 1)")
         self.broadcast_axis = checks.optional("broadcast_axis", broadcast_axis, checks.integer, 0)
         self.supports_masking = True
 
-    def build(self, input_shape=None):
+    def build(self, input_shape: Shape | None = None) -> None:
         """Creates no weights. Building sets the layer's path, which seeds its random stream."""
 
-    def call(self, inputs, training=False):
+    def call(self, inputs: Tensor, training: bool = False) -> Tensor:
         checks.tensor("inputs", inputs, "float", [None] * len(inputs.shape))
         if not checks.flag("training", training) or not self.rate:
             return inputs
@@ -60,5 +63,5 @@ class Dropout(KeepsShape, keras.layers.Layer):
         seed = random.layer_seed(self, "dropout")
         return masked(inputs, mask(random.uniform(seed, tuple(shape)), self.rate, inputs.dtype))
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "rate": self.rate, "broadcast_axis": self.broadcast_axis}

@@ -1,10 +1,13 @@
 """Token embedding, and logits that share its weights or have their own."""
 
+from typing import Any
+
 import keras
 
 from switch_tf import checks, partitioning
 from switch_tf.layers.shapes import KeepsShape
 from switch_tf.ops import dtypes, forms, indexing, products, replicas
+from switch_tf.partitioning.tensors import Shape, Tensor
 
 
 @keras.saving.register_keras_serializable("switch_tf")
@@ -21,32 +24,32 @@ class TokenEmbedding(KeepsShape, keras.layers.Layer):
     Returns: <compute dtype>[batch, length, d_model].
     """
 
-    def __init__(self, vocab_size, d_model, **kwargs):
+    def __init__(self, vocab_size: int, d_model: int, **kwargs: Any):
         super().__init__(**kwargs)
         self.supports_masking = True
         self.vocab_size = checks.integer("vocab_size", vocab_size, at_least=1)
         self.d_model = checks.integer("d_model", d_model, at_least=1)
 
-    def build(self, input_shape=None):
+    def build(self, input_shape: Shape | None = None) -> None:
         self.embedding = partitioning.add_weight(
             self, "embedding", (self.vocab_size, self.d_model), ("vocab", "embed"),
             keras.initializers.RandomNormal(stddev=1.0))
 
-    def call(self, token_ids):
+    def call(self, token_ids: Tensor) -> Tensor:
         token_ids = replicas.as_ids(token_ids)
         checks.tensor("token_ids", token_ids, "int", (None, None))
         checks.indices("token_ids", forms.known_values(token_ids), self.vocab_size)
         embedded = indexing.look_up(self.embedding, token_ids, self.compute_dtype)
         return partitioning.constrain(embedded, ("batch", "length", "embed"))
 
-    def compute_output_shape(self, input_shape):
+    def compute_output_shape(self, input_shape: Shape) -> tuple[int | None, ...]:
         return (*input_shape[:2], self.d_model)
 
-    def attend(self, hidden):
+    def attend(self, hidden: Tensor) -> Tensor:
         """Returns tied logits: <compute dtype>[batch, length, d_model] -> <float32>[batch, length, vocab]."""
         return _logits(hidden, self.embedding, is_table=True)
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "vocab_size": self.vocab_size, "d_model": self.d_model}
 
 
@@ -72,24 +75,24 @@ class LogitsDense(KeepsShape, keras.layers.Layer):
     Returns: <float32>[batch, length, vocab_size].
     """
 
-    def __init__(self, vocab_size, init_scale=1.0, **kwargs):
+    def __init__(self, vocab_size: int, init_scale: float = 1.0, **kwargs: Any):
         super().__init__(**kwargs)
         self.supports_masking = True
         self.vocab_size = checks.integer("vocab_size", vocab_size, at_least=1)
         self.init_scale = checks.number("init_scale", init_scale, "above 0")
 
-    def build(self, input_shape):
+    def build(self, input_shape: Shape) -> None:
         d_model = checks.width(input_shape)
         self.kernel = partitioning.add_weight(
             self, "kernel", (d_model, self.vocab_size), ("embed", "vocab"),
             keras.initializers.TruncatedNormal(stddev=(self.init_scale / d_model) ** 0.5))
 
-    def call(self, inputs):
+    def call(self, inputs: Tensor) -> Tensor:
         checks.tensor("inputs", inputs, "float", (None, None, self.kernel.shape[0]))
         return _logits(inputs, self.kernel, is_table=False)
 
-    def compute_output_shape(self, input_shape):
+    def compute_output_shape(self, input_shape: Shape) -> tuple[int | None, ...]:
         return (*input_shape[:-1], self.vocab_size)
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "vocab_size": self.vocab_size, "init_scale": self.init_scale}

@@ -3,9 +3,11 @@
 from keras import ops
 
 from switch_tf import checks, partitioning
+from switch_tf.partitioning.tensors import Tensor
 
 
-def padding_mask(inputs, padding_mask, *keras_masks, name="padding_mask"):
+def padding_mask(inputs: Tensor, padding_mask: Tensor | None, *keras_masks: Tensor | None,
+                 name: str = "padding_mask") -> Tensor | None:
     """Returns the first mask given, checked, or None if there is none.
 
     Args:
@@ -29,7 +31,7 @@ def padding_mask(inputs, padding_mask, *keras_masks, name="padding_mask"):
     return mask
 
 
-def attention_mask(query_segments, key_segments, is_causal=False):
+def attention_mask(query_segments: Tensor, key_segments: Tensor, is_causal: bool = False) -> Tensor:
     """Returns the attention mask of packed sequences.
 
     Args:
@@ -49,26 +51,26 @@ def attention_mask(query_segments, key_segments, is_causal=False):
     return ops.expand_dims(mask, 1)
 
 
-def key_mask(key_is_real):
+def key_mask(key_is_real: Tensor) -> Tensor:
     """Returns a mask of real keys for all queries: <bool>[batch, key] -> <bool>[batch, 1, 1, key]."""
     return ops.expand_dims(ops.expand_dims(key_is_real, 1), 1)
 
 
-def without_keys(attention_mask, key_is_real):
+def without_keys(attention_mask: Tensor | None, key_is_real: Tensor | None) -> Tensor | None:
     """Combines an attention mask with a key mask, <bool>[batch, key]. None means unrestricted."""
     if attention_mask is None or key_is_real is None:
         return attention_mask if key_is_real is None else key_mask(key_is_real)
     return ops.logical_and(attention_mask, key_mask(key_is_real))
 
 
-def encoder_is_real(features):
+def encoder_is_real(features: dict[str, Tensor]) -> Tensor:
     """Returns the encoder's padding mask, <bool>[batch, length], from its segments or else its nonzero tokens."""
     if "encoder_segment_ids" in features:
         return features["encoder_segment_ids"] > 0
     return ops.not_equal(features["encoder_input_tokens"], 0)
 
 
-def decoder_is_real(features):
+def decoder_is_real(features: dict[str, Tensor]) -> Tensor:
     """Returns the decoder's padding mask, <bool>[batch, length], from its segments, else its targets, else all True.
 
     The decoder's inputs cannot mark padding: their first token, the start of the sequence, is 0 as well.

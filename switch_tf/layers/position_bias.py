@@ -1,14 +1,18 @@
 """T5's relative position bias, shared by all layers of a stack."""
 
+from typing import Any
+
 import keras
 import numpy as np
 from keras import ops
 
 from switch_tf import checks, partitioning
 from switch_tf.ops import dtypes
+from switch_tf.partitioning.tensors import Shape, Tensor
 
 
-def relative_position_bucket(distance, is_bidirectional, num_buckets=32, max_distance=128) -> np.ndarray:
+def relative_position_bucket(distance: np.ndarray, is_bidirectional: bool, num_buckets: int = 32,
+                             max_distance: int = 128) -> np.ndarray:
     """Assigns relative positions to buckets: one each when near, logarithmic up to `max_distance`, then the last.
 
     Uses NumPy because accelerators round logarithms differently at the edges of buckets.
@@ -54,7 +58,8 @@ class RelativePositionBias(keras.layers.Layer):
     Returns: <float32>[1, heads, query, key].
     """
 
-    def __init__(self, num_heads, num_buckets=32, max_distance=128, is_bidirectional=True, **kwargs):
+    def __init__(self, num_heads: int, num_buckets: int = 32, max_distance: int = 128, is_bidirectional: bool = True,
+                 **kwargs: Any):
         super().__init__(**kwargs)
         self.num_heads = checks.integer("num_heads", num_heads, at_least=1)
         self.is_bidirectional = checks.flag("is_bidirectional", is_bidirectional)
@@ -63,14 +68,14 @@ class RelativePositionBias(keras.layers.Layer):
         self.num_buckets = checks.integer("num_buckets", num_buckets, at_least=per_exact)
         self.max_distance = checks.integer("max_distance", max_distance, at_least=self.num_buckets // per_exact + 1)
 
-    def build(self, input_shape=None):
+    def build(self, input_shape: Shape | None = None) -> None:
         # Glorot uniform, as in Mesh TensorFlow.
         limit = (6 / (self.num_heads + self.num_buckets)) ** 0.5
         self.rel_embedding = partitioning.add_weight(
             self, "rel_embedding", (self.num_heads, self.num_buckets), ("heads", "relpos_buckets"),
             keras.initializers.RandomUniform(-limit, limit))
 
-    def call(self, query_length, key_length, first_query=0):
+    def call(self, query_length: int | Tensor, key_length: int | Tensor, first_query: int | Tensor = 0) -> Tensor:
         query_length = checks.size("query_length", query_length, at_least=1)
         key_length = checks.size("key_length", key_length, at_least=1)
         # A bias depends only on key - query. Looking up the query + key - 1 distances once, then cutting a shifted row
@@ -91,6 +96,6 @@ class RelativePositionBias(keras.layers.Layer):
         bias = ops.expand_dims(shifted[:, :, query_length - 1:query_length - 1 + key_length], 0)
         return partitioning.constrain(bias, (None, "heads", None, None))
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "num_heads": self.num_heads, "num_buckets": self.num_buckets,
                 "max_distance": self.max_distance, "is_bidirectional": self.is_bidirectional}

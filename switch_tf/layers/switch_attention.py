@@ -1,5 +1,7 @@
 """Self-attention with experts for queries, keys and values (Switch in attention)."""
 
+from typing import Any
+
 import keras
 from keras import ops
 
@@ -16,6 +18,8 @@ from switch_tf.layers.attention import (
 from switch_tf.layers.dropout import Dropout
 from switch_tf.layers.moe import SwitchFeedForward
 from switch_tf.layers.observing import Observed
+from switch_tf.metrics import RouterStats
+from switch_tf.partitioning.tensors import Shape, Tensor
 from switch_tf.refusals import Refusal
 
 
@@ -50,7 +54,8 @@ class SwitchSelfAttention(Observed, keras.layers.Layer):
     Returns: <compute dtype>[batch, length, d_model].
     """
 
-    def __init__(self, query_experts, key_value_experts, num_heads, d_kv, dropout_rate=0.0, init_scale=1.0, **kwargs):
+    def __init__(self, query_experts: SwitchFeedForward, key_value_experts: SwitchFeedForward, num_heads: int,
+                 d_kv: int, dropout_rate: float = 0.0, init_scale: float = 1.0, **kwargs: Any):
         # The position bias stays float32; the experts cast for themselves.
         super().__init__(autocast=False, **kwargs)
         self.supports_masking = True
@@ -71,26 +76,28 @@ class SwitchSelfAttention(Observed, keras.layers.Layer):
         self.key_value_experts = key_value_experts
         self.dropout = Dropout(dropout_rate, broadcast_axis=2, dtype=self.dtype_policy, name="dropout")
 
-    def build(self, input_shape):
+    def build(self, input_shape: Shape) -> None:
         d_model = checks.width(input_shape)
         for layer in (self.query_experts, self.key_value_experts, self.dropout):
             layer.build(input_shape)
         self.out = add_output_kernel(self, d_model)
 
     @property
-    def routers(self):
+    def routers(self) -> dict[str, int]:
         """Number of experts by router name, see `Observed`."""
         return {f"{self.name}/{experts.name}": experts.num_experts
                 for experts in (self.query_experts, self.key_value_experts)}
 
-    def forward(self, inputs, padding_mask=None, token_ids=None, attention_mask=None, position_bias=None,
-                training=False):
+    def forward(self, inputs: Tensor, padding_mask: Tensor | None = None, token_ids: Tensor | None = None,
+                attention_mask: Tensor | None = None, position_bias: Tensor | None = None,
+                training: bool = False) -> tuple[Tensor, tuple[RouterStats, RouterStats]]:
         """Applies the layer and returns `(outputs, (query_stats, key_value_stats))`. Adds no losses."""
         return self(inputs, padding_mask=padding_mask, token_ids=token_ids, attention_mask=attention_mask,
                     position_bias=position_bias, training=training, return_router_stats=True)
 
-    def call(self, inputs, padding_mask=None, token_ids=None, attention_mask=None, position_bias=None, training=False,
-             return_router_stats=False, mask=None, inputs_mask=None):
+    def call(self, inputs: Tensor, padding_mask: Tensor | None = None, token_ids: Tensor | None = None,
+             attention_mask: Tensor | None = None, position_bias: Tensor | None = None, training: bool = False,
+             return_router_stats: bool = False, mask: Tensor | None = None, inputs_mask: Tensor | None = None) -> Any:
         self._check(inputs, attention_mask, position_bias, training, return_router_stats)
         attention_mask = masks.without_keys(attention_mask, masks.padding_mask(inputs, mask, inputs_mask))
         padding_mask = masks.padding_mask(inputs, padding_mask, mask, inputs_mask)
@@ -107,11 +114,12 @@ class SwitchSelfAttention(Observed, keras.layers.Layer):
         return outputs
 
     @property
-    def cache_spec(self):
+    def cache_spec(self) -> tuple[tuple[tuple[str, ...], str], ...]:
         """Logical axes and dtype of each cached tensor."""
         return ((VALUE_CACHE_AXES, self.key_value_experts.compute_dtype),)
 
-    def compute_cache(self, inputs, padding_mask=None, token_ids=None):
+    def compute_cache(self, inputs: Tensor, padding_mask: Tensor | None = None,
+                      token_ids: Tensor | None = None) -> tuple[tuple[Tensor], RouterStats]:
         """Computes the tensor to cache for `inputs`.
 
         Returns:
@@ -120,7 +128,9 @@ class SwitchSelfAttention(Observed, keras.layers.Layer):
         key_value, stats = self._answer(inputs, padding_mask, token_ids, training=False)
         return (as_cached_values(key_value),), stats
 
-    def attend(self, inputs, cache, padding_mask=None, token_ids=None, attention_mask=None, position_bias=None):
+    def attend(self, inputs: Tensor, cache: tuple[Tensor], padding_mask: Tensor | None = None,
+               token_ids: Tensor | None = None, attention_mask: Tensor | None = None,
+               position_bias: Tensor | None = None) -> tuple[Tensor, RouterStats]:
         """Attends to the cache while decoding and returns `(outputs, query_stats)`."""
         (key_value,) = cache
         query, stats = self._ask(inputs, padding_mask, token_ids, training=False)
@@ -144,11 +154,12 @@ class SwitchSelfAttention(Observed, keras.layers.Layer):
         checks.tensor("inputs", inputs, "float", (None, None, self.out.shape[-1]))
         check_scores(self.num_heads, inputs, inputs, attention_mask, position_bias)
 
-    def compute_output_shape(self, input_shape):
+    def compute_output_shape(self, input_shape: Shape) -> tuple[int | None, ...]:
         return tuple(input_shape)
 
-    def compute_output_spec(self, inputs, attention_mask=None, position_bias=None, training=False,
-                            return_router_stats=False, **kwargs):
+    def compute_output_spec(self, inputs: Tensor, attention_mask: Tensor | None = None,
+                            position_bias: Tensor | None = None, training: bool = False,
+                            return_router_stats: bool = False, **kwargs: Any) -> Any:
         # Explicit for the same reason as in SwitchFeedForward.
         self._check(inputs, attention_mask, position_bias, training, return_router_stats)
         stats = tuple(experts.compute_output_spec(inputs, return_router_stats=True, **kwargs)[1]
@@ -161,7 +172,7 @@ class SwitchSelfAttention(Observed, keras.layers.Layer):
         x = ops.reshape(x, (*ops.shape(x)[:2], self.num_heads, self.d_kv))
         return partitioning.constrain(x, ("batch", "length", "heads", "kv"))
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         experts = {name: keras.saving.serialize_keras_object(getattr(self, name))
                    for name in ("query_experts", "key_value_experts")}
         for serialized in experts.values():
@@ -170,7 +181,7 @@ class SwitchSelfAttention(Observed, keras.layers.Layer):
                 "dropout_rate": self.dropout_rate, "init_scale": self.init_scale}
 
     @classmethod
-    def from_config(cls, config):
+    def from_config(cls, config: dict[str, Any]) -> "SwitchSelfAttention":
         experts = {name: keras.saving.deserialize_keras_object(config[name])
                    for name in ("query_experts", "key_value_experts")}
         return cls(**{**config, **experts})

@@ -1,5 +1,7 @@
 """Router losses computed over all sparse layers of a stack at once, as in Hugging Face's transformers."""
 
+from typing import Any
+
 from keras import ops
 
 from switch_tf import losses
@@ -24,7 +26,7 @@ def join(router_stats: tuple[RouterStats, ...], is_omitted: bool) -> tuple[Route
         router_stats: RouterStats of each `JoinedRouter` of the stack.
         is_omitted: bool. Whether both losses are 0.
     """
-    balances = [stats.load_balancing_loss for stats in router_stats]
+    balances: list[Any] = [stats.load_balancing_loss for stats in router_stats]
     if all(isinstance(balance, losses.Balance) for balance in balances):  # not for policies that balance themselves
         fraction = sum(balance.fraction for balance in balances) / max(1, len(balances))
         balances = [balance._replace(fraction=fraction).mean for balance in balances]

@@ -1,9 +1,12 @@
 """Keras' model methods for a model that takes a dictionary of token ids."""
 
+from typing import Any
+
 import keras
 
 from switch_tf import checks
 from switch_tf.ops import replicas
+from switch_tf.partitioning.tensors import Tensor
 from switch_tf.refusals import Refusal
 
 IDS = tuple(f"{stack}_{feature}" for stack in ("encoder", "decoder")
@@ -16,11 +19,11 @@ class FeaturesModel(keras.Model):
     Subclasses define `required_features`, the names of the features that a call needs.
     """
 
-    _called_with = None  # feature name -> (dtype, rank) in the last call
+    _called_with: dict[str, tuple[str, int]] | None = None  # feature name -> (dtype, rank) in the last call
     # A SavedModel stores every attribute that is a tf.function, and Keras' default signature has float inputs.
     _default_save_signature = None
 
-    def read_features(self, features):
+    def read_features(self, features: dict[str, Tensor]) -> dict[str, Tensor]:
         """Checks the features and returns them, with ids instead of the floats of Keras' symbolic build.
 
         Args:
@@ -52,15 +55,15 @@ class FeaturesModel(keras.Model):
 
     # Build before tracing: weights created inside a trace have no values if the trace raises.
 
-    def make_train_function(self, force=False):
+    def make_train_function(self, force: bool = False) -> Any:
         self._ensure_built()
         return super().make_train_function(force)
 
-    def make_test_function(self, force=False):
+    def make_test_function(self, force: bool = False) -> Any:
         self._ensure_built()
         return super().make_test_function(force)
 
-    def make_predict_function(self, force=False):
+    def make_predict_function(self, force: bool = False) -> Any:
         self._ensure_built()
         return super().make_predict_function(force)
 
@@ -68,7 +71,8 @@ class FeaturesModel(keras.Model):
         if not self.built:
             self.build()
 
-    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+    def compute_loss(self, x: Any = None, y: Tensor | None = None, y_pred: Tensor | None = None,
+                     sample_weight: Tensor | None = None, training: bool = True) -> Tensor:
         """Computes the loss, see `keras.Model.compute_loss`.
 
         Raises:
@@ -84,7 +88,8 @@ class FeaturesModel(keras.Model):
                 "(features, targets). They are no part of the features that the model is called with.")
         return super().compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=training)
 
-    def export(self, filepath, format="tf_saved_model", verbose=None, input_signature=None, **kwargs):
+    def export(self, filepath: Any, format: str = "tf_saved_model", verbose: bool | None = None,
+               input_signature: list[dict[str, keras.InputSpec]] | None = None, **kwargs: Any) -> Any:
         """Exports the forward pass for inference, see `keras.Model.export`. `inference.export` exports decoding.
 
         Args:
@@ -100,17 +105,17 @@ class FeaturesModel(keras.Model):
                 for name, (dtype, rank) in called_with.items()}]
         return super().export(filepath, format=format, verbose=verbose, input_signature=input_signature, **kwargs)
 
-    def summary(self, *args, **kwargs):
+    def summary(self, *args: Any, **kwargs: Any) -> None:
         """Prints the layers, see `keras.Model.summary`. Builds the model first if needed."""
         self._ensure_built()
         return super().summary(*args, **kwargs)
 
-    def count_params(self):
+    def count_params(self) -> int:
         """Returns the number of parameters. Builds the model first if needed."""
         self._ensure_built()
         return super().count_params()
 
-    def quantize(self, mode=None, config=None, **kwargs):
+    def quantize(self, mode: str | None = None, config: Any = None, **kwargs: Any) -> None:
         """Raises Refusal, because no layer has a quantized form and Keras would silently change nothing."""
         raise Refusal(
             f"{type(self).__name__} cannot be quantized: its layers have no quantized form. For weights of half the "

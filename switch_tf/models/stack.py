@@ -1,17 +1,23 @@
 """T5's encoder and decoder stacks."""
 
 import functools
+from typing import Any, TypeAlias
 
 import keras
 from keras import ops
 
 from switch_tf import partitioning
+from switch_tf.configs.switch_config import SwitchConfig
 from switch_tf.layers import Dropout, RelativePositionBias, RMSNorm
 from switch_tf.layers.attention import VALUE_CACHE_AXES
 from switch_tf.layers.shapes import KeepsShape
+from switch_tf.metrics import RouterStats
 from switch_tf.models.joining import join
-from switch_tf.models.transformer_layer import TransformerLayer
+from switch_tf.models.transformer_layer import LayerCache, TransformerLayer
 from switch_tf.ops import rematerialization
+from switch_tf.partitioning.tensors import Shape, Tensor
+
+Cache: TypeAlias = tuple[LayerCache, ...]
 
 
 class Stack(KeepsShape, keras.layers.Layer):
@@ -29,7 +35,7 @@ class Stack(KeepsShape, keras.layers.Layer):
         RouterStats of each router.
     """
 
-    def __init__(self, config, is_decoder, **kwargs):
+    def __init__(self, config: SwitchConfig, is_decoder: bool, **kwargs: Any):
         super().__init__(**kwargs)
         policy = self.dtype_policy
         self.remat = config.remat
@@ -41,19 +47,20 @@ class Stack(KeepsShape, keras.layers.Layer):
             config.num_heads, config.relative_attention_num_buckets, config.relative_attention_max_distance,
             is_bidirectional=not is_decoder, dtype=policy, name="relpos_bias")
         self.embedding_dropout = Dropout(config.dropout_rate, broadcast_axis=1, dtype=policy, name="embedding_dropout")
-        self.layers = [
+        self.layers: list[keras.layers.Layer] = [
             TransformerLayer(config, is_decoder, index in sparse_layers, dtype=policy, name=f"layers_{index}")
             for index in range(num_layers)]
         self.final_norm = RMSNorm(config.layer_norm_epsilon, dtype=policy,
                                   name="decoder_norm" if is_decoder else "encoder_norm")
         self.final_dropout = Dropout(config.dropout_rate, broadcast_axis=1, dtype=policy, name="final_dropout")
 
-    def build(self, input_shape):
+    def build(self, input_shape: Shape) -> None:
         for layer in (self.relpos_bias, self.embedding_dropout, *self.layers, self.final_norm, self.final_dropout):
             layer.build(input_shape)
 
-    def call(self, embedded, is_real, attention_mask, encoded=None, encoder_decoder_mask=None, token_ids=None,
-             training=False):
+    def call(self, embedded: Tensor, is_real: Tensor, attention_mask: Tensor, encoded: Tensor | None = None,
+             encoder_decoder_mask: Tensor | None = None, token_ids: Tensor | None = None,
+             training: bool = False) -> tuple[Tensor, tuple[RouterStats, ...]]:
         hidden = self.embedding_dropout(embedded, training=training)
         length = ops.shape(hidden)[1]
         position_bias = self.relpos_bias(query_length=length, key_length=length)
@@ -77,15 +84,17 @@ class Stack(KeepsShape, keras.layers.Layer):
 
     # Incremental decoding.
 
-    def compute_cross_cache(self, encoded):
+    def compute_cross_cache(self, encoded: Tensor) -> Cache:
         """Caches each layer's cross-attention to <compute dtype>[batch, encoder length, d_model]."""
         return tuple(layer.cross_attention.compute_cache(encoded) for layer in self.layers)
 
-    def init_cache(self, batch, max_length):
+    def init_cache(self, batch: int | Tensor, max_length: int) -> Cache:
         """Returns an empty self-attention cache for each layer, with room for `max_length` tokens."""
         return tuple(layer.init_cache(batch, max_length) for layer in self.layers)
 
-    def decode_step(self, embedded, is_real, cache, position, cross_cache, encoder_decoder_mask, token_ids):
+    def decode_step(self, embedded: Tensor, is_real: Tensor, cache: Cache, position: Tensor,
+                    cross_cache: Cache, encoder_decoder_mask: Tensor,
+                    token_ids: Tensor) -> tuple[Tensor, Cache]:
         """Runs the layers on the next token of each sequence.
 
         Args:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import pathlib
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
@@ -13,10 +14,24 @@ from switch_tf.configs.choices import check_choice
 from switch_tf.configs.switch_config import SwitchConfig
 from switch_tf.layers import LogitsDense, TokenEmbedding, masks
 from switch_tf.layers.observing import Observed
+from switch_tf.metrics import RouterStats
 from switch_tf.models.keras_methods import FeaturesModel
-from switch_tf.models.stack import Stack
+from switch_tf.models.stack import Cache, Stack
 from switch_tf.ops import dtypes, forms, random
+from switch_tf.partitioning.tensors import Tensor
 from switch_tf.refusals import Refusal
+
+
+class CrossCache(NamedTuple):
+    """Cross-attention cache of all decoder layers.
+
+    Attributes:
+        layers: Cached keys and values of each layer.
+        encoder_decoder_mask: <bool>[batch, 1, 1, encoder length].
+    """
+
+    layers: Cache
+    encoder_decoder_mask: Tensor
 
 
 @keras.saving.register_keras_serializable("switch_tf")
@@ -40,7 +55,8 @@ class SwitchTransformer(Observed, FeaturesModel):
     Returns: <float32>[batch, length, vocab_size], logits of the decoder, or of the encoder in a model without decoder.
     """
 
-    def __init__(self, config, dtype=None, name="switch_transformer", **kwargs):
+    def __init__(self, config: SwitchConfig | dict[str, Any], dtype: Any = None, name: str = "switch_transformer",
+                 **kwargs: Any):
         super().__init__(dtype=dtype, name=name, **kwargs)
         self.config = _as_config(config)
         config, policy = self.config, self.dtype_policy
@@ -52,7 +68,8 @@ class SwitchTransformer(Observed, FeaturesModel):
             config.vocab_size, config.init_scale, dtype=policy, name="logits_dense")
 
     @classmethod
-    def from_preset(cls, preset, dtype=None, name="switch_transformer", **overrides):
+    def from_preset(cls, preset: str, dtype: Any = None, name: str = "switch_transformer",
+                    **overrides: Any) -> "SwitchTransformer":
         """Returns a model with the configuration of a preset and initial weights.
 
         `conversion.from_hugging_face(folder)` loads pretrained weights.
@@ -75,29 +92,29 @@ class SwitchTransformer(Observed, FeaturesModel):
         return cls(dataclasses.replace(SwitchConfig.from_preset(preset), **overrides), dtype=dtype, name=name)
 
     @property
-    def required_features(self):
+    def required_features(self) -> tuple[str, ...]:
         """Names of the features that a call needs."""
         return ("encoder_input_tokens",) + ("decoder_input_tokens",) * (not self.config.is_encoder_only)
 
     @property
-    def routers(self):
+    def routers(self) -> dict[str, int]:
         """Number of experts by router name, see `Observed`."""
         return dict.fromkeys(self.config.sparse_layer_names, self.config.num_experts)
 
-    def build(self, input_shape=None):
+    def build(self, input_shape: Any = None) -> None:
         hidden_shape = (None, None, self.config.d_model)
         for layer in (self.token_embedder, self.encoder, self.decoder, self.logits_dense):
             if layer is not None:
                 layer.build(hidden_shape)
 
-    def forward(self, features, training=False):
+    def forward(self, features: dict[str, Tensor], training: bool = False) -> tuple[Tensor, tuple[RouterStats, ...]]:
         """Calls the model without adding losses and returns `(logits, router_stats)`.
 
         `router_stats` is a tuple of RouterStats in the order of `config.sparse_layer_names`.
         """
         return self(features, training=training, return_router_stats=True)
 
-    def call(self, features, training=False, return_router_stats=False):
+    def call(self, features: dict[str, Tensor], training: bool = False, return_router_stats: bool = False) -> Any:
         training = checks.flag("training", training)
         features = self.read_features(features)
         with random.random_seed(random.fresh_seed() if training else None):
@@ -143,7 +160,7 @@ class SwitchTransformer(Observed, FeaturesModel):
             hidden = ops.cast(dtypes.widen(hidden) * self.config.d_model**-0.5, hidden.dtype)
         return self.token_embedder.attend(hidden) if self.logits_dense is None else self.logits_dense(hidden)
 
-    def encode(self, features):
+    def encode(self, features: dict[str, Tensor]) -> Tensor:
         """Runs the encoder alone, without dropout.
 
         Args:
@@ -157,7 +174,7 @@ class SwitchTransformer(Observed, FeaturesModel):
             self.build()
         return self._encode(features, masks.encoder_is_real(features), training=False)[0]
 
-    def prefill(self, features, max_length):
+    def prefill(self, features: dict[str, Tensor], max_length: int) -> tuple[CrossCache, Cache]:
         """Encodes inputs and prepares the caches of `decode_step`.
 
         Args:
@@ -170,10 +187,11 @@ class SwitchTransformer(Observed, FeaturesModel):
         """
         is_real = masks.encoder_is_real(features)
         hidden, _ = self._encode(features, is_real, training=False)
-        cross_cache = (self.decoder.compute_cross_cache(hidden), masks.key_mask(is_real))
+        cross_cache = CrossCache(self.decoder.compute_cross_cache(hidden), masks.key_mask(is_real))
         return cross_cache, self.decoder.init_cache(ops.shape(hidden)[0], max_length)
 
-    def decode_step(self, tokens, is_real, cache, position, cross_cache):
+    def decode_step(self, tokens: Tensor, is_real: Tensor, cache: Cache, position: Tensor,
+                    cross_cache: CrossCache) -> tuple[Tensor, Cache]:
         """Computes the logits that follow one more token of each sequence.
 
         They equal the logits that `call` returns at `position` for the whole sequence.
@@ -188,13 +206,13 @@ class SwitchTransformer(Observed, FeaturesModel):
         Returns:
             `(logits, cache)`: <float32>[batch, vocab_size] and the updated cache.
         """
-        layers_cross_cache, encoder_decoder_mask = cross_cache
         tokens = tokens[:, None]
         hidden, cache = self.decoder.decode_step(self.token_embedder(tokens), is_real[:, None], cache, position,
-                                                 layers_cross_cache, encoder_decoder_mask, tokens)
+                                                 cross_cache.layers, cross_cache.encoder_decoder_mask, tokens)
         return self._logits(hidden)[:, 0], cache
 
-    def generate(self, inputs, max_length=64, sampler="greedy", end_id=None):
+    def generate(self, inputs: Any, max_length: int = 64, sampler: str | decoding.Sampler = "greedy",
+                 end_id: int | tuple[int, ...] | None = None) -> Tensor:
         """Decodes output ids from input ids.
 
         Compiles one program for each sampler, batch size and input length, rounded up to a multiple of 32.
@@ -239,7 +257,7 @@ class SwitchTransformer(Observed, FeaturesModel):
         checks.indices("Ids of inputs", inputs, self.config.vocab_size)
         return inputs.astype("int32")
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "config": dataclasses.asdict(self.config)}
 
 

@@ -1,9 +1,12 @@
 """One pre-norm layer of T5's encoder or decoder."""
 
+from typing import Any, TypeAlias
+
 import keras
 from keras import ops
 
 from switch_tf import partitioning
+from switch_tf.configs.switch_config import SwitchConfig
 from switch_tf.layers import (
     Dropout,
     FeedForward,
@@ -14,11 +17,13 @@ from switch_tf.layers import (
     SwitchSelfAttention,
 )
 from switch_tf.layers.shapes import KeepsShape
+from switch_tf.metrics import RouterStats
 from switch_tf.models.joining import JoinedRouter
 from switch_tf.ops import dtypes, indexing
+from switch_tf.partitioning.tensors import Shape, Tensor
 
 
-def switch_feed_forward(config, is_decoder, dtype, **kwargs):
+def switch_feed_forward(config: SwitchConfig, is_decoder: bool, dtype: Any, **kwargs: Any) -> SwitchFeedForward:
     """Returns the Switch layer described by a SwitchConfig."""
     policy, num_selected_experts = config.routing(is_decoder)
     has_second_place = config.num_choices(is_decoder) > 1
@@ -33,7 +38,7 @@ def switch_feed_forward(config, is_decoder, dtype, **kwargs):
         "init_scale", "semantics", "expert_capacity", "dispatch"))
 
 
-def switch_self_attention(config, is_decoder, dtype, **kwargs):
+def switch_self_attention(config: SwitchConfig, is_decoder: bool, dtype: Any, **kwargs: Any) -> SwitchSelfAttention:
     """Returns the self-attention with experts described by a SwitchConfig."""
     expert_dtype = dtype if config.attention_expert_dtype == "auto" else dtypes.wide_dtype(
         keras.dtype_policies.get(dtype).compute_dtype, config.attention_expert_dtype)
@@ -46,6 +51,9 @@ def switch_self_attention(config, is_decoder, dtype, **kwargs):
 
 def _fields(config, *names):
     return {name: getattr(config, name) for name in names}
+
+
+LayerCache: TypeAlias = tuple[Tensor, ...]
 
 
 class TransformerLayer(KeepsShape, keras.layers.Layer):
@@ -69,7 +77,7 @@ class TransformerLayer(KeepsShape, keras.layers.Layer):
         queries, keys and values, feed-forward.
     """
 
-    def __init__(self, config, is_decoder, is_sparse, **kwargs):
+    def __init__(self, config: SwitchConfig, is_decoder: bool, is_sparse: bool, **kwargs: Any):
         # Keras' autocast would round the float32 position bias. This layer has no weights of its own to cast.
         super().__init__(autocast=False, **kwargs)
         self.is_decoder = is_decoder
@@ -117,7 +125,7 @@ class TransformerLayer(KeepsShape, keras.layers.Layer):
             self.extra_mlp = dense("extra_mlp")
             self.extra_mlp_dropout = dropout("post_extra_mlp_dropout")
 
-    def build(self, input_shape):
+    def build(self, input_shape: Shape) -> None:
         for layer in (self.pre_attention_layer_norm, self.attention, self.attention_dropout):
             layer.build(input_shape)
         if self.is_decoder:
@@ -129,8 +137,9 @@ class TransformerLayer(KeepsShape, keras.layers.Layer):
             for layer in (self.pre_extra_mlp_layer_norm, self.extra_mlp, self.extra_mlp_dropout):
                 layer.build(input_shape)
 
-    def call(self, hidden, is_real, attention_mask, position_bias, encoded=None, encoder_decoder_mask=None,
-             token_ids=None, training=False):
+    def call(self, hidden: Tensor, is_real: Tensor, attention_mask: Tensor, position_bias: Tensor,
+             encoded: Tensor | None = None, encoder_decoder_mask: Tensor | None = None, token_ids: Tensor | None = None,
+             training: bool = False) -> tuple[Tensor, tuple[RouterStats, ...]]:
         x = self.pre_attention_layer_norm(hidden)
         router_stats = ()
         if self.has_attention_experts:
@@ -164,14 +173,15 @@ class TransformerLayer(KeepsShape, keras.layers.Layer):
 
     # Incremental decoding.
 
-    def init_cache(self, batch, max_length):
+    def init_cache(self, batch: int | Tensor, max_length: int) -> LayerCache:
         """Returns an empty self-attention cache, zeros with room for `max_length` tokens."""
         sizes = {"batch": batch, "heads": self.attention.num_heads, "length": max_length, "kv": self.attention.d_kv}
         return tuple(partitioning.constrain(ops.zeros([sizes[axis] for axis in axes], dtype), axes)
                      for axes, dtype in self.attention.cache_spec)
 
-    def decode_step(self, hidden, is_real, cache, position, cross_cache, attention_mask, encoder_decoder_mask,
-                    position_bias, token_ids):
+    def decode_step(self, hidden: Tensor, is_real: Tensor, cache: LayerCache, position: Tensor,
+                    cross_cache: LayerCache, attention_mask: Tensor, encoder_decoder_mask: Tensor,
+                    position_bias: Tensor, token_ids: Tensor) -> tuple[Tensor, LayerCache]:
         """Runs the layer on the next token of each sequence.
 
         Args:

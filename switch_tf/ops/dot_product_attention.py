@@ -6,15 +6,18 @@ dtype, and computes the gradient of the scores in one pass; its sum over the bat
 On a TPU, queries are processed in blocks so that their scores stay in on-chip memory (measured in docs/compile.md).
 """
 
+import keras
 from keras import ops
 
 from switch_tf import partitioning
 from switch_tf.ops import dtypes, forms, products
+from switch_tf.partitioning.tensors import Tensor
 
 MASKED = -1e9
 
 
-def dot_product_attention(query, key, value, attention_mask, position_bias, scope_of):
+def dot_product_attention(query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
+                          position_bias: Tensor | None, scope_of: keras.Variable) -> Tensor:
     """Returns the values mixed by attention, with a custom gradient.
 
     Args:
@@ -39,7 +42,8 @@ def dot_product_attention(query, key, value, attention_mask, position_bias, scop
     return ops.concatenate(mixed, axis=1)
 
 
-def probabilities(query, key, attention_mask, position_bias, dtype, keys="bkhd"):
+def probabilities(query: Tensor, key: Tensor, attention_mask: Tensor | None, position_bias: Tensor | None, dtype: str,
+                  keys: str = "bkhd") -> Tensor:
     """Returns the attention probabilities, <dtype>[batch, heads, query, key].
 
     Args:

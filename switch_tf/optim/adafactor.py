@@ -1,11 +1,14 @@
 """T5's Adafactor (Shazeer and Stern, arXiv 1804.04235), factored by logical axes and per expert."""
 
+from typing import Any
+
 import keras
 from keras import ops
 
 from switch_tf import checks, partitioning
 from switch_tf.ops import dtypes
 from switch_tf.optim.factoring import factor_dimensions, slot_dimensions
+from switch_tf.partitioning.tensors import Tensor
 
 
 @keras.saving.register_keras_serializable("switch_tf")
@@ -25,8 +28,9 @@ class Adafactor(keras.optimizers.Optimizer):
         minimum_scale: float, 0 or above.
     """
 
-    def __init__(self, learning_rate=1e-3, decay_exponent=0.8, epsilon=1e-30, clip_threshold=1.0,
-                 scales_by_parameter=True, minimum_scale=1e-3, name="adafactor", **kwargs):
+    def __init__(self, learning_rate: float | keras.optimizers.schedules.LearningRateSchedule = 1e-3,
+                 decay_exponent: float = 0.8, epsilon: float = 1e-30, clip_threshold: float = 1.0,
+                 scales_by_parameter: bool = True, minimum_scale: float = 1e-3, name: str = "adafactor", **kwargs: Any):
         if not callable(learning_rate):
             learning_rate = float(checks.number("learning_rate", learning_rate, "0 or above"))
         super().__init__(learning_rate=learning_rate, name=name, **kwargs)
@@ -36,7 +40,7 @@ class Adafactor(keras.optimizers.Optimizer):
         self.scales_by_parameter = checks.flag("scales_by_parameter", scales_by_parameter)
         self.minimum_scale = checks.number("minimum_scale", minimum_scale, "0 or above")
 
-    def build(self, variables):
+    def build(self, variables: list[keras.Variable]) -> None:
         if self.built:
             return
         super().build(variables)
@@ -53,7 +57,7 @@ class Adafactor(keras.optimizers.Optimizer):
             self._factors.append(factors)
             self._slots.append(slots)
 
-    def update_step(self, gradient, variable, learning_rate):
+    def update_step(self, gradient: Tensor, variable: keras.Variable, learning_rate: Tensor) -> None:
         index = self._get_variable_index(variable)
         factors, slots = self._factors[index], self._slots[index]
         weight = dtypes.widen(variable)
@@ -89,7 +93,7 @@ class Adafactor(keras.optimizers.Optimizer):
         self.assign(slot, average)
         return average
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "decay_exponent": self.decay_exponent, "epsilon": self.epsilon,
                 "clip_threshold": self.clip_threshold, "scales_by_parameter": self.scales_by_parameter,
                 "minimum_scale": self.minimum_scale}

@@ -1,6 +1,7 @@
 """Dimensions over which Adafactor factors the second moment of a weight."""
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 _ROWS = frozenset(("embed",))
@@ -16,7 +17,7 @@ class Factors(NamedTuple):
     columns: tuple[int, ...]
 
 
-def factor_dimensions(shape, axes, min_size=128) -> Factors | None:
+def factor_dimensions(shape: Sequence[int], axes: Sequence[str | None], min_size: int = 128) -> Factors | None:
     """Returns the roles of a weight's dimensions, or None to keep the whole second moment.
 
     Logical axes decide, as in T5X, regardless of sizes: embed is the rows; mlp, heads, kv and vocab are the columns;
@@ -40,7 +41,7 @@ def factor_dimensions(shape, axes, min_size=128) -> Factors | None:
     return Factors(tuple(sorted(rest)), (rows,), (columns,))
 
 
-def slot_dimensions(shape, factors: Factors | None) -> dict[str, tuple[int, ...]]:
+def slot_dimensions(shape: Sequence[int], factors: Factors | None) -> dict[str, tuple[int, ...]]:
     """Returns the dimensions kept by each slot: `v_row` and `v_col`, or `v` with all of them."""
     every = tuple(range(len(shape)))
     if factors is None:
@@ -49,7 +50,7 @@ def slot_dimensions(shape, factors: Factors | None) -> dict[str, tuple[int, ...]
             "v_col": tuple(dim for dim in every if dim not in factors.rows)}
 
 
-def num_slot_elements(shape, axes) -> int:
+def num_slot_elements(shape: Sequence[int], axes: Sequence[str | None]) -> int:
     """Counts the elements of Adafactor's slots for one weight. Arguments as for `factor_dimensions`."""
     slots = slot_dimensions(shape, factor_dimensions(shape, axes))
     return sum(math.prod(shape[dim] for dim in dims) for dims in slots.values())
