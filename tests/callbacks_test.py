@@ -1,4 +1,4 @@
-"""Router statistics in the history of `fit`, beside those that `forward` returns."""
+"""Router statistics in the history of `fit`, compared with those that `forward` returns."""
 
 import keras
 import numpy as np

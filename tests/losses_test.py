@@ -119,7 +119,7 @@ def test_padding_does_not_matter_at_all():
 
 @pytest.mark.parametrize("semantics", ["t5x", "hf"])
 def test_where_padding_is_routed_the_mask_does_not_matter(semantics):
-    # Choices 0, 0, 1 and P = (0.6, 0.4) as above, whatever the mask says: 2 * (2/3 * 0.6 + 1/3 * 0.4)
+    # Choices 0, 0, 1 and P = (0.6, 0.4) as above, for any mask: 2 * (2/3 * 0.6 + 1/3 * 0.4)
     probs = np.array([[[0.9, 0.1], [0.6, 0.4], [0.3, 0.7]]], "float32")
     for mask in (None, [[True, False, True]], [[False] * 3]):
         loss = losses.load_balancing_loss(probs, [[0, 0, 1]], mask, semantics)

@@ -39,7 +39,7 @@ def test_router_statistics_merge_field_by_field():
 
 
 def step(offset):
-    """The measurements of a step with two sparse layers, whose order is not that of their names."""
+    """Returns measurements of a step with two sparse layers that are not in alphabetical order."""
     terms = {"z_loss": Mean(np.float32(offset), np.float32(4)), "cross_entropy": Mean(np.float32(1 / 3), np.float32(4))}
     load = Mean(np.float32([offset, 0.25]), np.float32(2))
     routers = {layer: stats(offset)._replace(expert_load=load) for layer in ("encoder/layers_1", "decoder/layers_1")}

@@ -16,7 +16,7 @@ FEATURES = {"encoder_input_tokens": INPUTS}
 
 
 class Table:
-    """A model whose next token depends on the last one alone: log probabilities by hand."""
+    """A model that predicts the next token from the last one alone, with log probabilities by hand."""
 
     compute_dtype = "float32"
 

@@ -1,4 +1,4 @@
-"""Few sequences are decoded by a program of XLA's, which says the same; `loop_test.py` has it beside whole passes."""
+"""A few sequences decode in one XLA program with the same results. `loop_test.py` compares with full passes."""
 
 import numpy as np
 import pytest

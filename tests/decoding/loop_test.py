@@ -41,7 +41,7 @@ BY_COST = [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) f
 
 
 def with_room(model):
-    """The same weights in a model whose experts have a slot for every token by their own configuration."""
+    """Returns a copy of the model with an expert slot for every token in its configuration."""
     twin = SwitchTransformer(dataclasses.replace(model.config, eval_capacity_factor=4.0 * model.config.num_experts),
                              dtype=model.dtype_policy)
     twin.build()
@@ -58,7 +58,7 @@ def in_one_pass(model, inputs, targets):
 
 
 def step_by_step(model, inputs, targets):
-    """The same by a step for each token."""
+    """Returns the same logits, decoded one token per step."""
     with grouping.no_drop():
         cross_cache, cache = model.prefill({"encoder_input_tokens": inputs}, targets.shape[1])
         last, found = np.zeros(len(inputs), "int32"), []

@@ -1,4 +1,4 @@
-"""What is drawn, by its distribution, at the edges of the cuts, and whatever the batch."""
+"""Distribution of samples, edges of top-k and top-p, and independence of the batch."""
 
 import numpy as np
 import pytest

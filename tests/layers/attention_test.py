@@ -113,7 +113,7 @@ def test_it_is_numpys(is_cross, use_mask, use_bias):
 
 
 def test_dropout_is_on_probabilities_with_one_mask_for_all_queries():
-    # Zero queries: each of 40 keys has probability 1/40. Value i is 2^-i, so the output says which keys were dropped.
+    # Zero queries: each of 40 keys has probability 1/40. Value i is 2^-i, so the output encodes the dropped keys.
     layer = MultiHeadAttention(num_heads=1, d_kv=1, dropout_rate=0.5)
     layer.build((None, None, 1))
     layer.query.assign([[[0.0]]])

@@ -70,7 +70,7 @@ def test_dropout_takes_a_hidden_unit_from_all_positions_in_training_only():
     x = np.ones((2, 3, 1), "float32")
     with random.random_seed(1):
         outputs = layer(x, training=True).numpy()[..., 0]
-    # The sum of the powers of two says which units were dropped: the same at all positions, others in the other row.
+    # The sum of powers of two encodes the dropped units: equal at all positions, different between rows.
     assert outputs[0, 0] == outputs[0, 1] == outputs[0, 2] != outputs[1, 0]
     np.testing.assert_allclose(layer(x), np.full((2, 3, 1), 2.0), rtol=1e-6)
 

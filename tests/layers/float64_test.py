@@ -11,7 +11,7 @@ from switch_tf.configs.run import StepSettings
 from switch_tf.layers import Router, SwitchFeedForward
 from switch_tf.training import train_step
 
-# Without "hash", whose gates are all 1, exact in float32.
+# Without "hash": its gates are all 1 and exact in float32.
 POLICIES = {
     "top2": {"second_expert_policy": "all", "second_place_loss_weight": 0.5}, "switch": {"router_dtype": "bfloat16"},
     "expert_choice": {}, "sinkhorn": {}, "ntlb": {}, "batch_prioritized": {"num_selected_experts": 2}}

@@ -123,7 +123,7 @@ def test_its_config_makes_it_again():
     ({"num_heads": 0}, "num_heads must be an integer of at least 1, not 0"),
     ({"num_buckets": 3}, "num_buckets must be an integer of at least 4, not 3"),
     ({"num_buckets": 1, "is_bidirectional": False}, "num_buckets must be an integer of at least 2, not 1"),
-    # Of 32 buckets 8 in each direction are exact, or 16 in the only one; the others share what is beyond.
+    # 8 of 32 buckets are exact in each direction, or 16 in a single direction; the rest are logarithmic.
     ({"max_distance": 8}, "max_distance must be an integer of at least 9, not 8"),
     ({"max_distance": 16, "is_bidirectional": False}, "max_distance must be an integer of at least 17, not 16"),
     ({"is_bidirectional": "decoder"}, "is_bidirectional must be True or False, not 'decoder'"),

@@ -42,7 +42,7 @@ def make_inputs(batch=2, length=6, seed=1, share_real=0.7):
 
 
 def make_identity_layer(query_wo, key_value_wo, out, **kwargs):
-    """One head and one expert each, whose hidden units are the inputs: d_model and d_ff are 2."""
+    """Returns a layer with one head and one expert each and hidden units equal to the inputs: d_model = d_ff = 2."""
     layer = unbuilt_layer(1, num_heads=1, d_kv=np.shape(out)[0], d_ff=2, **kwargs)
     layer.build((None, None, 2))
     for experts, wo in ((layer.query_experts, query_wo), (layer.key_value_experts, key_value_wo)):
@@ -172,7 +172,7 @@ def test_what_padding_holds_does_not_matter():
 
 
 def test_dropout_is_on_probabilities_and_in_training_only():
-    # Zero queries: each of 40 keys has probability 1/40. Value i is 2^-i, so the output says which keys were dropped.
+    # Zero queries: each of 40 keys has probability 1/40. Value i is 2^-i, so the output encodes the dropped keys.
     layer = make_identity_layer([[0], [0]], [[1], [0]], [[40.0, 0]], dropout_rate=0.5, train_capacity_factor=1.0)
     x = np.stack([2.0 ** -np.arange(40), np.zeros(40)], -1)[None].astype("float32")
     with random.random_seed(0):
@@ -334,8 +334,8 @@ def test_its_config_makes_it_again():
 
 @pytest.mark.parametrize("expert_dtype, expected", [("float32", 1 / (1 + math.exp(-1))), ("mixed_bfloat16", 0.5)])
 def test_under_bfloat16_scores_see_what_float32_experts_computed(expert_dtype, expected):
-    # d_kv = 2. The query of (1, 0) is (sqrt 2, 0) / sqrt 2; keys are (257, 1) and (256, 0), whose first entries are one
-    # number in bfloat16. The output is the probability of the first.
+    # d_kv = 2. The query of (1, 0) is (sqrt 2, 0) / sqrt 2; keys are (257, 1) and (256, 0); 257 and 256 are
+    # equal in bfloat16. The output is the probability of the first.
     experts = [make_experts(name, 1, 2, d_ff=2, eval_capacity_factor=1.0, dtype=expert_dtype)
                for name in ("query_experts", "key_value_experts")]
     layer = SwitchSelfAttention(*experts, num_heads=1, d_kv=2, dtype="mixed_bfloat16")

@@ -26,7 +26,7 @@ GEGLU = _narrow(SwitchConfig.from_preset("switch_xxl_128"), num_encoder_layers=2
 
 
 def _families():
-    """Every preset, narrowed; those that are alike once. And what no preset has."""
+    """Returns every distinct preset, narrowed, and configurations that no preset has."""
     families = {_narrow(SwitchConfig.from_preset(name)): name for name in reversed(shipped_gin.preset_names())}
     families[_narrow(GEGLU, expert_sublayers="feed_forward_and_attention", extra_mlp=True)] = "experts_everywhere"
     return {name: config for config, name in families.items()}
@@ -55,7 +55,7 @@ def _kernels(variables):
 
 
 def _alike(kernels):
-    """Pairs whose common beginning is correlated beyond chance: generators of one seed begin alike at any length."""
+    """Finds pairs with correlated beginnings: generators with one seed begin alike at any length."""
     found = set()
     for length in {len(values) for values in kernels.values()}:
         names = [name for name, values in kernels.items() if len(values) >= length]

@@ -28,7 +28,7 @@ def test_export_writes_the_forward_pass_for_any_batch_and_length(make_model, fea
     model = make_model(**{**SHALLOW, **({"num_decoder_layers": 0} if how == "encoder" else {})})
     names = [name for name in features if name.startswith("encoder") or how != "encoder"]
     if how in ("unbuilt", "loaded"):
-        # Without a call only what is required is known to be wanted.
+        # Before a call, only the required features are known.
         names = ["encoder_input_tokens", "decoder_input_tokens"]
     features = {name: features[name] for name in names}
     exported = model

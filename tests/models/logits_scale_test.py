@@ -16,5 +16,5 @@ def test_under_bfloat16_the_scale_of_tied_logits_is_not_rounded():
     model.token_embedder.embedding.assign(tf.cast(table, tf.float32))
     exact = np.einsum("blm,vm->blv", *(tf.cast(x, tf.float64).numpy() for x in (hidden, table))) * 768**-0.5
     ratio = model._logits(hidden).numpy() / exact
-    # What is left is the rounding of 768 scaled hidden states, up or down by 2^-9 at most, which averages out.
+    # The remaining error is the rounding of 768 scaled hidden states, at most 2^-9 each, which averages out.
     np.testing.assert_allclose(ratio, 1.0, atol=3e-4)

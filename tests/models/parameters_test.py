@@ -1,4 +1,4 @@
-"""Names, shapes, dtypes and logical axes of every parameter stay what they are, and the configuration counts them."""
+"""Golden names, shapes, dtypes and logical axes of every parameter, and the configuration's count of them."""
 
 import collections
 import importlib.util
@@ -56,7 +56,7 @@ def test_the_configuration_counts_the_golden_parameters(name, script):
 
 
 def test_switch_tiny_by_hand():
-    # Embedding 4096 * 128; 2 layers a stack of which one is sparse; an attention is 4 * 128 * 4 * 32.
+    # Embedding 4096 * 128; 2 layers per stack, one of them sparse; each attention has 4 * 128 * 4 * 32.
     attention, dense, experts = 4 * 128 * 128, 2 * 128 * 512, 8 * 2 * 128 * 512 + 128 * 8
     encoder = 2 * attention + dense + experts + 4 * 32 + 128 * 5
     decoder = 4 * attention + dense + experts + 4 * 32 + 128 * 7

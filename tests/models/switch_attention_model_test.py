@@ -23,7 +23,7 @@ NAMES = {"feed_forward": [""], "attention": ["/attention/query", "/attention/key
          "feed_forward_and_attention": ["/attention/query", "/attention/key_value", ""]}
 
 
-# Which sublayers have experts, and which router is whose.
+# Sublayers with experts, and the routers' names.
 
 
 @pytest.mark.parametrize("expert_sublayers", CHOICES)

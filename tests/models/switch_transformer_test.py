@@ -110,8 +110,7 @@ def test_every_random_stream_has_a_path_of_its_own(make_model):
     model = make_model(dropout_rate=0.1)
     layers = [layer for layer in model._flatten_layers() if isinstance(layer, Dropout | Router | ExpertFeedForward)]
     paths = [layer.path for layer in layers]
-    # A stack: 2 dropouts of its own, for each layer 3 (encoder) or 5 (decoder) and 1 in its feed-forward, whose place
-    # the experts take in the sparse one; 1 router.
+    # A stack has 2 dropouts, 3 (encoder) or 5 (decoder) per layer, 1 per feed-forward or expert layer, and 1 router.
     assert len(paths) == (2 + 2 * 4 + 1) + (2 + 2 * 6 + 1)
     assert len(set(paths)) == len(paths)
     assert all(path.startswith(("switch_transformer/encoder/", "switch_transformer/decoder/")) for path in paths)
@@ -173,7 +172,7 @@ def test_rematerialisation_changes_nothing(make_model, features, is_compiled):
 
 
 def test_rematerialisation_without_a_seed_uses_the_same_numbers_twice(make_model, features):
-    # As under Keras' fit: the seed comes from Keras' generator, and the gradient is taken outside of any scope.
+    # As in Keras' fit: the seed comes from Keras' generator, and the gradient is taken outside of any scope.
     gradients = []
     for remat in (False, True):
         model = make_model(remat=remat, **NOISY)

@@ -82,7 +82,7 @@ def test_the_outputs_are_zero_at_padding_but_for_hf(semantics, is_zero):
 
 
 def test_dropout_takes_a_feature_from_all_positions_of_a_sequence():
-    # Layers that add nothing: what is left is the dropout of the embedding and of the last norm.
+    # These layers add nothing, so only the dropouts of the embedding and the last norm remain.
     stack = silence(build_stack(dropout_rate=0.5, num_encoder_layers=1, d_model=64))
     x = np.ones((2, 5, 64), "float32")
     with random.random_seed(0):

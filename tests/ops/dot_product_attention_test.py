@@ -85,7 +85,7 @@ def test_values_and_gradients_are_those_of_the_formula(dtype, tolerance, uses_bi
 
 @pytest.mark.parametrize("seed", range(3))
 def test_in_bfloat16_it_is_about_as_exact_as_autodiff(seed):
-    """What it keeps in bfloat16 costs up to three times autodiff's own error on CPU, whose products are of float32."""
+    """Keeping probabilities in bfloat16 has up to three times the error of autodiff, with float32 products on CPU."""
     *arguments, upstream = draw("bfloat16", seed)
 
     def by_autodiff(query, key, value, bias):
