@@ -6,10 +6,7 @@ from typing import Any, NamedTuple
 from keras import ops
 
 from switch_tf import partitioning
-from switch_tf.configs.choices import DISPATCHES, check_choice
-from switch_tf.layers import dispatch as dispatching
 from switch_tf.metrics import Mean
-from switch_tf.refusals import Refusal
 
 
 class Scores(NamedTuple):
@@ -105,17 +102,6 @@ class TokenChoices(NamedTuple):
         expert = ops.one_hot(self.expert_index, self.num_experts, dtype=self.gate.dtype)
         return ops.sum(expert * self.gate[..., None], axis=2)
 
-    def dispatcher(self, dispatch: str):
-        """Returns the dispatcher for these decisions, see `layers.dispatch`.
-
-        Args:
-            dispatch: "einsum", "index", "ragged", or "auto" for the fastest one on the current device and load.
-        """
-        check_choice("dispatch", dispatch, DISPATCHES)
-        kinds = {"einsum": dispatching.Einsum, "index": dispatching.Index, "ragged": dispatching.Ragged,
-                 "gather": dispatching.Gather}
-        return kinds[dispatching.best(self) if dispatch == "auto" else dispatch](self)
-
 
 class ExpertChoices(NamedTuple):
     """Decisions of a policy whose experts choose tokens. Several experts may choose the same token.
@@ -150,12 +136,3 @@ class ExpertChoices(NamedTuple):
         """Gates by expert, see `TokenChoices.gates`. Requires a known number of tokens."""
         token = ops.one_hot(self.token_index, self.num_tokens, dtype=self.gate.dtype)  # zeros for an empty slot
         return ops.einsum("gest,ges->gte", token, self.gate)
-
-    def dispatcher(self, dispatch: str):
-        """Returns the dispatcher for these decisions: "einsum", "index" or "auto"."""
-        check_choice("dispatch", dispatch, DISPATCHES)
-        if dispatch == "ragged":
-            raise Refusal("dispatch='ragged' leaves out empty slots, and where experts choose there are none; "
-                          "use 'index' or 'auto'.")
-        kinds = {"einsum": dispatching.EinsumOfExperts, "index": dispatching.IndexOfExperts}
-        return kinds[dispatching.best_of_experts() if dispatch == "auto" else dispatch](self)

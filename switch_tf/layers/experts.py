@@ -7,10 +7,7 @@ from switch_tf import checks, partitioning
 from switch_tf.configs.choices import ACTIVATIONS, check_choice
 from switch_tf.layers import dropout
 from switch_tf.layers.feed_forward import activate, add_input_kernels, kernel_initializer
-from switch_tf.layers.gathered import gathered_feed_forward
-from switch_tf.layers.ragged import ragged_feed_forward
 from switch_tf.ops import products, random
-from switch_tf.refusals import Refusal
 
 
 @keras.saving.register_keras_serializable("switch_tf")
@@ -26,12 +23,9 @@ class ExpertFeedForward(keras.layers.Layer):
         output_dim: int or None. Width of the outputs, by default that of the inputs.
 
     Call arguments:
-        inputs: <compute dtype>[num_experts, num_groups, expert_capacity, d_model]. Empty slots are zeros. Or
-            <compute dtype>[rows, d_model] with `ragged` or `expert_index`.
-        ragged: `ragged.RaggedRows` or None.
-        expert_index: <int32>[rows] or None. The expert of each row, to predict a few rows.
+        inputs: <compute dtype>[num_experts, num_groups, expert_capacity, d_model]. Empty slots are zeros.
 
-    Returns: <compute dtype>, the shape of `inputs` with last dimension `output_dim`. Empty slots and rows stay zeros.
+    Returns: <compute dtype>, the shape of `inputs` with last dimension `output_dim`. Empty slots stay zeros.
     """
 
     def __init__(self, num_experts, d_ff, activation="relu", dropout_rate=0.0, init_scale=0.1, output_dim=None,
@@ -54,30 +48,27 @@ class ExpertFeedForward(keras.layers.Layer):
             self, "wo", (self.num_experts, self.d_ff, self.output_dim or d_model), ("expert", "expert_mlp", "embed"),
             kernel_initializer(self.init_scale, self.d_ff))
 
-    def call(self, inputs, ragged=None, expert_index=None, training=False):
+    def call(self, inputs, training=False):
         training = checks.flag("training", training)
-        d_model = self.wo.shape[-1] if self.output_dim is None else None
-        has_buffers = ragged is None and expert_index is None
-        shape = (self.num_experts, None, None, d_model) if has_buffers else (None, d_model)
-        checks.tensor("inputs", inputs, "float", shape)
-        if expert_index is not None:
-            checks.tensor("expert_index", expert_index, "int", inputs.shape[:1])
-            if training:
-                raise Refusal("expert_index is for prediction alone; training has its buffers or `ragged`.")
-            return gathered_feed_forward(inputs, expert_index, self.input_kernels, self.wo, self.activation)
-        if ragged is not None:
-            dropout_mask = self._dropout_mask if training and self.dropout_rate else None
-            return ragged_feed_forward(inputs, ragged, self.input_kernels, self.wo, self.activation, dropout_mask,
-                                       training)
+        checks.tensor("inputs", inputs, "float", (self.num_experts, None, None, self.input_kernels[0].shape[1]))
         hidden = activate([_products(inputs, wi) for wi in self.input_kernels], self.activation)
         hidden = partitioning.constrain(hidden, ("expert", "group", "capacity", "expert_mlp"))
         if training and self.dropout_rate:
             group, place = _padded_places(*ops.shape(hidden)[:3])
-            hidden = dropout.masked(hidden, self._dropout_mask(group, place, hidden.dtype))
+            hidden = dropout.masked(hidden, self.dropout_mask(group, place, hidden.dtype))
         return _products(hidden, self.wo)
 
-    def _dropout_mask(self, group, place, dtype):
-        """Draws the mask of hidden units: [..., 1] group and place -> `dropout.mask` [..., d_ff]."""
+    def dropout_mask(self, group, place, dtype):
+        """Draws a `dropout.mask` of hidden units.
+
+        Args:
+            group: <int32>[..., 1]. Group of the global batch.
+            place: <int32>[..., 1]. slot * num_experts + expert.
+            dtype: Dtype of the hidden units.
+
+        Returns:
+            <wide dtype>[..., d_ff], the same for every dispatch.
+        """
         unit = place * self.d_ff + partitioning.arange(self.d_ff)
         draws = random.uniform_at(random.layer_seed(self, "dropout"), group, unit)
         return dropout.mask(draws, self.dropout_rate, dtype)
@@ -97,7 +88,7 @@ def _products(buffers, kernels):
 
 
 def _padded_places(num_experts, num_groups, expert_capacity):
-    """Returns `RaggedRows.group` and `place` of padded buffers: [1, group, 1, 1] and [expert, 1, capacity, 1]."""
+    """Returns group and place of the slots of buffers: <int32>[1, group, 1, 1] and [expert, 1, capacity, 1]."""
     group = random.batch_positions(num_groups)[None, :, None, None]
     expert = partitioning.arange(num_experts)[:, None, None, None]
     slot = partitioning.arange(expert_capacity)[None, None, :, None]

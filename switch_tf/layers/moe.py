@@ -6,7 +6,7 @@ from keras import ops
 from switch_tf import checks, losses, partitioning
 from switch_tf.configs.choices import DISPATCHES, check_choice
 from switch_tf.configs.semantics import rules_of
-from switch_tf.layers import grouping, masks, routes
+from switch_tf.layers import dispatch, grouping, masks, routes
 from switch_tf.layers.experts import ExpertFeedForward
 from switch_tf.layers.observing import Observed
 from switch_tf.layers.routing import Router
@@ -147,7 +147,7 @@ class SwitchFeedForward(Observed, keras.layers.Layer):
                                        is_present=in_groups(is_present))
         if routes.are_recorded():
             routes.record(self.path, of_tokens(decisions.gates))
-        dispatcher = decisions.dispatcher(self.dispatch)
+        dispatcher = dispatch.create(decisions, self.dispatch)
         # A second constraint, so that the experts' gradient is reduced before it is added to the router's.
         tokens = partitioning.constrain(tokens, ("group", None, "embed"))
         outputs = ops.cast(dispatcher.run(self.experts, tokens, training), inputs.dtype)

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from switch_tf.layers import dispatch
-from switch_tf.layers.decisions import TokenChoices
+from switch_tf.layers.decisions import ExpertChoices, TokenChoices
 from switch_tf.ops import forms
 
 WAYS = ("einsum", "index")
@@ -53,19 +53,19 @@ def test_tokens_lie_in_their_slots_and_empty_slots_are_zero(way):
     tokens = tf.constant([[[1.0, 10.0], [2.0, 20.0], [3.0, 30.0], [4.0, 40.0]]])
     # [expert, group, capacity, d_model]
     expected = [[[[1, 10], [3, 30]]], [[[2, 20], [0, 0]]]]
-    np.testing.assert_array_equal(BY_HAND.dispatcher(way).dispatch(tokens), expected)
+    np.testing.assert_array_equal(dispatch.create(BY_HAND, way).dispatch(tokens), expected)
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_outputs_come_back_gated_and_dropped_tokens_get_exactly_zero(way):
     # The 99 in the empty slot belongs to nobody. 10 * 0.5, 20 * 0.25, 30 * 1, nothing.
     outputs = tf.constant([[[[10.0], [30.0]]], [[[20.0], [99.0]]]])
-    np.testing.assert_array_equal(BY_HAND.dispatcher(way).combine(outputs), [[[5], [5], [30], [0]]])
+    np.testing.assert_array_equal(dispatch.create(BY_HAND, way).combine(outputs), [[[5], [5], [30], [0]]])
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_two_choices_add_up(way):
-    carrier = decisions([[[0, 1], [1, 0]]], [[[0, 1], [0, 2]]], [[[0.5, 0.25], [1, 0]]]).dispatcher(way)
+    carrier = dispatch.create(decisions([[[0, 1], [1, 0]]], [[[0, 1], [0, 2]]], [[[0.5, 0.25], [1, 0]]]), way)
     # Token 0 to both experts, token 1 to expert 1 only: its second choice found no slot.
     np.testing.assert_array_equal(carrier.dispatch(tf.constant([[[1.0], [2.0]]])), [[[[1], [0]]], [[[2], [1]]]])
     # 0.5 * 10 + 0.25 * 40; 1 * 30
@@ -79,7 +79,7 @@ def test_gradients_by_hand(way):
     outputs, gate = tf.constant([[[[10.0], [30.0]]], [[[20.0], [99.0]]]]), BY_HAND.gate
     with tf.GradientTape() as tape:
         tape.watch([tokens, outputs, gate])
-        carrier = BY_HAND.dispatcher(way)
+        carrier = dispatch.create(BY_HAND, way)
         total = tf.reduce_sum(carrier.dispatch(tokens) * tf.constant([[[[1.0], [2.0]]], [[[3.0], [4.0]]]]))
         total += tf.reduce_sum(carrier.combine(outputs) * tf.constant([[[1.0], [10.0], [100.0], [1000.0]]]))
     gradients = tape.gradient(total, [tokens, outputs, gate])
@@ -101,7 +101,7 @@ def test_one_slot_for_each_kept_choice_and_one_token_in_each_slot(way, case):
     made = made_up(0, *case)
     # Token i of its group is the i-th unit vector.
     tokens = tf.tile(tf.eye(num_tokens)[None], (num_groups, 1, 1))
-    buffers = made.dispatcher(way).dispatch(tokens).numpy()
+    buffers = dispatch.create(made, way).dispatch(tokens).numpy()
     assert buffers.shape == (num_experts, num_groups, capacity, num_tokens)
     assert set(np.unique(buffers).tolist()) <= {0.0, 1.0}
     assert buffers.sum(-1).max() <= 1
@@ -117,7 +117,7 @@ def test_one_slot_for_each_kept_choice_and_one_token_in_each_slot(way, case):
 def test_with_gate_1_kept_tokens_come_back_as_they_were(way):
     made = made_up(1, 2, 12, 3, 2, 1)
     is_kept = made.slot < 2
-    carrier = made._replace(gate=tf.cast(is_kept, tf.float32)).dispatcher(way)
+    carrier = dispatch.create(made._replace(gate=tf.cast(is_kept, tf.float32)), way)
     tokens = tf.constant(np.random.RandomState(0).randn(2, 12, 5).astype("float32"))
     np.testing.assert_array_equal(
         carrier.combine(carrier.dispatch(tokens)), np.where(is_kept.numpy(), tokens.numpy(), 0))
@@ -138,7 +138,7 @@ def test_both_ways_agree_in_outputs_and_gradients(case, is_compiled):
         def gradients(tokens, kernel, gate):
             with tf.GradientTape() as tape:
                 tape.watch([tokens, kernel, gate])
-                carrier = made._replace(gate=gate).dispatcher(way)
+                carrier = dispatch.create(made._replace(gate=gate), way)
                 hidden = tf.tanh(tf.einsum("egcm,emf->egcf", carrier.dispatch(tokens), kernel))
                 outputs = carrier.combine(hidden)
                 total = tf.reduce_sum(outputs * weights)
@@ -158,12 +158,12 @@ def test_both_ways_agree_in_outputs_and_gradients(case, is_compiled):
 @pytest.mark.parametrize("way", WAYS)
 def test_bfloat16_tokens_arrive_exactly_and_gates_are_not_rounded(way):
     made = made_up(4, 2, 12, 3, 2, 1)
-    carrier = made.dispatcher(way)
+    carrier = dispatch.create(made, way)
     tokens = tf.cast(np.random.RandomState(0).randn(2, 12, 5), tf.bfloat16)
     buffers = carrier.dispatch(tokens)
     assert buffers.dtype == tf.bfloat16
     np.testing.assert_array_equal(
-        tf.cast(buffers, tf.float32), made.dispatcher("einsum").dispatch(tf.cast(tokens, tf.float32)))
+        tf.cast(buffers, tf.float32), dispatch.create(made, "einsum").dispatch(tf.cast(tokens, tf.float32)))
     combined = carrier.combine(tf.ones_like(buffers))
     assert combined.dtype == tf.float32
     np.testing.assert_array_equal(combined, np.tile(made.gate, (1, 1, 5)))
@@ -176,8 +176,9 @@ def test_bfloat16_tokens_arrive_exactly_and_gates_are_not_rounded(way):
     ("CPU", dispatch.Index), ("GPU", dispatch.Index), ("TPU", dispatch.Einsum)])
 def test_auto_is_einsum_on_tpu_and_index_elsewhere(device_type, expected, monkeypatch):
     monkeypatch.setattr(forms, "device_type", lambda: device_type)
-    assert type(made_up(0, *CASES[0]).dispatcher("auto")) is expected
-    assert dispatch.best_of_experts() == expected.__name__.lower()
+    assert type(dispatch.create(made_up(0, *CASES[0]), "auto")) is expected
+    choices = ExpertChoices(tf.zeros((1, 2, 1), tf.int32), tf.ones((1, 2, 1)), 4, 2, 1)
+    assert dispatch.fastest(choices) == expected.__name__.lower()
 
 
 @pytest.mark.parametrize("num_tokens, capacity, expected", [
@@ -189,10 +190,10 @@ def test_auto_leaves_out_empty_slots_where_that_is_worth_a_product_for_each_expe
                                                                                    monkeypatch):
     monkeypatch.setattr(forms, "device_type", lambda: "CPU")
     index = np.arange(num_tokens).reshape(1, num_tokens, 1) % 4
-    assert dispatch.best(decisions(index, np.zeros_like(index), np.ones(index.shape), 4, capacity)) == expected
+    assert dispatch.fastest(decisions(index, np.zeros_like(index), np.ones(index.shape), 4, capacity)) == expected
 
 
 def test_an_unknown_way_names_the_nearest():
     message = r"dispatch must be one of 'auto', 'einsum', 'index', 'ragged', not 'einsun'\. Did you mean 'einsum'\?"
     with pytest.raises(ValueError, match=message):
-        made_up(0, *CASES[0]).dispatcher("einsun")
+        dispatch.create(made_up(0, *CASES[0]), "einsun")

@@ -7,6 +7,7 @@ from keras import ops
 
 from switch_tf.configs import policies
 from switch_tf.layers import ExpertFeedForward, Router, dispatch
+from switch_tf.layers.dispatch.gathered import gathered_feed_forward
 
 NUM_EXPERTS, D_MODEL, D_FF = 5, 6, 8
 RANDOM = np.random.default_rng(0)
@@ -29,7 +30,7 @@ def test_tokens_come_back_as_from_buffers(policy, activation):
                           token_ids=RANDOM.integers(0, 50, (3, 4)).astype("int32"))
     assert not np.all(decisions.is_filled)
     experts = make_experts(activation)
-    found = dispatch.Gather(decisions).run(experts, tokens, training=False)
+    found = dispatch.Gathered(decisions).run(experts, tokens, training=False)
     expected = dispatch.Index(decisions).run(experts, tokens, training=False)
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
     assert np.all(ops.convert_to_numpy(found)[~is_real] == 0)
@@ -41,14 +42,12 @@ def test_each_row_by_hand_also_of_another_width_and_in_bfloat16():
         experts = make_experts(output_dim=3, dtype=dtype)
         wi, wo = (ops.convert_to_numpy(kernel).astype("float64") for kernel in (experts.input_kernels[0], experts.wo))
         expected = [np.maximum(row @ wi[expert], 0) @ wo[expert] for row, expert in zip(rows, index, strict=True)]
-        found = experts(rows, expert_index=index)
+        found = gathered_feed_forward(experts, ops.cast(rows, experts.compute_dtype), index)
         assert found.shape == (4, 3) and keras.backend.standardize_dtype(found.dtype) == experts.compute_dtype
         np.testing.assert_allclose(ops.cast(found, "float32"), expected, rtol=rounding, atol=rounding)
 
 
-def test_it_is_for_prediction_alone_and_one_expert_a_row():
-    rows = np.zeros((4, D_MODEL), "float32")
+def test_it_is_for_prediction_alone():
+    decisions, _ = Router(NUM_EXPERTS)(np.ones((1, 4, D_MODEL), "float32"), expert_capacity=1)
     with pytest.raises(ValueError, match="for prediction alone"):
-        make_experts()(rows, expert_index=np.zeros(4, "int32"), training=True)
-    with pytest.raises(ValueError, match="expert_index"):
-        make_experts()(rows, expert_index=np.zeros(3, "int32"))
+        dispatch.Gathered(decisions).run(make_experts(), np.zeros((1, 4, D_MODEL), "float32"), training=True)

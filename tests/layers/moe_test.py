@@ -316,7 +316,7 @@ def test_a_training_batch_that_cannot_be_cut_is_refused_and_an_evaluation_batch_
 def test_auto_takes_the_devices_dispatch(monkeypatch):
     made = []
     suited = [("index", "einsum"), ("einsum",)]
-    monkeypatch.setattr(dispatch.partitioning, "suited_dispatches", lambda: suited[len(made)])
+    monkeypatch.setattr(partitioning, "suited_dispatches", lambda: suited[len(made)])
     for way in (dispatch.Einsum, dispatch.Index):
         original = way.__init__
         monkeypatch.setattr(way, "__init__", lambda self, *args, original=original: (

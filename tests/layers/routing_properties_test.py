@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from keras import ops
 
 from switch_tf import partitioning
-from switch_tf.layers import Router, grouping
+from switch_tf.layers import Router, dispatch, grouping
 from switch_tf.ops import random
 
 # One expert alone has probability 1, and Keras warns of it.
@@ -296,7 +296,7 @@ def test_statistics_of_parts_merge_to_those_of_the_whole(name, semantics):
 @given(batches(is_finite=True))
 def test_both_dispatches_move_the_same_rows_and_a_round_trip_is_the_gate_times_the_token(batch):
     decisions, _ = route("switch", batch)
-    carriers = [decisions.dispatcher(way) for way in ("einsum", "index")]
+    carriers = [dispatch.create(decisions, way) for way in ("einsum", "index")]
     buffers = [np.asarray(carrier.dispatch(batch.inputs)) for carrier in carriers]
     np.testing.assert_array_equal(*buffers)
     for carrier in carriers:

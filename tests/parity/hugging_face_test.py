@@ -17,7 +17,7 @@ import tensorflow as tf
 from switch_tf import conversion, decoding, losses
 from switch_tf.conversion import checkpoint_files
 from switch_tf.conversion.huggingface import SWITCH_RULES, T5_RULES
-from switch_tf.layers.decisions import TokenChoices
+from switch_tf.layers import dispatch
 from switch_tf.models.switch_transformer import SwitchTransformer
 
 GOLDEN = pathlib.Path(__file__).parents[1] / "golden" / "hugging_face"
@@ -86,12 +86,12 @@ def test_every_token_goes_to_the_same_expert_or_is_dropped(case):
     assert (model.config.encoder_sparse_layers, model.config.decoder_sparse_layers) == SPARSE_LAYERS[case]
     decisions = []
 
-    def dispatcher(made, dispatch):
+    def create(made, name):
         decisions.append(made)
-        return original(made, dispatch)
+        return original(made, name)
 
-    original = TokenChoices.dispatcher
-    with mock.patch.object(TokenChoices, "dispatcher", dispatcher):
+    original = dispatch.create
+    with mock.patch.object(dispatch, "create", create):
         model(features)
     assert len(decisions) == len(model.config.sparse_layer_names)
     num_encoder = len(model.config.encoder_sparse_layers)
