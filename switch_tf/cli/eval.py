@@ -46,17 +46,17 @@ def run(arguments) -> dict:
     for checkpoint in checkpoints:
         trained_run.check_sizes(described, checkpoint)
     from switch_tf.data import FailedMetric
-    from switch_tf.evaluation.evaluating import Evaluating
+    from switch_tf.evaluation.evaluating import CheckpointEvaluator
     stream = sys.stderr if arguments.json else sys.stdout
     try:
-        evaluating = Evaluating(described, arguments.split, arguments.examples,
-                                pathlib.Path(arguments.output or folder / "eval"))
+        evaluator = CheckpointEvaluator(described, arguments.split, arguments.examples,
+                                        pathlib.Path(arguments.output or folder / "eval"))
         results = []
-        with contextlib.closing(evaluating):
+        with contextlib.closing(evaluator):
             new = _following(folder, described.run.train_steps, results) if arguments.follow else ()
             for checkpoint in itertools.chain(checkpoints, new):
                 try:
-                    results.append(evaluating.evaluate(checkpoint))
+                    results.append(evaluator.evaluate(checkpoint))
                 except folders.BrokenCheckpoint:
                     if checkpoint.is_dir():
                         raise
@@ -65,8 +65,8 @@ def run(arguments) -> dict:
                 print(_table(results[-1]), file=stream, flush=True)
     except (ValueError, OSError, FailedMetric, folders.BrokenCheckpoint) as error:
         raise Refusal(first_line(error)) from error
-    print(f"Scores and predictions: {evaluating.output}", file=stream)
-    return {"run": str(folder), "split": arguments.split, "output": str(evaluating.output), "results": results}
+    print(f"Scores and predictions: {evaluator.output}", file=stream)
+    return {"run": str(folder), "split": arguments.split, "output": str(evaluator.output), "results": results}
 
 
 def _following(folder, last_step, results):

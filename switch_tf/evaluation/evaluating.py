@@ -1,6 +1,8 @@
-"""The checkpoints of a run, one after the other: restored, evaluated on a split, and what was found written down."""
+"""Evaluates the checkpoints of a run one after the other, and writes scores and predictions."""
 
 import contextlib
+import math
+import pathlib
 import sys
 
 import tensorflow as tf
@@ -15,24 +17,24 @@ from switch_tf.storage import json_lines, leftovers, output_lock
 from switch_tf.storage.whole_file import writing
 
 
-class Evaluating:
-    """Evaluates checkpoints of one model.
+class CheckpointEvaluator:
+    """Evaluates checkpoints of one model on a split.
 
-    `output/scores.jsonl` gains a line for each, `output/<split>/step_<step>/<task>.jsonl` holds the predictions,
-    `output/<split>` the same scores for TensorBoard.
+    Each one adds a line to `output/scores.jsonl`. `output/<split>/step_<step>/<task>.jsonl` holds its predictions, and
+    `output/<split>` the scores for TensorBoard.
 
     Args:
-        described: what has a `run`, `settings`, `config`, `partitioner` and `make_model`, as `cli.gin_run.GinRun`.
-        split: str, of the tasks.
-        num_examples: int or None, of each task with metrics at most so many.
+        described: the experiment, with `run`, `settings`, `config`, `partitioner` and `make_model`.
+        split: str, a split of the tasks.
+        num_examples: int or None. Largest number of examples of each task with metrics.
         output: pathlib.Path of a folder.
 
     Raises:
-        Refusal: the task has no such split, none of its examples can be evaluated, or another process writes there.
+        Refusal: the task has no such split, no example can be evaluated, or another process writes there.
         OSError: `output` cannot be written.
     """
 
-    def __init__(self, described, split, num_examples, output):
+    def __init__(self, described, split: str, num_examples: int | None, output: pathlib.Path):
         run, config, partitioner = described.run, described.config, described.partitioner
         data.check_task(run.mixture_or_task_name)
         data.check_vocabulary(run.mixture_or_task_name, config.vocab_size, run.vocabulary)
@@ -40,53 +42,63 @@ class Evaluating:
         if run.batch_size % num_pieces:
             raise Refusal(f"BATCH_SIZE must be a multiple of {num_pieces}, the devices that a batch is split over, "
                           f"not {run.batch_size}.")
-        description = data.description_of_data(run, config, split, 0)
         self.output = output
         self._split = split
         self._closing = contextlib.ExitStack()
-        if partitioner.is_chief:
+        self._is_chief = partitioner.is_chief
+        if self._is_chief:
             self._closing.enter_context(output_lock.held(output))
         self._model = described.make_model()
         partitioner.build(self._model)
-        self._evaluation = split_evaluation.SplitEvaluation(self._model, description, described.settings, partitioner,
-                                                            num_examples)
-        self._is_chief = partitioner.is_chief
+        self._evaluator = split_evaluation.SplitEvaluator(
+            self._model, data.description_of_data(run, config, split, 0), described.settings, partitioner,
+            num_examples=num_examples)
         self._events = None
         if self._is_chief:
-            for warning in self._evaluation.warnings:
+            for warning in self._evaluator.warnings:
                 print(warning, file=sys.stderr, flush=True)
             with writing(output / split):
                 (output / split).mkdir(parents=True, exist_ok=True)
             self._events = tf.summary.create_file_writer(str(output / split))
 
     def close(self) -> None:
-        """Ends the TensorBoard file, and lets another process write."""
+        """Closes the TensorBoard file and lets another process write."""
         if self._events is not None:
             self._events.close()
         self._closing.close()
 
-    def evaluate(self, checkpoint) -> dict:
-        """`{"step", "tasks": {task: {metric: float}}, "average"}` of one checkpoint folder.
+    def evaluate(self, checkpoint: pathlib.Path) -> dict:
+        """Returns `{"step", "tasks": {task: {metric: float}}, "average"}` for one checkpoint folder.
 
         Raises:
-            BrokenCheckpoint, Refusal: it cannot be read, or is of another model.
+            BrokenCheckpoint, Refusal: it cannot be read, or belongs to another model.
         """
         step = tensors.restore(checkpoint, tensors.state_variables(self._model))["step"]
-        with tqdm(total=self._evaluation.num_examples, desc=f"Step {step}", unit=" examples", file=sys.stderr,
+        with tqdm(total=self._evaluator.total_examples, desc=f"Step {step}", unit=" examples", file=sys.stderr,
                   dynamic_ncols=True, disable=None) as bar:
-            scores = self._evaluation.run(bar.update)
+            results = self._evaluator.run(bar.update)
+        tasks = {name: _with_perplexity(result) for name, result in results.items()}
+        average = split_evaluation.average(results)
         if self._is_chief:
-            self._write(step, scores)
-        return {"step": step, "tasks": scores.tasks, "average": scores.average}
+            self._write_predictions(step, results)
+            self._write_scores(step, split_evaluation.named(tasks, average))
+        return {"step": step, "tasks": tasks, "average": average}
 
-    def _write(self, step, scores):
+    def _write_predictions(self, step, results):
         predictions = self.output / self._split / f"step_{step:08d}"
         leftovers.remove_unfinished(predictions)
-        for task, records in scores.records.items():
-            data.write_records(predictions / f"{task}.jsonl", records)
-        values = split_evaluation.values(scores)
+        for task, result in results.items():
+            if result.scores is not None:
+                data.write_records(predictions / f"{task}.jsonl", result.scores.records)
+
+    def _write_scores(self, step, values):
         json_lines.append(self.output / "scores.jsonl", {"step": step, "split": self._split, **values})
         with summaries.writing_events(self.output / self._split), self._events.as_default(step=step):
             for name, value in values.items():
                 tf.summary.scalar(name, value)
             self._events.flush()
+
+
+def _with_perplexity(result):
+    values = result.values
+    return {**values, "perplexity": math.exp(min(values["loss"], 700.0))} if result.scores is None else values

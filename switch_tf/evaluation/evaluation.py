@@ -1,28 +1,21 @@
-"""Held-out loss, and the loss of a unigram model on the same targets to compare it with."""
+"""Held-out loss, and the loss of a unigram model on the same targets as a baseline."""
 
-from typing import NamedTuple
+from collections.abc import Callable, Iterable
 
 import numpy as np
-import tensorflow as tf
 
 from switch_tf import metrics, partitioning
 from switch_tf.configs.run import StepSettings
+from switch_tf.configs.switch_config import SwitchConfig
 from switch_tf.evaluation.objective import measure, target_features
 from switch_tf.partitioning.partitioner import Partitioner
 
 
-class HeldOut(NamedTuple):
-    """What is evaluated again and again: the name it goes by, and batches of features, <int32>[batch, length] each."""
-
-    name: str
-    batches: tf.data.Dataset
-
-
-def compile_evaluation(model, settings: StepSettings, partitioner=None):
+def compile_evaluation(model, settings: StepSettings, partitioner: Partitioner | None = None) -> Callable:
     """Traces one evaluation step, without dropout or jitter.
 
     Returns:
-        A function of a dict of <int32>[batch, length] that returns Measurements.
+        A function that takes a dict of <int32>[batch, length] and returns Measurements.
     """
     partitioner = partitioner or Partitioner()
 
@@ -35,31 +28,36 @@ def compile_evaluation(model, settings: StepSettings, partitioner=None):
     return lambda features: step(partitioner.place({name: value[None] for name, value in features.items()}))
 
 
-def evaluate(step, batches) -> metrics.Measurements:
-    """Merges an evaluation step's measurements over batches, of which there is at least one, in float64."""
+def evaluate(step: Callable, batches: Iterable[dict]) -> metrics.Measurements | None:
+    """Merges an evaluation step's measurements over batches, in float64. Returns None if there is no batch."""
     sums = None
     for features in batches:
         sums = metrics.merge(sums, metrics.to_host(step(features)))
     return sums
 
 
-def unigram_loss(config, training_batches, evaluation_batches) -> float:
-    """Loss of a model that knows each token's frequency in training targets and nothing else, in nats per token.
+def unigram_losses(config: SwitchConfig, training_batches: Iterable[dict],
+                   held_out: dict[str, Iterable[dict]]) -> dict[str, float]:
+    """Returns the loss of a model that knows only the frequency of each token in training targets.
 
     Args:
         config: SwitchConfig.
-        training_batches: features whose targets are counted; every token of the vocabulary is counted once more.
-        evaluation_batches: features on whose targets the loss is taken.
+        training_batches: batches whose targets are counted. Every token of the vocabulary counts once more.
+        held_out: name -> batches on whose targets the loss is computed.
+
+    Returns:
+        Name -> float, in nats per token.
     """
-    counts = np.ones(config.vocab_size)
-    for features in training_batches:
-        counts += _target_counts(config, features)
-    held_out = np.zeros(config.vocab_size)
-    for features in evaluation_batches:
-        held_out += _target_counts(config, features)
-    return float(-np.sum(held_out * np.log(counts / counts.sum())) / held_out.sum())
+    counts = 1 + _count_targets(config, training_batches)
+    log_probs = np.log(counts / counts.sum())
+    held_out_counts = {name: _count_targets(config, batches) for name, batches in held_out.items()}
+    return {name: float(-np.sum(counted * log_probs) / counted.sum()) for name, counted in held_out_counts.items()}
 
 
-def _target_counts(config, features):
-    targets, weights = (features[name].numpy().ravel() for name in target_features(config))
-    return np.bincount(targets, weights=weights, minlength=config.vocab_size)[:config.vocab_size]
+def _count_targets(config, batches):
+    """Returns the number of times each token is a target: <float64>[vocab]."""
+    counts = np.zeros(config.vocab_size)
+    for features in batches:
+        targets, weights = (features[name].numpy().ravel() for name in target_features(config))
+        counts += np.bincount(targets, weights=weights, minlength=config.vocab_size)[:config.vocab_size]
+    return counts

@@ -1,28 +1,31 @@
-"""The metrics of tasks: what a model predicts for a split, scored as its tasks score it."""
+"""The metrics of tasks, computed from a model's predictions and likelihoods."""
+
+from collections.abc import Callable
 
 from switch_tf import data
-from switch_tf.configs import directions
 from switch_tf.decoding import check_decodes
 from switch_tf.inference.programs import compile_log_likelihoods, compile_prediction
+from switch_tf.partitioning.partitioner import Partitioner
 
 
 class Scoring:
-    """Scores a model on one split of a task or mixture, again and again as its weights change.
+    """Computes the metrics of a task or mixture on one split, as often as the model's weights change.
 
     Predictions are greedy and as long as the description's targets. No expert drops a token
-    (`grouping.no_drop`), so that a score depends neither on the batch size nor on the layout.
+    (`grouping.no_drop`), so scores depend neither on the batch size nor on the layout.
 
     Args:
         model: SwitchTransformer, built.
-        description: data.DatasetDescription. A last batch is filled up to its `batch_size`.
+        description: data.DatasetDescription. The last batch is padded to its `batch_size`.
         partitioner: Partitioner.
-        num_examples: int or None, at most so many of each task.
+        num_examples: int or None. Largest number of examples of each task.
 
     Raises:
         Refusal: no task has metrics, or the model cannot predict.
     """
 
-    def __init__(self, model, description, partitioner, num_examples=None):
+    def __init__(self, model, description: data.DatasetDescription, partitioner: Partitioner,
+                 num_examples: int | None = None):
         check_decodes(model.config)
         self._evaluator = data.Evaluator(description, num_examples)
         self.num_examples = self._evaluator.num_examples
@@ -31,23 +34,6 @@ class Scoring:
                                            self._evaluator.end_id)
         self._score = compile_log_likelihoods(model, partitioner)
 
-    def run(self, advance=lambda count: None, has_records=True) -> dict:
-        """Name of each task that has metrics -> data.TaskScores; arguments as of `data.Evaluator.evaluate`."""
+    def run(self, advance: Callable[[int], None] = lambda count: None, has_records=True) -> dict[str, data.TaskScores]:
+        """Returns task -> data.TaskScores, for each task with metrics. Arguments as in `data.Evaluator.evaluate`."""
         return self._evaluator.evaluate(self._predict, self._score, advance, has_records)
-
-
-def values(scores: dict) -> dict[str, float]:
-    """Returns `eval/<task>/<metric>` -> float, and `eval/average` where several tasks have one."""
-    found = {f"eval/{task}/{name}": value for task, of_task in scores.items()
-             for name, value in of_task.metrics.items()}
-    average = data.average(scores) if len(scores) > 1 else None
-    return found if average is None else {**found, "eval/average": average}
-
-
-def directions_of(scores: dict) -> dict[str, bool]:
-    """Whether a lower value is better, of what `values` gives and whose name does not say so: name -> bool."""
-    found = {f"eval/{task}/{name}": is_lower for task, of_task in scores.items()
-             for name, is_lower in of_task.lower_is_better.items()}
-    if found and all(found.values()):
-        found["eval/average"] = True
-    return {name: is_lower for name, is_lower in found.items() if is_lower != directions.is_lower_better(name)}

@@ -1,87 +1,153 @@
-"""One model on a whole split: the metrics of each task, and the loss of those that have none."""
+"""Evaluates a model on one split of a task or mixture; training and `switch-tf eval` both use it."""
 
 import dataclasses
-import math
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from switch_tf import data
-from switch_tf.evaluation.evaluation import compile_evaluation, evaluate
+from switch_tf.configs import directions
+from switch_tf.configs.run import StepSettings
+from switch_tf.evaluation import evaluation
 from switch_tf.evaluation.scoring import Scoring
+from switch_tf.metrics import Measurements
+from switch_tf.partitioning.partitioner import Partitioner
 from switch_tf.refusals import Refusal
-from switch_tf.reporting import summaries
 
 
-class SplitScores(NamedTuple):
-    """What a split says of a model.
+class TaskResult(NamedTuple):
+    """Evaluation results of one task or mixture.
 
-    `tasks`: name -> {name of a metric, "loss", "accuracy" or "perplexity": float}, in the order of the mixture.
-    `average`: float, of the tasks with metrics, see `data.average`; None for fewer than two.
-    `records`: task -> a list of what was predicted for each example, see `data.TaskScores`.
+    `measured`: Measurements of its batches, on the host; None where no loss was computed.
+    `scores`: data.TaskScores of its metrics; None for a mixture and for a task without metrics.
     """
 
-    tasks: dict[str, dict[str, float]]
-    average: float | None
-    records: dict[str, list[dict]]
+    measured: Measurements | None = None
+    scores: data.TaskScores | None = None
+
+    @property
+    def values(self) -> dict[str, float]:
+        """Each value by its name: "loss" and "accuracy" over target tokens, and the task's metrics.
+
+        The loss is the cross-entropy alone, because the other terms steer training and do not measure quality. Where a
+        task has metrics, the accuracy over tokens is called "token_accuracy": a metric may be called accuracy.
+        """
+        values = {}
+        if self.measured is not None:
+            values["loss"] = _divide(self.measured.loss_terms["cross_entropy"])
+            values["accuracy" if self.scores is None else "token_accuracy"] = _divide(self.measured.accuracy)
+        return values if self.scores is None else values | self.scores.metrics
 
 
-class SplitEvaluation:
-    """Evaluates a model again and again on every example of a split, each task of a mixture by itself.
+def _divide(mean):
+    return float(mean.total / (mean.weight or 1.0))
 
-    A task with metrics is scored as `scoring.Scoring` does. One without, to pretrain on, has a loss: with the
-    configuration's own evaluation capacity factor, as a training run logs it, so that tokens may be dropped.
+
+class SplitEvaluator:
+    """Evaluates a model on one split, as often as its weights change.
+
+    Tasks with metrics are scored on predictions, see `Scoring`. A loss is computed with the configuration's evaluation
+    capacity factor, so tokens may be dropped. Two attributes describe the split: `num_examples`, of each task with
+    metrics, and `warnings`, a sentence for each task with targets that no prediction can match.
 
     Args:
         model: SwitchTransformer, built.
         description: data.DatasetDescription of the split.
         settings: StepSettings.
         partitioner: Partitioner.
-        num_examples: int or None, at most so many examples of each task with metrics.
+        losses_of: names of the tasks and mixtures to compute a loss for. Defaults to the tasks without metrics.
+        num_batches: int or None. Computes each loss on this number of batches, which stay in memory. None reads the
+            whole split each time.
+        num_examples: int or None. Largest number of examples of each task with metrics.
+
+    Raises:
+        Refusal: the task has no such split, or the model cannot predict.
     """
 
-    def __init__(self, model, description, settings, partitioner, num_examples=None):
-        self._description = description
-        self._names = data.names_of_tasks(description.mixture_or_task_name, description.split)
+    def __init__(self, model, description: data.DatasetDescription, settings: StepSettings, partitioner: Partitioner,
+                 losses_of: Iterable[str] | None = None, num_batches: int | None = None,
+                 num_examples: int | None = None):
+        name, split = description.mixture_or_task_name, description.split
+        tasks = data.names_of_tasks(name, split)
+        self._names = list(dict.fromkeys([name, *tasks]))
+        self._config = model.config
+        self._split = split
+        self._batch_size = description.batch_size
         self._scoring = None
-        if data.has_metrics(description.mixture_or_task_name, description.split):
+        if data.has_metrics(name, split):
             self._scoring = Scoring(model, description, partitioner, num_examples)
-        self._step = compile_evaluation(model, settings, partitioner)
+        self.num_examples = self._scoring.num_examples if self._scoring else {}
+        self.warnings = self._scoring.warnings if self._scoring else []
+        if losses_of is None:
+            losses_of = [task for task in tasks if task not in self.num_examples]
+        self._batches = {task: _batches(description, task, num_batches) for task in losses_of}
+        self._step = evaluation.compile_evaluation(model, settings, partitioner)
 
     @property
-    def num_examples(self) -> int | None:
-        """Of all tasks together; None where it is not known before they are read."""
-        scored = self._scoring.num_examples if self._scoring else {}
-        return sum(scored.values()) if len(scored) == len(self._names) else None
+    def total_examples(self) -> int | None:
+        """Number of examples of all tasks, or None if a loss is computed on an unknown number of them."""
+        return None if self._batches else sum(self.num_examples.values())
 
-    @property
-    def warnings(self) -> list[str]:
-        """A sentence for each task with targets that no prediction can match."""
-        return self._scoring.warnings if self._scoring else []
+    def run(self, advance: Callable[[int], None] = lambda count: None, has_records=True) -> dict[str, TaskResult]:
+        """Evaluates the model with its current weights.
 
-    def run(self, advance=lambda count: None) -> SplitScores:
-        """Evaluates the model as its weights are now; `advance` is told how many examples were done."""
-        scores = self._scoring.run(advance) if self._scoring else {}
-        tasks = {name: scores[name].metrics if name in scores else self._losses(name, advance) for name in self._names}
-        return SplitScores(tasks, data.average(scores) if len(scores) > 1 else None,
-                           {name: found.records for name, found in scores.items()})
+        Args:
+            advance: function called with the number of examples evaluated since its last call.
+            has_records: bool. Whether the scores hold the predictions as text.
 
-    def _losses(self, task, advance):
-        description = dataclasses.replace(self._description, mixture_or_task_name=task)
+        Returns:
+            Name of each task or mixture -> TaskResult, a mixture before its tasks.
 
-        def batches():
-            for features in data.get_dataset(description):
+        Raises:
+            Refusal: the split has no example.
+            FailedMetric: a task's own metric failed.
+        """
+        scores = self._scoring.run(advance, has_records) if self._scoring else {}
+        measured = {name: self._measure(name, batches, advance) for name, batches in self._batches.items()}
+        return {name: TaskResult(measured.get(name), scores.get(name)) for name in self._names
+                if name in measured or name in scores}
+
+    def unigram_losses(self, training_batches: Iterable[dict]) -> dict[str, float]:
+        """Returns the loss of a unigram model, by task or mixture; see `evaluation.unigram_losses`."""
+        return evaluation.unigram_losses(self._config, training_batches, self._batches)
+
+    def _measure(self, name, batches, advance):
+        def counted():
+            for features in batches:
                 yield features
-                advance(description.batch_size)
+                advance(self._batch_size)
 
-        measured = evaluate(self._step, batches())
+        measured = evaluation.evaluate(self._step, counted())
         if measured is None:
-            raise Refusal(f"Split {description.split!r} of {task!r} has no example to evaluate.")
-        found = {name.rpartition("/")[2]: value
-                 for name, value in summaries.evaluation_values(task, measured).items()}
-        return {**found, "perplexity": math.exp(min(found["loss"], 700.0))}
+            raise Refusal(f"Split {self._split!r} of {name!r} has no example to evaluate.")
+        return measured
 
 
-def values(scores: SplitScores) -> dict[str, float]:
-    """What is written of them: `eval/<task>/<metric>` -> float, and `eval/average` where tasks are several."""
-    found = {f"eval/{task}/{name}": value for task, measured in scores.tasks.items()
-             for name, value in measured.items()}
-    return found if scores.average is None else {**found, "eval/average": scores.average}
+def _batches(description, name, num_batches):
+    batches = data.get_dataset(dataclasses.replace(description, mixture_or_task_name=name))
+    return batches if num_batches is None else batches.take(num_batches).cache()
+
+
+def average(results: dict[str, TaskResult]) -> float | None:
+    """Returns the average over tasks with metrics, see `data.average`; None for fewer than two tasks."""
+    scores = {name: result.scores for name, result in results.items() if result.scores is not None}
+    return data.average(scores) if len(scores) > 1 else None
+
+
+def named(values: dict[str, dict[str, float]], average: float | None) -> dict[str, float]:
+    """Returns results by the names they are logged under: "eval/<task>/<metric>" and, if there is one, "eval/average".
+
+    Args:
+        values: task or mixture -> {name of a metric: value}.
+        average: float or None, from `average`.
+    """
+    entries = {f"eval/{task}/{name}": value for task, metrics in values.items() for name, value in metrics.items()}
+    return entries if average is None else {**entries, "eval/average": average}
+
+
+def declared_directions(results: dict[str, TaskResult]) -> dict[str, bool]:
+    """Returns logged name -> whether a lower value is better, for metrics whose name does not show it."""
+    lower = {f"eval/{task}/{name}": is_lower for task, result in results.items() if result.scores is not None
+             for name, is_lower in result.scores.lower_is_better.items()}
+    if lower and all(lower.values()):
+        lower["eval/average"] = True
+    return {name: is_lower for name, is_lower in lower.items() if is_lower != directions.is_lower_better(name)}

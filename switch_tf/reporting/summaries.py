@@ -10,7 +10,7 @@ import tensorflow as tf
 from tqdm import tqdm
 
 from switch_tf.messages import first_line
-from switch_tf.metrics import Mean, Measurements, RouterStats, StepMeasurements
+from switch_tf.metrics import Mean, RouterStats, StepMeasurements
 from switch_tf.reporting import names
 from switch_tf.reporting.events import Events
 from switch_tf.storage import json_lines
@@ -33,24 +33,10 @@ def training_values(measured: StepMeasurements, others: dict[str, float]) -> dic
     return {**{f"train/{name}": value for name, value in values.items()}, **_router_values(batch.routers)}
 
 
-def evaluation_values(name: str, measured: Measurements, accuracy="accuracy") -> dict[str, float]:
-    """What is written of an evaluation on what goes by `name`; the share of right tokens is called `accuracy`.
-
-    Held-out loss is the cross-entropy alone: the other terms steer training and say nothing of quality.
-    """
-    return {f"eval/{name}/loss": _divide(measured.loss_terms["cross_entropy"]),
-            f"eval/{name}/{accuracy}": _divide(measured.accuracy)}
-
-
 def shown(values: dict[str, float]) -> str:
     """Returns the values of an evaluation for a line of text."""
     shares = names.shares(values)
     return "  ".join(f"{name} {names.shown(value, name in shares)}" for name, value in values.items())
-
-
-def unigram_values(name: str, loss: float) -> dict[str, float]:
-    """What is written of a unigram model's loss on the same examples."""
-    return {f"eval/{name}/unigram_loss": loss}
 
 
 def _router_values(routers: dict[str, RouterStats]) -> dict:

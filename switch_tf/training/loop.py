@@ -1,6 +1,5 @@
 """The training loop: steps, and between them what is done every so many of them."""
 
-import dataclasses
 import math
 import re
 import time
@@ -12,8 +11,7 @@ from switch_tf import data, metrics
 from switch_tf.checkpoints import folders
 from switch_tf.checkpoints.best import Best
 from switch_tf.configs import accounting
-from switch_tf.evaluation import scoring
-from switch_tf.evaluation.evaluation import HeldOut, compile_evaluation, evaluate, unigram_loss
+from switch_tf.evaluation import split_evaluation
 from switch_tf.messages import first_line, sentence_about_data
 from switch_tf.reporting import report, summaries
 from switch_tf.reporting.meter import Meter
@@ -54,10 +52,7 @@ class Training:
         self._meter = Meter(accounting.flops_per_step(config, run.batch_size, lengths["inputs"], lengths["targets"]),
                             Peak(state.model.compute_dtype, partitioner.num_processors))
         self._step = compile_steps(state.model, state.optimizer, run.seed, settings, partitioner)
-        self._evaluation_step = compile_evaluation(state.model, settings, partitioner)
-        self._held_out = [_held_out(dataclasses.replace(run, mixture_or_task_name=name), config)
-                          for name in _evaluated(run)]
-        self._scoring = None  # made when it is first asked for: it reads its examples
+        self._evaluator = None  # made for the first evaluation, because it reads examples
         self._writer = summaries.Writer(folder) if partitioner.is_chief else summaries.NoWriter()
         # In this order where several are due at a step; a period of 0 is never due.
         self._actions = ((run.log_period, self._log), (run.eval_period, self._evaluate),
@@ -169,7 +164,7 @@ class Training:
         if self._is_begun:
             return
         self._is_begun = True
-        if self.state.step == 0:
+        if self.state.step == 0 and self.run.eval_period:
             self._evaluate()
         if self.state.step < self.run.train_steps:
             started = time.perf_counter()
@@ -252,21 +247,18 @@ class Training:
 
     def _evaluate(self):
         self.folder.check_is_there()
-        state, run, values = self.state, self.run, {}
-        scores = self._score() if run.eval_period else {}
-        for name, batches in self._held_out:
-            measured = evaluate(self._evaluation_step, batches)
-            # A task's own metric may be called accuracy, too.
-            values |= summaries.evaluation_values(name, measured, "token_accuracy" if name in scores else "accuracy")
-            if state.step == 0 and run.unigram_batches:
-                counted = data.get_dataset(data.description_of_data(run, state.model.config, "train", run.seed + 1))
-                counted = counted.take(run.unigram_batches)
-                values |= summaries.unigram_values(name, unigram_loss(state.model.config, counted, batches))
-        values |= scoring.values(scores)
-        declared = scoring.directions_of(scores)
-        if values:
-            self._writer.write(state.step, values, declared)
-            self.progress.say(f"step {state.step}/{run.train_steps}  {summaries.shown(values)}")
+        state, run = self.state, self.run
+        self._evaluator = self._evaluator or self._make_evaluator()
+        results = self._evaluator.run(has_records=False)
+        values = split_evaluation.named({name: result.values for name, result in results.items()},
+                                        split_evaluation.average(results))
+        if state.step == 0 and run.unigram_batches:
+            counted = data.get_dataset(data.description_of_data(run, state.model.config, "train", run.seed + 1))
+            values |= {f"eval/{name}/unigram_loss": loss
+                       for name, loss in self._evaluator.unigram_losses(counted.take(run.unigram_batches)).items()}
+        declared = split_evaluation.declared_directions(results)
+        self._writer.write(state.step, values, declared)
+        self.progress.say(f"step {state.step}/{run.train_steps}  {summaries.shown(values)}")
         if not math.isfinite(values.get(run.best_metric, 0.0)):
             self.progress.say(f"{run.best_metric} is not finite at step {state.step}, so this evaluation is no better "
                               "than any other.")
@@ -274,18 +266,17 @@ class Training:
             self._save()
             self._best.keep(state.step, values, self.partitioner.is_chief)
 
-    def _score(self):
-        """What the metrics of the run's tasks say of so many held-out examples as the loss is taken of."""
-        run, config = self.run, self.state.model.config
-        if not data.has_metrics(run.mixture_or_task_name, "validation"):
-            return {}
-        if self._scoring is None:
+    def _make_evaluator(self):
+        run, task = self.run, self.run.mixture_or_task_name
+        if data.has_metrics(task, "validation"):
             self.progress.say("Tracing predictions, for the metrics of the task ...")
-            self._scoring = scoring.Scoring(self.state.model, data.description_of_data(run, config, "validation", 0),
-                                            self.partitioner, run.eval_batches * run.batch_size)
-            for warning in self._scoring.warnings:
-                self.progress.say(warning)
-        return self._scoring.run(has_records=False)
+        evaluator = split_evaluation.SplitEvaluator(
+            self.state.model, data.description_of_data(run, self.state.model.config, "validation", 0), self.settings,
+            self.partitioner, [task, *(data.names_of_tasks(task, "validation") if run.eval_each_task else ())],
+            run.eval_batches, run.eval_batches * run.batch_size)
+        for warning in evaluator.warnings:
+            self.progress.say(warning)
+        return evaluator
 
     def _save(self):
         self.folder.check_is_there()
@@ -313,16 +304,3 @@ class Training:
     def _last_checkpoint(self):
         saved = folders.steps(self.folder.checkpoints)
         return folders.path_of(self.folder.checkpoints, saved[-1]) if saved else "none"
-
-
-def _held_out(run, config):
-    batches = data.get_dataset(data.description_of_data(run, config, "validation", 0))
-    return HeldOut(run.mixture_or_task_name, batches.take(run.eval_batches).cache())
-
-
-def _evaluated(run):
-    """Names of the task or mixture whose loss is evaluated and, where that is asked for, of each task in it."""
-    if not run.eval_period:
-        return []
-    tasks = data.names_of_tasks(run.mixture_or_task_name, "validation") if run.eval_each_task else []
-    return list(dict.fromkeys([run.mixture_or_task_name, *tasks]))

@@ -188,7 +188,7 @@ def test_a_checkpoint_that_its_run_removes_meanwhile_is_passed_over_and_a_broken
     monkeypatch.setattr(trained_run.gin_run, "on_this_machine", lambda is_checked: types.SimpleNamespace(
         config=SwitchConfig(), run=types.SimpleNamespace(train_steps=20)))
     monkeypatch.setattr(trained_run.sizes, "check", lambda config, checkpoint: None)
-    monkeypatch.setattr(evaluating, "Evaluating", lambda *arguments: types.SimpleNamespace(
+    monkeypatch.setattr(evaluating, "CheckpointEvaluator", lambda *arguments: types.SimpleNamespace(
         output="output", close=lambda: None, evaluate=evaluate))
     assert main.main(["eval", f"--run={run_folder}", "--step=all"]) == (0 if is_removed else 2)
     out, err = capsys.readouterr()

@@ -9,7 +9,8 @@ import tensorflow as tf
 from t5.evaluation import metrics
 
 from switch_tf import data
-from switch_tf.evaluation import scoring
+from switch_tf.evaluation import split_evaluation
+from switch_tf.evaluation.split_evaluation import TaskResult
 from switch_tf.tasks import preprocessors, vocabularies
 
 LENGTHS = {"inputs": 16, "targets": 8}
@@ -130,21 +131,27 @@ def test_an_average_of_both_directions_says_nothing():
     assert data.average({"one": declared, "two": _task_scores(accuracy=10.0)}) is None
 
 
+def _results(scores):
+    return {name: TaskResult(scores=task_scores) for name, task_scores in scores.items()}
+
+
 def test_a_metric_declares_that_lower_values_of_it_are_better():
     evaluator = data.Evaluator(_description("parities_declared"))
     scores = evaluator.evaluate(RIGHT, _scores)
     assert scores["parity_declared"].declared == {"words_missed": True, "hints": True}
     assert scores["parity_declared"].lower_is_better == {"words_missed": True, "hints": True, "accuracy": False}
-    assert scoring.values(scores) == {
+    results = _results(scores)
+    assert split_evaluation.named({name: result.values for name, result in results.items()},
+                                  split_evaluation.average(results)) == {
         "eval/parity_declared/words_missed": 0, "eval/parity_declared/hints": 0, "eval/parity_declared/accuracy": 100,
         "eval/parity/accuracy": 100}  # and no average
-    assert scoring.directions_of(scores) == {"eval/parity_declared/words_missed": True,
-                                             "eval/parity_declared/hints": True}
+    assert split_evaluation.declared_directions(results) == {"eval/parity_declared/words_missed": True,
+                                                             "eval/parity_declared/hints": True}
 
 
 def test_an_average_of_metrics_that_are_all_better_low_is_better_low():
     scores = {name: data.TaskScores({"missed": 1.0}, [], {"missed": True}) for name in ("one", "two")}
-    assert scoring.directions_of(scores)["eval/average"] is True
+    assert split_evaluation.declared_directions(_results(scores))["eval/average"] is True
 
 
 def test_records_are_strict_json(tmp_path):

@@ -1,4 +1,4 @@
-"""Scores of a model on tasks: the same whatever the batch and the layout; and the losses of tasks without metrics."""
+"""Scores of a model on tasks, for any batch and layout, and the losses of tasks without metrics."""
 
 import dataclasses
 import math
@@ -11,7 +11,7 @@ from t5.evaluation import metrics
 
 from switch_tf import SwitchTransformer, data, partitioning
 from switch_tf.configs.run import StepSettings
-from switch_tf.evaluation import scoring, split_evaluation
+from switch_tf.evaluation import evaluating, scoring, split_evaluation
 from switch_tf.partitioning.partitioner import Partitioner
 from switch_tf.tasks import preprocessors, vocabularies
 
@@ -79,22 +79,39 @@ def test_predictions_and_likelihoods_do_not_depend_on_the_layout(shallow_config,
     assert partitioning.current_part() == (1, 0)  # for whatever is traced next
 
 
-def test_a_split_is_scored_whatever_the_batch_and_has_a_perplexity_where_there_are_no_metrics(shallow_config, expected):
+def test_a_split_is_scored_with_any_batch_and_has_a_loss_where_there_are_no_metrics(shallow_config, expected):
     partitioner = Partitioner()
     done = []
-    found = split_evaluation.SplitEvaluation(
+    evaluator = split_evaluation.SplitEvaluator(
         _model(shallow_config, partitioner), data.DatasetDescription("all_words", LENGTHS, 7, "validation"),
-        StepSettings(), partitioner).run(done.append)
-    assert set(found.tasks) == {"words", "words_scored", "words_plain"}
-    _check_same({name: data.TaskScores(found.tasks[name], found.records[name]) for name in found.records}, expected)
-    assert found.tasks["words"] == expected["words"].metrics
-    plain = found.tasks["words_plain"]
-    assert set(plain) == {"loss", "accuracy", "perplexity"}
-    assert plain["perplexity"] == pytest.approx(math.exp(plain["loss"]))
+        StepSettings(), partitioner)
+    results = evaluator.run(done.append)
+    assert set(results) == {"words", "words_scored", "words_plain"}
+    _check_same({name: result.scores for name, result in results.items() if result.scores}, expected)
+    assert results["words"].values == expected["words"].metrics
+    plain = results["words_plain"].values
+    assert set(plain) == {"loss", "accuracy"}
     assert 4 < plain["loss"] < 9  # near the logarithm of 384 words
-    assert found.average == pytest.approx((found.tasks["words"]["accuracy"]
-                                           + found.tasks["words_scored"]["likelihood"]) / 2)
-    assert found.records.keys() == {"words", "words_scored"}
+    perplexity = evaluating._with_perplexity(results["words_plain"])["perplexity"]
+    assert perplexity == pytest.approx(math.exp(plain["loss"]))
+    average = split_evaluation.average(results)
+    assert average == pytest.approx((results["words"].values["accuracy"]
+                                     + results["words_scored"].values["likelihood"]) / 2)
     assert sum(done) == 11 + 11 + 14  # the last batch of the third is filled up
-    assert split_evaluation.values(found)["eval/words/accuracy"] == found.tasks["words"]["accuracy"]
-    assert "eval/average" in split_evaluation.values(found)
+    assert evaluator.total_examples is None
+
+
+def test_losses_of_a_mixture_and_its_tasks_stand_beside_their_metrics(shallow_config, expected):
+    partitioner = Partitioner()
+    evaluator = split_evaluation.SplitEvaluator(
+        _model(shallow_config, partitioner), data.DatasetDescription("all_words", LENGTHS, 8, "validation"),
+        StepSettings(), partitioner, ["all_words", "words"], num_batches=1, num_examples=8)
+    results = evaluator.run(has_records=False)
+    assert set(results) == {"all_words", "words", "words_scored"}
+    assert set(results["all_words"].values) == {"loss", "accuracy"}
+    assert set(results["words"].values) == {"loss", "token_accuracy", "accuracy"}
+    assert set(results["words_scored"].values) == {"likelihood"}
+    assert results["words"].scores.records == []
+    weights = [float(results[name].measured.accuracy.weight) for name in ("all_words", "words")]
+    assert weights[1] == 16 and weights[0] <= 3 * 8  # "0" to "7", and an end each
+    assert evaluator.num_examples == {"words": 8, "words_scored": 8}

@@ -40,11 +40,6 @@ def test_routers_are_named_by_layer_and_their_dead_experts_counted(tiny_config):
     assert values["router/decoder/layers_1/expert_usage"] == 0.0  # of nothing
 
 
-def test_of_an_evaluation_the_loss_is_the_cross_entropy(tiny_config):
-    assert summaries.evaluation_values("task", _measured(tiny_config).batch) == {
-        "eval/task/loss": 3.0, "eval/task/accuracy": 0.25}
-
-
 def test_a_logged_line_tells_loss_drops_and_what_remains(tiny_config, capfd):
     measured = _measured(tiny_config)
     speeds = {**SPEEDS, "model_flops_utilization": 0.5, "input_wait_fraction": 0.0}
