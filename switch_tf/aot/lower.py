@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from switch_tf.evaluation.objective import target_features
+from switch_tf.evaluation.objectives import Objective, target_features
 from switch_tf.ops import dtypes
 from switch_tf.partitioning.axes import annotated_by, axes_of, axes_of_new_variable
 from switch_tf.partitioning.gspmd import XlaAnnotator
@@ -83,7 +83,8 @@ class ShapesOnly(Partitioner):
         return function  # traced, once, by `lower_step`
 
 
-def lower_step(model, optimizer, layout, batch_size, task_feature_lengths, settings, pack=False) -> list[Lowered]:
+def lower_step(model, optimizer, layout, batch_size, task_feature_lengths, settings, pack=False,
+               objective: Objective | None = None) -> list[Lowered]:
     """Lowers one training step to the programs that run one after the other.
 
     Args:
@@ -94,11 +95,14 @@ def lower_step(model, optimizer, layout, batch_size, task_feature_lengths, setti
         task_feature_lengths: dict, "inputs" and "targets" in tokens.
         settings: StepSettings.
         pack: bool, several examples in one sequence, whose segments mask attention.
+        objective: Objective that is not built. Defaults to `Objective()`.
     """
-    partitioner = ShapesOnly(layout)
+    partitioner, objective = ShapesOnly(layout), objective or Objective()
     partitioner.build(model, optimizer, lambda model: trainable.select(model, settings.trainable))
-    step = compile_steps(model, optimizer, 0, settings, partitioner)
-    lower = functools.partial(_lower, model, optimizer, layout)
+    objective.build(partitioner)
+    step = compile_steps(model, optimizer, 0, settings, partitioner, objective)
+    variables = [*model.variables, *optimizer.variables, *objective.variables]
+    lower = functools.partial(_lower, variables, layout)
     specs = feature_specs(model.config, batch_size, task_feature_lengths, pack)
     features = [Argument(name, "feature", tuple(spec.shape), spec.dtype.name, layout.spec(("batch", "length")))
                 for name, spec in specs.items()]
@@ -124,7 +128,7 @@ def has_two_programs(layout) -> bool:
     return layout.backend in ("auto", "dtensor")
 
 
-def _lower(model, optimizer, layout, inputs, function, first_results=()):
+def _lower(variables, layout, inputs, function, first_results=()):
     """Lowers a function of tensors; `first_results`: Arguments that its first results lie like, all others being whole.
     """
     specs = [tf.TensorSpec(argument.shape, argument.dtype) for argument in inputs]
@@ -134,7 +138,7 @@ def _lower(model, optimizer, layout, inputs, function, first_results=()):
         # TensorFlow calls the argument deprecated, but without it refuses programs with variables.
         warnings.simplefilter("ignore", UserWarning)
         text = traced.experimental_get_compiler_ir(*specs)(stage="stablehlo", device_name="/device:CPU:0")
-    arguments = [*inputs, *(_argument(variable, layout) for variable in _captured(concrete, model, optimizer))]
+    arguments = [*inputs, *(_argument(variable, layout) for variable in _captured(concrete, variables))]
     results = [argument.spec for argument in first_results]
     results += [((),) * output.shape.rank for output in concrete.outputs[len(results):]]
     updated = [int(index) for index in re.findall(r"parameter_number = (\d+)", _alias_attribute(text))]
@@ -152,9 +156,9 @@ def feature_specs(config, batch_size, task_feature_lengths, pack=False) -> dict[
             for name, length in lengths.items()}
 
 
-def _captured(concrete, model, optimizer):
-    """Keras variables in the order in which the program takes them."""
-    by_handle = {id(variable.value.handle): variable for variable in [*model.variables, *optimizer.variables]}
+def _captured(concrete, variables):
+    """Returns the Keras variables in the order in which the program takes them."""
+    by_handle = {id(variable.value.handle): variable for variable in variables}
     return [by_handle[id(handle)] for handle in concrete.captured_inputs]
 
 

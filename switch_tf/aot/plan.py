@@ -20,6 +20,7 @@ from switch_tf.aot.program import InTurn, Program
 from switch_tf.aot.roofline import Roofline, link_seconds
 from switch_tf.configs.run import StepSettings
 from switch_tf.configs.switch_config import SwitchConfig
+from switch_tf.evaluation.objectives import Objective
 from switch_tf.models.switch_transformer import SwitchTransformer
 from switch_tf.partitioning.collectives import summarize
 from switch_tf.partitioning.layout import Layout
@@ -37,8 +38,11 @@ LINES_PER_SECOND = 250
 
 
 class Question(NamedTuple):
-    """`dtype`: the model's dtype policy; `make_optimizer`: function to an optimizer that is not built; `topology`: such
-    as "v5e:4x4"; `chip`: what it is made of; the others as for `lower_step`."""
+    """A run and the pod that it would train on.
+
+    `dtype`: the model's dtype policy. `make_optimizer`, `make_objective`: functions that return an optimizer and an
+    Objective, not built. `topology`: name such as "v5e:4x4", and `chip` its chips. The others as for `lower_step`.
+    """
 
     config: SwitchConfig
     dtype: str | keras.DTypePolicy
@@ -50,6 +54,7 @@ class Question(NamedTuple):
     task_feature_lengths: dict[str, int]
     settings: StepSettings
     pack: bool = False
+    make_objective: Callable = Objective
 
 
 class Answer(NamedTuple):
@@ -106,7 +111,8 @@ def ask(question: Question, is_full=False, say=lambda text: None, keep=lambda na
         model = SwitchTransformer(dataclasses.replace(config, num_encoder_layers=depth[0], num_decoder_layers=depth[1]),
                                   dtype=question.dtype)
         lowered = lower_step(model, question.make_optimizer(), question.layout, question.batch_size,
-                             question.task_feature_lengths, question.settings, question.pack)
+                             question.task_feature_lengths, question.settings, question.pack,
+                             question.make_objective())
         num_lines = sum(program.text.count("\n") for program in lowered)
         expected = num_lines / lines_per_second
         say(f"... {time.perf_counter() - started:.0f} s; compiling for {question.topology}, about {expected:.0f} s ...")

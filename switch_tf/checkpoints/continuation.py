@@ -22,7 +22,7 @@ _MODEL = {f"SwitchConfig.{name}" for name in (
     "logits_via_embedding", "scale_decoder_outputs", "layer_norm_epsilon", "relative_attention_num_buckets",
     "relative_attention_max_distance", "num_experts", "encoder_sparse_step", "decoder_sparse_step", "extra_mlp",
     "expert_sublayers")}
-_FIXED = _MODEL | {"optimizer", "vocabulary", "StepSettings.trainable"}
+_FIXED = _MODEL | {"optimizer", "objective", "vocabulary", "StepSettings.trainable"}
 # A saved position holds batches that were read ahead, so their shape belongs to it.
 _DATA = {"MIXTURE_OR_TASK_NAME", "TASK_FEATURE_LENGTHS", "BATCH_SIZE", "Run.pack", "Run.cache_parts",
          "StepSettings.steps_per_call", "training data"}
@@ -36,7 +36,7 @@ _MACROS = ("mixture_or_task_name", "task_feature_lengths", "train_steps", "batch
            "checkpoint_period", "seed", "initial_checkpoint")
 
 
-def record(config, run, settings, dtype: str, optimizer, training_data: dict, held_out_data: dict,
+def record(config, run, settings, dtype: str, optimizer, objective, training_data: dict, held_out_data: dict,
            vocabulary: list) -> dict[str, Any]:
     """What a checkpoint keeps of the configuration that trained it: name -> JSON value.
 
@@ -46,10 +46,12 @@ def record(config, run, settings, dtype: str, optimizer, training_data: dict, he
         settings: StepSettings.
         dtype: str, the model's policy.
         optimizer: Keras optimizer, not built.
+        objective: Objective.
         training_data, held_out_data, vocabulary: from `data.fingerprint` and `data.vocabulary_fingerprint`.
     """
-    found = {"optimizer": type(optimizer).__name__, "SwitchTransformer.dtype": dtype, "vocabulary": vocabulary,
-             "training data": training_data, "held-out data": held_out_data}
+    found = {"optimizer": type(optimizer).__name__, "objective": type(objective).__name__,
+             "SwitchTransformer.dtype": dtype, "vocabulary": vocabulary, "training data": training_data,
+             "held-out data": held_out_data}
     for part in (config, run, settings):
         kind = type(part).__name__
         for field in dataclasses.fields(part):
@@ -57,6 +59,7 @@ def record(config, run, settings, dtype: str, optimizer, training_data: dict, he
                 name = field.name.upper() if kind == "Run" and field.name in _MACROS else f"{kind}.{field.name}"
                 found[name] = getattr(part, field.name)
     found |= {f"{type(optimizer).__name__}.{name}": value for name, value in _settings_of(optimizer).items()}
+    found |= {f"{type(objective).__name__}.{name}": value for name, value in objective.get_config().items()}
     return json.loads(json.dumps(found, default=lambda value: type(value).__name__))
 
 

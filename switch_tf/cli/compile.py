@@ -107,7 +107,7 @@ def _question(topology):
     described = gin_run.on_devices(num_devices, "TPU", is_checked=False)
     return Question(described.config, described.make_model().dtype_policy, described.make_optimizer, described.layout,
                     topology, chip, described.run.batch_size, described.run.task_feature_lengths, described.settings,
-                    described.run.pack)
+                    described.run.pack, described.make_objective)
 
 
 def _answer(arguments):

@@ -30,7 +30,8 @@ class GinRun(NamedTuple):
 
     `config`: SwitchConfig; `layout`: Layout with its mesh complete; `partitioner`: Partitioner of that layout, None
     where it is of other devices than this machine's; `run`: Run; `settings`: StepSettings; `make_model`,
-    `make_optimizer`: functions to a new SwitchTransformer and Keras optimizer, neither built.
+    `make_optimizer`, `make_objective`: functions that return a new SwitchTransformer, Keras optimizer and Objective,
+    none of them built.
     """
 
     config: SwitchConfig
@@ -40,6 +41,7 @@ class GinRun(NamedTuple):
     settings: StepSettings
     make_model: Callable
     make_optimizer: Callable
+    make_objective: Callable
 
 
 def load(arguments, defaults=(), num_cpu_devices=None) -> set[str]:
@@ -172,7 +174,18 @@ def _parsed(layout, partitioner, is_checked=True):
         check_periods(run, settings)
         check_division(config, layout, run.batch_size, run.task_feature_lengths, settings.num_microbatches)
     return GinRun(config, layout, partitioner, run, settings, lambda: _trainer_argument("model"),
-                  lambda: _trainer_argument("optimizer"))
+                  lambda: _trainer_argument("optimizer"), _objective)
+
+
+def _objective():
+    """Returns the Objective that gin binds to the trainer, or the default one."""
+    from switch_tf.evaluation.objectives import Objective
+
+    try:
+        gin.query_parameter(f"{_TRAINER}.objective")
+    except ValueError:  # not bound
+        return Objective()
+    return _trainer_argument("objective")
 
 
 def _trainer_argument(name):

@@ -77,7 +77,7 @@ def _verify(num_steps):
     batches = data.get_dataset(description).take(num_steps)
     found = verification.verify(
         described.make_model, described.make_optimizer, described.partitioner, list(batches), run.seed, settings,
-        say=lambda text: print(text, file=sys.stderr, flush=True))
+        say=lambda text: print(text, file=sys.stderr, flush=True), make_objective=described.make_objective)
     return found, described.layout, described.make_model().compute_dtype
 
 

@@ -24,7 +24,7 @@ class CheckpointEvaluator:
     `output/<split>` the scores for TensorBoard.
 
     Args:
-        described: the experiment, with `run`, `settings`, `config`, `partitioner` and `make_model`.
+        described: the experiment, with `run`, `settings`, `config`, `partitioner`, `make_model` and `make_objective`.
         split: str, a split of the tasks.
         num_examples: int or None. Largest number of examples of each task with metrics.
         output: pathlib.Path of a folder.
@@ -50,9 +50,12 @@ class CheckpointEvaluator:
             self._closing.enter_context(output_lock.held(output))
         self._model = described.make_model()
         partitioner.build(self._model)
+        objective = described.make_objective()
+        objective.build(partitioner)
+        objective.restore()
         self._evaluator = split_evaluation.SplitEvaluator(
             self._model, data.description_of_data(run, config, split, 0), described.settings, partitioner,
-            num_examples=num_examples)
+            objective, num_examples=num_examples)
         self._events = None
         if self._is_chief:
             for warning in self._evaluator.warnings:

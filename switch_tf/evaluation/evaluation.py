@@ -7,21 +7,22 @@ import numpy as np
 from switch_tf import metrics, partitioning
 from switch_tf.configs.run import StepSettings
 from switch_tf.configs.switch_config import SwitchConfig
-from switch_tf.evaluation.objective import measure, target_features
+from switch_tf.evaluation.objectives import Objective, target_features
 from switch_tf.partitioning.partitioner import Partitioner
 
 
-def compile_evaluation(model, settings: StepSettings, partitioner: Partitioner | None = None) -> Callable:
-    """Traces one evaluation step, without dropout or jitter.
+def compile_evaluation(model, settings: StepSettings, partitioner: Partitioner | None = None,
+                       objective: Objective | None = None) -> Callable:
+    """Traces one evaluation step, without dropout or jitter. Arguments as for `train_step.compile_steps`.
 
     Returns:
         A function that takes a dict of <int32>[batch, length] and returns Measurements.
     """
-    partitioner = partitioner or Partitioner()
+    partitioner, objective = partitioner or Partitioner(), objective or Objective()
 
     def call(features):
         with partitioning.part_of_batch(*partitioner.current_part()):
-            measured = measure(model.config, features, *model.forward(features, training=False), settings)
+            measured = objective.measure(model.config, features, *model.forward(features, training=False), settings)
         return partitioner.sum_over_parts(measured)
 
     step = partitioner.compile(partitioner.results(call), settings.use_xla)

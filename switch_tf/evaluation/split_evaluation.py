@@ -8,6 +8,7 @@ from switch_tf import data
 from switch_tf.configs import directions
 from switch_tf.configs.run import StepSettings
 from switch_tf.evaluation import evaluation
+from switch_tf.evaluation.objectives import Objective
 from switch_tf.evaluation.scoring import Scoring
 from switch_tf.metrics import Measurements
 from switch_tf.partitioning.partitioner import Partitioner
@@ -54,6 +55,7 @@ class SplitEvaluator:
         description: data.DatasetDescription of the split.
         settings: StepSettings.
         partitioner: Partitioner.
+        objective: Objective, built.
         losses_of: names of the tasks and mixtures to compute a loss for. Defaults to the tasks without metrics.
         num_batches: int or None. Computes each loss on this number of batches, which stay in memory. None reads the
             whole split each time.
@@ -64,7 +66,7 @@ class SplitEvaluator:
     """
 
     def __init__(self, model, description: data.DatasetDescription, settings: StepSettings, partitioner: Partitioner,
-                 losses_of: Iterable[str] | None = None, num_batches: int | None = None,
+                 objective: Objective, losses_of: Iterable[str] | None = None, num_batches: int | None = None,
                  num_examples: int | None = None):
         name, split = description.mixture_or_task_name, description.split
         tasks = data.names_of_tasks(name, split)
@@ -80,7 +82,7 @@ class SplitEvaluator:
         if losses_of is None:
             losses_of = [task for task in tasks if task not in self.num_examples]
         self._batches = {task: _batches(description, task, num_batches) for task in losses_of}
-        self._step = evaluation.compile_evaluation(model, settings, partitioner)
+        self._step = evaluation.compile_evaluation(model, settings, partitioner, objective)
 
     @property
     def total_examples(self) -> int | None:

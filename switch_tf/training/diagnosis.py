@@ -1,9 +1,14 @@
 """Finds where a loss or gradient stopped being finite."""
 
 import contextlib
+from collections.abc import Mapping
+from typing import Any
 
+import keras
 import tensorflow as tf
 
+from switch_tf.configs.run import StepSettings
+from switch_tf.evaluation.objectives import Objective
 from switch_tf.partitioning.partitioner import Partitioner
 from switch_tf.refusals import Refusal
 from switch_tf.training.train_step import compute_gradients
@@ -17,16 +22,21 @@ class _Found(BaseException):
     """Carries a layer's path out of the model. Not an Exception: Keras rewrites the message of those."""
 
 
-def first_bad_tensor(model, features, seed, step, settings, partitioner=None) -> str:
+def first_bad_tensor(model: keras.Model, features: Mapping[str, Any], seed: int, step: int, settings: StepSettings,
+                     partitioner: Partitioner | None = None, objective: Objective | None = None) -> str:
     """Names the first tensor of a step that is not finite: weights, then activations in order, then gradients.
 
-    Runs the step again without compilation, on the state before it: same seed, same batch.
+    Repeats the step without compilation, from the state before it, with the same seed and batch.
 
     Args:
+        model: SwitchTransformer, built.
         features: dict of <int32>[batch, length].
+        seed: int, the run's.
         step: int, the step that failed.
-        partitioner: Partitioner, by default of one device. Where the model lies in pieces only its weights are looked
-            at: activations would have to be gathered one by one.
+        settings: StepSettings.
+        partitioner: Partitioner. Defaults to one device. If it splits the model, only weights are checked, because
+            activations would have to be gathered one by one.
+        objective: Objective, built. Defaults to `Objective()`.
 
     Returns:
         A phrase such as "the output of encoder/layers_1/mlp/router".
@@ -40,7 +50,8 @@ def first_bad_tensor(model, features, seed, step, settings, partitioner=None) ->
                 "device (gin/layouts/single.gin) to have the layer named")
     try:
         with _checked_outputs(model):
-            gradients, _ = compute_gradients(model, features, seed, tf.constant(step, tf.int64), settings)
+            gradients, _ = compute_gradients(model, features, seed, tf.constant(step, tf.int64), settings,
+                                             objective=objective)
     except _Found as found:
         return f"the output of {found}"
     for variable, gradient in zip(model.trainable_variables, gradients, strict=True):
@@ -51,7 +62,7 @@ def first_bad_tensor(model, features, seed, step, settings, partitioner=None) ->
 
 @contextlib.contextmanager
 def _checked_outputs(model):
-    """Within this scope every layer checks its floating point outputs."""
+    """Makes every layer check its floating-point outputs within this scope."""
     layers = model._flatten_layers(include_self=False)
     originals = [(layer, layer.call) for layer in layers]
     for layer, call in originals:
@@ -66,7 +77,7 @@ def _checked_outputs(model):
 def _checked(layer, call):
     def checked_call(*args, **kwargs):
         outputs = call(*args, **kwargs)
-        is_traced = not tf.executing_eagerly()  # for the form of its results: there are no numbers to look at
+        is_traced = not tf.executing_eagerly()  # to find the structure of its results; there are no values yet
         if not is_traced and not all(
                 _is_finite(tensor) for tensor in tf.nest.flatten(outputs) if tensor is not None):
             raise _Found(_short(layer.path))
@@ -81,5 +92,5 @@ def _is_finite(tensor) -> bool:
 
 
 def _short(path: str) -> str:
-    """A path without the model's name."""
+    """Returns a path without the model's name."""
     return path.partition("/")[2]

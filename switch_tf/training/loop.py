@@ -35,15 +35,17 @@ class Training:
         state: State.
         run: Run.
         settings: StepSettings.
+        objective: Objective, built.
         partitioner: Partitioner.
         folder: RunFolder.
         progress: summaries.Progress.
     """
 
-    def __init__(self, state: State, run, settings, partitioner, folder, progress):
+    def __init__(self, state: State, run, settings, objective, partitioner, folder, progress):
         self.state = state
         self.run = run
         self.settings = settings
+        self.objective = objective
         self.partitioner = partitioner
         self.folder = folder
         self.progress = progress
@@ -51,7 +53,7 @@ class Training:
         lengths = run.task_feature_lengths
         self._meter = Meter(accounting.flops_per_step(config, run.batch_size, lengths["inputs"], lengths["targets"]),
                             Peak(state.model.compute_dtype, partitioner.num_processors))
-        self._step = compile_steps(state.model, state.optimizer, run.seed, settings, partitioner)
+        self._step = compile_steps(state.model, state.optimizer, run.seed, settings, partitioner, objective)
         self._evaluator = None  # made for the first evaluation, because it reads examples
         self._writer = summaries.Writer(folder) if partitioner.is_chief else summaries.NoWriter()
         # In this order where several are due at a step; a period of 0 is never due.
@@ -268,12 +270,12 @@ class Training:
 
     def _make_evaluator(self):
         run, task = self.run, self.run.mixture_or_task_name
+        tasks = data.names_of_tasks(task, "validation") if run.eval_each_task else []
         if data.has_metrics(task, "validation"):
             self.progress.say("Tracing predictions, for the metrics of the task ...")
         evaluator = split_evaluation.SplitEvaluator(
             self.state.model, data.description_of_data(run, self.state.model.config, "validation", 0), self.settings,
-            self.partitioner, [task, *(data.names_of_tasks(task, "validation") if run.eval_each_task else ())],
-            run.eval_batches, run.eval_batches * run.batch_size)
+            self.partitioner, self.objective, [task, *tasks], run.eval_batches, run.eval_batches * run.batch_size)
         for warning in evaluator.warnings:
             self.progress.say(warning)
         return evaluator
@@ -287,7 +289,8 @@ class Training:
     def _divergence(self, batches, bad_step):
         step = self.state.step + bad_step
         features = {name: value[bad_step] for name, value in batches.items()}
-        where = first_bad_tensor(self.state.model, features, self.run.seed, step, self.settings, self.partitioner)
+        where = first_bad_tensor(self.state.model, features, self.run.seed, step, self.settings, self.partitioner,
+                                 self.objective)
         return (f"The loss or a gradient of step {step + 1} is not finite; the first bad tensor is {where}. Nothing "
                 f"was updated by that step, and the last good checkpoint is {self._last_checkpoint()}. A lower "
                 "learning rate, clip_norm or router_dtype='float32' usually help.")

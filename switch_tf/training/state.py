@@ -32,11 +32,11 @@ class State:
     configuration: dict = dataclasses.field(default_factory=dict)
 
 
-def prepare(model, optimizer, run, settings, partitioner, folder, configuration, say, initial=None) -> State:
+def prepare(model, optimizer, objective, run, settings, partitioner, folder, configuration, say, initial=None) -> State:
     """Builds model, optimizer and input, and restores the newest checkpoint of a run folder, if any.
 
     Args:
-        model, optimizer: not built.
+        model, optimizer, objective: not built.
         run: Run.
         settings: StepSettings.
         partitioner: Partitioner.
@@ -47,6 +47,8 @@ def prepare(model, optimizer, run, settings, partitioner, folder, configuration,
     """
     keras.utils.set_random_seed(run.seed)
     partitioner.build(model, optimizer, lambda model: trainable.select(model, settings.trainable))
+    objective.build(partitioner)
+    objective.restore()
     frozen = "" if settings.trainable == "all" else (
         f" ({sum(variable.value.shape.num_elements() for variable in model.trainable_variables):,} of them trained)")
     say(f"{model.config.num_parameters:,} parameters{frozen}, "

@@ -1,36 +1,42 @@
-"""One training step: gradients of the whole batch's loss, then the update; `compile_steps` makes a function of both."""
+"""The training step: the gradients of the whole batch's loss, then the update, compiled by `compile_steps`."""
 
 import contextlib
+from collections.abc import Callable, Mapping
+from typing import Any
 
+import keras
 import tensorflow as tf
 
 from switch_tf import metrics, partitioning
-from switch_tf.evaluation.objective import loss_weights, measure, total_loss, weighed
+from switch_tf.configs.run import StepSettings
+from switch_tf.evaluation.objectives import Objective
 from switch_tf.metrics import Mean, StepMeasurements
 from switch_tf.ops import dtypes, random
 from switch_tf.partitioning.partitioner import Partitioner
 from switch_tf.partitioning.unfolded import as_used
 
 
-def compute_gradients(model, features, seed, step, settings, partitioner=None):
-    """Gradients of the loss over the whole batch, accumulated over its microbatches and its parts on other devices.
+def compute_gradients(model: keras.Model, features: Mapping[str, Any], seed: int, step: Any, settings: StepSettings,
+                      partitioner: Partitioner | None = None, objective: Objective | None = None):
+    """Computes the gradients of the loss over the whole batch, accumulated over microbatches and devices.
 
     Args:
-        model: built SwitchTransformer.
-        features: dict of <int32>[batch, length], this part of the batch.
+        model: SwitchTransformer, built.
+        features: dict of <int32>[batch, length], this device's part of the batch.
         seed: int, the run's.
         step: <int> scalar.
         settings: StepSettings.
-        partitioner: Partitioner, by default of one device.
+        partitioner: Partitioner. Defaults to one device.
+        objective: Objective, built. Defaults to `Objective()`.
 
     Returns:
-        `(gradients, measured)`: a dense tensor for each trainable variable; StepMeasurements, whose loss is what the
-        gradients are of.
+        `(gradients, measured)`: a dense tensor for each trainable variable, and StepMeasurements with the loss that the
+        gradients belong to.
     """
-    partitioner = partitioner or Partitioner()
-    # Every part's losses are divided by the whole batch's tokens, so that parts just add up.
+    partitioner, objective = partitioner or Partitioner(), objective or Objective()
+    # The losses of each part are divided by the tokens of the whole batch, so that parts just add up.
     dtype = dtypes.wide_dtype(model.compute_dtype)
-    weights = partitioner.sum_over_parts(loss_weights(model.config, features, dtype))
+    weights = partitioner.sum_over_parts(objective.weights(model.config, features, dtype))
     variables = [variable.value for variable in model.trainable_variables]
     count = settings.num_microbatches
     num_parts, part_index = partitioner.current_part()
@@ -43,9 +49,9 @@ def compute_gradients(model, features, seed, step, settings, partitioner=None):
 
     def part(index):
         with in_part(index) as rows, tf.GradientTape() as tape:
-            measured = measure(model.config, rows, *model.forward(rows, training=True), settings)
-            loss = total_loss(model.config, weighed(measured, weights))
-            # Inside the scopes, because rematerialised layers run again here.
+            measured = objective.measure(model.config, rows, *model.forward(rows, training=True), settings)
+            loss = objective.total(model.config, weights.apply_to(measured))
+            # Within the scopes, because rematerialised layers run again here.
             gradients = tape.gradient(loss, variables)
         gradients = as_used([tf.convert_to_tensor(gradient) for gradient in gradients], model.trainable_variables)
         return gradients, (measured, loss)
@@ -58,9 +64,9 @@ def compute_gradients(model, features, seed, step, settings, partitioner=None):
             return index + 1, [a + b for a, b in zip(gradients, more_gradients, strict=True)], metrics.merge(sums, more)
 
         with in_part(0) as rows:
-            zeros = _zeros_measured(model, rows, settings)
+            zeros = _zeros_measured(model, rows, settings, objective)
         start = (tf.constant(0), [tf.zeros_like(variable) for variable in variables], (zeros, tf.zeros([], dtype)))
-        # One at a time: the point is to hold one part's activations.
+        # One at a time, to hold the activations of one part only.
         _, gradients, sums = tf.while_loop(lambda index, *_: index < count, add_part, start, parallel_iterations=1)
         gradients, (measured, loss) = partitioner.sum_over_parts((gradients, sums))
     norm = tf.linalg.global_norm([tf.cast(gradient, dtype) for gradient in gradients])
@@ -68,41 +74,45 @@ def compute_gradients(model, features, seed, step, settings, partitioner=None):
                                                    for total in (weights.tokens, norm, loss)))
 
 
-def _zeros_measured(model, features, settings):
-    """The zeros that `measure`'s sums start from, in the form that tracing it on such features shows."""
-    traced = tf.function(lambda: measure(model.config, features, *model.forward(features), settings), autograph=False)
+def _zeros_measured(model, features, settings, objective):
+    """Returns the zeros that sums of `measure` start from, in the structure that tracing it on such features gives."""
+    traced = tf.function(lambda: objective.measure(model.config, features, *model.forward(features), settings),
+                         autograph=False)
     shapes = traced.get_concrete_function().structured_outputs
     return tf.nest.map_structure(lambda result: tf.zeros(result.shape, result.dtype), shapes)
 
 
-def apply_gradients(model, optimizer, gradients, norm, settings):
-    """Clips by global norm, if asked to, and lets the optimizer update every variable once."""
+def apply_gradients(model: keras.Model, optimizer: keras.optimizers.Optimizer, gradients: list, norm: Any,
+                    settings: StepSettings) -> None:
+    """Clips by global norm if `settings.clip_norm` is set, and updates every trainable variable once."""
     if settings.clip_norm is not None:
         scale = settings.clip_norm / tf.maximum(norm, settings.clip_norm)
         gradients = [gradient * scale for gradient in gradients]
     optimizer.apply(gradients, model.trainable_variables)
 
 
-def compile_steps(model, optimizer, seed, settings, partitioner=None):
+def compile_steps(model: keras.Model, optimizer: keras.optimizers.Optimizer, seed: int, settings: StepSettings,
+                  partitioner: Partitioner | None = None, objective: Objective | None = None) -> Callable:
     """Traces `steps_per_call` training steps as one function.
 
     Args:
-        model: built SwitchTransformer.
-        optimizer: built Keras optimizer; its `iterations` is the step.
+        model: SwitchTransformer, built.
+        optimizer: Keras optimizer, built. Its `iterations` is the step.
         seed: int, the run's.
         settings: StepSettings.
-        partitioner: Partitioner, by default of one device.
+        partitioner: Partitioner. Defaults to one device.
+        objective: Objective, built. Defaults to `Objective()`.
 
     Returns:
-        A function of `partitioner.place`d features, <int32>[steps_per_call, batch, length], that returns
-        `(measured, bad_step)`: StepMeasurements of the steps that were taken, merged, and the <int32> index of the
-        first one whose loss or gradient was not finite, or -1. That step and those after it change nothing.
+        A function that takes features placed by `partitioner.place`, <int32>[steps_per_call, batch, length], and
+        returns `(measured, bad_step)`: the merged StepMeasurements of the steps taken, and the <int32> index of the
+        first step with a loss or gradient that is not finite, or -1. That step and later ones change nothing.
     """
-    partitioner = partitioner or Partitioner()
+    partitioner, objective = partitioner or Partitioner(), objective or Objective()
 
     def compute(features):
         gradients, measured = compute_gradients(model, features, seed, optimizer.iterations.value, settings,
-                                                partitioner)
+                                                partitioner, objective)
         norm = measured.gradient_norm.total
         is_finite = tf.math.is_finite(norm) & tf.math.is_finite(measured.loss.total)
         return gradients, norm, measured, is_finite
@@ -125,7 +135,7 @@ def compile_steps(model, optimizer, seed, settings, partitioner=None):
             return index + 1, metrics.merge(sums, measured), tf.where(is_finite, -1, index)
 
         zero = Mean(*[tf.zeros([], dtypes.wide_dtype(model.compute_dtype))] * 2)
-        measured = _zeros_measured(model, partitioner.part_of_step(features, 0), settings)
+        measured = _zeros_measured(model, partitioner.part_of_step(features, 0), settings, objective)
         zeros = StepMeasurements(measured, zero, zero, zero)
         _, sums, bad_step = tf.while_loop(is_good, next_step, (tf.constant(0), zeros, tf.constant(-1)))
         return sums, bad_step
@@ -134,7 +144,7 @@ def compile_steps(model, optimizer, seed, settings, partitioner=None):
 
 
 def _rows(value, index, count):
-    """Part `index` of the batch: <int32>[batch, length] -> <int32>[batch / count, length], over all devices."""
+    """Returns part `index` of the batch over all devices: <int32>[batch, length] -> <int32>[batch / count, length]."""
     if count == 1:
         return value
     parts = tf.reshape(partitioning.constrain(value, (None, "length")), (count, -1, *value.shape[1:]))

@@ -7,6 +7,7 @@ from switch_tf.checkpoints import best, continuation, folders
 from switch_tf.checkpoints.run_folder import RunFolder
 from switch_tf.configs.run import Run, StepSettings, check_periods
 from switch_tf.decoding import check_decodes
+from switch_tf.evaluation.objectives import Objective
 from switch_tf.models.switch_transformer import SwitchTransformer
 from switch_tf.partitioning.partitioner import Partitioner
 from switch_tf.refusals import Refusal
@@ -17,7 +18,7 @@ from switch_tf.training.loop import Training
 from switch_tf.training.state import prepare
 
 _KINDS = {"model": SwitchTransformer, "optimizer": keras.optimizers.Optimizer, "run": Run,
-          "step_settings": StepSettings}
+          "step_settings": StepSettings, "objective": Objective}
 
 
 def check_parts(**parts) -> None:
@@ -42,16 +43,19 @@ class Trainer:
         initial_weights: folder of a checkpoint to start from instead of the run's `initial_checkpoint`, of which it was
             made.
         activation_dtype: str or None. The ACTIVATION_DTYPE that the model's policy was made of, to be kept in the run.
+        objective: Objective. Defaults to `Objective()`, the cross-entropy of the targets.
     """
 
     def __init__(self, model, optimizer, run, step_settings=None, partitioner=None, initial_weights=None,
-                 activation_dtype=None):
-        check_parts(model=model, optimizer=optimizer, run=run, step_settings=step_settings or StepSettings())
+                 activation_dtype=None, objective=None):
+        check_parts(model=model, optimizer=optimizer, run=run, step_settings=step_settings or StepSettings(),
+                    objective=objective or Objective())
         self.model = model
         self.optimizer = optimizer
         self.run = run
         self.step_settings = step_settings or StepSettings()
         self.partitioner = partitioner or Partitioner()
+        self.objective = objective or Objective()
         self._initial = initial_weights or run.initial_checkpoint
         self._activation_dtype = activation_dtype
         self._check()
@@ -87,7 +91,7 @@ class Trainer:
         run, config = self.run, self.model.config
         held_out = data.fingerprint(data.description_of_data(run, config, "validation", 0)) if run.eval_period else {}
         return continuation.record(
-            config, run, self.step_settings, self.model.dtype_policy.name, self.optimizer,
+            config, run, self.step_settings, self.model.dtype_policy.name, self.optimizer, self.objective,
             data.fingerprint(data.description_of_data(run, config, "train", run.seed)), held_out,
             data.vocabulary_fingerprint(run.mixture_or_task_name, run.vocabulary))
 
@@ -132,7 +136,7 @@ class Trainer:
         partitioner.barrier()  # the others look into the folder only when it has been tidied up
         progress = progress or summaries.Progress(0, run.train_steps, is_shown=partitioner.is_chief)
         try:
-            state = prepare(self.model, self.optimizer, run, self.step_settings, partitioner, folder,
+            state = prepare(self.model, self.optimizer, self.objective, run, self.step_settings, partitioner, folder,
                             self.configuration, progress.say, self._initial)
             if partitioner.is_chief:
                 # Only now is it certain that this configuration belongs to what the folder holds.
@@ -143,7 +147,7 @@ class Trainer:
                 folder.cut_metrics(state.step if state.step else -1,
                                    ends_between=state.sums is not None and state.step < run.train_steps)
             progress.resume(state.step)
-            return Training(state, run, self.step_settings, partitioner, folder, progress)
+            return Training(state, run, self.step_settings, self.objective, partitioner, folder, progress)
         except BaseException:
             progress.close()
             folder.close()

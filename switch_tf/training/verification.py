@@ -10,6 +10,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from switch_tf.evaluation.objectives import Objective
 from switch_tf.partitioning import axes_of, with_axes
 from switch_tf.partitioning.partitioner import Partitioner
 from switch_tf.refusals import Refusal
@@ -59,14 +60,16 @@ class Outcome(NamedTuple):
     paths: list[str]
 
 
-def verify(make_model, make_optimizer, partitioner, batches, seed, settings, say=lambda text: None) -> Verification:
+def verify(make_model, make_optimizer, partitioner, batches, seed, settings, say=lambda text: None,
+           make_objective=Objective) -> Verification:
     """Trains twin models from the same weights, one on one device and one under a partitioner; arguments as `train`."""
-    twins = [train(make_model, make_optimizer, side, batches, seed, settings, say)
+    twins = [train(make_model, make_optimizer, side, batches, seed, settings, say, make_objective)
              for side in (Partitioner(), partitioner)]
     return compare(*twins)
 
 
-def train(make_model, make_optimizer, partitioner, batches, seed, settings, say=lambda text: None) -> Outcome:
+def train(make_model, make_optimizer, partitioner, batches, seed, settings, say=lambda text: None,
+          make_objective=Objective) -> Outcome:
     """Takes a step with each batch.
 
     Args:
@@ -76,11 +79,12 @@ def train(make_model, make_optimizer, partitioner, batches, seed, settings, say=
         batches: list of dicts of <int32>[batch, length], one for each step.
         seed: int, of initial weights, dropout and jitter.
         settings: StepSettings with steps_per_call 1.
-        say: function of a line of text, told what is being done.
+        say: function that is called with each line of progress.
+        make_objective: function without arguments that returns an Objective that is not built.
     """
     devices = f"{partitioner.layout.num_devices} device{'s' * (partitioner.layout.num_devices > 1)}"
     say(f"Building the model on {devices} ...")
-    return Twin(make_model, make_optimizer, partitioner, seed, settings).train(
+    return Twin(make_model, make_optimizer, partitioner, seed, settings, make_objective).train(
         batches, lambda step, loss: say(f"step {step}/{len(batches)} on {devices}: loss {loss:.7f}"))
 
 
@@ -98,14 +102,17 @@ def compare(one: Outcome, other: Outcome) -> Verification:
 class Twin:
     """A model and its optimizer under a partitioner, with the compiled step that trains them; arguments as `train`."""
 
-    def __init__(self, make_model, make_optimizer, partitioner, seed, settings):
+    def __init__(self, make_model, make_optimizer, partitioner, seed, settings, make_objective=Objective):
         keras.utils.set_random_seed(seed)
         self.model, self.optimizer = make_model(), make_optimizer()
         self.partitioner = partitioner
         partitioner.build(self.model, self.optimizer, lambda model: trainable.select(model, settings.trainable))
+        objective = make_objective()
+        objective.build(partitioner)
+        objective.restore()
         self._recorded = []
         self._record_gradients()
-        self._step = compile_steps(self.model, self.optimizer, seed, settings, partitioner)
+        self._step = compile_steps(self.model, self.optimizer, seed, settings, partitioner, objective)
         self._variables = partitioner.compile(partitioner.results(lambda _: [
             [tf.convert_to_tensor(variable.value) for variable in variables]
             for variables in (self.model.trainable_variables, self._recorded)]))

@@ -9,6 +9,7 @@ import pytest
 from switch_tf import SwitchConfig
 from switch_tf.checkpoints import continuation
 from switch_tf.configs.run import Run, StepSettings
+from switch_tf.evaluation.objectives import Objective
 from switch_tf.optim.adafactor import Adafactor
 from switch_tf.optim.schedules import RsqrtDecay
 
@@ -19,9 +20,9 @@ FILES = {"task: a.txt": "10 bytes, 0a", "task: b.txt": "12 bytes, 0b"}
 
 
 def _record(config=CONFIG, run=RUN, settings=None, dtype="float32", optimizer=None, files=FILES, held_out=FILES,
-            vocabulary=("bytes",)):
-    return continuation.record(config, run, settings or StepSettings(), dtype, optimizer or Adafactor(0.01), files,
-                               held_out, list(vocabulary))
+            vocabulary=("bytes",), objective=None):
+    return continuation.record(config, run, settings or StepSettings(), dtype, optimizer or Adafactor(0.01),
+                               objective or Objective(), files, held_out, list(vocabulary))
 
 
 def _changed(part, **changes):
@@ -33,6 +34,21 @@ def test_a_record_is_the_same_when_it_comes_back_from_a_file():
     assert json.loads(json.dumps(record)) == record
     assert record["Adafactor.learning_rate"] == "RsqrtDecay(base=1.0, warmup_steps=100)"
     assert continuation.check(record, _record(optimizer=Adafactor(RsqrtDecay(1.0, 100))), "step_1") == ([], False)
+
+
+class Other(Objective):
+    def __init__(self, share):
+        self.share = share
+
+    def get_config(self):
+        return {"share": self.share}
+
+
+def test_another_objective_is_refused_and_another_argument_of_it_told():
+    with pytest.raises(ValueError, match="another model or optimizer: objective was 'Objective' and is 'Other'"):
+        continuation.check(_record(), _record(objective=Other(0.5)), "step_1")
+    lines, _ = continuation.check(_record(objective=Other(0.5)), _record(objective=Other(0.25)), "step_1")
+    assert lines == ["Changed since step_1: Other.share was 0.5 and is 0.25."]
 
 
 def test_what_a_run_started_from_is_recorded_and_says_nothing_of_whether_it_may_go_on():

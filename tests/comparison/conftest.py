@@ -7,6 +7,7 @@ import pytest
 from switch_tf import SwitchConfig
 from switch_tf.checkpoints import continuation
 from switch_tf.configs.run import Run, StepSettings
+from switch_tf.evaluation.objectives import Objective
 from switch_tf.optim.adafactor import Adafactor
 
 DENSE = {"vocab_size": 64, "d_model": 16, "d_ff": 32, "d_kv": 8, "num_heads": 2, "num_encoder_layers": 2,
@@ -18,8 +19,8 @@ def record(num_experts=0, seed=0, changes=None, **sizes):
     """What a checkpoint keeps of a run's configuration."""
     config = SwitchConfig(**{**DENSE, **sizes, "num_experts": num_experts})
     run = Run("runs/x", "facts", {"inputs": 8, "targets": 4}, 100, 16, seed=seed)
-    return {**continuation.record(config, run, StepSettings(), "float32", Adafactor(), {"facts": "a"}, {"facts": "b"},
-                                  ["bytes"]), **(changes or {})}
+    return {**continuation.record(config, run, StepSettings(), "float32", Adafactor(), Objective(), {"facts": "a"},
+                                  {"facts": "b"}, ["bytes"]), **(changes or {})}
 
 
 @pytest.fixture

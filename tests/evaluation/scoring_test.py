@@ -12,6 +12,7 @@ from t5.evaluation import metrics
 from switch_tf import SwitchTransformer, data, partitioning
 from switch_tf.configs.run import StepSettings
 from switch_tf.evaluation import evaluating, scoring, split_evaluation
+from switch_tf.evaluation.objectives import Objective
 from switch_tf.partitioning.partitioner import Partitioner
 from switch_tf.tasks import preprocessors, vocabularies
 
@@ -84,7 +85,7 @@ def test_a_split_is_scored_with_any_batch_and_has_a_loss_where_there_are_no_metr
     done = []
     evaluator = split_evaluation.SplitEvaluator(
         _model(shallow_config, partitioner), data.DatasetDescription("all_words", LENGTHS, 7, "validation"),
-        StepSettings(), partitioner)
+        StepSettings(), partitioner, Objective())
     results = evaluator.run(done.append)
     assert set(results) == {"words", "words_scored", "words_plain"}
     _check_same({name: result.scores for name, result in results.items() if result.scores}, expected)
@@ -105,7 +106,7 @@ def test_losses_of_a_mixture_and_its_tasks_stand_beside_their_metrics(shallow_co
     partitioner = Partitioner()
     evaluator = split_evaluation.SplitEvaluator(
         _model(shallow_config, partitioner), data.DatasetDescription("all_words", LENGTHS, 8, "validation"),
-        StepSettings(), partitioner, ["all_words", "words"], num_batches=1, num_examples=8)
+        StepSettings(), partitioner, Objective(), ["all_words", "words"], num_batches=1, num_examples=8)
     results = evaluator.run(has_records=False)
     assert set(results) == {"all_words", "words", "words_scored"}
     assert set(results["all_words"].values) == {"loss", "accuracy"}

@@ -8,7 +8,7 @@ import pytest
 
 from switch_tf import SwitchTransformer, losses
 from switch_tf.configs.run import StepSettings
-from switch_tf.evaluation import objective
+from switch_tf.evaluation.objectives import Objective
 from switch_tf.ops import random
 
 ROUTERS = {
@@ -33,9 +33,10 @@ def test_the_trainers_loss_is_cross_entropy_and_what_the_model_adds(tiny_config,
     settings = StepSettings(z_loss_weight=0.01)
     with random.random_seed(0):
         logits, router_stats = model.forward(batch, training=True)
+    objective = Objective()
     measured = objective.measure(config, batch, logits, router_stats, settings)
-    total = objective.total_loss(config, objective.weighed(measured, objective.loss_weights(config, batch)))
-    np.testing.assert_allclose(total, objective.total_loss(config, measured), rtol=1e-6)
+    total = objective.total(config, objective.weights(config, batch).apply_to(measured))
+    np.testing.assert_allclose(total, objective.total(config, measured), rtol=1e-6)
 
     with random.random_seed(0):
         logits = model(batch, training=True)

@@ -16,10 +16,10 @@ LAYER = ("tests/layers/moe_test.py", "tests/layers/moe_keras_test.py", "tests/la
 GROUPING = ("tests/layers/grouping_test.py", "tests/layers/moe_test.py")
 DROPOUT = ("tests/layers/dropout_test.py",)
 ADAFACTOR = ("tests/optim/adafactor_test.py",)
-STEP = ("tests/evaluation/objective_test.py", "tests/training/train_step_test.py")
+STEP = ("tests/evaluation/objectives_test.py", "tests/training/train_step_test.py")
 EVALUATOR = ("tests/data/evaluator_test.py", "tests/tasks/downstream_test.py")
 RESULTS = ("tests/comparison/results_test.py",)
-OBJECTIVE = ("tests/evaluation/objective_test.py", "tests/evaluation/semantics_loss_test.py")
+OBJECTIVE = ("tests/evaluation/objectives_test.py", "tests/evaluation/semantics_loss_test.py")
 
 
 class Mutant(NamedTuple):
@@ -222,15 +222,15 @@ MUTANTS = (
     Mutant("training/train_step.py", "return index + 1, metrics.merge(sums, measured), tf.where(is_finite, -1, index)",
            "return index + 1, measured, tf.where(is_finite, -1, index)", STEP),
     Mutant("training/train_step.py", "is_finite = tf.math.is_finite(norm)", "is_finite = tf.constant(True)", STEP),
-    Mutant("training/train_step.py", "loss = total_loss(model.config, weighed(measured, weights))",
-           "loss = total_loss(model.config, measured)", STEP),
-    Mutant("evaluation/objective.py",
+    Mutant("training/train_step.py", "loss = objective.total(model.config, weights.apply_to(measured))",
+           "loss = objective.total(model.config, measured)", STEP),
+    Mutant("evaluation/objectives.py",
            "load_balancing_loss=num_all if config.rules.balance_counts_padding else num_real",
            "load_balancing_loss=num_real", OBJECTIVE),
-    Mutant("evaluation/objective.py", "(stats.router_z_loss, config.router_z_loss_weight)",
-           "(stats.router_z_loss, config.load_balancing_loss_weight)", OBJECTIVE),
-    Mutant("evaluation/objective.py", 'real["decoder"] = masks.decoder_is_real(features)',
-           'real["decoder"] = masks.encoder_is_real(features)', OBJECTIVE),
+    Mutant("evaluation/objectives.py", "_weighted(stats.router_z_loss, config.router_z_loss_weight)",
+           "_weighted(stats.router_z_loss, config.load_balancing_loss_weight)", OBJECTIVE),
+    Mutant("evaluation/objectives.py", 'is_real["decoder"] = masks.decoder_is_real(features)',
+           'is_real["decoder"] = masks.encoder_is_real(features)', OBJECTIVE),
     # Decoding, data and comparisons.
     Mutant("decoding/beam.py", "> finished_scores[:, -1]", "> finished_scores[:, 0]",
            ("tests/decoding/beam_test.py",)),

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from switch_tf import conversion, losses
 from switch_tf.configs.run import StepSettings
-from switch_tf.evaluation import objective
+from switch_tf.evaluation.objectives import Objective
 from switch_tf.layers import Router
 
 GOLDEN = pathlib.Path(__file__).parents[1] / "golden" / "hugging_face"
@@ -116,8 +116,8 @@ def test_the_model_adds_and_the_trainer_minimises_them():
     model(features)
     assert float(sum(model.losses)) == pytest.approx(added, rel=1e-5)
     features = {name: tf.constant(value) for name, value in features.items()}
+    objective = Objective()
     measured = objective.measure(model.config, features, logits, router_stats, StepSettings(z_loss_weight=0.0))
-    total = objective.total_loss(model.config, objective.weighed(measured, objective.loss_weights(
-        model.config, features)))
+    total = objective.total(model.config, objective.weights(model.config, features).apply_to(measured))
     cross_entropy = losses.cross_entropy(logits, features["decoder_target_tokens"], features["decoder_loss_weights"])[0]
     assert float(total) == pytest.approx(float(cross_entropy.value) + added, rel=1e-5)

@@ -1,0 +1,136 @@
+"""The objective: the terms of the loss that training minimises, their coefficients, and their sum.
+
+Another objective, such as distillation, is a subclass of `Objective` in a file of its own, bound in a gin file:
+`trainer.Trainer.objective = @my_module.Distillation()`. The step, evaluation, ahead-of-time compilation and
+`verify-layout` then use it.
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from switch_tf import losses
+from switch_tf.configs.run import StepSettings
+from switch_tf.configs.switch_config import SwitchConfig
+from switch_tf.layers import masks
+from switch_tf.metrics import Mean, Measurements, RouterStats
+from switch_tf.partitioning.partitioner import Partitioner
+
+
+class LossWeights(NamedTuple):
+    """Divisors of the loss: token counts of the whole batch, known before the forward pass. <float> scalars.
+
+    `targets`: tokens with a loss weight.
+    `load_balancing_loss`, `router_z_loss`: stack ("encoder", "decoder") -> tokens that its router losses count.
+    `tokens`: real tokens, inputs and targets. No term is divided by it.
+    """
+
+    targets: Any
+    load_balancing_loss: dict[str, Any]
+    router_z_loss: dict[str, Any]
+    tokens: Any
+
+    def apply_to(self, measured: Measurements) -> Measurements:
+        """Returns the measurements of a part of a batch with these weights, so that the losses of all parts add up."""
+
+        def of_stack(layer, stats):
+            stack = layer.partition("/")[0]
+            return stats._replace(
+                load_balancing_loss=Mean(stats.load_balancing_loss.total, self.load_balancing_loss[stack]),
+                router_z_loss=Mean(stats.router_z_loss.total, self.router_z_loss[stack]))
+
+        return measured._replace(
+            loss_terms={name: Mean(term.total, self.targets) for name, term in measured.loss_terms.items()},
+            routers={layer: of_stack(layer, stats) for layer, stats in measured.routers.items()})
+
+
+class Objective:
+    """Cross-entropy of the targets with its z-loss, plus the router losses of the model.
+
+    A subclass adds or replaces terms in `measure`, which keeps "cross_entropy": evaluations report it as the loss.
+    `coefficients` weighs terms in the total; a term that it does not name counts once. An objective that runs another
+    model beside the trained one creates it in `build`, loads its weights in `restore` and lists them in `variables`.
+    """
+
+    coefficients: Mapping[str, float] = {}
+
+    def build(self, partitioner: Partitioner) -> None:
+        """Creates the variables that `measure` reads beside the trained model's. This objective has none."""
+
+    def restore(self) -> None:
+        """Loads the values of these variables. Not called where only shapes matter."""
+
+    @property
+    def variables(self) -> list:
+        """Keras variables that `measure` reads beside the trained model's."""
+        return []
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the arguments of the objective, JSON-able, which checkpoints record."""
+        return {}
+
+    def weights(self, config: SwitchConfig, features: Mapping[str, Any], dtype: str = "float32") -> LossWeights:
+        """Counts the tokens of a batch.
+
+        Args:
+            config: SwitchConfig.
+            features: dict of <int32>[batch, length].
+            dtype: float dtype of the counts.
+        """
+        is_real = {"encoder": masks.encoder_is_real(features)}
+        if not config.is_encoder_only:
+            is_real["decoder"] = masks.decoder_is_real(features)
+        num_real = {stack: _sum(mask, dtype) for stack, mask in is_real.items()}
+        num_all = {stack: tf.cast(tf.size(mask), dtype) for stack, mask in is_real.items()}
+        return LossWeights(
+            targets=_sum(features[target_features(config)[1]], dtype),
+            load_balancing_loss=num_all if config.rules.balance_counts_padding else num_real,
+            router_z_loss=num_all if config.rules.routes_padding else num_real,
+            tokens=tf.add_n(list(num_real.values())))
+
+    def measure(self, config: SwitchConfig, features: Mapping[str, Any], logits: Any,
+                router_stats: tuple[RouterStats, ...], settings: StepSettings) -> Measurements:
+        """Measures a batch, or a part of one, after its forward pass.
+
+        Args:
+            config: SwitchConfig.
+            features: dict of <int32>[batch, length].
+            logits: <float32>[batch, length, vocab].
+            router_stats: RouterStats of each sparse layer.
+            settings: StepSettings.
+
+        Returns:
+            Measurements. Each term is a Mean over targets, in nats.
+        """
+        target_name, weight_name = target_features(config)
+        cross_entropy, z_loss, accuracy = losses.cross_entropy(
+            logits, features[target_name], features[weight_name], settings.z_loss_weight, settings.label_smoothing)
+        return Measurements({"cross_entropy": cross_entropy, "z_loss": z_loss}, accuracy,
+                            dict(zip(config.sparse_layer_names, router_stats, strict=True)))
+
+    def total(self, config: SwitchConfig, measured: Measurements) -> Any:
+        """Returns the loss, <float> scalar: the terms and both router losses times their coefficients.
+
+        The router losses are summed over sparse layers.
+        """
+        terms = [_weighted(term, self.coefficients.get(name)) for name, term in measured.loss_terms.items()]
+        for stats in measured.routers.values():
+            terms.append(_weighted(stats.load_balancing_loss, config.load_balancing_loss_weight))
+            terms.append(_weighted(stats.router_z_loss, config.router_z_loss_weight))
+        return tf.add_n(terms)
+
+
+def target_features(config: SwitchConfig) -> tuple[str, str]:
+    """Returns the names of the features with targets and loss weights: the decoder's, or a lone encoder's."""
+    stack = "encoder" if config.is_encoder_only else "decoder"
+    return f"{stack}_target_tokens", f"{stack}_loss_weights"
+
+
+def _sum(entries, dtype):
+    return tf.reduce_sum(tf.cast(entries, dtype))
+
+
+def _weighted(mean, coefficient):
+    total = mean.total if coefficient is None else coefficient * mean.total
+    return total / tf.maximum(mean.weight, 1.0)
