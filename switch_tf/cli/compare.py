@@ -7,12 +7,12 @@ import sys
 
 from switch_tf.checkpoints import folders
 from switch_tf.checkpoints.run_folder import RunFolder
-from switch_tf.cli import gin_files, gin_run, outputs, processes, quiet, starting
-from switch_tf.cli.stopping import Stopping
+from switch_tf.cli import gin_files, gin_run, outputs, quiet, starting
 from switch_tf.comparison import Comparison, fairness
 from switch_tf.comparison.description import check_words
 from switch_tf.messages import first_line
 from switch_tf.refusals import Refusal
+from switch_tf.training.stopping import INTERRUPTED, Stopping
 
 _SEED = re.compile(r"seed_\d+")
 
@@ -48,7 +48,7 @@ def run(arguments) -> dict:
         is_done = _train(comparison, bindings, arguments.words)
         runs = [(name, comparison.folder(name, seed)) for name in comparison.variants for seed in comparison.seeds]
         found = _report(comparison.model_dir, runs, arguments.json, is_done)
-    return {**found, "exit_status": 0 if is_done else processes.INTERRUPTED}
+    return {**found, "exit_status": 0 if is_done else INTERRUPTED}
 
 
 # What the gin files say.

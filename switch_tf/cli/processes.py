@@ -12,10 +12,10 @@ import time
 from switch_tf import environment
 from switch_tf.partitioning import cluster
 from switch_tf.refusals import Refusal
+from switch_tf.training.stopping import INTERRUPTED
 
 # How long the others may take to end by themselves, with a message of their own, after one has ended badly.
 GRACE_SECONDS = 30
-INTERRUPTED = 130
 _MOST = 64
 _PR_SET_PDEATHSIG = 1  # of prctl(2)
 

@@ -9,9 +9,9 @@ import time
 
 from switch_tf.checkpoints import folders
 from switch_tf.cli import sampler_arguments, trained_run
-from switch_tf.cli.processes import INTERRUPTED
 from switch_tf.messages import first_line
 from switch_tf.refusals import Refusal
+from switch_tf.training.stopping import INTERRUPTED
 
 _STOPPING_SECONDS = 30  # that requests have to end in, after the first signal
 

@@ -5,9 +5,9 @@ import os
 import sys
 
 from switch_tf.cli import gin_files, gin_run, processes, starting
-from switch_tf.cli.stopping import Stopping
 from switch_tf.messages import first_line
 from switch_tf.refusals import Refusal
+from switch_tf.training.stopping import INTERRUPTED, Stopping
 
 EXAMPLES = r"""
 switch-tf train --gin_file=gin/runs/demo.gin
@@ -55,7 +55,7 @@ def run(arguments) -> dict:
             raise
         print(f"switch-tf train: {training.lost_process(str(error))}", file=sys.stderr, flush=True)
         os._exit(2)  # what TensorFlow would wait for at the end is gone
-    exit_status = processes.INTERRUPTED if summary["interrupted"] else 0
+    exit_status = INTERRUPTED if summary["interrupted"] else 0
     if training.state.batches.is_stuck:  # TensorFlow would wait at the end for what it waits for now
         atexit.register(os._exit, exit_status)
     if not training.partitioner.is_chief:

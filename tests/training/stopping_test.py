@@ -6,12 +6,12 @@ import subprocess
 import sys
 import time
 
-from switch_tf.cli.stopping import Stopping
+from switch_tf.training.stopping import Stopping
 
 # Waits like TensorFlow for data that never come: in C, without the interpreter's lock, and deaf to signals.
 WAITING = """
 import ctypes, sys
-from switch_tf.cli.stopping import Stopping
+from switch_tf.training.stopping import Stopping
 
 mutex = ctypes.create_string_buffer(64)
 with Stopping(lambda text: print(text, file=sys.stderr, flush=True)):

@@ -7,8 +7,7 @@ import sys
 import threading
 import time
 
-from switch_tf.cli.processes import INTERRUPTED
-
+INTERRUPTED = 130  # exit status, as a shell has it after Ctrl-C
 # SIGHUP comes when a terminal or an ssh session is closed.
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
