@@ -9,9 +9,8 @@ output, the table to standard error.
 import json
 import sys
 
-from switch_tf.aot import many
+from switch_tf.aot import answer_text, many
 from switch_tf.cli import compile as command
-from switch_tf.cli import compile_text
 
 WORDS = ["--gin_file=gin/models/switch_base_8.gin", "--gin_file=gin/tasks/c4.gin", "--gin_file=gin/runs/pretrain.gin",
          "--gin_file=gin/layouts/expert.gin", "--topology=v5e:2x4"]
@@ -29,7 +28,7 @@ def numbers(result) -> dict[str, float]:
 def main():
     """Asks both and prints the ratios."""
     found = many.ask({"extrapolated": command.process(WORDS), "whole": command.process([*WORDS, "--full"])},
-                     compile_text.say)
+                     answer_text.say)
     extrapolated, whole = numbers(found["extrapolated"]), numbers(found["whole"])
     print(f"{'':<24}{'extrapolated':>16}{'whole':>16}{'ratio':>8}", file=sys.stderr)
     for name, size in whole.items():

@@ -17,9 +17,8 @@ from typing import NamedTuple
 
 import saved_step
 
-from switch_tf.aot import chips, compiler, hlo
+from switch_tf.aot import answer_text, chips, compiler, hlo
 from switch_tf.aot.origin import SENT, WAITING
-from switch_tf.cli import compile_text
 
 # Of one chip.
 _TOPOLOGIES = {"v5e": "v5e:1x1", "v6e": "v6e:1x1", "v5p": "v5p:2x2x1", "v4": "v4:2x2x1"}
@@ -67,7 +66,7 @@ class _Cycles:
             for place, (one, times) in enumerate(found):
                 parts[origins.part(one)] += times * self._of(_product(module, one))
                 if not place % 20:
-                    compile_text.say(f"... product {place + 1} of {len(found)}, {len(self._known)} different ones.")
+                    answer_text.say(f"... product {place + 1} of {len(found)}, {len(self._known)} different ones.")
         return parts
 
     def _of(self, product):

@@ -8,8 +8,9 @@ import tempfile
 import gin
 
 from switch_tf import environment
+from switch_tf.aot import answer_text
 from switch_tf.aot.network import check_topology
-from switch_tf.cli import compile_text, gin_files, gin_run, quiet
+from switch_tf.cli import gin_files, gin_run, quiet
 from switch_tf.messages import first_line
 from switch_tf.refusals import Refusal
 
@@ -118,14 +119,14 @@ def _answer(arguments):
     is_known, files = file.exists() and arguments.save is None and arguments.plot is None, {}
     if is_known:
         result = json.loads(file.read_text())
-        compile_text.say(f"The compiler was asked before; its answer is {file}.")
+        answer_text.say(f"The compiler was asked before; its answer is {file}.")
     else:
         result = _compile(arguments, files)
-    compile_text.show(compile_text.describe(result), arguments)
+    answer_text.show(answer_text.describe(result), arguments)
     # A full disk loses no answer.
     if not is_known:
-        kept.write(file, json.dumps(result), compile_text.say)
-    is_saved = all(kept.write(path, content, compile_text.say) for path, content in files.items())
+        kept.write(file, json.dumps(result), answer_text.say)
+    is_saved = all(kept.write(path, content, answer_text.say) for path, content in files.items())
     return {**result, "exit_status": int(not (result["fits"] and is_saved))}
 
 
@@ -139,7 +140,7 @@ def _compile(arguments, files):
 
     question = _question(arguments.topology)
     try:
-        answer = plan.ask(question, arguments.full, compile_text.say, keep)
+        answer = plan.ask(question, arguments.full, answer_text.say, keep)
     except ValueError as error:
         raise Refusal(first_line(error)) from error
     found = result.as_json(question, answer)
@@ -161,9 +162,9 @@ def _compare(arguments):
     if len(files) < 2:
         raise Refusal(f"--compare needs at least two layouts, as in --compare=expert,expert_model, not "
                       f"{arguments.compare!r}.")
-    compile_text.say(f"Compiling {len(files)} layouts ...")
-    results = many.ask({name: process(_words(arguments, [file])) for name, file in files.items()}, compile_text.say)
-    compile_text.show(compile_text.table(results), arguments)
+    answer_text.say(f"Compiling {len(files)} layouts ...")
+    results = many.ask({name: process(_words(arguments, [file])) for name, file in files.items()}, answer_text.say)
+    answer_text.show(answer_text.table(results), arguments)
     return {"layouts": results, "exit_status": int(not any(result.get("fits") for result in results.values()))}
 
 
@@ -177,12 +178,12 @@ def _search(arguments, macros):
 
     def ask(choices):
         return many.ask({name: process(_words(arguments, bindings=_bindings(choice, mesh, question.config)))
-                         for name, choice in choices.items()}, compile_text.say)
+                         for name, choice in choices.items()}, answer_text.say)
 
-    own, results = search(question, ask, compile_text.say)
+    own, results = search(question, ask, answer_text.say)
     best = next(iter(results))
     typed = map(_typed, _bindings(best, mesh, question.config))
-    compile_text.show(compile_text.ranking(own, results, typed), arguments)
+    answer_text.show(answer_text.ranking(own, results, typed), arguments)
     return {"candidates": [{**choice._asdict(), **result} for choice, result in results.items()],
             "exit_status": int(not results[best].get("fits"))}
 

@@ -108,7 +108,7 @@ def test_an_answer_that_cannot_be_kept_is_still_given(capsys, monkeypatch, tmp_p
     (tmp_path / "switch_tf").write_text("")  # in the way of the cache
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(command, "_compile", lambda arguments, files: {"fits": True})
-    monkeypatch.setattr(command.compile_text, "describe", lambda result: "the answer")
+    monkeypatch.setattr(command.answer_text, "describe", lambda result: "the answer")
     assert main(["compile", *RUN, "--topology=v5e:2x2"]) == 0
     found = capsys.readouterr()
     assert "the answer" in found.out and "could not be written (Not a directory)" in found.err
@@ -122,7 +122,7 @@ def test_a_program_that_cannot_be_saved_ends_with_a_status_and_leaves_no_half(ca
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(command, "_compile", compiled)
-    monkeypatch.setattr(command.compile_text, "describe", lambda result: "the answer")
+    monkeypatch.setattr(command.answer_text, "describe", lambda result: "the answer")
     assert main(["compile", *RUN, "--topology=v5e:2x2", f"--save={tmp_path / 'kept'}"]) == 1
     found = capsys.readouterr()
     assert "the answer" in found.out and "could not be written (Is a directory)" in found.err

@@ -197,7 +197,7 @@ def faked(monkeypatch, tmp_path):
     monkeypatch.setattr(compile_command, "_answer", ask)
     monkeypatch.setattr(compile_command, "_search", ask)
     monkeypatch.setattr(many, "ask", lambda questions, say: dict.fromkeys(questions, {"failed": "not compiled"}))
-    monkeypatch.setattr(compile_command.compile_text, "table", str)
+    monkeypatch.setattr(compile_command.answer_text, "table", str)
     monkeypatch.setattr(export, "_export", lambda arguments, *unused: {
         "sampler": str(sampler_arguments.sampler(arguments))})
     monkeypatch.setattr(infer, "_answer", lambda arguments, *unused: {
