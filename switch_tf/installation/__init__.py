@@ -1,0 +1,1 @@
+"""Checks of an installation: the packages, and the machine they run on."""

@@ -1,0 +1,101 @@
+"""Checks of the machine: TensorBoard, accelerators, folders, cores and memory."""
+
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+
+from switch_tf import environment
+from switch_tf.installation.findings import OK, PROBLEM, WARNING, Finding
+from switch_tf.installation.packages import REQUIREMENTS, tensorflow_distribution
+
+IMPORT_TIMEOUT = 300  # seconds
+
+_DEVICES = """
+import json, tensorflow, tensorflow_text
+print(json.dumps([device.device_type for device in tensorflow.config.list_physical_devices()]))
+"""
+
+
+def check_tensorboard() -> Iterator[Finding]:
+    """TensorBoard starts; version 2.20 needs a setuptools that still brings pkg_resources."""
+    output, error = _python("import tensorboard.main")
+    if output is not None:
+        yield Finding("tensorboard starts", OK, "look at a run with: tensorboard --logdir RUN/events")
+    else:
+        wanted = "'setuptools<81'" if "pkg_resources" in error else "tensorboard"
+        yield Finding("tensorboard starts", PROBLEM, error, f"{environment.pip()} install --no-deps {wanted}")
+
+
+def check_accelerators() -> Iterator[Finding]:
+    """TensorFlow imports, and the devices it sees. In a process of its own: a wrong libtpu aborts at import."""
+    environment.skip_tpu_metadata_query()
+    output, error = _python(_DEVICES)
+    if output is None:
+        requirements = REQUIREMENTS[tensorflow_distribution()]
+        reinstall = f"{environment.pip()} install --no-deps --force-reinstall -r {requirements}"
+        cure = f"what is said above first; if nothing is, {reinstall}"
+        yield Finding("accelerators", PROBLEM, f"TensorFlow does not import: {error}", cure)
+        return
+    devices = json.loads(output)
+    counts = {kind: devices.count(kind) for kind in ("TPU", "GPU") if kind in devices}
+    if counts:
+        yield Finding("accelerators", OK, ", ".join(f"{count} {kind}" for kind, count in counts.items()))
+    elif environment.has_tpu() and tensorflow_distribution() == "tensorflow-tpu":
+        cure = "end the process that holds the TPU (only one can), or check that libtpu is the version above"
+        yield Finding("accelerators", PROBLEM, "a TPU chip is attached and TensorFlow does not see it", cure)
+    elif shutil.which("nvidia-smi"):
+        version = environment.installed_version("tensorflow")
+        cure = f"{environment.pip()} install 'tensorflow[and-cuda]=={version}', or run without the GPU"
+        yield Finding("accelerators", WARNING, "an NVIDIA driver is installed and TensorFlow sees no GPU", cure)
+    else:
+        yield Finding("accelerators", OK, "none; TensorFlow imports and runs on the CPU")
+
+
+def check_folders() -> Iterator[Finding]:
+    """The current folder (runs are written there) and the cache folder are writable and have room."""
+    for check, folder in (("current folder", pathlib.Path.cwd()), ("cache folder", environment.cache_folder())):
+        existing = next(path for path in (folder, *folder.parents) if path.is_dir())
+        try:
+            with tempfile.TemporaryFile(dir=existing):
+                pass
+        except OSError as error:
+            yield Finding(check, PROBLEM, f"{existing} is not writable: {error.strerror}", "choose one that you own")
+            continue
+        free = shutil.disk_usage(existing).free / 1e9
+        status = PROBLEM if free < 0.5 else WARNING if free < 5 else OK
+        cure = "" if status == OK else "make room: a run keeps several checkpoints"
+        yield Finding(check, status, f"{folder} is writable, {free:.1f} GB free", cure)
+
+
+def check_machine() -> Iterator[Finding]:
+    """Cores that this process may use, and memory."""
+    yield Finding("cores", OK, str(len(os.sched_getaffinity(0))))
+    memory = environment.memory("MemTotal") / 1e9
+    if memory < 4:
+        cure = "start with gin/models/switch_tiny.gin and a small BATCH_SIZE"
+        yield Finding("memory", WARNING, f"{memory:.1f} GB", cure)
+    else:
+        yield Finding("memory", OK, f"{memory:.1f} GB")
+
+
+def _python(code: str) -> tuple[str | None, str]:
+    """Runs code in a process of its own; returns (standard output or None, the line that says what went wrong)."""
+    try:
+        result = subprocess.run(
+            [sys.executable, "-c", code],
+            capture_output=True,
+            text=True,
+            timeout=IMPORT_TIMEOUT,
+            env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2"},
+        )
+    except subprocess.TimeoutExpired:
+        return None, f"no answer within {IMPORT_TIMEOUT} seconds"
+    if result.returncode:
+        lines = result.stderr.strip().splitlines() or [f"ended with status {result.returncode}"]
+        return None, lines[-1]
+    return result.stdout, ""

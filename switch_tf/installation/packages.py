@@ -1,0 +1,140 @@
+"""Checks of Python and the installed packages."""
+
+import re
+import shlex
+import sys
+from collections.abc import Iterator
+from importlib import metadata
+
+from switch_tf import environment
+from switch_tf.installation.findings import OK, PROBLEM, WARNING, Finding
+
+# Distributions that write the same files. (`import switch_tf` has refused the nightlies of seqio and tfds by now.)
+SAME_FILES = (
+    ("tensorflow", "tensorflow-tpu", "tensorflow-cpu", "tf-nightly"),
+    ("keras", "keras-nightly"),
+    ("tensorboard", "tb-nightly"),
+)
+# t5 requires them, and nothing that switch_tf uses of it imports them.
+NEVER_INSTALLED = {"seqio-nightly", "tfds-nightly", "mesh-tensorflow", "transformers"}
+
+REQUIREMENTS = {"tensorflow": "requirements.txt", "tensorflow-tpu": "requirements-tpu.txt"}
+
+
+def check_python() -> Iterator[Finding]:
+    """Python 3.11 or 3.12, as the wheels of editdistance and the pins demand."""
+    version = ".".join(map(str, sys.version_info[:3]))
+    if (3, 11) <= sys.version_info[:2] <= (3, 12):
+        yield Finding("Python", OK, f"{version} at {sys.executable}")
+    else:
+        yield Finding("Python", PROBLEM, version, "install again under Python 3.11 or 3.12")
+
+
+def check_versions() -> Iterator[Finding]:
+    """The packages that only work in certain pairs, against the pairs that the tests run with."""
+    flavour = tensorflow_distribution()
+    if flavour == "tensorflow" and environment.has_tpu():
+        yield Finding(
+            "TPU",
+            WARNING,
+            "a TPU chip seems to be attached, but tensorflow-tpu is not installed",
+            "in a fresh environment: pip install --no-deps -r requirements-tpu.txt",
+        )
+    for name, wanted in environment.KNOWN_GOOD[flavour].items():
+        version = environment.installed_version(name)
+        cure = f"{environment.pip()} install --no-deps {name}=={wanted}"
+        if name == "libtpu" and version is not None:
+            yield _libtpu(flavour, version, wanted, cure)
+        elif version == wanted:
+            yield Finding(name, OK, version)
+        elif version is None and name == "libtpu" and flavour == "tensorflow":
+            yield Finding(name, OK, "absent; only the extra `aot` needs it")
+        elif version is None:
+            yield Finding(name, PROBLEM, "not installed", f"{cure}; for all of them: -r {REQUIREMENTS[flavour]}")
+        elif name == "tensorflow-text" and _minor(version) != _minor(environment.installed_version(flavour)):
+            beside = f"{flavour} {environment.installed_version(flavour)}"
+            yield Finding(name, PROBLEM, f"{version} beside {beside}: the first two numbers must agree", cure)
+        else:
+            yield Finding(name, WARNING, f"{version}; the tests run with {wanted}", cure)
+    yield _t5()
+
+
+def _t5():
+    name, _, wanted = environment.T5.partition("==")
+    version = environment.installed_version(name)
+    if version in (None, wanted):
+        absent = f"absent; only downstream tasks such as GLUE need it: {environment.install_t5()}"
+        return Finding(name, OK, version or absent)
+    return Finding(name, WARNING, f"{version}; the tests run with {wanted}", environment.install_t5())
+
+
+def _libtpu(flavour, version, wanted, cure):
+    """libtpu goes with TensorFlow on a TPU VM, and with jaxlib where `switch-tf compile` asks it."""
+    partner = "tensorflow-tpu" if flavour == "tensorflow-tpu" else "jaxlib"
+    pair = f"{version} beside {partner} {environment.installed_version(partner)}"
+    if environment.goes_with(version, wanted):
+        return Finding("libtpu", OK, pair + (": `switch-tf compile` works here" if partner == "jaxlib" else ""))
+    fault = "TensorFlow aborts at import" if partner == "tensorflow-tpu" else "`switch-tf compile` refuses it"
+    return Finding("libtpu", PROBLEM, f"{pair}: {fault}, {wanted} is the one that goes with it", cure)
+
+
+def check_double_distributions() -> Iterator[Finding]:
+    """No two distributions that overwrite each other's files."""
+    clean = True
+    for group in SAME_FILES:
+        present = [name for name in group if environment.installed_version(name)]
+        if len(present) > 1:
+            clean = False
+            keep = "tensorflow-tpu" if "tensorflow-tpu" in present else present[0]
+            drop = " ".join(name for name in present if name != keep)
+            cure = (
+                f"{environment.pip()} uninstall -y {drop} && "
+                f"{environment.pip()} install --no-deps --force-reinstall {keep}=={environment.installed_version(keep)}"
+            )
+            yield Finding("double packages", PROBLEM, f"{' and '.join(present)} write the same files", cure)
+    if clean:
+        names = ("seqio", "tensorflow-datasets", "keras", "tensorboard")
+        yield Finding("double packages", OK, "one each of tensorflow, " + ", ".join(names))
+
+
+def check_requirements() -> Iterator[Finding]:
+    """Every requirement of switch-tf, and of what it requires in turn, is installed in a version it accepts."""
+    try:
+        from packaging.requirements import Requirement
+    except ImportError:
+        yield Finding("requirements", PROBLEM, "packaging is not installed", f"{environment.pip()} install packaging")
+        return
+    seen, waiting, unmet = set(), [("switch-tf", "")], {}
+    while waiting:
+        owner, extra = waiting.pop()
+        if (owner, extra) in seen:
+            continue
+        seen.add((owner, extra))
+        for line in metadata.requires(owner) or ():
+            requirement = Requirement(line)
+            name = re.sub(r"[-_.]+", "-", requirement.name).lower()
+            if requirement.marker and not requirement.marker.evaluate({"extra": extra}):
+                continue
+            if name == "tensorflow":
+                name = tensorflow_distribution()
+            if name in NEVER_INSTALLED:
+                continue
+            version = environment.installed_version(name)
+            if version is None or not requirement.specifier.contains(version, prereleases=True):
+                unmet[name] = (owner, f"{name}{requirement.specifier}", version)
+            else:
+                waiting += [(name, ""), *((name, extra) for extra in requirement.extras)]
+    for name, (owner, wanted, version) in unmet.items():
+        found = f"{owner} wants {wanted}, installed is {version or 'none'}"
+        yield Finding(name, PROBLEM, found, f"{environment.pip()} install --no-deps {shlex.quote(wanted)}")
+    if not unmet:
+        yield Finding("requirements", OK, f"all of {len({name for name, _ in seen}) - 1} distributions agree")
+
+
+def tensorflow_distribution() -> str:
+    """The distribution that brings TensorFlow here."""
+    return "tensorflow-tpu" if environment.installed_version("tensorflow-tpu") else "tensorflow"
+
+
+def _minor(version: str | None) -> list[str] | None:
+    return version and version.split(".")[:2]

@@ -1,0 +1,92 @@
+"""Each fault of the packages is found and comes with its cure."""
+
+from importlib import metadata
+
+import pytest
+
+from switch_tf import environment
+from switch_tf.installation import packages
+from switch_tf.installation.findings import OK, PROBLEM, WARNING
+
+
+@pytest.fixture
+def installed(monkeypatch):
+    """Pretends other installed versions: name -> version, None for absent."""
+    real = environment.installed_version
+
+    def pretend(**versions):
+        versions = {name.replace("_", "-"): version for name, version in versions.items()}
+        monkeypatch.setattr(environment, "installed_version", lambda name: versions.get(name, real(name)))
+
+    return pretend
+
+
+def only(findings, check):
+    (finding,) = [finding for finding in findings if finding.check == check]
+    return finding
+
+
+def test_text_of_another_tensorflow_is_a_problem(installed):
+    installed(tensorflow_text="2.20.1")
+    finding = only(packages.check_versions(), "tensorflow-text")
+    assert finding.status == PROBLEM
+    assert finding.found == "2.20.1 beside tensorflow 2.21.0: the first two numbers must agree"
+    assert finding.cure.endswith("install --no-deps tensorflow-text==2.21.1")
+
+
+def test_other_keras_is_a_warning(installed):
+    installed(keras="3.15.0")
+    finding = only(packages.check_versions(), "keras")
+    assert (finding.status, finding.found) == (WARNING, "3.15.0; the tests run with 3.15.1")
+
+
+def test_newer_libtpu_beside_tensorflow_tpu_is_a_problem(installed):
+    installed(tensorflow=None, tensorflow_tpu="2.20.0", libtpu="0.0.42.1")
+    finding = only(packages.check_versions(), "libtpu")
+    assert finding.status == PROBLEM
+    assert finding.cure.endswith("install --no-deps libtpu==0.0.21")
+
+
+def test_libtpu_is_optional_away_from_a_tpu(installed):
+    installed(libtpu=None)
+    assert only(packages.check_versions(), "libtpu").status == OK
+
+
+@pytest.mark.parametrize("version, status", [
+    ("0.0.42.1", OK), ("0.0.42", OK), ("0.0.51", PROBLEM)])
+def test_libtpu_must_go_with_jaxlib(installed, version, status):
+    installed(libtpu=version, jaxlib="0.10.2")
+    finding = only(packages.check_versions(), "libtpu")
+    assert finding.status == status
+    assert finding.found.startswith(f"{version} beside jaxlib 0.10.2")
+    assert finding.cure.endswith("install --no-deps libtpu==0.0.42.1" if status == PROBLEM else "")
+
+
+def test_plain_tensorflow_on_a_tpu_machine_is_pointed_at_the_other_list(monkeypatch):
+    monkeypatch.setattr(environment, "has_tpu", lambda: True)
+    assert "requirements-tpu.txt" in only(packages.check_versions(), "TPU").cure
+
+
+def test_two_tensorflows_are_a_problem(installed):
+    installed(tensorflow_tpu="2.20.0")
+    finding = only(packages.check_double_distributions(), "double packages")
+    assert finding.status == PROBLEM
+    assert "uninstall -y tensorflow && " in finding.cure
+    assert finding.cure.endswith("install --no-deps --force-reinstall tensorflow-tpu==2.20.0")
+
+
+def test_requirement_of_a_requirement_is_checked(installed):
+    installed(h5py="3.99.0", lxml=None)
+    findings = list(packages.check_requirements())
+    assert only(findings, "h5py").found == "tensorflow wants h5py<3.15.0,>=3.11.0, installed is 3.99.0"
+    assert only(findings, "lxml").found == "sacrebleu wants lxml, installed is none"
+    assert {finding.status for finding in findings} == {PROBLEM}
+
+
+def test_tensorflow_tpu_counts_as_tensorflow(installed, monkeypatch):
+    requires = {"switch-tf": ["tensorflow>=2.20,<2.22"]}
+    monkeypatch.setattr(metadata, "requires", requires.get)
+    installed(tensorflow=None, tensorflow_tpu="2.20.0")
+    assert only(packages.check_requirements(), "requirements").status == OK
+    installed(tensorflow=None, tensorflow_tpu="2.19.0")
+    assert only(packages.check_requirements(), "tensorflow-tpu").status == PROBLEM
