@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import gin
 
-from switch_tf.cli import gin_files, processes, quiet, sources
+from switch_tf.cli import gin_files, quiet, sources
 from switch_tf.cli.gin_statements import Statements, Unknown
 from switch_tf.configs.choices import nearest
 from switch_tf.configs.run import Run, StepSettings, check_periods
@@ -19,6 +19,7 @@ from switch_tf.configs.switch_config import SwitchConfig
 from switch_tf.messages import first_line
 from switch_tf.partitioning.layout import Layout
 from switch_tf.refusals import Refusal
+from switch_tf.training import processes
 
 PARTS = ("a model (gin/models/switch_tiny.gin), a task (gin/tasks/docs_corpus.gin) and a run "
          "(gin/runs/pretrain.gin)")

@@ -4,9 +4,10 @@ import atexit
 import os
 import sys
 
-from switch_tf.cli import gin_files, gin_run, processes, starting
+from switch_tf.cli import gin_files, gin_run, starting
 from switch_tf.messages import first_line
 from switch_tf.refusals import Refusal
+from switch_tf.training import processes
 from switch_tf.training.stopping import INTERRUPTED, Stopping
 
 EXAMPLES = r"""
@@ -20,7 +21,11 @@ switch-tf train --gin_file=gin/models/switch_tiny.gin --gin_file=gin/tasks/docs_
 def add_arguments(parser) -> None:
     """Declares the gin arguments, `--devices` and `--processes`."""
     gin_files.add_arguments(parser)
-    processes.add_arguments(parser)
+    parser.add_argument("--devices", type=int, metavar="N",
+                        help="virtual devices to make of this machine's CPU, in all processes together")
+    parser.add_argument("--processes", type=int, default=1, metavar="N",
+                        help="start so many processes on this machine, which train together; on several machines set "
+                             "TF_CONFIG instead (docs/layouts.md)")
 
 
 def run(arguments) -> dict:

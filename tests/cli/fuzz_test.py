@@ -16,8 +16,10 @@ import tensorflow as tf
 from hypothesis import strategies as st
 
 from switch_tf.cli import compile as compile_command
-from switch_tf.cli import doctor, export, infer, main, processes, quiet, sampler_arguments, serve, vocabulary
+from switch_tf.cli import doctor, export, infer, main, quiet, sampler_arguments, serve, vocabulary
 from switch_tf.installation import machine
+from switch_tf.training import processes
+from switch_tf.training.stopping import INTERRUPTED
 
 GOLDEN = pathlib.Path(__file__).parents[1] / "golden" / "hugging_face"
 TINY = ["gin/models/switch_tiny.gin", "gin/tasks/docs_corpus_bytes.gin", "gin/runs/pretrain.gin"]
@@ -223,7 +225,7 @@ def _try(command, words, capsys):
     finally:
         gin.clear_config()
     out, err = capsys.readouterr()
-    assert status in (0, 1, 2) or command == "compare" and status == processes.INTERRUPTED, words
+    assert status in (0, 1, 2) or command == "compare" and status == INTERRUPTED, words
     assert "Traceback" not in err, words
     if status == 2:
         assert any(line.startswith(f"switch-tf {command}: ") or ": error: " in line for line in err.split("\n")), words

@@ -12,8 +12,8 @@ import time
 import pytest
 
 from switch_tf.checkpoints import folders
-from switch_tf.cli import processes
 from switch_tf.partitioning import cluster
+from switch_tf.training import processes
 
 # Each starts up to five processes, which take a minute of CPU time to import and trace.
 pytestmark = pytest.mark.slow

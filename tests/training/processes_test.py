@@ -13,9 +13,9 @@ import time
 import pytest
 
 from switch_tf import environment
-from switch_tf.cli import processes
 from switch_tf.partitioning import cluster
 from switch_tf.refusals import Refusal
+from switch_tf.training import processes
 
 # What every stand-in begins with. It ends by itself, should nobody end it.
 _START = """
@@ -167,7 +167,7 @@ def test_gpus_are_counted_where_no_variable_names_them(monkeypatch):
 
 _PARENT = """
 import sys
-from switch_tf.cli import processes
+from switch_tf.training import processes
 processes.run(["train"], 2)
 """
 

@@ -20,15 +20,6 @@ _MOST = 64
 _PR_SET_PDEATHSIG = 1  # of prctl(2)
 
 
-def add_arguments(parser) -> None:
-    """Declares `--devices` and `--processes`."""
-    parser.add_argument("--devices", type=int, metavar="N",
-                        help="virtual devices to make of this machine's CPU, in all processes together")
-    parser.add_argument("--processes", type=int, default=1, metavar="N",
-                        help="start so many processes on this machine, which train together; on several machines set "
-                             "TF_CONFIG instead (docs/layouts.md)")
-
-
 def devices_of_this_process(num_devices: int | None) -> int | None:
     """Its share of `--devices`.
 
