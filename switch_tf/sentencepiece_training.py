@@ -1,14 +1,20 @@
 """Trains SentencePiece vocabularies: `python -m switch_tf.sentencepiece_training SENTENCES OUTPUT NUM_PIECES`.
 
-A program of its own besides a function, because nothing can interrupt SentencePiece while it trains, and it tells how
-far it is on standard error only. Needs no TensorFlow.
+The command exists because nothing can interrupt SentencePiece within a process, and because it reports its progress on
+standard error only. Needs no TensorFlow.
 """
 
 import io
+import os
+import re
 import string
+import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+
+from switch_tf.refusals import Refusal
 
 # As good as none: of a character that stands in no text. Without any, SentencePiece says so on standard error whenever
 # it loads the model.
@@ -16,6 +22,10 @@ _RULES = "FFFF\tFFFD\n"
 
 # SentencePiece leaves out sentences of more than 4192 bytes, without a word.
 _LONGEST = 4000  # bytes
+
+_TOO_HIGH = re.compile(r"Vocabulary size (?:is )?too high \(\d+\).*?<= (\d+)")
+_TOO_LOW = re.compile(r"smaller than required_chars\. \d+ vs (\d+)")
+_EM_STEP = re.compile(r"EM sub_iter=\d+ size=(\d+)")
 
 
 def train(
@@ -69,6 +79,70 @@ def _train(sentences, num_pieces, is_quiet, **options):
         **options,
     )  # fmt: skip
     return model.getvalue()
+
+
+def train_file(sentences: Sequence[str], num_pieces: int, output: str) -> None:
+    """Trains a vocabulary in a process of its own, which Ctrl-C ends, and shows its progress.
+
+    Args:
+        sentences: Texts to learn the pieces from.
+        num_pieces: Size of the vocabulary without sentinels.
+        output: Path of the model, which appears when it is complete.
+
+    Raises:
+        Refusal: The text does not allow that size, or the process was killed.
+    """
+    with tempfile.TemporaryDirectory(prefix=".vocabulary", dir=os.path.dirname(output) or ".") as temporary:
+        source, model = os.path.join(temporary, "sentences"), os.path.join(temporary, "model")
+        with open(source, "w", encoding="utf-8", newline="\n") as file:
+            file.writelines(f"{sentence}\n" for sentence in sentences)
+        command = [sys.executable, "-m", "switch_tf.sentencepiece_training", source, model, str(num_pieces)]
+        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, errors="replace") as child:
+            try:
+                log = _show_progress(child.stderr, num_pieces)
+            except BaseException:
+                child.kill()
+                raise
+        if child.returncode:
+            raise Refusal(_failure(log, num_pieces, child.returncode))
+        os.replace(model, output)
+
+
+def _show_progress(lines, num_pieces):
+    """Shows the progress of a training; returns the last lines of its log."""
+    import tqdm
+
+    log, first = deque(maxlen=40), None
+    with tqdm.tqdm(desc=f"training {num_pieces} pieces", bar_format="{desc} [{elapsed}]") as progress:
+        for line in lines:
+            log.append(line)
+            if step := _EM_STEP.search(line):
+                first = first or int(step[1])
+                progress.set_description_str(f"training {num_pieces} pieces, {int(step[1]):,} of {first:,} candidates "
+                                             "left")
+    return log
+
+
+def _failure(log, num_pieces, status):
+    text = "".join(log)
+    if limit := _TOO_HIGH.search(text):
+        return f"--size must be at most {limit[1]} for this text, which has no more pieces, not {num_pieces}."
+    if limit := _TOO_LOW.search(text):
+        return (f"--size must be more than {limit[1]} for this text, because every byte and its frequent characters "
+                f"need a piece each, not {num_pieces}.")
+    if status < 0:
+        return f"SentencePiece was ended by signal {-status}, mostly for want of memory; use fewer --input files."
+    last = next((line.strip() for line in reversed(log) if line.strip()), "no reason is given")
+    return f"SentencePiece cannot train {num_pieces} pieces on this text: {last}."
+
+
+def characters_per_token(model: str, sentences: Sequence[str]) -> float:
+    """Returns the mean number of characters of a piece, over some 1000 of the sentences. `model` is a file."""
+    import sentencepiece
+
+    pieces = sentencepiece.SentencePieceProcessor(model_file=model)
+    some = sentences[::max(1, len(sentences) // 1000)]
+    return sum(map(len, some)) / sum(len(pieces.encode(sentence)) for sentence in some)
 
 
 def sentences_of(text: str) -> Iterator[str]:

@@ -15,8 +15,9 @@ import pytest
 import tensorflow as tf
 from hypothesis import strategies as st
 
+from switch_tf import sentencepiece_training
 from switch_tf.cli import compile as compile_command
-from switch_tf.cli import doctor, export, infer, main, quiet, sampler_arguments, serve, vocabulary
+from switch_tf.cli import doctor, export, infer, main, quiet, sampler_arguments, serve
 from switch_tf.installation import machine
 from switch_tf.training import processes
 from switch_tf.training.stopping import INTERRUPTED
@@ -207,8 +208,8 @@ def faked(monkeypatch, tmp_path):
         "sampler": str(sampler_arguments.sampler(arguments))})
     monkeypatch.setattr(serve, "_serve", lambda arguments, *unused: {
         "sampler": str(sampler_arguments.sampler(arguments))})
-    monkeypatch.setattr(vocabulary, "_train", lambda *arguments: None)
-    monkeypatch.setattr(vocabulary, "_characters_per_token", lambda *arguments: 4.0)
+    monkeypatch.setattr(sentencepiece_training, "train_file", lambda *arguments: None)
+    monkeypatch.setattr(sentencepiece_training, "characters_per_token", lambda *arguments: 4.0)
     slow = (machine.check_accelerators, machine.check_tensorboard)
     monkeypatch.setattr(doctor, "CHECKS", tuple(check for check in doctor.CHECKS if check not in slow))
     yield tmp_path

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from switch_tf import data, sentencepiece_training
-from switch_tf.cli import main, vocabulary
+from switch_tf.cli import main
 from switch_tf.tasks import docs_corpus  # noqa: F401  (registers)
 
 LINES = [f"line {number}: a few words of plain text, number {number * 37}" for number in range(300)]
@@ -74,30 +74,13 @@ def test_wrong_files_are_refused_in_a_sentence(capsys, tmp_path, words, message)
     assert not (tmp_path / "own.model").exists()
 
 
-def test_of_many_sentences_some_are_drawn(monkeypatch, capsys):
-    monkeypatch.setattr(vocabulary, "MOST_SENTENCES", 40)
-    chosen, num_texts = vocabulary._read(["a.txt"], ["text"])
-    assert num_texts == 150 and len(chosen) == 40 and set(chosen) <= set(LINES)
-    assert max(map(LINES.index, chosen)) > 100
-    assert "40 of 150 sentences are learned from." in capsys.readouterr().err
-
-
-def test_lines_that_sentencepiece_would_leave_out_are_cut_between_words():
-    text = "short\n\n" + "wörd " * 2000 + "\nlast"
-    found = list(sentencepiece_training.sentences_of(text))
-    assert found[0] == "short" and found[-1] == "last" and len(found) == 6
-    assert " ".join(found[1:-1]).split() == ["wörd"] * 2000
-    assert max(len(sentence.encode()) for sentence in found) <= 4000
-    assert "".join(sentencepiece_training.sentences_of("ö" * 5000)) == "ö" * 5000
-
-
 def test_a_training_that_is_killed_is_told(monkeypatch, capsys):
     started = subprocess.Popen
 
     def killed(command, **options):
         return started(["sh", "-c", "kill -9 $$"], **options)
 
-    monkeypatch.setattr(vocabulary.subprocess, "Popen", killed)
+    monkeypatch.setattr(sentencepiece_training.subprocess, "Popen", killed)
     assert "ended by signal 9, mostly for want of memory" in _refusal(
         capsys, "--input", "a.txt", "--size", "400", "--output", "own.model")
 
