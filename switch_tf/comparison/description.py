@@ -1,11 +1,13 @@
 """What is compared: variants, as the gin files and bindings that describe each; needs no TensorFlow."""
 
+import contextlib
 import dataclasses
 import pathlib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from switch_tf import checks
+from switch_tf.messages import first_line
 from switch_tf.refusals import Refusal
 
 _NAME = re.compile(r"\w[\w.-]*")
@@ -96,3 +98,12 @@ def check_words(name: str, words) -> None:
         if bound.strip() in _OWN:
             raise Refusal(f"{name} holds {word!r}, but each run gets its own {bound.strip()}: set "
                           "Comparison.model_dir and Comparison.seeds.")
+
+
+@contextlib.contextmanager
+def naming(variant: str) -> Iterator[None]:
+    """Puts the name of a variant before the sentence of a Refusal that is raised within this scope."""
+    try:
+        yield
+    except Refusal as error:
+        raise Refusal(f"{variant}: {first_line(error)}") from error

@@ -7,7 +7,7 @@ from switch_tf.comparison import figures, results
 from switch_tf.comparison.curves import Curves
 from switch_tf.reporting import page
 from switch_tf.storage import json_lines
-from switch_tf.storage.whole_file import write_whole
+from switch_tf.storage.whole_file import write_whole, writing
 
 _WORDS = (
     "The router's share of the FLOPs stands beside each variant. Capacity padding is what experts compute for empty "
@@ -26,7 +26,8 @@ _COLUMNS = ("variant", "experts", "parameters", "FLOPs/token", "router", "paddin
 def write(folder, curves: list[Curves]) -> dict:
     """Writes the three files into a folder; returns the object that comparison.json holds."""
     folder = pathlib.Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
     found = results.compare(curves)
     picture = figures.draw(curves, found)
     write_whole(folder / "comparison.json", json_lines.dumps(found, indent=1) + "\n")

@@ -2,9 +2,9 @@
 
 import contextlib
 
+from switch_tf.comparison.description import naming
 from switch_tf.comparison.progress import OfVariant, Progress
 from switch_tf.comparison.same_batches import SameBatches
-from switch_tf.messages import first_line
 
 # Steps at the beginning of a turn that are left out of the timing.
 _UNTIMED = 2
@@ -28,10 +28,6 @@ def next_turn(steps: dict[str, int], train_steps: dict[str, int], turn: int) -> 
     return name, min((index + 1) * turn, train_steps[name])
 
 
-class VariantFailed(Exception):
-    """What ended one variant, which is the cause, with its name before it; the others are saved where they are."""
-
-
 def train(trainers: dict, configurations: dict[str, str], progress: Progress, batches_file, turn: int,
           stop_reason=lambda: None) -> bool:
     """Trains the variants of one seed from wherever their run folders stand to the last step.
@@ -48,7 +44,8 @@ def train(trainers: dict, configurations: dict[str, str], progress: Progress, ba
         Whether all got to their last step; otherwise all are saved where they are.
 
     Raises:
-        VariantFailed: a variant was ended by what is the cause: a Divergence, DifferentBatches, an OSError ...
+        Refusal: A mistake of the user ended a variant, for example a Divergence, DifferentBatches or a WriteError. Its
+            sentence begins with the name of the variant. The other variants are saved.
     """
     with contextlib.ExitStack() as stack:
         trainings = {name: stack.enter_context(trainer.start(
@@ -64,12 +61,13 @@ def train(trainers: dict, configurations: dict[str, str], progress: Progress, ba
             name, end = turn_of
             training = trainings[name]
             try:
-                training.advance(end, stop_reason, _UNTIMED,
-                                 lambda step, features, name=name: batches.look(name, step, features))
-            except Exception as error:
+                with naming(name):
+                    training.advance(end, stop_reason, _UNTIMED,
+                                     lambda step, features, name=name: batches.look(name, step, features))
+            except Exception:
                 for other in trainings.keys() - {name}:
                     trainings[other].finish()
-                raise VariantFailed(f"{name}: {first_line(error)}") from error
+                raise
             batches.write()
             if training.state.step < end:
                 break

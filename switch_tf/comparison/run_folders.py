@@ -1,0 +1,40 @@
+"""The run folders that a report compares."""
+
+import pathlib
+import re
+from collections.abc import Iterable
+
+from switch_tf.checkpoints.run_folder import RunFolder
+from switch_tf.refusals import Refusal
+
+_SEED = re.compile(r"seed_\d+")
+
+
+def find(folders: Iterable) -> list[tuple[str, pathlib.Path]]:
+    """Returns (name of the variant, run folder) of each run.
+
+    Args:
+        folders: Run folders, and folders of comparisons, which stand for all of their runs.
+
+    Raises:
+        Refusal: There are fewer than two runs, or one of them is there twice.
+    """
+    runs = []
+    for folder in map(pathlib.Path, folders):
+        runs_of_comparison = sorted(path.parent for path in folder.glob("*/seed_*/checkpoints"))
+        if RunFolder.checkpoints_of(folder).is_dir() or not runs_of_comparison:
+            runs.append(folder)
+        else:
+            runs += runs_of_comparison
+    if len(runs) < 2:
+        raise Refusal("--runs compares at least two run folders; name several, or the folder of a comparison.")
+    places = [folder.resolve() for folder in runs]
+    for folder, place in zip(runs, places, strict=True):
+        if places.count(place) > 1:
+            raise Refusal(f"--runs names {str(folder)!r} twice; name each run once.")
+    return [(_variant_of(folder), folder) for folder in runs]
+
+
+def _variant_of(folder):
+    is_seed = _SEED.fullmatch(folder.resolve().name)
+    return (folder.parent if is_seed else folder).resolve().name
