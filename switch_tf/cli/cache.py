@@ -18,8 +18,9 @@ import time
 import gin
 
 from switch_tf import checks
-from switch_tf.cli import gin_files, quiet, task_files
+from switch_tf.cli import gin_files, task_files
 from switch_tf.cli.gin_statements import Unknown
+from switch_tf.installation import quiet
 from switch_tf.messages import first_line
 from switch_tf.refusals import Refusal
 from switch_tf.storage import output_lock

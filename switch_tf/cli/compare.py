@@ -7,9 +7,10 @@ import sys
 
 import gin
 
-from switch_tf.cli import gin_files, gin_run, outputs, quiet, starting
+from switch_tf.cli import gin_files, gin_run, outputs, starting
 from switch_tf.comparison import Comparison, fairness, run_folders
 from switch_tf.comparison.description import check_words, naming
+from switch_tf.installation import quiet
 from switch_tf.refusals import Refusal
 from switch_tf.training.stopping import INTERRUPTED
 

@@ -10,7 +10,8 @@ import gin
 from switch_tf import environment
 from switch_tf.aot import answer_text
 from switch_tf.aot.network import check_topology
-from switch_tf.cli import gin_files, gin_run, quiet
+from switch_tf.cli import gin_files, gin_run
+from switch_tf.installation import quiet
 from switch_tf.messages import first_line
 from switch_tf.refusals import Refusal
 

@@ -5,8 +5,9 @@ import sys
 
 from switch_tf import checks
 from switch_tf.checkpoints import folders, run_config
-from switch_tf.cli import outputs, quiet
+from switch_tf.cli import outputs
 from switch_tf.configs.choices import check_choice
+from switch_tf.installation import quiet
 from switch_tf.messages import first_line
 from switch_tf.refusals import Refusal
 

@@ -11,11 +11,12 @@ from typing import Any, NamedTuple
 
 import gin
 
-from switch_tf.cli import gin_files, quiet, sources
+from switch_tf.cli import gin_files, sources
 from switch_tf.cli.gin_statements import Statements, Unknown
 from switch_tf.configs.choices import nearest
 from switch_tf.configs.run import Run, StepSettings, check_periods
 from switch_tf.configs.switch_config import SwitchConfig
+from switch_tf.installation import quiet
 from switch_tf.messages import first_line
 from switch_tf.partitioning.layout import Layout
 from switch_tf.refusals import Refusal

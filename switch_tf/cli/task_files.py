@@ -5,10 +5,11 @@ from typing import NamedTuple
 
 import gin
 
-from switch_tf.cli import gin_files, quiet, sources
+from switch_tf.cli import gin_files, sources
 from switch_tf.cli.gin_statements import Reference
 from switch_tf.configs import shipped_gin
 from switch_tf.configs.choices import nearest
+from switch_tf.installation import quiet
 from switch_tf.messages import first_line
 from switch_tf.refusals import Refusal
 

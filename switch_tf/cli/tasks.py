@@ -3,8 +3,9 @@
 import importlib
 import sys
 
-from switch_tf.cli import gin_files, quiet, task_files
+from switch_tf.cli import gin_files, task_files
 from switch_tf.cli.gin_statements import Macro, Unknown
+from switch_tf.installation import quiet
 from switch_tf.messages import first_line
 from switch_tf.refusals import Refusal
 

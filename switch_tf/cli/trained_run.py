@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 
 from switch_tf.checkpoints import folders, run_config, sizes
 from switch_tf.checkpoints.run_folder import CONFIGURATION, RunFolder
-from switch_tf.cli import gin_files, gin_run, gin_trust, quiet
+from switch_tf.cli import gin_files, gin_run, gin_trust
+from switch_tf.installation import quiet
 from switch_tf.messages import first_line
 from switch_tf.refusals import Refusal
 

@@ -4,7 +4,8 @@ import os
 import sys
 
 from switch_tf import checks, sentencepiece_training
-from switch_tf.cli import outputs, quiet
+from switch_tf.cli import outputs
+from switch_tf.installation import quiet
 from switch_tf.refusals import Refusal
 
 # The rows of an embedding are a multiple of it, which fills the tiles of an accelerator and is easy to split.

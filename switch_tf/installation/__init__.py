@@ -1,1 +1,1 @@
-"""Checks of an installation: the packages, and the machine they run on."""
+"""The installation: checks of its packages and of the machine, and imports of packages that are noisy."""

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from switch_tf import sentencepiece_training
 from switch_tf.cli import compile as compile_command
-from switch_tf.cli import doctor, export, infer, main, quiet, sampler_arguments, serve
-from switch_tf.installation import machine
+from switch_tf.cli import doctor, export, infer, main, sampler_arguments, serve
+from switch_tf.installation import machine, quiet
 from switch_tf.training import processes
 from switch_tf.training.stopping import INTERRUPTED
 

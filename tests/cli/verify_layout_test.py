@@ -8,8 +8,8 @@ import sys
 import pytest
 
 from switch_tf import environment
-from switch_tf.cli import quiet
 from switch_tf.cli.main import main
+from switch_tf.installation import quiet
 from switch_tf.layers import grouping
 
 BATCH, LENGTHS, D_MODEL, EXPERTS = 16, {"inputs": 128, "targets": 29}, 32, 8

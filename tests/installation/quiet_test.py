@@ -2,7 +2,7 @@
 
 import warnings
 
-from switch_tf.cli import quiet
+from switch_tf.installation import quiet
 
 
 def test_a_warning_of_a_library_is_one_sentence_and_told_once(monkeypatch):
