@@ -71,7 +71,7 @@ def test_mistakes_are_sentences(texts, tmp_path, capsys):
     assert "does not take --direct_num_workers=x" in told(capsys, *texts, "--", "--direct_num_workers=x")
     (tmp_path / "file").write_text("")
     folder = tmp_path / "file" / "cache"
-    assert f"cannot be written to '{folder}/text_files/train' (Not a directory); choose another --output." in told(
+    assert f"--output '{folder}/text_files/train' cannot be written (Not a directory); name another one." in told(
         capsys, *texts, f"--output={folder}")
     (tmp_path / "texts.txt").unlink()
     assert "TRAIN_FILES: there is no file" in told(capsys, *texts)
