@@ -3,10 +3,12 @@
 import hashlib
 import os
 import pathlib
+import tempfile
 from importlib import metadata
 
 import switch_tf
 from switch_tf import environment
+from switch_tf.refusals import Refusal
 from switch_tf.storage.whole_file import write_whole
 
 
@@ -41,3 +43,14 @@ def write(file: pathlib.Path, content: str | bytes, say) -> bool:
         say(f"{file} could not be written ({error.strerror}): only what is printed here is kept.")
         return False
     return True
+
+
+def check_folder(flag: str, folder: pathlib.Path) -> None:
+    """Refuses a folder that cannot be written to; creates it. `flag` names it in the sentence."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise Refusal(f"{flag} needs a folder that can be written to, and {str(folder)!r} is none ({error.strerror}); "
+                      "name another.") from error

@@ -25,6 +25,15 @@ class Choice(NamedTuple):
         """One line."""
         return f"{self.mesh_shape}, groups of {self.group_size}, capacity {self.capacity_factor:g}"
 
+    def bindings(self, mesh_name: str, has_experts: bool) -> list[str]:
+        """Returns the gin bindings of the choice; `mesh_name` is the macro or parameter of the mesh's shape."""
+        bindings = [f"{mesh_name}='{self.mesh_shape}'"]
+        if has_experts:
+            bindings += [f"SwitchConfig.group_size={self.group_size}",
+                         f"SwitchConfig.num_groups_multiple={self.num_groups_multiple}",
+                         f"SwitchConfig.train_capacity_factor={self.capacity_factor}"]
+        return bindings
+
 
 def search(question: Question, ask, say) -> tuple[Choice, dict[Choice, dict]]:
     """Meshes, then the best one's axes in another order, then group sizes on the best of these, then capacity factors.

@@ -1,18 +1,16 @@
-"""`switch-tf compile`: does a gin run fit a TPU pod, what does it send, how long may a step take; without a TPU."""
+"""`switch-tf compile`: compiles a gin run for a TPU pod without a TPU, and prints memory, collectives and times."""
 
-import json
+import functools
 import pathlib
 import sys
-import tempfile
 
 import gin
 
-from switch_tf import environment
 from switch_tf.aot import answer_text
 from switch_tf.aot.network import check_topology
 from switch_tf.cli import gin_files, gin_run
 from switch_tf.installation import quiet
-from switch_tf.messages import first_line
+from switch_tf.installation.packages import check_tpu_compiler
 from switch_tf.refusals import Refusal
 
 EXAMPLES = r"""
@@ -41,118 +39,70 @@ def add_arguments(parser) -> None:
 
 
 def run(arguments) -> dict:
-    """Prints memory, collectives and times of one chip; the same as a JSON object. Status 1 where it does not fit.
+    """Prints memory, collectives and times of one chip; returns the JSON object. Status 1 means that nothing fits.
 
-    The model computes in bfloat16 unless ACTIVATION_DTYPE says otherwise; no data, vocabulary or network is touched.
+    The model computes in bfloat16 unless ACTIVATION_DTYPE is set. No data, vocabulary or network is read.
     """
-    _check_compiler()
-    gin_run.or_mistake(lambda: check_topology(arguments.topology))
-    keeps = arguments.save is not None or arguments.plot is not None
-    if (arguments.compare is not None) + arguments.search + keeps > 1:
-        raise Refusal("--compare and --search do not go with each other, nor with --save and --plot; give one of them.")
-    if arguments.save is not None:
-        _check_folder("--save", pathlib.Path(arguments.save))
-    if arguments.plot is not None:
-        if pathlib.Path(arguments.plot).is_dir():
-            raise Refusal(f"--plot needs a file, and {arguments.plot!r} is a folder; name one in it, such as step.png.")
-        _check_folder("--plot", pathlib.Path(arguments.plot).parent)
+    check_tpu_compiler()
+    check_topology(arguments.topology)
+    _check_outputs(arguments)
     macros = gin_run.load(arguments, ["MODEL_DIR='unused'", "ACTIVATION_DTYPE='bfloat16'"])
     if arguments.compare is not None:
         return _compare(arguments)
     if arguments.search:
-        return _search(arguments, macros)
+        return _search(arguments, "MESH_SHAPE" if "MESH_SHAPE" in macros else "Layout.mesh_shape")
     return _answer(arguments)
 
 
 def process(words: list[str]) -> list[str]:
-    """The command that answers a question as JSON in a process of its own; `words`: what follows "compile"."""
+    """Returns the command that answers a question as JSON in a process of its own; `words` follow "compile"."""
     return [sys.executable, "-m", "switch_tf.cli", "compile", *words, "--json"]
 
 
-def _check_folder(flag, folder):
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise Refusal(f"{flag} needs a folder that can be written to, and {str(folder)!r} is none ({error.strerror}); "
-                      "name another.") from error
+def _check_outputs(arguments):
+    from switch_tf.aot import kept
 
-
-def _check_compiler():
-    wanted = environment.KNOWN_GOOD["tensorflow"]["libtpu"]
-    found = environment.installed_version("libtpu")
-    if environment.installed_version("tensorflow-tpu"):
-        raise Refusal("The TPU compiler for machines without a TPU does not go with tensorflow-tpu; run this where "
-                      "tensorflow is installed (docs/install.md).")
-    if found is None or not environment.goes_with(found, wanted):
-        what = "is not installed" if found is None else f"is libtpu {found}, which jaxlib does not go with"
-        raise Refusal(f"The TPU compiler {what}; run: {environment.pip()} install --no-deps libtpu=={wanted}")
+    keeps = arguments.save is not None or arguments.plot is not None
+    if (arguments.compare is not None) + arguments.search + keeps > 1:
+        raise Refusal("--compare and --search do not go with each other, nor with --save and --plot; give one of them.")
+    if arguments.save is not None:
+        kept.check_folder("--save", pathlib.Path(arguments.save))
+    if arguments.plot is not None:
+        if pathlib.Path(arguments.plot).is_dir():
+            raise Refusal(f"--plot needs a file, and {arguments.plot!r} is a folder; name one in it, such as step.png.")
+        kept.check_folder("--plot", pathlib.Path(arguments.plot).parent)
 
 
 def _question(topology):
-    """What the parsed configuration asks of the compiler.
+    """Returns the question of the parsed configuration.
 
     Raises:
-        Refusal: an unknown topology, or a configuration that contradicts itself.
+        Refusal: The topology is unknown, or the configuration contradicts itself.
     """
     from switch_tf.aot import chips, compiler
     from switch_tf.aot.plan import Question
 
-    try:
-        with quiet.held_back():  # libtpu says that there is no TPU
-            num_devices = compiler.num_devices(topology)
-        chip = chips.of(topology)
-    except ValueError as error:
-        raise Refusal(first_line(error)) from error
-    # Not checked: a search is for what fits, and the plan of an answer checks.
+    with quiet.held_back():  # libtpu prints that there is no TPU
+        num_devices = compiler.num_devices(topology)
+    # Not checked, because a search looks for what fits, and the plan of an answer checks.
     described = gin_run.on_devices(num_devices, "TPU", is_checked=False)
     return Question(described.config, described.make_model().dtype_policy, described.make_optimizer, described.layout,
-                    topology, chip, described.run.batch_size, described.run.task_feature_lengths, described.settings,
-                    described.run.pack, described.make_objective)
+                    topology, chips.of(topology), described.run.batch_size, described.run.task_feature_lengths,
+                    described.settings, described.run.pack, described.make_objective)
 
 
 def _answer(arguments):
-    """One question, from the files where it was asked before."""
-    from switch_tf.aot import kept
+    from switch_tf.aot import answers
 
-    file = kept.answer_file(gin.config_str(), arguments.topology, str(arguments.full))
-    is_known, files = file.exists() and arguments.save is None and arguments.plot is None, {}
-    if is_known:
-        result = json.loads(file.read_text())
-        answer_text.say(f"The compiler was asked before; its answer is {file}.")
-    else:
-        result = _compile(arguments, files)
-    answer_text.show(answer_text.describe(result), arguments)
-    # A full disk loses no answer.
-    if not is_known:
-        kept.write(file, json.dumps(result), answer_text.say)
-    is_saved = all(kept.write(path, content, answer_text.say) for path, content in files.items())
-    return {**result, "exit_status": int(not (result["fits"] and is_saved))}
-
-
-def _compile(arguments, files):
-    """Asks the compiler; `files` gets what --save and --plot ask for: path -> content."""
-    from switch_tf.aot import picture, plan, result
-
-    def keep(name, text):
-        if arguments.save is not None:
-            files[pathlib.Path(arguments.save) / name] = text
-
-    question = _question(arguments.topology)
-    try:
-        answer = plan.ask(question, arguments.full, answer_text.say, keep)
-    except ValueError as error:
-        raise Refusal(first_line(error)) from error
-    found = result.as_json(question, answer)
-    if arguments.plot is not None and answer.schedule is not None:
-        files[pathlib.Path(arguments.plot)] = picture.draw(answer.schedule, answer.parts, answer.compiled[-1],
-                                                           found["layers"])
-    return found
+    answer = answers.get(functools.partial(_question, arguments.topology), gin.config_str(), arguments.topology,
+                         arguments.full, arguments.save, arguments.plot, answer_text.say)
+    answer_text.show(answer_text.describe(answer.result), arguments)
+    is_saved = answer.write(answer_text.say)  # after printing, so that a full disk loses no answer
+    return {**answer.result, "exit_status": int(not (answer.result["fits"] and is_saved))}
 
 
 def _compare(arguments):
-    """The same run under several layouts, one table. Status 1 where none fits."""
+    """Prints a table of the same run under several layouts."""
     from switch_tf.aot import many
     from switch_tf.partitioning.layout import Layout
 
@@ -169,45 +119,35 @@ def _compare(arguments):
     return {"layouts": results, "exit_status": int(not any(result.get("fits") for result in results.values()))}
 
 
-def _search(arguments, macros):
-    """The same run with other meshes, groups and capacities, ranked. Status 1 where nothing fits."""
+def _search(arguments, mesh_name):
+    """Prints a ranking of the same run with other meshes, groups and capacities."""
     from switch_tf.aot import many
     from switch_tf.aot.search import search
 
     question = _question(arguments.topology)
-    mesh = "MESH_SHAPE" if "MESH_SHAPE" in macros else "Layout.mesh_shape"
+    has_experts = bool(question.config.num_experts)
 
     def ask(choices):
-        return many.ask({name: process(_words(arguments, bindings=_bindings(choice, mesh, question.config)))
+        return many.ask({name: process(_words(arguments, bindings=choice.bindings(mesh_name, has_experts)))
                          for name, choice in choices.items()}, answer_text.say)
 
-    own, results = search(question, ask, answer_text.say)
+    current, results = search(question, ask, answer_text.say)
     best = next(iter(results))
-    typed = map(_typed, _bindings(best, mesh, question.config))
-    answer_text.show(answer_text.ranking(own, results, typed), arguments)
+    flags = map(_flag, best.bindings(mesh_name, has_experts))
+    answer_text.show(answer_text.ranking(current, results, flags), arguments)
     return {"candidates": [{**choice._asdict(), **result} for choice, result in results.items()],
             "exit_status": int(not results[best].get("fits"))}
 
 
-def _bindings(choice, mesh, config):
-    """What gives a run this choice; `mesh`: the name that its files give the shape of the mesh."""
-    bindings = [f"{mesh}='{choice.mesh_shape}'"]
-    if config.num_experts:
-        bindings += [f"SwitchConfig.group_size={choice.group_size}",
-                     f"SwitchConfig.num_groups_multiple={choice.num_groups_multiple}",
-                     f"SwitchConfig.train_capacity_factor={choice.capacity_factor}"]
-    return bindings
-
-
 def _words(arguments, files=(), bindings=()):
-    """The command line of this question with more files and bindings."""
+    """Returns the command line of this question with more files and bindings."""
     return [*(f"--gin_file={file}" for file in (*arguments.gin_file, *files)),
             f"--gin_search_paths={arguments.gin_search_paths}", f"--topology={arguments.topology}",
             *(["--full"] if arguments.full else []), *(f"--gin.{binding}" for binding in arguments.gin_bindings),
             *(f"--gin.{binding}" for binding in bindings)]
 
 
-def _typed(binding):
-    """A binding as one types it in a shell."""
+def _flag(binding):
+    """Returns a binding as it is typed in a shell."""
     name, _, value = binding.partition("=")
     return f'--gin.{name}="{value}"' if "'" in value else f"--gin.{name}={value}"

@@ -8,6 +8,7 @@ from importlib import metadata
 
 from switch_tf import environment
 from switch_tf.installation.findings import OK, PROBLEM, WARNING, Finding
+from switch_tf.refusals import Refusal
 
 # Distributions that write the same files. (`import switch_tf` has refused the nightlies of seqio and tfds by now.)
 SAME_FILES = (
@@ -138,3 +139,18 @@ def tensorflow_distribution() -> str:
 
 def _minor(version: str | None) -> list[str] | None:
     return version and version.split(".")[:2]
+
+
+def check_tpu_compiler() -> None:
+    """Refuses a machine without a TPU compiler that fits jaxlib.
+
+    Raises:
+        Refusal: libtpu is missing or of another version, or tensorflow-tpu is installed.
+    """
+    wanted, version = environment.KNOWN_GOOD["tensorflow"]["libtpu"], environment.installed_version("libtpu")
+    if environment.installed_version("tensorflow-tpu"):
+        raise Refusal("The TPU compiler for machines without a TPU does not go with tensorflow-tpu; run this where "
+                      "tensorflow is installed (docs/install.md).")
+    if version is None or not environment.goes_with(version, wanted):
+        fault = "is not installed" if version is None else f"is libtpu {version}, which jaxlib does not go with"
+        raise Refusal(f"The TPU compiler {fault}; run: {environment.pip()} install --no-deps libtpu=={wanted}")

@@ -9,10 +9,9 @@ import pytest
 pytest.importorskip("libtpu")
 
 from switch_tf import environment
-from switch_tf.aot import many
+from switch_tf.aot import answers, many
 from switch_tf.cli import compile as command
 from switch_tf.cli.main import main
-from switch_tf.refusals import Refusal
 
 RUN = ["--gin_file=gin/models/switch_tiny.gin", "--gin_file=gin/tasks/c4.gin", "--gin_file=gin/runs/pretrain.gin",
        "--gin.BATCH_SIZE=32", "--gin.TASK_FEATURE_LENGTHS={'inputs': 64, 'targets': 32}"]
@@ -93,7 +92,7 @@ def test_what_cannot_be_asked_is_one_sentence(arguments, message, capsys, monkey
 
 
 def test_a_folder_that_cannot_be_written_to_is_refused_before_anything_compiles(capsys, monkeypatch, tmp_path):
-    monkeypatch.setattr(command, "_compile", lambda *arguments: pytest.fail("it compiled"))
+    monkeypatch.setattr(answers, "compile_question", lambda *arguments: pytest.fail("it compiled"))
     taken = tmp_path / "taken"
     taken.write_text("")
     assert main(["compile", *RUN, "--topology=v5e:2x2", f"--save={taken / 'programs'}"]) == 2
@@ -107,7 +106,7 @@ def test_a_folder_that_cannot_be_written_to_is_refused_before_anything_compiles(
 def test_an_answer_that_cannot_be_kept_is_still_given(capsys, monkeypatch, tmp_path):
     (tmp_path / "switch_tf").write_text("")  # in the way of the cache
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(command, "_compile", lambda arguments, files: {"fits": True})
+    monkeypatch.setattr(answers, "compile_question", lambda *arguments: ({"fits": True}, {}))
     monkeypatch.setattr(command.answer_text, "describe", lambda result: "the answer")
     assert main(["compile", *RUN, "--topology=v5e:2x2"]) == 0
     found = capsys.readouterr()
@@ -115,13 +114,12 @@ def test_an_answer_that_cannot_be_kept_is_still_given(capsys, monkeypatch, tmp_p
 
 
 def test_a_program_that_cannot_be_saved_ends_with_a_status_and_leaves_no_half(capsys, monkeypatch, tmp_path):
-    def compiled(arguments, files):
-        files[tmp_path / "kept" / "one"] = "text"
+    def compiled(*arguments):
         (tmp_path / "kept" / "one").mkdir()  # in the way of the file
-        return {"fits": True}
+        return {"fits": True}, {tmp_path / "kept" / "one": "text"}
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(command, "_compile", compiled)
+    monkeypatch.setattr(answers, "compile_question", compiled)
     monkeypatch.setattr(command.answer_text, "describe", lambda result: "the answer")
     assert main(["compile", *RUN, "--topology=v5e:2x2", f"--save={tmp_path / 'kept'}"]) == 1
     found = capsys.readouterr()
@@ -136,13 +134,6 @@ def test_a_process_of_its_own_says_that_sentence_alone(tmp_path):
     assert done.returncode == 2
     first, *others = done.stderr.strip().splitlines()
     assert first == "Importing TensorFlow ..." and len(others) == 1, done.stderr
-
-
-@pytest.mark.parametrize("version, what", [(None, "is not installed"), ("0.0.51", "is libtpu 0.0.51, which jaxlib")])
-def test_a_missing_or_wrong_compiler_says_what_to_install(monkeypatch, version, what):
-    monkeypatch.setattr(environment, "installed_version", lambda name: version if name == "libtpu" else None)
-    with pytest.raises(Refusal, match=rf"The TPU compiler {what}.*; run: .* --no-deps libtpu==0\.0\.42\.1"):
-        command._check_compiler()
 
 
 COMPARED = ["--topology=v5e:4x4", "--compare=data,expert", "--gin.SwitchConfig.num_groups_multiple=16"]

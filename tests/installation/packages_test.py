@@ -7,6 +7,7 @@ import pytest
 from switch_tf import environment
 from switch_tf.installation import packages
 from switch_tf.installation.findings import OK, PROBLEM, WARNING
+from switch_tf.refusals import Refusal
 
 
 @pytest.fixture
@@ -90,3 +91,10 @@ def test_tensorflow_tpu_counts_as_tensorflow(installed, monkeypatch):
     assert only(packages.check_requirements(), "requirements").status == OK
     installed(tensorflow=None, tensorflow_tpu="2.19.0")
     assert only(packages.check_requirements(), "tensorflow-tpu").status == PROBLEM
+
+
+@pytest.mark.parametrize("version, what", [(None, "is not installed"), ("0.0.51", "is libtpu 0.0.51, which jaxlib")])
+def test_a_missing_or_wrong_compiler_says_what_to_install(monkeypatch, version, what):
+    monkeypatch.setattr(environment, "installed_version", lambda name: version if name == "libtpu" else None)
+    with pytest.raises(Refusal, match=rf"The TPU compiler {what}.*; run: .* --no-deps libtpu==0\.0\.42\.1"):
+        packages.check_tpu_compiler()
