@@ -1,12 +1,10 @@
-"""`switch-tf infer`: what a trained model answers to texts, or how probable it finds given targets."""
+"""`switch-tf infer`: predictions of a trained model for texts, or the likelihoods of given targets."""
 
 import contextlib
 import pathlib
 import sys
 
-from switch_tf.checkpoints import folders
 from switch_tf.cli import outputs, sampler_arguments, trained_run
-from switch_tf.messages import first_line
 from switch_tf.refusals import Refusal
 
 EXAMPLES = r"""
@@ -37,22 +35,18 @@ def add_arguments(parser) -> None:
 
 
 def run(arguments) -> dict:
-    """Answers; the JSON object says how many lines were answered and how many could not be."""
+    """Answers the input; returns the numbers of lines and errors."""
     _check(arguments)
     folder = trained_run.folder_of(arguments)
     checkpoint = trained_run.one_checkpoint(arguments, folder)
     with contextlib.nullcontext() if arguments.output == "-" else outputs.locked(arguments.output):
-        described = trained_run.load_on_one_device(arguments, folder)
-        try:
-            return _answer(arguments, folder, checkpoint, described)
-        except (ValueError, OSError, folders.BrokenCheckpoint) as error:
-            raise Refusal(first_line(error)) from error
+        return _answer(arguments, folder, checkpoint, trained_run.load_on_one_device(arguments, folder))
 
 
 def _check(arguments):
     """Refuses arguments that do not go together."""
-    of_files = (arguments.input, arguments.output != "-", arguments.field, arguments.score)
-    if arguments.interactive and any(of_files):
+    file_arguments = (arguments.input, arguments.output != "-", arguments.field, arguments.score)
+    if arguments.interactive and any(file_arguments):
         raise Refusal("--interactive answers what is typed; leave out --input, --output and --score, and --field.")
     if not arguments.interactive and not arguments.input:
         raise Refusal("Give --input, a file of lines or - for standard input, or --interactive.")
@@ -87,7 +81,6 @@ def _answer(arguments, folder, checkpoint, described):
         return _converse(model, lines)
     kind = _kind(arguments)
     fields = _fields(arguments, kind, model.features.fields)
-    counts = {"lines": 0, "errors": 0, "cut": 0}
     with contextlib.ExitStack() as stack:
         if arguments.input == "-":
             examples, total = data.examples_of_lines(sys.stdin.buffer, kind, fields), None
@@ -98,17 +91,12 @@ def _answer(arguments, folder, checkpoint, described):
             "run": str(folder.resolve()), **identity, "sampler": str(sampler),
             "fields": fields if kind != "lines" else None, "score": arguments.score})
         stack.enter_context(contextlib.closing(output))
-        found = output.after_what_is_there(lines.read(examples))
+        remaining = output.after_what_is_there(lines.read(examples))
         if output.num_known:
             print(f"Going on after the {output.num_known} lines that {arguments.output} holds.", file=sys.stderr)
         bar = stack.enter_context(tqdm(total=total, initial=output.num_known, desc=f"Step {identity['step']}",
                                        unit=" lines", file=sys.stderr, dynamic_ncols=True, disable=None))
-        for records in lines.answers(found, model, arguments.score):
-            output.write(records)
-            bar.update(len(records))
-            counts["lines"] += len(records)
-            for name, key in (("errors", "error"), ("cut", "cut")):
-                counts[name] += sum(key in record for record in records)
+        counts = lines.answer_all(remaining, output, model, arguments.score, bar)
     print(f"{counts['lines']} lines answered, {counts['errors']} of them with an error, {counts['cut']} cut to "
           f"{model.inputs_length} tokens.", file=sys.stderr)
     return {"run": str(folder), "step": identity["step"], "output": arguments.output, **counts}
@@ -123,10 +111,11 @@ def _kind(arguments):
 
 
 def _fields(arguments, kind, defaults):
-    """Keys or columns of the texts, by default those that the task reads."""
-    asked = [("--field", arguments.field, defaults[0]),
-             *([("--target_field", arguments.target_field, defaults[1])] if arguments.score else [])]
-    return [_field(*one, kind) for one in asked]
+    """Returns the keys or columns of the texts, by default those of the task."""
+    fields = [_field("--field", arguments.field, defaults[0], kind)]
+    if arguments.score:
+        fields.append(_field("--target_field", arguments.target_field, defaults[1], kind))
+    return fields
 
 
 def _field(flag, chosen, default, kind):
@@ -152,7 +141,7 @@ def _converse(model, lines):
         if "error" in record:
             print(record["error"], file=sys.stderr, flush=True)
             continue
-        for one in (record, *record.get("others", ())):
-            print(f"{one['score']:9.3f}  {one['output']}", flush=True)
+        for result in (record, *record.get("others", ())):
+            print(f"{result['score']:9.3f}  {result['output']}", flush=True)
         count += 1
     return {"lines": count}

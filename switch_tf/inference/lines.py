@@ -76,6 +76,31 @@ def answers(lines: Iterable[Line], model, has_targets: bool = False) -> Iterator
         yield _answered(waiting, model)
 
 
+def answer_all(lines: Iterable[Line], output, model, has_targets: bool, progress) -> dict[str, int]:
+    """Writes the records of all lines that an output does not hold yet.
+
+    Args:
+        lines: From `read`.
+        output: Printed or Output.
+        model, has_targets: See `answers`.
+        progress: `tqdm` bar, which counts lines.
+
+    Returns:
+        Numbers of `lines`, of `errors` and of lines that were `cut`.
+
+    Raises:
+        Refusal: See `Output`.
+    """
+    counts = {"lines": 0, "errors": 0, "cut": 0}
+    for records in answers(lines, model, has_targets):
+        output.write(records)
+        progress.update(len(records))
+        counts["lines"] += len(records)
+        for name, key in (("errors", "error"), ("cut", "cut")):
+            counts[name] += sum(key in record for record in records)
+    return counts
+
+
 def _answered(waiting, model):
     asked = [(number, record, inputs, target) for number, record, inputs, target in waiting if "error" not in record]
     if not asked:

@@ -10,12 +10,11 @@ import socket
 import subprocess
 import sys
 import threading
-import types
 
 import gin
 import pytest
 
-from switch_tf.cli import main, serve
+from switch_tf.cli import main
 
 PATH = "/v1/models/{}:predict"
 
@@ -82,40 +81,6 @@ def test_a_second_signal_ends_it_at_once(run_folder):
             process.send_signal(signal.SIGINT)
             assert process.wait(20) == 130
             assert "SIGINT once more: ended at once." in process.stderr.read()
-
-
-def test_a_second_signal_that_comes_while_the_first_is_told_ends_it(monkeypatch):
-    told = []
-
-    class Ended(BaseException):
-        """In place of the process's end."""
-
-    def tell(text, **_):
-        told.append(text)
-        if len(told) == 1:
-            signal.raise_signal(signal.SIGINT)
-
-    def end(status):
-        raise Ended(status)
-
-    async def app(scope, receive, send):
-        """It answers nothing."""
-
-    monkeypatch.setattr(serve, "print", tell, raising=False)
-    monkeypatch.setattr(os, "_exit", end)
-    previous = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        with socket.socket() as listener:
-            listener.bind(("127.0.0.1", 0))
-            with pytest.raises(Ended, match="130"):
-                serve._listen(types.SimpleNamespace(app=app), listener, lambda: signal.raise_signal(signal.SIGINT))
-            for thread in threading.enumerate():
-                if thread.name == "http":
-                    thread.join(30)
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
-    assert told[1:] == ["SIGINT once more: ended at once."]
 
 
 @contextlib.contextmanager
