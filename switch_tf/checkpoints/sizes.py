@@ -1,5 +1,6 @@
-"""Whether a checkpoint is large enough for a model, before anything is allocated for it."""
+"""Sizes of a checkpoint, read before anything is allocated for it."""
 
+import math
 import pathlib
 
 from switch_tf.checkpoints import folders
@@ -23,3 +24,19 @@ def check(config, checkpoint) -> None:
     if config.num_parameters > held:
         raise Refusal(f"The configuration describes a model of {config.num_parameters:,} parameters, and the "
                       f"weights of {checkpoint} have {held:,} bytes, so they are of another model.")
+
+
+def summary(checkpoint) -> dict:
+    """Returns the `step`, `num_parameters` and `bytes` (`weights`, `optimizer`, `on_disk`) of a checkpoint folder.
+
+    Raises:
+        BrokenCheckpoint: The checkpoint is not what its description says, or the description is damaged.
+        Refusal: The format has another version.
+    """
+    description = folders.describe(checkpoint)
+    sizes = {"model": 0, "optimizer": 0}
+    for path, variable in description["variables"].items():
+        sizes[path.partition("/")[0]] += math.prod(variable["shape"])
+    return {"step": description["step"], "num_parameters": sizes["model"],
+            "bytes": {"weights": 4 * sizes["model"], "optimizer": 4 * sizes["optimizer"],
+                      "on_disk": sum(description["files"].values())}}

@@ -1,15 +1,15 @@
 """`switch-tf inspect`: parameters by part, FLOPs, bytes and, under a layout, bytes per device; builds no model."""
 
-import math
 import pathlib
 import sys
 
 from switch_tf.checkpoints import folders, run_config
-from switch_tf.cli import gin_files
+from switch_tf.checkpoints import sizes as checkpoint_sizes
+from switch_tf.cli import gin_files, gin_run
 from switch_tf.configs import shipped_gin
 from switch_tf.configs.switch_config import SwitchConfig
 from switch_tf.messages import first_line
-from switch_tf.optim import factoring
+from switch_tf.optim import memory
 from switch_tf.partitioning.layout import Layout
 from switch_tf.refusals import Refusal
 
@@ -44,7 +44,7 @@ def run(arguments) -> dict:
         config, layout = _config_and_layout(arguments)
         result = _inspect_config(config, arguments.inputs_length, arguments.targets_length)
         if layout is not None and not layout.open_axes:
-            result["bytes_per_device"] = _bytes_per_device(config, layout)
+            result["bytes_per_device"] = memory.bytes_per_device(config, layout)
     _print(result, stream)
     if layout is not None and layout.open_axes:
         print(f"Bytes per device depend on the size of mesh axis {layout.open_axes[0]!r}, for example "
@@ -54,34 +54,30 @@ def run(arguments) -> dict:
 
 
 def _config_and_layout(arguments):
-    """The configuration, and the layout that the gin files bind or None."""
-    what, files = arguments.what, list(arguments.gin_file)
-    if not what and not files:
+    """Returns the configuration, and the layout that the gin files bind or None."""
+    name, files = arguments.what, list(arguments.gin_file)
+    if not name and not files:
         raise Refusal("Name what to inspect: a preset (`switch-tf inspect --list` names them all), a model's gin file, "
                       "a run folder, a checkpoint folder or a folder of Hugging Face.")
-    if what and "/" in what and not what.endswith(".gin"):
-        raise Refusal(f"There is no folder {what!r} here.")
-    try:
-        if what and not what.endswith(".gin"):
-            if not files and not arguments.gin_bindings:
-                return SwitchConfig.from_preset(what), None
-            what = f"gin/models/{what}.gin"
-        import gin
-        files = [what, *files] if what else files
-        gin_files.parse(files, arguments.gin_bindings, arguments.gin_search_paths)
-        config = gin.get_configurable(SwitchConfig)()
-        if ("", "switch_tf.partitioning.layout.Layout") not in gin.config._CONFIG:
-            return config, None
-        return config, gin.get_configurable(Layout)()
-    except ValueError as error:
-        raise Refusal(first_line(error)) from error
+    if name and "/" in name and not name.endswith(".gin"):
+        raise Refusal(f"There is no folder {name!r} here.")
+    if name and not name.endswith(".gin"):
+        if not files and not arguments.gin_bindings:
+            return SwitchConfig.from_preset(name), None
+        name = f"gin/models/{name}.gin"
+    import gin
+
+    gin_files.parse([name, *files] if name else files, arguments.gin_bindings, arguments.gin_search_paths)
+    config = gin_run.or_mistake(gin.get_configurable(SwitchConfig))
+    if ("", "switch_tf.partitioning.layout.Layout") not in gin.config._CONFIG:
+        return config, None
+    return config, gin_run.or_mistake(gin.get_configurable(Layout))
 
 
 def _inspect_config(config, inputs_length, targets_length):
     if inputs_length < 1 or targets_length < 0:
         raise Refusal(f"--inputs_length must be at least 1 and --targets_length at least 0, not {inputs_length} and "
                       f"{targets_length}.")
-    slots = sum(weight.count * factoring.num_slot_elements(weight.shape, weight.axes) for weight in config.weights())
     flops = config.flops_by_part(inputs_length, targets_length)
     apart = {part: flops.pop(part) for part in ("attention_scores", "logits", "capacity_padding")}
     return {
@@ -92,9 +88,7 @@ def _inspect_config(config, inputs_length, targets_length):
         "flops_by_part": flops,
         "flops_apart": apart,
         "lengths": {"inputs": inputs_length, "targets": targets_length},
-        # float32 weights; Adafactor's factored slots, and Adam's two full ones to compare
-        "bytes": {"weights": 4 * config.num_parameters, "optimizer": 4 * slots,
-                  "optimizer_adam": 8 * config.num_parameters},
+        "bytes": memory.stored_bytes(config),
     }
 
 
@@ -115,58 +109,24 @@ def _print_list(configs, stream):
               f"{config.num_experts or 'dense':>9}", file=stream)
 
 
-def _bytes_per_device(config, layout):
-    """Bytes of weights and Adafactor's slots, all float32, that each device stores."""
-    mesh = layout.mesh
-    try:
-        layout.check_sizes(config.axis_sizes)
-    except ValueError as error:
-        raise Refusal(str(error)) from error
-
-    def num_stored(shape, axes):
-        if layout.backend not in ("auto", "dtensor"):
-            return math.prod(shape)  # tf.distribute copies every variable to every device
-        return math.prod(layout.piece(shape, layout.spec(axes, at_rest=True)))
-
-    weights = slots = 0
-    for weight in config.weights():
-        weights += weight.count * num_stored(weight.shape, weight.axes)
-        factors = factoring.factor_dimensions(weight.shape, weight.axes)
-        for dims in factoring.slot_dimensions(weight.shape, factors).values():
-            slots += weight.count * num_stored([weight.shape[dim] for dim in dims], [weight.axes[dim] for dim in dims])
-    return {"weights": 4 * weights, "optimizer_slots": 4 * slots, "total": 4 * (weights + slots), "mesh": mesh}
-
-
 def _inspect_folder(folder, arguments):
-    """A run, a checkpoint, or a folder of Hugging Face, which has the `config.json` of no run."""
+    """Inspects a run, a checkpoint, or a folder of Hugging Face, whose `config.json` is not that of a run."""
     if not (folder / run_config.FILE).is_file() or run_config.is_in(folder):
         return _inspect_checkpoint(folder)
     from switch_tf.conversion import huggingface_folder
 
-    try:
-        config = huggingface_folder.read_config(folder)
-    except (ValueError, OSError) as error:
-        raise Refusal(first_line(error)) from error
+    config = huggingface_folder.read_config(folder)
     return _inspect_config(config, arguments.inputs_length, arguments.targets_length)
 
 
 def _inspect_checkpoint(folder):
     try:
-        found = folders.resolve(folder)
-    except ValueError as error:
+        checkpoint = folders.resolve(folder)
+    except Refusal as error:
         raise Refusal(f"{str(folder)!r} holds no checkpoint: name a run folder, one of its checkpoints/step_... "
                       "folders, or a folder of Hugging Face, which holds config.json.") from error
-    try:
-        description = folders.describe(found)
-    except (ValueError, folders.BrokenCheckpoint) as error:
-        raise Refusal(str(error)) from error
-    sizes = {"model": 0, "optimizer": 0}
-    for path, variable in description["variables"].items():
-        sizes[path.partition("/")[0]] += math.prod(variable["shape"])
-    run = found.resolve().parent.parent
-    return {**_of_run(run), "checkpoint": str(found), "step": description["step"], "num_parameters": sizes["model"],
-            "bytes": {"weights": 4 * sizes["model"], "optimizer": 4 * sizes["optimizer"],
-                      "on_disk": sum(description["files"].values())}}
+    summary = checkpoint_sizes.summary(checkpoint)
+    return {**_of_run(checkpoint.resolve().parent.parent), "checkpoint": str(checkpoint), **summary}
 
 
 def _of_run(folder):

@@ -10,9 +10,9 @@ import tensorflow as tf
 from tensorflow.experimental import dtensor
 
 from switch_tf import SwitchConfig, SwitchTransformer, partitioning
-from switch_tf.cli import inspect
 from switch_tf.ops import random
 from switch_tf.optim.adafactor import Adafactor
+from switch_tf.optim.memory import bytes_per_device
 from switch_tf.partitioning import memory
 from switch_tf.partitioning.dtensor import DTensorPartitioner
 from switch_tf.partitioning.layout import Layout
@@ -40,7 +40,7 @@ def test_each_device_holds_what_inspect_computes(mesh_shape, rules, at_rest_rule
     partitioner = _partitioner(mesh_shape, rules, at_rest_rules)
     model, optimizer = SwitchTransformer(config), Adafactor()
     partitioner.build(model, optimizer)
-    computed = inspect._bytes_per_device(config, partitioner.layout)
+    computed = bytes_per_device(config, partitioner.layout)
     assert _bytes_of_first_device(model.variables) == computed["weights"]
     slots = [variable for variable in optimizer.variables if hasattr(variable, "logical_axes")]
     assert _bytes_of_first_device(slots) == computed["optimizer_slots"]
@@ -54,7 +54,7 @@ def test_over_several_axes_each_device_holds_what_inspect_computes_and_memory_co
     config, optimizer = SwitchConfig.from_preset("switch_tiny"), Adafactor()
     model = SwitchTransformer(config)
     DTensorPartitioner(layout, mesh).build(model, optimizer)
-    computed = inspect._bytes_per_device(config, layout)
+    computed = bytes_per_device(config, layout)
     assert _bytes_of_first_device(model.variables) == computed["weights"]
     slots = [variable for variable in optimizer.variables if hasattr(variable, "logical_axes")]
     assert _bytes_of_first_device(slots) == computed["optimizer_slots"]
