@@ -38,8 +38,8 @@ def run(arguments) -> dict:
     described = trained_run.load(arguments, folder, arguments.devices)
     for checkpoint in checkpoints:
         trained_run.check_sizes(described, checkpoint)
+    from switch_tf.checkpoints.following import follow
     from switch_tf.evaluation.evaluating import CheckpointEvaluator
-    from switch_tf.training.following import follow
 
     stream = sys.stderr if arguments.json else sys.stdout
     steps = [int(checkpoint.name.removeprefix("step_")) for checkpoint in checkpoints]

@@ -2,9 +2,8 @@
 
 import pytest
 
-from switch_tf.checkpoints import folders
+from switch_tf.checkpoints import folders, following
 from switch_tf.checkpoints.run_folder import RunFolder
-from switch_tf.training import following
 
 
 @pytest.fixture
