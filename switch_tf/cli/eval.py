@@ -5,7 +5,9 @@ import itertools
 import pathlib
 import sys
 
+from switch_tf.checkpoints import sizes
 from switch_tf.checkpoints.folders import BrokenCheckpoint
+from switch_tf.checkpoints.selection import select
 from switch_tf.cli import trained_run
 from switch_tf.refusals import Refusal
 
@@ -34,10 +36,10 @@ def run(arguments) -> dict:
     if arguments.examples is not None and arguments.examples < 1:
         raise Refusal(f"--examples must be at least 1, not {arguments.examples}.")
     waits_for_first = arguments.follow and arguments.step == "last"
-    checkpoints = [] if waits_for_first else trained_run.checkpoints(folder, arguments.step, hint=", or add --follow")
+    checkpoints = [] if waits_for_first else select(folder, arguments.step, hint=", or add --follow")
     described = trained_run.load(arguments, folder, arguments.devices)
     for checkpoint in checkpoints:
-        trained_run.check_sizes(described, checkpoint)
+        sizes.check(described.config, checkpoint)
     from switch_tf.checkpoints.following import follow
     from switch_tf.evaluation.evaluating import CheckpointEvaluator
 

@@ -1,13 +1,12 @@
-"""`switch-tf export`: a trained model as a SavedModel, texts in and out, which TensorFlow loads by itself."""
+"""`switch-tf export`: writes a trained model as a SavedModel, texts in and out, which TensorFlow loads by itself."""
 
 import importlib
 import pathlib
 import sys
 
 from switch_tf import checks
-from switch_tf.checkpoints import folders
+from switch_tf.checkpoints.selection import select_one
 from switch_tf.cli import outputs, sampler_arguments, trained_run
-from switch_tf.messages import first_line
 from switch_tf.refusals import Refusal
 
 EXAMPLES = r"""
@@ -17,7 +16,7 @@ switch-tf export --run runs/first --step best --sampler beam --num_beams 4 --out
 
 
 def add_arguments(parser) -> None:
-    """Declares the run and its checkpoint or the model, the folder, the sampler and the gin arguments."""
+    """Declares the run and its checkpoint or the model, the output, the sampler and the gin arguments."""
     trained_run.add_arguments(parser, is_required=False)
     parser.add_argument("--model", metavar="FILE", help="in place of --run: a model that Keras saved, model.keras")
     parser.add_argument("--vocabulary", metavar="NAME_OR_FILE",
@@ -31,34 +30,25 @@ def add_arguments(parser) -> None:
 
 
 def run(arguments) -> dict:
-    """Writes the folder; what was exported is the JSON object."""
+    """Writes the folder; returns what was exported."""
     sampler_arguments.check(arguments)
     _check_source(arguments)
     if arguments.num_results not in (None, 1):
         raise Refusal("An exported model gives the best result; leave out --num_results.")
-    try:
-        output = checks.path("--output", arguments.output)
-        checks.new_folder(output)
-    except (ValueError, OSError) as error:
-        raise Refusal(first_line(error)) from error
+    output = checks.path("--output", arguments.output)
+    checks.new_folder(output)
     if arguments.model is not None:
         with outputs.locked(output):
-            try:
-                return _export_model(arguments, output)
-            except (ValueError, OSError) as error:
-                raise Refusal(first_line(error)) from error
+            return _export_model(arguments, output)
     folder = trained_run.folder_of(arguments)
-    checkpoint = trained_run.one_checkpoint(arguments, folder)
+    checkpoint = select_one(folder, arguments.step)
     with outputs.locked(output):
         described = trained_run.load_on_one_device(arguments, folder)
-        try:
-            return _export(arguments, folder, checkpoint, described, output)
-        except (ValueError, OSError, folders.BrokenCheckpoint) as error:
-            raise Refusal(first_line(error)) from error
+        return _export_run(arguments, folder, checkpoint, described, output)
 
 
 def _check_source(arguments):
-    """Refuses both or none of a run and a model, and what goes with the other one."""
+    """Refuses both or none of a run and a model, and arguments of the other one."""
     if (arguments.run is None) == (arguments.model is None):
         raise Refusal("Give either --run FOLDER (trained by switch-tf train) or --model FILE (saved by Keras).")
     if arguments.model is None:
@@ -79,39 +69,36 @@ def _check_source(arguments):
 
 
 def _export_model(arguments, output):
-    import keras
+    from switch_tf.inference import model_exporting
 
-    from switch_tf import SwitchTransformer, inference
-
-    stream = sys.stderr if arguments.json else sys.stdout
     importlib.import_module("switch_tf.tasks.vocabularies")  # registers the names that --vocabulary takes
-    model = keras.models.load_model(arguments.model, compile=False)
-    if not isinstance(model, SwitchTransformer):
-        raise Refusal(f"{arguments.model} holds a {type(model).__name__}, not a SwitchTransformer; Keras' own "
-                      "model.export(folder) exports it.")
-    print(f"Writing {arguments.model} as a SavedModel.", file=stream, flush=True)
-    inference.export(model, output, arguments.vocabulary, arguments.max_length or 64,
-                     sampler_arguments.sampler(arguments), arguments.inputs_length or 512,
-                     {"model": pathlib.Path(arguments.model).name})
-    return {"model": arguments.model, **_written(output, stream)}
+    model = model_exporting.load(arguments.model)
+    _print(f"Writing {arguments.model} as a SavedModel.", arguments)
+    model_exporting.export(model, output, arguments.vocabulary, arguments.max_length or 64,
+                           sampler_arguments.sampler(arguments), arguments.inputs_length or 512,
+                           {"model": pathlib.Path(arguments.model).name})
+    return {"model": arguments.model, **_size_of(output, arguments)}
 
 
-def _written(output, stream):
-    """Prints how large the folder is; returns that for the JSON object."""
+def _export_run(arguments, folder, checkpoint, described, output):
+    from switch_tf.inference import exporting, saved_runs
+
+    text_model, identity = saved_runs.load_text_model(
+        described, checkpoint, arguments.max_length, sampler_arguments.sampler(arguments), is_raw=arguments.raw)
+    _print(f"Writing step {identity['step']} of {folder} as a SavedModel.", arguments)
+    exporting.export(text_model, output, {
+        "run": folder.resolve().name, "task": described.run.mixture_or_task_name, **identity})
+    return {"run": str(folder), "step": identity["step"], **_size_of(output, arguments)}
+
+
+def _size_of(output, arguments):
+    """Prints the size of the folder; returns it for the JSON object."""
     from switch_tf.inference import exporting
 
     size = sum(file.stat().st_size for file in pathlib.Path(output).rglob("*") if file.is_file())
-    print(f"{output}: {size / 1e6:.1f} MB; {exporting.CARD} in it shows how to call it.", file=stream)
+    _print(f"{output}: {size / 1e6:.1f} MB; {exporting.CARD} in it shows how to call it.", arguments)
     return {"output": str(output), "bytes": size}
 
 
-def _export(arguments, folder, checkpoint, described, output):
-    from switch_tf.inference import exporting
-
-    stream = sys.stderr if arguments.json else sys.stdout
-    text_model, identity = trained_run.load_text_model(described, checkpoint, arguments.max_length,
-                                                       sampler_arguments.sampler(arguments), is_raw=arguments.raw)
-    print(f"Writing step {identity['step']} of {folder} as a SavedModel.", file=stream, flush=True)
-    about = {"run": folder.resolve().name, "task": described.run.mixture_or_task_name, **identity}
-    exporting.export(text_model, output, about)
-    return {"run": str(folder), "step": identity["step"], **_written(output, stream)}
+def _print(text, arguments):
+    print(text, file=sys.stderr if arguments.json else sys.stdout, flush=True)

@@ -4,6 +4,7 @@ import contextlib
 import pathlib
 import sys
 
+from switch_tf.checkpoints.selection import select_one
 from switch_tf.cli import outputs, sampler_arguments, trained_run
 from switch_tf.refusals import Refusal
 
@@ -38,7 +39,7 @@ def run(arguments) -> dict:
     """Answers the input; returns the numbers of lines and errors."""
     _check(arguments)
     folder = trained_run.folder_of(arguments)
-    checkpoint = trained_run.one_checkpoint(arguments, folder)
+    checkpoint = select_one(folder, arguments.step)
     with contextlib.nullcontext() if arguments.output == "-" else outputs.locked(arguments.output):
         return _answer(arguments, folder, checkpoint, trained_run.load_on_one_device(arguments, folder))
 
@@ -71,12 +72,12 @@ def _answer(arguments, folder, checkpoint, described):
     from tqdm import tqdm
 
     from switch_tf import data
-    from switch_tf.inference import lines
+    from switch_tf.inference import lines, saved_runs
 
     sampler = sampler_arguments.sampler(arguments)
-    model, identity = trained_run.load_text_model(described, checkpoint, arguments.max_length, sampler,
-                                                  None if arguments.interactive else arguments.batch_size,
-                                                  arguments.raw)
+    model, identity = saved_runs.load_text_model(
+        described, checkpoint, arguments.max_length, sampler,
+        batch_size=None if arguments.interactive else arguments.batch_size, is_raw=arguments.raw)
     if arguments.interactive:
         return _converse(model, lines)
     kind = _kind(arguments)

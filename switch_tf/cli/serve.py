@@ -3,6 +3,7 @@
 import sys
 import time
 
+from switch_tf.checkpoints.selection import select_one
 from switch_tf.cli import sampler_arguments, trained_run
 from switch_tf.refusals import Refusal
 
@@ -50,20 +51,21 @@ def run(arguments) -> dict:
 
     hosts = Hosts(arguments.host, arguments.allow_host)
     folder = trained_run.folder_of(arguments)
-    checkpoint = trained_run.one_checkpoint(arguments, folder)
+    checkpoint = select_one(folder, arguments.step)
     with listening.bind(arguments.host, arguments.port) as listener:  # before anything that takes long
         described = trained_run.load_on_one_device(arguments, folder)
         return _serve(arguments, folder, checkpoint, described, listener, hosts)
 
 
 def _serve(arguments, folder, checkpoint, described, listener, hosts):
-    from switch_tf.inference import listening
+    from switch_tf.inference import listening, saved_runs
     from switch_tf.inference.server import Server
 
     start = time.perf_counter()
     print(f"Loading {checkpoint}.", file=sys.stderr, flush=True)
-    text_model, identity = trained_run.load_text_model(described, checkpoint, arguments.max_length,
-                                                       sampler_arguments.sampler(arguments), None, arguments.raw)
+    text_model, identity = saved_runs.load_text_model(
+        described, checkpoint, arguments.max_length, sampler_arguments.sampler(arguments), batch_size=None,
+        is_raw=arguments.raw)
     config = text_model.model.config
     server = Server(text_model, folder.resolve().name, {
         **identity, "task": described.run.mixture_or_task_name, "parameters": config.num_parameters,

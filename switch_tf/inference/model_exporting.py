@@ -1,10 +1,30 @@
 """A Keras model, trained by `fit`, loaded or converted, as a SavedModel that decodes."""
 
+import keras
 import tensorflow as tf
 
 from switch_tf import __version__, checks, data, decoding
 from switch_tf.inference import exporting
 from switch_tf.inference.text_model import TextModel, fitting_vocabulary
+from switch_tf.messages import first_line
+from switch_tf.models.switch_transformer import SwitchTransformer
+from switch_tf.refusals import Refusal
+
+
+def load(file) -> keras.Model:
+    """Loads a SwitchTransformer that Keras saved.
+
+    Raises:
+        Refusal: Keras cannot read the file, or it holds another model.
+    """
+    try:
+        model = keras.models.load_model(file, compile=False)
+    except (ValueError, OSError) as error:  # as Keras raises them for files that are not its own
+        raise Refusal(f"{file} cannot be loaded: {first_line(error)}") from error
+    if not isinstance(model, SwitchTransformer):
+        raise Refusal(f"{file} holds a {type(model).__name__}, not a SwitchTransformer; Keras' own "
+                      "model.export(folder) exports it.")
+    return model
 
 
 def export(model, folder, vocabulary=None, max_length=64, sampler="greedy", inputs_length=512, about=None) -> None:

@@ -7,7 +7,7 @@ import types
 import pytest
 
 from switch_tf import SwitchConfig
-from switch_tf.checkpoints import folders
+from switch_tf.checkpoints import folders, selection, sizes
 from switch_tf.cli import main, trained_run
 from switch_tf.evaluation import evaluating
 
@@ -79,7 +79,7 @@ def test_a_run_without_checkpoints_says_so(run_folder, capsys):
 
 def test_steps_are_chosen_by_number_or_word(run_folder):
     def chosen(step):
-        return [int(path.name.removeprefix("step_")) for path in trained_run.checkpoints(run_folder, step)]
+        return [int(path.name.removeprefix("step_")) for path in selection.select(run_folder, step)]
 
     assert chosen("all") == [10, 20]
     assert chosen("last") == [20]
@@ -101,7 +101,7 @@ def test_a_checkpoint_that_its_run_removes_meanwhile_is_passed_over_and_a_broken
     monkeypatch.setattr(trained_run.gin_run, "load", lambda *arguments, **options: None)
     monkeypatch.setattr(trained_run.gin_run, "on_this_machine", lambda is_checked: types.SimpleNamespace(
         config=SwitchConfig(), run=types.SimpleNamespace(train_steps=20)))
-    monkeypatch.setattr(trained_run.sizes, "check", lambda config, checkpoint: None)
+    monkeypatch.setattr(sizes, "check", lambda config, checkpoint: None)
     monkeypatch.setattr(evaluating, "CheckpointEvaluator", lambda *arguments: types.SimpleNamespace(
         output="output", close=lambda: None, evaluate=evaluate))
     assert main.main(["eval", f"--run={run_folder}", "--step=all"]) == (0 if is_removed else 2)

@@ -202,7 +202,7 @@ def faked(monkeypatch, tmp_path):
     monkeypatch.setattr(compile_command, "_search", ask)
     monkeypatch.setattr(many, "ask", lambda questions, say: dict.fromkeys(questions, {"failed": "not compiled"}))
     monkeypatch.setattr(compile_command.answer_text, "table", str)
-    monkeypatch.setattr(export, "_export", lambda arguments, *unused: {
+    monkeypatch.setattr(export, "_export_run", lambda arguments, *unused: {
         "sampler": str(sampler_arguments.sampler(arguments))})
     monkeypatch.setattr(infer, "_answer", lambda arguments, *unused: {
         "sampler": str(sampler_arguments.sampler(arguments))})
