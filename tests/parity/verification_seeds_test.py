@@ -13,6 +13,7 @@ import tensorflow as tf
 from switch_tf import SwitchConfig, SwitchTransformer
 from switch_tf.configs import shipped_gin
 from switch_tf.configs.run import StepSettings
+from switch_tf.evaluation.objectives import Objective
 from switch_tf.layers import slots
 from switch_tf.ops import random as random_numbers
 from switch_tf.optim.adafactor import Adafactor
@@ -109,13 +110,13 @@ def _one_gradient_times_1_0001(patch):
 
 
 def _divisor_times_1_00001(patch):
-    original = train_step.loss_weights
+    original = Objective.weights
 
-    def loss_weights(*args):
-        weights = original(*args)
-        return weights._replace(targets=weights.targets * 1.00001) if is_partitioned() else weights
+    def weights(self, *args):
+        counts = original(self, *args)
+        return counts._replace(targets=counts.targets * 1.00001) if is_partitioned() else counts
 
-    patch.setattr(train_step, "loss_weights", loss_weights)
+    patch.setattr(Objective, "weights", weights)
 
 
 def _shifted_slots_of_experts(patch):
