@@ -17,9 +17,10 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from switch_tf import context
 from switch_tf.evaluation.objectives import Objective, target_features
 from switch_tf.ops import dtypes
-from switch_tf.partitioning.axes import annotated_by, axes_of, axes_of_new_variable
+from switch_tf.partitioning.axes import axes_of, axes_of_new_variable
 from switch_tf.partitioning.gspmd import XlaAnnotator
 from switch_tf.partitioning.layout import Layout
 from switch_tf.partitioning.partitioner import Partitioner
@@ -75,7 +76,7 @@ class ShapesOnly(Partitioner):
             yield
 
     def step(self, compute, apply, use_xla=False):
-        annotated = annotated_by(self._annotator)
+        annotated = context.within(annotator=self._annotator)
         self.compute, self.apply = annotated(compute), annotated(apply)
         return super().step(self.compute, self.apply)
 

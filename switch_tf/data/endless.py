@@ -6,25 +6,12 @@ end of one: what comes after it is then not what a run that was never stopped re
 of every position.
 """
 
-import contextlib
 import copy
 
 import tensorflow as tf
 
+from switch_tf import context
 from switch_tf.data.seqio_import import import_seqio
-
-_are_endless = False
-
-
-@contextlib.contextmanager
-def endless():
-    """Within this scope `passes` has no end, so that there is nothing for seqio to repeat."""
-    global _are_endless
-    previous, _are_endless = _are_endless, True
-    try:
-        yield
-    finally:
-        _are_endless = previous
 
 
 def passes(one_pass, seed: int | None) -> tf.data.Dataset:
@@ -40,7 +27,7 @@ def passes(one_pass, seed: int | None) -> tf.data.Dataset:
         in each repetition.
     """
     one_pass = tf.autograph.experimental.do_not_convert(one_pass)  # conversion would take seconds
-    if not _are_endless or seed is None:
+    if not context.current().endless_passes or seed is None:
         keys = tf.data.Dataset.random(seed, rerandomize_each_iteration=True)
         return keys.batch(2, drop_remainder=True).take(1).flat_map(one_pass)
 

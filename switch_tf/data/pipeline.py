@@ -6,8 +6,9 @@ import traceback
 import tensorflow as tf
 from tensorflow.python.eager import context as eager_context  # the global seed has no public getter
 
+from switch_tf import context
 from switch_tf.data.description import FEATURES, DatasetDescription, check_description
-from switch_tf.data.endless import endless, with_counted_passes
+from switch_tf.data.endless import with_counted_passes
 from switch_tf.data.providers import check_split, get_provider, replace_tasks, tasks_of
 from switch_tf.data.seqio_import import import_seqio
 from switch_tf.messages import first_line, sentence_about_data
@@ -53,7 +54,7 @@ def get_dataset(description: DatasetDescription) -> tf.data.Dataset:
     provider, converter, arguments = _checked(description)
     lengths, batch_size = dict(description.task_feature_lengths), description.batch_size
     if description.is_training:
-        with endless():
+        with context.within(endless_passes=True):
             examples = provider.get_dataset(**arguments, seed=description.seed, num_epochs=None)
         batches = converter(examples, lengths).batch(batch_size, drop_remainder=True)
     else:
@@ -75,7 +76,7 @@ def get_part(description: DatasetDescription, index: int) -> tf.data.Dataset:
     """
     provider, converter, arguments = _checked(description)
     count = description.cache_parts
-    with endless():
+    with context.within(endless_passes=True):
         examples = provider.get_dataset(**arguments, seed=description.seed + index * _SEEDS_PER_PART, num_epochs=None,
                                         shard_info=import_seqio().ShardInfo(index, count))
     rows = converter(examples, dict(description.task_feature_lengths)).batch(description.batch_size // count,

@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 import keras
 from keras import ops
 
-from switch_tf import checks, partitioning
+from switch_tf import checks, context, partitioning
 from switch_tf.decoding.loop import Decoded, check_inputs, continues_after, end_ids, run_loop
-from switch_tf.layers import grouping, masks
+from switch_tf.layers import masks
 from switch_tf.ops import dtypes
 from switch_tf.partitioning.tensors import Tensor
 from switch_tf.refusals import Refusal
@@ -53,7 +53,7 @@ class Beam:
         max_length = check_inputs(model, features, max_length)
         search = _Search(self, model, max_length, end_ids(model, end_id))
         num_rows = features["encoder_input_tokens"].shape[0]
-        with grouping.no_drop():
+        with context.within(no_drop=True):
             cross_cache, start = search.start(features)
             end = run_loop(model, search.continues, search.step, cross_cache, start,
                            num_rows and self.num_beams * num_rows)

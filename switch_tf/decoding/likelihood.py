@@ -3,7 +3,7 @@
 import keras
 from keras import ops
 
-from switch_tf.layers import grouping
+from switch_tf import context
 from switch_tf.ops import indexing
 from switch_tf.partitioning.tensors import Tensor
 
@@ -18,7 +18,7 @@ def log_likelihoods(model: keras.Model, features: dict[str, Tensor]) -> Tensor:
     Returns:
         <float32>[batch], in nats.
     """
-    with grouping.no_drop():
+    with context.within(no_drop=True):
         logits, _ = model.forward(features, training=False)
     normalizer, target_logit, _ = indexing.normalizers_and_targets(logits, features["decoder_target_tokens"])
     weights = ops.cast(features["decoder_loss_weights"], logits.dtype)

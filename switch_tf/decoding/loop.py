@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 import keras
 from keras import ops
 
-from switch_tf import checks, partitioning
+from switch_tf import checks, context, partitioning
 from switch_tf.configs import policies
 from switch_tf.configs.switch_config import SwitchConfig
-from switch_tf.layers import grouping, masks
+from switch_tf.layers import masks
 from switch_tf.ops import dtypes, forms, indexing
 from switch_tf.partitioning.tensors import Tensor
 from switch_tf.refusals import Refusal
@@ -110,7 +110,7 @@ def decode(model: keras.Model, features: dict[str, Tensor], max_length: int, end
            any_layout: bool = False) -> tuple[Tensor, Tensor | None]:
     """Decodes one sequence per row, with `choose` picking each token.
 
-    Experts drop no tokens, except in encoders with semantics="hf". See `grouping.no_drop`.
+    Experts drop no tokens, except in encoders with semantics="hf". See `context.Context.no_drop`.
 
     Args:
         model: SwitchTransformer, built.
@@ -130,7 +130,7 @@ def decode(model: keras.Model, features: dict[str, Tensor], max_length: int, end
     """
     max_length = check_inputs(model, features, max_length, any_layout and not has_scores)
     ends = end_ids(model, end_id)
-    with grouping.no_drop():
+    with context.within(no_drop=True):
         cross_cache, cache = model.prefill(features, max_length)
         places = partitioning.arange(max_length)
 

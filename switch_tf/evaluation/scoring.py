@@ -12,7 +12,7 @@ class Scoring:
     """Computes the metrics of a task or mixture on one split, as often as the model's weights change.
 
     Predictions are greedy and as long as the description's targets. No expert drops a token
-    (`grouping.no_drop`), so scores depend neither on the batch size nor on the layout.
+    (`context.Context.no_drop`), so scores depend neither on the batch size nor on the layout.
 
     Args:
         model: SwitchTransformer, built.

@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from switch_tf import data
+from switch_tf import context, data
 from switch_tf.inference.text_model import TextModel
-from switch_tf.layers import grouping, routes
+from switch_tf.layers import routes
 from switch_tf.ops import forms
 
 
@@ -44,7 +44,7 @@ class TokenRoutes:
                 "num_experts": self._text_model.model.config.num_experts, "layers": layers}
 
     def _run(self, inputs, outputs):
-        with grouping.no_drop(), routes.recorded() as found:
+        with context.within(no_drop=True), routes.recorded() as found:
             self._text_model.model.forward({"encoder_input_tokens": inputs, "decoder_input_tokens": outputs})
         return {route.layer: route.gates for route in found}
 

@@ -3,14 +3,13 @@
 Groups depend on the global batch, never on the layout (see `partitioning.parts`).
 """
 
-import contextlib
 import fractions
 import math
 from typing import Any, NamedTuple
 
 from keras import ops
 
-from switch_tf import partitioning
+from switch_tf import context, partitioning
 from switch_tf.configs.semantics import rules_of
 from switch_tf.refusals import Refusal
 
@@ -29,31 +28,12 @@ class Plan(NamedTuple):
     capacity: Any
 
 
-_is_no_drop = False
-
-
-@contextlib.contextmanager
-def no_drop():
-    """Gives experts a slot for every token within this scope, so that a prediction never depends on its batch.
-
-    Each sequence is then a group, which any layout can hold. Exceptions: semantics "hf" keeps its fixed
-    `expert_capacity`, as Hugging Face does, and expert choice takes as many tokens as ever.
-    """
-    global _is_no_drop
-    previous, _is_no_drop = _is_no_drop, True
-    try:
-        yield
-    finally:
-        _is_no_drop = previous
-
-
-def is_no_drop() -> bool:
-    """Whether the caller runs or is traced within `no_drop`."""
-    return _is_no_drop
-
-
 def plan(model, shape, training: bool, experts_choose=False) -> Plan:
     """Returns the groups and the capacity for this part of a batch.
+
+    Without drops (`context.Context.no_drop`) each sequence is a group, which any layout can hold. Semantics whose
+    groups are sequences keep their fixed capacity, so a Hugging Face encoder still drops tokens, and experts that
+    choose tokens take as many as usual.
 
     Args:
         model: SwitchFeedForward or SwitchConfig. Holds `semantics`, `group_size`, `num_groups_multiple`,
@@ -68,7 +48,7 @@ def plan(model, shape, training: bool, experts_choose=False) -> Plan:
     """
     if rules_of(model.semantics).groups_are_sequences:
         return Plan(Groups(*shape), model.expert_capacity)
-    if _is_no_drop and not training and not experts_choose:
+    if context.current().no_drop and not training and not experts_choose:
         return Plan(Groups(*shape), shape[1])
     groups = plan_groups(shape, model.group_size, model.num_groups_multiple, training, model.semantics)
     factor = model.train_capacity_factor if training else model.eval_capacity_factor
@@ -145,7 +125,7 @@ def plan_groups(shape, group_size: int, num_groups_multiple: int, training: bool
     Raises:
         ValueError: A training batch does not divide, or a partitioned batch has an unknown size.
     """
-    part = partitioning.current_part()
+    part = context.current().part
     num_tokens = shape[0] * shape[1]
     if not isinstance(num_tokens, int):
         if part.count > 1:

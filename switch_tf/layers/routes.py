@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-_routes = None
+from switch_tf import context
 
 
 class Route(NamedTuple):
@@ -21,19 +21,16 @@ class Route(NamedTuple):
 @contextlib.contextmanager
 def recorded() -> Iterator[list[Route]]:
     """Collects a Route from every Switch layer that runs or is traced within this scope."""
-    global _routes
-    previous, _routes = _routes, []
-    try:
-        yield _routes
-    finally:
-        _routes = previous
+    routes = []
+    with context.within(routes=routes):
+        yield routes
 
 
 def are_recorded() -> bool:
     """Whether the caller runs or is traced within `recorded`."""
-    return _routes is not None
+    return context.current().routes is not None
 
 
 def record(layer: str, gates) -> None:
     """Adds a layer's Route. Requires `are_recorded()`."""
-    _routes.append(Route(layer, gates))
+    context.current().routes.append(Route(layer, gates))

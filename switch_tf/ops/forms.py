@@ -1,28 +1,25 @@
 """Which form of an operation suits the code that runs, or is traced: by index, by products, by shapes of values; and
 one program in place of many operations."""
 
-import contextlib
-import threading
-
 import keras
 import numpy as np
 
+from switch_tf import context
 from switch_tf.partitioning.axes import is_for_compiler, is_partitioned
 from switch_tf.partitioning.devices import device_type
 
-_fusing = None  # the _Fusing whose program is traced
-_tracing = threading.RLock()  # of `compiled`: what layers are told while they are traced is the same for all threads
 _TPU_QUERIES = 256
 
 
-class _Fusing:
+class FusedProgram:
     """A program of `fused` while it is traced.
 
-    `graph`: TensorFlow's, in which what loops of the program do not change is made. `made`: that, by key.
+    Args:
+        graph: tf.Graph of the program, for tensors that its loops share.
     """
 
     def __init__(self, graph):
-        self.graph, self.made = graph, {}
+        self.graph, self.shared_tensors = graph, {}
 
 
 def fused(function, arguments, is_worth_it: bool):
@@ -36,7 +33,7 @@ def fused(function, arguments, is_worth_it: bool):
     import tensorflow as tf
 
     def traced(*arguments):
-        with _traced_as(_Fusing(tf.compat.v1.get_default_graph())):
+        with context.within(fused_program=FusedProgram(tf.compat.v1.get_default_graph())):
             return function(*arguments)
 
     return tf.function(traced, autograph=False, jit_compile=True)(*arguments)
@@ -44,7 +41,7 @@ def fused(function, arguments, is_worth_it: bool):
 
 def is_fused() -> bool:
     """Whether the code that is traced becomes a program of `fused`."""
-    return _fusing is not None
+    return context.current().fused_program is not None
 
 
 def once(key, make):
@@ -57,20 +54,11 @@ def once(key, make):
         key: hashable, says what is made.
         make: function without arguments, of tensors that no loop changes, such as weights.
     """
-    if key not in _fusing.made:
-        with _fusing.graph.as_default():
-            _fusing.made[key] = make()
-    return _fusing.made[key]
-
-
-@contextlib.contextmanager
-def _traced_as(fusing):
-    global _fusing
-    previous, _fusing = _fusing, fusing
-    try:
-        yield
-    finally:
-        _fusing = previous
+    program = context.current().fused_program
+    if key not in program.shared_tensors:
+        with program.graph.as_default():
+            program.shared_tensors[key] = make()
+    return program.shared_tensors[key]
 
 
 def can_fuse() -> bool:
@@ -130,12 +118,8 @@ def compiled(function, ranks: tuple[int, ...] | None = None):
         return function
     import tensorflow as tf
 
-    def traced(*arguments):
-        with _tracing:
-            return function(*arguments)
-
     signature = None if ranks is None else [tf.TensorSpec([None] * rank, tf.int32) for rank in ranks]
-    return tf.function(traced, autograph=False, input_signature=signature)
+    return tf.function(function, autograph=False, input_signature=signature)
 
 
 def known_values(x) -> np.ndarray | None:

@@ -7,28 +7,24 @@ split the work, which they do not for the Philox generator behind Keras' Dropout
 The hash is `lowbias32` (Ellis, "Prospecting for Hash Functions"), applied once to each key and twice to each element.
 """
 
-import contextlib
 import zlib
+from contextlib import AbstractContextManager
+from typing import Any
 
 import keras
 from keras import ops
 
+from switch_tf import context
 from switch_tf.ops import replicas
-from switch_tf.partitioning import parts
 from switch_tf.partitioning.axes import arange
 
-_seed = None
 
+def random_seed(seed: Any) -> AbstractContextManager:
+    """Returns a scope in which layers draw from streams of `seed`, an int or integer scalar tensor.
 
-@contextlib.contextmanager
-def random_seed(seed):
-    """Within this scope layers draw from streams of `seed`, an int or integer scalar tensor such as a step's seed."""
-    global _seed
-    previous, _seed = _seed, seed
-    try:
-        yield
-    finally:
-        _seed = previous
+    The scope belongs to its thread: under `tf.distribute`, open it in the function that each replica runs.
+    """
+    return context.within(seed=seed)
 
 
 def step_seed(seed: int, step):
@@ -36,18 +32,14 @@ def step_seed(seed: int, step):
     return _mix(_mix(_uint32(seed)) ^ _uint32(step))
 
 
-def current_seed():
-    """The seed of the scope, None outside of any."""
-    return _seed
-
-
 def fresh_seed():
     """The seed of the scope, or a new one outside of any, from Keras' global generator: <uint32> scalar.
 
     In a replica of a `tf.distribute` strategy it comes from TensorFlow, see `replicas.seed_in_replica`.
     """
-    if _seed is not None:
-        return _uint32(_seed)
+    seed = context.current().seed
+    if seed is not None:
+        return _uint32(seed)
     if replicas.replica_index() is not None:
         return replicas.seed_in_replica()
     replicas.make_global_generator()
@@ -95,7 +87,7 @@ def uniform_at(seed, batch_position, position):
 
 def batch_positions(size):
     """Which sequences or groups of the global batch this part's `size` ones are: <int32>[size]."""
-    part = parts.current_part()
+    part = context.current().part
     # Replicas of Keras' `fit` are no parts, because each groups its own tokens, but they share a seed.
     place = part.index if part.count > 1 else replicas.replica_index()
     index = arange(size)

@@ -1,29 +1,31 @@
 """Recomputes a function in the backward pass instead of keeping its activations."""
 
+from collections.abc import Callable
+from typing import Any
+
 import keras
 
-from switch_tf.ops import random
-from switch_tf.partitioning import parts
+from switch_tf import context
 
 
-def rematerialize(function, *args):
+def rematerialize(function: Callable, *args: Any) -> Any:
     """Calls `function(*args)` so that its intermediate results are recomputed for the gradient.
 
-    The recomputation runs after the scopes of the forward pass were left, so it re-enters them: other random numbers
-    or another share of the batch would give a wrong gradient without an error.
+    The recomputation may run after the scopes of the forward pass were left, and re-enters their context: other random
+    numbers or another part of the batch would give a wrong gradient without an error. It records no routes, because
+    the function runs twice.
 
     Args:
-        function: of tensors, to a nest of floating point tensors.
-        args: tensors. Those of a floating point dtype get gradients; masks are passed around the recomputation,
-            because TensorFlow would try to add up their gradients.
+        function: Function of tensors that returns a nest of floating point tensors.
+        args: Tensors. Floating point ones receive gradients. Others, such as masks, bypass the recomputation, because
+            TensorFlow would try to add up their gradients.
     """
-    seed, part = random.current_seed(), parts.current_part()
     is_differentiable = [keras.backend.is_float_dtype(keras.backend.standardize_dtype(arg.dtype)) for arg in args]
 
-    def in_scope(*differentiable):
+    def run(*differentiable):
         remaining = iter(differentiable)
         merged = [next(remaining) if is_float else arg for arg, is_float in zip(args, is_differentiable, strict=True)]
-        with random.random_seed(seed), parts.part_of_batch(*part):
-            return function(*merged)
+        return function(*merged)
 
-    return keras.remat(in_scope)(*[arg for arg, is_float in zip(args, is_differentiable, strict=True) if is_float])
+    differentiable = [arg for arg, is_float in zip(args, is_differentiable, strict=True) if is_float]
+    return keras.remat(context.carried(run, routes=None))(*differentiable)

@@ -8,7 +8,7 @@ import importlib
 _NAMES = {
     "axes": ("add_weight", "arange", "axes_of", "constrain", "is_partitioned", "use", "with_axes"),
     "layout": ("LOGICAL_AXES", "Layout"),
-    "parts": ("check_parts", "current_part", "part_of_batch", "share_of_groups"),
+    "parts": ("check_parts", "part_of_batch", "share_of_groups"),
 }
 _MODULES = {name: module for module, names in _NAMES.items() for name in names}
 

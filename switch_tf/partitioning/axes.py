@@ -1,50 +1,58 @@
 """The annotations that layers make: a weight has logical axes, and an activation is constrained by its logical axes.
 
 Without an active layout all of them are plain Keras and the identity, so a layer runs and is tested on one CPU as it
-is. A back end that cuts one program over devices activates itself with `annotated_by` while that program is traced.
+is. A back end that cuts one program over devices is the context's annotator while that program is traced.
 """
 
-import contextlib
+from typing import Any, Protocol
 
 import keras
 from keras import ops
 
-from switch_tf.partitioning.layout import LOGICAL_AXES
+from switch_tf import context
+from switch_tf.partitioning.layout import LOGICAL_AXES, Layout
 from switch_tf.refusals import Refusal
 
-_annotator = None
-_new_axes = None
 
+class Annotator(Protocol):
+    """Lays out the tensors of one program for many devices, while `context.within(annotator=...)` names it.
 
-@contextlib.contextmanager
-def annotated_by(annotator):
-    """Within this scope, or a function it decorates, `constrain` and `use` ask `annotator`; None asks nobody.
-
-    An annotator has a `layout` and three methods, which take a tensor and its logical axes and return it laid out:
-    `constrain` an activation, `gather` a weight from how it is stored to how it is used, `scatter` its gradient back;
-    and `replicate`, for a tensor that each device makes for itself.
+    Attributes:
+        layout: Layout with its mesh complete.
+        is_for_compiler: Whether XLA's partitioner cuts the program.
     """
-    global _annotator
-    previous, _annotator = _annotator, annotator
-    try:
-        yield
-    finally:
-        _annotator = previous
+
+    layout: Layout
+    is_for_compiler: bool
+
+    def constrain(self, x: Any, axes: tuple) -> Any:
+        """Lays out an activation by its logical axes."""
+
+    def gather(self, value: Any, axes: tuple) -> Any:
+        """Lays out a weight's value as it is used, from how it is stored."""
+
+    def scatter(self, gradient: Any, axes: tuple) -> Any:
+        """Lays out a weight's gradient as the weight is stored."""
+
+    def replicate(self, x: Any) -> Any:
+        """Lets each device compute a tensor for itself."""
 
 
 def is_partitioned() -> bool:
-    """Whether the code that runs, or is traced, is one program for many devices, which a partitioner cuts."""
-    return _annotator is not None
+    """Whether the running or traced code is one program that a partitioner cuts over many devices."""
+    return context.current().annotator is not None
 
 
 def is_for_compiler() -> bool:
-    """Whether it is one that XLA's partitioner cuts, on the TPU that it is compiled for or for a test of that."""
-    return getattr(_annotator, "is_for_compiler", False)
+    """Whether XLA's partitioner cuts the traced program, for a TPU or for a test."""
+    annotator = context.current().annotator
+    return annotator is not None and annotator.is_for_compiler
 
 
 def is_split(axis: str) -> bool:
     """Whether an active layout cuts activations along this logical axis."""
-    return _annotator is not None and _annotator.layout.num_pieces(axis) > 1
+    annotator = context.current().annotator
+    return annotator is not None and annotator.layout.num_pieces(axis) > 1
 
 
 def with_axes(axes, create, *args, **kwargs):
@@ -56,13 +64,9 @@ def with_axes(axes, create, *args, **kwargs):
     Returns:
         The variable, whose axes `axes_of` reads: placement, optimizer slots, Adafactor's factoring and checkpoints do.
     """
-    global _new_axes
-    # The back end that stores a variable sees a value and a name alone: the axes reach it beside the call.
-    previous, _new_axes = _new_axes, tuple(axes)
-    try:
+    # The back end that stores a variable receives its value and its name only.
+    with context.within(variable_axes=tuple(axes)):
         variable = create(*args, **kwargs)
-    finally:
-        _new_axes = previous
     variable.logical_axes = tuple(axes)
     return variable
 
@@ -74,7 +78,8 @@ def axes_of(variable) -> tuple[str | None, ...]:
 
 def axes_of_new_variable(rank: int) -> tuple[str | None, ...]:
     """`axes_of` the variable of this rank that is being made, for the back end that makes it."""
-    return (None,) * rank if _new_axes is None else _new_axes
+    axes = context.current().variable_axes
+    return (None,) * rank if axes is None else axes
 
 
 def check_axes(axes, rank: int, what: str) -> None:
@@ -119,12 +124,14 @@ def use(variable, dtype):
 
 def gather(value, axes):
     """A weight's value from how it is stored to how it is used; the identity when no layout is active."""
-    return value if _annotator is None else _annotator.gather(value, axes)
+    annotator = context.current().annotator
+    return value if annotator is None else annotator.gather(value, axes)
 
 
 def scatter(gradient, axes):
     """A weight's gradient as the weight is stored; the identity when no layout is active."""
-    return gradient if _annotator is None else _annotator.scatter(gradient, axes)
+    annotator = context.current().annotator
+    return gradient if annotator is None else annotator.scatter(gradient, axes)
 
 
 def arange(size, dtype="int32"):
@@ -135,7 +142,8 @@ def arange(size, dtype="int32"):
     """
     # Cast, because TensorFlow has no unsigned range on CPU.
     values = ops.cast(ops.arange(size, dtype="int32"), dtype)
-    return values if _annotator is None else _annotator.replicate(values)
+    annotator = context.current().annotator
+    return values if annotator is None else annotator.replicate(values)
 
 
 def constrain(x, axes):
@@ -146,4 +154,5 @@ def constrain(x, axes):
         axes: tuple, a logical axis or None (not split) for each dimension of `x`.
     """
     check_axes(axes, len(x.shape), "An activation")
-    return x if _annotator is None else _annotator.constrain(x, axes)
+    annotator = context.current().annotator
+    return x if annotator is None else annotator.constrain(x, axes)

@@ -14,8 +14,9 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.experimental import dtensor
 
+from switch_tf import context
 from switch_tf.partitioning import memory
-from switch_tf.partitioning.axes import annotated_by, axes_of_new_variable
+from switch_tf.partitioning.axes import axes_of_new_variable
 from switch_tf.partitioning.layout import Layout
 from switch_tf.partitioning.partitioner import Partitioner
 from switch_tf.partitioning.unfolded import UnfoldedVariable, as_stored, as_used, pack, stored, unfolding
@@ -48,6 +49,8 @@ class DTensorPartitioner(Partitioner):
         Refusal: see `check_layout`.
     """
 
+    is_for_compiler = False
+
     def __init__(self, layout: Layout, mesh: dtensor.Mesh):
         super().__init__(layout)
         check_layout(layout)
@@ -76,7 +79,7 @@ class DTensorPartitioner(Partitioner):
     def _layout(self, mesh_axes):
         return dtensor.Layout([axis or dtensor.UNSHARDED for axis in mesh_axes], self.mesh)
 
-    # What `annotated_by` asks for.
+    # An `axes.Annotator`.
 
     def constrain(self, x, axes):
         return dtensor.relayout(x, self.sharding(axes))
@@ -143,13 +146,13 @@ class DTensorPartitioner(Partitioner):
 
     def step(self, compute, apply, use_xla=False):
         def computed(features):
-            with annotated_by(self):
+            with context.within(annotator=self):
                 gradients, norm, measured, is_finite = compute(features)
                 others = tf.nest.map_structure(self._replicate, (norm, measured, is_finite))
                 return as_stored(gradients, self._trained), others
 
         def applied(gradients, norm):
-            with annotated_by(self):
+            with context.within(annotator=self):
                 apply(as_used(gradients, self._trained), norm)
 
         compute_function = tf.function(computed, autograph=False)
@@ -166,7 +169,7 @@ class DTensorPartitioner(Partitioner):
 
     def results(self, call):
         def traced(features):
-            with annotated_by(self):
+            with context.within(annotator=self):
                 return tf.nest.map_structure(self._replicate, call(features))
 
         function = tf.function(traced, autograph=False)

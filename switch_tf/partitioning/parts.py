@@ -4,42 +4,27 @@ Groups of tokens and random numbers belong to the global batch. Code that sees o
 share, so that one pass over the whole batch and several over its parts route alike and drop out alike.
 """
 
-import contextlib
-from typing import Any, NamedTuple
+from contextlib import AbstractContextManager
+from typing import Any
 
+from switch_tf import context
 from switch_tf.refusals import Refusal
 
 
-class Part(NamedTuple):
-    """Part `index` (int or int32 scalar tensor) of `count` equal, contiguous parts of the global batch."""
-
-    count: int
-    index: Any
-
-
-_current = Part(1, 0)
-
-
-def current_part() -> Part:
-    """The part that the running code sees; part 0 of 1 outside of any scope."""
-    return _current
-
-
-@contextlib.contextmanager
-def part_of_batch(count: int, index):
-    """Within this scope, code sees part `index` of `count` parts."""
-    global _current
-    previous, _current = _current, Part(count, index)
-    try:
-        yield
-    finally:
-        _current = previous
+def part_of_batch(count: int, index: Any) -> AbstractContextManager:
+    """Returns a scope in which code sees part `index`, int or int32 scalar tensor, of `count` parts of the batch."""
+    return context.within(part=context.Part(count, index))
 
 
 def share_of_groups(num_groups: int) -> int:
-    """This part's share of the global batch's groups; Refusal where parts cannot hold whole groups."""
-    check_parts(num_groups, _current.count)
-    return num_groups // _current.count
+    """Returns this part's share of the global batch's groups.
+
+    Raises:
+        ValueError: Parts cannot hold whole groups.
+    """
+    count = context.current().part.count
+    check_parts(num_groups, count)
+    return num_groups // count
 
 
 def check_parts(num_groups: int, num_parts: int) -> None:

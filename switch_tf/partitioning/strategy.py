@@ -6,6 +6,7 @@ batch (`parts`), and gradients are summed. So any number of replicas makes the s
 
 import tensorflow as tf
 
+from switch_tf import context
 from switch_tf.partitioning.layout import Layout
 from switch_tf.partitioning.partitioner import Partitioner, at_step
 from switch_tf.refusals import Refusal
@@ -64,12 +65,14 @@ class StrategyPartitioner(Partitioner):
 
     def step(self, compute, apply, use_xla=False):
         def one_step(features, index):
+            # A replica is traced in a thread of its own, which starts without this one's context.
             gradients, norm, measured, is_finite = self.strategy.run(
-                lambda features, index: compute(self._share(at_step(features, index))), args=(features, index))
+                context.carried(lambda features, index: compute(self._share(at_step(features, index)))),
+                args=(features, index))
             measured, is_finite = self._first((measured, is_finite))
 
             def update():
-                self.strategy.run(apply, args=(gradients, norm))
+                self.strategy.run(context.carried(apply), args=(gradients, norm))
                 return True
 
             tf.cond(is_finite, update, lambda: False)
@@ -79,7 +82,7 @@ class StrategyPartitioner(Partitioner):
 
     def results(self, call):
         return lambda features: self._first(self.strategy.run(
-            lambda features: call(self._share(at_step(features, 0))), args=(features,)))
+            context.carried(lambda features: call(self._share(at_step(features, 0)))), args=(features,)))
 
     def any_process(self, flag):
         if self.num_processes == 1:

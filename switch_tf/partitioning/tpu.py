@@ -7,8 +7,8 @@ import math
 
 import tensorflow as tf
 
+from switch_tf import context
 from switch_tf.partitioning import memory
-from switch_tf.partitioning.axes import annotated_by
 from switch_tf.partitioning.gspmd import XlaAnnotator
 from switch_tf.partitioning.partitioner import Partitioner, at_step
 from switch_tf.partitioning.strategy import StrategyPartitioner
@@ -49,12 +49,12 @@ class TPUPartitioner(StrategyPartitioner):
         return features
 
     def step(self, compute, apply, use_xla=False):
-        annotated = annotated_by(self._annotator)
+        annotated = context.within(annotator=self._annotator)
         one_step = Partitioner.step(self, annotated(compute), annotated(apply))
         return lambda features, index: self._first(self.strategy.run(one_step, args=(features, index)))
 
     def results(self, call):
-        return super().results(annotated_by(self._annotator)(call))
+        return super().results(context.within(annotator=self._annotator)(call))
 
 
 def create(layout, name=None, one_core=False) -> TPUPartitioner:

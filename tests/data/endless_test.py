@@ -6,9 +6,9 @@ import pytest
 import seqio
 import tensorflow as tf
 
-from switch_tf import data
+from switch_tf import context, data
 from switch_tf.data import cached_tasks, text_records
-from switch_tf.data.endless import endless, with_counted_passes
+from switch_tf.data.endless import with_counted_passes
 from switch_tf.tasks.in_memory import InMemorySource
 from switch_tf.tasks.text_source import TextFilesSource
 
@@ -25,7 +25,7 @@ def take(iterator, count):
 
 def read_to_train(make_examples):
     """As seqio and a run read a source: repeated, shuffled, in batches, ahead of the one that waits for them."""
-    with endless():
+    with context.within(endless_passes=True):
         examples = make_examples()
     return examples.repeat().shuffle(5, seed=3).batch(4).prefetch(8)
 
@@ -86,7 +86,7 @@ def test_positions_are_gone_on_from_exactly(make, counts, tmp_path, monkeypatch)
 
 
 def test_every_pass_has_every_example_once_in_another_order():
-    with endless():
+    with context.within(endless_passes=True):
         (first, second, third) = take(iter(data.passes(shuffled, seed=5).batch(COUNT)), 3)
         (other,) = take(iter(data.passes(shuffled, seed=6).batch(COUNT)), 1)
     assert sorted(first) == sorted(second) == sorted(third) == sorted(other) == list(range(COUNT))

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 from keras import ops
 
-from switch_tf import SwitchConfig, SwitchTransformer, decoding, partitioning
+from switch_tf import SwitchConfig, SwitchTransformer, context, decoding
 from switch_tf.configs import policies
-from switch_tf.layers import grouping
 from switch_tf.ops import forms
 
 LENGTH = 5
@@ -59,7 +58,7 @@ def in_one_pass(model, inputs, targets):
 
 def step_by_step(model, inputs, targets):
     """Returns the same logits, decoded one token per step."""
-    with grouping.no_drop():
+    with context.within(no_drop=True):
         cross_cache, cache = model.prefill({"encoder_input_tokens": inputs}, targets.shape[1])
         last, found = np.zeros(len(inputs), "int32"), []
         for position in range(targets.shape[1]):
@@ -159,7 +158,7 @@ def test_hugging_faces_encoder_keeps_its_capacity_where_every_token_is_served(ma
     outputs = {}
     for semantics in ({"semantics": "hf", "expert_capacity": 1}, {}):
         model = make_model(**semantics)
-        with grouping.no_drop():
+        with context.within(no_drop=True):
             logits, stats = model.forward(features)
         plain, _ = model.forward(features)
         outputs[len(semantics)] = float(stats[0].fraction_tokens_dropped.total), np.abs(logits - plain).max()
@@ -209,10 +208,10 @@ def test_likelihoods_are_sums_over_targets_of_what_the_logits_say(make_model):
 
 
 @pytest.mark.parametrize("sampler", [decoding.Greedy(), decoding.Sample(), decoding.Beam()], ids=repr)
-def test_scores_and_beams_are_refused_where_one_program_is_cut_over_devices(sampler, make_model, monkeypatch):
+def test_scores_and_beams_are_refused_where_one_program_is_cut_over_devices(sampler, make_model):
     model = make_model()
-    monkeypatch.setattr(partitioning.axes, "_annotator", object())
-    with pytest.raises(ValueError, match=r"works on one device; .* Greedy\(\)\.ids decodes"):
+    message = r"works on one device; .* Greedy\(\)\.ids decodes"
+    with context.within(annotator=object()), pytest.raises(ValueError, match=message):
         sampler.decode(model, {"encoder_input_tokens": INPUTS}, 3)
 
 

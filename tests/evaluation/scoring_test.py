@@ -9,7 +9,7 @@ import seqio
 import tensorflow as tf
 from t5.evaluation import metrics
 
-from switch_tf import SwitchTransformer, data, partitioning
+from switch_tf import SwitchTransformer, context, data
 from switch_tf.configs.run import StepSettings
 from switch_tf.evaluation import evaluating, scoring, split_evaluation
 from switch_tf.evaluation.objectives import Objective
@@ -77,7 +77,7 @@ def expected(shallow_config):
 def test_predictions_and_likelihoods_do_not_depend_on_the_layout(shallow_config, expected, make_partitioner, layout,
                                                                  changes):
     _check_same(_scores(shallow_config, 8, make_partitioner(layout, **changes)), expected)
-    assert partitioning.current_part() == (1, 0)  # for whatever is traced next
+    assert context.current().part == (1, 0)  # for whatever is traced next
 
 
 def test_a_split_is_scored_with_any_batch_and_has_a_loss_where_there_are_no_metrics(shallow_config, expected):

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from switch_tf import partitioning
-from switch_tf.layers import FeedForward, SwitchFeedForward, dispatch, grouping
+from switch_tf import context, partitioning
+from switch_tf.layers import FeedForward, SwitchFeedForward, dispatch
 from switch_tf.ops import random
 from tests.layers.switch_layers import D_FF, D_MODEL, make_inputs, make_layer
 
@@ -353,7 +353,7 @@ def test_experts_that_none_of_a_few_tokens_wants_are_not_read(activation):
 
     @tf.function(input_signature=[tf.TensorSpec([None, None, D_MODEL]), tf.TensorSpec([None, None], tf.bool)])
     def of_any_size(x, is_real):
-        with grouping.no_drop():
+        with context.within(no_drop=True):
             return layer.forward(x, padding_mask=is_real)[0]
 
     np.testing.assert_allclose(of_any_size(x, is_real), found["auto"][0], rtol=1e-5)

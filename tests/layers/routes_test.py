@@ -5,8 +5,9 @@ import numpy as np
 import pytest
 from keras import ops
 
+from switch_tf import context
 from switch_tf.configs import policies
-from switch_tf.layers import Router, SwitchFeedForward, grouping, routes
+from switch_tf.layers import Router, SwitchFeedForward, routes
 from switch_tf.ops import forms
 
 BATCH, LENGTH, D_MODEL, D_FF, NUM_EXPERTS = 3, 7, 6, 10, 4
@@ -63,7 +64,7 @@ def test_a_program_of_any_size_records_the_same(policy):
     inputs, *_ = batch()
 
     def gates(ids):
-        with grouping.no_drop(), routes.recorded() as found:
+        with context.within(no_drop=True), routes.recorded() as found:
             layer(ops.cast(ids, "float32")[..., None] * ops.ones(D_MODEL))
         return found[0].gates
 

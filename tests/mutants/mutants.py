@@ -19,6 +19,7 @@ ADAFACTOR = ("tests/optim/adafactor_test.py",)
 STEP = ("tests/evaluation/objectives_test.py", "tests/training/train_step_test.py")
 EVALUATOR = ("tests/data/evaluator_test.py", "tests/tasks/downstream_test.py")
 RESULTS = ("tests/comparison/results_test.py",)
+CONTEXT = ("tests/context_test.py", "tests/ops/rematerialization_test.py")
 OBJECTIVE = ("tests/evaluation/objectives_test.py", "tests/evaluation/semantics_loss_test.py")
 
 
@@ -210,6 +211,14 @@ MUTANTS = (
     Mutant("optim/factoring.py", "if shape[small] < min_size:", "if shape[small] <= min_size:", ADAFACTOR),
     Mutant("optim/schedules.py", "ops.rsqrt(ops.maximum(", "ops.rsqrt(ops.minimum(",
            ("tests/optim/schedules_test.py",)),
+    # The context.
+    Mutant("context.py", "    context = dataclasses.replace(_context.get(), **changes)", "    context = _DEFAULTS",
+           CONTEXT),
+    Mutant("context.py", "        _context.reset(token)\n\n\ndef carried", "        pass\n\n\ndef carried", CONTEXT),
+    Mutant("ops/rematerialization.py", "keras.remat(context.carried(run, routes=None))", "keras.remat(run)",
+           CONTEXT),
+    Mutant("partitioning/strategy.py", "context.carried(lambda features: call(self._share(at_step(features, 0))))",
+           "lambda features: call(self._share(at_step(features, 0)))", CONTEXT),
     # The step and its objective.
     Mutant("training/train_step.py", "partitioning.part_of_batch(count * num_parts, index + count * part_index)",
            "partitioning.part_of_batch(count * num_parts, count * part_index)", STEP),

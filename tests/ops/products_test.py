@@ -5,9 +5,8 @@ import pytest
 import tensorflow as tf
 from keras import layers
 
-from switch_tf import partitioning
+from switch_tf import context, partitioning
 from switch_tf.ops import forms, products
-from switch_tf.partitioning.axes import annotated_by
 from switch_tf.partitioning.layout import Layout
 
 EQUATIONS = ("blm,mf->blf", "blm,mhd->blhd", "bqhd,hdm->bqm", "erm,emf->erf", "gsm,me->gse", "blm,vm->blv")
@@ -88,7 +87,7 @@ def test_a_wider_product_rounds_neither_its_sums_nor_the_gradients_that_come_bac
     weight.assign([[1.0, 0.0625], [1.0, 0.0]] if equation == "blm,vm->blv" else [[1.0, 1.0], [0.0625, 0.0]])
     x = tf.constant([[[32.0, 1.0]], [[-32.0, 1.0]]], tf.bfloat16)
     upstream = tf.constant([[[1 + 2**-10, -1.0]], [[1.0, -1.0]]])
-    with annotated_by(annotator), tf.GradientTape() as tape:
+    with context.within(annotator=annotator), tf.GradientTape() as tape:
         tape.watch(x)
         product = products.product(equation, x, weight, "float32")
         of_x, of_weight = tape.gradient(product, [x, weight.value], output_gradients=upstream)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from switch_tf import partitioning
+from switch_tf import context, partitioning
 from switch_tf.ops import random
 
 LIMIT = 2**32
@@ -157,6 +157,6 @@ def test_scopes_nest_and_are_left_after_an_error():
     with random.random_seed(1):
         with pytest.raises(KeyError), random.random_seed(2):
             raise KeyError
-        assert random.current_seed() == 1
+        assert context.current().seed == 1
         assert int(random.fresh_seed()) == 1
-    assert random.current_seed() is None
+    assert context.current().seed is None

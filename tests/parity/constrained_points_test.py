@@ -3,13 +3,12 @@
 import pytest
 import tensorflow as tf
 
-from switch_tf import SwitchConfig, SwitchTransformer
+from switch_tf import SwitchConfig, SwitchTransformer, context
 from switch_tf.aot import lower
 from switch_tf.configs.run import StepSettings
 from switch_tf.optim.adafactor import Adafactor
 from switch_tf.partitioning import backends, gspmd
 from switch_tf.partitioning import dtensor as dtensor_module
-from switch_tf.partitioning.axes import annotated_by
 from switch_tf.training.train_step import compile_steps
 
 BATCH, LENGTHS = 16, {"inputs": 32, "targets": 16}
@@ -31,7 +30,7 @@ def _trace(partitioner, compute):
     """In place of a step, which DTensor would expand for every device."""
 
     def one_step(features, index):
-        with annotated_by(partitioner):
+        with context.within(annotator=partitioner):
             tf.function(compute, autograph=False).get_concrete_function(features)
         return {}, True
 

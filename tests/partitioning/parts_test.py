@@ -2,17 +2,17 @@
 
 import pytest
 
-from switch_tf import partitioning
+from switch_tf import context, partitioning
 
 
 def test_outside_of_any_scope_there_is_one_part():
-    assert partitioning.current_part() == (1, 0)
+    assert context.current().part == (1, 0)
     assert partitioning.share_of_groups(7) == 7
 
 
 def test_a_part_has_its_share_of_the_groups():
     with partitioning.part_of_batch(4, 3):
-        assert partitioning.current_part() == (4, 3)
+        assert context.current().part == (4, 3)
         assert partitioning.share_of_groups(8) == 2
 
 
@@ -20,8 +20,8 @@ def test_scopes_nest_and_are_left_after_an_error():
     with partitioning.part_of_batch(4, 1):
         with pytest.raises(KeyError), partitioning.part_of_batch(2, 0):
             raise KeyError
-        assert partitioning.current_part() == (4, 1)
-    assert partitioning.current_part() == (1, 0)
+        assert context.current().part == (4, 1)
+    assert context.current().part == (1, 0)
 
 
 def test_parts_that_would_cut_a_group_are_refused():

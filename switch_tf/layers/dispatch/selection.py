@@ -1,8 +1,7 @@
 """Creation of dispatchers by name, and the fastest one for a device and load."""
 
-from switch_tf import partitioning
+from switch_tf import context, partitioning
 from switch_tf.configs.choices import DISPATCHES, check_choice
-from switch_tf.layers import grouping
 from switch_tf.layers.decisions import ExpertChoices, TokenChoices
 from switch_tf.layers.dispatch.base import Dispatcher
 from switch_tf.layers.dispatch.einsum import Einsum, ExpertChoiceEinsum
@@ -49,12 +48,12 @@ def fastest(decisions: TokenChoices | ExpertChoices) -> str:
     num_groups, num_tokens, num_choices = decisions.slot.shape
     if first != "ragged":
         # A decoding step of a few sequences: buffers would have a row for every expert and sequence.
-        is_step = grouping.is_no_drop() and num_tokens == 1 and isinstance(num_groups, int)
+        is_step = context.current().no_drop and num_tokens == 1 and isinstance(num_groups, int)
         is_gathered = is_step and num_groups * num_choices <= GATHERED_ROWS and not partitioning.is_partitioned()
         return "gathered" if is_gathered else first
     if not all(isinstance(size, int) for size in (num_groups, num_tokens, decisions.capacity)):
         # Without drops, nearly all slots are empty.
-        return "ragged" if grouping.is_no_drop() else others[0]
+        return "ragged" if context.current().no_drop else others[0]
     # A decoding step, or fewer choices than experts: most slots are empty, and reading kernels takes most of the time.
     if num_tokens == 1 or num_groups * num_tokens * num_choices < decisions.num_experts:
         return "ragged"
