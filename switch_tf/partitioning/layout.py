@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from collections.abc import Iterable
 
 from switch_tf.checks import shown
 from switch_tf.configs.choices import BACKENDS, check_choice
@@ -129,6 +130,15 @@ class Layout:
         mesh = self.mesh
         return tuple(math.ceil(size / math.prod(mesh.get(axis, 1) for axis in axes))
                      for size, axes in zip(shape, spec, strict=True))
+
+    def stored_bytes(self, weights: Iterable) -> int:
+        """Returns the bytes of float32 weights and gradients that each device stores, without slots and activations.
+
+        Args:
+            weights: Weights of the model (`SwitchConfig.weights`).
+        """
+        return 8 * sum(weight.count * math.prod(self.piece(weight.shape, self.spec(weight.axes, at_rest=True)))
+                       for weight in weights)
 
     def mesh_axes(self, axis: str) -> tuple[str, ...]:
         """The mesh axes that may split activations and weights along this logical axis, the outermost first."""

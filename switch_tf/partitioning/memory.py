@@ -1,9 +1,6 @@
 """Whether weights and gradients find room on a TPU, asked before anything is built."""
 
-import math
-
 from switch_tf.partitioning.accelerator import accelerator_type as this_accelerator_type
-from switch_tf.partitioning.layout import Layout
 from switch_tf.refusals import Refusal
 
 # Memory of one device in GiB, by how the accelerator type begins (Cloud TPU documentation).
@@ -14,17 +11,6 @@ TPU_STRATEGY = ("TPUStrategy keeps weights and gradients whole on each device",
                 "use gin/layouts/fully_sharded.gin with backend='dtensor', which stores pieces")
 DTENSOR = ("The layout stores weights and gradients in pieces", "use a layout that cuts them into smaller ones "
            "(at_rest_rules), or more devices")
-
-
-def stored_bytes(layout: Layout, weights) -> int:
-    """Bytes of float32 weights and gradients on each device, under DTensor; slots and activations are more.
-
-    Args:
-        layout: Layout with its mesh complete.
-        weights: of `SwitchConfig.weights`.
-    """
-    return 8 * sum(weight.count * math.prod(layout.piece(weight.shape, layout.spec(weight.axes, at_rest=True)))
-                   for weight in weights)
 
 
 def check(num_bytes: int, storing: tuple[str, str], accelerator_type: str | None = None) -> None:

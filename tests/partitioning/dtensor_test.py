@@ -13,7 +13,6 @@ from switch_tf import SwitchConfig, SwitchTransformer, partitioning
 from switch_tf.ops import random
 from switch_tf.optim.adafactor import Adafactor
 from switch_tf.optim.memory import bytes_per_device
-from switch_tf.partitioning import memory
 from switch_tf.partitioning.dtensor import DTensorPartitioner
 from switch_tf.partitioning.layout import Layout
 from switch_tf.partitioning.unfolded import Unfolding, pack, stored, unfolding
@@ -46,7 +45,7 @@ def test_each_device_holds_what_inspect_computes(mesh_shape, rules, at_rest_rule
     assert _bytes_of_first_device(slots) == computed["optimizer_slots"]
 
 
-def test_over_several_axes_each_device_holds_what_inspect_computes_and_memory_counts():
+def test_over_several_axes_each_device_holds_what_inspect_and_the_layout_compute():
     rules = (("batch", "a"), ("group", "a"), ("expert", "a"))
     at_rest = ("vocab", ("b", "a")), ("expert_mlp", "b"), ("kv", ("a", "b")), ("mlp", ("b", "a"))
     layout = Layout("a=2,b=2", rules, at_rest)
@@ -58,7 +57,7 @@ def test_over_several_axes_each_device_holds_what_inspect_computes_and_memory_co
     assert _bytes_of_first_device(model.variables) == computed["weights"]
     slots = [variable for variable in optimizer.variables if hasattr(variable, "logical_axes")]
     assert _bytes_of_first_device(slots) == computed["optimizer_slots"]
-    assert memory.stored_bytes(layout, config.weights()) == 2 * computed["weights"]
+    assert layout.stored_bytes(config.weights()) == 2 * computed["weights"]
     whole = 4 * config.num_parameters
     assert computed["weights"] < 0.27 * whole  # four devices; norms and biases are whole
 

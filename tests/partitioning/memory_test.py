@@ -34,4 +34,4 @@ def test_bytes_stored_are_those_of_the_pieces():
     weights = [Weight("experts", 3, (8, 16, 32), ("expert", "embed", "expert_mlp")),  # over a and b
                Weight("embedding", 1, (100, 16), ("vocab", "embed")),  # over b and a
                Weight("norm", 1, (7,), ("vocab",))]
-    assert memory.stored_bytes(layout, weights) == 8 * (3 * 2 * 8 * 32 + 100 * 2 + 7)
+    assert layout.stored_bytes(weights) == 8 * (3 * 2 * 8 * 32 + 100 * 2 + 7)
