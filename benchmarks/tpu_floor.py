@@ -17,8 +17,9 @@ from typing import NamedTuple
 
 import saved_step
 
-from switch_tf.aot import answer_text, chips, compiler, hlo
+from switch_tf.aot import answer_text, compiler, hlo
 from switch_tf.aot.origin import SENT, WAITING
+from switch_tf.hardware import chips
 
 # Of one chip.
 _TOPOLOGIES = {"v5e": "v5e:1x1", "v6e": "v6e:1x1", "v5p": "v5p:2x2x1", "v4": "v4:2x2x1"}

@@ -18,7 +18,8 @@ import sys
 
 import saved_step
 
-from switch_tf.aot import bundles, chips, hlo
+from switch_tf.aot import bundles, hlo
+from switch_tf.hardware import chips
 
 COLUMNS = ("clock", "bundles", "memory", "at least", "not scheduled")
 

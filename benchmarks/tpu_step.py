@@ -22,10 +22,11 @@ from typing import NamedTuple
 
 import saved_step
 
-from switch_tf.aot import answer_text, chips, many
-from switch_tf.aot.network import Network
+from switch_tf.aot import answer_text, many
 from switch_tf.aot.program import Program
 from switch_tf.cli import compile as command
+from switch_tf.hardware import chips
+from switch_tf.hardware.network import Network
 
 CONTENDER = pathlib.Path(__file__).parent / "contenders" / "flaxformer_tpu.py"
 DEPTHS = (2, 4)

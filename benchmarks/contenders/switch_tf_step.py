@@ -8,8 +8,9 @@ from step_problem import batch
 
 from switch_tf import SwitchConfig, SwitchTransformer
 from switch_tf.configs.run import StepSettings
+from switch_tf.hardware import devices
 from switch_tf.optim.adafactor import Adafactor
-from switch_tf.partitioning import Layout, devices
+from switch_tf.partitioning import Layout
 from switch_tf.partitioning.backends import create_partitioner
 from switch_tf.partitioning.partitioner import Partitioner
 from switch_tf.training.train_step import compile_steps

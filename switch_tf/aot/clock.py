@@ -10,8 +10,8 @@ import re
 from typing import NamedTuple
 
 from switch_tf.aot import hlo
-from switch_tf.aot.chips import Chip
 from switch_tf.aot.origin import SENT, WAITING, Origins
+from switch_tf.hardware.chips import Chip
 
 CORE, COPIES, LINKS = "core", "copies", "links"
 # Calls that name values and take no time.

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from switch_tf.aot.lower import Lowered, iota
-from switch_tf.aot.network import Network, check_topology
+from switch_tf.hardware.network import Network, check_topology
 from switch_tf.refusals import Refusal
 
 

@@ -12,7 +12,6 @@ import keras
 import tensorflow as tf
 
 from switch_tf.aot import trace
-from switch_tf.aot.chips import Chip
 from switch_tf.aot.clock import Schedule
 from switch_tf.aot.compiler import DoesNotFit, compile_step
 from switch_tf.aot.lower import lower_step
@@ -21,6 +20,7 @@ from switch_tf.aot.roofline import Roofline, link_seconds
 from switch_tf.configs.run import StepSettings
 from switch_tf.configs.switch_config import SwitchConfig
 from switch_tf.evaluation.objectives import Objective
+from switch_tf.hardware.chips import Chip
 from switch_tf.models.switch_transformer import SwitchTransformer
 from switch_tf.partitioning.collectives import summarize
 from switch_tf.partitioning.layout import Layout

@@ -8,7 +8,7 @@ import math
 import re
 
 from switch_tf.aot import clock, hlo, product_flops, roofline, sent
-from switch_tf.aot.chips import Chip
+from switch_tf.hardware.chips import Chip
 
 
 class Program:

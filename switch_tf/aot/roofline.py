@@ -3,7 +3,7 @@
 import functools
 from typing import NamedTuple
 
-from switch_tf.aot.chips import Chip
+from switch_tf.hardware.chips import Chip
 
 
 class Roofline(NamedTuple):

@@ -7,8 +7,8 @@ import sys
 import gin
 
 from switch_tf.aot import answer_text
-from switch_tf.aot.network import check_topology
 from switch_tf.cli import gin_files, gin_run
+from switch_tf.hardware.network import check_topology
 from switch_tf.installation import quiet
 from switch_tf.installation.packages import check_tpu_compiler
 from switch_tf.refusals import Refusal
@@ -79,8 +79,9 @@ def _question(topology):
     Raises:
         Refusal: The topology is unknown, or the configuration contradicts itself.
     """
-    from switch_tf.aot import chips, compiler
+    from switch_tf.aot import compiler
     from switch_tf.aot.plan import Question
+    from switch_tf.hardware import chips
 
     with quiet.held_back():  # libtpu prints that there is no TPU
         num_devices = compiler.num_devices(topology)

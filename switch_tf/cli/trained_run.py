@@ -58,7 +58,7 @@ def _check_gin_file(arguments, folder):
 
 
 def _use_host(arguments):
-    from switch_tf.partitioning import devices
+    from switch_tf.hardware import devices
 
     devices.use_host(arguments.command)
 

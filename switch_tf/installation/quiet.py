@@ -21,7 +21,7 @@ def import_tensorflow(num_cpu_devices: int | None = None) -> None:
         import tensorflow
         tensorflow.config.list_physical_devices()  # says that there is no GPU, too
         if num_cpu_devices is not None:
-            from switch_tf.partitioning import devices
+            from switch_tf.hardware import devices
             devices.split_cpu(num_cpu_devices)
 
 

@@ -4,7 +4,7 @@ import keras
 from keras import ops
 
 from switch_tf.configs.choices import check_choice
-from switch_tf.partitioning.devices import device_type
+from switch_tf.hardware.devices import device_type
 
 
 def dtype_policy(activation_dtype: str = "auto") -> str:

@@ -5,8 +5,8 @@ import keras
 import numpy as np
 
 from switch_tf import context
+from switch_tf.hardware.devices import device_type
 from switch_tf.partitioning.axes import is_for_compiler, is_partitioned
-from switch_tf.partitioning.devices import device_type
 
 _TPU_QUERIES = 256
 

@@ -5,7 +5,8 @@ import os
 import sys
 
 from switch_tf import environment
-from switch_tf.partitioning import cluster, devices
+from switch_tf.hardware import devices
+from switch_tf.partitioning import cluster
 from switch_tf.partitioning.layout import Layout
 from switch_tf.partitioning.partitioner import Partitioner
 from switch_tf.refusals import Refusal

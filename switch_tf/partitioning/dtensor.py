@@ -15,7 +15,7 @@ import tensorflow as tf
 from tensorflow.experimental import dtensor
 
 from switch_tf import context
-from switch_tf.partitioning import memory
+from switch_tf.hardware import memory
 from switch_tf.partitioning.axes import axes_of_new_variable
 from switch_tf.partitioning.layout import Layout
 from switch_tf.partitioning.partitioner import Partitioner

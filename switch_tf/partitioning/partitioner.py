@@ -9,7 +9,8 @@ import contextlib
 
 import tensorflow as tf
 
-from switch_tf.partitioning import cluster, devices
+from switch_tf.hardware import devices
+from switch_tf.partitioning import cluster
 from switch_tf.partitioning.axes import axes_of, with_axes
 from switch_tf.partitioning.layout import Layout
 from switch_tf.partitioning.unfolded import stored

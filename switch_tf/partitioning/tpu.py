@@ -8,7 +8,7 @@ import math
 import tensorflow as tf
 
 from switch_tf import context
-from switch_tf.partitioning import memory
+from switch_tf.hardware import memory
 from switch_tf.partitioning.gspmd import XlaAnnotator
 from switch_tf.partitioning.partitioner import Partitioner, at_step
 from switch_tf.partitioning.strategy import StrategyPartitioner

@@ -5,8 +5,8 @@ import time
 
 import tensorflow as tf
 
-from switch_tf.partitioning.devices import device_type
-from switch_tf.partitioning.rates import nominal_flops
+from switch_tf.hardware.devices import device_type
+from switch_tf.hardware.rates import nominal_flops
 
 # Seconds that a measured rate is trusted: what else a machine has to do changes.
 TRUSTED = 60

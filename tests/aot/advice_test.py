@@ -6,11 +6,11 @@ import pytest
 
 from switch_tf import SwitchConfig
 from switch_tf.aot.advice import advice
-from switch_tf.aot.chips import CHIPS
 from switch_tf.aot.compiler import DoesNotFit
 from switch_tf.aot.plan import Answer
 from switch_tf.aot.roofline import Roofline
 from switch_tf.configs.run import StepSettings
+from switch_tf.hardware.chips import CHIPS
 from switch_tf.partitioning.layout import Layout
 from switch_tf.training.division import check_division
 

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from switch_tf.aot import clock, hlo, trace
-from switch_tf.aot.chips import Chip
 from switch_tf.aot.origin import SENT, UNATTRIBUTED, WAITING
+from switch_tf.hardware.chips import Chip
 
 # A cycle is a millisecond, and so are 4 bytes of memory.
 CHIP = Chip(memory=16e9, flops=1e3, memory_bandwidth=4e3, link_bandwidth=1.0, clock=1e3)

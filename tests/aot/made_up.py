@@ -2,11 +2,11 @@
 
 from switch_tf import SwitchConfig
 from switch_tf.aot import plan
-from switch_tf.aot.chips import Chip
 from switch_tf.aot.clock import Schedule
 from switch_tf.aot.roofline import Roofline
 from switch_tf.aot.sent import Sent
 from switch_tf.configs.run import StepSettings
+from switch_tf.hardware.chips import Chip
 from switch_tf.partitioning.layout import Layout
 
 CONFIG = SwitchConfig.from_preset("t5_base")

@@ -6,10 +6,10 @@ pytest.importorskip("libtpu")
 
 from switch_tf import SwitchConfig
 from switch_tf.aot import faults, plan
-from switch_tf.aot.chips import CHIPS
 from switch_tf.aot.clock import LINKS
 from switch_tf.aot.origin import SENT
 from switch_tf.configs.run import StepSettings
+from switch_tf.hardware.chips import CHIPS
 from switch_tf.optim.adafactor import Adafactor
 from switch_tf.partitioning.layout import Layout
 

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from switch_tf.aot import roofline
-from switch_tf.aot.chips import Chip
-from switch_tf.aot.network import Network
 from switch_tf.aot.sent import Sent
+from switch_tf.hardware.chips import Chip
+from switch_tf.hardware.network import Network
 
 CHIP = Chip(memory=16e9, flops=200e12, memory_bandwidth=800e9, link_bandwidth=50e9, clock=1e9)
 # A line of four chips: over the link in its middle each of two sends two thirds of what it has.

@@ -15,10 +15,10 @@ import gin
 
 from switch_tf import SwitchConfig
 from switch_tf.aot import plan
-from switch_tf.aot.chips import CHIPS
 from switch_tf.aot.origin import SENT, WAITING
 from switch_tf.cli import gin_files
 from switch_tf.configs.run import StepSettings
+from switch_tf.hardware.chips import CHIPS
 from switch_tf.optim.adafactor import Adafactor
 from switch_tf.partitioning.layout import Layout
 

@@ -13,7 +13,8 @@ import tensorflow as tf
 from tensorflow.experimental import dtensor
 
 from switch_tf import environment
-from switch_tf.partitioning import Layout, backends, cluster, devices, tpu
+from switch_tf.hardware import devices
+from switch_tf.partitioning import Layout, backends, cluster, tpu
 from switch_tf.partitioning.partitioner import Partitioner, is_lost_process
 
 DATA = (("batch", "data"), ("group", "data"))
@@ -23,7 +24,8 @@ EXPERT = (*DATA, ("expert", "data"))
 _START = """
 import json, os
 from switch_tf import environment
-from switch_tf.partitioning import Layout, backends, devices
+from switch_tf.hardware import devices
+from switch_tf.partitioning import Layout, backends
 
 environment.skip_tpu_metadata_query()
 DATA = (("batch", "data"), ("group", "data"))

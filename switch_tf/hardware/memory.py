@@ -1,6 +1,6 @@
 """Whether weights and gradients find room on a TPU, asked before anything is built."""
 
-from switch_tf.partitioning.accelerator import accelerator_type as this_accelerator_type
+from switch_tf.hardware.host import accelerator_type as this_accelerator_type
 from switch_tf.refusals import Refusal
 
 # Memory of one device in GiB, by how the accelerator type begins (Cloud TPU documentation).

@@ -2,8 +2,8 @@
 
 import pytest
 
-from switch_tf.aot.chips import CHIPS
-from switch_tf.partitioning import rates
+from switch_tf.hardware import rates
+from switch_tf.hardware.chips import CHIPS
 
 
 @pytest.mark.parametrize("name, dtype, teraflops", [

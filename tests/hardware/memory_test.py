@@ -3,7 +3,7 @@
 import pytest
 
 from switch_tf.configs.accounting import Weight
-from switch_tf.partitioning import memory
+from switch_tf.hardware import memory
 from switch_tf.partitioning.layout import Layout
 
 GIB = 2**30

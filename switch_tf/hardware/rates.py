@@ -1,7 +1,7 @@
 """How fast known chips multiply matrices, in their makers' words: what utilisation is measured against."""
 
-from switch_tf.partitioning.accelerator import accelerator_type
-from switch_tf.partitioning.devices import device_type
+from switch_tf.hardware.devices import device_type
+from switch_tf.hardware.host import accelerator_type
 
 # FLOP/s of one TPU device in bfloat16, by how the accelerator type begins (Google Cloud's TPU pages; a
 # device of v2 and v3 is half a chip). A float32 product is one of bfloat16, unless a program asks for more.

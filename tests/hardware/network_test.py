@@ -6,7 +6,7 @@ import itertools
 import numpy as np
 import pytest
 
-from switch_tf.aot.network import Network
+from switch_tf.hardware.network import Network
 
 
 def _network(topology, mesh, order=None):

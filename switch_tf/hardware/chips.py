@@ -2,8 +2,8 @@
 
 from typing import NamedTuple
 
-from switch_tf.partitioning.memory import TPU_GIB
-from switch_tf.partitioning.rates import TPU_FLOPS
+from switch_tf.hardware.memory import TPU_GIB
+from switch_tf.hardware.rates import TPU_FLOPS
 from switch_tf.refusals import Refusal
 
 
