@@ -41,7 +41,7 @@ def main():
     saved_step.add_arguments(parser)
     arguments = parser.parse_args()
     answer = arguments.answer
-    chip = chips.of(answer["topology"])
+    chip = chips.of_topology(answer["topology"])
     cycles = _Cycles(answer["topology"])
     points = [{part: count / chip.clock for part, count in cycles.by_part(
         saved_step.programs(arguments.folder, depth)).items()} for depth in answer["compiled_layers"]]

@@ -88,7 +88,7 @@ def _question(topology):
     # Not checked, because a search looks for what fits, and the plan of an answer checks.
     described = gin_run.on_devices(num_devices, "TPU", is_checked=False)
     return Question(described.config, described.make_model().dtype_policy, described.make_optimizer, described.layout,
-                    topology, chips.of(topology), described.run.batch_size, described.run.task_feature_lengths,
+                    topology, chips.of_topology(topology), described.run.batch_size, described.run.task_feature_lengths,
                     described.settings, described.run.pack, described.make_objective)
 
 

@@ -1,4 +1,4 @@
-"""What devices there are, asked without starting them: after that they could no longer be divided or joined."""
+"""The devices of this machine, counted without starting them: started devices can no longer be divided or joined."""
 
 import os
 import sys
@@ -8,17 +8,20 @@ import keras
 from switch_tf import environment
 from switch_tf.refusals import Refusal
 
+# Keras imports TensorFlow on its own back end; on JAX's this module needs none.
+if keras.backend.backend() == "tensorflow":
+    import tensorflow as tf
+    from tensorflow.experimental import dtensor
+
 _only_host = False
 
 
 def device_type() -> str:
-    """The kind that a run trains on, of those that this machine has: "TPU", "GPU" or "CPU"."""
+    """Returns the kind of device that a run trains on: "TPU" or "GPU" if this machine has any, or "CPU"."""
     if keras.backend.backend() != "tensorflow":
         return keras.distribution.list_devices()[0].partition(":")[0].upper()
     if _only_host:
         return "CPU"
-    import tensorflow as tf
-
     kinds = {device.device_type for device in tf.config.list_physical_devices()}
     if "TPU" in kinds or environment.has_tpu() and environment.installed_version("tensorflow-tpu"):
         return "TPU"
@@ -26,18 +29,16 @@ def device_type() -> str:
 
 
 def use_host(command: str) -> None:
-    """On a machine with a TPU, makes the rest of this process run on the host's CPU, alone, and prints so.
+    """Makes the rest of this process run on the host's CPU, on a machine with a TPU, and prints so.
 
-    For commands that run on one device: a program on a TPU has to run on all of its chips.
+    Commands that work on one device call this, because a program on a TPU runs on all of its chips.
 
     Args:
-        command: str, what the user typed, such as "infer".
+        command: str, name of the command, such as "infer".
     """
     global _only_host
     if device_type() != "TPU":
         return
-    import tensorflow as tf
-
     print(f"`switch-tf {command}` runs on the CPU of this TPU VM: it works on one device, and a program on the TPU "
           "would have to run on all of its chips.", file=sys.stderr, flush=True)
     tf.config.set_visible_devices([], "TPU")
@@ -46,13 +47,11 @@ def use_host(command: str) -> None:
 
 
 def split_cpu(count: int) -> None:
-    """Makes `count` devices of this machine's CPU, before TensorFlow has started its devices.
+    """Splits this machine's CPU into `count` devices, before TensorFlow has started its devices.
 
     Raises:
-        Refusal: it is too late, or not a positive number.
+        Refusal: TensorFlow has started its devices, or `count` is below 1.
     """
-    import tensorflow as tf
-
     if count < 1:
         raise Refusal(f"A number of devices is at least 1, not {count}.")
     cpu = tf.config.list_physical_devices("CPU")[0]
@@ -64,11 +63,7 @@ def split_cpu(count: int) -> None:
 
 
 def num_local_devices(kind: str) -> int:
-    """Devices of a kind that this process has, virtual ones counted. Starts CPUs, but not GPUs."""
-    import tensorflow as tf
-
-    if kind == "GPU":  # which DTensor's accelerator system has to find not started
-        from tensorflow.experimental import dtensor
-
+    """Returns the number of devices of a kind in this process, virtual ones included. Starts CPUs, but not GPUs."""
+    if kind == "GPU":  # which DTensor's accelerator system must start itself
         return dtensor.num_local_devices(kind)
     return len(tf.config.list_logical_devices(kind))

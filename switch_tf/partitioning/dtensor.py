@@ -68,7 +68,9 @@ class DTensorPartitioner(Partitioner):
             raise Refusal("use_xla=True compiles the step of one device; DTensor cuts the step first, so leave "
                           "use_xla at False under a layout of several devices.")
         if self.mesh.device_type() == "TPU":
-            memory.check(self.layout.stored_bytes(config.weights()), memory.DTENSOR)
+            memory.check(self.layout.stored_bytes(config.weights()),
+                         "The layout stores weights and gradients in pieces",
+                         "use a layout that cuts them into smaller ones (at_rest_rules), or more devices")
 
     def sharding(self, axes) -> dtensor.Layout:
         """DTensor's layout for a tensor of these logical axes, split over the outermost mesh axis of each."""

@@ -25,7 +25,8 @@ class TPUPartitioner(StrategyPartitioner):
 
     def check(self, config, steps_per_call, use_xla):
         super().check(config, steps_per_call, use_xla)
-        memory.check(8 * config.num_parameters, memory.TPU_STRATEGY)
+        memory.check(8 * config.num_parameters, "TPUStrategy keeps weights and gradients whole on each device",
+                     "use gin/layouts/fully_sharded.gin with backend='dtensor', which stores pieces")
 
     def place(self, features):
         count = self.num_parts

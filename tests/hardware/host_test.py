@@ -54,7 +54,7 @@ def test_the_metadata_server_is_asked_once(monkeypatch):
         monkeypatch.setattr(rates, "device_type", lambda: "TPU")
         assert rates.nominal_flops("bfloat16") == 197e12
         with pytest.raises(ValueError, match="a v5litepod device has 16 GiB"):
-            memory.check(17 * 2**30, memory.DTENSOR)
+            memory.check(17 * 2**30, "Weights are whole", "cut them")
 
 
 def test_the_variable_comes_first_and_a_machine_without_tpu_asks_nobody(monkeypatch):

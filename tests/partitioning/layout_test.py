@@ -9,6 +9,7 @@ import pytest
 from switch_tf import SwitchConfig
 from switch_tf.cli import gin_files
 from switch_tf.configs import shipped_gin
+from switch_tf.configs.accounting import Weight
 from switch_tf.partitioning import Layout
 
 DATA = (("batch", "data"), ("group", "data"))
@@ -299,6 +300,14 @@ def test_sizes_that_divide_or_are_not_split_are_fine():
     layout.check_sizes({"expert": 8, "heads": 12, "vocab": 32, "embed": 24, "kv": 7})
     layout.check_sizes({})
     Layout("", EXPERT).check_sizes({"expert": 7})  # the open axis has no size yet
+
+
+def test_bytes_stored_are_those_of_the_pieces():
+    layout = Layout("one=1,a=4,b=2", (("expert", ("one", "a")), ("batch", ("a", "b"))), (("embed", ("b", "a")),))
+    weights = [Weight("experts", 3, (8, 16, 32), ("expert", "embed", "expert_mlp")),  # over a and b
+               Weight("embedding", 1, (100, 16), ("vocab", "embed")),  # over b and a
+               Weight("norm", 1, (7,), ("vocab",))]
+    assert layout.stored_bytes(weights) == 8 * (3 * 2 * 8 * 32 + 100 * 2 + 7)
 
 
 # Shipped files.
