@@ -202,9 +202,9 @@ def make_partitioner(shipped_layout):
         import tensorflow as tf
         from tensorflow.experimental import dtensor
 
-        from switch_tf.partitioning.dtensor import DTensorPartitioner
+        from switch_tf.partitioning.backends.dtensor import DTensorPartitioner
+        from switch_tf.partitioning.backends.strategy import StrategyPartitioner
         from switch_tf.partitioning.partitioner import Partitioner
-        from switch_tf.partitioning.strategy import StrategyPartitioner
 
         layout = shipped_layout(name, mesh_shape, **changes)
         names = [f"CPU:{index}" for index in range(layout.num_devices)]

@@ -1,8 +1,8 @@
 """A training step as StableHLO for every device of a mesh, from shapes alone: no weight is ever in memory.
 
 It is lowered as its layout trains it: two programs where DTensor computes gradients in one function and applies them in
-another (`partitioning/dtensor.py`), and one with the condition inside elsewhere; `constrain` and `use` are backed by
-XLA's annotations. Variables lie in pages that are reserved and never touched.
+another (`partitioning/backends/dtensor.py`), and one with the condition inside elsewhere; `constrain` and `use` are
+backed by XLA's annotations. Variables lie in pages that are reserved and never touched.
 """
 
 import contextlib

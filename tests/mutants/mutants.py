@@ -217,7 +217,8 @@ MUTANTS = (
     Mutant("context.py", "        _context.reset(token)\n\n\ndef carried", "        pass\n\n\ndef carried", CONTEXT),
     Mutant("ops/rematerialization.py", "keras.remat(context.carried(run, routes=None))", "keras.remat(run)",
            CONTEXT),
-    Mutant("partitioning/strategy.py", "context.carried(lambda features: call(self._share(at_step(features, 0))))",
+    Mutant("partitioning/backends/strategy.py",
+           "context.carried(lambda features: call(self._share(at_step(features, 0))))",
            "lambda features: call(self._share(at_step(features, 0)))", CONTEXT),
     # The step and its objective.
     Mutant("training/train_step.py", "partitioning.part_of_batch(count * num_parts, index + count * part_index)",

@@ -8,7 +8,7 @@ from switch_tf.aot import lower
 from switch_tf.configs.run import StepSettings
 from switch_tf.optim.adafactor import Adafactor
 from switch_tf.partitioning import backends, gspmd
-from switch_tf.partitioning import dtensor as dtensor_module
+from switch_tf.partitioning.backends import dtensor as dtensor_module
 from switch_tf.training.train_step import compile_steps
 
 BATCH, LENGTHS = 16, {"inputs": 32, "targets": 16}

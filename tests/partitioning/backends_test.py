@@ -14,7 +14,8 @@ from tensorflow.experimental import dtensor
 
 from switch_tf import environment
 from switch_tf.hardware import devices
-from switch_tf.partitioning import Layout, backends, cluster, tpu
+from switch_tf.partitioning import Layout, backends, cluster
+from switch_tf.partitioning.backends import tpu
 from switch_tf.partitioning.partitioner import Partitioner, is_lost_process
 
 DATA = (("batch", "data"), ("group", "data"))

@@ -19,7 +19,8 @@ from switch_tf import SwitchTransformer, environment
 from switch_tf.configs.run import StepSettings
 from switch_tf.hardware import devices
 from switch_tf.optim.adafactor import Adafactor
-from switch_tf.partitioning import Layout, backends, cluster, tpu
+from switch_tf.partitioning import Layout, backends, cluster
+from switch_tf.partitioning.backends import tpu
 from switch_tf.partitioning.partitioner import Partitioner
 from switch_tf.training.train_step import compile_steps
 

@@ -10,11 +10,11 @@ import tensorflow as tf
 from switch_tf import SwitchTransformer
 from switch_tf.configs.run import StepSettings
 from switch_tf.optim.adafactor import Adafactor
-from switch_tf.partitioning import tpu
+from switch_tf.partitioning.backends import tpu
+from switch_tf.partitioning.backends.strategy import StrategyPartitioner
 from switch_tf.partitioning.gspmd import XlaAnnotator, sharding
 from switch_tf.partitioning.layout import Layout
 from switch_tf.partitioning.partitioner import Partitioner
-from switch_tf.partitioning.strategy import StrategyPartitioner
 from switch_tf.training.train_step import compile_steps
 
 DATA = (("batch", "data"), ("group", "data"))

@@ -9,9 +9,9 @@ import tensorflow as tf
 
 from switch_tf import context
 from switch_tf.hardware import memory
+from switch_tf.partitioning.backends.strategy import StrategyPartitioner
 from switch_tf.partitioning.gspmd import XlaAnnotator
 from switch_tf.partitioning.partitioner import Partitioner, at_step
-from switch_tf.partitioning.strategy import StrategyPartitioner
 from switch_tf.refusals import Refusal
 
 

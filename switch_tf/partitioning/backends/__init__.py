@@ -37,14 +37,14 @@ def create_partitioner(layout: Layout) -> Partitioner:
     if layout.backend == "one_device":
         import tensorflow as tf
 
-        from switch_tf.partitioning.strategy import StrategyPartitioner
+        from switch_tf.partitioning.backends.strategy import StrategyPartitioner
 
         layout = layout.resolve(1, kind)
         return StrategyPartitioner(layout, tf.distribute.OneDeviceStrategy(f"{kind}:0"))
     if layout.backend == "mirrored":
         import tensorflow as tf
 
-        from switch_tf.partitioning.strategy import StrategyPartitioner
+        from switch_tf.partitioning.backends.strategy import StrategyPartitioner
 
         _check_data_only(layout)
         names = [f"{kind}:{index}" for index in range(layout.num_devices)]
@@ -53,7 +53,7 @@ def create_partitioner(layout: Layout) -> Partitioner:
         return Partitioner(layout)
     from tensorflow.experimental import dtensor
 
-    from switch_tf.partitioning.dtensor import DTensorPartitioner, check_layout
+    from switch_tf.partitioning.backends.dtensor import DTensorPartitioner, check_layout
 
     check_layout(layout)
     if kind == "GPU":
@@ -67,7 +67,7 @@ def _on_tpu(layout):
     if layout.backend == "mirrored":
         raise Refusal("MirroredStrategy is for GPUs and CPUs; on a TPU use backend='tpu' or 'dtensor'.")
     if layout.backend == "one_device":
-        from switch_tf.partitioning import tpu
+        from switch_tf.partitioning.backends import tpu
 
         return tpu.create(layout.resolve(1, "TPU"), one_core=True)
     return _dtensor_on_tpu(layout)
@@ -77,7 +77,7 @@ def _dtensor_on_tpu(layout):
     """Never run on hardware, here or below where there are several processes."""
     from tensorflow.experimental import dtensor
 
-    from switch_tf.partitioning.dtensor import DTensorPartitioner, check_layout
+    from switch_tf.partitioning.backends.dtensor import DTensorPartitioner, check_layout
 
     check_layout(layout)
     # First of all: once TensorFlow has listed its devices it refuses.
@@ -111,7 +111,7 @@ def on_every_chip(layout: Layout, count: int) -> Layout:
 def _dtensor_processes(layout, members):
     from tensorflow.experimental import dtensor
 
-    from switch_tf.partitioning.dtensor import DTensorPartitioner, check_layout
+    from switch_tf.partitioning.backends.dtensor import DTensorPartitioner, check_layout
 
     kind = devices.device_type()
     cluster.tell_dtensor(members)
@@ -137,7 +137,7 @@ def _initialize(kind, **options):
 def _multi_worker(layout, members):
     import tensorflow as tf
 
-    from switch_tf.partitioning.strategy import StrategyPartitioner
+    from switch_tf.partitioning.backends.strategy import StrategyPartitioner
 
     _check_data_only(layout)
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
@@ -160,7 +160,7 @@ def _tpu(layout, members):
     if split or layout.at_rest_rules:
         raise Refusal("TPUStrategy keeps every variable whole on each core, so its layout cannot split "
                       f"{', '.join(split) or 'stored weights'} over the data axis; use backend='dtensor' with it.")
-    from switch_tf.partitioning import tpu
+    from switch_tf.partitioning.backends import tpu
 
     return tpu.create(layout, name)
 
