@@ -5,7 +5,8 @@ import math
 from collections.abc import Iterable
 
 from switch_tf.checks import shown
-from switch_tf.configs.choices import BACKENDS, check_choice
+from switch_tf.configs.choices import check_choice
+from switch_tf.partitioning.backend_table import BACKENDS
 from switch_tf.refusals import Refusal
 
 # T5X's words. `router_expert` names the columns of a router, which are never split, unlike the experts themselves;

@@ -20,7 +20,7 @@ def share_of_groups(num_groups: int) -> int:
     """Returns this part's share of the global batch's groups.
 
     Raises:
-        ValueError: Parts cannot hold whole groups.
+        Refusal: Parts cannot hold whole groups.
     """
     count = context.current().part.count
     check_parts(num_groups, count)

@@ -15,6 +15,7 @@ from tensorflow.experimental import dtensor
 from switch_tf import environment
 from switch_tf.hardware import devices
 from switch_tf.partitioning import Layout, backends, cluster
+from switch_tf.partitioning.backend_table import BACKENDS
 from switch_tf.partitioning.backends import tpu
 from switch_tf.partitioning.partitioner import Partitioner, is_lost_process
 
@@ -149,6 +150,29 @@ def test_multi_worker_mirrored_may_be_one_process(two_processes):
     assert (two_processes["alone"]["num_parts"], two_processes["alone"]["is_chief"]) == (1, True)
 
 
+# A back end from outside.
+
+
+def test_a_back_end_is_one_file_and_one_line(tmp_path, monkeypatch):
+    (tmp_path / "stub_back_end.py").write_text("""
+from switch_tf.partitioning.partitioner import Partitioner
+
+class StubPartitioner(Partitioner):
+    num_processors = 7
+
+def create(layout, members):
+    return StubPartitioner(layout.resolve(len(members.addresses), "stub"))
+""")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(BACKENDS, "stub", "stub_back_end")
+    partitioner = backends.create_partitioner(Layout("", DATA, backend="stub"))
+    assert (partitioner.layout.mesh, partitioner.num_processors) == ({"data": 1}, 7)
+    double = partitioner.compile(partitioner.results(lambda features: 2 * features["ids"]))
+    assert double({"ids": tf.constant([[[1, 2]]])}).numpy().tolist() == [[2, 4]]
+    with pytest.raises(ValueError, match="'tpu', 'stub', not 'stab'. Did you mean 'stub'?"):
+        Layout(backend="stab")
+
+
 # GPUs, faked by CPU devices.
 
 
@@ -275,7 +299,7 @@ def test_a_tpu_core_keeps_its_variables_whole(monkeypatch, is_named):
 
 def test_cores_of_a_replica_may_divide_the_model(monkeypatch):
     monkeypatch.setattr(environment, "has_tpu", lambda: True)
-    monkeypatch.setattr(tpu, "create", lambda layout, name: layout)  # would start a TPU
+    monkeypatch.setattr(tpu, "start", lambda layout, name: layout)  # would start a TPU
     layout = Layout("model=2", (*DATA, ("heads", "model"), ("expert", "model")), backend="tpu")
     assert backends.create_partitioner(layout) is layout
 

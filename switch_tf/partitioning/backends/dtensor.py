@@ -17,23 +17,17 @@ from tensorflow.experimental import dtensor
 from switch_tf import context
 from switch_tf.hardware import memory
 from switch_tf.partitioning.axes import axes_of_new_variable
+from switch_tf.partitioning.backends import dtensor_mesh
+from switch_tf.partitioning.cluster import Cluster
 from switch_tf.partitioning.layout import Layout
 from switch_tf.partitioning.partitioner import Partitioner
 from switch_tf.partitioning.unfolded import UnfoldedVariable, as_stored, as_used, pack, stored, unfolding
 from switch_tf.refusals import Refusal
 
 
-def check_layout(layout: Layout) -> None:
-    """Refuses a layout that DTensor cannot run on any device: activations over several mesh axes in one dimension.
-
-    Raises:
-        Refusal: names the logical axes and the layouts that do run.
-    """
-    if split := layout.axes_over_several:
-        raise Refusal(f"The layout splits {' and '.join(split)} over several mesh axes at once, and DTensor splits "
-                      "an axis of activations over one; such layouts are for `switch-tf compile` alone. Use "
-                      "gin/layouts/expert.gin or fully_sharded.gin, or leave all of these mesh axes but one at "
-                      "size 1 in MESH_SHAPE.")
+def create(layout: Layout, members: Cluster) -> "DTensorPartitioner":
+    """Creates the partitioner of one program over the devices of all processes; see `dtensor_mesh.start`."""
+    return DTensorPartitioner(*dtensor_mesh.start(layout, members))
 
 
 class DTensorPartitioner(Partitioner):
@@ -46,14 +40,14 @@ class DTensorPartitioner(Partitioner):
         mesh: DTensor's, of the same axes.
 
     Raises:
-        Refusal: see `check_layout`.
+        Refusal: see `dtensor_mesh.check_layout`.
     """
 
     is_for_compiler = False
 
     def __init__(self, layout: Layout, mesh: dtensor.Mesh):
         super().__init__(layout)
-        check_layout(layout)
+        dtensor_mesh.check_layout(layout)
         self.mesh = mesh
         self.num_processes = dtensor.num_clients()
         self.process_index = dtensor.client_id()

@@ -12,6 +12,14 @@ from switch_tf.partitioning.partitioner import Partitioner, at_step
 from switch_tf.refusals import Refusal
 
 
+def check_data_only(layout: Layout) -> None:
+    """Raises Refusal if the layout splits anything but the batch."""
+    split = sorted({logical for logical, _ in (*layout.rules, *layout.at_rest_rules)} - {"batch", "group"})
+    if split:
+        raise Refusal(f"tf.distribute's {layout.backend} back end copies the model to every device, so the layout "
+                      f"cannot split {', '.join(split)}; use gin/layouts/data.gin, or backend='dtensor'.")
+
+
 class StrategyPartitioner(Partitioner):
     """MirroredStrategy and MultiWorkerMirroredStrategy, whose replicas take turns while they are traced."""
 

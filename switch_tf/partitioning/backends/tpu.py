@@ -4,13 +4,16 @@ What stands here needs a TPU and has never run on one; what it shares with other
 """
 
 import math
+import os
 
 import tensorflow as tf
 
-from switch_tf import context
+from switch_tf import context, environment
 from switch_tf.hardware import memory
 from switch_tf.partitioning.backends.strategy import StrategyPartitioner
+from switch_tf.partitioning.cluster import Cluster
 from switch_tf.partitioning.gspmd import XlaAnnotator
+from switch_tf.partitioning.layout import Layout
 from switch_tf.partitioning.partitioner import Partitioner, at_step
 from switch_tf.refusals import Refusal
 
@@ -58,14 +61,41 @@ class TPUPartitioner(StrategyPartitioner):
         return super().results(context.within(annotator=self._annotator)(call))
 
 
-def create(layout, name=None, one_core=False) -> TPUPartitioner:
-    """Starts the TPU system, of this machine or the one called `name`, and the strategy for it.
-
-    A replica has as many cores as the mesh axes other than data multiply to. With `one_core` there is one replica, of
-    one core.
+def create(layout: Layout, members: Cluster) -> TPUPartitioner:
+    """Creates the partitioner of the TPU of this machine, or of the one that TPU_NAME names.
 
     Raises:
-        Refusal: the mesh does not fit the TPU.
+        Refusal: No TPU, several processes, or a layout that splits variables over the data axis.
+    """
+    # On a TPU VM the chips are local. TPU_NAME, which Google's pages have users export there, is for other machines.
+    name = None if environment.has_tpu() else os.environ.get("TPU_NAME")
+    if not name and not environment.has_tpu():
+        raise Refusal("backend='tpu' needs a TPU, and this machine has none: run it on a TPU VM, name a TPU with "
+                      "TPU_NAME, or leave backend at 'auto'.")
+    if len(members.addresses) > 1:
+        raise Refusal(f"backend='tpu' trains on the TPU of one host, but TF_CONFIG or TPU_WORKER_HOSTNAMES names "
+                      f"{len(members.addresses)} processes, and each would train a model of its own; use "
+                      "backend='dtensor'.")
+    split = [logical for logical, _ in layout.rules
+             if "data" in layout.mesh_axes(logical) and logical not in ("batch", "group")]
+    if split or layout.at_rest_rules:
+        raise Refusal("TPUStrategy keeps every variable whole on each core, so its layout cannot split "
+                      f"{', '.join(split) or 'stored weights'} over the data axis; use backend='dtensor' with it.")
+    return start(layout, name)
+
+
+def start(layout: Layout, name: str | None = None, one_core: bool = False) -> TPUPartitioner:
+    """Starts the TPU system and the strategy for it.
+
+    A replica has as many cores as the product of the mesh axes other than "data".
+
+    Args:
+        layout: Layout, whose mesh may have an open axis.
+        name: str, of a TPU elsewhere; None for the one of this machine.
+        one_core: Whether to use one replica of one core.
+
+    Raises:
+        Refusal: The mesh does not fit the TPU.
     """
     resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu=name or "local")
     if name:
