@@ -8,6 +8,13 @@ from switch_tf import context
 from switch_tf.hardware.devices import device_type
 from switch_tf.partitioning.axes import is_for_compiler, is_partitioned
 
+# Keras imports the library of its back end anyway.
+if keras.backend.backend() == "tensorflow":
+    import tensorflow as tf
+    from tensorflow.python.ops import control_flow_util  # Keras' own layers use it; it has no public name
+else:
+    import jax
+
 _TPU_QUERIES = 256
 
 
@@ -30,7 +37,6 @@ def fused(function, arguments, is_worth_it: bool):
     """
     if not is_worth_it or not _can_fuse(arguments):
         return function(*arguments)
-    import tensorflow as tf
 
     def traced(*arguments):
         with context.within(fused_program=FusedProgram(tf.compat.v1.get_default_graph())):
@@ -69,8 +75,6 @@ def can_fuse() -> bool:
 def _can_fuse(arguments):
     if not can_fuse():
         return False
-    import tensorflow as tf
-
     tensors = [one for one in tf.nest.flatten(arguments) if tf.is_tensor(one)]
     return (tf.inside_function() and not tf.distribute.has_strategy() and _has_dynamic_shapes()
             and all(one.shape.is_fully_defined() for one in tensors))
@@ -116,8 +120,6 @@ def compiled(function, ranks: tuple[int, ...] | None = None):
     """
     if keras.backend.backend() != "tensorflow":
         return function
-    import tensorflow as tf
-
     signature = None if ranks is None else [tf.TensorSpec([None] * rank, tf.int32) for rank in ranks]
     return tf.function(function, autograph=False, input_signature=signature)
 
@@ -127,11 +129,7 @@ def known_values(x) -> np.ndarray | None:
     if is_partitioned() or keras.utils.is_keras_tensor(x):
         return None
     if keras.backend.backend() == "tensorflow":
-        import tensorflow as tf
-
         return x.numpy() if isinstance(x, tf.__internal__.EagerTensor) else None
-    import jax
-
     return None if isinstance(x, jax.core.Tracer) else np.asarray(x)
 
 
@@ -139,7 +137,4 @@ def _has_dynamic_shapes():
     """True on the CPUs of the TensorFlow back end outside of XLA; elsewhere every shape must be known beforehand."""
     if keras.backend.backend() != "tensorflow" or device_type() != "CPU":
         return False
-    import tensorflow as tf
-    from tensorflow.python.ops import control_flow_util  # what Keras' own layers ask; there is no public name for it
-
     return not control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph())

@@ -6,6 +6,11 @@ The package's trainer needs none of this: it gives each part of the batch its pl
 import keras
 from keras import ops
 
+# Keras imports TensorFlow on its own back end; on JAX's this module needs none.
+if keras.backend.backend() == "tensorflow":
+    import tensorflow as tf
+    from keras.src.random import seed_generator
+
 # Any number will do: the seed of the run and the layer's path make streams differ.
 _OPERATION_SEED = 20210111
 
@@ -14,8 +19,6 @@ def replica_index():
     """Index of the replica that runs or is traced, an int or <int32> scalar; None outside of any."""
     if keras.backend.backend() != "tensorflow":
         return None
-    import tensorflow as tf
-
     if not tf.distribute.has_strategy() or tf.distribute.in_cross_replica_context():
         return None
     return tf.distribute.get_replica_context().replica_id_in_sync_group
@@ -27,8 +30,6 @@ def seed_in_replica():
     Keras' global generator belongs to the thread that made it, and each replica has a thread of its own, which can
     make no variable. TensorFlow's stateful operation has no variable; `keras.utils.set_random_seed` seeds it as well.
     """
-    import tensorflow as tf
-
     return tf.cast(tf.random.uniform((), 0, 2**31 - 1, tf.int32, seed=_OPERATION_SEED), tf.uint32)
 
 
@@ -39,9 +40,6 @@ def make_global_generator() -> None:
     """
     if keras.backend.backend() != "tensorflow":
         return
-    import tensorflow as tf
-    from keras.src.random import seed_generator
-
     with tf.init_scope():
         seed_generator.global_seed_generator()
 
