@@ -1,9 +1,10 @@
-"""The annotations that layers make: a weight has logical axes, and an activation is constrained by its logical axes.
+"""The two annotations of layers: weights are created, and activations constrained, by their logical axes.
 
-Without an active layout all of them are plain Keras and the identity, so a layer runs and is tested on one CPU as it
-is. A back end that cuts one program over devices is the context's annotator while that program is traced.
+Without an active layout both are plain Keras and the identity, so layers run unchanged on one CPU. A back end that cuts
+one program over devices is the context's annotator while it traces that program.
 """
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import keras
@@ -12,6 +13,9 @@ from keras import ops
 from switch_tf import context
 from switch_tf.partitioning.layout import LOGICAL_AXES, Layout
 from switch_tf.refusals import Refusal
+
+# A logical axis for each dimension, or None for one that is not split.
+Axes = tuple[str | None, ...]
 
 
 class Annotator(Protocol):
@@ -25,13 +29,13 @@ class Annotator(Protocol):
     layout: Layout
     is_for_compiler: bool
 
-    def constrain(self, x: Any, axes: tuple) -> Any:
+    def constrain(self, x: Any, axes: Axes) -> Any:
         """Lays out an activation by its logical axes."""
 
-    def gather(self, value: Any, axes: tuple) -> Any:
+    def gather(self, value: Any, axes: Axes) -> Any:
         """Lays out a weight's value as it is used, from how it is stored."""
 
-    def scatter(self, gradient: Any, axes: tuple) -> Any:
+    def scatter(self, gradient: Any, axes: Axes) -> Any:
         """Lays out a weight's gradient as the weight is stored."""
 
     def replicate(self, x: Any) -> Any:
@@ -55,14 +59,16 @@ def is_split(axis: str) -> bool:
     return annotator is not None and annotator.layout.num_pieces(axis) > 1
 
 
-def with_axes(axes, create, *args, **kwargs):
-    """Calls `create(*args, **kwargs)`, which makes one Keras variable, to be stored by these logical axes.
+def with_axes(axes: Axes, create: Callable[..., keras.Variable], *args: Any, **kwargs: Any) -> keras.Variable:
+    """Creates one Keras variable that is stored by logical axes, with `create(*args, **kwargs)`.
 
     Args:
-        axes: tuple, a logical axis or None (not split) for each dimension.
+        axes: A logical axis for each dimension, or None for one that is not split.
+        create: Function that creates the variable.
 
     Returns:
-        The variable, whose axes `axes_of` reads: placement, optimizer slots, Adafactor's factoring and checkpoints do.
+        The variable with `logical_axes`, which `axes_of` reads for placement, optimizer slots, Adafactor's factoring
+        and checkpoints.
     """
     # The back end that stores a variable receives its value and its name only.
     with context.within(variable_axes=tuple(axes)):
@@ -71,18 +77,18 @@ def with_axes(axes, create, *args, **kwargs):
     return variable
 
 
-def axes_of(variable) -> tuple[str | None, ...]:
-    """Logical axes of a Keras variable; no axis for each dimension of one that was made without."""
+def axes_of(variable: keras.Variable) -> Axes:
+    """Returns the logical axes of a Keras variable; None for each dimension of a variable without any."""
     return getattr(variable, "logical_axes", (None,) * len(variable.shape))
 
 
-def axes_of_new_variable(rank: int) -> tuple[str | None, ...]:
-    """`axes_of` the variable of this rank that is being made, for the back end that makes it."""
+def axes_of_new_variable(rank: int) -> Axes:
+    """Returns the logical axes of the variable of this rank that is being created, for the back end that stores it."""
     axes = context.current().variable_axes
     return (None,) * rank if axes is None else axes
 
 
-def check_axes(axes, rank: int, what: str) -> None:
+def check_axes(axes: Axes, rank: int, what: str) -> None:
     """Raises Refusal unless `axes` names each of `rank` dimensions with a known logical axis or None."""
     unknown = [axis for axis in axes if axis is not None and axis not in LOGICAL_AXES]
     if unknown:
@@ -91,67 +97,68 @@ def check_axes(axes, rank: int, what: str) -> None:
         raise Refusal(f"{what} has {rank} dimensions but {len(axes)} logical axes {tuple(axes)}; give one for each.")
 
 
-def add_weight(layer: keras.layers.Layer, name: str, shape, axes, initializer, dtype=None):
-    """Creates a trainable weight whose dimensions carry logical axes; `use` and `product` read it.
+def add_weight(layer: keras.layers.Layer, name: str, shape: tuple[int, ...], axes: Axes, initializer: Any,
+               dtype: str | None = None) -> keras.Variable:
+    """Creates a trainable weight whose dimensions carry logical axes. Read it with `use` or `product`.
 
     Args:
-        layer: the layer that owns the weight.
-        name: str, the last part of the weight's path.
-        shape: tuple of int.
-        axes: tuple of str, one logical axis for each dimension.
-        initializer: a Keras initializer, or its name, whose clone makes the values: one object may be given to
-            several weights. For kernels one with an explicit standard deviation: Keras' VarianceScaling takes the
-            expert dimension of a stacked kernel for a receptive field.
-        dtype: of the variable; by default the layer's variable dtype.
+        layer: Layer that owns the weight.
+        name: Last part of the weight's path.
+        shape: Shape of the weight.
+        axes: A logical axis for each dimension.
+        initializer: Keras initializer or its name. It is cloned, so several weights may share one. Kernels need an
+            explicit standard deviation: Keras' VarianceScaling takes the expert dimension of a stacked kernel for a
+            receptive field.
+        dtype: Dtype of the variable, by default the layer's variable dtype.
 
     Returns:
-        keras.Variable with these axes, see `with_axes`.
+        keras.Variable with `logical_axes`.
     """
     check_axes(axes, len(shape), f"Weight {name!r} of layer {layer.name!r}")
-    # An initializer without a seed draws one when it is made, and repeats its values ever after.
+    # An initializer without a seed draws one when it is created, and repeats its values from then on.
     initializer = keras.initializers.get(initializer).clone()
     return with_axes(axes, layer.add_weight, shape=shape, initializer=initializer, dtype=dtype, autocast=False,
                      name=name)
 
 
-def use(variable, dtype):
-    """The value of a weight from `add_weight` for a computation in `dtype`, gathered where it is stored in pieces.
+def use(variable: keras.Variable, dtype: str) -> Any:
+    """Returns the value of a weight in `dtype`, gathered if it is stored in pieces.
 
-    Cast first, so that half as many bytes travel for a computation in bfloat16.
+    The cast comes first, so that a computation in bfloat16 moves half as many bytes.
     """
     return gather(ops.cast(variable, dtype), axes_of(variable))
 
 
-def gather(value, axes):
-    """A weight's value from how it is stored to how it is used; the identity when no layout is active."""
+def gather(value: Any, axes: Axes) -> Any:
+    """Lays out a weight's value as it is used, from how it is stored; the identity without an active layout."""
     annotator = context.current().annotator
     return value if annotator is None else annotator.gather(value, axes)
 
 
-def scatter(gradient, axes):
-    """A weight's gradient as the weight is stored; the identity when no layout is active."""
+def scatter(gradient: Any, axes: Axes) -> Any:
+    """Lays out a weight's gradient as the weight is stored; the identity without an active layout."""
     annotator = context.current().annotator
     return gradient if annotator is None else annotator.scatter(gradient, axes)
 
 
-def arange(size, dtype="int32"):
-    """0, 1, .. size - 1: <dtype>[size]; `size`: int or int32 scalar tensor.
+def arange(size: Any, dtype: str = "int32") -> Any:
+    """Returns 0, 1, .. size - 1 as <dtype>[size]. `size` is an int or an int32 scalar tensor.
 
-    In a program that is cut over devices nothing made of it becomes a constant: TensorFlow would fold positions and
-    masks of up to 10 MB each into the program, and every device would keep all of them.
+    In a program that is cut over devices it is not folded into constants. TensorFlow would fold positions and masks of
+    up to 10 MB each into the program, and every device would keep all of them.
     """
-    # Cast, because TensorFlow has no unsigned range on CPU.
+    # TensorFlow has no unsigned range on CPU.
     values = ops.cast(ops.arange(size, dtype="int32"), dtype)
     annotator = context.current().annotator
     return values if annotator is None else annotator.replicate(values)
 
 
-def constrain(x, axes):
-    """Says by logical axes how an activation is laid out; the identity when no layout is active.
+def constrain(x: Any, axes: Axes) -> Any:
+    """Lays out an activation by its logical axes; the identity without an active layout.
 
     Args:
-        x: tensor.
-        axes: tuple, a logical axis or None (not split) for each dimension of `x`.
+        x: Tensor.
+        axes: A logical axis for each dimension of `x`, or None for one that is not split.
     """
     check_axes(axes, len(x.shape), "An activation")
     annotator = context.current().annotator

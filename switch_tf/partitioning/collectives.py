@@ -1,9 +1,8 @@
-"""What a program that DTensor has cut sends between devices, read from the text that
-`environment.dump_partitioned_programs` makes TensorFlow write of it.
-"""
+"""Collectives of a program that DTensor has cut, parsed from the text that `dump_partitioned_programs` asks for."""
 
 import pathlib
 import re
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from switch_tf.environment import DTENSOR_STAGE
@@ -14,8 +13,14 @@ _BITS = {"i1": 8, "bf16": 16, "f16": 16}
 
 
 class Collective(NamedTuple):
-    """`kind`: XLA's name of it; `shape`, `dtype`: of the result on one device; `moved`: the dimensions that change
-    which mesh axis splits them, for all-to-alls and all-gathers."""
+    """One collective of a program.
+
+    Attributes:
+        kind: XLA's name, such as "all-to-all".
+        shape: Shape of the result on one device.
+        dtype: Dtype of the result in MLIR's words, such as "f32".
+        moved: Dimensions that another mesh axis splits afterwards, for all-to-alls and all-gathers.
+    """
 
     kind: str
     shape: tuple[int, ...]
@@ -24,7 +29,7 @@ class Collective(NamedTuple):
 
     @property
     def bytes(self) -> int:
-        """Size of the result on one device."""
+        """Bytes of the result on one device."""
         size = 1
         for length in self.shape:
             size *= length
@@ -32,12 +37,17 @@ class Collective(NamedTuple):
 
     @property
     def is_unsafe(self) -> bool:
-        """All-to-alls between two dimensions that are both not the first, whose data TensorFlow permutes."""
+        """Whether TensorFlow permutes the data: an all-to-all between two dimensions that are not the first."""
         return self.kind == "all-to-all" and len(self.shape) >= 4 and 0 not in self.moved
 
 
-def read(folder, function: str) -> list[Collective]:
-    """Collectives of the newest program of the traced function of this name, before TensorFlow combines any."""
+def read(folder: str | pathlib.Path, function: str) -> list[Collective]:
+    """Returns the collectives of the newest program of a traced function, before TensorFlow combines any.
+
+    Args:
+        folder: Folder of the dumped programs.
+        function: Name of the traced function.
+    """
     files = list(pathlib.Path(folder).glob(f"*{DTENSOR_STAGE}*__inference_{function}_*"))
     if not files:
         return []
@@ -45,8 +55,8 @@ def read(folder, function: str) -> list[Collective]:
     return [_parse(line) for line in newest.read_text().splitlines() if _is_collective(line)]
 
 
-def summarize(collectives) -> dict[str, dict[str, int]]:
-    """Kind -> how many, and their bytes on one device; of anything with a `kind` and `bytes`."""
+def summarize(collectives: Iterable) -> dict[str, dict[str, int]]:
+    """Returns kind -> {"count", "bytes" on one device} for objects with a `kind` and `bytes`."""
     summary = {}
     for collective in collectives:
         entry = summary.setdefault(collective.kind, {"count": 0, "bytes": 0})

@@ -1,25 +1,26 @@
-"""XLA's sharding annotations: the partitioner of the compiler (GSPMD, arXiv 2105.04663) infers the rest."""
+"""Sharding annotations for XLA, whose partitioner (GSPMD, arXiv 2105.04663) infers all other shardings."""
 
 import math
+from collections.abc import Collection, Sequence
 
 import numpy as np
 from keras import ops
-from tensorflow.python.compiler.xla.experimental import xla_sharding  # TensorFlow has no public name for it
+from tensorflow.python.compiler.xla.experimental import xla_sharding  # it has no public name
 
 from switch_tf.partitioning.layout import Layout
 
 
 class XlaAnnotator:
-    """Annotates tensors of a program that XLA compiles for the devices of some axes of a mesh.
+    """Annotator (`axes.Annotator`) of a program that XLA cuts over some axes of a mesh.
 
     Args:
         layout: Layout with its mesh complete.
-        mesh_axes: names of the mesh axes that the program is cut over; the others are other replicas.
+        mesh_axes: Names of the mesh axes that the program is cut over. The other axes hold replicas of the program.
     """
 
     is_for_compiler = True
 
-    def __init__(self, layout: Layout, mesh_axes):
+    def __init__(self, layout: Layout, mesh_axes: Collection[str]):
         self.layout = layout
         self._mesh = {axis: size for axis, size in layout.mesh.items() if axis in mesh_axes}
 
@@ -29,7 +30,7 @@ class XlaAnnotator:
     def gather(self, value, axes):
         stored = self.layout.spec(axes, at_rest=True)
         if any(len(mesh_axes) > 1 for mesh_axes in stored):
-            # It was stored unfolded, and would be gathered so and then laid out anew.
+            # Stored unfolded. Without this it would be gathered unfolded and then laid out again.
             value = self._split(value, stored)
         return self.constrain(value, axes)
 
@@ -49,10 +50,10 @@ class XlaAnnotator:
 
 
 def _scattered_last(layout, shape, used, at_rest):
-    """The order of a gradient's dimensions in which the one to be scattered is the last, None for the order as it is.
+    """Returns an order of a gradient's dimensions that puts the scattered one last; None if the order can stay.
 
-    Of a gradient of which each device has one expert, [1, d_ff, d_model], TPUs scatter the last dimension alone: along
-    d_ff they would add up all of it everywhere, and each keep a piece (docs/decisions.md).
+    TPUs scatter only the last dimension of a gradient with one expert a device, [1, d_ff, d_model]. Along d_ff they
+    would sum the whole gradient on every device, and keep a piece of it (docs/decisions.md).
     """
     piece = layout.piece(shape, used)
     first = next((place for place, size in enumerate(piece) if size > 1), None)
@@ -61,12 +62,12 @@ def _scattered_last(layout, shape, used, at_rest):
     return [*(place for place in range(len(shape)) if place != first), first]
 
 
-def sharding(spec, mesh: dict[str, int]) -> xla_sharding.Sharding:
-    """XLA's object for a spec of `Layout.spec`: tiles along its mesh axes, the same over the others.
+def sharding(spec: Sequence[Sequence[str]], mesh: dict[str, int]) -> xla_sharding.Sharding:
+    """Converts a spec of `Layout.spec` to XLA's object: tiles along its mesh axes, copies along the others.
 
     Args:
-        spec: for each dimension the mesh axes that split it. Those that `mesh` lacks are left out.
-        mesh: mesh axis -> devices along it; devices are numbered row by row.
+        spec: Mesh axes that split each dimension. Axes that `mesh` lacks are ignored.
+        mesh: Number of devices along each mesh axis. Devices are numbered row by row.
     """
     spec = [[axis for axis in axes if axis in mesh] for axes in spec]
     used = [axis for axes in spec for axis in axes]

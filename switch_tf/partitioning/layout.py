@@ -1,42 +1,42 @@
-"""A layout: the shape of the device mesh and which mesh axis splits each logical axis."""
+"""A layout: the shape of the device mesh, and the mesh axes that split each logical axis."""
 
 import dataclasses
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from switch_tf.checks import shown
 from switch_tf.configs.choices import check_choice
 from switch_tf.partitioning.backend_table import BACKENDS
 from switch_tf.refusals import Refusal
 
-# T5X's words. `router_expert` names the columns of a router, which are never split, unlike the experts themselves;
-# `expert_embed` the width of tokens that travel to the experts and back.
+# T5X's names. `router_expert` names the columns of a router, which are never split, unlike the experts themselves.
+# `expert_embed` is the width of tokens on their way to the experts and back.
 LOGICAL_AXES = frozenset((
     "batch", "length", "vocab", "embed", "heads", "kv", "mlp", "relpos_buckets",
     "group", "expert", "expert_embed", "expert_mlp", "router_expert", "capacity"))
 
-# Where the size of a logical axis comes from, in the words of whoever can change it.
+# Fields of SwitchConfig that set the sizes of logical axes.
 _SOURCES = {"vocab": "vocab_size", "embed": "d_model", "heads": "num_heads", "kv": "d_kv", "mlp": "d_ff",
             "expert": "num_experts", "expert_embed": "d_model", "expert_mlp": "d_ff"}
 
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """How a run is cut over devices. The files of `gin/layouts/` bind it; without one a run uses one device.
+    """The division of a run over devices, which the files of `gin/layouts/` bind. The default is one device.
 
     Args:
-        mesh_shape: str, such as "data=4,model=2": names of mesh axes and their sizes in devices, separated by commas.
-            An axis that `rules` need but the text leaves out takes the devices that remain; only one may.
-        rules: pairs (logical axis, mesh axis, or several, the outermost first). Logical axes without a rule are not
-            split. In one tensor a mesh axis splits the first dimension that has a rule for it: where experts lie over
-            "expert" and groups over ("data", "expert"), the buffers of the experts have their groups over "data".
-        at_rest_rules: likewise for weights and optimizer slots alone, which are gathered before use.
-        backend: "dtensor": one program that TensorFlow cuts. "one_device", "mirrored", "multi_worker_mirrored", "tpu":
-            the strategies of tf.distribute, which copy every variable to every device. "auto": "dtensor", where there
-            is more than one device.
+        mesh_shape: Mesh axes and their sizes in devices, such as "data=4,model=2". One axis that the rules need may be
+            missing: it takes the remaining devices.
+        rules: Pairs of a logical axis and a mesh axis, or several mesh axes, the outermost first. Logical axes without
+            a rule are not split. In each tensor a mesh axis splits the first dimension that has a rule for it: with
+            experts over "expert" and groups over ("data", "expert"), buffers of the experts have groups over "data".
+        at_rest_rules: The same for stored weights and optimizer slots, which are gathered before use.
+        backend: Name of a back end. "auto" is one device, or "dtensor" for several. "dtensor" is one program that
+            TensorFlow cuts. "one_device", "mirrored", "multi_worker_mirrored" and "tpu" are strategies of
+            tf.distribute, which copy every variable to every device.
 
     Raises:
-        Refusal: a mesh that cannot be read, or an unknown axis or back end.
+        Refusal: The mesh cannot be read, or an axis or the back end is unknown.
     """
 
     mesh_shape: str = "data=1"
@@ -60,7 +60,7 @@ class Layout:
 
     @property
     def mesh(self) -> dict[str, int]:
-        """Mesh axis -> number of devices along it, as `mesh_shape` says; the open axis is not in it."""
+        """Number of devices along each mesh axis of `mesh_shape`, without the open axis."""
         mesh = {}
         if not isinstance(self.mesh_shape, str):
             raise Refusal(f"MESH_SHAPE must be text like \"data=4,model=2\", not {self.mesh_shape!r}.")
@@ -74,25 +74,25 @@ class Layout:
 
     @property
     def num_devices(self) -> int:
-        """Devices of the mesh; of its closed axes alone where one is open."""
+        """Number of devices of the mesh, without its open axis."""
         return math.prod(self.mesh.values())
 
     @property
     def open_axes(self) -> list[str]:
-        """Mesh axes of the rules that `mesh_shape` leaves out: at most one, which takes the devices that remain."""
+        """Mesh axes of the rules that `mesh_shape` leaves out: at most one, which takes the remaining devices."""
         mesh = self.mesh
-        return sorted({axis for _, axes in (*self.rules, *self.at_rest_rules) for axis in _several(axes)} - set(mesh))
+        return sorted({axis for _, axes in (*self.rules, *self.at_rest_rules) for axis in _as_tuple(axes)} - set(mesh))
 
     @property
     def is_one_program(self) -> bool:
-        """Whether a partitioner cuts one program over the devices, rather than each running its own."""
+        """Whether one program is cut over the devices, rather than each device running its own."""
         return self.backend == "dtensor" or self.backend == "auto" and self.num_devices > 1
 
     def resolve(self, num_devices: int, device_type: str) -> "Layout":
-        """The same layout with the open axis filled in, for so many devices.
+        """Returns the layout for a number of devices, with its open axis filled in. A mesh of one uses the first.
 
         Raises:
-            Refusal: the mesh does not have as many devices as there are. A mesh of one uses the first.
+            Refusal: The mesh has another number of devices.
         """
         open_axes, size = self.open_axes, self.num_devices
         if open_axes and num_devices % size == 0:
@@ -107,26 +107,26 @@ class Layout:
 
     @property
     def axes_over_several(self) -> list[str]:
-        """Logical axes that `rules` split over more than one mesh axis of more than one device."""
+        """Logical axes that `rules` split over several mesh axes of more than one device."""
         return [logical for logical, axes in dict(self.rules).items()
-                if sum(self.mesh.get(axis, 1) > 1 for axis in _several(axes)) > 1]
+                if sum(self.mesh.get(axis, 1) > 1 for axis in _as_tuple(axes)) > 1]
 
-    def spec(self, axes, at_rest=False) -> tuple[tuple[str, ...], ...]:
-        """The mesh axes that split each dimension, the outermost first; none where it is not split.
+    def spec(self, axes: Sequence[str | None], at_rest: bool = False) -> tuple[tuple[str, ...], ...]:
+        """Returns the mesh axes that split each dimension, the outermost first. An empty tuple does not split.
 
         Args:
-            axes: a logical axis or None for each dimension.
-            at_rest: bool. For a weight or slot as it is stored, rather than as it is used.
+            axes: A logical axis or None for each dimension.
+            at_rest: Whether the tensor is a weight or slot as it is stored, rather than as it is used.
         """
         spec = _claimed(axes, dict(self.rules), [()] * len(axes))
         return _claimed(axes, dict(self.at_rest_rules), spec) if at_rest else spec
 
-    def piece(self, shape, spec) -> tuple[int, ...]:
-        """Shape of the piece of a tensor that each device has; the longest, where a dimension does not divide.
+    def piece(self, shape: Sequence[int], spec: Sequence[Sequence[str]]) -> tuple[int, ...]:
+        """Returns the shape of a device's piece of a tensor, the longest piece if a dimension does not divide.
 
         Args:
-            shape: of the whole tensor.
-            spec: from `spec`.
+            shape: Shape of the whole tensor.
+            spec: Mesh axes of each dimension, from `spec`.
         """
         mesh = self.mesh
         return tuple(math.ceil(size / math.prod(mesh.get(axis, 1) for axis in axes))
@@ -142,22 +142,22 @@ class Layout:
                        for weight in weights)
 
     def mesh_axes(self, axis: str) -> tuple[str, ...]:
-        """The mesh axes that may split activations and weights along this logical axis, the outermost first."""
-        return _several(dict(self.rules).get(axis, ()))
+        """Returns the mesh axes that can split activations and weights along a logical axis, the outermost first."""
+        return _as_tuple(dict(self.rules).get(axis, ()))
 
     def num_pieces(self, axis: str) -> int:
-        """Into how many pieces activations are cut along this logical axis."""
+        """Returns the number of pieces of activations along a logical axis."""
         mesh = self.mesh
         return math.prod(mesh.get(mesh_axis, 1) for mesh_axis in self.mesh_axes(axis))
 
     def check_sizes(self, sizes: dict[str, int]) -> None:
-        """Raises Refusal unless every logical axis that is split divides.
+        """Raises Refusal unless the pieces of every logical axis are equal.
 
         Args:
-            sizes: logical axis -> length of it, of those that the model has (`SwitchConfig.axis_sizes`).
+            sizes: Lengths of the logical axes of the model (`SwitchConfig.axis_sizes`).
         """
         for axis, mesh_axes in (*self.rules, *self.at_rest_rules):
-            mesh_axes, size = _several(mesh_axes), sizes.get(axis)
+            mesh_axes, size = _as_tuple(mesh_axes), sizes.get(axis)
             pieces = math.prod(self.mesh.get(mesh_axis, 1) for mesh_axis in mesh_axes)
             if size is not None and size % pieces:
                 divisor = max(count for count in range(1, pieces + 1) if size % count == 0)
@@ -168,8 +168,8 @@ class Layout:
                     f"{names}, which must divide it; make it a multiple of {pieces}, or set MESH_SHAPE to {other}.")
 
 
-def _several(axes):
-    """Mesh axes of a rule, which may name one without a tuple."""
+def _as_tuple(axes):
+    """The mesh axes of a rule, which may name a single one as a str."""
     return (axes,) if isinstance(axes, str) else tuple(axes)
 
 
@@ -189,15 +189,15 @@ def _are_names(axes):
 
 
 def _claimed(axes, rules, spec):
-    """Gives each dimension that `spec` does not split those mesh axes of its rule that no dimension has yet."""
+    """Extends `spec`: a dimension without mesh axes takes those of its rule that no other dimension has."""
     spec = list(spec)
     for index, axis in enumerate(axes):
         if not spec[index]:
             taken = {mesh_axis for entry in spec for mesh_axis in entry}
-            spec[index] = tuple(one for one in _several(rules.get(axis, ())) if one not in taken)
+            spec[index] = tuple(mesh_axis for mesh_axis in _as_tuple(rules.get(axis, ())) if mesh_axis not in taken)
     return tuple(spec)
 
 
 def mesh_shape(mesh: dict[str, int]) -> str:
-    """The text of a mesh, such as "data=4,model=2"."""
+    """Returns the text of a mesh, such as "data=4,model=2"."""
     return ",".join(f"{axis}={size}" for axis, size in mesh.items())

@@ -1,12 +1,16 @@
-"""What stands between a training step and the devices it runs on; here for one device, and how to get the others.
+"""The interface between a training step and its devices, and its implementation for one device.
 
-A step is two functions. `compute(features)` returns `(gradients, norm, metrics, is_finite)`, `apply(gradients, norm)`
-updates the variables. A partitioner says in what scope variables are created, how a batch reaches the devices, and how
-the two functions become one compiled step that updates nothing where `is_finite` is False.
+A step is two functions. `compute(features)` returns `(gradients, norm, metrics, is_finite)`, and `apply(gradients,
+norm)` updates the variables. A partitioner creates the variables, brings batches to the devices, and joins the two
+functions to one compiled step, which updates nothing if `is_finite` is False.
 """
 
 import contextlib
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
 
+import keras
 import tensorflow as tf
 
 from switch_tf.hardware import devices
@@ -15,15 +19,24 @@ from switch_tf.partitioning.axes import axes_of, with_axes
 from switch_tf.partitioning.layout import Layout
 from switch_tf.partitioning.unfolded import stored
 
+# Feature name -> <int32>[batch, length], or [steps, batch, length] for `Partitioner.place`.
+Features = dict[str, Any]
+
 
 class Partitioner:
-    """One device, the first of its kind. Subclasses cut the step over many."""
+    """One device, the first of its kind. Subclasses cut the step over several.
+
+    Attributes:
+        layout: Layout with its mesh complete.
+        num_processes: Number of processes that train together.
+        process_index: Index of this process.
+        num_parts: Number of parts of the batch that separate programs compute: the replicas of tf.distribute.
+        saves_in_every_process: Whether each process stores variables of its own and writes them to checkpoints.
+    """
 
     num_processes = 1
     process_index = 0
-    # How many parts of the batch are computed by programs of their own: the replicas of tf.distribute.
     num_parts = 1
-    # Whether each process holds variables that the others do not, and writes them to checkpoints.
     saves_in_every_process = False
 
     def __init__(self, layout: Layout | None = None):
@@ -31,7 +44,7 @@ class Partitioner:
 
     @property
     def num_processors(self) -> int:
-        """What utilisation is measured against: so many times the rate of one device, or of this machine's CPU."""
+        """Number of devices, or of machines with CPUs, that utilisation is measured against."""
         kind = devices.device_type()
         return cluster.num_hosts(cluster.members()) if kind == "CPU" else self.layout.num_devices
 
@@ -40,17 +53,21 @@ class Partitioner:
         """Whether this process writes what all processes share."""
         return self.process_index == 0
 
-    def check(self, config, steps_per_call: int, use_xla: bool) -> None:
-        """Raises Refusal where a model, by its SwitchConfig, or a step is not for these devices."""
+    def check(self, config: Any, steps_per_call: int, use_xla: bool) -> None:
+        """Raises Refusal if these devices cannot run the model of a SwitchConfig, or the step."""
 
-    def creates_variables(self):
-        """Scope in which model and optimizer create their variables."""
+    def creates_variables(self) -> AbstractContextManager:
+        """Returns the scope in which model and optimizer create their variables."""
         return contextlib.nullcontext()
 
-    def build(self, model, optimizer=None, select=lambda model: None) -> None:
-        """Creates every variable of model and optimizer, laid out; slots like their weights.
+    def build(self, model: keras.Model, optimizer: keras.optimizers.Optimizer | None = None,
+              select: Callable[[keras.Model], None] = lambda model: None) -> None:
+        """Creates every variable of model and optimizer, laid out. Slots lie like their weights.
 
-        `select` freezes weights of the model before the optimizer asks which are trained.
+        Args:
+            model: Model that is not built.
+            optimizer: Optimizer that is not built, or None.
+            select: Function that freezes weights of the model, before the optimizer builds the slots of the others.
         """
         with self.creates_variables():
             model.build()
@@ -61,39 +78,41 @@ class Partitioner:
                     optimizer.build(model.trainable_variables)
 
     def _adopt(self, optimizer) -> None:
-        """Lays out the variables that an optimizer made before there was a layout: its step, its learning rate."""
+        """Lays out the variables that an optimizer created in its constructor: its step and learning rate."""
 
-    def place(self, features):
-        """Brings a batch to the devices: dict of <int32>[steps, batch, length] of the whole batch, in every process."""
+    def place(self, features: Features) -> Any:
+        """Brings a batch to the devices: the whole batch, <int32>[steps, batch, length], in every process."""
         return features
 
     def rows(self, batch_size: int) -> tuple[int, int]:
-        """The first row of a batch that `place` takes from this process, and the one behind the last."""
+        """Returns the range of rows of a batch that `place` reads in this process: first, last + 1."""
         return 0, batch_size
 
-    def part_of_step(self, features, index):
+    def part_of_step(self, features: Any, index: int) -> Features:
         """Returns step `index` of placed features, for its shapes only: [batch or a part of it, length]."""
         return at_step(features, index)
 
-    def sum_over_parts(self, tensors):
-        """Adds up a nest of tensors over the parts of the batch, inside of `compute`."""
+    def sum_over_parts(self, tensors: Any) -> Any:
+        """Sums a nest of tensors over the parts of the batch, inside `compute`."""
         return tensors
 
-    def gather_rows(self, rows):
-        """Brings the rows of all parts of the batch together, inside of what `results` takes."""
+    def gather_rows(self, rows: Any) -> Any:
+        """Concatenates the rows of all parts of the batch, inside the function given to `results`."""
         return rows
 
-    def current_part(self):
-        """`(count, index)` of the part of the batch that `compute` sees."""
+    def current_part(self) -> tuple[int, Any]:
+        """Returns `(count, index)` of the part of the batch that `compute` sees."""
         return 1, 0
 
-    def step(self, compute, apply, use_xla=False):
-        """One training step, to be traced: a function of placed features and a step's index in them.
+    def step(self, compute: Callable, apply: Callable, use_xla: bool = False) -> Callable:
+        """Returns one training step, to be traced by `compile`.
 
-        With `use_xla` the update is compiled by itself on a CPU, where `compile` leaves the rest as it is.
+        Args:
+            compute, apply: The two functions of a step.
+            use_xla: Whether XLA compiles the update on a CPU, where `compile` does not use it.
 
         Returns:
-            A function that returns `(metrics, is_finite)`.
+            A function of placed features and a step's index in them that returns `(metrics, is_finite)`.
         """
         if use_xla and devices.device_type() == "CPU":
             apply = tf.function(apply, jit_compile=True, autograph=False)
@@ -110,60 +129,61 @@ class Partitioner:
 
         return one_step
 
-    def results(self, call):
-        """A function of one placed batch, [1, batch, length], to be traced.
+    def results(self, call: Callable) -> Callable:
+        """Returns a function of one placed batch, [1, batch, length], to be traced by `compile`.
 
-        `call` takes features [batch, length], and returns a nest of tensors that are the same on every device.
+        Args:
+            call: Function of features, [batch, length], that returns a nest of tensors, equal on every device.
         """
         return lambda features: call(at_step(features, 0))
 
-    def compile(self, function, use_xla=False):
-        """Compiles what `step` or `results` returned; on a CPU without XLA, whose products are slower there."""
+    def compile(self, function: Callable, use_xla: bool = False) -> Callable:
+        """Compiles a function of `step` or `results`. On a CPU without XLA, because its products are slower there."""
         return tf.function(function, jit_compile=use_xla and devices.device_type() != "CPU", autograph=False)
 
-    def trace(self, function, specs) -> None:
-        """Traces what `compile` returned before it is first called, for the time it takes to be seen."""
+    def trace(self, function: Callable, specs: dict[str, tf.TensorSpec]) -> None:
+        """Traces a compiled function before its first call, so that the time it takes can be shown."""
         function.get_concrete_function(specs)
 
-    def on_host(self, tensor):
-        """A result that every device has, as an eager tensor of this process."""
+    def on_host(self, tensor: Any) -> tf.Tensor:
+        """Returns a result that every device has as an eager tensor of this process."""
         return tensor
 
-    def is_finite(self, variable) -> bool:
-        """Whether every number of a Keras variable is finite; all processes ask together."""
+    def is_finite(self, variable: keras.Variable) -> bool:
+        """Whether every number of a Keras variable is finite. All processes call it together."""
         value = stored(variable)
         return not value.dtype.is_floating or bool(self.on_host(tf.reduce_all(tf.math.is_finite(value))))
 
     def any_process(self, flag: bool) -> bool:
-        """Whether `flag` holds in any process; all of them ask at the same time."""
+        """Whether `flag` is True in any process. All processes call it together."""
         return flag
 
     def barrier(self) -> None:
         """Waits for all processes."""
 
 
-# Errors of a lost process that are of other kinds: of a collective, of a barrier that waits, and of one that comes when
-# all is known.
-_OF_A_LOST_PROCESS = ("Collective ops is aborted", "tensorflow.CoordinationServiceError",
-                      "Agent must be in CONNECTED state")
-# Words in errors of TensorFlow's client for buckets, whose error classes are also those of a lost process.
-_OF_A_BUCKET = ("retry attempts failed", "Error executing an HTTP request", "HTTP response code", "libcurl", "gs://")
+# Words in errors of a lost process whose classes are those of other errors: a collective, a barrier that waits, and a
+# barrier after the loss is known.
+_LOST_PROCESS = ("Collective ops is aborted", "tensorflow.CoordinationServiceError",
+                 "Agent must be in CONNECTED state")
+# Words in errors of TensorFlow's client for buckets, whose error classes are those of a lost process.
+_BUCKET = ("retry attempts failed", "Error executing an HTTP request", "HTTP response code", "libcurl", "gs://")
 
 
 def is_lost_process(error: Exception) -> bool:
-    """Whether an error says that another process of the run cannot be reached any more, rather than a bucket."""
+    """Whether an error means that another process of the run is lost, rather than that a bucket failed."""
     if not isinstance(error, tf.errors.OpError):
         return False
     text = str(error)
-    if any(words in text for words in _OF_A_LOST_PROCESS):
+    if any(words in text for words in _LOST_PROCESS):
         return True
     lost = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError)
-    return isinstance(error, lost) and not any(words in text for words in _OF_A_BUCKET)
+    return isinstance(error, lost) and not any(words in text for words in _BUCKET)
 
 
 @contextlib.contextmanager
 def _slots_like_weights(optimizer):
-    """Within this scope slots that an optimizer makes after a weight have its logical axes."""
+    """Gives the slots that an optimizer creates in this scope the logical axes of their weights."""
     original = optimizer.add_variable_from_reference
 
     def add_variable_from_reference(reference_variable, *args, **kwargs):
@@ -176,6 +196,6 @@ def _slots_like_weights(optimizer):
         object.__delattr__(optimizer, "add_variable_from_reference")
 
 
-def at_step(features, index):
-    """Step `index` of a placed batch: [steps, batch, length] -> [batch, length]."""
+def at_step(features: Features, index: Any) -> Features:
+    """Returns step `index` of a placed batch: [steps, batch, length] -> [batch, length]."""
     return {name: value[index] for name, value in features.items()}

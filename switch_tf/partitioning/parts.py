@@ -1,7 +1,7 @@
-"""Which share of the global batch the running code sees: a microbatch, a replica's rows, or a microbatch of those.
+"""The part of the global batch that code sees: a microbatch, a replica's rows, or a microbatch of those.
 
-Groups of tokens and random numbers belong to the global batch. Code that sees only a part of it asks here for its
-share, so that one pass over the whole batch and several over its parts route alike and drop out alike.
+Groups of tokens and random numbers belong to the global batch, so that one pass over the batch and several passes over
+its parts make the same routing decisions and the same dropout masks.
 """
 
 from contextlib import AbstractContextManager
