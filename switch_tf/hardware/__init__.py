@@ -1,1 +1,1 @@
-"""What is known of machines: their devices and memory, and the chips and networks of TPU pods."""
+"""Facts about machines: their devices and memory, and the chips and networks of TPU pods."""

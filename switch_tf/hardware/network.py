@@ -1,6 +1,7 @@
-"""The network between the chips of a pod: which links the groups of a collective use, and how they share them."""
+"""The network between the chips of a pod, and how the groups of a collective share its links."""
 
 import re
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -11,8 +12,11 @@ from switch_tf.refusals import Refusal
 class Network(NamedTuple):
     """A torus of chips and a mesh laid over it.
 
-    `mesh`: mesh axis -> size; `places`: <int>[device, dimension], where in the torus each device of the mesh is, in
-    row-major order of the mesh; `sizes`: chips along each dimension; `wraps`: whether the last is next to the first.
+    Attributes:
+        mesh: Size of each mesh axis.
+        places: <int>[device, dimension], the place in the torus of each device, in row-major order of the mesh.
+        sizes: Number of chips along each dimension of the torus.
+        wraps: Whether the last chip along each dimension is a neighbour of the first.
     """
 
     mesh: dict[str, int]
@@ -21,23 +25,30 @@ class Network(NamedTuple):
     wraps: tuple[bool, ...]
 
     @classmethod
-    def of(cls, topology: str, mesh, coordinates):
-        """The network of a topology such as "v5e:4x4"; `coordinates` are x, y, z of each device of the mesh.
+    def of(cls, topology: str, mesh: dict[str, int], coordinates: Sequence[Sequence[int]]) -> "Network":
+        """Returns the network of a topology.
 
-        Chips in two dimensions wrap along a whole pod's 16; those in three along all dimensions if each is a multiple
-        of 4 (Cloud TPU's system architecture).
+        Two-dimensional pods wrap along a dimension of 16 chips. Three-dimensional ones wrap along all dimensions if
+        each is a multiple of 4 (Cloud TPU's system architecture).
+
+        Args:
+            topology: Name such as "v5e:4x4".
+            mesh: Size of each mesh axis.
+            coordinates: x, y, z of each device of the mesh.
         """
         sizes = tuple(int(size) for size in topology.partition(":")[2].split("x"))
         are_cubes = all(size % 4 == 0 for size in sizes)
         wraps = tuple(size == 16 if len(sizes) == 2 else are_cubes for size in sizes)
         return cls(dict(mesh), np.array(coordinates)[:, :len(sizes)], sizes, wraps)
 
-    def links_of_rings(self, axes) -> float:
-        """How many of its links, in one direction, a chip has to itself while all groups that differ in these mesh axes
-        gather, or sum, around rings.
+    def links_of_rings(self, axes: Collection[str]) -> float:
+        """Returns the links, in one direction, that a chip has to itself while groups gather or sum around rings.
 
-        Along a dimension that a group closes a ring in there are two, on a line one: its ends have no other. Groups
-        whose members are not neighbours run through each other, and share.
+        Along a dimension there are two if the group closes a ring, and one on a line, because its ends have no second.
+        Groups whose members are not neighbours cross each other, and share links.
+
+        Args:
+            axes: Mesh axes along which the members of a group differ.
         """
         links = 0.0
         for dimension, members in self._along(axes):
@@ -46,19 +57,23 @@ class Network(NamedTuple):
             links += (2 if is_closed else 1) / step
         return links or 1.0
 
-    def links_to_next(self, axes) -> float:
-        """The same while each member sends to the next one alone."""
+    def links_to_next(self, axes: Collection[str]) -> float:
+        """Returns the links that a chip has to itself while each member of a group sends to the next one only."""
         return max((1 / (members[1] - members[0]) for _, members in self._along(axes)), default=1.0)
 
-    def busiest_link(self, axes) -> float:
-        """Bytes over the busiest link, in one direction, for each byte that a chip sends while all groups that differ
-        in these mesh axes exchange, each chip with every other of its group alike, on shortest ways.
+    def busiest_link(self, axes: Collection[str]) -> float:
+        """Returns the bytes over the busiest link, in one direction, for each byte that a chip sends in an all-to-all.
+
+        Each chip sends equally to every other chip of its group, on shortest paths.
+
+        Args:
+            axes: Mesh axes along which the members of a group differ.
         """
         groups = self._groups(axes)
         busiest = 0.0
         for dimension, size in enumerate(self.sizes):
             counts = np.stack([np.bincount(group, minlength=size) for group in groups[..., dimension]]).astype(float)
-            # Between each two places of a line of chips, on average over all lines.
+            # Between each two places of a line of chips, averaged over all lines.
             sent = counts.T @ counts / (max(1, groups.shape[1] - 1) * len(self.places) / size)
             busiest = max(busiest, self._busiest(sent, self.wraps[dimension]))
         return busiest or 1.0
@@ -77,7 +92,7 @@ class Network(NamedTuple):
         return float(loads.max())
 
     def _along(self, axes):
-        """(dimension, places of a group's members along it) for each in which it extends."""
+        """Yields (dimension, places of a group's members along it) for each dimension that the group spans."""
         members = self._groups(axes)[0]
         for dimension in range(len(self.sizes)):
             places = np.unique(members[:, dimension])
@@ -85,7 +100,7 @@ class Network(NamedTuple):
                 yield dimension, places
 
     def _groups(self, axes):
-        """<int>[group, member, dimension]: where the members of all groups are."""
+        """Returns the places of the members of all groups: <int>[group, member, dimension]."""
         names, sizes = list(self.mesh), tuple(self.mesh.values())
         order = [name for name in names if name not in axes] + [name for name in names if name in axes]
         places = self.places.reshape(*sizes, -1).transpose(*(names.index(name) for name in order), len(sizes))
@@ -94,10 +109,6 @@ class Network(NamedTuple):
 
 
 def check_topology(topology: str) -> None:
-    """Refuses what does not read like the name of a topology, without asking libtpu.
-
-    Raises:
-        Refusal: with examples of names.
-    """
+    """Raises Refusal unless the text has the form of a topology, without libtpu."""
     if not re.fullmatch(r"(v[0-9][a-z]*|tpu7x):(\d+(?:x\d+){1,2})", topology):
         raise Refusal(f"A topology reads like v5e:4x4, v6e:16x16, v5p:4x4x4 or v4:4x4x4, not {topology!r}.")

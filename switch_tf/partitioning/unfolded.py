@@ -1,22 +1,27 @@
-"""Variables under DTensor, which splits a dimension over one mesh axis: one that lies over several is stored unfolded.
+"""Storage of variables under DTensor, which splits a dimension over one mesh axis only.
 
-A kernel [512, 2048] whose second dimension lies over mesh axes of 2 and 4 devices is stored as [2, 512, 1024], the
-first and the last dimension over one axis each: the pieces of a split over both. What is split off comes first, because
-a TPU lays out the last two dimensions in tiles, of which a dimension of one between them would fill an eighth.
+A weight whose dimension lies over several mesh axes is stored unfolded. A kernel [512, 2048] whose second dimension
+lies over axes of 2 and 4 devices is stored as [2, 512, 1024], its first and last dimension over one axis each. New
+dimensions come first, because a TPU lays out the last two dimensions in tiles: a dimension of one between them would
+fill an eighth of a tile.
 """
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
+import keras
 import numpy as np
 import tensorflow as tf
 from tensorflow.experimental import dtensor
 
 
 class Unfolding(NamedTuple):
-    """How a weight is stored: with dimensions of its own for all but the last mesh axis that splits one of its.
+    """The stored form of a weight: a new dimension for every mesh axis but the last that splits one of its dimensions.
 
-    `shape`: of the weight; `first`: those dimensions, which come first, as pairs of the weight's dimension and a size,
-    the outermost of each first. None where the weight is stored as it is.
+    Attributes:
+        shape: Shape of the weight.
+        first: New dimensions, which come first, as pairs of a dimension of the weight and a size, the outermost of each
+            dimension first. Empty if the weight is stored as it is.
     """
 
     shape: tuple[int, ...]
@@ -24,6 +29,7 @@ class Unfolding(NamedTuple):
 
     @property
     def stored_shape(self) -> tuple[int, ...]:
+        """Shape of the stored tensor."""
         rest = list(self.shape)
         for dim, size in self.first:
             rest[dim] //= size
@@ -31,30 +37,31 @@ class Unfolding(NamedTuple):
 
     @property
     def _order(self):
-        """The dimensions in which it is stored, each before that of the weight which it was split off."""
+        """The stored dimensions, each new one before the dimension of the weight that it was split off."""
         places = [[] for _ in self.shape]
         for place, (dim, _) in enumerate(self.first):
             places[dim].append(place)
-        return [place for dim, own in enumerate(places) for place in (*own, len(self.first) + dim)]
+        return [place for dim, split_off in enumerate(places) for place in (*split_off, len(self.first) + dim)]
 
-    def fold(self, stored, library=tf):
-        """From the shape in which it is stored to that of the weight; `library`: tf or np."""
+    def fold(self, stored: Any, library: Any = tf) -> Any:
+        """Returns a stored tensor in the shape of the weight. `library` is tf or np."""
         return library.reshape(library.transpose(stored, self._order), self.shape)
 
-    def unfold(self, whole, library=tf):
-        """From the shape of the weight to that in which it is stored."""
+    def unfold(self, whole: Any, library: Any = tf) -> Any:
+        """Returns a tensor of the weight's shape in the stored shape. `library` is tf or np."""
         order, shape = self._order, self.stored_shape
         between = library.reshape(whole, [shape[place] for place in order])
         return library.transpose(between, np.argsort(order).tolist())
 
 
-def unfolding(shape, spec, mesh: dict[str, int]) -> tuple[Unfolding, tuple[str | None, ...]]:
-    """How a weight is stored, and the mesh axis or None that splits each dimension of that.
+def unfolding(shape: Sequence[int], spec: Sequence[Sequence[str]], mesh: dict[str, int],
+              ) -> tuple[Unfolding, tuple[str | None, ...]]:
+    """Returns the stored form of a weight, and the mesh axis or None that splits each stored dimension.
 
     Args:
-        shape: of the weight.
-        spec: for each dimension the mesh axes that split it, the outermost first; those of one device are left out.
-        mesh: mesh axis -> devices along it.
+        shape: Shape of the weight.
+        spec: Mesh axes that split each dimension, the outermost first. Axes of one device are ignored.
+        mesh: Number of devices along each mesh axis.
     """
     first, last = [], []
     for dim, axes in enumerate(spec):
@@ -66,23 +73,21 @@ def unfolding(shape, spec, mesh: dict[str, int]) -> tuple[Unfolding, tuple[str |
 
 
 class UnfoldedVariable:
-    """What Keras takes for a tf.Variable: is read and assigned as a weight, whose numbers `stored` holds.
+    """A weight that Keras reads and assigns like a tf.Variable, and that is stored unfolded.
 
     Args:
-        stored: dtensor.DVariable, or a tf.Variable of a program that is only compiled. Gradients are taken to it, in
-            its shape.
-        unfolding: Unfolding, how they are stored.
-        used: dtensor.Layout of the weight when it is used, over which DTensor folds and unfolds it; None where XLA's
-            partitioner sees to that.
+        stored: dtensor.DVariable, or a tf.Variable of a program that is only compiled. Gradients have its shape.
+        unfolding: Unfolding of the weight.
+        used: dtensor.Layout in which DTensor folds and unfolds the weight. None if XLA's partitioner chooses it.
     """
 
     _should_act_as_resource_variable = True
 
-    def __init__(self, stored, unfolding: Unfolding, used=None):
+    def __init__(self, stored: tf.Variable, unfolding: Unfolding, used: dtensor.Layout | None = None):
         self.stored, self.unfolding = stored, unfolding
         self.shape = tf.TensorShape(unfolding.shape)
         self.dtype, self.name, self.handle = stored.dtype, stored.name, stored.handle
-        self._unique_id = stored._unique_id  # by which Keras' optimizers know it
+        self._unique_id = stored._unique_id  # Keras' optimizers identify it by this
         self._used = used
 
     def __tf_tensor__(self, dtype=None, name=None):
@@ -97,17 +102,17 @@ class UnfoldedVariable:
     def assign_sub(self, value):
         return self.stored.assign_sub(self.unfold(value))
 
-    def fold(self, tensor):
-        """From the shape in which it is stored to that of the weight."""
+    def fold(self, tensor: tf.Tensor) -> tf.Tensor:
+        """Returns a stored tensor in the shape of the weight."""
         return self.unfolding.fold(_laid_out(tensor, self._used and self._unfolded_layout()))
 
-    def unfold(self, tensor):
-        """From the shape of the weight to that in which it is stored, and to its layout."""
+    def unfold(self, tensor: tf.Tensor) -> tf.Tensor:
+        """Returns a tensor of the weight's shape in the stored shape and layout."""
         whole = _laid_out(tensor, self._used)
         return _laid_out(self.unfolding.unfold(whole), getattr(self.stored, "layout", None))
 
     def _unfolded_layout(self):
-        """The layout in which it is used of the shape in which it is stored: what was split off is whole."""
+        """The layout of use, of a tensor in the stored shape: new dimensions are not split."""
         specs = [dtensor.UNSHARDED] * len(self.unfolding.first) + self._used.sharding_specs
         return dtensor.Layout(specs, self._used.mesh)
 
@@ -116,38 +121,33 @@ def _laid_out(tensor, layout):
     return tensor if layout is None else dtensor.relayout(tensor, layout)
 
 
-def as_stored(gradients, variables) -> list:
-    """Gradients of weights in the shapes and layouts in which those are stored.
-
-    Args:
-        gradients: list of tensors, one for each of `variables`.
-        variables: list of Keras variables.
-    """
+def as_stored(gradients: Sequence[tf.Tensor], variables: Sequence[keras.Variable]) -> list[tf.Tensor]:
+    """Returns the gradients of variables in the shapes and layouts in which the variables are stored."""
     return [variable.value.unfold(gradient) if isinstance(variable.value, UnfoldedVariable) else
             _laid_out(gradient, getattr(variable.value, "layout", None))
             for gradient, variable in zip(gradients, variables, strict=True)]
 
 
-def as_used(gradients, variables) -> list:
-    """Back from `as_stored` to the shapes of the weights."""
+def as_used(gradients: Sequence[tf.Tensor], variables: Sequence[keras.Variable]) -> list[tf.Tensor]:
+    """Returns gradients of `as_stored` in the shapes of the weights."""
     return [variable.value.fold(gradient) if isinstance(variable.value, UnfoldedVariable) else gradient
             for gradient, variable in zip(gradients, variables, strict=True)]
 
 
-def stored(variable) -> tf.Variable:
-    """What holds the numbers of a Keras variable, in the shape in which they are stored."""
+def stored(variable: keras.Variable) -> tf.Variable:
+    """Returns the TensorFlow variable behind a Keras variable, in the stored shape."""
     value = variable.value
     return value.stored if isinstance(value, UnfoldedVariable) else value
 
 
-def unfolding_of(variable) -> Unfolding:
-    """How a Keras variable is stored."""
+def unfolding_of(variable: keras.Variable) -> Unfolding:
+    """Returns the stored form of a Keras variable."""
     value = variable.value
     return value.unfolding if isinstance(value, UnfoldedVariable) else Unfolding(tuple(variable.shape))
 
 
-def assign(variable, value) -> None:
-    """Assigns an array of numbers, which the host has whole, to a Keras variable, however that is stored."""
+def assign(variable: keras.Variable, value: Any) -> None:
+    """Assigns a whole array of the host to a Keras variable, in any stored form."""
     target = stored(variable)
     value = np.asarray(value, target.dtype.as_numpy_dtype)
     if isinstance(target, dtensor.DVariable):
@@ -156,8 +156,8 @@ def assign(variable, value) -> None:
         target.assign(value)
 
 
-def pack(value: np.ndarray, sharding: dtensor.Layout):
-    """Cuts a value that the host has whole: each process hands its own devices their pieces."""
+def pack(value: np.ndarray, sharding: dtensor.Layout) -> tf.Tensor:
+    """Cuts a whole array of the host into the pieces of this process's devices."""
     mesh, pieces = sharding.mesh, []
     for location in mesh.local_device_locations():
         index = []
@@ -165,6 +165,6 @@ def pack(value: np.ndarray, sharding: dtensor.Layout):
             length = size // (1 if axis == dtensor.UNSHARDED else mesh.dim_size(axis))
             first = 0 if axis == dtensor.UNSHARDED else location[axis] * length
             index.append(slice(first, first + length))
-        with tf.device("CPU:0"):  # or all pieces would be on the first GPU together, before each goes to its own
+        with tf.device("CPU:0"):  # otherwise the first GPU would hold all pieces at once
             pieces.append(tf.constant(value[tuple(index)]))
     return dtensor.pack(pieces, sharding)

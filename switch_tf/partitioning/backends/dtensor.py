@@ -1,10 +1,9 @@
-"""DTensor: one program, which TensorFlow cuts over a mesh of CPUs, GPUs or TPUs, in one process or many.
+"""DTensor: one program, which TensorFlow cuts over a mesh of CPUs, GPUs or TPUs, in one process or several.
 
-Every variable is a `DVariable`, stored in the pieces that its logical axes say. Two things would be wrong without an
-error, and are seen to here:
+Every variable is a `DVariable`, stored in the pieces of its logical axes. Two things would go wrong without an error:
 
-* TensorFlow combines all-reduces, and with that may move the read of a variable past its update. So gradients are
-  computed in one function and applied in another.
+* TensorFlow combines all-reduces, which may move the read of a variable past its update. So one function computes
+  gradients and another applies them.
 * A variable that is not a `DVariable` would be updated once for each device. So all are converted, and checked.
 """
 
@@ -16,7 +15,7 @@ from tensorflow.experimental import dtensor
 
 from switch_tf import context
 from switch_tf.hardware import memory
-from switch_tf.partitioning.axes import axes_of_new_variable
+from switch_tf.partitioning.axes import Axes, axes_of_new_variable
 from switch_tf.partitioning.backends import dtensor_mesh
 from switch_tf.partitioning.cluster import Cluster
 from switch_tf.partitioning.layout import Layout
@@ -31,16 +30,16 @@ def create(layout: Layout, members: Cluster) -> "DTensorPartitioner":
 
 
 class DTensorPartitioner(Partitioner):
-    """A mesh of devices; weights, slots and activations are split over it by the layout's rules.
+    """A mesh of devices, over which the layout's rules split weights, slots and activations.
 
-    DTensor splits a dimension over one mesh axis; weights that lie over several are stored unfolded.
+    DTensor splits a dimension over one mesh axis. Weights that lie over several axes are stored unfolded.
 
     Args:
         layout: Layout with its mesh complete.
-        mesh: DTensor's, of the same axes.
+        mesh: DTensor's mesh with the same axes.
 
     Raises:
-        Refusal: see `dtensor_mesh.check_layout`.
+        Refusal: See `dtensor_mesh.check_layout`.
     """
 
     is_for_compiler = False
@@ -66,8 +65,8 @@ class DTensorPartitioner(Partitioner):
                          "The layout stores weights and gradients in pieces",
                          "use a layout that cuts them into smaller ones (at_rest_rules), or more devices")
 
-    def sharding(self, axes) -> dtensor.Layout:
-        """DTensor's layout for a tensor of these logical axes, split over the outermost mesh axis of each."""
+    def sharding(self, axes: Axes) -> dtensor.Layout:
+        """Returns DTensor's layout for logical axes, split over the outermost mesh axis of each."""
         spec = [[axis for axis in mesh_axes if axis in self.mesh.dim_names and self.mesh.dim_size(axis) > 1]
                 for mesh_axes in self.layout.spec(axes)]
         return self._layout([(*mesh_axes, None)[0] for mesh_axes in spec])
@@ -86,11 +85,11 @@ class DTensorPartitioner(Partitioner):
         return self.constrain(value, axes)
 
     def scatter(self, gradient, axes):
-        # As it is used: `step` scatters it. Scattered here, its pieces would decide how activations are laid out.
+        # As it is used; `step` scatters it. Scattered here, its pieces would decide the layouts of activations.
         return self.constrain(gradient, axes)
 
     def replicate(self, x):
-        return x  # it is already, and DTensor could not move unsigned integers
+        return x  # already replicated, and DTensor cannot move unsigned integers
 
     # Variables.
 
@@ -104,16 +103,16 @@ class DTensorPartitioner(Partitioner):
             value = kwargs["initial_value"]
             value = tf.convert_to_tensor(value() if callable(value) else value, dtype=kwargs.get("dtype"))
         axes = axes_of_new_variable(value.shape.rank)
-        how, mesh_axes = unfolding(value.shape, self.layout.spec(axes, at_rest=True), self.layout.mesh)
-        variable = dtensor.DVariable(pack(how.unfold(value.numpy(), np), self._layout(mesh_axes)),
+        storage, mesh_axes = unfolding(value.shape, self.layout.spec(axes, at_rest=True), self.layout.mesh)
+        variable = dtensor.DVariable(pack(storage.unfold(value.numpy(), np), self._layout(mesh_axes)),
                                      name=kwargs.get("name"), trainable=kwargs.get("trainable"))
-        if not how.first:
+        if not storage.first:
             return variable
-        return UnfoldedVariable(variable, how, self.sharding(axes))
+        return UnfoldedVariable(variable, storage, self.sharding(axes))
 
     def _adopt(self, optimizer):
         for variable in optimizer.variables:
-            # Keras keeps its own object around the variable, and knows it by that.
+            # Keras identifies the variable by the object that wraps it.
             variable._value = self._create(None, initial_value=variable.value, dtype=variable.dtype,
                                            name=variable.name, trainable=False)
 
@@ -136,7 +135,7 @@ class DTensorPartitioner(Partitioner):
         return min(pieces) * size, (max(pieces) + 1) * size
 
     def place(self, features):
-        # One step a call, and without the axis of steps: taking an index of it would move the batch between devices.
+        # One step a call, without the axis of steps: indexing that axis would move the batch between devices.
         sharding = self.sharding(("batch", "length"))
         return {name: pack(np.asarray(value[0]), sharding) for name, value in features.items()}
 
@@ -172,10 +171,10 @@ class DTensorPartitioner(Partitioner):
         return lambda features: tf.nest.map_structure(self.on_host, function(features))
 
     def compile(self, function, use_xla=False):
-        return function  # its parts are compiled; see the top of this file
+        return function  # its two parts are compiled functions
 
     def trace(self, function, specs):
-        """Does nothing: a DTensor function is traced with tensors."""
+        """Does nothing, because a DTensor function is traced with tensors."""
 
     def any_process(self, flag):
         if self.num_processes == 1:

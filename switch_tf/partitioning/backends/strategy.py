@@ -1,7 +1,7 @@
-"""tf.distribute: every device runs the whole step on its own share of the batch, and keeps every variable whole.
+"""tf.distribute: every device runs the whole step on its own part of the batch, and stores every variable whole.
 
-Each replica's losses are divided by the whole batch's tokens, groups of tokens and random numbers belong to the whole
-batch (`parts`), and gradients are summed. So any number of replicas makes the step that one device makes.
+Each replica divides its losses by the tokens of the whole batch. Groups of tokens and random numbers belong to the
+whole batch (`parts`), and gradients are summed. So any number of replicas takes the step that one device takes.
 """
 
 import tensorflow as tf
@@ -21,9 +21,16 @@ def check_data_only(layout: Layout) -> None:
 
 
 class StrategyPartitioner(Partitioner):
-    """MirroredStrategy and MultiWorkerMirroredStrategy, whose replicas take turns while they are traced."""
+    """Replicas of a strategy, which take turns while they are traced.
 
-    def __init__(self, layout: Layout, strategy: tf.distribute.Strategy, num_processes=1, process_index=0):
+    Args:
+        layout: Layout with its mesh complete.
+        strategy: Strategy of tf.distribute for the devices of this process, or of all processes.
+        num_processes, process_index: Number of processes that train together, and the index of this one.
+    """
+
+    def __init__(self, layout: Layout, strategy: tf.distribute.Strategy, num_processes: int = 1,
+                 process_index: int = 0):
         super().__init__(layout)
         self.strategy = strategy
         self.num_parts = strategy.num_replicas_in_sync
@@ -39,7 +46,7 @@ class StrategyPartitioner(Partitioner):
         return self.strategy.scope()
 
     def _adopt(self, optimizer):
-        # Keras asks for the strategy when an optimizer is made, and adds up gradients that are summed already.
+        # Keras reads the strategy when an optimizer is created, and would sum gradients again.
         object.__setattr__(optimizer, "_distribution_strategy", self.strategy)
         object.__setattr__(optimizer, "_all_reduce_sum_gradients", lambda gradients: gradients)
         for variable in optimizer.variables:
@@ -63,12 +70,12 @@ class StrategyPartitioner(Partitioner):
         return self.process_index * size, (self.process_index + 1) * size
 
     def _share(self, features):
-        """This replica's rows of the batch."""
+        """Returns this replica's rows of the batch."""
         count, index = self.current_part()
         return {name: tf.reshape(value, (count, -1, *value.shape[1:]))[index] for name, value in features.items()}
 
     def _first(self, per_replica):
-        """What every replica has, once."""
+        """Returns the first replica's copy of tensors that are equal in all of them."""
         return tf.nest.map_structure(lambda value: self.strategy.experimental_local_results(value)[0], per_replica)
 
     def step(self, compute, apply, use_xla=False):

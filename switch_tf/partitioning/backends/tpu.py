@@ -1,10 +1,11 @@
-"""TPUStrategy: replicas of one core, or of several that a layout's rules divide by annotations for XLA.
+"""TPUStrategy: replicas of one core, or of several cores that XLA cuts by the layout's annotations.
 
-What stands here needs a TPU and has never run on one; what it shares with other strategies is tested there.
+Needs a TPU and has never run on one. The parts that it shares with other strategies are tested there.
 """
 
 import math
 import os
+from collections.abc import Sequence
 
 import tensorflow as tf
 
@@ -19,7 +20,12 @@ from switch_tf.refusals import Refusal
 
 
 class TPUPartitioner(StrategyPartitioner):
-    """The whole step runs on the TPU, condition included; each replica is sent its own rows."""
+    """Replicas on a TPU, which runs the whole step with its condition. Each replica receives its own rows.
+
+    Args:
+        layout: Layout with its mesh complete.
+        strategy: tf.distribute.TPUStrategy.
+    """
 
     def __init__(self, layout, strategy):
         super().__init__(layout, strategy)
@@ -45,7 +51,7 @@ class TPUPartitioner(StrategyPartitioner):
         return at_step(self._first(features), index)
 
     def trace(self, function, specs):
-        # With rows placed on replicas, as it is called: whole batches would be traced for nothing.
+        # With rows on replicas, as in a call; a trace of whole batches would not be used.
         zeros = {name: tf.zeros(spec.shape, spec.dtype) for name, spec in specs.items()}
         function.get_concrete_function(self.place(zeros))
 
@@ -114,18 +120,18 @@ def start(layout: Layout, name: str | None = None, one_core: bool = False) -> TP
     return TPUPartitioner(layout, strategy)
 
 
-def block(mesh_shape, cores: int) -> list[int]:
+def block(mesh_shape: Sequence[int], cores: int) -> list[int]:
     """Returns the shape of a block of neighbouring cores: its lengths along x, y, z and the cores of a chip.
 
     Args:
-        mesh_shape: list of int. The shape of the TPU, in the same order.
-        cores: int. Cores of one replica.
+        mesh_shape: Shape of the TPU, in the same order.
+        cores: Number of cores of one replica.
 
     Raises:
-        Refusal: the TPU cannot be divided into such blocks.
+        Refusal: The TPU cannot be divided into such blocks.
     """
     lengths, left = [1, 1, 1, 1], cores
-    for axis in (3, 1, 0, 2):  # the cores of a chip first, which are nearest
+    for axis in (3, 1, 0, 2):  # the cores of a chip first, because they are nearest
         lengths[axis] = math.gcd(left, int(mesh_shape[axis]))
         left //= lengths[axis]
     if left > 1:
