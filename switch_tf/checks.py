@@ -14,6 +14,7 @@ import sys
 from collections.abc import Mapping
 
 from switch_tf.refusals import Refusal
+from switch_tf.storage.whole_file import reading
 
 # The words of a sentence that refuses a number, and what they mean.
 _RULES = {
@@ -117,7 +118,9 @@ def local(name: str, value):
 
 def new_folder(folder: pathlib.Path) -> None:
     """Refuses a folder that holds something, so that nothing is overwritten."""
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    with reading(folder):
+        is_new = not folder.exists() or folder.is_dir() and not any(folder.iterdir())
+    if not is_new:
         raise Refusal(f"{folder} must be new or an empty folder, so that nothing is overwritten; name another one.")
 
 

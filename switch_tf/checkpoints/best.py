@@ -8,10 +8,6 @@ from switch_tf.configs.choices import nearest
 from switch_tf.refusals import Refusal
 
 
-class UnknownMetric(Refusal):
-    """No evaluation of this run writes what BEST_METRIC names."""
-
-
 def check_task(best_metric: str, tasks: Iterable[str]) -> None:
     """Refuses a BEST_METRIC of a task that is not among those whose evaluations a run writes, before it starts.
 
@@ -61,7 +57,7 @@ class Best:
             is_chief: bool. Whether to mend best.json as well.
 
         Raises:
-            OSError: metrics.jsonl cannot be read, or best.json not written.
+            Refusal: metrics.jsonl cannot be read, or best.json not written.
         """
         metric, checkpoints = self._run.best_metric, self._folder.checkpoints
         if metric is None:
@@ -93,7 +89,7 @@ class Best:
             declared: name -> whether a lower value is better, of the metrics that declare it.
 
         Raises:
-            UnknownMetric: it has no such value; the message has the nearest names.
+            Refusal: it has no such value; the message has the nearest names.
         """
         name = self._run.best_metric
         if name is None:
@@ -101,8 +97,8 @@ class Best:
         if name not in values:
             reason = (" An average is written where several tasks have metrics, all of one direction."
                       if name == "eval/average" else "")
-            raise UnknownMetric(f"BEST_METRIC is {name!r}, but evaluations of this run write "
-                                f"{', '.join(sorted(values))}.{reason}{nearest(name, values)}")
+            raise Refusal(f"BEST_METRIC is {name!r}, but evaluations of this run write "
+                          f"{', '.join(sorted(values))}.{reason}{nearest(name, values)}")
         self._declared.update(declared or {})
         now = values[name]
         if not folders.is_finite(now):
@@ -116,7 +112,7 @@ class Best:
         """Makes the existing checkpoint of a step the best one.
 
         Raises:
-            WriteError: best.json cannot be written.
+            Refusal: best.json cannot be written.
         """
         name = self._run.best_metric
         self.found = {"step": step, "metric": name, "value": float(values[name])}

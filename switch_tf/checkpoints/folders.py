@@ -93,7 +93,7 @@ def set_best(folder, step: int, metric: str, value: float) -> None:
     """Makes the existing checkpoint of a step the best one, atomically.
 
     Raises:
-        WriteError: it cannot be written; the one before is named still.
+        Refusal: it cannot be written; the one before is named still.
     """
     write_whole(pathlib.Path(folder) / _BEST, json_lines.dumps({"step": step, "metric": metric, "value": value}))
 

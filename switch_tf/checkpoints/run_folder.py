@@ -93,7 +93,7 @@ class RunFolder:
         """Checks that the folder is the one that was locked, where this process holds the lock.
 
         Raises:
-            FileNotFoundError: the folder was removed, moved or replaced under the run.
+            Refusal: the folder was removed, moved or replaced under the run.
         """
         if self._lock is None:
             return
@@ -102,9 +102,9 @@ class RunFolder:
         except FileNotFoundError:
             is_same = False
         if not is_same or not self.checkpoints.is_dir():
-            raise FileNotFoundError(f"The run folder {str(self.path)!r} was removed or replaced while its run was "
-                                    "training, so nothing can be saved there any more; start the run again, and leave "
-                                    "its folder in place.")
+            raise Refusal(f"The run folder {str(self.path)!r} was removed or replaced while its run was "
+                          "training, so nothing can be saved there any more; start the run again, and leave "
+                          "its folder in place.")
 
     @staticmethod
     def checkpoints_of(path) -> pathlib.Path:
@@ -145,7 +145,7 @@ class RunFolder:
         """Records why the run ended; the next start removes the record.
 
         Raises:
-            WriteError: it cannot be written.
+            Refusal: it cannot be written.
         """
         write_whole(self.path / _END, json_lines.dumps({"step": step, "reason": reason}) + "\n")
 

@@ -59,7 +59,7 @@ def save(folder, step: int, variables: dict, batches, pending_metrics: dict, kee
 
     Raises:
         BrokenCheckpoint: a variable is not finite; nothing was written.
-        OSError: the disk is full or not writable; the older checkpoints are as they were.
+        Refusal: the disk is full or not writable; the older checkpoints are as they were.
     """
     partitioner = partitioner or Partitioner()
     _check_finite(folder, step, variables, partitioner)
@@ -90,7 +90,7 @@ def save(folder, step: int, variables: dict, batches, pending_metrics: dict, kee
             raise
         if partitioner.is_chief:
             shutil.rmtree(temporary, ignore_errors=True)
-        raise OSError(f"The checkpoint of step {step} could not be written to {folder} ({first_line(error)}); the "
+        raise Refusal(f"The checkpoint of step {step} could not be written to {folder} ({first_line(error)}); the "
                       "older ones are as they were. Make room or rights there, then start the same command again."
                       ) from error
     _remove_outdated(folder, keep, keep_every, partitioner)
@@ -145,7 +145,7 @@ def write_weights(folder: pathlib.Path, variables: dict, configuration: dict, fi
         files: name -> content of files to put beside it.
 
     Raises:
-        OSError: the disk is full or not writable.
+        Refusal: the disk is full or not writable.
     """
     folder = folder.resolve()
     try:
@@ -155,8 +155,8 @@ def write_weights(folder: pathlib.Path, variables: dict, configuration: dict, fi
             _complete(unfinished, 0, variables, None, configuration)
             for name, content in files.items():
                 (unfinished / name).write_bytes(content)
-    except (OSError, tf.errors.OpError) as error:
-        raise OSError(f"{folder} could not be written ({first_line(error)}).") from error
+    except tf.errors.OpError as error:
+        raise Refusal(f"{folder} could not be written ({first_line(error)}).") from error
 
 
 def restore(checkpoint, variables: dict, batches=None) -> dict:

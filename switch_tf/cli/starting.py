@@ -10,6 +10,7 @@ import tempfile
 
 from switch_tf.checkpoints import folders, run_config
 from switch_tf.checkpoints.run_folder import RunFolder
+from switch_tf.refusals import Refusal
 
 _VOCABULARY = "switch_tf.configs.run.Run.vocabulary"
 
@@ -64,8 +65,8 @@ def check_used(bindings) -> None:
     read = gin.operative_config_str()
     for name in (binding.partition("=")[0].strip() for binding in bindings):
         if "." not in name and not re.search(rf"^{re.escape(name)} =", read, re.MULTILINE):
-            raise ValueError(f"{name} is set, but no part of this run reads it; leave it out, or refer to %{name} in "
-                             "a gin file, as in: keras.optimizers.AdamW.learning_rate = %LEARNING_RATE.")
+            raise Refusal(f"{name} is set, but no part of this run reads it; leave it out, or refer to %{name} in "
+                          "a gin file, as in: keras.optimizers.AdamW.learning_rate = %LEARNING_RATE.")
 
 
 def _bound(name):
@@ -124,8 +125,8 @@ def _check_vocabulary_is_there(run):
     for one in map(stored_vocabularies.Stored.from_data, run_config.read(run.model_dir).vocabularies.values()):
         if one.name == run.vocabulary and one.file:
             copy_ = pathlib.Path(run.model_dir) / one.file
-            raise ValueError(f"VOCABULARY {run.vocabulary!r} is not there any more; this run keeps a copy of it: "
-                             f"--gin.VOCABULARY=\"'{copy_}'\".")
+            raise Refusal(f"VOCABULARY {run.vocabulary!r} is not there any more; this run keeps a copy of it: "
+                          f"--gin.VOCABULARY=\"'{copy_}'\".")
 
 
 def origin(words: list[str], config) -> str:

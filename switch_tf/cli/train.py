@@ -5,8 +5,6 @@ import os
 import sys
 
 from switch_tf.cli import gin_files, gin_run, starting
-from switch_tf.messages import first_line
-from switch_tf.refusals import Refusal
 from switch_tf.training import processes
 from switch_tf.training.stopping import INTERRUPTED, Stopping
 
@@ -38,12 +36,8 @@ def run(arguments) -> dict:
 
     import tensorflow as tf
 
-    from switch_tf.checkpoints import tensors
-    from switch_tf.checkpoints.best import UnknownMetric
-    from switch_tf.data import FailedMetric
     from switch_tf.evaluation import examples_shown
     from switch_tf.partitioning.partitioner import is_lost_process
-    from switch_tf.training import diagnosis
     try:
         with training, Stopping(training.progress.say) as stopping:
             training.advance(training.run.train_steps, lambda: stopping.reason)
@@ -52,9 +46,6 @@ def run(arguments) -> dict:
             if training.run.shown_examples and not summary["interrupted"]:
                 predictions = examples_shown.predict(training.state.model, training.run, training.partitioner)
                 shown = examples_shown.describe(predictions)
-    except (diagnosis.Divergence, tensors.BrokenCheckpoint, FailedMetric, UnknownMetric,
-            OSError) as error:
-        raise Refusal(str(error)) from error
     except tf.errors.OpError as error:
         if training.partitioner.num_processes == 1 or not is_lost_process(error):
             raise
@@ -70,18 +61,14 @@ def run(arguments) -> dict:
 
 
 def _start(arguments):
-    """Starts the run that gin describes; what is wrong with it is the user's, and one sentence."""
+    """Starts the run that gin describes."""
     import gin
 
-    from switch_tf.checkpoints import tensors
     described = gin_run.on_this_machine()
-    try:
-        with starting.converted(described.run) as weights:
-            trainer = starting.make_trainer(described, weights)
-            starting.check_used(arguments.gin_bindings)
-            return trainer.start(starting.origin(arguments.words, trainer.model.config) + gin.operative_config_str())
-    except (ValueError, OSError, tensors.BrokenCheckpoint) as error:
-        raise Refusal(first_line(error)) from error
+    with starting.converted(described.run) as weights:
+        trainer = gin_run.or_mistake(lambda: starting.make_trainer(described, weights))
+        starting.check_used(arguments.gin_bindings)
+        return trainer.start(starting.origin(arguments.words, trainer.model.config) + gin.operative_config_str())
 
 
 def describe(summary) -> str:

@@ -102,8 +102,11 @@ def check_words(name: str, words) -> None:
 
 @contextlib.contextmanager
 def naming(variant: str) -> Iterator[None]:
-    """Puts the name of a variant before the sentence of a Refusal that is raised within this scope."""
+    """Adds the name of a variant to an exception in this scope: before the sentence of a Refusal, else as a note."""
     try:
         yield
     except Refusal as error:
         raise Refusal(f"{variant}: {first_line(error)}") from error
+    except Exception as error:
+        error.add_note(f"It ended the variant {variant}.")
+        raise

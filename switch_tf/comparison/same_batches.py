@@ -5,11 +5,7 @@ import json
 import pathlib
 
 from switch_tf.refusals import Refusal
-from switch_tf.storage.whole_file import write_whole
-
-
-class DifferentBatches(Refusal):
-    """Two variants were given different batches, which nothing that is computed of them survives."""
+from switch_tf.storage.whole_file import write_whole, writing
 
 
 class SameBatches:
@@ -41,7 +37,7 @@ class SameBatches:
         """Takes up what a variant trains on after `step`: dict of <int32>[steps, batch, length].
 
         Raises:
-            DifferentBatches: it is not what another one, or the same one before, was given.
+            Refusal: it is not what another one, or the same one before, was given.
         """
         arrays = [(name.encode(), batches[name].numpy()) for name in sorted(batches)]
         for index in range(len(arrays[0][1])):
@@ -56,15 +52,16 @@ class SameBatches:
             self._known[step] = variant, found
             self._new.append(step)
         elif self._known[step][1] != found:
-            raise DifferentBatches(f"The batch after step {step} of {variant!r} is not the one that "
-                                   f"{self._known[step][0]!r} was given, so they cannot be compared: the data, or the "
-                                   "order in which they are read, changed. Start anew in another folder.")
+            raise Refusal(f"The batch after step {step} of {variant!r} is not the one that "
+                          f"{self._known[step][0]!r} was given, so they cannot be compared: the data, or the "
+                          "order in which they are read, changed. Start anew in another folder.")
 
     def write(self) -> None:
         """Puts down what is new."""
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        with open(self._path, "a") as file:
-            for step in self._new:
-                variant, digest = self._known[step]
-                file.write(json.dumps({"step": step, "variant": variant, "hash": digest}) + "\n")
+        with writing(self._path):
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            with open(self._path, "a") as file:
+                for step in self._new:
+                    variant, digest = self._known[step]
+                    file.write(json.dumps({"step": step, "variant": variant, "hash": digest}) + "\n")
         self._new.clear()

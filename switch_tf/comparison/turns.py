@@ -44,8 +44,8 @@ def train(trainers: dict, configurations: dict[str, str], progress: Progress, ba
         Whether all got to their last step; otherwise all are saved where they are.
 
     Raises:
-        Refusal: A mistake of the user ended a variant, for example a Divergence, DifferentBatches or a WriteError. Its
-            sentence begins with the name of the variant. The other variants are saved.
+        Refusal: a mistake of the user, such as a Divergence, ended a variant, which the sentence names. The other
+            variants are saved.
     """
     with contextlib.ExitStack() as stack:
         trainings = {name: stack.enter_context(trainer.start(

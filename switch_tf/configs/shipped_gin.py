@@ -3,6 +3,8 @@
 import functools
 import pathlib
 
+from switch_tf.refusals import Refusal
+
 
 @functools.cache
 def folder() -> pathlib.Path:
@@ -15,7 +17,7 @@ def folder() -> pathlib.Path:
     for candidate in (package, package.parent):
         if (candidate / "gin" / "models").is_dir():
             return candidate
-    raise FileNotFoundError(
+    raise Refusal(
         f"The gin files that belong to switch_tf are neither in {package} nor in {package.parent}. "
         "Install the package again.")
 

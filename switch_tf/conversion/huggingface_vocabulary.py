@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from switch_tf.conversion import json_files, tokenizer_json
 from switch_tf.refusals import Refusal
+from switch_tf.storage.whole_file import reading
 
 FILE = "spiece.model"  # T5's and mT5's name for it
 _MAX_BYTES = 64 * 2**20  # mT5's has 4 MB
@@ -29,12 +30,13 @@ def find(folder) -> Vocabulary:
             json_files.check_regular(folder / FILE)
             if (folder / FILE).stat().st_size > _MAX_BYTES:
                 raise Refusal(f"{folder / FILE} is larger than the {_MAX_BYTES} bytes that are read of such a file.")
-            return Vocabulary(content=(folder / FILE).read_bytes())
+            with reading(folder / FILE):
+                return Vocabulary(content=(folder / FILE).read_bytes())
         if _tokenizer_class(folder) == "ByT5Tokenizer":
             return Vocabulary(name="bytes")
         if (folder / "tokenizer.json").exists():
             return Vocabulary(content=tokenizer_json.sentencepiece_model(folder / "tokenizer.json"))
-    except ValueError as error:
+    except Refusal as error:
         return Vocabulary(reason=str(error))
     return Vocabulary(reason=f"{folder} has neither {FILE} nor tokenizer.json; download one of them with the weights, "
                              "or name the VOCABULARY that the model was trained with.")

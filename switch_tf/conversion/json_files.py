@@ -6,6 +6,7 @@ import pathlib
 
 from switch_tf import checks
 from switch_tf.refusals import Refusal
+from switch_tf.storage.whole_file import reading
 
 # The largest real ones are tokenizer.json (16 MB for mT5) and the index of Switch-C's 120,000 tensors (14 MB).
 MAX_BYTES = 64 * 2**20
@@ -30,7 +31,7 @@ def read_object(path: pathlib.Path, max_bytes: int = MAX_BYTES) -> dict:
         Refusal: not a regular file, larger than `max_bytes`, not JSON, nested too deeply, or not an object.
     """
     check_regular(path)
-    with path.open("rb") as file:
+    with reading(path), path.open("rb") as file:
         text = file.read(max_bytes + 1)
     if len(text) > max_bytes:
         raise Refusal(f"{path} is larger than the {max_bytes} bytes that are read of such a file; it is not what "

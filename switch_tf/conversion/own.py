@@ -48,8 +48,7 @@ def to_switch_tf(model: SwitchTransformer, folder, vocabulary: bytes | None = No
         vocabulary: bytes or None. A SentencePiece model to put beside the weights, as spiece.model.
 
     Raises:
-        Refusal: the folder holds something.
-        OSError: it cannot be written.
+        Refusal: the folder holds something, or cannot be written.
     """
     if not isinstance(model, SwitchTransformer):
         raise Refusal(f"model must be a SwitchTransformer, not {checks.shown(model)}.")

@@ -18,6 +18,7 @@ import numpy as np
 from switch_tf import checks
 from switch_tf.conversion.safetensors_file import StoredTensor
 from switch_tf.refusals import Refusal
+from switch_tf.storage.whole_file import reading
 
 _STORAGES = {
     "torch DoubleStorage": np.float64, "torch FloatStorage": np.float32, "torch HalfStorage": np.float16,
@@ -55,7 +56,9 @@ def open_tensors(path: pathlib.Path) -> dict[str, StoredTensor]:
     Raises:
         Refusal: another format, a damaged file, or a pickle that does more than a dictionary of tensors needs.
     """
-    if not zipfile.is_zipfile(path):
+    with reading(path), path.open("rb") as file:
+        is_zip = zipfile.is_zipfile(file)
+    if not is_zip:
         raise Refusal(f"{path} is not a zip archive: it is truncated, or was saved by PyTorch before 1.6. Download "
                       "it again, take the model.safetensors of the same model, or save it anew with PyTorch.")
     try:
@@ -66,7 +69,7 @@ def open_tensors(path: pathlib.Path) -> dict[str, StoredTensor]:
     except (zipfile.BadZipFile, RuntimeError, NotImplementedError, EOFError, OSError, struct.error,
             UnicodeError) as error:
         raise Refusal(f"{path} is damaged ({error}). Download it again.") from None
-    with path.open("rb") as file:
+    with reading(path), path.open("rb") as file:
         return {name: _locate(name, description, path, members, file)
                 for name, description in _read_pickle(program, path).items()}
 

@@ -19,6 +19,7 @@ import numpy as np
 from switch_tf import checks
 from switch_tf.conversion import json_files
 from switch_tf.refusals import Refusal
+from switch_tf.storage.whole_file import reading
 
 _MAX_HEADER_BYTES = 32 * 2**20
 _MAX_DIMENSIONS, _MAX_LENGTH = 8, 2**31 - 1
@@ -39,8 +40,8 @@ def open_tensors(path: pathlib.Path) -> dict[str, StoredTensor]:
     Raises:
         Refusal: another format, or a header that the file contradicts.
     """
-    num_bytes = path.stat().st_size
-    with path.open("rb") as file:
+    with reading(path), path.open("rb") as file:
+        num_bytes = path.stat().st_size
         length = int.from_bytes(file.read(8), "little")
         if num_bytes < 8 or length > num_bytes - 8:
             raise _damaged(path, f"its header of {length} bytes does not fit into {num_bytes}")

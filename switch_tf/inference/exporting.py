@@ -8,6 +8,7 @@ import tensorflow as tf
 from switch_tf import __version__, checks, data
 from switch_tf.inference.text_model import TextModel
 from switch_tf.messages import first_line
+from switch_tf.refusals import Refusal
 from switch_tf.storage.whole_folder import whole_folder
 
 CARD = "MODEL_CARD.md"
@@ -27,8 +28,7 @@ def export(text_model: TextModel, folder, about: dict) -> None:
         about: dict, JSON-able, what the card says of the model's origin.
 
     Raises:
-        Refusal: the folder holds something, or the vocabulary cannot be written into a program.
-        OSError: the disk is full or not writable.
+        Refusal: the folder holds something or cannot be written, or the vocabulary cannot be written into a program.
     """
     folder = checks.path("folder", folder).resolve()
     checks.new_folder(folder)
@@ -46,14 +46,14 @@ def save(module: tf.Module, signatures: dict, card: str, folder) -> None:
         folder: path of a folder that does not exist yet, or is empty.
 
     Raises:
-        OSError: the disk is full or not writable.
+        Refusal: the disk is full or not writable.
     """
     try:
         with whole_folder(folder) as unfinished:
             tf.saved_model.save(module, str(unfinished), signatures=signatures)
             (unfinished / CARD).write_text(card)
     except tf.errors.OpError as error:
-        raise OSError(f"{folder} could not be written ({first_line(error)}).") from error
+        raise Refusal(f"{folder} could not be written ({first_line(error)}).") from error
 
 
 class _Served(tf.Module):

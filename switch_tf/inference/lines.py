@@ -10,7 +10,7 @@ from typing import NamedTuple
 from switch_tf import checks
 from switch_tf.refusals import Refusal
 from switch_tf.storage import json_lines
-from switch_tf.storage.whole_file import write_whole
+from switch_tf.storage.whole_file import reading, write_whole, writing
 
 
 class Line(NamedTuple):
@@ -63,7 +63,7 @@ def answers(lines: Iterable[Line], model, has_targets: bool = False) -> Iterator
                     target = model.read_target(targets[0])
                     record["target"] = targets[0]
                     record.update({"target_cut": target.num_cut} if target.num_cut else {})
-            except ValueError as error:
+            except Refusal as error:
                 line = line._replace(error=str(error))
         if line.error is not None:
             record["error"] = line.error
@@ -147,8 +147,7 @@ class Output:
         settings: dict, JSON-able.
 
     Raises:
-        Refusal: the file holds records that were made in another way, or no records.
-        OSError: it cannot be written.
+        Refusal: the file holds records that were made in another way, or no records, or it cannot be written.
     """
 
     def __init__(self, path, settings: dict):
@@ -157,10 +156,12 @@ class Output:
         described = self._path.with_name(self._path.name + ".settings.json")
         if self._path.exists() and self._path.stat().st_size:
             self._check(described, settings)
-            _cut_half_a_line(self._path)
+            with writing(self._path):
+                _cut_half_a_line(self._path)
         else:
             write_whole(described, json.dumps(settings, indent=1) + "\n")
-        self._file = open(self._path, "ab")  # noqa: SIM115  closed by `close`
+        with writing(self._path):
+            self._file = open(self._path, "ab")  # noqa: SIM115  closed by `close`
 
     def _check(self, described, settings):
         try:
@@ -181,7 +182,7 @@ class Output:
             Refusal: the file answers other lines, or holds something else.
         """
         lines = iter(lines)
-        with open(self._path, "rb") as file:
+        with reading(self._path), open(self._path, "rb") as file:
             for number, record in enumerate(file, 1):
                 try:
                     known = json.loads(record)["input"]
@@ -198,8 +199,9 @@ class Output:
 
     def write(self, records: list[dict]) -> None:
         """Adds records, which are there when this returns, whatever happens to the process."""
-        self._file.write(_as_lines(records).encode())
-        self._file.flush()
+        with writing(self._path):
+            self._file.write(_as_lines(records).encode())
+            self._file.flush()
 
     def close(self) -> None:
         """Closes the file."""

@@ -11,6 +11,7 @@ from tqdm import tqdm
 
 from switch_tf.messages import first_line
 from switch_tf.metrics import Mean, RouterStats, StepMeasurements
+from switch_tf.refusals import Refusal
 from switch_tf.reporting import names
 from switch_tf.reporting.events import Events
 from switch_tf.storage import json_lines
@@ -62,11 +63,11 @@ def _divide(mean: Mean):
 
 @contextlib.contextmanager
 def writing_events(folder):
-    """Within this scope TensorBoard's writer, whose folder is full or gone, raises an OSError that names the folder."""
+    """Within this scope TensorBoard's writer, whose folder is full or gone, raises a Refusal that names the folder."""
     try:
         yield
     except tf.errors.OpError as error:
-        raise OSError(f"{folder} could not be written ({first_line(error)}); free space or mend its permissions, "
+        raise Refusal(f"{folder} could not be written ({first_line(error)}); free space or mend its permissions, "
                       "then start the same command again.") from error
 
 
@@ -84,7 +85,7 @@ class Writer:
         """Writes the values of a step, and what metrics declare of their direction.
 
         Raises:
-            WriteError: metrics.jsonl cannot be written.
+            Refusal: metrics.jsonl cannot be written.
         """
         declared = {"lower_is_better": declared} if declared else {}
         with writing(self._path):

@@ -6,7 +6,7 @@ import pathlib
 import sys
 from collections.abc import Callable, Iterator
 
-from switch_tf.storage.whole_file import writing
+from switch_tf.storage.whole_file import reading, writing
 
 
 def dumps(value, **options) -> str:
@@ -65,7 +65,7 @@ def append(path, record: dict) -> None:
     """Adds a record to a file of them; a line that a kill has torn there is ended first, so that it alone is lost.
 
     Raises:
-        WriteError: it cannot be written.
+        Refusal: it cannot be written.
     """
     with writing(path), open(path, "ab+") as file:
         is_torn = False
@@ -88,13 +88,13 @@ def read(path, is_record: Callable[[dict], bool] = lambda record: True) -> Itera
         is_record: function of a line's object that says whether the object is a record.
 
     Raises:
-        OSError: the file cannot be read.
+        Refusal: the file cannot be read.
     """
     path = pathlib.Path(path)
     if not path.is_file():
         return
     bad = []
-    with open(path, "rb") as lines:
+    with reading(path), open(path, "rb") as lines:
         for number, line in enumerate(lines, 1):
             try:
                 record = loads(line)

@@ -8,13 +8,8 @@ import pathlib
 from collections.abc import Iterator
 
 from switch_tf.refusals import Refusal
-from switch_tf.storage.whole_file import writing
 
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
-
-
-class InUse(Refusal):
-    """An output cannot be written by this process alone."""
 
 
 @contextlib.contextmanager
@@ -26,14 +21,13 @@ def held(output, argument: str = "--output") -> Iterator[None]:
         argument: str. The option that names it, for the messages.
 
     Raises:
-        InUse: another process writes it, or the file system has no locks.
-        WriteError: nothing can be written beside it.
+        Refusal: another process writes it, nothing can be written beside it, or the file system has no locks.
     """
     output = pathlib.Path(output)
     place = output.resolve()
     file = place.with_name(f".{place.name}.lock")
     with contextlib.ExitStack() as stack:
-        with writing(output):
+        try:
             file.parent.mkdir(parents=True, exist_ok=True)
             while True:
                 lock = stack.enter_context(open(file, "a+"))
@@ -43,6 +37,9 @@ def held(output, argument: str = "--output") -> Iterator[None]:
             lock.truncate(0)
             lock.write(str(os.getpid()))
             lock.flush()
+        except OSError as error:
+            raise Refusal(f"{argument} {str(output)!r} cannot be written ({error.strerror}); name another one."
+                          ) from error
         try:
             yield
         finally:
@@ -55,13 +52,13 @@ def _lock(lock, output, argument):
     except BlockingIOError:
         lock.seek(0)
         owner = lock.read().strip() or "unknown"
-        raise InUse(f"Another process (pid {owner}) is writing {str(output)!r}; wait for it, stop it, or name "
-                    f"another {argument}.") from None
+        raise Refusal(f"Another process (pid {owner}) is writing {str(output)!r}; wait for it, stop it, or name "
+                      f"another {argument}.") from None
     except OSError as error:
         if error.errno not in NO_LOCKS:
             raise
-        raise InUse(f"The file system of {str(output)!r} has no locks ({error.strerror}), so two processes could "
-                    f"write there at a time; name another {argument}, on a local disk.") from error
+        raise Refusal(f"The file system of {str(output)!r} has no locks ({error.strerror}), so two processes could "
+                      f"write there at a time; name another {argument}, on a local disk.") from error
 
 
 def _is_still(lock, file):

@@ -1,10 +1,12 @@
-"""Files that appear complete or not at all, and errors that name the file."""
+"""Files that appear complete or not at all, and refusals that name the file."""
 
 import contextlib
 import errno
 import pathlib
 import secrets
 from collections.abc import Iterable, Iterator
+
+from switch_tf.refusals import Refusal
 
 # Cause and way out, by errno.
 _WAYS_OUT = {
@@ -18,23 +20,24 @@ _WAYS_OUT = {
 }
 
 
-class WriteError(OSError):
-    """An OSError whose text names the file, the reason and the way out."""
-
-    def __str__(self):
-        way_out = _WAYS_OUT.get(self.errno, "use another folder, or mend that one")
-        return f"{self.filename} could not be written ({self.strerror}); {way_out}."
+@contextlib.contextmanager
+def writing(path) -> Iterator[None]:
+    """Turns an OSError within this scope into a Refusal that names the file, the reason and the way out."""
+    try:
+        yield
+    except OSError as error:
+        way_out = _WAYS_OUT.get(error.errno, "use another folder, or mend that one")
+        raise Refusal(f"{path} could not be written ({error.strerror or error}); {way_out}.") from error
 
 
 @contextlib.contextmanager
-def writing(path) -> Iterator[None]:
-    """Within this scope an OSError becomes a `WriteError` that names the file."""
+def reading(path) -> Iterator[None]:
+    """Turns an OSError within this scope into a Refusal that names the file and the reason."""
     try:
         yield
-    except WriteError:
-        raise
     except OSError as error:
-        raise WriteError(error.errno, error.strerror or str(error), str(path)) from error
+        raise Refusal(f"{path} could not be read ({error.strerror or error}); mend its rights, or use another copy."
+                      ) from error
 
 
 def write_whole(path, content: str | bytes | Iterable[bytes]) -> None:
@@ -45,7 +48,7 @@ def write_whole(path, content: str | bytes | Iterable[bytes]) -> None:
         content: of the file, or its parts; text becomes UTF-8.
 
     Raises:
-        WriteError: it cannot be written; what was there is untouched, and nothing is left beside it.
+        Refusal: it cannot be written; what was there is untouched, and nothing is left beside it.
     """
     path = pathlib.Path(path)
     unfinished = path.with_name(f".{path.name}.{secrets.token_hex(4)}.unfinished")

@@ -6,18 +6,24 @@ import secrets
 import shutil
 from collections.abc import Iterator
 
+from switch_tf.storage.whole_file import writing
+
 
 @contextlib.contextmanager
 def whole_folder(folder: pathlib.Path) -> Iterator[pathlib.Path]:
-    """A hidden folder beside `folder` to write into, which takes its name in the end; after an error nothing is left.
+    """Yields a hidden folder beside `folder`, which takes its name at the end. An error leaves nothing behind.
 
     Args:
-        folder: resolved path that is not there yet, or an empty folder.
+        folder: resolved path of a folder that does not exist yet, or is empty.
+
+    Raises:
+        Refusal: an OSError kept the folder from being written.
     """
     unfinished = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.unfinished")
     try:
-        unfinished.mkdir(parents=True)
-        yield unfinished
-        unfinished.replace(folder)
+        with writing(folder):
+            unfinished.mkdir(parents=True)
+            yield unfinished
+            unfinished.replace(folder)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)

@@ -9,6 +9,7 @@ from switch_tf.data.reading import reading_of
 from switch_tf.messages import first_line
 from switch_tf.models.switch_transformer import SwitchTransformer
 from switch_tf.ops.dtypes import dtype_policy
+from switch_tf.refusals import Refusal
 
 _FEATURES = ("inputs", "targets")
 
@@ -31,7 +32,7 @@ def keep(folder, model, run, activation_dtype, say) -> None:
         reason = "the one there is not a run's, and stays" if run_config.is_foreign(folder) else None
         if reason is None:
             _keep(folder, model, run, activation_dtype, say)
-    except OSError as error:
+    except (OSError, Refusal) as error:
         reason = first_line(error)
     if reason is not None:
         say(f"{folder} keeps no {run_config.FILE} of the run ({reason}), so commands on this run need its gin file, "

@@ -13,6 +13,7 @@ from switch_tf.checkpoints.best import Best
 from switch_tf.configs import accounting
 from switch_tf.evaluation import split_evaluation
 from switch_tf.messages import first_line, sentence_about_data
+from switch_tf.refusals import Refusal
 from switch_tf.reporting import report, summaries
 from switch_tf.reporting.meter import Meter
 from switch_tf.training.diagnosis import Divergence, first_bad_tensor
@@ -129,7 +130,7 @@ class Training:
         for last_words in (self._writer.close, self._write_end(error), self._write_report):
             try:
                 last_words()
-            except OSError as failure:  # the checkpoint is written: what is missing can be written again
+            except (OSError, Refusal) as failure:  # the checkpoint is written: what is missing can be written again
                 self.progress.say(f"{failure} The same command writes it again.")
         self.progress.close()
         self.folder.close()
@@ -157,7 +158,7 @@ class Training:
         """Whether the run folder is still the one that this run began in."""
         try:
             self.folder.check_is_there()
-        except OSError:
+        except Refusal:
             return False
         return True
 
@@ -194,7 +195,7 @@ class Training:
             batches = state.batches.wait(self._impatience(stop_reason))
         except tf.errors.OpError as error:
             reason = (sentence_about_data(error) or first_line(error)).rstrip(".")
-            raise OSError(f"The batch after step {state.step} cannot be read ({reason}); the last good checkpoint is "
+            raise Refusal(f"The batch after step {state.step} cannot be read ({reason}); the last good checkpoint is "
                           f"{self._last_checkpoint()}.") from error
         if batches is None:
             self.progress.say(f"The batch after step {state.step} did not come within {_GRACE} s after the signal, so "

@@ -5,9 +5,10 @@ import shutil
 import pytest
 
 from switch_tf.checkpoints import folders
-from switch_tf.checkpoints.best import Best, UnknownMetric
+from switch_tf.checkpoints.best import Best
 from switch_tf.checkpoints.run_folder import RunFolder
 from switch_tf.configs.run import Run
+from switch_tf.refusals import Refusal
 
 RUN = {"model_dir": "runs/x", "mixture_or_task_name": "task", "task_feature_lengths": {"inputs": 8, "targets": 8},
        "train_steps": 100, "batch_size": 4, "eval_period": 10}
@@ -164,7 +165,7 @@ def test_patience_counts_evaluations_since_the_best(tmp_path):
 
 
 def test_a_metric_that_no_evaluation_writes_is_refused_with_the_nearest(tmp_path):
-    with pytest.raises(UnknownMetric, match="evaluations of this run write eval/task/accuracy, eval/task/f1. Did you "
+    with pytest.raises(Refusal, match="evaluations of this run write eval/task/accuracy, eval/task/f1. Did you "
                                             "mean 'eval/task/f1'"):
         _best(tmp_path, "eval/task/f2").is_improved({"eval/task/f1": 1.0, "eval/task/accuracy": 1.0})
     assert not Best(Run(**RUN), _folder(tmp_path)).is_improved({})

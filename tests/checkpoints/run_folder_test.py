@@ -11,6 +11,7 @@ import pytest
 
 from switch_tf.checkpoints import run_folder
 from switch_tf.checkpoints.run_folder import RunFolder
+from switch_tf.refusals import Refusal
 
 
 def test_a_second_process_is_refused_with_the_pid_of_the_first(tmp_path):
@@ -76,7 +77,7 @@ def test_a_folder_that_is_gone_or_another_one_is_an_error(tmp_path, change):
     shutil.rmtree(folder.path if change != "without checkpoints" else folder.checkpoints)
     if change == "replaced":
         other = RunFolder(tmp_path / "run")
-    with pytest.raises(FileNotFoundError, match="was removed or replaced while its run was training"):
+    with pytest.raises(Refusal, match="was removed or replaced while its run was training"):
         folder.check_is_there()
     folder.close()
     if change == "replaced":

@@ -11,6 +11,7 @@ from switch_tf import SwitchTransformer, data
 from switch_tf.checkpoints import tensors
 from switch_tf.checkpoints.folders import BrokenCheckpoint, describe, steps
 from switch_tf.optim.adafactor import Adafactor
+from switch_tf.refusals import Refusal
 
 
 def _state(config, seed=1):
@@ -123,7 +124,7 @@ def test_a_write_that_fails_leaves_the_older_checkpoints_and_no_rubbish(tiny_con
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(tensors.json, "dump", full)
-    with pytest.raises(OSError, match="The checkpoint of step 2 could not be written .*No space left"):
+    with pytest.raises(Refusal, match="The checkpoint of step 2 could not be written .*No space left"):
         tensors.save(tmp_path, 2, variables, _batches(), {}, keep=3)
     assert [entry.name for entry in tmp_path.iterdir()] == ["step_00000001"]
 

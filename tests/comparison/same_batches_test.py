@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from switch_tf.comparison.same_batches import DifferentBatches, SameBatches
+from switch_tf.comparison.same_batches import SameBatches
+from switch_tf.refusals import Refusal
 
 
 def batches(first_step, steps=1, change=None):
@@ -20,7 +21,7 @@ def test_another_token_is_noticed_by_whoever_comes_second(tmp_path):
     same.look("dense", 0, batches(0))
     same.look("sparse", 0, batches(0))
     same.look("dense", 1, batches(1))
-    with pytest.raises(DifferentBatches, match="The batch after step 1 of 'sparse' is not the one that 'dense'"):
+    with pytest.raises(Refusal, match="The batch after step 1 of 'sparse' is not the one that 'dense'"):
         same.look("sparse", 1, batches(1, change=(0, 1, 2)))
 
 
@@ -29,7 +30,7 @@ def test_features_that_trade_places_are_other_batches(tmp_path):
     given = batches(0)
     same.look("dense", 0, given)
     swapped = dict(zip(given, reversed(list(given.values())), strict=True))
-    with pytest.raises(DifferentBatches):
+    with pytest.raises(Refusal):
         same.look("sparse", 0, swapped)
 
 
@@ -38,7 +39,7 @@ def test_steps_count_alike_however_many_come_at_once(tmp_path):
     same.look("dense", 0, batches(0, steps=4))
     same.look("sparse", 0, batches(0, steps=2))
     same.look("sparse", 2, batches(2, steps=2))
-    with pytest.raises(DifferentBatches, match="after step 3"):
+    with pytest.raises(Refusal, match="after step 3"):
         same.look("other", 2, batches(2, steps=2, change=(1, 0, 0)))
 
 
@@ -55,5 +56,5 @@ def test_what_was_written_counts_in_the_next_process_and_a_torn_line_does_not(tm
     again.look("dense", 2, batches(2))
     again.write()
     assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [0, 1, 2]
-    with pytest.raises(DifferentBatches, match="after step 0 of 'dense' is not the one that 'dense' was given"):
+    with pytest.raises(Refusal, match="after step 0 of 'dense' is not the one that 'dense' was given"):
         again.look("dense", 0, batches(0, change=(0, 0, 0)))

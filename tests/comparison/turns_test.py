@@ -44,10 +44,10 @@ def test_nothing_is_left_to_do():
 class Stub:
     """A trainer, and the training that it starts: it counts steps, and fails at one of them."""
 
-    def __init__(self, train_steps, fails_at=None, stops_at=None):
+    def __init__(self, train_steps, fails_at=None, stops_at=None, error=None):
         self.run = SimpleNamespace(train_steps=train_steps)
         self.state = SimpleNamespace(step=0)
-        self.fails_at, self.stops_at = fails_at, stops_at
+        self.fails_at, self.stops_at, self.error = fails_at, stops_at, error
         self.calls = []
 
     def start(self, text, progress):
@@ -62,7 +62,7 @@ class Stub:
 
     def advance(self, step, stop_reason, num_untimed_steps, look_at):
         if self.fails_at is not None and step > self.fails_at:
-            raise Refusal("not finite\nand more")
+            raise self.error or Refusal("not finite\nand more")
         self.state.step = step if self.stops_at is None else min(step, self.stops_at)
         self.calls.append((step, num_untimed_steps))
 
@@ -86,6 +86,14 @@ def test_where_one_fails_the_others_are_saved_and_all_are_closed(tmp_path):
         train(tmp_path, one=one, two=two)
     assert one.calls[-2:] == ["finished", "closed"]
     assert "finished" not in two.calls and two.calls[-1] == "closed"
+
+
+def test_a_bug_in_one_keeps_its_traceback_and_names_the_variant(tmp_path):
+    one, two = Stub(8), Stub(8, fails_at=4, error=ZeroDivisionError("a bug"))
+    with pytest.raises(ZeroDivisionError, match="^a bug") as raised:
+        train(tmp_path, one=one, two=two)
+    assert raised.value.__notes__ == ["It ended the variant two."]
+    assert one.calls[-2:] == ["finished", "closed"]
 
 
 def test_where_one_stops_all_stop_and_are_saved(tmp_path):

@@ -7,6 +7,7 @@ import tensorflow as tf
 from switch_tf import data, decoding
 from switch_tf.inference import exporting
 from switch_tf.inference.text_model import TextModel
+from switch_tf.refusals import Refusal
 from switch_tf.tasks import vocabularies
 
 BYTES = vocabularies.byte()
@@ -71,7 +72,7 @@ def test_nothing_is_left_of_an_export_that_failed(text_model, tmp_path, monkeypa
         raise OSError("No space left on device")
 
     monkeypatch.setattr(tf.saved_model, "save", fail)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(Refusal, match="No space left"):
         exporting.export(text_model(), tmp_path / "saved", {})
     assert not list(tmp_path.iterdir())
     (tmp_path / "kept").write_text("x")

@@ -9,11 +9,12 @@ import sys
 
 import pytest
 
-from switch_tf.storage import output_lock, whole_file
+from switch_tf.refusals import Refusal
+from switch_tf.storage import output_lock
 
 _HOLD = """
 import sys
-from switch_tf import output_lock
+from switch_tf.storage import output_lock
 with output_lock.held(sys.argv[1]):
     print("held", flush=True)
     sys.stdin.read()
@@ -36,7 +37,7 @@ def test_a_second_process_is_refused_until_the_first_has_ended(tmp_path, holder)
     link.symlink_to("out.jsonl")
     for path in (tmp_path / "out.jsonl", link, f"{tmp_path}/./out.jsonl"):
         message = rf"Another process \(pid {holder.pid}\) is writing '.*'; wait for it, stop it, or name another --out"
-        with pytest.raises(output_lock.InUse, match=message), output_lock.held(path):
+        with pytest.raises(Refusal, match=message), output_lock.held(path):
             raise AssertionError("It was not locked.")
     with output_lock.held(tmp_path / "other.jsonl"):
         assert len(list(tmp_path.glob(".*.lock"))) == 2
@@ -77,8 +78,8 @@ def test_an_error_within_is_passed_on_and_the_lock_goes(tmp_path):
 
 def test_an_output_that_cannot_be_written_is_named_with_the_way_out(tmp_path):
     (tmp_path / "file").write_text("no folder")
-    message = r"file/out could not be written \(.*\); use another folder"
-    with pytest.raises(whole_file.WriteError, match=message), output_lock.held(tmp_path / "file" / "out"):
+    message = r"--output '.*file/out' cannot be written \(.*\); name another one"
+    with pytest.raises(Refusal, match=message), output_lock.held(tmp_path / "file" / "out"):
         raise AssertionError("It was locked.")
 
 
@@ -89,5 +90,5 @@ def test_a_file_system_without_locks_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(fcntl, "flock", refuse)
     message = (r"The file system of '.*out' has no locks \(No locks available\), so two processes could write there "
                "at a time; name another --output, on a local disk")
-    with pytest.raises(output_lock.InUse, match=message), output_lock.held(tmp_path / "out"):
+    with pytest.raises(Refusal, match=message), output_lock.held(tmp_path / "out"):
         raise AssertionError("There are no locks.")

@@ -2,7 +2,8 @@ import pathlib
 
 import pytest
 
-from switch_tf.storage.whole_file import WriteError, write_whole, writing
+from switch_tf.refusals import Refusal
+from switch_tf.storage.whole_file import reading, write_whole, writing
 
 
 def test_a_file_takes_the_place_of_another_one(tmp_path):
@@ -21,7 +22,7 @@ def test_a_full_disk_leaves_what_was_there(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(pathlib.Path, "write_bytes", half)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(Refusal, match="No space left"):
         write_whole(tmp_path / "a.json", "another one")
     assert (tmp_path / "a.json").read_text() == "one"
     assert [*tmp_path.iterdir()] == [tmp_path / "a.json"]
@@ -34,7 +35,13 @@ def test_a_file_may_come_in_parts(tmp_path):
 
 @pytest.mark.parametrize(("number", "way_out"), [(28, "make room there"), (37, "locks"), (13, "rights"), (5, "folder")])
 def test_an_error_names_the_file_the_reason_and_the_way_out(tmp_path, number, way_out):
-    with pytest.raises(WriteError) as raised, writing(tmp_path / "outer"), writing(tmp_path / "a.json"):
+    with pytest.raises(Refusal) as raised, writing(tmp_path / "outer"), writing(tmp_path / "a.json"):
         raise OSError(number, "A reason")
     assert str(raised.value).startswith(f"{tmp_path / 'a.json'} could not be written (A reason); ")
-    assert way_out in str(raised.value) and raised.value.errno == number
+    assert way_out in str(raised.value)
+
+
+def test_a_file_that_cannot_be_read_is_named_with_the_reason(tmp_path):
+    message = r"a.json could not be read \(Permission denied\); mend its rights"
+    with pytest.raises(Refusal, match=message), reading(tmp_path / "a.json"):
+        raise PermissionError(13, "Permission denied")

@@ -14,6 +14,7 @@ from switch_tf.checkpoints import folders, run_config, run_folder
 from switch_tf.configs.run import Run, StepSettings
 from switch_tf.data import vocabularies
 from switch_tf.optim.adafactor import Adafactor
+from switch_tf.refusals import Refusal
 from switch_tf.reporting import report
 from switch_tf.training import diagnosis, keeping, loop
 from switch_tf.training.trainer import Trainer
@@ -209,7 +210,7 @@ def test_an_odd_description_is_a_damaged_checkpoint_and_the_one_before_it_is_use
 
 def test_a_run_whose_folder_is_removed_ends_with_an_error_and_leaves_nothing(tiny_config, finished):
     message = "was removed or replaced while its run was training"
-    with _start(tiny_config, finished) as training, pytest.raises(FileNotFoundError, match=message):
+    with _start(tiny_config, finished) as training, pytest.raises(Refusal, match=message):
         shutil.rmtree(finished.model_dir)
         training.finish()
     assert not os.path.exists(finished.model_dir)
