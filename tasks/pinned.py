@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Mapping
 
 from switch_tf import environment
+from switch_tf.refusals import Refusal
 
 # One file in this many belongs to the validation split.
 _VALIDATION_MODULUS = 20
@@ -42,14 +43,14 @@ def check_digests(corpus: str, distributions: Mapping[str, tuple[str, str]], tex
     Only the pinned versions are checked, as the digests of others are not known.
 
     Raises:
-        RuntimeError: with the command that mends it.
+        Refusal: with the command that mends it.
     """
     found = installed(distributions)
     changed = [name for name, text in texts.items()
                if found.get(name) == distributions[name][0] and digest(text) != distributions[name][1]]
     if changed:
         wanted = " ".join(f"{name}=={distributions[name][0]}" for name in changed)
-        raise RuntimeError(
+        raise Refusal(
             f"The {corpus} needs {' and '.join(wanted.split())} as published, but the installed files differ "
             f"(edited or incomplete); run: pip install --no-deps --force-reinstall {wanted}"
         )

@@ -5,6 +5,8 @@ from collections.abc import Mapping
 
 import seqio
 
+from switch_tf.refusals import Refusal
+
 
 class PreparedTfdsSource(seqio.TfdsDataSource):
     """Reads a data set that somebody has prepared, and never starts to download one.
@@ -25,13 +27,13 @@ class PreparedTfdsSource(seqio.TfdsDataSource):
         """The splits of the task.
 
         Raises:
-            FileNotFoundError: the data set is not prepared, or without one of the splits.
+            Refusal: the data set is not prepared, or without one of the splits.
         """
         info = self.tfds_dataset.info
         names = dict.fromkeys(re.sub(r"\[.*\]", "", name) for name in self._split_names.values())
         missing = [name for name in names if name not in info.splits]
         if missing:
-            raise FileNotFoundError(
+            raise Refusal(
                 f"The TFDS data set {self.tfds_dataset.name} is not prepared: no split {' and '.join(missing)} in "
                 f"{info.data_dir}; prepare it with tensorflow-datasets, or set TFDS_DATA_DIR to the folder that holds "
                 "a prepared copy."

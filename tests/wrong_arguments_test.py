@@ -270,7 +270,7 @@ def all_finite(result) -> bool:
 # Public, and not tried: they belong to whoever writes a layer, or are reached through those that are tried.
 UNTRIED = {
     "losses.load_balancing_mean", "losses.router_z_mean", "losses.Balance", "policies.names", "data.keep_jax_on_cpu",
-    "data.names", "data.BadData", "data.NUM_SENTINELS", "data.FailedMetric", "data.TaskScores", "data.average",
+    "data.names", "data.BadData", "data.NUM_SENTINELS", "data.refusing_bad_data", "data.TaskScores", "data.average",
     "data.write_records", "data.Batches", "data.Shard", "data.is_complete", "data.write_shard", "data.finish_cache",
     "data.TextsInGraph",
     "data.passes",  # of the author of a source

@@ -70,9 +70,7 @@ def _import(modules):
         for module in sorted(modules):
             if module.startswith(task_files.TASKS):
                 importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        if error.name != "t5":
-            raise
+    except Refusal as error:
         return str(error)
     return None
 

@@ -58,7 +58,8 @@ def _verify(num_steps):
         raise Refusal(f"Steps are compared one by one, so steps_per_call must be 1, not {settings.steps_per_call}.")
     description = data.description_of_data(run, described.config, "train", run.seed)
     data.check_examples(description)
-    batches = data.get_dataset(description).take(num_steps)
+    with data.refusing_bad_data():
+        batches = list(data.get_dataset(description).take(num_steps))
     result = verification.verify(
         described.make_model, described.make_optimizer, described.partitioner, list(batches), run.seed, settings,
         say=lambda text: print(text, file=sys.stderr, flush=True), make_objective=described.make_objective)

@@ -13,7 +13,6 @@ from switch_tf.data.description import DatasetDescription, description_of_data
 from switch_tf.data.endless import passes
 from switch_tf.data.evaluator import (
     Evaluator,
-    FailedMetric,
     TaskScores,
     average,
     check_metrics,
@@ -30,15 +29,16 @@ from switch_tf.data.providers import check_task, check_vocabulary, target_vocabu
 from switch_tf.data.reading import Reading, reading_of, typed_sentinels
 from switch_tf.data.run_fingerprint import fingerprint
 from switch_tf.data.seqio_import import keep_jax_on_cpu
-from switch_tf.data.text_records import BadData, TextFile, examples_of_lines, find_files, kind_of
+from switch_tf.data.text_records import BadData, TextFile, examples_of_lines, find_files, kind_of, refusing_bad_data
 from switch_tf.data.texts import pieces, read_text, spell
 from switch_tf.data.texts_in_graph import TextsInGraph
 from switch_tf.data.vocabularies import NUM_SENTINELS, get_vocabulary, register_vocabulary
 
-__all__ = ["BadData", "Batches", "DatasetDescription", "Evaluator", "FailedMetric", "NUM_SENTINELS", "Reading",
+__all__ = ["BadData", "Batches", "DatasetDescription", "Evaluator", "NUM_SENTINELS", "Reading",
            "Shard", "TaskScores", "TextFile", "TextsInGraph", "average", "check_examples", "check_metrics",
            "check_task", "check_vocabulary", "describe", "description_of_data", "examples", "examples_of_lines",
            "find_files", "fingerprint", "finish_cache", "get_batches", "get_dataset", "get_vocabulary", "has_metrics",
            "is_complete", "keep_jax_on_cpu", "kind_of", "names", "names_of_tasks", "passes", "pieces", "plan_cache",
-           "read_text", "reading_of", "register_vocabulary", "spell", "spellings", "target_vocabulary",
-           "typed_sentinels", "vocabulary_fingerprint", "vocabulary_size", "write_records", "write_shard"]
+           "read_text", "reading_of", "refusing_bad_data", "register_vocabulary", "spell", "spellings",
+           "target_vocabulary", "typed_sentinels", "vocabulary_fingerprint", "vocabulary_size", "write_records",
+           "write_shard"]

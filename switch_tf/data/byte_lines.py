@@ -16,16 +16,16 @@ _KINDS = ((stat.S_ISFIFO, "a named pipe"), (stat.S_ISCHR, "a device"), (stat.S_I
           (stat.S_ISSOCK, "a socket"), (stat.S_ISDIR, "a folder"))
 
 
-class LongLine(Exception):
+class Fault(Exception):
+    """The reason why a row or file cannot be used, without a full stop."""
+
+
+class LongLine(Fault):
     """A line is longer than `LONGEST_LINE`; its `size` in bytes was passed over."""
 
     def __init__(self, size: int):
         super().__init__(f"it has {size:,} bytes, and a line may have {LONGEST_LINE:,} at most")
         self.size = size
-
-
-class NotOrdinary(ValueError):
-    """A path that is no ordinary file: reading it may block or never end, or there is nothing to read."""
 
 
 class ByteLines:
@@ -71,7 +71,7 @@ def open_bytes(name: str):
     """Opens a file to read bytes from any place, on this machine or wherever TensorFlow reads ("://").
 
     Raises:
-        NotOrdinary: a pipe, a device, a socket, a folder, or a link to nothing.
+        Fault: a pipe, a device, a socket, a folder, or a link to nothing.
         OSError: it cannot be opened.
     """
     if "://" in name:
@@ -80,12 +80,12 @@ def open_bytes(name: str):
         mode = os.stat(name).st_mode
     except FileNotFoundError:
         if words := dangling(name):
-            raise NotOrdinary(f"there is no such file{words}") from None
+            raise Fault(f"there is no such file{words}") from None
         raise
     if not stat.S_ISREG(mode):
         kind = next((words for is_kind, words in _KINDS if is_kind(mode)), "no ordinary file")
-        raise NotOrdinary(f"it is {kind}, and files are read more than once and from any place: copy what comes out of "
-                         "it to a file, and name that")
+        raise Fault(f"it is {kind}, and files are read more than once and from any place: copy what comes out of "
+                    "it to a file, and name that")
     return open(name, "rb")
 
 

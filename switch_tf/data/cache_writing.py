@@ -134,7 +134,7 @@ def write(shard: Shard) -> None:
                        "bytes": unfinished.stat().st_size, "sha256": cache_manifest.checksum(unfinished)}
         os.replace(unfinished, shard.file)
         write_whole(shard.description, json.dumps(description, indent=1))
-    except (OSError, ValueError):
+    except Refusal:
         raise
     except Exception as error:  # whatever a task's own preprocessors raise
         raise Refusal(failure(task, shard.split, error)) from error
@@ -173,11 +173,14 @@ def _num_shards(source, split, wanted):
 
 def _begin(folder, wanted, overwrite):
     """Empties a folder to overwrite, and compares what another start of the command wanted of it."""
-    folder.mkdir(parents=True, exist_ok=True)
     request = folder / "request.json"
-    if overwrite:
-        for file in folder.iterdir():
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for file in folder.iterdir() if overwrite else ():
             file.unlink()
+    except OSError as error:
+        raise Refusal(f"The cache cannot be written to {error.filename!r} ({error.strerror}); choose another --output."
+                      ) from error
     if not request.exists():
         write_whole(request, json.dumps(wanted, indent=1))
         return

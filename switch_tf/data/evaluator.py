@@ -14,10 +14,11 @@ from switch_tf.data import comparing
 from switch_tf.data.description import DatasetDescription, check_description
 from switch_tf.data.evaluation_sets import evaluation_owner
 from switch_tf.data.providers import check_split, get_provider, import_seqio, replace_tasks, tasks_of
+from switch_tf.data.text_records import refusing_bad_data
 from switch_tf.messages import first_line
 from switch_tf.refusals import Refusal
 from switch_tf.storage import json_lines
-from switch_tf.storage.whole_file import write_whole
+from switch_tf.storage.whole_file import write_whole, writing
 
 
 class TaskScores(NamedTuple):
@@ -50,10 +51,6 @@ def has_metrics(mixture_or_task_name: str, split: str) -> bool:
     provider = get_provider(mixture_or_task_name)
     check_split(provider, split)
     return any(task.metric_objs for task in tasks_of(provider, split))
-
-
-class FailedMetric(Refusal):
-    """A task's own metric could not be computed."""
 
 
 def check_metrics(mixture_or_task_name: str, split: str) -> None:
@@ -107,7 +104,7 @@ class Evaluator:
         provider = replace_tasks(provider, self._as_compared)
         tasks = [task for task in tasks_of(provider, split) if task.metric_objs]
         self.end_id = provider.output_features["targets"].vocabulary.eos_id
-        with _quiet(), _registered(provider) as registered:
+        with _quiet(), refusing_bad_data(), _registered(provider) as registered:
             self._evaluator = seqio.Evaluator(
                 registered, seqio.EncDecFeatureConverter(pack=False), split, sequence_length=dict(
                     description.task_feature_lengths), num_examples=num_examples)
@@ -148,7 +145,7 @@ class Evaluator:
             Name of each task that has metrics -> TaskScores.
 
         Raises:
-            FailedMetric: the task and what its metric said.
+            Refusal: the task and what its metric said.
         """
 
         def of_all(function, features_wanted):
@@ -163,7 +160,7 @@ class Evaluator:
             metrics = future.result()
         except ValueError as error:  # seqio's, around whatever a metric raises
             self._evaluator._metrics_future = None  # or the next evaluation would fail by this one
-            raise FailedMetric(f"{first_line(error).rstrip('.')}.") from error
+            raise Refusal(f"{first_line(error).rstrip('.')}.") from error
         return {task.name: TaskScores(_numbers(metrics[task.name]),
                                       self._records(task, outputs[task.name]) if has_records else [],
                                       dict(self._declared[task.name]) or None)
@@ -258,5 +255,6 @@ def average(scores: dict[str, TaskScores]) -> float | None:
 
 def write_records(path, records: list[dict]) -> None:
     """Writes one JSON object a line, in one step."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, "".join(json_lines.dumps(record, ensure_ascii=False) + "\n" for record in records))

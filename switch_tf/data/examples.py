@@ -33,7 +33,5 @@ def examples(description: DatasetDescription, count: int) -> list[dict[str, dict
              for name, feature in provider.output_features.items() if name in example}
             for example in found.take(count).as_numpy_iterator()
         ]
-    except OSError as error:  # data that are not prepared say so themselves
-        raise Refusal(str(error)) from error
     except Exception as error:  # whatever a task's own preprocessors raise
         raise Refusal(failure(provider, description.split, error)) from error

@@ -5,7 +5,7 @@ import json
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
-from switch_tf.data.byte_lines import LONGEST_LINE
+from switch_tf.data.byte_lines import LONGEST_LINE, Fault
 from switch_tf.messages import first_line
 
 _BLANKS = " \t\r\n"
@@ -13,7 +13,7 @@ _BLANKS = " \t\r\n"
 _LONGEST_WORD = 16  # characters, such as of "-Infinity" or "\\ud83d\\ude00"
 
 
-class BrokenArray(Exception):
+class BrokenArray(Fault):
     """The rest of an array cannot be read. `line` counts from 1 where reading began; the message has no full stop."""
 
     def __init__(self, line: int, reason: str):

@@ -19,7 +19,7 @@ from switch_tf.data import vocabularies
 from switch_tf.data.seqio_import import import_seqio
 from switch_tf.messages import first_line
 from switch_tf.refusals import Refusal
-from switch_tf.storage.whole_file import write_whole
+from switch_tf.storage.whole_file import reading, write_whole, writing
 
 _FOLDER = "vocabulary"
 _FILE = re.compile(rf"{_FOLDER}/[a-z]+\.model")
@@ -85,7 +85,7 @@ def store(vocabulary, folder, feature: str, name: str | None = None) -> Stored:
 
     Raises:
         Unreadable: the vocabulary's own file can no longer be read.
-        OSError: the folder cannot be written.
+        Refusal: the folder cannot be written.
     """
     name = name or name_of(vocabulary)
     if type(vocabulary) is import_seqio().ByteVocabulary:
@@ -99,7 +99,8 @@ def store(vocabulary, folder, feature: str, name: str | None = None) -> Stored:
     except tf.errors.OpError as error:
         raise Unreadable(f"The vocabulary {path} could not be copied into {folder} ({first_line(error)}).") from error
     copy = pathlib.Path(folder) / _FOLDER / f"{feature}.model"
-    copy.parent.mkdir(exist_ok=True)
+    with writing(copy.parent):
+        copy.parent.mkdir(exist_ok=True)
     write_whole(copy, content)
     return Stored(SENTENCEPIECE, name, vocabulary.vocab_size, vocabulary.extra_ids,
                   f"{_FOLDER}/{feature}.model", hashlib.sha256(content).hexdigest())
@@ -139,7 +140,9 @@ def path_of(stored: Stored, folder) -> pathlib.Path:
                       "copy it from the place where the run folder came from.")
     if path.stat().st_size > _LARGEST_FILE:
         raise Refusal(f"{path} has {path.stat().st_size} bytes, more than any vocabulary ({_LARGEST_FILE}).")
-    if hashlib.sha256(path.read_bytes()).hexdigest() != stored.sha256:
+    with reading(path):
+        content = path.read_bytes()
+    if hashlib.sha256(content).hexdigest() != stored.sha256:
         raise Refusal(f"{path} is not the vocabulary that the run copied from {checks.shown(stored.name)}: its "
                       "SHA-256 differs from the one in config.json. Copy it again.")
     return path

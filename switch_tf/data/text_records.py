@@ -13,11 +13,11 @@ from collections.abc import Iterator, Sequence
 import tensorflow as tf
 
 from switch_tf import checks
-from switch_tf.data.byte_lines import ByteLines, LongLine, NotOrdinary, dangling, open_bytes, skip_line
+from switch_tf.data.byte_lines import ByteLines, Fault, dangling, open_bytes, skip_line
 from switch_tf.data.file_beginnings import BYTE_ORDER_MARK, check_is_utf8, check_objects_are_lines, start_of_array
 from switch_tf.data.json_arrays import BrokenArray
-from switch_tf.data.text_rows import KINDS, Example, Fault, Rows
-from switch_tf.messages import first_line
+from switch_tf.data.text_rows import KINDS, Example, Rows
+from switch_tf.messages import first_line, sentence_about_data
 from switch_tf.refusals import Refusal
 
 # Read at once, and shuffled as one: 1 MiB is some hundreds of documents, or thousands of short lines.
@@ -31,7 +31,19 @@ def kind_of(name: str) -> str | None:
 
 
 class BadData(Refusal):
-    """Data that cannot be used: the sentence names file, line and reason (`messages.sentence_about_data`)."""
+    """Data that cannot be used. The sentence names the file, the line and the reason."""
+
+
+@contextlib.contextmanager
+def refusing_bad_data() -> Iterator[None]:
+    """Raises the BadData of a source, which TensorFlow passes on as an error of its own."""
+    try:
+        yield
+    except tf.errors.OpError as error:
+        sentence = sentence_about_data(error)
+        if sentence is None:
+            raise
+        raise BadData(sentence) from error
 
 
 def find_files(name: str, patterns: str | Sequence[str]) -> list[str]:
@@ -134,7 +146,7 @@ class TextFile:
             lines = ByteLines(stream)
             try:
                 self._start += self._rows.take_header(next(lines, b""), lines)
-            except (Fault, LongLine) as error:
+            except Fault as error:
                 raise Refusal(f"{self.name}, line 1: {str(error).rstrip('.')}.") from error
 
     @contextlib.contextmanager
@@ -144,7 +156,7 @@ class TextFile:
             with open_bytes(self.name) as stream:
                 self._check_size(stream)
                 yield gzip.GzipFile(fileobj=stream) if self.is_compressed else stream
-        except (OSError, EOFError, zlib.error, tf.errors.OpError, NotOrdinary) as error:
+        except (OSError, EOFError, zlib.error, tf.errors.OpError, Fault) as error:
             raise BadData(f"{self.name} cannot be read: {getattr(error, 'strerror', None) or first_line(error)}."
                              ) from error
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from switch_tf import checks
 from switch_tf.configs.choices import nearest
-from switch_tf.data.byte_lines import LONGEST_LINE, LongLine
+from switch_tf.data.byte_lines import LONGEST_LINE, Fault, LongLine
 from switch_tf.data.json_arrays import elements
 from switch_tf.messages import first_line
 
@@ -18,10 +18,6 @@ _LONGEST_CELL = 2**24  # characters
 _MARK = "\ufeff"  # of byte order: at the beginning of a file, and amid it where files were put together
 _LONE_RETURN = ("it has a carriage return that ends no line, as in files with the line ends of classic Mac OS; lines "
                 "must end with \\n or \\r\\n; convert it with: tr '\\r' '\\n' < FILE > NEW_FILE")
-
-
-class Fault(Exception):
-    """Why a row cannot be used, without an end of sentence."""
 
 
 class Example(NamedTuple):
@@ -200,7 +196,7 @@ class _Lines:
         except LongLine as error:
             self.count += 1
             self.bytes += error.size
-            raise Fault(str(error)) from None
+            raise
         self.count += 1
         self.bytes += len(line)
         if self.bytes - self._row_start > LONGEST_LINE:  # of CSV, a row of many lines

@@ -30,8 +30,8 @@ class CheckpointEvaluator:
         output: pathlib.Path of a folder.
 
     Raises:
-        Refusal: the task has no such split, no example can be evaluated, or another process writes there.
-        OSError: `output` cannot be written.
+        Refusal: the task has no such split, no example can be evaluated, `output` cannot be written, or another
+            process writes there.
     """
 
     def __init__(self, described, split: str, num_examples: int | None, output: pathlib.Path):

@@ -11,6 +11,7 @@ from t5.evaluation import metrics
 from switch_tf import data
 from switch_tf.evaluation import split_evaluation
 from switch_tf.evaluation.split_evaluation import TaskResult
+from switch_tf.refusals import Refusal
 from switch_tf.tasks import preprocessors, vocabularies
 
 LENGTHS = {"inputs": 16, "targets": 8}
@@ -197,5 +198,5 @@ def test_what_cannot_be_evaluated_is_refused(name, split, message):
 def test_a_metric_that_fails_is_named_and_the_next_evaluation_does_not_wait_for_it():
     evaluator = data.Evaluator(_description("parity_fails"))
     for _ in range(2):
-        with pytest.raises(data.FailedMetric, match="Failed to evaluate task parity_fails: division by zero"):
+        with pytest.raises(Refusal, match="Failed to evaluate task parity_fails: division by zero"):
             evaluator.evaluate(RIGHT, _scores)

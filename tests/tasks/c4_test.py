@@ -7,6 +7,7 @@ import seqio
 import tensorflow_datasets as tfds
 
 from switch_tf import data
+from switch_tf.refusals import Refusal
 from switch_tf.tasks import c4, mc4, prepared_tfds, preprocessors, vocabularies  # noqa: F401  (c4 registers)
 
 LENGTHS = {"inputs": 64, "targets": 20}
@@ -138,5 +139,5 @@ def test_mc4_languages_can_be_mixed_by_hand(read_from):
 def test_data_that_are_not_prepared_are_refused_without_a_download(tmp_path):
     source = prepared_tfds.PreparedTfdsSource("c4/en:3.1.0", {"train": "train"})
     source.tfds_dataset.override_data_dir(str(tmp_path))
-    with pytest.raises(FileNotFoundError, match=r"c4/en:3\.1\.0 is not prepared: no split train in .*TFDS_DATA_DIR"):
+    with pytest.raises(Refusal, match=r"c4/en:3\.1\.0 is not prepared: no split train in .*TFDS_DATA_DIR"):
         _ = source.splits

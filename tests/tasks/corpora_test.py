@@ -4,6 +4,7 @@ from importlib import metadata
 
 import pytest
 
+from switch_tf.refusals import Refusal
 from switch_tf.tasks import corpora
 
 PINS = dict(corpora.DISTRIBUTIONS)
@@ -115,5 +116,5 @@ def test_a_torn_cache_of_other_versions_is_replaced(small_corpus, monkeypatch):
 
 def test_edited_files_are_refused_by_name(small_corpus, monkeypatch):
     monkeypatch.setattr(corpora, "DISTRIBUTIONS", {"gin-config": ("0.5.0", "0123456789abcdef")})
-    with pytest.raises(RuntimeError, match=r"gin-config==0\.5\.0 as published.*--force-reinstall gin-config==0\.5\.0"):
+    with pytest.raises(Refusal, match=r"gin-config==0\.5\.0 as published.*--force-reinstall gin-config==0\.5\.0"):
         small_corpus()

@@ -3,6 +3,7 @@ import re
 import pytest
 import seqio
 
+from switch_tf.refusals import Refusal
 from switch_tf.tasks import corpora, pinned, source_corpus, vocabularies
 
 
@@ -52,7 +53,7 @@ def test_no_block_of_the_held_out_files_is_in_the_others():
 def test_another_version_is_read_and_named_and_edited_files_are_refused(one_distribution, capsys):
     assert one_distribution(version="0.4.0")
     assert "gin-config 0.5.0 (pinned: 0.4.0)" in capsys.readouterr().err
-    with pytest.raises(RuntimeError, match=r"source corpus needs gin-config==0\.5\.0 as published.*--force-reinstall"):
+    with pytest.raises(Refusal, match=r"source corpus needs gin-config==0\.5\.0 as published.*--force-reinstall"):
         one_distribution(digest="0123456789abcdef")
     with pytest.raises(RuntimeError, match="the code that collects it changed"):
         one_distribution()  # all as published, and yet not the whole corpus
