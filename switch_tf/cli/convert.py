@@ -4,11 +4,10 @@ import pathlib
 import sys
 
 from switch_tf import checks
-from switch_tf.checkpoints import folders, run_config
+from switch_tf.checkpoints import run_config
 from switch_tf.cli import outputs
 from switch_tf.configs.choices import check_choice
 from switch_tf.installation import quiet
-from switch_tf.messages import first_line
 from switch_tf.refusals import Refusal
 
 HUGGING_FACE, SWITCH_TF = "hugging_face", "switch_tf"
@@ -32,18 +31,15 @@ def add_arguments(parser) -> None:
 def run(arguments) -> dict:
     """Writes the output folder; what was converted is the JSON object."""
     source, output = pathlib.Path(arguments.input), pathlib.Path(arguments.output)
-    try:
-        kind = _kind(source)
-        to = arguments.to or (SWITCH_TF if kind == HUGGING_FACE else HUGGING_FACE)
-        check_choice("--to", to, (HUGGING_FACE, SWITCH_TF))
-        if arguments.expert_capacity is not None and to != HUGGING_FACE:
-            raise ValueError("--expert_capacity is for --to=hugging_face alone.")
-        checks.optional("--expert_capacity", arguments.expert_capacity, checks.integer, 1)
-        checks.new_folder(output)
-        with outputs.locked(output):
-            model, vocabulary = _convert(source, kind, output, to, arguments.expert_capacity)
-    except (ValueError, OSError, ImportError, folders.BrokenCheckpoint) as error:
-        raise Refusal(first_line(error)) from error
+    kind = _kind(source)
+    to = arguments.to or (SWITCH_TF if kind == HUGGING_FACE else HUGGING_FACE)
+    check_choice("--to", to, (HUGGING_FACE, SWITCH_TF))
+    if arguments.expert_capacity is not None and to != HUGGING_FACE:
+        raise Refusal("--expert_capacity is for --to=hugging_face alone.")
+    checks.optional("--expert_capacity", arguments.expert_capacity, checks.integer, 1)
+    checks.new_folder(output)
+    with outputs.locked(output):
+        model, vocabulary = _convert(source, kind, output, to, arguments.expert_capacity)
     result = {"input": str(source), "from": kind, "to": to, "output": str(output),
               "num_parameters": model.config.num_parameters}
     if to == SWITCH_TF:
@@ -72,8 +68,8 @@ def _kind(source):
         return HUGGING_FACE
     if (source / "checkpoint.json").is_file() or (source / "checkpoints").is_dir():
         return SWITCH_TF
-    raise ValueError("--input must be a folder on this machine: Hugging Face's, which holds config.json, a run folder "
-                     f"with checkpoints, or one checkpoint; {str(source)!r} is none of these.")
+    raise Refusal("--input must be a folder on this machine: Hugging Face's, which holds config.json, a run folder "
+                  f"with checkpoints, or one checkpoint; {str(source)!r} is none of these.")
 
 
 def _told(result, without_vocabulary):

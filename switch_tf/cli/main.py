@@ -1,4 +1,4 @@
-"""`switch-tf COMMAND`: finds the command, and turns users' mistakes into one sentence and an exit status."""
+"""The command line `switch-tf COMMAND`: mistakes of users become one sentence, faults of the package a traceback."""
 
 import argparse
 import importlib
@@ -10,7 +10,7 @@ import textwrap
 from switch_tf.cli import paths
 from switch_tf.configs import shipped_gin
 from switch_tf.configs.choices import nearest
-from switch_tf.messages import sentence_about_data
+from switch_tf.messages import first_line
 from switch_tf.refusals import Refusal
 from switch_tf.storage import json_lines
 
@@ -30,6 +30,10 @@ COMMANDS = {
     "cache": "tokenise a task once, in parallel, for --gin.USE_CACHED_TASKS=True",
     "doctor": "is this machine set up right: versions, double wheels, accelerators, writable folders",
 }
+
+
+# Stands below the traceback of an exception that is no Refusal.
+_REPORT = "This is a bug of switch_tf and not your mistake: please report it with this traceback and the command."
 
 
 class _Parser(argparse.ArgumentParser):
@@ -68,7 +72,10 @@ def main(argv=None) -> int:
     `--help`. The dictionary is the JSON object of `--json`; its `exit_status`, if any, becomes the process's.
 
     Returns:
-        0; 1 for a fault that was found; 2 for a mistake in the arguments; 130 after an interrupt.
+        0; 1 for a fault that the command found; 2 for a mistake of the user; 130 after an interrupt.
+
+    Raises:
+        Exception: a bug of this package. A note asks to report it, and the status of the process is 1.
     """
     try:
         arguments = _parse(sys.argv[1:] if argv is None else argv)
@@ -84,20 +91,17 @@ def main(argv=None) -> int:
             print(json_lines.dumps(result))
         sys.stdout.flush()
     except Refusal as refusal:
-        print(f"switch-tf {arguments.command}: {refusal}", file=sys.stderr)
+        print(f"switch-tf {arguments.command}: {first_line(refusal)}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print(f"switch-tf {arguments.command}: interrupted.", file=sys.stderr)
         return 130
-    except BrokenPipeError:  # who reads the output, such as `head`, has seen enough
+    except BrokenPipeError:  # the reader of the output, such as `head`, has read enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except Exception as error:
-        sentence = sentence_about_data(error)
-        if sentence is None:
-            raise
-        print(f"switch-tf {arguments.command}: {sentence}", file=sys.stderr)
-        return 2
+        error.add_note(_REPORT)
+        raise
     return result.get("exit_status", 0)
 
 
@@ -140,8 +144,8 @@ def _parse(argv):
         parser.error(f"{arguments.command} takes no gin bindings, but was given {bindings[0]}")
     try:
         paths.check(commands.choices[arguments.command], arguments)
-    except ValueError as error:
-        raise Refusal(f"switch-tf {arguments.command}: {error}") from error
+    except Refusal as refusal:
+        raise Refusal(f"switch-tf {arguments.command}: {refusal}") from refusal
     arguments.words = argv
     arguments.gin_bindings = [word.removeprefix("--gin.") for word in bindings]
     return arguments

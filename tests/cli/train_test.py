@@ -1,6 +1,10 @@
+import traceback
+
 import pytest
 
 from switch_tf.cli import main, train
+from switch_tf.layers.feed_forward import FeedForward
+from switch_tf.refusals import Refusal
 
 RUN = [f"--gin_file=gin/{kind}.gin" for kind in ("models/switch_tiny", "tasks/docs_corpus_bytes", "runs/pretrain")]
 
@@ -35,6 +39,31 @@ def test_a_learning_rate_that_another_optimizer_does_not_read_is_refused(capsys,
     assert main.main(words) == 2
     assert "LEARNING_RATE is set, but no part of this run reads it" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
+
+
+SMALL = ["--gin.TRAIN_STEPS=1", "--gin.EVAL_PERIOD=0", "--gin.BATCH_SIZE=8", "--gin.SwitchConfig.num_encoder_layers=1",
+         "--gin.SwitchConfig.num_decoder_layers=1"]
+
+
+def test_a_bug_within_a_layer_shows_its_traceback_and_asks_for_a_report(tmp_path, monkeypatch):
+    def plant(self, *arguments, **named):
+        raise ValueError("a planted bug")
+
+    monkeypatch.setattr(FeedForward, "call", plant)
+    with pytest.raises(ValueError, match="a planted bug") as raised:
+        main.main(["train", *RUN, f"--gin.MODEL_DIR='{tmp_path / 'run'}'", *SMALL])
+    shown = traceback.format_exception(raised.value)
+    assert shown[0] == "Traceback (most recent call last):\n" and "in plant" in "".join(shown)
+    assert shown[-1].startswith("This is a bug of switch_tf and not your mistake: please report it")
+
+
+def test_a_refusal_within_a_layer_is_one_sentence(tmp_path, monkeypatch, capsys):
+    def refuse(self, *arguments, **named):
+        raise Refusal("A layer refuses its inputs.")
+
+    monkeypatch.setattr(FeedForward, "call", refuse)
+    assert main.main(["train", *RUN, f"--gin.MODEL_DIR='{tmp_path / 'run'}'", *SMALL]) == 2
+    assert capsys.readouterr().err.splitlines()[-1] == "switch-tf train: A layer refuses its inputs."
 
 
 def test_without_gin_files_the_three_kinds_are_named(capsys):
