@@ -1,0 +1,89 @@
+"""Sizes of a model, parameters, FLOPs and bytes: as a JSON object, and as text."""
+
+from switch_tf.configs.switch_config import SwitchConfig
+from switch_tf.optim import memory
+
+# Fields of a configuration by which people know a model.
+_SIZES = ("d_model", "d_ff", "num_heads", "d_kv", "num_encoder_layers", "num_decoder_layers", "num_experts",
+          "encoder_sparse_step", "decoder_sparse_step", "vocab_size")
+
+
+def sizes(config: SwitchConfig) -> dict[str, int]:
+    """Returns the main fields of a configuration; for a dense model, without those of sparse layers."""
+    return {name: getattr(config, name) for name in _SIZES if config.num_experts or "sparse" not in name}
+
+
+def as_json(config: SwitchConfig, inputs_length: int, targets_length: int) -> dict:
+    """Returns the sizes, parameters, FLOPs of a sequence and bytes of a model, which is not built.
+
+    Args:
+        config: Configuration of the model.
+        inputs_length, targets_length: Tokens of a sequence.
+    """
+    flops = config.flops_by_part(inputs_length, targets_length)
+    apart = {part: flops.pop(part) for part in ("attention_scores", "logits", "capacity_padding")}
+    return {
+        "sizes": sizes(config),
+        "num_parameters": config.num_parameters,
+        "parameters_by_part": config.parameters_by_part(),
+        "flops_per_sequence": config.flops_per_sequence(inputs_length, targets_length),
+        "flops_by_part": flops,
+        "flops_apart": apart,
+        "lengths": {"inputs": inputs_length, "targets": targets_length},
+        "bytes": memory.stored_bytes(config),
+    }
+
+
+def table(configs: dict[str, SwitchConfig]) -> str:
+    """Returns a table of presets, a row for each."""
+    lines = [f"{'preset':<24}{'parameters':>12}{'d_model':>9}{'layers':>10}{'heads':>7}{'experts':>9}"]
+    for name, config in configs.items():
+        layers = f"{config.num_encoder_layers} + {config.num_decoder_layers}"
+        parameters = _short(config.num_parameters, "")
+        lines.append(f"{name:<24}{parameters:>12}{config.d_model:>9,}{layers:>10}{config.num_heads:>7}"
+                     f"{config.num_experts or 'dense':>9}")
+    return "\n".join(lines)
+
+
+def describe(result: dict) -> str:
+    """Returns the text of what is there of a result: `as_json`, a checkpoint's summary, `bytes_per_device`."""
+    lines = [f"{name:<12}{result[name]}" for name in ("task", "vocabulary") if name in result]
+
+    def add(title, entries, unit):
+        lines.append(title)
+        for name, value in entries.items():
+            short = "" if unit is None else _short(value, unit)
+            lines.append(f"  {name:<20}{value:>26,}  {short}".rstrip())
+
+    if "checkpoint" in result:
+        lines.append(f"{result['checkpoint']}: step {result['step']}")
+    if "sizes" in result:
+        add("Model", result["sizes"], None)
+    add("Parameters", {**result.get("parameters_by_part", {}), "total": result["num_parameters"]}, "")
+    if "flops_per_sequence" in result:
+        lengths = result["lengths"]
+        add(f"FLOPs of a forward pass, {lengths['inputs']} tokens in, {lengths['targets']} out",
+            {**result["flops_by_part"], "total": result["flops_per_sequence"]}, "FLOP")
+        add("not in that total", result["flops_apart"], "FLOP")
+    add("Bytes", result["bytes"], "B")
+    if "bytes_per_device" in result:
+        device, model = result["bytes_per_device"], result["bytes"]
+        add(f"Bytes per device under {','.join(f'{axis}={size}' for axis, size in device['mesh'].items())}",
+            {"weights": device["weights"], "Adafactor slots": device["optimizer_slots"], "total": device["total"],
+             "(whole model)": model["weights"] + model["optimizer"]}, "B")
+    return "\n".join(lines)
+
+
+def _short(value, unit):
+    """Returns "1571.3B" for 1571327875360 parameters, "1.6 TFLOP", "5.7 TiB"."""
+    if unit == "B":
+        for prefix in ("", "Ki", "Mi", "Gi", "Ti"):
+            if value < 1024 or prefix == "Ti":
+                return f"{value:.1f} {prefix}B"
+            value /= 1024
+    for size, prefix in ((1e12, "T"), (1e9, "G"), (1e6, "M")):
+        if unit and value >= size:
+            return f"{value / size:.1f} {prefix}{unit}"
+    if not unit and value >= 1e9:
+        return f"{value / 1e9:.2f}B" if value < 1e10 else f"{value / 1e9:.1f}B"
+    return f"{value / 1e6:.1f}M" if not unit and value >= 1e6 else ""
