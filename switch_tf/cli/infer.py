@@ -72,25 +72,25 @@ def _answer(arguments, folder, checkpoint, described):
     from tqdm import tqdm
 
     from switch_tf import data
-    from switch_tf.inference import lines, saved_runs
+    from switch_tf.inference import input_fields, lines, saved_runs
 
     sampler = sampler_arguments.sampler(arguments)
     model, identity = saved_runs.load_text_model(
         described, checkpoint, arguments.max_length, sampler,
         batch_size=None if arguments.interactive else arguments.batch_size, is_raw=arguments.raw)
     if arguments.interactive:
-        return _converse(model, lines)
-    kind = _kind(arguments)
-    fields = _fields(arguments, kind, model.features.fields)
+        return {"lines": lines.converse(model, sys.stdin.buffer)}
+    form = input_fields.form_of(arguments.input, bool(arguments.field or arguments.score))
+    fields = _fields(arguments, form, model.features.fields)
     with contextlib.ExitStack() as stack:
         if arguments.input == "-":
-            examples, total = data.examples_of_lines(sys.stdin.buffer, kind, fields), None
+            examples, total = data.examples_of_lines(sys.stdin.buffer, form, fields), None
         else:
-            file = data.TextFile(arguments.input, fields, kind)
+            file = data.TextFile(arguments.input, fields, form)
             examples, total = file.examples(), file.num_lines()
         output = lines.Printed() if arguments.output == "-" else lines.Output(arguments.output, {
             "run": str(folder.resolve()), **identity, "sampler": str(sampler),
-            "fields": fields if kind != "lines" else None, "score": arguments.score})
+            "fields": fields if form != "lines" else None, "score": arguments.score})
         stack.enter_context(contextlib.closing(output))
         remaining = output.after_what_is_there(lines.read(examples))
         if output.num_known:
@@ -103,46 +103,11 @@ def _answer(arguments, folder, checkpoint, described):
     return {"run": str(folder), "step": identity["step"], "output": arguments.output, **counts}
 
 
-def _kind(arguments):
-    """Returns the form of the input: by its ending; otherwise JSON lines if a field is given, else lines of text."""
-    from switch_tf import data
-
-    kind = None if arguments.input == "-" else data.kind_of(arguments.input)
-    return "json" if (arguments.field or arguments.score) and kind in (None, "lines") else kind or "lines"
-
-
-def _fields(arguments, kind, defaults):
+def _fields(arguments, form, defaults):
     """Returns the keys or columns of the texts, by default those of the task."""
-    fields = [_field("--field", arguments.field, defaults[0], kind)]
+    from switch_tf.inference import input_fields
+
+    fields = [input_fields.choose("--field", arguments.field, defaults[0], form)]
     if arguments.score:
-        fields.append(_field("--target_field", arguments.target_field, defaults[1], kind))
+        fields.append(input_fields.choose("--target_field", arguments.target_field, defaults[1], form))
     return fields
-
-
-def _field(flag, chosen, default, kind):
-    is_table = kind in ("tsv", "csv")
-    if chosen:
-        return int(chosen) if is_table and chosen.isdecimal() else chosen
-    if is_table or isinstance(default, str):
-        return default
-    if kind == "lines":  # the whole line, whatever it is called
-        return "inputs"
-    raise Refusal(f"The run was trained on column {default} of tables, and this input holds JSON objects: name the key "
-                  f"of the text with {flag}.")
-
-
-def _converse(model, lines):
-    from switch_tf import data
-
-    gap = ", such as one with <extra_id_0> for a gap" * (model.features.sentinels == "gaps")
-    print(f"Type a text{gap}; Ctrl-D ends.", file=sys.stderr, flush=True)
-    count = 0
-    for line in lines.read(data.examples_of_lines(sys.stdin.buffer, "lines", ["inputs"])):
-        ((record,),) = lines.answers([line], model)
-        if "error" in record:
-            print(record["error"], file=sys.stderr, flush=True)
-            continue
-        for result in (record, *record.get("others", ())):
-            print(f"{result['score']:9.3f}  {result['output']}", flush=True)
-        count += 1
-    return {"lines": count}

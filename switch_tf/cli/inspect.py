@@ -3,12 +3,10 @@
 import pathlib
 import sys
 
-from switch_tf.checkpoints import folders, run_config
-from switch_tf.checkpoints import sizes as checkpoint_sizes
+from switch_tf.checkpoints import run_config
 from switch_tf.cli import gin_files, gin_run
 from switch_tf.configs import shipped_gin
 from switch_tf.configs.switch_config import SwitchConfig
-from switch_tf.messages import first_line
 from switch_tf.optim import memory
 from switch_tf.partitioning.layout import Layout
 from switch_tf.refusals import Refusal
@@ -85,32 +83,8 @@ def _inspect_config(config, arguments):
 def _inspect_folder(folder, arguments):
     """Inspects a run, a checkpoint, or a folder of Hugging Face, whose `config.json` is not that of a run."""
     if not (folder / run_config.FILE).is_file() or run_config.is_in(folder):
-        return _inspect_checkpoint(folder)
+        return costs.of_checkpoint(folder)
     from switch_tf.conversion import huggingface_folder
 
     config = huggingface_folder.read_config(folder)
     return _inspect_config(config, arguments)
-
-
-def _inspect_checkpoint(folder):
-    try:
-        checkpoint = folders.resolve(folder)
-    except Refusal as error:
-        raise Refusal(f"{str(folder)!r} holds no checkpoint: name a run folder, one of its checkpoints/step_... "
-                      "folders, or a folder of Hugging Face, which holds config.json.") from error
-    summary = checkpoint_sizes.summary(checkpoint)
-    return {**_of_run(checkpoint.resolve().parent.parent), "checkpoint": str(checkpoint), **summary}
-
-
-def _of_run(folder):
-    """Returns the task, vocabulary and sizes in a run's `config.json`, {} if it has no readable one."""
-    if not run_config.is_in(folder):
-        return {}
-    try:
-        saved = run_config.read(folder)
-    except Refusal as error:  # the checkpoint can be inspected nevertheless
-        print(first_line(error), file=sys.stderr)
-        return {}
-    names = dict.fromkeys(str(vocabulary.get("name")) for vocabulary in saved.vocabularies.values())
-    return {"task": saved.task, "task_feature_lengths": saved.task_feature_lengths, "vocabulary": " and ".join(names),
-            "sizes": costs.sizes(saved.model)}

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from switch_tf import checks
+from switch_tf import checks, data
 from switch_tf.refusals import Refusal
 from switch_tf.storage import json_lines
 from switch_tf.storage.whole_file import reading, write_whole, writing
@@ -99,6 +99,22 @@ def answer_all(lines: Iterable[Line], output, model, has_targets: bool, progress
         for name, key in (("errors", "error"), ("cut", "cut")):
             counts[name] += sum(key in record for record in records)
     return counts
+
+
+def converse(model, stream) -> int:
+    """Prints the answer to each line of a binary stream, as it comes; returns the number of answers."""
+    gap = ", such as one with <extra_id_0> for a gap" * (model.features.sentinels == "gaps")
+    print(f"Type a text{gap}; Ctrl-D ends.", file=sys.stderr, flush=True)
+    count = 0
+    for line in read(data.examples_of_lines(stream, "lines", ["inputs"])):
+        ((record,),) = answers([line], model)
+        if "error" in record:
+            print(record["error"], file=sys.stderr, flush=True)
+            continue
+        for result in (record, *record.get("others", ())):
+            print(f"{result['score']:9.3f}  {result['output']}", flush=True)
+        count += 1
+    return count
 
 
 def _answered(waiting, model):

@@ -1,7 +1,13 @@
 """Sizes of a model, parameters, FLOPs and bytes: as a JSON object, and as text."""
 
+import sys
+
+from switch_tf.checkpoints import folders, run_config
+from switch_tf.checkpoints import sizes as checkpoint_sizes
 from switch_tf.configs.switch_config import SwitchConfig
+from switch_tf.messages import first_line
 from switch_tf.optim import memory
+from switch_tf.refusals import Refusal
 
 # Fields of a configuration by which people know a model.
 _SIZES = ("d_model", "d_ff", "num_heads", "d_kv", "num_encoder_layers", "num_decoder_layers", "num_experts",
@@ -32,6 +38,39 @@ def as_json(config: SwitchConfig, inputs_length: int, targets_length: int) -> di
         "lengths": {"inputs": inputs_length, "targets": targets_length},
         "bytes": memory.stored_bytes(config),
     }
+
+
+def of_checkpoint(folder) -> dict:
+    """Returns the step, parameters and bytes of a checkpoint, and the task, vocabulary and sizes of its run.
+
+    Args:
+        folder: Run folder, of which the newest checkpoint is meant, or checkpoint folder.
+
+    Raises:
+        BrokenCheckpoint: The checkpoint is damaged.
+        Refusal: The folder holds no checkpoint.
+    """
+    try:
+        checkpoint = folders.resolve(folder)
+    except Refusal as error:
+        raise Refusal(f"{str(folder)!r} holds no checkpoint: name a run folder, one of its checkpoints/step_... "
+                      "folders, or a folder of Hugging Face, which holds config.json.") from error
+    summary = checkpoint_sizes.summary(checkpoint)
+    return {**_of_run(checkpoint.resolve().parent.parent), "checkpoint": str(checkpoint), **summary}
+
+
+def _of_run(folder):
+    """Returns the task, vocabulary and sizes in a run's `config.json`, {} if it has no readable one."""
+    if not run_config.is_in(folder):
+        return {}
+    try:
+        saved = run_config.read(folder)
+    except Refusal as error:  # the checkpoint can be inspected nevertheless
+        print(first_line(error), file=sys.stderr)
+        return {}
+    names = dict.fromkeys(str(vocabulary.get("name")) for vocabulary in saved.vocabularies.values())
+    return {"task": saved.task, "task_feature_lengths": saved.task_feature_lengths, "vocabulary": " and ".join(names),
+            "sizes": sizes(saved.model)}
 
 
 def table(configs: dict[str, SwitchConfig]) -> str:
