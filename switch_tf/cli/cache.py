@@ -48,7 +48,7 @@ def run(arguments) -> dict:
     name = arguments.name or _task(files)
     vocabulary = arguments.vocabulary or _plain_value(statements, "VOCABULARY")
     output = arguments.output or _plain_value(statements, "CACHE_DIR")
-    from switch_tf.data import cache_pipeline
+    from switch_tf.data import cache_pipeline, cache_writing
 
     with contextlib.ExitStack() as locks:
         shards = _plan(arguments, name, vocabulary, output, locks)
@@ -56,7 +56,11 @@ def run(arguments) -> dict:
         if incomplete:
             cache_pipeline.run(incomplete, len(shards), functools.partial(_register_task, gin.config_str()),
                                arguments.beam_flags, arguments.num_processes)
-        return _finish(shards, sys.stderr if arguments.json else sys.stdout)
+        caches = cache_writing.finish_all(shards)
+    root = pathlib.Path(caches[0]["folder"]).parent.parent
+    print(*map(_describe, caches), f"Use it:  --gin.USE_CACHED_TASKS=True --gin.CACHE_DIR=\"'{root}'\"", sep="\n",
+          file=sys.stderr if arguments.json else sys.stdout)
+    return {"cache_dir": str(root), "caches": caches}
 
 
 def _check(arguments):
@@ -114,22 +118,7 @@ def _plan(arguments, name, vocabulary, output, locks):
         name, split, vocabulary, output, arguments.num_shards, arguments.overwrite, lock)]
 
 
-def _finish(shards, stream):
-    """Writes the manifest of each split and prints its sizes."""
-    from switch_tf import data
-
-    folders = {}
-    for shard in shards:
-        folders.setdefault(shard.folder, []).append(shard)
-    caches = []
-    for folder, members in folders.items():
-        manifest = data.finish_cache(members)
-        caches.append({"task": members[0].task, "split": members[0].split, "folder": folder,
-                       "num_shards": len(members), "examples": manifest["examples"], "tokens": manifest["tokens"],
-                       "bytes": manifest["bytes"]})
-        tokens = ", ".join(f"{count:,} tokens of {feature}" for feature, count in manifest["tokens"].items() if count)
-        print(f"{members[0].task}, split {members[0].split}: {manifest['examples']:,} examples, {tokens}, "
-              f"{manifest['bytes'] / 2**20:.1f} MB in {len(members)} shards: {folder}", file=stream)
-    root = pathlib.Path(caches[0]["folder"]).parent.parent
-    print(f"Use it:  --gin.USE_CACHED_TASKS=True --gin.CACHE_DIR=\"'{root}'\"", file=stream)
-    return {"cache_dir": str(root), "caches": caches}
+def _describe(cache):
+    tokens = ", ".join(f"{count:,} tokens of {feature}" for feature, count in cache["tokens"].items() if count)
+    return (f"{cache['task']}, split {cache['split']}: {cache['examples']:,} examples, {tokens}, "
+            f"{cache['bytes'] / 2**20:.1f} MB in {cache['num_shards']} shards: {cache['folder']}")

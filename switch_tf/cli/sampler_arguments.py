@@ -1,8 +1,8 @@
-"""The arguments of commands that decode: which sampler, and its settings."""
+"""Arguments of commands that decode: the sampler and its settings."""
 
 from switch_tf.refusals import Refusal
 
-# Of each sampler: name, type, what it is.
+# Sampler -> (name, type, help) of its settings.
 _SAMPLERS = {
     "greedy": (),
     "sample": (("temperature", float, "below 1 for more probable tokens, above for less (default 1)"),
@@ -16,7 +16,7 @@ _SAMPLERS = {
 
 
 def add_arguments(parser) -> None:
-    """Declares the sampler, its settings and how much it decodes."""
+    """Declares the sampler, its settings and the length."""
     parser.add_argument("--max_length", type=int, metavar="N",
                         help="tokens to decode at most (default: the targets of TASK_FEATURE_LENGTHS)")
     parser.add_argument("--sampler", choices=tuple(_SAMPLERS), default="greedy",
@@ -27,7 +27,7 @@ def add_arguments(parser) -> None:
 
 
 def check(arguments) -> None:
-    """Refuses settings of another sampler than the chosen one."""
+    """Refuses settings of samplers that are not chosen."""
     if arguments.max_length is not None and arguments.max_length < 1:
         raise Refusal(f"--max_length must be at least 1, not {arguments.max_length}.")
     for sampler, options in _SAMPLERS.items():
@@ -37,10 +37,10 @@ def check(arguments) -> None:
 
 
 def sampler(arguments):
-    """The sampler that the command line describes.
+    """Returns the sampler of a command line.
 
     Raises:
-        ValueError: a setting out of its range.
+        Refusal: A setting is out of its range.
     """
     from switch_tf import decoding
 

@@ -159,6 +159,20 @@ def finish(shards: list[Shard]) -> dict:
     return manifest
 
 
+def finish_all(shards: list[Shard]) -> list[dict]:
+    """Writes the manifests of all splits; returns the task, split, folder and sizes of each."""
+    by_folder = {}
+    for shard in shards:
+        by_folder.setdefault(shard.folder, []).append(shard)
+    summaries = []
+    for folder, members in by_folder.items():
+        manifest = finish(members)
+        summaries.append({"task": members[0].task, "split": members[0].split, "folder": folder,
+                          "num_shards": len(members), "examples": manifest["examples"], "tokens": manifest["tokens"],
+                          "bytes": manifest["bytes"]})
+    return summaries
+
+
 def _num_shards(source, split, wanted):
     files = source.list_shards(split)
     if split != "train":  # read in order, which shards of another kind would change
