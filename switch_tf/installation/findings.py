@@ -7,7 +7,7 @@ OK, WARNING, PROBLEM = "ok", "warning", "problem"
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """One line of the report; `cure` is what to type or change, empty where nothing is wrong."""
+    """One line of the report. `cure` is a command or a change, empty if nothing is wrong."""
 
     check: str
     status: str

@@ -22,7 +22,7 @@ print(json.dumps([device.device_type for device in tensorflow.config.list_physic
 
 
 def check_tensorboard() -> Iterator[Finding]:
-    """TensorBoard starts; version 2.20 needs a setuptools that still brings pkg_resources."""
+    """Checks that TensorBoard starts. Version 2.20 needs a setuptools that still brings pkg_resources."""
     output, error = _python("import tensorboard.main")
     if output is not None:
         yield Finding("tensorboard starts", OK, "look at a run with: tensorboard --logdir RUN/events")
@@ -32,7 +32,7 @@ def check_tensorboard() -> Iterator[Finding]:
 
 
 def check_accelerators() -> Iterator[Finding]:
-    """TensorFlow imports, and the devices it sees. In a process of its own: a wrong libtpu aborts at import."""
+    """Checks that TensorFlow imports and sees the accelerators, in a new process, which a wrong libtpu aborts."""
     environment.skip_tpu_metadata_query()
     output, error = _python(_DEVICES)
     if output is None:
@@ -57,7 +57,7 @@ def check_accelerators() -> Iterator[Finding]:
 
 
 def check_folders() -> Iterator[Finding]:
-    """The current folder (runs are written there) and the cache folder are writable and have room."""
+    """Checks that the current folder, where runs are written, and the cache folder are writable and have room."""
     for check, folder in (("current folder", pathlib.Path.cwd()), ("cache folder", environment.cache_folder())):
         existing = next(path for path in (folder, *folder.parents) if path.is_dir())
         try:
@@ -73,7 +73,7 @@ def check_folders() -> Iterator[Finding]:
 
 
 def check_machine() -> Iterator[Finding]:
-    """Cores that this process may use, and memory."""
+    """Counts the cores that this process may use, and checks the memory."""
     yield Finding("cores", OK, str(len(os.sched_getaffinity(0))))
     memory = environment.memory("MemTotal") / 1e9
     if memory < 4:
@@ -84,7 +84,7 @@ def check_machine() -> Iterator[Finding]:
 
 
 def _python(code: str) -> tuple[str | None, str]:
-    """Runs code in a process of its own; returns (standard output or None, the line that says what went wrong)."""
+    """Runs code in a new process; returns (standard output, "") or (None, last line of the error)."""
     try:
         result = subprocess.run(
             [sys.executable, "-c", code],

@@ -10,20 +10,20 @@ from switch_tf import environment
 from switch_tf.installation.findings import OK, PROBLEM, WARNING, Finding
 from switch_tf.refusals import Refusal
 
-# Distributions that write the same files. (`import switch_tf` has refused the nightlies of seqio and tfds by now.)
+# Distributions that write the same files. `import switch_tf` has already refused the nightlies of seqio and tfds.
 SAME_FILES = (
     ("tensorflow", "tensorflow-tpu", "tensorflow-cpu", "tf-nightly"),
     ("keras", "keras-nightly"),
     ("tensorboard", "tb-nightly"),
 )
-# t5 requires them, and nothing that switch_tf uses of it imports them.
+# t5 requires them, but no module that switch_tf uses imports them.
 NEVER_INSTALLED = {"seqio-nightly", "tfds-nightly", "mesh-tensorflow", "transformers"}
 
 REQUIREMENTS = {"tensorflow": "requirements.txt", "tensorflow-tpu": "requirements-tpu.txt"}
 
 
 def check_python() -> Iterator[Finding]:
-    """Python 3.11 or 3.12, as the wheels of editdistance and the pins demand."""
+    """Checks for Python 3.11 or 3.12, which the wheels of editdistance and the pins need."""
     version = ".".join(map(str, sys.version_info[:3]))
     if (3, 11) <= sys.version_info[:2] <= (3, 12):
         yield Finding("Python", OK, f"{version} at {sys.executable}")
@@ -32,7 +32,7 @@ def check_python() -> Iterator[Finding]:
 
 
 def check_versions() -> Iterator[Finding]:
-    """The packages that only work in certain pairs, against the pairs that the tests run with."""
+    """Compares packages that only work in certain pairs with the pairs that the tests run with."""
     flavour = tensorflow_distribution()
     if flavour == "tensorflow" and environment.has_tpu():
         yield Finding(
@@ -70,7 +70,7 @@ def _t5():
 
 
 def _libtpu(flavour, version, wanted, cure):
-    """libtpu goes with TensorFlow on a TPU VM, and with jaxlib where `switch-tf compile` asks it."""
+    """Checks libtpu, which belongs to TensorFlow on a TPU VM and to jaxlib for `switch-tf compile`."""
     partner = "tensorflow-tpu" if flavour == "tensorflow-tpu" else "jaxlib"
     pair = f"{version} beside {partner} {environment.installed_version(partner)}"
     if environment.goes_with(version, wanted):
@@ -80,7 +80,7 @@ def _libtpu(flavour, version, wanted, cure):
 
 
 def check_double_distributions() -> Iterator[Finding]:
-    """No two distributions that overwrite each other's files."""
+    """Finds distributions that overwrite each other's files."""
     clean = True
     for group in SAME_FILES:
         present = [name for name in group if environment.installed_version(name)]
@@ -99,7 +99,7 @@ def check_double_distributions() -> Iterator[Finding]:
 
 
 def check_requirements() -> Iterator[Finding]:
-    """Every requirement of switch-tf, and of what it requires in turn, is installed in a version it accepts."""
+    """Checks that each requirement of switch-tf, direct or indirect, is installed in an accepted version."""
     try:
         from packaging.requirements import Requirement
     except ImportError:
@@ -133,7 +133,7 @@ def check_requirements() -> Iterator[Finding]:
 
 
 def tensorflow_distribution() -> str:
-    """The distribution that brings TensorFlow here."""
+    """Returns the name of the distribution that brings TensorFlow here."""
     return "tensorflow-tpu" if environment.installed_version("tensorflow-tpu") else "tensorflow"
 
 

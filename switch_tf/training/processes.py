@@ -1,4 +1,4 @@
-"""Starts a command in several processes of this machine, which train together, and ends them together."""
+"""Several processes of this machine that train together, and their common end."""
 
 import ctypes
 import os
@@ -14,26 +14,23 @@ from switch_tf.partitioning import cluster
 from switch_tf.refusals import Refusal
 from switch_tf.training.stopping import INTERRUPTED
 
-# How long the others may take to end by themselves, with a message of their own, after one has ended badly.
+# Time for the others to end by themselves, with a message of their own, after one has failed.
 GRACE_SECONDS = 30
 _MOST = 64
 _PR_SET_PDEATHSIG = 1  # of prctl(2)
 
 
 def devices_of_this_process(num_devices: int | None) -> int | None:
-    """Its share of `--devices`.
+    """Returns the share of `--devices` of this process.
 
     Raises:
-        Refusal: the processes do not divide them.
+        Refusal: The number of processes does not divide the devices, or TF_CONFIG cannot be read.
     """
-    try:
-        return _share(num_devices, len(cluster.members().addresses))
-    except ValueError as error:
-        raise Refusal(str(error)) from error
+    return _share(num_devices, len(cluster.members().addresses))
 
 
 def say_who_is_awaited() -> None:
-    """Tells who looks at the first of several processes that it starts when the others are there."""
+    """Prints, in the first of several processes, that it waits for the others."""
     members = cluster.members()
     if len(members.addresses) > 1 and members.index == 0:
         print(f"Waiting for {len(members.addresses) - 1} more of the processes of TF_CONFIG: "
@@ -50,12 +47,15 @@ def _share(num_devices, count):
 
 
 def run(words: list[str], count: int, num_devices: int | None = None) -> int:
-    """Runs `switch-tf` with `words` in `count` processes; the first one's output is this one's.
+    """Runs `switch-tf` with `words` in `count` processes and prints the output of the first one.
 
-    They get SIGTERM when this process ends, however it does. Each has its share of the GPUs.
+    The processes get SIGTERM when this process ends in any way. Each has an equal share of the GPUs.
 
     Returns:
-        The exit status of the first process, or 1 where another one failed.
+        The exit status of the first process, or 1 if another one failed.
+
+    Raises:
+        Refusal: The number of processes does not suit the machine.
     """
     if not 1 <= count <= _MOST:
         raise Refusal(f"--processes must be from 1 to {_MOST}, as they share one machine, not {count}.")
@@ -72,8 +72,9 @@ def run(words: list[str], count: int, num_devices: int | None = None) -> int:
         if gpus:
             environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus[index])
         output = {} if index == 0 else {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
-        command = [sys.executable, "-m", "switch_tf.cli", *words, "--processes=1"]  # of an option given twice the last
-        # A session of their own: a signal to this process's group would otherwise reach them twice.
+        # The last of two --processes counts.
+        command = [sys.executable, "-m", "switch_tf.cli", *words, "--processes=1"]
+        # In a session of its own, because a signal to this process's group would otherwise reach it twice.
         children.append(subprocess.Popen(command, env=environ, start_new_session=True,
                                          preexec_fn=end_with_this, **output))
     relays = [threading.Thread(target=_relay, args=(child.stderr, index), daemon=True)
@@ -82,7 +83,7 @@ def run(words: list[str], count: int, num_devices: int | None = None) -> int:
         relay.start()
     previous = {number: signal.signal(number, lambda number, _: _pass_on(number, children))
                 for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-                if signal.getsignal(number) is not signal.SIG_IGN}  # as nohup has it for SIGHUP
+                if signal.getsignal(number) is not signal.SIG_IGN}  # nohup ignores SIGHUP
     try:
         return _wait(children)
     finally:
@@ -93,7 +94,7 @@ def run(words: list[str], count: int, num_devices: int | None = None) -> int:
 
 
 def _gpus_of_each(count):
-    """The GPUs of each process, which together have all; an empty list where there are none."""
+    """Returns the GPUs of each process, an empty list if there are none."""
     gpus = environment.gpus()
     if len(gpus) % count:
         raise Refusal(f"--processes must divide the {len(gpus)} GPU{'s' * (len(gpus) > 1)} of this machine, not "
@@ -103,29 +104,27 @@ def _gpus_of_each(count):
 
 
 def _ends_with(parent):
-    """Returns a function for a new child, after which the kernel sends it SIGTERM when its parent ends.
-
-    On SIGTERM a child saves and ends.
+    """Returns a function for a new child that makes the kernel send it SIGTERM, on which it saves, when `parent` ends.
     """
     prctl = ctypes.CDLL(None, use_errno=True).prctl
 
     def set_signal():
         prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() != parent:  # it ended before that
+        if os.getppid() != parent:  # it has ended already
             os._exit(INTERRUPTED)
 
     return set_signal
 
 
 def _wait(children):
-    """Waits for all; where one fails, the others get a while to end by themselves."""
+    """Waits for all children. If one fails, the others get some time to end by themselves."""
     deadline = None
     while True:
         running = [child for child in children if child.poll() is None]
         failed = [index for index, child in enumerate(children) if child.poll() not in (None, 0, INTERRUPTED)]
         if failed and deadline is None:
             deadline = time.monotonic() + GRACE_SECONDS
-            print(f"Process {failed[0]} of {len(children)} ended {_how(children[failed[0]].returncode)}"
+            print(f"Process {failed[0]} of {len(children)} ended {_describe(children[failed[0]].returncode)}"
                   + (f"; the others end too, within {GRACE_SECONDS} s." if running else "."), file=sys.stderr)
         if not running:
             break
@@ -137,7 +136,7 @@ def _wait(children):
     return statuses[0] if statuses[0] > 0 or not any(statuses) else 1
 
 
-def _how(status):
+def _describe(status):
     return f"with status {status}" if status > 0 else f"by {signal.Signals(-status).name}"
 
 
@@ -154,12 +153,12 @@ def _relay(stream, index):
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nothing listens on; all are held until the last one is found, so they differ."""
+    """Returns different ports that nothing listens on."""
     sockets = [socket.socket() for _ in range(count)]
     try:
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
+        for bound in sockets:  # all stay open, so that the ports differ
+            bound.bind(("127.0.0.1", 0))
+        return [bound.getsockname()[1] for bound in sockets]
     finally:
-        for one in sockets:
-            one.close()
+        for bound in sockets:
+            bound.close()

@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM and SIGHUP while a command trains: the first stops in order, a second one ends the process."""
+"""Ctrl-C, SIGTERM and SIGHUP during training: the first signal stops in order, the second one ends the process."""
 
 import os
 import select
@@ -8,39 +8,39 @@ import threading
 import time
 
 INTERRUPTED = 130  # exit status, as a shell has it after Ctrl-C
-# SIGHUP comes when a terminal or an ssh session is closed.
+# SIGHUP arrives when a terminal or an ssh session is closed.
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 _ONE_REQUEST = 5  # seconds in which signals of a parent that has ended count as one
 
 
 def not_ignored() -> list[signal.Signals]:
-    """Those of `SIGNALS` that this process reacts to; `nohup` has SIGHUP ignored."""
+    """Returns the `SIGNALS` that this process does not ignore; under `nohup` it ignores SIGHUP."""
     return [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
 
 
 class Stopping:
-    """Within this context the first signal becomes the `reason` to stop, and a second one ends the process at once.
+    """A context in which the first signal sets the `reason` to stop, and a second one ends the process at once.
 
-    A thread of its own hears them, because Python runs a handler only when the main thread comes back from what it
-    waits for, and a dataset that yields nothing keeps it for good.
+    A thread waits for the signals, because Python runs handlers only when the main thread is back in Python, and a
+    dataset that yields nothing keeps it away for good.
 
     Args:
-        say: function of a line of text.
+        say: Function that prints a line of text.
     """
 
     def __init__(self, say):
         self.reason: str | None = None
         self._say = say
-        self._heard, self._told = os.pipe()
-        os.set_blocking(self._told, False)
+        self._read_end, self._write_end = os.pipe()
+        os.set_blocking(self._write_end, False)
         self._thread = threading.Thread(target=self._listen, daemon=True)
         self._previous = {}
         self._parent, self._asked_at = os.getppid(), 0.0
 
     def __enter__(self):
         self._previous = {number: signal.signal(number, lambda *_: None) for number in not_ignored()}
-        signal.set_wakeup_fd(self._told)
+        signal.set_wakeup_fd(self._write_end)
         self._thread.start()
         return self
 
@@ -48,12 +48,12 @@ class Stopping:
         signal.set_wakeup_fd(-1)
         for number, handler in self._previous.items():
             signal.signal(number, handler)
-        os.close(self._told)  # which ends the thread
+        os.close(self._write_end)  # which ends the thread
         self._thread.join()
-        os.close(self._heard)
+        os.close(self._read_end)
 
     def _listen(self):
-        while number := os.read(self._heard, 1):
+        while number := os.read(self._read_end, 1):
             if number[0] not in self._previous:
                 continue
             name = signal.Signals(number[0]).name
@@ -67,18 +67,16 @@ class Stopping:
             self._say(f"{name}: saving after this step; once more stops without saving.")
 
     def _is_of_ended_parent(self):
-        """Whether a signal repeats the first one: the kernel sends it again for each thread of a parent that ends."""
+        """Whether a signal repeats the first one, which the kernel sends for each thread of a parent that ends."""
         return os.getppid() != self._parent and time.monotonic() - self._asked_at < _ONE_REQUEST
 
 
 def _silence_closed_outputs():
-    """Discards output that nobody can read any more, because the terminal is closed or the parent was killed.
-
-    Writing there raises, and the run would end before it has saved.
+    """Discards output to a closed terminal or a killed parent, because writing there would raise before the run saves.
     """
     poller = select.poll()
     for output in (1, 2):
-        poller.register(output, 0)  # reports errors alone
+        poller.register(output, 0)  # reports only errors
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for output, _ in poller.poll(0):
         os.dup2(nowhere, output)

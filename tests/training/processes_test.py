@@ -274,8 +274,8 @@ def test_one_that_ended_well_or_was_interrupted_leaves_the_others_alone(start, c
 
 
 def test_how_a_process_ended_is_said_in_words():
-    assert processes._how(3) == "with status 3"
-    assert processes._how(-signal.SIGKILL) == "by SIGKILL"
+    assert processes._describe(3) == "with status 3"
+    assert processes._describe(-signal.SIGKILL) == "by SIGKILL"
 
 
 def test_sigterm_is_passed_on_and_the_own_handler_comes_back(stand_in, tmp_path, capsys):
