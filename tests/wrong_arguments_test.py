@@ -272,7 +272,7 @@ UNTRIED = {
     "losses.load_balancing_mean", "losses.router_z_mean", "losses.Balance", "policies.names", "data.keep_jax_on_cpu",
     "data.names", "data.BadData", "data.NUM_SENTINELS", "data.refusing_bad_data", "data.TaskScores", "data.average",
     "data.write_records", "data.Batches", "data.Shard", "data.is_complete", "data.write_shard", "data.finish_cache",
-    "data.TextsInGraph",
+    "data.SpellingOps",
     "data.passes",  # of the author of a source
     "data.examples_of_lines", "data.kind_of",  # of a file that a command looked for
     # These take a vocabulary, which is no value of the user's.

@@ -9,6 +9,7 @@ from switch_tf.data.cache_writing import Shard, is_complete
 from switch_tf.data.cache_writing import finish as finish_cache
 from switch_tf.data.cache_writing import plan as plan_cache
 from switch_tf.data.cache_writing import write as write_shard
+from switch_tf.data.dataset_fingerprint import fingerprint
 from switch_tf.data.description import DatasetDescription, description_of_data
 from switch_tf.data.endless import passes
 from switch_tf.data.evaluator import (
@@ -20,22 +21,21 @@ from switch_tf.data.evaluator import (
     names_of_tasks,
     write_records,
 )
+from switch_tf.data.example_files import BadData, TextFile, examples_of_lines, find_files, kind_of, refusing_bad_data
 from switch_tf.data.examples import examples
-from switch_tf.data.fingerprints import vocabulary_fingerprint
 from switch_tf.data.gaps import spellings
-from switch_tf.data.listing import describe, names
 from switch_tf.data.pipeline import check_examples, get_dataset
 from switch_tf.data.providers import check_task, check_vocabulary, target_vocabulary, vocabulary_size
 from switch_tf.data.reading import Reading, reading_of, typed_sentinels
-from switch_tf.data.run_fingerprint import fingerprint
 from switch_tf.data.seqio_import import keep_jax_on_cpu
-from switch_tf.data.text_records import BadData, TextFile, examples_of_lines, find_files, kind_of, refusing_bad_data
-from switch_tf.data.texts import pieces, read_text, spell
-from switch_tf.data.texts_in_graph import TextsInGraph
+from switch_tf.data.source_fingerprints import vocabulary_fingerprint
+from switch_tf.data.spelling import pieces, read_text, spell
+from switch_tf.data.spelling_ops import SpellingOps
+from switch_tf.data.task_catalog import describe, names
 from switch_tf.data.vocabularies import NUM_SENTINELS, get_vocabulary, register_vocabulary
 
 __all__ = ["BadData", "Batches", "DatasetDescription", "Evaluator", "NUM_SENTINELS", "Reading",
-           "Shard", "TaskScores", "TextFile", "TextsInGraph", "average", "check_examples", "check_metrics",
+           "Shard", "TaskScores", "TextFile", "SpellingOps", "average", "check_examples", "check_metrics",
            "check_task", "check_vocabulary", "describe", "description_of_data", "examples", "examples_of_lines",
            "find_files", "fingerprint", "finish_cache", "get_batches", "get_dataset", "get_vocabulary", "has_metrics",
            "is_complete", "keep_jax_on_cpu", "kind_of", "names", "names_of_tasks", "passes", "pieces", "plan_cache",

@@ -13,8 +13,8 @@ import json
 import os
 import pathlib
 
-from switch_tf.data.fingerprints import fingerprint_of_vocabulary, source_fingerprint
-from switch_tf.data.listing import describe
+from switch_tf.data.source_fingerprints import fingerprint_of_vocabulary, source_fingerprint
+from switch_tf.data.task_catalog import describe
 from switch_tf.refusals import Refusal
 
 FORMAT_VERSION = 1

@@ -11,8 +11,8 @@ import tensorflow as tf
 
 from switch_tf.data import cache_manifest
 from switch_tf.data.endless import passes
+from switch_tf.data.example_files import BadData
 from switch_tf.data.providers import get_provider, replace_tasks, tasks_of
-from switch_tf.data.text_records import BadData
 from switch_tf.messages import first_line
 
 _RECORDS_AT_A_TIME = 64

@@ -4,7 +4,7 @@ from switch_tf import checks
 from switch_tf.data.description import DatasetDescription, check_description
 from switch_tf.data.pipeline import failure, no_global_seed, read_once
 from switch_tf.data.providers import check_split, get_provider
-from switch_tf.data.texts import spell
+from switch_tf.data.spelling import spell
 from switch_tf.refusals import Refusal
 
 

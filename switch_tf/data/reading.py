@@ -9,7 +9,7 @@ from typing import Any
 from switch_tf import checks
 from switch_tf.data.providers import get_provider
 from switch_tf.data.seqio_import import import_seqio
-from switch_tf.data.texts import SENTINELS, read_text
+from switch_tf.data.spelling import SENTINELS, read_text
 from switch_tf.refusals import Refusal
 
 _DECLARATION = "typed_sentinels"

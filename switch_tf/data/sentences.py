@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import tqdm
 
-from switch_tf.data.text_records import BadData, TextFile, find_files
+from switch_tf.data.example_files import BadData, TextFile, find_files
 from switch_tf.refusals import Refusal
 from switch_tf.sentencepiece_training import sentences_of
 

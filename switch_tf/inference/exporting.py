@@ -64,9 +64,9 @@ class _Served(tf.Module):
         self._text_model = text_model
         self._weights = [variable.value for variable in text_model.model.variables]
         reading = text_model.features
-        self._inputs = data.TextsInGraph(reading.inputs, reading.sentinels, reading.prefix, reading.keeps_end)
+        self._inputs = data.SpellingOps(reading.inputs, reading.sentinels, reading.prefix, reading.keeps_end)
         same = reading.targets is reading.inputs
-        self._targets = self._inputs if same else data.TextsInGraph(reading.targets)
+        self._targets = self._inputs if same else data.SpellingOps(reading.targets)
 
     @tf.function(input_signature=[tf.TensorSpec([None], tf.string, "inputs")], autograph=False)
     def answer(self, inputs):

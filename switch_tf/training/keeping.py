@@ -4,7 +4,7 @@ import pathlib
 
 from switch_tf.checkpoints import run_config
 from switch_tf.configs import policies
-from switch_tf.data import fingerprints, providers, stored_vocabularies
+from switch_tf.data import providers, source_fingerprints, stored_vocabularies
 from switch_tf.data.reading import reading_of
 from switch_tf.messages import first_line
 from switch_tf.models.switch_transformer import SwitchTransformer
@@ -77,7 +77,7 @@ def _vocabularies(folder, features, chosen, say):
 def vocabulary_in_words(run) -> str:
     """The vocabularies of a run, by a name that a person can type."""
     features = providers.get_provider(run.mixture_or_task_name, run.vocabulary).output_features
-    vocabularies = {fingerprints.fingerprint_of_vocabulary(one): one for one in
+    vocabularies = {source_fingerprints.fingerprint_of_vocabulary(one): one for one in
                     (feature.vocabulary for feature in features.values())}
     return " and ".join(f"{run.vocabulary or stored_vocabularies.name_of(one)!r} ({fingerprint})"
                         for fingerprint, one in sorted(vocabularies.items()))

@@ -11,15 +11,15 @@ import pytest
 import tensorflow as tf
 
 from switch_tf import data
-from switch_tf.data import byte_lines, text_records
+from switch_tf.data import byte_lines, example_files
 
 
 @pytest.fixture
 def short_lines(monkeypatch):
     """Lines of 100 bytes at most, and pieces of 7."""
     monkeypatch.setattr(byte_lines, "LONGEST_LINE", 100)
-    monkeypatch.setattr("switch_tf.data.text_rows.LONGEST_LINE", 100)
-    monkeypatch.setattr(text_records, "PIECE", 7)
+    monkeypatch.setattr("switch_tf.data.row_parsing.LONGEST_LINE", 100)
+    monkeypatch.setattr(example_files, "PIECE", 7)
 
 
 def _all(file):
@@ -117,7 +117,7 @@ def test_a_link_to_nothing_is_found_out_by_name(tmp_path):
     (lambda path: path.unlink(), "cannot be read: No such file or directory")])
 @pytest.mark.parametrize("packed", ["", ".gz"])
 def test_a_file_that_changes_while_it_is_read_ends_the_reading(tmp_path, monkeypatch, change, words, packed):
-    monkeypatch.setattr(text_records, "PIECE", 7)
+    monkeypatch.setattr(example_files, "PIECE", 7)
     path = tmp_path / f"a.txt{packed}"
     path.write_bytes(gzip.compress(b"one line\n" * 9) if packed else b"one line\n" * 9)
     file = data.TextFile(str(path), ["text"])

@@ -7,7 +7,7 @@ import seqio
 import tensorflow as tf
 
 from switch_tf import context, data
-from switch_tf.data import cached_tasks, text_records
+from switch_tf.data import cached_tasks, example_files
 from switch_tf.data.endless import with_counted_passes
 from switch_tf.tasks.in_memory import InMemorySource
 from switch_tf.tasks.text_source import TextFilesSource
@@ -72,7 +72,7 @@ def own(tmp_path):
                          ids=["few", "all"])
 @pytest.mark.parametrize("make", [own, in_memory, text_files, cached, files_of_seqio])
 def test_positions_are_gone_on_from_exactly(make, counts, tmp_path, monkeypatch):
-    monkeypatch.setattr(text_records, "PIECE", 30)
+    monkeypatch.setattr(example_files, "PIECE", 30)
     make_examples = make(tmp_path)
     straight = take(iter(read_to_train(make_examples)), 60)
     for count in counts:

@@ -100,7 +100,7 @@ def test_typed_gaps_have_the_ids_of_span_corruption_and_are_spelt_and_read_again
     assert found == expected and len(found) > 0.6 * len(texts)
     spelt = [data.spell(vocabulary, ids) for ids in found]
     assert [data.read_text(vocabulary, text) for text in spelt] == found
-    graph = data.TextsInGraph(vocabulary)
+    graph = data.SpellingOps(vocabulary)
     in_graph = graph.read(typed, 400, False).numpy()
     assert [row[:len(ids)].tolist() for row, ids in zip(in_graph, found, strict=True)] == found
     assert [text.decode() for text in graph.spell(in_graph).numpy()] == spelt

@@ -8,8 +8,8 @@ import seqio
 import tensorflow as tf
 
 from switch_tf import data, messages
-from switch_tf.data import text_records
-from switch_tf.data.fingerprints import source_fingerprint
+from switch_tf.data import example_files
+from switch_tf.data.source_fingerprints import source_fingerprint
 from switch_tf.tasks import text_source
 from switch_tf.tasks.text_source import TextFilesSource
 
@@ -19,7 +19,7 @@ LINES = [f"line {number}" for number in range(60)]
 @pytest.fixture
 def files(tmp_path, monkeypatch):
     """Three files of 20 lines, one of them packed, in pieces of about four lines."""
-    monkeypatch.setattr(text_records, "PIECE", 30)
+    monkeypatch.setattr(example_files, "PIECE", 30)
     for index, name in enumerate(("a.txt", "b.txt", "c.txt.gz")):
         content = "".join(f"{line}\n" for line in LINES[20 * index:20 * index + 20]).encode()
         (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith("gz") else content)

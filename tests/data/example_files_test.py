@@ -8,7 +8,7 @@ import json
 import pytest
 
 from switch_tf import data
-from switch_tf.data import text_records
+from switch_tf.data import example_files
 
 ROWS = [("a", "first text"), ("b", 'with a "quote", a comma'), ("c", "naïve ☃"), ("d", "x" * 50), ("e", "last")]
 
@@ -45,7 +45,7 @@ def _all(file):
 @pytest.mark.parametrize("packed", ["", ".gz"])
 @pytest.mark.parametrize("name", CONTENTS)
 def test_every_kind_of_file_has_the_same_texts_however_it_is_cut(tmp_path, monkeypatch, name, packed, piece):
-    monkeypatch.setattr(text_records, "PIECE", piece)
+    monkeypatch.setattr(example_files, "PIECE", piece)
     file = data.TextFile(_write(tmp_path, name + packed, CONTENTS[name]), ["text"])
     assert _all(file) == ([(text,) for _, text in ROWS], [])
     if not packed:
@@ -66,7 +66,7 @@ def test_a_table_without_a_header_has_numbers_for_columns(tmp_path):
 @pytest.mark.parametrize("piece", [2**20, 7])
 @pytest.mark.parametrize("packed", ["", ".gz"])
 def test_a_cell_of_csv_may_have_several_lines_and_lines_are_still_counted_right(tmp_path, monkeypatch, packed, piece):
-    monkeypatch.setattr(text_records, "PIECE", piece)
+    monkeypatch.setattr(example_files, "PIECE", piece)
     content = _csv([("id", "text"), ("1", 'two\nlines, "quoted"'), ("2", "more\n\nthan two"), ("3",), ("4", "end")])
     file = data.TextFile(_write(tmp_path, f"a.csv{packed}", content), ["text"])
     texts, [sentence] = _all(file)
@@ -153,8 +153,8 @@ ARRAY = json.dumps([{"id": id_, "text": text} for id_, text in ROWS], ensure_asc
 @pytest.mark.parametrize("content", [
     ARRAY, "\ufeff \r\n" + json.dumps(json.loads(ARRAY), indent=2) + "\n\n", ARRAY.replace("}, {", "}\n,\n{")])
 def test_an_array_of_json_is_read_element_by_element(tmp_path, monkeypatch, piece, name, content):
-    monkeypatch.setattr(text_records, "PIECE", piece)
-    monkeypatch.setattr(text_records, "_BLOCK", piece)
+    monkeypatch.setattr(example_files, "PIECE", piece)
+    monkeypatch.setattr(example_files, "_BLOCK", piece)
     path = _write(tmp_path, name, content)
     assert _all(data.TextFile(path, ["text", "id"])) == ([(text, id_) for id_, text in ROWS], [])
     assert [one.texts for one in data.TextFile(path, ["text"]).examples()] == [(text,) for _, text in ROWS]
@@ -222,7 +222,7 @@ def test_a_packed_file_that_is_none_or_is_cut_off_is_told(tmp_path):
 
 
 def test_a_packed_file_goes_on_from_any_place_where_a_piece_ended(tmp_path, monkeypatch):
-    monkeypatch.setattr(text_records, "PIECE", 20)
+    monkeypatch.setattr(example_files, "PIECE", 20)
     path = _write(tmp_path, "a.txt.gz", "".join(f"line {n}\n" for n in range(20)))
     [(place, end)] = data.TextFile(path, ["text"]).pieces()
     whole, places = data.TextFile(path, ["text"]), []

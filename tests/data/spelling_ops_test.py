@@ -31,7 +31,7 @@ def compiled(function):
     (True, True, "gaps", ""), (False, True, "gaps", ""), (True, False, "spelt_out", "label: <extra_id_1> "),
     (True, True, "as_tokenized", "a ")])
 def test_ids_are_those_of_a_reading(vocabulary, ends, keeps_end, sentinels, prefix):
-    graph = data.TextsInGraph(vocabulary, sentinels, prefix, keeps_end)
+    graph = data.SpellingOps(vocabulary, sentinels, prefix, keeps_end)
     reading = data.Reading(vocabulary, vocabulary, ends, ends, prefix, sentinels, keeps_end)
     read = compiled(lambda texts: graph.read(texts, 24, ends))
     ids = read(tf.constant(TEXTS)).numpy()
@@ -42,7 +42,7 @@ def test_ids_are_those_of_a_reading(vocabulary, ends, keeps_end, sentinels, pref
 
 @pytest.mark.parametrize("name", VOCABULARIES)
 def test_a_text_with_nothing_in_it_is_padding(name):
-    graph = data.TextsInGraph(VOCABULARIES[name])
+    graph = data.SpellingOps(VOCABULARIES[name])
     empty = EMPTY.get(name, [""])
     read = compiled(lambda texts: graph.read(texts, 24, True))
     assert not read(tf.constant([*empty, "a"])).numpy()[:-1].any()
@@ -65,11 +65,11 @@ def test_texts_are_those_of_spell(vocabulary):
         while row and not row[-1]:
             row.pop()
         expected.append(data.spell(vocabulary, row))
-    graph = data.TextsInGraph(vocabulary)
+    graph = data.SpellingOps(vocabulary)
     found = [text.decode() for text in compiled(graph.spell)(ids).numpy()]
     assert found == expected and len(set(found)) > 30
 
 
 def test_other_vocabularies_are_refused():
     with pytest.raises(ValueError, match="of SentencePiece or of bytes .* a PassThroughVocabulary"):
-        data.TextsInGraph(seqio.PassThroughVocabulary(100))
+        data.SpellingOps(seqio.PassThroughVocabulary(100))

@@ -1,7 +1,7 @@
 """What tells the data of a run from other data, read from their source or from a cache."""
 
 from switch_tf.data.description import DatasetDescription, check_description
-from switch_tf.data.fingerprints import source_fingerprint
+from switch_tf.data.source_fingerprints import source_fingerprint
 
 
 def fingerprint(description: DatasetDescription) -> dict[str, str]:

@@ -9,7 +9,7 @@ from switch_tf.refusals import Refusal
 _NUM_SPECIAL = 3  # ids of seqio's ByteVocabulary below those of bytes: padding, end of sequence, unknown
 
 
-class TextsInGraph(tf.Module):
+class SpellingOps(tf.Module):
     """A seqio vocabulary within a program, saved with it.
 
     Args:
