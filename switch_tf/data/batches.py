@@ -1,9 +1,8 @@
-"""The training batches of a run, one after another, of which a process may read its own rows alone.
+"""Training batches of a run; with a cached task, each process reads only its own rows.
 
-Rows of a cached task can be had alone: a batch is made of n parts of equally many rows, each a pipeline of its own,
-which reads every n-th example of an epoch and draws its own noise. What is in a row then depends on the seed alone,
-neither on the number of processes nor on who reads it; positions are saved part by part, so a run goes on with any
-number of processes. Text is read whole by everybody.
+A batch of a cached task consists of n parts with the same number of rows. Each part is a pipeline that reads every n-th
+example of an epoch and draws its own noise, so the content of a row depends only on the seed. Positions are saved part
+by part, and a run resumes with any number of processes. Uncached text is read whole by every process.
 """
 
 import json
@@ -18,7 +17,7 @@ from switch_tf.data import patience
 from switch_tf.data.description import DatasetDescription, check_description
 from switch_tf.data.pipeline import get_dataset, get_part
 
-_SAVING_SECONDS = 10  # for the position, which waits for what is being read ahead
+_SAVING_SECONDS = 10  # for the position, which waits for the prefetched examples
 _LATER = "data_position_later.json"
 
 
@@ -28,11 +27,11 @@ def get_batches(description: DatasetDescription, steps_per_call: int = 1,
 
     Args:
         description: DatasetDescription of a training split.
-        steps_per_call: int. So many batches come at once.
-        rows: (first, behind the last) of the rows that are wanted, or None for all. Others may be zeros.
+        steps_per_call: int. Number of batches that are returned at once.
+        rows: (first, last + 1) of the rows to read, or None for all. Other rows may be zeros.
 
     Raises:
-        Refusal: as `get_dataset`.
+        Refusal: See `get_dataset`.
     """
     check_description(description)
     steps_per_call, batch_size = checks.integer("steps_per_call", steps_per_call, 1), description.batch_size
@@ -50,45 +49,45 @@ class Batches:
     """An iterator over training batches.
 
     Args:
-        parts: place of a part -> its iterator, of `{feature: <int32>[steps_per_call, part_size, length]}`; the place is
-            None where one iterator has all rows.
-        batch_size: int.
-        part_size: int, rows of a part.
-        steps_per_call: int, batches that come at once.
+        parts: Index of a part -> iterator of `{feature: <int32>[steps_per_call, part_size, length]}`. The index is None
+            if one iterator has all rows.
+        batch_size: int. Rows of a batch.
+        part_size: int. Rows of a part.
+        steps_per_call: int. Number of batches that are returned at once.
     """
 
     def __init__(self, parts: dict, batch_size: int, part_size: int | None = None, steps_per_call: int = 1):
         self._parts, self._batch_size, self._size = parts, batch_size, part_size
         self._steps_per_call = steps_per_call
         self._is_stuck = False
-        # Files that hold an earlier position, and the steps since. Where nothing was saved that is the beginning.
+        # Files of an earlier position and the steps since then. Without files it is the beginning.
         self._known, self._steps_since = {}, 0
 
     @property
     def element_spec(self) -> dict[str, tf.TensorSpec]:
-        """Of what `next` returns: dict of <int32>[steps_per_call, batch, length]."""
+        """Specification of the result of `next`: dict of <int32>[steps_per_call, batch, length]."""
         (spec, *_) = (part.element_spec for part in self._parts.values())
         return {name: tf.TensorSpec([feature.shape[0], self._batch_size, *feature.shape[2:]], feature.dtype)
                 for name, feature in spec.items()}
 
     @property
     def is_stuck(self) -> bool:
-        """Whether a wait was given up. Its thread still waits for the input, perhaps for ever."""
+        """Whether a wait was given up. Its thread still waits for the input, perhaps forever."""
         return self._is_stuck
 
     def __next__(self) -> dict[str, tf.Tensor]:
-        found = self._read()
+        batches = self._read()
         self._steps_since += self._steps_per_call
-        return found
+        return batches
 
     def wait(self, gives_up) -> dict[str, tf.Tensor] | None:
-        """Returns the next batches, or None if `gives_up()`, which is called now and then, becomes true first.
+        """Returns the next batches, or None if `gives_up()`, which is polled, becomes true first.
 
-        After None there are no more batches, and `save` writes the position after the last ones that were returned.
+        After None there are no more batches, and `save` writes the position after the last batches that were returned.
         """
-        found = self._patiently(self._read, gives_up)
-        self._steps_since += self._steps_per_call * (found is not None)
-        return found
+        batches = self._patiently(self._read, gives_up)
+        self._steps_since += self._steps_per_call * (batches is not None)
+        return batches
 
     def _patiently(self, function, gives_up):
         """Calls a function that uses the input; returns None if the input is stuck or the wait is given up."""
@@ -108,20 +107,20 @@ class Batches:
                 for name in read[0]}
 
     def close(self) -> None:
-        """Ends what reads ahead: a thread that is within Python when the interpreter ends would abort the process."""
+        """Ends prefetching, because a thread that runs Python when the interpreter ends would abort the process."""
         self._parts = {}
 
     def save(self, folder: pathlib.Path, process_index: int) -> None:
-        """Writes where the next batch comes from; every process its own parts, of the same step.
+        """Writes the position of the next batch; each process writes its own parts of the same step.
 
-        TensorFlow has no position of an input that is waiting for data. Then the one before it is written again, with
-        the number of steps since, which `restore` reads once more.
+        TensorFlow has no position of an input that is waiting for data. In that case the previous position is written
+        again with the number of steps since then, which `restore` reads again.
 
         Args:
-            folder: of a checkpoint.
-            process_index: int. What all processes read is written by the first.
+            folder: Checkpoint folder.
+            process_index: int. The first process writes the position that all share.
         """
-        # A part of another process cannot be read once more from here.
+        # This process cannot read the parts of other processes again.
         has_all = None in self._parts or len(self._parts) * self._size == self._batch_size
         due = time.monotonic() + (_SAVING_SECONDS if has_all else float("inf"))
         with tempfile.TemporaryDirectory(dir=folder, ignore_cleanup_errors=True) as place:
@@ -143,10 +142,10 @@ class Batches:
         self._steps_since = steps_since
 
     def restore(self, folder: pathlib.Path) -> None:
-        """Goes on where another one was saved, by whichever processes.
+        """Continues from a saved position, with any number of processes.
 
         Raises:
-            tf.errors.OpError, AssertionError: a file is missing or damaged, or is of other data.
+            tf.errors.OpError, AssertionError: A file is missing or damaged, or belongs to other data.
         """
         later = folder / _LATER
         steps, is_from_start = _read_later(later) if later.exists() else (0, False)
@@ -165,8 +164,8 @@ class Batches:
 
 def _read_later(file):
     try:
-        found = json.loads(file.read_text())
-        return int(found["steps"]), bool(found["is_from_start"])
+        later = json.loads(file.read_text())
+        return int(later["steps"]), bool(later["is_from_start"])
     except (ValueError, KeyError, TypeError) as error:
         raise AssertionError(f"{file} is damaged") from error
 

@@ -1,8 +1,8 @@
-"""What lies in the cache of a task: its folders, what they were made of, and whether that is still so.
+"""The folders of a task's cache, and the check that a cache still agrees with its task.
 
 `<cache_dir>/<task>/<split>/` holds shards of tokenised examples, `00003-of-00016.array_record`, each with a JSON file
-of its counts and checksum, and, once all of them are there, `manifest.json`. An example is a `tf.train.Example` of
-every feature that the task has before its `seqio.CacheDatasetPlaceholder`.
+of its counts and checksum, and `manifest.json` once all shards are complete. An example is a `tf.train.Example` of the
+task's features before its `seqio.CacheDatasetPlaceholder`.
 """
 
 import functools
@@ -22,23 +22,23 @@ _DISTRIBUTIONS = ("switch-tf", "seqio", "t5", "tensorflow", "tensorflow-datasets
 
 
 def default_folder() -> str:
-    """Returns where tasks are cached unless a user says otherwise."""
+    """Returns the default folder of cached tasks."""
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     return os.path.join(cache, "switch_tf", "tasks")
 
 
 def folder_of(cache_dir: str | None, task_name: str, split: str) -> pathlib.Path:
-    """Returns the folder of a split; `cache_dir` is the default one if None."""
+    """Returns the folder of a split. `cache_dir` None means the default folder."""
     return pathlib.Path(cache_dir or default_folder(), task_name.replace(":", "_"), split)
 
 
 def request(task, split: str, source: dict[str, str] | None = None) -> dict:
-    """Returns what the cache of a split depends on, JSON-able.
+    """Returns a JSON-able description of everything that the cache of a split depends on.
 
     Args:
-        task: seqio.Task, with the vocabulary that it is cached with.
-        split: str.
-        source: what its data are known by, `source_fingerprint`'s; looked up where it is None.
+        task: seqio.Task with the vocabulary of the cache.
+        split: str. A split of the task.
+        source: Result of `source_fingerprint`, computed if None.
     """
     steps = task.preprocessors[:placeholder_of(task)]
     return {
@@ -53,10 +53,10 @@ def request(task, split: str, source: dict[str, str] | None = None) -> dict:
 
 
 def placeholder_of(task) -> int:
-    """Returns the place of a task's `seqio.CacheDatasetPlaceholder` among its preprocessors.
+    """Returns the index of a task's `seqio.CacheDatasetPlaceholder` among its preprocessors.
 
     Raises:
-        Refusal: it has none.
+        Refusal: The task has none.
     """
     if not task.supports_caching:
         raise Refusal(f"Task {task.name!r} cannot be cached: put seqio.CacheDatasetPlaceholder() among its "
@@ -65,24 +65,24 @@ def placeholder_of(task) -> int:
 
 
 def versions() -> dict[str, str]:
-    """Returns the versions of the packages that make tokens of text."""
-    found = {}
+    """Returns the versions of the packages on which tokens depend."""
+    by_name = {}
     for name in _DISTRIBUTIONS:
         try:
-            found[name] = importlib.metadata.version(name)
+            by_name[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:  # tensorflow is tensorflow-tpu on a Cloud TPU VM
-            found[name] = "not installed"
-    return found
+            by_name[name] = "not installed"
+    return by_name
 
 
 def load(task, split: str, cache_dir: str | None) -> dict:
-    """Returns the manifest of a split's cache, after it was compared with the task and its files were looked for.
+    """Returns the manifest of a split's cache after comparing it with the task and its files.
 
-    Where the task's own data are not on this machine, they are not compared.
+    The task's data are compared only if they are on this machine.
 
     Raises:
-        Refusal: no cache, an unfinished one, one of another task, vocabulary, preprocessing or data, or one that
-            lacks files.
+        Refusal: The cache is missing or unfinished, lacks files, or belongs to another task, vocabulary, preprocessing
+            or data.
     """
     folder = folder_of(cache_dir, task.name, split)
     again = f"`switch-tf cache {task.name}` with the task's gin file and the run's --vocabulary"
@@ -95,20 +95,20 @@ def load(task, split: str, cache_dir: str | None) -> dict:
     except (OSError, ValueError) as error:
         raise Refusal(f"USE_CACHED_TASKS: {folder}/manifest.json cannot be read ({error}); make it anew by "
                       f"{again} and --overwrite.") from error
-    if found := difference(manifest["request"], _request_to_compare(task, split, manifest["request"])):
+    if changed := difference(manifest["request"], _request_to_compare(task, split, manifest["request"])):
         raise Refusal(f"USE_CACHED_TASKS: the cache of {task.name!r}, split {split!r}, in {str(folder)!r} is stale: "
-                      f"{found}. Make it anew by {again} and --overwrite, or set CACHE_DIR to another one.")
+                      f"{changed}. Make it anew by {again} and --overwrite, or set CACHE_DIR to another one.")
     for shard in manifest["shards"]:
         file = folder / shard["file"]
         size = file.stat().st_size if file.exists() else None
         if size != shard["bytes"]:
-            told = "is missing" if size is None else f"has {size} bytes instead of {shard['bytes']}"
-            raise Refusal(f"USE_CACHED_TASKS: {file} {told}; make it good by {again}.")
+            fault = "is missing" if size is None else f"has {size} bytes instead of {shard['bytes']}"
+            raise Refusal(f"USE_CACHED_TASKS: {file} {fault}; make it good by {again}.")
     return manifest
 
 
 def difference(saved: dict, new: dict) -> str | None:
-    """Returns the first difference of two requests in words, None where they agree."""
+    """Returns the first difference of two requests in words, None if they agree."""
     for name, value in new.items():
         if saved.get(name) == value:
             continue
@@ -132,7 +132,7 @@ def _request_to_compare(task, split, saved):
 
 
 def _step(step):
-    """A preprocessing step as text: its name, its fixed arguments and a hash of its code."""
+    """Returns a preprocessing step as text: its name, its fixed arguments and a hash of its code."""
     fixed = ""
     while isinstance(step, functools.partial):
         fixed += "".join(f", {value!r}" for value in step.args)
@@ -142,6 +142,6 @@ def _step(step):
     name = f"{step.__module__}.{getattr(step, '__qualname__', type(step).__qualname__)}"
     try:
         code = hashlib.sha256(inspect.getsource(step).encode()).hexdigest()[:16]
-    except (OSError, TypeError):  # typed in, or built in
+    except (OSError, TypeError):  # without a source file
         code = "unknown code"
     return f"{name}{fixed}: {code}"

@@ -1,4 +1,4 @@
-"""Tasks that read their cache (`cache_writing.py`) by index, in an order that only the seed and the epoch decide."""
+"""Tasks that read their cache (`cache_writing.py`) by index, in an order that depends only on seed and epoch."""
 
 import functools
 import hashlib
@@ -16,17 +16,17 @@ from switch_tf.data.providers import get_provider, replace_tasks, tasks_of
 from switch_tf.messages import first_line
 
 _RECORDS_AT_A_TIME = 64
-# As array_record advises for random access: no threads and no buffer of 16 MB each that read ahead.
+# array_record's advice for random access: no threads that read ahead, with a buffer of 16 MB each.
 _READER_OPTIONS = "readahead_buffer_size:0,max_parallelism:0"
 
 
 class CachedSource(seqio.DataSource):
-    """The tokenised examples of a task, each epoch in another order of all of them.
+    """The tokenised examples of a task, in another order in each epoch.
 
     Args:
-        manifests: split -> `cache_manifest.load`'s.
-        folders: split -> its folder.
-        seed: int, of the order. The seed that seqio gives, and with it the noise, may differ from shard to shard.
+        manifests: Split -> result of `cache_manifest.load`.
+        folders: Split -> folder.
+        seed: int. Fixes the order. The seed that seqio passes, which fixes the noise, may differ between shards.
     """
 
     def __init__(self, manifests: dict[str, dict], folders: dict[str, pathlib.Path], seed: int):
@@ -36,7 +36,7 @@ class CachedSource(seqio.DataSource):
 
     @property
     def supports_arbitrary_sharding(self) -> bool:
-        """Any number of shards is served by `get_dataset`."""
+        """Whether `get_dataset` takes any number of shards: it does."""
         return True
 
     def list_shards(self, split: str) -> list[str]:
@@ -44,12 +44,12 @@ class CachedSource(seqio.DataSource):
         return [str(self._folders[split] / shard["file"]) for shard in self._manifests[split]["shards"]]
 
     def fingerprint(self, split: str) -> str:
-        """Returns what tells this cache from another one."""
+        """Returns a text that identifies the content of the cache."""
         text = json.dumps(self._manifests[split], sort_keys=True)
         return f"{self._manifests[split]['examples']} examples, {hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
     def get_dataset(self, split="train", shuffle=True, seed=None, shard_info=None, **unused) -> tf.data.Dataset:
-        """Returns the examples of a split, or every n-th of them for n shards; all of them where some had none."""
+        """Returns the examples of a split, every n-th of them for n shards, all if there are fewer than shards."""
         manifest = self._manifests[split]
         count, reader = manifest["examples"], _Reader(self.list_shards(split), manifest["shards"])
         parse = functools.partial(_parse, manifest["features"])
@@ -71,18 +71,18 @@ class CachedSource(seqio.DataSource):
 
 def get_cached_provider(name: str, vocabulary: str | None, cache_dir: str | None, split: str, seed: int,
                         num_parts: int = 1):
-    """Returns the task or mixture of that name, reading a split from the cache.
+    """Returns a task or mixture that reads a split from the cache.
 
     Args:
         name: str. A registered seqio task or mixture.
         vocabulary: str or None, see `get_provider`.
         cache_dir: str or None, see `cache_manifest.folder_of`.
-        split: str. A task of a mixture that lacks it is left as it is.
-        seed: int, of the order.
-        num_parts: int. So many shards are read at a time, each through its own part of the shuffle buffer.
+        split: str. A task of a mixture that lacks it stays unchanged.
+        seed: int. Fixes the order.
+        num_parts: int. Number of shards that are read at the same time. They share the size of the shuffle buffer.
 
     Raises:
-        Refusal: as `get_provider`, or a cache that is missing, unfinished, damaged or stale.
+        Refusal: See `get_provider`; or the cache is missing, unfinished, damaged or stale.
     """
 
     def change(task):
@@ -91,8 +91,8 @@ def get_cached_provider(name: str, vocabulary: str | None, cache_dir: str | None
         place = cache_manifest.placeholder_of(task)
         source = CachedSource({split: cache_manifest.load(task, split, cache_dir)},
                               {split: cache_manifest.folder_of(cache_dir, task.name, split)}, seed)
-        # seqio counts seeds from the placeholder's place, so it stays there, and the noise is that without the cache.
-        steps = [_as_it_is] * place + list(task.preprocessors[place:])
+        # seqio counts seeds from the index of the placeholder. It keeps its index, so the noise is that of the text.
+        steps = [_identity] * place + list(task.preprocessors[place:])
         buffer = task._shuffle_buffer_size and max(1, task._shuffle_buffer_size // num_parts)
         return task.replace(source=source, preprocessors=steps, shuffle_buffer_size=buffer)
 
@@ -100,17 +100,17 @@ def get_cached_provider(name: str, vocabulary: str | None, cache_dir: str | None
 
 
 def cache_fingerprint(name: str, vocabulary: str | None, cache_dir: str | None, split: str) -> dict[str, str]:
-    """Returns "task: cache" -> what tells the cache of a split from another one.
+    """Returns "task: cache" -> text that identifies the content of a split's cache.
 
     Raises:
-        Refusal: as `get_cached_provider`.
+        Refusal: See `get_cached_provider`.
     """
     provider = get_cached_provider(name, vocabulary, cache_dir, split, 0)
     return {f"{task.name}: cache": task.source.fingerprint(split) for task in tasks_of(provider, split)}
 
 
 class _Reader:
-    """Records by their index over all files; a file is opened when it is first read from."""
+    """Records by their index over all files, which are opened at their first use."""
 
     def __init__(self, files, shards):
         self._files = files
@@ -119,17 +119,17 @@ class _Reader:
 
     def read(self, indices):
         """Returns serialised examples, bytes[n], of <int64>[n] indices."""
-        found = np.empty(len(indices), object)
+        records = np.empty(len(indices), object)
         numbers = np.searchsorted(self._starts, indices, side="right") - 1
         for number in np.unique(numbers):
             places = np.flatnonzero(numbers == number)
             rows = indices[places] - self._starts[number]
             try:
-                found[places] = self._reader(number).read(rows.tolist())
+                records[places] = self._reader(number).read(rows.tolist())
             except (RuntimeError, ValueError, IndexError) as error:  # array_record's
                 raise BadData(f"{self._files[number]} is damaged ({first_line(error)}); `switch-tf cache` with the "
                               "task's gin file finds damaged shards and writes them anew.") from error
-        return found
+        return records
 
     def _reader(self, number):
         if number not in self._opened:
@@ -140,17 +140,17 @@ class _Reader:
 
 
 def _parse(features, record):
-    """A serialised example as tensors of the types that it was cached with."""
+    """Returns the tensors of a serialised example, with the dtypes before the cache."""
     stored = {}
     for name, feature in features.items():
         dtype, shape = tf.as_dtype(feature["dtype"]), feature["shape"]
-        kept = dtype if dtype in (tf.string, tf.float32) else tf.int64
-        stored[name] = (tf.io.FixedLenSequenceFeature(shape[1:], kept, allow_missing=True) if shape
-                        else tf.io.FixedLenFeature([], kept))
+        stored_dtype = dtype if dtype in (tf.string, tf.float32) else tf.int64
+        stored[name] = (tf.io.FixedLenSequenceFeature(shape[1:], stored_dtype, allow_missing=True) if shape
+                        else tf.io.FixedLenFeature([], stored_dtype))
     parsed = tf.io.parse_single_example(record, stored)
     return {name: tf.cast(value, features[name]["dtype"]) if features[name]["dtype"] != "string" else value
             for name, value in parsed.items()}
 
 
-def _as_it_is(dataset):
+def _identity(dataset):
     return dataset

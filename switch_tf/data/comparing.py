@@ -1,22 +1,22 @@
-"""Targets as predictions can spell them, and how many of a task's targets no prediction can match.
+"""Targets in the spelling of predictions, and a count of the targets that no prediction can match.
 
-A prediction is what the vocabulary makes of ids, so it has no trailing blank, no newline, and only the Unicode forms
-that the vocabulary normalises to. A target as its file spells it may differ from what a perfect model can say.
+A prediction is decoded from ids, so it has no trailing blank, no newline, and only the Unicode forms that the
+vocabulary normalises to. A target in the spelling of its file may differ from the output of a perfect model.
 """
 
 import numpy as np
 
 
 def is_by_spelling(task) -> bool:
-    """Whether the source of a task asks that targets be compared as the vocabulary spells them.
+    """Whether a task compares its targets in the spelling of the vocabulary, as text files do.
 
-    Text files do. Benchmarks keep their references as published, so that scores can be compared with published ones.
+    Benchmarks keep their references as published, so that scores can be compared with published ones.
     """
     return bool(getattr(task.source, "compares_by_spelling", False)) and task.postprocessor is None
 
 
 def by_spelling(task, length: int):
-    """Returns a postprocessor that gives targets as the task's vocabulary spells them, and predictions as they are.
+    """Returns a postprocessor that spells targets as the task's vocabulary does, and leaves predictions unchanged.
 
     Args:
         task: seqio.Task.
@@ -31,7 +31,7 @@ def by_spelling(task, length: int):
 
 
 def _spelt(text, ids, vocabulary, length):
-    """A target as its ids read; as it is written where they lack a part of it."""
+    """Returns a target decoded from its ids, unchanged if the ids lack a part of it."""
     if _lacks_pieces(ids, vocabulary):
         return text
     if _is_cut(text, ids, vocabulary, length):
@@ -41,15 +41,15 @@ def _spelt(text, ids, vocabulary, length):
 
 
 def unmatched(task, examples, length: int) -> str | None:
-    """Counts the targets that even a prediction of their very ids does not match.
+    """Counts the targets that even a prediction of their own ids does not match.
 
     Args:
         task: seqio.Task.
-        examples: of the task, as its evaluator keeps them.
+        examples: Examples of the task from its evaluator.
         length: int. Tokens of targets.
 
     Returns:
-        A sentence with the counts and the first such target, or None where every target can be matched.
+        A sentence with the counts and the first such target, None if every target can be matched.
     """
     vocabulary = task.output_features["targets"].vocabulary
     reasons, first, total = {}, None, 0
@@ -59,8 +59,8 @@ def unmatched(task, examples, length: int) -> str | None:
         if not isinstance(text, bytes):
             continue
         text, ids = text.decode(errors="replace"), _ids(example, vocabulary)
-        target, prediction = (task.postprocess_fn(one, example=example, is_target=is_target)
-                              for one, is_target in ((text, True), (vocabulary.decode(ids), False)))
+        target, prediction = (task.postprocess_fn(spelling, example=example, is_target=is_target)
+                              for spelling, is_target in ((text, True), (vocabulary.decode(ids), False)))
         if _is_match(target, prediction):
             continue
         reason = _reason(text, ids, vocabulary, length)
@@ -74,12 +74,12 @@ def unmatched(task, examples, length: int) -> str | None:
 
 
 def _shown(text):
-    """A text with its blanks and newlines to be seen."""
+    """Returns a short text with visible blanks and newlines."""
     return repr(text if len(text) <= 80 else f"{text[:80]}...")
 
 
 def _ids(example, vocabulary):
-    """The ids of an example's target, without the end and what follows."""
+    """Returns the ids of an example's target before the end of sequence."""
     ids = np.asarray(example["targets"]).tolist()
     return ids[:ids.index(vocabulary.eos_id)] if vocabulary.eos_id in ids else ids
 
@@ -89,7 +89,7 @@ def _lacks_pieces(ids, vocabulary):
 
 
 def _is_cut(text, ids, vocabulary, length):
-    """Whether the ids are all that fits, and read as less than the whole text does."""
+    """Whether the ids fill the length and decode to less than the whole text."""
     if len(ids) < length - 1:
         return False
     whole = vocabulary.decode(vocabulary.encode(text))
@@ -107,12 +107,12 @@ def _reason(text, ids, vocabulary, length):
 def _is_match(target, prediction):
     """Whether a prediction equals the target, or one of several targets up to case, blanks and punctuation."""
     if isinstance(target, list | tuple | set) and isinstance(prediction, str):
-        return any(_squashed(one) == _squashed(prediction) for one in target)
+        return any(_squashed(answer) == _squashed(prediction) for answer in target)
     if isinstance(target, np.ndarray) or isinstance(prediction, np.ndarray):
         return np.array_equal(target, prediction)
     return bool(target == prediction)
 
 
 def _squashed(text):
-    """As the metrics of several answers compare: SQuAD's and TriviaQA's ignore case, blanks and punctuation."""
+    """Returns a text without case, blanks and punctuation, which the metrics of SQuAD and TriviaQA ignore."""
     return "".join(character for character in str(text).casefold() if character.isalnum())

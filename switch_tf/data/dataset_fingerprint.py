@@ -1,14 +1,14 @@
-"""What tells the data of a run from other data, read from their source or from a cache."""
+"""Fingerprint of the data of a description, read from their source or from a cache."""
 
 from switch_tf.data.description import DatasetDescription, check_description
 from switch_tf.data.source_fingerprints import source_fingerprint
 
 
 def fingerprint(description: DatasetDescription) -> dict[str, str]:
-    """Returns what tells the data of a description from others: of a cache one hash a task, else `source_fingerprint`.
+    """Returns the fingerprint of the data of a description: a hash of each task's cache, or `source_fingerprint`.
 
     Raises:
-        Refusal: an unknown name or split, or a file or cache that cannot be read.
+        Refusal: The name or split is unknown, or a file or cache cannot be read.
     """
     check_description(description)
     if not description.use_cached_tasks:

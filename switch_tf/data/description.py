@@ -1,4 +1,4 @@
-"""Which batches of which task: all that two readers must agree on to read the same."""
+"""The description of batches: two readers with the same description read the same."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -11,26 +11,27 @@ FEATURES = ("inputs", "targets")
 
 @dataclasses.dataclass(frozen=True)
 class DatasetDescription:
-    """What `get_dataset` makes batches of.
+    """A task and the form of its batches, as `get_dataset` reads them.
 
     Args:
         mixture_or_task_name: str. A registered seqio task or mixture.
-        task_feature_lengths: tokens per sequence, for example `{"inputs": 512, "targets": 114}`.
+        task_feature_lengths: Tokens of a sequence, for example `{"inputs": 512, "targets": 114}`.
         batch_size: int. Sequences in the global batch.
-        split: str. A split of the task. "train" is shuffled and repeated forever, any other is read once, in order.
+        split: str. A split of the task. "train" is shuffled and repeated forever, any other split is read once, in
+            order.
         seed: int. Fixes the order and the noise.
-        pack: bool. Several examples per sequence, told apart by segment ids.
+        pack: bool. Several examples per sequence, separated by segment ids.
         encoder_only: bool. Features for an encoder without a decoder: inputs in which the last id of the vocabulary
             masks tokens, and targets of the same length.
-        vocabulary: str or None. In place of the task's own: the name of a registered vocabulary, or the path of a
-            SentencePiece model (`get_vocabulary`).
-        use_cached_tasks: bool. Read the tokens that `switch-tf cache` made, not the text (`cached_tasks.py`).
-        cache_dir: str or None. Where they are, if not in `cache_manifest.default_folder()`.
-        cache_parts: int. A training batch from the cache is made of so many parts, which processes can read one by
-            one; another number gives other batches.
+        vocabulary: str or None. Replaces the task's vocabulary: the name of a registered one, or the path of a
+            SentencePiece model, see `get_vocabulary`.
+        use_cached_tasks: bool. Read the tokens of `switch-tf cache` instead of text, see `cached_tasks.py`.
+        cache_dir: str or None. Folder of the cache. None means `cache_manifest.default_folder()`.
+        cache_parts: int. Number of parts of a training batch from the cache, which processes can read separately.
+            Another number gives other batches.
 
     Raises:
-        Refusal: no sequences in a batch, or lengths that no model can use.
+        Refusal: The batch has no sequences, or no model can use the lengths.
     """
 
     mixture_or_task_name: str
@@ -65,7 +66,7 @@ class DatasetDescription:
 
     @property
     def is_training(self) -> bool:
-        """Whether it is read in a new order again and again, rather than once."""
+        """Whether the split is read repeatedly, each time in a new order."""
         return self.split == "train"
 
 

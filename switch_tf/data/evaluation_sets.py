@@ -1,4 +1,4 @@
-"""Tasks that are the evaluation data of another task, such as MNLI's two development sets."""
+"""Tasks that hold the evaluation data of another task, such as MNLI's two development sets."""
 
 from switch_tf import checks
 
@@ -13,10 +13,10 @@ def register_evaluation_sets(task: str, sets: list[str]) -> None:
 
     Args:
         task: str. Name of the task to train on.
-        sets: names of the tasks to evaluate on.
+        sets: Names of the tasks to evaluate on.
 
     Raises:
-        Refusal: a name that is not text.
+        Refusal: A name is not text.
     """
     checks.text("The name of a task", task)
     for name in sets:

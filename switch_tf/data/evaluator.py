@@ -1,4 +1,4 @@
-"""Metrics of tasks: seqio's Evaluator, fed with predictions and likelihoods of whole batches."""
+"""Metrics of tasks: seqio's Evaluator on predictions and likelihoods of whole batches."""
 
 import contextlib
 import functools
@@ -18,15 +18,15 @@ from switch_tf.data.providers import check_split, get_provider, import_seqio, re
 from switch_tf.messages import first_line
 from switch_tf.refusals import Refusal
 from switch_tf.storage import json_lines
-from switch_tf.storage.whole_file import write_whole, writing
+from switch_tf.storage.whole_file import write_whole
 
 
 class TaskScores(NamedTuple):
-    """What an evaluation found of one task.
+    """The result of an evaluation of one task.
 
-    `metrics`: name -> float, as the task's metrics give them.
-    `records`: an example each, JSON-able: `inputs` and `targets` as text, `prediction` (text) or `score` (nats).
-    `declared`: name of a metric -> whether a lower value is better, where its function says so (`lower_is_better`).
+    `metrics`: name -> float, from the task's metrics.
+    `records`: JSON-able, one for each example: `inputs` and `targets` as text, `prediction` (text) or `score` (nats).
+    `declared`: name of a metric -> the attribute `lower_is_better` of its function, if it has one.
     """
 
     metrics: dict[str, float]
@@ -35,30 +35,26 @@ class TaskScores(NamedTuple):
 
     @property
     def lower_is_better(self) -> dict[str, bool]:
-        """Whether a lower value of each metric is better: as it declares, else by its name."""
+        """Metric -> whether a lower value is better, by its declaration or its name."""
         return {name: directions.is_lower_better(name, self.declared) for name in self.metrics}
 
 
 def names_of_tasks(mixture_or_task_name: str, split: str) -> list[str]:
-    """Names of the tasks that a split is read from: the task itself, or those of a mixture that have the split."""
+    """Returns the names of the tasks that have a split: the task itself, or some tasks of a mixture."""
     provider = get_provider(mixture_or_task_name)
     check_split(provider, split)
     return [task.name for task in tasks_of(provider, split)]
 
 
 def has_metrics(mixture_or_task_name: str, split: str) -> bool:
-    """Whether some task that a split is read from has metrics; those to pretrain on have none."""
+    """Whether any task with the split has metrics. Pretraining tasks have none."""
     provider = get_provider(mixture_or_task_name)
     check_split(provider, split)
     return any(task.metric_objs for task in tasks_of(provider, split))
 
 
 def check_metrics(mixture_or_task_name: str, split: str) -> None:
-    """Refuses tasks whose metrics ask for more than predictions and scores.
-
-    Raises:
-        Refusal: names the task.
-    """
+    """Refuses tasks with metrics that need more than predictions and scores."""
     kinds = import_seqio().metrics.ModelOutputType
     provider = get_provider(mixture_or_task_name)
     check_split(provider, split)
@@ -72,17 +68,17 @@ def check_metrics(mixture_or_task_name: str, split: str) -> None:
 
 
 class Evaluator:
-    """Scores the tasks of a split that have metrics, again and again on the same examples, which are kept in memory.
+    """Scores of the tasks of a split that have metrics, always on the same examples, which are kept in memory.
+
+    `num_examples`: task -> number of examples.
+    `warnings`: a sentence for each task with targets that no prediction can match.
 
     Args:
-        description: DatasetDescription. Inputs are cut to its lengths, as in training; `pack` and `seed` do not matter.
-        num_examples: int or None, at most so many of each task, from its beginning.
+        description: DatasetDescription. Inputs are cut to its lengths, as in training. `pack` and `seed` do not matter.
+        num_examples: int or None. Largest number of examples of each task, from its beginning.
 
     Raises:
-        Refusal: no task has metrics, a metric needs what is not computed, or a split has no examples.
-
-    `num_examples` of each task and `warnings`, a sentence for each task with targets that no prediction can match, are
-    attributes.
+        Refusal: No task has metrics, a metric needs an output that is not computed, or a task has no examples.
     """
 
     def __init__(self, description: DatasetDescription, num_examples: int | None = None):
@@ -122,7 +118,7 @@ class Evaluator:
         return comparing.unmatched(task, examples, self._targets_length)
 
     def _as_compared(self, task):
-        """A task whose targets are spelt as predictions are, where it asks for that, and whose metrics are watched."""
+        """Returns a task with watched metrics and, if the task compares by spelling, targets spelt as predictions."""
         declared = self._declared[task.name] = {}
         watched = [_watched(metric, declared) for metric in task.metric_fns]
         changes = {"metric_fns": watched} if watched != list(task.metric_fns) else {}
@@ -135,17 +131,17 @@ class Evaluator:
         """Predicts or scores every example, and computes the metrics.
 
         Args:
-            predict: function of dict of <int32>[batch, length] features to <int32>[batch, any length] ids; a last batch
-                is filled with rows of zeros.
-            score: function of the same to <float>[batch], the log-likelihood of the targets.
-            advance: function that is told how many examples were done since it was told before.
-            has_records: bool. Otherwise records are empty; to spell them takes longer than to predict short targets.
+            predict: Function of a dict of <int32>[batch, length] features to <int32>[batch, any length] ids. The last
+                batch is filled with rows of zeros.
+            score: Function of the same to <float>[batch], the log-likelihood of the targets.
+            advance: Function that is called with the number of examples since its last call.
+            has_records: bool. False leaves records empty; spelling them takes longer than predicting short targets.
 
         Returns:
-            Name of each task that has metrics -> TaskScores.
+            Name of each task with metrics -> TaskScores.
 
         Raises:
-            Refusal: the task and what its metric said.
+            Refusal: A metric failed.
         """
 
         def of_all(function, features_wanted):
@@ -159,7 +155,7 @@ class Evaluator:
         try:
             metrics = future.result()
         except ValueError as error:  # seqio's, around whatever a metric raises
-            self._evaluator._metrics_future = None  # or the next evaluation would fail by this one
+            self._evaluator._metrics_future = None  # otherwise the next evaluation fails by this one
             raise Refusal(f"{first_line(error).rstrip('.')}.") from error
         return {task.name: TaskScores(_numbers(metrics[task.name]),
                                       self._records(task, outputs[task.name]) if has_records else [],
@@ -188,7 +184,7 @@ class Evaluator:
 
 @contextlib.contextmanager
 def _registered(provider):
-    """Within this scope a task or mixture has the name that is handed out: one with another vocabulary has none."""
+    """Registers a task or mixture under the yielded name within this scope."""
     seqio = import_seqio()
     registry = seqio.MixtureRegistry if isinstance(provider, seqio.Mixture) else seqio.TaskRegistry
     name = f"{provider.name} as evaluated"
@@ -201,7 +197,7 @@ def _registered(provider):
 
 @contextlib.contextmanager
 def _quiet():
-    """Within this scope seqio does not say that lengths could be shorter, and that it keeps no logs of its own."""
+    """Silences seqio's notes on shorter lengths and missing logs within this scope."""
     logger = logging.getLogger("absl")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -212,20 +208,20 @@ def _quiet():
 
 
 def _text(example, name, vocabulary):
-    """A feature as its task wrote it, or as its ids read."""
+    """Returns the text of a feature, as its task wrote it or decoded from its ids."""
     written = example.get(f"{name}_pretokenized")
     return written.decode(errors="replace") if isinstance(written, bytes) else vocabulary.decode(
         example[name].tolist())
 
 
 def _numbers(metrics):
-    """What of a task's metrics is a number; pictures and texts that a metric may draw are not."""
+    """Returns the metrics that are numbers, without the pictures and texts that metrics may return."""
     values = {name: np.asarray(getattr(value, "value", value)) for name, value in metrics.items()}
     return {name: float(value) for name, value in values.items() if value.ndim == 0 and value.dtype.kind in "biuf"}
 
 
 def _watched(metric, declared):
-    """A metric function that adds its values' names to `declared`, where it has an attribute `lower_is_better`."""
+    """Wraps a metric with an attribute `lower_is_better`, so that it adds the names of its values to `declared`."""
     is_lower = getattr(metric, "lower_is_better", None)
     if not isinstance(is_lower, bool):
         return metric
@@ -240,10 +236,10 @@ def _watched(metric, declared):
 
 
 def average(scores: dict[str, TaskScores]) -> float | None:
-    """Averages over tasks, at least one, the mean of each task's metrics, as GLUE does.
+    """Returns the average over tasks, at least one, of the mean of each task's metrics, as GLUE does.
 
-    Tasks that are the evaluation sets of one task, as MNLI's two, are averaged first and count once. None where some
-    metrics are better high and others low: their mean says nothing.
+    Tasks that are the evaluation sets of one task, such as MNLI's two, are averaged first and count once. The result is
+    None if some metrics are better high and others low, because their mean has no meaning.
     """
     groups = {}
     for name, task in scores.items():
@@ -254,7 +250,6 @@ def average(scores: dict[str, TaskScores]) -> float | None:
 
 
 def write_records(path, records: list[dict]) -> None:
-    """Writes one JSON object a line, in one step."""
-    with writing(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
+    """Writes a JSON object in each line of a file, which appears complete or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, "".join(json_lines.dumps(record, ensure_ascii=False) + "\n" for record in records))

@@ -1,4 +1,4 @@
-"""A few examples of a task as a model gets them, to look at."""
+"""A few examples of a task, as a model reads them, for inspection."""
 
 from switch_tf import checks
 from switch_tf.data.description import DatasetDescription, check_description
@@ -13,25 +13,25 @@ def examples(description: DatasetDescription, count: int) -> list[dict[str, dict
     """Returns the first examples of a split, in order, each `{feature: {"text": str, "ids": list of int}}`.
 
     Args:
-        description: DatasetDescription, whose batch size and packing play no part.
-        count: int. How many at most.
+        description: DatasetDescription. Its batch size and packing do not matter.
+        count: int. Largest number of examples.
 
     Raises:
-        Refusal: an unknown name or split, data that are not there or cannot be read.
+        Refusal: The name or split is unknown, or the data are missing or cannot be read.
     """
     check_description(description)
     checks.integer("count", count, at_least=1)
     provider = get_provider(description.mixture_or_task_name, description.vocabulary)
     try:
         check_split(provider, description.split)
-        found = read_once(provider, {
+        dataset = read_once(provider, {
             "sequence_length": dict(description.task_feature_lengths), "split": description.split, "shuffle": False,
             "seed": description.seed, "try_in_mem_cache": False,
         })  # fmt: skip
         return [
             {name: {"text": spell(feature.vocabulary, example[name].tolist()), "ids": example[name].tolist()}
              for name, feature in provider.output_features.items() if name in example}
-            for example in found.take(count).as_numpy_iterator()
+            for example in dataset.take(count).as_numpy_iterator()
         ]
-    except Exception as error:  # whatever a task's own preprocessors raise
+    except Exception as error:  # from preprocessors of the user, of any kind
         raise Refusal(failure(provider, description.split, error)) from error

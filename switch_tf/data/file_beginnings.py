@@ -45,5 +45,5 @@ def check_objects_are_lines(name: str, stream) -> None:
         if second is not None and first.startswith("{") and error.pos >= len(first):
             raise Refusal(f"{name}, line 1: a JSON object begins here and goes on in the next line, and each line "
                           "has to be one whole object; jq -c . FILE > NEW_FILE makes such lines.") from error
-    except (ValueError, RecursionError, LongLine):  # what is wrong with a line is reported where it is read
+    except (ValueError, RecursionError, LongLine):  # the faults of a line are reported when it is read
         return

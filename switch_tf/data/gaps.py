@@ -1,8 +1,8 @@
-"""How a vocabulary treats the text around a sentinel: what Python and TensorFlow have to know to read and spell gaps.
+"""Facts of a vocabulary about the text beside a sentinel, for reading and spelling gaps.
 
-T5's span corruption takes tokens out of a text that was tokenised whole. So the text after a gap begins with a blank
-only if one is typed, and the blank before a gap belongs to the tokens that were taken out. SentencePiece produces these
-ids for text beside a sentinel. Text next to a gap is therefore encoded together with a sentinel, the anchor.
+T5's span corruption removes tokens from a text that was tokenised whole. So the text after a gap begins with a blank
+only if one is typed, and the blank before a gap belongs to the removed tokens. SentencePiece produces these ids for
+text beside a sentinel. Text next to a gap is therefore encoded together with a sentinel, the anchor.
 """
 
 import functools
@@ -19,13 +19,13 @@ _OVERLAY = "\N{COMBINING LONG SOLIDUS OVERLAY}"  # the one character that Unicod
 class Gaps(NamedTuple):
     """Facts of a SentencePiece vocabulary.
 
-    `anchor`: text of a sentinel to put before what follows a gap; `num_before`: ids that it has.
-    `ending`: text of a sentinel to put behind what precedes a gap; it has one id.
+    `anchor`: text of a sentinel to put before the text after a gap; `num_before`: its number of ids.
+    `ending`: text of a sentinel with one id, to put after the text before a gap.
     `blanks`: characters that the vocabulary reads as a blank.
-    `joined`: characters that its normalisation joins with the end of the anchor, which is then no sentinel; they get a
-        blank before them.
+    `joined`: characters that the normalisation joins with the end of the anchor, which is then no sentinel. A blank is
+        put before them.
     `keeps_blanks`, `adds_blank`: bool. SentencePiece's `remove_extra_whitespaces` (inverted) and `add_dummy_prefix`.
-    `plain_id`, `plain_text`: an id to decode before others, and its text, so that their leading blanks stay.
+    `plain_id`, `plain_text`: an id to decode before others, which keeps their leading blanks, and its text.
     """
 
     anchor: str
@@ -45,7 +45,7 @@ def is_of_sentencepiece(vocabulary) -> bool:
 
 
 def gaps_of(vocabulary) -> Gaps:
-    """The Gaps of a SentencePiece vocabulary, computed once."""
+    """Returns the Gaps of a SentencePiece vocabulary, computed once."""
     # The tokenizer is the key, since seqio's vocabularies have no hash.
     return _gaps_of(vocabulary.tokenizer, num_sentinels(vocabulary))
 
@@ -71,7 +71,7 @@ def _gaps_of(tokenizer, count):
 
 @functools.cache
 def _invisible():
-    """Characters that a normalisation may turn into a blank."""
+    """Returns the characters that a normalisation may turn into a blank."""
     return [character for character in map(chr, range(2**16))
             if unicodedata.category(character) in ("Zs", "Zl", "Zp", "Cc", "Cf")]
 
@@ -82,24 +82,24 @@ def _blanks(tokenizer):
 
 
 def continued(vocabulary, text: str) -> list[int]:
-    """The ids of a text that stands directly behind a sentinel, without the blank that begins a text."""
+    """Returns the ids of a text directly after a sentinel, without the blank that begins a text."""
     gaps = gaps_of(vocabulary)
     blank = " " if gaps.joined and text.startswith(gaps.joined) else ""
     return vocabulary.encode(gaps.anchor + blank + text)[gaps.num_before:]
 
 
 def spellings(vocabulary) -> Mapping[int, list[int]]:
-    """Sentinel -> the ordinary ids of its name, for each sentinel that the vocabulary would make of text."""
+    """Returns sentinel -> ordinary ids of its name, for each sentinel that the vocabulary would read in text."""
     count = num_sentinels(vocabulary)
     return _spellings(vocabulary.tokenizer, gaps_of(vocabulary), count) if is_of_sentencepiece(vocabulary) else {}
 
 
 @functools.lru_cache(maxsize=64)
 def _spellings(tokenizer, gaps, count):
-    found = {}
+    names = {}
     for id_ in range(tokenizer.get_piece_size() - count, tokenizer.get_piece_size()):
         start, _, number = tokenizer.id_to_piece(id_).replace(BLANK_PIECE, " ").rpartition("_")
         # In two parts, which are no sentinel. The second one begins without a blank, so they are read as one name.
-        found[id_] = [part_id for part in (f"{start}_", number)
+        names[id_] = [part_id for part in (f"{start}_", number)
                       for part_id in tokenizer.encode(gaps.anchor + part)[gaps.num_before:]]
-    return found
+    return names

@@ -12,22 +12,22 @@ class GivenUp(Exception):
 
 
 def call(function: Callable, gives_up: Callable[[], bool]):
-    """Returns what a function returns, which is called in a thread of its own.
+    """Calls a function in a new thread and returns its result.
 
     Args:
-        function: function without arguments.
-        gives_up: function that is asked now and then whether to wait no longer.
+        function: Function without arguments.
+        gives_up: Function that is polled; True ends the wait.
 
     Raises:
-        GivenUp: `gives_up()` came true first.
-        whatever `function` or `gives_up` raises.
+        GivenUp: `gives_up()` became true first.
+        BaseException: The exception of `function` or `gives_up`.
     """
     results = queue.SimpleQueue()
 
     def run():
         try:
             results.put((function(), None))
-        except BaseException as error:  # whatever it is, who waits hears of it
+        except BaseException as error:  # raised again in the waiting thread
             results.put((None, error))
 
     threading.Thread(target=run, name="patience", daemon=True).start()

@@ -1,4 +1,4 @@
-"""From a description to tf.data batches of seqio's model features, the same in every process, resumable."""
+"""Batches of seqio's model features for a description: the same in every process, and resumable."""
 
 import contextlib
 import traceback
@@ -14,12 +14,12 @@ from switch_tf.data.seqio_import import import_seqio
 from switch_tf.messages import first_line, sentence_about_data
 from switch_tf.refusals import Refusal
 
-_SEEDS_PER_PART = 1_000_003  # seqio counts up from a part's seed, and users from theirs
+_SEEDS_PER_PART = 1_000_003  # because seqio counts up from the seed of a part, and users from theirs
 
 
 @contextlib.contextmanager
 def no_global_seed():
-    """Within this scope the seeds of new pipelines are theirs alone; TensorFlow would mix in `tf.random.set_seed`'s."""
+    """Keeps the seed of `tf.random.set_seed`, which TensorFlow mixes in, out of pipelines made within this scope."""
     state = eager_context.context()
     saved, state._seed = state._seed, None
     try:
@@ -30,14 +30,14 @@ def no_global_seed():
 
 @no_global_seed()
 def get_dataset(description: DatasetDescription) -> tf.data.Dataset:
-    """Returns batches of seqio's model features, the same in every process that asks for the same.
+    """Returns batches of seqio's model features, the same for the same description in every process.
 
     The train split is shuffled and repeated forever, with new noise in every epoch. Any other split is read once, in
-    order: every example counts once, and the last batch is filled with rows of zeros, which have no targets and no
-    loss weights; a mixture then ends when all of its tasks have.
+    order. Each of its examples counts once, and the last batch is filled with rows of zeros, which have no targets and
+    no loss weights. A mixture ends when all of its tasks have ended.
 
-    A `tf.train.Checkpoint(iterator=iter(dataset))` holds the exact position: restored in another process, it goes on
-    with the next batch, bit for bit.
+    A `tf.train.Checkpoint(iterator=iter(dataset))` holds the exact position. Restored in another process, the iterator
+    continues with the same next batch.
 
     Args:
         description: DatasetDescription.
@@ -45,12 +45,12 @@ def get_dataset(description: DatasetDescription) -> tf.data.Dataset:
     Returns: tf.data.Dataset of `{feature: <int32>[batch_size, length]}`, prefetched.
 
     Raises:
-        Refusal: an unknown name or split, lengths the task cannot use, features the model cannot.
+        Refusal: The name or the split is unknown, or the task cannot use the lengths, or the model the features.
     """
     check_description(description)
     if description.use_cached_tasks and description.is_training:
         parts = tf.data.Dataset.zip(tuple(get_part(description, index) for index in range(description.cache_parts)))
-        return parts.map(lambda *read: {name: tf.concat([part[name] for part in read], axis=0) for name in read[0]})
+        return parts.map(lambda *rows: {name: tf.concat([part[name] for part in rows], axis=0) for name in rows[0]})
     provider, converter, arguments = _checked(description)
     lengths, batch_size = dict(description.task_feature_lengths), description.batch_size
     if description.is_training:
@@ -66,11 +66,11 @@ def get_dataset(description: DatasetDescription) -> tf.data.Dataset:
 
 @no_global_seed()
 def get_part(description: DatasetDescription, index: int) -> tf.data.Dataset:
-    """Returns some rows of the batches of a cached training split: every n-th example, with noise of its own.
+    """Returns one part of the rows of a cached training split: every n-th example, with separate noise.
 
     Args:
         description: DatasetDescription with `use_cached_tasks`.
-        index: int, below `cache_parts`. The rows are those from `index * batch_size // cache_parts` on.
+        index: int below `cache_parts`. The first row is `index * batch_size // cache_parts`.
 
     Returns: tf.data.Dataset of `{feature: <int32>[batch_size // cache_parts, length]}`, prefetched.
     """
@@ -85,7 +85,7 @@ def get_part(description: DatasetDescription, index: int) -> tf.data.Dataset:
 
 
 def _checked(description):
-    """The task or mixture of a description, what makes features of its examples, and what seqio is to do."""
+    """Returns the task or mixture of a description, its feature converter and the arguments of seqio's reading."""
     provider = _provider(description)
     check_split(provider, description.split)
     if description.is_training:
@@ -93,8 +93,8 @@ def _checked(description):
     arguments = {
         "sequence_length": dict(description.task_feature_lengths), "split": description.split,
         "shuffle": description.is_training,
-        # seqio would keep the examples of small tasks in memory, in the order of the first epoch, and write all of
-        # them into every checkpoint of the iterator.
+        # Otherwise seqio keeps the examples of small tasks in memory, in the order of the first epoch, and writes all
+        # of them into every checkpoint of the iterator.
         "try_in_mem_cache": False,
     }  # fmt: skip
     return provider, _feature_converter(provider, description), arguments
@@ -108,32 +108,32 @@ def _in_order():
 
 @no_global_seed()
 def check_examples(description: DatasetDescription) -> None:
-    """Refuses data that yield too little: seqio would read an empty training split again and again, for good.
+    """Refuses data with too few examples, because seqio would read an empty training split forever.
 
-    Reads each task in order, from its beginning to its end at most.
+    Reads each task in order from its beginning.
 
     Raises:
-        Refusal: names the task and the split. A task to train on must yield a batch, each of a mixture one example;
-            for any other split some task must yield one.
+        Refusal: A task to train on yields less than a batch, a task of a mixture no example, or no task of another
+            split any example.
     """
     check_description(description)
     provider, split = _provider(description), description.split
     check_split(provider, split)
     converter, lengths = _feature_converter(provider, description), dict(description.task_feature_lengths)
-    tasks, found = tasks_of(provider, split), {}
-    # Repeating a line until a batch is full takes minutes; in a mixture, the others fill it.
+    tasks, counts = tasks_of(provider, split), {}
+    # Repeating a line until a batch is full takes minutes. In a mixture, the other tasks fill it.
     needed = description.batch_size if description.is_training and len(tasks) == 1 else 1
     for task in tasks:
         try:
             examples = task.get_dataset(sequence_length=lengths, split=split, shuffle=False, seed=0, num_epochs=1,
                                         try_in_mem_cache=False)
             count = sum(1 for _ in converter(examples, lengths).take(needed))
-        except Exception as error:  # whatever a task's own preprocessors raise
+        except Exception as error:  # from preprocessors of the user, of any kind
             raise Refusal(failure(task, split, error)) from error
-        found[task.name] = count
-    short = [name for name, count in found.items() if count < needed]
-    if short and (description.is_training or len(short) == len(found)):
-        yields = f"{found[short[0]]} of the {needed} sequences of a batch" if found[short[0]] else "no example"
+        counts[task.name] = count
+    short = [name for name, count in counts.items() if count < needed]
+    if short and (description.is_training or len(short) == len(counts)):
+        yields = f"{counts[short[0]]} of the {needed} sequences of a batch" if counts[short[0]] else "no example"
         raise Refusal(
             f"Split {split!r} of {' and '.join(map(repr, short))} yields {yields}, read once: it has too little text "
             f"for {lengths}, or a preprocessor drops what there is. Give it more"
@@ -142,7 +142,7 @@ def check_examples(description: DatasetDescription) -> None:
 
 
 def _provider(description):
-    """The task or mixture that a description names, reading text or its cache."""
+    """Returns the task or mixture of a description, which reads text or its cache."""
     name, vocabulary = description.mixture_or_task_name, description.vocabulary
     if not description.use_cached_tasks:
         return get_provider(name, vocabulary)
@@ -153,7 +153,7 @@ def _provider(description):
 
 
 def failure(task, split, error):
-    """One sentence about an exception, with the line of the user's own code that it comes from."""
+    """Returns a sentence about an exception, with the line of the user's code that raised it."""
     if sentence := sentence_about_data(error):
         return f"Task {task.name!r}, split {split!r}: {sentence}"
     message = first_line(error).rstrip(".")
@@ -180,7 +180,7 @@ def _feature_converter(provider, description):
 
 
 def read_once(provider, arguments):
-    """Returns all examples of a split, each once; seqio's own mixture would end with its first task."""
+    """Returns all examples of a split once. seqio's mixture would end with its shortest task."""
     seqio = import_seqio()
     if isinstance(provider, seqio.Task):
         return provider.get_dataset(**arguments, num_epochs=1)
@@ -192,7 +192,7 @@ def read_once(provider, arguments):
 
 
 def _fill_rows(batch, batch_size):
-    """Adds rows of zeros to a last batch that has fewer than `batch_size`."""
+    """Fills a batch with rows of zeros up to `batch_size`."""
     filled = {}
     for name, tokens in batch.items():
         missing = batch_size - tf.shape(tokens)[0]

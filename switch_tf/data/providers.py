@@ -1,4 +1,4 @@
-"""The seqio tasks and mixtures behind names, and what can be asked of them without reading their data."""
+"""seqio tasks and mixtures by name, and their properties that need no data."""
 
 import dataclasses
 import difflib
@@ -11,19 +11,19 @@ from switch_tf.refusals import Refusal
 
 
 def vocabulary_size(mixture_or_task_name: str, vocabulary: str | None = None) -> int:
-    """Returns the number of ids that the vocabulary of a task or mixture has, sentinels included.
+    """Returns the number of ids of a task's or mixture's vocabulary, sentinels included.
 
     Args:
         mixture_or_task_name: str. A registered seqio task or mixture.
         vocabulary: str or None, see `get_provider`.
 
     Raises:
-        Refusal: an unknown name, or a vocabulary that cannot be read.
+        Refusal: The name is unknown, or the vocabulary cannot be read.
     """
     vocabularies = vocabularies_of(get_provider(mixture_or_task_name, vocabulary))
     try:
         return max(vocabulary.vocab_size for vocabulary in vocabularies)
-    except Exception as error:  # SentencePiece, protobuf and TensorFlow each have their own
+    except Exception as error:  # of SentencePiece, protobuf or TensorFlow
         paths = {str(getattr(vocabulary, "sentencepiece_model_file", "")) for vocabulary in vocabularies}
         raise Refusal(
             f"The vocabulary of {mixture_or_task_name!r}, {', '.join(sorted(paths))}, cannot be read "
@@ -43,12 +43,12 @@ def target_vocabulary(mixture_or_task_name: str, vocabulary: str | None = None):
 
 
 def tasks_of(provider, split: str) -> list:
-    """Returns the tasks that a split is read from: the task itself, or those of a mixture that have the split."""
+    """Returns the tasks that have a split: the task itself, or some tasks of a mixture."""
     return [task for task in getattr(provider, "tasks", [provider]) if split in task.splits]
 
 
 def check_vocabulary(mixture_or_task_name: str, vocab_size: int, vocabulary: str | None = None) -> None:
-    """Refuses a model that has no embedding for some token of the task.
+    """Refuses a model without an embedding for every token of the task.
 
     Args:
         mixture_or_task_name: str. A registered seqio task or mixture.
@@ -56,7 +56,7 @@ def check_vocabulary(mixture_or_task_name: str, vocab_size: int, vocabulary: str
         vocabulary: str or None, see `get_provider`.
 
     Raises:
-        Refusal: the vocabulary is larger, or cannot be read.
+        Refusal: The vocabulary is larger, or cannot be read.
     """
     checks.integer("vocab_size", vocab_size, at_least=1)
     needed = vocabulary_size(mixture_or_task_name, vocabulary)
@@ -88,22 +88,22 @@ def check_task(name: str) -> None:
 
 
 def check_split(provider, split: str) -> None:
-    """Refuses a split that a task or mixture does not have."""
+    """Refuses a split that a task or mixture lacks."""
     splits = sorted(provider.splits)
     if split not in splits:
         raise Refusal(f"{provider.name!r} has the splits {', '.join(splits)}, received {split!r}.")
 
 
 def get_provider(name: str, vocabulary: str | None = None):
-    """Returns the seqio task or mixture of that name.
+    """Returns a seqio task or mixture.
 
     Args:
-        name: str.
-        vocabulary: str or None. In place of the task's own, the one that `get_vocabulary` has by that name or path;
-            what is registered stays as it is.
+        name: str. A registered task or mixture.
+        vocabulary: str or None. Name or path of a vocabulary that replaces the task's, see `get_vocabulary`. The
+            registered task stays unchanged.
 
     Raises:
-        Refusal: an unknown name, a vocabulary that cannot be read, or a task whose source yields ids, not text.
+        Refusal: The name is unknown, the vocabulary cannot be read, or the source of the task yields ids, not text.
     """
     check_task(name)
     provider = import_seqio().get_mixture_or_task(name)
@@ -114,23 +114,23 @@ def get_provider(name: str, vocabulary: str | None = None):
 
 
 def text_vocabularies_of(name: str) -> list:
-    """Returns the vocabularies of the features of a task or mixture that are text, and not ids from its source."""
+    """Returns the vocabularies of a task's or mixture's text features, without features that are ids in the source."""
     features = get_provider(name).output_features.values()
     return [feature.vocabulary for feature in features if _is_text(import_seqio(), feature)]
 
 
 def replace_tasks(provider, change: Callable):
-    """Returns what `change` makes of a task, or a mixture of what it makes of each of its tasks.
+    """Returns a changed task, or a mixture of changed tasks.
 
     Args:
-        provider: seqio.Task or seqio.Mixture; what is registered stays as it is.
-        change: function from a seqio.Task to another of the same name.
+        provider: seqio.Task or seqio.Mixture. The registered one stays unchanged.
+        change: Function from a seqio.Task to another of the same name.
     """
     return _replace_tasks(provider, change, {})
 
 
 def _replace_tasks(provider, change, made):
-    """`made` keeps one object of each, by name."""
+    """Fills `made`, name -> changed task or mixture, so that each is changed once."""
     seqio = import_seqio()
     if provider.name not in made and isinstance(provider, seqio.Mixture):
         rates = [(_replace_tasks(provider._task_map[name], change, made), rate)

@@ -1,4 +1,4 @@
-"""How texts become ids for one task: the same in training, evaluation, inference, serving and exported programs."""
+"""The reading of texts of a task, the same in training, evaluation, inference, serving and exported programs."""
 
 import dataclasses
 import functools
@@ -15,26 +15,26 @@ from switch_tf.refusals import Refusal
 _DECLARATION = "typed_sentinels"
 # T5's own objectives, whose inputs have gaps.
 _OBJECTIVES = {"denoise", "iid_denoising", "span_corruption", "unsupervised"}
-# seqio's steps that append the end of sequence -> whether a text that is cut keeps it.
+# seqio's steps that append the end of sequence -> whether it stays at the end of a text that is cut.
 _APPENDING = {"append_eos_after_trim": True, "append_eos": False, "tokenize_and_append_eos": False}
 _KNOWN_PACKAGES = {"seqio", "switch_tf", "t5"}
 
 
 @dataclasses.dataclass(frozen=True)
 class Reading:
-    """How the texts of a task become ids.
+    """The conventions by which texts of a task become ids.
 
     Args:
         inputs, targets: seqio vocabularies.
         inputs_end, targets_end: bool. Whether the end of sequence follows.
         prefix: str. Put before inputs.
-        sentinels: str. The meaning of a typed `<extra_id_0>`. "gaps": the sentinel, in place of tokens that were taken
-            out. "spelt_out": text, in ordinary pieces. "as_tokenized": whatever the vocabulary makes of it.
+        sentinels: str. The meaning of a typed `<extra_id_0>`. "gaps": the sentinel of removed tokens. "spelt_out":
+            text, in ordinary pieces. "as_tokenized": the ids that the vocabulary gives it.
         keeps_end: bool. Whether a text that is cut keeps its end of sequence, as after seqio's `append_eos_after_trim`.
-        fields: tuple of two, str or int. Where files of the task have inputs and targets: keys, or numbers of columns.
+        fields: tuple of two str or int. Keys or column numbers of inputs and targets in files of the task.
 
     Raises:
-        Refusal: a value of another type or range.
+        Refusal: A value has another type or range.
     """
 
     inputs: Any
@@ -60,16 +60,16 @@ class Reading:
 
     def as_data(self) -> dict:
         """Returns the record without its vocabularies, JSON-able."""
-        found = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)
-                 if field.name not in ("inputs", "targets")}
-        return {**found, "fields": list(self.fields)}
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)
+                  if field.name not in ("inputs", "targets")}
+        return {**values, "fields": list(self.fields)}
 
     @classmethod
     def from_data(cls, data: Mapping, inputs_vocabulary, targets_vocabulary) -> "Reading":
-        """Returns the record that `as_data` described.
+        """Returns the record of a result of `as_data`.
 
         Raises:
-            Refusal: a missing or unknown key, or a value of another type or range.
+            Refusal: A key is missing or unknown, or a value has another type or range.
         """
         names = [field.name for field in dataclasses.fields(cls) if field.name not in ("inputs", "targets")]
         if not isinstance(data, Mapping) or sorted(data) != sorted(names):
@@ -79,11 +79,11 @@ class Reading:
                    **{**data, "fields": tuple(fields) if isinstance(fields, list) else fields})
 
     def raw(self) -> "Reading":
-        """Returns the reading of texts as they are: no prefix, and typed sentinels are gaps."""
+        """Returns the reading without a prefix and with typed sentinels as gaps."""
         return dataclasses.replace(self, prefix="", sentinels="gaps")
 
     def read(self, text: str, length: int) -> tuple[list[int], int]:
-        """Returns the ids of an input, at most `length`, and the number of ids cut; no ids for a text without any."""
+        """Returns the ids of an input, at most `length`, and the number of ids that were cut."""
         return self._cut(self.inputs, self.prefix + text, length, self.inputs_end)
 
     def read_target(self, text: str, length: int) -> tuple[list[int], int]:
@@ -102,7 +102,7 @@ class Reading:
 
 
 def _is_unicode(text):
-    """Whether text has no half of a surrogate pair, which JSON may hold and no vocabulary reads."""
+    """Whether text has no half of a surrogate pair, which JSON may hold but no vocabulary reads."""
     return text.isascii() or not any("\ud800" <= character <= "\udfff" for character in text)
 
 
@@ -111,15 +111,15 @@ def _is_field(field):
 
 
 def typed_sentinels(meaning: str) -> Callable:
-    """Returns a decorator by which a preprocessor declares the meaning of a typed `<extra_id_0>`.
+    """Returns a decorator that declares the meaning of a typed `<extra_id_0>` for a preprocessor.
 
-    The last declaration among a task's preprocessors counts. Without any, it is "as_tokenized".
+    The last declaration among a task's preprocessors counts. The default is "as_tokenized".
 
     Args:
-        meaning: see `Reading.sentinels`.
+        meaning: See `Reading.sentinels`.
 
     Raises:
-        Refusal: another meaning.
+        Refusal: The meaning is unknown.
     """
     if meaning not in SENTINELS:
         raise Refusal(f"A preprocessor declares one of {', '.join(SENTINELS)}, not {checks.shown(meaning)}.")
@@ -134,12 +134,12 @@ def typed_sentinels(meaning: str) -> Callable:
 def reading_of(mixture_or_task_name: str, vocabulary: str | None = None) -> Reading:
     """Returns the Reading of a task or mixture; `vocabulary` as for `get_provider`.
 
-    `prefix` and `fields` are attributes of the task's source, such as `TextFilesSource`; its preprocessors declare the
+    `prefix` and `fields` are attributes of the task's source, such as `TextFilesSource`. The preprocessors declare the
     meaning of sentinels. A mixture has the values that all of its tasks share. If prefixes or sentinels differ, a note
     is printed to standard error, and texts are read without a prefix, or with typed sentinels as gaps.
 
     Raises:
-        Refusal: an unknown name, or a task that has no inputs or no targets.
+        Refusal: The name is unknown, or the task has no inputs or no targets.
     """
     provider = get_provider(mixture_or_task_name, vocabulary)
     features = provider.output_features
@@ -147,10 +147,10 @@ def reading_of(mixture_or_task_name: str, vocabulary: str | None = None) -> Read
         if name not in features:
             raise Refusal(f"Task {mixture_or_task_name!r} has no {name!r}, so it answers no texts; its features are "
                           f"{', '.join(sorted(features))}.")
-    found = [_of_task(task) for task in getattr(provider, "tasks", [provider])]
-    has_end = any(one.pop("has_end") for one in found)
-    agreed = {name: found[0][name] for name in found[0] if all(one[name] == found[0][name] for one in found)}
-    differ = [what for name, what in (("prefix", "prefixes"), ("sentinels", "readings of <extra_id_0>"))
+    first, *others = conventions = [_conventions(task) for task in getattr(provider, "tasks", [provider])]
+    has_end = any(task.pop("has_end") for task in conventions)
+    agreed = {name: value for name, value in first.items() if all(other[name] == value for other in others)}
+    differ = [words for name, words in (("prefix", "prefixes"), ("sentinels", "readings of <extra_id_0>"))
               if name not in agreed]
     if differ:
         print(f"The tasks of {mixture_or_task_name!r} have different {' and '.join(differ)}. Texts are read with "
@@ -161,8 +161,8 @@ def reading_of(mixture_or_task_name: str, vocabulary: str | None = None) -> Read
                    **agreed)
 
 
-def _of_task(task):
-    """Returns the fields of a Reading that the task alone decides, and whether its steps append ends: `has_end`."""
+def _conventions(task):
+    """Returns the fields of a Reading that a task decides, and `has_end`, whether its steps append ends."""
     sentinels, keeps_end = "as_tokenized", None
     steps = [_unwrapped(step) for step in task.preprocessors]
     for step, given in zip(steps, task.preprocessors, strict=True):
@@ -175,8 +175,8 @@ def _of_task(task):
         elif isinstance(given, functools.partial) and given.keywords.get("with_eos"):  # seqio's `tokenize`
             keeps_end = False
     fields = getattr(task.source, "fields", None)
-    fields = fields if isinstance(fields, Mapping) else {}  # a source of the user's own may mean something else by it
-    # A step of the user's own may append the end as well.
+    fields = fields if isinstance(fields, Mapping) else {}  # in a source of the user it may have another meaning
+    # An unknown step may append the end as well.
     is_known = all(str(getattr(step, "__module__", "")).partition(".")[0] in _KNOWN_PACKAGES for step in steps)
     return {"prefix": getattr(task.source, "prefix", ""), "sentinels": sentinels, "keeps_end": keeps_end is not False,
             "has_end": keeps_end is not None or not is_known,
@@ -184,7 +184,7 @@ def _of_task(task):
 
 
 def _unwrapped(step):
-    """A preprocessor without what was bound to it or wrapped around it, down to one that declares something."""
+    """Returns a preprocessor without bound arguments and wrappers, or the outermost one with a declaration."""
     while not hasattr(step, _DECLARATION):
         inner = step.func if isinstance(step, functools.partial) else getattr(step, "__wrapped__", None)
         if inner is None:

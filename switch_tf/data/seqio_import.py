@@ -17,11 +17,11 @@ def import_seqio():
 def keep_jax_on_cpu() -> None:
     """Keeps seqio's metrics, which run on JAX, from taking the accelerator that TensorFlow trains on.
 
-    Does nothing where Keras itself runs on JAX, or where JAX_PLATFORMS is set.
+    Does nothing if Keras itself runs on JAX, or if JAX_PLATFORMS is set.
     """
     if keras.config.backend() != "tensorflow":
         return
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
-    jax = sys.modules.get("jax")  # TensorFlow imports it, before anyone could set the variable
+    jax = sys.modules.get("jax")  # TensorFlow imports it before anyone can set the variable
     if jax is not None and not jax.config.jax_platforms:
         jax.config.update("jax_platforms", os.environ["JAX_PLATFORMS"])

@@ -1,4 +1,4 @@
-"""What tells sources and vocabularies from others: the files' names, sizes and contents."""
+"""Fingerprints of sources and vocabularies: names, sizes and hashes of their files."""
 
 import hashlib
 import os
@@ -6,51 +6,51 @@ import os
 from switch_tf.data.providers import check_split, get_provider, tasks_of, vocabularies_of
 from switch_tf.refusals import Refusal
 
-# Of all files of a split together at most so much is read, in blocks that are evenly spread over each.
+# Bytes to read of all files of a split together, in blocks that are evenly spread over each file.
 _BUDGET = 256 * 2**20  # bytes
 _BLOCK = 64 * 2**10
 
 
 def source_fingerprint(mixture_or_task_name: str, split: str) -> dict[str, str]:
-    """Returns "task: file" -> size and hash of every file that a split is read from, by the file's own name.
+    """Returns "task: file" -> size and hash, for every file of a split.
 
-    A file at a URL counts by its name alone. A source may say what it reads besides files, or how it reads them, by a
-    method `fingerprint(split) -> str`; of one that does neither nothing is known.
+    A file at a URL counts only by its name. A source may describe other data, or its way to read them, by a method
+    `fingerprint(split) -> str`.
 
     Args:
         mixture_or_task_name: str. A registered seqio task or mixture.
         split: str. A task of a mixture may lack it.
 
     Raises:
-        Refusal: an unknown name or split, or a file that cannot be read.
+        Refusal: The name or split is unknown, or a file cannot be read.
     """
     provider = get_provider(mixture_or_task_name)
     check_split(provider, split)
-    found, files = {}, {}
+    fingerprints, files = {}, {}
     for task in tasks_of(provider, split):
         if hasattr(task.source, "fingerprint"):
-            found[task.name] = task.source.fingerprint(split)
+            fingerprints[task.name] = task.source.fingerprint(split)
         names = [name for name in task.source.list_shards(split) if os.sep in name or os.path.exists(name)]
         folder = os.path.dirname(os.path.commonprefix(names))  # so that a folder can be moved
         files |= {f"{task.name}: {os.path.relpath(name, folder)}": name for name in names}
     for label, file in files.items():
-        found[label] = "by its name" if "://" in file else _content(label, split, file, _BUDGET // len(files))
-    return found
+        fingerprints[label] = "by its name" if "://" in file else _content(label, split, file, _BUDGET // len(files))
+    return fingerprints
 
 
 def vocabulary_fingerprint(mixture_or_task_name: str, vocabulary: str | None = None) -> list[str]:
-    """Returns kind, size and, of a SentencePiece model, content of each vocabulary of a task or mixture.
+    """Returns the `fingerprint_of_vocabulary` of each vocabulary of a task or mixture.
 
     Args:
         mixture_or_task_name: str. A registered seqio task or mixture.
         vocabulary: str or None, see `get_provider`.
     """
     provider = get_provider(mixture_or_task_name, vocabulary)
-    return sorted({fingerprint_of_vocabulary(one) for one in vocabularies_of(provider)})
+    return sorted({fingerprint_of_vocabulary(vocabulary) for vocabulary in vocabularies_of(provider)})
 
 
 def fingerprint_of_vocabulary(vocabulary) -> str:
-    """Returns kind, size and, of a SentencePiece model, content of a seqio vocabulary."""
+    """Returns the class and size of a seqio vocabulary, and the hash of a SentencePiece model."""
     content = getattr(vocabulary, "sp_model", b"")
     return f"{type(vocabulary).__name__} of {vocabulary.vocab_size} ids" + (f", {_hash(content)}" if content else "")
 

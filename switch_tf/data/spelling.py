@@ -1,4 +1,4 @@
-"""Text to ids as a user types it, and ids to text as a user reads it: sentinels by name, both ways."""
+"""Typed text to ids, and ids to readable text, with sentinels by name in both."""
 
 import itertools
 import re
@@ -18,8 +18,8 @@ def read_text(vocabulary, text: str, sentinels: str = "gaps") -> list[int]:
     Args:
         vocabulary: seqio vocabulary.
         text: str.
-        sentinels: one of `SENTINELS`. With "gaps", `<extra_id_0>` and so on are sentinels, as many as the vocabulary
-            has, and the text around them has the ids that T5's span corruption leaves of it.
+        sentinels: One of `SENTINELS`. With "gaps", `<extra_id_0>` and the vocabulary's other names are sentinels, and
+            the text around them has the ids that T5's span corruption leaves.
     """
     if sentinels == "as_tokenized":
         return list(vocabulary.encode(text))
@@ -35,7 +35,7 @@ def read_text(vocabulary, text: str, sentinels: str = "gaps") -> list[int]:
 
 
 def _split(text, count):
-    """A text as texts, each of one character at least, and numbers of sentinels below `count`."""
+    """Splits a text into texts that are not empty and numbers of sentinels below `count`."""
     parts, start = [], 0
     for match in _SENTINEL.finditer(text):
         if int(match[1]) < count:
@@ -45,11 +45,11 @@ def _split(text, count):
 
 
 def _encode(vocabulary, text, follows_gap, precedes_gap):
-    """The ids of a text beside gaps, or alone."""
+    """Returns the ids of a text, alone or beside gaps."""
     if not is_of_sentencepiece(vocabulary) or not (follows_gap or precedes_gap):
         return vocabulary.encode(text)
     gaps = gaps_of(vocabulary)
-    if precedes_gap:  # the gap takes the blank before it
+    if precedes_gap:  # the blank before a gap belongs to the gap
         text = text[:-1] if gaps.keeps_blanks and text[-1] in gaps.blanks else text
         text = text if gaps.keeps_blanks else text.rstrip(gaps.blanks)
         if not text and not gaps.keeps_blanks:
@@ -60,10 +60,10 @@ def _encode(vocabulary, text, follows_gap, precedes_gap):
 
 
 def spell(vocabulary, ids: Sequence[int]) -> str:
-    """Returns the text of ids, with sentinels and the end of sequence by name; decoding alone drops or joins them.
+    """Returns the text of ids with the names of sentinels and of the end of sequence, which decoding drops or joins.
 
-    `read_text` turns it back into the same ids, provided that they are the ids of some text. Ids beyond the vocabulary,
-    for which models have room, are spelt `<id_32100>`.
+    `read_text` turns it back into the same ids if they are the ids of a text. Ids beyond the vocabulary, for which
+    models have room, are spelt `<id_32100>`.
     """
     first_sentinel = vocabulary.vocab_size - num_sentinels(vocabulary)
     gaps = gaps_of(vocabulary) if is_of_sentencepiece(vocabulary) else None
@@ -81,7 +81,8 @@ def spell(vocabulary, ids: Sequence[int]) -> str:
 
 
 def _blank_before(gaps, text, is_sentinel):
-    """The blank between a text and a name: for a reader, or where blanks are kept the one that a gap takes."""
+    """Returns the blank between a text and a name: a separator, or the blank of a gap if the vocabulary keeps blanks.
+    """
     if is_sentinel and gaps is None:
         return ""
     if is_sentinel and gaps.keeps_blanks:
@@ -90,14 +91,14 @@ def _blank_before(gaps, text, is_sentinel):
 
 
 def _without_first_blank(gaps, text):
-    """A text without the blank that SentencePiece adds to its first word."""
+    """Returns a text without the blank that SentencePiece adds to its first word."""
     if not gaps.keeps_blanks:
         return text.lstrip(" ")
     return text.removeprefix(" ") if gaps.adds_blank else text
 
 
 def pieces(vocabulary, ids: Sequence[int]) -> list[str]:
-    """Returns the text of each id, with the blank before a word, or the name of an id that is no text."""
+    """Returns the text of each id, with the blank before a word, or the name of a special id."""
     return [_piece(vocabulary, int(id_)) for id_ in ids]
 
 

@@ -1,4 +1,4 @@
-"""`Reading.read` and `spell` as TensorFlow operations, for programs that take texts and give texts without Python."""
+"""`Reading.read` and `spell` as TensorFlow operations, for programs from texts to texts without Python."""
 
 import tensorflow as tf
 
@@ -10,14 +10,14 @@ _NUM_SPECIAL = 3  # ids of seqio's ByteVocabulary below those of bytes: padding,
 
 
 class SpellingOps(tf.Module):
-    """A seqio vocabulary within a program, saved with it.
+    """A seqio vocabulary that is saved within a program.
 
     Args:
-        vocabulary: of SentencePiece or of bytes.
-        sentinels, prefix, keeps_end: see `Reading`.
+        vocabulary: SentencePiece or byte vocabulary.
+        sentinels, prefix, keeps_end: See `Reading`.
 
     Raises:
-        Refusal: it is neither of SentencePiece nor of bytes.
+        Refusal: The vocabulary is neither.
     """
 
     def __init__(self, vocabulary, sentinels: str = "gaps", prefix: str = "", keeps_end: bool = True):
@@ -34,15 +34,15 @@ class SpellingOps(tf.Module):
         self._names = [] if sentinels == "as_tokenized" else list(spellings(vocabulary).values())
 
     def read(self, texts, length: int, ends: bool):
-        """Returns the ids of texts as a model reads them, see `Reading.read`.
+        """Returns the ids of texts, see `Reading.read`.
 
         Args:
             texts: <string>[batch].
-            length: int, ids of a text that are kept, the end of sequence included.
-            ends: bool, whether the end of sequence follows.
+            length: int. Largest number of ids of a text, the end of sequence included.
+            ends: bool. Whether the end of sequence follows.
 
         Returns:
-            <int32>[batch, longest], padding 0; a text without any ids is a row of padding.
+            <int32>[batch, longest], padding 0. A text without ids is a row of padding.
         """
         texts = tf.strings.join([self._prefix, texts])
         if self._sentinels == "gaps" and self._num_sentinels:
@@ -54,11 +54,11 @@ class SpellingOps(tf.Module):
             ids = tf.concat([ids[:, :length - 1] if self._keeps_end else ids, tf.RaggedTensor.from_row_lengths(
                 tf.fill([tf.reduce_sum(end)], self._eos_id), end)], axis=1)
         ids = ids[:, :length].to_tensor(0)
-        # One place at least: of texts that are all empty there would be none.
+        # At least one position, also if all texts are empty.
         return tf.pad(ids, [[0, 0], [0, tf.cast(tf.shape(ids)[1] == 0, tf.int32)]])
 
     def _with_gaps(self, texts):
-        """<string>[batch] -> <int32>[batch, (id)], in which typed sentinels are sentinels."""
+        """Encodes texts with typed sentinels as sentinels: <string>[batch] -> <int32>[batch, (id)]."""
         import tensorflow_text
 
         sentinel = f"<extra_id_({'|'.join(map(str, range(self._num_sentinels)))})>"
@@ -66,7 +66,7 @@ class SpellingOps(tf.Module):
         words, row = pieces.flat_values, pieces.value_rowids()
         is_sentinel = tf.strings.regex_full_match(words, sentinel)
         is_same = tf.equal(row[1:], row[:-1])
-        # Whatever stands beside plain text in its row is a sentinel.
+        # The neighbours of plain text in its row are sentinels.
         follows = tf.logical_and(tf.concat([tf.zeros_like(row[:1], tf.bool), is_same], 0), ~is_sentinel)
         precedes = tf.logical_and(tf.concat([is_same, tf.zeros_like(row[:1], tf.bool)], 0), ~is_sentinel)
         plain = self._spelt_out(self._encode_beside(tf.where(is_sentinel, "", words), follows, precedes))
@@ -76,7 +76,7 @@ class SpellingOps(tf.Module):
         return pieces.with_flat_values(tf.concat([plain, special], axis=1)).merge_dims(1, 2)
 
     def _encode_beside(self, words, follows, precedes):
-        """<string>[text] -> <int32>[text, (id)], of texts beside gaps; see `gaps`."""
+        """Encodes texts beside gaps, see `gaps`: <string>[text] -> <int32>[text, (id)]."""
         if self._gaps is None:
             return self._encode(words)
         gaps = self._gaps
@@ -96,7 +96,7 @@ class SpellingOps(tf.Module):
         return tf.ragged.boolean_mask(ids, is_kept)
 
     def _spelt_out(self, ids):
-        """<int32>[text, (id)] -> the same with sentinels that a text holds by chance in ordinary pieces."""
+        """Replaces sentinels that occur in plain text by ordinary pieces, in <int32>[text, (id)]."""
         if not self._names:
             return ids
         names = tf.RaggedTensor.from_row_lengths(
@@ -109,14 +109,14 @@ class SpellingOps(tf.Module):
         return ids.with_flat_values(tf.concat([plain, named], axis=1)).merge_dims(1, 2)
 
     def spell(self, ids):
-        """The text of each row up to its end of sequence: <int32>[batch, length] -> <string>[batch]. See `spell`."""
+        """Spells each row up to its end of sequence, see `spell`: <int32>[batch, length] -> <string>[batch]."""
         is_before_end = tf.cumsum(tf.cast(tf.equal(ids, self._eos_id), tf.int32), axis=1) < 1
         is_real = tf.cast(tf.logical_and(is_before_end, ids > 0), tf.int32)
-        num_left = tf.cumsum(is_real, axis=1, reverse=True)  # 0 where padding follows to the end
+        num_left = tf.cumsum(is_real, axis=1, reverse=True)  # 0 if only padding follows
         rows = tf.ragged.boolean_mask(ids, tf.logical_and(is_before_end, num_left > 0))
         values, row = rows.values, rows.value_rowids()
         is_plain = values < self._vocab_size - self._num_sentinels
-        # A piece is a run of plain ids, or one other id.
+        # A piece is a run of plain ids, or one special id.
         goes_on = tf.logical_and(tf.logical_and(is_plain[1:], is_plain[:-1]), tf.equal(row[1:], row[:-1]))
         begins = tf.logical_not(tf.concat([tf.zeros_like(is_plain[:1]), goes_on], axis=0))
         first = tf.boolean_mask(values, begins)
@@ -127,30 +127,31 @@ class SpellingOps(tf.Module):
                         tf.strings.join(["<id_", tf.strings.as_string(first), ">"]))
         words = tf.where(tf.boolean_mask(is_plain, begins), self._decode(pieces), name)
         is_text = tf.not_equal(words, "")
-        row, first, words = (tf.boolean_mask(one, is_text) for one in (tf.boolean_mask(row, begins), first, words))
+        row, first, words = (tf.boolean_mask(values, is_text) for values in (
+            tf.boolean_mask(row, begins), first, words))
         words = tf.strings.join([self._blanks_before(first, words, row), words])
         return self._joined(tf.RaggedTensor.from_value_rowids(words, row, rows.nrows()))
 
     def _blanks_before(self, first, words, row):
-        """<string>[piece], the blank between a text and a name; as in Python's `_blank_before`."""
+        """Returns <string>[piece], the blank between a text and a name, as `spelling._blank_before` does."""
         is_name = first >= self._vocab_size - self._num_sentinels
         has_text = tf.concat([tf.zeros_like(row[:1], tf.bool), tf.equal(row[1:], row[:-1])], axis=0)
         ends = tf.strings.regex_full_match(tf.concat([[""], words[:-1]], axis=0)[:tf.size(words)], r"(?s).* ")
         has_blank = tf.logical_and(has_text, ~ends)
         if self._gaps is None or self._gaps.keeps_blanks:
-            of_gap = tf.where(has_text, ends, self._gaps.adds_blank) if self._gaps else tf.zeros_like(ends)
-            has_blank = tf.where(first < self._vocab_size, of_gap, has_blank)
+            gap_has_blank = tf.where(has_text, ends, self._gaps.adds_blank) if self._gaps else tf.zeros_like(ends)
+            has_blank = tf.where(first < self._vocab_size, gap_has_blank, has_blank)
         return tf.where(tf.logical_and(is_name, has_blank), " ", "")
 
     def _joined(self, words):
-        """<string>[batch, (piece)] -> <string>[batch], without the blank that SentencePiece adds to a first word."""
+        """Joins <string>[batch, (piece)] to <string>[batch], without the blank that SentencePiece adds at the start."""
         texts = tf.strings.reduce_join(words, axis=1)
         if self._gaps is None or (self._gaps.keeps_blanks and not self._gaps.adds_blank):
             return texts
         return tf.strings.regex_replace(texts, "^ " if self._gaps.keeps_blanks else "^ +", "")
 
     def _encode(self, texts):
-        """<string>[text] -> <int32>[text, (id)]."""
+        """Encodes <string>[text] to <int32>[text, (id)]."""
         if self._tokenizer is not None:
             return self._tokenizer.tokenize(texts)
         letters = tf.strings.bytes_split(texts)
@@ -158,9 +159,9 @@ class SpellingOps(tf.Module):
         return letters.with_values(tf.cast(codes, tf.int32) + _NUM_SPECIAL)
 
     def _decode(self, ids):
-        """<int32>[text, (id)] -> <string>[text], with the blank before a first word."""
+        """Decodes <int32>[text, (id)] to <string>[text], with the blank before the first word."""
         if self._tokenizer is not None:
-            # Alone, leading blanks would be left out, how many is up to the version of SentencePiece.
+            # Without an id before them, SentencePiece drops leading blanks; their number depends on its version.
             plain = tf.fill([ids.nrows(), 1], self._gaps.plain_id)
             texts = self._tokenizer.detokenize(tf.concat([plain, ids], axis=1))
             return tf.strings.substr(texts, len(self._gaps.plain_text.encode()), 2**31 - 1)

@@ -1,4 +1,4 @@
-"""What can be said of registered tasks and mixtures at once, without opening data, vocabularies or the network."""
+"""Descriptions of registered tasks and mixtures that need no data, vocabularies or network."""
 
 import glob
 import inspect
@@ -9,23 +9,23 @@ from switch_tf.data.seqio_import import import_seqio
 
 
 def names() -> list[str]:
-    """Returns the names of all tasks and mixtures that are registered, sorted."""
+    """Returns the sorted names of all registered tasks and mixtures."""
     seqio = import_seqio()
     return sorted({*seqio.TaskRegistry.names(), *seqio.MixtureRegistry.names()})
 
 
 def describe(name: str) -> dict:
-    """Returns what a task or mixture is, for people and for JSON.
+    """Returns a JSON-able description of a task or mixture.
 
     Args:
         name: str. A registered seqio task or mixture.
 
-    Returns: `name`; `kind`: "task" or "mixture"; and lists of str: `splits`, as far as they are known without the data;
-        `metrics`; `vocabularies`; `data_sets` of TFDS that it reads; `missing`, those of them and the file patterns
-        that are not on this machine; `tasks` of a mixture.
+    Returns: `name`; `kind`: "task" or "mixture"; and lists of str: `splits` that are known without the data; `metrics`;
+        `vocabularies`; `data_sets` of TFDS; `missing`: data sets and file patterns that are not on this machine;
+        `tasks` of a mixture.
 
     Raises:
-        Refusal: an unknown name.
+        Refusal: The name is unknown.
     """
     provider = get_provider(name)
     tasks = getattr(provider, "tasks", [provider])
@@ -42,7 +42,7 @@ def describe(name: str) -> dict:
         "kind": "mixture" if hasattr(provider, "tasks") else "task",
         "splits": sorted({split for task in tasks for split in _splits(task.source)}, key=_place),
         "metrics": sorted({metric for task in tasks for metric in _metrics(task)}),
-        "vocabularies": sorted({_vocabulary(one) for one in vocabularies_of(provider)}),
+        "vocabularies": sorted({_vocabulary_name(vocabulary) for vocabulary in vocabularies_of(provider)}),
         "data_sets": sorted(data_sets),
         "missing": sorted(missing),
         "tasks": [task.name for task in tasks] if hasattr(provider, "tasks") else [],
@@ -50,10 +50,7 @@ def describe(name: str) -> dict:
 
 
 def _is_prepared(loader):
-    """Whether a TFDS data set is in a folder that TFDS looks into; a URL counts as if it were.
-
-    The data set's own builder would ask the network.
-    """
+    """Whether a TFDS data set is in one of TFDS's folders, or may be at a URL; its builder would ask the network."""
     from tensorflow_datasets.core.utils import file_utils
 
     folder = loader.name.replace(":", os.sep)
@@ -63,36 +60,36 @@ def _is_prepared(loader):
 
 
 def _patterns(source):
-    """The file patterns that seqio's own sources of files read."""
-    patterns = getattr(source, "_split_to_filepattern", {}).values()
-    return [pattern for one in patterns for pattern in ([one] if isinstance(one, str) else one)]
+    """Returns the file patterns of seqio's sources of files."""
+    by_split = getattr(source, "_split_to_filepattern", {}).values()
+    return [pattern for patterns in by_split for pattern in ([patterns] if isinstance(patterns, str) else patterns)]
 
 
 def _splits(source):
-    """The splits that a source was made with. Those of a TFDS data set in whole are known once it is there."""
+    """Returns the known splits of a source; those of a whole TFDS data set are known once it is prepared."""
     if source._splits:
         return tuple(source._splits)
     return tuple(source.splits) if _is_prepared(source.tfds_dataset) else ()
 
 
 def _place(split):
-    """Training first, then validation, then the rest."""
+    """Returns a sort key: training first, then validation, then the rest."""
     return [split != "train", not split.startswith("validation"), split]
 
 
 def _metrics(task):
-    own = task._metric_objs_constructor_args
-    return [*map(_metric_name, task.metric_fns), *(metric.__name__ for metric in own)]
+    metric_objects = task._metric_objs_constructor_args
+    return [*map(_metric_name, task.metric_fns), *(metric.__name__ for metric in metric_objects)]
 
 
 def _metric_name(function):
-    """The name of a metric; t5 makes some within functions that know it."""
+    """Returns the name of a metric, which t5 keeps in the closure of some functions."""
     function = getattr(function, "func", function)
-    within = inspect.getclosurevars(function).nonlocals
-    if "metric_fn" in within:
-        return _metric_name(within["metric_fn"])
-    return within.get("metric_dict_str") or within.get("metric_str") or function.__name__
+    closure = inspect.getclosurevars(function).nonlocals
+    if "metric_fn" in closure:
+        return _metric_name(closure["metric_fn"])
+    return closure.get("metric_dict_str") or closure.get("metric_str") or function.__name__
 
 
-def _vocabulary(vocabulary):
+def _vocabulary_name(vocabulary):
     return getattr(vocabulary, "sentencepiece_model_file", None) or type(vocabulary).__name__
