@@ -7,11 +7,12 @@ import sys
 
 import gin
 
-from switch_tf.cli import gin_files, gin_run, outputs, starting
+from switch_tf.cli import gin_files, gin_run, starting
 from switch_tf.comparison import Comparison, fairness, run_folders
 from switch_tf.comparison.description import check_words, naming
 from switch_tf.installation import quiet
 from switch_tf.refusals import Refusal
+from switch_tf.storage import output_lock
 from switch_tf.training.stopping import INTERRUPTED
 
 EXAMPLES = r"""
@@ -35,13 +36,13 @@ def run(arguments) -> dict:
         if arguments.gin_file or arguments.gin_bindings:
             raise Refusal("--runs compares runs that were trained; leave out --gin_file and --gin bindings.")
         output = arguments.output or "comparison"
-        with outputs.locked(output):
+        with output_lock.held(output):
             return _report(output, run_folders.find(arguments.runs), arguments.json)
     if arguments.output:
         raise Refusal("--output goes with --runs; a comparison that trains writes into its own folder, "
                       "Comparison.model_dir.")
     comparison, bindings = described(arguments)
-    with outputs.locked(comparison.model_dir, "Comparison.model_dir"):
+    with output_lock.held(comparison.model_dir, "Comparison.model_dir"):
         quiet.import_tensorflow(None)
         from switch_tf.comparison import driver
         is_done = driver.train(comparison, functools.partial(_trainer, comparison, bindings, arguments.words))

@@ -4,11 +4,11 @@ import pathlib
 import sys
 
 from switch_tf import checks
-from switch_tf.cli import outputs
 from switch_tf.configs.choices import check_choice
 from switch_tf.conversion.converting import HUGGING_FACE, SWITCH_TF, convert, format_of
 from switch_tf.installation import quiet
 from switch_tf.refusals import Refusal
+from switch_tf.storage import output_lock
 
 EXAMPLES = r"""
 switch-tf convert --input downloads/t5-small --output t5_small
@@ -35,7 +35,7 @@ def run(arguments) -> dict:
         raise Refusal("--expert_capacity is for --to=hugging_face alone.")
     checks.optional("--expert_capacity", arguments.expert_capacity, checks.integer, 1)
     checks.new_folder(output)
-    with outputs.locked(output):
+    with output_lock.held(output):
         quiet.import_tensorflow()
         result, text = convert(source, output, to, arguments.expert_capacity)
     print(text, file=sys.stderr if arguments.json else sys.stdout)

@@ -6,8 +6,9 @@ import sys
 
 from switch_tf import checks
 from switch_tf.checkpoints.selection import select_one
-from switch_tf.cli import outputs, sampler_arguments, trained_run
+from switch_tf.cli import sampler_arguments, trained_run
 from switch_tf.refusals import Refusal
+from switch_tf.storage import output_lock
 
 EXAMPLES = r"""
 switch-tf export --run runs/first --output exported
@@ -38,11 +39,11 @@ def run(arguments) -> dict:
     output = checks.path("--output", arguments.output)
     checks.new_folder(output)
     if arguments.model is not None:
-        with outputs.locked(output):
+        with output_lock.held(output):
             return _export_model(arguments, output)
     folder = trained_run.folder_of(arguments)
     checkpoint = select_one(folder, arguments.step)
-    with outputs.locked(output):
+    with output_lock.held(output):
         described = trained_run.load_on_one_device(arguments, folder)
         return _export_run(arguments, folder, checkpoint, described, output)
 

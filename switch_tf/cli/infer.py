@@ -5,8 +5,9 @@ import pathlib
 import sys
 
 from switch_tf.checkpoints.selection import select_one
-from switch_tf.cli import outputs, sampler_arguments, trained_run
+from switch_tf.cli import sampler_arguments, trained_run
 from switch_tf.refusals import Refusal
+from switch_tf.storage import output_lock
 
 EXAMPLES = r"""
 switch-tf infer --run runs/first --input lines.txt --output answers.jsonl
@@ -40,7 +41,7 @@ def run(arguments) -> dict:
     _check(arguments)
     folder = trained_run.folder_of(arguments)
     checkpoint = select_one(folder, arguments.step)
-    with contextlib.nullcontext() if arguments.output == "-" else outputs.locked(arguments.output):
+    with contextlib.nullcontext() if arguments.output == "-" else output_lock.held(arguments.output):
         return _answer(arguments, folder, checkpoint, trained_run.load_on_one_device(arguments, folder))
 
 

@@ -4,9 +4,9 @@ import os
 import sys
 
 from switch_tf import checks, sentencepiece_training
-from switch_tf.cli import outputs
 from switch_tf.installation import quiet
 from switch_tf.refusals import Refusal
+from switch_tf.storage import output_lock
 
 # The rows of an embedding are a multiple of it, which fills the tiles of an accelerator and is easy to split.
 _ROWS = 128
@@ -31,7 +31,7 @@ def add_arguments(parser) -> None:
 def run(arguments) -> dict:
     """Trains a vocabulary; returns its sizes and the `vocab_size` that a model needs."""
     _check(arguments)
-    with outputs.locked(arguments.output):
+    with output_lock.held(arguments.output):
         quiet.import_tensorflow()
         from switch_tf.data import NUM_SENTINELS, sentences
 
