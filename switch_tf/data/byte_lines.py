@@ -1,7 +1,7 @@
-"""Lines of files of bytes under a limit of length, from ordinary files alone.
+"""Lines of bytes up to a limit of length, from ordinary files.
 
-A line is in memory several times over, as bytes, text and tokens. One that never ends, such as a file without line ends
-or a small .gz that unpacks to a thousand times its size, must not be read whole before it is refused.
+A line is in memory several times, as bytes, text and tokens. An endless line, such as a file without line ends or a
+small .gz that unpacks to a thousand times its size, must be refused before it is read whole.
 """
 
 import io
@@ -11,7 +11,7 @@ import stat
 import tensorflow as tf
 
 LONGEST_LINE = 2**24  # bytes
-_BLOCK = 2**16  # bytes of a line that is passed over
+_BLOCK = 2**16  # bytes of a line that is skipped
 _KINDS = ((stat.S_ISFIFO, "a named pipe"), (stat.S_ISCHR, "a device"), (stat.S_ISBLK, "a device"),
           (stat.S_ISSOCK, "a socket"), (stat.S_ISDIR, "a folder"))
 
@@ -21,7 +21,7 @@ class Fault(Exception):
 
 
 class LongLine(Fault):
-    """A line is longer than `LONGEST_LINE`; its `size` in bytes was passed over."""
+    """A line that is longer than `LONGEST_LINE`. Its `size` bytes were skipped."""
 
     def __init__(self, size: int):
         super().__init__(f"it has {size:,} bytes, and a line may have {LONGEST_LINE:,} at most")
@@ -31,9 +31,11 @@ class LongLine(Fault):
 class ByteLines:
     """An iterator over the lines of a binary stream, with their ends. It can continue after a `LongLine`.
 
+    `left`: int or None, the number of bytes still to be read.
+
     Args:
-        stream: binary stream with `readline(size)`.
-        size: int or None. Bytes to read; None reads to the end. `left` is the number of bytes still to be read.
+        stream: Binary stream with `readline(size)`.
+        size: int or None. Bytes to read. None reads to the end.
     """
 
     def __init__(self, stream, size: int | None = None):
@@ -51,7 +53,7 @@ class ByteLines:
         if size > LONGEST_LINE and not line.endswith(b"\n"):
             size += skip_line(self._stream)
         if self.left is not None:
-            self.left = max(0, self.left - size)  # a last line that has grown may go on beyond the end
+            self.left = max(0, self.left - size)  # a last line that has grown may continue beyond the end
         if size > LONGEST_LINE:
             raise LongLine(size)
         return line
@@ -68,11 +70,11 @@ def skip_line(stream) -> int:
 
 
 def open_bytes(name: str):
-    """Opens a file to read bytes from any place, on this machine or wherever TensorFlow reads ("://").
+    """Opens a file to read bytes at any position, on this machine or, with "://", by TensorFlow.
 
     Raises:
         Fault: a pipe, a device, a socket, a folder, or a link to nothing.
-        OSError: it cannot be opened.
+        OSError: The file cannot be opened.
     """
     if "://" in name:
         return io.BufferedReader(_Remote(tf.io.gfile.GFile(name, "rb")))
@@ -95,7 +97,7 @@ def dangling(name: str) -> str:
 
 
 class _Remote(io.RawIOBase):
-    """TensorFlow's file as a raw stream, whose lines io reads in blocks: its own `readline` takes no limit."""
+    """TensorFlow's file as a raw stream, because its `readline` takes no limit."""
 
     def __init__(self, file):
         self._file = file
@@ -107,9 +109,9 @@ class _Remote(io.RawIOBase):
         return True
 
     def readinto(self, buffer):
-        found = self._file.read(len(buffer))
-        buffer[:len(found)] = found
-        return len(found)
+        content = self._file.read(len(buffer))
+        buffer[:len(content)] = content
+        return len(content)
 
     def seek(self, offset, whence=io.SEEK_SET):
         if whence == io.SEEK_END:

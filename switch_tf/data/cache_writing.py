@@ -20,22 +20,22 @@ from switch_tf.data.seqio_import import import_seqio
 from switch_tf.refusals import Refusal
 from switch_tf.storage.whole_file import write_whole
 
-# Fewer source files than this are cut into as many shards, so that several processes have something to do.
+# Sources of fewer files are cut into this many shards, so that several processes can share them.
 FEWEST_SHARDS = 8
 _MOST_SHARDS = 1024
 _BYTES_PER_SHARD = 32 * 2**20  # of text
-_SEED = 0  # of steps before the placeholder that draw at random; few do
+_SEED = 0  # of the few random steps before the placeholder
 
 
 @dataclasses.dataclass(frozen=True)
 class Shard:
-    """One file of the cache, and which part of which data is in it.
+    """One file of the cache and the part of the data that it holds.
 
     Args:
-        folder: str, of the split.
-        task, split: str.
-        vocabulary: str or None, in place of the task's own.
-        index, count: int. This shard, of how many.
+        folder: str. Folder of the split.
+        task, split: str. Names.
+        vocabulary: str or None. Replaces the task's vocabulary.
+        index, count: int. Index of the shard, and number of shards.
     """
 
     folder: str
@@ -47,28 +47,28 @@ class Shard:
 
     @property
     def file(self) -> pathlib.Path:
-        """Where its examples are."""
+        """Path of the examples."""
         return pathlib.Path(self.folder, f"{self.index:05d}-of-{self.count:05d}.array_record")
 
     @property
     def description(self) -> pathlib.Path:
-        """Where its counts and its checksum are, once it is complete."""
+        """Path of the counts and the checksum, which exists once the shard is complete."""
         return self.file.with_suffix(".json")
 
 
 def plan(mixture_or_task_name: str, split: str, vocabulary: str | None, cache_dir: str | None, num_shards: int | None,
          overwrite: bool, lock=lambda folder: None) -> list[Shard]:
-    """Makes the folders of a split's cache and returns its shards, those that are complete too.
+    """Creates the folders of a split's cache and returns its shards, complete shards included.
 
     Args:
-        mixture_or_task_name: str. Of a mixture, the tasks that have the split.
-        split: str.
+        mixture_or_task_name: str. Task, or mixture of tasks, some of which have the split.
+        split: str. Name of the split.
         vocabulary: str or None, see `get_provider`.
         cache_dir: str or None, see `cache_manifest.folder_of`.
-        num_shards: int or None, of the train split. By default the source's own files, and more of few or of large
-            ones. Any other split has as many as its source has files, so that its order stays.
-        overwrite: bool. Begin anew, whatever is there.
-        lock: function that is called with each folder before anything in it changes; what it raises is passed on.
+        num_shards: int or None. Number of shards of the train split. None means the number of source files, more if
+            they are few or large. Any other split has a shard for each source file, which keeps its order.
+        overwrite: bool. Deletes existing shards.
+        lock: Function that is called with each folder before anything in it changes. Its exceptions pass on.
 
     Raises:
         Refusal: an unknown name or split, a task that cannot be cached or whose data are not there, or a folder
@@ -93,7 +93,7 @@ def plan(mixture_or_task_name: str, split: str, vocabulary: str | None, cache_di
 
 
 def is_complete(shard: Shard) -> bool:
-    """Whether a shard is there and has the size and the checksum that it was written with."""
+    """Whether a shard exists with the size and the checksum that it was written with."""
     try:
         description = json.loads(shard.description.read_text())
         return (shard.file.stat().st_size == description["bytes"]
@@ -119,7 +119,7 @@ def write(shard: Shard) -> None:
     try:
         dataset = _examples(task, shard)
         features = _features(task, dataset)
-        # One example a group: any of them can be read without its neighbours.
+        # One example in a group, so that each can be read without its neighbours.
         writer = array_record_module.ArrayRecordWriter(str(unfinished), "group_size:1")
         try:
             num_examples = 0
@@ -143,19 +143,19 @@ def write(shard: Shard) -> None:
 
 
 def finish(shards: list[Shard]) -> dict:
-    """Writes the manifest of one split of one task, all of whose shards are complete; returns it."""
+    """Writes and returns the manifest of one split of one task with complete shards."""
     folder = pathlib.Path(shards[0].folder)
-    described = [json.loads(shard.description.read_text()) for shard in shards]
+    descriptions = [json.loads(shard.description.read_text()) for shard in shards]
     request = json.loads((folder / "request.json").read_text())
     request.pop("num_shards")
-    features = [shard.pop("features") for shard in described]
-    tokens = {name: sum(shard["tokens"].get(name, 0) for shard in described) for name in described[0]["tokens"]}
+    features = [shard.pop("features") for shard in descriptions]
+    tokens = {name: sum(shard["tokens"].get(name, 0) for shard in descriptions) for name in descriptions[0]["tokens"]}
     manifest = {"request": request, "versions": cache_manifest.versions(), "features": features[0],
-                "examples": sum(shard["examples"] for shard in described), "tokens": tokens,
-                "bytes": sum(shard["bytes"] for shard in described), "shards": described}
+                "examples": sum(shard["examples"] for shard in descriptions), "tokens": tokens,
+                "bytes": sum(shard["bytes"] for shard in descriptions), "shards": descriptions}
     write_whole(folder / "manifest.json", json.dumps(manifest, indent=1))
-    for left in folder.glob(".*"):  # by processes that were killed
-        left.unlink(missing_ok=True)
+    for leftover in folder.glob(".*"):  # of processes that were killed
+        leftover.unlink(missing_ok=True)
     return manifest
 
 
@@ -175,7 +175,7 @@ def finish_all(shards: list[Shard]) -> list[dict]:
 
 def _num_shards(source, split, wanted):
     files = source.list_shards(split)
-    if split != "train":  # read in order, which shards of another kind would change
+    if split != "train":  # read in order, which other shards would change
         return len(files)
     if wanted is not None:
         return wanted
@@ -186,7 +186,7 @@ def _num_shards(source, split, wanted):
 
 
 def _begin(folder, wanted, overwrite):
-    """Empties a folder to overwrite, and compares what another start of the command wanted of it."""
+    """Empties a folder to overwrite, or compares the request of an earlier start of the command."""
     request = folder / "request.json"
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -208,7 +208,7 @@ def _begin(folder, wanted, overwrite):
 
 
 def _examples(task, shard):
-    """The examples of a shard before the placeholder: of some of the source's files, or every n-th record."""
+    """Returns the examples of a shard before the placeholder: from some source files, or every n-th record."""
     seqio = import_seqio()
     source, part = task.source, seqio.ShardInfo(shard.index, shard.count)
     if source.supports_arbitrary_sharding or len(source.list_shards(shard.split)) >= shard.count:
@@ -220,7 +220,7 @@ def _examples(task, shard):
 
 
 def _features(task, dataset):
-    """Feature -> shape and dtype, for the reader."""
+    """Returns feature -> shape and dtype, for the reader."""
     features = {}
     for name, spec in dataset.element_spec.items():
         if not isinstance(spec, tf.TensorSpec) or spec.shape.rank is None or None in spec.shape[1:]:
@@ -235,7 +235,8 @@ def _features(task, dataset):
 
 
 def _record(example):
-    """A `tf.train.Example`, serialised; seqio's own makes a tensor of every feature first, which takes milliseconds."""
+    """Returns a serialised `tf.train.Example`. seqio's function makes a tensor of every feature first, which is slow.
+    """
     return tf.train.Example(features=tf.train.Features(feature={
         name: _feature(np.asarray(value)) for name, value in example.items()})).SerializeToString()
 

@@ -1,9 +1,8 @@
-"""Passes over a training split, each in another order, one after the other without an end.
+"""Endless passes over a training split, each in another order.
 
-seqio repeats a source, and TensorFlow's own ways to another order in each repetition (`rerandomize_each_iteration`,
-`reshuffle_each_iteration`) forget which repetition it is where a position is saved while what was read ahead spans the
-end of one: what comes after it is then not what a run that was never stopped reads. Here the number of the pass is part
-of every position.
+seqio repeats a source. TensorFlow's ways to another order in each repetition (`rerandomize_each_iteration`,
+`reshuffle_each_iteration`) lose the number of the repetition if a position is saved while prefetched examples span two
+repetitions, so a resumed run would read other examples. Here the number of the pass is part of every position.
 """
 
 import copy
@@ -15,16 +14,16 @@ from switch_tf.data.seqio_import import import_seqio
 
 
 def passes(one_pass, seed: int | None) -> tf.data.Dataset:
-    """The examples of a source that shuffles.
+    """Returns the examples of a source that shuffles.
 
     Args:
-        one_pass: function of a key, <int64>[2] of numbers from 0 on, to the tf.data.Dataset of all examples in an order
-            that the key alone decides.
-        seed: int, or None for an order that nobody knows.
+        one_pass: Function of a key, <int64>[2] of numbers from 0, to the tf.data.Dataset of all examples in an order
+            that depends only on the key.
+        seed: int, or None for a random order.
 
     Returns:
-        Pass after pass, each with a key of its own, where a run reads to train; otherwise one of them, and another one
-        in each repetition.
+        Endless passes, each with its own key, for a training run. Otherwise one pass, and another one in each
+        repetition.
     """
     one_pass = tf.autograph.experimental.do_not_convert(one_pass)  # conversion would take seconds
     if not context.current().endless_passes or seed is None:
@@ -39,10 +38,10 @@ def passes(one_pass, seed: int | None) -> tf.data.Dataset:
 
 
 def with_counted_passes(task):
-    """Returns a seqio task that reads files by seqio's own means with another order of its files in each pass.
+    """Returns a task that reads its files in another order in each pass, if seqio reads its files.
 
-    Any other task is returned as it is: its source uses `passes`, knows no order but its own, or shuffles in a way that
-    no position can hold (a function, or TFDS).
+    Any other task is returned unchanged: its source uses `passes`, has a fixed order, or shuffles in a way that no
+    position can hold (a function, or TFDS).
     """
     source = task.source
     if not isinstance(source, import_seqio().FileDataSource):

@@ -1,6 +1,6 @@
-"""Examples in files of text: lines (.txt), JSON objects (.jsonl, .json), rows of tables (.tsv, .csv), each also as .gz.
+"""Files of examples: lines (.txt), JSON objects (.jsonl, .json), rows of tables (.tsv, .csv), each also as .gz.
 
-Examples that cannot be used are reported with file and line. A file is read in pieces and may be larger than memory.
+Unusable examples are reported with file and line. A file is read in pieces and may be larger than memory.
 """
 
 import contextlib
@@ -20,13 +20,13 @@ from switch_tf.data.row_parsing import KINDS, Example, Rows
 from switch_tf.messages import first_line, sentence_about_data
 from switch_tf.refusals import Refusal
 
-# Read at once, and shuffled as one: 1 MiB is some hundreds of documents, or thousands of short lines.
+# The unit of reading and shuffling. 1 MiB has some hundreds of documents, or thousands of short lines.
 PIECE = 2**20  # bytes
 _BLOCK = 2**16  # bytes
 
 
 def kind_of(name: str) -> str | None:
-    """Returns the kind of a file by its ending, one of the values of `KINDS`; None for any other ending."""
+    """Returns the kind of a file by its ending, one of the values of `KINDS`, None for an unknown ending."""
     return KINDS.get("." + name.lower().removesuffix(".gz").rpartition(".")[2])
 
 
@@ -50,16 +50,16 @@ def find_files(name: str, patterns: str | Sequence[str]) -> list[str]:
     """Returns the files of paths and globs, each once.
 
     Args:
-        name: str. What the user calls the argument.
-        patterns: path, glob, or a list of them, here or at gs://.
+        name: str. Name of the argument for messages.
+        patterns: Path, glob, or a list of them, here or at gs://.
 
     Raises:
-        Refusal: nothing is there, or a folder.
+        Refusal: A pattern matches nothing, or a folder.
     """
     patterns = [patterns] if isinstance(patterns, str) else patterns
     if not isinstance(patterns, Sequence) or not patterns:
         raise Refusal(f"{name} must be a path, a glob, or a list of them, not {checks.shown(patterns)}.")
-    found = []
+    matches = []
     for pattern in patterns:
         checks.text(name, pattern)
         try:
@@ -73,20 +73,20 @@ def find_files(name: str, patterns: str | Sequence[str]) -> list[str]:
         if folders:
             inside = f"{folders[0].rstrip('/')}/*.jsonl"
             raise Refusal(f"{name}: {folders[0]!r} is a folder; name its files, for example {inside!r}.")
-        found += files
-    return list(dict.fromkeys(found))
+        matches += files
+    return list(dict.fromkeys(matches))
 
 
 def examples_of_lines(stream, kind: str, fields: Sequence[str]) -> Iterator[Example]:
     """Returns the examples in a binary stream of lines, such as standard input, as `TextFile.examples` does.
 
     Args:
-        stream: binary stream with `readline(size)`.
-        kind: str, "lines" or "json".
-        fields: see `TextFile`.
+        stream: Binary stream with `readline(size)`.
+        kind: str. "lines" or "json".
+        fields: See `TextFile`.
 
     Raises:
-        Refusal: lines of this kind do not have such fields.
+        Refusal: Lines of this kind have no such fields.
     """
     try:
         rows = Rows(kind, fields)
@@ -99,13 +99,13 @@ class TextFile:
     """The examples of one file.
 
     Args:
-        name: str. Its path, whose ending says what it holds.
-        fields: keys of JSON objects, or columns of a table by its header, or by numbers from 0 in one that has none. Of
-            a .txt file it is one, and the whole line.
-        kind: str or None. One of the values of `KINDS`, whatever the ending says.
+        name: str. Path of the file. Its ending decides the kind.
+        fields: Keys of JSON objects, columns of a table with a header, or column numbers from 0 without one. For a .txt
+            file one field, which is the whole line.
+        kind: str or None. One of the values of `KINDS`, which replaces the ending.
 
     Raises:
-        Refusal: another ending, a column that is not there, or what cannot be opened.
+        Refusal: The ending is unknown, a column is missing, or the file cannot be opened.
     """
 
     def __init__(self, name: str, fields: Sequence[str | int], kind: str | None = None):
@@ -117,15 +117,15 @@ class TextFile:
         if self._kind is None:
             raise Refusal(f"{name!r} ends in none of {', '.join(KINDS)}, with or without .gz, which say what is in "
                           "a file; rename it.")
-        self._start = 0  # where the examples begin, in bytes
+        self._start = 0  # of the first example, in bytes
         self._place, self._opened_at, self._rest = None, 0, iter(())  # of a packed file that is being read
         self._lock = threading.Lock()
-        self._size = 0  # when it was first opened; bytes
+        self._size = 0  # bytes, when the file was first opened
         with self._opened() as stream:
             self._begin(stream, fields)
 
     def _begin(self, stream, fields):
-        """Finds out what the file is, its header, and where the examples begin."""
+        """Finds the kind of the file, its header and the first example."""
         check_is_utf8(self.name, stream)
         stream.seek(0)
         if stream.read(len(BYTE_ORDER_MARK)) == BYTE_ORDER_MARK:
@@ -151,7 +151,7 @@ class TextFile:
 
     @contextlib.contextmanager
     def _opened(self):
-        """Yields the file's bytes, unpacked. Errors of the file system and of gzip become `BadData`."""
+        """Yields the unpacked stream of the file. Errors of the file system and of gzip become `BadData`."""
         try:
             with open_bytes(self.name) as stream:
                 self._check_size(stream)
@@ -161,9 +161,9 @@ class TextFile:
                              ) from error
 
     def _check_size(self, stream):
-        """Refuses a file that has lost bytes since it was first opened: positions in it are no longer those of lines.
+        """Refuses a file that has lost bytes since it was first opened, so that positions no longer match lines.
 
-        A file may grow. Added lines are read from the next start of a run on.
+        A file may grow. Added lines are read after the next start of a run.
         """
         size = stream.seek(0, io.SEEK_END)
         stream.seek(0)
@@ -178,9 +178,9 @@ class TextFile:
                        "files must not change while they are read. Put the file back, and the same command goes on.")
 
     def pieces(self) -> list[tuple[int, int]]:
-        """Returns from where to where whole examples stand in the file, about `PIECE` bytes each, in order.
+        """Returns the (start, end) of pieces of whole examples, about `PIECE` bytes each, in order.
 
-        A packed file, or a JSON array, is one piece that ends at -1: it can only be read from its beginning on.
+        A packed file or a JSON array, which can only be read from its beginning, is one piece with the end -1.
         """
         if self.is_compressed or self._kind == "array":
             return [(self._start, -1)]
@@ -192,13 +192,13 @@ class TextFile:
     def _line_ends(self, stream, size):
         end = 0
         for place in range(self._start + PIECE, size, PIECE):
-            if place >= end:  # otherwise it is still in the line that ends there
+            if place >= end:  # otherwise it is within the last line
                 stream.seek(place)
                 end = place + skip_line(stream)
                 yield end
 
     def _row_ends(self, stream, size):
-        """Where rows of CSV end, as csv sees it: a line may end within quotation marks."""
+        """Yields the ends of rows of CSV, whose lines may end within quotation marks."""
         stream.seek(self._start)
         last = self._start
         for example in self._rows.read(ByteLines(stream)):
@@ -207,9 +207,9 @@ class TextFile:
                 yield last
 
     def read(self, start: int, end: int) -> tuple[list[tuple[str, ...]], list[str], int]:
-        """Returns the texts of the examples of a piece, what is to be said of those that cannot be used, and its end.
+        """Returns the texts of a piece's examples, a sentence for each unusable example, and the next start.
 
-        Of a packed file, that is what stands in about `PIECE` bytes, and from where to go on, -1 at its end.
+        The next start is -1 at the end. A packed file is read in steps of about `PIECE` bytes.
         """
         if end < 0:
             with self._lock:
@@ -217,23 +217,23 @@ class TextFile:
         with self._opened() as stream:
             stream.seek(start)
             lines = ByteLines(stream, end - start)
-            found = list(self._rows.read(lines))
+            examples = list(self._rows.read(lines))
             if lines.left > 0:  # it lost its end after it was opened
                 raise self._shrunk(end - lines.left)
-        return [example.texts for example in found if example.texts], self._sentences(found, start), -1
+        return [example.texts for example in examples if example.texts], self._sentences(examples, start), -1
 
     def _read_on(self, start):
-        """As `read`, of a packed file, which is kept open where it stands: the piece after it is asked for next."""
+        """Reads a packed file as `read` does, and keeps it open for the next piece."""
         if self._place != start:
             self._place, self._opened_at, self._rest = start, start, self._examples_from(start)
-        found, self._place = [], None
+        examples, self._place = [], None
         for example in self._rest:
-            found.append(example)
+            examples.append(example)
             if self._opened_at + example.end - start >= PIECE:
                 self._place = self._opened_at + example.end
                 break
-        texts = [example.texts for example in found if example.texts]
-        return texts, self._sentences(found, self._opened_at), -1 if self._place is None else self._place
+        texts = [example.texts for example in examples if example.texts]
+        return texts, self._sentences(examples, self._opened_at), -1 if self._place is None else self._place
 
     def _examples_from(self, start):
         with self._opened() as stream:
@@ -245,11 +245,11 @@ class TextFile:
                 raise BadData(f"{self.name}, line {self._lines_before(start) + error.line}: {error}.") from error
 
     def examples(self) -> Iterator[Example]:
-        """Yields all lines, rows or elements of the file in their order, those without texts too."""
+        """Yields all lines, rows or elements of the file in order, those without texts included."""
         return self._examples_from(self._start)
 
     def num_lines(self) -> int | None:
-        """Counts the lines of text or JSON objects; None for a packed file, a table or an array, which need parsing."""
+        """Counts the lines of text or JSON objects; returns None for files that need parsing."""
         if self.is_compressed or self._kind not in ("lines", "json"):
             return None
         with self._opened() as stream:
@@ -259,7 +259,7 @@ class TextFile:
         return self._lines_before(size) + has_rest
 
     def _sentences(self, examples, start):
-        """Returns a sentence for each example that cannot be used. Lines are counted only if there is one."""
+        """Returns a sentence for each unusable example. Lines are counted only if there is one."""
         faults = [example for example in examples if example.fault]
         before = self._lines_before(start) if faults else 0
         return [f"{self.name}, line {before + example.line}: {example.fault}." for example in faults]
@@ -273,7 +273,7 @@ class TextFile:
         return count
 
     def all(self) -> Iterator[tuple[list[tuple[str, ...]], list[str]]]:
-        """What `read` returns of all pieces, one after the other."""
+        """Yields the texts and sentences of `read` for all pieces, one after another."""
         for start, end in self.pieces():
             while start >= 0:
                 texts, bad, start = self.read(start, end)

@@ -1,4 +1,4 @@
-"""The elements of a file that is one JSON array, read one after the other: the file may be larger than the memory."""
+"""The elements of a JSON array, read one after another from a file that may be larger than memory."""
 
 import codecs
 import json
@@ -14,7 +14,7 @@ _LONGEST_WORD = 16  # characters, such as of "-Infinity" or "\\ud83d\\ude00"
 
 
 class BrokenArray(Fault):
-    """The rest of an array cannot be read. `line` counts from 1 where reading began; the message has no full stop."""
+    """An array with an unreadable rest. `line` counts from 1 where reading began. The message has no full stop."""
 
     def __init__(self, line: int, reason: str):
         super().__init__(reason)
@@ -22,10 +22,7 @@ class BrokenArray(Fault):
 
 
 class Element(NamedTuple):
-    """One element: its `value`, its `text`, the `line` where it begins, from 1, and the bytes up to its `end`.
-
-    `end` includes the comma, so that reading can go on there.
-    """
+    """One element: its `value`, its `text`, its first `line`, from 1, and the bytes up to its `end`, comma included."""
 
     value: Any
     text: str
@@ -34,7 +31,7 @@ class Element(NamedTuple):
 
 
 class _Text:
-    """Text that is decoded as it is needed, from `place` on."""
+    """Text from `place` on, decoded on demand."""
 
     def __init__(self, chunks):
         self._chunks, self._decoder = iter(chunks), codecs.getincrementaldecoder("utf-8")()
@@ -42,7 +39,7 @@ class _Text:
         self.line, self.bytes = 1, 0
 
     def more(self):
-        """Reads on; returns whether there was more."""
+        """Decodes the next chunk; returns whether there was one."""
         chunk = next(self._chunks, b"")
         try:
             self.text = self.text[self.place:] + self._decoder.decode(chunk, final=not chunk)
@@ -53,15 +50,15 @@ class _Text:
         return bool(chunk)
 
     def double(self):
-        """Doubles the text that was read; returns whether there was more."""
+        """Doubles the decoded text; returns whether there was more."""
         wanted = 2 * (len(self.text) - self.place)
-        found = self.more()
-        while found and len(self.text) < wanted and self.more():
+        has_more = self.more()
+        while has_more and len(self.text) < wanted and self.more():
             pass
-        return found
+        return has_more
 
     def take(self, end):
-        """The text up to `end`, which is passed."""
+        """Returns the text up to `end` and moves there."""
         taken = self.text[self.place:end]
         self.line += taken.count("\n")
         self.bytes += len(taken.encode())
@@ -69,7 +66,7 @@ class _Text:
         return taken
 
     def next_character(self):
-        """The next one that is no blank, which stays; nothing at the end."""
+        """Returns the next character that is no blank, "" at the end, and moves before it."""
         while True:
             end = self.place
             while end < len(self.text) and self.text[end] in _BLANKS:
@@ -82,13 +79,13 @@ class _Text:
 
 
 def elements(chunks: Iterable[bytes]) -> Iterator[Element]:
-    """Yields the elements of an array whose opening bracket, or any element with its comma, was read before.
+    """Yields the elements of an array after its opening bracket, or after an element and its comma.
 
     Args:
-        chunks: blocks of bytes of any size, none empty.
+        chunks: Blocks of bytes of any size, none empty.
 
     Raises:
-        BrokenArray: what follows is no element of an array, or there is more than an array.
+        BrokenArray: The rest is no array, or does not end with it.
     """
     text, decoder = _Text(chunks), json.JSONDecoder()
     character = text.next_character()
@@ -114,7 +111,7 @@ def elements(chunks: Iterable[bytes]) -> Iterator[Element]:
 
 
 def _value(text, decoder):
-    """The value at the place of a text, and where it ends."""
+    """Returns the value at the place of a text, and its end."""
     while True:
         try:
             value, end = decoder.raw_decode(text.text, text.place)
@@ -128,5 +125,5 @@ def _value(text, decoder):
             if not is_cut or not text.double():
                 line = text.line + text.text.count("\n", text.place, error.pos)
                 raise BrokenArray(line, f"the array is no JSON ({error.msg})") from error
-        except (ValueError, RecursionError) as error:  # a number of too many digits, too many brackets
+        except (ValueError, RecursionError) as error:  # a number with too many digits, too many brackets
             raise BrokenArray(text.line, f"the array cannot be read ({first_line(error)})") from error

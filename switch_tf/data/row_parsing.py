@@ -1,4 +1,4 @@
-"""Rows of text files, lines, JSON objects, cells between tabs or of CSV, and the texts of their fields."""
+"""Rows of files (lines, JSON objects, cells between tabs or of CSV) and the texts of their fields."""
 
 import csv
 import itertools
@@ -13,9 +13,9 @@ from switch_tf.data.json_arrays import elements
 from switch_tf.messages import first_line
 
 KINDS = {".txt": "lines", ".jsonl": "json", ".json": "json", ".tsv": "tsv", ".csv": "csv"}
-# A document is longer than csv's own limit; one that exceeds this is what follows a quotation mark that is not closed.
+# Documents may exceed csv's default. A cell beyond this limit follows a quotation mark that is not closed.
 _LONGEST_CELL = 2**24  # characters
-_MARK = "\ufeff"  # of byte order: at the beginning of a file, and amid it where files were put together
+_MARK = "\ufeff"  # byte order mark: at the beginning of a file, or within it if files were concatenated
 _LONE_RETURN = ("it has a carriage return that ends no line, as in files with the line ends of classic Mac OS; lines "
                 "must end with \\n or \\r\\n; convert it with: tr '\\r' '\\n' < FILE > NEW_FILE")
 
@@ -23,10 +23,10 @@ _LONE_RETURN = ("it has a carriage return that ends no line, as in files with th
 class Example(NamedTuple):
     """One row of a file.
 
-    `texts`: tuple of str, one for each field; None for a row that cannot be used or is empty.
-    `fault`: str. Why it cannot be used, without a full stop; "" for any other row.
-    `line`: int. Its first line, counted from 1 where reading began.
-    `end`: int. Bytes from where reading began to its end.
+    `texts`: tuple of str, one for each field. None for a row that is empty or cannot be used.
+    `fault`: str. The reason why the row cannot be used, without a full stop, "" for any other row.
+    `line`: int. The first line of the row, counted from 1 where reading began.
+    `end`: int. Bytes from the beginning of reading to the end of the row.
     `raw`: bytes of the row if `texts` is None.
     """
 
@@ -38,14 +38,14 @@ class Example(NamedTuple):
 
 
 class Rows:
-    """How rows of a kind are read, and where their fields are.
+    """A parser of rows of one kind.
 
     Args:
-        kind: str, one of the values of `KINDS`, or "array", of one JSON array.
-        fields: str or int, keys of JSON objects, columns of a table by its header, or by numbers from 0 without one.
+        kind: str. One of the values of `KINDS`, or "array" for a JSON array.
+        fields: Keys of JSON objects, columns of a table with a header, or column numbers from 0 without one.
 
     Raises:
-        Fault: such fields are not in this kind of file.
+        Fault: Files of this kind have no such fields.
     """
 
     def __init__(self, kind: str, fields: Sequence[str | int]):
@@ -63,10 +63,10 @@ class Rows:
         self._header, self._columns = None, self._fields
 
     def take_header(self, first: bytes, others: Iterable[bytes]) -> int:
-        """Finds the columns; returns how many bytes the header has.
+        """Finds the columns in the header; returns its size in bytes.
 
         Raises:
-            Fault: there is none, or not with these columns; a whole sentence.
+            Fault: The header is missing or lacks a column. The message is a whole sentence.
         """
         if not first.strip():
             raise Fault("there is no header with the names of the columns.")
@@ -86,14 +86,14 @@ class Rows:
         return lines.bytes
 
     def read(self, lines: Iterable[bytes]) -> Iterator[Example]:
-        """Yields an Example for each row, empty ones too.
+        """Yields an Example for each row, empty rows included.
 
         Args:
-            lines: lines of bytes with their ends, from the beginning of a row on; for an array, blocks of bytes from
-                the beginning of an element on.
+            lines: Lines of bytes with their ends, from the beginning of a row. For an array, blocks of bytes from the
+                beginning of an element.
 
         Raises:
-            BrokenArray: the rest of an array cannot be read.
+            BrokenArray: The rest of an array cannot be read.
         """
         if self._kind == "array":
             yield from self._read_array(lines)
@@ -131,7 +131,7 @@ class Rows:
         return _Cells(lines) if self._kind == "tsv" else lines
 
     def _texts_of(self, row):
-        """The texts of a line or of a row of cells, None where it is empty."""
+        """Returns the texts of a line or of a row of cells, None if it is empty."""
         if self._kind == "lines":
             text = row.rstrip("\r\n")
             if "\r" in text:
@@ -157,7 +157,7 @@ class Rows:
                 raise Fault(_LONE_RETURN) from error
             raise Fault(f"it is no JSON ({error.msg}, column {error.colno}), and a line is one whole object"
                          ) from error
-        except (ValueError, RecursionError) as error:  # a number of too many digits, too many brackets
+        except (ValueError, RecursionError) as error:  # a number with too many digits, too many brackets
             raise Fault(f"it is no JSON that can be read ({first_line(error)})") from error
         return self._texts_of_object(example)
 
@@ -176,7 +176,7 @@ class Rows:
 
 
 class _Lines:
-    """Decodes lines of bytes, and counts them. Goes on after one that is not UTF-8, as a generator would not."""
+    """An iterator that decodes and counts lines of bytes. Unlike a generator, it continues after an exception."""
 
     def __init__(self, lines):
         self._lines = iter(lines)
@@ -187,7 +187,7 @@ class _Lines:
         return self
 
     def begin_row(self):
-        """Forgets the lines of the row before; `row` are those of this one."""
+        """Starts a new row, whose lines are collected in `row`."""
         self._row_start, self.row = self.bytes, []
 
     def __next__(self):
@@ -199,14 +199,14 @@ class _Lines:
             raise
         self.count += 1
         self.bytes += len(line)
-        if self.bytes - self._row_start > LONGEST_LINE:  # of CSV, a row of many lines
+        if self.bytes - self._row_start > LONGEST_LINE:  # a row of CSV with many lines
             raise Fault(f"its row goes on beyond {LONGEST_LINE:,} bytes, the most that a row may have")
         self.row.append(line)
         return line.decode().removeprefix(_MARK)
 
 
 class _Cells:
-    """The cells of lines that are separated by tabs, in which quotation marks mean nothing."""
+    """The cells of lines between tabs, without a meaning of quotation marks."""
 
     def __init__(self, lines):
         self._lines = lines
@@ -232,6 +232,6 @@ def _check_encodable(field, text):
 
 
 def _some(names):
-    """Names in quotes, the first eight of many."""
+    """Returns the first eight names in quotes, and the number of others."""
     names = list(names)
     return ", ".join(map(repr, names[:8])) + f" and {len(names) - 8} more" * (len(names) > 8)

@@ -1,7 +1,7 @@
 """Vocabularies in a run folder: copied when a run starts, described as data, checked by hash when they are loaded.
 
-A run folder may come from anywhere, so a description is checked like any other text from outside: the file lies in the
-run itself, is no larger than a vocabulary, and is what the hash says.
+A run folder may come from anywhere, so its description is not trusted: the file must lie in the run folder, have the
+size of a vocabulary, and match the hash.
 """
 
 import functools
@@ -33,13 +33,13 @@ class Unreadable(Refusal):
 
 
 class Stored(NamedTuple):
-    """A vocabulary as it is described in a run's `config.json`.
+    """The description of a vocabulary in a run's `config.json`.
 
     `kind`: str. "sentencepiece" with a `file`, "bytes", or "other", which only code can make.
-    `name`: str, how the run named it: a registered name or a path.
-    `size`: int, number of ids, sentinels included.
-    `extra_ids`: int, sentinels that are added to those of the file.
-    `file`, `sha256`: str or None. The copy, relative to the run folder.
+    `name`: str. The run's name for it: a registered name or a path.
+    `size`: int. Number of ids, sentinels included.
+    `extra_ids`: int. Number of sentinels besides those of the file.
+    `file`, `sha256`: str or None. The copy, relative to the run folder, and its hash.
     """
 
     kind: str
@@ -54,7 +54,7 @@ class Stored(NamedTuple):
         """Returns the description in parsed JSON.
 
         Raises:
-            Refusal: it is not one.
+            Refusal: The data are no description.
         """
         if not isinstance(data, dict) or not {"kind", "name", "size"} <= data.keys() <= set(cls._fields):
             raise Refusal(f"a vocabulary needs the keys {', '.join(cls._fields)}, not {checks.shown(data)}")
@@ -79,9 +79,9 @@ def store(vocabulary, folder, feature: str, name: str | None = None) -> Stored:
 
     Args:
         vocabulary: seqio vocabulary.
-        folder: path of the run folder.
-        feature: str, "inputs" or "targets", after which the file is named.
-        name: str or None, the VOCABULARY that a run chose.
+        folder: Path of the run folder.
+        feature: str. "inputs" or "targets", which names the file.
+        name: str or None. The run's VOCABULARY.
 
     Raises:
         Unreadable: the vocabulary's own file can no longer be read.
@@ -107,11 +107,11 @@ def store(vocabulary, folder, feature: str, name: str | None = None) -> Stored:
 
 
 def load(stored: Stored, folder):
-    """Returns the seqio vocabulary that a run folder keeps, the same object for the same file.
+    """Returns the seqio vocabulary of a run folder, the same object for the same file.
 
     Raises:
-        Refusal: the file is missing, changed, outside the run, or no vocabulary; the size is another one; or only
-            code can make the vocabulary.
+        Refusal: The file is missing, changed, outside the run folder, or no vocabulary; the size differs; or only code
+            can make the vocabulary.
     """
     if stored.kind == BYTES:
         vocabulary = _bytes(stored.extra_ids)
@@ -125,10 +125,10 @@ def load(stored: Stored, folder):
 
 
 def path_of(stored: Stored, folder) -> pathlib.Path:
-    """Returns the file of a SentencePiece vocabulary in a run folder, after a check that the run copied it.
+    """Returns the verified file of a SentencePiece vocabulary in a run folder.
 
     Raises:
-        Refusal: it is missing or changed, or lies outside the run.
+        Refusal: The file is missing or changed, or lies outside the run folder.
     """
     path = pathlib.Path(folder) / stored.file
     if not _FILE.fullmatch(stored.file) or os.path.realpath(path) != os.path.join(
@@ -149,7 +149,7 @@ def path_of(stored: Stored, folder) -> pathlib.Path:
 
 
 def choice_of(stored: Stored, folder) -> str | None:
-    """Returns the VOCABULARY that chooses the one a run folder keeps; None if no name or path can."""
+    """Returns the VOCABULARY that selects the one of a run folder, None if no name or path does."""
     if stored.kind == OTHER:
         return None
     choice = str(path_of(stored, folder)) if stored.kind == SENTENCEPIECE else stored.name
@@ -160,7 +160,7 @@ def choice_of(stored: Stored, folder) -> str | None:
 
 
 def name_of(vocabulary) -> str:
-    """Returns the VOCABULARY that chooses a vocabulary, a registered name or a path, or else the name of its class."""
+    """Returns the registered name or the path that selects a vocabulary, or else the name of its class."""
     if (name := vocabularies.registered_name(vocabulary)) is not None:
         return name
     if type(vocabulary) is import_seqio().ByteVocabulary:
@@ -169,7 +169,7 @@ def name_of(vocabulary) -> str:
 
 
 def _is_made_of_its_file(vocabulary):
-    """Whether a file and a number of sentinels are all that makes a vocabulary."""
+    """Whether a vocabulary is fully determined by its file and its number of sentinels."""
     if type(vocabulary) is not import_seqio().SentencePieceVocabulary:
         return False
     again = import_seqio().SentencePieceVocabulary(vocabulary.sentencepiece_model_file, vocabulary.extra_ids)

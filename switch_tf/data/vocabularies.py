@@ -1,4 +1,4 @@
-"""The vocabulary that a run chooses: the name of a registered one, or the path of a SentencePiece model."""
+"""Vocabularies by registered name or by the path of a SentencePiece model."""
 
 import functools
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from switch_tf.data.seqio_import import import_seqio
 from switch_tf.messages import first_line
 from switch_tf.refusals import Refusal
 
-# The ids that span corruption puts in place of a span. They are the last of a vocabulary, <extra_id_0> the very last.
+# The ids that replace spans in span corruption. They are the last of a vocabulary, <extra_id_0> the very last.
 NUM_SENTINELS = 100
 _makers: dict[str, Callable] = {}
 
@@ -46,7 +46,7 @@ def is_registered(name: str) -> bool:
 
 
 def num_sentinels(vocabulary) -> int:
-    """How many of a seqio vocabulary's last ids are sentinels: those that seqio adds, those of its file, or none."""
+    """Returns the number of sentinels at the end of a seqio vocabulary, added by seqio or part of its file."""
     if vocabulary.extra_ids:
         return vocabulary.extra_ids
     last = vocabulary.decode([vocabulary.vocab_size - 1])
@@ -92,7 +92,7 @@ _NO_MODEL = ("VOCABULARY {!r} is no SentencePiece model, or a damaged one; `swit
 
 
 def check_control_ids(path, pieces) -> None:
-    """Raises Refusal unless padding is 0, which models mask, and there is an end of sequence."""
+    """Raises Refusal unless padding is 0, which models mask, and an end of sequence exists."""
     if pieces.pad_id() != 0 or pieces.eos_id() < 1:
         found = ", ".join(f"{name} {pieces.piece_to_id(name)}" for name in ("<unk>", "<s>", "</s>", "<pad>")
                           if pieces.id_to_piece(pieces.piece_to_id(name)) == name)
