@@ -6,9 +6,9 @@ from typing import Any
 import keras
 
 from switch_tf import data, metrics
-from switch_tf.checkpoints import continuation, folders, tensors
+from switch_tf.checkpoints import folders, tensors
 from switch_tf.refusals import Refusal
-from switch_tf.training import trainable
+from switch_tf.training import resuming, trainable
 
 
 @dataclasses.dataclass
@@ -57,37 +57,38 @@ def prepare(model, optimizer, objective, run, settings, partitioner, folder, con
     batches = data.get_batches(data.description_of_data(run, model.config, "train", run.seed), settings.steps_per_call,
                                partitioner.rows(run.batch_size))
     state = State(model, optimizer, batches, configuration=configuration)
-    if not _restore(state, run, folder, say) and initial is not None:
+    if not _resume(state, run, folder, say) and initial is not None:
         path = folders.resolve(initial)
         tensors.restore(path, tensors.state_variables(model))
         say(f"Starting from the weights of {run.initial_checkpoint}, step {folders.describe(path)['step']}.")
     return state
 
 
-def _restore(state, run, folder, say) -> bool:
-    """Takes up the newest checkpoint that can be read; False where there is none at all.
+def _resume(state, run, folder, say) -> bool:
+    """Restores the newest checkpoint that can be read. Returns False if there is none.
 
     Raises:
-        Refusal: it is of another configuration, or none of several can be read.
+        Refusal: it belongs to another configuration, or none of several can be read.
     """
     variables = tensors.state_variables(state.model, state.optimizer)
     broken = []
-    for path in folders.newest_first(folder.checkpoints):
+
+    def pass_over(path, error):
+        say(f"{error} Trying the one before it.")
+        broken.append(path)
+
+    for candidate in resuming.candidates(run, state.configuration, pass_over):
+        path, step = candidate.path, candidate.description["step"]
         try:
-            description = folders.describe(path)
-            lines, is_anew = continuation.check(description["configuration"], state.configuration, path,
-                                                run.restart_changed_data)
-            sums = _pending_sums(description, path)
-            tensors.restore(path, variables, None if is_anew else state.batches)
+            sums = _pending_sums(candidate.description, path)
+            tensors.restore(path, variables, None if candidate.restarts_data else state.batches)
         except folders.BrokenCheckpoint as error:
-            say(f"{error} Trying the one before it.")
-            broken.append(path)
+            pass_over(path, error)
             continue
         for newer in broken if folder.is_owner else ():
             say(f"{newer} is kept as {folders.set_aside(newer)}.")
-        step = description["step"]
         say(f"Going on from step {step} ({path}).")
-        for line in lines:
+        for line in candidate.changes:
             say(line)
         if step >= run.train_steps:
             say(f"This run is at step {step} already and TRAIN_STEPS is {run.train_steps}, so nothing is left to "

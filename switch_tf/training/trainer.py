@@ -3,7 +3,7 @@
 import keras
 
 from switch_tf import data
-from switch_tf.checkpoints import best, continuation, folders
+from switch_tf.checkpoints import best, continuation
 from switch_tf.checkpoints.run_folder import RunFolder
 from switch_tf.configs.run import Run, StepSettings, check_periods
 from switch_tf.decoding import check_decodes
@@ -12,7 +12,7 @@ from switch_tf.models.switch_transformer import SwitchTransformer
 from switch_tf.partitioning.partitioner import Partitioner
 from switch_tf.refusals import Refusal
 from switch_tf.reporting import summaries
-from switch_tf.training import keeping, trainable
+from switch_tf.training import keeping, resuming, trainable
 from switch_tf.training.division import check_division
 from switch_tf.training.loop import Training
 from switch_tf.training.state import prepare
@@ -73,7 +73,7 @@ class Trainer:
         check_division(config, self.partitioner.layout, run.batch_size, run.task_feature_lengths,
                        settings.num_microbatches)
         self.configuration = self._record()
-        self._check_checkpoints()
+        resuming.check(run, self.configuration, self._initial)
         data.check_examples(data.description_of_data(run, config, "train", run.seed))
         if run.eval_period:
             data.check_examples(data.description_of_data(run, config, "validation", 0))
@@ -94,32 +94,6 @@ class Trainer:
             config, run, self.step_settings, self.model.dtype_policy.name, self.optimizer, self.objective,
             data.fingerprint(data.description_of_data(run, config, "train", run.seed)), held_out,
             data.vocabulary_fingerprint(run.mixture_or_task_name, run.vocabulary))
-
-    def _check_checkpoints(self):
-        """Whether the run may go on from where its folder stands, or start from the weights that it names."""
-        run = self.run
-        for path in folders.newest_first(RunFolder.checkpoints_of(run.model_dir)):
-            try:
-                saved = folders.describe(path)
-            except folders.BrokenCheckpoint:
-                continue  # told when it is passed over, which writes
-            record = saved.get("configuration", {})
-            continuation.check(record, self.configuration, path, run.restart_changed_data,
-                               self._vocabularies(record, path))
-            return
-        if self._initial is not None:
-            path = folders.resolve(self._initial)
-            saved = folders.describe(path)
-            record = saved.get("configuration", {})
-            continuation.check_weights(record, self.configuration, run.initial_checkpoint,
-                                       self._vocabularies(record, path))
-
-    def _vocabularies(self, record, checkpoint):
-        """The vocabularies of a checkpoint's run and of this one in words; None if equal, or if that run keeps none."""
-        if record.get("vocabulary") == self.configuration["vocabulary"]:
-            return None
-        was = keeping.kept_vocabulary_in_words(checkpoint.parent.parent, record.get("vocabulary", []))
-        return was and (was, keeping.vocabulary_in_words(self.run))
 
     def start(self, operative_config: str = "", progress: summaries.Progress | None = None) -> Training:
         """Takes the run folder and makes everything ready for the next step; to be called once.
