@@ -109,7 +109,8 @@ def test_it_is_lowered_and_verified_like_any_other(toy_distillation, shallow_con
     assert sum(argument.name.startswith("teacher/") for argument in gradients.arguments) > 5
     assert not any(argument.name.startswith("teacher/") for argument in update.arguments)
     found = verification.verify(lambda: SwitchTransformer(shallow_config, dtype="float64"), lambda: Adafactor(0.01),
-                                make_partitioner("data", mesh_shape="data=2"), [batch], 3, StepSettings(), make_objective=objective)
+                                make_partitioner("data", mesh_shape="data=2"), [batch], 3, StepSettings(),
+                                make_objective=objective)
     assert found.is_equal
     plain = verification.train(lambda: SwitchTransformer(shallow_config, dtype="float64"), lambda: Adafactor(0.01),
                                make_partitioner("data", mesh_shape="data=2"), [batch], 3, StepSettings())
