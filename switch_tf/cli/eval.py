@@ -41,7 +41,7 @@ def run(arguments) -> dict:
     for checkpoint in checkpoints:
         sizes.check(described.config, checkpoint)
     from switch_tf.checkpoints.following import follow
-    from switch_tf.evaluation.evaluating import CheckpointEvaluator
+    from switch_tf.evaluation.checkpoint_evaluator import CheckpointEvaluator
 
     stream = sys.stderr if arguments.json else sys.stdout
     steps = [int(checkpoint.name.removeprefix("step_")) for checkpoint in checkpoints]

@@ -11,7 +11,7 @@ from switch_tf import data, metrics
 from switch_tf.checkpoints import folders
 from switch_tf.checkpoints.best import Best
 from switch_tf.configs import accounting
-from switch_tf.evaluation import split_evaluation
+from switch_tf.evaluation import split_evaluator
 from switch_tf.messages import first_line, sentence_about_data
 from switch_tf.refusals import Refusal
 from switch_tf.reporting import report, summaries
@@ -253,13 +253,13 @@ class Training:
         state, run = self.state, self.run
         self._evaluator = self._evaluator or self._make_evaluator()
         results = self._evaluator.run(has_records=False)
-        values = split_evaluation.named({name: result.values for name, result in results.items()},
-                                        split_evaluation.average(results))
+        values = split_evaluator.named({name: result.values for name, result in results.items()},
+                                       split_evaluator.average(results))
         if state.step == 0 and run.unigram_batches:
             counted = data.get_dataset(data.description_of_data(run, state.model.config, "train", run.seed + 1))
             values |= {f"eval/{name}/unigram_loss": loss
                        for name, loss in self._evaluator.unigram_losses(counted.take(run.unigram_batches)).items()}
-        declared = split_evaluation.declared_directions(results)
+        declared = split_evaluator.declared_directions(results)
         self._writer.write(state.step, values, declared)
         self.progress.say(f"step {state.step}/{run.train_steps}  {summaries.shown(values)}")
         if not math.isfinite(values.get(run.best_metric, 0.0)):
@@ -274,7 +274,7 @@ class Training:
         tasks = data.names_of_tasks(task, "validation") if run.eval_each_task else []
         if data.has_metrics(task, "validation"):
             self.progress.say("Tracing predictions, for the metrics of the task ...")
-        evaluator = split_evaluation.SplitEvaluator(
+        evaluator = split_evaluator.SplitEvaluator(
             self.state.model, data.description_of_data(run, self.state.model.config, "validation", 0), self.settings,
             self.partitioner, self.objective, [task, *tasks], run.eval_batches, run.eval_batches * run.batch_size)
         for warning in evaluator.warnings:

@@ -145,7 +145,7 @@ def faked(monkeypatch, tmp_path):
     from switch_tf import data
     from switch_tf.aot import many
     from switch_tf.comparison import turns
-    from switch_tf.evaluation import evaluating
+    from switch_tf.evaluation import checkpoint_evaluator
     from switch_tf.partitioning.partitioner import Partitioner
     from switch_tf.training import verification
     from switch_tf.training.trainer import Trainer
@@ -183,7 +183,7 @@ def faked(monkeypatch, tmp_path):
     (tmp_path / "ran" / "text.txt").write_text("the text of a vocabulary\n")
     (tmp_path / "ran" / "operative_config.gin").write_text(
         "".join(f"include '{file}'\n" for file in TINY) + "MODEL_DIR = 'ran'\n")
-    monkeypatch.setattr(evaluating, "CheckpointEvaluator", lambda *arguments: types.SimpleNamespace(
+    monkeypatch.setattr(checkpoint_evaluator, "CheckpointEvaluator", lambda *arguments: types.SimpleNamespace(
         output="output", close=lambda: None, evaluate=lambda path: {"step": 1, "tasks": {"x": {}}, "average": None}))
     monkeypatch.setattr(quiet, "import_tensorflow", lambda num_cpu_devices=None: None)
     # Reading data takes a second each time; tests/data/examples_test.py is about it.

@@ -9,8 +9,8 @@ import tensorflow as tf
 from t5.evaluation import metrics
 
 from switch_tf import data
-from switch_tf.evaluation import split_evaluation
-from switch_tf.evaluation.split_evaluation import TaskResult
+from switch_tf.evaluation import split_evaluator
+from switch_tf.evaluation.split_evaluator import TaskResult
 from switch_tf.refusals import Refusal
 from switch_tf.tasks import preprocessors, vocabularies
 
@@ -142,17 +142,17 @@ def test_a_metric_declares_that_lower_values_of_it_are_better():
     assert scores["parity_declared"].declared == {"words_missed": True, "hints": True}
     assert scores["parity_declared"].lower_is_better == {"words_missed": True, "hints": True, "accuracy": False}
     results = _results(scores)
-    assert split_evaluation.named({name: result.values for name, result in results.items()},
-                                  split_evaluation.average(results)) == {
+    assert split_evaluator.named({name: result.values for name, result in results.items()},
+                                 split_evaluator.average(results)) == {
         "eval/parity_declared/words_missed": 0, "eval/parity_declared/hints": 0, "eval/parity_declared/accuracy": 100,
         "eval/parity/accuracy": 100}  # and no average
-    assert split_evaluation.declared_directions(results) == {"eval/parity_declared/words_missed": True,
-                                                             "eval/parity_declared/hints": True}
+    assert split_evaluator.declared_directions(results) == {"eval/parity_declared/words_missed": True,
+                                                            "eval/parity_declared/hints": True}
 
 
 def test_an_average_of_metrics_that_are_all_better_low_is_better_low():
     scores = {name: data.TaskScores({"missed": 1.0}, [], {"missed": True}) for name in ("one", "two")}
-    assert split_evaluation.declared_directions(_results(scores))["eval/average"] is True
+    assert split_evaluator.declared_directions(_results(scores))["eval/average"] is True
 
 
 def test_records_are_strict_json(tmp_path):

@@ -11,7 +11,7 @@ from t5.evaluation import metrics
 
 from switch_tf import SwitchTransformer, context, data
 from switch_tf.configs.run import StepSettings
-from switch_tf.evaluation import evaluating, scoring, split_evaluation
+from switch_tf.evaluation import checkpoint_evaluator, split_evaluator, task_metrics
 from switch_tf.evaluation.objectives import Objective
 from switch_tf.partitioning.partitioner import Partitioner
 from switch_tf.tasks import preprocessors, vocabularies
@@ -55,7 +55,7 @@ def _model(config, partitioner):
 def _scores(config, batch_size, partitioner=None):
     partitioner = partitioner or Partitioner()
     description = data.DatasetDescription("all_words", LENGTHS, batch_size, "validation")
-    return scoring.Scoring(_model(config, partitioner), description, partitioner).run()
+    return task_metrics.TaskMetrics(_model(config, partitioner), description, partitioner).run()
 
 
 def _check_same(found, expected):
@@ -83,7 +83,7 @@ def test_predictions_and_likelihoods_do_not_depend_on_the_layout(shallow_config,
 def test_a_split_is_scored_with_any_batch_and_has_a_loss_where_there_are_no_metrics(shallow_config, expected):
     partitioner = Partitioner()
     done = []
-    evaluator = split_evaluation.SplitEvaluator(
+    evaluator = split_evaluator.SplitEvaluator(
         _model(shallow_config, partitioner), data.DatasetDescription("all_words", LENGTHS, 7, "validation"),
         StepSettings(), partitioner, Objective())
     results = evaluator.run(done.append)
@@ -93,9 +93,9 @@ def test_a_split_is_scored_with_any_batch_and_has_a_loss_where_there_are_no_metr
     plain = results["words_plain"].values
     assert set(plain) == {"loss", "accuracy"}
     assert 4 < plain["loss"] < 9  # near the logarithm of 384 words
-    perplexity = evaluating._with_perplexity(results["words_plain"])["perplexity"]
+    perplexity = checkpoint_evaluator._with_perplexity(results["words_plain"])["perplexity"]
     assert perplexity == pytest.approx(math.exp(plain["loss"]))
-    average = split_evaluation.average(results)
+    average = split_evaluator.average(results)
     assert average == pytest.approx((results["words"].values["accuracy"]
                                      + results["words_scored"].values["likelihood"]) / 2)
     assert sum(done) == 11 + 11 + 14  # the last batch of the third is filled up
@@ -104,7 +104,7 @@ def test_a_split_is_scored_with_any_batch_and_has_a_loss_where_there_are_no_metr
 
 def test_losses_of_a_mixture_and_its_tasks_stand_beside_their_metrics(shallow_config, expected):
     partitioner = Partitioner()
-    evaluator = split_evaluation.SplitEvaluator(
+    evaluator = split_evaluator.SplitEvaluator(
         _model(shallow_config, partitioner), data.DatasetDescription("all_words", LENGTHS, 8, "validation"),
         StepSettings(), partitioner, Objective(), ["all_words", "words"], num_batches=1, num_examples=8)
     results = evaluator.run(has_records=False)

@@ -10,7 +10,7 @@ from tqdm import tqdm
 
 from switch_tf import data
 from switch_tf.checkpoints import tensors
-from switch_tf.evaluation import split_evaluation
+from switch_tf.evaluation import split_evaluator
 from switch_tf.refusals import Refusal
 from switch_tf.reporting import summaries
 from switch_tf.storage import json_lines, leftovers, output_lock
@@ -53,7 +53,7 @@ class CheckpointEvaluator:
         objective = described.make_objective()
         objective.build(partitioner)
         objective.restore()
-        self._evaluator = split_evaluation.SplitEvaluator(
+        self._evaluator = split_evaluator.SplitEvaluator(
             self._model, data.description_of_data(run, config, split, 0), described.settings, partitioner,
             objective, num_examples=num_examples)
         self._events = None
@@ -81,10 +81,10 @@ class CheckpointEvaluator:
                   dynamic_ncols=True, disable=None) as bar:
             results = self._evaluator.run(bar.update)
         tasks = {name: _with_perplexity(result) for name, result in results.items()}
-        average = split_evaluation.average(results)
+        average = split_evaluator.average(results)
         if self._is_chief:
             self._write_predictions(step, results)
-            self._write_scores(step, split_evaluation.named(tasks, average))
+            self._write_scores(step, split_evaluator.named(tasks, average))
         return {"step": step, "tasks": tasks, "average": average}
 
     def _write_predictions(self, step, results):

@@ -8,7 +8,7 @@ from switch_tf.inference.programs import compile_log_likelihoods, compile_predic
 from switch_tf.partitioning.partitioner import Partitioner
 
 
-class Scoring:
+class TaskMetrics:
     """Computes the metrics of a task or mixture on one split, as often as the model's weights change.
 
     Predictions are greedy and as long as the description's targets. No expert drops a token

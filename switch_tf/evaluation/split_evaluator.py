@@ -7,9 +7,9 @@ from typing import NamedTuple
 from switch_tf import data
 from switch_tf.configs import directions
 from switch_tf.configs.run import StepSettings
-from switch_tf.evaluation import evaluation
+from switch_tf.evaluation import held_out_loss
 from switch_tf.evaluation.objectives import Objective
-from switch_tf.evaluation.scoring import Scoring
+from switch_tf.evaluation.task_metrics import TaskMetrics
 from switch_tf.metrics import Measurements
 from switch_tf.partitioning.partitioner import Partitioner
 from switch_tf.refusals import Refusal
@@ -46,9 +46,9 @@ def _divide(mean):
 class SplitEvaluator:
     """Evaluates a model on one split, as often as its weights change.
 
-    Tasks with metrics are scored on predictions, see `Scoring`. A loss is computed with the configuration's evaluation
-    capacity factor, so tokens may be dropped. Two attributes describe the split: `num_examples`, of each task with
-    metrics, and `warnings`, a sentence for each task with targets that no prediction can match.
+    Tasks with metrics are scored on predictions, see `TaskMetrics`. A loss is computed with the configuration's
+    evaluation capacity factor, so tokens may be dropped. Two attributes describe the split: `num_examples`, of each
+    task with metrics, and `warnings`, a sentence for each task with targets that no prediction can match.
 
     Args:
         model: SwitchTransformer, built.
@@ -74,15 +74,15 @@ class SplitEvaluator:
         self._config = model.config
         self._split = split
         self._batch_size = description.batch_size
-        self._scoring = None
+        self._metrics = None
         if data.has_metrics(name, split):
-            self._scoring = Scoring(model, description, partitioner, num_examples)
-        self.num_examples = self._scoring.num_examples if self._scoring else {}
-        self.warnings = self._scoring.warnings if self._scoring else []
+            self._metrics = TaskMetrics(model, description, partitioner, num_examples)
+        self.num_examples = self._metrics.num_examples if self._metrics else {}
+        self.warnings = self._metrics.warnings if self._metrics else []
         if losses_of is None:
             losses_of = [task for task in tasks if task not in self.num_examples]
         self._batches = {task: _batches(description, task, num_batches) for task in losses_of}
-        self._step = evaluation.compile_evaluation(model, settings, partitioner, objective)
+        self._step = held_out_loss.compile_evaluation(model, settings, partitioner, objective)
 
     @property
     def total_examples(self) -> int | None:
@@ -103,14 +103,14 @@ class SplitEvaluator:
             Refusal: the split has no example.
             FailedMetric: a task's own metric failed.
         """
-        scores = self._scoring.run(advance, has_records) if self._scoring else {}
+        scores = self._metrics.run(advance, has_records) if self._metrics else {}
         measured = {name: self._measure(name, batches, advance) for name, batches in self._batches.items()}
         return {name: TaskResult(measured.get(name), scores.get(name)) for name in self._names
                 if name in measured or name in scores}
 
     def unigram_losses(self, training_batches: Iterable[dict]) -> dict[str, float]:
-        """Returns the loss of a unigram model, by task or mixture; see `evaluation.unigram_losses`."""
-        return evaluation.unigram_losses(self._config, training_batches, self._batches)
+        """Returns the loss of a unigram model, by task or mixture; see `held_out_loss.unigram_losses`."""
+        return held_out_loss.unigram_losses(self._config, training_batches, self._batches)
 
     def _measure(self, name, batches, advance):
         def counted():
@@ -118,7 +118,7 @@ class SplitEvaluator:
                 yield features
                 advance(self._batch_size)
 
-        measured = evaluation.evaluate(self._step, counted())
+        measured = held_out_loss.evaluate(self._step, counted())
         if measured is None:
             raise Refusal(f"Split {self._split!r} of {name!r} has no example to evaluate.")
         return measured
