@@ -1,11 +1,14 @@
 """Refuses batches that a layout or the routers' groups cannot divide."""
 
 from switch_tf import checks
+from switch_tf.configs.switch_config import SwitchConfig
 from switch_tf.layers import grouping
+from switch_tf.partitioning.layout import Layout
 from switch_tf.refusals import Refusal
 
 
-def check_division(config, layout, batch_size: int, task_feature_lengths: dict, num_microbatches: int) -> None:
+def check_division(config: SwitchConfig, layout: Layout, batch_size: int, task_feature_lengths: dict,
+                   num_microbatches: int) -> None:
     """Raises Refusal unless the batch can be cut into groups, microbatches and the pieces of a layout.
 
     Args:
@@ -18,7 +21,7 @@ def check_division(config, layout, batch_size: int, task_feature_lengths: dict, 
     checks.lengths("TASK_FEATURE_LENGTHS", task_feature_lengths)
     if layout.is_one_program and config.dispatch in ("index", "ragged"):
         raise Refusal(f"dispatch={config.dispatch!r} moves rows by their place in one device's memory, and this "
-                         "layout splits them over several; use dispatch='einsum' or 'auto'.")
+                      "layout splits them over several; use dispatch='einsum' or 'auto'.")
     layout.check_sizes(config.axis_sizes)
     num_pieces = layout.num_pieces("batch")
     if batch_size % (num_microbatches * num_pieces):

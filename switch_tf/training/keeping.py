@@ -1,9 +1,11 @@
-"""Writes a run's model, task and vocabularies as data, so that its folder alone is enough to use the model."""
+"""Writes the model, task and vocabularies of a run as data, so that its folder is enough to use the model."""
 
 import pathlib
+from collections.abc import Callable
 
 from switch_tf.checkpoints import run_config
 from switch_tf.configs import policies
+from switch_tf.configs.run import Run
 from switch_tf.data import providers, source_fingerprints, stored_vocabularies
 from switch_tf.data.reading import reading_of
 from switch_tf.messages import first_line
@@ -14,19 +16,20 @@ from switch_tf.refusals import Refusal
 _FEATURES = ("inputs", "targets")
 
 
-def keep(folder, model, run, activation_dtype, say) -> None:
+def keep(folder: str | pathlib.Path, model: SwitchTransformer, run: Run, activation_dtype: str | None,
+         say: Callable[[str], None]) -> None:
     """Copies the vocabularies of a run into its folder, then writes `config.json`.
 
-    A model of a class or dtype of the user's own, and a task without inputs or targets, have none: only the gin file
-    describes them. What lies in the way of these files does not stop the run, and a `config.json` of something else,
-    such as a Hugging Face model, is left as it is.
+    A model with a class or dtype of the user's own gets no `config.json`, nor does a task without inputs or targets:
+    only the gin file describes them. A failure to write is printed and does not stop the run. A `config.json` of
+    something else, such as a Hugging Face model, stays as it is.
 
     Args:
         folder: path of the run folder.
         model: SwitchTransformer.
         run: Run.
-        activation_dtype: str or None. The ACTIVATION_DTYPE that the model's policy was made of.
-        say: function of a line of text.
+        activation_dtype: str or None. The ACTIVATION_DTYPE that the model's policy was derived from.
+        say: function that prints a line of text.
     """
     try:
         reason = "the one there is not a run's, and stays" if run_config.is_foreign(folder) else None
@@ -57,45 +60,47 @@ def _keep(folder, model, run, activation_dtype, say):
 
 
 def _vocabularies(folder, features, chosen, say):
-    """Feature -> its vocabulary as data; two features with one vocabulary share its file."""
-    found = {}
+    """Returns feature -> its vocabulary as data. Two features with one vocabulary share its file."""
+    vocabularies = {}
     for feature in _FEATURES:
         vocabulary = features[feature].vocabulary
         if feature == "targets" and vocabulary == features["inputs"].vocabulary:
-            found[feature] = found["inputs"]
+            vocabularies[feature] = vocabularies["inputs"]
             continue
         try:
             stored = stored_vocabularies.store(vocabulary, folder, feature, chosen)
-        except stored_vocabularies.Unreadable as error:  # which was read before, or the run would not have started
+        except stored_vocabularies.Unreadable as error:  # it was readable when the run was checked
             say(f"{error} Commands on this run will read it from there.")
             stored = stored_vocabularies.Stored(stored_vocabularies.OTHER, vocabulary.sentencepiece_model_file,
                                                 vocabulary.vocab_size)
-        found[feature] = stored._asdict()
-    return found
+        vocabularies[feature] = stored._asdict()
+    return vocabularies
 
 
-def vocabulary_in_words(run) -> str:
-    """The vocabularies of a run, by a name that a person can type."""
+def vocabulary_in_words(run: Run) -> str:
+    """Returns the names of a run's vocabularies, as a user can type them, with their fingerprints."""
     features = providers.get_provider(run.mixture_or_task_name, run.vocabulary).output_features
-    vocabularies = {source_fingerprints.fingerprint_of_vocabulary(one): one for one in
-                    (feature.vocabulary for feature in features.values())}
-    return " and ".join(f"{run.vocabulary or stored_vocabularies.name_of(one)!r} ({fingerprint})"
-                        for fingerprint, one in sorted(vocabularies.items()))
+    vocabularies = {source_fingerprints.fingerprint_of_vocabulary(feature.vocabulary): feature.vocabulary
+                    for feature in features.values()}
+    return " and ".join(f"{run.vocabulary or stored_vocabularies.name_of(vocabulary)!r} ({fingerprint})"
+                        for fingerprint, vocabulary in sorted(vocabularies.items()))
 
 
-def kept_vocabulary_in_words(folder, fingerprint: list) -> str | None:
-    """Names the vocabularies that a run folder keeps copies of, and the copies; None if it keeps none.
+def kept_vocabulary_in_words(folder: str | pathlib.Path, fingerprint: list[str]) -> str | None:
+    """Returns the names of the vocabularies that a run folder keeps, with their files; None if it keeps none.
 
     Args:
         folder: path of a run folder.
-        fingerprint: list of str, what a checkpoint of the run says of its vocabularies.
+        fingerprint: list of str, the vocabularies in a checkpoint's record.
     """
     if not run_config.is_in(folder):
         return None
     try:
-        stored = [stored_vocabularies.Stored.from_data(one) for one in run_config.read(folder).vocabularies.values()]
-    except ValueError:  # damaged; the checkpoint's own words will do
+        vocabularies = run_config.read(folder).vocabularies.values()
+        stored = [stored_vocabularies.Stored.from_data(saved) for saved in vocabularies]
+    except ValueError:  # damaged, so the checkpoint's fingerprint has to do
         return None
-    names = " and ".join(repr(one.name) for one in dict.fromkeys(stored))
-    files = " and ".join(dict.fromkeys(f"{pathlib.Path(folder) / one.file}" for one in stored if one.file))
+    names = " and ".join(repr(vocabulary.name) for vocabulary in dict.fromkeys(stored))
+    files = " and ".join(dict.fromkeys(
+        f"{pathlib.Path(folder) / vocabulary.file}" for vocabulary in stored if vocabulary.file))
     return f"{names} ({'; '.join(map(str, fingerprint))}{f'; the copy of the run is {files}' * bool(files)})"

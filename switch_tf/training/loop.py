@@ -1,18 +1,20 @@
-"""The training loop: steps, and between them what is done every so many of them."""
+"""The training loop: steps, and between them logging, evaluation and checkpoints."""
 
-import math
 import re
 import time
+from collections.abc import Callable
 
 import numpy as np
 import tensorflow as tf
 
-from switch_tf import data, metrics
+from switch_tf import metrics
 from switch_tf.checkpoints import folders
-from switch_tf.checkpoints.best import Best
+from switch_tf.checkpoints.run_folder import RunFolder
 from switch_tf.configs import accounting
-from switch_tf.evaluation import split_evaluator
+from switch_tf.configs.run import Run, StepSettings
+from switch_tf.evaluation.objectives import Objective
 from switch_tf.messages import first_line, sentence_about_data
+from switch_tf.partitioning.partitioner import Partitioner
 from switch_tf.refusals import Refusal
 from switch_tf.reporting import report, summaries
 from switch_tf.reporting.meter import Meter
@@ -20,17 +22,18 @@ from switch_tf.training.diagnosis import Divergence, first_bad_tensor
 from switch_tf.training.peak import Peak
 from switch_tf.training.state import State, save
 from switch_tf.training.train_step import compile_steps
+from switch_tf.training.validation import Validation
 
-_PATIENCE = 20  # seconds for one batch, after which a word is said
-_GRACE = 5  # seconds for one batch after a signal, before the run ends without it
+_PATIENCE = 20  # seconds to wait for one batch before a message is printed
+_GRACE = 5  # seconds to wait for one batch after a signal before the run ends without it
 _WAITING = ("The batch after step {} has been awaited for {} s. The first one waits for a shuffle buffer of a thousand "
             "examples of every task, for which small data are read over and over.")
 
 
 class Training:
-    """A run under way, which `Trainer.start` hands out: `advance` as often as one likes, then `finish`.
+    """A run in progress, made by `Trainer.start`. Call `advance` any number of times, then `finish`.
 
-    A context that closes what the run holds, finished or not.
+    As a context manager it closes the run, finished or not.
 
     Args:
         state: State.
@@ -42,7 +45,8 @@ class Training:
         progress: summaries.Progress.
     """
 
-    def __init__(self, state: State, run, settings, objective, partitioner, folder, progress):
+    def __init__(self, state: State, run: Run, settings: StepSettings, objective: Objective, partitioner: Partitioner,
+                 folder: RunFolder, progress: summaries.Progress):
         self.state = state
         self.run = run
         self.settings = settings
@@ -55,16 +59,14 @@ class Training:
         self._meter = Meter(accounting.flops_per_step(config, run.batch_size, lengths["inputs"], lengths["targets"]),
                             Peak(state.model.compute_dtype, partitioner.num_processors))
         self._step = compile_steps(state.model, state.optimizer, run.seed, settings, partitioner, objective)
-        self._evaluator = None  # made for the first evaluation, because it reads examples
         self._writer = summaries.Writer(folder) if partitioner.is_chief else summaries.NoWriter()
-        # In this order where several are due at a step; a period of 0 is never due.
+        self._validation = Validation(state, run, settings, objective, partitioner, folder, self._writer, progress)
+        # The order of actions that are due at the same step. A period of 0 is never due.
         self._actions = ((run.log_period, self._log), (run.eval_period, self._evaluate),
                          (run.checkpoint_period, self._save))
-        self._best = Best(run, folder)
-        self._best.take_up(state.step, partitioner.is_chief)
         self._is_begun = False
         self._stopped_by = None
-        self._waited_for = None  # the reason, where PATIENCE ended the run
+        self._patience_reason = None  # set if PATIENCE ended the run
         self._is_finished = False
         self._is_open = True
 
@@ -74,18 +76,18 @@ class Training:
     def __exit__(self, kind, error, traceback):
         self.close(first_line(error) if error else "")
 
-    def advance(self, step: int, stop_reason=lambda: None, num_untimed_steps=0,
-                look_at=lambda step, batches: None) -> None:
+    def advance(self, step: int, stop_reason: Callable[[], str | None] = lambda: None, num_untimed_steps: int = 0,
+                look_at: Callable[[int, dict], None] = lambda step, batches: None) -> None:
         """Trains until `step`.
 
         Args:
-            step: int, of the run; not beyond its last one.
-            stop_reason: function that is asked after every call of the step for text that says why to stop, or None to
-                go on. Where there are several processes all of them stop at the same step.
-            num_untimed_steps: int. So many steps at the beginning are left out of the speed: where others train in
-                turns with this run, they find the processor's caches full of what is not theirs.
-            look_at: function that is shown what each call of the step is given: the step before it, and a dict of
-                <int32>[steps_per_call, batch, length].
+            step: int, at most the run's last one.
+            stop_reason: function called after every call of the step. Returns a reason to stop, or None to go on. With
+                several processes, all stop at the same step.
+            num_untimed_steps: int. First steps to leave out of the speed. Runs that train in turns start each turn with
+                cold processor caches.
+            look_at: function called before each call of the step, with the number of steps taken and the batches, a
+                dict of <int32>[steps_per_call, batch, length].
 
         Raises:
             Divergence: a loss or gradient is not finite; the last good checkpoint stays.
@@ -93,7 +95,7 @@ class Training:
         self._begin()
         timed_from = self.state.step + num_untimed_steps
         self._meter.restart()
-        while self.state.step < step and not (self._has_waited() or self._is_stopped(stop_reason())):
+        while self.state.step < step and not (self._is_out_of_patience() or self._is_stopped(stop_reason())):
             if not self._take_steps(self.state.step >= timed_from, look_at, stop_reason):
                 continue
             with self._meter.paused():
@@ -102,7 +104,7 @@ class Training:
                         act()
 
     def finish(self) -> dict:
-        """Logs and saves the step that was reached; returns what `report.summarize` says of the run."""
+        """Logs and saves the current step. Returns `report.summarize` of the run, and whether it was interrupted."""
         if self.state.sums is not None and self._meter.has_steps:
             with self._meter.paused():
                 self._log()
@@ -112,9 +114,9 @@ class Training:
             self.progress.say(f"Stopped by {self._stopped_by} at step {self.state.step}. Everything up to it is saved "
                               f"in {self.folder.path}; the same command goes on from there.")
         self.close()
-        if found := self._best.found:
-            self.progress.say(f"Best: {found['metric']} {found['value']:.4f} at step {found['step']}, kept in "
-                              f"{folders.path_of(self.folder.checkpoints, found['step'])}.")
+        if best := self._validation.best.found:
+            self.progress.say(f"Best: {best['metric']} {best['value']:.4f} at step {best['step']}, kept in "
+                              f"{folders.path_of(self.folder.checkpoints, best['step'])}.")
         return {"interrupted": bool(self._stopped_by), **report.summarize(self.folder.path), "step": self.state.step}
 
     def close(self, error: str = "") -> None:
@@ -127,10 +129,10 @@ class Training:
             return
         self._is_open = False
         self.state.batches.close()
-        for last_words in (self._writer.close, self._write_end(error), self._write_report):
+        for last_action in (self._writer.close, self._write_end(error), self._write_report):
             try:
-                last_words()
-            except (OSError, Refusal) as failure:  # the checkpoint is written: what is missing can be written again
+                last_action()
+            except (OSError, Refusal) as failure:  # the checkpoint is saved, and the rest can be written again
                 self.progress.say(f"{failure} The same command writes it again.")
         self.progress.close()
         self.folder.close()
@@ -142,12 +144,12 @@ class Training:
 
     def _write_end(self, error):
         """Returns a function that records in the run folder why the run ended, for `eval --follow`."""
-        if error:  # also one that came after a signal, while the step was saved
+        if error:  # may have come after a signal, while the step was saved
             reason = error
         elif self._stopped_by:
             reason = f"stopped by {self._stopped_by}"
         elif self._is_finished:
-            reason = self._waited_for or (f"TRAIN_STEPS is {self.run.train_steps}"
+            reason = self._patience_reason or (f"TRAIN_STEPS is {self.run.train_steps}"
                                           if self.state.step >= self.run.train_steps else "its program finished it")
         else:
             reason = "its program closed it"
@@ -155,7 +157,7 @@ class Training:
         return lambda: is_written and self.folder.write_end(self.state.step, reason)
 
     def _has_folder(self):
-        """Whether the run folder is still the one that this run began in."""
+        """Whether the run folder is still the one that the run started in."""
         try:
             self.folder.check_is_there()
         except Refusal:
@@ -163,7 +165,7 @@ class Training:
         return True
 
     def _begin(self):
-        """Before the first step: how good the model is already, and the graph of a step."""
+        """Evaluates the initial model and traces the step, once."""
         if self._is_begun:
             return
         self._is_begun = True
@@ -175,11 +177,11 @@ class Training:
             self.partitioner.trace(self._step, self.state.batches.element_spec)
             self.progress.say(f"... {time.perf_counter() - started:.0f} s. The first step also optimises the graph.")
 
-    def _has_waited(self):
-        """Whether the run ends by its own rule, as every process of it sees alike."""
-        if reason := self._best.reason_to_stop(self.state.step):
+    def _is_out_of_patience(self):
+        """Whether PATIENCE ends the run. All processes compute the same answer."""
+        if reason := self._validation.best.reason_to_stop(self.state.step):
             self.progress.say(f"Ended at step {self.state.step} by {reason}.")
-        self._waited_for = reason
+        self._patience_reason = reason
         return reason is not None
 
     def _is_stopped(self, reason):
@@ -188,7 +190,7 @@ class Training:
         return is_stopped
 
     def _take_steps(self, is_timed, look_at, stop_reason):
-        """Runs the next call of the step; returns False if a signal came and no batch did."""
+        """Runs the next call of the step. Returns False if a signal came and no batch did."""
         state, num_steps = self.state, self.settings.steps_per_call
         asked = time.perf_counter()
         try:
@@ -200,7 +202,7 @@ class Training:
         if batches is None:
             self.progress.say(f"The batch after step {state.step} did not come within {_GRACE} s after the signal, so "
                               "the run ends without it.")
-            self._meter.restart()  # what was waited for is no step
+            self._meter.restart()  # the wait belongs to no step
             return False
         input_wait = time.perf_counter() - asked
         look_at(state.step, batches)
@@ -217,17 +219,17 @@ class Training:
         return True
 
     def _impatience(self, stop_reason):
-        """Returns a function that says, while a batch is awaited, whether to give up: some seconds after a signal.
+        """Returns a function that decides, while a batch is awaited, whether to give up: some seconds after a signal.
 
         One of several processes never gives up alone, because the others wait for it in the next collective.
         """
-        asked, heard, is_told = time.monotonic(), None, False
+        asked, heard, is_announced = time.monotonic(), None, False
 
         def gives_up():
-            nonlocal heard, is_told
+            nonlocal heard, is_announced
             now = time.monotonic()
-            if not is_told and now - asked > _PATIENCE:
-                is_told = True
+            if not is_announced and now - asked > _PATIENCE:
+                is_announced = True
                 self.progress.say(_WAITING.format(self.state.step, _PATIENCE))
             if heard is None and self.partitioner.num_processes == 1 and stop_reason():
                 heard = now
@@ -235,14 +237,14 @@ class Training:
 
         return gives_up
 
-    # What is done every so many steps.
+    # Periodic actions.
 
     def _log(self):
-        """Writes means over the steps since the last one whose turn it was; the run's last step need not be one."""
+        """Writes means over the steps since the last multiple of LOG_PERIOD."""
         self.folder.check_is_there()
         state = self.state
-        others = {**self._meter.read(), "learning_rate": float(np.asarray(state.optimizer.learning_rate))}
-        values = summaries.training_values(state.sums, others)
+        speeds = {**self._meter.read(), "learning_rate": float(np.asarray(state.optimizer.learning_rate))}
+        values = summaries.training_values(state.sums, speeds)
         self._writer.write(state.step, values)
         self.progress.log(state.step, values, state.sums.batch.routers)
         if state.step % self.run.log_period == 0:
@@ -250,57 +252,32 @@ class Training:
 
     def _evaluate(self):
         self.folder.check_is_there()
-        state, run = self.state, self.run
-        self._evaluator = self._evaluator or self._make_evaluator()
-        results = self._evaluator.run(has_records=False)
-        values = split_evaluator.named({name: result.values for name, result in results.items()},
-                                       split_evaluator.average(results))
-        if state.step == 0 and run.unigram_batches:
-            counted = data.get_dataset(data.description_of_data(run, state.model.config, "train", run.seed + 1))
-            values |= {f"eval/{name}/unigram_loss": loss
-                       for name, loss in self._evaluator.unigram_losses(counted.take(run.unigram_batches)).items()}
-        declared = split_evaluator.declared_directions(results)
-        self._writer.write(state.step, values, declared)
-        self.progress.say(f"step {state.step}/{run.train_steps}  {summaries.shown(values)}")
-        if not math.isfinite(values.get(run.best_metric, 0.0)):
-            self.progress.say(f"{run.best_metric} is not finite at step {state.step}, so this evaluation is no better "
-                              "than any other.")
-        if self._best.is_improved(values, declared):
-            self._save()
-            self._best.keep(state.step, values, self.partitioner.is_chief)
-
-    def _make_evaluator(self):
-        run, task = self.run, self.run.mixture_or_task_name
-        tasks = data.names_of_tasks(task, "validation") if run.eval_each_task else []
-        if data.has_metrics(task, "validation"):
-            self.progress.say("Tracing predictions, for the metrics of the task ...")
-        evaluator = split_evaluator.SplitEvaluator(
-            self.state.model, data.description_of_data(run, self.state.model.config, "validation", 0), self.settings,
-            self.partitioner, self.objective, [task, *tasks], run.eval_batches, run.eval_batches * run.batch_size)
-        for warning in evaluator.warnings:
-            self.progress.say(warning)
-        return evaluator
+        self._validation.run(self._save)
 
     def _save(self):
         self.folder.check_is_there()
         save(self.state, self.folder, self.run, self.partitioner)
 
-    # What is said where it ends early.
+    # Messages of a run that ends early.
 
     def _divergence(self, batches, bad_step):
         step = self.state.step + bad_step
         features = {name: value[bad_step] for name, value in batches.items()}
-        where = first_bad_tensor(self.state.model, features, self.run.seed, step, self.settings, self.partitioner,
-                                 self.objective)
-        return (f"The loss or a gradient of step {step + 1} is not finite; the first bad tensor is {where}. Nothing "
+        tensor = first_bad_tensor(self.state.model, features, self.run.seed, step, self.settings, self.partitioner,
+                                  self.objective)
+        return (f"The loss or a gradient of step {step + 1} is not finite; the first bad tensor is {tensor}. Nothing "
                 f"was updated by that step, and the last good checkpoint is {self._last_checkpoint()}. A lower "
                 "learning rate, clip_norm or router_dtype='float32' usually help.")
 
     def lost_process(self, reason: str) -> str:
-        """What to say when another process of the run cannot be reached any more."""
-        found = re.search(r"(Collective ops is aborted by: [^\n]*|Task \S+ heartbeat timeout|Connection [^\n]*|"
+        """Returns the message for a run that has lost one of its other processes.
+
+        Args:
+            reason: str. The error that TensorFlow raised.
+        """
+        match = re.search(r"(Collective ops is aborted by: [^\n]*|Task \S+ heartbeat timeout|Connection [^\n]*|"
                           r"failed to connect[^\n]*)", reason)
-        reason = found[1] if found else reason.strip().partition("\n")[0]
+        reason = match[1] if match else reason.strip().partition("\n")[0]
         return (f"Another of the {self.partitioner.num_processes} processes is gone ({reason}), so process "
                 f"{self.partitioner.process_index} ends at step {self.state.step}. The last good checkpoint is "
                 f"{self._last_checkpoint()}; start all processes again with the same command to go on from it.")

@@ -1,4 +1,4 @@
-"""The rate that utilisation is measured against: a chip's nominal one, or that of long products on this machine."""
+"""Peak FLOPs per second: the nominal rate of a chip, or the rate of large products on this machine."""
 
 import math
 import time
@@ -8,25 +8,25 @@ import tensorflow as tf
 from switch_tf.hardware.devices import device_type
 from switch_tf.hardware.rates import nominal_flops
 
-# Seconds that a measured rate is trusted: what else a machine has to do changes.
+# Seconds until a measured rate is measured again, because the load of a machine changes.
 TRUSTED = 60
-# Rows and columns of a product that keeps all of a device busy, on CPUs and on others.
+# Rows and columns of a product that keeps a whole device busy, on CPUs and elsewhere.
 _SIZES = {"CPU": 1024}
 _LARGE = 8192
 
 
 class Peak:
-    """FLOPs per second of some devices like the first one here, in a dtype.
+    """Peak rate of several devices of the first device's type.
 
     Args:
-        dtype: str, of the products.
-        count: int, devices.
+        dtype: str, dtype of the products.
+        count: int, number of devices.
     """
 
     def __init__(self, dtype: str, count: int):
         self._nominal = nominal_flops(dtype)
         self._count = count
-        # Products on a TPU VM would run on the host's CPU, and there take minutes.
+        # On a TPU VM the products would run on the host's CPU and take minutes.
         self._is_unknown = self._nominal is None and device_type() == "TPU"
         if self._nominal is None and not self._is_unknown:
             self._products = _Products(dtype)
@@ -34,13 +34,13 @@ class Peak:
             self._measure()
 
     def flops(self, used: float) -> float | None:
-        """The rate of all devices together; None for a TPU of an unknown type.
+        """Returns the FLOPs per second of all devices together, or None for a TPU of an unknown type.
 
-        Elsewhere, where none is known it is the largest that was ever measured here: measured again where the last time
-        is a while ago, or where a run uses more than that, as it was measured while the machine was busy.
+        Without a nominal rate it is the largest rate measured so far. It is measured again after a minute, or when a
+        run exceeds it because the machine was busy during the measurement.
 
         Args:
-            used: float, FLOPs per second that a run was seen to use.
+            used: float, FLOPs per second that a run achieves.
         """
         if self._is_unknown:
             return None
@@ -48,7 +48,7 @@ class Peak:
             return self._nominal * self._count
         if time.monotonic() - self._measured_at > TRUSTED or used > self._fastest * self._count:
             self._measure()
-        # A run that outpaces the products is itself the fastest that was measured, so no share exceeds 1.
+        # A run that outpaces the products becomes the largest measured rate, so no share exceeds 1.
         self._fastest = max(self._fastest, used / self._count)
         return self._fastest * self._count
 
@@ -58,11 +58,11 @@ class Peak:
 
 
 class _Products:
-    """Products of large matrices one after the other in one call, so that the host waits once and not for each."""
+    """A chain of large matrix products in one call, so that the host waits only once."""
 
     def __init__(self, dtype):
         self._size = _SIZES.get(device_type(), _LARGE)
-        self._factor = tf.fill((self._size, self._size), tf.cast(1 / self._size, dtype))  # of ones it makes ones
+        self._factor = tf.fill((self._size, self._size), tf.cast(1 / self._size, dtype))  # maps ones to ones
         self._run = tf.function(self._multiply, autograph=False)
 
     def _multiply(self, count):
@@ -72,8 +72,8 @@ class _Products:
         return tf.cast(product[0, 0], tf.float32)
 
     def measure(self, seconds=0.25):
-        """FLOPs per second of as many products as take about so many seconds."""
-        self._timed(1)  # traced and started
+        """Returns FLOPs per second, measured for about `seconds`."""
+        self._timed(1)  # traces the function
         count = math.ceil(seconds / self._timed(1))
         return 2 * self._size**3 * count / self._timed(count)
 

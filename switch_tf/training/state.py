@@ -1,38 +1,46 @@
-"""Where a run stands: model, optimizer, place in the data, what was measured since the last log; restored and saved."""
+"""The state of a run: model, optimizer, data position and pending metrics; built, restored and saved."""
 
 import dataclasses
-from typing import Any
+import pathlib
+from collections.abc import Callable
 
 import keras
 
 from switch_tf import data, metrics
 from switch_tf.checkpoints import folders, tensors
+from switch_tf.checkpoints.run_folder import RunFolder
+from switch_tf.configs.run import Run, StepSettings
+from switch_tf.evaluation.objectives import Objective
+from switch_tf.models.switch_transformer import SwitchTransformer
+from switch_tf.partitioning.partitioner import Partitioner
 from switch_tf.refusals import Refusal
 from switch_tf.training import resuming, trainable
 
 
 @dataclasses.dataclass
 class State:
-    """All that a run goes on with.
+    """Everything that a run needs to continue.
 
     Args:
         model: SwitchTransformer, built.
         optimizer: Keras optimizer, built.
-        batches: data.Batches, of the training batches that come next.
-        step: int, training steps that were taken.
-        sums: StepMeasurements on the host of the steps since the last one that was logged, None where there are none.
-        configuration: `continuation.record` of what the run goes on with.
+        batches: data.Batches with the next training batches.
+        step: int, training steps taken.
+        sums: StepMeasurements on the host, summed since the last logged step; None if there are none.
+        configuration: `continuation.record` of the run.
     """
 
-    model: Any
-    optimizer: Any
+    model: SwitchTransformer
+    optimizer: keras.optimizers.Optimizer
     batches: data.Batches
     step: int = 0
     sums: metrics.StepMeasurements | None = None
     configuration: dict = dataclasses.field(default_factory=dict)
 
 
-def prepare(model, optimizer, objective, run, settings, partitioner, folder, configuration, say, initial=None) -> State:
+def prepare(model: SwitchTransformer, optimizer: keras.optimizers.Optimizer, objective: Objective, run: Run,
+            settings: StepSettings, partitioner: Partitioner, folder: RunFolder, configuration: dict,
+            say: Callable[[str], None], initial: str | pathlib.Path | None = None) -> State:
     """Builds model, optimizer and input, and restores the newest checkpoint of a run folder, if any.
 
     Args:
@@ -41,9 +49,12 @@ def prepare(model, optimizer, objective, run, settings, partitioner, folder, con
         settings: StepSettings.
         partitioner: Partitioner.
         folder: RunFolder.
-        configuration: `continuation.record` of the run; what the folder holds has to agree with it.
-        say: function of a line of text.
-        initial: run folder or checkpoint whose weights a new run starts from, or None.
+        configuration: `continuation.record` of the run, which the folder's checkpoints have to agree with.
+        say: function that prints a line of text.
+        initial: run folder or checkpoint with the weights that a new run starts from, or None.
+
+    Raises:
+        Refusal: the checkpoints belong to another configuration, or none of them can be read.
     """
     keras.utils.set_random_seed(run.seed)
     partitioner.build(model, optimizer, lambda model: trainable.select(model, settings.trainable))
@@ -102,7 +113,7 @@ def _resume(state, run, folder, say) -> bool:
 
 
 def _pending_sums(description, path):
-    """Returns the sums since the last logged step from a checkpoint's description, None if there are none."""
+    """Returns the sums since the last logged step, from a checkpoint's description; None if there are none."""
     pending = description["pending_metrics"]
     try:
         return pending and metrics.from_json(pending)
@@ -111,8 +122,8 @@ def _pending_sums(description, path):
             f"{path} has no readable checkpoint.json ('pending_metrics' is damaged).") from error
 
 
-def save(state: State, folder, run, partitioner) -> None:
-    """Writes the checkpoint of the state's step, unless it is there, and removes those that a run does not keep."""
+def save(state: State, folder: RunFolder, run: Run, partitioner: Partitioner) -> None:
+    """Writes the checkpoint of the current step, unless it exists, and removes outdated ones."""
     tensors.save(folder.checkpoints, state.step, tensors.state_variables(state.model, state.optimizer),
-                     state.batches, state.sums and metrics.to_json(state.sums), run.keep_checkpoints, partitioner,
-                     state.configuration, run.keep_every)
+                 state.batches, state.sums and metrics.to_json(state.sums), run.keep_checkpoints, partitioner,
+                 state.configuration, run.keep_every)

@@ -1,9 +1,12 @@
-"""Which weights a run trains; the others get no gradient and no optimizer slots."""
+"""Selects the weights that a run trains. The others get no gradient and no optimizer slots."""
+
+import keras
 
 from switch_tf.configs.choices import TRAINABLE, check_choice
+from switch_tf.configs.switch_config import SwitchConfig
 from switch_tf.refusals import Refusal
 
-# What the paths of a part's weights hold, within the model.
+# Choice -> whether a path within the model belongs to a weight that is trained.
 _PARTS = {
     "experts": lambda path: "/experts/" in path,
     "all_but_experts": lambda path: "/experts/" not in path,
@@ -12,11 +15,12 @@ _PARTS = {
 }
 
 
-def check(trainable: str, config) -> None:
-    """Refuses a choice that leaves nothing to train.
+def check(trainable: str, config: SwitchConfig) -> None:
+    """Raises Refusal for a choice that leaves nothing to train.
 
-    Raises:
-        Refusal: the model has no such part.
+    Args:
+        trainable: str, see `select`.
+        config: SwitchConfig.
     """
     check_choice("TRAINABLE", trainable, TRAINABLE)
     is_missing = (trainable == "decoder" and config.is_encoder_only) or (
@@ -27,13 +31,13 @@ def check(trainable: str, config) -> None:
                       "'all'.")
 
 
-def select(model, trainable: str) -> None:
-    """Freezes the weights of a built model that a run does not train, before the optimizer is built.
+def select(model: keras.Model, trainable: str) -> None:
+    """Freezes the weights that a run does not train. Called before the optimizer is built.
 
     Args:
         model: SwitchTransformer, built.
-        trainable: "all", "all_but_experts", "experts", "router", or "decoder" with logits of its own; the table of a
-            shared embedding is the encoder's, too.
+        trainable: "all", "all_but_experts", "experts", "router" or "decoder". The decoder includes logits of its own,
+            but not a shared embedding, which the encoder also reads.
     """
     for variable in model.variables if trainable != "all" else ():
         variable.trainable = _PARTS[trainable](variable.path.partition("/")[2])

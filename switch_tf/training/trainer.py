@@ -1,4 +1,7 @@
-"""A run from its description: what cannot work is refused, and the rest is started where its folder stands."""
+"""Checks the description of a run, and starts the run from its newest checkpoint."""
+
+import pathlib
+from typing import Any
 
 import keras
 
@@ -21,33 +24,35 @@ _KINDS = {"model": SwitchTransformer, "optimizer": keras.optimizers.Optimizer, "
           "step_settings": StepSettings, "objective": Objective}
 
 
-def check_parts(**parts) -> None:
-    """Raises Refusal unless each is what `Trainer`'s argument of that name has to be."""
+def check_parts(**parts: Any) -> None:
+    """Raises Refusal unless each part has the type of the `Trainer` argument with its name."""
     for name, part in parts.items():
         if not isinstance(part, _KINDS[name]):
             raise Refusal(f"Trainer.{name} must be a {_KINDS[name].__name__}, not {part!r}.")
 
 
 class Trainer:
-    """Trains a model, from wherever its run folder stands to the last step.
+    """Trains a model from the newest checkpoint of its run folder to the last step.
 
-    Everything that can be wrong with the arguments is refused here, before anything is compiled or written.
-    `configuration` is what its checkpoints keep of all this, `continuation.record`.
+    The constructor refuses arguments that cannot work, before anything is compiled or written. `configuration` is the
+    `continuation.record` that checkpoints keep.
 
     Args:
         model: SwitchTransformer, not built.
         optimizer: Keras optimizer.
         run: Run.
         step_settings: StepSettings.
-        partitioner: Partitioner, by default of one device.
-        initial_weights: folder of a checkpoint to start from instead of the run's `initial_checkpoint`, of which it was
-            made.
-        activation_dtype: str or None. The ACTIVATION_DTYPE that the model's policy was made of, to be kept in the run.
+        partitioner: Partitioner. Defaults to one device.
+        initial_weights: folder of a checkpoint converted from the run's `initial_checkpoint`, to start from instead.
+        activation_dtype: str or None. The ACTIVATION_DTYPE that the model's policy was derived from, recorded in the
+            run.
         objective: Objective. Defaults to `Objective()`, the cross-entropy of the targets.
     """
 
-    def __init__(self, model, optimizer, run, step_settings=None, partitioner=None, initial_weights=None,
-                 activation_dtype=None, objective=None):
+    def __init__(self, model: SwitchTransformer, optimizer: keras.optimizers.Optimizer, run: Run,
+                 step_settings: StepSettings | None = None, partitioner: Partitioner | None = None,
+                 initial_weights: str | pathlib.Path | None = None, activation_dtype: str | None = None,
+                 objective: Objective | None = None):
         check_parts(model=model, optimizer=optimizer, run=run, step_settings=step_settings or StepSettings(),
                     objective=objective or Objective())
         self.model = model
@@ -83,11 +88,11 @@ class Trainer:
         if run.shown_examples:
             held_out = data.description_of_data(run, config, "validation", 0)
             data.check_examples(held_out)
-            data.examples(held_out, 1)  # texts, which a cache does not hold
+            data.examples(held_out, 1)  # the texts, which are not in a cache
             check_decodes(config)
 
     def _record(self):
-        """What checkpoints keep of this configuration."""
+        """Returns the configuration that checkpoints keep."""
         run, config = self.run, self.model.config
         held_out = data.fingerprint(data.description_of_data(run, config, "validation", 0)) if run.eval_period else {}
         return continuation.record(
@@ -96,24 +101,24 @@ class Trainer:
             data.vocabulary_fingerprint(run.mixture_or_task_name, run.vocabulary))
 
     def start(self, operative_config: str = "", progress: summaries.Progress | None = None) -> Training:
-        """Takes the run folder and makes everything ready for the next step; to be called once.
+        """Locks the run folder and prepares the next step. May be called once.
 
         Args:
-            operative_config: text that is kept in the run folder, the resolved configuration.
-            progress: what says how far the run is, by default a bar of its own.
+            operative_config: str, the resolved configuration, written into the run folder.
+            progress: summaries.Progress. Defaults to a new progress bar.
 
         Raises:
-            Refusal: another process has the folder, or what it holds is of another configuration.
+            Refusal: another process has locked the folder, or its checkpoints belong to another configuration.
         """
         run, partitioner = self.run, self.partitioner
         folder = RunFolder(run.model_dir, is_owner=partitioner.is_chief)
-        partitioner.barrier()  # the others look into the folder only when it has been tidied up
+        partitioner.barrier()  # other processes read the folder only after it has been tidied up
         progress = progress or summaries.Progress(0, run.train_steps, is_shown=partitioner.is_chief)
         try:
             state = prepare(self.model, self.optimizer, self.objective, run, self.step_settings, partitioner, folder,
                             self.configuration, progress.say, self._initial)
             if partitioner.is_chief:
-                # Only now is it certain that this configuration belongs to what the folder holds.
+                # Only now is it certain that this configuration belongs to the contents of the folder.
                 if operative_config:
                     folder.write_configuration(operative_config)
                 folder.remove_end()
@@ -128,7 +133,7 @@ class Trainer:
             raise
 
     def train(self, operative_config: str = "") -> dict:
-        """Runs to the last step; returns what `Training.finish` does."""
+        """Trains to the last step. Returns the result of `Training.finish`."""
         with self.start(operative_config) as training:
             training.advance(self.run.train_steps)
             return training.finish()

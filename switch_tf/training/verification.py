@@ -1,15 +1,17 @@
-"""Whether a layout computes what one device computes: the loss, every gradient, every weight, on the same batches.
+"""Compares a layout with one device: the loss, every gradient and every weight, on the same batches.
 
-Models of float64 tell: there the order of a sum moves a number by its sixteenth digit, so that no hidden unit comes
-over the edge of its ReLU and no token to another expert, as both do in float32; whatever is wrong is far above that.
+The comparison needs float64. There the order of a sum changes only the sixteenth digit, so no hidden unit crosses the
+edge of its ReLU and no token moves to another expert, as happens in float32. A wrong layout differs far more.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import keras
 import numpy as np
 import tensorflow as tf
 
+from switch_tf.configs.run import StepSettings
 from switch_tf.evaluation.objectives import Objective
 from switch_tf.partitioning import axes_of, with_axes
 from switch_tf.partitioning.partitioner import Partitioner
@@ -17,26 +19,29 @@ from switch_tf.refusals import Refusal
 from switch_tf.training import trainable
 from switch_tf.training.train_step import compile_steps
 
-# Relative differences up to this one may be the order of float64 sums; 140 healthy steps came to 1e-14 at most.
+# Relative differences up to here may come from the order of float64 sums; 140 correct steps reached 1e-14.
 LIMIT = 1e-9
+
+MakeModel = Callable[[], keras.Model]
+MakeOptimizer = Callable[[], keras.optimizers.Optimizer]
 
 
 class Difference(NamedTuple):
-    """The largest difference found, and the tensor (a variable's path, a step) it was found in."""
+    """The largest difference, and the variable's path or the step where it occurs."""
 
     value: float
     where: str
 
 
 class Verification(NamedTuple):
-    """What was compared.
+    """Differences between one device and a layout.
 
-    `loss`, `later_loss`: relative difference of the loss that the step itself returns, of the first step and the
-        largest of all.
-    `gradient`: over variables, of the first step, as the optimizer is given it: max |a - b| / max |a|.
-    `weight`: over weights after the last step: root mean square of a - b over that of a. Not their largest elements:
-        optimizers that divide by a gradient's size move a weight by a whole step where rounding decides its sign.
-    `losses`: the pairs of losses (one device, layout), step by step.
+    `loss`, `later_loss`: relative difference of the loss that the step returns, of the first step and the largest of
+        all steps.
+    `gradient`: largest max |a - b| / max |a| over variables, of the gradients of the first step.
+    `weight`: largest rms(a - b) / rms(a) over weights, after the last step. The root mean square, because optimizers
+        that divide by the size of a gradient move a single weight by a whole step if rounding decides its sign.
+    `losses`: pairs of losses (one device, layout), step by step.
     """
 
     loss: Difference
@@ -52,7 +57,7 @@ class Verification(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What a few steps came to: the loss of each, the gradients of the first, the weights after the last, and whose."""
+    """Results of a few steps: each loss, the gradients of the first step, the final weights, and their paths."""
 
     losses: list[float]
     gradients: list[np.ndarray]
@@ -60,27 +65,32 @@ class Outcome(NamedTuple):
     paths: list[str]
 
 
-def verify(make_model, make_optimizer, partitioner, batches, seed, settings, say=lambda text: None,
-           make_objective=Objective) -> Verification:
-    """Trains twin models from the same weights, one on one device and one under a partitioner; arguments as `train`."""
+def verify(make_model: MakeModel, make_optimizer: MakeOptimizer, partitioner: Partitioner, batches: list[dict],
+           seed: int, settings: StepSettings, say: Callable[[str], None] = lambda text: None,
+           make_objective: Callable[[], Objective] = Objective) -> Verification:
+    """Trains two models from the same weights, on one device and under a partitioner. Arguments as in `train`."""
     twins = [train(make_model, make_optimizer, side, batches, seed, settings, say, make_objective)
              for side in (Partitioner(), partitioner)]
     return compare(*twins)
 
 
-def train(make_model, make_optimizer, partitioner, batches, seed, settings, say=lambda text: None,
-          make_objective=Objective) -> Outcome:
-    """Takes a step with each batch.
+def train(make_model: MakeModel, make_optimizer: MakeOptimizer, partitioner: Partitioner, batches: list[dict],
+          seed: int, settings: StepSettings, say: Callable[[str], None] = lambda text: None,
+          make_objective: Callable[[], Objective] = Objective) -> Outcome:
+    """Takes a training step with each batch.
 
     Args:
-        make_model: function without arguments to a SwitchTransformer that is not built.
-        make_optimizer: function without arguments to a Keras optimizer.
+        make_model: function that returns a SwitchTransformer, not built.
+        make_optimizer: function that returns a Keras optimizer, not built.
         partitioner: Partitioner.
         batches: list of dicts of <int32>[batch, length], one for each step.
-        seed: int, of initial weights, dropout and jitter.
+        seed: int, for initial weights, dropout and jitter.
         settings: StepSettings with steps_per_call 1.
-        say: function that is called with each line of progress.
-        make_objective: function without arguments that returns an Objective that is not built.
+        say: function that prints a line of text.
+        make_objective: function that returns an Objective, not built.
+
+    Raises:
+        Refusal: a loss or gradient is not finite.
     """
     devices = f"{partitioner.layout.num_devices} device{'s' * (partitioner.layout.num_devices > 1)}"
     say(f"Building the model on {devices} ...")
@@ -88,21 +98,21 @@ def train(make_model, make_optimizer, partitioner, batches, seed, settings, say=
         batches, lambda step, loss: say(f"step {step}/{len(batches)} on {devices}: loss {loss:.7f}"))
 
 
-def compare(one: Outcome, other: Outcome) -> Verification:
-    """The largest differences between one device's outcome and another one's."""
-    losses = list(zip(one.losses, other.losses, strict=True))
-    by_step = [Difference(abs(mine - theirs) / abs(mine), f"step {step + 1}")
-               for step, (mine, theirs) in enumerate(losses)]
+def compare(expected: Outcome, actual: Outcome) -> Verification:
+    """Returns the largest differences between the outcome on one device and another outcome."""
+    losses = list(zip(expected.losses, actual.losses, strict=True))
+    by_step = [Difference(abs(a - b) / abs(a), f"step {step + 1}") for step, (a, b) in enumerate(losses)]
     later = max(by_step, key=lambda difference: difference.value)
-    gradient = _largest(np.max, one.paths, one.gradients, other.gradients)
-    weight = _largest(_root_mean_square, one.paths, one.weights, other.weights)
+    gradient = _largest(np.max, expected.paths, expected.gradients, actual.gradients)
+    weight = _largest(_root_mean_square, expected.paths, expected.weights, actual.weights)
     return Verification(by_step[0], later, gradient, weight, losses)
 
 
 class Twin:
-    """A model and its optimizer under a partitioner, with the compiled step that trains them; arguments as `train`."""
+    """A model and its optimizer under a partitioner, with their compiled step. Arguments as in `train`."""
 
-    def __init__(self, make_model, make_optimizer, partitioner, seed, settings, make_objective=Objective):
+    def __init__(self, make_model: MakeModel, make_optimizer: MakeOptimizer, partitioner: Partitioner, seed: int,
+                 settings: StepSettings, make_objective: Callable[[], Objective] = Objective):
         keras.utils.set_random_seed(seed)
         self.model, self.optimizer = make_model(), make_optimizer()
         self.partitioner = partitioner
@@ -118,7 +128,7 @@ class Twin:
             for variables in (self.model.trainable_variables, self._recorded)]))
 
     def _record_gradients(self):
-        """Has the optimizer keep the gradients that it is given: computing them apart would compile all of it twice."""
+        """Makes the optimizer store its gradients, because computing them separately would compile everything twice."""
         with self.partitioner.creates_variables():
             for variable in self.model.trainable_variables:
                 self._recorded.append(with_axes(
@@ -133,15 +143,15 @@ class Twin:
 
         object.__setattr__(self.optimizer, "apply", record_and_apply)
 
-    def train(self, batches, tell=lambda step, loss: None) -> Outcome:
-        """Takes a step with each batch, from where the variables stand; `tell` is told each step's number and loss."""
+    def train(self, batches: list[dict], on_step: Callable[[int, float], None] = lambda step, loss: None) -> Outcome:
+        """Takes a step with each batch, from the current values, and calls `on_step` with its number and loss."""
         losses, gradients = [], None
         for features in batches:
             placed = self.partitioner.place({name: value[None] for name, value in features.items()})
             losses.append(self._take_step(placed))
             if gradients is None:
                 gradients = self._read(placed)[1]
-            tell(len(losses), losses[-1])
+            on_step(len(losses), losses[-1])
         paths = [variable.path.partition("/")[2] for variable in self.model.trainable_variables]
         return Outcome(losses, gradients, self._read(placed)[0], paths)
 
@@ -156,13 +166,13 @@ class Twin:
         return tf.nest.map_structure(np.asarray, self._variables(placed))
 
 
-def _largest(size, paths, ones, others) -> Difference:
-    """Over tensors, the largest of size(|a - b|) / size(|a|)."""
-    found = []
-    for path, one, other in zip(paths, ones, others, strict=True):
-        value = float(size(np.abs(one - other)) / (size(np.abs(one)) or 1.0))
-        found.append(Difference(np.inf if np.isnan(value) else value, path))
-    return max(found, key=lambda difference: difference.value)
+def _largest(size, paths, expected, actual) -> Difference:
+    """Returns the largest size(|a - b|) / size(|a|) over tensors."""
+    differences = []
+    for path, a, b in zip(paths, expected, actual, strict=True):
+        value = float(size(np.abs(a - b)) / (size(np.abs(a)) or 1.0))
+        differences.append(Difference(np.inf if np.isnan(value) else value, path))
+    return max(differences, key=lambda difference: difference.value)
 
 
 def _root_mean_square(x):
