@@ -11,6 +11,8 @@ import seqio
 
 from switch_tf import data
 
+data.keep_jax_on_cpu()  # every module with tasks imports this one and seqio, whose metrics run on JAX
+
 _FOLDER = Path(__file__).resolve().parent / "vocabulary_files"
 
 NUM_SENTINELS = data.NUM_SENTINELS
@@ -48,9 +50,3 @@ def t5() -> seqio.SentencePieceVocabulary:
 def mt5() -> seqio.SentencePieceVocabulary:
     """250,100 ids: mT5's 250,000 pieces and its sentinels, which this file holds already."""
     return seqio.SentencePieceVocabulary("gs://t5-data/vocabs/mc4.250000.100extra/sentencepiece.model", 0)
-
-
-for _name, _make in {
-    "docs_corpus": docs_corpus, "source_corpus": source_corpus, "bytes": byte, "t5": t5, "mt5": mt5
-}.items():
-    data.register_vocabulary(_name, _make)

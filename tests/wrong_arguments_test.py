@@ -126,7 +126,7 @@ def registered(policy):
 
 def registered_vocabulary(name, make):
     data.register_vocabulary(name, make)
-    data.vocabularies._makers.pop(name)
+    configs.names.vocabularies().pop(name)
 
 
 def to_hugging_face(model, folder, expert_capacity):

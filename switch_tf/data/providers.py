@@ -1,10 +1,11 @@
 """seqio tasks and mixtures by name, and their properties that need no data."""
 
 import dataclasses
-import difflib
 from collections.abc import Callable
 
 from switch_tf import checks
+from switch_tf.configs import names
+from switch_tf.configs.choices import nearest
 from switch_tf.data.seqio_import import import_seqio
 from switch_tf.data.vocabularies import get_vocabulary
 from switch_tf.refusals import Refusal
@@ -69,22 +70,18 @@ def check_vocabulary(mixture_or_task_name: str, vocab_size: int, vocabulary: str
 
 
 def check_task(name: str) -> None:
-    """Refuses a name that no task and no mixture has.
+    """Refuses a name that no task and no mixture has; registers a declared task.
 
     Raises:
-        Refusal: names the nearest registered ones.
+        Refusal: The sentence has the nearest name; or the task needs a package that is not installed.
     """
-    checks.text("The name of a task or mixture", name)
+    names.check_task(name)
+    names.register_task(name)
     seqio = import_seqio()
-    known = sorted({*seqio.TaskRegistry.names(), *seqio.MixtureRegistry.names()})
-    if name in known:
-        return
-    nearest = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
-    hint = f"the nearest are {', '.join(nearest)}" if nearest else f"registered are {', '.join(known) or 'none'}"
-    raise Refusal(
-        f"No task or mixture is called {name!r}: {hint}; tasks are registered by the module that a gin file imports, "
-        "for example --gin_file=gin/tasks/docs_corpus.gin."
-    )
+    if name not in {*seqio.TaskRegistry.names(), *seqio.MixtureRegistry.names()}:
+        mixture = name.partition(".")[0]
+        members = [other for other in seqio.TaskRegistry.names() if other.startswith(f"{mixture}.")]
+        raise Refusal(f"No task or mixture is called {name!r}.{nearest(name, [mixture, *members])}")
 
 
 def check_split(provider, split: str) -> None:

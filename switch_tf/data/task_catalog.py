@@ -9,7 +9,7 @@ from switch_tf.data.seqio_import import import_seqio
 
 
 def names() -> list[str]:
-    """Returns the sorted names of all registered tasks and mixtures."""
+    """Returns the names of all tasks and mixtures in seqio's registries, sorted."""
     seqio = import_seqio()
     return sorted({*seqio.TaskRegistry.names(), *seqio.MixtureRegistry.names()})
 

@@ -7,6 +7,7 @@ import sentencepiece
 import tensorflow as tf
 
 from switch_tf import checks
+from switch_tf.configs import names
 from switch_tf.configs.choices import nearest
 from switch_tf.data.seqio_import import import_seqio
 from switch_tf.messages import first_line
@@ -14,24 +15,16 @@ from switch_tf.refusals import Refusal
 
 # The ids that replace spans in span corruption. They are the last of a vocabulary, <extra_id_0> the very last.
 NUM_SENTINELS = 100
-_makers: dict[str, Callable] = {}
 
 
 def register_vocabulary(name: str, make: Callable) -> None:
-    """Lets runs choose a vocabulary by a name.
-
-    Args:
-        name: str.
-        make: function to a seqio vocabulary, always the same object; called when the vocabulary is first needed.
-    """
-    if not callable(make):
-        raise Refusal(f"A vocabulary is registered with a function that makes it, not {checks.shown(make)}.")
-    _makers[checks.text("The name of a vocabulary", name)] = make
+    """Lets runs choose a vocabulary by a name; see `names.declare_vocabulary`."""
+    names.declare_vocabulary(name, make)
 
 
 def registered_name(vocabulary) -> str | None:
-    """The name by which runs choose a vocabulary; None for one without a name."""
-    for name, make in _makers.items():
+    """Returns the name by which runs choose a vocabulary; None if it has no name."""
+    for name, make in names.vocabularies().items():
         try:
             if make() is vocabulary:
                 return name
@@ -42,7 +35,7 @@ def registered_name(vocabulary) -> str | None:
 
 def is_registered(name: str) -> bool:
     """Whether runs can choose a vocabulary by this name."""
-    return name in _makers
+    return name in names.vocabularies()
 
 
 def num_sentinels(vocabulary) -> int:
@@ -64,20 +57,22 @@ def get_vocabulary(name: str):
         Refusal: neither, or a model that cannot serve here.
     """
     checks.text("VOCABULARY", name)
-    return _makers[name]() if name in _makers else _of_file(name)
+    make = names.vocabularies().get(name)
+    return make() if make else _of_file(name)
 
 
 @functools.cache
 def _of_file(path):
-    names = ", ".join(sorted(_makers)) or "none is registered"
+    registered = names.vocabularies()
     try:
         with tf.io.gfile.GFile(path, "rb") as file:
             content = file.read()
         pieces = sentencepiece.SentencePieceProcessor(model_proto=content) if content else None
     except (tf.errors.OpError, UnicodeError) as error:
         reason = "there is no such file" if isinstance(error, tf.errors.NotFoundError) else first_line(error)
-        raise Refusal(f"VOCABULARY {path!r} is no registered vocabulary ({names}), and no SentencePiece model that "
-                      f"can be read: {reason}.{nearest(path, _makers)}") from error
+        raise Refusal(f"VOCABULARY {path!r} is no registered vocabulary "
+                         f"({', '.join(sorted(registered)) or 'none is registered'}), and no SentencePiece model that "
+                         f"can be read: {reason}.{nearest(path, registered)}") from error
     except RuntimeError as error:  # SentencePiece's own, which names its source file
         raise Refusal(_NO_MODEL.format(path)) from error
     if not pieces or not pieces.get_piece_size():

@@ -12,7 +12,6 @@ import pytest
 from switch_tf import SwitchTransformer
 from switch_tf.checkpoints import folders, run_config, run_folder
 from switch_tf.configs.run import Run, StepSettings
-from switch_tf.data import vocabularies
 from switch_tf.optim.adafactor import Adafactor
 from switch_tf.refusals import Refusal
 from switch_tf.reporting import report
@@ -332,7 +331,7 @@ def test_another_vocabulary_than_the_runs_is_refused_by_names_that_can_be_typed(
     import seqio
 
     short = seqio.ByteVocabulary(extra_ids=3)
-    monkeypatch.setitem(vocabularies._makers, "short_bytes", lambda: short)
+    monkeypatch.setitem(names.vocabularies(), "short_bytes", lambda: short)
     run = dataclasses.replace(finished, vocabulary="short_bytes")
     if not goes_on:
         run = dataclasses.replace(run, model_dir=f"{finished.model_dir}_new", initial_checkpoint=finished.model_dir)

@@ -1,0 +1,91 @@
+"""Names of tasks and vocabularies, and the functions that make them when a run first needs them.
+
+Importing seqio and TensorFlow takes seconds. A declared name is known before that, so a misspelt one is refused at once.
+"""
+
+import sys
+from collections.abc import Callable, Iterable
+
+from switch_tf import checks
+from switch_tf.configs.choices import nearest
+from switch_tf.refusals import Refusal
+
+_tasks: dict[str, Callable[[], object]] = {}
+_vocabularies: dict[str, Callable] = {}
+_registered: set[Callable] = set()  # functions that have added their tasks to seqio's registry
+
+
+def declare_tasks(names: Iterable[str], register: Callable[[], object]) -> None:
+    """Declares seqio tasks and mixtures that are registered when one of them is first needed.
+
+    A declared name also stands for names that begin with it and a dot, the members of a mixture.
+
+    Args:
+        names: Names of the tasks and mixtures. A name that was declared before is replaced.
+        register: Function that adds all of them to seqio's registry. It is called once.
+    """
+    _tasks.update(dict.fromkeys(names, register))
+
+
+def declared_tasks() -> dict[str, Callable[[], object]]:
+    """Returns the function that registers each declared task or mixture, by name."""
+    return dict(_tasks)
+
+
+def task_names() -> set[str]:
+    """Returns the names of all declared tasks and, if seqio is imported, of all registered ones."""
+    seqio = sys.modules.get("seqio")
+    registries = [getattr(seqio, name, None) for name in ("TaskRegistry", "MixtureRegistry")]
+    return set(_tasks).union(*(registry.names() for registry in registries if registry))
+
+
+def is_task(name: str) -> bool:
+    """Whether a task or mixture is declared or registered, or belongs to a declared mixture."""
+    return name in task_names() or name.partition(".")[0] in _tasks
+
+
+def check_task(name: str) -> None:
+    """Refuses a name that no task or mixture has.
+
+    Raises:
+        Refusal: The sentence has the nearest name.
+    """
+    checks.text("The name of a task or mixture", name)
+    if not is_task(name):
+        known = task_names()
+        hint = nearest(name, known) or f" Known are {', '.join(sorted(known)) or 'none'}."
+        raise Refusal(f"No task or mixture is called {name!r}.{hint} A gin file provides tasks, for example "
+                         "--gin_file=gin/tasks/docs_corpus.gin.")
+
+
+def register_task(name: str) -> None:
+    """Adds a declared task or mixture to seqio's registry.
+
+    Raises:
+        Refusal: A package that the task needs is not installed.
+    """
+    register = _tasks.get(name) or _tasks.get(name.partition(".")[0])
+    if register is None or register in _registered:
+        return
+    try:
+        register()
+    except ModuleNotFoundError as error:
+        raise Refusal(str(error)) from error
+    _registered.add(register)
+
+
+def declare_vocabulary(name: str, make: Callable) -> None:
+    """Declares a vocabulary that runs choose by a name.
+
+    Args:
+        name: Name of the vocabulary.
+        make: Function that returns the seqio vocabulary, always the same object.
+    """
+    if not callable(make):
+        raise Refusal(f"A vocabulary is registered with a function that makes it, not {checks.shown(make)}.")
+    _vocabularies[checks.text("The name of a vocabulary", name)] = make
+
+
+def vocabularies() -> dict[str, Callable]:
+    """Returns the function that makes each declared vocabulary, by name."""
+    return _vocabularies
