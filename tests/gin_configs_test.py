@@ -89,19 +89,19 @@ def test_gshards_second_choice_is_kept_with_twice_its_gate():
 
 
 def test_the_demo_is_a_whole_run():
+    from switch_tf.configs.factories import Cooldown
     from switch_tf.configs.run import Run
-    from switch_tf.optim.schedules import Cooldown
     gin_files.parse(["gin/runs/demo.gin"])
     demo = gin.get_configurable(Run)()
     assert demo.model_dir == "runs/demo"
     assert demo.unigram_batches > 0
-    assert gin.query_parameter("LEARNING_RATE/macro.value").selector.endswith("schedules.Cooldown")
+    assert gin.query_parameter("LEARNING_RATE/macro.value").selector.endswith("factories.Cooldown")
     assert float(gin.get_configurable(Cooldown)()(demo.train_steps)) == 0.0
 
 
 @pytest.mark.parametrize("binding", ["LEARNING_RATE=0.25", "Adafactor.learning_rate=0.25"])
 def test_the_learning_rate_is_a_macro_and_a_parameter(binding):
-    from switch_tf.optim.adafactor import Adafactor
+    from switch_tf.configs.factories import Adafactor
     gin_files.parse(["gin/runs/demo.gin"], [binding])
     assert float(gin.get_configurable(Adafactor)().learning_rate) == 0.25
 

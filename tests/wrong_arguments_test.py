@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import switch_tf
-from switch_tf import SwitchConfig, SwitchTransformer, conversion, data, layers, losses, partitioning
+from switch_tf import SwitchConfig, SwitchTransformer, configs, conversion, data, layers, losses, partitioning
 from switch_tf.comparison import Comparison
 from switch_tf.configs import policies
 from switch_tf.configs.choices import ACTIVATIONS

@@ -1,7 +1,6 @@
 """`switch-tf cache`: tokenises a task once, in several processes or on a cluster, for USE_CACHED_TASKS."""
 
 import contextlib
-import copy
 import functools
 import os
 import pathlib
@@ -10,8 +9,7 @@ import sys
 import gin
 
 from switch_tf import checks
-from switch_tf.cli import gin_files, task_files
-from switch_tf.cli.gin_statements import Unknown
+from switch_tf.cli import gin_files, gin_macros, task_files
 from switch_tf.installation import quiet
 from switch_tf.refusals import Refusal
 from switch_tf.storage import output_lock
@@ -44,10 +42,12 @@ def run(arguments) -> dict:
     """Writes the incomplete shards; returns the sizes of the cache."""
     _check(arguments)
     files = task_files.files_of(arguments.name, arguments.gin_file)
-    statements = task_files.apply(files, arguments)
-    name = arguments.name or _task(files)
-    vocabulary = arguments.vocabulary or _plain_value(statements, "VOCABULARY")
-    output = arguments.output or _plain_value(statements, "CACHE_DIR")
+    task_files.apply(files, arguments)
+    name = arguments.name or gin_macros.made("MIXTURE_OR_TASK_NAME")
+    if not name:
+        raise Refusal(f"{' and '.join(files)} set no MIXTURE_OR_TASK_NAME: name the TASK.")
+    vocabulary = arguments.vocabulary or gin_macros.made("VOCABULARY")
+    output = arguments.output or gin_macros.made("CACHE_DIR")
     from switch_tf.data import cache_pipeline, cache_writing
 
     with contextlib.ExitStack() as locks:
@@ -77,29 +77,12 @@ def _check(arguments):
                           "--runner=DataflowRunner.")
 
 
-def _task(files):
-    """Returns the task that the parsed gin files name, which a function of theirs may make."""
-    try:
-        return copy.deepcopy(gin.query_parameter("MIXTURE_OR_TASK_NAME/macro.value"))
-    except ValueError as error:
-        raise Refusal(f"{' and '.join(files)} set no MIXTURE_OR_TASK_NAME: name the TASK.") from error
-
-
-def _plain_value(statements, macro):
-    """Returns the value of a macro of a whole run, None if the gin files do not set it."""
-    try:
-        return statements.value(statements.macros.get(macro))
-    except Unknown as error:
-        raise Refusal(f"{macro} must be a plain value here, not {error}.") from error
-
-
 def _register_task(configuration):
-    """Registers the task of a gin configuration in a worker."""
+    """Parses a gin configuration in a worker and declares the task that it names."""
     quiet.import_tensorflow()
     gin.clear_config()
     gin.parse_config(configuration)
-    with contextlib.suppress(ValueError):  # without the macro, the imports have registered the task
-        copy.deepcopy(gin.query_parameter("MIXTURE_OR_TASK_NAME/macro.value"))
+    gin_macros.made("MIXTURE_OR_TASK_NAME")
 
 
 def _plan(arguments, name, vocabulary, output, locks):

@@ -7,13 +7,15 @@ import sys
 
 import gin
 
-from switch_tf.cli import gin_files, gin_run, starting
+from switch_tf.cli import gin_files, gin_macros, gin_run, starting
 from switch_tf.comparison import Comparison, fairness, run_folders
 from switch_tf.comparison.description import check_words, naming
 from switch_tf.installation import quiet
 from switch_tf.refusals import Refusal
 from switch_tf.storage import output_lock
 from switch_tf.training.stopping import INTERRUPTED
+
+_COMPARISON = "switch_tf.comparison.Comparison"
 
 EXAMPLES = r"""
 switch-tf compare --gin_file=gin/comparisons/demo.gin
@@ -61,21 +63,24 @@ def described(arguments) -> tuple[Comparison, list[str]]:
     if not files:
         raise Refusal("A comparison is described by a gin file: --gin_file=gin/comparisons/demo.gin; or give run "
                       "folders with --runs.")
-    macros = gin_files.collect(files, (), paths).macros
+    texts, macros = gin_files.parse_files(files, paths), gin_macros.values()
     comparison_bindings, variant_bindings = [], []
     for binding in arguments.gin_bindings:
         name = binding.partition("=")[0]
         is_of_comparison = name in macros or re.search(r"(^|\.)Comparison\.\w+$", name)
         (comparison_bindings if is_of_comparison else variant_bindings).append(binding)
-    statements = gin_files.read(files, comparison_bindings, paths)
-    comparison = gin_run.described(Comparison, statements)
-    if comparison is None:
+    gin_files.parse_bindings(comparison_bindings)
+    bound = {key: parameters for key, parameters in gin.config._CONFIG.items() if key[1] != "gin.macro"}
+    if not {"model_dir", "variants"} <= bound.get(("", _COMPARISON), {}).keys():
         raise Refusal(f"These gin files describe no comparison: {', '.join(files)}. A comparison binds model_dir and "
                       "variants of switch_tf.comparison.Comparison, as gin/comparisons/demo.gin does.")
-    for _, name, parameter in statements.parameters:
-        if not name.endswith(".Comparison"):
-            raise Refusal(f"These gin files bind {name.rpartition('.')[2]}.{parameter}, which the comparison itself "
-                          "does not read: put the file that does so into Comparison.common, or into a variant.")
+    gin_macros.check([*texts, *comparison_bindings])
+    comparison = gin_run.or_mistake(gin.get_configurable(Comparison))
+    for (_, name), parameters in bound.items():
+        if name != _COMPARISON:
+            raise Refusal(f"These gin files bind {name.rpartition('.')[2]}.{next(iter(parameters))}, which the "
+                          "comparison itself does not read: put the file that does so into Comparison.common, or into "
+                          "a variant.")
     check_words("The command line", variant_bindings)
     _check_variants(comparison, variant_bindings, paths)
     return comparison, variant_bindings
@@ -83,21 +88,23 @@ def described(arguments) -> tuple[Comparison, list[str]]:
 
 def _check_variants(comparison, bindings, search_paths):
     """Refuses variants that describe no run, or that do not do the same work."""
-    configs, runs = {}, {}
+    experiments = {}
     for name in comparison.variants:
         files, variant_bindings = comparison.words(name, comparison.seeds[0], bindings)
         with naming(name):
-            configs[name], runs[name] = gin_run.look(files, variant_bindings, search_paths)
-            if runs[name]:
-                fairness.check_run(runs[name])
-    if all(configs.values()) and all(runs.values()):
-        lengths = next(iter(runs.values())).task_feature_lengths
+            experiments[name] = gin_run.look(files, variant_bindings, search_paths)
+            fairness.check_run(experiments[name].run)
+    configs = {name: experiment.config for name, experiment in experiments.items()}
+    if all(configs.values()):
+        lengths = next(iter(experiments.values())).run.task_feature_lengths
         fairness.check_work(configs, lengths, comparison.unequal_work)
 
 
 def _trainer(comparison, bindings, words, name, seed, stack):
     """Returns the trainer of a run and the text of its configuration; `stack` holds its weights until it starts."""
-    gin_files.apply(*comparison.words(name, seed, bindings))
+    files, variant_bindings = comparison.words(name, seed, bindings)
+    gin_files.parse_files(files)
+    gin_files.parse_bindings(variant_bindings)
     described = gin_run.on_this_machine()
     if described.partitioner.num_processes > 1:
         raise Refusal("variants take turns in one process; train each by itself where there are several, and compare "

@@ -1,24 +1,25 @@
-"""Reads gin files and bindings from the command line and refuses what gin would accept in silence."""
+"""Has gin parse the files and bindings of a command line; what is wrong with them is refused in one sentence."""
 
-import importlib.util  # noqa: F401  gin 0.5 uses it without importing it
+import codecs
+import contextlib
+import importlib.util
 import logging
 import os
+import pkgutil
 import re
+import sys
 import tokenize
 
 import gin
 from gin import config as gin_config
 
-from switch_tf.cli.gin_statements import Macro, Statements
+from switch_tf.cli import gin_macros, gin_names
 from switch_tf.configs import shipped_gin
 from switch_tf.configs.choices import nearest
 from switch_tf.messages import first_line
 from switch_tf.refusals import Refusal
 
-# What to add when a run lacks a macro that a whole kind of file provides.
-_PROVIDERS = {"MIXTURE_OR_TASK_NAME": "a task file: --gin_file=gin/tasks/docs_corpus.gin",
-              "TASK_FEATURE_LENGTHS": "a task file: --gin_file=gin/tasks/docs_corpus.gin",
-              "NUM_EXPERTS": "a model file: --gin_file=gin/models/switch_tiny.gin"}
+_MISTAKES = (OSError, ValueError, TypeError, AttributeError, ImportError, NameError, RuntimeError)
 
 
 def add_arguments(parser) -> None:
@@ -33,123 +34,154 @@ def add_arguments(parser) -> None:
         "--gin.MODEL_DIR=\"'runs/x'\".")
 
 
-def read(files, bindings=(), search_paths="") -> Statements:
-    """Reads gin files, then bindings "NAME=VALUE", of a whole run, without importing what they name.
+def parse(files, bindings=(), search_paths: str = "") -> None:
+    """Parses the gin files, then the bindings "NAME=VALUE", of a whole run into gin's global configuration.
+
+    Args:
+        files: Names of gin files; the one given last wins.
+        bindings: "NAME=VALUE" of the command line.
+        search_paths: Folders to look for gin files in before the shipped ones, separated by commas.
 
     Raises:
-        Refusal: what `collect` refuses, or a macro that nothing uses or nothing defines.
+        Refusal: What `parse_files`, `parse_bindings` and `gin_macros.check` refuse.
     """
-    statements = collect(files, bindings, search_paths)
-    _check_macros(statements)
-    return statements
+    texts = parse_files(files, search_paths)
+    parse_bindings(bindings)
+    gin_macros.check([*texts, *bindings])
 
 
-def collect(files, bindings=(), search_paths="") -> Statements:
-    """Reads gin files, then bindings "NAME=VALUE", which may be those of a part of a run.
+def parse_files(files, search_paths: str | None = None) -> list[str]:
+    """Parses gin files, in place of what gin has parsed before.
+
+    Args:
+        files: Names of gin files.
+        search_paths: As for `parse`; None leaves them as they are.
+
+    Returns:
+        The texts of all files that were parsed, included ones too.
 
     Raises:
-        Refusal: a file that is not there, a value that cannot be read, or one that leads back to itself.
+        Refusal: A file that is not there or cannot be read, or a name that does not exist.
     """
-    gin_config._LOCATION_PREFIXES[:] = ["", *filter(None, search_paths.split(",")), str(shipped_gin.folder())]
-    statements = Statements()
-    for file in files:
-        _check_exists(file)
-        _told(lambda file=file: statements.add_file(file), file)
-    for binding in bindings:
-        name, _, value = (part.strip() for part in binding.partition("="))
-        if not _ or not value:
-            raise Refusal(f"--gin.{binding} must have the form --gin.NAME=VALUE.")
-        macros = statements.macros
-        if "." not in name and name not in macros:
-            raise Refusal(f"No gin file defines {name}.{nearest(name, macros)} These files define "
-                          f"{', '.join(sorted(macros))}.")
-        _told(lambda binding=binding: statements.add_binding(binding), f"--gin.{binding}")
-    if endless := statements.endless():
-        name, value = endless
-        raise Refusal(f"{name} stands for itself: {name} = {value}.")
-    return statements
-
-
-def parse(files, bindings=(), search_paths="") -> Statements:
-    """Parses gin files and bindings, once they have been read, into gin's global configuration.
-
-    Raises:
-        Refusal: what `read` refuses, or a name that nothing has.
-    """
-    statements = read(files, bindings, search_paths)
-    apply(files, bindings)
-    return statements
-
-
-def apply(files, bindings=()) -> None:
-    """Parses gin files and bindings that were read before into gin's global configuration.
-
-    Raises:
-        Refusal: a name that nothing has.
-    """
+    if search_paths is not None:
+        gin_config._LOCATION_PREFIXES[:] = ["", *filter(None, search_paths.split(",")), str(shipped_gin.folder())]
     gin.clear_config()
+    texts = []
     for file in files:
-        _told(lambda file=file: gin.parse_config_file(file), file)
+        _check_file(file)
+        with _refusing(file):
+            texts += _texts(gin.parse_config_file(file))
+    return texts
+
+
+def parse_bindings(bindings) -> None:
+    """Parses bindings "NAME=VALUE" on top of the files.
+
+    Raises:
+        Refusal: A macro that no file defines, a name that does not exist, or a value that cannot be read.
+    """
+    defined = gin_macros.values()
     for binding in bindings:
-        _told(lambda binding=binding: gin.parse_config(binding), f"--gin.{binding}")
+        name, equals, value = (part.strip() for part in binding.partition("="))
+        if not equals or not value:
+            raise Refusal(f"--gin.{binding} must have the form --gin.NAME=VALUE.")
+        if "." not in name and name not in defined:
+            raise Refusal(f"No gin file defines {name}.{nearest(name, defined)} These files define "
+                          f"{', '.join(sorted(defined)) or 'none'}.")
+        with _refusing(f"--gin.{binding}"):
+            gin.parse_config(binding)
 
 
-def _check_exists(file):
-    prefixes = gin_config._LOCATION_PREFIXES
-    if not any(os.path.isfile(os.path.join(prefix, file)) for prefix in prefixes):
+def _path(file):
+    """Returns the path of a file as gin finds it; None if it is nowhere."""
+    paths = (os.path.join(prefix, file) for prefix in gin_config._LOCATION_PREFIXES)
+    return next(filter(os.path.isfile, paths), None)
+
+
+def _check_file(file):
+    path = _path(file)
+    if path is None:
         shipped = [str(path.relative_to(shipped_gin.folder())) for path in shipped_gin.folder().glob("gin/*/*.gin")]
         raise Refusal(f"There is no gin file {file!r} here or among the shipped ones.{nearest(file, shipped)}")
 
 
-def _told(action, source):
-    """Does what gin's parser is needed for; what it refuses is the user's mistake, in one sentence."""
+def _starts_with_mark(path):
+    with open(path, "rb") as file:
+        return file.read(3) == codecs.BOM_UTF8
+
+
+def _texts(parsed):
+    """Returns the texts of a parsed file and of those that it includes."""
+    with open(_path(parsed.filename)) as file:
+        return [file.read(), *(text for included in parsed.includes for text in _texts(included))]
+
+
+@contextlib.contextmanager
+def _refusing(source):
+    """Within this scope an error of gin's is refused as the user's mistake."""
     # gin logs an error for each folder that does not hold an included file, before it looks into the next.
     logging.disable(logging.ERROR)
     try:
-        action()
+        yield
     except SyntaxError as error:
-        # gin names the file where the fault is, which may be one that `source` includes; a binding has no file.
-        place = f"{error.filename or source}" + f", line {error.lineno}," * (error.filename is not None)
-        message = first_line(error.msg).partition("malformed node")[0].rstrip(".") or "this is no value"
-        raise Refusal(f"{place} cannot be read: {message}. Values are Python literals, and text needs "
-                      "quotes within quotes: --gin.MODEL_DIR=\"'runs/x'\".") from error
+        raise Refusal(_explain_syntax(error, source)) from error
     except tokenize.TokenError as error:
         raise Refusal(f"{source}: {error.args[0]}; a bracket or a quote is not closed.") from error
-    except (OSError, ValueError, TypeError, AttributeError, ImportError, RuntimeError) as error:
+    except RecursionError as error:
+        raise Refusal(f"{source} cannot be read: it includes itself, or its brackets are nested too deeply.") from error
+    except _MISTAKES as error:
         raise Refusal(_explain(first_line(error), source)) from error
     finally:
         logging.disable(logging.NOTSET)
 
 
+def _explain_syntax(error, source):
+    # gin names the file where the fault is, which may be one that `source` includes; a binding has no file.
+    if error.filename and os.path.isfile(error.filename) and _starts_with_mark(error.filename):
+        return f"{error.filename} starts with a byte order mark; save it as UTF-8 without one."
+    place = f"{error.filename}, line {error.lineno}," if error.filename else source
+    message = first_line(error.msg).partition("malformed node")[0].rstrip(".") or "this is no value"
+    return (f"{place} cannot be read: {message}. Values are Python literals, and text needs quotes within quotes: "
+            "--gin.MODEL_DIR=\"'runs/x'\".")
+
+
 def _explain(message, source):
-    """gin's message, with the nearest right name for a wrong one."""
-    hint = ""
-    if wrong := re.search(r"No configurable matching '([^']+)'", message):
-        known = [selector.rpartition(".")[2] for selector in gin_config._REGISTRY._selector_map]
-        hint = nearest(wrong[1].rpartition(".")[2], known)
-    elif wrong := re.search(r"Configurable '([^']+)' doesn't have a parameter named '([^']+)'", message):
-        parameters = gin_config._get_cached_arg_spec(gin_config._REGISTRY.get_match(wrong[1]).wrapped)
-        hint = nearest(wrong[2], [*parameters.args, *parameters.kwonlyargs])
-    return f"{source}: {message.rstrip('.')}.{hint}"
+    """Returns gin's message as a sentence, with the nearest right name for a wrong one."""
+    parsed = [selector for _, selector in gin_config._CONFIG]
+    if wrong := re.search(r"No configurable matching (?:reference )?'@?([\w./]+)", message):
+        known = sorted({selector.rpartition(".")[2] for selector in parsed if not selector.startswith("gin.")})
+        hint = nearest(wrong[1].rpartition(".")[2], known) or f" These files name {', '.join(known) or 'none'}."
+        return f"{source}: No configurable matching {wrong[1]!r}.{hint}"
+    if wrong := re.search(r"Configurable '([^']+)' doesn't have a parameter named '([^']+)'", message):
+        configurable = gin_config._REGISTRY.get_match(wrong[1].rpartition(".")[2])
+        wrapped = configurable and gin_config._get_cached_arg_spec(configurable.wrapped)
+        hint = nearest(wrong[2], [*wrapped.args, *wrapped.kwonlyargs]) if wrapped else ""
+        return f"{source}: {wrong[1].rpartition('.')[2]} doesn't have a parameter named {wrong[2]!r}.{hint}"
+    if wrong := re.search(r"<module '([\w.]+)'.*> has no attribute (\w+)", message):
+        return f"{source}: {wrong[1]} has no {wrong[2]!r}.{nearest(wrong[2], _names_in(wrong[1]))}"
+    if wrong := re.search(r"'(\w+)' was not provided by an import statement", message):
+        modules = {name.split(".")[-2]: name.rpartition(".")[0] for name in gin_names.PARTS}
+        hint = (f" Add: from {' import '.join(modules[wrong[1]].rsplit('.', 1))}." if "." in modules.get(wrong[1], "")
+                else nearest(wrong[1], modules))
+        return f"{source}: {wrong[1]!r} is not imported in this file.{hint}"
+    if wrong := re.search(r"No module named '([\w.]+)'", message):
+        above, _, last = wrong[1].rpartition(".")
+        return f"{source}: There is no module {wrong[1]!r}.{nearest(last, _modules_in(above))}"
+    if wrong := re.search(r"Unable to open file: (.*?)\. Searched config paths", message):
+        return f"{source} includes {wrong[1]!r}, which is neither here nor among the shipped files."
+    return f"{source}: {message.rstrip('.')}."
 
 
-def _check_macros(statements):
-    """Refuses a macro that is used and has no value, and one that has a value and that no file refers to."""
-    macros, used = statements.macros, statements.used_macros() - {"gin.REQUIRED"}
-    for name in sorted(used - macros.keys()):
-        provider = _PROVIDERS.get(name, f"it: --gin.{name}=VALUE")
-        raise Refusal(f"{name} has no value; add {provider}.")
-    for name in sorted(macros.keys() - statements.referenced):
-        raise Refusal(f"{name} is set but nothing uses it.{nearest(name, used)}")
-    check_required(statements)
+def _names_in(module):
+    if any(name.startswith(f"{module}.") for name in gin_names.PARTS):
+        return dir(gin_names.module(module))
+    return dir(sys.modules[module]) if module in sys.modules else []
 
 
-def check_required(statements: Statements) -> None:
-    """Refuses a macro that a user has to give a value and did not.
+def _modules_in(package):
+    try:
+        spec = package and importlib.util.find_spec(package)
+    except ImportError:
+        return []
+    return [found.name for found in pkgutil.iter_modules(spec.submodule_search_locations or [])] if spec else []
 
-    Raises:
-        Refusal: names it.
-    """
-    for name, value in statements.macros.items():
-        if value == Macro("gin.REQUIRED"):
-            raise Refusal(f"{name} has no value; set it, for example --gin.{name}=\"'runs/x'\".")

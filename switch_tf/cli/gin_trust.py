@@ -1,19 +1,19 @@
 """Checks the gin file of a run folder before it is parsed: it may name only what this package ships.
 
 A gin file is a program: it imports modules and calls what it finds in them, and a run folder may come from a stranger.
-Only names in a list of full names are allowed, so a path through attributes (`text_source.os.system`) is refused. The
-statements come from gin's own parser, so gin reads the same ones afterwards.
+Only full names in a list are allowed, so a path through attributes (`text_source.os.system`) is refused. The statements
+come from gin's own parser, so gin reads the same ones afterwards.
 """
 
 import os
 import tokenize
+from typing import NamedTuple
 
 from gin import config as gin_config
 from gin import config_parser
 
 from switch_tf.checks import shown
-from switch_tf.cli import sources
-from switch_tf.cli.gin_statements import Macro, Reference
+from switch_tf.cli import gin_names
 from switch_tf.configs import shipped_gin
 from switch_tf.messages import first_line
 from switch_tf.refusals import Refusal
@@ -21,35 +21,52 @@ from switch_tf.refusals import Refusal
 _LARGEST_FILE = 2**20  # bytes; a resolved configuration has some thousand
 _DEEPEST = 20  # brackets within brackets
 _DYNAMIC = "__gin__.dynamic_registration"
+_TASKS = "switch_tf.tasks"
 
 _OPTIMIZERS = ("Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "Ftrl", "Lamb", "Lion", "Muon", "Nadam",
                "RMSprop", "SGD", "ScheduleFreeAdamW")
 _SCHEDULES = ("CosineDecay", "CosineDecayRestarts", "ExponentialDecay", "InverseTimeDecay", "PiecewiseConstantDecay",
               "PolynomialDecay")
-# Names that the gin file of a run may bind and refer to, by the module that it imports them from.
-_NAMES = {
-    "switch_tf": ("SwitchConfig", "SwitchTransformer"),
-    "switch_tf.configs.switch_config": ("SwitchConfig",),
-    "switch_tf.models": ("SwitchTransformer",),
-    "switch_tf.models.switch_transformer": ("SwitchTransformer",),
-    "switch_tf.optim": ("Adafactor", "RsqrtDecay", "Cooldown"),
-    "switch_tf.optim.adafactor": ("Adafactor",),
-    "switch_tf.optim.schedules": ("RsqrtDecay", "Cooldown"),
-    "switch_tf.partitioning": ("Layout", "create_partitioner", "dtype_policy"),
-    "switch_tf.partitioning.backends": ("create_partitioner",),
-    "switch_tf.ops.dtypes": ("dtype_policy",),
-    "switch_tf.partitioning.layout": ("Layout",),
-    "switch_tf.tasks.text_files": ("pretraining", "text_to_text"),
-    "switch_tf.configs.run": ("Run", "StepSettings"),
-    "switch_tf.training.trainer": ("Trainer",),
-    "keras": (),
-    "keras.optimizers": _OPTIMIZERS,
-    "keras.optimizers.schedules": _SCHEDULES,
+# Full names that the gin file of a run may bind and refer to.
+_ALLOWED = {*gin_names.PARTS, f"{_TASKS}.text_files.pretraining", f"{_TASKS}.text_files.text_to_text",
+            *(f"keras.optimizers.{name}" for name in _OPTIMIZERS),
+            *(f"keras.optimizers.schedules.{name}" for name in _SCHEDULES)}
+# Modules that it may import, beside those of tasks.
+_MODULES = {"keras", _TASKS, *(name.rpartition(".")[0] for name in _ALLOWED)}
+# gin also records the parameters of functions that t5 makes configurable. They may be bound, but not referred to.
+_LIBRARIES = {
+    "t5.data.preprocessors": (
+        "concatenate_and_split_to_fixed_length", "denoise", "drop_noise_tokens", "drop_nonnoise_tokens",
+        "filter_by_string_length", "iid_noise_mask", "noise_span_to_sentinel", "noise_span_to_unique_sentinel",
+        "noise_token_to_gathered_token", "noise_token_to_random_token", "noise_token_to_random_token_or_sentinel",
+        "noise_token_to_sentinel", "nonnoise_span_to_sentinel", "nonnoise_span_to_unique_sentinel",
+        "permute_noise_tokens", "random_prefix_noise_mask", "random_spans_helper", "random_spans_noise_mask",
+        "random_spans_targets_length", "random_spans_tokens_length", "record", "reduce_concat_tokens",
+        "regular_noise_mask", "select_random_chunk", "sentinel_id", "split_tokens", "split_tokens_to_inputs_length",
+        "split_tokens_to_random_length", "split_tokens_to_targets_length", "unsupervised"),
+    "t5.data.utils": ("rate_num_examples", "rate_unsupervised"),
 }
-_ALLOWED = {f"{module}.{name}" for module, names in _NAMES.items() for name in names}
-# gin also records the parameters of functions in these modules. They may be bound, but not referred to.
-_LIBRARIES = ("t5.data.preprocessors", "t5.data.utils")
+_BOUND = _ALLOWED | {f"{module}.{name}" for module, names in _LIBRARIES.items() for name in names}
 _OF_KERAS_OBJECTS = {"class_name", "module", "registered_name"}  # Keras imports what such a dictionary names
+
+
+class _Reference(NamedTuple):
+    """`@name`, or `@name()` if it `is_made`; `name` may begin with "scope/"."""
+
+    name: str
+    is_made: bool
+
+    def __repr__(self):
+        return f"@{self.name}{'()' * self.is_made}"
+
+
+class _Macro(NamedTuple):
+    """`%NAME`."""
+
+    name: str
+
+    def __repr__(self):
+        return f"%{self.name}"
 
 
 def check(file, search_paths: str = "") -> None:
@@ -112,10 +129,10 @@ def _reason(error):
 
 class _Values(config_parser.ParserDelegate):
     def configurable_reference(self, scoped_configurable_name, evaluate):
-        return Reference(scoped_configurable_name, evaluate)
+        return _Reference(scoped_configurable_name, evaluate)
 
     def macro(self, macro_name):
-        return Macro(macro_name)
+        return _Macro(macro_name)
 
 
 class _Names:
@@ -131,15 +148,15 @@ class _Names:
             self._is_dynamic = True
             return
         module = statement.module
-        is_task = module.rpartition(".")[0] == "switch_tf.tasks"
-        if not is_task and module not in _NAMES and module not in _LIBRARIES:
+        is_task = module.rpartition(".")[0] == _TASKS
+        if not is_task and module not in _MODULES and module not in _LIBRARIES:
             _refuse(self._run_file, f"imports {module!r}")
         is_whole = statement.is_from or statement.alias
         self._modules[statement.bound_name()] = module if is_whole else statement.bound_name()
 
     def check_bound(self, selector):
         """Refuses a selector whose parameters are bound, unless the package or t5 ships it."""
-        if not self._is_known(selector, _ALLOWED | _of_libraries()):
+        if not self._is_known(selector, _BOUND):
             _refuse(self._run_file, f"binds parameters of {selector!r}")
 
     def check_value(self, value, depth=0):
@@ -147,7 +164,7 @@ class _Names:
         if depth > _DEEPEST:
             raise Refusal(f"{self._run_file} cannot be read: its brackets are nested too deeply.")
         match value:
-            case Reference():
+            case _Reference():
                 if not self._is_known(value.name.rpartition("/")[2], _ALLOWED):
                     _refuse(self._run_file, f"refers to {repr(value)!r}")
             case dict():
@@ -155,7 +172,7 @@ class _Names:
                     if not isinstance(key, str | int | float | None) or key in _OF_KERAS_OBJECTS:
                         _refuse(self._run_file, f"describes an object by the key {shown(key)}")
                     self.check_value(entry, depth + 1)
-            case list() | tuple() if not isinstance(value, Macro):
+            case list() | tuple() if not isinstance(value, _Macro):
                 for entry in value:
                     self.check_value(entry, depth + 1)
 
@@ -164,11 +181,6 @@ class _Names:
             return any(name == selector or name.endswith(f".{selector}") for name in names)
         first, dot, rest = selector.partition(".")
         return f"{self._modules.get(first, '')}{dot}{rest}" in names
-
-
-def _of_libraries():
-    """Full names of the functions that t5 itself makes configurable."""
-    return {f"{module}.{name}" for module in _LIBRARIES for name in sources.decorated(module, "gin.configurable")}
 
 
 def _refuse(run_file, what):

@@ -66,7 +66,11 @@ def _config_and_layout(arguments):
         name = f"gin/models/{name}.gin"
     import gin
 
-    gin_files.parse([name, *files] if name else files, arguments.gin_bindings, arguments.gin_search_paths)
+    files = [name, *files] if name else files
+    gin_files.parse(files, arguments.gin_bindings, arguments.gin_search_paths)
+    if not any(selector.endswith(".SwitchConfig") for _, selector in gin.config._CONFIG):
+        raise Refusal(f"These gin files describe no model: {', '.join(files)}. Give a model file, such "
+                      "as gin/models/switch_tiny.gin.")
     config = gin_run.or_mistake(gin.get_configurable(SwitchConfig))
     if ("", "switch_tf.partitioning.layout.Layout") not in gin.config._CONFIG:
         return config, None

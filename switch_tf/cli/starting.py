@@ -1,23 +1,64 @@
-"""What commands that start runs share: weights from elsewhere, and where a configuration is from."""
+"""Starts of runs: early refusals, weights from elsewhere, the vocabulary, and the head of the configuration."""
 
 import contextlib
 import datetime
+import json
 import pathlib
-import re
 import shlex
 import sys
 import tempfile
 
-from switch_tf.checkpoints import folders, run_config
+from switch_tf.checkpoints import continuation, folders, run_config
 from switch_tf.checkpoints.run_folder import RunFolder
+from switch_tf.configs import factories, names
+from switch_tf.configs.choices import nearest
+from switch_tf.configs.experiment import Experiment
 from switch_tf.refusals import Refusal
 
 _VOCABULARY = "switch_tf.configs.run.Run.vocabulary"
 
 
+def check(described: Experiment) -> None:
+    """Refuses a run that cannot start or go on, as far as that is seen without TensorFlow.
+
+    Raises:
+        Refusal: A VOCABULARY or a task of BEST_METRIC that does not exist, or a model or batches other than those
+            of the newest checkpoint.
+    """
+    run = described.run
+    if run.vocabulary is not None and not run_config.is_in(run.model_dir):  # a run keeps a copy of its own
+        names.check_vocabulary(run.vocabulary)
+    tasks = [run.mixture_or_task_name, *sorted(names.task_names())]
+    metric = run.best_metric and run.best_metric.rpartition("/")[2]
+    known = [f"eval/{task}/{metric}" for task in tasks]
+    if metric and run.best_metric not in ("eval/average", *known) and not run.best_metric.startswith(
+            tuple(f"eval/{task}" for task in tasks)):
+        raise Refusal(f"BEST_METRIC must be of a task that this run evaluates, not {run.best_metric!r}."
+                         f"{nearest(run.best_metric, known)}")
+    _check_checkpoint(described)
+
+
+def _check_checkpoint(described):
+    """Compares what is known before TensorFlow is imported; the trainer compares everything."""
+    run = described.run
+    if described.config is None:
+        return
+    for path in folders.newest_first(RunFolder.checkpoints_of(run.model_dir)):
+        try:
+            saved = folders.describe(path).get("configuration", {})
+        except folders.BrokenCheckpoint:
+            continue  # the run passes over it
+        new = continuation.record_of_model(described.config) | {
+            "BATCH_SIZE": run.batch_size, "MIXTURE_OR_TASK_NAME": run.mixture_or_task_name,
+            "TASK_FEATURE_LENGTHS": run.task_feature_lengths}
+        continuation.check(saved, json.loads(json.dumps(new, default=lambda value: type(value).__name__)), path,
+                           run.restart_changed_data)
+        return
+
+
 @contextlib.contextmanager
 def converted(run):
-    """A checkpoint of the weights that a new run starts from where those are Hugging Face's, while the scope lasts."""
+    """Within this scope, gives the checkpoint of weights that a new run starts from if they are Hugging Face's."""
     folder = run.initial_checkpoint
     is_new = not folders.steps(RunFolder.checkpoints_of(run.model_dir))
     if folder is None or not is_new or not run_config.is_hugging_face(folder):
@@ -32,41 +73,24 @@ def converted(run):
 
 
 def make_trainer(described, initial_weights):
-    """The trainer of a run that gin has parsed, with the vocabulary that its weights need.
+    """Returns the trainer of a run that gin has parsed, with the vocabulary that its weights need.
 
     Args:
-        described: GinRun.
-        initial_weights: see `Trainer`.
+        described: Experiment.
+        initial_weights: See `Trainer`.
 
     Raises:
-        ValueError: see `Trainer`.
+        ValueError: See `Trainer`.
     """
     import gin
 
-    from switch_tf.training.trainer import Trainer
     vocabulary = _vocabulary(described.run)
     if vocabulary != described.run.vocabulary:
         is_macro = str(_bound(_VOCABULARY)) == "%VOCABULARY"
         gin.bind_parameter("VOCABULARY/gin.macro.value" if is_macro else _VOCABULARY, vocabulary)
-    return gin.get_configurable(Trainer)(partitioner=described.partitioner, initial_weights=initial_weights,
-                                         activation_dtype=_bound("ACTIVATION_DTYPE/gin.macro.value"))
-
-
-def check_used(bindings) -> None:
-    """Refuses a macro of the command line that no part of the run has read; for when gin has made the trainer.
-
-    Args:
-        bindings: list of str, "NAME=VALUE".
-
-    Raises:
-        ValueError: names the macro.
-    """
-    import gin
-    read = gin.operative_config_str()
-    for name in (binding.partition("=")[0].strip() for binding in bindings):
-        if "." not in name and not re.search(rf"^{re.escape(name)} =", read, re.MULTILINE):
-            raise Refusal(f"{name} is set, but no part of this run reads it; leave it out, or refer to %{name} in "
-                          "a gin file, as in: keras.optimizers.AdamW.learning_rate = %LEARNING_RATE.")
+    return gin.get_configurable(factories.Trainer)(
+        partitioner=described.partitioner, initial_weights=initial_weights,
+        activation_dtype=_bound("ACTIVATION_DTYPE/gin.macro.value"))
 
 
 def _bound(name):
@@ -95,7 +119,7 @@ def _vocabulary(run):
 
 
 def _vocabulary_of(folder, task):
-    """The VOCABULARY that gives a task the vocabulary of a run; None where the task has it, or takes no other."""
+    """Returns the VOCABULARY that gives a task the vocabulary of a run; None if the task has it or takes no other."""
     from switch_tf.data import providers, stored_vocabularies
 
     own = providers.text_vocabularies_of(task)
@@ -130,7 +154,7 @@ def _check_vocabulary_is_there(run):
 
 
 def origin(words: list[str], config) -> str:
-    """Comments before a configuration: what a reader of the run folder will ask."""
+    """Returns the comments at the head of a run's configuration: the command, the time and the versions."""
     import keras
     import tensorflow as tf
 

@@ -1,81 +1,73 @@
-"""Which gin file a task comes from, and what the files say once gin has read them: for `tasks` and `cache`."""
+"""Shipped and own gin files of tasks, for `tasks` and `cache`."""
 
-import copy
 from typing import NamedTuple
 
-import gin
-
-from switch_tf.cli import gin_files, sources
-from switch_tf.cli.gin_statements import Reference
-from switch_tf.configs import shipped_gin
+from switch_tf.cli import gin_files, gin_macros
+from switch_tf.cli.gin_run import or_mistake
+from switch_tf.configs import names, shipped_gin
 from switch_tf.configs.choices import nearest
 from switch_tf.installation import quiet
-from switch_tf.messages import first_line
 from switch_tf.refusals import Refusal
-
-TASKS = "switch_tf.tasks"
 
 
 class TaskFile(NamedTuple):
-    """A gin file, the task that it names, the modules that come with it, the texts of those it imports, and of all."""
+    """A gin file, the name of its task or None if a function makes it, and the macros that a user has to set."""
 
     file: str
     task: str | None
-    modules: set[str]
-    own_texts: set[str]
-    texts: set[str]
+    required: list[str]
 
 
-def read(files, search_paths=""):
-    """What gin files say of tasks, as far as that is seen without importing anything."""
+def read(files, search_paths: str = "") -> list[TaskFile]:
+    """Returns what each of some gin files says about its task; gin forgets what it has parsed before."""
     found = []
     for file in files:
-        statements = gin_files.collect([file], (), search_paths)
-        modules = sources.with_imported(statements.modules, TASKS)
-        own_texts, texts = (set().union(*map(sources.texts, ones)) for ones in (statements.modules, modules))
-        found.append(TaskFile(file, statements.macros.get("MIXTURE_OR_TASK_NAME"), modules, own_texts, texts))
+        gin_files.parse_files([file], search_paths)
+        task = gin_macros.values().get("MIXTURE_OR_TASK_NAME")
+        found.append(TaskFile(file, task if isinstance(task, str) else None, gin_macros.required()))
     return found
 
 
-def shipped():
-    """The shipped task files, by the names that users know them under."""
+def shipped() -> list[TaskFile]:
+    """Returns the shipped task files, by the names that users know them under."""
     folder = shipped_gin.folder()
     return read(sorted(str(path.relative_to(folder)) for path in folder.glob("gin/tasks/*.gin")))
 
 
-def file_of(name, files):
-    """The file that names a task, else the one that imports its module and least besides; None if none does."""
+def file_of(name: str, files: list[TaskFile]) -> str | None:
+    """Returns the file that names a task, else the first whose task is registered together with it."""
+    together = names.registers(name)
     having = ([file for file in files if file.task == name]
-              or [file for file in files if sources.is_among(name, file.own_texts)]
-              or [file for file in files if sources.is_among(name, file.texts)])
-    return min(having, key=lambda file: len(file.modules)).file if having else None
+              or [file for file in files if together and file.task and names.registers(file.task) is together])
+    return having[0].file if having else None
 
 
-def files_of(name, given) -> list[str]:
-    """The gin files that a user gave, or the shipped one of a task.
+def files_of(name: str | None, given: list[str]) -> list[str]:
+    """Returns the gin files that a user gave, or the shipped file of a task.
 
     Raises:
-        Refusal: none was given, and none that is shipped has the task.
+        Refusal: No file was given, and no shipped file has the task.
     """
     if given:
         return given
-    files = shipped()
-    if file := file_of(name, files):
+    if file := file_of(name, shipped()):
         return [file]
-    known = set().union(*(sources.task_names(module) for file in files for module in file.modules))
-    raise Refusal(f"No shipped task or mixture is called {name!r}.{nearest(name, known)} `switch-tf tasks` lists them; "
-                  "one of your own needs its --gin_file.")
+    raise Refusal(f"No shipped task or mixture is called {name!r}.{nearest(name, names.task_names())} "
+                  "`switch-tf tasks` lists them; one of your own needs its --gin_file.")
 
 
-def apply(files, arguments):
-    """Has gin import the modules of files, and bind what they and the command line bind; returns what they say."""
-    statements = gin_files.collect(files, arguments.gin_bindings, arguments.gin_search_paths)
-    gin_files.check_required(statements)
+def apply(files, arguments) -> None:
+    """Parses gin files and the command line's bindings, imports TensorFlow, and makes the task that they name.
+
+    Raises:
+        Refusal: What gin refuses, a macro that a user has to set, or a task that cannot be made.
+    """
+    quiet.expect_tensorflow()
+    gin_files.parse_files(files, arguments.gin_search_paths)
+    gin_files.parse_bindings(arguments.gin_bindings)
+    gin_macros.check_required()
+    gin_macros.check_endless()
     quiet.import_tensorflow()
-    gin_files.apply(files, arguments.gin_bindings)
-    if isinstance(statements.macros.get("MIXTURE_OR_TASK_NAME"), Reference):  # a task that is made when it is asked for
-        try:
-            copy.deepcopy(gin.query_parameter("MIXTURE_OR_TASK_NAME/macro.value"))
-        except (ValueError, TypeError) as error:
-            raise Refusal(first_line(error)) from error
-    return statements
+    task = or_mistake(lambda: gin_macros.made("MIXTURE_OR_TASK_NAME"))
+    if isinstance(task, str):
+        or_mistake(lambda: names.register_task(task))

@@ -1,10 +1,9 @@
 """`switch-tf tasks`: all tasks and mixtures, or a few examples of one as text and as ids. Nothing is downloaded."""
 
-import importlib
 import sys
 
-from switch_tf.cli import gin_files, task_files
-from switch_tf.cli.gin_statements import Macro, Unknown
+from switch_tf.cli import gin_files, gin_macros, task_files
+from switch_tf.configs import names
 from switch_tf.installation import quiet
 from switch_tf.messages import first_line
 from switch_tf.refusals import Refusal
@@ -33,13 +32,13 @@ def run(arguments) -> dict:
             raise Refusal("--split and --vocabulary are of the task to show: name it, switch-tf tasks NAME.")
         if arguments.gin_bindings and not arguments.gin_file:
             raise Refusal("--gin.NAME=VALUE changes what gin files say: name a task, or give a --gin_file.")
-        tasks, left_out = _list(arguments)
-        found = {"tasks": tasks, "to_be_given": _to_be_given(), "left_out": left_out}
+        found = _list(arguments)
+        left_out = found["left_out"]
         _print_list(found["tasks"], stream)
         if left_out:
             print(f"Not listed: the tasks of {', '.join(left_out)}. {next(iter(left_out.values()))}", file=stream)
-        for file, names in found["to_be_given"].items():
-            print(f"{file}: a task of your own files, made from {', '.join(names)}", file=stream)
+        for file, macros in found["to_be_given"].items():
+            print(f"{file}: a task of your own files, made from {', '.join(macros)}", file=stream)
         return found
     found = _show(arguments)
     _print_examples(found, stream)
@@ -47,7 +46,7 @@ def run(arguments) -> dict:
 
 
 def _list(arguments):
-    """The tasks, and shipped task file -> why its tasks are left out."""
+    """Returns `tasks`; `to_be_given`: shipped file -> macros that a user has to set; `left_out`: file -> the reason."""
     own, shipped = task_files.read(arguments.gin_file, arguments.gin_search_paths), task_files.shipped()
     left_out = {}
     if own:
@@ -55,34 +54,26 @@ def _list(arguments):
     else:
         quiet.import_tensorflow()
         with quiet.held_back():
-            for file in shipped:
-                if reason := _import(file.modules):
-                    left_out[file.file] = reason
+            for file in filter(lambda file: file.task, shipped):
+                try:
+                    names.register_task(file.task)
+                except Refusal as error:  # t5 is not installed
+                    left_out[file.file] = str(error)
     from switch_tf import data
 
-    return [data.describe(name) | {"gin_file": task_files.file_of(name, own) or task_files.file_of(name, shipped)}
-            for name in data.names()], left_out
-
-
-def _import(modules):
-    """Imports the task modules among these; returns why that is impossible where t5 is not installed."""
-    try:
-        for module in sorted(modules):
-            if module.startswith(task_files.TASKS):
-                importlib.import_module(module)
-    except Refusal as error:
-        return str(error)
-    return None
+    tasks = [data.describe(name) | {"gin_file": task_files.file_of(name, own) or task_files.file_of(name, shipped)}
+             for name in data.names()]
+    return {"tasks": tasks, "to_be_given": {file.file: file.required for file in shipped if file.required},
+            "left_out": left_out}
 
 
 def _show(arguments):
     name, files = arguments.name, task_files.files_of(arguments.name, arguments.gin_file)
-    statements = task_files.apply(files, arguments)
-    try:
-        lengths = statements.value(statements.macros["TASK_FEATURE_LENGTHS"])
-    except (KeyError, Unknown):
+    task_files.apply(files, arguments)
+    lengths = gin_macros.made("TASK_FEATURE_LENGTHS")
+    if lengths is None:
         raise Refusal(f"{' and '.join(files)} set no TASK_FEATURE_LENGTHS, the tokens of inputs and targets. Give the "
-                      "task's own file, such as gin/tasks/docs_corpus.gin.") from None
+                      "task's own file, such as gin/tasks/docs_corpus.gin.")
     from switch_tf import data
 
     try:
@@ -94,16 +85,6 @@ def _show(arguments):
     except ValueError as error:
         raise Refusal(first_line(error)) from error
     return {"name": name, "split": split, "lengths": dict(lengths), "vocabulary_size": size, "examples": examples}
-
-
-def _to_be_given():
-    """Shipped task files without a task until a user gives them some values -> the names of those."""
-    given = {}
-    for file in task_files.shipped():
-        macros = gin_files.collect([file.file]).macros
-        if required := [name for name, value in macros.items() if value == Macro("gin.REQUIRED")]:
-            given[file.file] = required
-    return given
 
 
 def _print_list(tasks, stream):

@@ -31,7 +31,7 @@ def run(arguments) -> dict:
     if arguments.processes != 1:
         gin_run.look(arguments.gin_file, arguments.gin_bindings, arguments.gin_search_paths)
         return {"exit_status": processes.run(arguments.words, arguments.processes, arguments.devices)}
-    gin_run.load(arguments, num_cpu_devices=processes.devices_of_this_process(arguments.devices))
+    gin_run.load(arguments, num_cpu_devices=processes.devices_of_this_process(arguments.devices), check=starting.check)
     training = _start(arguments)
 
     import tensorflow as tf
@@ -67,7 +67,6 @@ def _start(arguments):
     described = gin_run.on_this_machine()
     with starting.converted(described.run) as weights:
         trainer = gin_run.or_mistake(lambda: starting.make_trainer(described, weights))
-        starting.check_used(arguments.gin_bindings)
         return trainer.start(starting.origin(arguments.words, trainer.model.config) + gin.operative_config_str())
 
 

@@ -6,6 +6,7 @@ import re
 from switch_tf.checkpoints import run_config
 from switch_tf.checkpoints.run_folder import CONFIGURATION
 from switch_tf.cli import gin_files, gin_run, gin_trust
+from switch_tf.configs.experiment import Experiment
 from switch_tf.installation import quiet
 from switch_tf.refusals import Refusal
 
@@ -30,7 +31,7 @@ def folder_of(arguments) -> pathlib.Path:
     return folder
 
 
-def load(arguments, folder, num_cpu_devices=None, defaults=(), on_host=False) -> gin_run.GinRun:
+def load(arguments, folder, num_cpu_devices=None, defaults=(), on_host=False) -> Experiment:
     """Returns the run of its gin file and the command line, on this machine's devices; see `gin_run.load`.
 
     Raises:

@@ -1,8 +1,10 @@
 """Names of tasks and vocabularies, and the functions that make them when a run first needs them.
 
-Importing seqio and TensorFlow takes seconds. A declared name is known before that, so a misspelt one is refused at once.
+Importing seqio and TensorFlow takes seconds. A declared name is known before that, so a misspelt one is refused at
+once.
 """
 
+import os
 import sys
 from collections.abc import Callable, Iterable
 
@@ -27,11 +29,6 @@ def declare_tasks(names: Iterable[str], register: Callable[[], object]) -> None:
     _tasks.update(dict.fromkeys(names, register))
 
 
-def declared_tasks() -> dict[str, Callable[[], object]]:
-    """Returns the function that registers each declared task or mixture, by name."""
-    return dict(_tasks)
-
-
 def task_names() -> set[str]:
     """Returns the names of all declared tasks and, if seqio is imported, of all registered ones."""
     seqio = sys.modules.get("seqio")
@@ -41,7 +38,7 @@ def task_names() -> set[str]:
 
 def is_task(name: str) -> bool:
     """Whether a task or mixture is declared or registered, or belongs to a declared mixture."""
-    return name in task_names() or name.partition(".")[0] in _tasks
+    return registers(name) is not None or name in task_names()
 
 
 def check_task(name: str) -> None:
@@ -58,13 +55,18 @@ def check_task(name: str) -> None:
                          "--gin_file=gin/tasks/docs_corpus.gin.")
 
 
+def registers(name: str) -> Callable[[], object] | None:
+    """Returns the function that registers a declared task or mixture; None for a name that is not declared."""
+    return _tasks.get(name) or _tasks.get(name.partition(".")[0])
+
+
 def register_task(name: str) -> None:
     """Adds a declared task or mixture to seqio's registry.
 
     Raises:
         Refusal: A package that the task needs is not installed.
     """
-    register = _tasks.get(name) or _tasks.get(name.partition(".")[0])
+    register = registers(name)
     if register is None or register in _registered:
         return
     try:
@@ -84,6 +86,18 @@ def declare_vocabulary(name: str, make: Callable) -> None:
     if not callable(make):
         raise Refusal(f"A vocabulary is registered with a function that makes it, not {checks.shown(make)}.")
     _vocabularies[checks.text("The name of a vocabulary", name)] = make
+
+
+def check_vocabulary(name: str) -> None:
+    """Refuses a VOCABULARY that is neither declared nor a file; a URL may be either.
+
+    Raises:
+        ValueError: The sentence has the nearest name.
+    """
+    if name not in _vocabularies and "://" not in name and not os.path.exists(name):
+        known = ", ".join(sorted(_vocabularies)) or "none is registered"
+        raise ValueError(f"VOCABULARY {name!r} is no registered vocabulary ({known}), and no SentencePiece model that "
+                         f"can be read: there is no such file.{nearest(name, _vocabularies)}")
 
 
 def vocabularies() -> dict[str, Callable]:

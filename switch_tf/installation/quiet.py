@@ -1,6 +1,7 @@
 """Imports TensorFlow without the lines its libraries write to standard error, which no setting silences."""
 
 import contextlib
+import importlib.util
 import os
 import sys
 import tempfile
@@ -11,18 +12,52 @@ def import_tensorflow(num_cpu_devices: int | None = None) -> None:
     """Imports TensorFlow; what it writes meanwhile is shown only if the import fails.
 
     Args:
-        num_cpu_devices: how many devices to make of the CPU, None to leave it as it is.
+        num_cpu_devices: Number of devices to make of the CPU, None to leave it as it is.
     """
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    if "tensorflow" not in sys.modules:
-        print("Importing TensorFlow ...", file=sys.stderr, flush=True)
-    warnings.formatwarning = _OneLine()
+    expect_tensorflow(num_cpu_devices)
     with held_back():
         import tensorflow
-        tensorflow.config.list_physical_devices()  # says that there is no GPU, too
-        if num_cpu_devices is not None:
-            from switch_tf.hardware import devices
-            devices.split_cpu(num_cpu_devices)
+        _prepare(tensorflow, num_cpu_devices)
+
+
+def expect_tensorflow(num_cpu_devices: int | None = None) -> None:
+    """Has the next import of TensorFlow, by whatever module, do what `import_tensorflow` does."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    warnings.formatwarning = _OneLine()
+    sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, _Quietly)]
+    if "tensorflow" not in sys.modules:
+        sys.meta_path.insert(0, _Quietly(num_cpu_devices))
+
+
+def _prepare(tensorflow, num_cpu_devices):
+    tensorflow.config.list_physical_devices()  # writes that there is no GPU
+    if num_cpu_devices is not None:
+        from switch_tf.hardware import devices
+        devices.split_cpu(num_cpu_devices)
+
+
+class _Quietly:
+    """Finds TensorFlow as Python does; the import prints one line, and the devices are ready before any use."""
+
+    def __init__(self, num_cpu_devices):
+        self._num_cpu_devices = num_cpu_devices
+
+    def find_spec(self, name, path=None, target=None):
+        if name != "tensorflow":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        if spec is not None:
+            execute = spec.loader.exec_module
+
+            def execute_quietly(module):
+                print("Importing TensorFlow ...", file=sys.stderr, flush=True)
+                with held_back():
+                    execute(module)
+                    _prepare(module, self._num_cpu_devices)
+
+            spec.loader.exec_module = execute_quietly
+        return spec
 
 
 class _OneLine:

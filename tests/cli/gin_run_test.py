@@ -1,4 +1,4 @@
-"""A run from gin files: what is wrong with it is told before TensorFlow is imported, or once its parts are together."""
+"""A run from gin files: mistakes are refused before TensorFlow is imported, or once the parts are together."""
 
 import json
 import subprocess
@@ -22,19 +22,27 @@ EARLY = {
     "NUM_EXPERT=4": "Did you mean 'NUM_EXPERTS'?",
     "SwitchConfig.num_head=3": "SwitchConfig doesn't have a parameter named 'num_head'. Did you mean 'num_heads'?",
     "NUM_EXPERTS=eight": "--gin.NUM_EXPERTS=eight cannot be read",
-    "SwitchConfg.d_ff=3": "No gin file names 'SwitchConfg'. Did you mean 'SwitchConfig'?",
-    "Trainer.optimizer=@Adafacto()": "No gin file names 'Adafacto'. Did you mean 'Adafactor'?",
-    "NoSuch.thing=1": "No gin file names 'NoSuch'. These files name Adafactor, Layout, ",
-    "Trainer.optimizer=@NoSuch()": "No gin file names 'NoSuch'. These files name Adafactor, Layout, ",
-    "MIXTURE_OR_TASK_NAME='c4_span_coruption'": "No task or mixture of switch_tf.tasks.c4 is called",
+    "SwitchConfg.d_ff=3": "No configurable matching 'SwitchConfg'. Did you mean 'SwitchConfig'?",
+    "Trainer.optimizer=@Adafacto()": "No configurable matching 'Adafacto'. Did you mean 'Adafactor'?",
+    "NoSuch.thing=1": "No configurable matching 'NoSuch'. These files name Adafactor, Layout, ",
+    "Trainer.optimizer=@NoSuch()": "No configurable matching 'NoSuch'. These files name Adafactor, Layout, ",
+    "MIXTURE_OR_TASK_NAME='c4_span_coruption'": "Did you mean 'c4_span_corruption'?",
+    "Adafactor.learning_rat=1": "Adafactor doesn't have a parameter named 'learning_rat'. Did you mean 'learning_rat",
     "MODEL_DIR=''": "MODEL_DIR must be text that is not empty, not ''.",
     "TASK_FEATURE_LENGTHS=128": "TASK_FEATURE_LENGTHS must give the tokens of",
 }
-MINE = """from __gin__ import dynamic_registration
-import keras
-from switch_tf.training import trainer
-trainer.Trainer.optimizer = @keras.optimizers.AdamWW()
-"""
+DYNAMIC = "from __gin__ import dynamic_registration\n"
+# The rest of a file -> the sentence that refuses it.
+FILES = {
+    "from switch_tf.optim import shedules": "There is no module 'switch_tf.optim.shedules'. Did you mean 'schedules'?",
+    "from switch_tf.optim import schedules\nX = @schedules.RsqrtDecy()": "has no 'RsqrtDecy'. Did you mean 'Rsqrt",
+    "X = @schedules.RsqrtDecay()": "'schedules' is not imported in this file. Add: from switch_tf.optim",
+    "include 'gone.gin'": "mine.gin includes 'gone.gin', which is neither here nor among the shipped files.",
+    "include 'mine.gin'": "mine.gin cannot be read: it includes itself",
+    "TRAIN_STEPS = [1, %SEED]\nSEED = %TRAIN_STEPS": "stands for itself",
+    "\ufeffSEED = 1": "mine.gin starts with a byte order mark; save it as UTF-8 without one.",
+    "DROPUT_RATE = 0.1": "DROPUT_RATE is set but nothing uses it. Did you mean 'DROPOUT_RATE'?",
+}
 # Runs every command line in one process, and says what each came to and whether TensorFlow was imported by it.
 COMMANDS = """
 import contextlib, io, json, sys
@@ -55,34 +63,47 @@ def _clean_gin():
 def test_what_the_files_alone_get_wrong_is_refused_without_tensorflow(tmp_path):
     files = [f"--gin_file={file}" for file in (*RUN, "gin/layouts/expert.gin")]
     lines = [["train", *files, "--gin.MODEL_DIR='run'", f"--gin.{binding}"] for binding in EARLY]
-    (tmp_path / "mine.gin").write_text(MINE)
-    lines += [["train", *files, "--gin_file=mine.gin", "--gin.MODEL_DIR='run'"]]
+    for number, text in enumerate(FILES):
+        (tmp_path / str(number)).mkdir()
+        head = "" if text.startswith("\ufeff") else DYNAMIC
+        (tmp_path / str(number) / "mine.gin").write_text(f"{head}{text}\n")
+        lines += [["train", *files, "--gin_file=mine.gin", f"--gin_search_paths={number}", "--gin.MODEL_DIR='run'"]]
     lines += [["verify-layout", *files, "--gin.NUM_EXPERTS=-1"], ["train"], ["train", files[0], "--gin_file=gone.gin"]]
     done = subprocess.run([sys.executable, "-c", COMMANDS, json.dumps(lines)], cwd=tmp_path, capture_output=True,
                           text=True)
     told = [json.loads(line) for line in done.stdout.splitlines()]
     assert len(told) == len(lines), done.stderr
-    messages = [*EARLY.values(), "keras.optimizers has no 'AdamWW'. Did you mean 'AdamW'?", EARLY["NUM_EXPERTS=-1"],
+    messages = [*EARLY.values(), *FILES.values(), EARLY["NUM_EXPERTS=-1"],
                 "a model (gin/models/switch_tiny.gin), a task", "'gone.gin'"]
     for words, message, (status, said, is_imported) in zip(lines, messages, told, strict=True):
         assert status == 2 and message in said and said.count("\n") == 1 and not is_imported, (words, said)
-    assert [entry.name for entry in tmp_path.iterdir()] == ["mine.gin"]
+    assert {entry.name for entry in tmp_path.iterdir()} == {str(number) for number in range(len(FILES))}
 
 
-def test_what_a_users_module_may_have_registered_is_left_to_gin(tmp_path):
-    files = [*RUN, "gin/layouts/expert.gin"]
-    (tmp_path / "mine.gin").write_text("from __gin__ import dynamic_registration\nimport my_tasks\n")
-    words = [*files, str(tmp_path / "mine.gin")], ["MODEL_DIR='run'", "NoSuch.thing=1"]
-    assert gin_run.look(*words)[0].num_experts == 8
-    with pytest.raises(Refusal, match="No gin file names 'NoSuch'"):
-        gin_run.look(files, words[1])
-
-
-def test_half_a_run_is_left_to_gin(tmp_path):
+def test_a_run_without_its_required_parameters_is_refused(tmp_path):
     (tmp_path / "half.gin").write_text("from __gin__ import dynamic_registration\nfrom switch_tf.configs import run\n"
-                                       "from switch_tf.training import trainer\nrun.Run.pack = True\n"
-                                       "trainer.Trainer.run = @run.Run()\n")
-    assert gin_run.look([str(tmp_path / "half.gin")]) == (None, None)
+                                       "from switch_tf.configs import factories\nrun.Run.pack = True\n"
+                                       "run.StepSettings.use_xla = True\nfrom switch_tf.partitioning import layout\n"
+                                       "factories.create_partitioner.layout = @layout.Layout()\n"
+                                       "factories.Trainer.run = @run.Run()\n")
+    with pytest.raises(Refusal, match="missing 5 required positional arguments: 'model_dir'"):
+        gin_run.look([str(tmp_path / "half.gin")])
+
+
+def test_a_name_that_keras_lacks_is_refused_with_the_nearest(tmp_path):
+    (tmp_path / "mine.gin").write_text(f"{DYNAMIC}import keras\nX = @keras.optimizers.AdamWW()\n")
+    with pytest.raises(Refusal, match="keras.optimizers has no 'AdamWW'. Did you mean 'AdamW'?"):
+        gin_run.look([*RUN, str(tmp_path / "mine.gin")])
+
+
+def test_a_parameter_that_leads_back_to_itself_is_refused():
+    with pytest.raises(Refusal, match="lead back to themselves"):
+        gin_run.look(RUN, ["MODEL_DIR='run'", "SwitchConfig.d_ff=@SwitchConfig()"])
+
+
+def test_an_experiment_is_described_before_anything_is_made():
+    described = gin_run.look(RUN, ["MODEL_DIR='run'", "NUM_EXPERTS=4"])
+    assert (described.config.num_experts, described.run.model_dir, described.partitioner) == (4, "run", None)
 
 
 @pytest.mark.parametrize("text", ["", "# nothing", "include 'gin/models/switch_tiny.gin'\n"])

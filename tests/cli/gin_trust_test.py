@@ -1,5 +1,7 @@
 """The gin file of a stranger's run: what it may name, and the ways around that."""
 
+import importlib.util
+import pathlib
 import re
 import shutil
 
@@ -78,6 +80,12 @@ def test_what_the_package_does_not_ship_is_refused_and_named(tmp_path, before, t
     with pytest.raises(Refusal, match=re.escape(named)) as raised:
         check(tmp_path, before + text)
     assert "which switch_tf does not ship" in str(raised.value) and "add --trust" in str(raised.value)
+
+
+def test_the_functions_of_t5_are_those_that_it_makes_configurable():
+    for module, names in gin_trust._LIBRARIES.items():
+        source = pathlib.Path(importlib.util.find_spec(module).origin).read_text()
+        assert set(re.findall(r"^@gin.configurable\S*\ndef (\w+)", source, re.MULTILINE)) == set(names), module
 
 
 def test_an_included_file_is_checked_too(tmp_path):

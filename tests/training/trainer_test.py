@@ -11,6 +11,7 @@ import pytest
 
 from switch_tf import SwitchTransformer
 from switch_tf.checkpoints import folders, run_config, run_folder
+from switch_tf.configs import names
 from switch_tf.configs.run import Run, StepSettings
 from switch_tf.optim.adafactor import Adafactor
 from switch_tf.refusals import Refusal

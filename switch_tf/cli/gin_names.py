@@ -1,0 +1,97 @@
+"""Names of the parts of a run in gin files, and the places where they are defined.
+
+Shipped gin files name `configs.factories`. Users' files and the configurations of older runs name the classes
+themselves, by the modules that define them or once did. Both lead to the same place, so a parameter has one value
+however it is named, and parsing imports neither TensorFlow nor Keras.
+"""
+
+import importlib
+
+from gin import config as gin_config
+from gin import config_parser
+
+from switch_tf.configs.choices import nearest
+
+_FACTORIES = "switch_tf.configs.factories"
+# Place -> other modules by which gin files may name the part.
+_MODULES = {
+    "switch_tf.configs.switch_config.SwitchConfig": ("switch_tf", "switch_tf.configs.switch_config"),
+    "switch_tf.configs.run.Run": ("switch_tf.configs.run",),
+    "switch_tf.configs.run.StepSettings": ("switch_tf.configs.run",),
+    "switch_tf.partitioning.layout.Layout": ("switch_tf.partitioning",),
+    f"{_FACTORIES}.SwitchTransformer": ("switch_tf", "switch_tf.models", "switch_tf.models.switch_transformer"),
+    f"{_FACTORIES}.dtype_policy": ("switch_tf.partitioning", "switch_tf.ops.dtypes", "switch_tf.ops.dtypes"),
+    f"{_FACTORIES}.Adafactor": ("switch_tf.optim", "switch_tf.optim.adafactor"),
+    f"{_FACTORIES}.RsqrtDecay": ("switch_tf.optim", "switch_tf.optim.schedules"),
+    f"{_FACTORIES}.Cooldown": ("switch_tf.optim", "switch_tf.optim.schedules"),
+    f"{_FACTORIES}.create_partitioner": ("switch_tf.partitioning", "switch_tf.partitioning.backends"),
+    f"{_FACTORIES}.Trainer": ("switch_tf.training.trainer",),
+}
+TRAINER = f"{_FACTORIES}.Trainer"
+# Full name in a gin file -> place.
+PARTS = {f"{module}.{place.rpartition('.')[2]}": place
+         for place, modules in _MODULES.items() for module in (place.rpartition(".")[0], *modules)}
+
+
+def _holds_parts(module):
+    return any(name.startswith(f"{module}.") for name in PARTS)
+
+
+class _Module:
+    """A module or package as gin files see it: it has the parts of PARTS; anything else is imported when asked for."""
+
+    def __init__(self, name):
+        self._name = name
+
+    def __getattr__(self, attribute):
+        name = f"{self._name}.{attribute}"
+        if name in PARTS:
+            module, _, attribute = PARTS[name].rpartition(".")
+            return getattr(importlib.import_module(module), attribute)
+        if _holds_parts(name):
+            return _Module(name)
+        if nearest(attribute, dir(self)):  # a typo, for which nothing has to be imported
+            raise AttributeError(attribute)
+        try:
+            return getattr(importlib.import_module(self._name), attribute)
+        except ModuleNotFoundError:  # a module of an earlier version
+            raise AttributeError(attribute) from None
+
+    def __dir__(self):
+        return [name.rpartition(".")[2] for name in PARTS if name.rpartition(".")[0] == self._name]
+
+    def __repr__(self):
+        return f"<module {self._name!r}>"
+
+
+def module(name: str) -> _Module:
+    """Returns a module that holds parts, as gin files see it."""
+    return _Module(name)
+
+
+class _ParseContext(gin_config.ParseContext):
+    """gin's context of one file, in which the modules of PARTS are not imported."""
+
+    def process_import(self, statement: config_parser.ImportStatement) -> None:
+        name = statement.bound_name()
+        module = statement.module if statement.is_from or statement.alias else name
+        if name == "gin" or not _holds_parts(module):
+            super().process_import(statement)
+            return
+        if not _holds_parts(statement.module):  # such as `import switch_tf.tasks`
+            importlib.import_module(statement.module)
+        if self._dynamic_registration:
+            self._symbol_table[name] = _Module(module)
+            self._symbol_source[name] = statement
+        self._imports.append(statement)
+
+    def get_configurable(self, selector: str):
+        """Returns what a selector names; the command line may give the end of any name."""
+        found = super().get_configurable(selector)
+        if found is None and not self._dynamic_registration:
+            places = {place for name, place in PARTS.items() if name.endswith(f".{selector}")}
+            found = gin_config._REGISTRY.get_match(places.pop()) if len(places) == 1 else None
+        return found
+
+
+gin_config.ParseContext = _ParseContext  # gin makes one for each file that it parses
