@@ -23,7 +23,7 @@ from switch_tf.optim.adafactor import Adafactor
 from switch_tf.partitioning.layout import Layout
 
 # The benchmarks are programs, no package.
-sys.path.append(str(pathlib.Path(__file__).parents[2] / "benchmarks"))
+sys.path.append(str(pathlib.Path(__file__).parents[2] / "benchmarks" / "tpu"))
 import scale
 
 FILE = pathlib.Path(__file__).with_suffix(".json")

@@ -1,8 +1,15 @@
 """Bundles of the compiler's final schedule, on schedules that are counted by hand."""
 
+import pathlib
+import sys
+
 import pytest
 
-from switch_tf.aot import bundles, hlo
+from switch_tf.aot import hlo
+
+# The benchmarks are programs, no package.
+sys.path.append(str(pathlib.Path(__file__).parents[2] / "benchmarks" / "tpu"))
+import bundles
 
 HEADER = "= control target key start\nLH: loop header\nLB: loop body\n= control target key end\n\n"
 STRAIGHT = "     0   :  { %3 = vsyncpa [#allocation1], 0 }\n   0x1   :  {}\n   0x2   :  { %5 = vnop }\n"

@@ -1,6 +1,6 @@
 """Large models on the pods that hold them: what the TPU compiler makes of each, and of its dense twin.
 
-    .venv/bin/python benchmarks/scale.py [--output docs/scale.md]
+    .venv/bin/python benchmarks/tpu/scale.py [--output docs/scale.md]
 
 Each is one question to `switch-tf compile`, minutes of compiling; answers are kept, so that a run that was cut off goes
 on, and a repeated one is instant. JSON lines go to standard output, progress to standard error, tables and a plot to

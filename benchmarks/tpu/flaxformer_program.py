@@ -1,7 +1,7 @@
 """Compiles a training step of Flaxformer's T5 1.0, dense or every other layer sparse, for a topology of TPUs (JAX).
 
-`python flaxformer_tpu.py '{"flaxformer": ..., "topology": "v5e:2x4", "hlo": FILE, ...}'`, in the environment that
-`tpu_step.py` gives it: no TPU is needed. The optimised program goes to the file; where its devices lie, and what it
+`python flaxformer_program.py '{"flaxformer": ..., "topology": "v5e:2x4", "hlo": FILE, ...}'`, in the environment that
+`step.py` gives it: no TPU is needed. The optimised program goes to the file; where its devices lie, and what it
 needs, is printed as one JSON object. The layout is T5X's: experts over the mesh axis "expert", the batch over both.
 """
 

@@ -1,6 +1,6 @@
 """A training step for TPUs by the compiler's own clock: ours beside Flaxformer's, part by part. No TPU is needed.
 
-    .venv/bin/python benchmarks/tpu_step.py --model base_8 --peer_python ... --flaxformer ...
+    .venv/bin/python benchmarks/tpu/step.py --model base_8 --peer_python ... --flaxformer ...
 
 Both are compiled by the same libtpu for the same topology, with sizes, batch, optimizer and layout alike, at two
 shallow depths, and extrapolated. Ours are questions to `switch-tf compile`, whose answers are kept. Each of
@@ -28,7 +28,8 @@ from switch_tf.cli import compile as command
 from switch_tf.hardware import chips
 from switch_tf.hardware.network import Network
 
-CONTENDER = pathlib.Path(__file__).parent / "contenders" / "flaxformer_tpu.py"
+PROGRAM = pathlib.Path(__file__).with_name("flaxformer_program.py")
+CONTENDERS = PROGRAM.parents[1] / "contenders"  # has what the program imports
 DEPTHS = (2, 4)
 
 
@@ -118,9 +119,9 @@ def _compiled(arguments, step, experts, is_float32, depth, folder):
         count = math.prod(step.mesh.values())
         libtpu = pathlib.Path(importlib.util.find_spec("libtpu").origin).with_name("libtpu.so")
         environment = {"JAX_PLATFORMS": "cpu", "TPU_LIBRARY_PATH": str(libtpu), "TPU_SKIP_MDS_QUERY": "1",
-                       "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+                       "ALLOW_MULTIPLE_LIBTPU_LOAD": "1", "PYTHONPATH": str(CONTENDERS),
                        "XLA_FLAGS": f"--xla_force_host_platform_device_count={count}"}
-        done = subprocess.run([arguments.peer_python, str(CONTENDER), json.dumps(job)], text=True, capture_output=True,
+        done = subprocess.run([arguments.peer_python, str(PROGRAM), json.dumps(job)], text=True, capture_output=True,
                               env={**os.environ, **environment})
         if done.returncode:
             raise SystemExit(f"Flaxformer's {folder.name} failed:\n{done.stderr[-4000:]}")

@@ -1,6 +1,6 @@
 """How well two shallow depths tell what all layers need: `switch-tf compile` beside `switch-tf compile --full`.
 
-    .venv/bin/python benchmarks/extrapolation.py
+    .venv/bin/python benchmarks/tpu/extrapolation.py
 
 Switch-Base with 8 experts, 12 + 12 layers, on v5e:2x4 under gin/layouts/expert.gin. One JSON line goes to standard
 output, the table to standard error.

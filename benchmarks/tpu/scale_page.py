@@ -83,8 +83,8 @@ def _table(header, rows):
 TEXT = """# Trillions on paper
 
 What the compiler for TPUs makes of one training step of the largest models, on pods that hold them. **Nothing here ran
-on a TPU.** This page is written by `benchmarks/scale.py`, which asks `switch-tf compile`; the commands are at the end.
-Memory and collectives are the compiler's own, of the depths named and extrapolated linearly to all layers
+on a TPU.** This page is written by `benchmarks/tpu/scale.py`, which asks `switch-tf compile`; the commands are at the
+end. Memory and collectives are the compiler's own, of the depths named and extrapolated linearly to all layers
 ([compile](compile.md) says how well that holds). Times are predictions by the compiler's own clock, above a floor of
 nominal rates.
 

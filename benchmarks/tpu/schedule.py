@@ -3,7 +3,7 @@
     export LIBTPU_INIT_ARGS="--xla_jf_dump_to=BUNDLES --xla_jf_dump_llo_text=true \\
       --xla_jf_dump_llo_pass_label_regex=.*final_bundles.*"
     switch-tf compile ... --json --save FOLDER > ANSWER.json
-    .venv/bin/python benchmarks/tpu_schedule.py ANSWER.json FOLDER BUNDLES
+    .venv/bin/python benchmarks/tpu/schedule.py ANSWER.json FOLDER BUNDLES
 
 `switch-tf compile` goes by the cycles that the compiler expects an operation to take. Afterwards it schedules the
 operation: no core takes less than a cycle for each bundle of instructions, nor less than what the operation reads from
@@ -16,9 +16,10 @@ import json
 import pathlib
 import sys
 
+import bundles
 import saved_step
 
-from switch_tf.aot import bundles, hlo
+from switch_tf.aot import hlo
 from switch_tf.hardware import chips
 
 COLUMNS = ("clock", "bundles", "memory", "at least", "not scheduled")

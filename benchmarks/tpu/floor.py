@@ -1,7 +1,7 @@
 """A training step's matrix products alone, by the compiler's own clock: the floor under what else a step may do.
 
     switch-tf compile ... --json --save FOLDER > ANSWER.json
-    .venv/bin/python benchmarks/tpu_floor.py ANSWER.json FOLDER
+    .venv/bin/python benchmarks/tpu/floor.py ANSWER.json FOLDER
 
 Every product of the optimised program is compiled once more as a program of its own for the same kind of chip, its
 operands read from the chip's memory and its result written there; a second each. Beside their cycles stand those of the
