@@ -11,6 +11,7 @@ import argparse
 import json
 import pathlib
 import sys
+import textwrap
 from typing import NamedTuple
 
 import scale_page
@@ -87,7 +88,7 @@ def main():
         raise SystemExit(f"No answer: {refused}")
     if arguments.output:
         sparse = [(run.note, found[run.note], found[_twin(run)]) for run in RUNS]
-        commands = [line for run in (*RUNS, YARDSTICK) for line in (
+        commands = [_wrapped(line) for run in (*RUNS, YARDSTICK) for line in (
             f'export LIBTPU_INIT_ARGS="{run.flags}"', " ".join(["switch-tf compile", *map(_quoted, words(run))]))]
         image = arguments.output.parent / "images" / "scale.png"
         image.parent.mkdir(parents=True, exist_ok=True)
@@ -98,6 +99,11 @@ def main():
 
 def _twin(run):
     return f"{run.note}, dense twin"
+
+
+def _wrapped(command):
+    lines = textwrap.wrap(command, 117, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+    return " \\\n".join(lines)
 
 
 def _quoted(word):

@@ -1,4 +1,4 @@
-"""docs/scale.md from the answers of `switch-tf compile`: the tables and what is said about them."""
+"""Writes docs/scale.md from the answers of `switch-tf compile`: tables and the text around them."""
 
 from switch_tf.aot.origin import SENT, WAITING
 
@@ -13,12 +13,12 @@ KINDS = ("all-to-all", "all-reduce", "all-gather", "reduce-scatter", "collective
 
 
 def page(sparse: list[tuple[str, dict, dict]], yardstick: tuple[str, dict], commands: list[str]) -> str:
-    """Returns Markdown.
+    """Returns the page in Markdown.
 
     Args:
-        sparse: name, answer, and answer of the dense twin, of each sparse model.
-        yardstick: name and answer of the dense encoder.
-        commands: what was asked, but for the twins.
+        sparse: Name, answer, and answer of the dense twin for each sparse model.
+        yardstick: Name and answer of the dense encoder.
+        commands: The commands of all models except the twins.
     """
     rows = [row for name, result, twin in sparse for row in ((name, result), ("&nbsp; its dense twin", twin))]
     rows.append(yardstick)
@@ -35,7 +35,7 @@ def page(sparse: list[tuple[str, dict, dict]], yardstick: tuple[str, dict], comm
             for name, result in rows]),
         time=_table(["model", *TIMES, "step", "floor", "tokens/s", "MFU"], [
             [name, *_time(result)] for name, result in rows]),
-        twins=_table(["model", "parameters of its twin", "times as many", "step over the twin's"], [
+        twins=_table(["model", "parameters of its twin", "parameters, times the twin's", "step, times the twin's"], [
             [name, f"{twin['num_parameters'] / 1e9:,.2f}B",
              f"{result['num_parameters'] / twin['num_parameters']:.0f}",
              f"{result['predicted']['step_seconds'] / twin['predicted']['step_seconds']:.2f}"]
@@ -82,54 +82,62 @@ def _table(header, rows):
 
 TEXT = """# Trillions on paper
 
-What the compiler for TPUs makes of one training step of the largest models, on pods that hold them. **Nothing here ran
-on a TPU.** This page is written by `benchmarks/tpu/scale.py`, which asks `switch-tf compile`; the commands are at the
-end. Memory and collectives are the compiler's own, of the depths named and extrapolated linearly to all layers
-([compile](compile.md) says how well that holds). Times are predictions by the compiler's own clock, above a floor of
-nominal rates.
+```sh
+.venv/bin/python benchmarks/tpu/scale.py --output docs/scale.md     # writes this page, hours of compiling
+```
+
+One training step of the largest models, compiled by the real TPU compiler for pods that hold them. **Nothing here ran
+on a TPU.** Memory and collectives are the compiler's own, for the depths in the table and extrapolated linearly to
+all layers ([compile](compile.md) shows the accuracy). Times are predictions by the compiler's own clock, above a
+floor of nominal rates.
 
 ![share of a chip's memory, and predicted time of a step](images/scale.png)
 
 {runs}
 
-Weights are float32, computation is in bfloat16, the optimizer is Adafactor with factored slots, so that state is little
-more than four bytes a parameter, and gradients, which live from one function to the other, are four more. A chip's
-share of it, in GiB:
+## Does it fit?
+
+Weights are float32, computation is in bfloat16, and the optimizer is Adafactor with factored slots, so the state is
+little more than four bytes per parameter. Gradients, which live between the two functions of a step, are four more. A
+chip's share, in GiB:
 
 {memory}
 
-## What is sent
+## What is sent?
 
-Number in a step, and bytes of the results on one chip. Experts cost four all-to-alls a sparse layer: there and back, in
-the forward and in the backward pass. No chip gathers an expert that is not its own: all-gathers bring together pieces
-of dense weights, and those of an expert that its copies store in pieces. Reduce-scatters sum their gradients, and
-collective-permutes do either, piece by piece, while a product goes on.
+Number in a step, and bytes of the results on one chip. Experts cost four all-to-alls per sparse layer: there and
+back, in the forward and in the backward pass. No chip gathers another chip's expert: all-gathers collect pieces of
+dense weights, and pieces of an expert that its copies share. Reduce-scatters sum their gradients, and
+collective-permutes do either, piece by piece, during a product.
 
 {sent}
 
-## How long a step may take
+## How long does a step take?
 
-Milliseconds by part of the model; "memory" is waiting for it, "sent" what no computation hides, and no step is faster
-than the floor. The clock is about right for products and exaggerates passes over arrays, the optimizer's above all: by
-the compiler's final schedule the core of Switch-Base 8 takes at least 0.6 of the time ([compile](compile.md)).
+Milliseconds by part of the model. "memory" is waiting for it, "sent" is what no computation hides, and no step is
+faster than the floor. The clock is about right for products and exaggerates passes over arrays, above all the
+optimizer's: by the compiler's final schedule the core of Switch-Base 8 takes at least 0.6 of the time
+([compile](compile.md#how-far-the-clock-is-off)).
 
 {time}
 
-An all-to-all over a whole pod is dear: each byte crosses, on average, a quarter of the torus along each dimension.
+An all-to-all over a whole pod is expensive: each byte crosses, on average, a quarter of the torus along each
+dimension.
 
-## Sparse and dense
+## What do experts cost?
 
-The twin has the sizes of one expert in place of all, and so about the same FLOPs for each token (two experts for
-GShard's). "Times as many" parameters cost "step over the twin's" time, on the same pod with the same batch.
+The dense twin has the size of one expert instead of all, so about the same FLOPs per token (two experts for
+GShard's), on the same pod with the same batch.
 
 {twins}
 
 ## A yardstick
 
-Google reported for an encoder of 480B parameters, in TensorFlow and partitioned by GSPMD, 63 % of the peak of 2,048 TPU
-v4 chips, counting the forward pass that rematerialisation repeats. Our encoder of 0.5T parameters, also with
-rematerialisation and counted in the same way, is predicted at {busy:.0%}, off by {error:+.0%}, which tells how far to
-trust the predictions above. It is compiled whole because extrapolation exaggerates its memory ([compile](compile.md)).
+Google reported 63 % of the peak of 2,048 TPU v4 chips for an encoder of 480B parameters, in TensorFlow and
+partitioned by GSPMD, counting the forward pass that rematerialisation repeats. Our encoder of 0.5T parameters, also
+with rematerialisation and counted in the same way, is predicted at {busy:.0%}. That error of {error:+.0%} shows how
+far to trust the predictions above. The encoder is compiled whole, because extrapolation exaggerates its memory
+([notebook](notebook/tpu.md#counting)).
 
 ## The commands
 

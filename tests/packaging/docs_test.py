@@ -1,6 +1,6 @@
-"""Every `switch-tf` command in README, docs and `--help` is one that can be typed, with gin files that can be read."""
+"""The documents: commands that can be typed, links that lead somewhere, and pages of one form."""
 
-import importlib
+import importlib.util
 import pathlib
 import re
 import shlex
@@ -12,10 +12,14 @@ from switch_tf import SwitchConfig
 from switch_tf.cli import compare, gin_files, main
 
 ROOT = pathlib.Path(__file__).parents[2]
+DOCUMENTS = (*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md")))
+# Pages of the user guide start with a command and end with what can go wrong; these have another form.
+NO_GUIDE = {"README", "CHANGELOG", "CONTRIBUTING", "features", "decisions", "results", "benchmarks", "scale"}
+GUIDE = [file for file in DOCUMENTS if file.stem not in NO_GUIDE and file.parent.name != "notebook"]
 
 
 def _commands():
-    for file in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
+    for file in DOCUMENTS:
         for block in re.findall(r"```sh\n(.*?)```", file.read_text(), re.DOTALL):
             yield from _commands_of(block, file.name)
 
@@ -64,3 +68,65 @@ def test_the_help_of_every_command_ends_with_two_examples_of_it(capsys):
         shown = capsys.readouterr().out.replace("\\\n", " ").rpartition("examples:\n")[2].strip().splitlines()
         assert len(shown) == 2 and all(line.strip().startswith(f"switch-tf {command} ") or line.strip() ==
                                        f"switch-tf {command}" for line in shown)
+
+
+def _anchors(text):
+    """Returns the anchors that GitHub makes of the headings."""
+    headings = re.findall(r"^#+ (.*)$", re.sub(r"```.*?```", "", text, flags=re.DOTALL), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def _links():
+    for file in DOCUMENTS:
+        text = re.sub(r"```.*?```", "", file.read_text(), flags=re.DOTALL)
+        for target in re.findall(r"\]\(([^)\s]+)\)", text):
+            if "://" not in target:
+                yield file, target
+
+
+def test_links_between_documents_lead_to_a_file_and_a_heading():
+    broken = []
+    for file, target in _links():
+        name, _, anchor = target.partition("#")
+        page = (file.parent / name).resolve() if name else file
+        if not page.exists() or anchor and anchor not in _anchors(page.read_text()):
+            broken.append(f"{file.relative_to(ROOT)}: {target}")
+    assert broken == []
+
+
+def test_files_that_documents_name_exist():
+    folders = "switch_tf|tests|benchmarks|tasks|gin|docs"
+    missing = []
+    for file in DOCUMENTS:
+        for name in re.findall(rf"`((?:{folders})/[\w/]+\.(?:py|gin|md))`", file.read_text()):
+            # `switch_tf/cli/NAME.py` is a pattern.
+            if "NAME" not in name and not (ROOT / name).exists():
+                missing.append(f"{file.relative_to(ROOT)}: {name}")
+    assert missing == []
+
+
+def test_names_that_documents_import_exist():
+    missing = []
+    for file in DOCUMENTS:
+        for block in re.findall(r"```python\n(.*?)```", file.read_text(), re.DOTALL):
+            for module, names in re.findall(r"^from (switch_tf[\w.]*) import ([\w, ]+)$", block, re.MULTILINE):
+                missing += [f"{file.relative_to(ROOT)}: {module}.{name}" for name in names.split(", ")
+                            if not hasattr(importlib.import_module(module), name)
+                            and importlib.util.find_spec(f"{module}.{name}") is None]
+    assert missing == []
+
+
+@pytest.mark.parametrize("file", GUIDE, ids=lambda file: file.stem)
+def test_a_page_of_the_guide_starts_with_a_command_and_ends_with_what_can_go_wrong(file):
+    _, first, *_ = re.split(r"\n\n+", file.read_text(), maxsplit=2)
+    assert first.startswith(("```sh", "```python"))
+    assert re.findall(r"^## (.*)$", file.read_text(), re.MULTILINE)[-1] == "If it goes wrong"
+
+
+def test_lines_have_at_most_120_columns():
+    # Ruff holds Python to it. Rows of tables, and lines with a URL, may be longer.
+    files = (*DOCUMENTS, ROOT / "Makefile", ROOT / "pyproject.toml", *(ROOT / "gin").rglob("*.gin"))
+    long = [f"{file.relative_to(ROOT)}:{number}" for file in files
+            for number, line in enumerate(file.read_text().splitlines(), start=1)
+            if len(line) > 120 and not line.lstrip().startswith("|") and "://" not in line]
+    assert long == []
