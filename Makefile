@@ -8,8 +8,8 @@ INSTALLED := .venv/installed
 PYTEST := .venv/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 SLOW_FIRST := tests/parity tests/partitioning tests/reliability tests/training
 
-COMPARISONS := facts learning_rate module_facts text sources capacity_factor choices_per_token precision init_scale exploration \
-  no_token_left_behind attention_experts as_many_parameters
+COMPARISONS := facts learning_rate module_facts text sources capacity_factor choices_per_token precision init_scale \
+  exploration no_token_left_behind attention_experts as_many_parameters
 
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 ifeq ($(wildcard /dev/accel[0-9]* /dev/vfio/[0-9]*),)
@@ -32,7 +32,7 @@ finetune-demo: $(INSTALLED)  ## fine-tune a dense and a sparse model on a real t
 compare-demo: $(INSTALLED)  ## train a dense model against 4 and 16 experts, in turns (runs/compare_demo)
 	.venv/bin/switch-tf compare --gin_file=gin/comparisons/demo.gin
 
-compare-long: $(INSTALLED)  ## the regimes and ablations of docs/results.md, three seeds each: hours, goes on where it stopped
+compare-long: $(INSTALLED)  ## the regimes and ablations of docs/results.md, three seeds each: hours, resumes
 	for facts in 5000 10000 20000 40000; do .venv/bin/switch-tf compare --gin_file=gin/comparisons/number_of_experts.gin \
 	  --gin.MODEL_DIR="'runs/compare_long/facts_$$facts'" --gin.MIXTURE_OR_TASK_NAME="'random_facts_$$facts'" \
 	  --gin.TRAIN_STEPS=$$((facts * 9 / 10)) || exit; done
@@ -59,7 +59,8 @@ lint: $(INSTALLED)  ## ruff and the import contracts
 
 golden: $(INSTALLED)  ## make the golden files anew (needs PyTorch: GOLDEN_PYTHON=... make golden)
 	@$(GOLDEN_PYTHON) -c 'import torch' 2>/dev/null || { echo "The golden files are computed with PyTorch," \
-	  "which $(GOLDEN_PYTHON) cannot import; give a Python that can: GOLDEN_PYTHON=path/to/python make golden." >&2; exit 1; }
+	  "which $(GOLDEN_PYTHON) cannot import; give a Python that can: GOLDEN_PYTHON=path/to/python make golden." >&2; \
+	  exit 1; }
 	$(GOLDEN_PYTHON) tests/golden/hugging_face.py
 	.venv/bin/python tests/golden/parameters.py
 	.venv/bin/python tests/golden/compiled_layouts.py
@@ -74,7 +75,8 @@ clean:  ## remove what was built but .venv and runs/
 
 # The last line only runs after every other one worked: an interrupted installation is done again by the next make.
 $(INSTALLED): requirements.txt requirements-dev.txt pyproject.toml
-	@$(PYTHON) -c 'import sys; (3, 11) <= sys.version_info < (3, 13) or sys.exit("switch_tf needs Python 3.11 or 3.12, but \
+	@$(PYTHON) -c 'import sys; (3, 11) <= sys.version_info < (3, 13) or sys.exit("switch_tf needs \
+	Python 3.11 or 3.12, but \
 	$(PYTHON) is %d.%d; name one that is installed: PYTHON=python3.12 make ..." % sys.version_info[:2])'
 	@echo "Installing the pinned environment into .venv: 4.2 GB, a few minutes (the last and longest line is" \
 	  "'Installing collected packages')."
