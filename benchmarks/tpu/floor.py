@@ -18,7 +18,7 @@ from typing import NamedTuple
 import saved_step
 
 from switch_tf.aot import answer_text, compiler, hlo
-from switch_tf.aot.origin import SENT, WAITING
+from switch_tf.aot.attribution import SENT, WAITING
 from switch_tf.hardware import chips
 
 # Of one chip.

@@ -5,7 +5,7 @@ import json
 import pathlib
 
 from switch_tf.aot import hlo
-from switch_tf.aot.origin import Origins
+from switch_tf.aot.attribution import Attribution
 
 
 def add_arguments(parser: argparse.ArgumentParser):
@@ -18,11 +18,11 @@ def _read(file):
     return json.loads(pathlib.Path(file).read_text())
 
 
-def programs(folder: pathlib.Path, depth: tuple[int, int]) -> list[tuple[hlo.Module, Origins]]:
+def programs(folder: pathlib.Path, depth: tuple[int, int]) -> list[tuple[hlo.Module, Attribution]]:
     """The programs of a step of some depth, in order, with what tells the part of the model of an operation."""
     text = (folder / f"step_{'_'.join(map(str, depth))}.optimized.hlo").read_text()
     modules = map(hlo.Module, text.split("// update\n"))
-    return [(module, Origins(module, default)) for module, default in zip(
+    return [(module, Attribution(module, default)) for module, default in zip(
         modules, ("logits and loss", "optimizer"), strict=False)]
 
 

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import scale_page
 import scale_plot
 
-from switch_tf.aot import answer_text, many
+from switch_tf.aot import answer_text, jobs
 from switch_tf.cli import compile as command
 
 
@@ -81,7 +81,7 @@ def main():
     for run in RUNS:
         questions[run.note] = process(run)
         questions[_twin(run)] = process(run, "NUM_EXPERTS=0")
-    found = many.ask(questions, answer_text.say)
+    found = jobs.run(questions, answer_text.say)
     for name, result in found.items():
         print(json.dumps({"benchmark": "scale", "name": name, **result}))
     if refused := {name: result for name, result in found.items() if "predicted" not in result}:

@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 import saved_step
 
-from switch_tf.aot import answer_text, many
+from switch_tf.aot import answer_text, jobs
 from switch_tf.aot.program import Program
 from switch_tf.cli import compile as command
 from switch_tf.hardware import chips
@@ -91,7 +91,7 @@ def _ours(model, step):
         questions[f"switch_tf, {kind}"] = command.process(
             [*(f"--gin_file=gin/{file}.gin" for file in files), f"--topology={step.topology}",
              *(f"--gin.{binding}" for binding in bindings)])
-    answers = many.ask(questions, answer_text.say)
+    answers = jobs.run(questions, answer_text.say)
     return {name: answer["predicted"]["parts"] for name, answer in answers.items()}
 
 

@@ -2,7 +2,7 @@
 
 import math
 
-from switch_tf.aot.plan import needed
+from switch_tf.aot.estimate import needed
 
 # What is left free by advice, because temporaries do not shrink quite in proportion.
 ROOM = 0.9
@@ -12,7 +12,7 @@ def advice(answer, config, layout, settings, batch_size: int, chip) -> list[str]
     """A line for each, with numbers where they follow.
 
     Args:
-        answer: plan.Answer that does not fit.
+        answer: Estimate that does not fit.
         config: SwitchConfig.
         layout: Layout with its mesh complete.
         settings: StepSettings.

@@ -2,7 +2,7 @@
 
 import sys
 
-from switch_tf.aot.origin import SENT, WAITING
+from switch_tf.aot.attribution import SENT, WAITING
 
 GIB, MIB = 2**30, 2**20
 NUM_KINDS = 4  # of operations that are named

@@ -5,7 +5,7 @@ import pathlib
 from collections.abc import Callable
 from typing import NamedTuple
 
-from switch_tf.aot import kept, picture, plan, result
+from switch_tf.aot import answer_cache, estimate, picture, result
 
 
 class Answer(NamedTuple):
@@ -22,11 +22,11 @@ class Answer(NamedTuple):
     def write(self, say: Callable[[str], None]) -> bool:
         """Writes all files; returns whether all but the cache file could be written. `say` prints why not."""
         if self.cache_file is not None:
-            kept.write(self.cache_file, json.dumps(self.result), say)
-        return all(kept.write(path, content, say) for path, content in self.files.items())
+            answer_cache.write(self.cache_file, json.dumps(self.result), say)
+        return all(answer_cache.write(path, content, say) for path, content in self.files.items())
 
 
-def get(make_question: Callable[[], plan.Question], configuration: str, topology: str, is_full: bool, save, plot,
+def get(make_question: Callable[[], estimate.Question], configuration: str, topology: str, is_full: bool, save, plot,
         say: Callable[[str], None]) -> Answer:
     """Returns the answer to a question, which is compiled unless it is cached and needs no other files.
 
@@ -42,7 +42,7 @@ def get(make_question: Callable[[], plan.Question], configuration: str, topology
     Raises:
         Refusal: The question has a contradiction.
     """
-    file = kept.answer_file(configuration, topology, str(is_full))
+    file = answer_cache.answer_file(configuration, topology, str(is_full))
     if file.exists() and save is None and plot is None:
         say(f"The compiler was asked before; its answer is {file}.")
         return Answer(json.loads(file.read_text()), None, {})
@@ -50,7 +50,7 @@ def get(make_question: Callable[[], plan.Question], configuration: str, topology
     return Answer(answer, file, files)
 
 
-def compile_question(question: plan.Question, is_full: bool, save, plot, say) -> tuple[dict, dict]:
+def compile_question(question: estimate.Question, is_full: bool, save, plot, say) -> tuple[dict, dict]:
     """Compiles a question; returns the result and the files of an `Answer`. For the arguments see `get`."""
     files = {}
 
@@ -58,7 +58,7 @@ def compile_question(question: plan.Question, is_full: bool, save, plot, say) ->
         if save is not None:
             files[pathlib.Path(save) / name] = text
 
-    answer = plan.ask(question, is_full, say, keep)
+    answer = estimate.make(question, is_full, say, keep)
     as_json = result.as_json(question, answer)
     if plot is not None and answer.schedule is not None:
         files[pathlib.Path(plot)] = picture.draw(answer.schedule, answer.parts, answer.compiled[-1], as_json["layers"])

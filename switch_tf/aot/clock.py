@@ -10,7 +10,7 @@ import re
 from typing import NamedTuple
 
 from switch_tf.aot import hlo
-from switch_tf.aot.origin import SENT, WAITING, Origins
+from switch_tf.aot.attribution import SENT, WAITING, Attribution
 from switch_tf.hardware.chips import Chip
 
 CORE, COPIES, LINKS = "core", "copies", "links"
@@ -20,7 +20,7 @@ _COST = re.compile(r'"cost_estimate":\{([^}]*)\}')
 
 
 class Span(NamedTuple):
-    """`name` of an instruction; `lane`: "core", "copies" or "links"; `part` of the model and `layer`, as of `Origins`;
+    """`name` of an instruction; `lane`: "core", "copies" or "links"; `part` of the model and `layer`, from `Attribution`;
     `start`, `seconds`: of one time; `times`: how often a step does it, one after the other."""
 
     name: str
@@ -44,7 +44,7 @@ class Schedule(NamedTuple):
     by_bytes: dict[str, float]
 
 
-class Sends(NamedTuple):
+class SendTimes(NamedTuple):
     """`seconds`: name of a collective -> what it takes once; `carriers`: name of a fusion -> the collective that it
     starts, carries on or waits for, see `sent.carriers`."""
 
@@ -52,16 +52,16 @@ class Sends(NamedTuple):
     carriers: dict[str, str]
 
 
-def schedule(module: hlo.Module, chip: Chip, sends: Sends, default: str) -> Schedule:
+def schedule(module: hlo.Module, chip: Chip, sends: SendTimes, default: str) -> Schedule:
     """Runs a program by the clock.
 
     Args:
         module: Module.
         chip: Chip.
-        sends: Sends.
+        sends: SendTimes.
         default: the part of what no layer has asked for.
     """
-    origins = Origins(module, default)
+    origins = Attribution(module, default)
     seconds, spans = _Core(module, chip, sends, origins).run(module.entry)
     parts, layers, by_bytes = (collections.Counter() for _ in range(3))
     for span in spans:

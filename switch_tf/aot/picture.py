@@ -1,7 +1,7 @@
 """The picture of a step by the compiler's clock: what goes on when, and which part of the model takes how long."""
 
+from switch_tf.aot.attribution import SENT, WAITING
 from switch_tf.aot.clock import COPIES, CORE, LINKS, Schedule
-from switch_tf.aot.origin import SENT, WAITING
 from switch_tf.reporting.figures import png
 
 _LANES = {CORE: "core", COPIES: "copies", LINKS: "links"}

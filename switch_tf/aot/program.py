@@ -7,7 +7,7 @@ import functools
 import math
 import re
 
-from switch_tf.aot import clock, hlo, product_flops, roofline, sent
+from switch_tf.aot import clock, collectives, hlo, product_flops, roofline
 from switch_tf.hardware.chips import Chip
 
 
@@ -25,17 +25,18 @@ class Program:
 
     @functools.cached_property
     def _sent(self):
-        return sent.read(self._module, self._mesh)
+        return collectives.read(self._module, self._mesh)
 
     @property
-    def collectives(self) -> list[sent.Sent]:
+    def collectives(self) -> list[collectives.Collective]:
         """Every collective."""
         return [*self._sent.values()]
 
     def schedule(self, chip: Chip, network, default: str) -> clock.Schedule:
         """The program by the compiler's own clock; arguments as for `clock.schedule` and `roofline.seconds_once`."""
         seconds = roofline.seconds_once(self.collectives, chip, network)
-        sends = clock.Sends(dict(zip(self._sent, seconds, strict=True)), sent.carriers(self._module, self._mesh))
+        carriers = collectives.carriers(self._module, self._mesh)
+        sends = clock.SendTimes(dict(zip(self._sent, seconds, strict=True)), carriers)
         return clock.schedule(self._module, chip, sends, default)
 
     @functools.cached_property
@@ -94,7 +95,7 @@ class InTurn:
         self._programs = programs
 
     @property
-    def collectives(self) -> list[sent.Sent]:
+    def collectives(self) -> list[collectives.Collective]:
         return [one for program in self._programs for one in program.collectives]
 
     @property

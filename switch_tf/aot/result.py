@@ -1,14 +1,14 @@
 """The JSON object of `switch-tf compile`: an answer of the compiler, what is wrong with it, and what it lets expect."""
 
-from switch_tf.aot import faults
+from switch_tf.aot import layout_warnings
 from switch_tf.aot.advice import advice
-from switch_tf.aot.plan import Answer, Question, needed
+from switch_tf.aot.estimate import Estimate, Question, needed
 from switch_tf.configs import accounting
 
 NUM_LARGEST = 8  # collectives that are listed one by one
 
 
-def as_json(question: Question, answer: Answer) -> dict:
+def as_json(question: Question, answer: Estimate) -> dict:
     """All that is known of a step; where the compiler found no room for it, its words and advice in place of numbers.
 
     "..._per_device" and "chip_bytes" are of one chip, "collectives" of a step on one chip.
@@ -26,8 +26,8 @@ def as_json(question: Question, answer: Answer) -> dict:
     return {
         **result, "bytes_per_device": {**answer.memory, "needed": needed(answer.memory)},
         "flops_per_device": answer.flops,
-        "warnings": faults.find(answer.program, config, layout, question.batch_size, question.task_feature_lengths,
-                                question.settings.num_microbatches),
+        "warnings": layout_warnings.find(answer.program, config, layout, question.batch_size,
+                                         question.task_feature_lengths, question.settings.num_microbatches),
         "largest_collectives": [one._asdict() for one in sorted(
             answer.program.collectives, key=lambda one: -one.bytes)[:NUM_LARGEST]],
         "predicted": _predicted(question, answer)}

@@ -5,7 +5,7 @@ import itertools
 import math
 from typing import NamedTuple
 
-from switch_tf.aot.plan import Question
+from switch_tf.aot.estimate import Question
 from switch_tf.partitioning.layout import Layout, mesh_shape
 
 SMALLEST_GROUP = 256  # tokens; the share of dropped tokens grows as groups shrink

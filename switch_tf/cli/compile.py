@@ -60,17 +60,17 @@ def process(words: list[str]) -> list[str]:
 
 
 def _check_outputs(arguments):
-    from switch_tf.aot import kept
+    from switch_tf.aot import answer_cache
 
     keeps = arguments.save is not None or arguments.plot is not None
     if (arguments.compare is not None) + arguments.search + keeps > 1:
         raise Refusal("--compare and --search do not go with each other, nor with --save and --plot; give one of them.")
     if arguments.save is not None:
-        kept.check_folder("--save", pathlib.Path(arguments.save))
+        answer_cache.check_folder("--save", pathlib.Path(arguments.save))
     if arguments.plot is not None:
         if pathlib.Path(arguments.plot).is_dir():
             raise Refusal(f"--plot needs a file, and {arguments.plot!r} is a folder; name one in it, such as step.png.")
-        kept.check_folder("--plot", pathlib.Path(arguments.plot).parent)
+        answer_cache.check_folder("--plot", pathlib.Path(arguments.plot).parent)
 
 
 def _question(topology):
@@ -80,7 +80,7 @@ def _question(topology):
         Refusal: The topology is unknown, or the configuration contradicts itself.
     """
     from switch_tf.aot import compiler
-    from switch_tf.aot.plan import Question
+    from switch_tf.aot.estimate import Question
     from switch_tf.hardware import chips
 
     with quiet.held_back():  # libtpu prints that there is no TPU
@@ -104,7 +104,7 @@ def _answer(arguments):
 
 def _compare(arguments):
     """Prints a table of the same run under several layouts."""
-    from switch_tf.aot import many
+    from switch_tf.aot import jobs
     from switch_tf.partitioning.layout import Layout
 
     if gin.get_configurable(Layout)() != Layout():
@@ -115,21 +115,21 @@ def _compare(arguments):
         raise Refusal(f"--compare needs at least two layouts, as in --compare=expert,expert_model, not "
                       f"{arguments.compare!r}.")
     answer_text.say(f"Compiling {len(files)} layouts ...")
-    results = many.ask({name: process(_words(arguments, [file])) for name, file in files.items()}, answer_text.say)
+    results = jobs.run({name: process(_words(arguments, [file])) for name, file in files.items()}, answer_text.say)
     answer_text.show(answer_text.table(results), arguments)
     return {"layouts": results, "exit_status": int(not any(result.get("fits") for result in results.values()))}
 
 
 def _search(arguments, mesh_name):
     """Prints a ranking of the same run with other meshes, groups and capacities."""
-    from switch_tf.aot import many
+    from switch_tf.aot import jobs
     from switch_tf.aot.search import search
 
     question = _question(arguments.topology)
     has_experts = bool(question.config.num_experts)
 
     def ask(choices):
-        return many.ask({name: process(_words(arguments, bindings=choice.bindings(mesh_name, has_experts)))
+        return jobs.run({name: process(_words(arguments, bindings=choice.bindings(mesh_name, has_experts)))
                          for name, choice in choices.items()}, answer_text.say)
 
     current, results = search(question, ask, answer_text.say)

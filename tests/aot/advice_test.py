@@ -7,7 +7,7 @@ import pytest
 from switch_tf import SwitchConfig
 from switch_tf.aot.advice import advice
 from switch_tf.aot.compiler import DoesNotFit
-from switch_tf.aot.plan import Answer
+from switch_tf.aot.estimate import Estimate
 from switch_tf.aot.roofline import Roofline
 from switch_tf.configs.run import StepSettings
 from switch_tf.hardware.chips import CHIPS
@@ -22,7 +22,7 @@ LAYOUT = Layout("data=8", (("batch", "data"), ("group", "data"), ("expert", "dat
 def _answer(weights, temporaries, refused=None, state=28 * GIB, compiled=((12, 12),)):
     memory = {"weights": weights, "slots": GIB, "gradients": 0, "arguments": weights + GIB, "outputs": weights + GIB,
               "aliased": weights + GIB, "temporaries": temporaries, "code": 0}
-    return Answer(memory, {}, 0.0, Roofline(0.0, 0.0, 0.0), {}, state, None, None, list(compiled), refused)
+    return Estimate(memory, {}, 0.0, Roofline(0.0, 0.0, 0.0), {}, state, None, None, list(compiled), refused)
 
 
 def test_it_says_what_is_missing_and_what_helps():

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from switch_tf.aot import clock, hlo, trace
-from switch_tf.aot.origin import SENT, UNATTRIBUTED, WAITING
+from switch_tf.aot.attribution import SENT, UNATTRIBUTED, WAITING
 from switch_tf.hardware.chips import Chip
 
 # A cycle is a millisecond, and so are 4 bytes of memory.
@@ -21,7 +21,7 @@ def _busy(name, cycles, operands="%p", operation="switch_transformer_1/encoder_1
 def _schedule(*lines, before="", sends=None, carriers=None):
     module = hlo.Module(before + "\nENTRY %main.1 (p: f32[8]) -> f32[8] {\n  %p = f32[8]{0} parameter(0)\n"
                         + "\n".join(lines) + "\n}\n")
-    return clock.schedule(module, CHIP, clock.Sends(sends or {}, carriers or {}), "logits and loss")
+    return clock.schedule(module, CHIP, clock.SendTimes(sends or {}, carriers or {}), "logits and loss")
 
 
 def _ms(seconds):

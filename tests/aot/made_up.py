@@ -1,23 +1,23 @@
 """An answer of the compiler and its question, made up: what is built on answers is tested with one of their kind."""
 
 from switch_tf import SwitchConfig
-from switch_tf.aot import plan
+from switch_tf.aot import estimate
 from switch_tf.aot.clock import Schedule
+from switch_tf.aot.collectives import Collective
 from switch_tf.aot.roofline import Roofline
-from switch_tf.aot.sent import Sent
 from switch_tf.configs.run import StepSettings
 from switch_tf.hardware.chips import Chip
 from switch_tf.partitioning.layout import Layout
 
 CONFIG = SwitchConfig.from_preset("t5_base")
 CHIP = Chip(memory=1000.0, flops=1e15, memory_bandwidth=1e12, link_bandwidth=1e11, clock=1e9)
-QUESTION = plan.Question(CONFIG, "mixed_bfloat16", None, Layout("data=4", (("batch", "data"),)), "v5e:2x2", CHIP, 8,
-                         {"inputs": 64, "targets": 32}, StepSettings())
+QUESTION = estimate.Question(CONFIG, "mixed_bfloat16", None, Layout("data=4", (("batch", "data"),)), "v5e:2x2", CHIP, 8,
+                             {"inputs": 64, "targets": 32}, StepSettings())
 
 
 class _Program:
     unread_loops = ()
-    collectives = [Sent("all-reduce", size, 4, ("data",), "f32[1]", "encoder") for size in (*range(1, 10), 100)]
+    collectives = [Collective("all-reduce", size, 4, ("data",), "f32[1]", "encoder") for size in (*range(1, 10), 100)]
 
 
 def answer(temporaries, refused=None):
@@ -25,5 +25,5 @@ def answer(temporaries, refused=None):
               "slots": 100, "gradients": 0}
     parts = {"attention": 0.4, "waiting for memory": 0.1}
     schedule = Schedule(0.2, [], {"attention": 0.2}, {"encoder/layers_0": 0.2}, {"sort": 0.01})
-    return plan.Answer(memory, {"all-reduce": {"count": 10, "bytes": 145}}, 5.0, Roofline(0.3, 0.1, 0.2), parts, 900,
-                       None if refused else _Program(), schedule, [(2, 2), (4, 4)], refused)
+    return estimate.Estimate(memory, {"all-reduce": {"count": 10, "bytes": 145}}, 5.0, Roofline(0.3, 0.1, 0.2), parts,
+                             900, None if refused else _Program(), schedule, [(2, 2), (4, 4)], refused)

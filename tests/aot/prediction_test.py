@@ -5,9 +5,9 @@ import pytest
 pytest.importorskip("libtpu")
 
 from switch_tf import SwitchConfig
-from switch_tf.aot import faults, plan
+from switch_tf.aot import estimate, layout_warnings
+from switch_tf.aot.attribution import SENT
 from switch_tf.aot.clock import LINKS
-from switch_tf.aot.origin import SENT
 from switch_tf.configs.run import StepSettings
 from switch_tf.hardware.chips import CHIPS
 from switch_tf.optim.adafactor import Adafactor
@@ -15,9 +15,9 @@ from switch_tf.partitioning.layout import Layout
 
 
 def _ask(config, layout, topology, batch_size, lengths, settings=None):
-    question = plan.Question(config, "mixed_bfloat16", lambda: Adafactor(0.01), layout, topology, CHIPS["v5e"],
+    question = estimate.Question(config, "mixed_bfloat16", lambda: Adafactor(0.01), layout, topology, CHIPS["v5e"],
                              batch_size, lengths, settings or StepSettings())
-    return plan.ask(question, is_full=True)
+    return estimate.make(question, is_full=True)
 
 
 @pytest.mark.exhaustive  # minutes of the compiler
@@ -36,7 +36,8 @@ def test_a_dense_model_takes_what_its_products_take():
     # Products alone would take that long; norms, softmax and the update come on top.
     assert 1.1 < sum(answer.parts.values()) / answer.roofline.compute < 2.5
     assert SENT not in answer.parts and sum(answer.parts.values()) == pytest.approx(answer.schedule.seconds)
-    assert faults.find(answer.program, config, Layout("data=1"), batch, {"inputs": length, "targets": length}, 1) == []
+    lengths = {"inputs": length, "targets": length}
+    assert layout_warnings.find(answer.program, config, Layout("data=1"), batch, lengths, 1) == []
 
 
 SMALL = SwitchConfig(vocab_size=512, d_model=128, d_ff=256, num_heads=4, d_kv=32, num_encoder_layers=1,
@@ -80,16 +81,16 @@ def test_a_loop_over_microbatches_counts_as_the_whole_batch(whole, expert):
 def test_experts_computed_everywhere_are_a_fault(whole, expert):
     layout = Layout("data=8", (("batch", "data"),))  # forgets group
     answer = _ask(SMALL, layout, "v5e:2x4", 32, LENGTHS)
-    (fault,) = faults.find(answer.program, SMALL, layout, 32, LENGTHS, 1)
+    (fault,) = layout_warnings.find(answer.program, SMALL, layout, 32, LENGTHS, 1)
     assert "tokens are computed on several chips at once" in fault
-    assert faults.find(whole.program, SMALL, expert, 32, LENGTHS, 1) == []
+    assert layout_warnings.find(whole.program, SMALL, expert, 32, LENGTHS, 1) == []
 
 
 class _Gathers:
     def __init__(self, shape):
-        from switch_tf.aot.sent import Sent
+        from switch_tf.aot.collectives import Collective
 
-        self.collectives = [Sent("all-gather", 8, 8, ("data",), shape, "encoder/layers_0/mlp")]
+        self.collectives = [Collective("all-gather", 8, 8, ("data",), shape, "encoder/layers_0/mlp")]
         self.unread_loops = []
 
     def expert_products(self):
@@ -98,6 +99,6 @@ class _Gathers:
 
 @pytest.mark.parametrize("shape, count", [("bf16[8,128,256]", 1), ("bf16[128,256]", 0)])
 def test_gathered_experts_are_a_fault(shape, count, expert):
-    found = faults.find(_Gathers(shape), SMALL, expert, 32, LENGTHS, 1)
+    found = layout_warnings.find(_Gathers(shape), SMALL, expert, 32, LENGTHS, 1)
     assert len(found) == count
     assert all("all-gather of bf16[8,128,256] in encoder/layers_0/mlp" in fault for fault in found)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from switch_tf.aot import hlo, sent
+from switch_tf.aot import collectives, hlo
 from switch_tf.aot.program import Program
 from switch_tf.partitioning.collectives import summarize
 
@@ -88,14 +88,14 @@ def test_sums_that_the_compiler_made_of_several_are_each_its_own_though_they_sha
     own = LINE.format(kind="all-reduce", groups="{}", name="b", dtype="f32").replace("%x.1", "%x.3")
     module = hlo.Module(f"{beside}\nENTRY %main.1 (p: f32[8]) -> f32[8] {{\n{own}\n  %fusion.1 = f32[8] fusion(%p), "
                         "kind=kCustom, calls=%async_collective_fusion.1\n}\n")
-    assert [*sent.read(module, MESH)] == ["x.1", "x.2", "x.3"]
+    assert [*collectives.read(module, MESH)] == ["x.1", "x.2", "x.3"]
 
 
 def _sent_and_carried(places, name):
     """Names of the collectives of two computations that a fusion each runs, and which fusion carries which."""
     fusions = [f"  %fusion.{index} = f32[8] fusion(%p), kind=kCustom, calls=%{name}.{index}" for index in (1, 2)]
     module = hlo.Module(places + "\nENTRY %main.1 (p: f32[8]) -> f32[8] {\n" + "\n".join(fusions) + "\n}\n")
-    return [*sent.read(module, MESH)], sent.carriers(module, MESH)
+    return [*collectives.read(module, MESH)], collectives.carriers(module, MESH)
 
 
 def test_a_sum_of_which_each_chip_keeps_its_part_is_a_reduce_scatter():

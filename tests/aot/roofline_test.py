@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from switch_tf.aot import roofline
-from switch_tf.aot.sent import Sent
+from switch_tf.aot.collectives import Collective
 from switch_tf.hardware.chips import Chip
 from switch_tf.hardware.network import Network
 
@@ -14,7 +14,7 @@ NETWORK = Network({"data": 4}, np.array([(0, index) for index in range(4)]), (1,
 
 
 def _seconds(kind, size=3e9, times=1):
-    return roofline.link_seconds([Sent(kind, size, 4, ("data",), "", "", times)], CHIP, NETWORK)
+    return roofline.link_seconds([Collective(kind, size, 4, ("data",), "", "", times)], CHIP, NETWORK)
 
 
 def test_links_carry_what_a_ring_must_send():

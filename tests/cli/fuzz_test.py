@@ -143,7 +143,7 @@ COMMANDS = {
 def faked(monkeypatch, tmp_path):
     """Nothing is trained, compiled or started, and devices are as many as a command asks for."""
     from switch_tf import data
-    from switch_tf.aot import many
+    from switch_tf.aot import jobs
     from switch_tf.comparison import turns
     from switch_tf.evaluation import checkpoint_evaluator
     from switch_tf.partitioning.partitioner import Partitioner
@@ -200,7 +200,7 @@ def faked(monkeypatch, tmp_path):
         same, same, same, same, [(1.0, 1.0)]))
     monkeypatch.setattr(compile_command, "_answer", ask)
     monkeypatch.setattr(compile_command, "_search", ask)
-    monkeypatch.setattr(many, "ask", lambda questions, say: dict.fromkeys(questions, {"failed": "not compiled"}))
+    monkeypatch.setattr(jobs, "ask", lambda questions, say: dict.fromkeys(questions, {"failed": "not compiled"}))
     monkeypatch.setattr(compile_command.answer_text, "table", str)
     monkeypatch.setattr(export, "_export_run", lambda arguments, *unused: {
         "sampler": str(sampler_arguments.sampler(arguments))})

@@ -14,8 +14,8 @@ import sys
 import gin
 
 from switch_tf import SwitchConfig
-from switch_tf.aot import plan
-from switch_tf.aot.origin import SENT, WAITING
+from switch_tf.aot import estimate
+from switch_tf.aot.attribution import SENT, WAITING
 from switch_tf.cli import gin_files
 from switch_tf.configs.run import StepSettings
 from switch_tf.hardware.chips import CHIPS
@@ -53,9 +53,9 @@ def measure(name) -> dict:
 def _measure(config, name, batch_size, lengths):
     gin_files.parse([f"gin/layouts/{name}.gin"])
     layout = gin.get_configurable(Layout)().resolve(8, "TPU")
-    question = plan.Question(config, "mixed_bfloat16", lambda: Adafactor(0.01), layout, "v5e:2x4", CHIPS["v5e"],
-                             batch_size, lengths, StepSettings())
-    answer = plan.ask(question, is_full=True)
+    question = estimate.Question(config, "mixed_bfloat16", lambda: Adafactor(0.01), layout, "v5e:2x4", CHIPS["v5e"],
+                                 batch_size, lengths, StepSettings())
+    answer = estimate.make(question, is_full=True)
     return {"collectives": answer.collectives,
             **{kind: answer.memory[kind] for kind in ("arguments", "gradients", "temporaries")},
             "core_seconds": sum(seconds for part, seconds in answer.parts.items() if part not in (SENT, WAITING))}

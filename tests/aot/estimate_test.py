@@ -7,12 +7,12 @@ import time
 import pytest
 
 from switch_tf import SwitchConfig
-from switch_tf.aot import plan
+from switch_tf.aot import estimate
 from switch_tf.aot.clock import Schedule
+from switch_tf.aot.collectives import Collective
 from switch_tf.aot.compiler import Compiled
 from switch_tf.aot.lower import Argument, Lowered
 from switch_tf.aot.roofline import Roofline
-from switch_tf.aot.sent import Sent
 from switch_tf.partitioning.layout import Layout
 
 
@@ -20,29 +20,29 @@ from switch_tf.partitioning.layout import Layout
     ("switch_base_8", [(2, 2), (4, 4)]), ("switch_c_2048", [(2, 2), (4, 4)]), ("t5_base", [(2, 2), (4, 4)]),
     ("switch_tiny", [(2, 2)])])
 def test_whole_periods_of_at_least_four_layers_are_compiled(preset, depths):
-    assert plan.shallow_depths(SwitchConfig.from_preset(preset)) == depths
+    assert estimate.shallow_depths(SwitchConfig.from_preset(preset)) == depths
 
 
 def test_an_encoder_alone_and_unequal_stacks():
     config = SwitchConfig.from_preset("switch_base_8")
-    assert plan.shallow_depths(dataclasses.replace(config, num_decoder_layers=0)) == [(4, 0), (8, 0)]
+    assert estimate.shallow_depths(dataclasses.replace(config, num_decoder_layers=0)) == [(4, 0), (8, 0)]
     dense = dataclasses.replace(config, num_experts=0, num_decoder_layers=0)
-    assert plan.shallow_depths(dense) == [(4, 0), (8, 0)]
-    assert plan.shallow_depths(dataclasses.replace(dense, num_encoder_layers=9)) == [(4, 0), (8, 0)]
+    assert estimate.shallow_depths(dense) == [(4, 0), (8, 0)]
+    assert estimate.shallow_depths(dataclasses.replace(dense, num_encoder_layers=9)) == [(4, 0), (8, 0)]
     # 6 periods of one stack and 2 of the other cannot be extended together.
     unequal = dataclasses.replace(config, num_decoder_layers=4)
-    assert plan.shallow_depths(unequal) == [(12, 4)]
+    assert estimate.shallow_depths(unequal) == [(12, 4)]
 
 
 class _Sends:
     def __init__(self, layers):
-        self.collectives = [Sent("all-to-all", 7, 4, ("data",), "bf16[7]", "encoder", times=2)] * (2 * layers)
+        self.collectives = [Collective("all-to-all", 7, 4, ("data",), "bf16[7]", "encoder", times=2)] * (2 * layers)
 
 
 def test_what_takes_long_says_that_it_goes_on(monkeypatch):
-    monkeypatch.setattr(plan, "TELL_EVERY", 0.01)
+    monkeypatch.setattr(estimate, "TELL_EVERY", 0.01)
     lines = []
-    with plan._told_meanwhile(lines.append, 42):
+    with estimate._told_meanwhile(lines.append, 42):
         while len(lines) < 2:
             time.sleep(0.01)
     assert all(re.fullmatch(r"\.\.\. \d+ s of about 42 \.\.\.", line) for line in lines)
@@ -53,7 +53,7 @@ def _point(layers):
     memory = dict.fromkeys(("arguments", "outputs", "aliased", "temporaries", "code", "weights", "slots", "gradients"),
                            100 + 10 * layers)
     schedule = Schedule(0.0, [], {"attention": 3.0 * layers, "optimizer": 7.0 - layers}, {}, {})
-    return plan._Point(memory, 1000.0 * layers + 5, Roofline(2.0 * layers, 50.0 * layers, 1.0), 500 + layers,
+    return estimate._Point(memory, 1000.0 * layers + 5, Roofline(2.0 * layers, 50.0 * layers, 1.0), 500 + layers,
                        _Sends(layers), schedule)
 
 
@@ -67,26 +67,26 @@ def test_gradients_live_between_two_programs_and_nothing_counts_twice():
     kinds = ("arguments", "outputs", "aliased", "temporaries", "code", "peak")
     compiled = [Compiled(dict(zip(kinds, memory, strict=True)), "", None, 1.0) for memory in (
         (40 + 24, 24 + 4, 0, 100, 7, 200), (3 * 24, 48, 48, 30, 5, 160))]
-    found = plan._memory(lowered, compiled)
+    found = estimate._memory(lowered, compiled)
     assert found == {"arguments": 40 + 24 + 24, "outputs": 24 + 4 + 48, "aliased": 48, "temporaries": 100, "code": 12,
                      "peak": 200, "weights": 24, "slots": 24, "gradients": 24}
     # batch, weights, slots, gradients, a metric, the larger temporaries, both programs
-    assert plan.needed(found) == 40 + 24 + 24 + 24 + 4 + 100 + 12
-    assert plan._memory(lowered[1:], compiled[1:])["arguments"] == 72
+    assert estimate.needed(found) == 40 + 24 + 24 + 24 + 4 + 100 + 12
+    assert estimate._memory(lowered[1:], compiled[1:])["arguments"] == 72
 
 
 def test_numbers_are_extended_linearly():
     config = SwitchConfig.from_preset("switch_base_8")  # 12 + 12 layers
-    answer = plan._answer(config, [(2, 2), (4, 4)], [_point(2), _point(4)])
+    answer = estimate._answer(config, [(2, 2), (4, 4)], [_point(2), _point(4)])
     assert answer.memory["temporaries"] == 220
     assert answer.collectives == {"all-to-all": {"count": 48, "bytes": 48 * 7}}
     assert answer.flops == 12005
     assert answer.roofline == (24.0, 600.0, 1.0)
     assert answer.parts == {"attention": 36.0, "optimizer": 3.0}  # what shrinks with depth is not extrapolated below it
     assert answer.state == 512
-    between = plan._answer(dataclasses.replace(config, num_encoder_layers=7, num_decoder_layers=0),
+    between = estimate._answer(dataclasses.replace(config, num_encoder_layers=7, num_decoder_layers=0),
                            [(2, 0), (4, 0)], [_point(2), _point(4)])
     assert between.memory["temporaries"] == 170  # three and a half times two layers
-    whole = plan._answer(config, [(12, 12)], [_point(12)])
+    whole = estimate._answer(config, [(12, 12)], [_point(12)])
     assert (whole.flops, whole.memory, whole.collectives) == (answer.flops, answer.memory, answer.collectives)
     assert whole.parts == {"attention": 36.0, "optimizer": -5.0}

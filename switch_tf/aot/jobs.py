@@ -13,7 +13,7 @@ from switch_tf import environment
 MEMORY_OF_ONE = 8 * 2**30
 
 
-def ask(questions: dict[str, list[str]], say) -> dict[str, dict]:
+def run(questions: dict[str, list[str]], say) -> dict[str, dict]:
     """Runs a process for every question.
 
     Args:

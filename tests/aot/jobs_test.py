@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from switch_tf.aot import many, result
+from switch_tf.aot import jobs, result
 from tests.aot.made_up import QUESTION, answer
 
 
@@ -21,7 +21,7 @@ def test_answers_come_in_the_order_of_the_questions_and_each_is_told():
     told = []
     fits, large, refused = (json.loads(json.dumps(result.as_json(QUESTION, one))) for one in (
         answer(temporaries=300), answer(temporaries=301), answer(temporaries=0, refused="no room")))
-    found = many.ask({"fits": _answers(fits, "import time; time.sleep(0.2); "), "large": _answers(large),
+    found = jobs.run({"fits": _answers(fits, "import time; time.sleep(0.2); "), "large": _answers(large),
                       "refused": _answers(refused)}, told.append)
     assert list(found.items()) == [("fits", fits), ("large", large), ("refused", refused)]
     assert sorted(line.split("] ")[1].split(";")[0] for line in told) == [
@@ -31,9 +31,9 @@ def test_answers_come_in_the_order_of_the_questions_and_each_is_told():
 
 def test_a_mistake_is_its_sentence_without_the_name_of_the_command():
     code = "import sys; sys.stderr.write('a line before\\nswitch-tf compile: No such topology: v9.\\n'); sys.exit(2)"
-    assert many.ask({"one": _process(code)}, lambda text: None) == {"one": {"mistake": "No such topology: v9."}}
+    assert jobs.run({"one": _process(code)}, lambda text: None) == {"one": {"mistake": "No such topology: v9."}}
 
 
 def test_what_fails_otherwise_is_raised():
     with pytest.raises(RuntimeError, match="(?s)failed: .*ZeroDivisionError"):
-        many.ask({"one": _process("1 / 0")}, lambda text: None)
+        jobs.run({"one": _process("1 / 0")}, lambda text: None)

@@ -60,7 +60,7 @@ def stacks_of(module: hlo.Module) -> dict[str, str]:
             for name, within in scopes.items()}
 
 
-class Origins:
+class Attribution:
     """The part of the model, and the layer, that each operation of a program serves.
 
     A name with a layer in it decides. An operation without a name, such as a copy, serves what was fused into it, else

@@ -7,14 +7,14 @@ from typing import NamedTuple
 import numpy as np
 
 from switch_tf.aot import hlo
-from switch_tf.aot.origin import layer, stacks_of
+from switch_tf.aot.attribution import layer, stacks_of
 
 _COLLECTIVE = re.compile(
     r"(all-to-all|all-reduce|all-gather|reduce-scatter|collective-permute|ragged-all-to-all)(-start)?")
 _SCATTER = "all-reduce-scatter"  # how computations begin that add up and keep a piece
 
 
-class Sent(NamedTuple):
+class Collective(NamedTuple):
     """One collective: XLA's kind, bytes of its result on one chip, devices that take part, the mesh axes that they
     differ in, its largest shape, the layer (or "gradient of" one) that it comes from, how often a step runs it."""
 
@@ -27,7 +27,7 @@ class Sent(NamedTuple):
     times: int = 1
 
 
-def read(module: hlo.Module, mesh: dict[str, int]) -> dict[str, Sent]:
+def read(module: hlo.Module, mesh: dict[str, int]) -> dict[str, Collective]:
     """Every collective of a program, by the name of its instruction.
 
     Args:
@@ -93,7 +93,7 @@ def _sent(instruction, match, mesh, is_scatter, times, stacks):
     if is_scatter:
         kind, size = "reduce-scatter", size // group  # each chip keeps its own part of the sum
     largest = max(arrays, key=lambda array: array.bytes).text if arrays else ""
-    return Sent(kind, size, group, axes, largest, layer(instruction.operation, stacks), times)
+    return Collective(kind, size, group, axes, largest, layer(instruction.operation, stacks), times)
 
 
 def _group(line, mesh):

@@ -57,7 +57,7 @@ class Question(NamedTuple):
     make_objective: Callable = Objective
 
 
-class Answer(NamedTuple):
+class Estimate(NamedTuple):
     """For one chip: `memory` in bytes by kind, those of `Compiled` and of them "weights", "slots" and "gradients" (0
     where none live between two programs); `collectives` (kind -> count and bytes of a step), `flops` of a step, its
     `roofline`, and `parts`, seconds of a step by the compiler's clock, by part of the model. `state`: bytes of all
@@ -88,7 +88,7 @@ class _Point(NamedTuple):
     schedule: Schedule
 
 
-def ask(question: Question, is_full=False, say=lambda text: None, keep=lambda name, text: None) -> Answer:
+def make(question: Question, is_full=False, say=lambda text: None, keep=lambda name, text: None) -> Estimate:
     """Compiles a step, whole or at two shallow depths from which the rest is extrapolated linearly.
 
     Args:
@@ -122,7 +122,7 @@ def ask(question: Question, is_full=False, say=lambda text: None, keep=lambda na
         except DoesNotFit as error:
             nothing = Roofline(0.0, 0.0, 0.0)
             memory = {**_stored(lowered), "temporaries": error.temporaries}
-            return Answer(memory, {}, 0.0, nothing, {}, _state(lowered), None, None, [depth], str(error))
+            return Estimate(memory, {}, 0.0, nothing, {}, _state(lowered), None, None, [depth], str(error))
         seconds = sum(program.seconds for program in compiled)
         lines_per_second = num_lines / seconds
         for kind, texts in (("stablehlo.mlir", [program.text for program in lowered]),
@@ -237,7 +237,7 @@ def _answer(config, depths, points):
     kinds = sorted(set().union(*summaries))
     parts = [point.schedule.parts for point in points]
     nothing = {"count": 0, "bytes": 0}
-    return Answer(
+    return Estimate(
         memory={kind: round(extend([point.memory[kind] for point in points])) for kind in points[0].memory},
         collectives={kind: {unit: round(extend([summary.get(kind, nothing)[unit] for summary in summaries]))
                             for unit in nothing} for kind in kinds},
