@@ -1,23 +1,23 @@
-"""What would help a run that does not fit its chips."""
+"""Advice for a run that does not fit its chips."""
 
 import math
 
 from switch_tf.aot.estimate import needed
 
-# What is left free by advice, because temporaries do not shrink quite in proportion.
+# Share of the memory that advice may fill, because temporaries do not shrink quite in proportion.
 ROOM = 0.9
 
 
 def advice(answer, config, layout, settings, batch_size: int, chip) -> list[str]:
-    """A line for each, with numbers where they follow.
+    """Returns a line for each measure, with numbers if they can be computed.
 
     Args:
         answer: Estimate that does not fit.
-        config: SwitchConfig.
-        layout: Layout with its mesh complete.
-        settings: StepSettings.
-        batch_size: int, sequences of the whole batch.
-        chip: Chip.
+        config: Configuration of the model.
+        layout: Layout with a complete mesh.
+        settings: Settings of the step.
+        batch_size: Sequences of the whole batch.
+        chip: Chip of the topology.
     """
     lines = []
     kept, temporaries = answer.memory["weights"] + answer.memory["slots"], answer.memory["temporaries"]
@@ -46,7 +46,7 @@ def advice(answer, config, layout, settings, batch_size: int, chip) -> list[str]
 
 
 def _microbatches(stored, temporaries, layout, settings, batch_size, chip):
-    """The fewest parts, a power of two times today's, with which activations find room; None where none do."""
+    """Returns the least number of parts, doubling the present one, for which activations fit, or None."""
     parts = 2 * settings.num_microbatches
     while batch_size % (parts * layout.num_pieces("batch")) == 0:
         if stored + temporaries * settings.num_microbatches / parts <= ROOM * chip.memory:

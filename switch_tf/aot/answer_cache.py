@@ -1,9 +1,10 @@
-"""Answers of the compiler that are kept in files: the same question twice is answered from there."""
+"""Cached answers of the compiler, so that a repeated question compiles nothing."""
 
 import hashlib
 import os
 import pathlib
 import tempfile
+from collections.abc import Callable
 from importlib import metadata
 
 import switch_tf
@@ -13,10 +14,10 @@ from switch_tf.storage.whole_file import write_whole
 
 
 def answer_file(*question: str) -> pathlib.Path:
-    """Where the answer to a question is kept: it has another place for another compiler, its flags or package, too.
+    """Returns the cache file of a question. It differs for other versions of the compiler, its flags and this package.
 
     Args:
-        question: all that the answer depends on, in any words: configuration, topology, depth.
+        question: Texts that determine the answer: configuration, topology, depth.
     """
     key = hashlib.sha256()
     versions = [f"{name}={metadata.version(name)}" for name in ("tensorflow", "keras", "jaxlib", "libtpu")]
@@ -27,14 +28,16 @@ def answer_file(*question: str) -> pathlib.Path:
     return environment.cache_folder() / "compiled" / f"{key.hexdigest()[:24]}.json"
 
 
-def write(file: pathlib.Path, content: str | bytes, say) -> bool:
-    """Writes a file whole or not at all, as another process may write the same, or this be killed.
+def write(file: pathlib.Path, content: str | bytes, say: Callable[[str], None]) -> bool:
+    """Writes a file whole or not at all, since another process may write it too and this one may be killed.
 
     Args:
-        say: function of a line of text; told why a file could not be written.
+        file: Path. Its folder is created.
+        content: Text or bytes.
+        say: Prints a line if the file could not be written.
 
     Returns:
-        bool. Whether it was written.
+        Whether the file was written.
     """
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -46,7 +49,7 @@ def write(file: pathlib.Path, content: str | bytes, say) -> bool:
 
 
 def check_folder(flag: str, folder: pathlib.Path) -> None:
-    """Refuses a folder that cannot be written to; creates it. `flag` names it in the sentence."""
+    """Creates a folder, or raises a Refusal that names `flag` if it cannot be written to."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):

@@ -1,27 +1,28 @@
-"""How the answers of `switch-tf compile` read: one in full, several as a table."""
+"""Text of the answers of `switch-tf compile`: one in full, several as a table."""
 
 import sys
 
 from switch_tf.aot.attribution import SENT, WAITING
+from switch_tf.aot.search import Choice
 
 GIB, MIB = 2**30, 2**20
-NUM_KINDS = 4  # of operations that are named
-LEAST = 0.01  # of a step is told where two are compared
+NUM_KINDS = 4  # kinds of operations that are named
+SMALLEST_CHANGE = 0.01  # of a step, in a comparison of two answers
 PARTS = ("core", SENT, WAITING)
 
 
-def say(text) -> None:
-    """Tells what goes on, on standard error."""
+def say(text: str) -> None:
+    """Prints progress on standard error."""
     print(text, file=sys.stderr, flush=True)
 
 
-def show(text, arguments) -> None:
-    """Prints an answer, on standard error where standard output is for JSON."""
+def show(text: str, arguments) -> None:
+    """Prints an answer, on standard error if standard output is for JSON."""
     print(text, file=sys.stderr if arguments.json else sys.stdout)
 
 
-def describe(result) -> str:
-    """One answer in full."""
+def describe(result: dict) -> str:
+    """Returns the text of one answer in full."""
     mesh = ", ".join(f"{axis}={size}" for axis, size in result["mesh"].items())
     layers, compiled = result["layers"], result["compiled_layers"]
     depths = " and ".join(f"{encoder} + {decoder}" for encoder, decoder in compiled)
@@ -50,13 +51,13 @@ def _numbers(result):
     lines += [f"  {kind:<20}{entry['count']:>6}{entry['bytes'] / MIB:>12.2f}"
               for kind, entry in sorted(result["collectives"].items())]
     lines.append("The largest of the layers that were compiled:")
-    lines += [f"  {one['bytes'] / MIB:>9.2f} MiB  {one['kind']} over {' and '.join(one['axes'])}  {one['shape']}"
-              f"  {one['where']}" for one in result["largest_collectives"]]
+    lines += [f"  {entry['bytes'] / MIB:>9.2f} MiB  {entry['kind']} over {' and '.join(entry['axes'])}"
+              f"  {entry['shape']}  {entry['where']}" for entry in result["largest_collectives"]]
     return lines + _times(result) + [f"Warning: {warning}." for warning in result["warnings"]]
 
 
 def _times(result):
-    """The step by the compiler's clock, by part and by layer, and the floor below it."""
+    """Returns lines with the predicted time by part and by layer, and the floor."""
     predicted = result["predicted"]
     step, (compute, traffic, links) = predicted["step_seconds"], _roofline(result)
     lines = ["Predicted, not measured, by the compiler's own cycles (docs/compile.md has the assumptions), ms:"]
@@ -83,7 +84,7 @@ def _longest(seconds):
 
 
 def table(results: dict[str, dict]) -> str:
-    """Several answers side by side, in the order given; one that was refused has "mistake" and nothing else."""
+    """Returns answers side by side, in the order given. A refused one has only the key "mistake"."""
     kinds = sorted({kind for result in results.values() for kind in result.get("collectives", ())})
     header = ["", "GiB a chip", "fits", *(f"{kind}s" for kind in kinds), *(f"{name} ms" for name in PARTS), "floor ms",
               "step ms", "tokens/s", "MFU"]
@@ -108,13 +109,13 @@ def table(results: dict[str, dict]) -> str:
     return "\n".join(lines + notes)
 
 
-def ranking(own, results: dict, flags) -> str:
-    """The answers of a search, what gives a run the best of them, and why it is faster than the run as it was.
+def ranking(own: Choice, results: dict[Choice, dict], flags: list[str]) -> str:
+    """Returns the answers of a search, the flags of the best choice, and its gains over the run's own choice.
 
     Args:
         own: Choice of the run as it was.
         results: Choice -> answer, the best first.
-        flags: list of str, what gives a run the best choice, as one types it.
+        flags: Command-line flags of the best choice.
     """
     best, *others = results
     lines = [table({choice.describe(): result for choice, result in results.items()})]
@@ -129,16 +130,16 @@ def ranking(own, results: dict, flags) -> str:
 
 
 def _why(winner, other) -> str:
-    """What makes one answer faster than another."""
+    """Returns the parts in which one answer is faster than another."""
     before, after = (result["predicted"]["parts"] for result in (other, winner))
     gains = _longest({part: before.get(part, 0.0) - after.get(part, 0.0) for part in before | after})
     changes = ", ".join(f"{part} {1e3 * before.get(part, 0.0):.1f} -> {1e3 * after.get(part, 0.0):.1f} ms"
-                        for part, gain in gains if abs(gain) > LEAST * other["predicted"]["step_seconds"])
+                        for part, gain in gains if abs(gain) > SMALLEST_CHANGE * other["predicted"]["step_seconds"])
     return changes or "they take the same"
 
 
 def _table_parts(predicted):
-    """Seconds on the core, without and with nothing to do for the model."""
+    """Returns seconds of work on the core, of sending, and of waiting for memory."""
     parts = predicted["parts"]
     idle = [parts.get(name, 0.0) for name in (SENT, WAITING)]
     return predicted["step_seconds"] - sum(idle), *idle

@@ -1,4 +1,4 @@
-"""The compiler's answer to a question, from a file if it was asked before."""
+"""The compiler's answer to a question, from the cache if possible."""
 
 import json
 import pathlib

@@ -1,4 +1,4 @@
-"""Where in the model an operation of the program comes from, by the name that TensorFlow gave it."""
+"""Attribution of a program's operations to layers and parts of the model, by the names that TensorFlow gives them."""
 
 import re
 from collections.abc import Mapping
@@ -6,28 +6,29 @@ from types import MappingProxyType
 
 from switch_tf.aot import hlo
 
-# What the core does where it does nothing for the model.
+# Parts in which the core does no work for the model.
 WAITING, SENT = "waiting for memory", "sent, not hidden"
-# Parts of the model by a scope in the name of a layer; the first that matches counts.
+# Parts of the model by a scope in the name of a layer. The first match counts.
 _PARTS = ((r"logits_dense", "logits and loss"), (r"look_up|token_embedder", "embedding"), (r"router", "router"),
           (r"dispatch", "dispatch"), (r"combine", "combine"), (r"\w*experts", "experts"),
           (r"\w*norm", "norms and residuals"), (r"relpos_bias|\w*attention", "attention"))
 _GRADIENT = "gradient of "
 NO_LAYER = "losses and update"
-# Operations that nothing links to a part of the model.
+# Operations without any link to a part of the model.
 UNATTRIBUTED = "unattributed"
 _STACK = re.compile(r"(encoder|decoder|token_embedder|logits_dense)(_\d+)?")
-# Kinds of operations whose results are shared, so they say nothing about the layer that uses them.
+# Kinds of operations with shared results, which do not identify a layer.
 _SHARED = ("parameter", "constant", "tuple", "after-all", "opt-barrier", "while", "conditional", "call")
 
 
 def layer(operation: str, stacks: Mapping[str, str] = MappingProxyType({})) -> str:
-    """The layer in the name of an operation: "../ent_tape/../encoder_1/layers_1_1/mlp_1/XlaSharding" gives "gradient of
-    encoder/layers_1/mlp".
+    """Returns the layer in the name of an operation.
+
+    For example "../ent_tape/../encoder_1/layers_1_1/mlp_1/XlaSharding" gives "gradient of encoder/layers_1/mlp".
 
     Args:
         operation: TensorFlow's name, with its scopes.
-        stacks: from `stacks_of`.
+        stacks: Result of `stacks_of`.
     """
     parts = [part for part in operation.partition(";")[0].split("/") if part]
     start = next((place for place, part in enumerate(parts) if _STACK.fullmatch(part)), None)
@@ -37,7 +38,7 @@ def layer(operation: str, stacks: Mapping[str, str] = MappingProxyType({})) -> s
         if start is None:
             return NO_LAYER
         stack = [stacks[parts[start]]]
-    # TensorFlow numbers names that it has seen before: layers_1_1, mlp_1.
+    # TensorFlow numbers repeated names: layers_1_1, mlp_1.
     scopes = stack + [re.sub(r"^(layers_\d+|.*?)(_\d+)?$", r"\1", part) for part in parts[start:-1]
                       if not re.match(r"jit\(|einsum", part)]
     is_gradient = any("gradient_tape" in part or "ent_tape" in part for part in parts)
@@ -45,14 +46,14 @@ def layer(operation: str, stacks: Mapping[str, str] = MappingProxyType({})) -> s
 
 
 def stacks_of(module: hlo.Module) -> dict[str, str]:
-    """The stack of each layer that a program recomputes: "layers_1_3" -> "encoder".
+    """Returns the stack of each layer that a program recomputes: "layers_1_3" -> "encoder".
 
     Rematerialisation runs a layer again outside the scopes of its model and stack: "layers_1_3/mlp_1/MatMul". Only a
-    decoder has self-attention by that name.
+    decoder has a scope named self_attention.
     """
     scopes = {}
-    for one in module.instructions.values():
-        parts = one.operation.partition(";")[0].split("/")
+    for instruction in module.instructions.values():
+        parts = instruction.operation.partition(";")[0].split("/")
         place = next((place for place, part in enumerate(parts) if re.fullmatch(r"layers_\d+(_\d+)?", part)), None)
         if place is not None and not any(map(_STACK.fullmatch, parts[:place])):
             scopes.setdefault(parts[place], set()).update(parts[place + 1:place + 2])
@@ -61,71 +62,73 @@ def stacks_of(module: hlo.Module) -> dict[str, str]:
 
 
 class Attribution:
-    """The part of the model, and the layer, that each operation of a program serves.
+    """Part of the model and layer of each operation of a program.
 
-    A name with a layer in it decides. An operation without a name, such as a copy, serves what was fused into it, else
-    the first of its operands, else of its consumers, that serves a layer; else what calls it. What has no such relative
+    An operation belongs to the layer in its name. One without a name, such as a copy, belongs where the operations
+    fused into it do, else to the layer of its first attributed operand, consumer or caller, in this order. Any other
     is `UNATTRIBUTED`.
 
     Args:
-        module: Module.
-        default: the part of operations whose name has no layer in it.
+        module: Parsed program.
+        default: Part of operations with a name that contains no layer.
     """
 
     def __init__(self, module: hlo.Module, default: str):
         self._default = default
         stacks = stacks_of(module)
-        sparse = {layer(one.operation, stacks).removeprefix(_GRADIENT).partition("/router")[0]
-                  for one in module.instructions.values() if "router" in one.operation}
-        self._found = {name: found for name, one in module.instructions.items()
-                       if (found := _origin(one.operation, sparse, default, stacks))}
+        sparse = {layer(instruction.operation, stacks).removeprefix(_GRADIENT).partition("/router")[0]
+                  for instruction in module.instructions.values() if "router" in instruction.operation}
+        # Name of an operation -> (part, layer).
+        self._origins = {name: origin for name, instruction in module.instructions.items()
+                         if (origin := _origin(instruction.operation, sparse, default, stacks))}
         for instructions in module.computations.values():
             self._attribute(instructions, module)
         for caller in module.instructions.values():
             for computation in sum(caller.called.values(), []):
-                for one in module.computations.get(computation, ()):
-                    if one.name not in self._found and caller.name in self._found:
-                        self._found[one.name] = self._found[caller.name]
+                for instruction in module.computations.get(computation, ()):
+                    if instruction.name not in self._origins and caller.name in self._origins:
+                        self._origins[instruction.name] = self._origins[caller.name]
 
     def part(self, instruction: hlo.Instruction) -> str:
-        """Such as "attention"."""
-        return self._found.get(instruction.name, (UNATTRIBUTED, ""))[0]
+        """Returns the part of the model, such as "attention"."""
+        return self._origins.get(instruction.name, (UNATTRIBUTED, ""))[0]
 
     def layer(self, instruction: hlo.Instruction) -> str:
-        """Such as "encoder/layers_1"; the part for what serves no layer."""
-        return self._found.get(instruction.name, (UNATTRIBUTED, UNATTRIBUTED))[1]
+        """Returns the layer, such as "encoder/layers_1", or the part if the operation serves no layer."""
+        return self._origins.get(instruction.name, (UNATTRIBUTED, UNATTRIBUTED))[1]
 
     def _attribute(self, instructions, module):
         """Attributes the nameless operations of one computation, in the order of their schedule."""
-        # A weight or a tuple is shared by operations that have nothing else in common.
-        nameless = [one for one in instructions if one.name not in self._found and one.kind not in _SHARED]
+        nameless = [instruction for instruction in instructions
+                    if instruction.name not in self._origins and instruction.kind not in _SHARED]
         consumers = {}
-        for one in instructions:
-            for operand in one.operands:
-                consumers.setdefault(operand, []).append(one.name)
-        for one in nameless:
-            fused = [inner.name for name in one.called.get("calls", ()) for inner in module.computations.get(name, ())]
-            self._adopt(one, sorted(fused, key=lambda name: -self._count(fused, name)))
+        for instruction in instructions:
+            for operand in instruction.operands:
+                consumers.setdefault(operand, []).append(instruction.name)
+        for instruction in nameless:
+            fused = [inner.name for name in instruction.called.get("calls", ())
+                     for inner in module.computations.get(name, ())]
+            self._adopt(instruction, sorted(fused, key=lambda name: -self._count(fused, name)))
         for only_layers in (True, False):
-            for one in nameless:
-                self._adopt(one, one.operands, only_layers)
-            for one in reversed(nameless):
-                self._adopt(one, consumers.get(one.name, ()), only_layers)
+            for instruction in nameless:
+                self._adopt(instruction, instruction.operands, only_layers)
+            for instruction in reversed(nameless):
+                self._adopt(instruction, consumers.get(instruction.name, ()), only_layers)
 
     def _count(self, names, name):
-        """How many of the operations serve what `name` does."""
-        return sum(self._found.get(other) == self._found.get(name) for other in names)
+        """Counts the operations with the origin of `name`."""
+        return sum(self._origins.get(other) == self._origins.get(name) for other in names)
 
-    def _adopt(self, one, names, only_layers=True):
-        """Lets an operation that is not attributed yet serve what the first of these does."""
-        found = (self._found[name] for name in names if name in self._found)
-        if one.name not in self._found and (
-                origin := next((origin for origin in found if not only_layers or origin[0] != self._default), None)):
-            self._found[one.name] = origin
+    def _adopt(self, instruction, names, only_layers=True):
+        """Gives an operation without an origin the first origin among `names`."""
+        origins = (self._origins[name] for name in names if name in self._origins)
+        if instruction.name not in self._origins and (
+                origin := next((origin for origin in origins if not only_layers or origin[0] != self._default), None)):
+            self._origins[instruction.name] = origin
 
 
 def _origin(operation, sparse, default, stacks):
-    """(part, layer) by a name alone; None where it does not tell."""
+    """Returns (part, layer) by the name alone, or None."""
     if not operation or re.match(r"(AddN|XLA_Args)", operation):
         return None
     if re.match(r"(\w+/)*(global_norm|adafactor|adam\w*|sgd|lion)(_\d+)?/", operation):
@@ -134,7 +137,7 @@ def _origin(operation, sparse, default, stacks):
     if where == NO_LAYER:
         return default, default
     if where == _GRADIENT + "token_embedder" and re.search(r"/(MatMul|Einsum)[^/]*$", operation):
-        return "logits and loss", "logits and loss"  # tied to the embedding, whose own gradient has the scope look_up
+        return "logits and loss", "logits and loss"  # tied logits; the embedding's own gradient has the scope look_up
     scopes = where.removeprefix(_GRADIENT).split("/")
     of_layer = "/".join(scopes[:2]) if len(scopes) > 1 and scopes[1].startswith("layers_") else scopes[0]
     for pattern, part in _PARTS:

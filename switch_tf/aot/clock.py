@@ -1,8 +1,8 @@
-"""The step by the compiler's own clock: what it expects each instruction to take, in the order of its schedule.
+"""Time of a step by the compiler's own clock: its estimate for each instruction, in the order of its schedule.
 
-The compiler for TPUs writes `estimated_cycles` beside nearly every operation of an optimised program. Operations follow
-each other on the core in the order in which they are written; copies between memories, and what is sent, go on beside
-them from where the schedule starts them to where it waits for them.
+The TPU compiler writes `estimated_cycles` beside nearly every operation of an optimised program. Operations run on the
+core in the order in which they are written. Copies between memories and collectives run beside them, from where the
+schedule starts them to where it waits for them.
 """
 
 import collections
@@ -14,14 +14,21 @@ from switch_tf.aot.attribution import SENT, WAITING, Attribution
 from switch_tf.hardware.chips import Chip
 
 CORE, COPIES, LINKS = "core", "copies", "links"
-# Calls that name values and take no time.
+# Calls that only name values and take no time.
 _FREE_CALLS = re.compile(r'custom_call_target="(ConcatBitcast|X64SplitLow|X64SplitHigh|X64Combine|Sharding)"')
 _COST = re.compile(r'"cost_estimate":\{([^}]*)\}')
 
 
 class Span(NamedTuple):
-    """`name` of an instruction; `lane`: "core", "copies" or "links"; `part` of the model and `layer`, from `Attribution`;
-    `start`, `seconds`: of one time; `times`: how often a step does it, one after the other."""
+    """An instruction's time on one lane.
+
+    Attributes:
+        name: Name of the instruction.
+        lane: "core", "copies" or "links".
+        part, layer: Part of the model and layer, from `Attribution`.
+        start, seconds: Start and duration of one run.
+        times: Number of consecutive runs in a step.
+    """
 
     name: str
     lane: str
@@ -33,9 +40,15 @@ class Span(NamedTuple):
 
 
 class Schedule(NamedTuple):
-    """`seconds`: of a program; `spans`: what goes on in it, of a loop the first pass; `parts`: part -> seconds of the
-    core, which add up to `seconds`; `layers`: likewise by layer; `by_bytes`: kind of operation for which the compiler
-    names no cycles -> seconds, which are counted by the bytes that it moves."""
+    """A program by the clock.
+
+    Attributes:
+        seconds: Duration of the program.
+        spans: Its spans; a loop has those of its first pass.
+        parts: Part of the model -> seconds on the core, which add up to `seconds`.
+        layers: Likewise by layer.
+        by_bytes: Kind of an operation without estimated cycles -> seconds, computed from the bytes that it moves.
+    """
 
     seconds: float
     spans: list[Span]
@@ -45,8 +58,12 @@ class Schedule(NamedTuple):
 
 
 class SendTimes(NamedTuple):
-    """`seconds`: name of a collective -> what it takes once; `carriers`: name of a fusion -> the collective that it
-    starts, carries on or waits for, see `sent.carriers`."""
+    """Times of the collectives of a program.
+
+    Attributes:
+        seconds: Name of a collective -> seconds of one run.
+        carriers: Name of a fusion -> the collective that it starts, continues or awaits, from `collectives.carriers`.
+    """
 
     seconds: dict[str, float]
     carriers: dict[str, str]
@@ -56,10 +73,10 @@ def schedule(module: hlo.Module, chip: Chip, sends: SendTimes, default: str) -> 
     """Runs a program by the clock.
 
     Args:
-        module: Module.
-        chip: Chip.
-        sends: SendTimes.
-        default: the part of what no layer has asked for.
+        module: Parsed program.
+        chip: Chip that runs it.
+        sends: Times of its collectives.
+        default: Part of operations with a name that contains no layer.
     """
     origins = Attribution(module, default)
     seconds, spans = _Core(module, chip, sends, origins).run(module.entry)
@@ -75,30 +92,30 @@ def schedule(module: hlo.Module, chip: Chip, sends: SendTimes, default: str) -> 
 
 
 def in_turn(schedules: list[Schedule]) -> Schedule:
-    """Programs that run one after the other, as one; their instructions may have the same names."""
+    """Joins the schedules of programs that run one after the other. Their instructions may share names."""
     start, spans = 0.0, []
     parts, layers, by_bytes = (collections.Counter() for _ in range(3))
-    for one in schedules:
-        spans += [span._replace(start=start + span.start) for span in one.spans]
-        start += one.seconds
-        for total, found in ((parts, one.parts), (layers, one.layers), (by_bytes, one.by_bytes)):
-            total.update(found)
+    for part in schedules:
+        spans += [span._replace(start=start + span.start) for span in part.spans]
+        start += part.seconds
+        for total, seconds in ((parts, part.parts), (layers, part.layers), (by_bytes, part.by_bytes)):
+            total.update(seconds)
     return Schedule(start, spans, dict(parts), dict(layers), dict(by_bytes))
 
 
 class _Core:
-    """One pass over a computation; what it calls is another one."""
+    """One pass over a computation. A called computation is another pass."""
 
     def __init__(self, module, chip, sends, origins):
         self._module, self._chip, self._sends, self._origins = module, chip, sends, origins
         self._now = self._copies_until = self._links_until = 0.0
-        # The fusions that wait for a collective: the last that has a part of it.
+        # The last fusion with a part of a collective waits for it.
         self._last_carriers = {*{collective: fusion for fusion, collective in sends.carriers.items()}.values()}
-        self._until = {}  # what was started -> (when it ends, what waiting for it is)
+        self._until = {}  # name of a started operation -> (time of its end, part to which waiting belongs)
         self._spans = []
 
     def run(self, computation) -> tuple[float, list[Span]]:
-        """Seconds, and spans from 0 on."""
+        """Runs the computation; returns its seconds, and spans that start at 0."""
         for instruction in self._module.computations[computation]:
             self._step(instruction)
         return self._now, self._spans
@@ -134,7 +151,7 @@ class _Core:
         return _Core(self._module, self._chip, self._sends, self._origins)
 
     def _within(self, instruction, computation, times):
-        """What another computation does, `times` in a row."""
+        """Runs another computation `times` in a row."""
         seconds, spans = self._inner().run(computation)
         self._spans += [span._replace(start=self._now + span.start, times=span.times * times) for span in spans]
         self._now += seconds * times
@@ -149,7 +166,7 @@ class _Core:
                                          self._sends.seconds[collective], SENT)
 
     def _carry(self, fusion, collective):
-        """A fusion with a part of a collective in it: the first starts it, the last one waits for it."""
+        """Runs a fusion with a part of a collective. The first one starts the collective, the last one waits for it."""
         if collective not in self._until:
             self._send(fusion, collective)
         if fusion.cycles is not None:
@@ -158,7 +175,7 @@ class _Core:
             self._wait_for(fusion, collective)
 
     def _offload(self, call):
-        """A call that goes on beside the core, such as a collective that a SparseCore sees to."""
+        """Runs a call beside the core, such as a collective on a SparseCore."""
         seconds, spans = self._inner().run(call.called["to_apply"][0])
         if any(span.lane == LINKS for span in spans):
             self._links_until = self._beside(call, call.name, LINKS, self._links_until, seconds, SENT)
@@ -166,7 +183,7 @@ class _Core:
             self._copies_until = self._beside(call, call.name, COPIES, self._copies_until, seconds, WAITING)
 
     def _beside(self, instruction, started, lane, lane_until, seconds, waiting):
-        """Starts what goes on beside the core; returns until when its lane is busy."""
+        """Starts an operation beside the core; returns the time at which its lane is free."""
         start = max(self._now, lane_until)
         if seconds:
             self._add(instruction, lane, self._origins.part(instruction), start, seconds)
@@ -183,14 +200,14 @@ class _Core:
         self._spans.append(Span(instruction.name, lane, part, self._origins.layer(instruction), start, seconds))
 
     def _takes(self, instruction):
-        """Seconds: by the compiler's cycles, a kernel's own estimate, or the bytes that are read and written."""
+        """Returns seconds by the compiler's cycles, a kernel's own estimate, or the bytes read and written."""
         if instruction.cycles is not None:
             return instruction.cycles / self._chip.clock
         if instruction.kind == "custom-call":
             if _FREE_CALLS.search(instruction.line):
                 return 0.0
-            if found := _COST.search(instruction.line):
-                cost = {name: float(value) for name, value in re.findall(r'"(\w+)":"?(\d+)', found[1])}
+            if match := _COST.search(instruction.line):
+                cost = {name: float(value) for name, value in re.findall(r'"(\w+)":"?(\d+)', match[1])}
                 return max(cost.get("flops", 0.0) / self._chip.flops,
                            cost.get("bytes_accessed", 0.0) / self._chip.memory_bandwidth)
         return self._bytes(instruction) / self._chip.memory_bandwidth
@@ -201,6 +218,6 @@ class _Core:
         return sum(array.bytes for shape in (instruction.shape, *operands) for array in hlo.arrays(shape))
 
     def _moved(self, instruction):
-        """Bytes of a copy that goes on beside the core: of the smaller end, which is all that is moved."""
+        """Returns the bytes that a copy beside the core moves: those of its smaller end."""
         ends = hlo.arrays(instruction.shape)[:2]
         return min((end.bytes for end in ends), default=0)

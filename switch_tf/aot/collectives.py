@@ -1,4 +1,4 @@
-"""The collectives of an optimised program: what a chip sends in a step, over which axes of the mesh."""
+"""Collectives of an optimised program: bytes that a chip sends in a step, and the mesh axes that they cross."""
 
 import math
 import re
@@ -11,12 +11,21 @@ from switch_tf.aot.attribution import layer, stacks_of
 
 _COLLECTIVE = re.compile(
     r"(all-to-all|all-reduce|all-gather|reduce-scatter|collective-permute|ragged-all-to-all)(-start)?")
-_SCATTER = "all-reduce-scatter"  # how computations begin that add up and keep a piece
+_SCATTER = "all-reduce-scatter"  # prefix of computations that sum and keep a piece
 
 
 class Collective(NamedTuple):
-    """One collective: XLA's kind, bytes of its result on one chip, devices that take part, the mesh axes that they
-    differ in, its largest shape, the layer (or "gradient of" one) that it comes from, how often a step runs it."""
+    """One collective of a program.
+
+    Attributes:
+        kind: XLA's kind.
+        bytes: Bytes of the result on one chip.
+        group_size: Number of devices in a group.
+        axes: Mesh axes along which the members of a group differ.
+        shape: Text of the largest array.
+        where: Layer, or "gradient of" a layer, that it serves.
+        times: Number of runs in a step.
+    """
 
     kind: str
     bytes: int
@@ -28,35 +37,37 @@ class Collective(NamedTuple):
 
 
 def read(module: hlo.Module, mesh: dict[str, int]) -> dict[str, Collective]:
-    """Every collective of a program, by the name of its instruction.
+    """Returns every collective of a program by the name of its instruction.
 
     Args:
-        module: Module.
-        mesh: dict, mesh axis -> size, in the order of its devices.
+        module: Parsed program.
+        mesh: Mesh axis -> size, in the order of its devices.
     """
     return _read(module, mesh)[0]
 
 
 def carriers(module: hlo.Module, mesh: dict[str, int]) -> dict[str, str]:
-    """Fusions that start a collective, carry it on beside what they compute, or wait for it: name -> the collective's.
+    """Returns the fusions that start, continue or await a collective: fusion -> name of the collective in `read`.
 
-    Arguments as for `read`, whose names the values are.
+    Args:
+        module: Parsed program.
+        mesh: Mesh axis -> size, in the order of its devices.
     """
-    found, first = _read(module, mesh)
-    return {fusion.name: inner.name if inner.name in found else first[_identity(inner)]
+    collectives, first_names = _read(module, mesh)
+    return {fusion.name: inner.name if inner.name in collectives else first_names[_identity(inner)]
             for fusion, inner in _fused(module)}
 
 
 def _fused(module):
-    """Every fusion that a collective is written in, and that collective."""
+    """Returns each fusion that contains a collective, with the collective."""
     return [(fusion, inner) for instructions in module.computations.values() for fusion in instructions
             if fusion.kind == "fusion" for inner in module.computations.get(fusion.called["calls"][0], ())
             if _COLLECTIVE.fullmatch(inner.kind)]
 
 
 def _read(module, mesh):
-    """Collectives by name, and the names of those that run beside several other operations, by identity."""
-    found, first = {}, {}
+    """Returns collectives by name, and the first name of each one that is written several times, by identity."""
+    collectives, first_names = {}, {}
     fused, stacks = {inner.name for _, inner in _fused(module)}, stacks_of(module)
     for computation, instructions in module.computations.items():
         is_scatter = computation.startswith(_SCATTER)
@@ -65,29 +76,29 @@ def _read(module, mesh):
             if match is None:
                 continue
             if instruction.name in fused and not is_scatter:
-                if _identity(instruction) in first:
+                if _identity(instruction) in first_names:
                     continue
-                first[_identity(instruction)] = instruction.name
+                first_names[_identity(instruction)] = instruction.name
             times = module.times.get(computation, 1)
-            found[instruction.name] = _sent(instruction, match, mesh, is_scatter, times, stacks)
-    return found, first
+            collectives[instruction.name] = _collective(instruction, match, mesh, is_scatter, times, stacks)
+    return collectives, first_names
 
 
 def _identity(instruction):
-    """What a collective that is written with each operation that it runs beside has in common everywhere.
+    """Returns a key shared by all copies of a collective. XLA writes one copy beside each operation that it overlaps.
 
-    The channel alone is not enough: all that the compiler made of several smaller ones have the same.
+    The channel alone is not enough: collectives that the compiler combined from smaller ones share a channel.
     """
     channel = re.search(r"channel_id=\d+", instruction.line)
     arrays = (array.text for array in hlo.arrays(instruction.shape))
     return (channel[0], instruction.kind, *arrays) if channel else instruction.name
 
 
-def _sent(instruction, match, mesh, is_scatter, times, stacks):
+def _collective(instruction, match, mesh, is_scatter, times, stacks):
     arrays = hlo.arrays(instruction.shape)
     kind = match[1]
     if match[2] and kind != "all-reduce":
-        arrays = arrays[1:2]  # the start of an asynchronous one names its operand, too, and flags after its result
+        arrays = arrays[1:2]  # an asynchronous start lists its operand first, and flags after its result
     size = sum(array.bytes for array in arrays)
     group, axes = _group(instruction.line, mesh)
     if is_scatter:
@@ -97,7 +108,7 @@ def _sent(instruction, match, mesh, is_scatter, times, stacks):
 
 
 def _group(line, mesh):
-    """Size of a collective's groups, and the mesh axes in which the members of one differ."""
+    """Returns the group size of a collective, and the mesh axes along which the members of a group differ."""
     devices = _first_group(line)
     if devices is None:
         return math.prod(mesh.values()), tuple(mesh)
@@ -106,10 +117,10 @@ def _group(line, mesh):
 
 
 def _first_group(line):
-    """Device numbers of the first group, in whichever of its three ways XLA writes it; None for all devices.
+    """Returns the device numbers of the first group, None for all devices. XLA has three notations.
 
     Raises:
-        ValueError: it is written in another way.
+        ValueError: The notation is unknown.
     """
     if found := re.search(r"replica_groups=\{\{([\d,]+)\}", line):
         return [int(device) for device in found[1].split(",")]
@@ -119,25 +130,25 @@ def _first_group(line):
     if found := re.search(r"replica_groups=mesh\[(.*?)\](?:, device_ids=\((.*?)\))? *\{(.*?)\}", line):
         sizes = {name: int(size) for name, size in re.findall(r"'([^']+)'=(\d+)", found[1])}
         devices = _device_ids(found[2], math.prod(sizes.values())).reshape(list(sizes.values()))
-        keep = []
+        selected = []
         for name, before, size in re.findall(r"'([^']+)'(?::\((\d+)\)(\d+))?", found[3]):
             dim = list(sizes).index(name)
-            if size:  # a part of an axis: `before` pieces to the left of it
+            if size:  # a part of an axis, with `before` pieces to the left of it
                 whole = sizes[name]
-                keep.append((dim, [step * (whole // int(before) // int(size)) for step in range(int(size))]))
+                selected.append((dim, [step * (whole // int(before) // int(size)) for step in range(int(size))]))
             else:
-                keep.append((dim, list(range(sizes[name]))))
+                selected.append((dim, list(range(sizes[name]))))
         index = [[0]] * devices.ndim
-        for dim, along in keep:
+        for dim, along in selected:
             index[dim] = along
         return devices[np.ix_(*index)].ravel().tolist()
     if found := re.search(r"replica_groups=(?!\{\})\S+", line):
-        raise ValueError(f"XLA's text of a collective has groups in words that are unknown here: {found[0]}")
+        raise ValueError(f"The groups of a collective are in an unknown notation of XLA: {found[0]}")
     return None
 
 
 def _device_ids(text, count):
-    """Devices in the order of a mesh: all in their own where there is no text, "[128,2]T(1,0)", or a list of them."""
+    """Parses devices in the order of a mesh: None (ascending), "[128,2]T(1,0)", or a list."""
     if text is None:
         return np.arange(count)
     if found := re.fullmatch(r"\[([\d,]+)\](?:T\(([\d,]+)\))?", text):
@@ -146,6 +157,6 @@ def _device_ids(text, count):
 
 
 def _iota(lengths, order):
-    """0, 1, .. of this shape, its dimensions in the order of a text such as "1,0", or None."""
+    """Returns 0, 1, ... in this shape, transposed by a text such as "1,0" or by None."""
     devices = np.arange(math.prod(lengths)).reshape(lengths)
     return devices.transpose([int(axis) for axis in order.split(",")]) if order else devices

@@ -1,12 +1,13 @@
 """The TPU compiler on a machine without a TPU: libtpu compiles a lowered step for the chips of any topology.
 
-Everything private of jaxlib that this needs stands in this file; pyproject.toml pins the versions it was written for.
+All uses of private parts of jaxlib are in this file; pyproject.toml pins the versions that it was written for.
 """
 
 import math
 import os
 import re
 import time
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -17,13 +18,14 @@ from switch_tf.refusals import Refusal
 
 
 class Compiled(NamedTuple):
-    """What the compiler says of one chip's share.
+    """A compiled program, with the needs of one chip.
 
-    `memory`: bytes by kind: "arguments", "outputs", "aliased" (outputs that replace an argument in place),
-        "temporaries", "code", "peak".
-    `hlo`: text of the optimised program.
-    `network`: which chip of the pod each device of the mesh is.
-    `seconds`: of the compiler.
+    Attributes:
+        memory: Bytes by kind: "arguments", "outputs", "aliased" (outputs that replace an argument in place),
+            "temporaries", "code", "peak".
+        hlo: Text of the optimised program.
+        network: Network of the pod, with the chip of each device of the mesh.
+        seconds: Seconds of compilation.
     """
 
     memory: dict[str, int]
@@ -33,13 +35,11 @@ class Compiled(NamedTuple):
 
 
 class DoesNotFit(Refusal):
-    """The program needs more memory than a chip has; the message is the compiler's.
-
-    `temporaries`: bytes of activations and temporaries, as far as the message says.
-    """
+    """The program needs more memory than a chip has; the message is the compiler's."""
 
     @property
     def temporaries(self) -> int:
+        """Bytes of activations and temporaries, 0 if the message has none."""
         found = re.search(r"temporaries \(([\d.]+)([GM])\)|Used ([\d.]+)([GM]) of", str(self))
         if found is None:
             return 0
@@ -48,10 +48,10 @@ class DoesNotFit(Refusal):
 
 
 def num_devices(topology: str) -> int:
-    """Devices of a topology such as "v5e:4x4".
+    """Counts the devices of a topology such as "v5e:4x4".
 
     Raises:
-        Refusal: libtpu does not know it.
+        Refusal: libtpu does not know the topology.
     """
     return len(devices_of(topology))
 
@@ -60,8 +60,8 @@ def compile_step(lowered: Lowered, topology: str) -> Compiled:
     """Compiles a program of a lowered step for a topology with as many devices as its mesh.
 
     Raises:
-        Refusal: an unknown topology, or one of another size.
-        DoesNotFit: the program needs more memory than a chip has.
+        Refusal: The topology is unknown or has another number of devices.
+        DoesNotFit: The program needs more memory than a chip has.
     """
     devices = devices_of(topology)
     mesh = lowered.layout.mesh
@@ -89,14 +89,14 @@ def compile_step(lowered: Lowered, topology: str) -> Compiled:
         executable.hlo_modules()[0].to_string(), network, seconds)
 
 
-def partition(lowered: Lowered, devices, compile_function, replaces_arguments=True):
-    """Hands a lowered step, with its arguments split over `devices` as they are at rest, to a client of XLA.
+def partition(lowered: Lowered, devices: list, compile_function: Callable, replaces_arguments: bool = True):
+    """Compiles a lowered step with an XLA client, its arguments split over `devices` as they are at rest.
 
     Args:
-        lowered: Lowered.
-        devices: jax devices in the order of the mesh.
-        compile_function: the client's `compile`, or `compile_and_load`.
-        replaces_arguments: bool. Results take the memory of the arguments that they replace.
+        lowered: Lowered step.
+        devices: JAX devices in the order of the mesh.
+        compile_function: `compile` or `compile_and_load` of the client.
+        replaces_arguments: Whether results take the memory of the arguments that they replace.
     """
     from jax._src.interpreters import mlir
     from jaxlib import _jax
@@ -110,17 +110,17 @@ def partition(lowered: Lowered, devices, compile_function, replaces_arguments=Tr
 
 
 def devices_of(topology: str) -> list:
-    """The devices that libtpu has for a topology, without any TPU.
+    """Returns libtpu's devices of a topology, without a TPU.
 
     Raises:
-        Refusal: an unknown topology.
+        Refusal: The topology is unknown.
     """
     check_topology(topology)
     os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
     os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
     from jax.experimental import topologies
 
-    # A v4 chip is one device on Cloud TPU, and two unless it is said.
+    # A v4 chip is one device on Cloud TPU. libtpu's default is two.
     options = {"chip_config_name": "megacore"} if topology.startswith("v4:") else {}
     if topology.endswith(":1x1"):
         options["chips_per_host_bounds"] = (1, 1, 1)
@@ -131,7 +131,7 @@ def devices_of(topology: str) -> list:
 
 
 def _with_bytes_for_bits(text):
-    """Writes constants of booleans with a byte for each, as jaxlib's parser wants them; TensorFlow packs eight."""
+    """Unpacks boolean constants to one byte each for jaxlib's parser. TensorFlow packs eight into a byte."""
 
     def unpack(found):
         count = int(np.prod([int(length) for length in found[2].split("x") if length]))
@@ -142,9 +142,9 @@ def _with_bytes_for_bits(text):
 
 
 def _prepare(module, lowered, ir, replaces_arguments):
-    """Says how arguments and results are split at rest, and which result replaces which argument."""
+    """Annotates how arguments and results are split at rest, and which result replaces which argument."""
     for operation in [inner for inner in _operations(module.operation) if inner.name == "mhlo.copy"]:
-        # TensorFlow copies what it returns; the TPU plug-in does not know the operation.
+        # TensorFlow copies its results; the TPU plug-in does not know the operation.
         operation.results[0].replace_all_uses_with(operation.operands[0])
         operation.erase()
     if "mhlo.input_output_alias" in module.operation.attributes:
@@ -165,7 +165,7 @@ def _prepare(module, lowered, ir, replaces_arguments):
 
 
 def _operations(operation):
-    """All operations within one, those of its regions first."""
+    """Yields all operations inside one, those of its regions first."""
     for region in operation.regions:
         for block in region:
             for inner in block.operations:
@@ -173,8 +173,8 @@ def _operations(operation):
                 yield inner.operation
 
 
-def sharding(spec, mesh: dict[str, int]) -> str:
-    """GSPMD's text for a spec: which mesh axes split each dimension, replicated over the other axes."""
+def sharding(spec: Sequence[tuple[str, ...]], mesh: dict[str, int]) -> str:
+    """Returns GSPMD's text for the mesh axes that split each dimension, replicated over the other axes."""
     axes, sizes = list(mesh), list(mesh.values())
     used = [axis for entry in spec for axis in entry if mesh[axis] > 1]
     if not used:
@@ -186,11 +186,11 @@ def sharding(spec, mesh: dict[str, int]) -> str:
     return "{" + f"devices=[{listed}]{iota(sizes, order)}" + (" last_tile_dim_replicate" if rest > 1 else "") + "}"
 
 
-def options(device_ids):
-    """How GSPMD is asked to cut one program over devices.
+def options(device_ids: np.ndarray):
+    """Returns compile options with which GSPMD splits one program over devices.
 
     Args:
-        device_ids: int array of the devices' numbers, in the order of the mesh.
+        device_ids: <int>[devices], numbers of the devices in the order of the mesh.
     """
     from jaxlib import xla_client
 

@@ -1,4 +1,4 @@
-"""One question to the compiler, "does this run fit this pod, and what does it cost", and its answer in numbers."""
+"""Estimates memory, collectives and time of a training step on a pod, from programs that the TPU compiler makes."""
 
 import contextlib
 import dataclasses
@@ -27,21 +27,31 @@ from switch_tf.partitioning.layout import Layout
 from switch_tf.refusals import Refusal
 from switch_tf.training.division import check_division
 
-TELL_EVERY = 20  # seconds
-# The functions of a step where it has two, in order, and what of the model they serve where no layer has asked.
+REPORT_PERIOD = 20  # seconds
+# The functions of a step that has two, in order, and the part of the model of their operations without a layer.
 FUNCTIONS = {"gradients": "logits and loss", "update": "optimizer"}
-# Memory grows by the same for every layer only from here on: with fewer, the compiler has room and keeps more.
+# Memory grows evenly with the number of layers from here on. With fewer, the compiler has room and keeps more.
 FEWEST_LAYERS = 4
-# The compiler's time grows with the length of the program. A rough rate for the first depth, between what busy and idle
-# machines showed; the second depth is estimated from the first.
+# The compiler's time grows with the length of the program. This rate for the first depth lies between those of busy and
+# idle machines; the second depth uses the rate of the first.
 LINES_PER_SECOND = 250
 
 
 class Question(NamedTuple):
     """A run and the pod that it would train on.
 
-    `dtype`: the model's dtype policy. `make_optimizer`, `make_objective`: functions that return an optimizer and an
-    Objective, not built. `topology`: name such as "v5e:4x4", and `chip` its chips. The others as for `lower_step`.
+    Attributes:
+        config: Configuration of the model.
+        dtype: Dtype policy of the model.
+        make_optimizer: Returns an optimizer that is not built.
+        layout: Layout with a complete mesh.
+        topology: Name such as "v5e:4x4".
+        chip: Chip of the topology.
+        batch_size: Sequences of the whole batch.
+        task_feature_lengths: "inputs" and "targets", in tokens.
+        settings: Settings of the step.
+        pack: Whether sequences hold several examples, whose segments mask attention.
+        make_objective: Returns an objective that is not built.
     """
 
     config: SwitchConfig
@@ -58,12 +68,21 @@ class Question(NamedTuple):
 
 
 class Estimate(NamedTuple):
-    """For one chip: `memory` in bytes by kind, those of `Compiled` and of them "weights", "slots" and "gradients" (0
-    where none live between two programs); `collectives` (kind -> count and bytes of a step), `flops` of a step, its
-    `roofline`, and `parts`, seconds of a step by the compiler's clock, by part of the model. `state`: bytes of all
-    weights and slots together; `program` and `schedule`: of the deepest model that was compiled; `compiled`: the depths
-    that were compiled; `refused`: the compiler's words where it found no room, else None: then all is of the depth that
-    was refused, where known."""
+    """Needs of one chip for a step.
+
+    Attributes:
+        memory: Bytes by kind: those of `Compiled`, and in them "weights", "slots" and "gradients" (0 if none live
+            between two programs).
+        collectives: Kind -> count and bytes in a step.
+        flops: FLOPs of a step.
+        roofline: Least seconds of a step.
+        parts: Seconds of a step by the compiler's clock, by part of the model.
+        state: Bytes of all weights and slots on all chips.
+        program, schedule: Those of the deepest compiled model.
+        compiled: Depths that were compiled.
+        refused: The compiler's message if it found no room, else None. The other values are then those of the refused
+            depth, if known.
+    """
 
     memory: dict[str, int]
     collectives: dict[str, dict[str, int]]
@@ -78,7 +97,7 @@ class Estimate(NamedTuple):
 
 
 class _Point(NamedTuple):
-    """What one compiled depth needs and sends, and its seconds by part."""
+    """Memory, collectives and schedule of one compiled depth."""
 
     memory: dict[str, int]
     flops: float
@@ -88,17 +107,18 @@ class _Point(NamedTuple):
     schedule: Schedule
 
 
-def make(question: Question, is_full=False, say=lambda text: None, keep=lambda name, text: None) -> Estimate:
-    """Compiles a step, whole or at two shallow depths from which the rest is extrapolated linearly.
+def make(question: Question, is_full: bool = False, say: Callable[[str], None] = lambda text: None,
+         keep: Callable[[str, str], None] = lambda name, text: None) -> Estimate:
+    """Compiles a step, whole or at two shallow depths from which all layers are extrapolated linearly.
 
     Args:
-        question: Question.
-        is_full: bool. Compile all layers.
-        say: function of a line of text.
-        keep: function of a file's name and its text, called for the step of each depth; one complete step a file.
+        question: Run and pod.
+        is_full: Whether to compile all layers.
+        say: Prints a line.
+        keep: Takes a file's name and text. Called for each depth with one complete step per file.
 
     Raises:
-        Refusal: the run does not fit its layout, or the layout its topology.
+        Refusal: The run does not fit its layout, or the layout its topology.
     """
     _check(question)
     lines_per_second = LINES_PER_SECOND
@@ -117,26 +137,26 @@ def make(question: Question, is_full=False, say=lambda text: None, keep=lambda n
         expected = num_lines / lines_per_second
         say(f"... {time.perf_counter() - started:.0f} s; compiling for {question.topology}, about {expected:.0f} s ...")
         try:
-            with _told_meanwhile(say, expected):
+            with _progress(say, expected):
                 compiled = [compile_step(program, question.topology) for program in lowered]
         except DoesNotFit as error:
-            nothing = Roofline(0.0, 0.0, 0.0)
             memory = {**_stored(lowered), "temporaries": error.temporaries}
-            return Estimate(memory, {}, 0.0, nothing, {}, _state(lowered), None, None, [depth], str(error))
+            return Estimate(memory, {}, 0.0, Roofline(0.0, 0.0, 0.0), {}, _state(lowered), None, None, [depth],
+                            str(error))
         seconds = sum(program.seconds for program in compiled)
         lines_per_second = num_lines / seconds
         for kind, texts in (("stablehlo.mlir", [program.text for program in lowered]),
                             ("optimized.hlo", [program.hlo for program in compiled])):
-            keep(f"step_{depth[0]}_{depth[1]}.{kind}", _one_after_the_other(texts))
+            keep(f"step_{depth[0]}_{depth[1]}.{kind}", _joined(texts))
         points.append(_point(lowered, compiled, question))
         say(f"... {seconds:.0f} s. {depth[0]} + {depth[1]} layers: {1e3 * points[-1].schedule.seconds:.1f} ms a step, "
             f"{needed(points[-1].memory) / 2**30:.2f} GiB a chip.")
         keep(f"step_{depth[0]}_{depth[1]}.trace.json", trace.chrome(points[-1].schedule))
-    return _answer(config, depths, points)
+    return _extrapolated(config, depths, points)
 
 
-def _one_after_the_other(texts):
-    """The modules of a step as one text; where there are two functions, each below a comment with its name."""
+def _joined(texts):
+    """Joins the modules of a step to one text. Of two functions, each follows a comment with its name."""
     if len(texts) == 1:
         return texts[0]
     return "\n".join(f"// {function}\n{text}" for function, text in zip(FUNCTIONS, texts, strict=True))
@@ -151,15 +171,15 @@ def _check(question):
 
 
 @contextlib.contextmanager
-def _told_meanwhile(say, expected):
+def _progress(say, expected):
     """Prints elapsed and expected seconds every 20 s."""
     started, is_done = time.perf_counter(), threading.Event()
 
-    def tell():
-        while not is_done.wait(TELL_EVERY):
+    def report():
+        while not is_done.wait(REPORT_PERIOD):
             say(f"... {time.perf_counter() - started:.0f} s of about {expected:.0f} ...")
 
-    thread = threading.Thread(target=tell, daemon=True)
+    thread = threading.Thread(target=report, daemon=True)
     thread.start()
     try:
         yield
@@ -169,7 +189,7 @@ def _told_meanwhile(say, expected):
 
 
 def _point(lowered, compiled, question):
-    program = InTurn([Program(one.hlo, question.layout.mesh) for one in compiled])
+    program = InTurn([Program(part.hlo, question.layout.mesh) for part in compiled])
     links = link_seconds(program.collectives, question.chip, compiled[0].network)
     roofline = Roofline.of(program.flops, program.memory_traffic(), links, question.chip)
     schedule = program.schedule(question.chip, compiled[0].network, [*FUNCTIONS.values()])
@@ -177,24 +197,24 @@ def _point(lowered, compiled, question):
 
 
 def _memory(lowered, compiled):
-    """Bytes by kind of one program, or of two that run in turn; what both need at a time counts once."""
+    """Returns bytes by kind of one program, or of two that run in turn. Memory that both use counts once."""
     memory, stored = dict(compiled[0].memory), _stored(lowered)
     if len(compiled) == 2:
-        first, second = (one.memory for one in compiled)
+        first, second = (part.memory for part in compiled)
         memory = {kind: first[kind] + second[kind] for kind in ("outputs", "aliased", "code")}
         memory |= {kind: max(first[kind], second[kind]) for kind in ("temporaries", "peak")}
-        # At any time there are the batch and all that the second program takes; gradients are results of the first.
+        # The batch and the arguments of the second program always live; gradients are results of the first.
         memory["arguments"] = second["arguments"] - stored["gradients"] + _share(lowered[0], "feature")
     return {**memory, **stored}
 
 
 def _stored(lowered):
-    """Bytes on one chip by kind of what the last program takes, which all are stored while the step runs."""
+    """Returns bytes on one chip of the last program's arguments, which live throughout the step, by kind."""
     return {f"{kind}s": _share(lowered[-1], kind) for kind in ("weight", "slot", "gradient")}
 
 
 def _share(lowered, kind):
-    """Bytes of a program's arguments of a kind on one chip."""
+    """Returns the bytes on one chip of a program's arguments of a kind."""
     return sum(_bytes(lowered.layout.piece(argument.shape, argument.spec), argument.dtype)
                for argument in lowered.arguments if argument.kind == kind)
 
@@ -208,8 +228,8 @@ def _bytes(shape, dtype):
     return math.prod(shape) * tf.as_dtype(dtype).size
 
 
-def shallow_depths(config) -> list[tuple[int, int]]:
-    """A few periods of dense and sparse layers, and twice as many; the model's own depth where that is not more."""
+def shallow_depths(config: SwitchConfig) -> list[tuple[int, int]]:
+    """Returns a few periods of dense and sparse layers and twice as many, or the model's depth if it is no larger."""
     steps = [step if config.num_experts else 1 for step in (config.encoder_sparse_step, config.decoder_sparse_step)]
     layers = (config.num_encoder_layers, config.num_decoder_layers)
     period = tuple(max(step, 1) if count else 0 for step, count in zip(steps, layers, strict=True))
@@ -220,10 +240,10 @@ def shallow_depths(config) -> list[tuple[int, int]]:
     return [tuple(count * length for length in period), tuple(2 * count * length for length in period)]
 
 
-def _answer(config, depths, points):
-    """Extrapolates from two depths, the second twice the first, which is one unit: value(n) = first + (n - 1) more.
+def _extrapolated(config, depths, points):
+    """Extrapolates from two depths, the second twice the first: value(n) = first + (n - 1) * (second - first).
 
-    A part of a step that takes less in the deeper model is left as it is there.
+    A part of a step that takes less time in the deeper model keeps that time.
     """
     num_units = 1.0
     if len(depths) == 2:
@@ -233,7 +253,8 @@ def _answer(config, depths, points):
         first, last = values[0], values[-1]
         return first + (num_units - 1) * (last - first)
 
-    summaries = [summarize(one for one in point.program.collectives for _ in range(one.times)) for point in points]
+    summaries = [summarize(collective for collective in point.program.collectives for _ in range(collective.times))
+                 for point in points]
     kinds = sorted(set().union(*summaries))
     parts = [point.schedule.parts for point in points]
     nothing = {"count": 0, "bytes": 0}
@@ -243,12 +264,12 @@ def _answer(config, depths, points):
                             for unit in nothing} for kind in kinds},
         flops=extend([point.flops for point in points]),
         roofline=Roofline(*(extend(seconds) for seconds in zip(*(point.roofline for point in points), strict=True))),
-        parts={part: max(parts[-1].get(part, 0.0), extend([found.get(part, 0.0) for found in parts]))
+        parts={part: max(parts[-1].get(part, 0.0), extend([seconds.get(part, 0.0) for seconds in parts]))
                for part in sorted(set().union(*parts))},
         state=round(extend([point.state for point in points])),
         program=points[-1].program, schedule=points[-1].schedule, compiled=depths, refused=None)
 
 
 def needed(memory: dict[str, int]) -> int:
-    """Bytes that one chip must have for a step."""
+    """Returns the bytes that one chip needs for a step."""
     return (memory["arguments"] + memory["outputs"] - memory["aliased"] + memory["temporaries"] + memory["code"])

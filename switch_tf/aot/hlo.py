@@ -1,7 +1,4 @@
-"""The text of an optimised program as XLA writes it: instructions, in computations that call each other.
-
-A loop's body counts as often as it runs.
-"""
+"""Parser of XLA's text of an optimised program: instructions, in computations that call each other."""
 
 import functools
 import math
@@ -9,14 +6,20 @@ import re
 from typing import NamedTuple
 
 _BYTES = {"f32": 4, "bf16": 2, "s32": 4, "u32": 4, "pred": 1, "f16": 2, "s8": 1, "u8": 1, "s64": 8, "u64": 8}
-# Kinds of operations that name values and do nothing.
+# Kinds of operations that only name values.
 NAMES = frozenset(("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "opt-barrier"))
 # Memories on the chip: VMEM, and CMEM of v4.
 _ON_CHIP = re.compile(r"S\([13]\)")
 
 
 class Array(NamedTuple):
-    """One array of a shape: its text without the layout, bytes, and whether it lies in a memory on the chip."""
+    """One array of a shape.
+
+    Attributes:
+        text: XLA's text of its shape, without the layout.
+        bytes: Size.
+        is_on_chip: Whether it is in on-chip memory.
+    """
 
     text: str
     bytes: int
@@ -24,7 +27,13 @@ class Array(NamedTuple):
 
 
 class Instruction(NamedTuple):
-    """`name`; `shape`: XLA's text of its result; `kind`: of operation, such as "fusion"; `line`: all that is written.
+    """One instruction.
+
+    Attributes:
+        name: Unique name.
+        shape: XLA's text of the result's shape.
+        kind: Kind of operation, such as "fusion".
+        line: Whole text.
     """
 
     name: str
@@ -34,43 +43,43 @@ class Instruction(NamedTuple):
 
     @property
     def operands(self) -> list[str]:
-        """Names of the instructions that it takes."""
+        """Names of the operands."""
         return re.findall(r"%([\w.\-]+)", self.line.partition(f" {self.kind}(")[2].partition(")")[0])
 
     @property
     def called(self) -> dict[str, list[str]]:
-        """Names of the computations that it runs, by role: "body", "condition", "to_apply", "calls", "branches"."""
+        """Names of the called computations by role: "body", "condition", "to_apply", "calls", "branches"."""
         called = {}
         for role, name in re.findall(r"\b(body|condition|to_apply|calls)=%([\w.\-]+)", self.line):
             called.setdefault(role, []).append(name)
-        if found := re.search(r"branch_computations=\{([^}]*)\}", self.line):
-            called["branches"] = re.findall(r"%([\w.\-]+)", found[1])
-        elif found := re.findall(r"\b(?:true|false)_computation=%([\w.\-]+)", self.line):
-            called["branches"] = found
+        if match := re.search(r"branch_computations=\{([^}]*)\}", self.line):
+            called["branches"] = re.findall(r"%([\w.\-]+)", match[1])
+        elif names := re.findall(r"\b(?:true|false)_computation=%([\w.\-]+)", self.line):
+            called["branches"] = names
         return called
 
     @property
     def cycles(self) -> int | None:
-        """What the compiler expects it to take on the core; None where it does not say."""
-        found = re.search(r'"estimated_cycles":"(\d+)"', self.line)
-        return int(found[1]) if found else None
+        """Estimated cycles on the core, None without an estimate."""
+        match = re.search(r'"estimated_cycles":"(\d+)"', self.line)
+        return int(match[1]) if match else None
 
     @property
     def operation(self) -> str:
-        """TensorFlow's name of the operation that it comes from, with its scopes; "" where it has none."""
-        found = re.search(r'op_name="([^"]*)"', self.line)
-        return found[1] if found else ""
+        """TensorFlow's name of its operation, with scopes, or ""."""
+        match = re.search(r'op_name="([^"]*)"', self.line)
+        return match[1] if match else ""
 
 
 class Module:
-    """A program.
+    """A parsed program.
 
     Attributes:
-        computations: name -> its instructions, in the order in which they are written: the schedule.
-        entry: name of the computation that a step runs.
-        instructions: name -> instruction; XLA gives each name only once.
-        loops: name of a "while" -> how often it runs; None where that cannot be read.
-        times: name of a computation -> how often a step runs it; a loop that cannot be read counts once.
+        computations: Name -> instructions in the order of the schedule.
+        entry: Name of the computation that a step runs.
+        instructions: Name -> instruction.
+        loops: Name of a "while" -> number of its passes, None if it cannot be read.
+        times: Name of a computation -> number of runs in a step. A loop that cannot be read counts once.
     """
 
     def __init__(self, hlo: str):
@@ -81,8 +90,8 @@ class Module:
             if header := re.match(r"(ENTRY )?%(\S+) \(", line):
                 current = self.computations.setdefault(header[2], [])
                 self.entry = header[2] if header[1] else self.entry
-            elif found := re.match(r"\s*(?:ROOT )?%(\S+) = (.*?) ([a-z][\w-]*)\(", line):
-                current.append(Instruction(found[1], found[2], found[3], line))
+            elif match := re.match(r"\s*(?:ROOT )?%(\S+) = (.*?) ([a-z][\w-]*)\(", line):
+                current.append(Instruction(match[1], match[2], match[3], line))
         self.instructions = {instruction.name: instruction for instructions in self.computations.values()
                              for instruction in instructions}
 
@@ -92,9 +101,9 @@ class Module:
                 if instruction.kind == "while"}
 
     def _count(self, loop):
-        """As it says itself, or from its counter, which goes from zero to a limit."""
-        if found := re.search(r'known_trip_count"?:\{"?n"?:"?(\d+)', loop.line):
-            return int(found[1])
+        """Reads the number of passes from the text, or from a counter that goes from zero to a limit."""
+        if match := re.search(r'known_trip_count"?:\{"?n"?:"?(\d+)', loop.line):
+            return int(match[1])
         called = loop.called
         condition, body = (_root(self.computations[called[role][0]]) for role in ("condition", "body"))
         if condition.kind != "compare" or "direction=LT" not in condition.line:
@@ -104,7 +113,7 @@ class Module:
         step = place and self.instructions[body.operands[int(place[1])]]
         if not step or step.kind != "add":
             return None
-        limit, *sizes = (_value(one) for one in (limit, *map(self.instructions.get, step.operands)))
+        limit, *sizes = map(_value, (limit, *map(self.instructions.get, step.operands)))
         size = next(filter(None, sizes), None)
         return math.ceil(limit / size) if limit and size else None
 
@@ -124,22 +133,22 @@ class Module:
 
 
 def lengths(shape: str) -> list[int]:
-    """Lengths of the dimensions of an array, or of the first of several."""
+    """Returns the dimensions of an array, or of the first array of a tuple."""
     return [int(length) for length in re.search(r"\[([\d,]*)\]", shape)[1].split(",") if length]
 
 
 def arrays(shape: str) -> list[Array]:
-    """Every array in a shape's text, which may be a tuple's."""
+    """Returns every array in the text of a shape, which may be a tuple."""
     return [Array(f"{dtype}[{dims}]", _BYTES[dtype] * math.prod(int(length) for length in dims.split(",") if length),
                   _ON_CHIP.search(layout) is not None)
             for dtype, dims, layout in re.findall(r"(\w+)\[([\d,]*)\](\{[^}]*\})?", shape) if dtype in _BYTES]
 
 
 def _root(computation):
-    return next(one for one in computation if one.line.lstrip().startswith("ROOT "))
+    return next(instruction for instruction in computation if instruction.line.lstrip().startswith("ROOT "))
 
 
 def _value(instruction):
-    """What an integer constant is; None for anything else."""
-    found = instruction and re.search(r" constant\((\d+)\)", instruction.line)
-    return int(found[1]) if found else None
+    """Returns the value of an integer constant, None for other instructions."""
+    match = instruction and re.search(r" constant\((\d+)\)", instruction.line)
+    return int(match[1]) if match else None

@@ -1,4 +1,4 @@
-"""Asks the TPU compiler several questions at the same time, each in a process of its own."""
+"""Runs several questions to the TPU compiler at the same time, each in its own process."""
 
 import concurrent.futures
 import json
@@ -6,28 +6,32 @@ import os
 import re
 import subprocess
 import time
+from collections.abc import Callable
 
 from switch_tf import environment
 
-# One answer about a model of a usual width takes up to so much.
-MEMORY_OF_ONE = 8 * 2**30
+# Enough for a model of a usual width.
+MEMORY_OF_A_JOB = 8 * 2**30
 
 
-def run(questions: dict[str, list[str]], say) -> dict[str, dict]:
-    """Runs a process for every question.
+def run(questions: dict[str, list[str]], say: Callable[[str], None]) -> dict[str, dict]:
+    """Runs a process for every question, as many at a time as cores and memory allow.
 
     Args:
-        questions: name -> command whose last line of output is the JSON object of `result.as_json`, or which ends with
+        questions: Name -> command. Its last line of output is the JSON object of `result.as_json`, or it exits with
             status 2 and a sentence.
-        say: function of a line of text; told each answer, with what remains.
+        say: Prints a line after each answer, with the time left.
 
     Returns:
-        name -> the JSON object, or {"mistake": sentence} where the question was refused.
+        Name -> JSON object, or {"mistake": sentence} for a refused question.
+
+    Raises:
+        RuntimeError: A process failed.
     """
     started, answers = time.perf_counter(), {}
-    # Not the free memory, which leaves out what only keeps files at hand.
+    # Free memory would not count the page cache, which can be reclaimed.
     memory = environment.memory("MemAvailable")
-    workers = max(1, min(len(os.sched_getaffinity(0)), memory // MEMORY_OF_ONE, len(questions)))
+    workers = max(1, min(len(os.sched_getaffinity(0)), memory // MEMORY_OF_A_JOB, len(questions)))
     running = set()
     with concurrent.futures.ThreadPoolExecutor(workers) as pool:
         futures = {pool.submit(_run, command, running): name for name, command in questions.items()}

@@ -1,31 +1,30 @@
-"""What should not be in a partitioned program: gathered experts, experts computed on every chip.
-
-And what could not be read in it.
-"""
+"""Warnings about a partitioned program: gathered experts, experts computed on every chip, loops of unknown length."""
 
 import math
 
 from switch_tf.layers import grouping
 
-# Rows are padded to the tiles of a chip.
+# Rows are padded to the tiles of a chip, so that sizes exceed a chip's share somewhat.
 TOLERANCE = 1.5
 
 
 def find(program, config, layout, batch_size: int, task_feature_lengths: dict, num_microbatches: int) -> list[str]:
-    """A sentence for each fault.
+    """Returns a sentence for each warning.
 
     Args:
-        program: Program.
-        config: SwitchConfig.
-        layout: Layout with its mesh complete.
-        batch_size, task_feature_lengths, num_microbatches: of the step.
+        program: Program of the step.
+        config: Configuration of the model.
+        layout: Layout with a complete mesh.
+        batch_size: Sequences of the whole batch.
+        task_feature_lengths: "inputs" and "targets", in tokens.
+        num_microbatches: Number of parts of the batch.
     """
-    found = [f"the loop {loop} does not say how often it runs and is counted once, so that FLOPs, traffic and "
-             "collectives are too low" for loop in program.unread_loops]
+    warnings = [f"the loop {loop} does not say how often it runs and is counted once, so that FLOPs, traffic and "
+                "collectives are too low" for loop in program.unread_loops]
     if config.num_experts:
-        found += _gathered(program, config)
-        found += _replicated(program, config, layout, batch_size // num_microbatches, task_feature_lengths)
-    return found
+        warnings += _gathered(program, config)
+        warnings += _replicated(program, config, layout, batch_size // num_microbatches, task_feature_lengths)
+    return warnings
 
 
 def _gathered(program, config):
@@ -36,7 +35,7 @@ def _gathered(program, config):
 
 
 def _replicated(program, config, layout, batch_size, lengths):
-    """Compares the largest product of activations with a chip's share of the largest there should be."""
+    """Compares the largest product of activations with a chip's share of the expected one."""
     slots = max(_slots(batch_size, lengths[feature], config) for feature, layers in (
         ("inputs", config.encoder_sparse_layers), ("targets", config.decoder_sparse_layers)) if layers)
     gradients = {math.prod(layout.piece(weight.shape, layout.spec(weight.axes)))
@@ -44,14 +43,14 @@ def _replicated(program, config, layout, batch_size, lengths):
     inner = config.num_heads * config.d_kv if config.has_attention_experts else 0
     width = max(config.d_model, inner, config.d_ff // layout.num_pieces("expert_mlp"))
     share = slots // layout.num_pieces("batch") * width
-    found = max((size for size in program.expert_products() if size not in gradients), default=0)
-    if found <= TOLERANCE * share:
+    largest = max((size for size in program.expert_products() if size not in gradients), default=0)
+    if largest <= TOLERANCE * share:
         return []
-    return [f"a product of the experts makes {found:,} numbers on each chip, where its share is {share:,}: tokens are "
-            "computed on several chips at once; the layout should split group, as it does batch"]
+    return [f"a product of the experts makes {largest:,} numbers on each chip, where its share is {share:,}: tokens "
+            "are computed on several chips at once; the layout should split group, as it does batch"]
 
 
 def _slots(num_sequences, length, config):
-    """Rows of all experts' buffers together."""
+    """Counts the rows of all experts' buffers."""
     plan = grouping.plan(config, (num_sequences, length), training=True)
     return config.num_experts * plan.groups.count * plan.capacity

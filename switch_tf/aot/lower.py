@@ -1,8 +1,8 @@
-"""A training step as StableHLO for every device of a mesh, from shapes alone: no weight is ever in memory.
+"""A training step as StableHLO for the devices of a mesh, from shapes alone: no weight is ever in memory.
 
-It is lowered as its layout trains it: two programs where DTensor computes gradients in one function and applies them in
-another (`partitioning/backends/dtensor.py`), and one with the condition inside elsewhere; `constrain` and `use` are
-backed by XLA's annotations. Variables lie in pages that are reserved and never touched.
+The step is lowered as its layout trains it: two programs if DTensor computes gradients in one function and applies them
+in another (`partitioning/backends/dtensor.py`), else one program with the condition inside. `constrain` and `use` write
+XLA's annotations. Variables are in pages that are reserved and never touched.
 """
 
 import contextlib
@@ -12,6 +12,7 @@ import math
 import mmap
 import re
 import warnings
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -28,15 +29,18 @@ from switch_tf.partitioning.unfolded import UnfoldedVariable, as_stored, as_used
 from switch_tf.training import trainable
 from switch_tf.training.train_step import compile_steps
 
-_MAP_NORESERVE = 0x4000  # of Linux; Python names it since 3.13
+_MAP_NORESERVE = 0x4000  # Linux; Python has a name for it since 3.13
 
 
 class Argument(NamedTuple):
-    """An argument of a program, which is also a result where the step updates it.
+    """An argument of a program, and also a result if the step updates it.
 
-    `name`: a variable's path, or a feature's name; `kind`: "weight", "slot", "feature" or, of the second of two
-    programs, "gradient", their norm among them; `spec`: the mesh axes that split each dimension at rest. Of a weight
-    that is stored unfolded they are of the dimensions in which it is.
+    Attributes:
+        name: Path of a variable, or name of a feature.
+        kind: "weight", "slot", "feature", or "gradient" in the second of two programs, the gradients' norm included.
+        shape: Shape as stored, unfolded if the weight is.
+        dtype: Name of the dtype.
+        spec: Mesh axes that split each dimension at rest.
     """
 
     name: str
@@ -47,9 +51,14 @@ class Argument(NamedTuple):
 
 
 class Lowered(NamedTuple):
-    """`text`: StableHLO with annotations for the mesh of `layout`; `arguments`: of its main function, in order;
-    `results`: the specs of its results before those that replace arguments; `updated`: the arguments that those
-    replace, in order.
+    """A lowered program.
+
+    Attributes:
+        text: StableHLO with annotations for the mesh of `layout`.
+        arguments: Arguments of the main function, in order.
+        results: Specs of the results that replace no argument; they come first.
+        updated: Indices of the arguments that the other results replace, in order.
+        layout: Layout with a complete mesh.
     """
 
     text: str
@@ -60,9 +69,10 @@ class Lowered(NamedTuple):
 
 
 class ShapesOnly(Partitioner):
-    """Creates variables without memory, and annotates what one device would trace.
+    """Creates variables without memory, and annotates the trace of one device.
 
-    `compute`, `apply`: the two functions of the step that `compile_steps` made last, annotated.
+    Attributes:
+        compute, apply: The annotated functions of the step that `compile_steps` made last.
     """
 
     def __init__(self, layout):
@@ -86,16 +96,16 @@ class ShapesOnly(Partitioner):
 
 def lower_step(model, optimizer, layout, batch_size, task_feature_lengths, settings, pack=False,
                objective: Objective | None = None) -> list[Lowered]:
-    """Lowers one training step to the programs that run one after the other.
+    """Lowers one training step to programs that run one after the other.
 
     Args:
         model: SwitchTransformer that is not built.
         optimizer: Keras optimizer that is not built.
-        layout: Layout with its mesh complete.
-        batch_size: int, sequences of the whole batch.
-        task_feature_lengths: dict, "inputs" and "targets" in tokens.
-        settings: StepSettings.
-        pack: bool, several examples in one sequence, whose segments mask attention.
+        layout: Layout with a complete mesh.
+        batch_size: Sequences of the whole batch.
+        task_feature_lengths: "inputs" and "targets", in tokens.
+        settings: Settings of the step.
+        pack: Whether sequences hold several examples, whose segments mask attention.
         objective: Objective that is not built. Defaults to `Objective()`.
     """
     partitioner, objective = ShapesOnly(layout), objective or Objective()
@@ -147,7 +157,7 @@ def _lower(variables, layout, inputs, function, first_results=()):
 
 
 def feature_specs(config, batch_size, task_feature_lengths, pack=False) -> dict[str, tf.TensorSpec]:
-    """What of seqio's features a step reads, as shapes: of packed examples the segments, but not the positions."""
+    """Returns the shapes of the seqio features that a step reads. Packed examples have segments and no positions."""
     stacks = {"encoder": "inputs"} if config.is_encoder_only else {"encoder": "inputs", "decoder": "targets"}
     lengths = {f"{stack}_input_tokens": length for stack, length in stacks.items()}
     lengths |= dict.fromkeys(target_features(config), "targets")
@@ -173,18 +183,18 @@ def _argument(variable, layout):
 
 def _create_without_memory(layout, next_creator, **kwargs):
     value = kwargs["initial_value"]
-    with tf.Graph().as_default():  # to know its shape and dtype
+    with tf.Graph().as_default():  # only for the shape and dtype
         symbolic = tf.convert_to_tensor(value() if callable(value) else value, dtype=kwargs.get("dtype"))
     axes, shape = axes_of_new_variable(symbolic.shape.rank), tuple(symbolic.shape)
     if not any(axes):
-        return next_creator(**kwargs)  # a small one
+        return next_creator(**kwargs)  # too small to matter
     how, _ = unfolding(shape, layout.spec(axes, at_rest=True), layout.mesh)
     variable = next_creator(**{**kwargs, "initial_value": _reserved(how.stored_shape, symbolic.dtype)})
     return UnfoldedVariable(variable, how) if how.first else variable
 
 
 def _reserved(shape, dtype):
-    """A tensor of zeros in pages that stay untouched, so that it costs address space alone."""
+    """Returns a tensor of zeros in untouched pages, which costs only address space."""
     size = math.prod(shape) * dtype.size
     pages = mmap.mmap(-1, max(size, mmap.PAGESIZE), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE)
     array = np.frombuffer(pages, dtype.as_numpy_dtype, count=math.prod(shape)).reshape(shape)
@@ -192,12 +202,12 @@ def _reserved(shape, dtype):
 
 
 def _alias_attribute(text):
-    found = re.search(r"mhlo\.input_output_alias = \[(.*?)\]\s*[,}]", text, re.DOTALL)
-    return found[1] if found else ""
+    match = re.search(r"mhlo\.input_output_alias = \[(.*?)\]\s*[,}]", text, re.DOTALL)
+    return match[1] if match else ""
 
 
-def iota(mesh_shape, order) -> str:
-    """XLA's text for the devices of a mesh in a transposed order; it does not read a transposition that is none."""
+def iota(mesh_shape: Sequence[int], order: Sequence[int]) -> str:
+    """Returns XLA's text for the devices of a mesh in a transposed order. XLA rejects an identity transposition."""
     sizes = f"<=[{','.join(map(str, mesh_shape))}]"
     if list(order) == sorted(order):
         return f"<=[{math.prod(mesh_shape)}]"
@@ -205,7 +215,7 @@ def iota(mesh_shape, order) -> str:
 
 
 def _with_iota_devices(text, mesh_shape):
-    """Writes lists of all devices as transposed ranges, so that an annotation does not grow with the mesh."""
+    """Replaces lists of all devices by transposed ranges, so that annotations do not grow with the mesh."""
     devices = np.arange(math.prod(mesh_shape)).reshape(mesh_shape)
     ranges = {}
     for order in itertools.permutations(range(len(mesh_shape))):

@@ -1,4 +1,4 @@
-"""The picture of a step by the compiler's clock: what goes on when, and which part of the model takes how long."""
+"""Picture of a step by the compiler's clock: its schedule, and the time of each part of the model."""
 
 from switch_tf.aot.attribution import SENT, WAITING
 from switch_tf.aot.clock import COPIES, CORE, LINKS, Schedule
@@ -8,11 +8,13 @@ _LANES = {CORE: "core", COPIES: "copies", LINKS: "links"}
 
 
 def draw(schedule: Schedule, parts: dict[str, float], compiled: tuple[int, int], layers: tuple[int, int]) -> bytes:
-    """One PNG.
+    """Returns a PNG.
 
     Args:
-        schedule: of the deepest model that was compiled, whose `compiled` encoder and decoder layers these are.
-        parts: part -> seconds of a step of the whole model, of so many `layers`.
+        schedule: Schedule of the deepest compiled model.
+        parts: Part -> seconds of a step of the whole model.
+        compiled: Encoder and decoder layers of the compiled model.
+        layers: Encoder and decoder layers of the whole model.
     """
     import matplotlib
     matplotlib.use("Agg")

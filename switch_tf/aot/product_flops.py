@@ -1,17 +1,18 @@
-"""FLOPs of one matrix product in an optimised program, which for TPUs is written as a convolution."""
+"""FLOPs of a matrix product in an optimised program. Programs for TPUs write it as a convolution."""
 
 import functools
 import math
 import re
+from collections.abc import Callable, Sequence
 
 
-def count(line: str, result, shape_of) -> float:
-    """Multiplications and additions of a "convolution" or "dot".
+def count(line: str, result: Sequence[int], shape_of: Callable[[str], Sequence[int]]) -> float:
+    """Counts the multiplications and additions of a "convolution" or "dot".
 
     Args:
-        line: str, the instruction as XLA writes it.
-        result: lengths of its dimensions.
-        shape_of: function of an operand's name to the lengths of its dimensions.
+        line: Instruction in XLA's text.
+        result: Shape of the result.
+        shape_of: Maps the name of an operand to its shape.
     """
     left, right = map(shape_of, re.findall(r"%([\w.\-]+)", re.search(r" (?:convolution|dot)\((.*?)\)", line)[1])[:2])
     if " dot(" in line:
@@ -32,9 +33,9 @@ def count(line: str, result, shape_of) -> float:
 
 @functools.cache
 def _steps(length, result, size, stride, pad, dilation, window_dilation):
-    """Along one dimension of a window: pairs of a result and a place in the window that lie on an input.
+    """Counts the pairs of a result and a window position along one dimension that read an input.
 
-    Dimensions of a batched product that both operands have become such windows, mostly over padding and dilation.
+    Batch dimensions of a product become such windows, mostly over padding and dilation.
     """
     places = (at * stride - pad + step * window_dilation for at in range(result) for step in range(size))
     return sum(0 <= place <= (length - 1) * dilation and place % dilation == 0 for place in places)

@@ -1,6 +1,6 @@
-"""What a chip sends, multiplies, and reads and writes in its memory in a step, counted in the optimised program.
+"""Collectives, FLOPs and memory traffic of one chip in a step, counted in the optimised program.
 
-A loop's body counts as often as it runs. Of a condition's branches the more costly one counts.
+A loop's body counts as often as it runs, and a condition by its more expensive branch.
 """
 
 import functools
@@ -9,14 +9,15 @@ import re
 
 from switch_tf.aot import clock, collectives, hlo, product_flops, roofline
 from switch_tf.hardware.chips import Chip
+from switch_tf.hardware.network import Network
 
 
 class Program:
-    """An optimised program, parsed.
+    """A parsed, optimised program.
 
     Args:
-        text: str, XLA's text of it.
-        mesh: dict, mesh axis -> size, in the order of its devices.
+        text: XLA's text of the program.
+        mesh: Mesh axis -> size, in the order of its devices.
     """
 
     def __init__(self, text: str, mesh: dict[str, int]):
@@ -24,31 +25,31 @@ class Program:
         self._mesh = mesh
 
     @functools.cached_property
-    def _sent(self):
+    def _collectives(self):
         return collectives.read(self._module, self._mesh)
 
     @property
     def collectives(self) -> list[collectives.Collective]:
-        """Every collective."""
-        return [*self._sent.values()]
+        """All collectives of the program."""
+        return [*self._collectives.values()]
 
-    def schedule(self, chip: Chip, network, default: str) -> clock.Schedule:
-        """The program by the compiler's own clock; arguments as for `clock.schedule` and `roofline.seconds_once`."""
+    def schedule(self, chip: Chip, network: Network, default: str) -> clock.Schedule:
+        """Runs the program by the compiler's clock. For the arguments see `clock.schedule`."""
         seconds = roofline.seconds_once(self.collectives, chip, network)
         carriers = collectives.carriers(self._module, self._mesh)
-        sends = clock.SendTimes(dict(zip(self._sent, seconds, strict=True)), carriers)
+        sends = clock.SendTimes(dict(zip(self._collectives, seconds, strict=True)), carriers)
         return clock.schedule(self._module, chip, sends, default)
 
     @functools.cached_property
     def flops(self) -> float:
-        """Multiplications and additions of all matrix products."""
+        """FLOPs of all matrix products."""
         instructions, times = self._module.instructions, self._module.times
         return sum(times.get(computation, 0) * product_flops.count(
             product.line, hlo.lengths(product.shape), lambda operand: hlo.lengths(instructions[operand].shape))
             for computation, product in self._products())
 
     def expert_products(self) -> list[int]:
-        """Numbers in the result of each matrix product of the experts, on one chip."""
+        """Returns the size of the result of each matrix product of the experts, on one chip."""
         return [math.prod(hlo.lengths(product.shape)) for _, product in self._products()
                 if re.search(r"/experts(_\d+)?/", product.operation)]
 
@@ -57,7 +58,7 @@ class Program:
                 for instruction in instructions if instruction.kind in ("convolution", "dot")]
 
     def memory_traffic(self) -> float:
-        """Bytes that a chip reads from its memory and writes to it; what stays in its on-chip memory does not count.
+        """Returns the bytes that a chip reads from and writes to its memory. On-chip memory does not count.
 
         An operation that reads a part of an operand counts all of it.
         """
@@ -75,7 +76,7 @@ class Program:
             elif instruction.kind in ("call", "call-start"):
                 total += self._traffic(called["to_apply"][0])
             elif instruction.kind in ("copy-start", "slice-start"):
-                # A move between two memories: its result alone, once for each end that is not on the chip.
+                # A copy between two memories: its size, once for each end that is not on the chip.
                 total += _moved(instruction)
             elif instruction.kind not in hlo.NAMES and not instruction.kind.endswith("-done"):
                 total += sizes[instruction.name] + sum(
@@ -84,19 +85,19 @@ class Program:
 
     @property
     def unread_loops(self) -> list[str]:
-        """Names of the loops of which is not known how often they run; they are counted once."""
+        """Names of loops with an unknown number of passes. They count once."""
         return [loop for loop, count in self._module.loops.items() if count is None]
 
 
 class InTurn:
-    """Programs that run one after the other, counted as one; arguments and names as of Program."""
+    """Programs that run one after the other, counted as one. The methods are those of `Program`."""
 
     def __init__(self, programs: list[Program]):
         self._programs = programs
 
     @property
     def collectives(self) -> list[collectives.Collective]:
-        return [one for program in self._programs for one in program.collectives]
+        return [collective for program in self._programs for collective in program.collectives]
 
     @property
     def flops(self) -> float:
@@ -108,8 +109,8 @@ class InTurn:
     def memory_traffic(self) -> float:
         return sum(program.memory_traffic() for program in self._programs)
 
-    def schedule(self, chip: Chip, network, defaults: list[str]) -> clock.Schedule:
-        """`defaults`: of each program, as far as there are any."""
+    def schedule(self, chip: Chip, network: Network, defaults: list[str]) -> clock.Schedule:
+        """Runs the programs by the compiler's clock; `defaults` has a default part for each program."""
         return clock.in_turn([program.schedule(chip, network, default) for program, default in
                               zip(self._programs, defaults, strict=False)])
 
@@ -123,6 +124,6 @@ def _in_memory(shape):
 
 
 def _moved(instruction):
-    """Of a "copy-start" (result, source) or "slice-start" ((sources), result): bytes read and written."""
+    """Returns the bytes moved by a "copy-start" (result, source) or "slice-start" ((sources), result)."""
     ends = hlo.arrays(instruction.shape)[:2]
     return min(end.bytes for end in ends) * sum(not end.is_on_chip for end in ends)

@@ -1,17 +1,17 @@
-"""The JSON object of `switch-tf compile`: an answer of the compiler, what is wrong with it, and what it lets expect."""
+"""The JSON object of `switch-tf compile`: an estimate, its warnings, and predicted seconds."""
 
 from switch_tf.aot import layout_warnings
 from switch_tf.aot.advice import advice
 from switch_tf.aot.estimate import Estimate, Question, needed
 from switch_tf.configs import accounting
 
-NUM_LARGEST = 8  # collectives that are listed one by one
+NUM_LARGEST = 8  # collectives in the list of the largest
 
 
 def as_json(question: Question, answer: Estimate) -> dict:
-    """All that is known of a step; where the compiler found no room for it, its words and advice in place of numbers.
+    """Returns everything known about a step, or the compiler's message and advice if it found no room.
 
-    "..._per_device" and "chip_bytes" are of one chip, "collectives" of a step on one chip.
+    "..._per_device" and "chip_bytes" are for one chip, "collectives" for a step on one chip.
     """
     config, layout, chip = question.config, question.layout, question.chip
     fits = answer.refused is None and needed(answer.memory) <= chip.memory
@@ -28,13 +28,13 @@ def as_json(question: Question, answer: Estimate) -> dict:
         "flops_per_device": answer.flops,
         "warnings": layout_warnings.find(answer.program, config, layout, question.batch_size,
                                          question.task_feature_lengths, question.settings.num_microbatches),
-        "largest_collectives": [one._asdict() for one in sorted(
-            answer.program.collectives, key=lambda one: -one.bytes)[:NUM_LARGEST]],
+        "largest_collectives": [collective._asdict() for collective in sorted(
+            answer.program.collectives, key=lambda collective: -collective.bytes)[:NUM_LARGEST]],
         "predicted": _predicted(question, answer)}
 
 
 def _predicted(question, answer):
-    """Seconds, tokens and utilisation. "layers" and "seconds_by_bytes" are of the deepest model that was compiled."""
+    """Returns seconds, tokens and utilisation. "layers" and "seconds_by_bytes" are for the deepest compiled model."""
     roofline, seconds = answer.roofline, sum(answer.parts.values())
     config, lengths = question.config, question.task_feature_lengths
     model_flops = accounting.flops_per_step(config, question.batch_size, lengths["inputs"], lengths["targets"])

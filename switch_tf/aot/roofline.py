@@ -1,9 +1,11 @@
-"""The least that a compiled step can take: nothing but the rates of its chips limits it."""
+"""The least time of a compiled step, limited only by the nominal rates of its chips."""
 
 import functools
 from typing import NamedTuple
 
+from switch_tf.aot.collectives import Collective
 from switch_tf.hardware.chips import Chip
+from switch_tf.hardware.network import Network
 
 
 class Roofline(NamedTuple):
@@ -15,36 +17,39 @@ class Roofline(NamedTuple):
 
     @classmethod
     def of(cls, flops: float, memory_traffic: float, link_seconds: float, chip: Chip):
-        """The parts of one chip's share of a step; `memory_traffic` in bytes."""
+        """Returns the roofline of one chip's share of a step; `memory_traffic` in bytes."""
         return cls(flops / chip.flops, memory_traffic / chip.memory_bandwidth, link_seconds)
 
     @property
     def floor(self) -> float:
-        """All parts at the same time."""
+        """Seconds if all parts overlap."""
         return max(self)
 
 
-def link_seconds(sent, chip: Chip, network) -> float:
-    """Seconds in which a chip sends all that it must in a step."""
-    return sum(one.times * seconds for one, seconds in zip(sent, seconds_once(sent, chip, network), strict=True))
+def link_seconds(collectives: list[Collective], chip: Chip, network: Network) -> float:
+    """Returns the seconds for which a chip sends in a step."""
+    seconds = seconds_once(collectives, chip, network)
+    return sum(collective.times * once for collective, once in zip(collectives, seconds, strict=True))
 
 
-def seconds_once(sent, chip: Chip, network) -> list[float]:
-    """Seconds of each collective by itself, once, while every other group does the same: rings over all links along its
-    group; an all-to-all by the busiest link, as each byte takes every link on its way.
+def seconds_once(collectives: list[Collective], chip: Chip, network: Network) -> list[float]:
+    """Returns the seconds of each collective, run once, while every other group does the same.
+
+    Rings use all links along their group. An all-to-all takes as long as its busiest link.
     """
-    links_of_rings, links_to_next, busiest_link = (functools.cache(one) for one in (
+    links_of_rings, links_to_next, busiest_link = map(functools.cache, (
         network.links_of_rings, network.links_to_next, network.busiest_link))
 
-    def seconds(one):
-        share = (one.group_size - 1) / one.group_size
-        if "all-to-all" in one.kind:
-            crossings = share * busiest_link(one.axes)
-        elif one.kind == "collective-permute":
-            crossings = 1 / links_to_next(one.axes)
+    def seconds(collective):
+        size, axes = collective.group_size, collective.axes
+        share = (size - 1) / size
+        if "all-to-all" in collective.kind:
+            crossings = share * busiest_link(axes)
+        elif collective.kind == "collective-permute":
+            crossings = 1 / links_to_next(axes)
         else:
-            factor = {"all-reduce": 2 * share, "reduce-scatter": one.group_size - 1}.get(one.kind, share)
-            crossings = factor / links_of_rings(one.axes)
-        return float(crossings * one.bytes / chip.link_bandwidth)
+            factor = {"all-reduce": 2 * share, "reduce-scatter": size - 1}.get(collective.kind, share)
+            crossings = factor / links_of_rings(axes)
+        return float(crossings * collective.bytes / chip.link_bandwidth)
 
-    return [seconds(one) for one in sent]
+    return [seconds(collective) for collective in collectives]

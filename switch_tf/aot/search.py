@@ -1,20 +1,28 @@
-"""A search over meshes, orders of their axes, group sizes and capacity factors, one kind after the other."""
+"""Search over meshes, orders of their axes, group sizes and capacity factors, one kind after the other."""
 
 import dataclasses
 import itertools
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 from switch_tf.aot.estimate import Question
 from switch_tf.partitioning.layout import Layout, mesh_shape
 
-SMALLEST_GROUP = 256  # tokens; the share of dropped tokens grows as groups shrink
+SMALLEST_GROUP = 256  # tokens. Smaller groups drop more tokens.
 PAPERS_CAPACITY_FACTORS = (1.0, 1.25)
 MOST_PERMUTED = 3  # mesh axes
 
 
 class Choice(NamedTuple):
-    """`group_size`: most tokens of a group; `capacity_factor`: in training; the others as Layout and SwitchConfig."""
+    """One point of the search.
+
+    Attributes:
+        mesh_shape: Shape of the mesh, as in `Layout`.
+        group_size: Largest number of tokens in a group.
+        num_groups_multiple: As in `SwitchConfig`.
+        capacity_factor: Capacity factor in training.
+    """
 
     mesh_shape: str
     group_size: int
@@ -22,7 +30,7 @@ class Choice(NamedTuple):
     capacity_factor: float
 
     def describe(self) -> str:
-        """One line."""
+        """Returns the choice as one line."""
         return f"{self.mesh_shape}, groups of {self.group_size}, capacity {self.capacity_factor:g}"
 
     def bindings(self, mesh_name: str, has_experts: bool) -> list[str]:
@@ -35,13 +43,14 @@ class Choice(NamedTuple):
         return bindings
 
 
-def search(question: Question, ask, say) -> tuple[Choice, dict[Choice, dict]]:
-    """Meshes, then the best one's axes in another order, then group sizes on the best of these, then capacity factors.
+def search(question: Question, ask: Callable[[dict[str, Choice]], dict[str, dict]],
+           say: Callable[[str], None]) -> tuple[Choice, dict[Choice, dict]]:
+    """Tries meshes, orders of the best mesh's axes, group sizes on the best of these, and capacity factors.
 
     Args:
-        question: Question about the run from which to start.
-        ask: function of {name: Choice} to {name: the JSON object of its answer, or {"mistake": sentence}}.
-        say: function of a line of text.
+        question: Run to start from.
+        ask: Maps {name: Choice} to {name: JSON object of the answer, or {"mistake": sentence}}.
+        say: Prints a line.
 
     Returns:
         The run's own choice, and the answers by choice, the best first.
@@ -68,10 +77,10 @@ def search(question: Question, ask, say) -> tuple[Choice, dict[Choice, dict]]:
     return own, {choice: results[choice] for choice in ranked(results)}
 
 
-def meshes(first: Choice, layout, num_experts: int, num_microbatches: int) -> list[Choice]:
-    """A model axis of 1, 2, 4, 8 or 16 devices, or an axis of experts with 1, 2, 4 or 8 on each, and data as the rest.
+def meshes(first: Choice, layout: Layout, num_experts: int, num_microbatches: int) -> list[Choice]:
+    """Returns meshes with a model axis of 1 to 16 devices, or an expert axis with 1 to 8 experts on each device.
 
-    A layout that splits over neither keeps its mesh.
+    The data axis takes the other devices. A layout without these axes keeps its mesh.
     """
     used = {axis for logical, _ in layout.rules for axis in layout.mesh_axes(logical)}
     inner = next((axis for axis in ("model", "expert") if axis in used), None)
@@ -90,9 +99,9 @@ def meshes(first: Choice, layout, num_experts: int, num_microbatches: int) -> li
 
 
 def orders(best: Choice) -> list[Choice]:
-    """The same axes in each other order: the members of the last one are neighbours on the chips' network.
+    """Returns the mesh with its axes in other orders. Members of the last axis are neighbours on the chips' network.
 
-    Of more than three axes, whose orders are too many to ask for, those that exchange two neighbours.
+    More than three axes have too many orders, so only two neighbouring axes are exchanged at a time.
     """
     mesh = Layout(best.mesh_shape).mesh
     long = [axis for axis, size in mesh.items() if size > 1]
@@ -100,13 +109,13 @@ def orders(best: Choice) -> list[Choice]:
         others = ([*long[:place], long[place + 1], long[place], *long[place + 2:]] for place in range(len(long) - 1))
     else:
         others = map(list, itertools.permutations(long))
-    # Axes of one device stay, at the end: a rule may name them, and of those that a mesh leaves out only one is open.
+    # Axes of one device stay, at the end: a rule may name them, and a mesh may leave out only one axis.
     return [best._replace(mesh_shape=mesh_shape({axis: mesh[axis] for axis in (*order, *mesh)}))
             for order in others if order != long]
 
 
 def group_sizes(best: Choice, num_tokens: int) -> list[Choice]:
-    """The size of its groups, which `num_tokens` at once may not fill, halved again and again."""
+    """Returns group sizes that halve the present one, or the number of tokens if it is less, down to the smallest."""
     sizes, size = [], min(best.group_size, num_tokens // best.num_groups_multiple) // 2
     while size >= SMALLEST_GROUP:
         sizes.append(best._replace(group_size=size))
@@ -115,13 +124,13 @@ def group_sizes(best: Choice, num_tokens: int) -> list[Choice]:
 
 
 def capacity_factors(best: Choice) -> list[Choice]:
-    """The paper's factors."""
+    """Returns the paper's capacity factors other than the present one."""
     return [best._replace(capacity_factor=factor) for factor in PAPERS_CAPACITY_FACTORS
             if factor != best.capacity_factor]
 
 
 def ranked(results: dict) -> list:
-    """Keys of answers, those that fit and are predicted to be fastest first."""
+    """Sorts the keys of answers: first those that fit, then by predicted time."""
     def order(key):
         result = results[key]
         seconds = result["predicted"]["step_seconds"] if "predicted" in result else math.inf

@@ -1,4 +1,4 @@
-"""A schedule as a trace that Perfetto (ui.perfetto.dev) and chrome://tracing open."""
+"""Trace of a schedule for Perfetto (ui.perfetto.dev) and chrome://tracing."""
 
 import json
 
@@ -8,7 +8,7 @@ _LANES = {CORE: "core", COPIES: "copies between memories", LINKS: "links to othe
 
 
 def chrome(schedule: Schedule) -> str:
-    """JSON of Chrome's trace event format; of a loop the first pass is shown, as long as one pass takes."""
+    """Returns JSON in Chrome's trace event format. A loop shows its first pass only."""
     threads = [{"ph": "M", "name": "thread_name", "pid": 0, "tid": lane, "args": {"name": text}}
                for lane, text in enumerate(_LANES.values())]
     lanes = [*_LANES]

@@ -40,9 +40,9 @@ class _Sends:
 
 
 def test_what_takes_long_says_that_it_goes_on(monkeypatch):
-    monkeypatch.setattr(estimate, "TELL_EVERY", 0.01)
+    monkeypatch.setattr(estimate, "REPORT_PERIOD", 0.01)
     lines = []
-    with estimate._told_meanwhile(lines.append, 42):
+    with estimate._progress(lines.append, 42):
         while len(lines) < 2:
             time.sleep(0.01)
     assert all(re.fullmatch(r"\.\.\. \d+ s of about 42 \.\.\.", line) for line in lines)
@@ -77,16 +77,16 @@ def test_gradients_live_between_two_programs_and_nothing_counts_twice():
 
 def test_numbers_are_extended_linearly():
     config = SwitchConfig.from_preset("switch_base_8")  # 12 + 12 layers
-    answer = estimate._answer(config, [(2, 2), (4, 4)], [_point(2), _point(4)])
+    answer = estimate._extrapolated(config, [(2, 2), (4, 4)], [_point(2), _point(4)])
     assert answer.memory["temporaries"] == 220
     assert answer.collectives == {"all-to-all": {"count": 48, "bytes": 48 * 7}}
     assert answer.flops == 12005
     assert answer.roofline == (24.0, 600.0, 1.0)
     assert answer.parts == {"attention": 36.0, "optimizer": 3.0}  # what shrinks with depth is not extrapolated below it
     assert answer.state == 512
-    between = estimate._answer(dataclasses.replace(config, num_encoder_layers=7, num_decoder_layers=0),
+    between = estimate._extrapolated(dataclasses.replace(config, num_encoder_layers=7, num_decoder_layers=0),
                            [(2, 0), (4, 0)], [_point(2), _point(4)])
     assert between.memory["temporaries"] == 170  # three and a half times two layers
-    whole = estimate._answer(config, [(12, 12)], [_point(12)])
+    whole = estimate._extrapolated(config, [(12, 12)], [_point(12)])
     assert (whole.flops, whole.memory, whole.collectives) == (answer.flops, answer.memory, answer.collectives)
     assert whole.parts == {"attention": 36.0, "optimizer": -5.0}
