@@ -1,5 +1,7 @@
-"""Which form of an operation suits the code that runs, or is traced: by index, by products, by shapes of values; and
-one program in place of many operations."""
+"""Chooses an implementation of an operation for the current device, and compiles functions to programs."""
+
+from collections.abc import Callable, Hashable
+from typing import Any
 
 import keras
 import numpy as np
@@ -7,6 +9,7 @@ import numpy as np
 from switch_tf import context
 from switch_tf.hardware.devices import device_type
 from switch_tf.partitioning.axes import is_for_compiler, is_partitioned
+from switch_tf.partitioning.tensors import Tensor
 
 # Keras imports the library of its back end anyway.
 if keras.backend.backend() == "tensorflow":
@@ -29,11 +32,16 @@ class FusedProgram:
         self.graph, self.shared_tensors = graph, {}
 
 
-def fused(function, arguments, is_worth_it: bool):
-    """`function(*arguments)`, as a program that XLA compiles for a CPU where it is worth it and can be.
+def fused(function: Callable, arguments: tuple, is_worth_it: bool) -> Any:
+    """Returns `function(*arguments)`, compiled by XLA for a CPU if that is possible.
 
-    It can be within a program of TensorFlow's for one CPU, where all shapes are known: XLA compiles none else, and
-    elsewhere a program is XLA's from the start, or nobody measured it.
+    It is possible inside a TensorFlow program for one CPU with known shapes. XLA cannot compile unknown shapes, and
+    other devices use XLA for the whole program, or were not measured.
+
+    Args:
+        function: Function of nests of tensors.
+        arguments: Its arguments.
+        is_worth_it: Whether to compile it if possible.
     """
     if not is_worth_it or not _can_fuse(arguments):
         return function(*arguments)
@@ -46,19 +54,19 @@ def fused(function, arguments, is_worth_it: bool):
 
 
 def is_fused() -> bool:
-    """Whether the code that is traced becomes a program of `fused`."""
+    """Whether the traced code belongs to a program of `fused`."""
     return context.current().fused_program is not None
 
 
-def once(key, make):
-    """What `make` returns, made once in a program of `fused`, before its loops, for all that ask by the same key.
+def once(key: Hashable, make: Callable[[], Tensor]) -> Tensor:
+    """Returns a tensor that is computed once in a program of `fused`, before its loops.
 
-    XLA would draw a reshape or a cast of a weight into the product with it, which is then computed number by number,
-    and do so in each step.
+    Otherwise XLA would fuse a reshape or cast of a weight with the product in each step of a loop, and compute that
+    product number by number.
 
     Args:
-        key: hashable, says what is made.
-        make: function without arguments, of tensors that no loop changes, such as weights.
+        key: Identifies the tensor in the program.
+        make: Function without arguments of tensors that no loop changes, such as weights.
     """
     program = context.current().fused_program
     if key not in program.shared_tensors:
@@ -68,41 +76,43 @@ def once(key, make):
 
 
 def can_fuse() -> bool:
-    """Whether there are programs of `fused` here, given shapes that are known."""
+    """Whether `fused` can compile functions here, given known shapes."""
     return keras.backend.backend() == "tensorflow" and not is_partitioned() and device_type() == "CPU"
 
 
 def _can_fuse(arguments):
     if not can_fuse():
         return False
-    tensors = [one for one in tf.nest.flatten(arguments) if tf.is_tensor(one)]
+    tensors = [value for value in tf.nest.flatten(arguments) if tf.is_tensor(value)]
     return (tf.inside_function() and not tf.distribute.has_strategy() and _has_dynamic_shapes()
-            and all(one.shape.is_fully_defined() for one in tensors))
+            and all(tensor.shape.is_fully_defined() for tensor in tensors))
 
 
 def prefers_products() -> bool:
-    """Whether to take a product with a one-hot mask for an index, which a partitioner follows across devices.
+    """Whether to multiply by a one-hot mask instead of indexing.
 
-    Also for XLA's programs on CPU, whose top-k takes ten times as long as TensorFlow's.
+    A partitioner follows products across devices. XLA's programs on a CPU avoid its top-k, which takes ten times as
+    long as TensorFlow's.
     """
     return is_partitioned() or is_fused() or device_type() == "TPU"
 
 
 def queries_at_a_time() -> int | None:
-    """How many queries attention takes at a time; None for all of them.
+    """Returns the number of queries that attention computes at a time; None for all of them.
 
-    On a TPU scores of so many stay on the chip: a layer of Switch-Base then takes half of the time (docs/compile.md).
+    On a TPU the scores of one block stay on the chip, which halves the time of a layer of Switch-Base
+    (docs/compile.md).
     """
     return _TPU_QUERIES if is_for_compiler() or device_type() == "TPU" else None
 
 
 def suited_dispatches() -> tuple[str, ...]:
-    """Names of the dispatches (`layers.dispatch`) that can be used here, the best one first.
+    """Returns the names of the dispatches (`layers.dispatch`) that work here, the fastest first.
 
-    "ragged" is the first where it can be used at all, although it pays only where enough slots would stay empty.
+    "ragged" is first if it works at all, although it is faster only if enough slots would stay empty.
     """
     if is_partitioned():
-        return ("einsum",)  # the others move rows by their place in one device's memory
+        return ("einsum",)  # the others index rows in the memory of one device
     if is_fused():
         return ("index", "einsum")
     if prefers_products():
@@ -110,13 +120,13 @@ def suited_dispatches() -> tuple[str, ...]:
     return ("ragged", "index", "einsum") if _has_dynamic_shapes() else ("index", "einsum")
 
 
-def compiled(function, ranks: tuple[int, ...] | None = None):
-    """The function as a program: a `tf.function`; on JAX, whose loops are compiled anyway, as it is.
+def compiled(function: Callable, ranks: tuple[int, ...] | None = None) -> Callable:
+    """Returns the function as a `tf.function`. JAX compiles loops anyway, so there it is returned unchanged.
 
     Args:
-        function: of tensors.
-        ranks: of the arguments, which are then <int32> and of any size in one program. By default every shape has a
-            program of its own, which knows it.
+        function: Function of tensors.
+        ranks: Ranks of its arguments, which are then <int32> of any size in a single program. By default each shape
+            has a program of its own.
     """
     if keras.backend.backend() != "tensorflow":
         return function
@@ -124,8 +134,8 @@ def compiled(function, ranks: tuple[int, ...] | None = None):
     return tf.function(function, autograph=False, input_signature=signature)
 
 
-def known_values(x) -> np.ndarray | None:
-    """The values of a tensor where they are known now; None while tracing, and where devices hold pieces of it."""
+def known_values(x: Tensor) -> np.ndarray | None:
+    """Returns the values of an eager tensor of one device; None while tracing, or if devices hold pieces of it."""
     if is_partitioned() or keras.utils.is_keras_tensor(x):
         return None
     if keras.backend.backend() == "tensorflow":
@@ -134,7 +144,7 @@ def known_values(x) -> np.ndarray | None:
 
 
 def _has_dynamic_shapes():
-    """True on the CPUs of the TensorFlow back end outside of XLA; elsewhere every shape must be known beforehand."""
+    """Whether shapes may depend on values: only on CPUs, with TensorFlow and without XLA."""
     if keras.backend.backend() != "tensorflow" or device_type() != "CPU":
         return False
     return not control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph())

@@ -1,8 +1,8 @@
-"""Operations by index, each in two forms.
+"""Operations by index, each with two implementations.
 
-By index on one device, where a product with a one-hot mask costs as much as the whole vocabulary or all experts. By
-comparison and product where one program is cut over many devices (and, for targets, on TPUs): a partitioner follows a
-product and leaves its parts where they are, and would bring the operands of an index together.
+On one device they index, because a product with a one-hot mask costs as much as the whole vocabulary or all experts. In
+a program that is cut over devices (and, for targets, on TPUs) they compare and multiply: a partitioner leaves the parts
+of a product in place, but gathers the operands of an index.
 """
 
 import keras
@@ -12,10 +12,11 @@ from switch_tf.ops.dtypes import widen
 from switch_tf.ops.forms import is_fused, prefers_products
 from switch_tf.ops.products import in_gradient_of, product
 from switch_tf.partitioning.axes import arange, axes_of, constrain, gather, is_partitioned, is_split, scatter
+from switch_tf.partitioning.tensors import Tensor
 
 
-def count_into_bins(index, num_bins: int):
-    """How often each bin is named in each group.
+def count_into_bins(index: Tensor, num_bins: int) -> Tensor:
+    """Counts the occurrences of each bin in each group.
 
     Args:
         index: <int32>[group, place], each in [0, num_bins).
@@ -26,20 +27,20 @@ def count_into_bins(index, num_bins: int):
     """
     if is_partitioned():
         return ops.sum(ops.one_hot(index, num_bins, dtype="int32"), axis=1)
-    # Its cost does not grow with the number of bins.
+    # The cost does not grow with the number of bins.
     num_groups = ops.shape(index)[0]
     flat = ops.reshape(index + arange(num_groups)[:, None] * num_bins, (-1,))
     counts = ops.segment_sum(ops.ones_like(flat), flat, num_segments=num_groups * num_bins)
     return ops.reshape(counts, (num_groups, num_bins))
 
 
-def look_up(variable, token_ids, dtype):
-    """Rows of a table, with a dense gradient: sparse slices would make every optimizer slot a scatter.
+def look_up(variable: keras.Variable, token_ids: Tensor, dtype: str) -> Tensor:
+    """Returns rows of a table. Its gradient is dense: with sparse slices each update of a slot would be a scatter.
 
     Args:
-        variable: keras.Variable from `add_weight`, [vocab, embed].
+        variable: Weight from `add_weight`, [vocab, embed].
         token_ids: <int32>[batch, length], each in [0, vocab).
-        dtype: of the rows.
+        dtype: Dtype of the rows.
 
     Returns:
         <dtype>[batch, length, embed]
@@ -54,7 +55,7 @@ def look_up(variable, token_ids, dtype):
         return product("blv,vm->blm", is_token(dtype), variable)
 
     @ops.custom_gradient
-    def of_table(table):
+    def gathered_rows(table):
         def gradient(*args, upstream=None):
             (upstream,) = args if upstream is None else (upstream,)
             upstream = widen(upstream)
@@ -69,13 +70,13 @@ def look_up(variable, token_ids, dtype):
 
         return ops.take(gather(ops.cast(table, dtype), axes_of(variable)), token_ids, axis=0), gradient
 
-    return of_table(ops.cast(variable, variable.dtype))
+    return gathered_rows(ops.cast(variable, variable.dtype))
 
 
-def write(x, entry, position, axis: int):
-    """`x` with `entry`, which has one place along `axis`, at `position`, an <int32> scalar."""
+def write(x: Tensor, entry: Tensor, position: Tensor, axis: int) -> Tensor:
+    """Returns `x` with `entry`, of length 1 along `axis`, written at `position`, an <int32> scalar."""
     if is_fused():
-        # One place is written, where it is; what is compared is all copied.
+        # Writes in place; a comparison would copy all of `x`.
         start = [0] * len(x.shape)
         start[axis] = position
         return ops.slice_update(x, ops.stack(start), entry)
@@ -83,16 +84,16 @@ def write(x, entry, position, axis: int):
     return ops.where(is_here, entry, x)
 
 
-def normalizers_and_targets(logits, targets):
-    """What a cross-entropy needs of each row of logits.
+def normalizers_and_targets(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Reduces each row of logits to the numbers that a cross-entropy and an accuracy need.
 
     Args:
         logits: <float32>[batch, length, vocab].
         targets: <int32>[batch, length], each in [0, vocab).
 
     Returns:
-        <float32>[batch, length] logsumexp, <float32>[batch, length] the target's logit, and <int32>[batch, length] the
-        place of the largest logit: of several, the first.
+        <float32>[batch, length] logsumexp, <float32>[batch, length] logit of the target, and <int32>[batch, length]
+        index of the largest logit, the first if several are equal.
     """
     vocab_size = logits.shape[-1]
     if prefers_products():
@@ -100,13 +101,13 @@ def normalizers_and_targets(logits, targets):
         target_logit = ops.sum(logits * ops.cast(is_target, logits.dtype), axis=-1)
         return ops.logsumexp(logits, axis=-1), target_logit, place_of_largest(logits)
 
-    # Logits are the largest tensor of a step: each pass over them that is saved counts.
+    # Logits are the largest tensor of a step, so this makes as few passes over them as possible.
     @ops.custom_gradient
-    def of_rows(logits):
+    def reduced_rows(logits):
         largest, place = ops.top_k(logits, 1)
         exponentials = ops.exp(logits - largest)
         sums = ops.sum(exponentials, axis=-1, keepdims=True)
-        # Exact, as above.
+        # Places are exact in floats up to 2^24 words.
         results = (largest + ops.log(sums), ops.take_along_axis(logits, index, axis=-1), ops.cast(place, logits.dtype))
 
         def gradient(*args, upstream=None):
@@ -119,18 +120,18 @@ def normalizers_and_targets(logits, targets):
         return ops.concatenate(results, axis=-1), gradient
 
     index = ops.reshape(targets, (-1, 1))
-    results = of_rows(ops.reshape(logits, (-1, vocab_size)))
+    results = reduced_rows(ops.reshape(logits, (-1, vocab_size)))
     normalizer, target_logit, place = ops.unstack(ops.reshape(results, (*ops.shape(targets), 3)), 3, axis=-1)
     return normalizer, target_logit, ops.cast(place, "int32")
 
 
-def place_of_largest(logits):
-    """Where each row's largest number is, of several the first: <float32>[..., vocab] -> <int32>[...]."""
+def place_of_largest(logits: Tensor) -> Tensor:
+    """Returns the index of each row's first largest number: <float32>[..., vocab] -> <int32>[...]."""
     if not prefers_products():
-        # Keras' argmax takes 60 times as long here, since it tells -0 from 0.
+        # Keras' argmax takes 60 times as long here, because it distinguishes -0 from 0.
         return ops.cast(ops.top_k(logits, 1)[1][..., 0], "int32")
-    # An argmax would gather a vocabulary that is split; a maximum and a minimum are of parts first. In floats, exact
-    # up to 2^24 words: of integers a TPU's compiler makes one more pass over the logits.
+    # An argmax would gather a split vocabulary; a maximum and a minimum reduce the parts first. Floats are exact up to
+    # 2^24 words, and with integers a TPU's compiler makes another pass over the logits.
     vocab_size = logits.shape[-1]
     is_largest = ops.equal(logits, ops.max(logits, axis=-1, keepdims=True))
     places = ops.arange(vocab_size, dtype=logits.dtype)

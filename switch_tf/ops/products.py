@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+from collections.abc import Callable, Iterator
 
 import keras
 from keras import ops
@@ -9,46 +10,47 @@ from keras import ops
 from switch_tf.ops import forms
 from switch_tf.ops.dtypes import widen
 from switch_tf.partitioning import axes
+from switch_tf.partitioning.tensors import Tensor
 
-# Of so many, a product with a transposed weight takes half to a fifth of the time as its own transpose on CPU: the
-# tied logits of a few sequences that are decoded.
+# On a CPU a product of at most this many rows with a transposed weight, such as tied logits in decoding, is two to five
+# times as fast as the transpose of the transposed product.
 _FEW_ROWS = 32
-# Numbers of a table in one of the parts that `_times_rows_of` takes it in: for one row, for several, each of which
-# reads its part, and for more.
+# Numbers in a part of the table of `_times_rows_of`: for one row, for several rows that each read the part, and for
+# more rows.
 _NUMBERS_READ_ONCE = 2**21
 _NUMBERS_READ_AGAIN = 2**18
 _NUMBERS_COPIED = 2**20
 _ROWS_TO_READ_AGAIN = 4
-_AT_ONCE = 8  # products of `in_blocks`
-_LARGE = 2**19  # numbers of a matrix with which one row is multiplied in blocks
+_AT_ONCE = 8  # products in one sum of `in_blocks`
+_LARGE = 2**19  # numbers of a matrix that one row is multiplied with in blocks
 
 
-def product(equation: str, x, variable, dtype=None):
-    """`einsum(equation, x, weight)` of numbers in the dtype of `x`, for a weight from `add_weight`.
+def product(equation: str, x: Tensor, variable: keras.Variable, dtype: str | None = None) -> Tensor:
+    """Returns `einsum(equation, x, weight)`, with the weight in the dtype of `x`.
 
-    Where one program is cut over many devices, the gradient of the weight is a float32 product of its own: autodiff
-    would make it in bfloat16, and the devices would add up their parts of it in bfloat16.
+    In a program that is cut over devices the gradient of the weight is a float32 product. Autodiff would compute it in
+    bfloat16, and the devices would sum their parts in bfloat16.
 
     Args:
-        equation: str, such as "blm,mf->blf"; each index stands in two of the three terms or in all.
-        x: tensor.
-        variable: keras.Variable from `add_weight`.
-        dtype: of the result, by default that of `x`. "float32" keeps the sums of bfloat16 products as they are, and
-            gradients come back unrounded.
+        equation: Such as "blm,mf->blf". Each index occurs in two or three of the terms.
+        x: Tensor.
+        variable: Weight from `add_weight`.
+        dtype: Dtype of the result, by default that of `x`. "float32" keeps the sums of bfloat16 products, and the
+            gradients, unrounded.
     """
     terms, result = equation.split("->")
     left, right = terms.split(",")
     dtype = dtype or x.dtype
     if forms.is_fused():
         return _of_few_rows(left, right, result, x, variable, dtype)
-    # Both operands are widened, which is exact: TensorFlow has no product of two dtypes' widths but in XLA, Keras has
-    # none on JAX, and a TPU's compiler takes the widening back (docs/decisions.md).
+    # Both operands are widened, which is exact. TensorFlow multiplies bfloat16 to float32 only in XLA, and Keras has no
+    # such product on JAX. A TPU's compiler removes the casts (docs/decisions.md).
     if not axes.is_partitioned():
         x, weight = ops.cast(x, dtype), ops.cast(axes.use(variable, x.dtype), dtype)
         if _is_matmul(left, right, result):
             return ops.matmul(x, weight)
         if len(right) == 2 and _is_matmul(left, right[::-1], result):
-            # Of a batch of any size, where it is a step of decoding: one position of each sequence.
+            # With an unknown batch size, a step of decoding: one position of each sequence.
             if x.shape[-2] is not None and math.prod(length or 1 for length in x.shape[:-1]) <= _FEW_ROWS:
                 rows = ops.transpose(ops.reshape(x, (-1, x.shape[-1])))
                 return ops.reshape(ops.transpose(ops.matmul(weight, rows)), (*ops.shape(x)[:-1], weight.shape[0]))
@@ -72,15 +74,15 @@ def product(equation: str, x, variable, dtype=None):
 
 
 def _is_matmul(left, right, result):
-    """Whether the terms are those of `matmul`, whose gradients TensorFlow computes without transposed copies.
+    """Whether the equation is a `matmul`, whose gradients TensorFlow computes without transposed copies.
 
-    As einsums, the products of 128 experts took twice as long, and those of tied logits 1.2 times.
+    As einsums the products of 128 experts took twice as long, and those of tied logits 1.2 times.
     """
     return right[-2] == left[-1] and result == left[:-1] + right[-1] and right[:-2] in ("", left[:-2])
 
 
 def _of_few_rows(left, right, result, x, variable, dtype):
-    """The product in a program of `forms.fused`, whose rows are few: with a matrix, which is made before its loops."""
+    """The product in a program of `forms.fused`, with few rows. The matrix is computed before the program's loops."""
     count = sum(index in left for index in right)
     is_matrix = right[:count] == left[-count:] and result == left[:-count] + right[count:]
     shape = (math.prod(variable.shape[:count]), -1) if is_matrix else variable.shape
@@ -100,20 +102,21 @@ def _of_few_rows(left, right, result, x, variable, dtype):
 def _times_matrix(rows, weight):
     if rows.shape[0] > 1 or math.prod(weight.shape) < _LARGE:
         return ops.matmul(rows, weight)
-    # XLA's product of one row with a matrix is one thread's.
+    # XLA multiplies one row with a matrix in a single thread.
     return in_blocks(rows, weight[None], lambda part: part)
 
 
-def in_blocks(rows, weights, choose):
-    """Rows times matrices, as sums of a few products each and then the sum of those, in a program of XLA's.
+def in_blocks(rows: Tensor, weights: Tensor, choose: Callable[[Tensor], Tensor]) -> Tensor:
+    """Multiplies rows with matrices in a program of XLA, as a sum of sums of a few products.
 
-    XLA fuses a few products with what looks the matrices up, and computes many columns of at once, in as many threads
-    as there are. For a product of its own it would copy the matrices, and one sum of all goes down column by column.
+    XLA fuses a few products with the lookup of the matrices, and computes many columns at once in all threads. For a
+    matrix product it would copy the matrices, and it computes a sum of all products column by column.
 
     Args:
         rows: [row, k].
         weights: [matrix, k, n].
-        choose: function of a part of the weights, [matrix, places, n], to the same of each row's matrix.
+        choose: Function from a part of the weights, [matrix, places, n], to the part of each row's matrix,
+            [row, places, n].
 
     Returns:
         <dtype of rows>[row, n]
@@ -128,10 +131,10 @@ def in_blocks(rows, weights, choose):
 
 
 def _times_rows_of(table, x):
-    """[row, k] times the transpose of [n, k], part by part of the table.
+    """Multiplies [row, k] with the transpose of the table [n, k], one part of the table at a time.
 
-    A product with a vector reads its part of the table where it lies, in as many threads as there are, and the next row
-    of x finds that in the cache. XLA's library for products of matrices copies the part first, which pays for more.
+    A product with a vector reads its part of the table in place, in all threads, and the next row of `x` finds that
+    part in the cache. XLA's library for products of matrices copies the part first, which is faster for many rows.
     """
     (num_rows, width), length = x.shape, table.shape[0]
     is_by_row = num_rows <= _ROWS_TO_READ_AGAIN
@@ -140,11 +143,11 @@ def _times_rows_of(table, x):
     columns = ops.unstack(x, num_rows) if is_by_row else [ops.transpose(x)]
 
     def step(index, *products):
-        # Of the last part some may be there already.
+        # The last part may overlap the one before.
         start = ops.minimum(index * at_a_time, length - at_a_time)
         part = ops.slice(table, (start, 0), (at_a_time, width))
-        return index + 1, *(ops.slice_update(found, (start, 0)[:len(found.shape)], ops.matmul(part, column))
-                            for found, column in zip(products, columns, strict=True))
+        return index + 1, *(ops.slice_update(result, (start, 0)[:len(result.shape)], ops.matmul(part, column))
+                            for result, column in zip(products, columns, strict=True))
 
     num_parts = -(-length // at_a_time)
     start = ops.convert_to_tensor(0, "int32"), *(ops.zeros((length, *column.shape[1:]), x.dtype) for column in columns)
@@ -153,9 +156,8 @@ def _times_rows_of(table, x):
 
 
 @contextlib.contextmanager
-def in_gradient_of(variable):
-    """Names operations as autodiff would for the layer of a weight, so that a compiler's words say where they are from.
-    """
+def in_gradient_of(variable: keras.Variable) -> Iterator[None]:
+    """Names operations as autodiff names those of the weight's layer, so that compiled programs show their origin."""
     with contextlib.ExitStack() as stack:
         for part in ("gradient_tape", *variable.path.split("/")[:-1]):
             stack.enter_context(keras.name_scope(part))

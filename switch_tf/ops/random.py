@@ -1,13 +1,14 @@
-"""Random numbers that depend on the run's seed, the step, the layer and the element, and on nothing else.
+"""Random numbers that depend only on the run's seed, the step, the layer and the element.
 
-Each number is a hash of (seed, position in the global tensor), made of elementwise integer operations. So dropout and
-jitter are the same for any layout and any number of microbatches, resuming needs no generator state, and partitioners
-split the work, which they do not for the Philox generator behind Keras' Dropout.
+Each number is a hash of (seed, position in the global tensor), computed by elementwise integer operations. So dropout
+and jitter are the same for any layout and any number of microbatches, resuming needs no generator state, and
+partitioners split the work, unlike that of the Philox generator behind Keras' Dropout.
 
 The hash is `lowbias32` (Ellis, "Prospecting for Hash Functions"), applied once to each key and twice to each element.
 """
 
 import zlib
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -17,6 +18,7 @@ from keras import ops
 from switch_tf import context
 from switch_tf.ops import replicas
 from switch_tf.partitioning.axes import arange
+from switch_tf.partitioning.tensors import Tensor
 
 
 def random_seed(seed: Any) -> AbstractContextManager:
@@ -27,15 +29,20 @@ def random_seed(seed: Any) -> AbstractContextManager:
     return context.within(seed=seed)
 
 
-def step_seed(seed: int, step):
-    """Seed of one training step: <uint32> scalar from the run's seed and the step (int or integer scalar tensor)."""
+def step_seed(seed: int, step: Any) -> Tensor:
+    """Returns the seed of a training step, a <uint32> scalar.
+
+    Args:
+        seed: Seed of the run.
+        step: int or integer scalar tensor.
+    """
     return _mix(_mix(_uint32(seed)) ^ _uint32(step))
 
 
-def fresh_seed():
-    """The seed of the scope, or a new one outside of any, from Keras' global generator: <uint32> scalar.
+def fresh_seed() -> Tensor:
+    """Returns the seed of the context or, without one, a new seed from Keras' global generator: <uint32> scalar.
 
-    In a replica of a `tf.distribute` strategy it comes from TensorFlow, see `replicas.seed_in_replica`.
+    In a replica of a `tf.distribute` strategy TensorFlow draws it, see `replicas.seed_in_replica`.
     """
     seed = context.current().seed
     if seed is not None:
@@ -46,21 +53,21 @@ def fresh_seed():
     return ops.cast(keras.random.randint((), 0, 2**31 - 1), "uint32")
 
 
-def layer_seed(layer: keras.layers.Layer, purpose: str):
-    """Seed for what `layer` draws in this call: <uint32> scalar.
+def layer_seed(layer: keras.layers.Layer, purpose: str) -> Tensor:
+    """Returns the seed of one use of random numbers by a layer in this call: <uint32> scalar.
 
-    In a `random_seed` scope it is a function of that seed, the layer's path and `purpose`. Elsewhere, as under Keras'
-    `fit`, it is a function of `fresh_seed`, which `keras.utils.set_random_seed` makes repeatable.
+    It is a function of `fresh_seed`, the layer's path and `purpose`. Outside `random_seed`, as under Keras' `fit`,
+    `keras.utils.set_random_seed` makes it repeatable.
     """
     return _mix(fresh_seed() ^ _uint32(zlib.crc32(f"{layer.path}/{purpose}".encode())))
 
 
-def uniform(seed, shape):
-    """Uniform numbers in [0, 1) with 24 random bits.
+def uniform(seed: Tensor, shape: Sequence[Any]) -> Tensor:
+    """Draws uniform numbers in [0, 1) with 24 random bits.
 
     Args:
         seed: <uint32> scalar.
-        shape: ints or scalar tensors; the first axis, of sequences or groups, is this part's share of the batch.
+        shape: ints or scalar tensors. The first axis, sequences or groups, is this part of the batch.
 
     Returns:
         <float32>[shape]
@@ -69,33 +76,33 @@ def uniform(seed, shape):
     return uniform_at(seed, rows, ops.expand_dims(_positions(shape[1:]), 0))
 
 
-def uniform_at(seed, batch_position, position):
-    """Uniform numbers in [0, 1) for single elements of a tensor, whatever the order in which they lie.
+def uniform_at(seed: Tensor, batch_position: Tensor, position: Tensor) -> Tensor:
+    """Draws uniform numbers in [0, 1) for single elements of a tensor, in any order.
 
     Args:
         seed: <uint32> scalar.
-        batch_position: <int32>, which sequence or group of the global batch an element belongs to.
-        position: <int32 or uint32>, its place within that; the shapes of both broadcast.
+        batch_position: <int32>, index of the sequence or group in the global batch.
+        position: <int32 or uint32>, index within it. Broadcasts with `batch_position`.
 
     Returns:
-        <float32>, of their common shape.
+        <float32> of the broadcast shape.
     """
     keys = _mix(_mix(_uint32(batch_position)) ^ seed)
     bits = _mix(_mix(_uint32(position) ^ keys) + seed)
     return ops.cast(ops.right_shift(bits, _uint32(8)), "float32") * 2.0**-24
 
 
-def batch_positions(size):
-    """Which sequences or groups of the global batch this part's `size` ones are: <int32>[size]."""
+def batch_positions(size: Any) -> Tensor:
+    """Returns the indices in the global batch of this part's `size` sequences or groups: <int32>[size]."""
     part = context.current().part
-    # Replicas of Keras' `fit` are no parts, because each groups its own tokens, but they share a seed.
+    # Replicas of Keras' `fit` are not parts, because each groups its own tokens, but they share a seed.
     place = part.index if part.count > 1 else replicas.replica_index()
     index = arange(size)
     return index if place is None else index + ops.cast(place, "int32") * ops.cast(size, "int32")
 
 
 def _positions(shape):
-    """Row-major position of every element of a tensor of `shape`: <uint32>[shape]."""
+    """Returns the row-major index of every element of a tensor: <uint32>[shape]."""
     position = _uint32(0)
     for size in shape:
         position = ops.expand_dims(position * ops.cast(size, "uint32"), -1) + arange(size, "uint32")
@@ -103,7 +110,7 @@ def _positions(shape):
 
 
 def _mix(x):
-    """lowbias32: a bijection of 32-bit integers in which each input bit flips each output bit with probability 1/2."""
+    """lowbias32, a bijection of 32-bit integers. Each input bit flips each output bit with probability 1/2."""
     x = ops.bitwise_xor(x, ops.right_shift(x, _uint32(16))) * _uint32(0x7FEB352D)
     x = ops.bitwise_xor(x, ops.right_shift(x, _uint32(15))) * _uint32(0x846CA68B)
     return ops.bitwise_xor(x, ops.right_shift(x, _uint32(16)))
