@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 
-from switch_tf import environment
+from switch_tf.hardware import host
 
 WORKER = pathlib.Path(__file__).parent / "contenders" / "worker.py"
 
@@ -133,12 +133,12 @@ def measure_memory(contender: Contender, fields: dict) -> dict:
 
 def available_mib() -> float:
     """Memory that can be taken without swapping (Linux)."""
-    return environment.memory("MemAvailable") / 2**20
+    return host.memory("MemAvailable") / 2**20
 
 
 def total_mib() -> float:
     """The machine's memory (Linux)."""
-    return environment.memory("MemTotal") / 2**20
+    return host.memory("MemTotal") / 2**20
 
 
 def _environment():

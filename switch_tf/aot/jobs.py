@@ -8,7 +8,7 @@ import subprocess
 import time
 from collections.abc import Callable
 
-from switch_tf import environment
+from switch_tf.hardware import host
 
 # Enough for a model of a usual width.
 MEMORY_OF_A_JOB = 8 * 2**30
@@ -30,7 +30,7 @@ def run(questions: dict[str, list[str]], say: Callable[[str], None]) -> dict[str
     """
     started, answers = time.perf_counter(), {}
     # Free memory would not count the page cache, which can be reclaimed.
-    memory = environment.memory("MemAvailable")
+    memory = host.memory("MemAvailable")
     workers = max(1, min(len(os.sched_getaffinity(0)), memory // MEMORY_OF_A_JOB, len(questions)))
     running = set()
     with concurrent.futures.ThreadPoolExecutor(workers) as pool:

@@ -82,8 +82,8 @@ def main(argv=None) -> int:
     except Refusal as refusal:
         print(refusal, file=sys.stderr)
         return 2
-    from switch_tf import environment
-    environment.skip_tpu_metadata_query()
+    from switch_tf.hardware import host
+    host.skip_tpu_metadata_query()
     command = importlib.import_module(_module(arguments.command))
     try:
         result = command.run(arguments)

@@ -3,8 +3,8 @@
 import sys
 import tempfile
 
-from switch_tf import environment
 from switch_tf.cli import gin_files, gin_run
+from switch_tf.partitioning import collectives
 from switch_tf.refusals import Refusal
 
 EXAMPLES = r"""
@@ -29,11 +29,10 @@ def run(arguments) -> dict:
     if arguments.steps < 1 or arguments.devices < 1:
         raise Refusal(f"--steps and --devices must be at least 1, not {arguments.steps} and {arguments.devices}.")
     with tempfile.TemporaryDirectory() as dumps:
-        environment.dump_partitioned_programs(dumps)
+        collectives.dump_partitioned_programs(dumps)
         gin_run.load(arguments, ["MODEL_DIR='unused'", "ACTIVATION_DTYPE='float64'"], arguments.devices)
         _skip_graph_optimisation()
         verification, layout, dtype = _verify(arguments.steps)
-        from switch_tf.partitioning import collectives
         sent = [collective for function in ("computed", "applied") for collective in collectives.read(dumps, function)]
     from switch_tf.training import verification_report
 

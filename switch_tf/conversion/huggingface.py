@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import keras
 import numpy as np
 
-from switch_tf import checks, environment
+from switch_tf import checks
 from switch_tf.conversion import (
     checkpoint_files,
     huggingface_config,
@@ -15,6 +15,7 @@ from switch_tf.conversion import (
 from switch_tf.conversion.huggingface_embeddings import EMBEDDING, LOGITS
 from switch_tf.conversion.huggingface_folder import read_folder
 from switch_tf.conversion.rules import INDEX, Ignore, Link, Rule, Rules
+from switch_tf.hardware import host
 from switch_tf.models.switch_transformer import SwitchTransformer
 from switch_tf.refusals import Refusal
 from switch_tf.storage.whole_folder import whole_folder
@@ -98,7 +99,7 @@ def _checked_links(config, tensors) -> list[Link]:
     (SWITCH_RULES if config.num_experts else T5_RULES).check(
         links, {name: tensor.shape for name, tensor in tensors.items()})
     num_bytes = 4 * config.num_parameters
-    memory = environment.memory("MemTotal") + environment.memory("SwapTotal")
+    memory = host.memory("MemTotal") + host.memory("SwapTotal")
     if num_bytes > memory:
         raise Refusal(f"This model needs {num_bytes / 1e9:,.1f} GB for its float32 weights, and this machine has "
                       f"{memory / 1e9:,.1f} GB of memory; read it on a larger one.")

@@ -6,6 +6,8 @@ repetitions, so a resumed run would read other examples. Here the number of the 
 """
 
 import copy
+from collections.abc import Callable
+from typing import Any
 
 import tensorflow as tf
 
@@ -13,7 +15,7 @@ from switch_tf import context
 from switch_tf.data.seqio_import import import_seqio
 
 
-def passes(one_pass, seed: int | None) -> tf.data.Dataset:
+def passes(one_pass: Callable[[tf.Tensor], tf.data.Dataset], seed: int | None) -> tf.data.Dataset:
     """Returns the examples of a source that shuffles.
 
     Args:
@@ -37,8 +39,8 @@ def passes(one_pass, seed: int | None) -> tf.data.Dataset:
     return tf.data.Dataset.counter().flat_map(tf.autograph.experimental.do_not_convert(numbered))
 
 
-def with_counted_passes(task):
-    """Returns a task that reads its files in another order in each pass, if seqio reads its files.
+def with_counted_passes(task: Any) -> Any:
+    """Returns a seqio task whose files, read by seqio itself, come in another order in each pass.
 
     Any other task is returned unchanged: its source uses `passes`, has a fixed order, or shuffles in a way that no
     position can hold (a function, or TFDS).

@@ -6,6 +6,7 @@ import sys
 import keras
 
 from switch_tf import environment
+from switch_tf.hardware import host
 from switch_tf.refusals import Refusal
 
 # Keras imports TensorFlow on its own back end; on JAX's this module needs none.
@@ -23,7 +24,7 @@ def device_type() -> str:
     if _only_host:
         return "CPU"
     kinds = {device.device_type for device in tf.config.list_physical_devices()}
-    if "TPU" in kinds or environment.has_tpu() and environment.installed_version("tensorflow-tpu"):
+    if "TPU" in kinds or host.has_tpu() and environment.installed_version("tensorflow-tpu"):
         return "TPU"
     return "GPU" if "GPU" in kinds else "CPU"
 

@@ -1,29 +1,30 @@
-"""The type of this machine's TPU, from the environment or from Google Cloud's metadata server."""
+"""Memory and accelerators of this machine, found with the standard library alone."""
 
-import functools
+import glob
 import os
-import urllib.error
-import urllib.request
-
-from switch_tf import environment
-
-_TIMEOUT = 1  # seconds; the server is on the same host
-_PATH = "/computeMetadata/v1/instance/attributes/accelerator-type"
 
 
-def accelerator_type() -> str:
-    """Returns the type as gcloud spells it, such as "v5litepod-8", or "" if it is unknown."""
-    return os.environ.get("TPU_ACCELERATOR_TYPE") or (_from_metadata() if environment.has_tpu() else "")
+def memory(entry: str) -> int:
+    """Returns an entry of Linux's memory statistics in bytes, such as "MemTotal" or "MemAvailable"."""
+    with open("/proc/meminfo") as file:
+        return next(int(line.split()[1]) * 1024 for line in file if line.startswith(f"{entry}:"))
 
 
-@functools.cache
-def _from_metadata():
-    # GKE sets the variable; on a TPU VM only the metadata server has it.
-    host = os.environ.get("GCE_METADATA_HOST", "metadata.google.internal")
-    request = urllib.request.Request(f"http://{host}{_PATH}", headers={"Metadata-Flavor": "Google"})
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    try:
-        with opener.open(request, timeout=_TIMEOUT) as answer:
-            return answer.read().decode().strip()
-    except (urllib.error.URLError, OSError, ValueError):  # no such server, or no such attribute
-        return ""
+def has_tpu() -> bool:
+    """Whether a TPU chip is attached to this machine."""
+    return bool(glob.glob("/dev/accel[0-9]*") or glob.glob("/dev/vfio/[0-9]*"))
+
+
+def gpus() -> list[str]:
+    """Returns the names of CUDA_VISIBLE_DEVICES, or the number of each GPU if it is not set."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return [name.strip() for name in visible.split(",") if name.strip()]
+    numbers = (file.removeprefix("/dev/nvidia") for file in glob.glob("/dev/nvidia[0-9]*"))
+    return sorted(filter(str.isdecimal, numbers), key=int)
+
+
+def skip_tpu_metadata_query() -> None:
+    """Keeps libtpu from querying the cloud's metadata server on a machine without a TPU, which takes minutes."""
+    if not has_tpu():
+        os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")

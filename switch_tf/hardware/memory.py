@@ -1,6 +1,6 @@
 """Whether weights and gradients fit into the memory of a TPU device, before anything is built."""
 
-from switch_tf.hardware import chips, host
+from switch_tf.hardware import accelerator, chips
 from switch_tf.refusals import Refusal
 
 
@@ -13,7 +13,7 @@ def check(num_bytes: int, storage: str, remedy: str, accelerator_type: str | Non
         remedy: str, the end of the message.
         accelerator_type: str, such as "v5litepod-8", by default the type of this TPU VM.
     """
-    accelerator_type = accelerator_type or host.accelerator_type()
+    accelerator_type = accelerator_type or accelerator.accelerator_type()
     chip = chips.of_accelerator_type(accelerator_type)
     if chip is not None and num_bytes > chip.capacity:
         name = accelerator_type.partition("-")[0]

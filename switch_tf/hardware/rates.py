@@ -2,7 +2,7 @@
 
 import keras
 
-from switch_tf.hardware import chips, host
+from switch_tf.hardware import accelerator, chips
 from switch_tf.hardware.devices import device_type
 
 if keras.backend.backend() == "tensorflow":
@@ -13,7 +13,7 @@ def nominal_flops(dtype: str) -> float | None:
     """Returns the FLOP/s of one device in `dtype`; None for a CPU, a part of a GPU or an unknown device."""
     kind = device_type()
     if kind == "TPU" and dtype in ("bfloat16", "float32"):
-        chip = chips.of_accelerator_type(host.accelerator_type())
+        chip = chips.of_accelerator_type(accelerator.accelerator_type())
         return chip and chip.flops
     return _gpu_flops(_gpu_name(), dtype) if kind == "GPU" else None
 

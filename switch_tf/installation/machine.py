@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Iterator
 
 from switch_tf import environment
+from switch_tf.hardware import host
 from switch_tf.installation.findings import OK, PROBLEM, WARNING, Finding
 from switch_tf.installation.packages import REQUIREMENTS, tensorflow_distribution
 
@@ -33,7 +34,7 @@ def check_tensorboard() -> Iterator[Finding]:
 
 def check_accelerators() -> Iterator[Finding]:
     """Checks that TensorFlow imports and sees the accelerators, in a new process, which a wrong libtpu aborts."""
-    environment.skip_tpu_metadata_query()
+    host.skip_tpu_metadata_query()
     output, error = _python(_DEVICES)
     if output is None:
         requirements = REQUIREMENTS[tensorflow_distribution()]
@@ -45,7 +46,7 @@ def check_accelerators() -> Iterator[Finding]:
     counts = {kind: devices.count(kind) for kind in ("TPU", "GPU") if kind in devices}
     if counts:
         yield Finding("accelerators", OK, ", ".join(f"{count} {kind}" for kind, count in counts.items()))
-    elif environment.has_tpu() and tensorflow_distribution() == "tensorflow-tpu":
+    elif host.has_tpu() and tensorflow_distribution() == "tensorflow-tpu":
         cure = "end the process that holds the TPU (only one can), or check that libtpu is the version above"
         yield Finding("accelerators", PROBLEM, "a TPU chip is attached and TensorFlow does not see it", cure)
     elif shutil.which("nvidia-smi"):
@@ -75,7 +76,7 @@ def check_folders() -> Iterator[Finding]:
 def check_machine() -> Iterator[Finding]:
     """Counts the cores that this process may use, and checks the memory."""
     yield Finding("cores", OK, str(len(os.sched_getaffinity(0))))
-    memory = environment.memory("MemTotal") / 1e9
+    memory = host.memory("MemTotal") / 1e9
     if memory < 4:
         cure = "start with gin/models/switch_tiny.gin and a small BATCH_SIZE"
         yield Finding("memory", WARNING, f"{memory:.1f} GB", cure)

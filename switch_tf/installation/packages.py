@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from importlib import metadata
 
 from switch_tf import environment
+from switch_tf.hardware import host
 from switch_tf.installation.findings import OK, PROBLEM, WARNING, Finding
 from switch_tf.refusals import Refusal
 
@@ -34,7 +35,7 @@ def check_python() -> Iterator[Finding]:
 def check_versions() -> Iterator[Finding]:
     """Compares packages that only work in certain pairs with the pairs that the tests run with."""
     flavour = tensorflow_distribution()
-    if flavour == "tensorflow" and environment.has_tpu():
+    if flavour == "tensorflow" and host.has_tpu():
         yield Finding(
             "TPU",
             WARNING,

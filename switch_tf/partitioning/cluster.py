@@ -1,9 +1,10 @@
-"""Which processes train together: what TF_CONFIG says, the variable that TensorFlow's own strategies read.
+"""The processes that train together, from TF_CONFIG, the variable of TensorFlow's strategies.
 
     TF_CONFIG={"cluster": {"worker": ["host0:2222", "host1:2222"]}, "task": {"type": "worker", "index": 0}}
 
-`switch-tf train --processes` sets it for processes on one machine; on several, whatever starts them does. Without it,
-the variables that GKE sets on the hosts of a TPU slice are read: TPU_WORKER_HOSTNAMES=host0,host1 and TPU_WORKER_ID=0.
+`switch-tf train --processes` sets it for processes on one machine. For several machines the program that starts the
+processes sets it. Without it, the variables that GKE sets on the hosts of a TPU slice are read:
+TPU_WORKER_HOSTNAMES=host0,host1 and TPU_WORKER_ID=0.
 """
 
 import json
@@ -17,14 +18,19 @@ TPU_PORT = 19011
 
 
 class Cluster(NamedTuple):
-    """`addresses`: "host:port" of every process, in order; `index`: which of them this one is."""
+    """The processes of a run.
+
+    Attributes:
+        addresses: "host:port" of each process, in order.
+        index: Index of this process.
+    """
 
     addresses: tuple[str, ...]
     index: int
 
 
 def members() -> Cluster:
-    """The processes of this run; this one alone where neither TF_CONFIG nor TPU_WORKER_HOSTNAMES names others.
+    """Returns the processes of this run: a single one unless TF_CONFIG or TPU_WORKER_HOSTNAMES names others.
 
     Raises:
         Refusal: a variable that cannot be read.
@@ -58,18 +64,18 @@ def _hosts_of_slice():
 
 
 def num_hosts(cluster: Cluster) -> int:
-    """Machines that the processes run on."""
+    """Returns the number of machines that the processes run on."""
     return len({address.rpartition(":")[0] for address in cluster.addresses})
 
 
 def put(environ: dict, addresses, index: int) -> None:
-    """Puts a process's place into a dictionary of environment variables."""
+    """Sets TF_CONFIG for one process in a dictionary of environment variables."""
     environ["TF_CONFIG"] = json.dumps({"cluster": {"worker": list(addresses)},
                                        "task": {"type": "worker", "index": index}})
 
 
-def tell_dtensor(cluster: Cluster) -> None:
-    """Says the same to DTensor, which has variables of its own."""
+def configure_dtensor(cluster: Cluster) -> None:
+    """Sets DTensor's own environment variables for a cluster."""
     os.environ["DTENSOR_JOB_NAME"] = "worker"
     os.environ["DTENSOR_JOBS"] = ",".join(cluster.addresses)
     os.environ["DTENSOR_CLIENT_ID"] = str(cluster.index)

@@ -1,11 +1,13 @@
 """Collectives of a program that DTensor has cut, parsed from the text that `dump_partitioned_programs` asks for."""
 
+import os
 import pathlib
 import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from switch_tf.environment import DTENSOR_STAGE
+# The pass of DTensor after which a program contains its collectives.
+DTENSOR_STAGE = "DTensorSPMDExpansion"
 
 _KINDS = {"DTensorAllToAll": "all-to-all", "DTensorAllReduce": "all-reduce", "DTensorAllGather": "all-gather",
           "DTensorReduceScatter": "reduce-scatter"}
@@ -39,6 +41,12 @@ class Collective(NamedTuple):
     def is_unsafe(self) -> bool:
         """Whether TensorFlow permutes the data: an all-to-all between two dimensions that are not the first."""
         return self.kind == "all-to-all" and len(self.shape) >= 4 and 0 not in self.moved
+
+
+def dump_partitioned_programs(folder: str | pathlib.Path) -> None:
+    """Makes TensorFlow write every program that DTensor cuts into a folder. Call it before TensorFlow is imported."""
+    os.environ.update(TF_CPP_VMODULE="dtensor_mlir_passes=1", TF_DUMP_GRAPH_PREFIX=str(folder),
+                      MLIR_BRIDGE_LOG_PASS_FILTER=DTENSOR_STAGE)
 
 
 def read(folder: str | pathlib.Path, function: str) -> list[Collective]:

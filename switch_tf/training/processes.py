@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 
-from switch_tf import environment
+from switch_tf.hardware import host
 from switch_tf.partitioning import cluster
 from switch_tf.refusals import Refusal
 from switch_tf.training.stopping import INTERRUPTED
@@ -95,7 +95,7 @@ def run(words: list[str], count: int, num_devices: int | None = None) -> int:
 
 def _gpus_of_each(count):
     """Returns the GPUs of each process, an empty list if there are none."""
-    gpus = environment.gpus()
+    gpus = host.gpus()
     if len(gpus) % count:
         raise Refusal(f"--processes must divide the {len(gpus)} GPU{'s' * (len(gpus) > 1)} of this machine, not "
                       f"{count}; set CUDA_VISIBLE_DEVICES to fewer, or to nothing for the CPU.")

@@ -8,10 +8,10 @@ import pytest
 
 pytest.importorskip("libtpu")
 
-from switch_tf import environment
 from switch_tf.aot import answers, jobs
 from switch_tf.cli import compile as command
 from switch_tf.cli.main import main
+from switch_tf.hardware import host
 
 RUN = ["--gin_file=gin/models/switch_tiny.gin", "--gin_file=gin/tasks/c4.gin", "--gin_file=gin/runs/pretrain.gin",
        "--gin.BATCH_SIZE=32", "--gin.TASK_FEATURE_LENGTHS={'inputs': 64, 'targets': 32}"]
@@ -191,7 +191,7 @@ def test_a_wrong_comparison_is_one_sentence(arguments, message, capsys):
 def test_memory_that_only_keeps_files_at_hand_is_available():
     page = os.sysconf("SC_PAGE_SIZE")
     free, total = (page * os.sysconf(name) for name in ("SC_AVPHYS_PAGES", "SC_PHYS_PAGES"))
-    assert 0.5 * free < environment.memory("MemAvailable") < total
+    assert 0.5 * free < host.memory("MemAvailable") < total
 
 
 def _answer(words):

@@ -7,10 +7,10 @@ import sys
 
 import pytest
 
-from switch_tf import environment
 from switch_tf.cli.main import main
 from switch_tf.installation import quiet
 from switch_tf.layers import grouping
+from switch_tf.partitioning import collectives
 
 BATCH, LENGTHS, D_MODEL, EXPERTS = 16, {"inputs": 128, "targets": 29}, 32, 8
 RUN = ["--gin_file=gin/models/switch_tiny.gin", "--gin_file=gin/tasks/docs_corpus.gin",
@@ -80,7 +80,7 @@ def test_mirrored_replicas_are_verified_too(tmp_path):
 def test_what_cannot_be_laid_out_is_one_sentence(arguments, message, monkeypatch, capsys):
     # In this process, whose TensorFlow has its eight devices already.
     monkeypatch.setattr(quiet, "import_tensorflow", lambda num_cpu_devices: None)
-    monkeypatch.setattr(environment, "dump_partitioned_programs", lambda folder: None)
+    monkeypatch.setattr(collectives, "dump_partitioned_programs", lambda folder: None)
     assert main(["verify-layout", *RUN, *arguments]) == 2
     found = capsys.readouterr().err
     assert message in found

@@ -174,7 +174,7 @@ def test_a_tensor_that_repeats_one_number(folder):
 
 
 def test_a_model_larger_than_the_machine(folder, monkeypatch):
-    monkeypatch.setattr("switch_tf.environment.memory", lambda entry: 1000)
+    monkeypatch.setattr("switch_tf.hardware.host.memory", lambda entry: 1000)
     assert "for its float32 weights, and this machine has 0.0 GB of memory" in refusal(folder)
 
 

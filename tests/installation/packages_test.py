@@ -5,6 +5,7 @@ from importlib import metadata
 import pytest
 
 from switch_tf import environment
+from switch_tf.hardware import host
 from switch_tf.installation import packages
 from switch_tf.installation.findings import OK, PROBLEM, WARNING
 from switch_tf.refusals import Refusal
@@ -64,7 +65,7 @@ def test_libtpu_must_go_with_jaxlib(installed, version, status):
 
 
 def test_plain_tensorflow_on_a_tpu_machine_is_pointed_at_the_other_list(monkeypatch):
-    monkeypatch.setattr(environment, "has_tpu", lambda: True)
+    monkeypatch.setattr(host, "has_tpu", lambda: True)
     assert "requirements-tpu.txt" in only(packages.check_versions(), "TPU").cure
 
 

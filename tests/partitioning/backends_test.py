@@ -12,8 +12,7 @@ import pytest
 import tensorflow as tf
 from tensorflow.experimental import dtensor
 
-from switch_tf import environment
-from switch_tf.hardware import devices
+from switch_tf.hardware import devices, host
 from switch_tf.partitioning import Layout, backends, cluster
 from switch_tf.partitioning.backend_table import BACKENDS
 from switch_tf.partitioning.backends import tpu
@@ -25,11 +24,11 @@ EXPERT = (*DATA, ("expert", "data"))
 # What both processes start with: `make` says which partitioner a layout gets, or why it is refused.
 _START = """
 import json, os
-from switch_tf import environment
+from switch_tf.hardware import host
 from switch_tf.hardware import devices
 from switch_tf.partitioning import Layout, backends
 
-environment.skip_tpu_metadata_query()
+host.skip_tpu_metadata_query()
 DATA = (("batch", "data"), ("group", "data"))
 
 def refusal(function, *arguments):
@@ -276,7 +275,7 @@ def test_this_holds_for_many_processes_too(two_processes):
 
 
 def test_a_tpu_that_is_not_there_is_refused(monkeypatch):
-    monkeypatch.setattr(environment, "has_tpu", lambda: False)
+    monkeypatch.setattr(host, "has_tpu", lambda: False)
     with pytest.raises(ValueError) as raised:
         backends.create_partitioner(Layout("", DATA, backend="tpu"))
     assert str(raised.value) == (
@@ -286,7 +285,7 @@ def test_a_tpu_that_is_not_there_is_refused(monkeypatch):
 
 @pytest.mark.parametrize("is_named", [False, True])
 def test_a_tpu_core_keeps_its_variables_whole(monkeypatch, is_named):
-    monkeypatch.setattr(environment, "has_tpu", lambda: not is_named)
+    monkeypatch.setattr(host, "has_tpu", lambda: not is_named)
     if is_named:
         monkeypatch.setenv("TPU_NAME", "mine")
     message = (r"TPUStrategy keeps every variable whole on each core, so its layout cannot split {} over the data "
@@ -298,7 +297,7 @@ def test_a_tpu_core_keeps_its_variables_whole(monkeypatch, is_named):
 
 
 def test_cores_of_a_replica_may_divide_the_model(monkeypatch):
-    monkeypatch.setattr(environment, "has_tpu", lambda: True)
+    monkeypatch.setattr(host, "has_tpu", lambda: True)
     monkeypatch.setattr(tpu, "start", lambda layout, name: layout)  # would start a TPU
     layout = Layout("model=2", (*DATA, ("heads", "model"), ("expert", "model")), backend="tpu")
     assert backends.create_partitioner(layout) is layout

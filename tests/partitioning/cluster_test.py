@@ -80,7 +80,7 @@ def test_machines_are_counted_by_the_names_before_the_ports(addresses, hosts):
 
 
 def test_dtensor_is_told_the_same(environ):
-    cluster.tell_dtensor(Cluster(TWO, 1))
+    cluster.configure_dtensor(Cluster(TWO, 1))
     assert {name: value for name, value in environ.items() if name.startswith("DTENSOR_")} == {
         "DTENSOR_JOB_NAME": "worker", "DTENSOR_JOBS": "host0:2222,host1:2222", "DTENSOR_CLIENT_ID": "1",
         "DTENSOR_NUM_CLIENTS": "2"}

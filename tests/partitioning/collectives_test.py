@@ -4,9 +4,8 @@ import os
 
 import pytest
 
-from switch_tf.environment import DTENSOR_STAGE
 from switch_tf.partitioning import collectives
-from switch_tf.partitioning.collectives import Collective
+from switch_tf.partitioning.collectives import DTENSOR_STAGE, Collective
 
 DEVICES = ",".join(f"/job:localhost/replica:0/task:0/device:CPU:{index}" for index in range(8))
 MESH = f"|data=8|0,1,2,3,4,5,6,7|0,1,2,3,4,5,6,7|{DEVICES}"

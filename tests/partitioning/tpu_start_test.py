@@ -17,7 +17,7 @@ from tensorflow.experimental import dtensor
 
 from switch_tf import SwitchTransformer, environment
 from switch_tf.configs.run import StepSettings
-from switch_tf.hardware import devices
+from switch_tf.hardware import devices, host
 from switch_tf.optim.adafactor import Adafactor
 from switch_tf.partitioning import Layout, backends, cluster
 from switch_tf.partitioning.backends import tpu
@@ -35,7 +35,7 @@ CHIPS = [[[x, y, 0, 0] for y in (0, 1) for x in (0, 1)]]
 def started(monkeypatch):
     """A machine with four TPU chips; the list of accelerator systems that were started."""
     systems = []
-    monkeypatch.setattr(environment, "has_tpu", lambda: True)
+    monkeypatch.setattr(host, "has_tpu", lambda: True)
     monkeypatch.setattr(devices, "device_type", lambda: "TPU")
     monkeypatch.setattr(dtensor, "initialize_accelerator_system", lambda kind, **options: systems.append(kind))
     for module, name in ((dtensor, "num_global_devices"), (dtensor_config, "num_global_devices"),
@@ -109,7 +109,7 @@ def test_a_mesh_of_one_device_with_rules_is_refused(started):
 
 def test_commands_of_one_device_run_on_the_host(monkeypatch, capsys):
     monkeypatch.setattr(devices, "_only_host", False)
-    monkeypatch.setattr(environment, "has_tpu", lambda: True)
+    monkeypatch.setattr(host, "has_tpu", lambda: True)
     monkeypatch.setattr(environment, "installed_version", lambda name: "2.20.0")
     hidden = []
     monkeypatch.setattr(tf.config, "set_visible_devices", lambda *arguments: hidden.append(arguments))
@@ -160,7 +160,7 @@ def test_a_named_tpu_is_not_asked_for_where_the_chips_are_local(strategies, monk
     monkeypatch.setenv("TPU_NAME", "my-tpu")
     backends.create_partitioner(Layout("", DATA, backend="tpu"))
     assert strategies.resolved == ["local"] and not strategies.connected
-    monkeypatch.setattr(environment, "has_tpu", lambda: False)
+    monkeypatch.setattr(host, "has_tpu", lambda: False)
     backends.create_partitioner(Layout("", DATA, backend="tpu"))
     assert strategies.resolved == ["local", "my-tpu"] and strategies.connected == ["my-tpu"]
 

@@ -12,7 +12,7 @@ import time
 
 import pytest
 
-from switch_tf import environment
+from switch_tf.hardware import host
 from switch_tf.partitioning import cluster
 from switch_tf.refusals import Refusal
 from switch_tf.training import processes
@@ -157,10 +157,10 @@ def test_gpus_that_cannot_be_shared_are_refused(monkeypatch):
 
 def test_gpus_are_counted_where_no_variable_names_them(monkeypatch):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr(environment.glob, "glob", lambda pattern: ["/dev/nvidia10", "/dev/nvidia2", "/dev/nvidia0"])
-    assert environment.gpus() == ["0", "2", "10"]
+    monkeypatch.setattr(host.glob, "glob", lambda pattern: ["/dev/nvidia10", "/dev/nvidia2", "/dev/nvidia0"])
+    assert host.gpus() == ["0", "2", "10"]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert environment.gpus() == []
+    assert host.gpus() == []
 
 
 # Ending with the parent.

@@ -28,7 +28,7 @@ def start(layout: Layout, members: cluster.Cluster) -> tuple[Layout, dtensor.Mes
     kind = devices.device_type()
     num_processes = len(members.addresses)
     if num_processes > 1:
-        cluster.tell_dtensor(members)
+        cluster.configure_dtensor(members)
     if kind == "TPU":
         return _tpu_mesh(layout)
     if num_processes > 1:

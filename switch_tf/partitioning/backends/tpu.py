@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from switch_tf import context, environment
-from switch_tf.hardware import memory
+from switch_tf import context
+from switch_tf.hardware import host, memory
 from switch_tf.partitioning.backends.strategy import StrategyPartitioner
 from switch_tf.partitioning.cluster import Cluster
 from switch_tf.partitioning.gspmd import XlaAnnotator
@@ -74,8 +74,8 @@ def create(layout: Layout, members: Cluster) -> TPUPartitioner:
         Refusal: No TPU, several processes, or a layout that splits variables over the data axis.
     """
     # On a TPU VM the chips are local. TPU_NAME, which Google's pages have users export there, is for other machines.
-    name = None if environment.has_tpu() else os.environ.get("TPU_NAME")
-    if not name and not environment.has_tpu():
+    name = None if host.has_tpu() else os.environ.get("TPU_NAME")
+    if not name and not host.has_tpu():
         raise Refusal("backend='tpu' needs a TPU, and this machine has none: run it on a TPU VM, name a TPU with "
                       "TPU_NAME, or leave backend at 'auto'.")
     if len(members.addresses) > 1:

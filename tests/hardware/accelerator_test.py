@@ -6,8 +6,7 @@ import threading
 
 import pytest
 
-from switch_tf import environment
-from switch_tf.hardware import host, memory, rates
+from switch_tf.hardware import accelerator, host, memory, rates
 
 
 @contextlib.contextmanager
@@ -39,17 +38,17 @@ def _server(status, text):
 def _tpu_without_a_variable(monkeypatch):
     monkeypatch.delenv("TPU_ACCELERATOR_TYPE", raising=False)
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")  # never asked
-    monkeypatch.setattr(environment, "has_tpu", lambda: True)
-    monkeypatch.setattr(host, "_TIMEOUT", 60)  # a busy machine may take its time
-    host._from_metadata.cache_clear()
+    monkeypatch.setattr(host, "has_tpu", lambda: True)
+    monkeypatch.setattr(accelerator, "_TIMEOUT", 60)  # a busy machine may take its time
+    accelerator._from_metadata.cache_clear()
     yield
-    host._from_metadata.cache_clear()
+    accelerator._from_metadata.cache_clear()
 
 
 def test_the_metadata_server_is_asked_once(monkeypatch):
     with _server(200, b"v5litepod-8\n") as (address, asked):
         monkeypatch.setenv("GCE_METADATA_HOST", address)
-        assert host.accelerator_type() == host.accelerator_type() == "v5litepod-8"
+        assert accelerator.accelerator_type() == accelerator.accelerator_type() == "v5litepod-8"
         assert asked == [("/computeMetadata/v1/instance/attributes/accelerator-type", "Google")]
         monkeypatch.setattr(rates, "device_type", lambda: "TPU")
         assert rates.nominal_flops("bfloat16") == 197e12
@@ -61,15 +60,15 @@ def test_the_variable_comes_first_and_a_machine_without_tpu_asks_nobody(monkeypa
     with _server(200, b"v5litepod-8") as (address, asked):
         monkeypatch.setenv("GCE_METADATA_HOST", address)
         monkeypatch.setenv("TPU_ACCELERATOR_TYPE", "v4-8")
-        assert host.accelerator_type() == "v4-8"
+        assert accelerator.accelerator_type() == "v4-8"
         monkeypatch.delenv("TPU_ACCELERATOR_TYPE")
-        monkeypatch.setattr(environment, "has_tpu", lambda: False)
-        assert host.accelerator_type() == "" and not asked
+        monkeypatch.setattr(host, "has_tpu", lambda: False)
+        assert accelerator.accelerator_type() == "" and not asked
 
 
 def test_a_server_that_does_not_know_or_is_not_there_is_no_error(monkeypatch):
     with _server(404, b"not found") as (address, _):
         monkeypatch.setenv("GCE_METADATA_HOST", address)
-        assert host.accelerator_type() == ""
-    host._from_metadata.cache_clear()
-    assert host.accelerator_type() == ""  # nothing listens there any more
+        assert accelerator.accelerator_type() == ""
+    accelerator._from_metadata.cache_clear()
+    assert accelerator.accelerator_type() == ""  # nothing listens there any more
