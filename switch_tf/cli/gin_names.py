@@ -15,12 +15,12 @@ from switch_tf.configs.choices import nearest
 _FACTORIES = "switch_tf.configs.factories"
 # Place -> other modules by which gin files may name the part.
 _MODULES = {
-    "switch_tf.configs.switch_config.SwitchConfig": ("switch_tf", "switch_tf.configs.switch_config"),
-    "switch_tf.configs.run.Run": ("switch_tf.configs.run",),
-    "switch_tf.configs.run.StepSettings": ("switch_tf.configs.run",),
+    "switch_tf.configs.switch_config.SwitchConfig": ("switch_tf", "switch_tf.config"),
+    "switch_tf.configs.run.Run": ("switch_tf.training.run",),
+    "switch_tf.configs.run.StepSettings": ("switch_tf.training.run",),
     "switch_tf.partitioning.layout.Layout": ("switch_tf.partitioning",),
     f"{_FACTORIES}.SwitchTransformer": ("switch_tf", "switch_tf.models", "switch_tf.models.switch_transformer"),
-    f"{_FACTORIES}.dtype_policy": ("switch_tf.partitioning", "switch_tf.ops.dtypes", "switch_tf.ops.dtypes"),
+    f"{_FACTORIES}.dtype_policy": ("switch_tf.partitioning", "switch_tf.partitioning.dtypes", "switch_tf.ops.dtypes"),
     f"{_FACTORIES}.Adafactor": ("switch_tf.optim", "switch_tf.optim.adafactor"),
     f"{_FACTORIES}.RsqrtDecay": ("switch_tf.optim", "switch_tf.optim.schedules"),
     f"{_FACTORIES}.Cooldown": ("switch_tf.optim", "switch_tf.optim.schedules"),
