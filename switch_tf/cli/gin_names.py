@@ -85,6 +85,16 @@ class _ParseContext(gin_config.ParseContext):
             self._symbol_source[name] = statement
         self._imports.append(statement)
 
+    def _register(self, attr_names, attr_values):
+        part = attr_values[-1]
+        if f"{getattr(part, '__module__', '')}.{getattr(part, '__qualname__', '')}" not in _MODULES:
+            return super()._register(attr_names, attr_values)
+        # By its place, whatever a file names it, and so it is written into the configuration of the run.
+        statement = config_parser.ImportStatement(part.__module__, True, None, config_parser.Location(None, 0, None, ""))
+        gin_config._make_configurable(part, part.__name__, part.__module__, avoid_class_mutation=True,
+                                      import_source=(statement, part.__name__))
+        return gin_config._INVERSE_REGISTRY[part]
+
     def get_configurable(self, selector: str):
         """Returns what a selector names; the command line may give the end of any name."""
         found = super().get_configurable(selector)
