@@ -64,7 +64,8 @@ def parse_files(files, search_paths: str | None = None) -> list[str]:
         Refusal: A file that is not there or cannot be read, or a name that does not exist.
     """
     if search_paths is not None:
-        gin_config._LOCATION_PREFIXES[:] = ["", *filter(None, search_paths.split(",")), str(shipped_gin.folder())]
+        folders = map(os.path.abspath, filter(None, search_paths.split(",")))  # of "a/b.gin" gin may import a
+        gin_config._LOCATION_PREFIXES[:] = ["", *folders, str(shipped_gin.folder())]
     gin.clear_config()
     texts = []
     for file in files:

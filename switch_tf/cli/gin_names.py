@@ -90,7 +90,8 @@ class _ParseContext(gin_config.ParseContext):
         if f"{getattr(part, '__module__', '')}.{getattr(part, '__qualname__', '')}" not in _MODULES:
             return super()._register(attr_names, attr_values)
         # By its place, whatever a file names it, and so it is written into the configuration of the run.
-        statement = config_parser.ImportStatement(part.__module__, True, None, config_parser.Location(None, 0, None, ""))
+        location = config_parser.Location(None, 0, None, "")
+        statement = config_parser.ImportStatement(part.__module__, is_from=True, alias=None, location=location)
         gin_config._make_configurable(part, part.__name__, part.__module__, avoid_class_mutation=True,
                                       import_source=(statement, part.__name__))
         return gin_config._INVERSE_REGISTRY[part]

@@ -75,11 +75,11 @@ def check(file, search_paths: str = "") -> None:
     Nothing is imported or executed.
 
     Args:
-        file: path of the file.
-        search_paths: str, where included files are looked for, as `--gin_search_paths`.
+        file: Path of the file.
+        search_paths: Folders of included files, as for `--gin_search_paths`.
 
     Raises:
-        Refusal: names the import or the selector, and the way out; or the file cannot be read.
+        Refusal: The sentence has the import or the selector, and the way out; or the file cannot be read.
     """
     gin_config._LOCATION_PREFIXES[:] = ["", *filter(None, search_paths.split(",")), str(shipped_gin.folder())]
     _check_file(str(file), (), str(file))

@@ -122,15 +122,15 @@ def _vocabulary_of(folder, task):
     """Returns the VOCABULARY that gives a task the vocabulary of a run; None if the task has it or takes no other."""
     from switch_tf.data import providers, stored_vocabularies
 
-    own = providers.text_vocabularies_of(task)
+    of_task = providers.text_vocabularies_of(task)
     try:
-        stored = {stored_vocabularies.Stored.from_data(one) for one in run_config.read(folder).vocabularies.values()}
-        if len(stored) != 1 or not own:
+        kept = set(map(stored_vocabularies.Stored.from_data, run_config.read(folder).vocabularies.values()))
+        if len(kept) != 1 or not of_task:
             return None
-        (one,) = stored
-        if all(stored_vocabularies.name_of(vocabulary) == one.name for vocabulary in own):
+        (stored,) = kept
+        if all(stored_vocabularies.name_of(vocabulary) == stored.name for vocabulary in of_task):
             return None  # found by name: reading the task's own may need the network
-        choice = stored_vocabularies.choice_of(one, folder)
+        choice = stored_vocabularies.choice_of(stored, folder)
     except ValueError as error:
         print(f"The vocabulary that {folder} keeps is not used: {error}", file=sys.stderr)
         return None
@@ -146,11 +146,11 @@ def _check_vocabulary_is_there(run):
     if "://" in run.vocabulary or vocabularies.is_registered(run.vocabulary) or pathlib.Path(run.vocabulary).exists() \
             or not run_config.is_in(run.model_dir):
         return
-    for one in map(stored_vocabularies.Stored.from_data, run_config.read(run.model_dir).vocabularies.values()):
-        if one.name == run.vocabulary and one.file:
-            copy_ = pathlib.Path(run.model_dir) / one.file
+    for stored in map(stored_vocabularies.Stored.from_data, run_config.read(run.model_dir).vocabularies.values()):
+        if stored.name == run.vocabulary and stored.file:
+            kept = pathlib.Path(run.model_dir) / stored.file
             raise Refusal(f"VOCABULARY {run.vocabulary!r} is not there any more; this run keeps a copy of it: "
-                          f"--gin.VOCABULARY=\"'{copy_}'\".")
+                          f"--gin.VOCABULARY=\"'{kept}'\".")
 
 
 def origin(words: list[str], config) -> str:
