@@ -1,20 +1,23 @@
-"""The best checkpoint of a run by one value of its evaluations, and when to stop waiting for a better one."""
+"""Keeps the best checkpoint of a run by one value of its evaluations, and ends a run that no longer improves."""
 
 from collections.abc import Iterable
 
 from switch_tf.checkpoints import folders
+from switch_tf.checkpoints.run_folder import RunFolder
 from switch_tf.configs import directions
 from switch_tf.configs.choices import nearest
+from switch_tf.configs.run import Run
 from switch_tf.refusals import Refusal
 
 
 def check_task(best_metric: str, tasks: Iterable[str]) -> None:
-    """Refuses a BEST_METRIC of a task that is not among those whose evaluations a run writes, before it starts.
+    """Raises Refusal for a BEST_METRIC of a task that the run does not evaluate.
 
-    Which metrics a task has is known only when they have been computed; see `Best.is_improved`.
+    The metrics of a task are known only when they have been computed, see `Best.is_improved`.
 
-    Raises:
-        Refusal: names the tasks.
+    Args:
+        best_metric: str, such as "eval/<task>/<metric>".
+        tasks: names of the tasks and mixtures that the run evaluates.
     """
     tasks = list(dict.fromkeys(tasks))
     if best_metric == "eval/average" or any(best_metric.startswith(f"eval/{task}/") for task in tasks):
@@ -25,39 +28,39 @@ def check_task(best_metric: str, tasks: Iterable[str]) -> None:
 
 
 class Best:
-    """The best checkpoint so far, which `checkpoints/best.json` names. Without a best_metric nothing is ever better.
+    """The best checkpoint so far, named by `checkpoints/best.json`. Without a BEST_METRIC there is none.
 
-    A value that is not finite is never better than another one, and never the best. PATIENCE counts from the best
-    evaluation, so it begins with the first finite value: a run that has none trains to its last step.
+    A value that is not finite is never the best. PATIENCE counts from the best evaluation, so a run without a finite
+    value trains to its last step. `found` is a dict with "step", "metric" and "value", or None.
 
     Args:
         run: Run.
         folder: RunFolder.
     """
 
-    def __init__(self, run, folder):
+    def __init__(self, run: Run, folder: RunFolder):
         self._run = run
         self._folder = folder
         self._declared = {}
         self.found = self._named()
 
     def _named(self):
-        """Returns the contents of best.json, or None if they are of another metric."""
-        found = folders.best(self._folder.checkpoints)
-        return found if found and found["metric"] == self._run.best_metric else None
+        """Returns the contents of best.json, or None if they belong to another metric."""
+        best = folders.best(self._folder.checkpoints)
+        return best if best and best["metric"] == self._run.best_metric else None
 
     def take_up(self, step: int, is_chief: bool) -> None:
-        """Finds the best checkpoint of a resumed run, from the evaluations and checkpoints on disk.
+        """Finds the best checkpoint of a resumed run from the evaluations and checkpoints on disk.
 
-        A kill or a full disk may have come between a checkpoint and best.json, and the checkpoint that it names may be
-        damaged or gone: then the best of the others is the best.
+        best.json alone is not enough: a kill or a full disk may have prevented its update, and the checkpoint that it
+        names may be damaged or gone.
 
         Args:
             step: int. The step that was restored.
-            is_chief: bool. Whether to mend best.json as well.
+            is_chief: bool. Whether to correct best.json.
 
         Raises:
-            Refusal: metrics.jsonl cannot be read, or best.json not written.
+            Refusal: metrics.jsonl cannot be read, or best.json cannot be written.
         """
         metric, checkpoints = self._run.best_metric, self._folder.checkpoints
         if metric is None:
@@ -69,9 +72,9 @@ class Best:
         values |= {record["step"]: record[metric] for record in records
                    if folders.is_finite(record.get(metric))}
         sign = 1 if directions.is_lower_better(metric, self._declared) else -1
-        there = [(sign * values[saved], saved) for saved in folders.steps(checkpoints)
-                 if saved in values and saved <= step]
-        best = next((saved for _, saved in sorted(there)
+        candidates = [(sign * values[saved], saved) for saved in folders.steps(checkpoints)
+                      if saved in values and saved <= step]
+        best = next((saved for _, saved in sorted(candidates)
                      if folders.is_whole(folders.path_of(checkpoints, saved))), None)
         self.found = None if best is None else {"step": best, "metric": metric, "value": values[best]}
         if not is_chief or self.found == named:
@@ -82,14 +85,14 @@ class Best:
             folders.unset_best(checkpoints)
 
     def is_improved(self, values: dict[str, float], declared: dict[str, bool] | None = None) -> bool:
-        """Whether an evaluation is better than all before it.
+        """Whether an evaluation is better than all earlier ones.
 
         Args:
-            values: name -> what an evaluation writes under it.
-            declared: name -> whether a lower value is better, of the metrics that declare it.
+            values: logged name -> value of the evaluation.
+            declared: logged name -> whether a lower value is better, for metrics that declare it.
 
         Raises:
-            Refusal: it has no such value; the message has the nearest names.
+            Refusal: the evaluation has no BEST_METRIC. The message has the nearest names.
         """
         name = self._run.best_metric
         if name is None:
@@ -100,16 +103,16 @@ class Best:
             raise Refusal(f"BEST_METRIC is {name!r}, but evaluations of this run write "
                           f"{', '.join(sorted(values))}.{reason}{nearest(name, values)}")
         self._declared.update(declared or {})
-        now = values[name]
-        if not folders.is_finite(now):
+        value = values[name]
+        if not folders.is_finite(value):
             return False
         if self.found is None:
             return True
-        before = self.found["value"]
-        return now < before if directions.is_lower_better(name, self._declared) else now > before
+        best = self.found["value"]
+        return value < best if directions.is_lower_better(name, self._declared) else value > best
 
     def keep(self, step: int, values: dict[str, float], is_chief: bool) -> None:
-        """Makes the existing checkpoint of a step the best one.
+        """Declares the existing checkpoint of a step the best one.
 
         Raises:
             Refusal: best.json cannot be written.
@@ -120,7 +123,7 @@ class Best:
             folders.set_best(self._folder.checkpoints, **self.found)
 
     def reason_to_stop(self, step: int) -> str | None:
-        """Why a run at this step should end; None where it should go on."""
+        """Returns the reason why a run should end at this step, or None if it should go on."""
         run = self._run
         if not run.patience or self.found is None:
             return None

@@ -1,14 +1,14 @@
-"""Folders of checkpoints, one a step: which there are, and what their descriptions say. Needs no TensorFlow.
+"""Checkpoint folders and their descriptions. Needs no TensorFlow.
 
 `checkpoints/step_00000100/` holds
 
 * `state.*`: every variable of model and optimizer by its path, unsharded, as TensorFlow writes checkpoints;
 * `data_position*`: the state of the input iterator, of a cached task part by part;
-* `data_position_later.json`, where the input was waiting for data: how many steps it is behind the position;
-* `checkpoint.json`: format version, step, shape, dtype and logical axes of every variable, sizes of all files, the
-  sums of metrics that were not logged yet, and the configuration (`continuation.record`; not of older versions).
+* `data_position_later.json`, if the input was waiting for data: the number of steps that it is behind the position;
+* `checkpoint.json`: format version, step, shape, dtype and logical axes of every variable, sizes of all files, sums of
+  metrics since the last logged step, and the configuration (`continuation.record`, absent in older versions).
 
-`checkpoints/best.json` names the best one so far: `step`, `metric` and `value`, for a run with a BEST_METRIC.
+`checkpoints/best.json` names the best checkpoint of a run with a BEST_METRIC: `step`, `metric` and `value`.
 """
 
 import hashlib
@@ -16,6 +16,7 @@ import math
 import pathlib
 import re
 import shutil
+from typing import Any
 
 from switch_tf.refusals import Refusal
 from switch_tf.storage import json_lines, leftovers
@@ -24,98 +25,110 @@ from switch_tf.storage.whole_file import write_whole
 FORMAT_VERSION = 3
 _STEP = re.compile(r"step_([0-9]{8,})")
 _BEST = "best.json"
-# Bytes of a description that are read: a thousand times those of the largest model.
+# Largest description to read, in bytes: a thousand times that of the largest model.
 _LARGEST = 2**30
-_OWNERS = ("model/", "optimizer/")  # what the path of a variable begins with
+_OWNERS = ("model/", "optimizer/")  # prefixes of variable paths
 _LARGEST_RANK, _MOST_ELEMENTS = 254, 2**63 - 1  # TensorFlow's own limits
+
+Folder = str | pathlib.Path
 
 
 class BrokenCheckpoint(Refusal):
-    """A checkpoint folder that is not what its checkpoint.json says."""
+    """A checkpoint folder that is damaged or disagrees with its checkpoint.json."""
 
 
-def steps(folder) -> list[int]:
-    """Steps of the checkpoints in a folder, oldest first."""
+def steps(folder: Folder) -> list[int]:
+    """Returns the steps of the checkpoints in a folder, oldest first."""
     entries = pathlib.Path(folder).iterdir() if pathlib.Path(folder).is_dir() else ()
-    found = [(int(match[1]), entry) for entry in entries if (match := _STEP.fullmatch(entry.name))]
-    # A name with more zeros than ours is not one of ours.
-    return sorted(step for step, entry in found if entry.name == path_of(folder, step).name and entry.is_dir())
+    matches = [(int(match[1]), entry) for entry in entries if (match := _STEP.fullmatch(entry.name))]
+    # A run writes no name with more zeros than needed.
+    return sorted(step for step, entry in matches if entry.name == path_of(folder, step).name and entry.is_dir())
 
 
-def path_of(folder, step: int) -> pathlib.Path:
-    """The checkpoint folder of a step."""
+def path_of(folder: Folder, step: int) -> pathlib.Path:
+    """Returns the checkpoint folder of a step."""
     return pathlib.Path(folder) / f"step_{step:08d}"
 
 
-def newest_first(folder) -> list[pathlib.Path]:
-    """The checkpoints in a folder, in the order in which a run tries them."""
+def newest_first(folder: Folder) -> list[pathlib.Path]:
+    """Returns the checkpoints in a folder, newest first."""
     return [path_of(folder, step) for step in reversed(steps(folder))]
 
 
-def resolve(source) -> pathlib.Path:
-    """The checkpoint folder that a user means by a run's folder (its newest), or by a checkpoint itself."""
+def resolve(source: Folder) -> pathlib.Path:
+    """Returns the checkpoint folder for a path: the newest checkpoint of a run folder, or the checkpoint itself.
+
+    Raises:
+        Refusal: the path is neither.
+    """
     source = pathlib.Path(source)
     if (source / "checkpoint.json").exists():
         return source
-    found = steps(source / "checkpoints")
-    if not found:
+    saved = steps(source / "checkpoints")
+    if not saved:
         raise Refusal("INITIAL_CHECKPOINT must name a run folder with checkpoints, one checkpoint folder such as "
                       "runs/x/checkpoints/step_00000100, or a Hugging Face folder with config.json; "
                       f"{str(source)!r} is none of these.")
-    return path_of(source / "checkpoints", found[-1])
+    return path_of(source / "checkpoints", saved[-1])
 
 
-def best(folder) -> dict | None:
-    """`{"step", "metric", "value"}` of the best checkpoint in a folder; None where none is kept as such.
+def best(folder: Folder) -> dict[str, Any] | None:
+    """Returns `{"step", "metric", "value"}` of the best checkpoint in a folder.
 
-    A file that says something else, or has a value that is not finite, names none.
+    None if there is no such file or checkpoint, or the value is not a finite number.
     """
     try:
-        found = json_lines.load(pathlib.Path(folder) / _BEST, _LARGEST)
+        entry = json_lines.load(pathlib.Path(folder) / _BEST, _LARGEST)
     except (OSError, ValueError):
         return None
-    if not isinstance(found, dict) or not json_lines.is_step(found.get("step")):
+    if not isinstance(entry, dict) or not json_lines.is_step(entry.get("step")):
         return None
-    is_whole = isinstance(found.get("metric"), str) and is_finite(found.get("value"))
-    is_there = is_whole and found["step"] in steps(folder)
-    return {name: found[name] for name in ("step", "metric", "value")} if is_there else None
+    is_complete = isinstance(entry.get("metric"), str) and is_finite(entry.get("value"))
+    is_there = is_complete and entry["step"] in steps(folder)
+    return {name: entry[name] for name in ("step", "metric", "value")} if is_there else None
 
 
-def is_finite(value) -> bool:
-    """Whether a value of a file is a finite number."""
+def is_finite(value: Any) -> bool:
+    """Whether a value read from a file is a finite number."""
     try:
         return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     except OverflowError:  # an integer beyond all floats
         return False
 
 
-def set_best(folder, step: int, metric: str, value: float) -> None:
-    """Makes the existing checkpoint of a step the best one, atomically.
+def set_best(folder: Folder, step: int, metric: str, value: float) -> None:
+    """Declares the existing checkpoint of a step the best one, atomically.
 
     Raises:
-        Refusal: it cannot be written; the one before is named still.
+        Refusal: best.json cannot be written. It keeps its old contents.
     """
     write_whole(pathlib.Path(folder) / _BEST, json_lines.dumps({"step": step, "metric": metric, "value": value}))
 
 
-def unset_best(folder) -> None:
-    """Makes no checkpoint the best one."""
+def unset_best(folder: Folder) -> None:
+    """Declares that no checkpoint is the best one."""
     leftovers.remove(pathlib.Path(folder) / _BEST)
 
 
-def outdated(folder, keep: int, keep_every: int = 0) -> list[pathlib.Path]:
-    """Checkpoints that are none of the newest `keep`, at no multiple of `keep_every` steps (0: any), not the best."""
+def outdated(folder: Folder, keep: int, keep_every: int = 0) -> list[pathlib.Path]:
+    """Returns the checkpoints to remove: all but the newest, the best, and multiples of `keep_every`.
+
+    Args:
+        folder: path of the `checkpoints` folder.
+        keep: int. Number of recent checkpoints to keep.
+        keep_every: int. Also keep every checkpoint at a multiple of this step. 0 keeps none.
+    """
     kept = best(folder)
     return [path_of(folder, step) for step in steps(folder)[:-keep]
             if not (keep_every and step % keep_every == 0) and not (kept and step == kept["step"])]
 
 
-def describe(checkpoint) -> dict:
-    """Reads `checkpoint.json` and checks that every file is there in its full size.
+def describe(checkpoint: Folder) -> dict[str, Any]:
+    """Reads `checkpoint.json` and checks that every file has its full size.
 
     Raises:
-        BrokenCheckpoint: in one sentence, what is missing.
-        Refusal: another version of the format.
+        BrokenCheckpoint: a file is missing or damaged.
+        Refusal: the checkpoint has another format version.
     """
     checkpoint = pathlib.Path(checkpoint)
     try:
@@ -133,9 +146,9 @@ def describe(checkpoint) -> dict:
             raise BrokenCheckpoint(f"{checkpoint} has no readable checkpoint.json ({name!r} is missing or damaged).")
     for name, size in description["files"].items():
         file = checkpoint / name
-        found = _size(file)
-        if found != size:
-            raise BrokenCheckpoint(f"{file} should have {size} bytes but has {found}.")
+        actual_size = _size(file)
+        if actual_size != size:
+            raise BrokenCheckpoint(f"{file} should have {size} bytes but has {actual_size}.")
     match = _STEP.fullmatch(checkpoint.name)
     if match and int(match[1]) != description["step"]:
         raise BrokenCheckpoint(f"{checkpoint} has no readable checkpoint.json (it is of step {description['step']}).")
@@ -143,7 +156,7 @@ def describe(checkpoint) -> dict:
             **{name: value for name, value in description.items() if value is not None}}
 
 
-def is_whole(checkpoint) -> bool:
+def is_whole(checkpoint: Folder) -> bool:
     """Whether `describe` accepts a checkpoint."""
     try:
         describe(checkpoint)
@@ -156,60 +169,60 @@ def _size(file):
     """Returns the size of a file in bytes, or "nothing" if there is no such file."""
     try:
         return file.stat().st_size if file.is_file() else "nothing"
-    except (OSError, ValueError):  # a name that no file can have
+    except (OSError, ValueError):  # an impossible file name
         return "nothing"
 
 
-def _are_variables(found):
-    return isinstance(found, dict) and all(
-        path.startswith(_OWNERS) and _is_variable(variable) for path, variable in found.items())
+def _are_variables(value):
+    return isinstance(value, dict) and all(
+        path.startswith(_OWNERS) and _is_variable(variable) for path, variable in value.items())
 
 
-def _is_variable(found):
-    if not isinstance(found, dict) or not isinstance(found.get("dtype"), str):
+def _is_variable(value):
+    if not isinstance(value, dict) or not isinstance(value.get("dtype"), str):
         return False
-    shape, unfolded = found.get("shape"), found.get("unfolded", [])
-    return (_is_shape(shape) and isinstance(found.get("logical_axes", []), list) and isinstance(unfolded, list)
+    shape, unfolded = value.get("shape"), value.get("unfolded", [])
+    return (_is_shape(shape) and isinstance(value.get("logical_axes", []), list) and isinstance(unfolded, list)
             and all(_are_sizes(pair) and len(pair) == 2 and pair[0] < len(shape) and pair[1] for pair in unfolded))
 
 
-def _is_shape(found):
-    return _are_sizes(found) and len(found) <= _LARGEST_RANK and math.prod(found) <= _MOST_ELEMENTS
+def _is_shape(value):
+    return _are_sizes(value) and len(value) <= _LARGEST_RANK and math.prod(value) <= _MOST_ELEMENTS
 
 
-def _are_sizes(found):
-    return isinstance(found, list) and all(map(json_lines.is_step, found))
+def _are_sizes(value):
+    return isinstance(value, list) and all(map(json_lines.is_step, value))
 
 
-def _is_configuration(found):
-    """A record of `continuation`, or none; fingerprints of data are objects."""
-    return found is None or isinstance(found, dict) and all(
-        isinstance(found.get(name, {}), dict) for name in ("training data", "held-out data"))
+def _is_configuration(value):
+    """Whether a value is a record of `continuation` or None. Fingerprints of data are objects."""
+    return value is None or isinstance(value, dict) and all(
+        isinstance(value.get(name, {}), dict) for name in ("training data", "held-out data"))
 
 
-def _are_files(found):
-    return isinstance(found, dict) and all(map(json_lines.is_step, found.values()))
+def _are_files(value):
+    return isinstance(value, dict) and all(map(json_lines.is_step, value.values()))
 
 
-# Parts of a description that other modules read, and a check of each.
+# Entries of a description that other modules read -> a check of each.
 _PARTS = {
     "step": json_lines.is_step,
     "variables": _are_variables,
     "files": _are_files,
     "configuration": _is_configuration,
-    "pending_metrics": lambda found: found is None or isinstance(found, dict),
+    "pending_metrics": lambda value: value is None or isinstance(value, dict),
 }
 
 
-def hash_of_weights(checkpoint) -> str:
-    """What tells the values of a checkpoint from others: SHA-256 of its index, which holds every tensor's checksum."""
+def hash_of_weights(checkpoint: Folder) -> str:
+    """Returns a hash of a checkpoint's values: SHA-256 of its index, which has a checksum of every tensor."""
     return hashlib.sha256((pathlib.Path(checkpoint) / "state.index").read_bytes()).hexdigest()
 
 
-def set_aside(checkpoint) -> pathlib.Path:
-    """Renames a broken checkpoint, so that its step can be saved again; returns its new place.
+def set_aside(checkpoint: Folder) -> pathlib.Path:
+    """Renames a broken checkpoint, so that its step can be saved again, and returns its new path.
 
-    Another broken one of the same step goes.
+    Removes an earlier broken checkpoint of the same step.
     """
     checkpoint = pathlib.Path(checkpoint)
     before = checkpoint.with_name(f"broken.{checkpoint.name}")

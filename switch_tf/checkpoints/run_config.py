@@ -1,23 +1,23 @@
-"""`config.json` of a run folder: what a model needs to answer texts, as data that nothing has to run.
+"""`config.json` of a run folder: everything needed to use the model, as data.
 
     format_version, package_version
     model                  the fields of SwitchConfig
     dtype                  the Keras policy that the run trained with
-    activation_dtype       the ACTIVATION_DTYPE that this policy was made of, if any
+    activation_dtype       the ACTIVATION_DTYPE that this policy was derived from, if any
     policies               routing policies of the user's own: name -> "module:function"
     task                   name of the seqio task or mixture
     task_feature_lengths   tokens of "inputs" and "targets"
-    reading                how texts become ids
+    reading                rules that turn texts into ids
     vocabularies           feature -> its copy in the folder `vocabulary`, see `data/stored_vocabularies.py`
 
-A run folder may come from anywhere: what is read here is checked as if it were typed. Needs no TensorFlow.
+A run folder may come from anywhere, so the contents are checked like user input. Needs no TensorFlow.
 """
 
 import dataclasses
 import json
 import pathlib
 
-from switch_tf import checks
+from switch_tf import __version__, checks
 from switch_tf.checkpoints import folders
 from switch_tf.configs import policies
 from switch_tf.configs.choices import check_choice
@@ -32,8 +32,10 @@ FORMAT_VERSION = 1
 ACTIVATION_DTYPES = ("auto", "float32", "bfloat16", "float64")
 DTYPES = ("float32", "float64", "bfloat16", "float16", "mixed_bfloat16", "mixed_float16")
 _LARGEST_FILE = 2**20  # bytes
-_LONGEST = 2**16  # tokens; decoding keeps keys and values of so many
+_LONGEST = 2**16  # tokens, because decoding caches the keys and values of all
 _FEATURES = {"inputs", "targets"}
+
+Folder = str | pathlib.Path
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +50,7 @@ class RunConfig:
         task_feature_lengths: dict, "inputs" and "targets" in tokens.
         reading: dict, JSON-able.
         vocabularies: dict, "inputs" and "targets" -> fields of `data.stored_vocabularies.Stored`.
-        policies: dict, name of a routing policy of the user's own -> where its function is.
+        policies: dict, name of a routing policy of the user's own -> "module:function".
     """
 
     model: SwitchConfig
@@ -61,23 +63,21 @@ class RunConfig:
     policies: dict = dataclasses.field(default_factory=dict)
 
 
-def write(folder, config: RunConfig) -> None:
-    """Writes `config.json` into a run folder, complete or not at all."""
-    from switch_tf import __version__
-
-    found = {"format_version": FORMAT_VERSION, "package_version": __version__} | {
+def write(folder: Folder, config: RunConfig) -> None:
+    """Writes `config.json` into a run folder, atomically."""
+    contents = {"format_version": FORMAT_VERSION, "package_version": __version__} | {
         field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
-    found["model"] = dataclasses.asdict(config.model)
-    write_whole(pathlib.Path(folder) / FILE, json.dumps(found, indent=1) + "\n")
+    contents["model"] = dataclasses.asdict(config.model)
+    write_whole(pathlib.Path(folder) / FILE, json.dumps(contents, indent=1) + "\n")
 
 
-def is_in(folder) -> bool:
+def is_in(folder: Folder) -> bool:
     """Whether a folder has the `config.json` of a run, damaged or not."""
     path = pathlib.Path(folder) / FILE
     return path.is_file() and (path.parent / "checkpoints").is_dir() and not is_foreign(folder)
 
 
-def is_hugging_face(folder) -> bool:
+def is_hugging_face(folder: Folder) -> bool:
     """Whether a folder has a `config.json` and is neither a run nor a checkpoint of this package."""
     folder = pathlib.Path(folder)
     is_ours = ((folder / "checkpoint.json").is_file() or bool(folders.steps(folder / "checkpoints"))
@@ -85,7 +85,7 @@ def is_hugging_face(folder) -> bool:
     return (folder / FILE).is_file() and not is_ours
 
 
-def is_foreign(folder) -> bool:
+def is_foreign(folder: Folder) -> bool:
     """Whether a folder has a `config.json` of something else, such as a Hugging Face model."""
     path = pathlib.Path(folder) / FILE
     if not path.is_file():
@@ -93,31 +93,31 @@ def is_foreign(folder) -> bool:
     with open(path, "rb") as file:
         text = file.read(_LARGEST_FILE)
     try:
-        found = json_lines.loads(text)
-    except ValueError:  # damaged, and a run writes its own anew
+        contents = json_lines.loads(text)
+    except ValueError:  # damaged, so a run rewrites it
         return False
-    return not isinstance(found, dict) or "format_version" not in found
+    return not isinstance(contents, dict) or "format_version" not in contents
 
 
-def read(folder) -> RunConfig:
-    """Reads `config.json` of a run folder; nothing is imported or carried out.
+def read(folder: Folder) -> RunConfig:
+    """Reads `config.json` of a run folder. Imports and executes nothing.
 
     Raises:
-        Refusal: in one sentence, what is wrong with it.
+        Refusal: the file is missing, damaged, has another format or describes an impossible model.
     """
     path = pathlib.Path(folder) / FILE
-    found = _parsed(path)
-    if not isinstance(found, dict) or "format_version" not in found:
+    contents = _parsed(path)
+    if not isinstance(contents, dict) or "format_version" not in contents:
         raise Refusal(f"{path} is no configuration of a run: it has no format_version.")
-    if found["format_version"] != FORMAT_VERSION:
-        raise Refusal(f"{path} has format {checks.shown(found['format_version'])} and this version of switch_tf "
+    if contents["format_version"] != FORMAT_VERSION:
+        raise Refusal(f"{path} has format {checks.shown(contents['format_version'])} and this version of switch_tf "
                       f"reads format {FORMAT_VERSION}; use the version that wrote it.")
     names = {field.name for field in dataclasses.fields(RunConfig)} | {"format_version", "package_version"}
-    if different := sorted(names ^ found.keys()):
+    if different := sorted(names ^ contents.keys()):
         raise Refusal(f"{path} must have the keys {', '.join(sorted(names))}; {checks.shown(different[0])} is "
                       f"{'missing' if different[0] in names else 'none of them'}.")
     try:
-        return _checked({name: found[name] for name in names - {"format_version", "package_version"}}, folder)
+        return _checked({name: contents[name] for name in names - {"format_version", "package_version"}}, folder)
     except RecursionError:
         raise _too_deep(path) from None
     except (ValueError, TypeError) as error:
@@ -125,7 +125,7 @@ def read(folder) -> RunConfig:
 
 
 def _parsed(path):
-    """The JSON of a file that may hold anything."""
+    """Returns the JSON contents of a file from an unknown source."""
     def refuse(constant):
         raise ValueError(f"{constant} is no number of JSON")
 
@@ -145,26 +145,26 @@ def _too_deep(path):
     return Refusal(f"{path} cannot be read: its brackets are nested too deeply.")
 
 
-def _checked(found, folder):
+def _checked(contents, folder):
     for name in ("model", "reading", "vocabularies", "policies"):
-        if not isinstance(found[name], dict):
-            raise Refusal(f"{name} must be an object, not {checks.shown(found[name])}.")
-    check_choice("dtype", found["dtype"], DTYPES)
-    if found["activation_dtype"] is not None:
-        check_choice("activation_dtype", found["activation_dtype"], ACTIVATION_DTYPES)
-    if found["vocabularies"].keys() != _FEATURES or not all(
-            isinstance(one, dict) for one in found["vocabularies"].values()):
-        raise Refusal(f"vocabularies must describe inputs and targets, not {checks.shown(found['vocabularies'])}.")
-    lengths = checks.lengths("task_feature_lengths", found["task_feature_lengths"])
+        if not isinstance(contents[name], dict):
+            raise Refusal(f"{name} must be an object, not {checks.shown(contents[name])}.")
+    check_choice("dtype", contents["dtype"], DTYPES)
+    if contents["activation_dtype"] is not None:
+        check_choice("activation_dtype", contents["activation_dtype"], ACTIVATION_DTYPES)
+    if contents["vocabularies"].keys() != _FEATURES or not all(
+            isinstance(vocabulary, dict) for vocabulary in contents["vocabularies"].values()):
+        raise Refusal(f"vocabularies must describe inputs and targets, not {checks.shown(contents['vocabularies'])}.")
+    lengths = checks.lengths("task_feature_lengths", contents["task_feature_lengths"])
     if max(lengths.values()) > _LONGEST:
         raise Refusal(f"task_feature_lengths must be at most {_LONGEST}, not {lengths}.")
-    checks.text("task", found["task"])
-    return RunConfig(**{**found, "model": _model(found["model"], found["policies"], folder),
+    checks.text("task", contents["task"])
+    return RunConfig(**{**contents, "model": _model(contents["model"], contents["policies"], folder),
                         "task_feature_lengths": lengths})
 
 
 def _model(fields, own_policies, folder):
-    # A field that is missing is newer than the run: its default is what the run was trained with.
+    # A missing field is newer than the run, which was trained with its default.
     if unknown := sorted(fields.keys() - {field.name for field in dataclasses.fields(SwitchConfig)}):
         raise Refusal(f"model must have the fields of SwitchConfig; {checks.shown(unknown[0])} is none of them.")
     for name in ("routing_policy", "decoder_routing_policy"):

@@ -1,9 +1,10 @@
-"""The run folder: one process at a time, and files that a crash can only shorten."""
+"""The run folder: locked by one process at a time, with files that a crash can only shorten."""
 
 import fcntl
 import os
 import pathlib
 import time
+from collections.abc import Iterator
 
 from switch_tf import checks
 from switch_tf.checkpoints import folders
@@ -16,24 +17,24 @@ _FILES = ("metrics.jsonl", "end.json", "report.html", "loss.png", CONFIGURATION)
 _FOLDERS = ("events",)
 _END = "end.json"
 _LARGEST_END = 2**20  # bytes
-# Limits for a line of metrics.jsonl. The largest perplexity that is written is exp(700); axes overflow above 1e308.
+# Limits for a line of metrics.jsonl. The largest perplexity written is exp(700). Axes overflow above 1e308.
 _LARGEST_STEP, _LARGEST_VALUE = 2**63 - 1, 1e305
 
 
 class RunFolder:
-    """Creates and locks a run folder. The lock dies with the process that holds it, however that ends.
+    """Creates and locks a run folder. The lock is released when its process ends for any reason.
 
-    Whatever else the folder holds is no reason not to start: see `leftovers`.
+    Other contents of the folder do not prevent a start, see `leftovers`.
 
     Args:
-        path: the folder.
-        is_owner: bool. Only one of the processes that train together takes the lock and tidies up.
+        path: path of the folder.
+        is_owner: bool. Whether to lock and tidy the folder. One of the processes that train together does.
 
     Raises:
         Refusal: the folder is a URL or cannot be written, or another process trains in it.
     """
 
-    def __init__(self, path, is_owner=True):
+    def __init__(self, path: str | pathlib.Path, is_owner: bool = True):
         checks.local("MODEL_DIR", path)
         self.path = pathlib.Path(path)
         self.is_owner = is_owner
@@ -53,7 +54,7 @@ class RunFolder:
                           "--gin.MODEL_DIR=\"'runs/x'\".") from error
 
     def _take_lock(self):
-        for patience in (0.1, 0.1, None):  # `is_running` holds it for a moment
+        for patience in (0.1, 0.1, None):  # `is_running` holds it briefly
             try:
                 fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
@@ -84,16 +85,16 @@ class RunFolder:
         leftovers.make_room(self.checkpoints / "best.json")
 
     def close(self) -> None:
-        """Lets another process have the folder."""
+        """Releases the folder for another process."""
         if self._lock is not None:
             self._lock.close()
             self._lock = None
 
     def check_is_there(self) -> None:
-        """Checks that the folder is the one that was locked, where this process holds the lock.
+        """Checks that the folder is still the one that this process has locked, if it has locked one.
 
         Raises:
-            Refusal: the folder was removed, moved or replaced under the run.
+            Refusal: the folder was removed, moved or replaced during the run.
         """
         if self._lock is None:
             return
@@ -107,8 +108,8 @@ class RunFolder:
                           "its folder in place.")
 
     @staticmethod
-    def checkpoints_of(path) -> pathlib.Path:
-        """Where the run folder of that path keeps its checkpoints; nothing is created or locked."""
+    def checkpoints_of(path: str | pathlib.Path) -> pathlib.Path:
+        """Returns the folder of a run folder's checkpoints. Creates and locks nothing."""
         return pathlib.Path(path) / "checkpoints"
 
     @property
@@ -120,14 +121,16 @@ class RunFolder:
         return self.path / "metrics.jsonl"
 
     def write_configuration(self, text: str) -> None:
-        """Puts the configuration that was accepted in the place of the one before it, at once."""
+        """Replaces the stored configuration by the accepted one, atomically."""
         write_whole(self.path / CONFIGURATION, text)
 
-    def cut_metrics(self, step: int, ends_between=False) -> None:
-        """Drops the lines past a step, and those that no record can be read from; a resumed run writes them again.
+    def cut_metrics(self, step: int, ends_between: bool = False) -> None:
+        """Removes lines after a step, which a resumed run writes again, and lines that are not records.
 
-        An evaluation of the restored step itself was made before the step was left, and stays. A training line of it
-        stays too, but where the run `ends_between` two steps to log: that run's last line is in the next one's mean.
+        Args:
+            step: int, the restored step. Its own lines stay.
+            ends_between: bool. Whether the step lies between two steps to log. Then its training line goes, because the
+                next line averages over its steps too.
         """
         if not self.metrics.exists():
             return
@@ -139,10 +142,10 @@ class RunFolder:
         return [record for _, record in records_of(self.metrics)
                 if record["step"] <= step and any(name.startswith("eval/") for name in record)]
 
-    # Why the last process in the folder ended.
+    # The reason why the last process in the folder ended.
 
     def write_end(self, step: int, reason: str) -> None:
-        """Records why the run ended; the next start removes the record.
+        """Records why the run ended. The next start removes the record.
 
         Raises:
             Refusal: it cannot be written.
@@ -150,22 +153,22 @@ class RunFolder:
         write_whole(self.path / _END, json_lines.dumps({"step": step, "reason": reason}) + "\n")
 
     def remove_end(self) -> None:
-        """Records that the run is under way again."""
+        """Records that the run is in progress again."""
         leftovers.remove(self.path / _END)
 
 
-def end_of(path) -> str | None:
-    """Returns why the run of a folder ended; None while it trains, or after a kill."""
+def end_of(path: str | pathlib.Path) -> str | None:
+    """Returns the reason why the run of a folder ended, or None if it is training or was killed."""
     try:
-        found = json_lines.load(pathlib.Path(path) / _END, _LARGEST_END)
+        end = json_lines.load(pathlib.Path(path) / _END, _LARGEST_END)
     except (OSError, ValueError):
         return None
-    reason = found.get("reason") if isinstance(found, dict) else None
+    reason = end.get("reason") if isinstance(end, dict) else None
     return reason if isinstance(reason, str) else None
 
 
-def is_running(path) -> bool:
-    """Whether a process holds the lock of a run folder; True where that cannot be found out."""
+def is_running(path: str | pathlib.Path) -> bool:
+    """Whether a process holds the lock of a run folder. True if that is unknown."""
     try:
         with open(pathlib.Path(path) / "lock", "rb") as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -176,23 +179,23 @@ def is_running(path) -> bool:
     return False
 
 
-def records_of(path):
-    """Yields the lines of a `metrics.jsonl` and their records; see `json_lines.read`."""
+def records_of(path: str | pathlib.Path) -> Iterator[tuple[bytes, dict]]:
+    """Yields each line of a `metrics.jsonl` with its record, see `json_lines.read`."""
     return json_lines.read(path, _is_record)
 
 
 def _is_record(record):
-    """Whether reports and resumed runs can do with a line what they do with those that a run writes."""
+    """Whether reports and resumed runs can use a record."""
     step = record.get("step")
     return json_lines.is_step(step) and step <= _LARGEST_STEP and all(
         _is_load(value) if name.endswith("/expert_load") else _is_value(value)
         for name, value in record.items() if name.startswith(("train/", "eval/", "router/")))
 
 
-def _is_load(found):
-    return found is None or isinstance(found, list) and found != [] and all(map(_is_value, found))
+def _is_load(value):
+    return value is None or isinstance(value, list) and value != [] and all(map(_is_value, value))
 
 
-def _is_value(found):
-    """A number that can be drawn; None stands for one that is not finite."""
-    return found is None or folders.is_finite(found) and abs(found) <= _LARGEST_VALUE
+def _is_value(value):
+    """Whether a number can be drawn. None stands for a value that is not finite."""
+    return value is None or folders.is_finite(value) and abs(value) <= _LARGEST_VALUE

@@ -4,19 +4,20 @@ import math
 import pathlib
 
 from switch_tf.checkpoints import folders
+from switch_tf.configs.switch_config import SwitchConfig
 from switch_tf.refusals import Refusal
 
 
-def check(config, checkpoint) -> None:
-    """Refuses a configuration whose weights cannot lie in a checkpoint, as one of a stranger may be.
+def check(config: SwitchConfig, checkpoint: str | pathlib.Path) -> None:
+    """Checks that a checkpoint, which may come from a stranger, is large enough for the weights of a model.
 
     Args:
         config: SwitchConfig.
-        checkpoint: folder.
+        checkpoint: path of the checkpoint folder.
 
     Raises:
         Refusal: the model has more parameters than the checkpoint has bytes.
-        BrokenCheckpoint: the checkpoint is not what its description says, or the description is damaged.
+        BrokenCheckpoint: the checkpoint disagrees with its description, or the description is damaged.
     """
     checkpoint = pathlib.Path(checkpoint)
     folders.describe(checkpoint)
@@ -26,11 +27,11 @@ def check(config, checkpoint) -> None:
                       f"weights of {checkpoint} have {held:,} bytes, so they are of another model.")
 
 
-def summary(checkpoint) -> dict:
+def summary(checkpoint: str | pathlib.Path) -> dict:
     """Returns the `step`, `num_parameters` and `bytes` (`weights`, `optimizer`, `on_disk`) of a checkpoint folder.
 
     Raises:
-        BrokenCheckpoint: The checkpoint is not what its description says, or the description is damaged.
+        BrokenCheckpoint: The checkpoint disagrees with its description, or the description is damaged.
         Refusal: The format has another version.
     """
     description = folders.describe(checkpoint)

@@ -1,7 +1,7 @@
-"""Checkpoints, written and restored: complete or absent, independent of layout and number of processes.
+"""Writes and restores checkpoints, independently of the layout and the number of processes.
 
-One is written beside its place and renamed into it, so a kill or a full disk leaves the older ones as they were. What
-its folder holds is said in `checkpoint_folders.py`.
+A checkpoint is complete or absent: it is written under a temporary name and renamed, so a kill or a full disk leaves
+the older ones intact. `folders.py` describes its files.
 """
 
 import json
@@ -9,11 +9,14 @@ import os
 import pathlib
 import re
 import shutil
+from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 
 from switch_tf.checkpoints.folders import FORMAT_VERSION, BrokenCheckpoint, describe, outdated, path_of, steps
+from switch_tf.data.batches import Batches
 from switch_tf.messages import first_line
 from switch_tf.partitioning import axes_of
 from switch_tf.partitioning.partitioner import Partitioner, is_lost_process
@@ -22,9 +25,11 @@ from switch_tf.refusals import Refusal
 from switch_tf.storage import json_lines, leftovers
 from switch_tf.storage.whole_folder import whole_folder
 
+Variables = dict[str, keras.Variable]
 
-def state_variables(model, optimizer=None) -> dict:
-    """Path -> Keras variable of everything a run must remember; the model's weights alone without an optimizer."""
+
+def state_variables(model: keras.Model, optimizer: keras.optimizers.Optimizer | None = None) -> Variables:
+    """Returns path -> Keras variable: the model's weights and, if given, the optimizer's variables."""
     variables = {f"model/{variable.path.partition('/')[2]}": variable for variable in model.variables}
     if optimizer is not None:
         variables.update({f"optimizer/{_without_number(variable.path)}": variable for variable in optimizer.variables
@@ -33,39 +38,43 @@ def state_variables(model, optimizer=None) -> dict:
 
 
 def _without_number(path):
-    """Keras counts the optimizers of a process, "adam" and "adam_1"; a checkpoint does not care which one it was."""
+    """Removes the number that Keras gives to each optimizer of a process, as in "adam_1"."""
     name, slash, rest = path.partition("/")
     return re.sub(r"_\d+$", "", name) + slash + rest
 
 
 def _is_learning_rate(path):
-    """A constant rate is a variable in Keras; restored, it would overrule the configuration that a run goes on with."""
+    """Whether a path is a constant learning rate. Keras makes it a variable, but the configuration decides it."""
     return path.endswith("/learning_rate")
 
 
-def save(folder, step: int, variables: dict, batches, pending_metrics: dict, keep: int,
-         partitioner=None, configuration: dict | None = None, keep_every: int = 0) -> pathlib.Path:
-    """Writes a checkpoint and removes what is outdated then.
+def save(folder: str | pathlib.Path, step: int, variables: Variables, batches: Batches, pending_metrics: dict | None,
+         keep: int, partitioner: Partitioner | None = None, configuration: dict | None = None,
+         keep_every: int = 0) -> pathlib.Path:
+    """Writes a checkpoint, unless it exists, and removes outdated ones. All processes call this together.
 
     Args:
-        folder: the run's `checkpoints` folder.
+        folder: path of the run's `checkpoints` folder.
+        step: int.
         variables: path -> Keras variable, see `state_variables`.
-        batches: data.Batches, that the next batch comes from.
-        pending_metrics: JSON-able sums since the last logged step.
-        keep, keep_every: int, see `checkpoint_folders.outdated`.
-        partitioner: Partitioner, by default of one device. All processes call this together; one of them writes what
-            they share.
+        batches: data.Batches with the next training batches.
+        pending_metrics: JSON-able sums since the last logged step, or None.
+        keep, keep_every: int, see `folders.outdated`.
+        partitioner: Partitioner. Defaults to one device.
         configuration: JSON-able, from `continuation.record`.
 
+    Returns:
+        The checkpoint folder.
+
     Raises:
-        BrokenCheckpoint: a variable is not finite; nothing was written.
-        Refusal: the disk is full or not writable; the older checkpoints are as they were.
+        BrokenCheckpoint: a variable is not finite. Nothing was written.
+        Refusal: the disk is full or not writable. The older checkpoints are intact.
     """
     partitioner = partitioner or Partitioner()
     _check_finite(folder, step, variables, partitioner)
     final = path_of(folder, step)
     if final.is_dir():
-        _remove_outdated(folder, keep, keep_every, partitioner)  # a kill may have come before that
+        _remove_outdated(folder, keep, keep_every, partitioner)  # a kill may have prevented that
         return final
     temporary = final.with_name(f"tmp.{final.name}")
     if partitioner.is_chief:
@@ -111,7 +120,7 @@ def _remove_outdated(folder, keep, keep_every, partitioner):
 
 
 def _complete(folder, step, variables, pending_metrics, configuration):
-    """Adds the description, which makes a checkpoint of a folder."""
+    """Adds the description, which completes a checkpoint."""
     for file in folder.iterdir():
         _sync(file)
     description = {
@@ -130,19 +139,19 @@ def _complete(folder, step, variables, pending_metrics, configuration):
 
 
 def _described(variable):
-    found = {"shape": list(variable.shape), "dtype": variable.dtype, "logical_axes": list(axes_of(variable))}
+    description = {"shape": list(variable.shape), "dtype": variable.dtype, "logical_axes": list(axes_of(variable))}
     split_off = unfolding_of(variable).first
-    return {**found, "unfolded": split_off} if split_off else found
+    return {**description, "unfolded": split_off} if split_off else description
 
 
-def write_weights(folder: pathlib.Path, variables: dict, configuration: dict, files: dict[str, bytes]) -> None:
-    """Writes a checkpoint that no run stands at, for others to start from; it appears complete or not at all.
+def write_weights(folder: pathlib.Path, variables: Variables, configuration: dict, files: dict[str, bytes]) -> None:
+    """Writes a checkpoint of weights alone, for new runs to start from, atomically.
 
     Args:
-        folder: path that is not there yet, or an empty folder.
+        folder: path that does not exist, or an empty folder.
         variables: path -> Keras variable, see `state_variables`.
         configuration: JSON-able, from `continuation.record_of_model`.
-        files: name -> content of files to put beside it.
+        files: name -> content of more files in the folder.
 
     Raises:
         Refusal: the disk is full or not writable.
@@ -159,12 +168,20 @@ def write_weights(folder: pathlib.Path, variables: dict, configuration: dict, fi
         raise Refusal(f"{folder} could not be written ({first_line(error)}).") from error
 
 
-def restore(checkpoint, variables: dict, batches=None) -> dict:
-    """Assigns a checkpoint to `variables` and, if given, to data.Batches; returns its description.
+def restore(checkpoint: str | pathlib.Path, variables: Variables, batches: Batches | None = None) -> dict[str, Any]:
+    """Restores variables and, if given, the data position from a checkpoint.
+
+    Args:
+        checkpoint: path of the checkpoint folder.
+        variables: path -> Keras variable, see `state_variables`.
+        batches: data.Batches, or None.
+
+    Returns:
+        The description of the checkpoint, see `folders.describe`.
 
     Raises:
         BrokenCheckpoint: files are missing or damaged.
-        Refusal: the checkpoint is of another model or optimizer; the first variable that differs is named.
+        Refusal: the checkpoint belongs to another model or optimizer. The message names the first difference.
     """
     description = describe(checkpoint)
     _check_same(checkpoint, description["variables"], variables)
@@ -183,7 +200,7 @@ def restore(checkpoint, variables: dict, batches=None) -> dict:
 
 
 def _read(prefix, saved, variables):
-    """Variables that are stored as they were are read in pieces, others through the host, one after the other."""
+    """Reads variables in pieces if they are stored in the same form, and others one by one through the host."""
     unfoldings = {path: Unfolding(tuple(variable.shape), tuple(map(tuple, saved[path].get("unfolded", ()))))
                   for path, variable in variables.items()}
     others = [path for path, variable in variables.items() if unfoldings[path] != unfolding_of(variable)]
@@ -198,7 +215,7 @@ def _read(prefix, saved, variables):
 def _read_as_stored(prefix, state):
     status = tf.train.Checkpoint(state=state).read(str(prefix))
     status.assert_existing_objects_matched()
-    status.expect_partial()  # weights alone are read without the optimizer's slots, and TensorFlow would name them all
+    status.expect_partial()  # no warning about optimizer slots that are not read
 
 
 def _check_same(checkpoint, saved, variables):

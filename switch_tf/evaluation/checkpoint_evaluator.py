@@ -4,6 +4,7 @@ import contextlib
 import math
 import pathlib
 import sys
+from typing import Any
 
 import tensorflow as tf
 from tqdm import tqdm
@@ -34,7 +35,7 @@ class CheckpointEvaluator:
             process writes there.
     """
 
-    def __init__(self, described, split: str, num_examples: int | None, output: pathlib.Path):
+    def __init__(self, described: Any, split: str, num_examples: int | None, output: pathlib.Path):
         run, config, partitioner = described.run, described.config, described.partitioner
         data.check_task(run.mixture_or_task_name)
         data.check_vocabulary(run.mixture_or_task_name, config.vocab_size, run.vocabulary)

@@ -1,29 +1,32 @@
-"""A few held-out examples, and what a model makes of them beside the truth: to be read, not counted."""
+"""Shows a few held-out examples with a model's predictions beside the targets."""
 
 import re
 import textwrap
 from typing import NamedTuple
 
+import keras
 import numpy as np
 
 from switch_tf import data
+from switch_tf.configs.run import Run
 from switch_tf.inference.programs import compile_prediction
+from switch_tf.partitioning.partitioner import Partitioner
 
 _SENTINEL = re.compile(r"<extra_id_(\d+)>")
-_MOST_GAPS = 3  # of an example; what follows is left out
-_MOST_WORDS = 60  # of inputs without gaps
+_MOST_GAPS = 3  # in an example; the rest is left out
+_MOST_WORDS = 60  # in inputs without gaps
 
 
 class Shown(NamedTuple):
-    """Texts of one example: `inputs`, `target`, and the `prediction`, greedy."""
+    """Texts of one example: `inputs`, `target`, and the greedy `prediction`."""
 
     inputs: str
     target: str
     prediction: str
 
 
-def predict(model, run, partitioner) -> list[Shown]:
-    """The first `run.shown_examples` of the validation split, at most a batch of them."""
+def predict(model: keras.Model, run: Run, partitioner: Partitioner) -> list[Shown]:
+    """Returns predictions for the first `run.shown_examples` examples of the validation split, at most a batch."""
     description = data.description_of_data(run, model.config, "validation", 0)
     examples = data.examples(description, min(run.shown_examples, run.batch_size))
     vocabulary = data.target_vocabulary(run.mixture_or_task_name, run.vocabulary)
@@ -32,9 +35,9 @@ def predict(model, run, partitioner) -> list[Shown]:
         ids = example["inputs"]["ids"][:tokens.shape[1]]
         row[:len(ids)] = ids
     program = compile_prediction(model, run.task_feature_lengths["targets"], partitioner, vocabulary.eos_id)
-    found = program({"encoder_input_tokens": tokens})
+    predictions = program({"encoder_input_tokens": tokens})
     return [Shown(example["inputs"]["text"], example["targets"]["text"], _text(vocabulary, ids))
-            for example, ids in zip(examples, found, strict=False)]
+            for example, ids in zip(examples, predictions, strict=False)]
 
 
 def _text(vocabulary, ids):
@@ -45,32 +48,32 @@ def _text(vocabulary, ids):
 
 
 def describe(shown: list[Shown]) -> str:
-    """Paragraphs to print: gaps as [model's words | the truth], or inputs, prediction and truth below each other."""
+    """Returns paragraphs to print: gaps as [prediction | target], or inputs, prediction and target in turn."""
     paragraphs = ["Held-out text and what the model fills in: [model | truth]"
-                  if any(_SENTINEL.search(one.inputs) for one in shown) else "Held-out examples:"]
-    for number, one in enumerate(shown, 1):
-        text = _filled(one) if _SENTINEL.search(one.inputs) else "\n".join([
-            _cut(one.inputs), f"model: {_plain(one.prediction)}", f"truth: {_plain(one.target)}"])
+                  if any(_SENTINEL.search(example.inputs) for example in shown) else "Held-out examples:"]
+    for number, example in enumerate(shown, 1):
+        text = _fill(example) if _SENTINEL.search(example.inputs) else "\n".join([
+            _cut(example.inputs), f"model: {_plain(example.prediction)}", f"truth: {_plain(example.target)}"])
         lines = [line for part in text.splitlines() for line in textwrap.wrap(part, 110)]
         paragraphs.append(f"{number}. " + "\n   ".join(lines))
     return "\n".join(paragraphs)
 
 
-def _filled(one):
-    guesses, truths = _by_gap(one.prediction), _by_gap(one.target)
-    text, *rest = _SENTINEL.split(_plain(one.inputs))
+def _fill(example):
+    guesses, truths = _by_gap(example.prediction), _by_gap(example.target)
+    text, *rest = _SENTINEL.split(_plain(example.inputs))
     for number, following in list(zip(rest[::2], rest[1::2], strict=True))[:_MOST_GAPS]:
         text += f"[{guesses.get(number, '')} | {truths.get(number, '')}]{following}"
     return text + ("..." if len(rest) > 2 * _MOST_GAPS else "")
 
 
 def _by_gap(text):
-    """Number of each sentinel -> what follows it; of one that comes again, the first time counts."""
+    """Returns the number of each sentinel -> the text after its first occurrence."""
     _, *rest = _SENTINEL.split(_plain(text))
-    found = {}
+    texts = {}
     for number, following in zip(rest[::2], rest[1::2], strict=True):
-        found.setdefault(number, following.strip())
-    return found
+        texts.setdefault(number, following.strip())
+    return texts
 
 
 def _cut(text):

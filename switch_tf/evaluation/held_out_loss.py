@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable
 
+import keras
 import numpy as np
 
 from switch_tf import data, metrics, partitioning
@@ -11,7 +12,7 @@ from switch_tf.evaluation.objectives import Objective, target_features
 from switch_tf.partitioning.partitioner import Partitioner
 
 
-def compile_evaluation(model, settings: StepSettings, partitioner: Partitioner | None = None,
+def compile_evaluation(model: keras.Model, settings: StepSettings, partitioner: Partitioner | None = None,
                        objective: Objective | None = None) -> Callable:
     """Traces one evaluation step, without dropout or jitter. Arguments as for `train_step.compile_steps`.
 

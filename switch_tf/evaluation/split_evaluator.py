@@ -4,6 +4,8 @@ import dataclasses
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
+import keras
+
 from switch_tf import data
 from switch_tf.configs import directions
 from switch_tf.configs.run import StepSettings
@@ -65,9 +67,9 @@ class SplitEvaluator:
         Refusal: the task has no such split, or the model cannot predict.
     """
 
-    def __init__(self, model, description: data.DatasetDescription, settings: StepSettings, partitioner: Partitioner,
-                 objective: Objective, losses_of: Iterable[str] | None = None, num_batches: int | None = None,
-                 num_examples: int | None = None):
+    def __init__(self, model: keras.Model, description: data.DatasetDescription, settings: StepSettings,
+                 partitioner: Partitioner, objective: Objective, losses_of: Iterable[str] | None = None,
+                 num_batches: int | None = None, num_examples: int | None = None):
         name, split = description.mixture_or_task_name, description.split
         tasks = data.names_of_tasks(name, split)
         self._names = list(dict.fromkeys([name, *tasks]))
@@ -89,7 +91,8 @@ class SplitEvaluator:
         """Number of examples of all tasks, or None if a loss is computed on an unknown number of them."""
         return None if self._batches else sum(self.num_examples.values())
 
-    def run(self, advance: Callable[[int], None] = lambda count: None, has_records=True) -> dict[str, TaskResult]:
+    def run(self, advance: Callable[[int], None] = lambda count: None,
+            has_records: bool = True) -> dict[str, TaskResult]:
         """Evaluates the model with its current weights.
 
         Args:

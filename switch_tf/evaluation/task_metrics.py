@@ -2,6 +2,8 @@
 
 from collections.abc import Callable
 
+import keras
+
 from switch_tf import data
 from switch_tf.decoding import check_decodes
 from switch_tf.inference.programs import compile_log_likelihoods, compile_prediction
@@ -24,7 +26,7 @@ class TaskMetrics:
         Refusal: no task has metrics, or the model cannot predict.
     """
 
-    def __init__(self, model, description: data.DatasetDescription, partitioner: Partitioner,
+    def __init__(self, model: keras.Model, description: data.DatasetDescription, partitioner: Partitioner,
                  num_examples: int | None = None):
         check_decodes(model.config)
         self._evaluator = data.Evaluator(description, num_examples)
@@ -34,6 +36,7 @@ class TaskMetrics:
                                            self._evaluator.end_id)
         self._score = compile_log_likelihoods(model, partitioner)
 
-    def run(self, advance: Callable[[int], None] = lambda count: None, has_records=True) -> dict[str, data.TaskScores]:
+    def run(self, advance: Callable[[int], None] = lambda count: None,
+            has_records: bool = True) -> dict[str, data.TaskScores]:
         """Returns task -> data.TaskScores, for each task with metrics. Arguments as in `data.Evaluator.evaluate`."""
         return self._evaluator.evaluate(self._predict, self._score, advance, has_records)

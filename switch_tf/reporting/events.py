@@ -1,30 +1,30 @@
-"""A run for TensorBoard, which draws what has the same tag in `events/train` and `events/eval` in one chart."""
+"""Writes a run for TensorBoard, with equal tags in `events/train` and `events/eval`, which share a chart."""
 
 import numpy as np
 import tensorflow as tf
 
-from switch_tf.checkpoints.run_folder import CONFIGURATION
+from switch_tf.checkpoints.run_folder import CONFIGURATION, RunFolder
 
 _BUCKETS = 30
 
 
 class Events:
-    """Writes the numbers of a run, and its configuration as text, below `events/` of its folder.
+    """Writes the values of a run, and its configuration as text, to `events/` in its folder.
 
-    Training values lie in `events/train`, evaluations in `events/eval`, without the first part of their names:
-    "train/loss" and "eval/<mixture>/loss" are both "loss". Tasks of the mixture keep their name: "<task>/loss". An
-    array, such as the load of all experts of a layer, is one histogram.
+    Training values go to `events/train` and evaluations to `events/eval`, without the first part of their names:
+    "train/loss" and "eval/<mixture>/loss" both become "loss". Tasks of a mixture keep their name: "<task>/loss". An
+    array, such as the load of a layer's experts, becomes one histogram.
 
     Args:
         folder: RunFolder.
     """
 
-    def __init__(self, folder):
+    def __init__(self, folder: RunFolder):
         self._folder = folder
         self._writers = {}
 
     def write(self, step: int, values: dict) -> None:
-        """Writes values by their names in metrics.jsonl; of evaluations the whole mixture's come first.
+        """Writes values by their names in metrics.jsonl. In an evaluation the whole mixture comes first.
 
         Raises:
             tf.errors.OpError: a file cannot be written.
@@ -35,8 +35,8 @@ class Events:
             with self._writer(kind, step).as_default(step=step):
                 for tag in tags:
                     if isinstance(value, list):
-                        found = np.asarray(value, np.float32)
-                        tf.summary.histogram(tag, found[np.isfinite(found)], buckets=_BUCKETS)
+                        array = np.asarray(value, np.float32)
+                        tf.summary.histogram(tag, array[np.isfinite(array)], buckets=_BUCKETS)
                     else:
                         tf.summary.scalar(tag, value)
 
@@ -56,7 +56,7 @@ class Events:
 
 
 def _tags(name, mixture):
-    """The folder of a value, and its tags there."""
+    """Returns the folder of a value, and its tags there."""
     if not name.startswith("eval/"):
         return "train", [name.removeprefix("train/")]
     tag = name.removeprefix("eval/").removeprefix(f"{mixture}/")

@@ -1,24 +1,25 @@
-"""The curves of a run, drawn from the records of its `metrics.jsonl`, as PNG images."""
+"""Draws the curves of a run from the records of its `metrics.jsonl`, as PNG images."""
 
 import io
+from typing import Any
 
 import numpy as np
 
 from switch_tf.reporting import names
 
-# What is drawn beside each other: the name of a value, and a title.
+# Panels of a figure: the name of a value, and a title.
 _TRAINING = (("train/learning_rate", "learning rate"), ("train/gradient_norm", "gradient norm before clipping"))
 _SPEED = (("train/tokens_per_second", "tokens per second"),
           ("train/model_flops_utilization", "model FLOP utilisation"),
           ("train/input_wait_fraction", "time spent waiting for input"))
-# Ends of the names of shares, which are drawn in per cent.
+# Suffixes of shares, which are drawn in per cent.
 _SHARES = ("utilization", "wait_fraction", "tokens_dropped")
 _EXPERTS = (("fraction_tokens_dropped", "tokens dropped"), ("router_entropy", "router entropy (nats)"),
             ("load_balancing_loss", "load-balancing loss (1 = even)"))
 
 
 def draw(records: list[dict]) -> dict[str, bytes]:
-    """Title -> PNG: the loss, what drives it, the speed, and the experts where there are any."""
+    """Returns title -> PNG image: "Loss", "Training", "Speed" and, for a sparse model, "Experts"."""
     import matplotlib
     matplotlib.use("Agg")
     figures = {"Loss": _loss(records), "Training": _panels(records, _TRAINING), "Speed": _panels(records, _SPEED)}
@@ -28,8 +29,8 @@ def draw(records: list[dict]) -> dict[str, bytes]:
     return {title: png(figure) for title, figure in figures.items()}
 
 
-def series(records, name) -> tuple[list[int], list]:
-    """Steps and values of what goes by `name`, where it was written and is finite."""
+def series(records: list[dict], name: str) -> tuple[list[int], list]:
+    """Returns the steps and values of one name, without those that are missing or not finite."""
     points = [(record["step"], record[name]) for record in records if record.get(name) is not None]
     return [step for step, _ in points], [value for _, value in points]
 
@@ -57,15 +58,15 @@ def _loss(records):
             curves.append((points, next(others), "o" if len(points[0]) < 50 else None, f"held out, {task}"))
     for (steps, values), color, marker, label in curves:
         axes.plot(steps, values, color=color, marker=marker, label=label)
-    _leave_the_untrained_model_out(axes, [points for points, *_ in curves], levels)
+    _annotate_initial_loss(axes, [points for points, *_ in curves], levels)
     axes.set(xlabel="step", ylabel="cross-entropy (nats per target token)", title="Loss")
     axes.grid(alpha=0.3)
     figure.legend(loc="outside lower center", ncols=2)  # beside the axes, where it hides no curve
     return figure
 
 
-def _leave_the_untrained_model_out(axes, curves, levels):
-    """The loss at step 0 is twice what follows: told in words, as the axis is for what was learnt, and the levels."""
+def _annotate_initial_loss(axes, curves, levels):
+    """Writes the loss at step 0 as text, because it is twice the later values and would compress the axis."""
     learnt = [value for steps, values in curves for step, value in zip(steps, values, strict=True) if step > 0]
     start = [value for steps, values in curves for step, value in zip(steps, values, strict=True) if step == 0]
     if not learnt or not start:
@@ -90,7 +91,7 @@ def _panels(records, panels):
 
 
 def _experts(records, layers):
-    """One row a sparse layer: the load of every expert over the run, then what its router did."""
+    """Draws a row for each sparse layer: the load of its experts over the run, then its router's statistics."""
     figure, rows = _new(14, 2.7 * len(layers), len(layers), 1 + len(_EXPERTS))
     for row, layer in zip(rows, layers, strict=True):
         steps, load = _loads(records, layer)
@@ -110,14 +111,14 @@ def _experts(records, layers):
 
 
 def _loads(records, layer):
-    """Steps, and the shares of tokens <float>[experts, steps]; of a file where lines have other experts, the last's."""
+    """Returns the steps, and the shares of tokens <float>[experts, steps], with the final number of experts."""
     steps, loads = series(records, names.router(layer, "expert_load"))
     kept = [(step, load) for step, load in zip(steps, loads, strict=True) if len(load) == len(loads[-1])]
     return [step for step, _ in kept], np.transpose(np.asarray([load for _, load in kept], float))
 
 
 def _ticks(axes, name):
-    """Per cent for shares, whole numbers with commas for what is large."""
+    """Formats shares in per cent, and rates as whole numbers with commas."""
     if name.endswith(_SHARES):
         axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.3g}%")
     elif name.endswith("per_second"):
@@ -126,8 +127,8 @@ def _ticks(axes, name):
         axes.ticklabel_format(axis="y", useOffset=False)
 
 
-def png(figure) -> bytes:
-    """Of a matplotlib figure, which is closed."""
+def png(figure: Any) -> bytes:
+    """Returns a matplotlib figure as a PNG image, and closes it."""
     from matplotlib import pyplot
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=110)

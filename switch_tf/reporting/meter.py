@@ -1,8 +1,9 @@
-"""How fast a run trains between two logged steps."""
+"""Measures the speed of training between two logged steps."""
 
 import contextlib
 import dataclasses
 import time
+from typing import Any
 
 
 @dataclasses.dataclass
@@ -14,14 +15,14 @@ class _Sums:
 
 
 class Meter:
-    """Counts steps and tokens, and the time that training them took.
+    """Counts steps, tokens and the time spent training.
 
     Args:
-        flops_per_step: float, of the model itself.
-        peak: peak.Peak that utilisation is measured against.
+        flops_per_step: float, FLOPs of the model itself.
+        peak: training.peak.Peak, the rate that utilisation is relative to.
     """
 
-    def __init__(self, flops_per_step: float, peak):
+    def __init__(self, flops_per_step: float, peak: Any):
         self._flops_per_step = flops_per_step
         self._peak = peak
         self._resumed = time.perf_counter()
@@ -32,11 +33,18 @@ class Meter:
         self._running = self._timed
 
     def restart(self) -> None:
-        """Lets time begin now."""
+        """Starts the clock now."""
         self._resumed = time.perf_counter()
 
     def add(self, num_steps: int, num_tokens: float, input_wait: float, is_timed=True) -> None:
-        """Counts steps that end now; those not `is_timed` say something only where no others do."""
+        """Counts steps that end now.
+
+        Args:
+            num_steps: int.
+            num_tokens: float, real tokens in these steps.
+            input_wait: float, seconds spent waiting for input.
+            is_timed: bool. Untimed steps count only if there are no timed ones.
+        """
         self._running = self._timed if is_timed else self._untimed
         self._running.steps += num_steps
         self._running.tokens += num_tokens
@@ -44,7 +52,7 @@ class Meter:
 
     @contextlib.contextmanager
     def paused(self):
-        """Within this scope no time passes."""
+        """Stops the clock within this scope."""
         self._running.seconds += time.perf_counter() - self._resumed
         try:
             yield
@@ -53,11 +61,14 @@ class Meter:
 
     @property
     def has_steps(self) -> bool:
-        """Whether there is a speed to tell."""
+        """Whether any step was counted since the last reading."""
         return self._timed.steps + self._untimed.steps > 0
 
     def read(self) -> dict[str, float]:
-        """Speeds since the last reading, within `paused`; starts over. No utilisation of a chip of an unknown type."""
+        """Returns the speeds since the last reading, and starts over. Called within `paused`.
+
+        Without "model_flops_utilization" for a chip of an unknown type.
+        """
         sums = self._timed if self._timed.steps else self._untimed
         self._start_over()
         used = self._flops_per_step * sums.steps / sums.seconds

@@ -1,19 +1,21 @@
-"""What measurements are called in metrics.jsonl and TensorBoard, and what their names say of them."""
+"""Names of measurements in metrics.jsonl and TensorBoard."""
 
 import re
+from collections.abc import Iterable
 
 _LAYER = re.compile(r"(encoder|decoder)/[^/]*_[0-9]{1,9}(/.+)?")
 
 
 def router(layer: str, name: str) -> str:
-    """The name of what a sparse layer's router did."""
+    """Returns the logged name of a statistic of a sparse layer's router."""
     return f"router/{layer}/{name}"
 
 
-def sparse_layers(names) -> list[str]:
-    """The layers in such names: encoder before decoder, by number; queries, keys and values, then feed-forward.
+def sparse_layers(names: Iterable[str]) -> list[str]:
+    """Returns the layers in logged names, in the order of the model.
 
-    Names of other forms, which only a damaged file has, are of no layer.
+    Encoder before decoder, then by number, then queries, keys and values, feed-forward. Ignores names of another form,
+    which occur in damaged files.
     """
 
     def position(layer):
@@ -25,11 +27,10 @@ def sparse_layers(names) -> list[str]:
                   key=position)
 
 
-def shares(names) -> set[str]:
-    """Returns those of these names whose values are shares from 0 to 1, which people read in per cent.
+def shares(names: Iterable[str]) -> set[str]:
+    """Returns the names with values from 0 to 1, which are shown in per cent.
 
-    A task's own "accuracy" is its metric's, from 0 to 100 as seqio's are; the share of right tokens is then called
-    "token_accuracy".
+    An "accuracy" beside a "token_accuracy" is a task's own metric, from 0 to 100 like seqio's.
     """
     names = set(names)
     return {name for name in names if name.endswith(("token_accuracy", "_utilization", "_wait_fraction")) or (
@@ -37,5 +38,5 @@ def shares(names) -> set[str]:
 
 
 def shown(value: float, is_share: bool) -> str:
-    """Returns a value of a metric for people: four digits, or a share in per cent."""
+    """Returns the text of a value: four digits, or per cent for a share."""
     return f"{value:.1%}" if is_share else f"{value:.4f}"

@@ -1,4 +1,4 @@
-"""A finished or interrupted run: its summary, and `report.html` with curves, words and configuration."""
+"""Summarises a finished or interrupted run, and writes `report.html` with curves, explanations and configuration."""
 
 import html
 import pathlib
@@ -11,29 +11,29 @@ from switch_tf.configs import directions
 from switch_tf.reporting import figures, names, page
 from switch_tf.storage.whole_file import write_whole
 
-# What a reader may not know, by the heading under which it is drawn.
-_WORDS = {
+# Heading of a picture -> explanation below it.
+_EXPLANATIONS = {
     "Loss": "Cross-entropy in nats for each target token. Training is a mean over the steps since the point before, "
             "with dropout and jitter; held out is the validation split, without them. The unigram model knows only "
-            "how frequent each token is: what lies below its line was learnt about text.",
+            "how frequent each token is, so a loss below its line shows what was learnt about text.",
     "Training": "The learning rate that the next step takes (for Adafactor relative to each weight's own size), and "
                 "the norm of the whole gradient, a mean over steps.",
     "Speed": "Tokens are real ones, inputs and targets. Utilisation is the model's own work, forward and twice that "
              "backward, as a share of what the processors can do: on a TPU or GPU their nominal rate, elsewhere the "
              "fastest rate measured on this machine. More than 100% means that a chip is faster than its nominal rate. "
-             "While it waits for input, the model stands still.",
-    "Experts": "Share of tokens is what each expert was chosen for, before its capacity cut in; a dark row is an "
-               "expert that nobody wants. Dropped tokens passed a layer by its residual connection alone. Entropy is "
-               "that of the router's probabilities: 0 where it is certain, the logarithm of the number of experts "
-               "where it has no preference. The load-balancing loss is 1 where all experts get the same.",
+             "The model is idle while it waits for input.",
+    "Experts": "Share of tokens counts the tokens that chose each expert, before capacity; a dark row is an expert "
+               "that no token chooses. Dropped tokens pass a layer by its residual connection alone. Entropy is that "
+               "of the router's probabilities: 0 if it is certain, the logarithm of the number of experts if it has no "
+               "preference. The load-balancing loss is 1 if all experts get the same.",
 }  # fmt: skip
-# Records with arrays that are kept at most: the picture has no more columns.
+# Largest number of records that keep their arrays. The picture has no more columns.
 _MOST_ARRAYS = 400
 _STYLE = "th{text-align:left;padding-right:2em;font-weight:normal;color:#555}"
 
 
-def write(folder) -> None:
-    """Writes `loss.png` and `report.html` into a run folder from its `metrics.jsonl`; nothing where that is empty."""
+def write(folder: str | pathlib.Path) -> None:
+    """Writes `loss.png` and `report.html` into a run folder from its `metrics.jsonl`, unless that is empty."""
     folder = pathlib.Path(folder)
     records = read_metrics(folder)
     if not records:
@@ -43,10 +43,11 @@ def write(folder) -> None:
     write_whole(folder / "report.html", _page(folder, _summary(folder, records), pictures))
 
 
-def summarize(folder) -> dict:
-    """Returns first, last and best held-out values, speed and files of a run, from its `metrics.jsonl`.
+def summarize(folder: str | pathlib.Path) -> dict:
+    """Returns a summary of a run from its `metrics.jsonl`.
 
-    Whether the lowest or the highest is the best, `directions` decides.
+    It has "step", "model_dir", "report" and "plot", the last "train/loss", the median "train/tokens_per_second", and
+    for each held-out value a dict of its "first", "last" and "best" with their steps. `directions` decides the best.
     """
     return _summary(pathlib.Path(folder), read_metrics(folder))
 
@@ -71,17 +72,17 @@ def _summary(folder, records):
     return summary
 
 
-def describe(value: dict, is_share=False) -> str:
-    """Returns words for an entry of a summary that has a first, a last and a best; a share is in per cent."""
+def describe(value: dict, is_share: bool = False) -> str:
+    """Returns the text of a summary entry with a first, last and best value. A share is in per cent."""
     return ", ".join(f"{word}{names.shown(value[key], is_share)} at step {value[f'{key}_step']}" for word, key in (
         ("", "first"), ("", "last"), ("best ", "best")))
 
 
-def read_metrics(folder) -> list[dict]:
+def read_metrics(folder: str | pathlib.Path) -> list[dict]:
     """Returns the records of a run folder's `metrics.jsonl`, oldest first.
 
-    A line that a kill has torn, or that is no record of a step, costs that line and a warning. Arrays, the shares of
-    experts, are <float32>; of a long run only some hundred records at equal distances keep theirs.
+    Skips a torn line, or one without a record of a step, with a warning. Arrays, the load of experts, are <float32>. In
+    a long run only some hundred records at equal distances keep theirs.
     """
     records, thinned = [], _Thinned()
     for _, record in run_folder.records_of(pathlib.Path(folder) / "metrics.jsonl"):
@@ -92,13 +93,13 @@ def read_metrics(folder) -> list[dict]:
 
 
 class _Thinned:
-    """Keeps the arrays of every n-th record that has any, so that memory does not grow with the run."""
+    """Keeps the arrays of every n-th record, so that memory does not grow with the run."""
 
     def __init__(self):
         self._every, self._count, self._kept = 1, 0, []
 
     def add(self, record: dict) -> None:
-        """Keeps or drops the arrays of a record. When too many are kept, every other one of them is dropped."""
+        """Keeps or drops the arrays of a record. Drops every other kept one when there are too many."""
         arrays = [name for name, value in record.items() if isinstance(value, list) and name.startswith("router/")]
         if not arrays:
             return
@@ -127,7 +128,7 @@ def _page(folder, summary, pictures):
         elif isinstance(value, float):
             value = f"{value:,.0f}" if name.endswith("per_second") else f"{value:.4f}"
         rows.append(f"<tr><th>{html.escape(name)}</th><td>{html.escape(str(value))}</td></tr>")
-    images = "".join(f"<h2>{title}</h2>{page.image(title, png)}<p>{_WORDS[title]}</p>"
+    images = "".join(f"<h2>{title}</h2>{page.image(title, png)}<p>{_EXPLANATIONS[title]}</p>"
                      for title, png in pictures.items())
     return page.page(f"switch_tf run {folder.name}",
                      f"<style>{_STYLE}</style><table>{''.join(rows)}</table>{images}{_configuration(folder)}")

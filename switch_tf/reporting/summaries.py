@@ -1,14 +1,18 @@
-"""What a run says while it runs: metrics.jsonl, TensorBoard, and a line on the terminal."""
+"""Reports a run: metrics.jsonl, TensorBoard, and progress on the terminal."""
 
 import contextlib
 import math
+import pathlib
 import sys
 import time
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 from tqdm import tqdm
 
+from switch_tf.checkpoints.run_folder import RunFolder
 from switch_tf.messages import first_line
 from switch_tf.metrics import Mean, RouterStats, StepMeasurements
 from switch_tf.refusals import Refusal
@@ -18,12 +22,12 @@ from switch_tf.storage import json_lines
 from switch_tf.storage.whole_file import writing
 
 
-def training_values(measured: StepMeasurements, others: dict[str, float]) -> dict:
-    """What is written of some training steps: sums are divided, and the routers' losses added up over sparse layers.
+def training_values(measured: StepMeasurements, others: dict[str, float]) -> dict[str, Any]:
+    """Returns the values to log for some training steps: means, and router losses summed over sparse layers.
 
     Args:
-        measured: on the host.
-        others: values that are no means over a batch, such as the speed.
+        measured: StepMeasurements, on the host.
+        others: name -> further value, such as the speed.
     """
     batch = measured.batch
     values = {name: _divide(term) for name, term in batch.loss_terms.items()}
@@ -35,13 +39,13 @@ def training_values(measured: StepMeasurements, others: dict[str, float]) -> dic
 
 
 def shown(values: dict[str, float]) -> str:
-    """Returns the values of an evaluation for a line of text."""
+    """Returns the values of an evaluation as a line of text."""
     shares = names.shares(values)
     return "  ".join(f"{name} {names.shown(value, name in shares)}" for name, value in values.items())
 
 
 def _router_values(routers: dict[str, RouterStats]) -> dict:
-    """Each router's statistics; the load is a list over experts, and `dead_experts` counts its zeros."""
+    """Returns each router's statistics. The load is a list over experts, and `dead_experts` counts its zeros."""
     values = {}
     for layer, stats in routers.items():
         for name, mean in stats._asdict().items():
@@ -52,7 +56,7 @@ def _router_values(routers: dict[str, RouterStats]) -> dict:
 
 
 def _utilization(share):
-    """In per cent; above 100 it says that something is wrong with what it is measured against."""
+    """Returns a utilisation in per cent. Above 100 it notes that the peak rate is wrong."""
     return f"{share:.0%}" + (" (more than the rate known of this machine)" if share > 1 else "")
 
 
@@ -62,8 +66,8 @@ def _divide(mean: Mean):
 
 
 @contextlib.contextmanager
-def writing_events(folder):
-    """Within this scope TensorBoard's writer, whose folder is full or gone, raises a Refusal that names the folder."""
+def writing_events(folder: str | pathlib.Path) -> Iterator[None]:
+    """Raises a Refusal that names the folder if TensorBoard's writer fails within this scope."""
     try:
         yield
     except tf.errors.OpError as error:
@@ -72,9 +76,13 @@ def writing_events(folder):
 
 
 class Writer:
-    """Appends one JSON line for each logged step, flushed at once, and the same numbers to TensorBoard."""
+    """Appends each logged step to metrics.jsonl, flushed at once, and to TensorBoard's files.
 
-    def __init__(self, folder):
+    Args:
+        folder: RunFolder.
+    """
+
+    def __init__(self, folder: RunFolder):
         self._path = folder.metrics
         with writing(self._path):
             self._lines = open(self._path, "a")  # noqa: SIM115  open for the whole run
@@ -82,7 +90,12 @@ class Writer:
             self._events = Events(folder)
 
     def write(self, step: int, values: dict, declared: dict[str, bool] | None = None) -> None:
-        """Writes the values of a step, and what metrics declare of their direction.
+        """Writes the values of a step.
+
+        Args:
+            step: int.
+            values: logged name -> number or list of numbers.
+            declared: logged name -> whether a lower value is better, for metrics that declare it.
 
         Raises:
             Refusal: metrics.jsonl cannot be written.
@@ -102,13 +115,13 @@ class Writer:
 
 
 def _rounded(values):
-    """The same with three digits in arrays: a line holds thousands of experts' shares, whose noise is far larger."""
+    """Rounds arrays to three digits. A line holds the load of thousands of experts, which is far noisier."""
     return {name: [float(f"{entry:.3g}") for entry in value] if isinstance(value, list) else value
             for name, value in values.items()}
 
 
 class NoWriter:
-    """Writes nothing: another process does."""
+    """Writes nothing, because another process does."""
 
     def write(self, step: int, values: dict, declared: dict[str, bool] | None = None) -> None:
         pass
@@ -117,23 +130,28 @@ class NoWriter:
         pass
 
 
-_QUIET_SECONDS = 15.0  # between two lines of a run that trains, at most
+_QUIET_SECONDS = 15.0  # longest time without a line while a run trains
 
 
 class Progress:
-    """A bar on a terminal, and lines of text everywhere; on standard error, where it is shown."""
+    """A progress bar on a terminal, and lines of text, both on standard error.
 
-    def __init__(self, first_step: int, last_step: int, is_shown=True):
+    Args:
+        first_step, last_step: int.
+        is_shown: bool. Whether this process shows anything.
+    """
+
+    def __init__(self, first_step: int, last_step: int, is_shown: bool = True):
         self._last_step = last_step
-        self._last_told = first_step
+        self._last_reported = first_step
         self._is_shown = is_shown
         self._last_line = -math.inf
         self._bar = tqdm(total=last_step, initial=first_step, unit="step", file=sys.stderr,
                          disable=None if is_shown else True, dynamic_ncols=True)
 
     def resume(self, step: int) -> None:
-        """Sets the step that training starts from; the bar's rate and remaining time count from here."""
-        self._last_told = step
+        """Sets the step that training starts from. The bar's rate and remaining time count from here."""
+        self._last_reported = step
         self._bar.reset(self._last_step)
         self._bar.initial = step
         self._bar.update(step)
@@ -142,13 +160,13 @@ class Progress:
         self._bar.update(steps)
 
     def glance(self, step: int, loss: float) -> None:
-        """Prints the loss of the step just done if no line was printed for some seconds, or for a tenth of the run.
+        """Prints the loss of the last step if no line was printed for some seconds, or for a tenth of the run.
 
-        Shows that a run moves where its LOG_PERIOD is long, and how a short one went.
+        Shows progress if LOG_PERIOD is long or the run is short.
         """
-        is_due = 10 * (step - self._last_told) >= self._last_step
+        is_due = 10 * (step - self._last_reported) >= self._last_step
         if is_due or time.monotonic() - self._last_line > _QUIET_SECONDS:
-            self._last_told = step
+            self._last_reported = step
             self.say(f"step {step}/{self._last_step}  loss {loss:.4f}")
 
     def say(self, text: str) -> None:
@@ -157,15 +175,15 @@ class Progress:
             tqdm.write(text, file=sys.stderr)
 
     def remaining_seconds(self, step: int, seconds_per_step: float) -> float:
-        """Until the last step, at the speed of the steps that were logged last."""
+        """Returns the time to the last step, at the speed of the last logged steps."""
         return (self._last_step - step) * seconds_per_step
 
     def log(self, step: int, values: dict, routers: dict[str, RouterStats]) -> None:
-        """Says what `training_values` made of some steps, and of what their routers did."""
-        self._last_told = step
+        """Prints the `training_values` of some steps, and the tokens that their routers dropped."""
+        self._last_reported = step
         remaining = self.remaining_seconds(step, values["train/seconds_per_step"])
         dropped = [_divide(stats.fraction_tokens_dropped) for stats in routers.values()]
-        mfu = values.get("train/model_flops_utilization")  # not of a chip of an unknown type
+        mfu = values.get("train/model_flops_utilization")  # absent for a chip of an unknown type
         text = (f"step {step}/{self._last_step}  loss {values['train/loss']:.4f}  "
                 f"cross-entropy {values['train/cross_entropy']:.4f}  accuracy {values['train/accuracy']:.1%}  "
                 f"learning rate {values['train/learning_rate']:.3g}  "
