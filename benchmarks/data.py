@@ -1,11 +1,11 @@
-"""How fast one core makes packed span-corruption batches: from text, from the cache, and through seqio alone.
+"""Speed of packed span-corruption batches on one core: from text, from the cache, and through seqio alone.
 
     .venv/bin/python benchmarks/data.py --run runs/demo
 
-Batches of 32 sequences of 512 and 114 tokens from the docs corpus, packed and shuffled. The cache is made first, by
-`switch-tf cache`, unless it is there. Each reader has a process of its own in every round, held to one core, and no two
-run at once: pipelines that wait for their turn would read ahead, and then seem faster than they are. "seqio alone" is
-`seqio.get_dataset`, as T5X calls it, which keeps the raw text of so small a corpus in memory. JSON lines go to
+Batches of 32 sequences of 512 and 114 tokens from the docs corpus, packed and shuffled. `switch-tf cache` first makes
+the cache if there is none. Each reader has its own process in every round, on one core, and no two run at once: a
+waiting pipeline would read ahead and then seem faster than it is. "seqio alone" is `seqio.get_dataset`, as T5X calls
+it, which keeps the raw text of a small corpus in memory. JSON lines go to
 standard output, the table to standard error; rates are medians over rounds, of tokens that are not padding.
 
 `--run` adds the share of its training time that a run has waited for data. The last lines are arithmetic: how many
@@ -60,7 +60,7 @@ def main():
 
 
 def _shares_of_waiting(folder, parser):
-    """The shares of time that a run has waited for its input, without the first logged one, which is the start."""
+    """Returns the shares of time that a run waited for its input, without the first logged one, the start."""
     shares = [record["train/input_wait_fraction"] for record in report.read_metrics(folder)
               if "train/input_wait_fraction" in record][1:]
     if not shares:
@@ -69,21 +69,21 @@ def _shares_of_waiting(folder, parser):
 
 
 def _rounds(job, count):
-    """What each reader measured in each round; the order moves on by one from round to round."""
-    names, found = list(READERS), {name: [] for name in READERS}
+    """Measures each reader in each round. The order moves on by one from round to round."""
+    names, measurements = list(READERS), {name: [] for name in READERS}
     worker = pathlib.Path(__file__).parent / "contenders" / "data_reading.py"
     with tqdm.tqdm(total=count * len(names), desc="reading", unit=" processes") as progress:
         for number in range(count):
             for name in names[number % len(names):] + names[:number % len(names)]:
                 done = subprocess.run([sys.executable, str(worker), json.dumps({"reader": READERS[name], **job})],
                                       check=True, capture_output=True, text=True)
-                found[name].append(json.loads(done.stdout.splitlines()[-1]))
+                measurements[name].append(json.loads(done.stdout.splitlines()[-1]))
                 progress.update()
-    return found
+    return measurements
 
 
 def _print_rates(rounds, job):
-    """The table; returns reader -> tokens a CPU second."""
+    """Prints the table; returns reader -> tokens a CPU second."""
     slots, rates = job["batches"] * job["batch_size"] * (job["inputs"] + job["targets"]), {}
     print(f"\n{'reader':20}{'tokens a CPU second':>22}{'tokens/s on the clock':>24}{'first batch':>14}{'peak':>12}",
           file=sys.stderr)
@@ -99,16 +99,16 @@ def _print_rates(rounds, job):
 
 
 def _print_cores(rates):
-    """Cores a host needs for the predicted rates, at these rates a core."""
+    """Prints the cores that a host needs for the predicted rates, given the rates of one core."""
     print(file=sys.stderr)
     for model, (num_hosts, tokens) in PREDICTED.items():
         cores = {"text, all rows": tokens / rates["switch_tf, text"],
                  "cache, all rows": tokens / rates["switch_tf, cache"],
                  "cache, own rows": tokens / num_hosts / rates["switch_tf, cache"]}
-        told = {name: round(count, 1) for name, count in cores.items()}
-        print(json.dumps({"model": model, "hosts": num_hosts, "tokens_per_second": tokens, "cores_a_host": told}))
+        rounded = {name: round(count, 1) for name, count in cores.items()}
+        print(json.dumps({"model": model, "hosts": num_hosts, "tokens_per_second": tokens, "cores_a_host": rounded}))
         print(f"{model}, {num_hosts} hosts, {tokens:,} tokens/s; cores a host needs: "
-              + ", ".join(f"{name} {count:,.1f}" for name, count in told.items()), file=sys.stderr)
+              + ", ".join(f"{name} {count:,.1f}" for name, count in rounded.items()), file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -4,12 +4,12 @@
 
 "small" is the model of `train_step.py`: T5 1.0, 4 + 4 layers, d_model 256, d_ff 1024, 4 heads of 64; "base" has the
 width of Switch-Base (768, 3072, 12 heads of 64) and 2 + 2 layers. Vocabulary 32128, dense or with 8 or 128 experts in
-every other layer, float32; batches of 1, 4 and 32 inputs of 256 tokens, 64 tokens decoded of each, none of which ends a
-sequence. Two factors make the answers of these untrained models differ from row to row, and so the experts that rows
-want (`contenders/step_problem.py`): "tokens_of_a_step" in the JSON lines says how many different tokens a step has.
-switch_tf runs `model.generate`; "switch_tf/exported/..." the program that `switch-tf export` writes, for batches of any
+every other layer, float32; batches of 1, 4 and 32 inputs of 256 tokens, 64 tokens decoded for each, without an end of
+sequence. Two factors make the answers of these untrained models, and so the experts of rows, differ
+(`contenders/step_problem.py`): "tokens_of_a_step" in the JSON lines is the number of different tokens in a step.
+switch_tf runs `model.generate`, "switch_tf/exported/..." the program that `switch-tf export` writes, for batches of any
 size. Hugging Face runs its `generate` with a cache, in eager PyTorch, Flaxformer one jitted loop around its cache.
-"tensorflow/products" are the matrix products of the dense model's steps alone, without the encoder.
+"tensorflow/products" are only the matrix products of the dense model's steps, without the encoder.
 
 "ratio" is the median over rounds of a contender's time over that of `switch_tf/dense`. `--lengths 1` times the first
 token: encoder and one step. JSON lines go to standard output, tables and progress to standard error; `peak_mib` is the

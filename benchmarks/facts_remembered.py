@@ -1,7 +1,7 @@
-"""Draws how many facts models remember, over steps, time, FLOPs and parameters, out of comparisons of several tables.
+"""Draws recall over steps, time, FLOPs and parameters from comparisons with several numbers of facts.
 
-Reads the comparison.json of each folder, as `make compare-long` leaves them, one folder for a number of facts; writes
-one picture, and a table as JSON lines.
+Reads the comparison.json of each folder, one for each number of facts, as `make compare-long` writes them. Writes one
+picture, and a table as JSON lines.
 
     python benchmarks/facts_remembered.py runs/compare_long/facts_* --output=facts.png
 """
@@ -18,9 +18,9 @@ AXES = {"steps": ("steps", 1), "seconds": ("minutes of training", 60), "flops": 
 
 
 def read(folder: str) -> dict:
-    """`facts`, and of each variant `name`, `num_parameters`, its curves' axes and `recall`, shares of all facts.
+    """Returns `facts`, and for each variant `name`, `num_parameters`, the axes of its curves and `recall`, a share.
 
-    Of several seeds, medians, as far as all of them were trained.
+    Several seeds give medians, up to the shortest run.
     """
     found = json.loads((pathlib.Path(folder) / "comparison.json").read_text())
     metric = found["loss"].replace("/loss", "/sequence_accuracy")
@@ -39,7 +39,7 @@ def read(folder: str) -> dict:
 
 
 def draw(tables: list[dict], path: str) -> None:
-    """One column for a table of facts, and on the right what is remembered in the end over parameters."""
+    """Draws one column for each table of facts, and on the right the final recall over parameters."""
     import matplotlib
     matplotlib.use("Agg")
     from matplotlib import pyplot, ticker

@@ -1,7 +1,7 @@
 """Pretrains and fine-tunes a dense and a sparse model alike, and scores both beside methods without a network.
 
-`make finetune-demo` runs it. Every step is a command of switch-tf, told before it runs; what is done already is not
-done again. Leaves runs/finetune_demo/summary.json.
+`make finetune-demo` runs it. Every step is a command of switch-tf, printed before it runs; finished steps are not
+repeated. Leaves runs/finetune_demo/summary.json.
 """
 
 import json
@@ -25,13 +25,13 @@ def run_module(module: str, *words) -> dict:
 
 
 def switch_tf(*words) -> dict:
-    """Runs a command, after telling it."""
+    """Prints and runs a command."""
     print(f"\n$ {shlex.join(['switch-tf', *words])}", file=sys.stderr, flush=True)
     return run_module("switch_tf.cli", *words, "--json")
 
 
 def fine_tuned_accuracy(kind: str) -> float:
-    """Per cent of the held-out examples that a model names right after its last step."""
+    """Returns a model's accuracy on the held-out examples after its last step, in per cent."""
     pretrained, tuned = FOLDER / f"{kind}_pretrained", FOLDER / kind
     switch_tf("train", "--gin_file=gin/runs/demo.gin", f"--gin_file={MODELS[kind]}", f"--gin.MODEL_DIR='{pretrained}'",
               f"--gin.TRAIN_STEPS={PRETRAINING_STEPS}")

@@ -1,4 +1,4 @@
-"""What layouts cost: the training step under DTensor and tf.distribute over the plain one, for the same work in total.
+"""Cost of layouts: the training step under DTensor and tf.distribute over the plain one, for the same total work.
 
     .venv/bin/python benchmarks/layouts.py
 

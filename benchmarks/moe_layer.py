@@ -1,4 +1,4 @@
-"""One sparse layer, forward and forward with backward, beside its floors and other people's layers, on the CPU.
+"""One sparse layer, forward and forward with backward, beside its floors and the layers of other packages, on the CPU.
 
     .venv/bin/python benchmarks/moe_layer.py --peer_python ~/peers/bin/python --flaxformer ~/flaxformer
 
@@ -84,7 +84,7 @@ def _arguments():
 
 
 def _job(args, experts, tokens, group_size, one_pass):
-    """What every contender is told."""
+    """Returns the job of every contender."""
     group_tokens = min(tokens, group_size)
     return {"experts": experts, "num_groups": tokens // group_tokens, "group_tokens": group_tokens,
             "d_model": args.d_model, "d_ff": args.d_ff, "capacity_factor": args.capacity_factor,
@@ -92,7 +92,7 @@ def _job(args, experts, tokens, group_size, one_pass):
 
 
 def _contenders(args, job):
-    """Everyone who can be asked to do the job."""
+    """Returns all contenders for a job."""
     ours = {"switch_tf/dense": {"build": "switch_tf_layer:dense", "xla": False},
             "switch_tf/dense/xla": {"build": "switch_tf_layer:dense", "xla": True},
             EXPERTS: {"build": "switch_tf_layer:experts", "is_looped": False, "xla": False}}
@@ -112,7 +112,7 @@ def _contenders(args, job):
 
 
 def _matrix_products(job):
-    """The stacked products of the experts, in every way TensorFlow has to compute them on a CPU."""
+    """Returns contenders for the experts' stacked products, in every way that TensorFlow computes them on a CPU."""
     ways = {EXPERTS: ({}, {}), f"{EXPERTS}/looped": ({"is_looped": True}, {}),
             f"{EXPERTS}/xla": ({"xla": True}, {}), f"{EXPERTS}/looped/xla": ({"is_looped": True, "xla": True}, {}),
             f"{EXPERTS}/without oneDNN": ({}, {"TF_ENABLE_ONEDNN_OPTS": "0"}),
@@ -158,7 +158,7 @@ def _memory(args):
 
 
 def _unless_too_large(contender):
-    """The contender, with a note if its masks alone would fill half of the machine."""
+    """Returns the contender, with a note if its masks alone would fill half of the machine's memory."""
     job = contender.job
     if job.get("dispatch") != "einsum" and job.get("router") != "masked":
         return contender

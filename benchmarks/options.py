@@ -1,4 +1,4 @@
-"""The options that every benchmark has, and the contenders that they choose."""
+"""Options of all benchmarks, and the contenders that they select."""
 
 import argparse
 import dataclasses
@@ -37,7 +37,7 @@ def _checkout(text):
 
 
 def with_earlier(args, contenders: list[Contender]) -> list[Contender]:
-    """Our contenders and, after them, a twin of each that runs the package of `--before`."""
+    """Returns our contenders, followed by a twin of each that runs the package of `--before`."""
     twins = [dataclasses.replace(contender, name=f"before/{contender.name}",
                                  environment={**contender.environment, "PYTHONPATH": args.before})
              for contender in contenders if args.before and contender.name.startswith("switch_tf/")]
@@ -45,11 +45,11 @@ def with_earlier(args, contenders: list[Contender]) -> list[Contender]:
 
 
 def peers(args, hugging_face: dict, flaxformer: dict) -> list[Contender]:
-    """Contenders of other packages, left out with a note where the options do not say where to find them.
+    """Returns contenders of other packages, left out with a note if the options do not name their place.
 
     Args:
-        args: parsed options.
-        hugging_face, flaxformer: name -> job.
+        args: Parsed options.
+        hugging_face, flaxformer: Name -> job.
     """
     python, note = args.peer_python, ""
     if not python:
@@ -63,7 +63,7 @@ def peers(args, hugging_face: dict, flaxformer: dict) -> list[Contender]:
 
 
 def chosen(contenders: list[Contender], patterns: list[str], baseline: str) -> list[Contender]:
-    """Those whose name matches one of the patterns, and the baseline."""
+    """Returns the contenders that match one of the patterns, and the baseline."""
     for pattern in patterns:
         if not any(fnmatch.fnmatchcase(contender.name, pattern) for contender in contenders):
             raise SystemExit(f"No contender matches {pattern!r}; there are "

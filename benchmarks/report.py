@@ -1,4 +1,4 @@
-"""What a benchmark prints and draws: JSON lines on standard output, tables on standard error, a plot."""
+"""Output of a benchmark: JSON lines on standard output, tables on standard error, a plot."""
 
 import json
 import sys
@@ -11,13 +11,13 @@ COLUMNS = (
 
 
 def print_lines(results):
-    """One JSON object for each result, on standard output."""
+    """Prints one JSON object for each result on standard output."""
     for result in results:
         print(json.dumps(result), flush=True)
 
 
 def print_table(title, results):
-    """A table of the results, on standard error; columns that nobody fills are left out."""
+    """Prints a table of the results on standard error, without empty columns."""
     columns = [column for column in COLUMNS if any(result.get(column[1]) not in (None, "") for result in results)]
     rows = [[heading for heading, _, _ in columns]]
     for result in results:
@@ -36,12 +36,12 @@ def plot(results, path, panel, along, label, value):
     """Draws one panel for each combination of the values of `panel` and saves the figure.
 
     Args:
-        results: list of result dicts.
-        path: str, of the PNG.
-        panel: tuple of keys.
-        along: str, key of the horizontal axis: one line for each contender, both axes logarithmic. Where it has one
-            value, one bar for each contender.
-        label: str, of the axis that shows `value`.
+        results: Results.
+        path: Path of the PNG.
+        panel: Keys.
+        along: Key of the horizontal axis: one line for each contender, both axes logarithmic. With a single value, one
+            bar for each contender.
+        label: Label of the axis of `value`.
         value: str, key of what is drawn.
     """
     import matplotlib
@@ -71,7 +71,7 @@ def plot(results, path, panel, along, label, value):
 
 
 def _bars(axis, results, colors, along, label, value):
-    """One bar for each contender, the first on top."""
+    """Draws one bar for each contender, the first on top."""
     shown = {result["contender"]: result[value] for result in results}
     names = list(colors)[::-1]
     axis.barh(names, [shown.get(name, 0) for name in names], color=[colors[name] for name in names])
@@ -79,7 +79,7 @@ def _bars(axis, results, colors, along, label, value):
 
 
 def _lines(axis, results, colors, along, label, value):
-    """One line for each contender."""
+    """Draws one line for each contender."""
     from matplotlib import ticker
 
     for name, color in colors.items():

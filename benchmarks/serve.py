@@ -1,15 +1,15 @@
-"""Many clients at once against a `switch-tf serve` that is running: seconds an answer takes, texts a second, memory.
+"""Many clients against a running `switch-tf serve`: seconds per answer, texts per second, memory.
 
     .venv/bin/switch-tf serve --run runs/demo &
     .venv/bin/python benchmarks/serve.py --name demo --clients 1 8 64 --input lines.txt
 
-Every client has a connection of its own and asks again as soon as it is answered. The texts' answers are asked for one
-at a time first, and what a client is told later is compared with them: `wrong` counts the texts whose answer is
-another's, or whose score differs by more than rounding; `failed` the requests without an answer. `rss_mib` is the
-memory of the server, from its /proc, after the clients have left (the first line: before they came).
+Every client has its own connection and sends the next request as soon as it has an answer. First each text is sent
+alone, for comparison: `wrong` counts answers of another text, or with a score that differs by more than rounding,
+`failed` requests without an answer. `rss_mib` is the memory of the server, from its /proc, after the clients have left
+(in the first line: before they come).
 
-With `--idle 1500` as many connections that say nothing are held meanwhile, and opened again when the server closes them
-(`reopened`); `slowest_health_ms` is the longest that `/health` took, asked once a second on a connection of its own.
+`--idle 1500` also holds that many silent connections, and reopens those that the server closes (`reopened`);
+`slowest_health_ms` is the slowest answer of `/health`, requested once a second on a separate connection.
 """
 
 import argparse
@@ -29,15 +29,15 @@ from tqdm import tqdm
 
 
 def main():
-    """Reads the arguments, asks, and prints a JSON line for each number of clients."""
+    """Reads the arguments, sends requests, and prints a JSON line for each number of clients."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--address", default="127.0.0.1:8501")
-    parser.add_argument("--name", required=True, help="of the model: the run folder's")
+    parser.add_argument("--name", required=True, help="name of the model: the run folder's")
     parser.add_argument("--input", required=True, help="a file of lines of text")
     parser.add_argument("--clients", nargs="+", type=int, default=[1, 8, 64])
     parser.add_argument("--seconds", type=float, default=20)
     parser.add_argument("--requests", type=int, help="as many of all clients together, however long they take")
-    parser.add_argument("--idle", type=int, default=0, help="connections that say nothing, held meanwhile")
+    parser.add_argument("--idle", type=int, default=0, help="number of silent connections to hold")
     args = parser.parse_args()
     texts = [line for line in pathlib.Path(args.input).read_text().splitlines() if line.strip()]
     path = f"/v1/models/{args.name}:predict"
@@ -57,7 +57,7 @@ def main():
 
 @contextlib.contextmanager
 def _idle(address, count):
-    """Holds silent connections within this scope; how many were opened again, and how long /health took at most."""
+    """Holds silent connections within this scope; yields the number reopened and the slowest answer of /health."""
     watched = {"idle": count, "reopened": -count, "slowest_health_ms": 0.0} if count else {}
     if count:
         hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
@@ -82,7 +82,7 @@ def _hold(address, count, watched, is_held, is_over):
                 watched["reopened"] += 1
                 held.register(socket.create_connection((host, int(port)), timeout=60), selectors.EVENT_READ)
             is_held.set()
-            for key, _ in held.select(0.1):  # the server says nothing first, so it has closed this one
+            for key, _ in held.select(0.1):  # the server never sends first, so it has closed this one
                 held.unregister(key.fileobj)
                 key.fileobj.close()
             is_over.wait(0.1)
@@ -150,7 +150,7 @@ def _same(found, known):
 
 
 def _server(address):
-    """The process that listens, to know its memory; None where it is on another machine or another user's."""
+    """Returns the process id of the server, None if it is on another machine or another user's."""
     port = int(address.rpartition(":")[2])
     inodes = {fields[9] for table in ("/proc/net/tcp", "/proc/net/tcp6") if pathlib.Path(table).exists()
               for fields in (line.split() for line in pathlib.Path(table).read_text().splitlines()[1:])

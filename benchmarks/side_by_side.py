@@ -1,8 +1,8 @@
-"""Times programs side by side: each in a process of its own, all alive together, asked in turn and never two at once.
+"""Times programs side by side: each in its own process, all alive together, run in turn and never two at once.
 
-One number says little on a machine that others use too. So every round asks each contender once, the order moves on by
-one from round to round, and what is reported is the median over rounds of each contender's time over the baseline's of
-the same round.
+A single number means little on a shared machine. So every round runs each contender once, the order moves on by one
+from round to round, and the result is the median over rounds of each contender's time over the baseline's of the same
+round.
 
 This file is the harness; the commands are `benchmarks/moe_layer.py` and `benchmarks/train_step.py`.
 """
@@ -22,13 +22,13 @@ MEMORY_MARGIN_MIB = 1024
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """Contenders that do the same work, and the one whose time the others are divided by.
+    """Contenders that do the same work, and their baseline.
 
     Args:
-        title: str, for people.
-        fields: dict, copied into every result; "tokens" is what one run works on.
-        contenders: list of workers.Contender.
-        baseline: str, a contender's name.
+        title: Title of the table.
+        fields: Copied into every result; "tokens" is the number of tokens in one run.
+        contenders: Contenders.
+        baseline: Name of the contender that the others are compared with.
     """
 
     title: str
@@ -38,14 +38,14 @@ class Comparison:
 
 
 class Progress:
-    """Says on standard error what is being done and how long the rest will take, judged by what was done so far."""
+    """Prints progress and the estimated time left on standard error."""
 
     def __init__(self, comparisons, rounds):
         contenders = [contender for comparison in comparisons for contender in comparison.contenders
                       if contender.python is not None]
         self._left = {"start": len(contenders), "turn": len(contenders) * rounds}
         self._seconds = {"start": [], "turn": []}
-        self._said = 0.0
+        self._last_line = 0.0
 
     def did(self, kind, seconds):
         """Counts one "start" or one "turn"."""
@@ -53,14 +53,14 @@ class Progress:
         self._left[kind] = max(0, self._left[kind] - 1)
 
     def drop(self, turns):
-        """Takes off the turns of a contender that is out."""
+        """Removes the turns of a contender that has dropped out."""
         self._left["turn"] = max(0, self._left["turn"] - turns)
 
     def say(self, text, always=True):
-        """Prints a line; `always=False` lets it go if the last one is less than ten seconds old."""
-        if not always and time.monotonic() - self._said < 10:
+        """Prints a line. With `always=False`, not within ten seconds of the last one."""
+        if not always and time.monotonic() - self._last_line < 10:
             return
-        self._said = time.monotonic()
+        self._last_line = time.monotonic()
         eta = "not known yet"
         if all(self._seconds.values()):
             seconds = sum(statistics.mean(self._seconds[kind]) * left for kind, left in self._left.items())
@@ -146,7 +146,7 @@ def _take_turns(workers, results, progress, title, rounds):
 
 
 def _measured(seconds, baseline_seconds, worker, tokens):
-    """The numbers of one contender."""
+    """Returns the numbers of one contender."""
     paired = [own / base for own, base in zip(seconds, baseline_seconds, strict=False)]
     median = statistics.median(seconds)
     return {
@@ -156,6 +156,6 @@ def _measured(seconds, baseline_seconds, worker, tokens):
 
 
 def _has_room(workers):
-    """Whether memory holds one more worker: room for it, and for one at work, at the largest peak so far."""
+    """Whether memory has room for one more worker and for one at work, at the largest peak so far."""
     largest = max(worker.peak_mib for worker in workers.values())
     return available_mib() > 2 * largest + MEMORY_MARGIN_MIB

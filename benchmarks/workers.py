@@ -1,4 +1,4 @@
-"""The other side of `contenders/worker.py`: starts contenders, asks them for timings, measures their memory."""
+"""Counterpart of `contenders/worker.py`: starts contenders, requests timings, measures memory."""
 
 import dataclasses
 import json
@@ -18,11 +18,11 @@ class Contender:
     """A program that may take part.
 
     Args:
-        name: str, unique in its comparison.
-        python: str or None, the interpreter to run it with; None leaves it out.
-        job: dict, what the worker builds: "build" ("file:function") and the arguments of that function.
-        note: str, why it is left out.
-        environment: dict, variables for its process.
+        name: Name, unique in its comparison.
+        python: Interpreter that runs it; None leaves it out.
+        job: "build" ("file:function") and the arguments of that function.
+        note: Reason for leaving it out.
+        environment: Variables of its process.
     """
 
     name: str
@@ -43,7 +43,7 @@ class Worker:
         contender: Contender.
 
     Raises:
-        LeftOut: it cannot be built, or (from `time`) it failed later.
+        LeftOut: It cannot be built, or (from `time`) it failed later.
     """
 
     def __init__(self, contender):
@@ -64,7 +64,7 @@ class Worker:
         self.ready_mib = self.peak_mib
 
     def time(self) -> float:
-        """Seconds of one run, now."""
+        """Runs it once; returns the seconds."""
         try:
             self._process.stdin.write("time\n")
             self._process.stdin.flush()
@@ -101,18 +101,18 @@ class Worker:
         return f"failed: its process ended with status {status}{killed}"
 
     def _show_log(self):
-        """Repeats the end of what the process wrote on standard error."""
+        """Prints the end of the process's standard error."""
         self._log.seek(0)
         for line in self._log.read().splitlines()[-12:]:
             print(f"  {self.contender.name}| {line}", file=sys.stderr)
 
 
 def measure_memory(contender: Contender, fields: dict) -> dict:
-    """Runs one contender alone: its peak, and how far that lies over what the process held before it built anything.
+    """Runs one contender alone; returns its peak memory, also relative to its process before the build.
 
     Args:
         contender: Contender.
-        fields: dict, copied into the result.
+        fields: Copied into the result.
     """
     result = {**fields, "contender": contender.name}
     if contender.note:
@@ -132,17 +132,17 @@ def measure_memory(contender: Contender, fields: dict) -> dict:
 
 
 def available_mib() -> float:
-    """Memory that can be taken without swapping (Linux)."""
+    """Returns the memory available without swapping (Linux)."""
     return host.memory("MemAvailable") / 2**20
 
 
 def total_mib() -> float:
-    """The machine's memory (Linux)."""
+    """Returns the machine's memory (Linux)."""
     return host.memory("MemTotal") / 2**20
 
 
 def _environment():
-    """Every contender gets every core of the CPU, and no accelerator."""
+    """Returns the environment of a contender: all cores of the CPU and no accelerator."""
     cores = str(len(os.sched_getaffinity(0)))
     return {**os.environ, "OMP_NUM_THREADS": cores, "CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu",
             "TF_CPP_MIN_LOG_LEVEL": "3", "TPU_SKIP_MDS_QUERY": "1", "HF_HUB_OFFLINE": "1"}

@@ -4,7 +4,7 @@ import tensorflow as tf
 
 
 def products(job):
-    """The decoder's products with weights and the logits', `max_length` times; attention's own are left out."""
+    """Runs the decoder's products with weights and the logits', `max_length` times; attention's own are left out."""
     batch, d_model, d_ff, heads, d_kv = (job[name] for name in ("batch", "d_model", "d_ff", "heads", "d_kv"))
     width = heads * d_kv
     # Self-attention's four projections, cross-attention's two (its keys and values are made once), feed-forward.

@@ -11,7 +11,7 @@ VERSIONS = {"jax": jax.__version__, "flax": flax.__version__}
 
 
 def layer(job):
-    """`MoeLayer` with the job's `router`, "scatter" or "masked"."""
+    """Builds `MoeLayer` with the job's `router`, "scatter" or "masked"."""
     flaxformer_setup.install(job["flaxformer"])
     tokens, kernel, _ = arrays(job)
     module = flaxformer_setup.moe_layer(
@@ -31,7 +31,7 @@ def layer(job):
 
 
 def dense(job):
-    """`MlpBlock` on the same tokens."""
+    """Builds `MlpBlock` on the same tokens."""
     flaxformer_setup.install(job["flaxformer"])
     module = flaxformer_setup.mlp_block(job["d_ff"])
     return _measure(job, module, _initial(module, arrays(job)[0]), lambda variables: 0.0)

@@ -1,8 +1,8 @@
-"""Makes a checkout of Flaxformer importable, and its sparse layer with the slots that everyone here has.
+"""Makes a checkout of Flaxformer importable, and its sparse layer with the groups and slots of the other contenders.
 
-Flaxformer lays experts out over devices: its number of groups is a multiple of its number of experts, which on one
-device costs it many small groups of at least four slots an expert. `moe_layer` takes away that rule and the reshapes
-that serve it, so that it routes the same groups into the same slots as the others, which is kinder to it.
+Flaxformer lays experts out over devices: its number of groups is a multiple of its number of experts. On one device
+that means many small groups with at least four slots per expert. `moe_layer` removes the rule and its reshapes, which
+makes Flaxformer faster.
 """
 
 import functools
@@ -11,7 +11,7 @@ import types
 
 
 def install(checkout):
-    """Puts the checkout on the path, and empty modules where it imports aqt, which it only uses when it quantises."""
+    """Puts the checkout on the path, with empty modules for aqt, which it only uses for quantisation."""
     sys.path.insert(0, checkout)
     names = ["aqt", "aqt.jax_legacy", "aqt.jax_legacy.jax"]
     names += [f"{names[-1]}.{leaf}" for leaf in ("flax_layers", "quant_config", "quantization")]
@@ -21,7 +21,7 @@ def install(checkout):
         parent, _, leaf = name.rpartition(".")
         if parent:
             setattr(modules[parent], leaf, module)
-    # What flaxformer's type hints and defaults name.
+    # Names in Flaxformer's type hints and defaults.
     modules[names[3]].DenseAqt = type("DenseAqt", (), {})
     modules[names[4]].DynamicContext = type("DynamicContext", (), {})
     modules[names[5]].QuantOps = type("QuantOps", (), {
@@ -30,7 +30,7 @@ def install(checkout):
 
 
 def mlp_block(d_ff):
-    """T5's feed-forward layer, dense or as one expert."""
+    """Returns T5's feed-forward layer, dense or as one expert."""
     from flax import linen
     from flaxformer.components import dense
 
@@ -40,17 +40,20 @@ def mlp_block(d_ff):
 
 
 def moe_layer(router, experts, d_ff, d_model, group_tokens, capacity):
-    """The sparse layer with groups of `group_tokens` and exactly `capacity` slots.
+    """Returns the sparse layer with groups of `group_tokens` and exactly `capacity` slots.
 
     Args:
         router: "scatter" or "masked".
-        experts, d_ff, d_model, group_tokens, capacity: int.
+        experts: Number of experts.
+        d_ff, d_model: Widths of the layer.
+        group_tokens: Tokens in a group.
+        capacity: Slots per expert and group.
     """
     import jax.numpy as jnp
     from flax import linen
     from flaxformer.architectures.moe import moe_layers, routing
 
-    # Module functions of Flaxformer that hold its rule; nothing else in this process uses them.
+    # These functions implement the rule; nothing else in this process uses them.
     moe_layers._num_groups = lambda num_tokens, max_group_size, *_: max(1, num_tokens // max_group_size)
     moe_layers._maybe_pad = lambda inputs, *_: inputs
     router_class = {"scatter": routing.TokensChooseScatterRouter, "masked": routing.TokensChooseMaskedRouter}[router]
@@ -67,7 +70,7 @@ def moe_layer(router, experts, d_ff, d_model, group_tokens, capacity):
 
 
 def _one_device_class(moe_layers):
-    """MoeLayer whose experts read [group, expert, slots, d_model] through one transpose, for any number of groups."""
+    """Returns a MoeLayer with one transpose of [group, expert, slots, d_model], for any number of groups."""
     import jax.numpy as jnp
     from flax.linen import partitioning
 
@@ -89,7 +92,7 @@ def _one_device_class(moe_layers):
 
 
 def sown(variables, name):
-    """Sum over layers of what they sowed as `name`, such as "auxiliary_loss"."""
+    """Returns the sum over layers of the values sown as `name`, such as "auxiliary_loss"."""
     import jax
 
     leaves = jax.tree_util.tree_flatten_with_path(variables["intermediates"])[0]

@@ -13,7 +13,7 @@ from step_problem import batch
 
 
 def step(job):
-    """One jitted step, weights and optimizer state donated; a job without experts is a dense model."""
+    """Builds one jitted step with donated weights and optimizer state; a job without experts is a dense model."""
     flaxformer_setup.install(job["flaxformer"])
     model = t5(job)
     sources, targets = (jnp.asarray(array) for array in batch(job))
@@ -50,7 +50,7 @@ def step(job):
 
 
 def t5(job, dtype=jnp.float32, feed_forward=None):
-    """Flaxformer's EncoderDecoder, with slots for the tokens of `encoder_length` and `decoder_length`.
+    """Returns Flaxformer's EncoderDecoder, with slots for the tokens of `encoder_length` and `decoder_length`.
 
     Args:
         job: dict, sizes; "float32_scores", whether attention's softmax is float32 whatever `dtype` is.

@@ -14,7 +14,7 @@ VERSIONS = {"torch": torch.__version__, "transformers": transformers.__version__
 
 
 def layer(job):
-    """`SwitchTransformersSparseMLP`."""
+    """Builds `SwitchTransformersSparseMLP`."""
     mlp = switch_transformers.SwitchTransformersSparseMLP(_layer_config(job))
     tokens, kernel, _ = arrays(job)
     with torch.no_grad():
@@ -34,7 +34,7 @@ def layer(job):
 
 
 def dense(job):
-    """`SwitchTransformersDenseActDense` on the same tokens."""
+    """Builds `SwitchTransformersDenseActDense` on the same tokens."""
     return _measure(job, switch_transformers.SwitchTransformersDenseActDense(_layer_config(job)), lambda: 0.0)
 
 
@@ -68,7 +68,7 @@ def _measure(job, module, more_loss):
 
 
 def step(job):
-    """A training step of `SwitchTransformersForConditionalGeneration`, or of T5 where the job has no experts."""
+    """Builds a training step of `SwitchTransformersForConditionalGeneration`, or of T5 if the job has no experts."""
     model = _model(job).train()
     sources, targets = (torch.from_numpy(array).long() for array in batch(job))
     inputs = {"input_ids": sources, "attention_mask": torch.ones_like(sources), "labels": targets, "use_cache": False}
@@ -93,7 +93,7 @@ def step(job):
 
 
 def decode(job):
-    """Greedy `generate` with a cache; no token ends a sequence."""
+    """Builds greedy `generate` with a cache and without an end of sequence."""
     model = _model(job).eval()
     model.generation_config.eos_token_id = None
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""What every sparse layer is given: its inputs, its slots, the weights of its losses."""
+"""The problem of all sparse layers: inputs, slots, loss weights."""
 
 import numpy as np
 
@@ -8,9 +8,9 @@ MIN_EXPERT_CAPACITY = 4
 
 
 def arrays(job):
-    """Tokens, router kernel and output gradient: the same numbers in every framework.
+    """Returns tokens, router kernel and output gradient, the same numbers in every framework.
 
-    Tokens are N(0, 1), as behind a normalisation; the router's kernel is N(0, 1 / d_model), for logits of variance 1.
+    Tokens are N(0, 1), as after a normalisation. The router's kernel is N(0, 1 / d_model), for logits of variance 1.
 
     Args:
         job: dict with `num_groups`, `group_tokens`, `d_model` and `experts`.
@@ -26,10 +26,10 @@ def arrays(job):
 
 
 def with_gradients(job):
-    """Whether the job is forward and backward, not forward alone."""
+    """Whether the job includes the backward pass."""
     return {"forward": False, "forward_backward": True}[job["pass"]]
 
 
 def expert_capacity(group_tokens, capacity_factor, experts):
-    """Slots of each expert for a group: the factor times its even share, rounded down, 4 at least where there are 4."""
+    """Returns the slots per expert and group: the factor times an even share, rounded down, at least 4 if possible."""
     return min(group_tokens, max(MIN_EXPERT_CAPACITY, int(capacity_factor * group_tokens / experts)))

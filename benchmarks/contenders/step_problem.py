@@ -1,10 +1,10 @@
-"""The batch that every training step is given."""
+"""The batch of all training steps."""
 
 import numpy as np
 
 
 def batch(job):
-    """Random tokens, none of them padding.
+    """Returns random tokens without padding.
 
     Args:
         job: dict with `batch`, `encoder_length`, `decoder_length` and `vocab_size`.
@@ -17,11 +17,11 @@ def batch(job):
                  for length in ("encoder_length", "decoder_length"))
 
 
-# Untrained models answer each input with the start token, over and over, so that all rows want the same expert. What
-# makes their answers differ: factors of the embedding, and of the kernels that lead out of attention to the inputs.
+# Untrained models repeat the start token for every input, so that all rows want the same expert. These factors of the
+# embedding and of the output kernels of cross-attention make their answers differ.
 EMBEDDING_FACTOR, CROSS_ATTENTION_FACTOR = 0.1, 30.0
 
 
 def tokens_of_a_step(ids) -> float:
-    """How many different tokens the rows of a step have, on average: <int>[batch, length]."""
+    """Returns the mean number of different tokens in a step; `ids` is <int>[batch, length]."""
     return float(np.mean([len(set(column)) for column in np.asarray(ids).T.tolist()]))

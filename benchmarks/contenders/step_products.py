@@ -6,7 +6,7 @@ import tensorflow as tf
 
 
 def products(job):
-    """Every product of `train_step`'s dense model, forward and both of its gradients, on operands that lie there."""
+    """Builds every product of `train_step`'s dense model, forward and both of its gradients, on existing operands."""
     shapes = _shapes(job)
     made = [_operands(*shape) for shape in shapes]
 
@@ -31,7 +31,7 @@ def _operands(batch, rows, inner, columns):
 
 
 def _shapes(job):
-    """(batch, rows, inner, columns) of each product forward."""
+    """Returns (batch, rows, inner, columns) of each product forward."""
     batch, d_model, d_ff, heads, d_kv = (job[name] for name in ("batch", "d_model", "d_ff", "heads", "d_kv"))
     sources, targets = job["encoder_length"], job["decoder_length"]
 

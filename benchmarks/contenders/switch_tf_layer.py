@@ -15,7 +15,7 @@ from switch_tf.layers import FeedForward, SwitchFeedForward
 
 
 def switch(job):
-    """`SwitchFeedForward` with the job's `dispatch`."""
+    """Builds `SwitchFeedForward` with the job's `dispatch`."""
     tokens, kernel, _ = arrays(job)
     layer = SwitchFeedForward(
         job["experts"], job["d_ff"], group_size=job["group_tokens"], jitter_noise=0.0,
@@ -33,14 +33,14 @@ def switch(job):
 
 
 def dense(job):
-    """`FeedForward` on the same tokens: what a top-1 layer would cost if routing were free and nobody had slots."""
+    """Builds `FeedForward` on the same tokens: the cost of a top-1 layer if routing were free and nobody had slots."""
     layer = FeedForward(job["d_ff"])
     layer.build((None, None, job["d_model"]))
     return _measure(job, lambda x: (layer(x, training=True), 0.0), layer)
 
 
 def experts(job):
-    """The stacked products alone, on buffers that are there already: [experts, slots, d_model], every slot computed."""
+    """Builds the stacked products alone, on existing buffers: [experts, slots, d_model], every slot computed."""
     num_experts, d_model, d_ff = job["experts"], job["d_model"], job["d_ff"]
     slots = job["num_groups"] * job["capacity"]
     layer = keras.layers.Layer()
@@ -60,7 +60,7 @@ def experts(job):
 
 
 def _measure(job, forward, layer, shape=None, **facts):
-    """The traced pass and its facts. `forward` maps tokens to `(outputs, what is added to the loss)`."""
+    """Returns the traced pass and its facts. `forward` maps tokens to `(outputs, what is added to the loss)`."""
     tokens, _, upstream = arrays(job)
     if shape is not None:
         tokens, upstream = tf.random.normal(shape), tf.random.normal(shape)

@@ -17,7 +17,7 @@ from switch_tf.training.train_step import compile_steps
 
 
 def step_under_layout(job):
-    """The same with "layout", the arguments of `Layout`, on "devices" virtual devices of the CPU."""
+    """Builds the same with "layout", the arguments of `Layout`, on "devices" virtual devices of the CPU."""
     devices.split_cpu(job["devices"])
     layout = {name: tuple(map(tuple, value)) if isinstance(value, list) else value
               for name, value in job["layout"].items()}
@@ -25,7 +25,7 @@ def step_under_layout(job):
 
 
 def step(job, partitioner=None):
-    """One step of `compile_steps`; a job without experts is a dense model."""
+    """Builds one step of `compile_steps`; a job without experts is a dense model."""
     partitioner = partitioner or Partitioner()
     config = SwitchConfig(
         vocab_size=job["vocab_size"], d_model=job["d_model"], d_ff=job["d_ff"], d_kv=job["d_kv"],

@@ -63,7 +63,7 @@ def warm(job):
 
 
 def timed(run):
-    """Mean seconds of one run."""
+    """Returns the mean seconds of one run."""
     runs, started = 0, time.perf_counter()
     while True:
         run()
@@ -74,12 +74,12 @@ def timed(run):
 
 
 def peak_mib():
-    """Largest resident set of this process so far."""
+    """Returns the largest resident set of this process so far."""
     return round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, 1)
 
 
 def current_mib():
-    """Resident set of this process now (Linux)."""
+    """Returns the present resident set of this process (Linux)."""
     with open("/proc/self/statm") as file:
         return round(int(file.read().split()[1]) * resource.getpagesize() / 2**20, 1)
 

@@ -1,7 +1,7 @@
-"""The compiler's final schedule: how many instruction words, "bundles", the core issues for each operation.
+"""Number of instruction words ("bundles") of each operation in the compiler's final schedule.
 
-A TPU's core issues one bundle a cycle at most, in order. So the bundles of an operation are the least that it takes, as
-far as it does not wait for memory. The compiler writes them to files where it is asked for them (`flags`).
+A TPU's core issues at most one bundle per cycle, in order, so bundles are the least time of an operation that does not
+wait for memory. The compiler writes them to files if `flags` are set.
 """
 
 import pathlib
@@ -16,35 +16,35 @@ _NAME = re.compile(r"%[\w.\-]+")
 
 
 def flags(folder) -> str:
-    """What LIBTPU_INIT_ARGS has to hold for the schedules of all that is compiled to be written to a folder."""
+    """Returns the LIBTPU_INIT_ARGS that make the compiler write all schedules to a folder."""
     return (f"--xla_jf_dump_to={folder} --xla_jf_dump_llo_text=true "
             "--xla_jf_dump_llo_pass_label_regex=.*final_bundles.*")
 
 
 def read(folder: pathlib.Path) -> dict[str, int]:
-    """What the core issues, once, for each operation whose loops are known.
+    """Reads the bundles of each operation with known loops.
 
     Args:
-        folder: that of `flags`; of several programs, if they were compiled with it.
+        folder: Folder of `flags`, for one or more programs.
 
     Returns:
-        XLA's text of an operation up to its operands' end -> bundles.
+        XLA's text of an operation up to the end of its operands -> bundles.
     """
-    found = {}
+    bundles = {}
     for file in folder.glob("*-final_bundles.txt"):
         name = _FILE.fullmatch(file.name)
         if name is None or "-schedule-analysis_" in file.name:
             continue
         analysis, = folder.glob(f"{file.name.partition('-')[0]}-{name[1]}-*-schedule-analysis_final_bundles.txt")
-        told = re.search(rf"%{re.escape(name[1])} = .*", analysis.read_text())
+        line = re.search(rf"%{re.escape(name[1])} = .*", analysis.read_text())
         issued = count(file.read_text())
-        if told and issued is not None:
-            found[_head(told[0])] = issued
-    return found
+        if line and issued is not None:
+            bundles[_head(line[0])] = issued
+    return bundles
 
 
 def count(text: str) -> int | None:
-    """Bundles of an operation, those of a loop as often as it runs; None where that is not written."""
+    """Counts the bundles of an operation, loops as often as they run. None if a loop's rounds are not in the text."""
     totals, depths = [0], [0]
     for line in text.splitlines():
         if not (bundle := _BUNDLE.match(line)):
@@ -64,27 +64,28 @@ def count(text: str) -> int | None:
 
 
 def of_module(module: hlo.Module, issued: dict[str, int]) -> dict[str, int]:
-    """Name of an operation -> its bundles. The compiler schedules one of several that are equal; they all have its."""
-    texts = {name: issued.get(_head(one.line)) for name, one in module.instructions.items()}
+    """Returns name of an operation -> bundles. Of several equal operations the compiler schedules only one."""
+    texts = {name: issued.get(_head(instruction.line)) for name, instruction in module.instructions.items()}
     alike = {}
     for name, bundles in texts.items():
         if bundles is not None:
             alike.setdefault(_likeness(module, name), bundles)
-    return {name: bundles for name, one in module.instructions.items() if one.cycles is not None
+    return {name: bundles for name, instruction in module.instructions.items() if instruction.cycles is not None
             and (bundles := texts[name] or alike.get(_likeness(module, name))) is not None}
 
 
 def _head(line):
-    """"%name = shape kind(operands" of an operation."""
+    """Returns "%name = shape kind(operands" of an operation."""
     return re.search(r"%\S+ = .*? [a-z][\w-]*\([^)]*", line)[0]
 
 
 def _likeness(module, name):
-    """The same for operations that differ in names alone."""
-    one = module.instructions[name]
-    lines = [one.line, *(inner.line for body in one.called.get("calls", ()) for inner in module.computations[body])]
+    """Returns a key that is equal for operations that differ only in names."""
+    instruction = module.instructions[name]
+    lines = [instruction.line, *(inner.line for body in instruction.called.get("calls", ())
+                                 for inner in module.computations[body])]
     numbers = {}
     text = "\n".join(re.split(r", (?:metadata|backend_config)=", line)[0].strip().removeprefix("ROOT ")
                      for line in lines)
-    shapes = [module.instructions[operand].shape for operand in one.operands if operand in module.instructions]
+    shapes = [module.instructions[operand].shape for operand in instruction.operands if operand in module.instructions]
     return _NAME.sub(lambda found: f"%{numbers.setdefault(found[0], len(numbers))}", text), tuple(shapes)

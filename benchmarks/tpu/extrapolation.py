@@ -1,4 +1,4 @@
-"""How well two shallow depths tell what all layers need: `switch-tf compile` beside `switch-tf compile --full`.
+"""Accuracy of the extrapolation from two shallow depths: `switch-tf compile` beside `switch-tf compile --full`.
 
     .venv/bin/python benchmarks/tpu/extrapolation.py
 
@@ -17,7 +17,7 @@ WORDS = ["--gin_file=gin/models/switch_base_8.gin", "--gin_file=gin/tasks/c4.gin
 
 
 def numbers(result) -> dict[str, float]:
-    """What is compared: bytes of memory, FLOPs, seconds by part, and bytes of each kind of collective."""
+    """Returns the compared numbers: bytes of memory, FLOPs, seconds by part, and bytes of each kind of collective."""
     memory, predicted = result["bytes_per_device"], result["predicted"]
     return {**{f"bytes: {kind}": memory[kind] for kind in ("arguments", "temporaries", "code", "needed")},
             "FLOPs": result["flops_per_device"],
@@ -26,7 +26,7 @@ def numbers(result) -> dict[str, float]:
 
 
 def main():
-    """Asks both and prints the ratios."""
+    """Compiles both and prints the ratios."""
     found = jobs.run({"extrapolated": command.process(WORDS), "whole": command.process([*WORDS, "--full"])},
                      answer_text.say)
     extrapolated, whole = numbers(found["extrapolated"]), numbers(found["whole"])

@@ -98,7 +98,7 @@ def _product(module, instruction):
 
 
 def _table(floor, step):
-    """Markdown in ms: products alone, the step's core, and the latter over the former."""
+    """Returns a Markdown table in ms: products alone, the step's core, and the latter over the former."""
     lines = [["ms", "products alone", "step", "step / products"], ["---"] * 4]
     core = {part: seconds for part, seconds in step.items() if part not in (SENT, WAITING)}
     rows = sorted({*floor, *core}, key=lambda part: -core.get(part, 0.0))

@@ -1,4 +1,4 @@
-"""What `switch-tf compile --json --save` left behind: the programs of each depth, and sums by part for all layers."""
+"""Reader of the files of `switch-tf compile --json --save`: programs of each depth, and sums by part for all layers."""
 
 import argparse
 import json
@@ -9,9 +9,9 @@ from switch_tf.aot.attribution import Attribution
 
 
 def add_arguments(parser: argparse.ArgumentParser):
-    """Declares what to read."""
-    parser.add_argument("answer", type=_read, help="what `switch-tf compile --json` printed, a file")
-    parser.add_argument("folder", type=pathlib.Path, help="what it saved")
+    """Declares the files to read."""
+    parser.add_argument("answer", type=_read, help="file with the output of `switch-tf compile --json`")
+    parser.add_argument("folder", type=pathlib.Path, help="folder of --save")
 
 
 def _read(file):
@@ -19,7 +19,7 @@ def _read(file):
 
 
 def programs(folder: pathlib.Path, depth: tuple[int, int]) -> list[tuple[hlo.Module, Attribution]]:
-    """The programs of a step of some depth, in order, with what tells the part of the model of an operation."""
+    """Returns the programs of a step of one depth, in order, each with the attribution of its operations."""
     text = (folder / f"step_{'_'.join(map(str, depth))}.optimized.hlo").read_text()
     modules = map(hlo.Module, text.split("// update\n"))
     return [(module, Attribution(module, default)) for module, default in zip(
@@ -27,7 +27,7 @@ def programs(folder: pathlib.Path, depth: tuple[int, int]) -> list[tuple[hlo.Mod
 
 
 def of_all_layers(answer: dict, points: list[dict[str, float]]) -> dict[str, float]:
-    """Numbers by part, of each depth that was compiled, to those of the whole model."""
+    """Extrapolates numbers by part from the compiled depths to the whole model."""
     if len(points) == 1:
         return points[0]
     total, first, second = (sum(depth) for depth in (answer["layers"], *answer["compiled_layers"]))

@@ -1,10 +1,9 @@
-"""Large models on the pods that hold them: what the TPU compiler makes of each, and of its dense twin.
+"""Large models and their dense twins, compiled for the pods that hold them.
 
     .venv/bin/python benchmarks/tpu/scale.py [--output docs/scale.md]
 
-Each is one question to `switch-tf compile`, minutes of compiling; answers are kept, so that a run that was cut off goes
-on, and a repeated one is instant. JSON lines go to standard output, progress to standard error, tables and a plot to
---output.
+Each is one question to `switch-tf compile`, minutes of compiling. Answers are cached, so an interrupted run resumes and
+a repeated one is instant. JSON lines go to standard output, progress to standard error, tables and a plot to --output.
 """
 
 import argparse
@@ -22,8 +21,16 @@ from switch_tf.cli import compile as command
 
 
 class Run(NamedTuple):
-    """`model`, `layout`: gin files; `topology`; `bindings`: text of further bindings; `note`: what it is; `flags`: the
-    compiler's; `is_full`: whether all layers are compiled."""
+    """One model on one pod.
+
+    Attributes:
+        model, layout: Names of gin files.
+        topology: Name of the pod.
+        bindings: Further gin bindings.
+        note: Name in the tables.
+        flags: Flags of the compiler.
+        is_full: Whether all layers are compiled.
+    """
 
     model: str
     layout: str
@@ -34,7 +41,7 @@ class Run(NamedTuple):
     is_full: bool = False
 
 
-# See docs/compile.md, which says why.
+# See docs/compile.md for the reasons.
 WHOLE_EINSUMS = "--xla_jf_spmd_threshold_for_windowed_einsum_mib=1000000"
 ON_SPARSE_CORES = " ".join((
     WHOLE_EINSUMS, "--xla_tpu_use_tc_device_shape_on_sc=true", "--xla_sc_enable_instruction_fusion=false",
@@ -56,23 +63,23 @@ YARDSTICK = Run(
     "dense_encoder_500b", "fully_sharded_model", "v4:8x16x16",
     ("MESH_SHAPE='data=32,model=64'", "BATCH_SIZE=384", "TASK_FEATURE_LENGTHS={'inputs': 512, 'targets': 512}"),
     "dense encoder",
-    is_full=True)  # with few layers the compiler has room, and keeps more of each than it can of all
+    is_full=True)  # with few layers the compiler has room and keeps more per layer than it could for all
 
 
 def words(run: Run, *more: str) -> list[str]:
-    """The command line after "switch-tf compile", with `more` bindings."""
+    """Returns the command line after "switch-tf compile", with `more` bindings."""
     files = [f"models/{run.model}", "tasks/c4", "runs/pretrain", f"layouts/{run.layout}"]
     return [*(f"--gin_file=gin/{file}.gin" for file in files), f"--topology={run.topology}",
             *(["--full"] if run.is_full else []), *(f"--gin.{binding}" for binding in (*run.bindings, *more))]
 
 
 def process(run: Run, *more: str) -> list[str]:
-    """The same as a process of its own, with the compiler's flags."""
+    """Returns the command of a process with the compiler's flags."""
     return ["env", f"LIBTPU_INIT_ARGS={run.flags}", *command.process(words(run, *more))]
 
 
 def main():
-    """Asks everything and writes the page."""
+    """Compiles everything and writes the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=pathlib.Path, metavar="FILE",
                         help="write the page there, as docs/scale.md, and the plot as images/scale.png beside it")
@@ -81,19 +88,19 @@ def main():
     for run in RUNS:
         questions[run.note] = process(run)
         questions[_twin(run)] = process(run, "NUM_EXPERTS=0")
-    found = jobs.run(questions, answer_text.say)
-    for name, result in found.items():
+    answers = jobs.run(questions, answer_text.say)
+    for name, result in answers.items():
         print(json.dumps({"benchmark": "scale", "name": name, **result}))
-    if refused := {name: result for name, result in found.items() if "predicted" not in result}:
+    if refused := {name: result for name, result in answers.items() if "predicted" not in result}:
         raise SystemExit(f"No answer: {refused}")
     if arguments.output:
-        sparse = [(run.note, found[run.note], found[_twin(run)]) for run in RUNS]
+        sparse = [(run.note, answers[run.note], answers[_twin(run)]) for run in RUNS]
         commands = [_wrapped(line) for run in (*RUNS, YARDSTICK) for line in (
             f'export LIBTPU_INIT_ARGS="{run.flags}"', " ".join(["switch-tf compile", *map(_quoted, words(run))]))]
         image = arguments.output.parent / "images" / "scale.png"
         image.parent.mkdir(parents=True, exist_ok=True)
-        scale_plot.draw(found, image)
-        arguments.output.write_text(scale_page.page(sparse, (YARDSTICK.note, found[YARDSTICK.note]), commands))
+        scale_plot.draw(answers, image)
+        arguments.output.write_text(scale_page.page(sparse, (YARDSTICK.note, answers[YARDSTICK.note]), commands))
         print(f"Written: {arguments.output}, {image}", file=sys.stderr)
 
 

@@ -1,13 +1,13 @@
-"""The clock against the compiler's final schedule: what the parts of a step take at least on the core.
+"""The clock against the compiler's final schedule: the least time of each part of a step on the core.
 
     export LIBTPU_INIT_ARGS="--xla_jf_dump_to=BUNDLES --xla_jf_dump_llo_text=true \\
       --xla_jf_dump_llo_pass_label_regex=.*final_bundles.*"
     switch-tf compile ... --json --save FOLDER > ANSWER.json
     .venv/bin/python benchmarks/tpu/schedule.py ANSWER.json FOLDER BUNDLES
 
-`switch-tf compile` goes by the cycles that the compiler expects an operation to take. Afterwards it schedules the
-operation: no core takes less than a cycle for each bundle of instructions, nor less than what the operation reads from
-the chip's memory and writes to it takes at nominal bandwidth. Operations whose loops cannot be read stand beside.
+`switch-tf compile` uses the cycles that the compiler estimates for an operation. Then the compiler schedules it: a core
+takes at least a cycle for each bundle of instructions, and at least the time of its memory traffic at nominal
+bandwidth. Operations with loops that cannot be read have a column of their own.
 """
 
 import argparse
@@ -29,7 +29,7 @@ def main():
     """Reads the schedules and prints a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     saved_step.add_arguments(parser)
-    parser.add_argument("bundles", type=pathlib.Path, help="what the compiler wrote of its schedules")
+    parser.add_argument("bundles", type=pathlib.Path, help="folder of the compiler's schedules")
     arguments = parser.parse_args()
     answer = arguments.answer
     chip, issued = chips.of_topology(answer["topology"]), bundles.read(arguments.bundles)
@@ -41,7 +41,7 @@ def main():
 
 
 def _by_part(programs, issued, chip):
-    """Column -> part -> seconds of a step."""
+    """Returns column -> part -> seconds of a step."""
     found = {column: collections.Counter() for column in COLUMNS}
     for module, origins in programs:
         scheduled = bundles.of_module(module, issued)
@@ -61,14 +61,14 @@ def _by_part(programs, issued, chip):
 
 
 def _bytes(module, instruction):
-    """Of its operands and result, as far as they lie in the chip's memory."""
+    """Returns the bytes of its operands and result in the chip's memory."""
     shapes = [instruction.shape, *(module.instructions[name].shape for name in set(instruction.operands)
                                    if name in module.instructions)]
     return sum(array.bytes for shape in shapes for array in hlo.arrays(shape) if not array.is_on_chip)
 
 
 def _table(found):
-    """Markdown in ms."""
+    """Returns a Markdown table in ms."""
     parts = sorted(set().union(*found.values()), key=lambda part: -found["clock"].get(part, 0.0))
     rows = [["ms", *COLUMNS], ["---"] * (1 + len(COLUMNS))]
     rows += [[part, *(f"{1e3 * found[column].get(part, 0.0):.1f}" for column in COLUMNS)] for part in parts]

@@ -2,9 +2,9 @@
 
     .venv/bin/python benchmarks/tpu/step.py --model base_8 --peer_python ... --flaxformer ...
 
-Both are compiled by the same libtpu for the same topology, with sizes, batch, optimizer and layout alike, at two
-shallow depths, and extrapolated. Ours are questions to `switch-tf compile`, whose answers are kept. Each of
-Flaxformer's takes minutes, and goes to --folder, from where a run that was cut off goes on.
+Both are compiled by the same libtpu for the same topology, with the same sizes, batch, optimizer and layout, at two
+shallow depths, and extrapolated. Ours are questions to `switch-tf compile`, which caches answers. Each of Flaxformer's
+takes minutes and is saved in --folder, so an interrupted run resumes.
 """
 
 import argparse
@@ -34,8 +34,16 @@ DEPTHS = (2, 4)
 
 
 class Step(NamedTuple):
-    """`topology`; `batch`: sequences; `mesh`: Flaxformer's; `layout`: our files of gin/layouts for the sparse and the
-    dense model; `sizes`: Flaxformer's names for what our gin file of the model says; `bindings`: of ours."""
+    """One comparison.
+
+    Attributes:
+        topology: Name of the pod.
+        batch: Sequences of a batch.
+        mesh: Flaxformer's mesh.
+        layouts: Our files of gin/layouts for the sparse and the dense model.
+        sizes: Sizes of the model, by Flaxformer's names.
+        bindings: Further gin bindings of ours.
+    """
 
     topology: str
     batch: int
@@ -53,9 +61,9 @@ STEPS = {
     "base_128": Step("v5e:16x16", 2048, {"data": 2, "expert": 128}, ("data_expert", "data"),
                      {**_BASE, "experts": 128, "group_tokens": 4096, "depth": 12},
                      ("SwitchConfig.num_groups_multiple=256", "MESH_SHAPE='data=2,expert=128'"))}
-# Flaxformer computes scores in bfloat16 unless it is told to do as we do.
+# Flaxformer's default is bfloat16; ours are float32.
 SCORES = {"float32 scores": True, "bfloat16 scores": False}
-# What its modules are called here, in the order in which they are looked for.
+# Patterns of its module names and our names, in order of application.
 _NAMES = ((r"jit\(step\)/", ""), (r"transpose\(jvp\(EncoderDecoder\)\)", "gradient_tape"),
           (r"jvp\(EncoderDecoder\)", ""), (r"EncoderDecoder\.\w+/", ""),
           (r"(encoder|decoder)/\1\.\w+/", r"\1/"), (r"(layers_\d+)/\1/", r"\1/"),
@@ -64,7 +72,7 @@ _NAMES = ((r"jit\(step\)/", ""), (r"transpose\(jvp\(EncoderDecoder\)\)", "gradie
 
 
 def main():
-    """Asks both, and prints a table."""
+    """Compiles both and prints a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=STEPS, default="base_8")
     parser.add_argument("--peer_python", required=True, metavar="PATH", help="a Python with jax, flax, optax")
@@ -83,7 +91,7 @@ def main():
 
 
 def _ours(model, step):
-    """Parts of a step in seconds, by name."""
+    """Returns our steps: name -> seconds by part."""
     questions = {}
     for kind, layout, more in zip(("sparse", "dense"), step.layouts, ((), ("NUM_EXPERTS=0",)), strict=True):
         files = [f"models/switch_{model}", "tasks/c4", "runs/pretrain", f"layouts/{layout}"]
@@ -96,7 +104,7 @@ def _ours(model, step):
 
 
 def _theirs(arguments, step, experts, is_float32):
-    """The same of Flaxformer, from two depths, whose programs are kept as `switch-tf compile --save` keeps ours."""
+    """Returns Flaxformer's step, seconds by part; saves its programs in the form of `switch-tf compile --save`."""
     folder = arguments.folder / f"{arguments.model}_{experts}_{'float32' if is_float32 else 'bfloat16'}"
     folder.mkdir(parents=True, exist_ok=True)
     answer = {"topology": step.topology, "layers": [step.sizes["depth"]] * 2,
@@ -115,7 +123,7 @@ def _compiled(arguments, step, experts, is_float32, depth, folder):
         job = {**step.sizes, "experts": experts, "layers": depth, "batch": step.batch, "mesh": step.mesh,
                "topology": step.topology, "float32_scores": is_float32, "hlo": str(hlo.resolve()),
                "flaxformer": str(pathlib.Path(arguments.flaxformer).resolve())}
-        # How often Flaxformer copies experts it reads from the number of devices of the process.
+        # Flaxformer derives the number of copies of an expert from the number of devices of the process.
         count = math.prod(step.mesh.values())
         libtpu = pathlib.Path(importlib.util.find_spec("libtpu").origin).with_name("libtpu.so")
         environment = {"JAX_PLATFORMS": "cpu", "TPU_LIBRARY_PATH": str(libtpu), "TPU_SKIP_MDS_QUERY": "1",
@@ -134,7 +142,7 @@ def _compiled(arguments, step, experts, is_float32, depth, folder):
 
 
 def renamed(text: str) -> str:
-    """An optimised program of Flaxformer's whose operations are named by our layers."""
+    """Returns an optimised program of Flaxformer with our names of layers."""
 
     def rename(found):
         name = found[1].partition(";")[0]  # of several operations in one, the first
@@ -146,7 +154,7 @@ def renamed(text: str) -> str:
 
 
 def _table(columns):
-    """Markdown, in ms, parts by what they take in the first column."""
+    """Returns a Markdown table in ms, the longest parts first."""
     total = collections.Counter()
     for parts in columns.values():
         total.update(parts)

@@ -46,7 +46,7 @@ def advice(answer, config, layout, settings, batch_size: int, chip) -> list[str]
 
 
 def _microbatches(stored, temporaries, layout, settings, batch_size, chip):
-    """Returns the least number of parts, doubling the present one, for which activations fit, or None."""
+    """Returns the least number of parts, doubling the present one, with room for activations, or None."""
     parts = 2 * settings.num_microbatches
     while batch_size % (parts * layout.num_pieces("batch")) == 0:
         if stored + temporaries * settings.num_microbatches / parts <= ROOM * chip.memory:

@@ -130,7 +130,7 @@ def ranking(own: Choice, results: dict[Choice, dict], flags: list[str]) -> str:
 
 
 def _why(winner, other) -> str:
-    """Returns the parts in which one answer is faster than another."""
+    """Returns the differences between two answers by part."""
     before, after = (result["predicted"]["parts"] for result in (other, winner))
     gains = _longest({part: before.get(part, 0.0) - after.get(part, 0.0) for part in before | after})
     changes = ", ".join(f"{part} {1e3 * before.get(part, 0.0):.1f} -> {1e3 * after.get(part, 0.0):.1f} ms"

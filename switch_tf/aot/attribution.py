@@ -6,7 +6,7 @@ from types import MappingProxyType
 
 from switch_tf.aot import hlo
 
-# Parts in which the core does no work for the model.
+# Parts of a step without work for the model.
 WAITING, SENT = "waiting for memory", "sent, not hidden"
 # Parts of the model by a scope in the name of a layer. The first match counts.
 _PARTS = ((r"logits_dense", "logits and loss"), (r"look_up|token_embedder", "embedding"), (r"router", "router"),

@@ -1,7 +1,7 @@
 """Time of a step by the compiler's own clock: its estimate for each instruction, in the order of its schedule.
 
 The TPU compiler writes `estimated_cycles` beside nearly every operation of an optimised program. Operations run on the
-core in the order in which they are written. Copies between memories and collectives run beside them, from where the
+core in the order of the text. Copies between memories and collectives run beside them, from where the
 schedule starts them to where it waits for them.
 """
 
@@ -111,7 +111,7 @@ class _Core:
         self._now = self._copies_until = self._links_until = 0.0
         # The last fusion with a part of a collective waits for it.
         self._last_carriers = {*{collective: fusion for fusion, collective in sends.carriers.items()}.values()}
-        self._until = {}  # name of a started operation -> (time of its end, part to which waiting belongs)
+        self._until = {}  # name of a started operation -> (time of its end, part of waiting for it)
         self._spans = []
 
     def run(self, computation) -> tuple[float, list[Span]]:

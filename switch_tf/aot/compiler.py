@@ -187,7 +187,7 @@ def sharding(spec: Sequence[tuple[str, ...]], mesh: dict[str, int]) -> str:
 
 
 def options(device_ids: np.ndarray):
-    """Returns compile options with which GSPMD splits one program over devices.
+    """Returns compile options that let GSPMD split one program over devices.
 
     Args:
         device_ids: <int>[devices], numbers of the devices in the order of the mesh.

@@ -50,7 +50,7 @@ class Question(NamedTuple):
         batch_size: Sequences of the whole batch.
         task_feature_lengths: "inputs" and "targets", in tokens.
         settings: Settings of the step.
-        pack: Whether sequences hold several examples, whose segments mask attention.
+        pack: Whether sequences hold several examples, masked by segments.
         make_objective: Returns an objective that is not built.
     """
 
@@ -109,7 +109,7 @@ class _Point(NamedTuple):
 
 def make(question: Question, is_full: bool = False, say: Callable[[str], None] = lambda text: None,
          keep: Callable[[str, str], None] = lambda name, text: None) -> Estimate:
-    """Compiles a step, whole or at two shallow depths from which all layers are extrapolated linearly.
+    """Compiles a step, whole or at two shallow depths and extrapolated linearly.
 
     Args:
         question: Run and pod.

@@ -105,7 +105,7 @@ def lower_step(model, optimizer, layout, batch_size, task_feature_lengths, setti
         batch_size: Sequences of the whole batch.
         task_feature_lengths: "inputs" and "targets", in tokens.
         settings: Settings of the step.
-        pack: Whether sequences hold several examples, whose segments mask attention.
+        pack: Whether sequences hold several examples, masked by segments.
         objective: Objective that is not built. Defaults to `Objective()`.
     """
     partitioner, objective = ShapesOnly(layout), objective or Objective()
@@ -134,14 +134,13 @@ def lower_step(model, optimizer, layout, batch_size, task_feature_lengths, setti
             as_used(tensors[:-1], model.trainable_variables), tensors[-1]))]
 
 
-def has_two_programs(layout) -> bool:
-    """Whether a TPU trains under this layout in two functions: it is DTensor's, unless tf.distribute is asked for."""
+def has_two_programs(layout: Layout) -> bool:
+    """Whether the layout trains in two functions on a TPU. DTensor does, tf.distribute does not."""
     return layout.backend in ("auto", "dtensor")
 
 
 def _lower(variables, layout, inputs, function, first_results=()):
-    """Lowers a function of tensors; `first_results`: Arguments that its first results lie like, all others being whole.
-    """
+    """Lowers a function of tensors. Its first results are split like `first_results`, the others not at all."""
     specs = [tf.TensorSpec(argument.shape, argument.dtype) for argument in inputs]
     traced = tf.function(lambda *tensors: tf.nest.flatten(function(*tensors)), jit_compile=True, autograph=False)
     concrete = traced.get_concrete_function(*specs)
@@ -168,7 +167,7 @@ def feature_specs(config, batch_size, task_feature_lengths, pack=False) -> dict[
 
 
 def _captured(concrete, variables):
-    """Returns the Keras variables in the order in which the program takes them."""
+    """Returns the Keras variables in the order of the program's arguments."""
     by_handle = {id(variable.value.handle): variable for variable in variables}
     return [by_handle[id(handle)] for handle in concrete.captured_inputs]
 

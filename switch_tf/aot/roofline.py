@@ -27,7 +27,7 @@ class Roofline(NamedTuple):
 
 
 def link_seconds(collectives: list[Collective], chip: Chip, network: Network) -> float:
-    """Returns the seconds for which a chip sends in a step."""
+    """Returns the seconds of sending in a step."""
     seconds = seconds_once(collectives, chip, network)
     return sum(collective.times * once for collective, once in zip(collectives, seconds, strict=True))
 
