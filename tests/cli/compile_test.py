@@ -156,7 +156,7 @@ def test_layouts_are_put_side_by_side_and_one_that_is_refused_says_why(compile_,
         return {"data": _answer(["--gin.MESH_SHAPE='data=16,model=2'", "--gin.SwitchConfig.group_size=1000",
                                  "--gin.SwitchConfig.train_capacity_factor=1.0"]), "expert": {"mistake": REFUSAL}}
 
-    monkeypatch.setattr(jobs, "ask", ask)
+    monkeypatch.setattr(jobs, "run", ask)
     status, result, errors = compile_(*COMPARED)
     assert status == 0 and result["layouts"]["expert"] == {"mistake": REFUSAL}
     for name, (_, *rest) in asked.items():
@@ -214,7 +214,7 @@ def test_a_search_goes_from_meshes_to_groups_to_capacities(monkeypatch, capsys):
         asked.append(list(questions))
         return {name: _answer(words) for name, words in questions.items()}
 
-    monkeypatch.setattr(jobs, "ask", ask)
+    monkeypatch.setattr(jobs, "run", ask)
     status = main(["compile", *RUN, "--gin_file=gin/layouts/expert_model.gin", "--topology=v5e:4x4", "--search",
                    "--gin.BATCH_SIZE=128", "--gin.SwitchConfig.group_size=2048", "--json"])
     assert status == 0

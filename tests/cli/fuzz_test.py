@@ -200,7 +200,7 @@ def faked(monkeypatch, tmp_path):
         same, same, same, same, [(1.0, 1.0)]))
     monkeypatch.setattr(compile_command, "_answer", ask)
     monkeypatch.setattr(compile_command, "_search", ask)
-    monkeypatch.setattr(jobs, "ask", lambda questions, say: dict.fromkeys(questions, {"failed": "not compiled"}))
+    monkeypatch.setattr(jobs, "run", lambda questions, say: dict.fromkeys(questions, {"failed": "not compiled"}))
     monkeypatch.setattr(compile_command.answer_text, "table", str)
     monkeypatch.setattr(export, "_export_run", lambda arguments, *unused: {
         "sampler": str(sampler_arguments.sampler(arguments))})
