@@ -1,10 +1,10 @@
-# Everything runs from .venv, which the first target that needs it builds (4.2 GB, a few minutes).
-# PYTHON chooses the interpreter it is built with: PYTHON=python3.12 make test
+# Everything runs from .venv, which the first target builds (4.2 GB, a few minutes).
+# PYTHON chooses its interpreter: PYTHON=python3.12 make test
 
 PYTHON ?= python3
 GOLDEN_PYTHON ?= .venv/bin/python
 INSTALLED := .venv/installed
-# Two processes take file after file, in the order of tests/conftest.py: the fixtures of a file are made once.
+# Two processes take whole files, in the order of tests/conftest.py, so that each file's fixtures are made once.
 PYTEST := .venv/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 SLOW_FIRST := tests/parity tests/partitioning tests/reliability tests/training
 
@@ -13,14 +13,14 @@ COMPARISONS := facts learning_rate module_facts text sources capacity_factor cho
 
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 ifeq ($(wildcard /dev/accel[0-9]* /dev/vfio/[0-9]*),)
-  # Where there is no TPU, libtpu would ask the cloud's metadata server again and again for minutes.
+  # Without a TPU, libtpu would query the cloud's metadata server for minutes.
   export TPU_SKIP_MDS_QUERY ?= 1
 endif
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .PHONY: help demo finetune-demo compare-demo compare-long test slow exhaustive mutants lint golden wheel clean
 
-help:  ## this list
+help:  ## print this list
 	@sed -n 's/^\([a-z-]*\): .*##/make \1\t/p' Makefile | expand -t 20
 
 demo: $(INSTALLED)  ## pretrain a small Switch Transformer on this machine (runs/demo)
@@ -42,22 +42,22 @@ compare-long: $(INSTALLED)  ## the regimes and ablations of docs/results.md, thr
 test: lint  ## lint, import contracts and the tests; needs no network (CONTRIBUTING.md)
 	$(PYTEST)
 
-# In two halves, because TensorFlow keeps what it compiled until a process ends: as one they took 11 GB a worker.
-slow: $(INSTALLED)  ## the tests that `make test` leaves out: more layouts, policies and processes of what it shows
+# In two halves, because TensorFlow frees compiled programs only when a process ends: together they took 11 GB a worker.
+slow: $(INSTALLED)  ## the tests that `make test` leaves out: more layouts, policies and processes
 	$(PYTEST) -m "slow and not exhaustive" $(SLOW_FIRST)
 	$(PYTEST) -m "slow and not exhaustive" $(addprefix --ignore=,$(SLOW_FIRST))
 
-exhaustive: $(INSTALLED)  ## the same for many more seeds, wrong values and layouts; not in CI
+exhaustive: $(INSTALLED)  ## many more seeds, wrong values and layouts; not in CI
 	$(PYTEST) -m exhaustive
 
-mutants: $(INSTALLED)  ## plants over 100 mistakes and sees whether the tests notice them: half an hour, resumable
+mutants: $(INSTALLED)  ## plant over 100 mistakes and check that the tests notice them: half an hour, resumes
 	.venv/bin/python tests/mutants/run.py
 
 lint: $(INSTALLED)  ## ruff and the import contracts
 	.venv/bin/python -m ruff check .
 	.venv/bin/lint-imports
 
-golden: $(INSTALLED)  ## make the golden files anew (needs PyTorch: GOLDEN_PYTHON=... make golden)
+golden: $(INSTALLED)  ## recompute the golden files (needs PyTorch: GOLDEN_PYTHON=... make golden)
 	@$(GOLDEN_PYTHON) -c 'import torch' 2>/dev/null || { echo "The golden files are computed with PyTorch," \
 	  "which $(GOLDEN_PYTHON) cannot import; give a Python that can: GOLDEN_PYTHON=path/to/python make golden." >&2; \
 	  exit 1; }
@@ -65,15 +65,15 @@ golden: $(INSTALLED)  ## make the golden files anew (needs PyTorch: GOLDEN_PYTHO
 	.venv/bin/python tests/golden/parameters.py
 	.venv/bin/python tests/golden/compiled_layouts.py
 
-wheel: $(INSTALLED)  ## dist/switch_tf-*.whl
+wheel: $(INSTALLED)  ## build dist/switch_tf-*.whl
 	rm -rf build
 	.venv/bin/python -m build --wheel --no-isolation
 
-clean:  ## remove what was built but .venv and runs/
+clean:  ## remove all build outputs except .venv and runs/
 	rm -rf build dist switch_tf.egg-info .pytest_cache .ruff_cache .import_linter_cache .hypothesis
 	find switch_tf tasks tests -name __pycache__ -prune -exec rm -rf {} +
 
-# The last line only runs after every other one worked: an interrupted installation is done again by the next make.
+# The last line runs only if all others succeed, so the next make repeats an interrupted installation.
 $(INSTALLED): requirements.txt requirements-dev.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; (3, 11) <= sys.version_info < (3, 13) or sys.exit("switch_tf needs \
 	Python 3.11 or 3.12, but \

@@ -1,4 +1,4 @@
-"""The clock, on programs whose time is known by hand."""
+"""The clock, on programs with times known by hand."""
 
 import json
 

@@ -125,7 +125,7 @@ def test_gradients_are_added_up_over_devices_in_float32(compiled):
 
 
 def test_token_ids_stay_where_they_are(compiled):
-    # The gradient of a gather is a scatter, for which the partitioner brings all ids together, hundreds of times.
+    # The gradient of a gather is a scatter, and the partitioner then collects all ids, hundreds of times.
     assert not re.search(r"s32\[[\d,]*\]\S* (all-gather|all-to-all)", compiled.hlo)
 
 

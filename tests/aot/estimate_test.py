@@ -49,7 +49,7 @@ def test_what_takes_long_says_that_it_goes_on(monkeypatch):
 
 
 def _point(layers):
-    """A compiled program whose numbers are linear in its depth."""
+    """A compiled program with numbers linear in its depth."""
     memory = dict.fromkeys(("arguments", "outputs", "aliased", "temporaries", "code", "weights", "slots", "gradients"),
                            100 + 10 * layers)
     schedule = Schedule(0.0, [], {"attention": 3.0 * layers, "optimizer": 7.0 - layers}, {}, {})

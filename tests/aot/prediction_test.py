@@ -61,7 +61,7 @@ def test_every_part_of_a_switch_layer_is_found_by_the_clock(whole):
                                   "embedding", "logits and loss", "optimizer", SENT}
     assert "dense feed-forward" not in whole.parts
     assert min(whole.parts.values()) >= 0 and sum(whole.parts.values()) >= whole.roofline.floor
-    # What is sent holds up the core on this compiler.
+    # With this compiler, sending holds up the core.
     assert whole.parts[SENT] == pytest.approx(whole.roofline.links)
     assert sum(span.seconds for span in whole.schedule.spans if span.lane == LINKS) == pytest.approx(
         whole.roofline.links)

@@ -1,4 +1,4 @@
-"""What a search tries, and how it ranks."""
+"""Choices of a search, and their ranking."""
 
 import pytest
 
