@@ -1,7 +1,7 @@
-"""The one place that checks values: each function hands back what may be kept, or refuses it in one sentence.
+"""Checks of values. Each function returns the value to keep, or raises a Refusal of one sentence.
 
-numpy's integers, floats and booleans are as good as Python's and become those, so that what keeps them can be written
-as JSON. True and False are no numbers, nor are NaN and infinities. Of tensors, what is known while tracing is checked.
+Integers, floats and booleans of numpy are converted to Python's, so that a configuration can be written as JSON. True,
+False, NaN and infinities are not numbers. Of a tensor, only what is known while tracing is checked.
 """
 
 import errno
@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from switch_tf.refusals import Refusal
 from switch_tf.storage.whole_file import reading
 
-# The words of a sentence that refuses a number, and what they mean.
+# Words of the sentence that refuses a number -> the rule.
 _RULES = {
     "in [0, 1)": lambda value: 0 <= value < 1,
     "in (0, 1)": lambda value: 0 < value < 1,
@@ -26,15 +26,15 @@ _RULES = {
     "0 or above": lambda value: value >= 0,
 }
 _LARGEST_INTEGER = 2**31 - 1
-# Beyond these a float32 is 0 or infinite, and what is divided by it or multiplied with it no number.
+# Outside of this range a float32 is 0 or infinite, and a quotient or product with it NaN or infinite.
 _SMALLEST_FLOAT, _LARGEST_FLOAT = 1.2e-38, 3.4e38
-_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # pathlib leaves one slash of "gs://b/x", as people do who mistype it
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # one slash: a typing mistake, or what pathlib leaves of "gs://b/x"
 _KINDS = {"float": ("float", "bfloat"), "int": ("int", "uint"), "bool": ("bool",),
           "number": ("float", "bfloat", "int", "uint", "bool")}
 
 
 def integer(name: str, value, at_least: int) -> int:
-    """An integer that is large enough, and small enough for the sizes and seeds of tensors."""
+    """Checks an integer that is a size or seed of tensors, from `at_least` to 2**31 - 1."""
     if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < at_least:
         raise Refusal(f"{name} must be an integer of at least {at_least}, not {shown(value)}.")
     if value > _LARGEST_INTEGER:
@@ -45,61 +45,62 @@ def integer(name: str, value, at_least: int) -> int:
 def ids(name: str, value) -> int | tuple[int, ...]:
     """Checks one id, or a list or tuple of ids, which is returned as a tuple."""
     if isinstance(value, list | tuple):
-        return tuple(integer(f"Each id of {name}", one, 0) for one in value)
+        return tuple(integer(f"Each id of {name}", id_, 0) for id_ in value)
     return integer(name, value, 0)
 
 
 def number(name: str, value, rule: str) -> int | float:
-    """A finite number that a rule allows: "in [0, 1)", "in (0, 1)", "in (0, 1]", "in [1e-6, 1e6]", "above 0" or "0 or
-    above"."""
-    own = _python_number(value)
-    if own is None or not _RULES[rule](own):
+    """Checks a finite number by a rule: "in [0, 1)", "in (0, 1)", "in (0, 1]", "in [1e-6, 1e6]", "above 0" or
+    "0 or above"."""
+    converted = _python_number(value)
+    if converted is None or not _RULES[rule](converted):
         raise Refusal(f"{name} must be a number {rule}, not {shown(value)}.")
-    if own and not _SMALLEST_FLOAT <= abs(own) <= _LARGEST_FLOAT:
+    if converted and not _SMALLEST_FLOAT <= abs(converted) <= _LARGEST_FLOAT:
         raise Refusal(f"{name} must be a number that float32 can hold, from {_SMALLEST_FLOAT:g} to "
                       f"{_LARGEST_FLOAT:g}, not {shown(value)}.")
-    return own
+    return converted
 
 
 def _python_number(value) -> int | float | None:
-    """An int or a finite float; None for what is neither."""
+    """Returns a value as an int or finite float, None if it is neither."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         return None
     if isinstance(value, numbers.Integral):
         return int(value)
     try:
-        own = float(value)
-    except OverflowError:  # of a fraction; a float of this size would have been infinite
+        converted = float(value)
+    except OverflowError:  # a large fractions.Fraction; a float of this size is infinite
         return None
-    return own if math.isfinite(own) else None
+    return converted if math.isfinite(converted) else None
 
 
 def flag(name: str, value) -> bool:
-    """True or False; words such as "no", which count as true elsewhere, are refused."""
-    numpy = sys.modules.get("numpy")  # whoever has such a value has imported it
+    """Checks a bool. Words such as "no", which are true in Python, are refused."""
+    numpy = sys.modules.get("numpy")  # is imported if the value is one of numpy's
     if not isinstance(value, bool if numpy is None else (bool, numpy.bool_)):
         raise Refusal(f"{name} must be True or False, not {shown(value)}.")
     return bool(value)
 
 
 def text(name: str, value) -> str:
-    """Text that is not empty."""
+    """Checks text that is not empty."""
     if not isinstance(value, str) or not value.strip():
         raise Refusal(f"{name} must be text that is not empty, not {shown(value)}.")
     return value
 
 
 def path(name: str, value) -> pathlib.Path:
-    """A path, given as text or as a path."""
+    """Checks a local path, given as text or as a path, and returns it as a path."""
     if not isinstance(value, str | os.PathLike) or "\0" in str(value) or str(value) == "":
         raise Refusal(f"{name} must be a path, not {shown(value)}.")
     return pathlib.Path(local(name, value))
 
 
 def local(name: str, value):
-    """Checks text or a path that must name a file of this machine.
+    """Checks text or a path that must name a local file or folder, which need not exist.
 
-    A URL does not: pathlib would turn "gs://b/x" into the local folder "gs:/b/x". Neither does a name that is too long.
+    URLs are refused, because pathlib would turn "gs://b/x" into the local folder "gs:/b/x", and so are names that are
+    too long for the file system.
     """
     if not isinstance(value, os.PathLike):
         text(name, value)
@@ -117,7 +118,7 @@ def local(name: str, value):
 
 
 def new_folder(folder: pathlib.Path) -> None:
-    """Refuses a folder that holds something, so that nothing is overwritten."""
+    """Raises a Refusal unless a folder is empty or does not exist, so that nothing is overwritten."""
     with reading(folder):
         is_new = not folder.exists() or folder.is_dir() and not any(folder.iterdir())
     if not is_new:
@@ -125,12 +126,12 @@ def new_folder(folder: pathlib.Path) -> None:
 
 
 def optional(name: str, value, check, *rule):
-    """None, or what `check(name, value, *rule)` makes of it."""
+    """Returns None for None, and `check(name, value, *rule)` for any other value."""
     return None if value is None else check(name, value, *rule)
 
 
 def lengths(name: str, value) -> dict[str, int]:
-    """The tokens of a sequence of inputs and of one of targets."""
+    """Checks the numbers of tokens of an input and of a target sequence, `{"inputs": ..., "targets": ...}`."""
     if not isinstance(value, Mapping) or set(value) != {"inputs", "targets"}:
         raise Refusal(f"{name} must give the tokens of \"inputs\" and \"targets\", such as "
                       f"{{'inputs': 128, 'targets': 29}}, not {shown(value)}.")
@@ -138,36 +139,38 @@ def lengths(name: str, value) -> dict[str, int]:
 
 
 def fields(record, names, check, *rule) -> None:
-    """Puts what `check(name, value, *rule)` makes of them in the place of several fields of a frozen dataclass."""
+    """Replaces fields of a frozen dataclass by `check(name, value, *rule)`."""
     for name in names:
         object.__setattr__(record, name, check(name, getattr(record, name), *rule))
 
 
 def tensor(name: str, value, kind: str, shape, may_broadcast=False) -> None:
-    """Refuses a tensor of another kind or shape.
+    """Raises a Refusal unless a tensor has a kind and shape.
 
     Args:
-        value: tensor of any back end, symbolic or not, or numpy array.
-        kind: "float", "int", "bool", or "number" for any of them.
-        shape: for each dimension its length, or None where that is any or unknown.
-        may_broadcast: bool. Dimensions may also be 1.
+        name: str. Name of the argument in the sentence.
+        value: Tensor of any back end, symbolic or not, or numpy array.
+        kind: str. "float", "int", "bool", or "number" for any of them.
+        shape: Length of each dimension, None for any length.
+        may_broadcast: bool. Whether a dimension may also be 1.
     """
     if not hasattr(value, "dtype") or not hasattr(value, "shape"):
         raise Refusal(f"{name} must be <{kind}>{_listed(shape)}, not {shown(value)}.")
     dtype = getattr(value.dtype, "name", value.dtype)
     lengths = tuple(value.shape)
     fits = len(lengths) == len(shape) and all(
-        None in (own, wanted) or own == wanted or (may_broadcast and own == 1)
-        for own, wanted in zip(lengths, shape, strict=True))
+        None in (length, wanted) or length == wanted or (may_broadcast and length == 1)
+        for length, wanted in zip(lengths, shape, strict=True))
     if not fits or not dtype.startswith(_KINDS[kind]):
         raise Refusal(f"{name} must be <{kind}>{_listed(shape)}, not <{dtype}>{_listed(lengths)}.")
 
 
 def width(input_shape, rank: int | None = 3) -> int:
-    """The last dimension of what a layer is built for: a tensor of this rank, or of any.
+    """Returns the last dimension of the inputs that a layer is built for.
 
     Args:
         input_shape: tuple of int or None.
+        rank: int or None. Number of dimensions that the inputs must have, None for any.
     """
     shape = tuple(input_shape or ())
     if not shape or rank not in (None, len(shape)) or shape[-1] is None:
@@ -178,7 +181,7 @@ def width(input_shape, rank: int | None = 3) -> int:
 
 
 def size(name: str, value, at_least: int):
-    """An integer that is large enough, or an integer scalar tensor where it is known only when the graph runs."""
+    """Checks an integer, or an integer scalar tensor whose value is known only when the graph runs."""
     if hasattr(value, "shape") and hasattr(value, "dtype") and not isinstance(value, numbers.Integral):
         tensor(name, value, "int", ())
         return value
@@ -186,10 +189,12 @@ def size(name: str, value, at_least: int):
 
 
 def indices(name: str, values, count: int) -> None:
-    """Refuses indices that are not in [0, count).
+    """Raises a Refusal unless all indices are in [0, count).
 
     Args:
-        values: numpy array of ints, or None where they are not known yet.
+        name: str. Name of the argument in the sentence.
+        values: numpy array of int, or None if the values are not known yet.
+        count: int.
     """
     if values is None or not values.size:
         return
@@ -199,7 +204,7 @@ def indices(name: str, values, count: int) -> None:
 
 
 def shown(value) -> str:
-    """`repr(value)` in one line that is not too long for a sentence."""
+    """Returns `repr(value)` in one line of at most 120 characters, for a sentence."""
     line = " ".join(repr(value).split())
     return line if len(line) <= 120 else f"{line[:120]}..."
 

@@ -1,4 +1,4 @@
-"""What an exception says, in one line, for a sentence that says the rest."""
+"""Messages of exceptions, cut to one line for a sentence."""
 
 import re
 
@@ -7,17 +7,17 @@ _OPERATION = re.compile(r"\{\{.*?\}\}\s*|\s*\[(Op:|\[\{\{).*$")
 
 
 def first_line(error: BaseException | str) -> str:
-    """The message without what gin, AutoGraph or TensorFlow put around it; the kind of exception where it has none."""
+    """Returns a message without the wrapping of gin, AutoGraph or TensorFlow, or the class of an empty exception."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if not lines:
         return type(error).__name__
-    is_wrapped = lines[0].startswith("in user code")  # AutoGraph's; the message is at the end of its traceback
+    is_wrapped = lines[0].startswith("in user code")  # by AutoGraph, which puts its traceback before the message
     return _OPERATION.sub("", lines[-1 if is_wrapped else 0]).strip() or type(error).__name__
 
 
 def sentence_about_data(error: BaseException) -> str | None:
-    """What a source has said of its data in a `BadData`, passed on by TensorFlow or not; None of any other error."""
+    """Returns the sentence of a `data.BadData`, also if TensorFlow passed it on as an error of its own, else None."""
     if type(error).__name__ == "BadData":
         return str(error)
-    found = re.search(r"\bBadData: (.*)", str(error))
-    return found and found[1]
+    match = re.search(r"\bBadData: (.*)", str(error))
+    return match and match[1]

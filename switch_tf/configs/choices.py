@@ -1,4 +1,4 @@
-"""The words that configurations and layers choose from, and the sentences that refuse any other."""
+"""Words that configurations and layers choose from, and the sentences that refuse others."""
 
 import difflib
 
@@ -18,13 +18,13 @@ ATTENTION_EXPERT_DTYPES = ("float32", "auto")
 
 
 def check_choice(name: str, value, choices) -> None:
-    """Refuses a value that is not one of `choices`, naming the nearest one."""
+    """Raises a Refusal that names the nearest choice unless a value is one of `choices`."""
     if not isinstance(value, str) or value not in choices:
         listed = ", ".join(repr(choice) for choice in choices)
         raise Refusal(f"{name} must be one of {listed}, not {shown(value)}.{nearest(value, choices)}")
 
 
 def nearest(word, choices) -> str:
-    """A sentence that names the choice most like `word`, or nothing."""
+    """Returns a sentence with the choice that is most like `word`, "" if none is alike."""
     matches = difflib.get_close_matches(str(word), list(choices), n=1, cutoff=0.6)
     return f" Did you mean {matches[0]!r}?" if matches else ""
