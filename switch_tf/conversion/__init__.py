@@ -1,4 +1,4 @@
-"""Checkpoints of other software, in and out."""
+"""Reads and writes checkpoints of other software."""
 
 import importlib
 

@@ -1,4 +1,4 @@
-"""The tensor files of a Hugging Face folder: opened without reading a tensor, written one tensor at a time."""
+"""Tensor files of a Hugging Face folder, opened without reading a tensor and written one tensor at a time."""
 
 import pathlib
 from collections.abc import Callable, Iterator, Mapping
@@ -16,21 +16,21 @@ _FLOATS = ("F32", "F16", "BF16", "float32", "float16", "bfloat16")
 
 
 class Tensor(NamedTuple):
-    """A tensor that is read when it is asked for."""
+    """A tensor in a file, read on demand."""
 
     shape: tuple[int, ...]
     load: Callable[[], np.ndarray]
 
     def read(self) -> np.ndarray:
-        """<float32>[*shape], exact for every dtype that is accepted."""
+        """Returns the values, <float32>[*shape], exact for every accepted dtype."""
         return np.asarray(self.load(), np.float32)
 
 
 def open_folder(folder: pathlib.Path) -> dict[str, Tensor]:
-    """The tensors of `folder` by name, from model.safetensors or pytorch_model.bin, in one file or in shards.
+    """Opens model.safetensors or pytorch_model.bin of a folder, one file or shards. Returns name -> tensor.
 
     Raises:
-        Refusal: a folder without either, an incomplete or damaged file, a tensor that is no float16, bfloat16 or
+        Refusal: the folder has neither, a file is incomplete or damaged, or a tensor is not float16, bfloat16 or
             float32.
     """
     for file_name, open_file in (("model.safetensors", safetensors_file.open_tensors),
@@ -41,9 +41,9 @@ def open_folder(folder: pathlib.Path) -> dict[str, Tensor]:
             return _weights(open_file(folder / file_name))
         if _is_there(index):
             return _weights(_open_shards(index, open_file))
-    found = sorted(path.name for path in folder.iterdir())
+    names = sorted(path.name for path in folder.iterdir())
     raise Refusal(f"{folder} holds neither model.safetensors nor pytorch_model.bin (nor the index of their shards), "
-                  f"but {checks.shown(found)}; download one of them into it.")
+                  f"but {checks.shown(names)}; download one of them into it.")
 
 
 def has_tensors(folder: pathlib.Path) -> bool:
@@ -57,7 +57,7 @@ def _is_there(path):
 
 
 def _weights(stored) -> dict[str, Tensor]:
-    """Checks names and dtypes before a number is read."""
+    """Checks names and dtypes before any values are read."""
     for name, tensor in stored.items():
         if len(name) > _MAX_NAME:
             raise Refusal(f"The checkpoint has a tensor whose name has {len(name)} characters, "
@@ -87,18 +87,18 @@ def _open_shards(index, open_file):
 
 
 def _is_file_name(name):
-    """Whether `name` is a plain file name, and not a path that could lead out of the folder."""
+    """Whether `name` is a plain file name, not a path that could lead out of the folder."""
     return 0 < len(name.encode("utf-8", "replace")) <= 255 and not {"/", "\\", "\0"} & set(name) and name != ".."
 
 
 def write_folder(folder: pathlib.Path, shapes: Mapping[str, tuple[int, ...]],
                  tensors: Iterator[tuple[str, np.ndarray]]) -> None:
-    """Writes float32 tensors as model.safetensors, in shards with an index beyond MAX_SHARD_BYTES.
+    """Writes float32 tensors as model.safetensors, or as shards and an index if they exceed MAX_SHARD_BYTES.
 
     Args:
-        folder: an existing folder.
-        shapes: name -> shape of everything that `tensors` will yield, in the same order.
-        tensors: names and <float32> values, taken one at a time.
+        folder: Path of an existing folder.
+        shapes: Name -> shape of each tensor, in the order of `tensors`.
+        tensors: Iterator over names and <float32> values. They are taken one at a time.
     """
     shards: list[dict] = [{}]
     shard_bytes = 0

@@ -1,4 +1,4 @@
-"""Hugging Face checkpoints in and out: T5 1.0, T5 1.1, mT5 and Switch Transformers."""
+"""Reads and writes Hugging Face checkpoints: T5 1.0, T5 1.1, mT5 and Switch Transformers."""
 
 from collections.abc import Iterator
 
@@ -28,7 +28,7 @@ def _attention_rules(ours, theirs):
 
 
 def _stack_rules(stack, self_attention, mlp_index, mlp_name):
-    """The rules of one stack; sublayers are numbered in theirs, the feed-forward layer last."""
+    """Returns the rules of one stack. Hugging Face numbers sublayers, the feed-forward layer last."""
     ours, theirs = f"{stack}/layers_<i>", f"{stack}.block.<i>.layer"
     mlp = f"{theirs}.{mlp_index}.{mlp_name}"
     return [
@@ -53,7 +53,7 @@ def _rules(mlp_name):
             *_stack_rules("decoder", "self_attention", 2, mlp_name),
             *_attention_rules("decoder/layers_<i>/encoder_decoder_attention", f"{cross_attention}.EncDecAttention"),
             Rule("decoder/layers_<i>/pre_cross_attention_layer_norm/scale", f"{cross_attention}.layer_norm.weight"),
-            # Old files have it, no version of transformers reads it.
+            # In old files. No version of transformers reads it.
             Ignore("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"),
         ],
         fields={"i": INDEX, "e": INDEX, "kernel": "wi|wi_0|wi_1|wo"})
@@ -66,14 +66,14 @@ def from_hugging_face(folder) -> SwitchTransformer:
     """Reads a model from a folder in Hugging Face's format, one tensor at a time.
 
     Args:
-        folder: path of a folder with config.json and model.safetensors or pytorch_model.bin, in one file or shards.
+        folder: Path of a folder with config.json and model.safetensors or pytorch_model.bin, in one file or shards.
 
     Returns:
-        SwitchTransformer with float32 weights. A Switch Transformer gets semantics="hf": each sequence is a group with
-        `expert_capacity` slots per expert, and padding is routed, as it is there.
+        SwitchTransformer with float32 weights. One with experts gets semantics="hf": as in transformers, each sequence
+        is a group with `expert_capacity` slots per expert, and padding is routed.
 
     Raises:
-        Refusal: the folder, its configuration or its tensors are not those of a model that switch_tf can represent.
+        Refusal: switch_tf cannot represent the model, or a file is missing, damaged or of another model.
     """
     folder = checks.path("folder", folder)
     config, tensors = read_folder(folder)
@@ -91,7 +91,7 @@ def from_hugging_face(folder) -> SwitchTransformer:
 
 
 def _checked_links(config, tensors) -> list[Link]:
-    """The links of a model to `tensors`, all compared with them before the model takes any memory."""
+    """Links a model to `tensors` and compares them before the model takes any memory."""
     if config.num_experts > len(tensors):
         raise Refusal(f"config.json says num_experts={config.num_experts}, but the checkpoint has only "
                       f"{len(tensors)} tensors; its configuration and its tensors belong to different models.")
@@ -107,19 +107,18 @@ def _checked_links(config, tensors) -> list[Link]:
 
 
 def to_hugging_face(model: SwitchTransformer, folder, expert_capacity: int | None = None) -> None:
-    """Writes a model in Hugging Face's format, for transformers 5.23: config.json and model.safetensors.
+    """Writes a model as config.json and model.safetensors, for transformers 5.23.
 
-    The folder appears complete or not at all. Tensors are float32, in shards beyond 5 GB.
+    The folder appears complete or not at all. Tensors are float32. More than 5 GB are split into shards.
 
     Args:
         model: SwitchTransformer.
-        folder: path of a folder that is not there yet, or is empty.
-        expert_capacity: int or None. For models with experts: the slots of each expert for each sequence that Hugging
-            Face's model will have. It may be left out where the model has semantics="hf", and with it this number.
+        folder: Path of a folder that does not exist yet, or is empty.
+        expert_capacity: int or None. Slots of each expert for each sequence in the written model. None takes the
+            value of a model with semantics="hf"; other models with experts need a number.
 
     Raises:
-        Refusal: the folder holds something, or Hugging Face's classes cannot represent the model; nothing is
-            written.
+        Refusal: the folder is not empty or cannot be written, or Hugging Face's classes cannot represent the model.
     """
     if not isinstance(model, SwitchTransformer):
         raise Refusal(f"model must be a SwitchTransformer, not {checks.shown(model)}.")
@@ -138,12 +137,12 @@ def to_hugging_face(model: SwitchTransformer, folder, expert_capacity: int | Non
 
 
 def _variables(model) -> dict[str, keras.Variable]:
-    """The model's weights by their paths within it, `encoder/layers_0/attention/query`."""
+    """Returns the weights of a model by their paths within it, such as `encoder/layers_0/attention/query`."""
     return {variable.path.removeprefix(f"{model.name}/"): variable for variable in model.weights}
 
 
 def _links(config) -> list[Link]:
-    """Links each weight of a model of this configuration to their name for it, without initialising a variable."""
+    """Links each weight of a configuration's model to its names in the checkpoint, without initialising variables."""
     with keras.StatelessScope(initialize_variables=False):
         model = SwitchTransformer(config)
         model.build()
@@ -152,7 +151,7 @@ def _links(config) -> list[Link]:
 
 
 def _tensors(model, links: list[Link], copies) -> Iterator[tuple[str, np.ndarray]]:
-    """Names and <float32> values of all tensors to write, one weight in memory at a time."""
+    """Yields names and <float32> values of all tensors to write, with one weight in memory at a time."""
     variables = _variables(model)
     for link in links:
         weight = np.asarray(variables[link.ours].numpy(), np.float32)

@@ -1,4 +1,4 @@
-"""The activations of Hugging Face's feed-forward layers, by their names there and here."""
+"""Names of activations in Hugging Face's configurations and in switch_tf."""
 
 import warnings
 
@@ -6,7 +6,7 @@ from switch_tf import checks
 from switch_tf.configs.choices import GATED_ACTIVATIONS
 from switch_tf.refusals import Refusal
 
-# Their function -> our activation without and with a gate. Where they have several names, the one to write comes first.
+# Their function -> our activation without and with a gate. Of several names, the one to write comes first.
 _FUNCTIONS = {
     "relu": ("relu", "reglu"), "gelu": ("gelu", "geglu_exact"), "gelu_python": ("gelu", "geglu_exact"),
     "gelu_new": ("gelu_tanh", "geglu"), "gelu_pytorch_tanh": ("gelu_tanh", "geglu"), "silu": ("silu", "swiglu"),
@@ -14,14 +14,14 @@ _FUNCTIONS = {
 
 
 def of_t5(values: dict, is_gated: bool) -> str:
-    """The activation of a T5 whose config.json holds `values` and whose layers are gated or not.
+    """Returns the activation of a T5, given the `values` of its config.json and whether its layers are gated.
 
     Raises:
-        Refusal: an activation that switch_tf lacks, or one that the tensors contradict.
+        Refusal: switch_tf lacks the activation, or it contradicts the tensors.
     """
     stated = values["feed_forward_proj"]
     words = stated.split("-") if isinstance(stated, str) else []
-    # In transformers "gated-gelu" means the tanh form, and an explicit dense_act_fn wins.
+    # In transformers "gated-gelu" is the tanh form, and dense_act_fn takes precedence.
     function = values.get("dense_act_fn", "gelu_new" if stated == "gated-gelu" else words[-1] if words else None)
     says_gated = words[0] == "gated" if words else False
     is_well_formed = len(words) == 1 or (len(words) == 2 and says_gated)
@@ -36,7 +36,7 @@ def of_t5(values: dict, is_gated: bool) -> str:
 
 
 def of_switch(values: dict, is_gated: bool) -> str:
-    """The activation of a Switch Transformer; arguments and errors as of `of_t5`."""
+    """Returns the activation of a Switch Transformer, with the arguments and errors of `of_t5`."""
     stated = values["dense_act_fn"]
     if stated != "gated-gelu" and not _is_known(stated):
         raise Refusal(f"dense_act_fn in config.json is {checks.shown(stated)}, and switch_tf has the activations "

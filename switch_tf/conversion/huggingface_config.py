@@ -1,7 +1,7 @@
-"""config.json of Hugging Face's T5 and Switch Transformers, to a SwitchConfig and back.
+"""Converts config.json of Hugging Face's T5 and Switch Transformers to a SwitchConfig and back.
 
-The released config.json files are not always true to the tensors beside them. What the tensors show beyond doubt, how
-many layers there are and which hold experts, whether feed-forward layers are gated, is believed, with a warning.
+Released config.json files sometimes contradict the tensors beside them. For the number of layers, the sparse layers and
+gated feed-forward layers the tensors take precedence, with a warning.
 """
 
 import warnings
@@ -34,7 +34,7 @@ _OTHER_FAMILIES = {
     "longt5": "LongT5 has local and transient-global attention, which switch_tf does not have",
     "pix2struct": "Pix2Struct reads images, which switch_tf does not"}
 
-# What transformers takes for a key that is not in the file.
+# Defaults of transformers for keys that are missing in the file.
 _COMMON_DEFAULTS = {
     "vocab_size": 32128, "d_kv": 64, "dropout_rate": 0.1, "layer_norm_epsilon": 1e-6,
     "relative_attention_num_buckets": 32, "relative_attention_max_distance": 128}
@@ -54,33 +54,33 @@ _DEFAULTS = {
 
 
 def family(values: dict) -> str:
-    """The model_type of config.json's `values`: "t5", "mt5" or "switch_transformers".
+    """Returns the model_type of config.json's `values`: "t5", "mt5" or "switch_transformers".
 
     Raises:
-        Refusal: another one.
+        Refusal: the file has another model_type.
     """
-    found = values.get("model_type")
-    if not isinstance(found, str) or found not in _DEFAULTS:
-        reason = _OTHER_FAMILIES.get(found, "other architectures have weights that switch_tf does not have") if (
-            isinstance(found, str)) else "a name is expected"
+    model_type = values.get("model_type")
+    if not isinstance(model_type, str) or model_type not in _DEFAULTS:
+        reason = _OTHER_FAMILIES.get(model_type, "other architectures have weights that switch_tf does not have") if (
+            isinstance(model_type, str)) else "a name is expected"
         raise Refusal(f"model_type in config.json must be one of {', '.join(map(repr, _DEFAULTS))}, not "
-                      f"{checks.shown(found)}: {reason}.")
-    return found
+                      f"{checks.shown(model_type)}: {reason}.")
+    return model_type
 
 
 def ties_logits(values: dict, kind: str) -> bool:
-    """Whether transformers takes `lm_head` for the embedding where that is stored under no other name.
+    """Whether transformers uses `lm_head` as the embedding if no other name stores one.
 
-    transformers 5 ties every T5, whatever tie_word_embeddings says, and a Switch Transformer as that says.
+    transformers 5 ties every T5, and a Switch Transformer unless tie_word_embeddings is false.
     """
     return kind != SWITCH or values.get("tie_word_embeddings") is not False
 
 
 def stated_structure(values: dict) -> Structure:
-    """The structure that config.json's `values` announce, for a folder whose tensors are not there.
+    """Returns the structure stated by config.json's `values`, for a folder without tensors.
 
     Raises:
-        Refusal: another family, or a number of layers that is none.
+        Refusal: the model_type is unknown, or a number of layers is not an integer.
     """
     kind = family(values)
     values = _with_defaults(values, kind)
@@ -90,7 +90,7 @@ def stated_structure(values: dict) -> Structure:
     stated = values["dense_act_fn" if kind == SWITCH else "feed_forward_proj"]
     # transformers 5 writes the former meaning of tie_word_embeddings under another name, see `_scales_logits`.
     is_tied = values.get("scale_decoder_outputs", values.get("tie_word_embeddings", True))
-    # Which layers hold experts is left open: then it is what config.json says.
+    # Unknown sparse layers are taken from config.json later.
     return Structure(num_layers, {stack: set() for stack in num_layers}, {stack: set() for stack in num_layers},
                      is_gated=isinstance(stated, str) and stated.startswith("gated"),
                      has_logits=is_tied is False and not is_encoder, has_t5x_logits=False)
@@ -103,10 +103,10 @@ def _with_defaults(values, kind):
 
 
 def from_hugging_face(values: dict, structure: Structure) -> SwitchConfig:
-    """The configuration of a checkpoint whose config.json holds `values` and whose tensors show `structure`.
+    """Returns the configuration for the `values` of a config.json and the `structure` of the tensors.
 
     Raises:
-        Refusal: a model that switch_tf cannot represent, or a contradiction that the tensors do not settle.
+        Refusal: switch_tf cannot represent the model, or values contradict the tensors.
     """
     kind = family(values)
     if values.get("tokenizer_class") == "ByT5Tokenizer":
@@ -129,7 +129,7 @@ def from_hugging_face(values: dict, structure: Structure) -> SwitchConfig:
 
 
 def _says_encoder(values):
-    """Whether config.json says that a checkpoint is of an encoder alone, in one of several ways."""
+    """Whether config.json describes an encoder without a decoder, in one of several ways."""
     architectures = values.get("architectures", [])
     if not isinstance(architectures, list) or not all(isinstance(name, str) for name in architectures):
         raise Refusal("architectures in config.json must be a list of names, not "
@@ -139,13 +139,13 @@ def _says_encoder(values):
 
 
 def _num_layers(stated, stack, key, structure):
-    found = structure.num_layers[stack]
-    if found < stated:
-        raise Refusal(f"config.json says {key}={stated}, but the checkpoint's {stack} ends after {found} layers; it "
+    held = structure.num_layers[stack]
+    if held < stated:
+        raise Refusal(f"config.json says {key}={stated}, but the checkpoint's {stack} ends after {held} layers; it "
                       "is incomplete, or of another kind of model (switch_tf reads encoder-decoders).")
-    if found > stated:
-        _warn(f"config.json says {key}={stated}, but the checkpoint holds {found} {stack} layers: all are read.")
-    return found
+    if held > stated:
+        _warn(f"config.json says {key}={stated}, but the checkpoint holds {held} {stack} layers: all are read.")
+    return held
 
 
 def _scales_logits(values, family, structure):
@@ -155,7 +155,7 @@ def _scales_logits(values, family, structure):
         return False
     if family == MT5:
         return False
-    # transformers 5 writes tie_word_embeddings=True for every T5 and moves its former meaning here.
+    # transformers 5 writes tie_word_embeddings=True for every T5. This key has the former meaning.
     key = "scale_decoder_outputs" if "scale_decoder_outputs" in values else "tie_word_embeddings"
     return checks.flag(f"{key} in config.json", values.get(key, True))
 
@@ -183,10 +183,10 @@ def _integer(values, key):
 
 
 def _found_step(stated, num_layers, stack, structure):
-    """The sparse step of a stack: what config.json says, or what the tensors say."""
+    """Returns the sparse step of a stack. Tensors take precedence over config.json."""
     expected, sparse, dense = sparse_layers(num_layers, stated), *(
         layers[stack] for layers in (structure.sparse_layers, structure.dense_layers))
-    # A layer that holds neither is left to config.json, so that its missing tensors are named.
+    # For a layer without tensors config.json decides, so that its missing tensors are named later.
     layers = tuple(i for i in range(num_layers) if i in sparse or (i not in dense and i in expected))
     step = step_for(layers, num_layers, stated)
     if step is None:
@@ -206,11 +206,11 @@ def _warn(sentence):
 
 
 def to_hugging_face(config: SwitchConfig, expert_capacity: int | None) -> dict:
-    """What config.json says for a model of this configuration.
+    """Returns the content of config.json for a configuration.
 
     Args:
         config: SwitchConfig.
-        expert_capacity: int or None. Slots of an expert for each sequence; None takes the configuration's.
+        expert_capacity: int or None. Slots of an expert for each sequence. None takes the value of `config`.
 
     Raises:
         Refusal: Hugging Face's classes cannot represent the model.
@@ -220,7 +220,7 @@ def to_hugging_face(config: SwitchConfig, expert_capacity: int | None) -> dict:
     values |= {
         "is_encoder_decoder": not config.is_encoder_only, "use_cache": True, "dtype": "float32",
         "initializer_factor": 1.0, **huggingface_ids.keys(config.end_id),
-        # In their code this says whether the last hidden state is scaled; tied is what has no tensor of its own.
+        # Their code reads it as "the last hidden state is scaled", and ties every weight without a tensor.
         "tie_word_embeddings": config.scales_logits}
     if not config.num_experts:
         if expert_capacity is not None:

@@ -1,7 +1,7 @@
-"""One embedding under any of the names that transformers ties, and logits of their own beside it.
+"""Finds the embedding under any name that transformers ties, and separate logits.
 
-transformers stores a tied weight under one of its names, and which one has changed: `shared`, a stack's `embed_tokens`,
-or `lm_head`. PyTorch's own files list all of them. Names whose tensors are equal are one weight.
+Versions of transformers store a tied weight under different names: `shared`, `embed_tokens` of a stack, or `lm_head`.
+Files of PyTorch have all of them. Names with equal tensors are one weight.
 """
 
 import numpy as np
@@ -13,13 +13,13 @@ STACK_EMBEDDINGS = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight"
 
 
 def unify(tensors: dict, ties_logits: bool) -> None:
-    """Leaves the embedding under EMBEDDING and, where the logits have weights of their own, those under LOGITS.
+    """Renames the embedding to EMBEDDING and removes its copies. Separate logits stay under LOGITS.
 
-    A file in which no name of the embedding is left as it is: the rules name what is missing.
+    Tensors without any embedding are not changed. The rules name it as missing later.
 
     Args:
-        tensors: name -> Tensor, changed in place.
-        ties_logits: bool. Whether transformers uses `lm_head` as the embedding if it has no other name.
+        tensors: Name -> Tensor, changed in place.
+        ties_logits: bool. Whether transformers uses `lm_head` as the embedding if no other name stores one.
 
     Raises:
         Refusal: two names of the embedding hold different tensors.
@@ -42,15 +42,15 @@ def unify(tensors: dict, ties_logits: bool) -> None:
         del tensors[LOGITS]
 
 
-def _are_equal(one, other) -> bool:
-    return one.shape == other.shape and np.array_equal(one.read(), other.read())
+def _are_equal(first, second) -> bool:
+    return first.shape == second.shape and np.array_equal(first.read(), second.read())
 
 
 def copies(config) -> tuple[str, ...]:
-    """Further names under which transformers wants the embedding of a model with this SwitchConfig.
+    """Returns the other names under which transformers reads the embedding of a model with this SwitchConfig.
 
-    Its Switch Transformer ties nothing where tie_word_embeddings is false, which is how it says that the last hidden
-    state is not scaled.
+    Copies are needed by its Switch Transformer, which ties nothing if tie_word_embeddings is false. That flag also
+    means that the last hidden state is not scaled.
     """
     if config.scales_logits:
         return ()

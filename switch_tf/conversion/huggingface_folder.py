@@ -1,6 +1,6 @@
-"""Describes a Hugging Face folder, its model's configuration and its tensors, without building or reading them.
+"""Configuration and tensors of a Hugging Face folder, without building the model or reading a tensor.
 
-Nothing here imports Keras, so that `switch-tf inspect` looks at a folder in a second.
+Nothing here imports Keras, so that `switch-tf inspect` takes one second.
 """
 
 import dataclasses
@@ -20,10 +20,10 @@ from switch_tf.refusals import Refusal
 
 
 def read_folder(folder: pathlib.Path) -> tuple[SwitchConfig, dict[str, checkpoint_files.Tensor]]:
-    """The configuration of a model, and its tensors by name, the embedding and the logits under one name each.
+    """Returns the configuration of a model and its tensors by name, embedding and logits under one name each.
 
     Raises:
-        Refusal: the folder, its configuration or its tensors are not those of a model that switch_tf can represent.
+        Refusal: switch_tf cannot represent the model, or a file is missing, damaged or of another model.
     """
     values = _values(folder)
     family = huggingface_config.family(values)
@@ -36,7 +36,7 @@ def read_folder(folder: pathlib.Path) -> tuple[SwitchConfig, dict[str, checkpoin
 
 
 def read_config(folder: pathlib.Path) -> SwitchConfig:
-    """The configuration of a model, of a folder with config.json alone too: then it is what that file says.
+    """Returns the configuration of a model. A folder without tensors needs config.json alone.
 
     Raises:
         Refusal: see `read_folder`.

@@ -1,8 +1,8 @@
-"""The special ids of a Hugging Face folder: honoured as transformers does, or refused by their key.
+"""Special ids of a Hugging Face folder, used as in transformers or refused by their key.
 
-transformers takes them from generation_config.json where there is one, else from config.json. An end of sequence may be
-any id, or several, or null for none. Padding and the first token of the decoder have to be 0, as everywhere in T5:
-models here mask token 0, and data are padded and shifted with it.
+They come from generation_config.json if it exists, else from config.json. The end of a sequence may be any id, several,
+or null for none. Padding and the first token of the decoder must be 0, as everywhere in T5: models here mask token 0,
+and data are padded and shifted with it.
 """
 
 import warnings
@@ -16,35 +16,36 @@ _DEFAULT_END = 1  # transformers' for a config.json without the key
 
 
 def end_id(values: dict, generation: dict | None) -> int | tuple[int, ...]:
-    """Returns `SwitchConfig.end_id` and refuses special ids that switch_tf does not have.
+    """Returns `SwitchConfig.end_id`, after a check of the other special ids.
 
     Args:
-        values: the content of config.json.
-        generation: the content of generation_config.json, or None if there is none.
+        values: dict. Content of config.json.
+        generation: dict or None. Content of generation_config.json, None if there is no such file.
 
     Raises:
-        Refusal: an id that cannot be honoured, by file, key and value.
+        Refusal: switch_tf cannot use an id; names the file, the key and the value.
     """
-    for file, found in (("config.json", values), ("generation_config.json", generation or {})):
+    for file, content in (("config.json", values), ("generation_config.json", generation or {})):
         for key in (_PAD, _START):
             # null in generation_config.json, or a missing key, leaves the choice to the caller of generate.
-            _check_zero(file, key, found.get(key), is_missing=key not in found or (file, key) != ("config.json", _PAD))
+            may_be_null = key not in content or (file, key) != ("config.json", _PAD)
+            _check_zero(file, key, content.get(key), may_be_null)
         for key in _FORCED:
-            if found.get(key) is not None:
-                raise Refusal(f"{key} in {file} is {checks.shown(found[key])}, and switch_tf forces no token while "
+            if content.get(key) is not None:
+                raise Refusal(f"{key} in {file} is {checks.shown(content[key])}, and switch_tf forces no token while "
                               "it decodes; remove the key to read the model without it.")
-    file, found = ("config.json", values) if generation is None else ("generation_config.json", generation)
-    if found.get(_START) is None:
-        _check_zero(file, _BEGIN, found.get(_BEGIN), is_missing=True)
+    file, content = ("config.json", values) if generation is None else ("generation_config.json", generation)
+    if content.get(_START) is None:
+        _check_zero(file, _BEGIN, content.get(_BEGIN), may_be_null=True)
     if generation is not None and _END not in generation:
         warnings.warn(f"generation_config.json has no {_END}, so sequences never end before their greatest length, as "
                       "in transformers; add the key, or call generate with end_id.", stacklevel=2)
         return ()
-    return _end(file, found.get(_END, _DEFAULT_END))
+    return _end(file, content.get(_END, _DEFAULT_END))
 
 
-def _check_zero(file, key, value, is_missing):
-    if value is None and is_missing:
+def _check_zero(file, key, value, may_be_null):
+    if value is None and may_be_null:
         return
     if type(value) is not int or value != 0:
         raise Refusal(f"{key} in {file} must be 0, not {checks.shown(value)}: switch_tf masks token 0 as padding "

@@ -1,4 +1,4 @@
-"""The vocabulary of a Hugging Face folder, as this package reads it: a SentencePiece model or a registered name."""
+"""Vocabulary of a Hugging Face folder: a SentencePiece model or a registered name."""
 
 import pathlib
 from typing import NamedTuple
@@ -7,12 +7,12 @@ from switch_tf.conversion import json_files, tokenizer_json
 from switch_tf.refusals import Refusal
 from switch_tf.storage.whole_file import reading
 
-FILE = "spiece.model"  # T5's and mT5's name for it
+FILE = "spiece.model"  # in the folders of T5 and mT5
 _MAX_BYTES = 64 * 2**20  # mT5's has 4 MB
 
 
 class Vocabulary(NamedTuple):
-    """A vocabulary: the SentencePiece model in `content`, or one registered as `name`, or none, as `reason` says."""
+    """A vocabulary: `content` of a SentencePiece model, `name` of a registered one, or the `reason` why it has none."""
 
     content: bytes | None = None
     name: str | None = None
@@ -20,9 +20,9 @@ class Vocabulary(NamedTuple):
 
 
 def find(folder) -> Vocabulary:
-    """Finds the vocabulary of a folder: spiece.model, else the pieces of tokenizer.json, else ByT5's bytes.
+    """Finds the vocabulary of a folder: spiece.model, the bytes of a ByT5, or the pieces of tokenizer.json.
 
-    A folder whose vocabulary cannot be read still has weights, so that this is a `reason` and no error.
+    A vocabulary that cannot be read is a `reason` and not an error, because the weights are useful without it.
     """
     folder = pathlib.Path(folder)
     try:

@@ -1,4 +1,4 @@
-"""JSON objects in files that somebody else wrote: bounded in size and depth, without duplicate keys."""
+"""Reads JSON objects of untrusted files: bounded in size and depth, without duplicate keys."""
 
 import json
 import os
@@ -8,16 +8,16 @@ from switch_tf import checks
 from switch_tf.refusals import Refusal
 from switch_tf.storage.whole_file import reading
 
-# The largest real ones are tokenizer.json (16 MB for mT5) and the index of Switch-C's 120,000 tensors (14 MB).
+# The largest published files are tokenizer.json of mT5 (16 MB) and the index of Switch-C's 120,000 tensors (14 MB).
 MAX_BYTES = 64 * 2**20
 _MAX_DEPTH = 32
 
 
 def check_regular(path: pathlib.Path) -> None:
-    """Refuses what could block or never end: a pipe, a device, a folder. Links are followed, as the hub's cache needs.
+    """Checks that a path is a regular file or a link to one, as in the cache of the hub.
 
     Raises:
-        Refusal: `path` is not a regular file.
+        Refusal: it is something else, such as a pipe or a device, which could block or never end.
     """
     if not path.is_file():
         raise Refusal(f"{path} must be a regular file, not a folder, a pipe, a device or a broken link. Download it "
@@ -25,10 +25,10 @@ def check_regular(path: pathlib.Path) -> None:
 
 
 def read_object(path: pathlib.Path, max_bytes: int = MAX_BYTES) -> dict:
-    """Reads the JSON object in a file.
+    """Returns the JSON object in a file.
 
     Raises:
-        Refusal: not a regular file, larger than `max_bytes`, not JSON, nested too deeply, or not an object.
+        Refusal: the file is not regular, larger than `max_bytes`, not JSON, nested too deeply, or not an object.
     """
     check_regular(path)
     with reading(path), path.open("rb") as file:
@@ -40,7 +40,7 @@ def read_object(path: pathlib.Path, max_bytes: int = MAX_BYTES) -> dict:
 
 
 def parse_object(text: bytes, path: pathlib.Path) -> dict:
-    """Parses a JSON object; `path` is the file that the errors name."""
+    """Parses a JSON object. Errors name the file `path`."""
     try:
         content = json.loads(text.decode("utf-8"), object_pairs_hook=_without_duplicates)
     except RecursionError:
@@ -54,7 +54,7 @@ def parse_object(text: bytes, path: pathlib.Path) -> dict:
 
 
 def _check_depth(content, path):
-    """Refuses what Python could parse, but neither show nor compare without running out of stack."""
+    """Refuses nesting that Python can parse, but not show or compare without running out of stack."""
     level = [content]
     for _ in range(_MAX_DEPTH):
         level = [child for parent in level for child in (parent.values() if isinstance(parent, dict) else parent)
@@ -70,7 +70,7 @@ def _too_deep(path):
 
 
 def write_object(path: pathlib.Path, content: dict) -> None:
-    """Writes `content` as JSON, keys sorted, and waits until it is on the disk."""
+    """Writes `content` as JSON with sorted keys, and waits until it is on the disk."""
     with path.open("w", encoding="utf-8") as file:
         file.write(json.dumps(content, indent=2, sort_keys=True) + "\n")
         file.flush()

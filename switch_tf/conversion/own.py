@@ -1,4 +1,4 @@
-"""Weights as this package keeps them: a checkpoint without a run, and the gin file of its model beside it."""
+"""Reads and writes weights in switch_tf's format: a checkpoint without a run, and the gin file of its model."""
 
 import dataclasses
 
@@ -16,13 +16,13 @@ def from_switch_tf(source) -> SwitchTransformer:
     """Reads the model of a checkpoint.
 
     Args:
-        source: a run folder, of which the newest checkpoint is meant, or a checkpoint's own folder.
+        source: Path of a checkpoint, or of a run folder, whose newest checkpoint is read.
 
     Returns:
         SwitchTransformer with float32 weights.
 
     Raises:
-        Refusal: it is neither, or was written by a version that kept no configuration.
+        Refusal: `source` is neither, or its configuration is not recorded.
         BrokenCheckpoint: files are missing or damaged.
     """
     path = folders.resolve(checks.path("source", source))
@@ -38,17 +38,17 @@ def from_switch_tf(source) -> SwitchTransformer:
 
 
 def to_switch_tf(model: SwitchTransformer, folder, vocabulary: bytes | None = None) -> None:
-    """Writes a model's weights as a checkpoint, and `model.gin`; the folder appears complete or not at all.
+    """Writes the weights of a model as a checkpoint, and `model.gin`. The folder appears complete or not at all.
 
-    A run starts from it with the model file `folder/model.gin` and `INITIAL_CHECKPOINT = "folder"`.
+    A run starts from them with the model file `folder/model.gin` and `INITIAL_CHECKPOINT = "folder"`.
 
     Args:
         model: SwitchTransformer.
-        folder: path of a folder that is not there yet, or is empty.
-        vocabulary: bytes or None. A SentencePiece model to put beside the weights, as spiece.model.
+        folder: Path of a folder that does not exist yet, or is empty.
+        vocabulary: bytes or None. A SentencePiece model to write beside the weights, as spiece.model.
 
     Raises:
-        Refusal: the folder holds something, or cannot be written.
+        Refusal: the folder is not empty, or cannot be written.
     """
     if not isinstance(model, SwitchTransformer):
         raise Refusal(f"model must be a SwitchTransformer, not {checks.shown(model)}.")
@@ -63,7 +63,7 @@ def to_switch_tf(model: SwitchTransformer, folder, vocabulary: bytes | None = No
 
 
 def gin_text(config: SwitchConfig) -> str:
-    """A model file that describes a configuration: what differs from the defaults, and the macros of model files."""
+    """Returns the model file of a configuration: values that are not defaults, and the macros of model files."""
     lines = ["# Provides: SwitchConfig.  Requires: nothing.  Often overridden: NUM_EXPERTS, DROPOUT_RATE, "
              "EXPERT_DROPOUT_RATE.", "from __gin__ import dynamic_registration",
              "from switch_tf.configs import switch_config", ""]

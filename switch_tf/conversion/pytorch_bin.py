@@ -1,8 +1,8 @@
-"""Reads the tensors of a `pytorch_model.bin` without PyTorch, and without running anything that is in it.
+"""Reads the tensors of a `pytorch_model.bin` without PyTorch, and without running code from the file.
 
-The file is a zip archive: `data.pkl`, a pickle that describes the tensors, and `data/<key>`, their numbers. A pickle is
-a program that may call anything. This one is not unpickled but read: the few instructions that `torch.save` writes for
-a dictionary of tensors are carried out on plain values here, and any other instruction or name is refused.
+The file is a zip archive: `data.pkl`, a pickle that describes the tensors, and `data/<key>`, their values. A pickle is
+a program that may call any function, so it is interpreted here: the few instructions that `torch.save` writes for a
+dictionary of tensors work on plain values, and any other instruction or name is refused.
 """
 
 import functools
@@ -39,22 +39,25 @@ _MAX_NESTING, _MAX_DIMENSIONS = 16, 8
 
 
 def _view(path, dtype, start, offset, shape, strides) -> np.ndarray:
-    """A read-only view on a file, <dtype>[*shape]: its storage begins at byte `start`; the rest counts elements."""
+    """Returns a read-only view of a file, <dtype>[*shape].
+
+    `start`: byte where the storage begins. `offset` and `strides`: in elements.
+    """
     strides_in_bytes = tuple(stride * np.dtype(dtype).itemsize for stride in strides)
     storage = np.memmap(path, dtype, "r", start, (offset + _extent(shape, strides),))
     return np.lib.stride_tricks.as_strided(storage[offset:], shape, strides_in_bytes, writeable=False)
 
 
 def _extent(shape, strides) -> int:
-    """Elements of a storage from a tensor's first element to its last."""
+    """Counts the elements of a storage from the first to the last element of a tensor."""
     return 1 + sum((length - 1) * stride for length, stride in zip(shape, strides, strict=True))
 
 
 def open_tensors(path: pathlib.Path) -> dict[str, StoredTensor]:
-    """The tensors of a file that `torch.save` wrote (PyTorch 1.6 or later), by name.
+    """Opens a file written by `torch.save` of PyTorch 1.6 or later. Returns name -> tensor.
 
     Raises:
-        Refusal: another format, a damaged file, or a pickle that does more than a dictionary of tensors needs.
+        Refusal: the format is another one, the file is damaged, or its pickle does more than describe tensors.
     """
     with reading(path), path.open("rb") as file:
         is_zip = zipfile.is_zipfile(file)
@@ -63,7 +66,7 @@ def open_tensors(path: pathlib.Path) -> dict[str, StoredTensor]:
                       "it again, take the model.safetensors of the same model, or save it anew with PyTorch.")
     try:
         with zipfile.ZipFile(path) as archive:
-            # Every name begins with a folder that torch.save chose: "archive/data.pkl", "archive/data/0".
+            # torch.save chooses the name of the folder: "archive/data.pkl", "archive/data/0".
             members = {member.filename.partition("/")[2]: member for member in archive.infolist()}
             program = _program(archive, members, path)
     except (zipfile.BadZipFile, RuntimeError, NotImplementedError, EOFError, OSError, struct.error,
@@ -75,7 +78,7 @@ def open_tensors(path: pathlib.Path) -> dict[str, StoredTensor]:
 
 
 def _program(archive, members, path) -> bytes:
-    """The pickle of an archive that torch.save wrote."""
+    """Returns the pickle of an archive written by torch.save."""
     if "data.pkl" not in members or any(member.compress_type != zipfile.ZIP_STORED for member in members.values()):
         raise Refusal(f"{path} is a zip archive, but not one that torch.save wrote: that has an uncompressed "
                       f"data.pkl, this has {checks.shown(sorted(members)[:5])}.")
@@ -85,7 +88,7 @@ def _program(archive, members, path) -> bytes:
 
 
 def _content(archive, member) -> bytes:
-    """The bytes of a small member."""
+    """Returns the bytes of a small member."""
     if member.file_size > _MAX_PROGRAM_BYTES:
         raise zipfile.BadZipFile(f"{member.filename} has {member.file_size} bytes, and at most "
                                  f"{_MAX_PROGRAM_BYTES} are read")
@@ -93,7 +96,7 @@ def _content(archive, member) -> bytes:
 
 
 def _locate(name, description, path, members, file) -> StoredTensor:
-    """Finds a described tensor's numbers in the archive and checks that they are all there."""
+    """Finds the values of a described tensor in the archive and checks that they are complete."""
     try:
         (_, storage, key, _, _), offset, shape, strides = description
         dtype, member = _STORAGES[_text(storage)], members[f"data/{_text(key)}"]
@@ -115,7 +118,7 @@ def _locate(name, description, path, members, file) -> StoredTensor:
 
 
 def _start(member, file) -> int:
-    """Returns the offset of a member's numbers, which follow its local header; only the file has its length."""
+    """Returns the offset of a member's values. They follow its local header, whose length stands in the file alone."""
     file.seek(max(member.header_offset, 0))
     header = file.read(_ZIP_HEADER_BYTES)
     name_bytes, extra_bytes = struct.unpack("<26x2H", header) if len(header) == _ZIP_HEADER_BYTES else (0, 0)
@@ -123,14 +126,14 @@ def _start(member, file) -> int:
 
 
 def _text(value) -> str:
-    """A name in the pickle; looking up a tuple of tuples would hash it, for which C has no depth limit."""
+    """Checks a name in the pickle. Looking up a tuple of tuples would hash it, without a limit of depth in C."""
     if not isinstance(value, str):
         raise TypeError("A name must be text.")
     return value
 
 
 def _read_pickle(program: bytes, path) -> dict:
-    """Carries out the instructions of a pickle that describes a dictionary of tensors."""
+    """Interprets a pickle that describes a dictionary of tensors."""
     machine = _Machine(path)
     try:
         for number, (instruction, argument, _) in enumerate(pickletools.genops(program)):
@@ -153,7 +156,7 @@ def _damaged(path):
 
 
 class _Tuple(tuple):
-    """A tuple that knows how deep it is, so that a long chain of them is refused before anything descends into it."""
+    """A tuple with its depth, so that deep nesting is refused before any recursion."""
 
     def __init__(self, items):
         self.depth = 1 + max((item.depth for item in items if isinstance(item, _Tuple)), default=0)
@@ -162,9 +165,9 @@ class _Tuple(tuple):
 
 
 class _Machine:
-    """The stack machine of a pickle, with the instructions that describe tensors and no others.
+    """A stack machine for the instructions of a pickle that describe tensors.
 
-    Names stay text and storages the tuples that PyTorch writes: ("storage", type, key, device, number of elements).
+    Names stay text, and storages the tuples of PyTorch: ("storage", type, key, device, number of elements).
     """
 
     def __init__(self, path):
@@ -201,7 +204,7 @@ class _Machine:
             self._pop(1)  # the version numbers that a state_dict carries as an attribute
             self._dictionary()
         elif instruction not in ("PROTO", "BINPERSID", "STOP"):
-            # BINPERSID turns a storage's description into the storage; the description is all that is wanted here.
+            # BINPERSID replaces the description of a storage by the storage. Only the description is needed here.
             self._refuse(f"uses {instruction}")
 
     def _pop(self, count):

@@ -1,8 +1,8 @@
-"""Rules that carry names and shapes of weights from switch_tf to another format and back.
+"""Rules that map names and shapes of weights between switch_tf and another format.
 
-A rule is a pair of templates, `encoder/layers_<i>/mlp/wi` and `encoder.block.<i>.layer.1.mlp.wi.weight`, matched from
-end to end. Everything is total both ways: a name that no rule knows, or two, is an error, and so is a tensor that is
-missing, left over or of the wrong shape. All of it is found out from names and shapes, before a number is moved.
+A rule is a pair of templates, `encoder/layers_<i>/mlp/wi` and `encoder.block.<i>.layer.1.mlp.wi.weight`, that match
+whole names. Rules are total both ways: a name that matches no rule, or two, is an error, and so is a tensor that is
+missing, left over or of another shape. Names and shapes suffice for that, so errors come before any values move.
 """
 
 import re
@@ -17,13 +17,13 @@ INDEX = r"0|[1-9]\d*"
 
 
 class Rule(NamedTuple):
-    """One kind of weight here and there; from ours to theirs it is unstacked, merged, then transposed.
+    """A kind of weight in both formats. From ours to theirs it is unstacked, merged, then transposed.
 
     Args:
-        ours, theirs: templates, in which `<field>` stands for the same text on both sides.
-        merge: int or None. Their tensor has our dimensions `merge` and `merge + 1` as one.
-        transpose: bool. Their tensor has its two dimensions (after merging) the other way round.
-        stack: a field or None. Our first dimension is one tensor of theirs for each value 0, 1, ... of that field.
+        ours, theirs: str. Templates in which `<field>` stands for the same text on both sides.
+        merge: int or None. Their tensor merges our dimensions `merge` and `merge + 1`.
+        transpose: bool. Whether their tensor, after merging, is transposed.
+        stack: str or None. Field whose values 0, 1, ... number their tensors along our first dimension.
     """
 
     ours: str
@@ -33,7 +33,7 @@ class Rule(NamedTuple):
     stack: str | None = None
 
     def their_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Shape of (each of) their tensors for our weight of `shape`."""
+        """Returns the shape of each of their tensors for our weight of `shape`."""
         shape = tuple(shape[1:] if self.stack else shape)
         if self.merge is not None:
             end = self.merge + 2
@@ -42,13 +42,13 @@ class Rule(NamedTuple):
 
 
 class Ignore(NamedTuple):
-    """Names of theirs (a template) that hold nothing of the model."""
+    """A template of names in their format that are not part of the model."""
 
     theirs: str
 
 
 class Link(NamedTuple):
-    """One of our weights, and the tensors of theirs that hold it: several where experts are stacked."""
+    """One of our weights and the names of their tensors, which are several for stacked experts."""
 
     ours: str
     shape: tuple[int, ...]
@@ -60,7 +60,7 @@ class Link(NamedTuple):
         return self.rule.their_shape(self.shape)
 
     def to_ours(self, read: Callable[[str], np.ndarray]) -> np.ndarray:
-        """Our weight, from `read(name)`, which is asked for one tensor of theirs at a time."""
+        """Returns our weight. `read(name)` returns one of their tensors at a time."""
         if not self.rule.stack:
             return self._one_to_ours(read(self.theirs[0]), self.shape)
         weight = None
@@ -71,7 +71,7 @@ class Link(NamedTuple):
         return weight
 
     def to_theirs(self, weight: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
-        """Names and values (views where possible) of their tensors, from our weight."""
+        """Yields names and values of their tensors from our weight, as views where possible."""
         for name, part in zip(self.theirs, weight if self.rule.stack else [weight], strict=True):
             shape = self.their_shape
             yield name, part.reshape(shape[::-1]).T if self.rule.transpose else part.reshape(shape)
@@ -81,11 +81,11 @@ class Link(NamedTuple):
 
 
 class Rules:
-    """A format: its rules and what the fields of their templates may be.
+    """The rules of a format.
 
     Args:
         rules: Rule and Ignore objects.
-        fields: field -> regular expression, e.g. {"i": rules.INDEX}.
+        fields: dict, field of the templates -> regular expression, such as {"i": rules.INDEX}.
     """
 
     def __init__(self, rules: Iterable[Rule | Ignore], fields: Mapping[str, str]):
@@ -95,10 +95,10 @@ class Rules:
         self._theirs = [(self._pattern(rule.theirs), rule) for rule in self._rules]
 
     def link(self, shapes: Mapping[str, tuple[int, ...]]) -> list[Link]:
-        """Their tensors for each of our weights, given as name -> shape, in the same order.
+        """Links each of our weights, given as name -> shape, to the names of their tensors, in the same order.
 
         Raises:
-            Refusal: no rule or two know a weight, or two weights ask for the same tensor.
+            Refusal: not exactly one rule matches a weight, or two weights need the same tensor.
         """
         links, owners = [], {}
         for name, shape in shapes.items():
@@ -114,10 +114,10 @@ class Rules:
         return links
 
     def check(self, links: list[Link], their_shapes: Mapping[str, tuple[int, ...]]) -> None:
-        """Compares `links` with the tensors that a checkpoint holds, given as name -> shape.
+        """Compares `links` with the tensors of a checkpoint, given as name -> shape.
 
         Raises:
-            Refusal: the first tensor that is unknown, left over, missing or of another shape, with both shapes.
+            Refusal: names the first tensor that is unknown, left over, missing or of another shape.
         """
         wanted = {name: link for link in links for name in link.theirs}
         for name in their_shapes:
@@ -135,7 +135,7 @@ class Rules:
                               f"{link.shape}).")
 
     def _pattern(self, template):
-        # Splitting by a group puts the fields at the odd places.
+        # re.split with a group puts the fields at odd places.
         parts = enumerate(re.split(r"<(\w+)>", template))
         return re.compile("".join(f"(?P<{part}>{self._fields[part]})" if index % 2 else re.escape(part)
                                   for index, part in parts))
@@ -146,10 +146,10 @@ def _fill(template, fields):
 
 
 def _only_match(patterns, name, what):
-    """The one rule that knows `name`, and the values of its fields."""
-    found = [(rule, match.groupdict()) for pattern, rule in patterns if (match := pattern.fullmatch(name))]
-    if len(found) != 1:
-        known = " and ".join(repr(rule.theirs) for rule, _ in found)
-        problem = f"{len(found)} rules know {what} {name!r}: {known}" if found else f"No rule knows {what} {name!r}"
+    """Returns the one rule that matches `name`, and the values of its fields."""
+    matches = [(rule, match.groupdict()) for pattern, rule in patterns if (match := pattern.fullmatch(name))]
+    if len(matches) != 1:
+        known = " and ".join(repr(rule.theirs) for rule, _ in matches)
+        problem = f"{len(matches)} rules know {what} {name!r}: {known}" if matches else f"No rule knows {what} {name!r}"
         raise Refusal(f"{problem}; exactly one must, so that nothing is lost or taken twice.")
-    return found[0]
+    return matches[0]

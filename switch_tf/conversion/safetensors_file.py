@@ -1,7 +1,7 @@
-"""The tensors of a safetensors file: eight bytes of header length, a JSON header, the numbers.
+"""Reads and writes safetensors files: eight bytes with the length of the header, a JSON header, the values.
 
-Read and written by hand. The package's own reader has no numpy type for float8 and its kin, and its `save_file` wants
-every tensor in memory at once. Everything that the header states is compared with the file before it is believed.
+The reader of the safetensors package fails for float8 and similar dtypes, which numpy lacks, and its `save_file` needs
+all tensors in memory at once. Here the header is compared with the file before it is used.
 """
 
 import functools
@@ -27,7 +27,7 @@ _DTYPES = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype(ml_d
 
 
 class StoredTensor(NamedTuple):
-    """A tensor in a file. `dtype` is the file's own name for it; `load` returns <dtype>[*shape], read-only."""
+    """A tensor in a file. `dtype` is the file's name of it. `load` returns <dtype>[*shape], read-only."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -38,7 +38,7 @@ def open_tensors(path: pathlib.Path) -> dict[str, StoredTensor]:
     """Opens a file without reading a tensor. Returns name -> tensor.
 
     Raises:
-        Refusal: another format, or a header that the file contradicts.
+        Refusal: the format is another one, or the header contradicts the file.
     """
     with reading(path), path.open("rb") as file:
         num_bytes = path.stat().st_size
@@ -62,7 +62,7 @@ def open_tensors(path: pathlib.Path) -> dict[str, StoredTensor]:
 
 
 def _described(name, entry, num_bytes, path):
-    """`(dtype, shape, begin, end)` of a header's entry, checked against the `num_bytes` of numbers in the file."""
+    """Returns `(dtype, shape, begin, end)` of an entry of the header, checked against the `num_bytes` of values."""
     try:
         dtype, shape, (begin, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
         is_valid = (isinstance(dtype, str) and len(shape) <= _MAX_DIMENSIONS
@@ -80,7 +80,7 @@ def _described(name, entry, num_bytes, path):
 
 
 def _check_ranges(ranges, num_bytes, path):
-    """Tensors have to follow one another without gaps and overlaps, as the format asks."""
+    """Checks that tensors follow one another without gaps or overlaps, as the format demands."""
     last = 0
     for begin, end, name in sorted(ranges):
         if begin != last:
@@ -100,9 +100,9 @@ def write(path: pathlib.Path, shapes: Mapping[str, tuple[int, ...]],
     """Writes the next float32 tensors, one at a time.
 
     Args:
-        path: a new file.
-        shapes: name -> shape of what belongs into the file, in the order of `tensors`.
-        tensors: iterator over names and <float32> values; takes one for each of `shapes`.
+        path: Path of a new file.
+        shapes: Name -> shape of the tensors of this file, in the order of `tensors`.
+        tensors: Iterator over names and <float32> values. One is taken for each of `shapes`.
     """
     header: dict[str, dict] = {"__metadata__": {"format": "pt"}}
     end = 0

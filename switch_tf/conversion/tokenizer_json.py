@@ -1,7 +1,7 @@
-"""A SentencePiece model from the tokenizer.json of a T5, the only vocabulary file that transformers 5 writes.
+"""Makes a SentencePiece model of the tokenizer.json of a T5, the only vocabulary file that transformers 5 writes.
 
-Pieces, scores and the normaliser's table of characters are the same in both. The settings around them are read from the
-normaliser and the pre-tokeniser, and whatever has no counterpart in SentencePiece is refused.
+Pieces, scores and the normaliser's table of characters are the same in both. Other settings come from the normaliser
+and the pre-tokeniser. Settings without a counterpart in SentencePiece are refused.
 """
 
 import base64
@@ -14,7 +14,7 @@ from switch_tf.conversion import json_files
 from switch_tf.refusals import Refusal
 
 _SENTINEL, _BYTE = re.compile(r"<extra_id_(\d{1,3})>"), re.compile(r"<0x[0-9A-F]{2}>")
-_NUM_SENTINELS = 100  # those that are added to a SentencePiece model, <extra_id_0> the very last
+_NUM_SENTINELS = 100  # added when a SentencePiece model is used; <extra_id_0> is the last
 _MAX_SCORE = 1e9  # of a piece, the logarithm of a probability
 _CONTROL = ("<pad>", "</s>")
 
@@ -23,10 +23,10 @@ def sentencepiece_model(path) -> bytes:
     """Returns the serialised SentencePiece model of a tokenizer.json, without the 100 sentinels at its end.
 
     Args:
-        path: path of tokenizer.json.
+        path: Path of tokenizer.json.
 
     Raises:
-        Refusal: damaged, not a Unigram model, or with steps that SentencePiece does not have.
+        Refusal: the file is damaged, not a Unigram model, or has steps that SentencePiece lacks.
     """
     import sentencepiece
     from sentencepiece import sentencepiece_model_pb2
@@ -55,7 +55,7 @@ def sentencepiece_model(path) -> bytes:
 
 
 def _pieces(model, path):
-    """`[(piece, score)]`, checked."""
+    """Returns `[(piece, score)]` after checks."""
     vocab = model.get("vocab")
     is_valid = isinstance(vocab, list) and all(
         isinstance(entry, list) and len(entry) == 2 and isinstance(entry[0], str) and entry[0]
@@ -67,7 +67,7 @@ def _pieces(model, path):
 
 
 def _without_sentinels(pieces, path):
-    """Leaves out <extra_id_99>, ..., <extra_id_0> at the end, which a SentencePiece model gets when it is used."""
+    """Removes <extra_id_99>, ..., <extra_id_0> at the end, as they are added when a SentencePiece model is used."""
     held = [piece for piece, _ in pieces if _SENTINEL.fullmatch(piece)]
     if not held:
         return pieces
@@ -79,7 +79,7 @@ def _without_sentinels(pieces, path):
 
 
 def _kinds(content, model, pieces, path):
-    """The type of each piece that is not a normal one: piece -> number."""
+    """Returns the type of each special piece: piece -> number."""
     from sentencepiece.sentencepiece_model_pb2 import ModelProto
 
     kind = ModelProto.SentencePiece
@@ -107,7 +107,7 @@ def _set_trainer(proto, pieces, model):
 
 
 def _set_normalizer(spec, content, path):
-    """Sets how text is normalised before it is split into pieces."""
+    """Sets the normalisation of text before it is split into pieces."""
     spec.name, spec.escape_whitespaces, spec.add_dummy_prefix = "identity", True, False
     spec.remove_extra_whitespaces = False
     for step in (*_steps(content.get("normalizer"), "normalizers"),
