@@ -1,4 +1,4 @@
-"""A trained model at work: compiled programs, and texts in and out."""
+"""Inference: compiled programs, answers to texts, export and a server."""
 
 import importlib
 

@@ -1,4 +1,4 @@
-"""Requests that come one by one, answered in batches."""
+"""Answers single requests in batches."""
 
 import collections
 import concurrent.futures
@@ -7,24 +7,24 @@ from collections.abc import Callable
 
 
 class Full(Exception):
-    """More requests than may wait."""
+    """The queue of waiting requests is full."""
 
 
 class Stopped(Exception):
-    """No more requests are taken."""
+    """The batcher accepts no more requests."""
 
 
 class Batcher:
-    """Answers requests in a thread of its own: whatever waits, when the last batch is done, is the next batch.
+    """Answers requests in a thread. The requests that wait when a batch ends are the next batch.
 
-    A request that comes alone is answered at once, alone; nothing waits for company. What is cancelled before its turn
-    is left out.
+    A single request is answered immediately, without waiting for others. Requests that are cancelled before their batch
+    begins are skipped.
 
     Args:
-        answer: function of a list of requests to the list of their results. What it raises, each of them gets.
-        batch_size: int, requests that are answered at a time, at most.
-        max_waiting: int, requests that may wait.
-        watch: function of each batch's size before it is answered, or None.
+        answer: Function of a list of requests to the list of their results. All requests get an exception it raises.
+        batch_size: int. Largest number of requests in a batch.
+        max_waiting: int. Largest number of waiting requests.
+        watch: Function that is called with the size of each batch, or None.
     """
 
     def __init__(self, answer: Callable[[list], list], batch_size: int, max_waiting: int, watch=None):
@@ -38,26 +38,26 @@ class Batcher:
 
     @property
     def num_waiting(self) -> int:
-        """Requests that no batch has taken yet."""
+        """Number of requests that are in no batch yet."""
         return len(self._waiting)
 
     @property
     def is_working(self) -> bool:
-        """Whether requests are taken and answered."""
+        """Whether requests are accepted and answered."""
         return self._thread.is_alive() and not self._is_stopped
 
     def submit(self, requests: list) -> list[concurrent.futures.Future]:
-        """The results to come of requests, of all or of none.
+        """Queues all requests, or none, and returns the futures of their results.
 
         Raises:
-            Full: not all of them may wait.
-            Stopped: after `stop`.
+            Full: there is no room for all of them.
+            Stopped: `stop` was called.
         """
         futures = [concurrent.futures.Future() for _ in requests]
         with self._changed:
             if self._is_stopped:
                 raise Stopped
-            self._leave_out_cancelled()
+            self._skip_cancelled()
             if len(self._waiting) + len(requests) > self.max_waiting:
                 raise Full
             self._waiting.extend(zip(requests, futures, strict=True))
@@ -65,15 +65,15 @@ class Batcher:
         return futures
 
     def stop(self) -> None:
-        """Takes no more requests, and returns when those that wait are answered."""
+        """Accepts no more requests, and returns when the waiting ones are answered."""
         with self._changed:
             self._is_stopped = True
             self._changed.notify()
         self._thread.join()
 
-    def _leave_out_cancelled(self):
+    def _skip_cancelled(self):
         if any(future.cancelled() for _, future in self._waiting):
-            self._waiting = collections.deque(one for one in self._waiting if not one[1].cancelled())
+            self._waiting = collections.deque(pair for pair in self._waiting if not pair[1].cancelled())
 
     def _run(self):
         while batch := self._next():
@@ -84,7 +84,7 @@ class Batcher:
                 results = self._answer(list(requests))
                 if len(results) != len(requests):
                     raise RuntimeError(f"{len(requests)} requests have {len(results)} results.")
-            except BaseException as error:  # whatever it is, those who wait hear of it, and the next batch is tried
+            except BaseException as error:  # goes to those who wait, and the next batch is tried
                 for future in futures:
                     future.set_exception(error)
             else:
@@ -92,7 +92,7 @@ class Batcher:
                     future.set_result(result)
 
     def _next(self):
-        """The next batch; empty after `stop`."""
+        """Returns the next batch, which is empty after `stop`."""
         batch = []
         with self._changed:
             while not batch and (self._waiting or not self._is_stopped):

@@ -1,8 +1,8 @@
-"""Connections to a server: how long one may be silent, how many there are, and which one makes room for the next.
+"""Limits of a server's connections: their number, deadlines, and the one to close for the next.
 
-uvicorn closes a connection that is idle after an answer, but waits for ever for the first byte of a request and for
-the end of its headers, and accepts connections until the process has no file descriptor left. A program that XLA
-compiles then ends the process, because it cannot open its source of random numbers.
+uvicorn closes a connection that is idle after an answer. It waits without limit for the first byte of a request and for
+the end of its headers, and accepts connections until the process has no file descriptor left. Then XLA's compiler
+aborts the process, because it cannot open its source of random numbers.
 """
 
 import asyncio
@@ -17,22 +17,22 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from switch_tf.refusals import Refusal
 
-HEADER_SECONDS = 10  # from the opening of a connection, or the first byte of a later request, to the end of its headers
+HEADER_SECONDS = 10  # from the start of a connection or of a later request to the end of its headers
 _KEEP_ALIVE_SECONDS = 30  # from an answer to the next request
-WRITE_SECONDS = 30  # in which a client has to take some of an answer that waits for it
+WRITE_SECONDS = 30  # for a client to receive a part of its answer
 _MOST_HEADER_BYTES = 2**14
-_ACCEPTED_AT_ONCE = 16  # connections that are accepted before those before them are counted
+_ACCEPTED_AT_ONCE = 16  # connections that may be accepted before they are counted
 _MOST_CONNECTIONS = 2048
 _FEWEST_CONNECTIONS = 16
-_FOR_HEALTH = 16  # connections above the limit, on which only /health is answered
-_OTHER_DESCRIPTORS = 128  # for compilers, files, and connections that are accepted or closed but not counted
+_FOR_HEALTH = 16  # connections above the limit, for /health alone
+_OTHER_DESCRIPTORS = 128  # for compilers, files, and connections that are not counted yet or any more
 
 
 def make_room() -> int:
-    """Raises the process's limit of file descriptors where that is allowed; returns how many connections fit under it.
+    """Raises the limit of file descriptors if allowed, and returns the number of connections that fit under it.
 
     Raises:
-        Refusal: too few descriptors are allowed to serve.
+        Refusal: the limit is too low to serve.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     others = len(os.listdir("/dev/fd")) + _OTHER_DESCRIPTORS + _FOR_HEALTH
@@ -48,12 +48,12 @@ def make_room() -> int:
 
 
 class HttpServer(uvicorn.Server):
-    """uvicorn's server of an app under these limits.
+    """A server of uvicorn under these limits.
 
     Args:
         app: ASGI app that answers `/health`.
-        most: int. Connections at a time, see `Connections`.
-        others: of `uvicorn.Config`.
+        most: int. See `Connections`.
+        others: Arguments of `uvicorn.Config`.
     """
 
     def __init__(self, app, most: int, **others):
@@ -64,26 +64,29 @@ class HttpServer(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket]) -> None:
         await super().startup(sockets)
-        for one in sockets:
-            one.listen(socket.SOMAXCONN)  # asyncio has made its backlog that of the system, where more may wait
+        for listener in sockets:
+            # asyncio uses `backlog` for the system's queue too, which should be longer.
+            listener.listen(socket.SOMAXCONN)
 
 
 class Connections:
-    """The open connections of a server, and those of them that wait for their client, the first to be closed first.
+    """The open connections of a server, with queues of those that wait for their client.
+
+    A connection above the limit closes the oldest one that waits for its client: one without a request, else one that
+    has its answer, else one with an incomplete request. If none waits for its client, the new connection gets status
+    503, except for `/health`.
 
     Args:
-        most: int. Connections that are served at a time. For one more, the oldest that waits for its client is closed:
-            one that has asked nothing yet, else one that has its answer, else one whose request is not all there. Where
-            no connection waits for its client, the new one is answered 503, or for `/health` what that says.
+        most: int. Largest number of connections that are served at a time.
     """
 
     def __init__(self, most: int):
         self.most = most
         self.open = set()
-        self.silent, self.answered, self.sending = {}, {}, {}  # in order, as sets
+        self.silent, self.answered, self.sending = {}, {}, {}  # ordered sets
 
     def admit(self, connection) -> bool:
-        """Counts a new connection; returns whether it is above the limit."""
+        """Counts a new connection, and returns whether it is above the limit."""
         self.open.add(connection)
         if len(self.open) <= self.most:
             return False
@@ -96,10 +99,10 @@ class Connections:
 
 
 class _Connection(H11Protocol):
-    """One connection of uvicorn's, with deadlines and under a limit."""
+    """A connection of uvicorn with deadlines."""
 
-    def __init__(self, connections: Connections, **of_uvicorn):
-        super().__init__(**of_uvicorn)
+    def __init__(self, connections: Connections, **arguments):
+        super().__init__(**arguments)
         self._all, self._queue = connections, None
         self._headers_due = self._write_due = None
 
@@ -112,12 +115,12 @@ class _Connection(H11Protocol):
         super().connection_made(transport)
         if self._all.admit(self):
             self.app = functools.partial(_only_health, self.app)
-        self._note()
+        self._update_queue()
         self._headers_due = self.loop.call_later(HEADER_SECONDS, self.drop)
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
-        self._note()
+        self._update_queue()
         if self._queue is not self._all.silent and self._queue is not self._all.answered:
             self._headers_due = _cancelled(self._headers_due)
         elif self._headers_due is None:
@@ -125,7 +128,7 @@ class _Connection(H11Protocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        self._note()
+        self._update_queue()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._leave()
@@ -140,8 +143,8 @@ class _Connection(H11Protocol):
         self._write_due = _cancelled(self._write_due)
         super().resume_writing()
 
-    def _note(self):
-        """Notes what the connection waits for; a client that waits for its answer is in no queue."""
+    def _update_queue(self):
+        """Puts the connection into the queue of its state; one that computes an answer is in no queue."""
         if self not in self._all.open:  # dropped
             return
         if self.cycle is None:
@@ -165,13 +168,13 @@ class _Connection(H11Protocol):
 
 
 def _cancelled(timer):
-    """None, in the place of a timer that will not ring."""
+    """Cancels a timer and returns None."""
     if timer is not None:
         timer.cancel()
 
 
 async def _only_health(app, scope, receive, send):
-    """Answers for a connection above the limit."""
+    """Answers a request on a connection above the limit."""
     if scope["type"] == "http" and scope["path"] != "/health":
         app = JSONResponse({"error": "Too many requests are being answered; try again later."}, 503,
                            {"Retry-After": "1", "Connection": "close"})

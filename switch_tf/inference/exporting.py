@@ -1,4 +1,4 @@
-"""A model and its vocabularies as a SavedModel: texts in and out, by TensorFlow's operations alone."""
+"""Exports a model and its vocabularies as a SavedModel from texts to texts, for TensorFlow alone."""
 
 import dataclasses
 import json
@@ -15,20 +15,21 @@ CARD = "MODEL_CARD.md"
 
 
 def export(text_model: TextModel, folder, about: dict) -> None:
-    """Writes a SavedModel that TensorFlow with tensorflow-text loads, and `MODEL_CARD.md` that says what it is.
+    """Writes a SavedModel for TensorFlow with tensorflow-text, and a `MODEL_CARD.md`.
 
-    Its signatures take any number of rows. `serving_default`: `inputs`, <string>[batch], to `outputs`, <string>[batch],
-    and `scores`, <float32>[batch], the best result of each. `ids`: `inputs`, <int32>[batch, length], padding 0, to
-    `outputs`, <int32>[batch, max_length], and `scores`. A text with nothing in it has an empty output and score 0. The
-    folder appears complete or not at all.
+    Its signatures take any number of rows and return the best result of each. An empty text has an empty output and
+    score 0. The folder appears complete or not at all.
+
+    * `serving_default`: `inputs`, <string>[batch], to `outputs`, <string>[batch], and `scores`, <float32>[batch].
+    * `ids`: `inputs`, <int32>[batch, length], padding 0, to `outputs`, <int32>[batch, max_length], and `scores`.
 
     Args:
-        text_model: TextModel; its batch size plays no part.
-        folder: path of a folder that is not there yet, or is empty.
-        about: dict, JSON-able, what the card says of the model's origin.
+        text_model: TextModel. Its batch size is not used.
+        folder: Path of a folder that does not exist yet, or is empty.
+        about: dict, JSON-able. Origin of the model, for the card.
 
     Raises:
-        Refusal: the folder holds something or cannot be written, or the vocabulary cannot be written into a program.
+        Refusal: the folder is not empty or cannot be written, or the vocabulary cannot be written into a program.
     """
     folder = checks.path("folder", folder).resolve()
     checks.new_folder(folder)
@@ -37,13 +38,13 @@ def export(text_model: TextModel, folder, about: dict) -> None:
 
 
 def save(module: tf.Module, signatures: dict, card: str, folder) -> None:
-    """Writes programs and `MODEL_CARD.md`; the folder appears complete or not at all.
+    """Writes programs and `MODEL_CARD.md`. The folder appears complete or not at all.
 
     Args:
-        module: holds the programs and their weights.
-        signatures: name -> `tf.function` of the module.
+        module: tf.Module with the programs and their weights.
+        signatures: dict, name -> `tf.function` of the module.
         card: str. Text of `MODEL_CARD.md`.
-        folder: path of a folder that does not exist yet, or is empty.
+        folder: Path of a folder that does not exist yet, or is empty.
 
     Raises:
         Refusal: the disk is full or not writable.
@@ -57,7 +58,7 @@ def save(module: tf.Module, signatures: dict, card: str, folder) -> None:
 
 
 class _Served(tf.Module):
-    """The programs, and what they hold."""
+    """The programs with their weights and vocabularies."""
 
     def __init__(self, text_model):
         super().__init__()
@@ -79,7 +80,7 @@ class _Served(tf.Module):
         return {"outputs": ids, "scores": scores}
 
     def read(self, inputs):
-        """<string>[batch] -> <int32>[batch, longest], as `TextModel.read` has the ids of a text."""
+        """Returns the ids of texts as `TextModel.read`: <string>[batch] -> <int32>[batch, longest]."""
         return self._inputs.read(inputs, self._text_model.inputs_length, self._text_model.features.inputs_end)
 
     def _best(self, inputs):

@@ -1,4 +1,4 @@
-"""Programs of known shape for few inputs at a time, made beside the work of the one of any size."""
+"""Programs with static shapes for few inputs at a time, compiled in the background."""
 
 import threading
 
@@ -7,21 +7,21 @@ import numpy as np
 from switch_tf import decoding
 from switch_tf.ops import forms
 
-# Inputs that programs are made for: for one, and for up to four.
+# Numbers of inputs that programs are compiled for.
 _ROWS = (1, 4)
 
 
 class FewRows:
-    """Decodes one to four inputs by a program of their shape, where that is there.
+    """Compiled programs for one to four inputs.
 
-    Such a program takes half of the time of one of any size, and seconds to be made. So it is made in a thread when its
-    shape is first asked for, one at a time, and the program of any size answers until it is there. Lengths are filled
-    up to 32, 64, 128 and so on, so there are few of them: each keeps some 50 MiB.
+    Such a program takes half the time of the one for any shape, and seconds to compile. So a thread compiles it when
+    its shape is first needed, one at a time, and the program for any shape answers meanwhile. Lengths are padded to 32,
+    64, 128 and so on, which keeps programs few, as each takes some 50 MiB.
 
     Args:
-        decode: function of <int32>[rows, length] and <int32>[rows] that is traced, to a tuple of tensors [rows, ...].
-        inputs_length: int, the longest.
-        most_rows: int. For more there are no faster programs, `decoding.max_fused_sequences`.
+        decode: Function to trace, from <int32>[rows, length] and <int32>[rows] to a tuple of tensors [rows, ...].
+        inputs_length: int. Longest input.
+        most_rows: int. Largest number of inputs that a static shape makes faster, `decoding.max_fused_sequences`.
     """
 
     def __init__(self, decode, inputs_length: int, most_rows: int):
@@ -32,10 +32,10 @@ class FewRows:
         self._maker = None
 
     def program(self, rows: int, length: int):
-        """The shape to fill up to and its program; or None while there is none, which is made then.
+        """Returns the shape to pad to and its program, or None, and then starts to compile it.
 
         Args:
-            rows, length: int, of the inputs.
+            rows, length: int. Shape of the inputs.
         """
         shape = self._shape(rows, length)
         if shape is None:
@@ -44,7 +44,7 @@ class FewRows:
             program = self._programs[shape]
             return program and (shape, program)
         if self._maker is None or not self._maker.is_alive():
-            # No daemon, as a thread that asks may be: a process that ends while one traces is aborted.
+            # Not a daemon, because a process that ends while a daemon traces is aborted.
             self._maker = threading.Thread(target=self._make, args=shape, name="compiler", daemon=False)
             self._maker.start()
         return None
@@ -57,7 +57,7 @@ class FewRows:
         return rows and (rows, min(filled, self._inputs_length))
 
     def _make(self, rows, length):
-        self._programs[rows, length] = None  # if it fails, which the thread says, it is not tried again
+        self._programs[rows, length] = None  # after an error, which the thread prints, it is not tried again
         program = forms.compiled(self._decode)
         program(np.zeros((rows, length), "int32"), np.zeros(rows, "int32"))
         self._programs[rows, length] = program

@@ -1,8 +1,8 @@
-"""The names that a server answers to, so that pages of other sites cannot reach it through a visitor's browser.
+"""Host names that a server answers to, so that pages of other sites cannot reach it through a visitor's browser.
 
-A browser sends a page's requests to wherever its name points, 127.0.0.1 as well, and lets any page post text anywhere
-without reading the answer. It names the host and the page in `Host` and `Origin`, which the page cannot change. Other
-clients send no `Origin`, so what they post needs no content type of its own.
+A browser sends the requests of a page to any address that its host name resolves to, even 127.0.0.1, and lets every
+page post text anywhere without reading the answer. It sends the host and the page as `Host` and `Origin`, which the
+page cannot change. Other clients send no `Origin`, so they may post with any content type.
 """
 
 import ipaddress
@@ -22,15 +22,15 @@ _NAME = re.compile(r"[a-z0-9_]([a-z0-9_.-]*[a-z0-9_])?", re.IGNORECASE)
 
 
 class Hosts:
-    """The hosts that requests may name.
+    """Hosts that requests may name.
 
     Args:
-        address: str, where the server listens. 0.0.0.0 and :: listen at every address of the machine, so a request may
+        address: str. Address of the server. 0.0.0.0 and :: stand for every address of the machine, so a request may
             name any IP address.
-        allowed: names or addresses besides. Pages that have one of these names may post, too.
+        allowed: Additional names or addresses. Pages of these hosts may post, too.
 
     Raises:
-        Refusal: a name that no request can give.
+        Refusal: a name is not that of a host.
     """
 
     def __init__(self, address: str = "127.0.0.1", allowed: Sequence[str] = ()):
@@ -38,14 +38,14 @@ class Hosts:
             if not _NAME.fullmatch(name) and _address(_plain(name)) is None:
                 raise Refusal(f"--allow_host must be a host name or an IP address, without http:// and without a "
                               f"port, not {checks.shown(name)}.")
-        own = _address(address)
-        self._any_address = own is not None and own.is_unspecified
+        parsed = _address(address)
+        self._any_address = parsed is not None and parsed.is_unspecified
         self._allowed = {_plain(name) for name in allowed}
         self._own = {*_LOOPBACK, _plain(address)}
 
     def refusal(self, method: str, headers: Headers) -> str | None:
-        """Returns why a request is not answered; None where it is."""
-        host = headers.get("host")  # HTTP/1.0 has none, and no browser speaks that
+        """Returns the reason to refuse a request, None if there is none."""
+        host = headers.get("host")  # is missing in HTTP/1.0, which no browser uses
         if host is not None and not self._is_own(host):
             return (f"Host {checks.shown(host)} is no name of this server; if it is one of yours, start the server "
                     "with --allow_host and the name.")
@@ -74,13 +74,13 @@ class Hosts:
         if _plain(page.hostname) in self._allowed:
             return True
         default = 443 if page.scheme == "https" else 80
-        found = _HOST.fullmatch(host or "")
-        return found is not None and (_plain(page.hostname), port or default) == (
-            _name_of(host), int((found[2] or ":").removeprefix(":") or default))
+        match = _HOST.fullmatch(host or "")
+        return match is not None and (_plain(page.hostname), port or default) == (
+            _name_of(host), int((match[2] or ":").removeprefix(":") or default))
 
 
 class OnlyOwnHosts:
-    """ASGI middleware that answers 403 to what `Hosts` refuses."""
+    """ASGI middleware that answers requests refused by `Hosts` with status 403."""
 
     def __init__(self, app, hosts: Hosts):
         self._app, self._hosts = app, hosts
@@ -93,13 +93,13 @@ class OnlyOwnHosts:
 
 
 def _name_of(host):
-    """The name or address in a Host header, in one spelling; None where it holds something else."""
-    found = _HOST.fullmatch(host)
-    return found and _plain(found[1])
+    """Returns the canonical name or address in a Host header, None if it has neither."""
+    match = _HOST.fullmatch(host)
+    return match and _plain(match[1])
 
 
 def _plain(name):
-    """One spelling of a name or address."""
+    """Returns the canonical spelling of a name or address."""
     name = name.strip("[]").lower().removesuffix(".")
     address = _address(name)
     return name if address is None else str(address)

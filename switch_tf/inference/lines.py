@@ -1,4 +1,4 @@
-"""Files of texts: every line, row or element is read, answered in order, and skipped after a restart."""
+"""Answers every line, row or element of a file in order, and continues after a restart."""
 
 import json
 import os
@@ -14,7 +14,7 @@ from switch_tf.storage.whole_file import reading, write_whole, writing
 
 
 class Line(NamedTuple):
-    """A line of a file, row of a table or element of an array: its `texts` or `error`, and the text to show for it."""
+    """A line of a file, row of a table or element of an array, with its `texts` or `error` and the text to show."""
 
     number: int
     texts: tuple[str, ...]
@@ -23,10 +23,10 @@ class Line(NamedTuple):
 
 
 def read(examples: Iterable) -> Iterator[Line]:
-    """Yields the lines of a file or stream, in order, none left out.
+    """Yields all lines of a file or stream in order.
 
     Args:
-        examples: from `data.TextFile.examples` or `data.examples_of_lines`, the first field that of the inputs.
+        examples: From `data.TextFile.examples` or `data.examples_of_lines`. The first field is the input.
     """
     for number, example in enumerate(examples):
         if example.texts is None:
@@ -38,16 +38,16 @@ def read(examples: Iterable) -> Iterator[Line]:
 
 
 def answers(lines: Iterable[Line], model, has_targets: bool = False) -> Iterator[list[dict]]:
-    """The records of batches of lines, in order, one for each line.
+    """Answers lines in batches.
 
     Args:
-        lines: from `read`.
-        model: TextModel; without a `batch_size` lines are answered one at a time.
-        has_targets: bool. The second text of a line is a target, whose likelihood is wanted instead of a prediction.
+        lines: From `read`.
+        model: TextModel. Without a `batch_size` lines are answered one at a time.
+        has_targets: bool. Whether the second text of a line is a target to score, instead of a prediction.
 
     Yields:
-        list of records: `input`, and `output` and `score` (and `others`, the further results), or `target` and `score`;
-        `cut`, by how many tokens an input (or target) was too long, where it was; or `error`.
+        list of dict, one for each line: `input` with `output`, `score` and perhaps `others`, the further results; or
+        with `target` and `score`; or with `error`. `cut` and `target_cut` count the tokens beyond the model's length.
     """
     batch_size = model.batch_size or 1
     waiting, num_waiting = [], 0
@@ -122,25 +122,25 @@ def _answered(waiting, model):
     if not asked:
         return [record for _, record, _, _ in waiting]
     numbers, records, inputs, targets = zip(*asked, strict=True)
-    ids = [one.ids for one in inputs]
+    ids = [text.ids for text in inputs]
     if targets[0] is not None:
-        for record, score in zip(records, model.score(ids, [one.ids for one in targets]), strict=True):
+        for record, score in zip(records, model.score(ids, [text.ids for text in targets]), strict=True):
             record["score"] = score
     else:
         for record, (best, *others) in zip(records, model.answer(ids, list(numbers)), strict=True):
             record.update(output=best.text, score=best.score)
             if others:
-                record["others"] = [{"output": one.text, "score": one.score} for one in others]
+                record["others"] = [{"output": other.text, "score": other.score} for other in others]
     return [record for _, record, _, _ in waiting]
 
 
 class Printed:
-    """Standard output in place of an `Output`: nothing is known, and records go by."""
+    """Standard output with the methods of `Output`."""
 
     num_known = 0
 
     def after_what_is_there(self, lines: Iterable[Line]) -> Iterator[Line]:
-        """All lines."""
+        """Returns all lines."""
         return iter(lines)
 
     def write(self, records: list[dict]) -> None:
@@ -153,17 +153,17 @@ class Printed:
 
 
 class Output:
-    """A file that gains records as they come, and is gone on with where it ends.
+    """A file of records that another start continues where it ends.
 
-    Beside it stands `<file>.settings.json`, what the records were made with: another start must say the same.
-    `num_known`: int, how many records were there when `after_what_is_there` returned.
+    The settings stand beside it in `<file>.settings.json`, and another start must have the same.
+    `num_known`: int. Number of records in the file when `after_what_is_there` returned.
 
     Args:
-        path: of the file.
-        settings: dict, JSON-able.
+        path: Path of the file.
+        settings: dict, JSON-able. Everything that the records depend on.
 
     Raises:
-        Refusal: the file holds records that were made in another way, or no records, or it cannot be written.
+        Refusal: the file has records of other settings or no records, or cannot be written.
     """
 
     def __init__(self, path, settings: dict):
@@ -173,7 +173,7 @@ class Output:
         if self._path.exists() and self._path.stat().st_size:
             self._check(described, settings)
             with writing(self._path):
-                _cut_half_a_line(self._path)
+                _cut_incomplete_line(self._path)
         else:
             write_whole(described, json.dumps(settings, indent=1) + "\n")
         with writing(self._path):
@@ -192,10 +192,10 @@ class Output:
                               f"{settings[name]!r}; use the same, or name another file.")
 
     def after_what_is_there(self, lines: Iterable[Line]) -> Iterator[Line]:
-        """Passes over the lines that are answered.
+        """Returns the lines that are not answered yet.
 
         Raises:
-            Refusal: the file answers other lines, or holds something else.
+            Refusal: the file answers other lines, or has something else.
         """
         lines = iter(lines)
         with reading(self._path), open(self._path, "rb") as file:
@@ -207,14 +207,14 @@ class Output:
                                   "file.") from None
                 line = next(lines, None)
                 if line is None or line.shown != known:
-                    found = "it ends before" if line is None else f"that is {checks.shown(line.shown)}"
+                    actual = "it ends before" if line is None else f"that is {checks.shown(line.shown)}"
                     raise Refusal(f"Line {number} of {self._path} answers {checks.shown(known)}, and of the input "
-                                  f"{found}; give the same input, or name another file.")
+                                  f"{actual}; give the same input, or name another file.")
                 self.num_known = number
         return lines
 
     def write(self, records: list[dict]) -> None:
-        """Adds records, which are there when this returns, whatever happens to the process."""
+        """Adds records and flushes them, so that a kill of the process does not lose them."""
         with writing(self._path):
             self._file.write(_as_lines(records).encode())
             self._file.flush()
@@ -226,19 +226,19 @@ class Output:
 
 def _as_lines(records):
     lines = "".join(json_lines.dumps(record, ensure_ascii=False) + "\n" for record in records)
-    return lines.encode(errors="backslashreplace").decode()  # half a character, which JSON may hold, as JSON spells it
+    return lines.encode(errors="backslashreplace").decode()  # lone surrogates, which JSON allows, as escapes
 
 
-def _cut_half_a_line(path):
-    """Ends a file after its last whole line; a process that was killed leaves half a one."""
+def _cut_incomplete_line(path):
+    """Cuts a file after its last whole line, as a kill may leave half a line."""
     with open(path, "rb+") as file:
         end = file.seek(0, os.SEEK_END)
         while end:
             start = max(0, end - 2**16)
             file.seek(start)
-            found = file.read(end - start).rfind(b"\n")
-            if found >= 0:
-                file.truncate(start + found + 1)
+            newline = file.read(end - start).rfind(b"\n")
+            if newline >= 0:
+                file.truncate(start + newline + 1)
                 return
             end = start
         file.truncate(0)

@@ -23,7 +23,7 @@ def bind(host: str, port: int) -> socket.socket:
         port: From 0 to 65535; 0 means any free port.
 
     Raises:
-        Refusal: The address cannot be listened at.
+        Refusal: The port is out of range, or the address cannot be listened at.
     """
     if not 0 <= port < 2**16:
         raise Refusal(f"--port must be in 0 to {2**16 - 1}, not {port}.")

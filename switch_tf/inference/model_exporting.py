@@ -1,4 +1,4 @@
-"""A Keras model, trained by `fit`, loaded or converted, as a SavedModel that decodes."""
+"""Exports a SwitchTransformer of Keras as a SavedModel with decoding."""
 
 import keras
 import tensorflow as tf
@@ -28,25 +28,24 @@ def load(file) -> keras.Model:
 
 
 def export(model, folder, vocabulary=None, max_length=64, sampler="greedy", inputs_length=512, about=None) -> None:
-    """Writes a SavedModel with decoding inside; `model.export` writes the forward pass alone.
+    """Writes a SavedModel with decoding and a `MODEL_CARD.md`. `model.export` writes the forward pass alone.
 
     With a vocabulary it has the signatures of `switch-tf export`: `serving_default` from texts to texts, and `ids`.
     Without one both names have the signature of ids: `inputs`, <int32>[batch, length], padding 0, to `outputs`,
-    <int32>[batch, max_length], and `scores`, <float32>[batch]. Batch and length are of any size. The folder appears
-    complete or not at all, with a `MODEL_CARD.md`.
+    <int32>[batch, max_length], and `scores`, <float32>[batch]. Batch and length may be any size. The folder appears
+    complete or not at all.
 
     Args:
         model: SwitchTransformer with a decoder.
-        folder: path of a folder that does not exist yet, or is empty.
-        vocabulary: name of a registered vocabulary, path of a SentencePiece model, a seqio vocabulary, or None.
-        max_length: int, tokens to decode at most, the end of sequence included.
-        sampler: see `SwitchTransformer.generate`; of a beam the best result is written.
-        inputs_length: int, tokens of a text that are read; the rest is cut. Ids are read whole.
-        about: dict, JSON-able, for the card: where the model comes from.
+        folder: Path of a folder that does not exist yet, or is empty.
+        vocabulary: Name of a registered vocabulary, path of a SentencePiece model, a seqio vocabulary, or None.
+        max_length: int. Largest number of tokens to decode, the end of sequence included.
+        sampler: See `SwitchTransformer.generate`. Of a beam, only the best result is returned.
+        inputs_length: int. Largest number of tokens of a text; the rest is cut. Ids are never cut.
+        about: dict, JSON-able. Origin of the model, for the card.
 
     Raises:
-        Refusal: the folder holds something, the model has no decoder, or a vocabulary does not fit it.
-        OSError: the disk is full or not writable.
+        Refusal: the folder is not empty or cannot be written, the model has no decoder, or the vocabulary does not fit.
     """
     folder = checks.path("folder", folder).resolve()
     checks.new_folder(folder)
@@ -72,7 +71,7 @@ def _export_ids(model, folder, max_length, sampler):
 
 
 class _Decoder(tf.Module):
-    """The program from ids to ids, and the weights that it reads."""
+    """The program from ids to ids, with its weights."""
 
     def __init__(self, model, max_length, sampler):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Predictions as compiled programs, under any layout: a batch on the host in, what is said of each row out."""
+"""Compiles prediction and scoring for any layout. Inputs and outputs are on the host."""
 
 import numpy as np
 
@@ -8,18 +8,19 @@ from switch_tf.partitioning.partitioner import Partitioner
 
 
 def compile_prediction(model, max_length: int, partitioner=None, end_id=None):
-    """A function of features, dict of <int32>[batch, length], to what is decoded greedily, <int32>[batch, max_length].
+    """Returns a function that decodes greedily, from features, dict of <int32>[batch, length], to
+    <int32>[batch, max_length].
 
     Args:
         model: SwitchTransformer, built.
-        max_length, end_id: see `decoding.loop.decode`.
-        partitioner: Partitioner, by default of one device.
+        max_length, end_id: See `decoding.loop.decode`.
+        partitioner: Partitioner. Default: one device.
     """
     return _compile(lambda features: Greedy().ids(model, features, max_length, end_id), partitioner)
 
 
 def compile_log_likelihoods(model, partitioner=None):
-    """A function of features, dict of <int32>[batch, length], to `log_likelihoods`, on the host."""
+    """Returns a function from features, dict of <int32>[batch, length], to their `log_likelihoods`."""
     return _compile(lambda features: log_likelihoods(model, features), partitioner)
 
 

@@ -1,4 +1,4 @@
-"""A model over HTTP: texts in and out as JSON, in TensorFlow Serving's form, and a page to look at its experts."""
+"""Serves a model over HTTP: texts as JSON in the form of TensorFlow Serving, and a page that shows its experts."""
 
 import asyncio
 import contextlib
@@ -23,41 +23,42 @@ from switch_tf.inference.hosts import Hosts, OnlyOwnHosts
 from switch_tf.inference.text_model import TextModel
 from switch_tf.inference.token_routes import TokenRoutes
 from switch_tf.messages import first_line
+from switch_tf.refusals import Refusal
 
-READ_SECONDS = 30  # in which a request has to be there
+READ_SECONDS = 30  # for a request to be complete
 _PAGE = pathlib.Path(__file__).with_name("page.html")
-_MOST_BYTES_HELD = 2**28  # of requests that are not all there yet
-_CHARACTERS_PER_TOKEN = 64  # of a text that the model reads; more of it is not worth the time to tokenise it
-_FEWEST_CHARACTERS = 2**14  # that a text may always have
-_CHARACTERS_PER_TURN = 2**14  # that are tokenised of one request before another one has its turn
-_MAX_LOOKING = 16  # requests of the page that may wait: each computes one text by itself
+_MOST_BYTES_HELD = 2**28  # of incomplete requests
+_CHARACTERS_PER_TOKEN = 64  # of the longest text; tokenising more takes time for tokens that are cut
+_FEWEST_CHARACTERS = 2**14  # length that is always allowed
+_CHARACTERS_PER_TURN = 2**14  # of one request, before another request has its turn to be tokenised
+_MAX_LOOKING = 16  # waiting requests of the page, each of which is computed alone
 
 
 class Server:
-    """Answers requests to a model, those that come at a time in one batch.
+    """Answers requests to a model in batches.
 
-    `app`: Starlette, what an ASGI server such as uvicorn runs. Its end answers what waits.
+    `app`: Starlette app for an ASGI server such as uvicorn. Its shutdown answers waiting requests first.
     `name`: str.
 
     * `POST /v1/models/<name>:predict`, `{"instances": ["a text", ...]}` to `{"predictions": [{"outputs", "scores"},
       ...]}`, as TensorFlow Serving does for the `serving_default` of `exporting.export`. `others` are the further
-      results of a beam, `cut` says by how many tokens a text was too long.
-    * `POST /v1/models/<name>:look`, `{"instance": "a text"}` to its prediction and to where its tokens went, see
+      results of a beam. `cut` counts the tokens beyond the model's length.
+    * `POST /v1/models/<name>:look`, `{"instance": "a text"}` to its prediction and the experts of its tokens, see
       `TokenRoutes`.
-    * `GET /v1/models/<name>`, what the model is; `/health`; `/metrics`, for Prometheus; `/`, the page.
+    * `GET /v1/models/<name>`, a description of the model; `/health`; `/metrics`, for Prometheus; `/`, the page.
 
-    What cannot be answered has the body `{"error": "..."}` and a status: 400 no such JSON, 403 a foreign `Host` or
-    `Origin`, 404, 405, 408 not all there after `READ_SECONDS`, 413 a request or a text that is too long, 500 the model
-    failed, 503 more than may wait.
+    Errors have the body `{"error": "..."}` and a status: 400 for other JSON, 403 for a foreign `Host` or `Origin`, 404,
+    405, 408 for an incomplete request after `READ_SECONDS`, 413 for a request or text that is too long, 500 for a
+    failure of the model, 503 if too many requests wait.
 
     Args:
         text_model: TextModel, best with `batch_size=None`, which compiles one program for all batches.
-        name: str, of the model in addresses.
-        about: dict, JSON-able, what the model is.
-        batch_size: int, texts that are answered at a time.
-        max_waiting: int, texts that may wait, of all requests together.
-        max_request_bytes: int.
-        hosts: Hosts, that requests may name; by default those of this machine alone.
+        name: str. Name of the model in URLs.
+        about: dict, JSON-able. Description of the model.
+        batch_size: int. Largest number of texts in a batch.
+        max_waiting: int. Largest number of waiting texts of all requests.
+        max_request_bytes: int. Largest size of a request.
+        hosts: Hosts that requests may name. Default: this machine.
     """
 
     def __init__(self, text_model: TextModel, name: str, about: dict, batch_size=32, max_waiting=256,
@@ -67,7 +68,7 @@ class Server:
         self._max_request_bytes = checks.integer("max_request_bytes", max_request_bytes, 1)
         self._max_characters = max(_FEWEST_CHARACTERS, _CHARACTERS_PER_TOKEN * text_model.inputs_length)
         self._num_bytes_held, self._max_bytes_held = 0, max(_MOST_BYTES_HELD, 2 * self._max_request_bytes)
-        self._turn = asyncio.Lock()  # to tokenise; who has waited longest is next
+        self._turn = asyncio.Lock()  # to tokenise, in the order of arrival
         self._token_routes = TokenRoutes(text_model)
         self._num_answered = 0
         self._metrics = _Metrics(lambda: self._answers.num_waiting)
@@ -87,16 +88,16 @@ class Server:
             middleware=[Middleware(OnlyOwnHosts, hosts or Hosts())],
             exception_handlers={HTTPException: _refuse, ClientDisconnect: _refuse_nobody, Exception: _fail},
             lifespan=self._lifespan)
-        self.app.router.redirect_slashes = False  # to an address that is made of what the request says
+        self.app.router.redirect_slashes = False  # as the request would determine the address
 
     def warm_up(self) -> None:
-        """Compiles the programs, by answering and looking at a text."""
+        """Compiles the programs by answering a text and computing its routes."""
         ids = [self._text_model.features.inputs.eos_id]
         answer = self._text_model.answer([ids, ids], [0, 0])[0][0]
         self._token_routes.of(ids, answer.ids)
 
     def stop(self) -> None:
-        """Takes no more requests, and returns when those that wait are answered."""
+        """Accepts no more requests, and returns when the waiting ones are answered."""
         self._answers.stop()
         self._looks.stop()
 
@@ -105,19 +106,19 @@ class Server:
         yield
         await run_in_threadpool(self.stop)
 
-    # What the batchers call, each in its thread.
+    # Called by the batchers in their threads.
 
     def _answer(self, inputs):
-        rows = range(self._num_answered, self._num_answered + len(inputs))  # so that each draws anew
+        rows = range(self._num_answered, self._num_answered + len(inputs))  # different random numbers for each
         self._num_answered = (self._num_answered + len(inputs)) % 2**30
-        answers = self._text_model.answer([one.ids for one in inputs], rows)
+        answers = self._text_model.answer([text.ids for text in inputs], rows)
         self._metrics.tokens.inc(sum(len(results[0].ids) for results in answers))
-        return [(results, _as_json(results, one)) for results, one in zip(answers, inputs, strict=True)]
+        return [(results, _as_json(results, text)) for results, text in zip(answers, inputs, strict=True)]
 
     def _look(self, asked):
         return [self._token_routes.of(inputs.ids, outputs) for inputs, outputs in asked]
 
-    # What requests reach.
+    # Endpoints.
 
     async def _predict(self, request):
         texts = (await self._read(request)).get("instances")
@@ -126,8 +127,8 @@ class Server:
         if len(texts) > self._answers.max_waiting:
             raise HTTPException(400, f"A request has at most {self._answers.max_waiting} instances, not {len(texts)}.")
         inputs = await self._tokenised({f"instances[{number}]": text for number, text in enumerate(texts)})
-        found = await self._wait(request, self._answers, inputs)
-        return JSONResponse({"predictions": [prediction for _, prediction in found]})
+        answers = await self._wait(request, self._answers, inputs)
+        return JSONResponse({"predictions": [prediction for _, prediction in answers]})
 
     async def _look_at(self, request):
         text = (await self._read(request)).get("instance")
@@ -159,7 +160,7 @@ class Server:
             raise HTTPException(404, f"The model here is {self.name!r}, not {checks.shown(name)}.")
 
     async def _read(self, request) -> dict:
-        """The JSON object of a request."""
+        """Returns the JSON object of a request."""
         self._check_name(request)
         body = bytearray()
         size = 0
@@ -167,7 +168,7 @@ class Server:
             async with asyncio.timeout(READ_SECONDS):
                 async for chunk in request.stream():
                     size += len(chunk)
-                    # What is too long is read to its end all the same: a sender hears no answer before.
+                    # Too long a request is read to its end, because clients expect no answer earlier.
                     if size <= self._max_request_bytes:
                         body += chunk
                         self._num_bytes_held += len(chunk)
@@ -181,26 +182,26 @@ class Server:
         if size > self._max_request_bytes:
             raise HTTPException(413, f"A request has at most {self._max_request_bytes} bytes, not {size}.")
         try:
-            found = await run_in_threadpool(json.loads, bytes(body))
+            content = await run_in_threadpool(json.loads, bytes(body))
         except (ValueError, RecursionError) as error:
             raise HTTPException(400, f"The body is no JSON object: {first_line(error)}.") from None
-        if not isinstance(found, dict):
-            raise HTTPException(400, f"The body must be a JSON object, not {checks.shown(found)}.")
-        return found
+        if not isinstance(content, dict):
+            raise HTTPException(400, f"The body must be a JSON object, not {checks.shown(content)}.")
+        return content
 
     async def _tokenised(self, texts: dict) -> list:
-        """The inputs of texts, by their names in the request; requests take turns, however much one asks."""
+        """Tokenises texts, given by their names in the request. Requests take turns, so that none waits for long."""
         for name, text in texts.items():
             self._check_text(name, text)
-        found, waiting = [], list(texts.items())
+        tokenised, waiting = [], list(texts.items())
         while waiting:
             part, size = [], 0
             while waiting and (not part or size + len(waiting[0][1]) <= _CHARACTERS_PER_TURN):
                 part.append(waiting.pop(0))
                 size += len(part[-1][1])
             async with self._turn:
-                found += await run_in_threadpool(lambda part=part: [self._inputs(*one) for one in part])
-        return found
+                tokenised += await run_in_threadpool(lambda part=part: [self._inputs(*item) for item in part])
+        return tokenised
 
     def _check_text(self, name, text):
         if not isinstance(text, str):
@@ -216,11 +217,11 @@ class Server:
             return self._text_model.read(text)
         except UnicodeEncodeError:
             raise HTTPException(400, f"{name} holds half of a character (a lone surrogate).") from None
-        except ValueError:
+        except Refusal:
             raise HTTPException(400, f"There is no text in {name}.") from None
 
     async def _wait(self, request, batcher, asked):
-        """The results of what is asked; where the client hangs up, what has not begun is left out."""
+        """Returns the results of a batcher. If the client disconnects, requests that have not begun are cancelled."""
         try:
             futures = batcher.submit(asked)
         except Full:
@@ -246,10 +247,10 @@ class Server:
 
 def _as_json(results, inputs):
     best, *others = results
-    found = {"outputs": best.text, "scores": best.score}
+    prediction = {"outputs": best.text, "scores": best.score}
     if others:
-        found["others"] = [{"outputs": one.text, "scores": one.score} for one in others]
-    return {**found, "cut": inputs.num_cut} if inputs.num_cut else found
+        prediction["others"] = [{"outputs": other.text, "scores": other.score} for other in others]
+    return {**prediction, "cut": inputs.num_cut} if inputs.num_cut else prediction
 
 
 async def _hung_up(request: Request) -> None:
@@ -270,7 +271,7 @@ async def _fail(request, error):
 
 
 class _Metrics:
-    """What Prometheus is told."""
+    """Metrics for Prometheus."""
 
     def __init__(self, num_waiting):
         self.registry = prometheus_client.CollectorRegistry()
@@ -289,7 +290,7 @@ class _Metrics:
         waiting.set_function(num_waiting)
 
     def watched(self, path, endpoint):
-        """The endpoint, counted and timed."""
+        """Returns an endpoint that counts and times requests."""
 
         async def watch(request):
             start = time.perf_counter()

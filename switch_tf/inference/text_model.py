@@ -1,4 +1,4 @@
-"""Texts in, texts out: a model with its vocabularies and lengths."""
+"""Answers texts with a model, its vocabularies and its lengths."""
 
 from typing import NamedTuple
 
@@ -11,10 +11,10 @@ from switch_tf.refusals import Refusal
 
 
 class Inputs(NamedTuple):
-    """A text as a model reads it.
+    """A tokenised text.
 
-    `ids`: list of int, at most as many as the model reads, the end of sequence included.
-    `num_cut`: int, how many more there were.
+    `ids`: list of int, cut to the length of the model, the end of sequence included.
+    `num_cut`: int. Number of ids that were cut.
     """
 
     ids: list[int]
@@ -22,7 +22,7 @@ class Inputs(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """One result of one text: `text`, `score`, see `decoding.Decoded`, and `ids`, the end of sequence included."""
+    """A result for a text: `text`, its `score`, see `decoding.Decoded`, and `ids` with the end of sequence."""
 
     text: str
     score: float
@@ -35,14 +35,13 @@ class TextModel:
     Args:
         model: SwitchTransformer, built.
         features: data.Reading.
-        inputs_length, max_length: int, tokens that are read and decoded at most, ends of sequences included.
-        sampler: see `SwitchTransformer.generate`.
-        batch_size: int. Every batch is filled up to it. None for batches of any size and length as they are, by one
-            program for all of them, and by programs of their own for few inputs, which are made meanwhile
-            (`FewRows`).
+        inputs_length, max_length: int. Largest numbers of tokens to read and to decode, ends of sequences included.
+        sampler: See `SwitchTransformer.generate`.
+        batch_size: int or None. Every batch is padded to this size. With None, one program takes batches of any shape,
+            and programs for few inputs are compiled in the background (`FewRows`).
 
     Raises:
-        Refusal: a model that predicts no text, or numbers out of their ranges.
+        Refusal: the model has no decoder, or a number is out of its range.
     """
 
     def __init__(self, model, features, inputs_length, max_length, sampler="greedy", batch_size=32):
@@ -61,38 +60,38 @@ class TextModel:
         self._likelihoods = forms.compiled(lambda features: decoding.log_likelihoods(model, features))
 
     def read(self, text: str) -> Inputs:
-        """A text as the model reads it, see `data.Reading`.
+        """Tokenises a text, see `data.Reading`.
 
         Raises:
-            Refusal: there is nothing in it.
+            Refusal: the text is empty.
         """
         return self._checked(self.features.read(text, self.inputs_length))
 
     def read_target(self, text: str) -> Inputs:
-        """The same of a target."""
+        """Tokenises a target, with the errors of `read`."""
         return self._checked(self.features.read_target(text, self.max_length))
 
     @staticmethod
-    def _checked(found):
-        if not found[0]:
+    def _checked(inputs):
+        if not inputs[0]:
             raise Refusal("There is no text in it.")
-        return Inputs(*found)
+        return Inputs(*inputs)
 
     def answer(self, inputs: list[list[int]], rows: list[int]) -> list[list[Answer]]:
-        """The results of each of at most `batch_size` inputs, one at least, the best first.
+        """Returns the results of one to `batch_size` inputs, the best first.
 
         Args:
-            inputs: ids, of `read`.
-            rows: of each its number among all that are answered, which samplers draw by.
+            inputs: list of ids, from `read`.
+            rows: list of int. Number of each input among all that are answered, from which samplers draw.
         """
         shape, decode = self._program(inputs)
         numbers = np.pad(np.asarray(rows, "int32"), (0, shape[0] - len(rows)))
-        found, scores = (np.asarray(one) for one in decode(_filled(inputs, shape), numbers))
-        return [[self._answer(one, score) for one, score in zip(results, own, strict=True)]
-                for results, own in zip(found[:len(inputs)], scores, strict=False)]
+        ids, scores = map(np.asarray, decode(_filled(inputs, shape), numbers))
+        return [[self._answer(*result) for result in zip(*results, strict=True)]
+                for results in zip(ids[:len(inputs)], scores, strict=False)]
 
     def score(self, inputs: list[list[int]], targets: list[list[int]]) -> list[float]:
-        """The log-likelihood of a target to each of at most `batch_size` inputs, in nats."""
+        """Returns the log-likelihood in nats of the target of each of at most `batch_size` inputs."""
         targets = _filled(targets, self._shape(targets, self.max_length))
         return np.asarray(self._likelihoods({
             "encoder_input_tokens": _filled(inputs, self._shape(inputs, self.inputs_length)),
@@ -104,7 +103,7 @@ class TextModel:
                                    self.features.targets.eos_id, rows)
 
     def _program(self, inputs):
-        """The shape to fill inputs up to, and the program for it."""
+        """Returns the shape to pad inputs to, and the program for it."""
         shape = self._shape(inputs, self.inputs_length)
         return (self._few_rows and self._few_rows.program(*shape)) or (shape, self._decode)
 
@@ -125,7 +124,7 @@ class TextModel:
 
 
 def _filled(texts, shape):
-    """Lists of ids as <int32>[shape], filled up with 0."""
+    """Returns lists of ids as <int32>[shape], padded with 0."""
     batch = np.zeros(shape, "int32")
     for row, ids in zip(batch, texts, strict=False):
         row[:len(ids)] = ids
@@ -133,10 +132,10 @@ def _filled(texts, shape):
 
 
 def fitting_vocabulary(vocabulary, model):
-    """Returns a seqio vocabulary by its name or path, or as it is given.
+    """Returns a seqio vocabulary by its name or path, after a comparison with the model.
 
     Args:
-        vocabulary: name of a registered vocabulary, path of a SentencePiece model, or a seqio vocabulary.
+        vocabulary: Name of a registered vocabulary, path of a SentencePiece model, or a seqio vocabulary.
         model: SwitchTransformer.
 
     Raises:
@@ -150,22 +149,22 @@ def fitting_vocabulary(vocabulary, model):
 
 
 def generate(model, texts, vocabulary, max_length=64, sampler="greedy", batch_size=32, inputs_length=512) -> list[str]:
-    """What a model answers to texts.
+    """Returns the answers of a model to texts.
 
     Args:
         model: SwitchTransformer.
-        texts: list of str; `<extra_id_0>` in them is the sentinel.
-        vocabulary: the name of a registered vocabulary, the path of a SentencePiece model, or a seqio vocabulary.
-        max_length: int, tokens to decode at most.
-        sampler: see `SwitchTransformer.generate`.
-        batch_size: int, texts at a time.
-        inputs_length: int, tokens of a text that are read; what is longer is cut.
+        texts: list of str. `<extra_id_0>` is the sentinel.
+        vocabulary: Name of a registered vocabulary, path of a SentencePiece model, or a seqio vocabulary.
+        max_length: int. Largest number of tokens to decode.
+        sampler: See `SwitchTransformer.generate`.
+        batch_size: int. Number of texts in a batch.
+        inputs_length: int. Largest number of tokens of a text; the rest is cut.
 
     Returns:
         list of str, without the end of sequence.
 
     Raises:
-        Refusal: a text with nothing in it, or a vocabulary larger than the model's.
+        Refusal: a text is empty, or the vocabulary is larger than the model's.
     """
     if isinstance(texts, str):
         raise Refusal(f"texts must be a list of them, such as [{checks.shown(texts)}].")
@@ -178,8 +177,8 @@ def generate(model, texts, vocabulary, max_length=64, sampler="greedy", batch_si
     answers = TextModel(model, data.Reading(vocabulary, vocabulary), inputs_length, max_length, sampler,
                         min(checks.integer("batch_size", batch_size, 1), len(texts)))
     inputs = [answers.read(text).ids for text in texts]
-    found = []
+    outputs = []
     for first in range(0, len(inputs), answers.batch_size):
         batch = inputs[first:first + answers.batch_size]
-        found += [results[0].text for results in answers.answer(batch, range(first, first + len(batch)))]
-    return found
+        outputs += [results[0].text for results in answers.answer(batch, range(first, first + len(batch)))]
+    return outputs
