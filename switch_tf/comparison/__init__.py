@@ -1,4 +1,4 @@
-"""Dense against sparse: variants trained on the same batches in turns, and what finished runs say of each other."""
+"""Comparison of dense and sparse models: variants trained in turns on the same batches, and finished runs."""
 
 from switch_tf.comparison.description import Comparison
 

@@ -1,4 +1,4 @@
-"""What a run folder says of a run: its curves over steps, time, tokens and FLOPs, and its configuration."""
+"""Reads the curves of a run over steps, time, tokens and FLOPs, and its configuration."""
 
 import dataclasses
 import pathlib
@@ -15,28 +15,32 @@ from switch_tf.refusals import Refusal
 from switch_tf.reporting import figures, report
 from switch_tf.storage import json_lines
 
-# Fields of a run's record that are read here, each with a check of its value.
+# Required fields of a run's record, with a check of each value.
 _NEEDED = {
-    "MIXTURE_OR_TASK_NAME": lambda found: isinstance(found, str),
-    "optimizer": lambda found: isinstance(found, str),
+    "MIXTURE_OR_TASK_NAME": lambda value: isinstance(value, str),
+    "optimizer": lambda value: isinstance(value, str),
     "SEED": json_lines.is_step,
-    "BATCH_SIZE": lambda found: json_lines.is_step(found) and 0 < found < 2**31,
-    "TASK_FEATURE_LENGTHS": lambda found: isinstance(found, dict) and {"inputs", "targets"} <= found.keys() and all(
-        json_lines.is_step(length) and length < 2**31 for length in found.values()),
+    "BATCH_SIZE": lambda value: json_lines.is_step(value) and 0 < value < 2**31,
+    "TASK_FEATURE_LENGTHS": lambda value: isinstance(value, dict) and {"inputs", "targets"} <= value.keys() and all(
+        json_lines.is_step(length) and length < 2**31 for length in value.values()),
 }
-# Evaluations whose mean is a smoothed loss: one alone depends on which batch was the last.
+# Number of evaluations to average, because a single loss depends on the last batch.
 SMOOTHING = 3
 
 
 @dataclasses.dataclass(frozen=True)
 class Curves:
-    """The evaluations of one run.
+    """The evaluations of a run.
 
-    `name`: of the variant; `seed`: int; `folder`: of the run; `record`: its configuration, `continuation.record`;
-    `config`: SwitchConfig; `steps`: of evaluations, without the one before the first step; `losses`: of the whole
-    mixture, smoothed; `values`: name of whatever else evaluations write -> (steps, values), as it was written;
-    `seconds`, `tokens`: since the start at each of `steps`, of training alone; `step_times`: logged step -> seconds of
-    a step before it.
+    `name`: Name of the variant.
+    `folder`: Run folder.
+    `record`: Configuration, from `continuation.record`.
+    `config`: SwitchConfig.
+    `steps`: Steps of evaluations, without the one before the first step.
+    `losses`: Smoothed losses of the mixture.
+    `values`: Name of any other value of evaluations -> (steps, values), not smoothed.
+    `seconds`, `tokens`: Training time and tokens from the start to each of `steps`.
+    `step_times`: Logged step -> seconds per step before it.
     """
 
     name: str
@@ -53,12 +57,12 @@ class Curves:
 
     @property
     def loss_name(self) -> str:
-        """What the loss is called in metrics.jsonl."""
+        """Name of the loss in metrics.jsonl."""
         return f"eval/{self.record['MIXTURE_OR_TASK_NAME']}/loss"
 
     @property
     def flops(self) -> np.ndarray:
-        """Spent at each of `steps`: products with weights, forward and twice that backward."""
+        """FLOPs up to each of `steps`, of products with weights. A backward pass counts twice a forward pass."""
         lengths = self.record["TASK_FEATURE_LENGTHS"]
         targets = 0 if self.config.is_encoder_only else lengths["targets"]
         return 3.0 * self.steps * self.record["BATCH_SIZE"] * self.config.flops_per_sequence(lengths["inputs"], targets)
@@ -68,7 +72,7 @@ def read(folder, name: str) -> Curves:
     """Reads a run folder, finished or not.
 
     Raises:
-        Refusal: it is none, has no checkpoint yet, no evaluation with a loss, or one whose loss is no number.
+        Refusal: it is not a run folder, has no checkpoint or no loss yet, or a loss is not finite.
     """
     folder = pathlib.Path(folder)
     record = _record(folder)
@@ -91,17 +95,17 @@ def read(folder, name: str) -> Curves:
 
 
 def of_tasks(run: Curves) -> dict[str, Curves]:
-    """The same run by the loss of each task of its mixture, where those were evaluated by themselves."""
-    found = {}
+    """Returns a run with the losses of each task of its mixture that was evaluated by itself: task -> Curves."""
+    runs = {}
     for name, (steps, values) in run.values.items():
         losses = [value for step, value in zip(steps, values, strict=True) if step > 0]
         if name.endswith("/loss") and len(losses) == len(run.steps):
-            found[name.split("/")[1]] = dataclasses.replace(run, losses=smoothed(losses))
-    return found
+            runs[name.split("/")[1]] = dataclasses.replace(run, losses=smoothed(losses))
+    return runs
 
 
 def told_apart(runs: list[Curves]) -> list[Curves]:
-    """The same with the path as name where runs of one name differ in more than their seed."""
+    """Returns runs with unique names: those that share a name and differ in more than the seed get their path."""
     def others(run):
         return [other for other in runs if other.name == run.name]
 
@@ -111,10 +115,9 @@ def told_apart(runs: list[Curves]) -> list[Curves]:
 
 
 def smoothed(losses) -> np.ndarray:
-    """Returns each loss averaged with the two before it; the first two have fewer to average.
+    """Returns the mean of each loss and the two before it. The first two have fewer to average.
 
-    Means are exact before they are rounded, so equal losses give equal means whatever came before them, and a tie
-    between two runs stays a tie.
+    Means are exact before they are rounded, so a tie between two runs stays a tie.
     """
     losses = [float(loss) for loss in losses]
     return np.array([statistics.mean(losses[max(0, end - SMOOTHING):end]) for end in range(1, len(losses) + 1)])
@@ -136,7 +139,7 @@ def _record(folder):
 
 
 def _check_record(record, path):
-    """Refuses a record that lacks what a comparison needs, or holds something else in its place."""
+    """Raises a Refusal if a field that a comparison needs is missing or damaged."""
     try:
         fairness.config_of(record)
         for name, is_right in _NEEDED.items():
@@ -148,7 +151,7 @@ def _check_record(record, path):
 
 
 def _times(records):
-    """Seconds of a step by logged step, and (steps, sums) of seconds and tokens, which evaluations are no part of."""
+    """Returns seconds per step by logged step, and (steps, sums) of seconds and of tokens, without evaluations."""
     names = ("train/seconds_per_step", "train/tokens_per_second")
     timed = [record for record in records if all(record.get(name) is not None for name in names)]
     (steps, per_step), (_, per_second) = (figures.series(timed, name) for name in names)

@@ -1,4 +1,4 @@
-"""What is compared: variants, as the gin files and bindings that describe each; needs no TensorFlow."""
+"""Describes a comparison: the gin files and bindings of each variant. Needs no TensorFlow."""
 
 import contextlib
 import dataclasses
@@ -11,7 +11,7 @@ from switch_tf.messages import first_line
 from switch_tf.refusals import Refusal
 
 _NAME = re.compile(r"\w[\w.-]*")
-# What the driver gives each run itself.
+# Macros that the driver sets for each run.
 _OWN = ("MODEL_DIR", "SEED")
 
 
@@ -23,17 +23,17 @@ class Comparison:
     gin files, then those of `common`, then the bindings of `common`, then the variant's own.
 
     Args:
-        model_dir: str, the folder of all runs and of the report.
-        variants: dict, name -> list of gin files and of bindings "NAME=VALUE", at least two. The baseline is the first
-            one without experts, or the first one where all have some.
+        model_dir: str. Folder of all runs and of the report.
+        variants: dict, name -> list of gin files and bindings "NAME=VALUE". At least two. The baseline is the first one
+            without experts, else the first one.
         common: list of gin files and bindings of all variants: task, run, layout.
         seeds: list of int. All variants are trained with each seed, one seed after the other.
-        turn: int, steps that one variant trains before it is the next one's turn, so that a machine that is busy for a
-            while harms all of them alike. The first two of a turn are left out of the timing.
-        may_differ: list of str. What of `Run` and `StepSettings` need not be the same in all variants, by the name it
-            has in the message that refuses it.
-        unequal_work: list of str. Variants whose FLOPs for a token, without the router's, need not be within 2 % of the
-            baseline's.
+        turn: int. Steps that a variant trains before the next one's turn, so that a busy machine slows all alike. The
+            first two steps of a turn are not timed.
+        may_differ: list of str. Fields of `Run` and `StepSettings` that may differ between variants, by their names in
+            the sentence that refuses them.
+        unequal_work: list of str. Variants whose FLOPs per token, without the router, may differ from the baseline's by
+            more than 2 %.
     """
 
     model_dir: str
@@ -71,15 +71,15 @@ class Comparison:
                               f"{', '.join(self.variants)}.")
 
     def folder(self, variant: str, seed: int) -> pathlib.Path:
-        """The run folder of a variant and a seed."""
+        """Returns the run folder of a variant and a seed."""
         return pathlib.Path(self.model_dir) / variant / f"seed_{seed}"
 
     def words(self, variant: str, seed: int, bindings=()) -> tuple[list[str], list[str]]:
-        """The gin files and the bindings of one run; `bindings` are those of the command line, which count last."""
-        own_files, own_bindings = _parted(self.variants[variant])
+        """Returns the gin files and bindings of a run. The `bindings` of the command line come last."""
+        variant_files, variant_bindings = _parted(self.variants[variant])
         files, common_bindings = _parted(self.common)
         driven = [f"MODEL_DIR={str(self.folder(variant, seed))!r}", f"SEED={seed}"]
-        return own_files + files, [*common_bindings, *own_bindings, *bindings, *driven]
+        return variant_files + files, [*common_bindings, *variant_bindings, *bindings, *driven]
 
 
 def _parted(words):
@@ -87,7 +87,7 @@ def _parted(words):
 
 
 def check_words(name: str, words) -> None:
-    """Refuses, under that name, what is no list of gin files and bindings of a variant."""
+    """Raises a Refusal, under `name`, unless words are a list of gin files and bindings of a variant."""
     if not isinstance(words, list | tuple) or not all(isinstance(word, str) for word in words):
         raise Refusal(f"{name} must be a list of gin files and bindings, not {checks.shown(words)}.")
     for word in words:

@@ -4,12 +4,12 @@
 _ORDER = ("SwitchConfig.", "SwitchTransformer.", "INITIAL_CHECKPOINT", "MIXTURE_OR_TASK_NAME", "training data",
           "held-out data", "vocabulary", "TASK_FEATURE_LENGTHS", "Run.pack", "Run.cache_parts", "optimizer",
           "learning rate", "BATCH_SIZE", "TRAIN_STEPS", "StepSettings.", "Run.eval_batches", "Run.", "EVAL_PERIOD")
-# Entries that change neither a model nor its held-out losses.
+# Entries without effect on the model and its held-out losses.
 _WITHOUT_EFFECT = frozenset((
     "SEED", "LOG_PERIOD", "CHECKPOINT_PERIOD", "Run.keep_checkpoints", "Run.keep_every", "Run.unigram_batches",
     "Run.shown_examples", "Run.best_metric", "Run.eval_each_task", "StepSettings.steps_per_call",
     "SwitchConfig.end_id", "SwitchConfig.num_experts"))  # the table has a column for the last
-# Fields of SwitchConfig that mean nothing in a model without experts.
+# Fields of SwitchConfig without effect in a model without experts.
 _OF_EXPERTS = frozenset(f"SwitchConfig.{name}" for name in (
     "encoder_sparse_step", "decoder_sparse_step", "group_size", "num_groups_multiple", "train_capacity_factor",
     "eval_capacity_factor", "min_expert_capacity", "routing_policy", "decoder_routing_policy",
@@ -20,7 +20,7 @@ _OF_EXPERTS = frozenset(f"SwitchConfig.{name}" for name in (
 
 
 def by_importance(names) -> list[str]:
-    """Returns names of a record, the model's first, periods last."""
+    """Sorts names of a record: the model's first, periods last."""
     return sorted(names, key=lambda name: next(
         (place for place, start in enumerate(_ORDER) if name.startswith(start)), len(_ORDER)))
 
@@ -38,7 +38,7 @@ def sentences(first: str, wanted: dict, name: str, found: dict) -> list[str]:
 
 
 def _comparable(record):
-    """The record without what has no effect; the optimizer's learning rate under a name that all optimizers share."""
+    """Removes entries without effect, and gives learning rates of all optimizers the same name."""
     kind = record["optimizer"]
     left_out = _WITHOUT_EFFECT | (frozenset() if record.get("SwitchConfig.num_experts") else _OF_EXPERTS)
     return {name.replace(f"{kind}.learning_rate", "learning rate"): value for name, value in record.items()

@@ -1,4 +1,4 @@
-"""May these runs be compared: the same data and rules, and the same work for a token. Needs no TensorFlow."""
+"""Checks that runs can be compared: same data, same rules, same work per token. Needs no TensorFlow."""
 
 from typing import Any, NamedTuple
 
@@ -8,18 +8,18 @@ from switch_tf.configs.choices import nearest
 from switch_tf.refusals import Refusal
 
 _TOLERANCE = 0.02
-# What a variant is free in, by the names of `continuation.record`: its model, optimizer and seed.
+# Names of `continuation.record` in which variants may differ: model, optimizer and seed.
 _FREE = ("SwitchConfig.", "SwitchTransformer.", "SEED")
-# Without which two losses say nothing of each other.
+# Names that must agree for two losses to be comparable.
 _OF_LOSSES = ("MIXTURE_OR_TASK_NAME", "TASK_FEATURE_LENGTHS", "Run.eval_batches", "held-out data", "vocabulary")
 
 
 class Work(NamedTuple):
-    """What a token costs, on average over a sequence at the run's lengths: FLOPs of a forward pass.
+    """FLOPs of a forward pass per token, averaged over a sequence of the run's lengths.
 
-    `flops_per_token`: of products with weights, as `SwitchConfig.flops_per_sequence` counts them, the router's too.
-    `router_flops_share`: the router's share of that.
-    `capacity_padding_share`: what experts compute for empty slots, over that and in addition to it.
+    `flops_per_token`: FLOPs of products with weights, router included, see `SwitchConfig.flops_per_sequence`.
+    `router_flops_share`: Share of the router in them.
+    `capacity_padding_share`: Additional FLOPs of experts for empty slots, divided by `flops_per_token`.
     """
 
     flops_per_token: float
@@ -28,7 +28,7 @@ class Work(NamedTuple):
 
 
 def work(config, task_feature_lengths: dict) -> Work:
-    """Work of a configuration's model at these lengths, "inputs" and "targets" in tokens."""
+    """Returns the work of a configuration's model for the lengths of "inputs" and "targets" in tokens."""
     inputs = task_feature_lengths["inputs"]
     targets = 0 if config.is_encoder_only else task_feature_lengths["targets"]
     flops = config.flops_per_sequence(inputs, targets)
@@ -37,12 +37,12 @@ def work(config, task_feature_lengths: dict) -> Work:
 
 
 def baseline(configs: dict[str, Any]) -> str:
-    """The name of the variant that others are measured against: the first one without experts, or the first one."""
+    """Returns the name of the variant to compare with: the first one without experts, else the first one."""
     return next((name for name, config in configs.items() if not config.num_experts), next(iter(configs)))
 
 
 def check_run(run) -> None:
-    """Refuses a Run that ends early, or without held-out losses.
+    """Checks that a Run trains to its last step and has held-out losses.
 
     Raises:
         Refusal: names the macro of gin/runs to set.
@@ -54,12 +54,12 @@ def check_run(run) -> None:
 
 
 def check_work(configs: dict[str, Any], task_feature_lengths: dict, unequal_work=()) -> None:
-    """Refuses variants whose work for a token, without the router's, is not the baseline's.
+    """Checks that the work of all variants per token, without the router, is the baseline's.
 
     Args:
-        configs: name of a variant -> SwitchConfig.
+        configs: dict, name of a variant -> SwitchConfig.
         task_feature_lengths: dict, "inputs" and "targets" in tokens.
-        unequal_work: names that need not agree.
+        unequal_work: Names of variants that may differ.
 
     Raises:
         Refusal: names the variant, with both numbers.
@@ -67,26 +67,26 @@ def check_work(configs: dict[str, Any], task_feature_lengths: dict, unequal_work
     reference = baseline(configs)
     wanted = _without_router(work(configs[reference], task_feature_lengths))
     for name, config in configs.items():
-        found = _without_router(work(config, task_feature_lengths))
-        if abs(found / wanted - 1) > _TOLERANCE and name not in unequal_work:
-            raise Refusal(f"{name!r} does {found:,.0f} FLOPs a token without its router and {reference!r} does "
-                          f"{wanted:,.0f}, {found / wanted - 1:+.1%}; they may differ by {_TOLERANCE:.0%}. Match "
+        flops = _without_router(work(config, task_feature_lengths))
+        if abs(flops / wanted - 1) > _TOLERANCE and name not in unequal_work:
+            raise Refusal(f"{name!r} does {flops:,.0f} FLOPs a token without its router and {reference!r} does "
+                          f"{wanted:,.0f}, {flops / wanted - 1:+.1%}; they may differ by {_TOLERANCE:.0%}. Match "
                           f"them by d_ff, or allow it with Comparison.unequal_work=[{name!r}].")
 
 
-def _without_router(found):
-    return found.flops_per_token * (1 - found.router_flops_share)
+def _without_router(cost):
+    return cost.flops_per_token * (1 - cost.router_flops_share)
 
 
 def check_records(records: dict[str, dict], may_differ=()) -> None:
-    """Refuses variants whose runs differ in more than the model, optimizer and seed.
+    """Checks that the runs of variants differ in model, optimizer and seed alone.
 
     Args:
-        records: name of a variant -> `continuation.record` of its run.
-        may_differ: names of such records that need not agree.
+        records: dict, name of a variant -> `continuation.record` of its run.
+        may_differ: Names of a record that may differ.
 
     Raises:
-        Refusal: names what differs, with both values.
+        Refusal: names the entry that differs, with both values.
     """
     (first, wanted), *others = records.items()
     for key in may_differ:
@@ -101,10 +101,10 @@ def check_records(records: dict[str, dict], may_differ=()) -> None:
 
 
 def check_losses(records: dict[str, dict]) -> None:
-    """Refuses runs whose held-out losses are not of the same tokens.
+    """Checks that held-out losses of runs are of the same tokens.
 
     Raises:
-        Refusal: names what differs, with both values.
+        Refusal: names the entry that differs, with both values.
     """
     (first, wanted), *others = records.items()
     for name, found in others:
@@ -115,24 +115,27 @@ def check_losses(records: dict[str, dict]) -> None:
 
 
 def remarks(records: dict[str, dict]) -> list[str]:
-    """Returns what differs between each variant and the baseline and may have made a difference, in sentences.
+    """Returns a sentence for each difference to the baseline that may matter, the most important first.
 
-    The most important comes first: work, model, data, learning rate, batch, steps. Args: name of a variant -> record.
+    The order is work, model, data, learning rate, batch, steps.
+
+    Args:
+        records: dict, name of a variant -> `continuation.record` of its run.
     """
     reference = baseline({name: config_of(record) for name, record in records.items()})
-    told = []
+    lines = []
     for name, share in work_over_baseline(records).items():
         if abs(share) > _TOLERANCE:
-            told.append(f"{name} does {abs(share):.1%} {'more' if share > 0 else 'less'} work for a token than "
-                        f"{reference}, without the router.")
+            lines.append(f"{name} does {abs(share):.1%} {'more' if share > 0 else 'less'} work for a token than "
+                         f"{reference}, without the router.")
     for name, record in records.items():
         if name != reference:
-            told += differences.sentences(reference, records[reference], name, record)
-    return told
+            lines += differences.sentences(reference, records[reference], name, record)
+    return lines
 
 
 def work_over_baseline(records: dict[str, dict]) -> dict[str, float]:
-    """Returns the work of each variant for a token over the baseline's, minus 1, without routers."""
+    """Returns the work of each variant per token divided by the baseline's, minus 1, without routers."""
     configs = {name: config_of(record) for name, record in records.items()}
     reference = baseline(configs)
     lengths = records[reference]["TASK_FEATURE_LENGTHS"]
@@ -141,7 +144,7 @@ def work_over_baseline(records: dict[str, dict]) -> dict[str, float]:
 
 
 def sentence_about_work(shares: dict[str, float], reference: str) -> str:
-    """Returns whether variants do the same work, for whom they do not, and by how much; from `work_over_baseline`."""
+    """Returns a sentence about the work of variants, from `work_over_baseline`."""
     unequal = [f"{name} does {abs(share):.1%} {'more' if share > 0 else 'less'}" for name, share in shares.items()
                if abs(share) > _TOLERANCE]
     if not unequal:
@@ -153,24 +156,24 @@ def sentence_about_work(shares: dict[str, float], reference: str) -> str:
 
 
 def without_seed(record: dict) -> dict:
-    """What runs of one variant have in common."""
+    """Returns a record without the seed, which is the same for all runs of a variant."""
     return {name: value for name, value in record.items() if name != "SEED"}
 
 
 def config_of(record: dict):
-    """The SwitchConfig of a checkpoint's record."""
+    """Returns the SwitchConfig of a checkpoint's record."""
     from switch_tf.configs.switch_config import SwitchConfig
 
     return SwitchConfig(**continuation.model_fields(record))
 
 
 def _compared(record):
-    """The names of a record that are no variant's own."""
+    """Returns the names of a record that variants share."""
     kind = record["optimizer"]
     return [name for name in record if not name.startswith((*_FREE, f"{kind}.")) and name != "optimizer"]
 
 
 def _differences(wanted, found):
-    """Names of two records that are no variant's own and whose values differ."""
+    """Returns the shared names of two records with different values."""
     return differences.by_importance(
         name for name in _compared(wanted) if name in found and found[name] != wanted[name])

@@ -1,4 +1,4 @@
-"""The picture of a comparison: held-out loss over steps, time, FLOPs and tokens, and speed-ups to equal loss."""
+"""Draws a comparison: held-out loss over steps, time, FLOPs and tokens, and speed-ups to equal loss."""
 
 import numpy as np
 
@@ -6,16 +6,16 @@ from switch_tf.comparison.curves import Curves
 from switch_tf.comparison.results import by_name, pairs, target
 from switch_tf.reporting.figures import png
 
-# Evaluations before this share of the baseline's run are of models that have learnt next to nothing.
+# Speed-ups start at this share of the baseline's run, because models have hardly learnt before.
 _FROM = 0.2
 
 
 def draw(curves: list[Curves], found: dict) -> bytes:
-    """One PNG.
+    """Returns a PNG. Of several seeds the median is a line and the range a band.
 
     Args:
-        curves: runs; of a variant's several seeds the median is a line and their range a band.
-        found: from `results.compare`.
+        curves: Runs of all variants.
+        found: Results of `results.compare`.
     """
     import matplotlib
     matplotlib.use("Agg")
@@ -44,7 +44,7 @@ def draw(curves: list[Curves], found: dict) -> bytes:
 
 
 def _axes(of_names):
-    """Title of a horizontal axis -> function from a run to its values there."""
+    """Returns title of a horizontal axis -> function of a run to its values there."""
     runs = [run for runs in of_names.values() for run in runs]
     longest = max(run.seconds[-1] for run in runs)
     unit, size = ("hours", 3600) if longest > 7200 else ("minutes", 60) if longest > 120 else ("seconds", 1)
@@ -64,7 +64,7 @@ def _losses(axes, of_names, colors, found, unit, of_run):
 
 
 def _band(axes, along, values, color, name=None):
-    """Draws the median of several seeds, and their range where there are several; returns what the line is of."""
+    """Draws the median of seeds, and their range if they are several. Returns the points of the line."""
     shortest = min(map(len, values))
     along = np.median([entry[:shortest] for entry in along], axis=0)
     values = np.array([entry[:shortest] for entry in values])
@@ -76,7 +76,7 @@ def _band(axes, along, values, color, name=None):
 
 
 def _speedups(axes, of_names, colors, baseline):
-    """Solid: in steps; dashed: in time; over the losses that the baseline passes through: medians of the seeds."""
+    """Draws median speed-ups to the losses of the baseline, in steps (solid) and in time (dashed)."""
     evaluations = max(len(run.steps) for run in of_names[baseline])
     shares = np.arange(max(1, int(_FROM * evaluations)), evaluations + 1) / evaluations
     for name, runs in of_names.items():
@@ -96,7 +96,7 @@ def _speedups(axes, of_names, colors, baseline):
 
 
 def _tasks(axes, found, colors):
-    """Speed-up in steps of each task of a mixture to the baseline's loss of it; 0 where it is never reached."""
+    """Draws the speed-up in steps to the baseline's loss of each task, 0 if it is never reached."""
     for variant in found["variants"]:
         if variant["name"] != found["baseline"]:
             speedups = {task: entry["speedup_steps"] or 0.0 for task, entry in variant["tasks"].items()}
@@ -108,14 +108,14 @@ def _tasks(axes, found, colors):
 
 
 def _times(speedup):
-    """A tick of an axis of speed-ups: "2x", "1.33x later"; 0 stands for a loss that is never reached."""
+    """Returns the label of a speed-up: "2x", "1.33x later", and "never" for 0."""
     if speedup <= 0:
         return "never" if speedup == 0 else ""
     return f"{speedup:.3g}x" if speedup >= 1 else f"{1 / speedup:.3g}x later"
 
 
 def _other_metrics(of_names):
-    """Whatever else all variants' evaluations write, but for the losses of tasks."""
+    """Returns up to four values that all variants' evaluations have, without losses of tasks."""
     runs = [run for runs in of_names.values() for run in runs]
     names = set.intersection(*(set(run.values) for run in runs))
     return sorted(name for name in names if not name.endswith("/loss"))[:4]

@@ -1,4 +1,4 @@
-"""How far a comparison is: one bar for all of its runs, and every line told with the variant it is of."""
+"""Progress of a comparison: one bar for all runs, and lines that begin with the name of a variant."""
 
 import sys
 import time
@@ -9,7 +9,7 @@ from switch_tf.reporting import summaries
 
 
 class Progress:
-    """The bar of all runs together, on standard error; `num_steps` is known when it begins."""
+    """A progress bar of all runs on standard error."""
 
     def __init__(self):
         self._num_steps = None
@@ -18,7 +18,7 @@ class Progress:
         self._started = time.perf_counter()
 
     def begin(self, num_steps: int) -> None:
-        """Shows the bar of so many steps, of all runs together, unless it is there."""
+        """Shows the bar, for the number of steps of all runs, unless it is shown already."""
         if self._num_steps is None:
             self._num_steps = num_steps
             self._bar = tqdm(total=num_steps, unit="step", file=sys.stderr, disable=None, dynamic_ncols=True)
@@ -36,7 +36,7 @@ class Progress:
         tqdm.write(text, file=sys.stderr)
 
     def remaining_seconds(self) -> float:
-        """Until all runs are done, at the speed so far, evaluations and compilations included."""
+        """Estimates the time until all runs are done, with evaluations and compilations."""
         elapsed = time.perf_counter() - self._started
         return (self._num_steps - self._done) * elapsed / max(1, self._trained)
 
@@ -46,12 +46,12 @@ class Progress:
 
 
 class OfVariant(summaries.Progress):
-    """What one run says of itself, as a part of it.
+    """Progress of a run within a comparison.
 
     Args:
-        whole: Progress.
-        name: str, of the variant.
-        last_step: int, of the run.
+        whole: Progress of the comparison.
+        name: str. Name of the variant.
+        last_step: int. Last step of the run.
     """
 
     def __init__(self, whole: Progress, name: str, last_step: int):
@@ -67,14 +67,14 @@ class OfVariant(summaries.Progress):
         self._whole.advance(steps)
 
     def glance(self, step: int, loss: float) -> None:
-        """Prints nothing: the bar of the comparison shows that it moves."""
+        """Does nothing, because the bar of the comparison moves."""
 
     def say(self, text: str) -> None:
         self._whole.say(f"{self._name}: {text}")
 
     def remaining_seconds(self, step: int, seconds_per_step: float) -> float:
-        """Of the whole comparison."""
+        """Estimates the time until the whole comparison is done."""
         return self._whole.remaining_seconds()
 
     def close(self) -> None:
-        """The bar is the whole's."""
+        """Does nothing, because the bar belongs to the comparison."""

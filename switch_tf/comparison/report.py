@@ -1,4 +1,4 @@
-"""What is left of a comparison in its folder: comparison.json, comparison.png, comparison.html; and the table."""
+"""Reports a comparison: comparison.json, comparison.png, comparison.html, and a table for the terminal."""
 
 import html
 import pathlib
@@ -24,7 +24,7 @@ _COLUMNS = ("variant", "experts", "parameters", "FLOPs/token", "router", "paddin
 
 
 def write(folder, curves: list[Curves]) -> dict:
-    """Writes the three files into a folder; returns the object that comparison.json holds."""
+    """Writes the three files into a folder and returns the content of comparison.json."""
     folder = pathlib.Path(folder)
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -37,7 +37,7 @@ def write(folder, curves: list[Curves]) -> dict:
 
 
 def table(found: dict) -> str:
-    """The table, for a terminal."""
+    """Returns the table for a terminal."""
     rows = [_COLUMNS, *(_row(variant) for variant in found["variants"])]
     widths = [max(len(row[column]) for row in rows) for column in range(len(_COLUMNS))]
     return "\n".join("  ".join(f"{entry:<{width}}" if column == 0 else f"{entry:>{width}}"
@@ -45,7 +45,7 @@ def table(found: dict) -> str:
 
 
 def words(found: dict) -> list[str]:
-    """Returns sentences: the target loss, what differs, and how each variant does beside the baseline."""
+    """Returns sentences: the target loss, the differences between runs, and the result of each variant."""
     baseline, period = found["baseline"], found["evaluation_period"]
     lines = [f"Target loss: {found['target_loss']:.4f}, the last loss of {baseline} ({found['smoothing']}); evaluated "
              f"every {period} steps, so no speed-up is finer than that."]
@@ -62,20 +62,20 @@ def words(found: dict) -> list[str]:
 
 
 def _difference(variant, baseline):
-    """What the final losses of the same seeds say, and what they could have said."""
+    """Returns a sentence about the difference of final losses and its significance."""
     mean, smallest = variant["loss_over_baseline"], variant["smallest_effect"]
     line = (f"{variant['name']} ends {abs(mean):.4f} {'above' if mean > 0 else 'below'} {baseline}" if mean else
             f"{variant['name']} ends level with {baseline}")
     if smallest is None:
         few = "one seed does" if len(variant["seeds"]) == 1 else f"seeds that {baseline} was not trained with do"
         return f"{line}; {few} not say how much of that is chance."
-    own = ", ".join(f"{seed['loss_over_baseline']:+.4f}" for seed in variant["seeds"])
-    return (f"{line} ({own} by seed), which is {'more' if abs(mean) > smallest else 'no more'} than chance may do: "
+    by_seed = ", ".join(f"{seed['loss_over_baseline']:+.4f}" for seed in variant["seeds"])
+    return (f"{line} ({by_seed} by seed), which is {'more' if abs(mean) > smallest else 'no more'} than chance may do: "
             f"what {len(variant['seeds'])} seeds can tell here with 95 % certainty is {smallest:.4f}.")
 
 
 def _in_steps_and_time(variant):
-    """Such as "1.27 times later in steps and 1.10 times sooner in time"."""
+    """Returns text such as "1.27 times later in steps and 1.10 times sooner in time"."""
     in_steps, in_time = variant["speedup_steps"], variant["speedup_time"]
     is_alike = (in_steps >= 1) == (in_time >= 1)
     return (f"{_factor(in_steps):.2f} times {_side(in_steps)} in steps and {_factor(in_time):.2f} times "
@@ -87,7 +87,7 @@ def _side(speedup):
 
 
 def _factor(speedup):
-    """How many times sooner, or how many times later."""
+    """Returns the factor by which a variant is sooner, or later."""
     return speedup if speedup >= 1 else 1 / speedup
 
 
@@ -101,7 +101,7 @@ def _range(variant):
 
 
 def times(speedup: float | None) -> str:
-    """Returns a speed-up for a table: "1.82x", "1.27x later", "never" where the target is not reached."""
+    """Formats a speed-up for a table: "1.82x", "1.27x later", "never" if the target is not reached."""
     if speedup is None:
         return "never"
     return f"{_factor(speedup):.2f}x" + (" later" if speedup < 1 else "")
@@ -119,7 +119,7 @@ def _page(curves, found, picture):
     rows = "".join(f"<tr>{''.join(f'<td>{html.escape(entry)}</td>' for entry in _row(variant))}</tr>"
                    for variant in found["variants"])
     head = "".join(f"<th>{html.escape(name)}</th>" for name in _COLUMNS)
-    said = "".join(f"<p>{html.escape(line)}</p>" for line in words(found))
+    sentences = "".join(f"<p>{html.escape(line)}</p>" for line in words(found))
     targets = "".join(
         f"<tr><td>{html.escape(variant['name'])}</td>" + "".join(
             f"<td>{times(target['speedup_steps'])}, {times(target['speedup_time'])}</td>"
@@ -136,7 +136,7 @@ def _page(curves, found, picture):
     runs = "".join(f"<tr><td>{html.escape(run.name)}</td><td>{run.seed}</td><td>{html.escape(str(run.folder))}</td>"
                    "</tr>" for run in curves)
     baseline = html.escape(found["baseline"])
-    return page.page("Dense against sparse", f"<style>{_STYLE}</style>{said}<table><tr>{head}</tr>{rows}</table>"
+    return page.page("Dense against sparse", f"<style>{_STYLE}</style>{sentences}<table><tr>{head}</tr>{rows}</table>"
                      f"{page.image('curves', picture)}"
                      f"<h2>Speed-up over {baseline} to several target losses (in steps, in time)</h2>"
                      f"<table><tr><th>variant</th>{heads}</tr>{targets}</table>"

@@ -5,27 +5,27 @@ import numpy as np
 from switch_tf.comparison import fairness
 from switch_tf.comparison.curves import SMOOTHING, Curves, of_tasks
 
-# Points of the baseline's run whose loss the others have to reach.
+# Shares of the baseline's run after which its loss is a target for the others.
 _SHARES = (0.25, 0.5, 0.75, 1.0)
 
 
 def compare(curves: list[Curves]) -> dict:
-    """The JSON object of a comparison.
+    """Returns the results of a comparison, JSON-able.
 
-    The target is the baseline's last loss, smoothed: the mean of its last three evaluations. A variant has reached it
-    at the first evaluation whose own such mean is not above it, so a speed-up is no finer than the time between two
-    evaluations. Of several seeds each is compared with the baseline's of the same seed (the baseline's first, where it
-    lacks that one), and the median is told; a seed that does not get there counts as slower than all that do.
+    The target is the smoothed last loss of the baseline, the mean of its last three evaluations. A variant reaches it
+    at the first evaluation with a smoothed loss that is not above it, so speed-ups are no finer than the evaluation
+    period. Each seed is compared with the same seed of the baseline, or with its first seed if that is missing.
+    Speed-ups are medians over seeds; a seed that does not reach the target counts as the slowest.
 
     Args:
-        curves: runs, at least two, those of one variant by the same name.
+        curves: list of at least two runs. Runs of a variant have the same name.
 
     Returns:
         dict of `baseline`, `target_loss`, `work` (a sentence), `not_equal` (sentences, the most important first) and
         `variants`, in the order of `curves`.
 
     Raises:
-        Refusal: their losses are not of the same tokens.
+        Refusal: losses of the runs are not of the same tokens.
     """
     of_names = by_name(curves)
     fairness.check_losses({str(run.folder): run.record for run in curves})
@@ -46,24 +46,24 @@ def compare(curves: list[Curves]) -> dict:
 
 
 def _other_ends(of_names, baseline):
-    """In sentences, which runs went on for longer than the baseline's of their seed, or not as long."""
+    """Returns a sentence for each run that ends at another step than the baseline of its seed."""
     return [f"{reference.name} was last evaluated at step {reference.steps[-1]} and {run.name}, seed {run.seed}, at "
             f"step {run.steps[-1]}." for runs in of_names.values() for run, reference in pairs(runs, of_names[baseline])
             if run.steps[-1] != reference.steps[-1]]
 
 
 def by_name(curves: list[Curves]) -> dict[str, list[Curves]]:
-    """Name of a variant -> its runs, in the order in which they come."""
-    found: dict[str, list[Curves]] = {}
+    """Returns name of a variant -> its runs, in the order of `curves`."""
+    runs: dict[str, list[Curves]] = {}
     for run in curves:
-        found.setdefault(run.name, []).append(run)
-    return found
+        runs.setdefault(run.name, []).append(run)
+    return runs
 
 
 def speedup(run: Curves, reference: Curves, index: int) -> tuple[float | None, float | None]:
-    """Speed-up of a run, in steps and in time, to the loss that another one has at evaluation `index`.
+    """Returns the speed-up of a run, in steps and in time, to the loss of another one at evaluation `index`.
 
-    Below 1 where it gets there later, None where it does not get there.
+    It is below 1 if the run is later, and None if it does not reach the loss.
     """
     reached = np.flatnonzero(run.losses <= reference.losses[index])
     first = np.flatnonzero(reference.losses <= reference.losses[index])[0]
@@ -74,7 +74,7 @@ def speedup(run: Curves, reference: Curves, index: int) -> tuple[float | None, f
 
 
 def pairs(runs: list[Curves], references: list[Curves]) -> list[tuple[Curves, Curves]]:
-    """Each run with the reference of its seed, or the first one."""
+    """Returns each run with the reference of its seed, or with the first one."""
     of_seed = {reference.seed: reference for reference in references}
     return [(run, of_seed.get(run.seed, references[0])) for run in runs]
 
@@ -106,11 +106,11 @@ def _variant(name, runs, references):
 
 
 def _over_baseline(seeds, are_of_same_seeds):
-    """`loss_over_baseline`, the mean over seeds, and `smallest_effect`, None without several seeds of both.
+    """Returns the mean `loss_over_baseline` of the seeds, and its `smallest_effect` or None.
 
-    Seeds share their batches with the baseline's, so what is asked is whether the mean of their differences is other
-    than 0: with 95 % certainty it is where it lies beyond `smallest_effect`, Student's t times its standard error.
-    Differences from one and the same run of the baseline would hide how much that one owes to chance.
+    Seeds share their batches with the baseline, so their differences are tested against 0: a mean beyond
+    `smallest_effect`, Student's t times the standard error, is significant with 95 % certainty. Without several seeds
+    of both it is None, because differences to a single run of the baseline hide the chance in that run.
     """
     from scipy import stats
 
@@ -135,40 +135,41 @@ def _seed(run, reference):
 
 
 def _tasks(paired):
-    """Task -> final loss and speed-ups to the reference's own final loss of that task (the paper's Figures 7 and 8)."""
+    """Returns task -> final loss and speed-ups to the baseline's final loss (Figures 7 and 8 of the paper)."""
     of_pairs = [(of_tasks(run), of_tasks(reference)) for run, reference in paired]
-    names = [name for name in of_pairs[0][0] if all(name in of for pair in of_pairs for of in pair)]
-    found = {}
+    names = [name for name in of_pairs[0][0] if all(name in tasks for pair in of_pairs for tasks in pair)]
+    results = {}
     for name in names:
         sooner = [speedup(runs[name], references[name], -1) for runs, references in of_pairs]
-        found[name] = {"final_loss": _median([runs[name].losses[-1] for runs, _ in of_pairs]),
-                       "speedup_steps": _median_speedup([steps for steps, _ in sooner]),
-                       "speedup_time": _median_speedup([time for _, time in sooner])}
-    return found
+        results[name] = {"final_loss": _median([runs[name].losses[-1] for runs, _ in of_pairs]),
+                         "speedup_steps": _median_speedup([steps for steps, _ in sooner]),
+                         "speedup_time": _median_speedup([time for _, time in sooner])}
+    return results
 
 
 def target(paired: list[tuple[Curves, Curves]], share: float) -> dict:
-    """Speed-ups of runs to the loss that the references of their seeds had after a share of their evaluations.
+    """Returns the speed-ups of runs to the losses of their references after a share of the evaluations.
 
     Args:
-        paired: from `pairs`.
-        share: float above 0, up to 1.
+        paired: Pairs of `pairs`.
+        share: float in (0, 1].
 
     Returns:
-        dict of `share_of_baseline`, `loss`, `speedup_steps`, `speedup_time`: medians, None where it is not reached.
+        dict of `share_of_baseline`, `loss`, `speedup_steps`, `speedup_time`. Speed-ups are medians, or None if the loss
+        is not reached.
     """
-    found, losses = [], []
+    speedups, losses = [], []
     for run, reference in paired:
         index = max(0, round(share * len(reference.steps)) - 1)
         losses.append(reference.losses[index])
-        found.append(speedup(run, reference, index))
+        speedups.append(speedup(run, reference, index))
     return {"share_of_baseline": share, "loss": _median(losses),
-            "speedup_steps": _median_speedup([steps for steps, _ in found]),
-            "speedup_time": _median_speedup([time for _, time in found])}
+            "speedup_steps": _median_speedup([steps for steps, _ in speedups]),
+            "speedup_time": _median_speedup([time for _, time in speedups])}
 
 
 def _time_ratio(paired):
-    """Median of the ratios of step times logged at the same step: of the same minutes where runs took turns."""
+    """Returns the median ratio of step times logged at the same step, which runs in turns took in the same minutes."""
     ratios = [run.step_times[step] / reference.step_times[step] for run, reference in paired
               for step in run.step_times.keys() & reference.step_times.keys()]
     if ratios:
@@ -182,6 +183,6 @@ def _median(values):
 
 
 def _median_speedup(values):
-    """The lower of the two in the middle where they are even, so that a seed that does not get there is heard."""
+    """Returns the median, the lower one of two, so that a seed without a speed-up counts."""
     ordered = sorted(values, key=lambda value: value or 0.0)
     return ordered[(len(ordered) - 1) // 2]

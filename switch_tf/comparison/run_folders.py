@@ -17,7 +17,7 @@ def find(folders: Iterable) -> list[tuple[str, pathlib.Path]]:
         folders: Run folders, and folders of comparisons, which stand for all of their runs.
 
     Raises:
-        Refusal: There are fewer than two runs, or one of them is there twice.
+        Refusal: There are fewer than two runs, or one of them twice.
     """
     runs = []
     for folder in map(pathlib.Path, folders):

@@ -1,4 +1,4 @@
-"""Whether all variants of a seed are given the same batches: a hash of every batch's tokens, kept beside the runs."""
+"""Checks that all variants of a seed train on the same batches, by hashes in a file beside the runs."""
 
 import hashlib
 import json
@@ -9,12 +9,12 @@ from switch_tf.storage.whole_file import write_whole, writing
 
 
 class SameBatches:
-    """Hashes of the batches of one seed, written by whoever is at a step first, and held against all others.
+    """Hashes of the batches of a seed. The first variant at a step records the hash, and the others are compared.
 
-    A run that goes on after a kill is held against what it was given before, too.
+    A run that continues after a kill is compared with its earlier batches, too.
 
     Args:
-        path: of a file of JSON lines; what it holds already counts.
+        path: Path of a file of JSON lines, which may have hashes already.
     """
 
     def __init__(self, path):
@@ -23,7 +23,7 @@ class SameBatches:
         self._new = []
         if self._path.exists():
             text = self._path.read_text(errors="replace")
-            if not text.endswith("\n"):  # torn by a kill; the next one who is there writes it again
+            if not text.endswith("\n"):  # torn by a kill; the next variant at that step writes it again
                 text = text[:text.rfind("\n") + 1]
                 write_whole(self._path, text)
             for line in text.splitlines():
@@ -31,13 +31,18 @@ class SameBatches:
                     record = json.loads(line)
                     self._known[record["step"]] = record["variant"], record["hash"]
                 except (ValueError, RecursionError, KeyError, TypeError):
-                    continue  # no record of a batch
+                    continue  # not a record of a batch
 
     def look(self, variant: str, step: int, batches: dict) -> None:
-        """Takes up what a variant trains on after `step`: dict of <int32>[steps, batch, length].
+        """Compares or records the batches after `step` of a variant.
+
+        Args:
+            variant: str. Name of the variant.
+            step: int.
+            batches: dict of <int32>[steps, batch, length].
 
         Raises:
-            Refusal: it is not what another one, or the same one before, was given.
+            Refusal: another variant, or this one before, had another batch.
         """
         arrays = [(name.encode(), batches[name].numpy()) for name in sorted(batches)]
         for index in range(len(arrays[0][1])):
@@ -47,17 +52,17 @@ class SameBatches:
                 digest.update(array[index].tobytes())
             self._check(variant, step + index, digest.hexdigest())
 
-    def _check(self, variant, step, found):
+    def _check(self, variant, step, digest):
         if step not in self._known:
-            self._known[step] = variant, found
+            self._known[step] = variant, digest
             self._new.append(step)
-        elif self._known[step][1] != found:
+        elif self._known[step][1] != digest:
             raise Refusal(f"The batch after step {step} of {variant!r} is not the one that "
                           f"{self._known[step][0]!r} was given, so they cannot be compared: the data, or the "
                           "order in which they are read, changed. Start anew in another folder.")
 
     def write(self) -> None:
-        """Puts down what is new."""
+        """Appends new hashes to the file."""
         with writing(self._path):
             self._path.parent.mkdir(parents=True, exist_ok=True)
             with open(self._path, "a") as file:

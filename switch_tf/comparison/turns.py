@@ -1,4 +1,4 @@
-"""All variants of one seed, trained a few steps each in turn, so that a busy machine harms all alike."""
+"""Trains all variants of a seed a few steps each in turn, so that a busy machine slows all alike."""
 
 import contextlib
 
@@ -6,17 +6,19 @@ from switch_tf.comparison.description import naming
 from switch_tf.comparison.progress import OfVariant, Progress
 from switch_tf.comparison.same_batches import SameBatches
 
-# Steps at the beginning of a turn that are left out of the timing.
+# Steps at the beginning of a turn that are not timed.
 _UNTIMED = 2
 
 
 def next_turn(steps: dict[str, int], train_steps: dict[str, int], turn: int) -> tuple[str, int] | None:
-    """Whose turn it is, and to which step: laggards first, else in an order that rotates; None when all are done.
+    """Returns the next variant and the step to train it to, None when all are done.
+
+    Variants that are behind come first. Otherwise the order rotates.
 
     Args:
-        steps: variant -> the step that it has reached.
-        train_steps: variant -> its last step.
-        turn: int, steps of a turn, which ends at multiples of it.
+        steps: dict, variant -> its current step.
+        train_steps: dict, variant -> its last step.
+        turn: int. Number of steps of a turn, which ends at a multiple of it.
     """
     behind = [name for name in steps if steps[name] < train_steps[name]]
     if not behind:
@@ -30,18 +32,18 @@ def next_turn(steps: dict[str, int], train_steps: dict[str, int], turn: int) -> 
 
 def train(trainers: dict, configurations: dict[str, str], progress: Progress, batches_file, turn: int,
           stop_reason=lambda: None) -> bool:
-    """Trains the variants of one seed from wherever their run folders stand to the last step.
+    """Trains the variants of a seed from their newest checkpoints to the last step.
 
     Args:
-        trainers: variant -> Trainer, of which none was started.
-        configurations: variant -> text of its operative configuration.
-        progress: Progress, of the whole comparison.
-        batches_file: path, of the hashes of all batches; see `SameBatches`.
-        turn: int, steps.
-        stop_reason: see `Training.advance`.
+        trainers: dict, variant -> Trainer that was not started.
+        configurations: dict, variant -> text of its operative configuration.
+        progress: Progress of the comparison.
+        batches_file: Path of the hashes of all batches, see `SameBatches`.
+        turn: int. Number of steps of a turn.
+        stop_reason: See `Training.advance`.
 
     Returns:
-        Whether all got to their last step; otherwise all are saved where they are.
+        Whether all variants reached their last step. Otherwise all are saved at their current steps.
 
     Raises:
         Refusal: a mistake of the user, such as a Divergence, ended a variant, which the sentence names. The other
