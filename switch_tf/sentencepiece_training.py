@@ -16,11 +16,11 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from switch_tf.refusals import Refusal
 
-# As good as none: of a character that stands in no text. Without any, SentencePiece says so on standard error whenever
-# it loads the model.
+# A rule for a character that no text contains. Without any rule, SentencePiece prints a warning whenever it loads the
+# model.
 _RULES = "FFFF\tFFFD\n"
 
-# SentencePiece leaves out sentences of more than 4192 bytes, without a word.
+# SentencePiece silently leaves out sentences of more than 4192 bytes.
 _LONGEST = 4000  # bytes
 
 _TOO_HIGH = re.compile(r"Vocabulary size (?:is )?too high \(\d+\).*?<= (\d+)")
@@ -31,17 +31,17 @@ _EM_STEP = re.compile(r"EM sub_iter=\d+ size=(\d+)")
 def train(
     sentences: Iterable[str], num_pieces: int, is_quiet: bool = True, keeps_whitespace: bool = False
 ) -> bytes:
-    """Returns a serialised unigram model, the same bytes whenever the sentences are the same.
+    """Returns a serialised unigram model, with the same bytes for the same sentences.
 
     Args:
-        sentences: texts to learn the pieces from.
-        num_pieces: int. Size of the vocabulary without sentinels: padding 0, end of sequence 1, unknown 2.
-        is_quiet: bool. Write nothing to standard error.
-        keeps_whitespace: bool. Text is encoded as it is, with every space and newline, as source code needs it; else
-            it is normalised (NFKC), and spaces and newlines become one space.
+        sentences: Texts to learn the pieces from.
+        num_pieces: int. Size of the vocabulary without sentinels. Padding is 0, the end of sequence 1, unknown 2.
+        is_quiet: bool. Whether nothing is written to standard error.
+        keeps_whitespace: bool. Whether text is encoded with every space and newline, as source code needs it.
+            Otherwise it is normalised (NFKC), and spaces and newlines become one space.
 
     Raises:
-        RuntimeError: SentencePiece's, for example where the text has too few different pieces.
+        RuntimeError: SentencePiece cannot train, for example because the text has too few different pieces.
     """
     if not keeps_whitespace:
         return _train(sentences, num_pieces, is_quiet)
@@ -69,7 +69,7 @@ def _train(sentences, num_pieces, is_quiet, **options):
         vocab_size=num_pieces,
         pad_id=0, eos_id=1, unk_id=2, bos_id=-1,
         pad_piece="<pad>", eos_piece="</s>", unk_piece="<unk>",
-        # Without these two even a question mark was unknown.
+        # Without these two, even a question mark was unknown.
         byte_fallback=True,
         required_chars="".join(c for c in string.printable if c.isprintable() and c != " "),
         character_coverage=0.9995,
@@ -146,7 +146,7 @@ def characters_per_token(model: str, sentences: Sequence[str]) -> float:
 
 
 def sentences_of(text: str) -> Iterator[str]:
-    """The lines of a text; one that is too long for SentencePiece in parts, cut between words where there are any."""
+    """Yields the lines of a text. Lines that are too long for SentencePiece are cut, between words if possible."""
     for line in text.splitlines():
         while len(line.encode()) > _LONGEST:
             start = line.encode()[:_LONGEST].decode(errors="ignore")

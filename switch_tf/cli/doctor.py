@@ -1,4 +1,4 @@
-"""`switch-tf doctor`: is this machine set up right? Each line is what was found; each fault comes with its cure."""
+"""`switch-tf doctor`: checks this machine, and prints a cure for each fault."""
 
 import dataclasses
 import sys
@@ -17,15 +17,12 @@ CHECKS = (packages.check_python, packages.check_versions, packages.check_double_
 
 
 def add_arguments(parser) -> None:
-    """Declares the arguments of the command: none of its own."""
+    """Describes the command, which has no arguments."""
     parser.description = "Checks versions, accelerators, folders and resources of this machine."
 
 
 def run(arguments) -> dict:
-    """Runs every check, printing each finding as soon as it is known.
-
-    Returns: the JSON object; its `exit_status` is 1 if anything is a problem.
-    """
+    """Runs every check and prints each finding at once; returns all, with `exit_status` 1 if any is a problem."""
     stream = sys.stderr if arguments.json else sys.stdout
     findings = []
     for check in CHECKS:

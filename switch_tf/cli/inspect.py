@@ -85,7 +85,7 @@ def _inspect_config(config, arguments):
 
 
 def _inspect_folder(folder, arguments):
-    """Inspects a run, a checkpoint, or a folder of Hugging Face, whose `config.json` is not that of a run."""
+    """Inspects a run, a checkpoint, or a folder with a `config.json` of Hugging Face."""
     if not (folder / run_config.FILE).is_file() or run_config.is_in(folder):
         return costs.of_checkpoint(folder)
     from switch_tf.conversion import huggingface_folder

@@ -98,7 +98,7 @@ def _all_flags(flags, num_workers):
 
 
 def _do_fn(beam):
-    """Returns the class of the pipeline's step, whose base class is imported late."""
+    """Returns the class of the pipeline's step, which is defined late because Beam is imported late."""
 
     class WriteShard(beam.DoFn):
         def __init__(self, prepare):

@@ -1,7 +1,6 @@
-"""Writes the cache of a task, a shard at a time; any process may write any shard, in any order.
+"""The cache of a task, written shard by shard, by any process and in any order.
 
-A shard appears complete or not at all, and is known by its checksum, so that a command that was killed goes on with the
-shards that are missing.
+A shard appears complete or not at all and has a checksum, so a command that was killed resumes with the missing shards.
 """
 
 import dataclasses
@@ -107,9 +106,8 @@ def write(shard: Shard) -> None:
     """Reads, tokenises and writes one shard.
 
     Raises:
-        Refusal: a record or file that cannot be read, or features that a `tf.train.Example` cannot hold; says so
-            in a sentence.
-        OSError: the folder cannot be written to.
+        Refusal: A record or file cannot be read, a `tf.train.Example` cannot hold the features, or the folder cannot be
+            written.
     """
     from array_record.python import array_record_module
 
@@ -136,7 +134,7 @@ def write(shard: Shard) -> None:
         write_whole(shard.description, json.dumps(description, indent=1))
     except Refusal:
         raise
-    except Exception as error:  # whatever a task's own preprocessors raise
+    except Exception as error:  # from preprocessors of the user, of any kind
         raise Refusal(failure(task, shard.split, error)) from error
     finally:
         unfinished.unlink(missing_ok=True)

@@ -198,7 +198,7 @@ class TextFile:
                 yield end
 
     def _row_ends(self, stream, size):
-        """Yields the ends of rows of CSV, whose lines may end within quotation marks."""
+        """Yields the ends of rows of CSV, in which lines may end within quotation marks."""
         stream.seek(self._start)
         last = self._start
         for example in self._rows.read(ByteLines(stream)):

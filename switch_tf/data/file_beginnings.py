@@ -32,7 +32,7 @@ def start_of_array(stream) -> int:
 
 
 def check_objects_are_lines(name: str, stream) -> None:
-    """Refuses a file whose first JSON object goes on in its second line.
+    """Refuses a file with a first JSON object that continues in the second line.
 
     Raises:
         Refusal: names the file and how to make lines of it.

@@ -1,4 +1,4 @@
-"""Calls that may never return, such as a read from a pipe that nobody writes to."""
+"""Calls that may never return, such as a read from a pipe without a writer."""
 
 import queue
 import threading

@@ -13,7 +13,7 @@ from switch_tf.data.spelling import SENTINELS, read_text
 from switch_tf.refusals import Refusal
 
 _DECLARATION = "typed_sentinels"
-# T5's own objectives, whose inputs have gaps.
+# T5's objectives with gaps in their inputs.
 _OBJECTIVES = {"denoise", "iid_denoising", "span_corruption", "unsupervised"}
 # seqio's steps that append the end of sequence -> whether it stays at the end of a text that is cut.
 _APPENDING = {"append_eos_after_trim": True, "append_eos": False, "tokenize_and_append_eos": False}

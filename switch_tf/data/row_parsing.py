@@ -187,7 +187,7 @@ class _Lines:
         return self
 
     def begin_row(self):
-        """Starts a new row, whose lines are collected in `row`."""
+        """Starts a new row and collects its lines in `row`."""
         self._row_start, self.row = self.bytes, []
 
     def __next__(self):

@@ -63,7 +63,7 @@ def serve(app, listener: socket.socket, on_ready: Callable[[], None]) -> None:
         if server.should_exit:
             print(f"{name} once more: ended at once.", file=sys.stderr, flush=True)
             os._exit(_INTERRUPTED)
-        server.should_exit = True  # before the message, whose reader may send the next signal at once
+        server.should_exit = True  # before the message, because its reader may send the next signal at once
         print(f"{name}: answering what waits, {_STOPPING_SECONDS} seconds at most; once more ends at once.",
               file=sys.stderr, flush=True)
 

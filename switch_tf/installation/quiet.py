@@ -7,6 +7,8 @@ import sys
 import tempfile
 import warnings
 
+from switch_tf.refusals import Refusal
+
 
 def import_tensorflow(num_cpu_devices: int | None = None) -> None:
     """Imports TensorFlow; what it writes meanwhile is shown only if the import fails.
@@ -76,17 +78,14 @@ class _OneLine:
 
 @contextlib.contextmanager
 def held_back():
-    """Within this scope what is written to standard error is kept, and shown only if the scope fails.
-
-    A ValueError is not a failure: it says itself what a user did wrong.
-    """
+    """Withholds standard error within this scope, and prints it only if an exception other than a Refusal is raised."""
     sys.stderr.flush()
     original = os.dup(2)
     with tempfile.TemporaryFile() as written:
         os.dup2(written.fileno(), 2)
         try:
             yield
-        except ValueError:
+        except Refusal:
             raise
         except BaseException:
             written.seek(0)

@@ -44,7 +44,7 @@ def of_checkpoint(folder) -> dict:
     """Returns the step, parameters and bytes of a checkpoint, and the task, vocabulary and sizes of its run.
 
     Args:
-        folder: Run folder, of which the newest checkpoint is meant, or checkpoint folder.
+        folder: Checkpoint folder, or run folder, which stands for its newest checkpoint.
 
     Raises:
         BrokenCheckpoint: The checkpoint is damaged.
