@@ -1,7 +1,7 @@
 """Adversarial NLI (arXiv 1910.14599): `anli_r1`, `anli_r2`, `anli_r3`, one for each round, and `anli`, all three.
 
-t5 has no such task; the text is made by its preprocessor for GLUE, in the form that it gives MNLI. The Switch paper
-reports accuracy on the third round, and does not say which rounds it trains on.
+t5 has no such task. Its preprocessor for GLUE makes the text, in the form of MNLI. The Switch paper reports accuracy on
+the third round and does not name the rounds that it trains on.
 """
 
 import functools

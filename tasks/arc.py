@@ -17,7 +17,7 @@ LETTERS = ["A", "B", "C", "D", "E"]
 
 @seqio.map_over_dataset
 def choose(example: dict) -> dict:
-    """From `{"question": "Q", "choices": {"label": [0, 1], "text": ["x", "y"]}, "answerKey": 1}` to text.
+    """Converts `{"question": "Q", "choices": {"label": [0, 1], "text": ["x", "y"]}, "answerKey": 1}` to text.
 
     The inputs are "arc question: Q A: x B: y" and the targets "B".
     """

@@ -1,4 +1,4 @@
-"""Closed-book question answering (arXiv 2002.08910): a question without a text in which the answer could be found.
+"""Closed-book question answering (arXiv 2002.08910): questions without a text that contains the answer.
 
 `natural_questions`, `web_questions`, `trivia_qa`, and `closed_book_qa`, the mixture of the three. The model is trained
 on one answer and evaluated against all of them. As in that paper, the last tenth of the training questions is for
@@ -23,8 +23,8 @@ def question_to_answer(prefix: str, find_answers: Callable) -> Callable:
     """Returns a preprocessor of examples with a "question".
 
     Args:
-        prefix: str. What the inputs start with.
-        find_answers: function from an example to the answer to train on and the list of all answers.
+        prefix: str. Beginning of the inputs.
+        find_answers: Function from an example to the answer to train on and the list of all answers.
     """
 
     @seqio.map_over_dataset

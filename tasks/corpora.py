@@ -1,11 +1,10 @@
-"""The docs corpus: real English text that is on every machine which has switch_tf's requirements.
+"""The docs corpus: real English text on every machine with switch_tf's requirements.
 
 The text is the prose in the docstrings of the pinned distributions below: fluent technical English of a narrow
 domain, a few megabytes. It is collected once (seconds to a minute) and kept under `~/.cache/switch_tf` (or
-`$XDG_CACHE_HOME/switch_tf`). Its SHA-256 is checked at every load, so that a token id or a loss means the same
-everywhere. Where other versions are installed, as after a plain `pip install`, the corpus is made of those, a sentence
-says so, and its fingerprint is another. `python -m switch_tf.tasks.corpora` prints the new constants after a change of
-the pins.
+`$XDG_CACHE_HOME/switch_tf`). Its SHA-256 is checked at every load, so that token ids and losses are comparable. With
+other installed versions, as after a plain `pip install`, the corpus consists of their prose, a sentence is printed, and
+the fingerprint differs. `python -m switch_tf.tasks.corpora` prints the new constants after a change of the pins.
 """
 
 import functools
@@ -61,7 +60,7 @@ def docs_corpus(split: str) -> list[str]:
         split: "train" or "validation".
 
     Raises:
-        RuntimeError: a distribution was edited.
+        RuntimeError: A distribution was edited.
     """
     return ["\n".join(document["paragraphs"]) for document in docs_corpus_documents() if document["split"] == split]
 
@@ -71,7 +70,7 @@ def docs_corpus_documents() -> tuple[dict, ...]:
     """Returns every document as `{"split": ..., "object": "file::name", "paragraphs": [...]}`.
 
     Raises:
-        RuntimeError: as `docs_corpus`.
+        RuntimeError: See `docs_corpus`.
     """
     return tuple(map(json.loads, _content().splitlines()))
 
@@ -104,7 +103,7 @@ def _content() -> bytes:
 
 
 def _content_of_other_versions(difference):
-    """The corpus of what is installed, kept in a file whose name holds its digest."""
+    """Returns the corpus of the installed versions, kept in a file with its digest as name."""
     print(difference, file=sys.stderr, flush=True)
     key = pinned.digest(json.dumps(pinned.installed(DISTRIBUTIONS)).encode())
     folder = _root() / f"installed_{key}"
@@ -118,7 +117,7 @@ def _content_of_other_versions(difference):
 
 
 def cache_path() -> Path:
-    """Returns where the corpus of the pinned versions is kept on this machine."""
+    """Returns the path of the corpus of the pinned versions."""
     return _root() / SHA256[:16] / "docs_corpus.jsonl"
 
 
@@ -178,7 +177,7 @@ def _assemble(prose: dict[str, bytes]) -> bytes:
 
 
 def _write_cache(path: Path, content: bytes) -> None:
-    """Writes the file in one step, so that of two processes each sees a whole one."""
+    """Writes the file in one step, so that another process never reads half of it."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=path.parent) as folder:

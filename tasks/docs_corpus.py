@@ -4,7 +4,7 @@
 * `docs_corpus_span_corruption_bytes`: the same on bytes, 359 ids.
 * `docs_corpus_masked_tokens`: masked language modelling for an encoder without a decoder.
 
-Importing registers them and reads nothing; the corpus is collected when a data set is first asked for.
+Importing registers the tasks and reads nothing. The corpus is collected when a data set is first read.
 """
 
 from collections.abc import Callable, Mapping
@@ -22,7 +22,7 @@ def read_documents(split: str) -> dict[str, list[str]]:
 def source(
     read: Callable = read_documents, num_examples: Mapping[str, int] = corpora.NUM_DOCUMENTS
 ) -> in_memory.InMemorySource:
-    """Returns what `read` makes of the corpus as a seqio source: its documents, where nothing else is said."""
+    """Returns a seqio source of the examples that `read` makes of the corpus, by default its documents."""
     return in_memory.InMemorySource("docs corpus", read, num_examples, corpora.content_digest)
 
 

@@ -1,4 +1,4 @@
-"""What methods without a neural network score on `docs_corpus_library`: accuracy and macro F1, in percent.
+"""Scores of methods without a neural network on `docs_corpus_library`: accuracy and macro F1, in percent.
 
 `python -m switch_tf.tasks.docs_corpus_baselines` measures them on the corpus of this machine, in half a minute.
 """
@@ -16,7 +16,7 @@ Examples = Mapping[str, Sequence[str]]
 
 
 def majority(held_out: Examples) -> float:
-    """Returns the accuracy of always giving the answer that the held-out examples have most, in percent.
+    """Returns the accuracy of always predicting the most frequent held-out answer, in percent.
 
     Args:
         held_out: `{"inputs": ..., "targets": ...}`.

@@ -1,11 +1,11 @@
 """Tasks with inputs and targets that need no download, from the docs corpus (`corpora.py`).
 
-* `docs_corpus_library`: which of ten libraries does this docstring document? Their names are masked.
+* `docs_corpus_library`: the library, out of ten, that a docstring with masked names documents.
 * `docs_corpus_summary`: the first sentence of a docstring, from the rest of it.
 * `docs_corpus_module`: the module that defines a documented class or function, from its name: closed-book recall.
 
-The first two keep the corpus's own splits, by file: neither a file nor a paragraph is in both. Of the third nothing is
-held out: what is asked was taught. Importing registers them and reads nothing.
+The first two keep the splits of the corpus, by file: neither a file nor a paragraph is in both. The third has no
+held-out facts: its validation examples are training examples. Importing registers the tasks and reads nothing.
 """
 
 import re
@@ -14,7 +14,7 @@ import seqio
 
 from switch_tf.tasks import corpora, docs_corpus, metrics, preprocessors, text_to_text, vocabularies
 
-# Those of which the corpus has most, by the folder that they are imported from.
+# The libraries with the most documents in the corpus, by the name of their folder.
 LIBRARIES = (
     "pandas",
     "scipy",
@@ -31,8 +31,8 @@ NUM_LIBRARY_EXAMPLES = {"train": 10349, "validation": 563}
 NUM_SUMMARY_EXAMPLES = {"train": 3126, "validation": 192}
 NUM_MODULE_EXAMPLES = {"train": 16675, "validation": 4096}
 
-# Names of the libraries, abbreviations that people import them by, and classes that only one of them has, with all that
-# hangs on them by dots and hyphens, as in `np.ndarray` and "scikit-learn".
+# Names of the libraries, their usual abbreviations, and classes of only one of them, each with the words that follow
+# dots and hyphens, as in `np.ndarray` and "scikit-learn".
 _NAMES = re.compile(
     r"\b(?:(?:pandas|scipy|jax|nltk|sklearn|scikit|keras|orbax|tensorflow|tfds|numpy|flax|linen|dataframe)\w*"
     r"|(?:pd|sp|jnp|ocp|tf|np|nn|nnx|xla|series)\b)(?:[.-]\w+)*",
@@ -70,22 +70,22 @@ def summary_examples(split: str) -> dict[str, list[str]]:
 
 
 def module_examples(split: str) -> dict[str, list[str]]:
-    """Returns names that one module alone defines, such as "DataFrame.groupby", and those modules.
+    """Returns names that only one module defines, such as "DataFrame.groupby", and those modules.
 
-    In the corpus's own random order; the validation split is the beginning of it.
+    They have the random order of the corpus. The validation split is its beginning.
     """
     files = {}
     for document in corpora.docs_corpus_documents():
         file, _, name = document["object"].partition("::")
         if name:
             files.setdefault(name, set()).add(file)
-    facts = [(name, *found) for name, found in files.items() if len(found) == 1][: NUM_MODULE_EXAMPLES[split]]
+    facts = [(name, *modules) for name, modules in files.items() if len(modules) == 1][: NUM_MODULE_EXAMPLES[split]]
     modules = [file.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for _, file in facts]
     return {"inputs": [name for name, _ in facts], "targets": modules}
 
 
 def class_of(library: str, example: dict | None = None, is_target: bool = False) -> int:
-    """Returns the index of a library among `LIBRARIES`, -1 for any other text. seqio passes the rest."""
+    """Returns the index of a library among `LIBRARIES`, -1 for any other text. seqio passes the other arguments."""
     del example, is_target
     return LIBRARIES.index(library) if library in LIBRARIES else -1
 

@@ -1,8 +1,8 @@
 """Finds the English prose in the docstrings of an installed distribution.
 
-Reads the files that the distribution lists in its RECORD and parses them; nothing is imported, so the result is a
-function of the distribution's version only. Imports the standard library only: `corpora.py` runs this file as a
-script, one process per distribution, because a process in which TensorFlow has started threads must not fork.
+Reads and parses the files in the distribution's RECORD and imports none of them, so the result depends only on the
+version of the distribution. Imports only the standard library, because `corpora.py` runs this file as a script, one
+process per distribution: a process in which TensorFlow has started threads must not fork.
 """
 
 import ast
@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 
-# Tests talk about themselves. numpy.distutils is in the wheels for Python 3.11 and not in those for 3.12, and
-# _distributor_init.py says something else on every platform.
+# Tests describe themselves. numpy.distutils is in the wheels for Python 3.11 and not in those for 3.12, and
+# _distributor_init.py differs between platforms.
 _SKIPPED_FILE = re.compile(
     r"(^|/)(tests?|testing|_vendor|vendored)/|(^|/)(test_[^/]*|[^/]*_test|_distributor_init)\.py$|^numpy/distutils/"
 )
@@ -53,7 +53,7 @@ def read_distribution(name: str) -> list[dict]:
 
 
 def read_files(name: str) -> Iterator[tuple[str, str]]:
-    """Yields the name and the text of each Python file of a distribution, in the order of names, but for tests.
+    """Yields the name and the text of each Python file of a distribution except tests, sorted by name.
 
     Args and raises: see `read_distribution`.
     """
@@ -87,7 +87,7 @@ def _is_prose(text: str) -> bool:
 
 
 def _docstrings(tree: ast.Module) -> Iterator[tuple[str, str]]:
-    """Yields (qualified name, docstring) of the module (whose name is empty), its classes and functions."""
+    """Yields (qualified name, docstring) of the module, with the name "", and of its classes and functions."""
     stack = [(tree, "")]
     while stack:
         node, name = stack.pop()

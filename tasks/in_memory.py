@@ -9,15 +9,15 @@ from switch_tf import data
 
 
 class InMemorySource(seqio.DataSource):
-    """Examples that a function hands out.
+    """Examples that a function returns.
 
-    All of them are shuffled, not a window of them, in an order that a checkpoint of the iterator holds as one key.
+    All of them are shuffled, without a window, in an order that a checkpoint of the iterator holds as one key.
 
     Args:
-        name: str, of what the examples are from.
-        read: function from a split to its examples, `{feature: list of str}`; called when they are first needed.
-        num_examples: split -> how many there are, without reading them.
-        content: str, or function that returns it. A digest of the text of all splits.
+        name: str. Name of the data.
+        read: Function from a split to its examples, `{feature: list of str}`, called at the first use.
+        num_examples: Split -> number of examples.
+        content: Digest of the text of all splits, or a function that returns it.
     """
 
     def __init__(self, name: str, read: Callable, num_examples: Mapping[str, int], content: str | Callable):
@@ -28,15 +28,15 @@ class InMemorySource(seqio.DataSource):
 
     @property
     def supports_arbitrary_sharding(self) -> bool:
-        """Any number of shards is served by `get_dataset`."""
+        """Whether `get_dataset` takes any number of shards: it does."""
         return True
 
     def list_shards(self, split: str) -> list[str]:
-        """Returns one name, of no file: the examples are not kept in shards."""
+        """Returns one name that is no file, because the examples have no shards."""
         return [f"{self._name}: {split}"]
 
     def fingerprint(self, split: str) -> str:
-        """Returns what the text of every split is known by."""
+        """Returns the digest of the text of all splits."""
         return self._content if isinstance(self._content, str) else self._content()
 
     def get_dataset(self, split="train", shuffle=True, seed=None, shard_info=None, **unused) -> tf.data.Dataset:

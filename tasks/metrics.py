@@ -1,7 +1,7 @@
-"""Metrics of text, with the names, units and values of t5's: percent, except for `edit_distance`, which counts words.
+"""Metrics of text with the names, units and values of t5: percent, except for `edit_distance`, which counts words.
 
-Each is a function of targets and predictions, lists of equal length, and returns name -> value. Packages that take time
-to import are imported when a metric is computed.
+Each is a function of targets and predictions, lists of equal length, and returns name -> value. Slow packages are
+imported when a metric is computed.
 """
 
 import collections
@@ -17,12 +17,12 @@ _TRIVIA_QA_PUNCTUATION = string.punctuation + "‘’´`_"
 
 
 def accuracy(targets: Sequence, predictions: Sequence) -> dict[str, float]:
-    """Share of predictions that equal their targets, which may be texts or classes."""
+    """Returns the share of predictions that equal their targets, which may be texts or classes."""
     return {"accuracy": _share_of_equal(targets, predictions)}
 
 
 def sequence_accuracy(targets: Texts, predictions: Texts) -> dict[str, float]:
-    """Share of predictions that equal their targets to the letter."""
+    """Returns the share of predictions that equal their targets exactly."""
     return {"sequence_accuracy": _share_of_equal(targets, predictions)}
 
 
@@ -31,7 +31,7 @@ def _share_of_equal(targets, predictions):
 
 
 def mean_multiclass_f1(num_classes: int) -> Callable:
-    """Returns the metric that is the mean of the F1 of classes 0 to `num_classes` - 1."""
+    """Returns a metric: the mean F1 of the classes 0 to `num_classes` - 1."""
     name = f"mean_{num_classes}class_f1"
 
     def metric(targets, predictions):
@@ -45,50 +45,50 @@ def mean_multiclass_f1(num_classes: int) -> Callable:
 
 
 def pearson_corrcoef(targets: Sequence[float], predictions: Sequence[float]) -> dict[str, float]:
-    """Pearson's correlation of numbers."""
+    """Returns Pearson's correlation of numbers."""
     import scipy.stats
 
     return {"pearson_corrcoef": 100 * scipy.stats.pearsonr(targets, predictions)[0]}
 
 
 def spearman_corrcoef(targets: Sequence[float], predictions: Sequence[float]) -> dict[str, float]:
-    """Spearman's correlation of the ranks of numbers."""
+    """Returns Spearman's correlation of the ranks of numbers."""
     import scipy.stats
 
     return {"spearman_corrcoef": 100 * scipy.stats.spearmanr(targets, predictions)[0]}
 
 
 def bleu(targets: Texts | Sequence[Texts], predictions: Texts) -> dict[str, float]:
-    """BLEU by sacrebleu, with the tokens of WMT's international tokenizer.
+    """Returns sacrebleu's BLEU, with the tokens of WMT's international tokenizer.
 
     Args:
-        targets: list of str; or one list for each set of references.
+        targets: list of str, or a list for each set of references.
         predictions: list of str.
     """
     import sacrebleu
 
-    references = [list(one) for one in targets] if isinstance(targets[0], list) else [targets]
+    references = [list(texts) for texts in targets] if isinstance(targets[0], list) else [targets]
     score = sacrebleu.corpus_bleu(predictions, references, smooth_method="exp", smooth_value=0.0, force=False,
                                   lowercase=False, tokenize="intl", use_effective_order=False)
     return {"bleu": score.score}
 
 
 def rouge(targets: Texts, predictions: Texts) -> dict[str, float]:
-    """F1 of ROUGE-1, ROUGE-2 and ROUGE-Lsum, the middle of a bootstrap over the examples."""
+    """Returns the F1 of ROUGE-1, ROUGE-2 and ROUGE-Lsum, the middle of a bootstrap over the examples."""
     from rouge_score import rouge_scorer, scoring
 
     names = ("rouge1", "rouge2", "rougeLsum")
     scorer, scores = rouge_scorer.RougeScorer(names), scoring.BootstrapAggregator()
     for target, prediction in zip(targets, predictions, strict=True):
-        # ROUGE-Lsum takes lines for sentences.
+        # For ROUGE-Lsum, lines are sentences.
         target, prediction = (text.replace(" . ", " .\n") for text in (target, prediction))
         scores.add_scores(scorer.score(target, prediction))
-    found = scores.aggregate()
-    return {name: 100 * found[name].mid.fmeasure for name in names}
+    aggregated = scores.aggregate()
+    return {name: 100 * aggregated[name].mid.fmeasure for name in names}
 
 
 def edit_distance(targets: Texts, predictions: Texts) -> dict[str, float]:
-    """Words to insert, delete or replace, in lower case: least, most, mean, median and sum over the examples."""
+    """Counts words to insert, delete or replace, in lower case: least, most, mean, median and sum over the examples."""
     import editdistance
 
     words = [[re.split(r"[^\w]", text.lower()) for text in texts] for texts in (predictions, targets)]
@@ -98,12 +98,12 @@ def edit_distance(targets: Texts, predictions: Texts) -> dict[str, float]:
 
 
 def squad(targets: Sequence[Texts], predictions: Texts) -> dict[str, float]:
-    """Exact match `em` and `f1` of words, each the best over the right answers, as SQuAD's script compares them."""
+    """Returns the exact match `em` and the `f1` of words, each the best over the right answers, as SQuAD's script."""
     return _answers(targets, predictions, lambda text: _normalized(text, string.punctuation, ""))
 
 
 def trivia_qa(targets: Sequence[Texts], predictions: Texts) -> dict[str, float]:
-    """The same, as TriviaQA's script compares them: punctuation separates words."""
+    """Returns `em` and `f1` as TriviaQA's script does: punctuation separates words."""
     return _answers(targets, predictions, lambda text: _normalized(text, _TRIVIA_QA_PUNCTUATION, " "))
 
 
@@ -117,7 +117,7 @@ def _answers(targets, predictions, normalized):
 
 
 def _normalized(text, punctuation, replacement):
-    """In lower case, without articles and punctuation, one blank between words."""
+    """Returns a text in lower case, without articles and punctuation, with one blank between words."""
     text = text.lower().translate({ord(sign): replacement for sign in punctuation})
     return " ".join(re.sub(r"\b(a|an|the)\b", " ", text).split())
 

@@ -1,7 +1,7 @@
-"""T5's noise (arXiv 1910.10683, section 3.1.4): documents cut to segments, and the tokens of a segment to predict.
+"""T5's noise (arXiv 1910.10683, section 3.1.4): documents cut into segments, and the tokens of a segment to predict.
 
-The functions draw the same random numbers in the same order as t5's, and have the same steps of `tf.data`: a seed gives
-the same examples, and a run that was started with t5's can be resumed.
+The functions draw the same random numbers in the same order as t5 and have the same steps of `tf.data`. A seed gives
+the same examples, and a run that was started with t5's functions can be resumed.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,10 +21,10 @@ def segments(dataset: tf.data.Dataset, length: int) -> tf.data.Dataset:
     """Cuts documents into segments of `length` tokens, across the borders of documents.
 
     Args:
-        dataset: of `{"targets": <int32>[tokens]}`, one element per document. Tokens 0 are dropped.
-        length: int. Tokens of a segment; only the last one of 128 documents is shorter.
+        dataset: Dataset of `{"targets": <int32>[tokens]}`, one element per document. Tokens 0 are dropped.
+        length: int. Tokens of a segment. Only the last one of 128 documents is shorter.
 
-    Returns: dataset of `{"targets": <int32>[<= length]}`.
+    Returns: Dataset of `{"targets": <int32>[<= length]}`.
     """
 
     @seqio.map_over_dataset(num_seeds=1)
@@ -38,7 +38,7 @@ def segments(dataset: tf.data.Dataset, length: int) -> tf.data.Dataset:
 
     @seqio.map_over_dataset(num_seeds=1)
     def cut(example, seed):
-        del seed  # nothing here is random, but the seeds of later steps depend on the number of seeds drawn before
+        del seed  # unused, but the seeds of later steps depend on the number of seeds drawn before
         tokens = example["targets"]
         count = (tf.size(tokens) + length - 1) // length
         padding = count * length - tf.size(tokens)
@@ -74,13 +74,13 @@ def add_noise(
     """Makes inputs and targets from the tokens of each segment.
 
     Args:
-        dataset: of `{"targets": <int32>[tokens]}`.
-        output_features: seqio's description of inputs and targets, of one vocabulary.
-        mask: function of a length and two seeds to `<bool>[length]`, True where a token is noise.
-        inputs, targets: functions of tokens, that mask and the last id of the vocabulary to tokens.
+        dataset: Dataset of `{"targets": <int32>[tokens]}`.
+        output_features: seqio's description of inputs and targets, with the same vocabulary.
+        mask: Function of a length and two seeds to `<bool>[length]`, True for noise.
+        inputs, targets: Functions of tokens, that mask and the last id of the vocabulary to tokens.
 
     Raises:
-        Refusal: inputs and targets have different vocabularies.
+        Refusal: Inputs and targets have different vocabularies.
     """
     vocabulary = output_features["targets"].vocabulary
     if output_features["inputs"].vocabulary != vocabulary:
@@ -103,13 +103,13 @@ def token_mask(length, seeds, noise_density: float):
 
 
 def span_mask(length, seeds, noise_density: float, mean_span_length: float):
-    """Marks spans of tokens, of random lengths and at random places; the first token is never marked.
+    """Marks spans of tokens with random lengths and positions. The first token is never marked.
 
     Args:
         length: <int32>[]. Tokens of the segment.
-        seeds: two of <int32>[2].
-        noise_density: share of marked tokens, in (0, 1).
-        mean_span_length: tokens per span.
+        seeds: Two of <int32>[2].
+        noise_density: Share of marked tokens, in (0, 1).
+        mean_span_length: Tokens per span.
     """
     size = tf.maximum(length, 2)
     num_noise = tf.cast(tf.round(tf.cast(size, tf.float32) * noise_density), tf.int32)
@@ -122,7 +122,7 @@ def span_mask(length, seeds, noise_density: float, mean_span_length: float):
 
 
 def _random_lengths(total, count, seed):
-    """`count` positive integers that add up to `total`, all such lists equally likely."""
+    """Draws `count` positive integers with the sum `total`, with the same probability for all such lists."""
     is_border = seqio.stateless_shuffle(tf.cast(tf.range(total - 1) < count - 1, tf.int32), seed)
     borders = tf.cast(tf.where(is_border > 0)[:, 0], tf.int32) + 1
     borders = tf.concat([[0], borders, [total]], axis=0)
@@ -148,7 +148,7 @@ def last_id_per_token(tokens, is_noise, last_id: int):
 
 
 def segment_length(inputs_length: int, noise_density: float, mean_span_length: float) -> int:
-    """Tokens of the longest segment whose inputs, one sentinel for each span and the end of sequence included, fit."""
+    """Returns the length of the longest segment that fits, with a sentinel for each span and the end of sequence."""
     def needed(length):
         num_noise = round(length * noise_density)
         return length - num_noise + round(num_noise / mean_span_length) + 1

@@ -1,4 +1,4 @@
-"""The installed distributions that corpora are made of: whether they are the pinned versions, as published."""
+"""The installed distributions of the corpora, compared with the pinned versions."""
 
 import hashlib
 from collections.abc import Mapping
@@ -11,16 +11,16 @@ _VALIDATION_MODULUS = 20
 
 
 def installed(distributions: Mapping[str, tuple[str, str]]) -> dict[str, str]:
-    """Returns the installed ones of these distributions: name -> version."""
+    """Returns name -> version of the distributions that are installed."""
     return {name: version for name in distributions if (version := environment.installed_version(name))}
 
 
 def describe_difference(corpus: str, distributions: Mapping[str, tuple[str, str]]) -> str:
-    """Returns a sentence on what a corpus is made of where the installed versions are not the pinned ones, else "".
+    """Returns a sentence about installed versions that are not the pinned ones, "" if there are none.
 
     Args:
-        corpus: str, the name of what is made of them.
-        distributions: distribution -> its pinned version and the digest of its text.
+        corpus: str. Name of the corpus.
+        distributions: Distribution -> its pinned version and the digest of its text.
     """
     found = installed(distributions)
     others = [f"{name} {found.get(name, 'is not installed')} (pinned: {version})"
@@ -33,17 +33,12 @@ def describe_difference(corpus: str, distributions: Mapping[str, tuple[str, str]
 
 
 def check_digests(corpus: str, distributions: Mapping[str, tuple[str, str]], texts: Mapping[str, bytes]) -> None:
-    """Refuses files that are not those of the wheels.
+    """Refuses files of pinned versions that differ from those of the wheels.
 
     Args:
-        corpus: str, the name of what is made of them.
-        distributions: distribution -> its version and the digest of its text.
-        texts: distribution -> text that was read.
-
-    Only the pinned versions are checked, as the digests of others are not known.
-
-    Raises:
-        Refusal: with the command that mends it.
+        corpus: str. Name of the corpus.
+        distributions: Distribution -> its pinned version and the digest of its text.
+        texts: Distribution -> text that was read.
     """
     found = installed(distributions)
     changed = [name for name, text in texts.items()
@@ -57,7 +52,7 @@ def check_digests(corpus: str, distributions: Mapping[str, tuple[str, str]], tex
 
 
 def split_of(file: str) -> str:
-    """Returns "train" or "validation", always the same for a file's name."""
+    """Returns "train" or "validation", depending only on the name of the file."""
     return "train" if int(hashlib.sha256(file.encode()).hexdigest(), 16) % _VALIDATION_MODULUS else "validation"
 
 

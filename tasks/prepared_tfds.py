@@ -1,4 +1,4 @@
-"""A seqio source for TFDS data sets that are too large to be prepared on the way."""
+"""A seqio source for TFDS data sets that are too large to be prepared during a run."""
 
 import re
 from collections.abc import Mapping
@@ -9,13 +9,13 @@ from switch_tf.refusals import Refusal
 
 
 class PreparedTfdsSource(seqio.TfdsDataSource):
-    """Reads a data set that somebody has prepared, and never starts to download one.
+    """A source of a prepared data set, which never starts a download.
 
     The folder is `$TFDS_DATA_DIR`, or `~/tensorflow_datasets`.
 
     Args:
         tfds_name: str. Name, config and version, for example "c4/en:3.1.0".
-        split_names: seqio's split -> the split of the data set, or a part of it, for example `{"train": "de[:90%]"}`.
+        split_names: seqio's split -> split of the data set, or a part of it, for example `{"train": "de[:90%]"}`.
     """
 
     def __init__(self, tfds_name: str, split_names: Mapping[str, str]):
@@ -27,7 +27,7 @@ class PreparedTfdsSource(seqio.TfdsDataSource):
         """The splits of the task.
 
         Raises:
-            Refusal: the data set is not prepared, or without one of the splits.
+            Refusal: The data set is not prepared, or lacks one of the splits.
         """
         info = self.tfds_dataset.info
         names = dict.fromkeys(re.sub(r"\[.*\]", "", name) for name in self._split_names.values())

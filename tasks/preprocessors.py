@@ -1,4 +1,4 @@
-"""The pretraining objectives, from `{"text": string}` to `{"inputs": tokens, "targets": tokens}`."""
+"""Pretraining objectives, from `{"text": string}` to `{"inputs": tokens, "targets": tokens}`."""
 
 import functools
 from collections.abc import Callable, Mapping
@@ -18,10 +18,10 @@ MEAN_NOISE_SPAN_LENGTH = 3.0
 def pretraining(objective: Callable) -> list[Callable]:
     """Returns the preprocessors of a pretraining task: text to tokens without sentinels, `objective`, end of sequence.
 
-    None of the steps branches on a tensor, and AutoGraph would take seconds to find that out, in every process.
+    No step branches on a tensor, so AutoGraph, which would take seconds in every process, is turned off.
 
     Args:
-        objective: `span_corruption` or `masked_tokens` below.
+        objective: `span_corruption` or `masked_tokens`.
     """
     plain = tf.autograph.experimental.do_not_convert
     return [
@@ -47,18 +47,18 @@ def span_corruption(
     output_features: Mapping[str, seqio.Feature],
     mean_noise_span_length: float = MEAN_NOISE_SPAN_LENGTH,
 ) -> tf.data.Dataset:
-    """T5's objective (arXiv 1910.10683, section 3.1.4): drop spans of 15 % of the tokens, predict them.
+    """Applies T5's objective (arXiv 1910.10683, section 3.1.4): drops spans of 15 % of the tokens as targets.
 
     In the inputs each span is replaced by one sentinel, in the targets each sentinel is followed by its span.
 
     Args:
-        dataset: of `{"targets": <int32>[tokens]}`, one element per document.
-        sequence_length: tokens of inputs and targets, the end of sequence included.
-        output_features: as returned by the function of that name.
-        mean_noise_span_length: tokens per span, on average.
+        dataset: Dataset of `{"targets": <int32>[tokens]}`, one element per document.
+        sequence_length: Tokens of inputs and targets, the end of sequence included.
+        output_features: Result of the function of that name.
+        mean_noise_span_length: Mean number of tokens of a span.
 
     Raises:
-        Refusal: too short lengths, or more spans than sentinels, which would use ids of real tokens.
+        Refusal: The lengths are too short, or there are more spans than sentinels, which would use ids of real tokens.
     """
     check_span_corruption(sequence_length, mean_noise_span_length)
     length = noise.segment_length(sequence_length["inputs"], NOISE_DENSITY, mean_noise_span_length)
@@ -72,11 +72,7 @@ def check_span_corruption(
     mean_noise_span_length: float = MEAN_NOISE_SPAN_LENGTH,
     num_sentinels: int = vocabularies.NUM_SENTINELS,
 ) -> None:
-    """Refuses lengths for which span corruption has no room or not enough sentinels.
-
-    Raises:
-        Refusal: with the numbers and the length that would do.
-    """
+    """Refuses lengths that are too short for span corruption or need too many sentinels."""
     inputs_length, targets_length = sequence_length["inputs"], sequence_length["targets"]
     num_spans, needed = _num_spans_and_targets_length(inputs_length, mean_noise_span_length)
     if num_spans < 1:
@@ -104,15 +100,15 @@ def masked_tokens(
     sequence_length: Mapping[str, int],
     output_features: Mapping[str, seqio.Feature],
 ) -> tf.data.Dataset:
-    """Masked language modelling for an encoder without a decoder.
+    """Applies masked language modelling for an encoder without a decoder.
 
-    15 % of the tokens, chosen one by one, are replaced by the last id of the vocabulary; the targets are the whole
-    original sequence. seqio.EncoderFeatureConverter then counts the loss where the inputs hold that id.
+    15 % of the tokens, chosen independently, are replaced by the last id of the vocabulary. The targets are the whole
+    original sequence. seqio.EncoderFeatureConverter counts the loss only at the positions of that id.
 
     Args:
-        dataset: of `{"targets": <int32>[tokens]}`, one element per document.
-        sequence_length: tokens of inputs and targets, both the same, the end of sequence included.
-        output_features: as returned by the function of that name.
+        dataset: Dataset of `{"targets": <int32>[tokens]}`, one element per document.
+        sequence_length: Tokens of inputs and targets, both the same, the end of sequence included.
+        output_features: Result of the function of that name.
     """
     # Leaves room for the end of sequence.
     dataset = noise.segments(dataset, sequence_length["inputs"] - output_features["inputs"].add_eos)
@@ -122,7 +118,7 @@ def masked_tokens(
 
 def _num_spans_and_targets_length(inputs_length, mean_noise_span_length):
     tokens_length = noise.segment_length(inputs_length, NOISE_DENSITY, mean_noise_span_length)
-    # T5's mask is made in float32, where for one length in a hundred one token more is noise than its helper says.
+    # T5 computes its mask in float32, which has one more token of noise than its helper for one length in a hundred.
     num_noise_tokens = int(np.round(np.float32(tokens_length) * np.float32(NOISE_DENSITY)))
     num_spans = int(np.round(np.float32(num_noise_tokens) / np.float32(mean_noise_span_length)))
     return num_spans, num_noise_tokens + num_spans + 1

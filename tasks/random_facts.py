@@ -40,7 +40,7 @@ def facts(count: int) -> tuple[list[str], list[str]]:
 
 
 def examples(count: int, split: str) -> dict[str, list[str]]:
-    """Returns inputs and targets of a split of a task with so many facts."""
+    """Returns inputs and targets of a split of a task."""
     keys, values = facts(count)
     end = count if split == "train" else NUM_ASKED
     return {"inputs": keys[:end], "targets": values[:end]}

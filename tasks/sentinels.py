@@ -1,7 +1,7 @@
-"""Sentinels that a text holds by chance, such as `<extra_id_0>` in a page on T5, are spelt out in ordinary pieces.
+"""Ordinary pieces for sentinels that occur in plain text, such as `<extra_id_0>` in a page on T5.
 
-SentencePiece would make the control token of them, also of forms that its normalisation turns into one (full-width
-letters, invisible characters). So this looks at tokens, not at text.
+SentencePiece turns them into control tokens, as it does with forms that its normalisation maps to one (full-width
+letters, invisible characters). So tokens are replaced, not text.
 """
 
 import itertools
@@ -18,24 +18,24 @@ def spell_out(
     dataset: tf.data.Dataset,
     output_features: Mapping[str, seqio.Feature],
 ) -> tf.data.Dataset:
-    """Replaces each sentinel by the pieces of its name, in data that were just tokenised.
+    """Replaces each sentinel by the pieces of its name, directly after tokenisation.
 
-    Not for a task whose text holds sentinels on purpose.
+    It must not be used for a task with intended sentinels in its text.
 
     Args:
-        dataset: of `{feature: <int32>[tokens]}`, and whatever else.
-        output_features: those of the task, whose vocabularies say which ids are sentinels.
+        dataset: Dataset of `{feature: <int32>[tokens]}` and other entries.
+        output_features: Features of the task. Their vocabularies define the sentinels.
     """
     present = output_features.keys() & dataset.element_spec.keys()
     spellings = {name: _spellings(output_features[name].vocabulary) for name in present}
     spellings = {name: spelling for name, spelling in spellings.items() if spelling}
 
     def spell_out_example(example):
-        found = {
+        spelt_out = {
             name: tf.gather(tf.RaggedTensor.from_row_lengths(*spelling), example[name]).flat_values
             for name, spelling in spellings.items()
         }
-        return {**example, **found}
+        return {**example, **spelt_out}
 
     if not spellings:
         return dataset
@@ -43,8 +43,8 @@ def spell_out(
 
 
 def _spellings(vocabulary):
-    """Ordinary ids of every id, one after the other, and how many each has; None where text makes no sentinel."""
-    if not (found := data.spellings(vocabulary)):
+    """Returns the ordinary ids of every id, concatenated, and their counts, None if text never becomes a sentinel."""
+    if not (names := data.spellings(vocabulary)):
         return None
-    pieces = [found.get(id_, [id_]) for id_ in range(vocabulary.vocab_size)]
+    pieces = [names.get(id_, [id_]) for id_ in range(vocabulary.vocab_size)]
     return tf.constant(list(itertools.chain(*pieces)), tf.int32), tf.constant([len(ids) for ids in pieces])

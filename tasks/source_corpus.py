@@ -1,12 +1,11 @@
-"""A pretraining task on Python sources that are on every machine which has switch_tf's requirements, no download.
+"""A pretraining task on Python sources on every machine with switch_tf's requirements, without a download.
 
 * `source_corpus_span_corruption`: T5's objective on the files of the distributions that the docs corpus is made of
   (`corpora.py`), 4096 SentencePiece ids that keep every space and newline.
 
 Sixteen times as much text as the docs corpus, so that models can be compared before they read it twice. Importing
-registers the task and reads nothing; the files are read when a data set is first asked for, in a few seconds, and
-checked.
-`python -m switch_tf.tasks.source_corpus` prints the constants anew after a change of the pins.
+registers the task and reads nothing. The files are read and checked, in a few seconds, when a data set is first read.
+`python -m switch_tf.tasks.source_corpus` prints the new constants after a change of the pins.
 """
 
 import functools
@@ -18,8 +17,8 @@ import seqio
 
 from switch_tf.tasks import corpora, docstrings, in_memory, pinned, preprocessors, vocabularies
 
-# Digests of the sources of all that the docs corpus is made of: their files are the same in the wheels for Python 3.11
-# and 3.12, but for what `_GENERATED` leaves out.
+# Digests of the sources of the docs corpus. Their files are the same in the wheels for Python 3.11 and 3.12, except for
+# those that `_GENERATED` matches.
 _DIGESTS = {
     "jax": "d83839252b397be6",
     "scipy": "493cae1a6cab8d6c",
@@ -46,32 +45,32 @@ DISTRIBUTIONS = {name: (version, _DIGESTS.get(name)) for name, (version, _) in c
 SHA256 = "a9525205be63fb0e5f9cc5a062bc45d333e23875b85730b3bdc7c05356df9663"
 NUM_FILES = {"train": 4151, "validation": 239}
 
-_GENERATED = re.compile(r"(^|/)__config__\.py$")  # says by what compiler a wheel was built
+_GENERATED = re.compile(r"(^|/)__config__\.py$")  # names the compiler of a wheel
 _BLANK_LINES = re.compile(r"\n(?:[ \t]*\n)+")
 
 
 def read_sources(split: str) -> dict[str, list[str]]:
-    """Returns the files of a split as the one feature "text", in a fixed order that is random.
+    """Returns the files of a split as the feature "text", in a fixed random order.
 
-    A block between blank lines that was in a file before, such as a licence, is left out.
+    Repeated blocks between blank lines, such as licences, are left out.
 
     Args:
         split: "train" or "validation".
 
     Raises:
-        RuntimeError: a distribution was edited.
+        RuntimeError: A distribution was edited.
     """
     return {"text": [text for file, text in _sources() if pinned.split_of(file) == split]}
 
 
 def content_digest() -> str:
-    """Returns the digest of this machine's corpus, which is read for it."""
+    """Reads this machine's corpus and returns its digest."""
     return pinned.digest(_joined(_sources()))
 
 
 @functools.cache
 def _sources() -> tuple[tuple[str, str], ...]:
-    """The name and the text of every file, after checking that those of pinned versions are the expected ones."""
+    """Returns the name and the text of every file, after checking the files of pinned versions."""
     if difference := pinned.describe_difference("source corpus", DISTRIBUTIONS):
         print(difference, file=sys.stderr, flush=True)
     files = _read_distributions(pinned.installed(DISTRIBUTIONS))

@@ -1,8 +1,8 @@
 """SuperGLUE (arXiv 1905.00537) as text to text, by t5's own preprocessors and metrics, and its mixtures.
 
 The data are `super_glue/*:1.0.2`. As in t5, the Winograd schemas (WSC) are trained as "which noun does the marked
-pronoun stand for?", on the schemas whose referent is the right one and on Definite Pronoun Resolution, and evaluated as
-they are. The two diagnostic sets, AX-b and AX-g, are read like RTE and evaluated alone.
+pronoun stand for?", on schemas with the right referent and on Definite Pronoun Resolution, and evaluated unchanged. The
+two diagnostic sets, AX-b and AX-g, are read like RTE and only evaluated.
 """
 
 import functools

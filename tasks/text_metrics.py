@@ -1,4 +1,4 @@
-"""Metrics of text against text by the names that `METRICS` of a gin file may hold."""
+"""Metrics of texts by the names that gin files use in `METRICS`."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -9,20 +9,20 @@ from switch_tf.tasks import metrics
 
 NAMES = ("accuracy", "f1", "sequence_accuracy", "edit_distance", "bleu", "rouge", "squad", "trivia_qa", "pearson",
          "spearman")
-NO_NUMBER = -1.0  # what t5 takes a prediction for that is no number, in GLUE's STS-B
+NO_NUMBER = -1.0  # t5's value of a prediction that is no number, in GLUE's STS-B
 
 
 def metric_functions(names: str | Sequence[str]) -> list[Callable]:
     """Returns seqio's metric functions, of `targets` and `predictions`, both lists of str; values in percent.
 
     Args:
-        names: any of `NAMES`, or one of them. "f1" is the mean F1 of the labels, "squad" and "trivia_qa" exact match
-            and F1 of words, after their own normalisation. "pearson" and "spearman" correlate targets and predictions
-            that are numbers, as in GLUE's STS-B; a prediction that is none counts as -1, and predictions (or targets)
-            that are all equal have a correlation of 0.
+        names: One or more of `NAMES`. "f1" is the mean F1 of the labels, "squad" and "trivia_qa" are exact match and F1
+            of words after normalisation. "pearson" and "spearman" correlate targets and predictions that are numbers,
+            as in GLUE's STS-B. A prediction that is no number counts as -1, and the correlation of constant predictions
+            or targets is 0.
 
     Raises:
-        Refusal: another name.
+        Refusal: A name is unknown.
     """
     names = [names] if isinstance(names, str) else names
     if not isinstance(names, list | tuple):
@@ -35,7 +35,7 @@ def metric_functions(names: str | Sequence[str]) -> list[Callable]:
 
 
 def _mean_f1(targets, predictions):
-    """F1 of each label among the targets, averaged; any other prediction is wrong."""
+    """Returns the mean F1 of the labels among the targets. Any other prediction is wrong."""
     import sklearn.metrics
 
     score = sklearn.metrics.f1_score(targets, predictions, labels=sorted(set(targets)), average="macro",
@@ -44,7 +44,7 @@ def _mean_f1(targets, predictions):
 
 
 def _with_one_answer(metric):
-    """A metric that takes several right answers, of one."""
+    """Adapts a metric of several right answers to one answer."""
     def measure(targets, predictions):
         return metric([[target] for target in targets], predictions)
 
@@ -53,7 +53,7 @@ def _with_one_answer(metric):
 
 
 def _of_numbers(metric):
-    """A correlation of numbers, of texts; 0 where it is not defined, as it is not for constants."""
+    """Adapts a correlation of numbers to texts, with 0 for undefined correlations, as of constants."""
     def measure(targets, predictions):
         numbers = [_number(target) for target in targets]
         for target, number in zip(targets, numbers, strict=True):
@@ -62,15 +62,15 @@ def _of_numbers(metric):
         predicted = [NO_NUMBER if number is None else number for number in map(_number, predictions)]
         if len(set(numbers)) < 2 or len(set(predicted)) < 2:
             return {metric.__name__: 0.0}
-        found = {name: float(value) for name, value in metric(numbers, predicted).items()}
-        return {name: value if math.isfinite(value) else 0.0 for name, value in found.items()}
+        values = {name: float(value) for name, value in metric(numbers, predicted).items()}
+        return {name: value if math.isfinite(value) else 0.0 for name, value in values.items()}
 
     measure.__name__ = metric.__name__
     return measure
 
 
 def _number(text):
-    """A finite number that a text is, or None."""
+    """Returns the finite number that a text spells, or None."""
     try:
         number = float(text)
     except ValueError:

@@ -1,8 +1,8 @@
 """A seqio source of text files (`data.TextFile`): shuffled, sharded and resumed without reading them from the start.
 
-Files are cut into pieces of a mebibyte. An epoch is a new order of all pieces, and of the examples within each, both
-made from one key; sixteen pieces are read at a time. So a checkpoint of the iterator holds places, no text. A packed
-file can only be read from its beginning on: it is shuffled among the other files, and mebibyte by mebibyte.
+Files are cut into pieces of a mebibyte. An epoch is a new order of all pieces and of the examples within each, both
+made from one key. Sixteen pieces are read at a time. So a checkpoint of the iterator holds positions, no text. A packed
+file, which can only be read from its beginning, is shuffled among the other files, and mebibyte by mebibyte.
 """
 
 import random
@@ -17,7 +17,7 @@ import tensorflow as tf
 from switch_tf import checks, data
 from switch_tf.refusals import Refusal
 
-# Files of a split that are no larger together are looked through before the first example is handed out.
+# Files of a split up to this size together are checked before the first example is read.
 LOOKED_THROUGH = 64 * 2**20  # bytes
 _PIECES_AT_A_TIME = 16
 
@@ -25,20 +25,21 @@ _PIECES_AT_A_TIME = 16
 class TextFilesSource(seqio.DataSource):
     """The examples of text files, `{feature: string}` each.
 
-    `fields`, `prefix`: the first and the fourth argument, which `data.reading_of` asks for.
+    `fields`, `prefix`: the first and the fourth argument, which `data.reading_of` reads.
 
     Args:
-        features: feature -> its field in the files, see `data.TextFile`.
-        train_files: path, glob, or a list of them.
-        validation_files: the same, or None: then a share of the training files' examples is held out.
-        prefix: str, put before the first feature.
-        held_out_share: float in (0, 1), of the examples, by a hash of their text: equal ones are in the same split.
-        max_bad_examples: int. So many examples that cannot be used are left out, each with a line on standard error;
-            one more ends the reading.
+        features: Feature -> its field in the files, see `data.TextFile`.
+        train_files: Path, glob, or a list of them.
+        validation_files: The same. None holds out a share of the training files' examples.
+        prefix: str. Put before the first feature.
+        held_out_share: float in (0, 1). Share of held-out examples, by a hash of their text, so that equal examples are
+            in the same split.
+        max_bad_examples: int. Number of unusable examples to leave out, each with a line on standard error. One more
+            ends the reading.
     """
 
-    # A target's blanks, newlines and Unicode forms that the vocabulary does not keep are no mistakes of a model
-    # (`data.comparing`).
+    # Blanks, newlines and Unicode forms of a target that the vocabulary drops are no mistakes of a model, see
+    # `data.comparing`.
     compares_by_spelling = True
 
     def __init__(self, features: Mapping[str, str | int], train_files: str | Sequence[str],
@@ -59,27 +60,27 @@ class TextFilesSource(seqio.DataSource):
 
     @property
     def supports_arbitrary_sharding(self) -> bool:
-        """Any number of shards is served by `get_dataset`."""
+        """Whether `get_dataset` takes any number of shards: it does."""
         return True
 
     def num_input_examples(self, split: str) -> None:
-        """None: nobody has counted them."""
+        """Returns None, because examples are not counted."""
 
     def list_shards(self, split: str) -> list[str]:
         """Returns the files of a split."""
         return data.find_files(*self._patterns[split])
 
     def fingerprint(self, split: str) -> str:
-        """Returns how the files are read; what is in them is known by themselves."""
+        """Returns the arguments of the reading. The content of files has fingerprints of its own."""
         share = "" if self._has_own_validation else f", {self._held_out_share:g} held out"
         return f"{self.fields}, prefix {self.prefix!r}{share}"
 
     def get_dataset(self, split="train", shuffle=True, seed=None, shard_info=None, **unused) -> tf.data.Dataset:
-        """Returns the examples of a split, or of every n-th piece, or of few pieces every n-th example, for n shards.
+        """Returns the examples of a split; for n shards those of every n-th piece, or every n-th if pieces are few.
 
         Raises:
-            Refusal: a file or field that is not there, or a bad example of files that are looked through. One that
-                is found while the data set is read ends it with tf.errors.OpError, for `messages.sentence_about_data`.
+            Refusal: A file or field is missing, or a checked file has a bad example. A bad example that is found later
+                ends the data set with tf.errors.OpError, see `messages.sentence_about_data`.
         """
         files = [data.TextFile(file, list(self.fields.values())) for file in self.list_shards(split)]
         pieces = [(index, *piece) for index, file in enumerate(files) for piece in self._pieces_of(file)]
@@ -101,7 +102,7 @@ class TextFilesSource(seqio.DataSource):
         return data.passes(one_pass, seed)
 
     def _pieces_of(self, file):
-        """The pieces of a file, found once: for CSV all of it is read, and a run asks for every split several times."""
+        """Returns the pieces of a file, computed once, because a file of CSV has to be read for them."""
         known = tf.io.gfile.stat(file.name)
         key = file.name, known.length, known.mtime_nsec
         if key not in self._pieces:
@@ -109,14 +110,14 @@ class TextFilesSource(seqio.DataSource):
         return self._pieces[key]
 
     def _examples(self, files, split, piece, key):
-        """The examples of a piece, in an order that the key decides, or in their own where it is -1."""
+        """Returns the examples of a piece in an order that the key decides, the original order for -1."""
         file, start, end = tf.unstack(piece, num=3)
 
         def step(place, _):
             after, *texts = tf.numpy_function(
                 lambda *numbers: self._read(files, split, *map(int, numbers)), [file, place, end, key],
                 [tf.int64, *[tf.string] * len(self.fields)],
-                stateful=False)  # the same for the same place, or it could not be resumed
+                stateful=False)  # a stateful function could not be resumed
             texts = {name: tf.ensure_shape(column, [None])
                      for name, column in zip(self.fields, texts, strict=True)}
             return tf.ensure_shape(after, []), (place, texts)
@@ -126,7 +127,7 @@ class TextFilesSource(seqio.DataSource):
             lambda _, texts: tf.data.Dataset.from_tensor_slices(texts))
 
     def _read(self, files, split, file, start, end, key):
-        """From where to go on, and of each feature the texts of a piece, bytes[examples]; none from -1 on."""
+        """Returns the next position, -1 at the end, and the texts of each feature, bytes[examples]."""
         rows, bad, after = files[file].read(start, end) if start >= 0 else ([], [], -1)
         self._count(bad)
         if not self._has_own_validation:

@@ -1,4 +1,4 @@
-"""What the tasks to fine-tune on share: text in, text out, from data that TFDS has prepared; and how they are mixed."""
+"""Common parts of tasks to fine-tune on, text to text on prepared data of TFDS, and their mixtures."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
@@ -10,7 +10,7 @@ from switch_tf.tasks import prepared_tfds, preprocessors, sentinels, vocabularie
 
 TRAIN_VALIDATION_TEST = ("train", "validation", "test")
 
-# For steps that do not branch on a tensor: AutoGraph would take seconds to find that out, in every process.
+# For steps that do not branch on a tensor, because AutoGraph would take seconds in every process.
 plain = tf.autograph.experimental.do_not_convert
 
 
@@ -27,11 +27,11 @@ def add_task(
     Args:
         name: str. Name of the task.
         tfds_name: str. Name, config and version of the data set, which has to be prepared.
-        steps: preprocessors from the features of the data set to `{"inputs": string, "targets": string}` and whatever
-            else `postprocess_fn` needs.
-        metric_fns: functions of (targets, predictions), each as `postprocess_fn` returns them.
-        postprocess_fn: as seqio calls it, of decoded targets and predictions; None leaves them as they are.
-        splits: seqio's split -> the split of the data set; or the splits that have one name in both.
+        steps: Preprocessors from the features of the data set to `{"inputs": string, "targets": string}` and the
+            entries that `postprocess_fn` needs.
+        metric_fns: Functions of (targets, predictions), both results of `postprocess_fn`.
+        postprocess_fn: seqio's function of decoded targets and predictions. None leaves them unchanged.
+        splits: seqio's split -> split of the data set, or splits with the same name in both.
     """
     seqio.TaskRegistry.add(
         name,
@@ -65,10 +65,10 @@ def add_mixture(
 
     Args:
         name: str. Name of the mixture.
-        sizes: task -> training examples; None to count them in the prepared data, 0 for a task to evaluate on alone.
-            The evaluation sets of a task (`evaluation_sets`) share its rate, so that the held-out loss of the mixture
-            gives each task the weight that it has in training.
-        limit: float. Tasks with more examples are drawn as if they had so many.
+        sizes: Task -> number of training examples. None counts them in the prepared data, 0 marks a task that is only
+            evaluated. The evaluation sets of a task (`evaluation_sets`) share its rate, so that each task has the same
+            weight in the held-out loss as in training.
+        limit: float. Largest number of examples that counts.
         temperature: float of at least 1.
     """
 
@@ -77,7 +77,7 @@ def add_mixture(
         if temperature == float("inf"):
             return 1.0
         if size == 0:
-            return 1.0  # what has no training split is never drawn to train; 0 would leave it out of evaluations
+            return 1.0  # without a training split it is never drawn, and 0 would leave it out of evaluations
         size = seqio.TaskRegistry.get(name).num_input_examples("train") if size is None else size
         return min(size, limit) ** (1 / temperature)
 

@@ -1,7 +1,7 @@
 """Trains the SentencePiece vocabularies in `vocabulary_files/`: `python -m switch_tf.tasks.train_vocabulary FOLDER`.
 
-They were made by this script and are kept, so that ids are the same everywhere whatever sentencepiece does in its next
-version. Takes a minute. `switch-tf vocabulary` does the same for other texts.
+The files are kept so that ids do not depend on the version of sentencepiece. Takes a minute. `switch-tf vocabulary`
+does the same for other texts.
 """
 
 import sys
