@@ -1,4 +1,4 @@
-"""`switch-tf cache` tokenises through Apache Beam, goes on where it was ended, and says in a sentence what is wrong."""
+"""`switch-tf cache` tokenises by Apache Beam, resumes after an end, and refuses mistakes in one sentence."""
 
 import json
 import os
@@ -25,13 +25,13 @@ def _clean_gin():
 
 @pytest.fixture
 def texts(tmp_path):
-    """A file of 4,000 lines, of which a twentieth is held out."""
+    """A file of 4,000 lines, a twentieth of them held out."""
     (tmp_path / "texts.txt").write_text("".join(f"line {number} of many words\n" for number in range(4000)))
     return [*FILES, f"--gin.TRAIN_FILES='{tmp_path}/texts.txt'", "--vocabulary=bytes", f"--output={tmp_path / 'cache'}"]
 
 
 def told(capsys, *words):
-    """What `switch-tf cache` says when it refuses."""
+    """Returns the error output of a refused `switch-tf cache`."""
     assert main.main(["cache", *words]) == 2
     return capsys.readouterr().err
 

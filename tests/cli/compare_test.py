@@ -46,7 +46,7 @@ def compare(*words):
 
 
 def losses(folder, variant, seed=0):
-    """What was written of steps, without how long they took."""
+    """Returns the logged steps of a run without their times."""
     lines = (folder / "out" / variant / f"seed_{seed}" / "metrics.jsonl").read_text().splitlines()
     return [{name: value for name, value in json.loads(line).items() if "second" not in name and "input_wait" not in
              name and "utilization" not in name} for line in lines]
@@ -60,7 +60,7 @@ def test_variants_train_in_turns_on_the_same_batches_and_any_command_works_on_th
     assert found["baseline"] == "dense" and found["variants"][1]["num_experts"] == 4
     assert found == json.loads((folder / "out" / "comparison.json").read_text()) | {"exit_status": 0}
     assert found["variants"][1]["seeds"][0]["curves"]["steps"] == [2, 4, 6]
-    # In turns, whose order rotates.
+    # In turns, in an order that rotates.
     logged = [line.partition(":")[0] for line in err.splitlines() if "s/step  MFU" in line]
     assert logged == ["dense", "sparse", "sparse", "dense", "dense", "sparse"]
     assert len((folder / "out" / "batches_0.jsonl").read_text().splitlines()) == 6

@@ -1,4 +1,4 @@
-"""The doctor prints every finding, and its status says whether anything is a problem."""
+"""The doctor prints every finding, and its status is 1 if anything is a problem."""
 
 import argparse
 import json

@@ -1,4 +1,4 @@
-"""Every command, fed with wrong values: it says a sentence, or goes on to what is faked here, and never fails.
+"""Every command with wrong values prints a sentence or continues to a fake, and never fails.
 
 What a command does once it has read and checked its arguments (train, compile, look at the machine) is not done.
 """

@@ -1,4 +1,4 @@
-"""`switch-tf serve` as a process: it says where it listens, answers, and stops in order or at once."""
+"""`switch-tf serve` as a process prints its address, answers, and stops in order or at once."""
 
 import contextlib
 import http.client

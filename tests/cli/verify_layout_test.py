@@ -78,7 +78,7 @@ def test_mirrored_replicas_are_verified_too(tmp_path):
     (["--gin_file=gin/layouts/expert.gin", "--gin.Layout.backend='mirrored'"],
      "copies the model to every device, so the layout cannot split expert")])
 def test_what_cannot_be_laid_out_is_one_sentence(arguments, message, monkeypatch, capsys):
-    # In this process, whose TensorFlow has its eight devices already.
+    # In this process, because its TensorFlow has eight devices already.
     monkeypatch.setattr(quiet, "import_tensorflow", lambda num_cpu_devices: None)
     monkeypatch.setattr(collectives, "dump_partitioned_programs", lambda folder: None)
     assert main(["verify-layout", *RUN, *arguments]) == 2

@@ -1,4 +1,4 @@
-"""A position that is saved while what was read ahead spans the end of a pass is gone on from exactly."""
+"""A position that is saved while prefetched examples span the end of a pass is resumed exactly."""
 
 import time
 
@@ -78,7 +78,7 @@ def test_positions_are_gone_on_from_exactly(make, counts, tmp_path, monkeypatch)
     for count in counts:
         iterator = iter(read_to_train(make_examples))
         assert take(iterator, count) == straight[:count]
-        time.sleep(0.01)  # what reads ahead is as far as it goes
+        time.sleep(0.01)  # prefetching has reached its limit
         tf.train.Checkpoint(iterator=iterator).write(str(tmp_path / "position"))
         again = iter(read_to_train(make_examples))
         tf.train.Checkpoint(iterator=again).read(str(tmp_path / "position")).assert_existing_objects_matched()

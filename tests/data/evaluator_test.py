@@ -1,4 +1,4 @@
-"""The evaluator with predictions by hand, on tasks whose right answer is known."""
+"""The evaluator with predictions by hand, on tasks with known answers."""
 
 import dataclasses
 
@@ -69,7 +69,7 @@ def _description(name, batch_size=4, split="validation"):
 
 
 def _says(answer):
-    """A model that answers by the number in its inputs, and is told nothing else."""
+    """A model that answers only by the number in its inputs."""
     vocabulary = vocabularies.byte()
 
     def predict(features):

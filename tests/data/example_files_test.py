@@ -1,4 +1,4 @@
-"""What stands in files of text, piece by piece, and the sentences about what cannot be used."""
+"""Files of examples are read piece by piece, with a sentence for each unusable example."""
 
 import csv
 import gzip

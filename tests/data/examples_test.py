@@ -1,4 +1,4 @@
-"""Data that yield nothing, or cannot be read, are told in a sentence before a run waits for them."""
+"""Data that yield nothing or cannot be read are refused before a run waits for them."""
 
 import pytest
 import seqio

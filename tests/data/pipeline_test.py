@@ -1,4 +1,4 @@
-"""Batches of seqio features: what is in them, in which order, and that reading goes on where it stopped."""
+"""Batches of seqio features: their content and order, and the resumption of reading."""
 
 import json
 import subprocess
@@ -18,7 +18,7 @@ SPAN_LENGTHS = {"inputs": 64, "targets": 64}
 
 
 def add_counting_task(name, first, count):
-    """Registers a task whose examples are `inputs [n, n], targets [n]` for `count` numbers n from `first`."""
+    """Registers a task with the examples `inputs [n, n], targets [n]` for `count` numbers n from `first`."""
 
     def read(split, shuffle_files, seed=None):
         numbers = tf.data.Dataset.range(first, first + count)

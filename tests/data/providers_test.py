@@ -1,4 +1,4 @@
-"""What is asked of tasks by name: their vocabulary, and which names there are."""
+"""Tasks by name: their vocabularies, and the refusal of unknown names."""
 
 import pytest
 

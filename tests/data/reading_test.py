@@ -154,7 +154,7 @@ def _own_end(dataset, output_features):
 def test_an_end_follows_where_a_step_of_the_task_appends_it(add_task, steps):
     add_task("ends", *steps)
     reading, task = data.reading_of("ends"), seqio.TaskRegistry.get("ends")
-    lengths = (16,) if steps[-1] is _own_end else (2, 16)  # of a step of one's own nobody knows whether it trims first
+    lengths = (16,) if steps[-1] is _own_end else (2, 16)  # an unknown step may trim first
     for length in lengths:
         [example] = task.get_dataset({"inputs": length, "targets": 8}, "train", shuffle=False).as_numpy_iterator()
         assert reading.read("a <extra_id_0> b", length)[0] == example["inputs"].tolist()

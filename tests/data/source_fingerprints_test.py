@@ -1,4 +1,4 @@
-"""Data files are known by name, size and content, whatever folder they lie in."""
+"""Fingerprints of data files depend on name, size and content, not on the folder."""
 
 import pytest
 import seqio

@@ -37,7 +37,7 @@ def test_python_3_10_is_refused_in_one_sentence(clone):
 
 
 def test_interrupted_installation_is_not_taken_for_finished(clone):
-    # The stand-in passes the version check and makes a .venv with a failing pip, like an interrupted download.
+    # The stand-in passes the version check and makes a .venv with a failing pip, as after an interrupted download.
     environment = 'mkdir -p .venv/bin && printf "#!/bin/sh\\nexit 1\\n" > .venv/bin/python && chmod +x .venv/bin/python'
     for _ in range(2):
         result = make(clone, f'[ "$1" = -c ] || {{ {environment}; }}')

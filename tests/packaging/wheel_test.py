@@ -78,5 +78,5 @@ def test_unpacked_wheel_finds_its_own_gin_files_from_an_empty_folder(wheel, tmp_
 
 
 def test_gin_is_no_package():
-    # With an __init__.py, gin/ would hide the gin library from whoever stands in the repository.
+    # With an __init__.py, gin/ would hide the gin library in the repository's folder.
     assert not list((REPOSITORY / "gin").rglob("__init__.py"))
