@@ -81,6 +81,18 @@ def _train(sentences, num_pieces, is_quiet, **options):
     return model.getvalue()
 
 
+def check_output(output: str) -> None:
+    """Refuses an `--output` that exists or cannot be written."""
+    folder = os.path.dirname(output) or "."
+    if os.path.isdir(output) or not os.path.basename(output):
+        raise Refusal(f"--output must be a file on this machine, not {output!r}.")
+    if os.path.exists(output):
+        raise Refusal(f"--output {output!r} is there already, and models may have been trained with it; choose "
+                      "another name, or remove it.")
+    if not os.path.isdir(folder) or not os.access(folder, os.W_OK):
+        raise Refusal(f"--output {output!r} cannot be written, because {folder!r} is no folder that can be written to.")
+
+
 def train_file(sentences: Sequence[str], num_pieces: int, output: str) -> None:
     """Trains a vocabulary in a process of its own, which Ctrl-C ends, and shows its progress.
 

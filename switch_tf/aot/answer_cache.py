@@ -48,8 +48,21 @@ def write(file: pathlib.Path, content: str | bytes, say: Callable[[str], None]) 
     return True
 
 
-def check_folder(flag: str, folder: pathlib.Path) -> None:
-    """Creates a folder, or raises a Refusal that names `flag` if it cannot be written to."""
+def check_outputs(save: str | None, plot: str | None) -> None:
+    """Refuses a `--save` folder or a `--plot` file that cannot be written; creates the folders.
+
+    Raises:
+        Refusal: Names the flag.
+    """
+    if save is not None:
+        _check_folder("--save", pathlib.Path(save))
+    if plot is not None:
+        if pathlib.Path(plot).is_dir():
+            raise Refusal(f"--plot needs a file, and {plot!r} is a folder; name one in it, such as step.png.")
+        _check_folder("--plot", pathlib.Path(plot).parent)
+
+
+def _check_folder(flag, folder):
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):

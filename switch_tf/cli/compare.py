@@ -1,7 +1,6 @@
 """`switch-tf compare`: trains dense and sparse variants on the same batches, in turns, and reports on them."""
 
 import functools
-import pathlib
 import re
 import sys
 
@@ -39,7 +38,7 @@ def run(arguments) -> dict:
             raise Refusal("--runs compares runs that were trained; leave out --gin_file and --gin bindings.")
         output = arguments.output or "comparison"
         with output_lock.held(output):
-            return _report(output, run_folders.find(arguments.runs), arguments.json)
+            return _report(output, run_folders.find(arguments.runs), arguments)
     if arguments.output:
         raise Refusal("--output goes with --runs; a comparison that trains writes into its own folder, "
                       "Comparison.model_dir.")
@@ -49,8 +48,14 @@ def run(arguments) -> dict:
         from switch_tf.comparison import driver
         is_done = driver.train(comparison, functools.partial(_trainer, comparison, bindings, arguments.words))
         runs = [(name, comparison.folder(name, seed)) for name in comparison.variants for seed in comparison.seeds]
-        found = _report(comparison.model_dir, runs, arguments.json, is_done)
-    return {**found, "exit_status": 0 if is_done else INTERRUPTED}
+        result = _report(comparison.model_dir, runs, arguments, is_done)
+    return {**result, "exit_status": 0 if is_done else INTERRUPTED}
+
+
+def _report(output, runs, arguments, is_complete=True):
+    result, text = run_folders.report(output, runs, is_complete)
+    print(text, file=sys.stderr if arguments.json or not result else sys.stdout)
+    return result
 
 
 def described(arguments) -> tuple[Comparison, list[str]]:
@@ -113,24 +118,3 @@ def _trainer(comparison, bindings, words, name, seed, stack):
     weights = stack.enter_context(starting.converted(described.run))
     trainer = starting.make_trainer(described, weights)
     return trainer, starting.origin(words, trainer.model.config) + gin.operative_config_str()
-
-
-def _report(output, runs, is_json, is_complete=True):
-    """Writes and prints the report on runs; runs without an evaluation are left out unless the comparison is complete.
-    """
-    from switch_tf.comparison import curves, report
-    evaluated = []
-    for name, folder in runs:
-        try:
-            evaluated.append(curves.read(folder, name))
-        except Refusal:
-            if is_complete:
-                raise
-    if not evaluated:
-        print("No run was evaluated yet, so there is no report.", file=sys.stderr)
-        return {}
-    result = report.write(output, curves.told_apart(evaluated))
-    folder = pathlib.Path(output)
-    print(report.table(result), *report.words(result), f"Report: {folder / 'comparison.html'}",
-          f"Plot:   {folder / 'comparison.png'}", sep="\n", file=sys.stderr if is_json else sys.stdout)
-    return result

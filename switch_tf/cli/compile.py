@@ -1,12 +1,11 @@
 """`switch-tf compile`: compiles a gin run for a TPU pod without a TPU, and prints memory, collectives and times."""
 
 import functools
-import pathlib
 import sys
 
 import gin
 
-from switch_tf.aot import answer_text
+from switch_tf.aot import answer_cache, answer_text
 from switch_tf.cli import gin_files, gin_run
 from switch_tf.hardware.network import check_topology
 from switch_tf.installation import quiet
@@ -45,7 +44,10 @@ def run(arguments) -> dict:
     """
     check_tpu_compiler()
     check_topology(arguments.topology)
-    _check_outputs(arguments)
+    keeps = arguments.save is not None or arguments.plot is not None
+    if (arguments.compare is not None) + arguments.search + keeps > 1:
+        raise Refusal("--compare and --search do not go with each other, nor with --save and --plot; give one of them.")
+    answer_cache.check_outputs(arguments.save, arguments.plot)
     macros = gin_run.load(arguments, ["MODEL_DIR='unused'", "ACTIVATION_DTYPE='bfloat16'"])
     if arguments.compare is not None:
         return _compare(arguments)
@@ -57,20 +59,6 @@ def run(arguments) -> dict:
 def process(words: list[str]) -> list[str]:
     """Returns the command that answers a question as JSON in a process of its own; `words` follow "compile"."""
     return [sys.executable, "-m", "switch_tf.cli", "compile", *words, "--json"]
-
-
-def _check_outputs(arguments):
-    from switch_tf.aot import answer_cache
-
-    keeps = arguments.save is not None or arguments.plot is not None
-    if (arguments.compare is not None) + arguments.search + keeps > 1:
-        raise Refusal("--compare and --search do not go with each other, nor with --save and --plot; give one of them.")
-    if arguments.save is not None:
-        answer_cache.check_folder("--save", pathlib.Path(arguments.save))
-    if arguments.plot is not None:
-        if pathlib.Path(arguments.plot).is_dir():
-            raise Refusal(f"--plot needs a file, and {arguments.plot!r} is a folder; name one in it, such as step.png.")
-        answer_cache.check_folder("--plot", pathlib.Path(arguments.plot).parent)
 
 
 def _question(topology):

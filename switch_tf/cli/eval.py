@@ -41,7 +41,7 @@ def run(arguments) -> dict:
     for checkpoint in checkpoints:
         sizes.check(described.config, checkpoint)
     from switch_tf.checkpoints.following import follow
-    from switch_tf.evaluation.checkpoint_evaluator import CheckpointEvaluator
+    from switch_tf.evaluation.checkpoint_evaluator import CheckpointEvaluator, describe
 
     stream = sys.stderr if arguments.json else sys.stdout
     steps = [int(checkpoint.name.removeprefix("step_")) for checkpoint in checkpoints]
@@ -57,17 +57,6 @@ def run(arguments) -> dict:
                     raise
                 print(f"{checkpoint} was removed by its run before it was read.", file=sys.stderr, flush=True)
                 continue
-            print(_table(results[-1]), file=stream, flush=True)
+            print(describe(results[-1]), file=stream, flush=True)
     print(f"Scores and predictions: {output}", file=stream)
     return {"run": str(folder), "split": arguments.split, "output": str(output), "results": results}
-
-
-def _table(result):
-    """Returns a table with a row for each task and its metrics."""
-    width = max(len("average"), *map(len, result["tasks"]))
-    lines = [f"Step {result['step']}:"]
-    for task, scores in result["tasks"].items():
-        lines.append(f"  {task:<{width}}  " + "  ".join(f"{name} {value:.4f}" for name, value in scores.items()))
-    if result["average"] is not None:
-        lines.append(f"  {'average':<{width}}  {result['average']:.4f}")
-    return "\n".join(lines)

@@ -31,35 +31,8 @@ def run(arguments) -> dict:
     with tempfile.TemporaryDirectory() as dumps:
         collectives.dump_partitioned_programs(dumps)
         gin_run.load(arguments, ["MODEL_DIR='unused'", "ACTIVATION_DTYPE='float64'"], arguments.devices)
-        _skip_graph_optimisation()
-        verification, layout, dtype = _verify(arguments.steps)
-        sent = [collective for function in ("computed", "applied") for collective in collectives.read(dumps, function)]
-    from switch_tf.training import verification_report
+        from switch_tf.training import verification_report
 
-    result = verification_report.as_json(verification, layout, dtype, sent)
-    print(verification_report.describe(verification, result, dtype), file=sys.stderr if arguments.json else sys.stdout)
+        result, text = verification_report.verify(gin_run.on_this_machine(), arguments.steps, dumps)
+    print(text, file=sys.stderr if arguments.json else sys.stdout)
     return result
-
-
-def _skip_graph_optimisation():
-    """Turns off an optimisation that takes longer, once for each device, than the few steps that follow."""
-    import tensorflow as tf
-    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
-
-
-def _verify(num_steps):
-    from switch_tf import data
-    from switch_tf.training import verification
-
-    described = gin_run.on_this_machine()
-    run, settings = described.run, described.settings
-    if settings.steps_per_call != 1:
-        raise Refusal(f"Steps are compared one by one, so steps_per_call must be 1, not {settings.steps_per_call}.")
-    description = data.description_of_data(run, described.config, "train", run.seed)
-    data.check_examples(description)
-    with data.refusing_bad_data():
-        batches = list(data.get_dataset(description).take(num_steps))
-    result = verification.verify(
-        described.make_model, described.make_optimizer, described.partitioner, list(batches), run.seed, settings,
-        say=lambda text: print(text, file=sys.stderr, flush=True), make_objective=described.make_objective)
-    return result, described.layout, described.make_model().compute_dtype

@@ -1,11 +1,9 @@
 """`switch-tf vocabulary`: trains a SentencePiece model on text files."""
 
-import os
 import sys
 
 from switch_tf import checks, sentencepiece_training
 from switch_tf.installation import quiet
-from switch_tf.refusals import Refusal
 from switch_tf.storage import output_lock
 
 # The rows of an embedding are a multiple of it, which fills the tiles of an accelerator and is easy to split.
@@ -30,7 +28,8 @@ def add_arguments(parser) -> None:
 
 def run(arguments) -> dict:
     """Trains a vocabulary; returns its sizes and the `vocab_size` that a model needs."""
-    _check(arguments)
+    checks.integer("--size", arguments.size, at_least=1)
+    sentencepiece_training.check_output(arguments.output)
     with output_lock.held(arguments.output):
         quiet.import_tensorflow()
         from switch_tf.data import NUM_SENTINELS, sentences
@@ -46,20 +45,6 @@ def run(arguments) -> dict:
     }
     print(_describe(result), file=sys.stderr if arguments.json else sys.stdout)
     return result
-
-
-def _check(arguments):
-    """Refuses wrong arguments before anything is read."""
-    folder, output = os.path.dirname(arguments.output) or ".", arguments.output
-    checks.integer("--size", arguments.size, at_least=1)
-    if os.path.isdir(output) or not os.path.basename(output):
-        raise Refusal(f"--output must be a file on this machine, not {output!r}.")
-    if os.path.exists(output):
-        raise Refusal(f"--output {output!r} is there already, and models may have been trained with it; choose "
-                      "another name, or remove it.")
-    if not os.path.isdir(folder) or not os.access(folder, os.W_OK):
-        raise Refusal(f"--output {output!r} cannot be written, because {folder!r} is no folder that can be "
-                      "written to.")
 
 
 def _describe(result):

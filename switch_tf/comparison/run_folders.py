@@ -38,3 +38,34 @@ def find(folders: Iterable) -> list[tuple[str, pathlib.Path]]:
 def _variant_of(folder):
     is_seed = _SEED.fullmatch(folder.resolve().name)
     return (folder.parent if is_seed else folder).resolve().name
+
+
+def report(output, runs: Iterable[tuple[str, pathlib.Path]], is_complete: bool = True) -> tuple[dict, str]:
+    """Writes the report on runs.
+
+    Args:
+        output: Folder of the report.
+        runs: (name of the variant, run folder) of each run.
+        is_complete: Whether every run must have an evaluation. Otherwise runs without one are left out.
+
+    Returns:
+        (content of comparison.json, text for people). Without any evaluation the first is {}.
+
+    Raises:
+        Refusal: A run has no evaluation, the runs cannot be compared, or the report cannot be written.
+    """
+    from switch_tf.comparison import curves, report  # which import matplotlib
+
+    evaluated = []
+    for name, folder in runs:
+        try:
+            evaluated.append(curves.read(folder, name))
+        except Refusal:
+            if is_complete:
+                raise
+    if not evaluated:
+        return {}, "No run was evaluated yet, so there is no report."
+    result = report.write(output, curves.told_apart(evaluated))
+    folder = pathlib.Path(output)
+    return result, "\n".join([report.table(result), *report.words(result), f"Report: {folder / 'comparison.html'}",
+                              f"Plot:   {folder / 'comparison.png'}"])

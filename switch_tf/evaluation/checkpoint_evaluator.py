@@ -106,3 +106,14 @@ class CheckpointEvaluator:
 def _with_perplexity(result):
     values = result.values
     return {**values, "perplexity": math.exp(min(values["loss"], 700.0))} if result.scores is None else values
+
+
+def describe(result: dict) -> str:
+    """Returns a table of a result of `CheckpointEvaluator.evaluate`, with a row for each task."""
+    width = max(len("average"), *map(len, result["tasks"]))
+    lines = [f"Step {result['step']}:"]
+    for task, scores in result["tasks"].items():
+        lines.append(f"  {task:<{width}}  " + "  ".join(f"{name} {value:.4f}" for name, value in scores.items()))
+    if result["average"] is not None:
+        lines.append(f"  {'average':<{width}}  {result['average']:.4f}")
+    return "\n".join(lines)

@@ -1,42 +1,81 @@
-"""The result of `switch-tf verify-layout`, as a JSON object and as text."""
+"""The verification of a run's layout, with its result as a JSON object and as text."""
 
+import sys
+
+import tensorflow as tf
+
+from switch_tf import data
 from switch_tf.partitioning import collectives
 from switch_tf.partitioning.collectives import Collective
 from switch_tf.partitioning.layout import Layout
+from switch_tf.refusals import Refusal
+from switch_tf.training import verification
 from switch_tf.training.verification import LIMIT, Verification
 
 # Differences are judged in this dtype alone. In any other, the order of a sum can decide where a token goes.
 JUDGED_DTYPE = "float64"
 
 
-def as_json(verification: Verification, layout: Layout, dtype: str, sent: list[Collective]) -> dict:
+def verify(described, num_steps: int, dumps) -> tuple[dict, str]:
+    """Compares training steps of a run under its layout with the same steps on one device.
+
+    Args:
+        described: Run from gin files, on this machine's devices.
+        num_steps: Training steps to compare.
+        dumps: Folder of `collectives.dump_partitioned_programs`.
+
+    Returns:
+        (JSON object, text for people).
+
+    Raises:
+        Refusal: The data cannot be read, or `steps_per_call` is not 1.
+    """
+    # The optimisation takes longer, once for each device, than the few steps that follow.
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
+    run, settings = described.run, described.settings
+    if settings.steps_per_call != 1:
+        raise Refusal(f"Steps are compared one by one, so steps_per_call must be 1, not {settings.steps_per_call}.")
+    description = data.description_of_data(run, described.config, "train", run.seed)
+    data.check_examples(description)
+    with data.refusing_bad_data():
+        batches = list(data.get_dataset(description).take(num_steps))
+    differences = verification.verify(
+        described.make_model, described.make_optimizer, described.partitioner, batches, run.seed, settings,
+        say=lambda text: print(text, file=sys.stderr, flush=True), make_objective=described.make_objective)
+    sent = [collective for function in ("computed", "applied") for collective in collectives.read(dumps, function)]
+    dtype = described.make_model().compute_dtype
+    result = as_json(differences, described.layout, dtype, sent)
+    return result, describe(differences, result, dtype)
+
+
+def as_json(differences: Verification, layout: Layout, dtype: str, sent: list[Collective]) -> dict:
     """Returns the JSON object, with `exit_status` 1 if the differences are too large or an all-to-all is unsafe.
 
     Args:
-        verification: Differences between the layout and one device.
+        differences: Differences between the layout and one device.
         layout: Layout with its mesh.
         dtype: Compute dtype of the model.
         sent: Collectives of a step.
     """
     num_unsafe = sum(collective.is_unsafe for collective in sent)
     return {
-        "loss_relative_difference": verification.loss.value,
-        "gradient_relative_difference": verification.gradient.value,
-        "weight_difference": verification.weight.value,
-        "later_loss_relative_difference": verification.later_loss.value,
-        "losses": verification.losses,
+        "loss_relative_difference": differences.loss.value,
+        "gradient_relative_difference": differences.gradient.value,
+        "weight_difference": differences.weight.value,
+        "later_loss_relative_difference": differences.later_loss.value,
+        "losses": differences.losses,
         "mesh": layout.mesh,
         "collectives": collectives.summarize(sent),
         "unsafe_all_to_alls": num_unsafe,
-        "exit_status": int(num_unsafe > 0 or (dtype == JUDGED_DTYPE and not verification.is_equal)),
+        "exit_status": int(num_unsafe > 0 or (dtype == JUDGED_DTYPE and not differences.is_equal)),
     }
 
 
-def describe(verification: Verification, result: dict, dtype: str) -> str:
+def describe(differences: Verification, result: dict, dtype: str) -> str:
     """Returns the differences, the collectives and the verdict as text. `result` is from `as_json`."""
-    steps = len(verification.losses)
-    rows = {"loss, first step": verification.loss, "gradients, first step": verification.gradient,
-            f"loss, {steps} steps": verification.later_loss, f"weights after {steps} steps": verification.weight}
+    steps = len(differences.losses)
+    rows = {"loss, first step": differences.loss, "gradients, first step": differences.gradient,
+            f"loss, {steps} steps": differences.later_loss, f"weights after {steps} steps": differences.weight}
     mesh = ", ".join(f"{axis}={size}" for axis, size in result["mesh"].items())
     lines = [f"Mesh {mesh} against one device, {dtype}.",
              f"Largest relative differences, where rounding explains {LIMIT:.0e}:"]
