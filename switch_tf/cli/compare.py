@@ -6,7 +6,7 @@ import sys
 
 import gin
 
-from switch_tf.cli import gin_files, gin_macros, gin_run, starting
+from switch_tf.cli import gin_files, gin_macros, gin_run
 from switch_tf.comparison import Comparison, fairness, run_folders
 from switch_tf.comparison.description import check_words, naming
 from switch_tf.installation import quiet
@@ -115,6 +115,7 @@ def _trainer(comparison, bindings, words, name, seed, stack):
         raise Refusal("variants take turns in one process; train each by itself where there are several, and compare "
                       "the run folders with --runs.")
     fairness.check_run(described.run)
-    weights = stack.enter_context(starting.converted(described.run))
-    trainer = starting.make_trainer(described, weights)
-    return trainer, starting.origin(words, trainer.model.config) + gin.operative_config_str()
+    from switch_tf.cli import starting
+    from switch_tf.conversion.initial_weights import converted
+
+    return starting.make_trainer(described, stack.enter_context(converted(described.run)), words)

@@ -35,3 +35,13 @@ def examples(description: DatasetDescription, count: int) -> list[dict[str, dict
         ]
     except Exception as error:  # from preprocessors of the user, of any kind
         raise Refusal(failure(provider, description.split, error)) from error
+
+
+def describe(result: dict) -> str:
+    """Returns examples as text and ids, from their task's `name`, `split`, `lengths`, `vocabulary_size`, `examples`."""
+    lines = [f"{result['name']}, split {result['split']}, at most {result['lengths']} tokens of "
+             f"{result['vocabulary_size']}"]
+    for number, example in enumerate(result["examples"], 1):
+        for feature, shown in example.items():
+            lines += [f"{number}. {feature}: {shown['text']}", f"   {' '.join(map(str, shown['ids']))}"]
+    return "\n".join(lines)

@@ -93,3 +93,38 @@ def _metric_name(function):
 
 def _vocabulary_name(vocabulary):
     return getattr(vocabulary, "sentencepiece_model_file", None) or type(vocabulary).__name__
+
+
+def describe_all(tasks: list[dict], to_be_given: dict[str, list[str]], left_out: dict[str, str]) -> str:
+    """Returns a table of tasks by gin file, and lines on the files without a task.
+
+    Args:
+        tasks: Results of `describe`, each with its `gin_file` or None.
+        to_be_given: Gin file -> macros that a user has to set to make its task.
+        left_out: Gin file -> reason why its tasks could not be registered.
+    """
+    lines = []
+    for file in sorted({task["gin_file"] or "" for task in tasks}):
+        members = [task for task in tasks if (task["gin_file"] or "") == file]
+        vocabularies = sorted({vocabulary for task in members for vocabulary in task["vocabularies"]})
+        lines.append(f"{file or 'in no gin file'} ({', '.join(vocabularies)})")
+        for task in members:
+            if any(task["name"].startswith(f"{other['name']}.") for other in members):
+                continue  # one of a hundred languages, which its mixture counts
+            is_mixture = task["kind"] == "mixture"
+            kind, metrics = (f"mixture of {len(task['tasks'])}", "") if is_mixture else ("", " ".join(task["metrics"]))
+            lines.append(f"  {task['name']:<34}{kind:<16}{' '.join(task['splits']):<24} {_presence(task):<15} {metrics}"
+                         .rstrip())
+    if left_out:
+        lines.append(f"Not listed: the tasks of {', '.join(left_out)}. {next(iter(left_out.values()))}")
+    for file, macros in to_be_given.items():
+        lines.append(f"{file}: a task of your own files, made from {', '.join(macros)}")
+    return "\n".join(lines)
+
+
+def _presence(task):
+    """Returns whether the data sets of a task, or how many of a mixture's, are on this machine."""
+    num_missing, count = len(task["missing"]), len(task["data_sets"])
+    if not num_missing:
+        return "here"
+    return f"{count - num_missing} of {count} here" if count > 1 else "not here"

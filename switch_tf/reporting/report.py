@@ -137,3 +137,17 @@ def _page(folder, summary, pictures):
 def _configuration(folder):
     path = folder / run_folder.CONFIGURATION
     return f"<h2>Configuration</h2><pre>{html.escape(path.read_text(errors='replace'))}</pre>" if path.is_file() else ""
+
+
+def describe_summary(summary: dict) -> str:
+    """Returns a few lines on the end of a run, from its summary with `step`, `report` and `plot`."""
+    lines, shares = [f"Step {summary['step']}."], names.shares(summary)
+    for name, value in summary.items():
+        if isinstance(value, dict):
+            share = f" (the last {value['last'] / value['first']:.0%} of the first)" if name.endswith("/loss") else ""
+            lines.append(f"{name}: {describe(value, name in shares)}{share}")
+        elif name.startswith("eval/"):
+            lines.append(f"{name}: {value:.4f}, a model that knows only how frequent each token is")
+    if "train/tokens_per_second" in summary:
+        lines.append(f"{summary['train/tokens_per_second']:,.0f} tokens/s (median)")
+    return "\n".join([*lines, f"Report: {summary['report']}", f"Plot:   {summary['plot']}"])

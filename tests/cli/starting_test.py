@@ -7,19 +7,21 @@ import types
 import pytest
 
 from switch_tf import SwitchConfig
-from switch_tf.cli import starting
+from switch_tf.checkpoints import vocabulary_choice
+from switch_tf.conversion import initial_weights
+from switch_tf.reporting import origin
 
 
 def test_the_run_folders_configuration_begins_with_what_a_reader_will_ask():
     config = SwitchConfig.from_preset("switch_tiny")
-    command, versions, parameters, *rest = starting.origin(["train", "--gin.MODEL_DIR='a run'"], config).split("\n")
+    command, versions, parameters, *rest = origin.comments(["train", "--gin.MODEL_DIR='a run'"], config).split("\n")
     assert shlex.split(command) == ["#", "switch-tf", "train", "--gin.MODEL_DIR='a run'"]
     assert re.fullmatch(r"# \d{4}-\d\d-\d\d .+, switch_tf \S+, TensorFlow 2\.\S+, Keras 3\.\S+", versions)
     assert parameters == f"# {config.num_parameters:,} parameters" and rest == ["", ""]
 
 
 def _vocabulary(model_dir, initial, task="docs_corpus_span_corruption", vocabulary=None):
-    return starting._vocabulary(types.SimpleNamespace(
+    return vocabulary_choice.choose(types.SimpleNamespace(
         model_dir=str(model_dir), initial_checkpoint=initial and str(initial), mixture_or_task_name=task,
         vocabulary=vocabulary))
 
@@ -65,5 +67,5 @@ def test_where_a_vocabulary_was_moved_the_copy_is_named(own_run, monkeypatch, tm
 
 def test_a_run_folder_is_no_hugging_face_folder(own_run, tmp_path):
     run = types.SimpleNamespace(model_dir=str(tmp_path / "new"), initial_checkpoint=str(own_run))
-    with starting.converted(run) as weights:
+    with initial_weights.converted(run) as weights:
         assert weights is None

@@ -2,9 +2,10 @@ import traceback
 
 import pytest
 
-from switch_tf.cli import main, train
+from switch_tf.cli import main
 from switch_tf.layers.feed_forward import FeedForward
 from switch_tf.refusals import Refusal
+from switch_tf.reporting import report
 
 RUN = [f"--gin_file=gin/{kind}.gin" for kind in ("models/switch_tiny", "tasks/docs_corpus_bytes", "runs/pretrain")]
 
@@ -72,7 +73,7 @@ def test_without_gin_files_the_three_kinds_are_named(capsys):
 
 
 def test_the_end_of_a_run_compares_held_out_losses():
-    text = train.describe({"step": 20, "report": "r.html", "plot": "l.png", "train/tokens_per_second": 1234.5,
+    text = report.describe_summary({"step": 20, "report": "r.html", "plot": "l.png", "train/tokens_per_second": 1234.5,
                            "eval/task/loss": {"first": 8.0, "last": 4.0, "best": 3.5, "first_step": 0, "last_step": 20,
                                               "best_step": 10},
                            "eval/task/unigram_loss": 6.0})

@@ -1,0 +1,48 @@
+"""Checks of a run against its names and its newest checkpoint that need no TensorFlow."""
+
+import json
+
+from switch_tf.checkpoints import continuation, folders, run_config
+from switch_tf.checkpoints.run_folder import RunFolder
+from switch_tf.configs import names
+from switch_tf.configs.choices import nearest
+from switch_tf.configs.experiment import Experiment
+from switch_tf.refusals import Refusal
+
+
+def check(described: Experiment) -> None:
+    """Refuses a run that cannot start or resume, as far as that is known without TensorFlow.
+
+    Raises:
+        Refusal: VOCABULARY or the task of BEST_METRIC does not exist, or the model or the batches differ from those of
+            the newest checkpoint.
+    """
+    run = described.run
+    if run.vocabulary is not None and not run_config.is_in(run.model_dir):  # a run folder has a copy
+        names.check_vocabulary(run.vocabulary)
+    tasks = [run.mixture_or_task_name, *sorted(names.task_names())]
+    metric = run.best_metric and run.best_metric.rpartition("/")[2]
+    known = [f"eval/{task}/{metric}" for task in tasks]
+    if metric and run.best_metric not in ("eval/average", *known) and not run.best_metric.startswith(
+            tuple(f"eval/{task}" for task in tasks)):
+        raise Refusal(f"BEST_METRIC must be of a task that this run evaluates, not {run.best_metric!r}."
+                      f"{nearest(run.best_metric, known)}")
+    _check_checkpoint(described)
+
+
+def _check_checkpoint(described):
+    """Compares the values that are known without TensorFlow. The trainer compares all values."""
+    run = described.run
+    if described.config is None:
+        return
+    for path in folders.newest_first(RunFolder.checkpoints_of(run.model_dir)):
+        try:
+            saved = folders.describe(path).get("configuration", {})
+        except folders.BrokenCheckpoint:
+            continue  # the run skips it
+        new = continuation.record_of_model(described.config) | {
+            "BATCH_SIZE": run.batch_size, "MIXTURE_OR_TASK_NAME": run.mixture_or_task_name,
+            "TASK_FEATURE_LENGTHS": run.task_feature_lengths}
+        continuation.check(saved, json.loads(json.dumps(new, default=lambda value: type(value).__name__)), path,
+                           run.restart_changed_data)
+        return

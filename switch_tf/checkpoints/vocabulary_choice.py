@@ -1,0 +1,61 @@
+"""The VOCABULARY of a run: its own, or that of the run that it starts from."""
+
+import pathlib
+import sys
+
+from switch_tf.checkpoints import folders, run_config
+from switch_tf.checkpoints.run_folder import RunFolder
+from switch_tf.configs.run import Run
+from switch_tf.data import providers, stored_vocabularies, vocabularies
+from switch_tf.refusals import Refusal
+
+
+def choose(run: Run) -> str | None:
+    """Returns the VOCABULARY of a run: its own choice, else that of the run whose weights it starts from.
+
+    Raises:
+        Refusal: The file of the run's own choice is gone, and the run folder has a copy of it.
+    """
+    is_resumed = bool(folders.steps(RunFolder.checkpoints_of(run.model_dir)))
+    if run.vocabulary is not None:
+        if is_resumed:
+            _check_exists(run)
+        return run.vocabulary
+    if run.initial_checkpoint is None:
+        return None
+    # A resumed run has its own copy. The other run may be gone.
+    folder = pathlib.Path(run.model_dir if is_resumed else run.initial_checkpoint)
+    if (folder / "checkpoint.json").is_file():
+        folder = folder.parent.parent
+    return _choice_of(folder, run.mixture_or_task_name) if run_config.is_in(folder) else None
+
+
+def _choice_of(folder, task):
+    """Returns the VOCABULARY that gives a task the vocabulary of a run; None if the task has it or takes no other."""
+    task_vocabularies = providers.text_vocabularies_of(task)
+    try:
+        copies = set(map(stored_vocabularies.Stored.from_data, run_config.read(folder).vocabularies.values()))
+        if len(copies) != 1 or not task_vocabularies:
+            return None
+        (stored,) = copies
+        if all(stored_vocabularies.name_of(vocabulary) == stored.name for vocabulary in task_vocabularies):
+            return None  # compared by name, because reading the task's vocabulary may need the network
+        choice = stored_vocabularies.choice_of(stored, folder)
+    except Refusal as error:
+        print(f"The vocabulary that {folder} keeps is not used: {error}", file=sys.stderr)
+        return None
+    if choice is not None:
+        print(f"VOCABULARY is that of {folder}: {choice}.", file=sys.stderr)
+    return choice
+
+
+def _check_exists(run):
+    """Refuses a VOCABULARY without its file if the run keeps a copy, and names the copy."""
+    if "://" in run.vocabulary or vocabularies.is_registered(run.vocabulary) or pathlib.Path(run.vocabulary).exists() \
+            or not run_config.is_in(run.model_dir):
+        return
+    for stored in map(stored_vocabularies.Stored.from_data, run_config.read(run.model_dir).vocabularies.values()):
+        if stored.name == run.vocabulary and stored.file:
+            copied = pathlib.Path(run.model_dir) / stored.file
+            raise Refusal(f"VOCABULARY {run.vocabulary!r} is not there any more; this run keeps a copy of it: "
+                          f"--gin.VOCABULARY=\"'{copied}'\".")
