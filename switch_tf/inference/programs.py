@@ -29,9 +29,7 @@ def _compile(predict, partitioner):
 
     def call(features):
         with partitioning.part_of_batch(*partitioner.current_part()):
-            rows = predict(features)
-        # Outside of the scope: while replicas wait for each other here, they are traced in turns.
-        return partitioner.gather_rows(rows)
+            return partitioner.gather_rows(predict(features))
 
     program = partitioner.compile(partitioner.results(call))
     return lambda features: np.asarray(

@@ -8,6 +8,8 @@ from typing import Any
 import keras
 from keras import ops
 
+from switch_tf.partitioning.tensors import Tensor
+
 # Keras imports TensorFlow on its own back end; on JAX's this module needs none.
 if keras.backend.backend() == "tensorflow":
     import tensorflow as tf
@@ -26,7 +28,7 @@ def replica_index() -> Any:
     return tf.distribute.get_replica_context().replica_id_in_sync_group
 
 
-def seed_in_replica() -> Any:
+def seed_in_replica() -> Tensor:
     """Draws a new seed, the same in every replica: <uint32> scalar.
 
     Keras' global generator belongs to the thread that created it, and the thread of a replica cannot create variables.
@@ -46,7 +48,7 @@ def make_global_generator() -> None:
         seed_generator.global_seed_generator()
 
 
-def as_ids(values: Any) -> Any:
+def as_ids(values: Tensor) -> Tensor:
     """Returns float ids as <int32> while Keras builds a model symbolically, and any other value unchanged.
 
     Under a strategy Keras builds a model with the mean of the replicas' batches, which turns ids into float32.

@@ -12,6 +12,7 @@ from keras import ops
 
 from switch_tf import context
 from switch_tf.partitioning.layout import LOGICAL_AXES, Layout
+from switch_tf.partitioning.tensors import Tensor
 from switch_tf.refusals import Refusal
 
 # A logical axis for each dimension, or None for one that is not split.
@@ -29,16 +30,16 @@ class Annotator(Protocol):
     layout: Layout
     is_for_compiler: bool
 
-    def constrain(self, x: Any, axes: Axes) -> Any:
+    def constrain(self, x: Tensor, axes: Axes) -> Tensor:
         """Lays out an activation by its logical axes."""
 
-    def gather(self, value: Any, axes: Axes) -> Any:
+    def gather(self, value: Tensor, axes: Axes) -> Tensor:
         """Lays out a weight's value as it is used, from how it is stored."""
 
-    def scatter(self, gradient: Any, axes: Axes) -> Any:
+    def scatter(self, gradient: Tensor, axes: Axes) -> Tensor:
         """Lays out a weight's gradient as the weight is stored."""
 
-    def replicate(self, x: Any) -> Any:
+    def replicate(self, x: Tensor) -> Tensor:
         """Lets each device compute a tensor for itself."""
 
 
@@ -121,7 +122,7 @@ def add_weight(layer: keras.layers.Layer, name: str, shape: tuple[int, ...], axe
                      name=name)
 
 
-def use(variable: keras.Variable, dtype: str) -> Any:
+def use(variable: keras.Variable, dtype: str) -> Tensor:
     """Returns the value of a weight in `dtype`, gathered if it is stored in pieces.
 
     The cast comes first, so that a computation in bfloat16 moves half as many bytes.
@@ -129,19 +130,19 @@ def use(variable: keras.Variable, dtype: str) -> Any:
     return gather(ops.cast(variable, dtype), axes_of(variable))
 
 
-def gather(value: Any, axes: Axes) -> Any:
+def gather(value: Tensor, axes: Axes) -> Tensor:
     """Lays out a weight's value as it is used, from how it is stored; the identity without an active layout."""
     annotator = context.current().annotator
     return value if annotator is None else annotator.gather(value, axes)
 
 
-def scatter(gradient: Any, axes: Axes) -> Any:
+def scatter(gradient: Tensor, axes: Axes) -> Tensor:
     """Lays out a weight's gradient as the weight is stored; the identity without an active layout."""
     annotator = context.current().annotator
     return gradient if annotator is None else annotator.scatter(gradient, axes)
 
 
-def arange(size: Any, dtype: str = "int32") -> Any:
+def arange(size: Any, dtype: str = "int32") -> Tensor:
     """Returns 0, 1, .. size - 1 as <dtype>[size]. `size` is an int or an int32 scalar tensor.
 
     In a program that is cut over devices it is not folded into constants. TensorFlow would fold positions and masks of
@@ -153,7 +154,7 @@ def arange(size: Any, dtype: str = "int32") -> Any:
     return values if annotator is None else annotator.replicate(values)
 
 
-def constrain(x: Any, axes: Axes) -> Any:
+def constrain(x: Tensor, axes: Axes) -> Tensor:
     """Lays out an activation by its logical axes; the identity without an active layout.
 
     Args:
