@@ -206,9 +206,12 @@ PUBLIC = {
     "optim.RsqrtDecay": (lambda **arguments: RsqrtDecay(**arguments)(5), {"base": 1.0, "warmup_steps": 10}, ()),
     "partitioning.Layout": (layout, fields_of(partitioning.Layout, rules=(("batch", "data"),)), ()),
     "policies.Policy": (policies.Policy, fields_of(policies.Policy, name="mine", decide=print), ()),
+    "policies.TopN": (policies.TopN, fields_of(policies.TopN), ()),
+    "policies.Top2": (policies.Top2, fields_of(policies.Top2), ()),
     "policies.check_options": (policies.check_options, {
-        "policy": policies.get("top2"), "num_selected_experts": None, "num_experts": 4, "exploration": "argmax",
-        "second_expert_policy": "all", "second_expert_threshold": 0.2}, ()),
+        "policy": policies.get("top2"), "num_selected_experts": None, "num_experts": 4, "exploration": "argmax"}, ()),
+    "policies.resolve": (policies.resolve, {
+        "policy": "top2", "second_expert_policy": "random", "second_expert_threshold": 0.2}, ()),
     "policies.get": (policies.get, {"name": "switch"}, ()),
     "policies.register": (registered, {"policy": policies.Policy("mine", print)}, ()),
     "training.Run": (Run, fields_of(Run, model_dir="runs", mixture_or_task_name="task", task_feature_lengths=LENGTHS,
@@ -269,7 +272,8 @@ def all_finite(result) -> bool:
 
 # Public, and not tried: they belong to whoever writes a layer, or are reached through those that are tried.
 UNTRIED = {
-    "losses.load_balancing_mean", "losses.router_z_mean", "losses.Balance", "policies.names", "data.keep_jax_on_cpu",
+    "losses.load_balancing_mean", "losses.router_z_mean", "losses.Balance", "policies.names", "policies.to_config",
+    "policies.from_config", "data.keep_jax_on_cpu",
     "data.names", "data.BadData", "data.NUM_SENTINELS", "data.refusing_bad_data", "data.TaskScores", "data.average",
     "data.write_records", "data.Batches", "data.Shard", "data.is_complete", "data.write_shard", "data.finish_cache",
     "data.SpellingOps",

@@ -230,6 +230,8 @@ def _bytes(shape, dtype):
 
 def shallow_depths(config: SwitchConfig) -> list[tuple[int, int]]:
     """Returns a few periods of dense and sparse layers and twice as many, or the model's depth if it is no larger."""
+    if config.num_experts and (config.encoder_sparse_indices, config.decoder_sparse_indices) != (None, None):
+        return [(config.num_encoder_layers, config.num_decoder_layers)]  # chosen layers have no period
     steps = [step if config.num_experts else 1 for step in (config.encoder_sparse_step, config.decoder_sparse_step)]
     layers = (config.num_encoder_layers, config.num_decoder_layers)
     period = tuple(max(step, 1) if count else 0 for step, count in zip(steps, layers, strict=True))

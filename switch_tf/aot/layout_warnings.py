@@ -41,7 +41,7 @@ def _replicated(program, config, layout, batch_size, lengths):
     gradients = {math.prod(layout.piece(weight.shape, layout.spec(weight.axes)))
                  for weight in config.weights() if "expert" in weight.axes}
     inner = config.num_heads * config.d_kv if config.has_attention_experts else 0
-    width = max(config.d_model, inner, config.d_ff // layout.num_pieces("expert_mlp"))
+    width = max(config.d_model, inner, config.expert_width // layout.num_pieces("expert_mlp"))
     share = slots // layout.num_pieces("batch") * width
     largest = max((size for size in program.expert_products() if size not in gradients), default=0)
     if largest <= TOLERANCE * share:
@@ -52,5 +52,5 @@ def _replicated(program, config, layout, batch_size, lengths):
 
 def _slots(num_sequences, length, config):
     """Counts the rows of all experts' buffers."""
-    plan = grouping.plan(config, (num_sequences, length), training=True)
+    plan = grouping.plan(config.grouping, (num_sequences, length), training=True)
     return config.num_experts * plan.groups.count * plan.capacity

@@ -20,6 +20,7 @@ import tensorflow as tf
 
 from switch_tf import context
 from switch_tf.evaluation.objectives import Objective, target_features
+from switch_tf.metrics import Mean
 from switch_tf.ops import dtypes
 from switch_tf.partitioning.axes import axes_of, axes_of_new_variable
 from switch_tf.partitioning.gspmd import XlaAnnotator
@@ -27,7 +28,7 @@ from switch_tf.partitioning.layout import Layout
 from switch_tf.partitioning.partitioner import Partitioner
 from switch_tf.partitioning.unfolded import UnfoldedVariable, as_stored, as_used, stored, unfolding
 from switch_tf.training import trainable
-from switch_tf.training.train_step import compile_steps
+from switch_tf.training.train_step import StepTotals, compile_steps, stateful_routers
 
 _MAP_NORESERVE = 0x4000  # Linux; Python has a name for it since 3.13
 
@@ -127,11 +128,22 @@ def lower_step(model, optimizer, layout, batch_size, task_feature_lengths, setti
         found, *others = partitioner.compute(dict(zip(specs, tensors, strict=True)))
         return as_stored(found, model.trainable_variables), *others
 
-    norm = Argument("norm of the gradients", "gradient", (), dtypes.wide_dtype(model.compute_dtype), ())
-    return [
-        lower(features, compute, gradients),
-        lower([*gradients, norm], lambda *tensors: partitioner.apply(
-            as_used(tensors[:-1], model.trainable_variables), tensors[-1]))]
+    def apply(*tensors):
+        norm, *loads = tensors[len(gradients):]
+        loads = tuple(Mean(*loads[start:start + 2]) for start in range(0, len(loads), 2))
+        partitioner.apply(as_used(tensors[:len(gradients)], model.trainable_variables), StepTotals(norm, loads))
+
+    return [lower(features, compute, gradients), lower([*gradients, *_totals(model)], apply)]
+
+
+def _totals(model):
+    """Returns the Arguments of `StepTotals`, flat."""
+    dtype, shape = dtypes.wide_dtype(model.compute_dtype), (model.config.num_experts,)
+    totals = [Argument("norm of the gradients", "gradient", (), dtype, ())]
+    for name in stateful_routers(model):
+        totals += [Argument(f"load of {name}", "gradient", shape, dtype, ((),)),
+                   Argument(f"tokens of {name}", "gradient", (), dtype, ())]
+    return totals
 
 
 def has_two_programs(layout: Layout) -> bool:

@@ -11,12 +11,12 @@ _WITHOUT_EFFECT = frozenset((
     "SwitchConfig.end_id", "SwitchConfig.num_experts"))  # the table has a column for the last
 # Fields of SwitchConfig without effect in a model without experts.
 _OF_EXPERTS = frozenset(f"SwitchConfig.{name}" for name in (
-    "encoder_sparse_step", "decoder_sparse_step", "group_size", "num_groups_multiple", "train_capacity_factor",
-    "eval_capacity_factor", "min_expert_capacity", "routing_policy", "decoder_routing_policy",
-    "allow_non_causal_decoder", "num_selected_experts", "exploration", "jitter_noise", "second_expert_policy",
-    "second_expert_threshold", "second_place_loss_weight", "expert_dropout_rate", "router_dtype",
-    "load_balancing_loss_weight", "router_z_loss_weight", "expert_sublayers", "attention_expert_dtype",
-    "expert_capacity", "semantics"))
+    "expert_d_ff", "encoder_sparse_step", "decoder_sparse_step", "encoder_sparse_indices", "decoder_sparse_indices",
+    "group_size", "num_groups_multiple", "train_capacity_factor", "eval_capacity_factor", "min_expert_capacity",
+    "routing_policy", "decoder_routing_policy", "allow_non_causal_decoder", "num_selected_experts", "exploration",
+    "jitter_noise", "second_expert_policy", "second_expert_threshold", "second_place_loss_weight",
+    "expert_dropout_rate", "router_dtype", "load_balancing_loss_weight", "router_z_loss_weight", "expert_sublayers",
+    "attention_expert_dtype", "expert_capacity", "semantics"))
 
 
 def by_importance(names) -> list[str]:

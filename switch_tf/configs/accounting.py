@@ -24,6 +24,7 @@ class Weight(NamedTuple):
 def weights(config) -> Iterator[Weight]:
     """Yields every weight of the model, one kind at a time."""
     d, heads, kv, f, e = config.d_model, config.num_heads, config.d_kv, config.d_ff, config.num_experts
+    expert_f = config.expert_width
     stacks = [(config.num_encoder_layers, len(config.encoder_sparse_layers), 1, config.routing_policy)]
     if not config.is_encoder_only:
         stacks.append((config.num_decoder_layers, len(config.decoder_sparse_layers), 2, config.decoder_policy))
@@ -46,9 +47,9 @@ def weights(config) -> Iterator[Weight]:
         yield Weight("feed_forward", num_dense + num_extra, (f, d), ("mlp", "embed"))
         if policies.get(policy).has_kernel:
             yield Weight("router", num_expert_layers, (d, e), ("embed", "router_expert"))
-        yield Weight("experts", num_wi * num_expert_layers, (e, d, f), ("expert", "embed", "expert_mlp"))
-        yield Weight("experts", num_sparse_mlps, (e, f, d), ("expert", "expert_mlp", "embed"))
-        yield Weight("experts", 2 * num_sparse_attentions, (e, f, heads * kv), ("expert", "expert_mlp", "embed"))
+        yield Weight("experts", num_wi * num_expert_layers, (e, d, expert_f), ("expert", "embed", "expert_mlp"))
+        yield Weight("experts", num_sparse_mlps, (e, expert_f, d), ("expert", "expert_mlp", "embed"))
+        yield Weight("experts", 2 * num_sparse_attentions, (e, expert_f, heads * kv), ("expert", "expert_mlp", "embed"))
 
 
 def parameters_by_part(config) -> dict[str, int]:
@@ -67,10 +68,10 @@ def flops_by_part(config, inputs_length: int, targets_length: int) -> dict[str, 
     `logits`, and `capacity_padding` (empty slots of a training step at `train_capacity_factor`).
     """
     d, inner = config.d_model, config.num_heads * config.d_kv
-    feed_forward = _feed_forward_products(config, d)
+    feed_forward = _feed_forward_products(config, config.d_ff, d)
     # Output widths of the expert layers in one sparse layer.
     expert_widths = [d] * config.has_feed_forward_experts + [inner, inner] * config.has_attention_experts
-    experts = sum(_feed_forward_products(config, width) for width in expert_widths)
+    experts = sum(_feed_forward_products(config, config.expert_width, width) for width in expert_widths)
     encoder_tokens, decoder_tokens = inputs_length, 0 if config.is_encoder_only else targets_length
     num_enc, num_dec = config.num_encoder_layers, config.num_decoder_layers
     layer_tokens = num_enc * encoder_tokens + num_dec * decoder_tokens
@@ -99,9 +100,9 @@ def flops_by_part(config, inputs_length: int, targets_length: int) -> dict[str, 
     }
 
 
-def _feed_forward_products(config, output_width):
+def _feed_forward_products(config, hidden_width, output_width):
     """Counts the multiply-adds of one token in a feed-forward layer."""
-    return ((2 if config.activation in GATED_ACTIVATIONS else 1) * config.d_model + output_width) * config.d_ff
+    return ((2 if config.activation in GATED_ACTIVATIONS else 1) * config.d_model + output_width) * hidden_width
 
 
 def _expert_rows_per_token(config, is_decoder):

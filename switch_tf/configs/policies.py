@@ -30,9 +30,15 @@ class Policy:
         experts_choose: bool. Whether experts choose tokens instead of tokens experts.
         counts_preference: bool. Whether statistics and balance loss count a token for the expert with its highest score
             instead of the one that it was sent to.
+        state: tuple of str. Names of the vectors that the router keeps between steps, <float32>[expert], zeros at
+            first. `decide` reads them in `options.state`.
+        update: Function of `(policy, state, load)`, or "module:function". Returns the state after a training step, from
+            the dictionary of its vectors and <float32>[expert], the share of the step's tokens by first choice.
+
+    A subclass adds parameters of its own as fields. `decide` reads them in `options.policy`.
 
     Raises:
-        ValueError: The properties contradict each other.
+        Refusal: The properties contradict each other.
     """
 
     name: str
@@ -45,6 +51,8 @@ class Policy:
     needs_token_ids: bool = False
     experts_choose: bool = False
     counts_preference: bool = False
+    state: tuple[str, ...] = ()
+    update: Callable | str | None = None
 
     def __post_init__(self):
         checks.fields(self, ("name",), checks.text)
@@ -52,9 +60,14 @@ class Policy:
         checks.fields(self, ("fewest_choices",), checks.integer, 1)
         checks.fields(self, ("is_causal", "is_balanced", "has_kernel", "needs_token_ids", "experts_choose",
                              "counts_preference"), checks.flag)
-        if not callable(self.decide) and not (isinstance(self.decide, str) and ":" in self.decide):
+        if not _is_function(self.decide):
             raise Refusal(f"The policy {self.name!r} decides by a function, or by its place as \"module:function\", "
                           f"not {checks.shown(self.decide)}.")
+        if not isinstance(self.state, tuple) or not all(isinstance(name, str) for name in self.state):
+            raise Refusal(f"state must be a tuple of names, not {checks.shown(self.state)}.")
+        if self.state and not _is_function(self.update):
+            raise Refusal(f"The policy {self.name!r} keeps a state, so update must be a function, or its place as "
+                          f"\"module:function\", not {checks.shown(self.update)}.")
         if self.experts_choose and not (self.has_kernel and self.is_balanced):
             raise Refusal(f"In the policy {self.name!r} experts choose, by scores and each as many tokens as the "
                           "others; leave has_kernel=True and set is_balanced=True.")
@@ -65,7 +78,11 @@ class Policy:
     @property
     def function(self) -> Callable:
         """`decide`, imported if necessary."""
-        return pkgutil.resolve_name(self.decide) if isinstance(self.decide, str) else self.decide
+        return _resolve(self.decide)
+
+    def updated(self, state, load) -> dict:
+        """Returns the state after a training step, see `update`."""
+        return _resolve(self.update)(self, state, load)
 
     @property
     def place(self) -> str:
@@ -84,6 +101,46 @@ class Policy:
         return num_selected_experts if num_selected_experts is not None else self.num_choices or 1
 
 
+def _is_function(value):
+    return callable(value) or (isinstance(value, str) and ":" in value)
+
+
+def _resolve(function):
+    return pkgutil.resolve_name(function) if isinstance(function, str) else function
+
+
+@dataclasses.dataclass(frozen=True)
+class TopN(Policy):
+    """GShard's gating for `num_selected_experts` choices (arXiv 2006.16668, algorithm 1).
+
+    Args:
+        second_expert: "random", "all", "none" or "threshold". Selects the choices after the first to carry out.
+            "random" keeps one with probability gate / threshold in training, and all at inference.
+        threshold: float in (0, 1).
+    """
+
+    name: str = "top_n"
+    decide: Callable | str = "switch_tf.layers.policy_functions:top_n"
+    num_choices: int | None = None
+    fewest_choices: int = 2
+    second_expert: str = "random"
+    threshold: float = 0.2
+
+    def __post_init__(self):
+        super().__post_init__()
+        check_choice("second_expert", self.second_expert, SECOND_EXPERT_POLICIES)
+        checks.fields(self, ("threshold",), checks.number, "in (0, 1)")
+
+
+@dataclasses.dataclass(frozen=True)
+class Top2(TopN):
+    """`TopN` with two choices."""
+
+    name: str = "top2"
+    num_choices: int | None = 2
+    fewest_choices: int = 1
+
+
 _policies: dict[str, Policy] = {}
 
 
@@ -95,9 +152,9 @@ def register(policy: Policy) -> Policy:
     """
     if not isinstance(policy, Policy):
         raise Refusal(f"A policy is a policies.Policy, not {checks.shown(policy)}.")
-    known = _policies.get(policy.name)
-    if known is not None and known.place != policy.place:
-        raise Refusal(f"There is a policy {policy.name!r} already, by {known.place}; give the one by "
+    registered = _policies.get(policy.name)
+    if registered is not None and registered.place != policy.place:
+        raise Refusal(f"There is a policy {policy.name!r} already, by {registered.place}; give the one by "
                       f"{policy.place} another name.")
     _policies[policy.name] = policy
     return policy
@@ -126,15 +183,57 @@ def get(name: str, argument: str = "routing_policy") -> Policy:
     return _policies[name]
 
 
-def check_options(policy: Policy, num_selected_experts, num_experts, exploration, second_expert_policy,
-                  second_expert_threshold) -> None:
-    """Raises ValueError if a router's options do not fit its policy. `num_experts` 0 is a dense model."""
+def resolve(policy: str | Policy, second_expert_policy: str, second_expert_threshold: float) -> Policy:
+    """Returns the record of a router's policy.
+
+    Args:
+        policy: Name, or a record with the name of a registered one.
+        second_expert_policy, second_expert_threshold: Fields of "top2" and "top_n" if they are given by name.
+
+    Raises:
+        Refusal: The name is unknown, or a record of that name is registered for another function.
+    """
+    check_choice("second_expert_policy", second_expert_policy, SECOND_EXPERT_POLICIES)
+    checks.number("second_expert_threshold", second_expert_threshold, "in (0, 1)")
+    if isinstance(policy, Policy):
+        registered = get(policy.name, "policy")
+        if type(registered) is not type(policy) or registered.place != policy.place:
+            raise Refusal(f"There is a policy {policy.name!r} already, by {registered.place}; register the one by "
+                          f"{policy.place} under another name.")
+        if (second_expert_policy, second_expert_threshold) != ("random", 0.2):
+            raise Refusal(f"second_expert_policy={second_expert_policy!r} and "
+                          f"second_expert_threshold={second_expert_threshold!r} go with the name of a policy; give "
+                          "them to the record, as in policies.Top2(second_expert='all').")
+        return policy
+    named = get(policy, "policy")
+    if policy not in ("top2", "top_n"):
+        return named
+    return dataclasses.replace(named, second_expert=second_expert_policy, threshold=second_expert_threshold)
+
+
+def to_config(policy: str | Policy) -> str | dict:
+    """Returns the name of a policy, or for a record the fields that differ from the registered one's, with `name`."""
+    if isinstance(policy, str):
+        return policy
+    registered = get(policy.name)
+    return {"name": policy.name, **{
+        field.name: getattr(policy, field.name) for field in dataclasses.fields(policy)
+        if getattr(policy, field.name) != getattr(registered, field.name)}}
+
+
+def from_config(config: str | dict) -> str | Policy:
+    """Reverses `to_config`."""
+    if isinstance(config, str):
+        return config
+    return dataclasses.replace(get(config["name"]), **config)
+
+
+def check_options(policy: Policy, num_selected_experts, num_experts, exploration) -> None:
+    """Raises Refusal if a router's options do not fit its policy. `num_experts` 0 is a dense model."""
     if not isinstance(policy, Policy):
         raise Refusal(f"policy must be a policies.Policy, not {checks.shown(policy)}.")
     checks.integer("num_experts", num_experts, at_least=0)
     check_choice("exploration", exploration, EXPLORATIONS)
-    check_choice("second_expert_policy", second_expert_policy, SECOND_EXPERT_POLICIES)
-    checks.number("second_expert_threshold", second_expert_threshold, "in (0, 1)")
     count, fixed, fewest = policy.count(num_selected_experts), policy.num_choices, policy.fewest_choices
     checks.integer("num_selected_experts", count, at_least=1)
     if fixed is not None and count != fixed:
@@ -155,8 +254,8 @@ for _policy in (
     Policy("switch", "switch_tf.layers.policy_functions:switch", is_causal=True),
     Policy("ntlb", "switch_tf.layers.policy_functions:ntlb", counts_preference=True),
     Policy("batch_prioritized", "switch_tf.layers.policy_functions:batch_prioritized", num_choices=None),
-    Policy("top2", "switch_tf.layers.policy_functions:top_n", num_choices=2),
-    Policy("top_n", "switch_tf.layers.policy_functions:top_n", num_choices=None, fewest_choices=2),
+    Top2(),
+    TopN(),
     Policy("expert_choice", "switch_tf.layers.policy_functions:expert_choice", is_balanced=True, experts_choose=True),
     Policy("hash", "switch_tf.layers.policy_functions:hashed", is_causal=True, is_balanced=True, has_kernel=False,
            needs_token_ids=True),

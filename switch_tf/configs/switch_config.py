@@ -11,8 +11,10 @@ from switch_tf.configs.choices import (
     DISPATCHES,
     EXPERT_SUBLAYERS,
     ROUTER_DTYPES,
+    SECOND_EXPERT_POLICIES,
     check_choice,
 )
+from switch_tf.configs.grouping import Grouping
 from switch_tf.configs.semantics import Rules, rules_of
 from switch_tf.refusals import Refusal
 
@@ -41,7 +43,10 @@ class SwitchConfig:
             sqrt(init_scale / fan_in). The paper's reduced initialization is 0.1 (section 2.4), T5's 1.0.
         attention_init_scale: float. The same factor for attention kernels, 1.0 in T5 and Mesh TensorFlow.
         num_experts: int. Experts of each sparse layer. 0 is a dense model.
+        expert_d_ff: int or None. Width of the experts. None for d_ff.
         encoder_sparse_step, decoder_sparse_step: int. Layer i is sparse if i % step == step - 1. 0 for none.
+        encoder_sparse_indices, decoder_sparse_indices: tuple of int or None. Indices of the sparse layers, in ascending
+            order, instead of every step-th one. () for none.
         group_size: int. Largest number of tokens per group. Tokens of a group compete for slots.
         num_groups_multiple: int. The number of groups is a multiple of it, so that splitting the batch into that many
             parts (devices, microbatches) never splits a group.
@@ -97,8 +102,11 @@ class SwitchConfig:
     init_scale: float = 1.0
     attention_init_scale: float = 1.0
     num_experts: int = 0
+    expert_d_ff: int | None = None
     encoder_sparse_step: int = 2
     decoder_sparse_step: int = 2
+    encoder_sparse_indices: tuple[int, ...] | None = None
+    decoder_sparse_indices: tuple[int, ...] | None = None
     group_size: int = 4096
     num_groups_multiple: int = 1
     train_capacity_factor: float = 1.25
@@ -126,17 +134,17 @@ class SwitchConfig:
     remat: bool = False
 
     def __post_init__(self):
-        checks.fields(self, ("vocab_size", "d_model", "d_ff", "d_kv", "num_heads", "num_encoder_layers", "group_size",
-                             "num_groups_multiple", "min_expert_capacity", "relative_attention_max_distance"),
-                      checks.integer, 1)
+        checks.fields(self, ("vocab_size", "d_model", "d_ff", "d_kv", "num_heads", "num_encoder_layers",
+                             "relative_attention_max_distance"), checks.integer, 1)
         checks.fields(self, ("relative_attention_num_buckets",), checks.integer, 4)
         checks.fields(self, ("num_decoder_layers", "num_experts", "encoder_sparse_step", "decoder_sparse_step"),
                       checks.integer, 0)
         for name in ("num_encoder_layers", "num_decoder_layers"):
             if getattr(self, name) > MOST_LAYERS:
                 raise Refusal(f"{name} must be at most {MOST_LAYERS}, not {getattr(self, name)}.")
+        for stack in ("encoder", "decoder"):
+            _check_sparse_indices(self, f"{stack}_sparse_indices", getattr(self, f"num_{stack}_layers"))
         checks.fields(self, ("dropout_rate", "expert_dropout_rate", "jitter_noise"), checks.number, "in [0, 1)")
-        checks.fields(self, ("train_capacity_factor", "eval_capacity_factor"), checks.number, "in [1e-6, 1e6]")
         checks.fields(self, ("layer_norm_epsilon", "init_scale", "attention_init_scale"), checks.number, "above 0")
         checks.fields(self, ("load_balancing_loss_weight", "router_z_loss_weight", "second_place_loss_weight"),
                       checks.number, "0 or above")
@@ -144,7 +152,8 @@ class SwitchConfig:
         checks.fields(self, ("logits_via_embedding", "allow_non_causal_decoder", "extra_mlp", "remat"), checks.flag)
         checks.fields(self, ("scale_decoder_outputs",), checks.optional, checks.flag)
         checks.fields(self, ("end_id",), checks.ids)
-        checks.fields(self, ("num_selected_experts",), checks.optional, checks.integer, 1)
+        checks.fields(self, ("num_selected_experts", "expert_d_ff"), checks.optional, checks.integer, 1)
+        rules_of(self.semantics)
         for name, choices in (("activation", ACTIVATIONS), ("dispatch", DISPATCHES), ("router_dtype", ROUTER_DTYPES),
                               ("expert_sublayers", EXPERT_SUBLAYERS),
                               ("attention_expert_dtype", ATTENTION_EXPERT_DTYPES)):
@@ -157,19 +166,16 @@ class SwitchConfig:
             raise Refusal(
                 f"relative_attention_max_distance must be above half of relative_attention_num_buckets "
                 f"({self.relative_attention_num_buckets // 2}), not {self.relative_attention_max_distance}.")
-        if self.rules.groups_are_sequences and self.num_experts:
-            checks.fields(self, ("expert_capacity",), checks.integer, 1)
-        elif self.expert_capacity is not None:
-            raise Refusal(
-                f"expert_capacity={self.expert_capacity} belongs to a sparse model with semantics='hf'; elsewhere "
-                "train_capacity_factor, eval_capacity_factor and min_expert_capacity decide the capacity.")
+        for field in dataclasses.fields(Grouping):
+            if field.name not in ("num_experts", "semantics"):
+                object.__setattr__(self, field.name, getattr(self.grouping, field.name))
 
     def _check_routing(self):
         encoder_policy = policies.get(self.routing_policy)
         decoder_policy = policies.get(self.decoder_policy, "decoder_routing_policy")
         for policy, number in ((encoder_policy, self.num_selected_experts), (decoder_policy, self.routing(True)[1])):
-            policies.check_options(policy, number, self.num_experts, self.exploration, self.second_expert_policy,
-                                   self.second_expert_threshold)
+            policies.check_options(policy, number, self.num_experts, self.exploration)
+        check_choice("second_expert_policy", self.second_expert_policy, SECOND_EXPERT_POLICIES)
         if self.second_place_loss_weight and all(self.num_choices(stack) < 2 for stack in (False, True)):
             raise Refusal(f"second_place_loss_weight={self.second_place_loss_weight} needs a policy with second "
                           f"choices, such as 'top2', not {self.routing_policy!r}.")
@@ -202,7 +208,7 @@ class SwitchConfig:
         sizes = {"vocab": self.vocab_size, "embed": self.d_model, "heads": self.num_heads, "kv": self.d_kv,
                  "mlp": self.d_ff}
         if self.num_experts:
-            sizes |= {"expert": self.num_experts, "expert_embed": self.d_model, "expert_mlp": self.d_ff}
+            sizes |= {"expert": self.num_experts, "expert_embed": self.d_model, "expert_mlp": self.expert_width}
         return sizes
 
     @property
@@ -211,22 +217,38 @@ class SwitchConfig:
         return self.logits_via_embedding if self.scale_decoder_outputs is None else self.scale_decoder_outputs
 
     @property
+    def grouping(self) -> Grouping:
+        """The Grouping of sparse layers. That of a dense model only checks its fields."""
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(Grouping)}
+        return Grouping(**fields) if self.num_experts else Grouping(**{
+            **fields, "num_experts": 1, "semantics": "switch_tf"})
+
+    @property
     def rules(self) -> Rules:
         """The rules of `semantics`."""
         return rules_of(self.semantics)
 
     @property
+    def expert_width(self) -> int:
+        """Hidden width of the experts."""
+        return self.d_ff if self.expert_d_ff is None else self.expert_d_ff
+
+    @property
     def encoder_sparse_layers(self) -> tuple[int, ...]:
-        return self._sparse_layers(self.num_encoder_layers, self.encoder_sparse_step)
+        """Indices of the encoder's layers with experts."""
+        return self._sparse_layers(self.num_encoder_layers, self.encoder_sparse_step, self.encoder_sparse_indices)
 
     @property
     def decoder_sparse_layers(self) -> tuple[int, ...]:
-        return self._sparse_layers(self.num_decoder_layers, self.decoder_sparse_step)
+        """Indices of the decoder's layers with experts."""
+        return self._sparse_layers(self.num_decoder_layers, self.decoder_sparse_step, self.decoder_sparse_indices)
 
-    def _sparse_layers(self, num_layers, step):
-        if not self.num_experts or not step:
+    def _sparse_layers(self, num_layers, step, indices):
+        if not self.num_experts:
             return ()
-        return self.rules.sparse_layers(num_layers, step)
+        if indices is not None:
+            return indices
+        return self.rules.sparse_layers(num_layers, step) if step else ()
 
     @property
     def decoder_policy(self) -> str:
@@ -286,6 +308,20 @@ class SwitchConfig:
     def flops_per_sequence(self, inputs_length: int = 512, targets_length: int = 114) -> int:
         """Counts the FLOPs of the weight products in one sequence's forward pass, as Table 9 of the paper."""
         return accounting.flops_per_sequence(self, *_lengths(inputs_length, targets_length))
+
+
+def _check_sparse_indices(config, name, num_layers):
+    """Makes a tuple of the field, or raises ValueError if it does not list layers of the stack in ascending order."""
+    indices = getattr(config, name)
+    if indices is None:
+        return
+    if not isinstance(indices, list | tuple):
+        raise Refusal(f"{name} must be a tuple of the indices of layers, not {checks.shown(indices)}.")
+    indices = tuple(checks.integer(f"Each index of {name}", index, 0) for index in indices)
+    if list(indices) != sorted(set(indices)) or (indices and indices[-1] >= num_layers):
+        raise Refusal(f"{name} must list different layers from 0 to {num_layers - 1} in ascending order, not "
+                      f"{indices}.")
+    object.__setattr__(config, name, indices)
 
 
 def _lengths(inputs_length, targets_length):

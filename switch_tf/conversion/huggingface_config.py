@@ -261,6 +261,7 @@ def _check_representable(config):
     for name, value, only in (("routing_policy", config.routing_policy, "switch"),
                               ("decoder_routing_policy", config.decoder_policy, "switch"),
                               ("extra_mlp", config.extra_mlp, False),
+                              ("expert_d_ff", config.expert_width, config.d_ff),
                               ("expert_sublayers", config.expert_sublayers, "feed_forward")):
         if value != only:
             raise Refusal(f"Hugging Face's Switch Transformer knows {name}={only!r} only, but it is {value!r}; "

@@ -1,12 +1,15 @@
 """Inputs and outputs of routing policies: `Scores` and `Options` in, `TokenChoices` or `ExpertChoices` out."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from keras import ops
 
 from switch_tf import partitioning
+from switch_tf.configs.policies import Policy
 from switch_tf.metrics import Mean
+from switch_tf.partitioning.tensors import Tensor
 
 
 class Scores(NamedTuple):
@@ -32,8 +35,9 @@ class Options(NamedTuple):
     `num_choices`: int. Experts per token.
     `is_normalized`: bool. Divides the gates of several choices by their sum.
     `training`: bool.
-    `is_wanted`: Maps <float32>[group, tokens, choice] gates to <bool>, same shape: the choices to carry out. None
-        carries out all.
+    `policy`: policies.Policy, whose fields are the policy's parameters.
+    `uniform`: Maps a shape to <float32> uniform numbers in [0, 1). None at inference, where decisions are not random.
+    `state`: dict of <float32>[expert], the vectors that `policy.state` names.
     """
 
     num_experts: int
@@ -41,7 +45,9 @@ class Options(NamedTuple):
     num_choices: int = 1
     is_normalized: bool = True
     training: bool = False
-    is_wanted: Callable | None = None
+    policy: Policy | None = None
+    uniform: Callable | None = None
+    state: Mapping[str, Any] = MappingProxyType({})
 
 
 class Counts(NamedTuple):
@@ -75,11 +81,11 @@ class TokenChoices(NamedTuple):
     capacity: Any
 
     @property
-    def is_filled(self):
+    def is_filled(self) -> Tensor:
         """Whether each choice has a slot: <bool>[group, tokens, choice]."""
         return self.slot < self.capacity
 
-    def counts(self, is_real=None, preferred=None, dtype="float32") -> Counts:
+    def counts(self, is_real: Tensor | None = None, preferred: Tensor | None = None, dtype: str = "float32") -> Counts:
         """Counts the load by first choice, filled slots and served tokens.
 
         Args:
@@ -97,7 +103,7 @@ class TokenChoices(NamedTuple):
                       ops.sum(ops.cast(ops.any(is_filled, axis=-1), dtype)))
 
     @property
-    def gates(self):
+    def gates(self) -> Tensor:
         """Gates by expert, 0 for experts without the token: <float32>[group, tokens, expert]."""
         expert = ops.one_hot(self.expert_index, self.num_experts, dtype=self.gate.dtype)
         return ops.sum(expert * self.gate[..., None], axis=2)
@@ -119,7 +125,7 @@ class ExpertChoices(NamedTuple):
     num_experts: int
     capacity: Any
 
-    def counts(self, is_real=None, preferred=None, dtype="float32") -> Counts:
+    def counts(self, is_real: Tensor | None = None, preferred: Tensor | None = None, dtype: str = "float32") -> Counts:
         """Counts the tokens that each expert took. `is_real` and `preferred` make no difference here."""
         num_groups = ops.shape(self.token_index)[0]
         is_filled = ops.cast(self.token_index < self.num_tokens, "int32")
@@ -132,7 +138,7 @@ class ExpertChoices(NamedTuple):
         return Counts(Mean(load, num_filled), num_filled, ops.sum(ops.cast(times_taken > 0, dtype)))
 
     @property
-    def gates(self):
+    def gates(self) -> Tensor:
         """Gates by expert, see `TokenChoices.gates`. Requires a known number of tokens."""
         token = ops.one_hot(self.token_index, self.num_tokens, dtype=self.gate.dtype)  # zeros for an empty slot
         return ops.einsum("gest,ges->gte", token, self.gate)

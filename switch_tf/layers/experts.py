@@ -1,5 +1,7 @@
 """Expert feed-forward layers with stacked kernels."""
 
+from typing import Any
+
 import keras
 from keras import ops
 
@@ -8,6 +10,7 @@ from switch_tf.configs.choices import ACTIVATIONS, check_choice
 from switch_tf.layers import dropout
 from switch_tf.layers.feed_forward import activate, add_input_kernels, kernel_initializer
 from switch_tf.ops import products, random
+from switch_tf.partitioning.tensors import Shape, Tensor
 
 
 @keras.saving.register_keras_serializable("switch_tf")
@@ -28,8 +31,8 @@ class ExpertFeedForward(keras.layers.Layer):
     Returns: <compute dtype>, the shape of `inputs` with last dimension `output_dim`. Empty slots stay zeros.
     """
 
-    def __init__(self, num_experts, d_ff, activation="relu", dropout_rate=0.0, init_scale=0.1, output_dim=None,
-                 **kwargs):
+    def __init__(self, num_experts: int, d_ff: int, activation: str = "relu", dropout_rate: float = 0.0,
+                 init_scale: float = 0.1, output_dim: int | None = None, **kwargs: Any):
         super().__init__(**kwargs)
         check_choice("activation", activation, ACTIVATIONS)
         self.num_experts = checks.integer("num_experts", num_experts, at_least=1)
@@ -39,7 +42,7 @@ class ExpertFeedForward(keras.layers.Layer):
         self.init_scale = checks.number("init_scale", init_scale, "above 0")
         self.output_dim = checks.optional("output_dim", output_dim, checks.integer, 1)
 
-    def build(self, input_shape):
+    def build(self, input_shape: Shape) -> None:
         d_model = checks.width(input_shape, rank=4)
         self.input_kernels = add_input_kernels(
             self, self.activation, (self.num_experts, d_model, self.d_ff), ("expert", "embed", "expert_mlp"),
@@ -48,7 +51,7 @@ class ExpertFeedForward(keras.layers.Layer):
             self, "wo", (self.num_experts, self.d_ff, self.output_dim or d_model), ("expert", "expert_mlp", "embed"),
             kernel_initializer(self.init_scale, self.d_ff))
 
-    def call(self, inputs, training=False):
+    def call(self, inputs: Tensor, training: bool = False) -> Tensor:
         training = checks.flag("training", training)
         checks.tensor("inputs", inputs, "float", (self.num_experts, None, None, self.input_kernels[0].shape[1]))
         hidden = activate([_products(inputs, wi) for wi in self.input_kernels], self.activation)
@@ -58,7 +61,7 @@ class ExpertFeedForward(keras.layers.Layer):
             hidden = dropout.masked(hidden, self.dropout_mask(group, place, hidden.dtype))
         return _products(hidden, self.wo)
 
-    def dropout_mask(self, group, place, dtype):
+    def dropout_mask(self, group: Tensor, place: Tensor, dtype: str) -> Tensor:
         """Draws a `dropout.mask` of hidden units.
 
         Args:
@@ -73,7 +76,7 @@ class ExpertFeedForward(keras.layers.Layer):
         draws = random.uniform_at(random.layer_seed(self, "dropout"), group, unit)
         return dropout.mask(draws, self.dropout_rate, dtype)
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "num_experts": self.num_experts, "d_ff": self.d_ff,
                 "activation": self.activation, "dropout_rate": self.dropout_rate, "init_scale": self.init_scale,
                 "output_dim": self.output_dim}

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 from keras import ops
 
 from switch_tf import context, partitioning
-from switch_tf.configs.semantics import rules_of
+from switch_tf.configs.grouping import Grouping
+from switch_tf.partitioning.tensors import Tensor
 from switch_tf.refusals import Refusal
 
 
@@ -28,7 +29,8 @@ class Plan(NamedTuple):
     capacity: Any
 
 
-def plan(model, shape, training: bool, experts_choose=False) -> Plan:
+def plan(grouping: Grouping, shape: tuple[int | Tensor, int | Tensor], training: bool,
+         experts_choose: bool = False) -> Plan:
     """Returns the groups and the capacity for this part of a batch.
 
     Without drops (`context.Context.no_drop`) each sequence is a group, which any layout can hold. Semantics whose
@@ -36,27 +38,23 @@ def plan(model, shape, training: bool, experts_choose=False) -> Plan:
     choose tokens take as many as usual.
 
     Args:
-        model: SwitchFeedForward or SwitchConfig. Holds `semantics`, `group_size`, `num_groups_multiple`,
-            `num_experts`, `train_capacity_factor`, `eval_capacity_factor`, `min_expert_capacity` and
-            `expert_capacity`.
+        grouping: Grouping.
         shape: (sequences, length), ints or int32 scalar tensors.
         training: bool. Requires a batch that divides into groups, see `plan_groups`.
         experts_choose: bool. Experts choose tokens.
 
     Raises:
-        ValueError: A training batch does not divide into groups.
+        Refusal: A training batch does not divide into groups.
     """
-    if rules_of(model.semantics).groups_are_sequences:
-        return Plan(Groups(*shape), model.expert_capacity)
+    if grouping.rules.groups_are_sequences:
+        return Plan(Groups(*shape), grouping.expert_capacity)
     if context.current().no_drop and not training and not experts_choose:
         return Plan(Groups(*shape), shape[1])
-    groups = plan_groups(shape, model.group_size, model.num_groups_multiple, training, model.semantics)
-    factor = model.train_capacity_factor if training else model.eval_capacity_factor
-    return Plan(groups, expert_capacity(groups.size, factor, model.num_experts, model.min_expert_capacity,
-                                        model.semantics))
+    groups = plan_groups(shape, grouping, training)
+    return Plan(groups, expert_capacity(groups.size, grouping, training))
 
 
-def global_groups(num_tokens: int, group_size: int, num_groups_multiple: int, semantics="switch_tf") -> Groups | None:
+def global_groups(num_tokens: int, grouping: Grouping) -> Groups | None:
     """Returns the fewest equal groups of at most `group_size` tokens, a multiple of `num_groups_multiple` in number.
 
     Returns None if `num_tokens` cannot be divided that way. With `Rules.may_exceed_group_size` (Mesh TensorFlow, T5X)
@@ -64,54 +62,53 @@ def global_groups(num_tokens: int, group_size: int, num_groups_multiple: int, se
 
     Args:
         num_tokens: int. Tokens of the global batch.
-        group_size, num_groups_multiple: int, at least 1.
-        semantics: str, see `semantics.rules_of`.
+        grouping: Grouping.
     """
-    if num_tokens % num_groups_multiple:
+    multiple = grouping.num_groups_multiple
+    if num_tokens % multiple:
         return None
-    quotient = num_tokens // num_groups_multiple
-    first = _fewest_groups(num_tokens, group_size, semantics)
-    for factor in range(max(1, -(-first // num_groups_multiple)), quotient + 1):
+    quotient = num_tokens // multiple
+    first = _fewest_groups(num_tokens, grouping)
+    for factor in range(max(1, -(-first // multiple)), quotient + 1):
         if quotient % factor == 0:
-            return Groups(num_groups_multiple * factor, quotient // factor)
+            return Groups(multiple * factor, quotient // factor)
     return None
 
 
-def _fewest_groups(num_tokens, group_size, semantics):
+def _fewest_groups(num_tokens, grouping):
     """Returns the first number of groups to try: int or int32 scalar tensor, as `num_tokens`."""
-    if rules_of(semantics).may_exceed_group_size:
-        return num_tokens // group_size
-    return -(-num_tokens // group_size)
+    if grouping.rules.may_exceed_group_size:
+        return num_tokens // grouping.group_size
+    return -(-num_tokens // grouping.group_size)
 
 
-def check_batch(num_sequences: int, length: int, group_size: int, num_groups_multiple: int, num_parts: int = 1,
-                semantics="switch_tf") -> None:
+def check_batch(num_sequences: int, length: int, grouping: Grouping, num_parts: int = 1) -> None:
     """Checks that a training batch divides into groups.
 
     Args:
         num_sequences, length: int. Shape of the global batch.
-        group_size, num_groups_multiple, semantics: See `global_groups`.
+        grouping: Grouping.
         num_parts: int. Parts of the batch that must each hold whole groups.
 
     Raises:
-        ValueError: It does not. Names the nearest batch sizes that do.
+        Refusal: It does not. Names the nearest batch sizes that do.
     """
-    num_tokens = num_sequences * length
-    groups = global_groups(num_tokens, group_size, num_groups_multiple, semantics)
+    num_tokens, multiple = num_sequences * length, grouping.num_groups_multiple
+    groups = global_groups(num_tokens, grouping)
     if groups:
         partitioning.check_parts(groups.count, num_parts)
         return
-    step = num_groups_multiple // math.gcd(length, num_groups_multiple)
+    step = multiple // math.gcd(length, multiple)
     below = num_sequences // step * step
     batches = [str(batch) for batch in (below, below + step) if batch]
-    divisor = math.gcd(num_tokens, num_groups_multiple)
+    divisor = math.gcd(num_tokens, multiple)
     raise Refusal(
-        f"No number of groups that is a multiple of {num_groups_multiple} divides {num_tokens} tokens "
-        f"({num_sequences} sequences of {length}) into groups of at most {group_size}. "
+        f"No number of groups that is a multiple of {multiple} divides {num_tokens} tokens "
+        f"({num_sequences} sequences of {length}) into groups of at most {grouping.group_size}. "
         f"Use a batch of {' or '.join(batches)} sequences, or num_groups_multiple={divisor}.")
 
 
-def plan_groups(shape, group_size: int, num_groups_multiple: int, training: bool, semantics="switch_tf") -> Groups:
+def plan_groups(shape: tuple[int | Tensor, int | Tensor], grouping: Grouping, training: bool) -> Groups:
     """Returns the groups of this part of the batch.
 
     A training batch of known size must divide into groups. Any other batch is padded by the caller with masked tokens
@@ -119,11 +116,11 @@ def plan_groups(shape, group_size: int, num_groups_multiple: int, training: bool
 
     Args:
         shape: (sequences, length) of this part, ints or int32 scalar tensors.
-        group_size, num_groups_multiple, semantics: See `global_groups`.
+        grouping: Grouping.
         training: bool.
 
     Raises:
-        ValueError: A training batch does not divide, or a partitioned batch has an unknown size.
+        Refusal: A training batch does not divide, or a partitioned batch has an unknown size.
     """
     part = context.current().part
     num_tokens = shape[0] * shape[1]
@@ -131,26 +128,27 @@ def plan_groups(shape, group_size: int, num_groups_multiple: int, training: bool
         if part.count > 1:
             raise Refusal("The batch size must be known while tracing where a batch is cut into parts; give the "
                           "input signature a batch size.")
-        return _dynamic_groups(num_tokens, group_size, num_groups_multiple, semantics)
+        return _dynamic_groups(num_tokens, grouping)
     if training:
-        check_batch(shape[0] * part.count, shape[1], group_size, num_groups_multiple, part.count, semantics)
-    filled = -(-num_tokens * part.count // num_groups_multiple) * num_groups_multiple
-    groups = global_groups(max(filled, num_groups_multiple), group_size, num_groups_multiple, semantics)
+        check_batch(shape[0] * part.count, shape[1], grouping, part.count)
+    multiple = grouping.num_groups_multiple
+    filled = -(-num_tokens * part.count // multiple) * multiple
+    groups = global_groups(max(filled, multiple), grouping)
     return Groups(partitioning.share_of_groups(groups.count), groups.size)
 
 
-def _dynamic_groups(num_tokens, group_size, num_groups_multiple, semantics) -> Groups:
+def _dynamic_groups(num_tokens, grouping) -> Groups:
     """Computes `global_groups` in the graph, for int32 scalar tokens padded to a multiple of `num_groups_multiple`."""
-    quotient = ops.maximum(-(-num_tokens // num_groups_multiple), 1)
-    first = _fewest_groups(quotient * num_groups_multiple, group_size, semantics)
+    multiple = grouping.num_groups_multiple
+    quotient = ops.maximum(-(-num_tokens // multiple), 1)
+    first = _fewest_groups(quotient * multiple, grouping)
     factors = ops.arange(1, quotient + 1, dtype="int32")
-    is_valid = ops.logical_and(ops.equal(quotient % factors, 0), factors * num_groups_multiple >= first)
+    is_valid = ops.logical_and(ops.equal(quotient % factors, 0), factors * multiple >= first)
     factor = ops.min(ops.where(is_valid, factors, quotient))
-    return Groups(num_groups_multiple * factor, quotient // factor)
+    return Groups(multiple * factor, quotient // factor)
 
 
-def expert_capacity(group_tokens, capacity_factor: float, num_experts: int, min_expert_capacity: int,
-                    semantics="switch_tf"):
+def expert_capacity(group_tokens: int | Tensor, grouping: Grouping, training: bool) -> int | Tensor:
     """Returns the slots of each expert in a group, by equation 3 of the paper.
 
     Rounds down, then applies the minimum, then the limit of the group's tokens. `Rules` may change the rounding, the
@@ -158,18 +156,17 @@ def expert_capacity(group_tokens, capacity_factor: float, num_experts: int, min_
 
     Args:
         group_tokens: int or int32 scalar tensor.
-        capacity_factor: float in [1e-6, 1e6].
-        num_experts: int.
-        min_expert_capacity: int, at least 1.
-        semantics: str, see `semantics.rules_of`.
+        grouping: Grouping.
+        training: bool.
 
     Returns:
         int, or int32 scalar tensor.
     """
-    rules = rules_of(semantics)
+    rules, least = grouping.rules, grouping.min_expert_capacity
     # A fraction, so that no product falls short of an integer by a rounding error of binary floating point.
     # A limited denominator keeps products within int64 in the graph: str(0.1 + 0.2) has seventeen digits.
-    ratio = fractions.Fraction(str(capacity_factor)).limit_denominator(10**6) / num_experts
+    factor = fractions.Fraction(str(grouping.capacity_factor(training))).limit_denominator(10**6)
+    ratio = factor / grouping.num_experts
     if isinstance(group_tokens, int):
         capacity = round(group_tokens * ratio) if rules.rounds_capacity else math.floor(group_tokens * ratio)
         minimum, maximum = min, max
@@ -182,7 +179,7 @@ def expert_capacity(group_tokens, capacity_factor: float, num_experts: int, min_
             capacity = capacity + ops.cast(is_up, "int64")
         capacity, minimum, maximum = ops.cast(capacity, "int32"), ops.minimum, ops.maximum
     if not rules.limits_capacity:
-        return maximum(capacity, min_expert_capacity)
+        return maximum(capacity, least)
     if rules.minimum_is_last:
-        return maximum(minimum(capacity, group_tokens), min_expert_capacity)
-    return minimum(maximum(capacity, min_expert_capacity), group_tokens)
+        return maximum(minimum(capacity, group_tokens), least)
+    return minimum(maximum(capacity, least), group_tokens)

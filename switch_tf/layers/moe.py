@@ -1,16 +1,22 @@
 """The Switch layer: a feed-forward layer of experts with a router."""
 
+import dataclasses
+from typing import Any
+
 import keras
 from keras import ops
 
 from switch_tf import checks, losses, partitioning
 from switch_tf.configs.choices import DISPATCHES, check_choice
-from switch_tf.configs.semantics import rules_of
+from switch_tf.configs.grouping import Grouping
+from switch_tf.configs.policies import Policy
 from switch_tf.layers import dispatch, grouping, masks, routes
 from switch_tf.layers.experts import ExpertFeedForward
 from switch_tf.layers.observing import Observed
 from switch_tf.layers.routing import Router
+from switch_tf.metrics import RouterStats
 from switch_tf.ops import replicas
+from switch_tf.partitioning.tensors import Shape, Tensor
 from switch_tf.refusals import Refusal
 
 
@@ -23,20 +29,18 @@ class SwitchFeedForward(Observed, keras.layers.Layer):
 
     Args:
         num_experts, d_ff, activation: See `ExpertFeedForward`.
-        group_size: int. Largest number of tokens per group.
-        num_groups_multiple: int. The number of groups is a multiple of it. A training batch that does not divide into
+        group_size, num_groups_multiple: int, see `grouping.Grouping`. A training batch that does not divide into
             groups is an error. Other batches, and batches of unknown size, are padded with masked tokens.
-        jitter_noise: float, see `Router`.
-        train_capacity_factor, eval_capacity_factor: float. Slots of an expert over tokens per expert (equation 3).
-        min_expert_capacity: int. Smallest number of slots, limited by the tokens of a group.
+        train_capacity_factor, eval_capacity_factor, min_expert_capacity, expert_capacity: See `grouping.Grouping`.
         expert_dropout_rate: float, see `ExpertFeedForward`.
         load_balancing_loss_weight, router_z_loss_weight: float. Coefficients of the losses that `layer(x)` adds.
-        router_dtype, init_scale: See `Router`.
+        init_scale: float or None, see `Router` and `ExpertFeedForward`. None for the router's, by default 0.1.
+        jitter_noise, router_dtype: See `Router`. None for the router's.
         semantics: "switch_tf", or "mtf", "t5x" or "hf" for the grouping, capacity, padding and loss rules of Mesh
             TensorFlow, T5X or Hugging Face, see `semantics.Rules`.
-        expert_capacity: int. Slots per expert and sequence, for semantics "hf" only.
         dispatch: "einsum", "index", "ragged" or "auto", see `layers.dispatch`.
-        router: Name of a policy, or a `Router`, which has its own jitter_noise, router_dtype, init_scale and semantics.
+        router: Name or record of a policy, or a `Router`. A Router holds jitter_noise, router_dtype and init_scale, and
+            the layer refuses other values beside it.
         output_dim: int or None. Width of the outputs, by default d_model.
 
     Call arguments:
@@ -49,77 +53,82 @@ class SwitchFeedForward(Observed, keras.layers.Layer):
     Returns: <compute dtype>[batch, length, output_dim].
 
     Raises:
-        ValueError: An argument is out of range, or a training batch does not divide into groups.
+        Refusal: An argument is out of range, or a training batch does not divide into groups.
     """
 
     # Each argument is a hyperparameter of the paper that a functional model may set.
-    def __init__(self, num_experts, d_ff, activation="relu", group_size=4096, num_groups_multiple=1, jitter_noise=0.01,
-                 train_capacity_factor=1.25, eval_capacity_factor=2.0, min_expert_capacity=4, expert_dropout_rate=0.0,
-                 load_balancing_loss_weight=1e-2, router_z_loss_weight=1e-3, router_dtype="float32", init_scale=0.1,
-                 semantics="switch_tf", expert_capacity=None, dispatch="auto", router="switch", output_dim=None,
-                 **kwargs):
+    def __init__(self, num_experts: int, d_ff: int, activation: str = "relu", group_size: int = 4096,
+                 num_groups_multiple: int = 1, jitter_noise: float | None = None,
+                 train_capacity_factor: float = 1.25, eval_capacity_factor: float = 2.0, min_expert_capacity: int = 4,
+                 expert_dropout_rate: float = 0.0, load_balancing_loss_weight: float = 1e-2,
+                 router_z_loss_weight: float = 1e-3, router_dtype: str | None = None, init_scale: float | None = None,
+                 semantics: str = "switch_tf", expert_capacity: int | None = None, dispatch: str = "auto",
+                 router: str | Policy | Router = "switch", output_dim: int | None = None, **kwargs: Any):
         super().__init__(**kwargs)
         self.supports_masking = True
-        self._rules = rules_of(semantics)
+        self.grouping = Grouping(num_experts, group_size, num_groups_multiple, train_capacity_factor,
+                                 eval_capacity_factor, min_expert_capacity, semantics, expert_capacity)
+        for field in dataclasses.fields(Grouping):
+            setattr(self, field.name, getattr(self.grouping, field.name))
         check_choice("dispatch", dispatch, DISPATCHES)
-        if self._rules.groups_are_sequences != (expert_capacity is not None):
-            raise Refusal(f"expert_capacity goes with semantics='hf' and nothing else; it is {expert_capacity!r} "
-                          f"with semantics={semantics!r}.")
-        self.num_experts = checks.integer("num_experts", num_experts, at_least=1)
         self.d_ff = checks.integer("d_ff", d_ff, at_least=1)
         self.activation = activation
-        self.group_size = checks.integer("group_size", group_size, at_least=1)
-        self.num_groups_multiple = checks.integer("num_groups_multiple", num_groups_multiple, at_least=1)
-        self.train_capacity_factor, self.eval_capacity_factor = (
-            checks.number(name, value, "in [1e-6, 1e6]") for name, value in (
-                ("train_capacity_factor", train_capacity_factor), ("eval_capacity_factor", eval_capacity_factor)))
-        self.min_expert_capacity = checks.integer("min_expert_capacity", min_expert_capacity, at_least=1)
         self.expert_dropout_rate = checks.number("expert_dropout_rate", expert_dropout_rate, "in [0, 1)")
         self.load_balancing_loss_weight, self.router_z_loss_weight = (
             checks.number(name, value, "0 or above") for name, value in (
                 ("load_balancing_loss_weight", load_balancing_loss_weight),
                 ("router_z_loss_weight", router_z_loss_weight)))
-        self.init_scale = checks.number("init_scale", init_scale, "above 0")
-        self.semantics = semantics
-        self.expert_capacity = checks.optional("expert_capacity", expert_capacity, checks.integer, 1)
         self.dispatch = dispatch
         self.output_dim = checks.optional("output_dim", output_dim, checks.integer, 1)
-        if not isinstance(router, str | Router):
-            raise Refusal(f"router must be a Router or the name of a policy, not {checks.shown(router)}.")
-        if isinstance(router, str):
-            router = Router(num_experts, policy=router, jitter_noise=jitter_noise, router_dtype=router_dtype,
-                            init_scale=init_scale, semantics=semantics, dtype=self.dtype_policy, name="router")
-        if router.num_experts != num_experts:
-            raise Refusal(f"The router chooses among {router.num_experts} experts, but num_experts is "
-                          f"{num_experts}; give both the same number.")
-        if router.semantics != semantics:
-            raise Refusal(f"The router has semantics={router.semantics!r}, but the layer {semantics!r}; give both "
-                          "the same.")
-        self.router = router
-        self.jitter_noise, self.router_dtype = router.jitter_noise, router.router_dtype
-        self.experts = ExpertFeedForward(num_experts, d_ff, activation, expert_dropout_rate, init_scale, output_dim,
-                                         dtype=self.dtype_policy, name="experts")
+        self.router = self._make_router(router, jitter_noise=jitter_noise, router_dtype=router_dtype,
+                                        init_scale=init_scale)
+        self.jitter_noise, self.router_dtype = self.router.jitter_noise, self.router.router_dtype
+        self.init_scale = self.router.init_scale
+        self.experts = ExpertFeedForward(num_experts, d_ff, activation, expert_dropout_rate, self.init_scale,
+                                         output_dim, dtype=self.dtype_policy, name="experts")
 
-    def build(self, input_shape):
+    def _make_router(self, router, **options):
+        """Returns the Router. Raises Refusal if a given Router does not fit the layer's arguments."""
+        options = {name: value for name, value in options.items() if value is not None}
+        if isinstance(router, str | Policy):
+            return Router(self.num_experts, policy=router, semantics=self.semantics, dtype=self.dtype_policy,
+                          name="router", **options)
+        if not isinstance(router, Router):
+            raise Refusal(f"router must be a Router or the name of a policy, not {checks.shown(router)}.")
+        if router.num_experts != self.num_experts:
+            raise Refusal(f"The router chooses among {router.num_experts} experts, but num_experts is "
+                          f"{self.num_experts}; give both the same number.")
+        if router.semantics != self.semantics:
+            raise Refusal(f"The router has semantics={router.semantics!r}, but the layer {self.semantics!r}; give "
+                          "both the same.")
+        for name, value in options.items():
+            if value != getattr(router, name):
+                raise Refusal(f"{name}={checks.shown(value)} stands beside a Router that has "
+                              f"{name}={getattr(router, name)!r}; give it to the Router alone.")
+        return router
+
+    def build(self, input_shape: Shape) -> None:
         d_model = checks.width(input_shape)
         self.router.build((None, None, d_model))
         self.experts.build((self.num_experts, None, None, d_model))
 
     @property
-    def routers(self):
+    def routers(self) -> dict[str, int]:
         """Number of experts by router name, see `Observed`."""
         return {self.name: self.num_experts}
 
-    def forward(self, inputs, padding_mask=None, token_ids=None, training=False):
+    def forward(self, inputs: Tensor, padding_mask: Tensor | None = None, token_ids: Tensor | None = None,
+                training: bool = False) -> tuple[Tensor, RouterStats]:
         """Applies the layer and returns `(outputs, RouterStats)`. Adds no losses. Models call this."""
         return self(inputs, padding_mask=padding_mask, token_ids=token_ids, training=training, return_router_stats=True)
 
-    def call(self, inputs, padding_mask=None, token_ids=None, training=False, return_router_stats=False, mask=None,
-             inputs_mask=None):
+    def call(self, inputs: Tensor, padding_mask: Tensor | None = None, token_ids: Tensor | None = None,
+             training: bool = False, return_router_stats: bool = False, mask: Tensor | None = None,
+             inputs_mask: Tensor | None = None) -> Any:
         padding_mask = self._check(inputs, padding_mask, token_ids, training, return_router_stats, mask, inputs_mask)
         batch, length, d_model = ops.shape(inputs)
-        groups, expert_capacity = grouping.plan(self, (batch, length), training, self.router.experts_choose)
-        if self._rules.zeroes_padding and padding_mask is not None:
+        groups, expert_capacity = grouping.plan(self.grouping, (batch, length), training, self.router.experts_choose)
+        if self.grouping.rules.zeroes_padding and padding_mask is not None:
             inputs = inputs * ops.cast(padding_mask, inputs.dtype)[..., None]
         is_present = ops.ones((batch, length), "bool")
         if padding_mask is None:
@@ -156,6 +165,8 @@ class SwitchFeedForward(Observed, keras.layers.Layer):
         if return_router_stats:
             return outputs, stats
         self.observe((stats,), training)
+        if training:
+            self.router.update_state(stats.expert_load)
         self.add_loss(losses.router_loss(stats, self.load_balancing_loss_weight, self.router_z_loss_weight))
         return outputs
 
@@ -169,24 +180,25 @@ class SwitchFeedForward(Observed, keras.layers.Layer):
             checks.tensor("token_ids", replicas.as_ids(token_ids), "int", inputs.shape[:2])
         return masks.padding_mask(inputs, padding_mask, mask, inputs_mask)
 
-    def compute_output_shape(self, input_shape):
+    def compute_output_shape(self, input_shape: Shape) -> tuple[int | None, ...]:
         return (*input_shape[:-1], input_shape[-1] if self.output_dim is None else self.output_dim)
 
-    def compute_output_spec(self, inputs, return_router_stats=False, **kwargs):
+    def compute_output_spec(self, inputs: Tensor, return_router_stats: bool = False, **kwargs: Any) -> Any:
         # Explicit, because JAX cannot trace the grouping of a batch of unknown size.
         self._check(inputs, return_router_stats=return_router_stats, **kwargs)
         outputs = keras.KerasTensor(self.compute_output_shape(inputs.shape), self.compute_dtype)
         return (outputs, self.router.symbolic_stats()) if return_router_stats else outputs
 
-    def get_config(self):
-        names = ("num_experts", "d_ff", "activation", "group_size", "num_groups_multiple", "jitter_noise",
-                 "train_capacity_factor", "eval_capacity_factor", "min_expert_capacity", "expert_dropout_rate",
-                 "load_balancing_loss_weight", "router_z_loss_weight", "router_dtype", "init_scale", "semantics",
-                 "expert_capacity", "dispatch", "output_dim")
+    def get_config(self) -> dict[str, Any]:
+        names = ("d_ff", "activation", "jitter_noise", "expert_dropout_rate", "load_balancing_loss_weight",
+                 "router_z_loss_weight", "router_dtype", "init_scale", "dispatch", "output_dim")
         router = keras.saving.serialize_keras_object(self.router)
         router.pop("build_config", None)  # this layer builds it
-        return {**super().get_config(), **{name: getattr(self, name) for name in names}, "router": router}
+        return {**super().get_config(), **dataclasses.asdict(self.grouping),
+                **{name: getattr(self, name) for name in names}, "router": router}
 
     @classmethod
-    def from_config(cls, config):
-        return cls(**{**config, "router": keras.saving.deserialize_keras_object(config["router"])})
+    def from_config(cls, config: dict[str, Any]) -> "SwitchFeedForward":
+        router = keras.saving.deserialize_keras_object(config["router"])
+        # Layers saved by 0.1.0 may have another init_scale than their router. Only initial values depended on it.
+        return cls(**{**config, "router": router, "init_scale": router.init_scale})

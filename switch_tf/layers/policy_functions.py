@@ -8,6 +8,7 @@ from keras import ops
 from switch_tf.layers import slots
 from switch_tf.layers.decisions import ExpertChoices, Options, Scores, TokenChoices
 from switch_tf.ops import dtypes
+from switch_tf.partitioning.tensors import Tensor
 
 NTLB_ROUNDS = 4
 SINKHORN_ITERATIONS = 20
@@ -36,37 +37,30 @@ def top_n(scores: Scores, options: Options) -> TokenChoices:
     All first choices take slots before any second choice. Gates are normalized before tokens are dropped.
     """
     expert_index = slots.top_experts(scores, options.num_choices)
-    return slots.assign(scores, options, expert_index, is_wanted=options.is_wanted)
+    return slots.assign(scores, options, expert_index, is_wanted=lambda gates: second_choices(gates, options))
 
 
-def second_choices(policy: str, threshold: float, uniform):
-    """Returns the function for `Options.is_wanted`: selects the later choices that GShard's top-2 carries out.
+def second_choices(gates: Tensor, options: Options) -> Tensor:
+    """Selects the choices after the first that GShard's top-2 carries out, by a `policies.TopN`.
 
     Args:
-        policy: "all"; "none"; "threshold" for gates above the threshold; "random" for a probability of
-            min(1, gate / threshold).
-        threshold: float in (0, 1).
-        uniform: Maps a shape to <float32> uniform numbers in [0, 1), for "random". None at inference, where "random"
-            carries out all choices.
+        gates: <float32>[group, tokens, choice].
+        options: Options.
 
     Returns:
-        Function from <float32>[group, tokens, choice] gates to <bool>, same shape. First choices are always True.
+        <bool>[group, tokens, choice], True for first choices.
     """
-
-    def is_wanted(gates):
-        later = gates[..., 1:]
-        if policy == "threshold":
-            wanted = later > threshold
-        elif policy == "random" and uniform is not None:
-            wanted = ops.cast(uniform(ops.shape(later)), later.dtype) * threshold < later
-        else:
-            wanted = ops.full_like(later, policy != "none", dtype="bool")
-        return ops.concatenate([ops.ones_like(gates[..., :1], dtype="bool"), wanted], axis=-1)
-
-    return is_wanted
+    rule, threshold, later = options.policy.second_expert, options.policy.threshold, gates[..., 1:]
+    if rule == "threshold":
+        wanted = later > threshold
+    elif rule == "random" and options.uniform is not None:
+        wanted = ops.cast(options.uniform(ops.shape(later)), later.dtype) * threshold < later
+    else:
+        wanted = ops.full_like(later, rule != "none", dtype="bool")
+    return ops.concatenate([ops.ones_like(gates[..., :1], dtype="bool"), wanted], axis=-1)
 
 
-def ntlb(scores: Scores, options: Options, rounds=NTLB_ROUNDS) -> TokenChoices:
+def ntlb(scores: Scores, options: Options, rounds: int = NTLB_ROUNDS) -> TokenChoices:
     """Reroutes tokens of full experts to their next best one (No-Token-Left-Behind, appendix B of the paper).
 
     Each round serves the waiting tokens in order, up to their `rounds`-th best expert. The gate is the probability of
@@ -113,7 +107,7 @@ def sinkhorn(scores: Scores, options: Options) -> TokenChoices:
     return switch(scores, options)
 
 
-def balanced(logits, is_real=None):
+def balanced(logits: Tensor, is_real: Tensor | None = None) -> Tensor:
     """Adds a price per expert to the logits so that the tokens' softmaxes give all experts the same total.
 
     Args:

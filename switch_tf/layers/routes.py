@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from switch_tf import context
+from switch_tf.partitioning.tensors import Tensor
 
 
 class Route(NamedTuple):
@@ -31,6 +32,6 @@ def are_recorded() -> bool:
     return context.current().routes is not None
 
 
-def record(layer: str, gates) -> None:
+def record(layer: str, gates: Tensor) -> None:
     """Adds a layer's Route. Requires `are_recorded()`."""
     context.current().routes.append(Route(layer, gates))

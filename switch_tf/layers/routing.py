@@ -1,5 +1,7 @@
 """The router: scores experts for tokens, applies a policy and measures the result."""
 
+from typing import Any
+
 import keras
 from keras import ops
 
@@ -7,11 +9,12 @@ from switch_tf import checks, losses, partitioning
 from switch_tf.configs import policies
 from switch_tf.configs.choices import ROUTER_DTYPES, check_choice
 from switch_tf.configs.semantics import rules_of
-from switch_tf.layers import dropout, masks, policy_functions, slots
-from switch_tf.layers.decisions import Options, Scores
+from switch_tf.layers import dropout, masks, slots
+from switch_tf.layers.decisions import ExpertChoices, Options, Scores, TokenChoices
 from switch_tf.layers.feed_forward import kernel_initializer
 from switch_tf.metrics import Mean, RouterStats
 from switch_tf.ops import dtypes, products, random, replicas
+from switch_tf.partitioning.tensors import Shape, Tensor
 from switch_tf.refusals import Refusal
 
 INPUT_DROPOUT_RATE = 0.1
@@ -30,14 +33,14 @@ class Router(keras.layers.Layer):
         num_experts: int. Number of experts.
         num_selected_experts: int or None. Experts per token. None for the policy's default.
         policy: "switch" (section 2.1), "ntlb" (appendix B), "batch_prioritized", "top2" (GShard), "top_n",
-            "expert_choice", "hash", "sinkhorn", or the name of a policy given to `switch_tf.configs.policies.register`.
+            "expert_choice", "hash", "sinkhorn", or the name of a registered policy, see `policies.register`. Or a
+            record with other parameters than the registered one, such as `policies.Top2(threshold=0.5)`.
         exploration: Exploration in training (appendix C). "input_jitter" multiplies the router's copy of the inputs by
             uniform numbers in [1 - jitter_noise, 1 + jitter_noise]. "input_dropout" drops a tenth of it. "sample" draws
             experts from the router's probabilities. "argmax" does not explore.
         jitter_noise: float in [0, 1).
-        second_expert_policy: "random", "all", "none" or "threshold". Selects the later choices that "top2" and "top_n"
-            carry out. "random" keeps one with probability gate / threshold in training, and all at inference.
-        second_expert_threshold: float in (0, 1).
+        second_expert_policy, second_expert_threshold: Parameters of "top2" and "top_n" if `policy` is a name, see
+            `policies.TopN`.
         second_place_loss_weight: float. Weight of the second choices' balance loss relative to the first choices' (0.5
             in Mesh TensorFlow). Requires a policy with at least two choices.
         router_dtype: "float32", or "bfloat16" to measure the effect of selective precision.
@@ -59,31 +62,32 @@ class Router(keras.layers.Layer):
         policy whose experts choose.
 
     Raises:
-        ValueError: An argument is out of range or does not fit the policy.
+        Refusal: An argument is out of range or does not fit the policy.
     """
 
-    def __init__(self, num_experts, num_selected_experts=None, policy="switch", exploration="input_jitter",
-                 jitter_noise=0.01, second_expert_policy="random", second_expert_threshold=0.2,
-                 second_place_loss_weight=0.0, router_dtype="float32", init_scale=0.1, semantics="switch_tf", **kwargs):
+    def __init__(self, num_experts: int, num_selected_experts: int | None = None,
+                 policy: str | policies.Policy = "switch", exploration: str = "input_jitter",
+                 jitter_noise: float = 0.01, second_expert_policy: str = "random",
+                 second_expert_threshold: float = 0.2, second_place_loss_weight: float = 0.0,
+                 router_dtype: str = "float32", init_scale: float = 0.1, semantics: str = "switch_tf", **kwargs: Any):
         super().__init__(**kwargs)
-        self._policy = policies.get(policy, "policy")
+        self._policy = policies.resolve(policy, second_expert_policy, second_expert_threshold)
         self.num_experts = checks.integer("num_experts", num_experts, at_least=1)
-        policies.check_options(self._policy, num_selected_experts, num_experts, exploration, second_expert_policy,
-                               second_expert_threshold)
+        policies.check_options(self._policy, num_selected_experts, num_experts, exploration)
         check_choice("router_dtype", router_dtype, ROUTER_DTYPES)
         self._rules = rules_of(semantics)
         self.jitter_noise = checks.number("jitter_noise", jitter_noise, "in [0, 1)")
-        self.second_expert_threshold = checks.number("second_expert_threshold", second_expert_threshold, "in (0, 1)")
         self.second_place_loss_weight = checks.number("second_place_loss_weight", second_place_loss_weight,
                                                       "0 or above")
         self.init_scale = checks.number("init_scale", init_scale, "above 0")
         if second_place_loss_weight and self._policy.count(num_selected_experts) < 2:
             raise Refusal(f"second_place_loss_weight={second_place_loss_weight!r} needs a policy with second "
-                          f"choices, such as 'top2', not {policy!r}.")
+                          f"choices, such as 'top2', not {self._policy.name!r}.")
         self.num_selected_experts = checks.optional("num_selected_experts", num_selected_experts, checks.integer, 1)
         self.policy = policy
         self.exploration = exploration
         self.second_expert_policy = second_expert_policy
+        self.second_expert_threshold = checks.number("second_expert_threshold", second_expert_threshold, "in (0, 1)")
         self.router_dtype = router_dtype
         self.semantics = semantics
         self._wide_dtype = dtypes.wide_dtype(self.compute_dtype)
@@ -93,7 +97,10 @@ class Router(keras.layers.Layer):
         """Whether experts choose tokens."""
         return self._policy.experts_choose
 
-    def build(self, input_shape):
+    def build(self, input_shape: Shape) -> None:
+        self._state_vectors = {
+            name: partitioning.add_weight(self, name, (self.num_experts,), (None,), "zeros", trainable=False)
+            for name in self._policy.state}
         if not self._policy.has_kernel:
             return
         d_model = checks.width(input_shape)
@@ -101,8 +108,10 @@ class Router(keras.layers.Layer):
             self, "kernel", (d_model, self.num_experts), ("embed", "router_expert"),
             kernel_initializer(self.init_scale, d_model), dtype=self._wide_dtype)
 
-    def call(self, inputs, padding_mask=None, expert_capacity=None, token_ids=None, training=False, is_present=None,
-             mask=None, inputs_mask=None):
+    def call(self, inputs: Tensor, padding_mask: Tensor | None = None, expert_capacity: int | Tensor | None = None,
+             token_ids: Tensor | None = None, training: bool = False, is_present: Tensor | None = None,
+             mask: Tensor | None = None,
+             inputs_mask: Tensor | None = None) -> tuple[TokenChoices | ExpertChoices, RouterStats]:
         training = checks.flag("training", training)
         checks.tensor("inputs", inputs, "float", (None, None, None))
         expert_capacity = checks.size("expert_capacity", expert_capacity, at_least=1)
@@ -110,8 +119,8 @@ class Router(keras.layers.Layer):
             token_ids = replicas.as_ids(token_ids)
             checks.tensor("token_ids", token_ids, "int", inputs.shape[:2])
         if self._policy.needs_token_ids and token_ids is None:
-            raise Refusal(f"The {self.policy} policy needs token_ids (<int32>, one for each token); pass them "
-                          "to the layer.")
+            raise Refusal(f"The {self._policy.name} policy needs token_ids (<int32>, one for each token); pass "
+                          "them to the layer.")
         if 0 in inputs.shape[:2]:
             raise Refusal(f"inputs must hold at least one group of at least one token, not the shape "
                           f"{tuple(inputs.shape)}.")
@@ -157,10 +166,29 @@ class Router(keras.layers.Layer):
         def uniform(shape):
             return random.uniform(random.layer_seed(self, "second_expert"), shape)
 
-        is_wanted = policy_functions.second_choices(self.second_expert_policy, self.second_expert_threshold,
-                                            uniform if training else None)
         return Options(self.num_experts, capacity, self._policy.count(self.num_selected_experts),
-                       self._rules.normalizes_gates, training, is_wanted)
+                       self._rules.normalizes_gates, training, self._policy, uniform if training else None,
+                       self._read_state())
+
+    @property
+    def has_state(self) -> bool:
+        """Whether the policy keeps a state between steps."""
+        return bool(self._policy.state)
+
+    def update_state(self, expert_load: Mean) -> None:
+        """Updates the policy's state, if it has one, after a training step.
+
+        Args:
+            expert_load: Mean of <float32>[expert], of the whole batch, see `RouterStats`.
+        """
+        if not self.has_state:
+            return
+        state = self._policy.updated(self._read_state(), expert_load.value)
+        for name, variable in self._state_vectors.items():
+            variable.assign(state[name])
+
+    def _read_state(self):
+        return {name: partitioning.use(variable, variable.dtype) for name, variable in self._state_vectors.items()}
 
     def _stats(self, scores, logits, decisions):
         """Returns RouterStats over real tokens. `scores.probs` is never None here."""
@@ -182,7 +210,7 @@ class Router(keras.layers.Layer):
                                  self._loss_of(self._balance(scores, decisions, preferred))),
             router_z_loss=no_loss if logits is None else losses.router_z_mean(logits, scores.is_real))
 
-    def symbolic_stats(self):
+    def symbolic_stats(self) -> RouterStats:
         """Returns symbolic RouterStats, for functional models."""
 
         def mean(*shape):
@@ -204,10 +232,15 @@ class Router(keras.layers.Layer):
         """Returns the load-balancing loss for the statistics, from a losses.Balance."""
         return balance.mean
 
-    def get_config(self):
-        names = ("num_experts", "num_selected_experts", "policy", "exploration", "jitter_noise", "second_expert_policy",
+    def get_config(self) -> dict[str, Any]:
+        names = ("num_experts", "num_selected_experts", "exploration", "jitter_noise", "second_expert_policy",
                  "second_expert_threshold", "second_place_loss_weight", "router_dtype", "init_scale", "semantics")
-        return {**super().get_config(), **{name: getattr(self, name) for name in names}}
+        return {**super().get_config(), **{name: getattr(self, name) for name in names},
+                "policy": policies.to_config(self.policy)}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> "Router":
+        return cls(**{**config, "policy": policies.from_config(config["policy"])})
 
 
 def _gumbel(seed, logits):

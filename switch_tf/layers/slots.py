@@ -1,25 +1,28 @@
 """Assignment of expert slots to tokens, the building blocks of routing policies."""
 
+from collections.abc import Callable
+
 from keras import ops
 
 from switch_tf import partitioning
 from switch_tf.layers.decisions import Options, Scores, TokenChoices
 from switch_tf.ops import dtypes, indexing
+from switch_tf.partitioning.tensors import Tensor
 
 
-def first_choice(scores: Scores):
+def first_choice(scores: Scores) -> Tensor:
     """Returns each token's preferred expert before capacity, <int32>[group, tokens]. Ties go to the lowest index."""
     return ops.cast(ops.argmax(scores.selection, axis=-1), "int32")
 
 
-def top_experts(scores: Scores, count: int):
+def top_experts(scores: Scores, count: int) -> Tensor:
     """Returns the `count` best experts of each token, best first: <int32>[group, tokens, choice]."""
     if count == 1:
         return first_choice(scores)[..., None]
     return ops.cast(ops.top_k(scores.selection, count)[1], "int32")
 
 
-def probabilities(scores: Scores, expert_index):
+def probabilities(scores: Scores, expert_index: Tensor) -> Tensor:
     """Looks up the probabilities of experts: <int32>[group, tokens, choice] -> <float32>, same shape."""
     num_experts = scores.probs.shape[-1]
     # The gradient of a product with a one-hot is a product; that of a gather would be a scatter.
@@ -27,7 +30,8 @@ def probabilities(scores: Scores, expert_index):
     return dtypes.widen(ops.sum(ops.expand_dims(scores.probs, 2) * chosen, axis=-1))
 
 
-def assign(scores: Scores, options: Options, expert_index, gates=None, order=None, is_wanted=None) -> TokenChoices:
+def assign(scores: Scores, options: Options, expert_index: Tensor, gates: Tensor | None = None,
+           order: Tensor | None = None, is_wanted: Callable[[Tensor], Tensor] | None = None) -> TokenChoices:
     """Assigns slots first come first served, all first choices before all second choices.
 
     Args:
@@ -37,7 +41,7 @@ def assign(scores: Scores, options: Options, expert_index, gates=None, order=Non
         gates: <float32>[group, tokens, choice]. By default the probabilities, normalized over several choices if
             `options.is_normalized`.
         order: <int32>[group, tokens]. Token indices in order of service. By default the order of the sequence.
-        is_wanted: See `Options`. Other choices compete for no slot.
+        is_wanted: Maps the gates to <bool>[group, tokens, choice]: the choices that compete for slots. None for all.
     """
     if gates is None:
         gates = probabilities(scores, expert_index)
@@ -59,7 +63,7 @@ def assign(scores: Scores, options: Options, expert_index, gates=None, order=Non
     return token_choices(options, expert_index, slot, gates)
 
 
-def token_choices(options: Options, expert_index, slot, gates) -> TokenChoices:
+def token_choices(options: Options, expert_index: Tensor, slot: Tensor, gates: Tensor) -> TokenChoices:
     """Returns TokenChoices of <int32>, <int32> and <float32>[group, tokens, choice], with gate 0 without a slot."""
     gates = ops.where(slot < options.capacity, gates, 0.0)
     return TokenChoices(expert_index, slot, gates, options.num_experts, options.capacity)
@@ -84,7 +88,7 @@ def _slots(expert_index, routed, options):
     return ops.where(ops.logical_and(routed, place < options.capacity), place, options.capacity)
 
 
-def positions(in_line, num_experts):
+def positions(in_line: Tensor, num_experts: int) -> tuple[Tensor, Tensor]:
     """Counts, for each entry, the earlier entries of its group that ask for the same expert.
 
     Sorts, because the cost of a cumulative sum over one-hots grows with the number of experts.

@@ -83,10 +83,14 @@ class SwitchSelfAttention(Observed, keras.layers.Layer):
         self.out = add_output_kernel(self, d_model)
 
     @property
+    def expert_layers(self):
+        """The two SwitchFeedForward, in the order of their statistics."""
+        return self.query_experts, self.key_value_experts
+
+    @property
     def routers(self) -> dict[str, int]:
         """Number of experts by router name, see `Observed`."""
-        return {f"{self.name}/{experts.name}": experts.num_experts
-                for experts in (self.query_experts, self.key_value_experts)}
+        return {f"{self.name}/{experts.name}": experts.num_experts for experts in self.expert_layers}
 
     def forward(self, inputs: Tensor, padding_mask: Tensor | None = None, token_ids: Tensor | None = None,
                 attention_mask: Tensor | None = None, position_bias: Tensor | None = None,
@@ -109,7 +113,9 @@ class SwitchSelfAttention(Observed, keras.layers.Layer):
         if return_router_stats:
             return outputs, router_stats
         self.observe(router_stats, training)
-        for experts, stats in zip((self.query_experts, self.key_value_experts), router_stats, strict=True):
+        for experts, stats in zip(self.expert_layers, router_stats, strict=True):
+            if training:
+                experts.router.update_state(stats.expert_load)
             self.add_loss(losses.router_loss(stats, experts.load_balancing_loss_weight, experts.router_z_loss_weight))
         return outputs
 
@@ -163,7 +169,7 @@ class SwitchSelfAttention(Observed, keras.layers.Layer):
         # Explicit for the same reason as in SwitchFeedForward.
         self._check(inputs, attention_mask, position_bias, training, return_router_stats)
         stats = tuple(experts.compute_output_spec(inputs, return_router_stats=True, **kwargs)[1]
-                      for experts in (self.query_experts, self.key_value_experts))
+                      for experts in self.expert_layers)
         outputs = keras.KerasTensor(inputs.shape, self.compute_dtype)
         return (outputs, stats) if return_router_stats else outputs
 

@@ -41,8 +41,8 @@ class Stack(KeepsShape, keras.layers.Layer):
         self.remat = config.remat
         self.rules = config.rules
         num_layers = config.num_decoder_layers if is_decoder else config.num_encoder_layers
-        self.sparse_step = config.decoder_sparse_step if is_decoder else config.encoder_sparse_step
         sparse_layers = config.decoder_sparse_layers if is_decoder else config.encoder_sparse_layers
+        self.is_all_sparse = len(sparse_layers) == num_layers
         self.relpos_bias = RelativePositionBias(
             config.num_heads, config.relative_attention_num_buckets, config.relative_attention_max_distance,
             is_bidirectional=not is_decoder, dtype=policy, name="relpos_bias")
@@ -53,6 +53,11 @@ class Stack(KeepsShape, keras.layers.Layer):
         self.final_norm = RMSNorm(config.layer_norm_epsilon, dtype=policy,
                                   name="decoder_norm" if is_decoder else "encoder_norm")
         self.final_dropout = Dropout(config.dropout_rate, broadcast_axis=1, dtype=policy, name="final_dropout")
+
+    @property
+    def router_layers(self):
+        """The Routers, in the order of their statistics."""
+        return tuple(router for layer in self.layers for router in layer.router_layers)
 
     def build(self, input_shape: Shape) -> None:
         for layer in (self.relpos_bias, self.embedding_dropout, *self.layers, self.final_norm, self.final_dropout):
@@ -73,7 +78,7 @@ class Stack(KeepsShape, keras.layers.Layer):
             hidden, stats = run(hidden, is_real, attention_mask, position_bias, *cross)
             router_stats += stats
         if self.rules.joins_layers:
-            router_stats = join(router_stats, self.rules.omits_full_stacks and self.sparse_step == 1)
+            router_stats = join(router_stats, self.rules.omits_full_stacks and self.is_all_sparse)
         return self._end(hidden, is_real, training), router_stats
 
     def _end(self, hidden, is_real, training):

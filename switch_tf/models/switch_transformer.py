@@ -101,6 +101,11 @@ class SwitchTransformer(Observed, FeaturesModel):
         """Number of experts by router name, see `Observed`."""
         return dict.fromkeys(self.config.sparse_layer_names, self.config.num_experts)
 
+    @property
+    def router_layers(self):
+        """The Routers, in the order of `config.sparse_layer_names`."""
+        return self.encoder.router_layers + (() if self.decoder is None else self.decoder.router_layers)
+
     def build(self, input_shape: Any = None) -> None:
         hidden_shape = (None, None, self.config.d_model)
         for layer in (self.token_embedder, self.encoder, self.decoder, self.logits_dense):
@@ -122,7 +127,9 @@ class SwitchTransformer(Observed, FeaturesModel):
         if checks.flag("return_router_stats", return_router_stats):
             return logits, router_stats
         self.observe(router_stats, training)
-        for stats in router_stats:
+        for router, stats in zip(self.router_layers, router_stats, strict=True):
+            if training:
+                router.update_state(stats.expert_load)
             self.add_loss(losses.router_loss(stats, self.config.load_balancing_loss_weight,
                                              self.config.router_z_loss_weight))
         return logits

@@ -32,7 +32,7 @@ def switch_feed_forward(config: SwitchConfig, is_decoder: bool, dtype: Any, **kw
         second_place_loss_weight=config.second_place_loss_weight if has_second_place else 0.0, **_fields(
             config, "exploration", "jitter_noise", "second_expert_policy", "second_expert_threshold", "router_dtype",
             "init_scale", "semantics"))
-    return SwitchFeedForward(config.num_experts, config.d_ff, router=router, dtype=dtype, **kwargs, **_fields(
+    return SwitchFeedForward(config.num_experts, config.expert_width, router=router, dtype=dtype, **kwargs, **_fields(
         config, "activation", "group_size", "num_groups_multiple", "train_capacity_factor", "eval_capacity_factor",
         "min_expert_capacity", "expert_dropout_rate", "load_balancing_loss_weight", "router_z_loss_weight",
         "init_scale", "semantics", "expert_capacity", "dispatch"))
@@ -124,6 +124,13 @@ class TransformerLayer(KeepsShape, keras.layers.Layer):
             self.pre_extra_mlp_layer_norm = norm("pre_extra_mlp_layer_norm")
             self.extra_mlp = dense("extra_mlp")
             self.extra_mlp_dropout = dropout("post_extra_mlp_dropout")
+
+    @property
+    def router_layers(self):
+        """The Routers, in the order of their statistics."""
+        attention = self.attention.expert_layers if self.has_attention_experts else ()
+        feed_forward = (self.mlp,) if self.has_feed_forward_experts else ()
+        return tuple(experts.router for experts in attention + feed_forward)
 
     def build(self, input_shape: Shape) -> None:
         for layer in (self.pre_attention_layer_norm, self.attention, self.attention_dropout):

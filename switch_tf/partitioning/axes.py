@@ -99,18 +99,19 @@ def check_axes(axes: Axes, rank: int, what: str) -> None:
 
 
 def add_weight(layer: keras.layers.Layer, name: str, shape: tuple[int, ...], axes: Axes, initializer: Any,
-               dtype: str | None = None) -> keras.Variable:
-    """Creates a trainable weight whose dimensions carry logical axes. Read it with `use` or `product`.
+               dtype: str | None = None, trainable: bool = True) -> keras.Variable:
+    """Creates a weight whose dimensions carry logical axes. Read it with `use` or `product`.
 
     Args:
         layer: Layer that owns the weight.
         name: Last part of the weight's path.
         shape: Shape of the weight.
-        axes: A logical axis for each dimension.
+        axes: A logical axis for each dimension, or None for a whole one.
         initializer: Keras initializer or its name. It is cloned, so several weights may share one. Kernels need an
             explicit standard deviation: Keras' VarianceScaling takes the expert dimension of a stacked kernel for a
             receptive field.
         dtype: Dtype of the variable, by default the layer's variable dtype.
+        trainable: Whether gradients train it. Otherwise it is a state, the same in every replica.
 
     Returns:
         keras.Variable with `logical_axes`.
@@ -119,7 +120,7 @@ def add_weight(layer: keras.layers.Layer, name: str, shape: tuple[int, ...], axe
     # An initializer without a seed draws one when it is created, and repeats its values from then on.
     initializer = keras.initializers.get(initializer).clone()
     return with_axes(axes, layer.add_weight, shape=shape, initializer=initializer, dtype=dtype, autocast=False,
-                     name=name)
+                     name=name, trainable=trainable, aggregation="none" if trainable else "only_first_replica")
 
 
 def use(variable: keras.Variable, dtype: str) -> Tensor:

@@ -1,8 +1,9 @@
 """The interface between a training step and its devices, and its implementation for one device.
 
-A step is two functions. `compute(features)` returns `(gradients, norm, metrics, is_finite)`, and `apply(gradients,
-norm)` updates the variables. A partitioner creates the variables, brings batches to the devices, and joins the two
-functions to one compiled step, which updates nothing if `is_finite` is False.
+A step is two functions. `compute(features)` returns `(gradients, totals, metrics, is_finite)`, and
+`apply(gradients, totals)` updates the variables. `totals` is a nest of tensors. A partitioner creates the variables,
+brings batches to the devices, and joins the two functions to one compiled step, which updates nothing if `is_finite` is
+False.
 """
 
 import contextlib
@@ -118,10 +119,10 @@ class Partitioner:
             apply = tf.function(apply, jit_compile=True, autograph=False)
 
         def one_step(features, index):
-            gradients, norm, measured, is_finite = compute(at_step(features, index))
+            gradients, totals, measured, is_finite = compute(at_step(features, index))
 
             def update():
-                apply(gradients, norm)
+                apply(gradients, totals)
                 return True
 
             tf.cond(is_finite, update, lambda: False)

@@ -16,7 +16,9 @@ _SIZES = ("d_model", "d_ff", "num_heads", "d_kv", "num_encoder_layers", "num_dec
 
 def sizes(config: SwitchConfig) -> dict[str, int]:
     """Returns the main fields of a configuration; for a dense model, without those of sparse layers."""
-    return {name: getattr(config, name) for name in _SIZES if config.num_experts or "sparse" not in name}
+    shown = {name: getattr(config, name) for name in _SIZES if config.num_experts or "sparse" not in name}
+    chosen = ("expert_d_ff", "encoder_sparse_indices", "decoder_sparse_indices") if config.num_experts else ()
+    return shown | {name: getattr(config, name) for name in chosen if getattr(config, name) is not None}
 
 
 def as_json(config: SwitchConfig, inputs_length: int, targets_length: int) -> dict:

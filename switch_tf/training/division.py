@@ -33,5 +33,4 @@ def check_division(config: SwitchConfig, layout: Layout, batch_size: int, task_f
     num_parts = num_microbatches * layout.num_pieces("group")
     for feature, sparse_layers in (("inputs", config.encoder_sparse_layers), ("targets", config.decoder_sparse_layers)):
         if sparse_layers:
-            grouping.check_batch(batch_size, task_feature_lengths[feature], config.group_size,
-                                 config.num_groups_multiple, num_parts, config.semantics)
+            grouping.check_batch(batch_size, task_feature_lengths[feature], config.grouping, num_parts)

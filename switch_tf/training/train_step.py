@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
@@ -10,6 +10,7 @@ import tensorflow as tf
 from switch_tf import metrics, partitioning
 from switch_tf.configs.run import StepSettings
 from switch_tf.evaluation.objectives import Objective
+from switch_tf.layers import Router
 from switch_tf.metrics import Mean, StepMeasurements
 from switch_tf.ops import dtypes, random
 from switch_tf.partitioning.partitioner import Partitioner
@@ -82,13 +83,33 @@ def _zeros_measured(model, features, settings, objective):
     return tf.nest.map_structure(lambda result: tf.zeros(result.shape, result.dtype), shapes)
 
 
-def apply_gradients(model: keras.Model, optimizer: keras.optimizers.Optimizer, gradients: list, norm: Any,
+class StepTotals(NamedTuple):
+    """Sums over the whole batch that `apply_gradients` needs.
+
+    `norm`: <float32> scalar, the global norm of the gradients.
+    `expert_loads`: `RouterStats.expert_load` of each router whose policy keeps a state.
+    """
+
+    norm: Any
+    expert_loads: tuple[Mean, ...] = ()
+
+
+def stateful_routers(model: keras.Model) -> dict[str, Router]:
+    """Returns the routers whose policies keep a state, by name in `RouterStats`."""
+    return {name: router for name, router in zip(model.config.sparse_layer_names, model.router_layers, strict=True)
+            if router.has_state}
+
+
+def apply_gradients(model: keras.Model, optimizer: keras.optimizers.Optimizer, gradients: list, totals: StepTotals,
                     settings: StepSettings) -> None:
-    """Clips by global norm if `settings.clip_norm` is set, and updates every trainable variable once."""
+    """Clips by global norm if `settings.clip_norm` is set, and updates every variable and every router's state once."""
+    norm = totals.norm
     if settings.clip_norm is not None:
         scale = settings.clip_norm / tf.maximum(norm, settings.clip_norm)
         gradients = [gradient * scale for gradient in gradients]
     optimizer.apply(gradients, model.trainable_variables)
+    for router, load in zip(stateful_routers(model).values(), totals.expert_loads, strict=True):
+        router.update_state(load)
 
 
 def compile_steps(model: keras.Model, optimizer: keras.optimizers.Optimizer, seed: int, settings: StepSettings,
@@ -115,10 +136,11 @@ def compile_steps(model: keras.Model, optimizer: keras.optimizers.Optimizer, see
                                                 partitioner, objective)
         norm = measured.gradient_norm.total
         is_finite = tf.math.is_finite(norm) & tf.math.is_finite(measured.loss.total)
-        return gradients, norm, measured, is_finite
+        loads = tuple(measured.batch.routers[name].expert_load for name in stateful_routers(model))
+        return gradients, StepTotals(norm, loads), measured, is_finite
 
-    def apply(gradients, norm):
-        apply_gradients(model, optimizer, gradients, norm, settings)
+    def apply(gradients, totals):
+        apply_gradients(model, optimizer, gradients, totals, settings)
 
     one_step = partitioner.step(compute, apply, settings.use_xla)
 

@@ -39,5 +39,5 @@ def select(model: keras.Model, trainable: str) -> None:
         trainable: "all", "all_but_experts", "experts", "router" or "decoder". The decoder includes logits of its own,
             but not a shared embedding, which the encoder also reads.
     """
-    for variable in model.variables if trainable != "all" else ():
+    for variable in model.trainable_variables if trainable != "all" else ():
         variable.trainable = _PARTS[trainable](variable.path.partition("/")[2])

@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from switch_tf.cli.main import main
+from switch_tf.configs.grouping import Grouping
 from switch_tf.installation import quiet
 from switch_tf.layers import grouping
 from switch_tf.partitioning import collectives
@@ -39,7 +40,7 @@ def test_experts_cost_two_all_to_alls_each_way_and_no_weight_is_gathered(tmp_pat
     # moves the buffers of all experts for the groups of one device.
     buffers = 0
     for length in LENGTHS.values():
-        groups = grouping.global_groups(BATCH * length, 4096, 8)
+        groups = grouping.global_groups(BATCH * length, Grouping(EXPERTS, 4096, 8))
         capacity = math.floor(groups.size * 1.25 / EXPERTS)
         buffers += EXPERTS * (groups.count // 2) * capacity * D_MODEL * 8  # float64
     assert result["collectives"]["all-to-all"] == {"count": 2 * 4, "bytes": 4 * buffers}

@@ -70,6 +70,16 @@ def test_flops_of_a_small_model_by_hand():
     assert small.flops_per_sequence(7, 3) == sum(parts[p] for p in ("attention", "feed_forward", "experts", "router"))
 
 
+def test_experts_of_another_width_by_hand():
+    small = SwitchConfig(vocab_size=10, d_model=4, d_ff=6, d_kv=2, num_heads=3, num_encoder_layers=2,
+                         num_decoder_layers=1, num_experts=5, decoder_sparse_indices=(), expert_d_ff=3)
+    parts = small.flops_by_part(inputs_length=7, targets_length=3)
+    assert parts["feed_forward"] == 2 * (2 * 4 * 6) * (7 + 3)  # encoder layer 0, decoder layer 0
+    assert parts["experts"] == 2 * (2 * 4 * 3) * 7  # encoder layer 1
+    assert small.parameters_by_part()["experts"] == 5 * 2 * 4 * 3
+    assert (small.axis_sizes["mlp"], small.axis_sizes["expert_mlp"]) == (6, 3)
+
+
 def test_flops_of_a_step_are_the_forward_pass_and_twice_that_backward():
     small = SwitchConfig(num_experts=8, train_capacity_factor=1.5)
     parts = small.flops_by_part(inputs_length=7, targets_length=3)

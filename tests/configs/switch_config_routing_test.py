@@ -1,5 +1,7 @@
 """Routing options that do not fit together are refused in one sentence, by the configuration or by the layers."""
 
+import re
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -133,3 +135,26 @@ def test_ragged_dispatch_is_refused_by_xla():
 def test_a_layer_and_its_router_have_the_same_number_of_experts():
     with pytest.raises(ValueError, match="The router chooses among 3 experts, but num_experts is 2; give"):
         SwitchFeedForward(2, 3, router=Router(3))
+
+
+@pytest.mark.parametrize("name, value, routers", [
+    ("jitter_noise", 0.2, 0.01), ("jitter_noise", 0, 0.01), ("router_dtype", "bfloat16", "float32"),
+    ("init_scale", 1.0, 0.1)])
+def test_what_a_router_holds_is_not_given_beside_it(name, value, routers):
+    message = f"{name}={value!r} stands beside a Router that has {name}={routers!r}; give it to the Router alone."
+    with pytest.raises(ValueError, match=re.escape(message)):
+        SwitchFeedForward(2, 3, router=Router(2), **{name: value})
+    layer = SwitchFeedForward(2, 3, router=Router(2, **{name: value}), **{name: value})
+    assert getattr(layer, name) == value
+    assert SwitchFeedForward.from_config(layer.get_config()).get_config() == layer.get_config()
+
+
+def test_a_router_gives_its_init_scale_to_the_experts():
+    assert SwitchFeedForward(2, 3, router=Router(2, init_scale=0.5)).experts.init_scale == 0.5
+    assert SwitchFeedForward(2, 3).experts.init_scale == 0.1
+
+
+def test_a_layer_of_0_1_0_with_another_init_scale_than_its_router_loads():
+    layer = SwitchFeedForward(2, 3, router=Router(2, init_scale=1.0), name="layer")
+    again = SwitchFeedForward.from_config({**layer.get_config(), "init_scale": 0.1})
+    assert again.get_config() == layer.get_config()

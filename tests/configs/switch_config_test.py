@@ -1,5 +1,6 @@
 import dataclasses
 import json
+import re
 
 import numpy as np
 import pytest
@@ -21,6 +22,31 @@ def test_hugging_face_semantics_count_sparse_layers_from_layer_1():
                           semantics="hf", expert_capacity=64)
     assert layers.encoder_sparse_layers == (1, 5, 9)
     assert layers.decoder_sparse_layers == ()
+
+
+def test_sparse_layers_may_be_listed():
+    layers = SwitchConfig(num_encoder_layers=4, num_decoder_layers=3, num_experts=2, encoder_sparse_indices=[1, 2],
+                          decoder_sparse_indices=(np.int64(2),))
+    assert (layers.encoder_sparse_layers, layers.decoder_sparse_layers) == ((1, 2), (2,))
+    assert layers.sparse_layer_names == ("encoder/layers_1", "encoder/layers_2", "decoder/layers_2")
+    assert SwitchConfig(**json.loads(json.dumps(dataclasses.asdict(layers)))) == layers
+    assert dataclasses.replace(layers, encoder_sparse_indices=()).sparse_layer_names == ("decoder/layers_2",)
+    # A decoder without experts may have any policy, and a dense model no sparse layers.
+    assert not dataclasses.replace(layers, routing_policy="top2", decoder_sparse_indices=()).decoder_sparse_layers
+    assert not dataclasses.replace(layers, num_experts=0).sparse_layer_names
+
+
+@pytest.mark.parametrize(("changes", "message"), [
+    ({"encoder_sparse_indices": 3}, "encoder_sparse_indices must be a tuple of the indices of layers, not 3"),
+    ({"encoder_sparse_indices": (1, 6)}, "must list different layers from 0 to 5 in ascending order, not (1, 6)"),
+    ({"encoder_sparse_indices": (2, 1)}, "must list different layers from 0 to 5 in ascending order, not (2, 1)"),
+    ({"decoder_sparse_indices": (1, 1)}, "must list different layers from 0 to 5 in ascending order, not (1, 1)"),
+    ({"decoder_sparse_indices": (0.5,)}, "Each index of decoder_sparse_indices must be an integer of at least 0"),
+    ({"expert_d_ff": 0}, "expert_d_ff must be an integer of at least 1, not 0"),
+])
+def test_lists_of_layers_and_widths_that_do_not_exist_are_refused(changes, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        SwitchConfig(num_experts=2, **changes)
 
 
 @pytest.mark.parametrize(("changes", "message"), [

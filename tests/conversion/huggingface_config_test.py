@@ -204,6 +204,11 @@ def test_dense_there_and_back(changes):
     assert again == dataclasses.replace(config, scale_decoder_outputs=config.scales_logits)
 
 
+def test_a_list_that_a_step_describes_can_be_written():
+    config = dataclasses.replace(SPARSE, num_encoder_layers=4, encoder_sparse_indices=(1, 3), expert_d_ff=SPARSE.d_ff)
+    assert huggingface_config.to_hugging_face(config, 7)["encoder_sparse_step"] == 2
+
+
 @pytest.mark.parametrize("num_layers, steps", [(4, (2, 2)), (4, (1, 0)), (5, (0, 2)), (3, (2, 2)), (1, (1, 1))])
 def test_sparse_there_and_back(num_layers, steps):
     config = dataclasses.replace(SPARSE, num_encoder_layers=num_layers, num_decoder_layers=num_layers,
@@ -238,6 +243,9 @@ def test_what_they_cannot_represent():
         SPARSE, 4, activation="geglu")
     assert "1 + 2 step, ..., or in all, but the encoder of this model in [3, 7] of 8" in writing_refusal(
         SPARSE, 4, num_encoder_layers=8, encoder_sparse_step=4)
+    assert "1 + 2 step, ..., or in all, but the encoder of this model in [0, 1] of 8" in writing_refusal(
+        SPARSE, 4, num_encoder_layers=8, encoder_sparse_indices=(0, 1))
+    assert f"knows expert_d_ff={SPARSE.d_ff} only, but it is 7" in writing_refusal(SPARSE, 4, expert_d_ff=7)
 
 
 def test_one_dropout_rate_is_said():

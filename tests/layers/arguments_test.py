@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from switch_tf.configs.grouping import Grouping
 from switch_tf.layers import (
     Dropout,
     ExpertFeedForward,
@@ -95,8 +96,9 @@ def test_numbers_of_numpy_make_the_same_layers_as_pythons():
 
 def test_a_capacity_in_the_graph_is_that_of_python_for_factors_of_many_digits():
     # 100,000 tokens * 0.30000000000000004 / 3 experts = 10,000 slots; in int64 the exact product overflows.
-    in_graph = tf.function(lambda tokens: grouping.expert_capacity(tokens, 0.1 + 0.2, 3, 1))
-    assert grouping.expert_capacity(100_000, 0.1 + 0.2, 3, 1) == 10_000
+    sizes = Grouping(3, train_capacity_factor=0.1 + 0.2, min_expert_capacity=1)
+    in_graph = tf.function(lambda tokens: grouping.expert_capacity(tokens, sizes, training=True))
+    assert grouping.expert_capacity(100_000, sizes, training=True) == 10_000
     assert int(in_graph(tf.constant(100_000))) == 10_000
 
 

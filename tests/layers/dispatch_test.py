@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from switch_tf.layers import dispatch
+from switch_tf.layers import SwitchFeedForward, dispatch
 from switch_tf.layers.decisions import ExpertChoices, TokenChoices
 from switch_tf.ops import forms
 
@@ -197,3 +197,15 @@ def test_an_unknown_way_names_the_nearest():
     message = r"dispatch must be one of 'auto', 'einsum', 'index', 'ragged', not 'einsun'\. Did you mean 'einsum'\?"
     with pytest.raises(ValueError, match=message):
         dispatch.create(made_up(0, *CASES[0]), "einsun")
+
+
+def test_experts_that_choose_may_have_outputs_of_another_width():
+    x, outputs = np.random.RandomState(0).randn(2, 6, 3).astype("float32"), []
+    for way in WAYS:
+        layer = SwitchFeedForward(4, 5, router="expert_choice", output_dim=7, dispatch=way, name="layer")
+        layer.build((None, None, 3))
+        random = np.random.RandomState(1)
+        layer.set_weights([random.randn(*weight.shape) for weight in layer.weights])
+        outputs.append(layer.forward(x)[0])
+    assert outputs[0].shape == (2, 6, 7)
+    np.testing.assert_allclose(*outputs, rtol=1e-5, atol=1e-6)

@@ -7,8 +7,20 @@ import pytest
 import tensorflow as tf
 
 from switch_tf import partitioning
+from switch_tf.configs.grouping import Grouping
 from switch_tf.layers import grouping
-from switch_tf.layers.grouping import Groups, check_batch, expert_capacity, global_groups, plan_groups
+from switch_tf.layers.grouping import Groups, check_batch, global_groups, plan_groups
+
+
+def sized(group_size, multiple, semantics="switch_tf"):
+    """A Grouping of sizes alone."""
+    return Grouping(8, group_size, multiple, semantics=semantics)
+
+
+def capacity_of(tokens, factor, num_experts, minimum, semantics="switch_tf"):
+    """The capacity of a training step."""
+    sizes = Grouping(num_experts, train_capacity_factor=factor, min_expert_capacity=minimum, semantics=semantics)
+    return grouping.expert_capacity(tokens, sizes, training=True)
 
 
 def naive_groups(num_tokens, group_size, multiple):
@@ -36,7 +48,7 @@ def naive_groups(num_tokens, group_size, multiple):
     (7, 4, 1, (7, 1)),
 ])
 def test_groups(num_tokens, group_size, multiple, expected):
-    assert global_groups(num_tokens, group_size, multiple) == expected
+    assert global_groups(num_tokens, sized(group_size, multiple)) == expected
 
 
 CAPACITIES = [
@@ -61,32 +73,32 @@ CAPACITIES = [
 
 @pytest.mark.parametrize("tokens, factor, num_experts, minimum, expected", CAPACITIES)
 def test_capacity(tokens, factor, num_experts, minimum, expected):
-    assert expert_capacity(tokens, factor, num_experts, minimum) == expected
+    assert capacity_of(tokens, factor, num_experts, minimum) == expected
 
 
 @pytest.mark.parametrize("tokens, factor, num_experts, minimum, expected", CAPACITIES)
 def test_capacity_of_an_unknown_number_of_tokens(tokens, factor, num_experts, minimum, expected):
-    capacity = expert_capacity(tf.constant(tokens), factor, num_experts, minimum)
+    capacity = capacity_of(tf.constant(tokens), factor, num_experts, minimum)
     assert capacity.dtype == tf.int32
     assert int(capacity) == expected
 
 
 def test_evaluation_fills_up_to_the_multiple():
     # 6100 tokens are filled up to 6104 = 8 * 763.
-    assert plan_groups((100, 61), 4096, 8, training=False) == (8, 763)
+    assert plan_groups((100, 61), sized(4096, 8), training=False) == (8, 763)
     # 3 tokens up to 8, one for each group
-    assert plan_groups((1, 3), 4096, 8, training=False) == (8, 1)
-    assert plan_groups((0, 3), 4096, 8, training=False) == (8, 1)
+    assert plan_groups((1, 3), sized(4096, 8), training=False) == (8, 1)
+    assert plan_groups((0, 3), sized(4096, 8), training=False) == (8, 1)
     # Nothing to fill
-    assert plan_groups((96, 61), 4096, 8, training=False) == (8, 732)
+    assert plan_groups((96, 61), sized(4096, 8), training=False) == (8, 732)
 
 
 def test_parts_share_the_groups_of_the_whole_batch():
     # 6100 tokens in 4 groups of 1525: 2 for each half. A half alone would be cut into 1 group of 3050.
     with partitioning.part_of_batch(2, 1):
-        assert plan_groups((50, 61), 4096, 4, training=True) == (2, 1525)
-        assert plan_groups((50, 61), 4096, 4, training=False) == (2, 1525)
-    assert plan_groups((50, 61), 4096, 1, training=True) == (1, 3050)
+        assert plan_groups((50, 61), sized(4096, 4), training=True) == (2, 1525)
+        assert plan_groups((50, 61), sized(4096, 4), training=False) == (2, 1525)
+    assert plan_groups((50, 61), sized(4096, 1), training=True) == (1, 3050)
 
 
 # Invariants and equivalence.
@@ -96,7 +108,7 @@ def test_groups_are_the_fewest_that_fit():
     for num_tokens in range(1, 200):
         for group_size in (1, 5, 64, 1000):
             for multiple in (1, 2, 8):
-                groups = global_groups(num_tokens, group_size, multiple)
+                groups = global_groups(num_tokens, sized(group_size, multiple))
                 assert groups == naive_groups(num_tokens, group_size, multiple)
                 assert (groups is None) == (num_tokens % multiple != 0)
 
@@ -105,20 +117,20 @@ def test_an_unknown_batch_gives_the_same_groups():
     @tf.function(input_signature=[tf.TensorSpec([None, None, 1])], reduce_retracing=True)
     def dynamic(x):
         shape = tf.shape(x)
-        return [tf.stack(grouping.plan_groups((shape[0], shape[1]), group_size, multiple, training))
+        return [tf.stack(grouping.plan_groups((shape[0], shape[1]), sized(group_size, multiple), training))
                 for group_size, multiple in ((1024, 1), (7, 1), (64, 8)) for training in (False, True)]
 
     for batch, length in [(1, 1), (3, 5), (8, 64), (100, 61), (23, 89), (16, 33), (0, 4)]:
-        expected = [plan_groups((batch, length), group_size, multiple, training=False)
+        expected = [plan_groups((batch, length), sized(group_size, multiple), training=False)
                     for group_size, multiple in ((1024, 1), (7, 1), (64, 8)) for _ in range(2)]
         np.testing.assert_array_equal(dynamic(np.zeros((batch, length, 1), "float32")), expected)
 
 
 def test_one_pass_and_parts_have_the_same_groups():
     for num_parts in (2, 4, 8):
-        whole = plan_groups((16, 12), 10, 8, training=True)
+        whole = plan_groups((16, 12), sized(10, 8), training=True)
         with partitioning.part_of_batch(num_parts, 0):
-            part = plan_groups((16 // num_parts, 12), 10, 8, training=True)
+            part = plan_groups((16 // num_parts, 12), sized(10, 8), training=True)
         assert (part.count * num_parts, part.size) == whole
 
 
@@ -130,69 +142,69 @@ def test_a_batch_that_cannot_be_cut_is_refused_with_batches_that_can():
         r"^No number of groups that is a multiple of 8 divides 6100 tokens \(100 sequences of 61\) into groups of at "
         r"most 4096\. Use a batch of 96 or 104 sequences, or num_groups_multiple=4\.$")
     with pytest.raises(ValueError, match=message):
-        check_batch(100, 61, 4096, 8)
+        check_batch(100, 61, sized(4096, 8))
     with pytest.raises(ValueError, match=message):
-        plan_groups((100, 61), 4096, 8, training=True)
+        plan_groups((100, 61), sized(4096, 8), training=True)
     # What the sentence offers works: 96 * 61 = 8 * 732, 104 * 61 = 8 * 793, 6100 = 4 * 1525.
     for batch, multiple, expected in ((96, 8, (8, 732)), (104, 8, (8, 793)), (100, 4, (4, 1525))):
-        check_batch(batch, 61, 4096, multiple)
-        assert plan_groups((batch, 61), 4096, multiple, training=True) == expected
+        check_batch(batch, 61, sized(4096, multiple))
+        assert plan_groups((batch, 61), sized(4096, multiple), training=True) == expected
 
 
 def test_a_part_is_refused_with_the_whole_batch_in_the_sentence():
     with partitioning.part_of_batch(2, 0), pytest.raises(ValueError, match=r"6100 tokens \(100 sequences of 61\)"):
-        plan_groups((50, 61), 4096, 8, training=True)
+        plan_groups((50, 61), sized(4096, 8), training=True)
 
 
 @pytest.mark.parametrize("batch, length, multiple", [(3, 5, 8), (1, 1, 8), (7, 6, 4), (10, 15, 12), (5, 114, 64)])
 def test_what_a_refusal_offers_always_works(batch, length, multiple):
     with pytest.raises(ValueError) as error:
-        check_batch(batch, length, 64, multiple)
+        check_batch(batch, length, sized(64, multiple))
     sentence = str(error.value).split("Use a batch of ")[1]
     batches = [int(word) for word in sentence.split(" sequences")[0].split(" or ")]
     for offered in batches:
         assert offered > 0
-        check_batch(offered, length, 64, multiple)
+        check_batch(offered, length, sized(64, multiple))
     # They are the nearest: nothing between them can be cut.
     for between in range(max([b for b in batches if b < batch], default=0) + 1, max(batches)):
         assert between * length % multiple
     offered_multiple = int(sentence.split("num_groups_multiple=")[1].rstrip("."))
     assert offered_multiple == math.gcd(batch * length, multiple)
-    check_batch(batch, length, 64, offered_multiple)
+    check_batch(batch, length, sized(64, offered_multiple))
 
 
 def test_parts_that_would_cut_a_group_are_refused():
     # 6100 tokens in 2 groups of 3050 cannot be cut into 4 parts.
     message = r"A batch routed in 2 groups cannot be cut into 4 parts of whole groups \(.*\)\. Set num_groups_multiple"
     with pytest.raises(ValueError, match=message):
-        check_batch(100, 61, 4096, 1, num_parts=4)
+        check_batch(100, 61, sized(4096, 1), num_parts=4)
     with partitioning.part_of_batch(4, 0), pytest.raises(ValueError, match=message):
-        plan_groups((25, 61), 4096, 1, training=True)
+        plan_groups((25, 61), sized(4096, 1), training=True)
 
 
 def test_mesh_tensorflows_rules_let_groups_exceed_their_size_and_capacities_their_group():
     # 2047 // 1024 = 1 group of 2047 (ours: 2047 = 23 * 89, so 23 groups of 89)
-    assert grouping.global_groups(2047, 1024, 1, semantics="mtf") == (1, 2047)
-    assert grouping.global_groups(2047, 1024, 1) == (23, 89)
+    assert global_groups(2047, sized(1024, 1, "mtf")) == (1, 2047)
+    assert global_groups(2047, sized(1024, 1)) == (23, 89)
     # 3000 // 1024 = 2 groups, a multiple of 4 that divides: 4 groups of 750
-    assert grouping.global_groups(3000, 1024, 4, semantics="mtf") == (4, 750)
+    assert global_groups(3000, sized(1024, 4, "mtf")) == (4, 750)
     # trunc(2 * 1.25 / 4) = 0 slots, then the minimum, although a group has 2 tokens
-    assert grouping.expert_capacity(2, 1.25, 4, 4, semantics="mtf") == 4
-    assert grouping.expert_capacity(2, 1.25, 4, 4) == 2
+    assert capacity_of(2, 1.25, 4, 4, semantics="mtf") == 4
+    assert capacity_of(2, 1.25, 4, 4) == 2
 
 
 def test_t5x_rounds_halves_to_even_in_the_graph_too():
     # 10 / 4 = 2.5 and 14 / 4 = 3.5
     for tokens, expected in ((10, 2), (14, 4), (15, 4)):
         for number in (tokens, tf.constant(tokens)):
-            assert int(grouping.expert_capacity(number, 1.0, 4, 1, semantics="t5x")) == expected
+            assert int(capacity_of(number, 1.0, 4, 1, semantics="t5x")) == expected
 
 
 def test_an_unknown_batch_cannot_be_cut_into_parts():
     @tf.function(input_signature=[tf.TensorSpec([None, 6])])
     def plan(x):
         with partitioning.part_of_batch(2, 0):
-            return grouping.plan_groups((tf.shape(x)[0], 6), 4, 1, training=True)
+            return grouping.plan_groups((tf.shape(x)[0], 6), sized(4, 1), training=True)
 
     with pytest.raises(ValueError, match="The batch size must be known while tracing where a batch is cut into parts"):
         plan(np.zeros((2, 6), "float32"))

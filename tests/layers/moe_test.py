@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from switch_tf import context, partitioning
 from switch_tf.layers import FeedForward, SwitchFeedForward, dispatch
-from switch_tf.ops import random
+from switch_tf.ops import forms, random
 from tests.layers.switch_layers import D_FF, D_MODEL, make_inputs, make_layer
 
 
@@ -290,8 +290,8 @@ def test_hf_capacity_has_no_minimum_and_may_exceed_the_sequence():
     ({"semantics": "hf", "expert_capacity": 0}, "expert_capacity must be an integer of at least 1, not 0"),
     ({"train_capacity_factor": 0}, r"train_capacity_factor must be a number in \[1e-6, 1e6\], not 0"),
     ({"eval_capacity_factor": -1.0}, r"eval_capacity_factor must be a number in \[1e-6, 1e6\], not -1\.0"),
-    ({"expert_capacity": 4}, "expert_capacity goes with semantics='hf' and nothing else; it is 4 with"),
-    ({"semantics": "hf"}, "expert_capacity goes with semantics='hf' and nothing else; it is None"),
+    ({"expert_capacity": 4}, "expert_capacity=4 belongs to a sparse model with semantics='hf'"),
+    ({"semantics": "hf"}, "expert_capacity must be an integer of at least 1, not None"),
     ({"dispatch": "indx"}, r"dispatch must be one of 'auto', .*, 'ragged', not 'indx'\. Did you mean 'index'\?"),
     ({"semantics": "switch-tf"}, r"semantics must be one of .* Did you mean 'switch_tf'\?"),
     ({"activation": "swish"}, "activation must be one of 'relu', .*, not 'swish'"),
@@ -316,7 +316,7 @@ def test_a_training_batch_that_cannot_be_cut_is_refused_and_an_evaluation_batch_
 def test_auto_takes_the_devices_dispatch(monkeypatch):
     made = []
     suited = [("index", "einsum"), ("einsum",)]
-    monkeypatch.setattr(partitioning, "suited_dispatches", lambda: suited[len(made)])
+    monkeypatch.setattr(forms, "suited_dispatches", lambda: suited[len(made)])
     for way in (dispatch.Einsum, dispatch.Index):
         original = way.__init__
         monkeypatch.setattr(way, "__init__", lambda self, *args, original=original: (

@@ -5,11 +5,10 @@ import pytest
 import tensorflow as tf
 from keras import ops
 
+from switch_tf.configs.policies import Top2
 from switch_tf.layers import Router, SwitchFeedForward, policy_functions
 from switch_tf.layers.decisions import Options, Scores
 from switch_tf.ops import random
-
-ALL = policy_functions.second_choices("all", 0.2, None)
 
 
 def scores(*odds, is_real=None):
@@ -21,7 +20,7 @@ def scores(*odds, is_real=None):
 
 def decide(name, scores, capacity, rounds=None, **options):
     """What `policy_functions.<name>` makes of scores."""
-    options = Options(scores.selection.shape[-1], capacity, is_wanted=ALL, **options)
+    options = Options(scores.selection.shape[-1], capacity, policy=Top2(second_expert="all"), **options)
     return getattr(policy_functions, name)(scores, options, **({"rounds": rounds} if rounds else {}))
 
 
@@ -91,12 +90,14 @@ def test_which_second_choices_are_carried_out(rule, kept):
     uniforms = tf.constant([[[0.45], [0.99], [0.99], [0.0]]])
     gates = tf.constant([[[0.9, 0.1], [0.75, 0.25], [0.7, 0.3], [0.6, 0.4]]])
     shapes = []
-    wanted = policy_functions.second_choices(rule, 0.25, lambda shape: shapes.append(tuple(shape)) or uniforms)(gates)
+    options = Options(2, 4, policy=Top2(second_expert=rule, threshold=0.25),
+                      uniform=lambda shape: shapes.append(tuple(shape)) or uniforms)
+    wanted = policy_functions.second_choices(gates, options)
     assert wanted.dtype == tf.bool
     assert of_one_group(wanted) == [[True, second] for second in kept]
     assert shapes == ([(1, 4, 1)] if rule == "random" else [])
     # At inference there are no numbers, and "random" is "all".
-    wanted = policy_functions.second_choices(rule, 0.25, None)(gates)
+    wanted = policy_functions.second_choices(gates, options._replace(uniform=None))
     assert of_one_group(wanted) == [[True, rule == "random" or second] for second in kept]
 
 

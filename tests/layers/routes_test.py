@@ -16,7 +16,7 @@ BATCH, LENGTH, D_MODEL, D_FF, NUM_EXPERTS = 3, 7, 6, 10, 4
 def make(policy, **options):
     keras.utils.set_random_seed(0)
     router = Router(NUM_EXPERTS, {"top_n": 3}.get(policy), policy=policy, init_scale=1.0, name="router")
-    layer = SwitchFeedForward(NUM_EXPERTS, D_FF, router=router, init_scale=1.0, **options, name="mlp")
+    layer = SwitchFeedForward(NUM_EXPERTS, D_FF, router=router, **options, name="mlp")
     layer.build((None, None, D_MODEL))
     return layer
 

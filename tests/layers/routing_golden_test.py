@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from switch_tf import losses, partitioning
+from switch_tf import losses
 from switch_tf.configs import choices, policies
+from switch_tf.configs.grouping import Grouping
 from switch_tf.layers import Router, grouping
+from switch_tf.ops import random
 
 GOLDEN = json.loads((pathlib.Path(__file__).parents[1] / "golden" / "routing.json").read_text())
 CASES = GOLDEN["cases"]
@@ -50,7 +52,7 @@ def given_uniforms(monkeypatch):
             assert tuple(shape) == (1, len(case["uniforms"]), 1)
             return tf.constant(case["uniforms"])[None, :, None]
 
-        monkeypatch.setattr(partitioning, "uniform", uniform)
+        monkeypatch.setattr(random, "uniform", uniform)
 
     return give
 
@@ -140,5 +142,7 @@ def test_at_balance_the_loss_is_1_and_by_t5x_the_number_of_choices(num_choices, 
 def test_capacity(row, semantics):
     values = dict(zip(GOLDEN["capacities"]["columns"], row, strict=True))
     for tokens in (values["tokens"], tf.constant(values["tokens"])):
-        capacity = grouping.expert_capacity(tokens, values["factor"], values["experts"], values["minimum"], semantics)
+        sizes = Grouping(values["experts"], train_capacity_factor=values["factor"],
+                         min_expert_capacity=values["minimum"], semantics=semantics)
+        capacity = grouping.expert_capacity(tokens, sizes, training=True)
         assert int(capacity) == values[semantics]

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from keras import ops
 
 from switch_tf import partitioning
+from switch_tf.configs.grouping import Grouping
 from switch_tf.layers import Router, dispatch, grouping
 from switch_tf.ops import random
 
@@ -306,7 +307,7 @@ def test_both_dispatches_move_the_same_rows_and_a_round_trip_is_the_gate_times_t
 @settings(max_examples=300, deadline=None)
 @given(st.integers(1, 2000), st.integers(1, 300), st.integers(1, 64))
 def test_groups_divide_the_tokens_and_are_as_few_as_the_size_allows(num_tokens, group_size, multiple):
-    groups = grouping.global_groups(num_tokens, group_size, multiple)
+    groups = grouping.global_groups(num_tokens, Grouping(8, group_size, multiple))
     possible = [count for count in range(multiple, num_tokens + 1, multiple)
                 if num_tokens % count == 0 and num_tokens // count <= group_size]
     assert (groups and groups.count) == (possible[0] if possible else None)

@@ -6,7 +6,10 @@ import keras
 from keras import ops
 
 from switch_tf import partitioning
+from switch_tf.layers.decisions import ExpertChoices, TokenChoices
+from switch_tf.layers.experts import ExpertFeedForward
 from switch_tf.ops import dtypes
+from switch_tf.partitioning.tensors import Tensor
 
 # Axes of the slot buffers: on the devices of the groups, on those of the experts, and as experts read them.
 AT_GROUPS = (None, "group", "capacity", "expert_embed")
@@ -31,14 +34,14 @@ class Dispatcher(abc.ABC):
         decisions: `decisions.TokenChoices`, or `decisions.ExpertChoices` for the forms named after them.
     """
 
-    def __init__(self, decisions):
+    def __init__(self, decisions: TokenChoices | ExpertChoices):
         self.decisions = decisions
 
     @abc.abstractmethod
-    def dispatch(self, tokens):
+    def dispatch(self, tokens: Tensor) -> Tensor:
         """Moves rows to experts: tokens -> buffers."""
 
-    def compute(self, experts, buffers, training):
+    def compute(self, experts: ExpertFeedForward, buffers: Tensor, training: bool) -> Tensor:
         """Applies an ExpertFeedForward: buffers -> outputs.
 
         An all-to-all moves buffers from groups to experts, and another one back. If `expert_embed` is split, devices
@@ -52,10 +55,10 @@ class Dispatcher(abc.ABC):
         return outputs
 
     @abc.abstractmethod
-    def combine(self, outputs):
+    def combine(self, outputs: Tensor) -> Tensor:
         """Sums gated outputs by token: outputs -> combined."""
 
-    def run(self, experts, tokens, training):
+    def run(self, experts: ExpertFeedForward, tokens: Tensor, training: bool) -> Tensor:
         """Dispatches, applies an ExpertFeedForward and combines: tokens -> combined."""
         # `aot` attributes time by these scopes.
         with keras.name_scope("dispatch"):
@@ -65,12 +68,12 @@ class Dispatcher(abc.ABC):
             return self.combine(outputs)
 
 
-def gated(outputs, gate):
+def gated(outputs: Tensor, gate: Tensor) -> Tensor:
     """Multiplies <compute dtype> outputs by <float32> gates in float32. Shapes broadcast."""
     outputs = dtypes.widen(outputs)
     return outputs * ops.cast(gate, outputs.dtype)
 
 
-def slot_gates(choices):
+def slot_gates(choices: ExpertChoices) -> Tensor:
     """Returns the gates of ExpertChoices as buffers have them: [expert, group, capacity, 1]."""
     return ops.transpose(choices.gate, (1, 0, 2))[..., None]

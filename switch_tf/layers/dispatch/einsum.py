@@ -4,16 +4,17 @@ from keras import ops
 
 from switch_tf import partitioning
 from switch_tf.layers.dispatch.base import Dispatcher, gated, slot_gates
+from switch_tf.partitioning.tensors import Tensor
 
 
 class Einsum(Dispatcher):
     """Dispatches TokenChoices by products with masks."""
 
-    def dispatch(self, tokens):
+    def dispatch(self, tokens: Tensor) -> Tensor:
         mask = sum(self._mask(choice, tokens.dtype) for choice in range(self.decisions.slot.shape[-1]))
         return ops.einsum("gsec,gsm->egcm", mask, tokens)
 
-    def combine(self, outputs):
+    def combine(self, outputs: Tensor) -> Tensor:
         combined = 0.0
         for choice in range(self.decisions.slot.shape[-1]):
             rows = ops.einsum("gsec,egcm->gsm", self._mask(choice, outputs.dtype), outputs)
@@ -32,10 +33,10 @@ class Einsum(Dispatcher):
 class ExpertChoiceEinsum(Dispatcher):
     """Dispatches ExpertChoices by products with masks."""
 
-    def dispatch(self, tokens):
+    def dispatch(self, tokens: Tensor) -> Tensor:
         return ops.einsum("gsec,gsm->egcm", self._mask(tokens.dtype), tokens)
 
-    def combine(self, outputs):
+    def combine(self, outputs: Tensor) -> Tensor:
         outputs = gated(outputs, slot_gates(self.decisions))
         return ops.einsum("gsec,egcm->gsm", self._mask(outputs.dtype), outputs)
 

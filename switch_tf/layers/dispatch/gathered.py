@@ -6,8 +6,10 @@ from keras import ops
 from switch_tf import partitioning
 from switch_tf.layers.dispatch.base import Dispatcher
 from switch_tf.layers.dispatch.index import sum_choices
+from switch_tf.layers.experts import ExpertFeedForward
 from switch_tf.layers.feed_forward import activate
 from switch_tf.ops import products
+from switch_tf.partitioning.tensors import Tensor
 from switch_tf.refusals import Refusal
 
 
@@ -17,21 +19,21 @@ class Gathered(Dispatcher):
     Buffers are rows, [group * tokens * choice, d_model].
     """
 
-    def dispatch(self, tokens):
+    def dispatch(self, tokens: Tensor) -> Tensor:
         num_choices = self.decisions.slot.shape[-1]
         return ops.reshape(ops.repeat(tokens, num_choices, axis=1), (-1, tokens.shape[-1]))
 
-    def compute(self, experts, buffers, training):
+    def compute(self, experts: ExpertFeedForward, buffers: Tensor, training: bool) -> Tensor:
         if training:
             raise Refusal("Kernels are gathered for prediction alone; train with dispatch='index' or 'einsum'.")
         with keras.name_scope(experts.name):
             return gathered_feed_forward(experts, buffers, ops.reshape(self.decisions.expert_index, (-1,)))
 
-    def combine(self, outputs):
+    def combine(self, outputs: Tensor) -> Tensor:
         return sum_choices(outputs, self.decisions.gate)
 
 
-def gathered_feed_forward(experts, rows, expert_index):
+def gathered_feed_forward(experts: ExpertFeedForward, rows: Tensor, expert_index: Tensor) -> Tensor:
     """Applies to each row the feed-forward layer of its expert, without dropout.
 
     Args:

@@ -2,24 +2,26 @@
 
 from keras import ops
 
+from switch_tf.layers.decisions import TokenChoices
 from switch_tf.layers.dispatch.base import Dispatcher, gated, slot_gates
 from switch_tf.layers.dispatch.rows import collect, fill, gather, read_or_zero, row_maps, sum_rows
+from switch_tf.partitioning.tensors import Tensor
 
 
 class Index(Dispatcher):
     """Dispatches TokenChoices by gathers in both directions."""
 
-    def __init__(self, decisions):
+    def __init__(self, decisions: TokenChoices):
         super().__init__(decisions)
         num_groups = ops.shape(decisions.slot)[0]
         self._buffer_shape = (decisions.num_experts, num_groups, decisions.capacity)
         row = buffer_index(decisions) * decisions.capacity + decisions.slot
         self._maps = row_maps(decisions.is_filled, row, decisions.num_experts * num_groups * decisions.capacity)
 
-    def dispatch(self, tokens):
+    def dispatch(self, tokens: Tensor) -> Tensor:
         return ops.reshape(fill(tokens, self._maps, read_or_zero), (*self._buffer_shape, tokens.shape[-1]))
 
-    def combine(self, outputs):
+    def combine(self, outputs: Tensor) -> Tensor:
         rows = ops.reshape(outputs, (-1, outputs.shape[-1]))
         return sum_choices(collect(rows, self._maps, read_or_zero), self.decisions.gate)
 
@@ -27,12 +29,12 @@ class Index(Dispatcher):
 class ExpertChoiceIndex(Dispatcher):
     """Dispatches ExpertChoices by a gather, and combines by a segment sum."""
 
-    def dispatch(self, tokens):
+    def dispatch(self, tokens: Tensor) -> Tensor:
         token, num_tokens = self._token_of_slot()
         rows = gather(ops.reshape(tokens, (-1, tokens.shape[-1])), ops.reshape(token, (-1,)), num_tokens)
         return ops.reshape(rows, (*ops.shape(token), tokens.shape[-1]))
 
-    def combine(self, outputs):
+    def combine(self, outputs: Tensor) -> Tensor:
         token, num_tokens = self._token_of_slot()
         outputs = gated(outputs, slot_gates(self.decisions))
         width = outputs.shape[-1]
@@ -51,14 +53,14 @@ class ExpertChoiceIndex(Dispatcher):
         return ops.transpose(token, (1, 0, 2)), num_groups * num_tokens
 
 
-def buffer_index(decisions):
+def buffer_index(decisions: TokenChoices) -> Tensor:
     """Returns the buffer of each choice, expert * groups + group: <int32>[group, tokens, choice]."""
     num_groups = ops.shape(decisions.slot)[0]
     group = ops.reshape(ops.arange(num_groups, dtype="int32"), (-1, 1, 1))
     return decisions.expert_index * num_groups + group
 
 
-def sum_choices(outputs, gate):
+def sum_choices(outputs: Tensor, gate: Tensor) -> Tensor:
     """Sums the gated outputs of each token's choices.
 
     Args:

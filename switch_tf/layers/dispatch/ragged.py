@@ -3,11 +3,14 @@
 import keras
 from keras import ops
 
+from switch_tf.layers.decisions import TokenChoices
 from switch_tf.layers.dispatch.base import Dispatcher
 from switch_tf.layers.dispatch.index import buffer_index, sum_choices
 from switch_tf.layers.dispatch.ragged_feed_forward import RaggedRows, ragged_feed_forward
 from switch_tf.layers.dispatch.rows import collect, fill, row_maps
+from switch_tf.layers.experts import ExpertFeedForward
 from switch_tf.ops import forms, random
+from switch_tf.partitioning.tensors import Tensor
 from switch_tf.refusals import Refusal
 
 
@@ -19,7 +22,7 @@ class Ragged(Dispatcher):
     empty rows are never read, and their contents are arbitrary.
     """
 
-    def __init__(self, decisions):
+    def __init__(self, decisions: TokenChoices):
         if "ragged" not in forms.suited_dispatches():
             raise Refusal("dispatch='ragged' needs shapes that depend on values, as TensorFlow has them on CPU "
                           "without XLA; elsewhere use dispatch='index'.")
@@ -39,14 +42,14 @@ class Ragged(Dispatcher):
         self._owners = RaggedRows(ops.sum(ops.reshape(lengths, (num_experts, num_groups)), axis=1),
                                   ops.take(group, choice_of_row), ops.take(place, choice_of_row))
 
-    def dispatch(self, tokens):
+    def dispatch(self, tokens: Tensor) -> Tensor:
         return fill(tokens, self._maps, _take)
 
-    def compute(self, experts, buffers, training):
+    def compute(self, experts: ExpertFeedForward, buffers: Tensor, training: bool) -> Tensor:
         with keras.name_scope(experts.name):
             return ragged_feed_forward(experts, buffers, self._owners, training)
 
-    def combine(self, outputs):
+    def combine(self, outputs: Tensor) -> Tensor:
         return sum_choices(collect(outputs, self._maps, _take), self.decisions.gate)
 
 

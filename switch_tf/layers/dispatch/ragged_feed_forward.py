@@ -6,7 +6,9 @@ from keras import ops
 
 from switch_tf import partitioning
 from switch_tf.layers import dropout
+from switch_tf.layers.experts import ExpertFeedForward
 from switch_tf.layers.feed_forward import activate
+from switch_tf.partitioning.tensors import Tensor
 
 
 class RaggedRows(NamedTuple):
@@ -23,7 +25,8 @@ class RaggedRows(NamedTuple):
     place: Any
 
 
-def ragged_feed_forward(experts, rows, owners: RaggedRows, training=False):
+def ragged_feed_forward(experts: ExpertFeedForward, rows: Tensor, owners: RaggedRows,
+                        training: bool = False) -> Tensor:
     """Applies each expert's feed-forward layer to its rows.
 
     At inference, experts without rows are skipped if there are fewer rows than experts or the number of rows is

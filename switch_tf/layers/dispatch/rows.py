@@ -1,10 +1,15 @@
 """Rows moved by index, with gradients that are moves by index too."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from keras import ops
 
 from switch_tf.ops import dtypes
+from switch_tf.partitioning.tensors import Tensor
+
+# Gathers rows by index.
+Read = Callable[[Tensor, Tensor], Tensor]
 
 
 class RowMaps(NamedTuple):
@@ -23,7 +28,7 @@ class RowMaps(NamedTuple):
     token_of_row: Any
 
 
-def row_maps(is_filled, row, num_rows) -> RowMaps:
+def row_maps(is_filled: Tensor, row: Tensor, num_rows: int | Tensor) -> RowMaps:
     """Returns the maps of a buffer.
 
     Args:
@@ -41,7 +46,7 @@ def row_maps(is_filled, row, num_rows) -> RowMaps:
     return RowMaps(ops.reshape(row, (-1, num_choices)), choice_of_row, choice_of_row // num_choices)
 
 
-def fill(tokens, maps: RowMaps, read):
+def fill(tokens: Tensor, maps: RowMaps, read: Read) -> Tensor:
     """Copies tokens to rows: [group, tokens, d_model] -> [row, d_model].
 
     Args:
@@ -54,7 +59,7 @@ def fill(tokens, maps: RowMaps, read):
     return _move(rows, [maps.token_of_row], back, read)
 
 
-def collect(rows, maps: RowMaps, read):
+def collect(rows: Tensor, maps: RowMaps, read: Read) -> Tensor:
     """Copies rows to the choices that fill them, zeros to others: [row, width] -> [token * choice, width].
 
     Arguments as for `fill`.
@@ -62,19 +67,19 @@ def collect(rows, maps: RowMaps, read):
     return _move(rows, [ops.reshape(maps.row_of_choice, (-1,))], [maps.choice_of_row], read)
 
 
-def gather(rows, index, num_rows):
+def gather(rows: Tensor, index: Tensor, num_rows: int | Tensor) -> Tensor:
     """Gathers rows. The gradient is a segment sum into `num_rows` rows."""
     return _with_gradient(lambda rows: read_or_zero(rows, index),
                           lambda upstream: _sum_by_index(upstream, index, num_rows), rows)
 
 
-def sum_rows(rows, index, num_rows):
+def sum_rows(rows: Tensor, index: Tensor, num_rows: int | Tensor) -> Tensor:
     """Sums rows with the same index below `num_rows`: [row, width] -> [num_rows, width]. The gradient is a gather."""
     return _with_gradient(lambda rows: _sum_by_index(rows, index, num_rows),
                           lambda upstream: read_or_zero(upstream, index), rows)
 
 
-def read_or_zero(rows, index):
+def read_or_zero(rows: Tensor, index: Tensor) -> Tensor:
     """Gathers rows. The index one past the last row reads zeros."""
     return ops.take(ops.concatenate([rows, ops.zeros((1, rows.shape[-1]), rows.dtype)], axis=0), index, axis=0)
 

@@ -142,22 +142,22 @@ class DTensorPartitioner(Partitioner):
     def step(self, compute, apply, use_xla=False):
         def computed(features):
             with context.within(annotator=self):
-                gradients, norm, measured, is_finite = compute(features)
-                others = tf.nest.map_structure(self._replicate, (norm, measured, is_finite))
+                gradients, totals, measured, is_finite = compute(features)
+                others = tf.nest.map_structure(self._replicate, (totals, measured, is_finite))
                 return as_stored(gradients, self._trained), others
 
-        def applied(gradients, norm):
+        def applied(gradients, totals):
             with context.within(annotator=self):
-                apply(as_used(gradients, self._trained), norm)
+                apply(as_used(gradients, self._trained), totals)
 
         compute_function = tf.function(computed, autograph=False)
         apply_function = tf.function(applied, autograph=False)
 
         def one_step(features, index):
-            gradients, (norm, measured, is_finite) = compute_function(features)
+            gradients, (totals, measured, is_finite) = compute_function(features)
             is_finite = self.on_host(is_finite)
             if bool(is_finite):
-                apply_function(gradients, norm)
+                apply_function(gradients, totals)
             return tf.nest.map_structure(self.on_host, measured), is_finite
 
         return one_step

@@ -81,13 +81,13 @@ class StrategyPartitioner(Partitioner):
     def step(self, compute, apply, use_xla=False):
         def one_step(features, index):
             # A replica is traced in a thread of its own, which starts without this one's context.
-            gradients, norm, measured, is_finite = self.strategy.run(
+            gradients, totals, measured, is_finite = self.strategy.run(
                 context.carried(lambda features, index: compute(self._share(at_step(features, index)))),
                 args=(features, index))
             measured, is_finite = self._first((measured, is_finite))
 
             def update():
-                self.strategy.run(context.carried(apply), args=(gradients, norm))
+                self.strategy.run(context.carried(apply), args=(gradients, totals))
                 return True
 
             tf.cond(is_finite, update, lambda: False)
