@@ -10,7 +10,7 @@ from importlib import metadata
 import switch_tf
 from switch_tf import environment
 from switch_tf.refusals import Refusal
-from switch_tf.storage.whole_file import write_whole
+from switch_tf.storage.whole_file import write_whole, writing
 
 
 def answer_file(*question: str) -> pathlib.Path:
@@ -40,10 +40,11 @@ def write(file: pathlib.Path, content: str | bytes, say: Callable[[str], None]) 
         Whether the file was written.
     """
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
+        with writing(file):
+            file.parent.mkdir(parents=True, exist_ok=True)
         write_whole(file, content)
-    except OSError as error:
-        say(f"{file} could not be written ({error.strerror}): only what is printed here is kept.")
+    except Refusal as refusal:
+        say(f"{refusal} Only what is printed here is kept.")
         return False
     return True
 
