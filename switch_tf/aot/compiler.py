@@ -11,6 +11,10 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
+from jax._src.interpreters import mlir
+from jax.experimental import mesh_utils, topologies
+from jaxlib import _jax, xla_client
+from jaxlib.mlir import ir
 
 from switch_tf.aot.lower import Lowered, iota
 from switch_tf.hardware.network import Network, check_topology
@@ -68,8 +72,6 @@ def compile_step(lowered: Lowered, topology: str) -> Compiled:
     if lowered.layout.num_devices != len(devices):
         raise Refusal(f"The mesh {lowered.layout.mesh_shape!r} has {lowered.layout.num_devices} devices, but "
                       f"topology {topology!r} has {len(devices)}; make the product of MESH_SHAPE {len(devices)}.")
-    from jax.experimental import mesh_utils
-
     # Neighbours in the mesh are neighbours on the chips' network.
     placed = mesh_utils.create_device_mesh(tuple(mesh.values()), devices=devices, allow_split_physical_axes=True)
     network = Network.of(topology, mesh, [device.coords for device in placed.reshape(-1)])
@@ -98,10 +100,6 @@ def partition(lowered: Lowered, devices: list, compile_function: Callable, repla
         compile_function: `compile` or `compile_and_load` of the client.
         replaces_arguments: Whether results take the memory of the arguments that they replace.
     """
-    from jax._src.interpreters import mlir
-    from jaxlib import _jax
-    from jaxlib.mlir import ir
-
     with mlir.make_ir_context(), ir.Location.unknown():
         module = ir.Module.parse(_with_bytes_for_bits(lowered.text))
         _prepare(module, lowered, ir, replaces_arguments)
@@ -118,8 +116,6 @@ def devices_of(topology: str) -> list:
     check_topology(topology)
     os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
     os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
-    from jax.experimental import topologies
-
     # A v4 chip is one device on Cloud TPU. libtpu's default is two.
     options = {"chip_config_name": "megacore"} if topology.startswith("v4:") else {}
     if topology.endswith(":1x1"):
@@ -192,8 +188,6 @@ def options(device_ids: np.ndarray):
     Args:
         device_ids: <int>[devices], numbers of the devices in the order of the mesh.
     """
-    from jaxlib import xla_client
-
     settings = xla_client.CompileOptions()
     build = settings.executable_build_options
     settings.num_replicas = build.num_replicas = 1

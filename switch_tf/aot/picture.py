@@ -2,7 +2,7 @@
 
 from switch_tf.aot.attribution import SENT, WAITING
 from switch_tf.aot.clock import COPIES, CORE, LINKS, Schedule
-from switch_tf.reporting.figures import png
+from switch_tf.reporting.figures import png, pyplot
 
 _LANES = {CORE: "core", COPIES: "copies", LINKS: "links"}
 
@@ -16,16 +16,12 @@ def draw(schedule: Schedule, parts: dict[str, float], compiled: tuple[int, int],
         compiled: Encoder and decoder layers of the compiled model.
         layers: Encoder and decoder layers of the whole model.
     """
-    import matplotlib
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
     names = sorted(parts, key=parts.get)
     busy = [name for name in names[::-1] if name not in (SENT, WAITING)]
-    palette = pyplot.get_cmap("tab20").colors
+    palette = pyplot().get_cmap("tab20").colors
     colors = {name: palette[2 * place % 20 + place // 10] for place, name in enumerate(busy)}
     colors |= {SENT: "black", WAITING: "silver"}
-    figure, (time, bars) = pyplot.subplots(2, 1, figsize=(14, 2.6 + 0.3 * len(names)), layout="constrained",
+    figure, (time, bars) = pyplot().subplots(2, 1, figsize=(14, 2.6 + 0.3 * len(names)), layout="constrained",
                                            height_ratios=(1.6, 0.3 * len(names)))
     for place, lane in enumerate(reversed(_LANES)):
         spans = [span for span in schedule.spans if span.lane == lane]

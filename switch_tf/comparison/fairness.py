@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 from switch_tf.checkpoints import continuation
 from switch_tf.comparison import differences
 from switch_tf.configs.choices import nearest
+from switch_tf.configs.switch_config import SwitchConfig
 from switch_tf.refusals import Refusal
 
 _TOLERANCE = 0.02
@@ -162,8 +163,6 @@ def without_seed(record: dict) -> dict:
 
 def config_of(record: dict):
     """Returns the SwitchConfig of a checkpoint's record."""
-    from switch_tf.configs.switch_config import SwitchConfig
-
     return SwitchConfig(**continuation.model_fields(record))
 
 

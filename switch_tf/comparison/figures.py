@@ -4,7 +4,7 @@ import numpy as np
 
 from switch_tf.comparison.curves import Curves
 from switch_tf.comparison.results import by_name, pairs, target
-from switch_tf.reporting.figures import png
+from switch_tf.reporting.figures import png, pyplot
 
 # Speed-ups start at this share of the baseline's run, because models have hardly learnt before.
 _FROM = 0.2
@@ -17,18 +17,14 @@ def draw(curves: list[Curves], found: dict) -> bytes:
         curves: Runs of all variants.
         found: Results of `results.compare`.
     """
-    import matplotlib
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
     of_names = by_name(curves)
-    colors = dict(zip(of_names, pyplot.get_cmap("viridis")(np.linspace(0, 0.85, len(of_names))), strict=True))
+    colors = dict(zip(of_names, pyplot().get_cmap("viridis")(np.linspace(0, 0.85, len(of_names))), strict=True))
     colors[found["baseline"]] = "tab:red"
     others = _other_metrics(of_names)
     has_tasks = any(variant["tasks"] for variant in found["variants"])
     panels = 5 + len(others) + has_tasks
     rows = -(-panels // 3)
-    figure, grid = pyplot.subplots(rows, 3, figsize=(15, 4.2 * rows), squeeze=False, layout="constrained")
+    figure, grid = pyplot().subplots(rows, 3, figsize=(15, 4.2 * rows), squeeze=False, layout="constrained")
     axes = list(grid.flat)
     for panel, (unit, of_run) in zip(axes, _axes(of_names).items(), strict=False):
         _losses(panel, of_names, colors, found, unit, of_run)

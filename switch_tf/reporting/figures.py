@@ -1,6 +1,7 @@
 """Draws the curves of a run from the records of its `metrics.jsonl`, as PNG images."""
 
 import io
+import types
 from typing import Any
 
 import numpy as np
@@ -20,13 +21,19 @@ _EXPERTS = (("fraction_tokens_dropped", "tokens dropped"), ("router_entropy", "r
 
 def draw(records: list[dict]) -> dict[str, bytes]:
     """Returns title -> PNG image: "Loss", "Training", "Speed" and, for a sparse model, "Experts"."""
-    import matplotlib
-    matplotlib.use("Agg")
     figures = {"Loss": _loss(records), "Training": _panels(records, _TRAINING), "Speed": _panels(records, _SPEED)}
     layers = names.sparse_layers(name for record in records for name, value in record.items() if value is not None)
     if layers:
         figures["Experts"] = _experts(records, layers)
     return {title: png(figure) for title, figure in figures.items()}
+
+
+def pyplot() -> types.ModuleType:
+    """Returns matplotlib.pyplot for a machine without a display, imported when a figure is drawn: it takes a second."""
+    import matplotlib
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+    return pyplot
 
 
 def series(records: list[dict], name: str) -> tuple[list[int], list]:
@@ -36,16 +43,13 @@ def series(records: list[dict], name: str) -> tuple[list[int], list]:
 
 
 def _new(width, height, rows=1, columns=1):
-    from matplotlib import pyplot
-    return pyplot.subplots(rows, columns, figsize=(width, height), squeeze=False, layout="constrained")
+    return pyplot().subplots(rows, columns, figsize=(width, height), squeeze=False, layout="constrained")
 
 
 def _loss(records):
-    from matplotlib import pyplot
-
     figure, ((axes,),) = _new(8, 5)
     curves, levels = [(series(records, "train/cross_entropy"), "tab:blue", None, "training")], []
-    others = iter(pyplot.get_cmap("tab10").colors[1:] * len(records))
+    others = iter(pyplot().get_cmap("tab10").colors[1:] * len(records))
     for name in sorted({name for record in records for name in record if name.startswith("eval/")}):
         task = name.split("/")[1]
         points = series(records, name)
@@ -129,8 +133,7 @@ def _ticks(axes, name):
 
 def png(figure: Any) -> bytes:
     """Returns a matplotlib figure as a PNG image, and closes it."""
-    from matplotlib import pyplot
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=110)
-    pyplot.close(figure)
+    pyplot().close(figure)
     return buffer.getvalue()
