@@ -16,12 +16,12 @@ _RESTART_SECONDS = 900
 def follow(folder, last_step: int, done: Iterable[int] = ()) -> Iterator[pathlib.Path]:
     """Yields each new checkpoint of a run until the run ends.
 
-    A run records why it ended, unless it was killed. A run that was killed may be restarted, so the wait continues for
-    some minutes.
+    A run records why it ended, unless it was killed. A run that was killed may be restarted, so the wait goes on for
+    some minutes. A run may also be restarted with a larger TRAIN_STEPS than `last_step`, and is then followed further.
 
     Args:
         folder: Run folder.
-        last_step: Step after which no checkpoint is expected.
+        last_step: Last step of the run, as configured when the command started.
         done: Steps of checkpoints to leave out.
 
     Yields:
@@ -29,7 +29,7 @@ def follow(folder, last_step: int, done: Iterable[int] = ()) -> Iterator[pathlib
     """
     checkpoints, done = RunFolder.checkpoints_of(folder), set(done)
     is_announced, killed_at = False, None
-    while not done or max(done) < last_step:
+    while True:
         # Read before the checkpoints, because a run writes its last checkpoint first and releases its lock last.
         end, is_running = run_folder.end_of(folder), run_folder.is_running(folder)
         new = [step for step in folders.steps(checkpoints) if step not in done]
@@ -38,6 +38,9 @@ def follow(folder, last_step: int, done: Iterable[int] = ()) -> Iterator[pathlib
             done.add(new[0])
             yield folders.path_of(checkpoints, new[0])
             continue
+        is_complete = bool(done) and max(done) >= last_step
+        if is_complete and (end is not None or not is_running):
+            return
         if end is not None and not is_running:
             _print(f"The run has ended ({end.rstrip('.')}); all of its checkpoints that were found are evaluated.")
             return
@@ -46,7 +49,7 @@ def follow(folder, last_step: int, done: Iterable[int] = ()) -> Iterator[pathlib
             _print(f"No process has trained in {folder} for {_RESTART_SECONDS // 60} minutes, and the run did not "
                    "record why it ended, as after a kill. Start the run and this command again.")
             return
-        if not is_announced:
+        if not is_announced and not is_complete:
             _print(f"Waiting for a checkpoint after step {max(done, default=0)} of {last_step}; Ctrl-C ends this." + (
                 f" No process trains there now; in case the run was killed and is started again, this waits "
                 f"{_RESTART_SECONDS // 60} minutes." if killed_at else ""))

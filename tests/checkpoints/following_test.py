@@ -33,6 +33,23 @@ def _follow(run_folder, last_step=30, done=()):
     return [path.name for path in following.follow(run_folder, last_step, done)]
 
 
+def test_a_run_that_is_restarted_with_more_steps_is_followed_further(run_folder, monkeypatch, capsys):
+    folder = RunFolder(run_folder)  # which trains beyond the 20 steps that were configured
+    naps = []
+
+    def nap(seconds):
+        naps.append(seconds)
+        if len(naps) == 2:
+            folders.path_of(run_folder / "checkpoints", 40).mkdir()
+            folder.write_end(40, "TRAIN_STEPS is 40")
+            folder.close()
+
+    monkeypatch.setattr(following.time, "sleep", nap)
+    assert _follow(run_folder, last_step=20) == ["step_00000010", "step_00000020", "step_00000040"]
+    assert len(naps) == 2
+    assert capsys.readouterr().err == ""
+
+
 def test_following_ends_with_a_run_that_ended_before_its_last_step_and_says_why(run_folder, monkeypatch, capsys):
     folder = RunFolder(run_folder)
     naps = []
