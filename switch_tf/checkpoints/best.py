@@ -31,7 +31,7 @@ class Best:
     """The best checkpoint so far, named by `checkpoints/best.json`. Without a BEST_METRIC there is none.
 
     A value that is not finite is never the best. PATIENCE counts from the best evaluation, so a run without a finite
-    value trains to its last step. `found` is a dict with "step", "metric" and "value", or None.
+    value trains to its last step. `current` is a dict with "step", "metric" and "value", or None.
 
     Args:
         run: Run.
@@ -42,7 +42,7 @@ class Best:
         self._run = run
         self._folder = folder
         self._declared = {}
-        self.found = self._named()
+        self.current = self._named()
 
     def _named(self):
         """Returns the contents of best.json, or None if they belong to another metric."""
@@ -76,11 +76,11 @@ class Best:
                       if saved in values and saved <= step]
         best = next((saved for _, saved in sorted(candidates)
                      if folders.is_whole(folders.path_of(checkpoints, saved))), None)
-        self.found = None if best is None else {"step": best, "metric": metric, "value": values[best]}
-        if not is_chief or self.found == named:
+        self.current = None if best is None else {"step": best, "metric": metric, "value": values[best]}
+        if not is_chief or self.current == named:
             return
-        if self.found:
-            folders.set_best(checkpoints, **self.found)
+        if self.current:
+            folders.set_best(checkpoints, **self.current)
         else:
             folders.unset_best(checkpoints)
 
@@ -106,9 +106,9 @@ class Best:
         value = values[name]
         if not folders.is_finite(value):
             return False
-        if self.found is None:
+        if self.current is None:
             return True
-        best = self.found["value"]
+        best = self.current["value"]
         return value < best if directions.is_lower_better(name, self._declared) else value > best
 
     def keep(self, step: int, values: dict[str, float], is_chief: bool) -> None:
@@ -118,17 +118,17 @@ class Best:
             Refusal: best.json cannot be written.
         """
         name = self._run.best_metric
-        self.found = {"step": step, "metric": name, "value": float(values[name])}
+        self.current = {"step": step, "metric": name, "value": float(values[name])}
         if is_chief:
-            folders.set_best(self._folder.checkpoints, **self.found)
+            folders.set_best(self._folder.checkpoints, **self.current)
 
     def reason_to_stop(self, step: int) -> str | None:
         """Returns the reason why a run should end at this step, or None if it should go on."""
         run = self._run
-        if not run.patience or self.found is None:
+        if not run.patience or self.current is None:
             return None
-        evaluations = (step - self.found["step"]) // run.eval_period
+        evaluations = (step - self.current["step"]) // run.eval_period
         if evaluations < run.patience:
             return None
-        return (f"PATIENCE: {evaluations} evaluations were no better than {run.best_metric} {self.found['value']:.4f} "
-                f"at step {self.found['step']}")
+        return (f"PATIENCE: {evaluations} evaluations were no better than {run.best_metric} "
+                f"{self.current['value']:.4f} at step {self.current['step']}")

@@ -45,8 +45,8 @@ def unigram_losses(config: SwitchConfig, training_batches: Iterable[dict],
 
     Args:
         config: SwitchConfig.
-        training_batches: batches whose targets are counted. Every token of the vocabulary counts once more.
-        held_out: name -> batches on whose targets the loss is computed.
+        training_batches: batches with the targets to count. Every token of the vocabulary counts once more.
+        held_out: name -> batches with the targets to compute the loss on.
 
     Returns:
         Name -> float, in nats per token.

@@ -46,7 +46,7 @@ def of_checkpoint(folder) -> dict:
     """Returns the step, parameters and bytes of a checkpoint, and the task, vocabulary and sizes of its run.
 
     Args:
-        folder: Checkpoint folder, or run folder, which stands for its newest checkpoint.
+        folder: Checkpoint folder, or run folder for its newest checkpoint.
 
     Raises:
         BrokenCheckpoint: The checkpoint is damaged.

@@ -19,7 +19,7 @@ class Divergence(Refusal):
 
 
 class _Found(BaseException):
-    """Carries a layer's path out of the model. Not an Exception: Keras rewrites the message of those."""
+    """Carries a layer's path out of the model. Not an Exception, because Keras rewrites their messages."""
 
 
 def first_bad_tensor(model: keras.Model, features: Mapping[str, Any], seed: int, step: int, settings: StepSettings,

@@ -114,7 +114,7 @@ class Training:
             self.progress.say(f"Stopped by {self._stopped_by} at step {self.state.step}. Everything up to it is saved "
                               f"in {self.folder.path}; the same command goes on from there.")
         self.close()
-        if best := self._validation.best.found:
+        if best := self._validation.best.current:
             self.progress.say(f"Best: {best['metric']} {best['value']:.4f} at step {best['step']}, kept in "
                               f"{folders.path_of(self.folder.checkpoints, best['step'])}.")
         return {"interrupted": bool(self._stopped_by), **report.summarize(self.folder.path), "step": self.state.step}

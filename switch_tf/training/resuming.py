@@ -34,7 +34,7 @@ def candidates(run: Run, configuration: dict[str, Any],
     Args:
         run: Run.
         configuration: `continuation.record` of the run.
-        on_broken: function called with the path of a checkpoint whose description is damaged, and the error.
+        on_broken: function called with the path of each checkpoint that has a damaged description, and the error.
 
     Raises:
         Refusal: a checkpoint belongs to another configuration.

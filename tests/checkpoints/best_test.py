@@ -60,12 +60,12 @@ def test_the_best_is_the_highest_metric_and_the_lowest_loss(tmp_path, metric, be
 def test_another_process_of_the_run_and_the_next_one_remember_it_as_long_as_its_checkpoint_is_there(tmp_path):
     _save(tmp_path, 10)
     _best(tmp_path).keep(10, {"eval/task/f1": 0.5}, is_chief=False)
-    assert _best(tmp_path).found is None
+    assert _best(tmp_path).current is None
     _best(tmp_path).keep(10, {"eval/task/f1": 0.5}, is_chief=True)
-    assert _best(tmp_path).found == {"step": 10, "metric": "eval/task/f1", "value": 0.5}
-    assert _best(tmp_path, "eval/task/em").found is None
+    assert _best(tmp_path).current == {"step": 10, "metric": "eval/task/f1", "value": 0.5}
+    assert _best(tmp_path, "eval/task/em").current is None
     shutil.rmtree(folders.path_of(tmp_path, 10))
-    assert _best(tmp_path).found is None
+    assert _best(tmp_path).current is None
 
 
 @pytest.mark.parametrize("content", [
@@ -79,7 +79,7 @@ def test_a_file_that_names_no_best_is_none_and_does_not_stop_a_start(tmp_path, c
     (tmp_path / "best.json").write_bytes(content)
     best = _best(tmp_path)
     best.take_up(10, is_chief=True)
-    assert best.found is None
+    assert best.current is None
     assert folders.outdated(tmp_path, keep=1) == []
 
 
@@ -104,7 +104,7 @@ def test_a_metric_says_itself_that_a_lower_value_is_better(tmp_path):
     _evaluate(tmp_path, {10: 0.5, 20: 0.4}, lower_is_better=declared)
     again = _best(tmp_path)
     again.take_up(20, is_chief=True)
-    assert again.found["step"] == 20 and not again.is_improved({"eval/task/f1": 0.45})
+    assert again.current["step"] == 20 and not again.is_improved({"eval/task/f1": 0.45})
 
 
 def test_a_kill_before_best_json_does_not_lose_the_best(tmp_path):
@@ -113,7 +113,7 @@ def test_a_kill_before_best_json_does_not_lose_the_best(tmp_path):
     _evaluate(tmp_path, {10: 0.5, 20: 0.9, 30: None, 40: 1.0})  # 40 is past what was restored
     best = _best(tmp_path)
     best.take_up(30, is_chief=False)
-    assert best.found == {"step": 20, "metric": "eval/task/f1", "value": 0.9}
+    assert best.current == {"step": 20, "metric": "eval/task/f1", "value": 0.9}
     assert folders.best(tmp_path)["step"] == 10
     best.take_up(30, is_chief=True)
     assert folders.best(tmp_path)["step"] == 20
@@ -128,7 +128,7 @@ def test_where_the_best_is_damaged_or_gone_the_best_of_the_others_is_it(tmp_path
     shutil.rmtree(path) if is_removed else (path / "checkpoint.json").write_text("{")
     best = _best(tmp_path)
     best.take_up(30, is_chief=True)
-    assert best.found == {"step": 10, "metric": "eval/task/f1", "value": 0.5}
+    assert best.current == {"step": 10, "metric": "eval/task/f1", "value": 0.5}
     assert best.is_improved({"eval/task/f1": 0.6})
 
 
@@ -138,7 +138,7 @@ def test_best_json_is_believed_where_its_line_is_lost(tmp_path):
     folders.set_best(tmp_path, 10, "eval/task/f1", 0.5)
     best = _best(tmp_path)
     best.take_up(20, is_chief=True)
-    assert best.found["step"] == 10
+    assert best.current["step"] == 10
 
 
 def test_of_equal_values_the_first_is_the_best_as_in_a_run_without_a_stop(tmp_path):
@@ -146,7 +146,7 @@ def test_of_equal_values_the_first_is_the_best_as_in_a_run_without_a_stop(tmp_pa
     _evaluate(tmp_path, {10: 0.5, 20: 0.5})
     best = _best(tmp_path)
     best.take_up(20, is_chief=True)
-    assert best.found["step"] == 10
+    assert best.current["step"] == 10
 
 
 def test_a_value_goes_into_best_json_as_it_is(tmp_path):

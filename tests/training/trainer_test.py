@@ -189,7 +189,7 @@ def test_a_run_that_goes_on_finds_its_best_and_leaves_foreign_things_alone(tiny_
     losses = {line["step"]: line["eval/sentences/loss"] for line in map(json.loads, lines)
               if "eval/sentences/loss" in line}
     with _start(tiny_config, run) as training:
-        assert training._validation.best.found == {"step": 6, "metric": "eval/sentences/loss", "value": losses[6]}
+        assert training._validation.best.current == {"step": 6, "metric": "eval/sentences/loss", "value": losses[6]}
         assert run_folder.end_of(folder) is None
     assert folders.best(folder / "checkpoints")["step"] == 6
     assert (folder / "checkpoints" / "step_00000099").read_text() == "mine"
