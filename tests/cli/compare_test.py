@@ -88,7 +88,7 @@ def test_variants_train_in_turns_on_the_same_batches_and_any_command_works_on_th
     (["--gin.Comparison.trun=1"], "Comparison doesn't have a parameter named 'trun'. Did you mean 'turn'?"),
     (["--gin.SEED=3"], "each run gets its own SEED"),
     (["--gin.SEEDS=(1, 1)"], "Comparison.seeds must be a list of different integers"),
-    (["--gin.SwitchConfig.d_modle=8"], "dense: SwitchConfig doesn't have a parameter named 'd_modle'"),
+    (["--gin.SwitchConfig.d_modle=8"], "SwitchConfig doesn't have a parameter named 'd_modle'"),
     (["--gin.NO_SUCH=8"], "dense: No gin file defines NO_SUCH."),
     (["--gin.NUM_EXPERTS=-1"], "dense: num_experts must be an integer of at least 0, not -1."),
     (["--gin.Comparison.variants={'a': ['gin/models/t5_tiny.gin'], 'b': ['gin/models/t5_tiny.gin',"
