@@ -85,7 +85,7 @@ def parse_bindings(bindings) -> None:
     for binding in bindings:
         name, equals, value = (part.strip() for part in binding.partition("="))
         if not equals or not value:
-            raise Refusal(f"--gin.{binding} must have the form --gin.NAME=VALUE.")
+            raise Refusal(f"--gin.{name}{equals}{value} must have the form --gin.NAME=VALUE.")
         if "." not in name and name not in defined:
             raise Refusal(f"No gin file defines {name}.{nearest(name, defined)} These files define "
                           f"{', '.join(sorted(defined)) or 'none'}.")
