@@ -49,10 +49,9 @@ def check_task(name: str) -> None:
     """
     checks.text("The name of a task or mixture", name)
     if not is_task(name):
-        known = task_names()
-        hint = nearest(name, known) or f" Known are {', '.join(sorted(known)) or 'none'}."
+        hint = nearest(name, task_names()) or " `switch-tf tasks` lists those that are shipped."
         raise Refusal(f"No task or mixture is called {name!r}.{hint} A gin file provides tasks, for example "
-                         "--gin_file=gin/tasks/docs_corpus.gin.")
+                      "--gin_file=gin/tasks/docs_corpus.gin.")
 
 
 def registers(name: str) -> Callable[[], object] | None:

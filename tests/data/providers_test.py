@@ -20,12 +20,12 @@ def test_a_model_with_too_few_embeddings_is_refused():
 
 def test_a_misspelt_task_is_answered_with_the_nearest():
     data.check_task("docs_corpus_span_corruption")
-    with pytest.raises(ValueError, match=r"'docs_corpus_span_coruption': the nearest are docs_corpus_span_corruption,"):
+    with pytest.raises(ValueError, match=r"_coruption'. Did you mean 'docs_corpus_span_corruption'\?"):
         data.check_task("docs_corpus_span_coruption")
-    with pytest.raises(ValueError, match=r"registered are .*masked_tokens.*--gin_file=gin/tasks/docs_corpus\.gin"):
+    with pytest.raises(ValueError, match=r"`switch-tf tasks` lists .*--gin_file=gin/tasks/docs_corpus\.gin"):
         data.check_task("???")
 
 
 def test_an_unknown_task_has_no_batches():
-    with pytest.raises(ValueError, match="the nearest are docs_corpus_masked_tokens"):
+    with pytest.raises(ValueError, match="Did you mean 'docs_corpus_masked_tokens'"):
         data.get_dataset(data.DatasetDescription("docs_corpus_masked_token", {"inputs": 4, "targets": 4}, 2))
