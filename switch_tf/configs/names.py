@@ -91,12 +91,12 @@ def check_vocabulary(name: str) -> None:
     """Refuses a VOCABULARY that is neither declared nor a file; a URL may be either.
 
     Raises:
-        ValueError: The sentence has the nearest name.
+        Refusal: The sentence has the nearest name.
     """
     if name not in _vocabularies and "://" not in name and not os.path.exists(name):
         known = ", ".join(sorted(_vocabularies)) or "none is registered"
-        raise ValueError(f"VOCABULARY {name!r} is no registered vocabulary ({known}), and no SentencePiece model that "
-                         f"can be read: there is no such file.{nearest(name, _vocabularies)}")
+        raise Refusal(f"VOCABULARY {name!r} is no registered vocabulary ({known}), and no SentencePiece model that can "
+                      f"be read: there is no such file.{nearest(name, _vocabularies)}")
 
 
 def vocabularies() -> dict[str, Callable]:
