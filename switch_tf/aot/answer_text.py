@@ -147,3 +147,9 @@ def _table_parts(predicted):
 
 def _roofline(result):
     return tuple(1e3 * result["predicted"][f"{part}_seconds"] for part in ("compute", "memory", "links"))
+
+
+def flag(binding: str) -> str:
+    """Returns the flag of a gin binding, quoted for a shell."""
+    name, _, value = binding.partition("=")
+    return f'--gin.{name}="{value}"' if "'" in value else f"--gin.{name}={value}"

@@ -122,7 +122,7 @@ def _search(arguments, mesh_name):
 
     current, results = search(question, ask, answer_text.say)
     best = next(iter(results))
-    flags = map(_flag, best.bindings(mesh_name, has_experts))
+    flags = map(answer_text.flag, best.bindings(mesh_name, has_experts))
     answer_text.show(answer_text.ranking(current, results, flags), arguments)
     return {"candidates": [{**choice._asdict(), **result} for choice, result in results.items()],
             "exit_status": int(not results[best].get("fits"))}
@@ -134,9 +134,3 @@ def _words(arguments, files=(), bindings=()):
             f"--gin_search_paths={arguments.gin_search_paths}", f"--topology={arguments.topology}",
             *(["--full"] if arguments.full else []), *(f"--gin.{binding}" for binding in arguments.gin_bindings),
             *(f"--gin.{binding}" for binding in bindings)]
-
-
-def _flag(binding):
-    """Returns a binding as it is typed in a shell."""
-    name, _, value = binding.partition("=")
-    return f'--gin.{name}="{value}"' if "'" in value else f"--gin.{name}={value}"

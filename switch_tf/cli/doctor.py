@@ -3,17 +3,13 @@
 import dataclasses
 import sys
 
-from switch_tf.installation import machine, packages
+from switch_tf.installation import checks
 from switch_tf.installation.findings import PROBLEM, WARNING
 
 EXAMPLES = r"""
 switch-tf doctor
 switch-tf doctor --json
 """
-
-CHECKS = (packages.check_python, packages.check_versions, packages.check_double_distributions,
-          packages.check_requirements, machine.check_tensorboard, machine.check_accelerators, machine.check_folders,
-          machine.check_machine)
 
 
 def add_arguments(parser) -> None:
@@ -25,7 +21,7 @@ def run(arguments) -> dict:
     """Runs every check and prints each finding at once; returns all, with `exit_status` 1 if any is a problem."""
     stream = sys.stderr if arguments.json else sys.stdout
     findings = []
-    for check in CHECKS:
+    for check in checks.ALL:
         for finding in check():
             findings.append(finding)
             print(f"{finding.status:8} {finding.check:20} {finding.found}", file=stream)

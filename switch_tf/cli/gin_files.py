@@ -14,7 +14,7 @@ import gin
 from gin import config as gin_config
 
 from switch_tf.cli import gin_macros, gin_names
-from switch_tf.configs import shipped_gin
+from switch_tf.configs import part_names, shipped_gin
 from switch_tf.configs.choices import nearest
 from switch_tf.messages import first_line
 from switch_tf.refusals import Refusal
@@ -161,7 +161,7 @@ def _explain(message, source):
     if wrong := re.search(r"<module '([\w.]+)'.*> has no attribute (\w+)", message):
         return f"{source}: {wrong[1]} has no {wrong[2]!r}.{nearest(wrong[2], _names_in(wrong[1]))}"
     if wrong := re.search(r"'(\w+)' was not provided by an import statement", message):
-        modules = {name.split(".")[-2]: name.rpartition(".")[0] for name in gin_names.PARTS}
+        modules = {name.split(".")[-2]: name.rpartition(".")[0] for name in part_names.PARTS}
         hint = (f" Add: from {' import '.join(modules[wrong[1]].rsplit('.', 1))}." if "." in modules.get(wrong[1], "")
                 else nearest(wrong[1], modules))
         return f"{source}: {wrong[1]!r} is not imported in this file.{hint}"
@@ -174,7 +174,7 @@ def _explain(message, source):
 
 
 def _names_in(module):
-    if any(name.startswith(f"{module}.") for name in gin_names.PARTS):
+    if any(name.startswith(f"{module}.") for name in part_names.PARTS):
         return dir(gin_names.module(module))
     return dir(sys.modules[module]) if module in sys.modules else []
 

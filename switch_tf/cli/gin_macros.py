@@ -5,7 +5,7 @@ import re
 
 from gin import config as gin_config
 
-from switch_tf.cli import gin_names
+from switch_tf.configs import part_names
 from switch_tf.configs.choices import nearest
 from switch_tf.refusals import Refusal
 
@@ -15,9 +15,9 @@ _PROVIDERS = {"MIXTURE_OR_TASK_NAME": "a task file: --gin_file=gin/tasks/docs_co
               "TASK_FEATURE_LENGTHS": "a task file: --gin_file=gin/tasks/docs_corpus.gin",
               "NUM_EXPERTS": "a model file: --gin_file=gin/models/switch_tiny.gin"}
 # Parts that nothing but a reference or one of the two at the end calls. A user's function may be called by any code.
-_CALLED_BY_GIN = {*gin_names.PARTS.values(), "switch_tf.tasks.text_files.pretraining",
+_CALLED_BY_GIN = {*part_names.PARTS.values(), "switch_tf.tasks.text_files.pretraining",
                   "switch_tf.tasks.text_files.text_to_text"}
-_STARTS = {gin_names.TRAINER, gin_names.PARTS["switch_tf.partitioning.create_partitioner"]}
+_STARTS = {part_names.TRAINER, part_names.PARTS["switch_tf.partitioning.create_partitioner"]}
 
 
 def values() -> dict:

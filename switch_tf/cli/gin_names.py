@@ -11,26 +11,7 @@ from gin import config as gin_config
 from gin import config_parser
 
 from switch_tf.configs.choices import nearest
-
-_FACTORIES = "switch_tf.configs.factories"
-# Place -> other modules by which gin files may name the part.
-_MODULES = {
-    "switch_tf.configs.switch_config.SwitchConfig": ("switch_tf", "switch_tf.config"),
-    "switch_tf.configs.run.Run": ("switch_tf.training.run",),
-    "switch_tf.configs.run.StepSettings": ("switch_tf.training.run",),
-    "switch_tf.partitioning.layout.Layout": ("switch_tf.partitioning",),
-    f"{_FACTORIES}.SwitchTransformer": ("switch_tf", "switch_tf.models", "switch_tf.models.switch_transformer"),
-    f"{_FACTORIES}.dtype_policy": ("switch_tf.partitioning", "switch_tf.partitioning.dtypes", "switch_tf.ops.dtypes"),
-    f"{_FACTORIES}.Adafactor": ("switch_tf.optim", "switch_tf.optim.adafactor"),
-    f"{_FACTORIES}.RsqrtDecay": ("switch_tf.optim", "switch_tf.optim.schedules"),
-    f"{_FACTORIES}.Cooldown": ("switch_tf.optim", "switch_tf.optim.schedules"),
-    f"{_FACTORIES}.create_partitioner": ("switch_tf.partitioning", "switch_tf.partitioning.backends"),
-    f"{_FACTORIES}.Trainer": ("switch_tf.training.trainer",),
-}
-TRAINER = f"{_FACTORIES}.Trainer"
-# Full name in a gin file -> place.
-PARTS = {f"{module}.{place.rpartition('.')[2]}": place
-         for place, modules in _MODULES.items() for module in (place.rpartition(".")[0], *modules)}
+from switch_tf.configs.part_names import PARTS, PLACES
 
 
 def _holds_parts(module):
@@ -87,7 +68,7 @@ class _ParseContext(gin_config.ParseContext):
 
     def _register(self, attr_names, attr_values):
         part = attr_values[-1]
-        if f"{getattr(part, '__module__', '')}.{getattr(part, '__qualname__', '')}" not in _MODULES:
+        if f"{getattr(part, '__module__', '')}.{getattr(part, '__qualname__', '')}" not in PLACES:
             return super()._register(attr_names, attr_values)
         # By its place, whatever a file names it, and so it is written into the configuration of the run.
         location = config_parser.Location(None, 0, None, "")

@@ -10,9 +10,9 @@ import gin
 from gin import config as gin_config
 
 from switch_tf.cli import gin_files, gin_macros
-from switch_tf.cli.gin_names import TRAINER
 from switch_tf.configs import factories, names
 from switch_tf.configs.experiment import Experiment
+from switch_tf.configs.part_names import TRAINER
 from switch_tf.configs.run import Run, StepSettings
 from switch_tf.configs.switch_config import SwitchConfig
 from switch_tf.installation import quiet

@@ -13,40 +13,15 @@ from gin import config as gin_config
 from gin import config_parser
 
 from switch_tf.checks import shown
-from switch_tf.cli import gin_names
 from switch_tf.configs import shipped_gin
+from switch_tf.configs.part_names import ALLOWED, BOUND, LIBRARIES, MODULES, TASKS
 from switch_tf.messages import first_line
 from switch_tf.refusals import Refusal
 
 _LARGEST_FILE = 2**20  # bytes; a resolved configuration has some thousand
 _DEEPEST = 20  # brackets within brackets
 _DYNAMIC = "__gin__.dynamic_registration"
-_TASKS = "switch_tf.tasks"
 
-_OPTIMIZERS = ("Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "Ftrl", "Lamb", "Lion", "Muon", "Nadam",
-               "RMSprop", "SGD", "ScheduleFreeAdamW")
-_SCHEDULES = ("CosineDecay", "CosineDecayRestarts", "ExponentialDecay", "InverseTimeDecay", "PiecewiseConstantDecay",
-              "PolynomialDecay")
-# Full names that the gin file of a run may bind and refer to.
-_ALLOWED = {*gin_names.PARTS, f"{_TASKS}.text_files.pretraining", f"{_TASKS}.text_files.text_to_text",
-            *(f"keras.optimizers.{name}" for name in _OPTIMIZERS),
-            *(f"keras.optimizers.schedules.{name}" for name in _SCHEDULES)}
-# Modules that it may import, beside those of tasks.
-_MODULES = {"keras", _TASKS, *(name.rpartition(".")[0] for name in _ALLOWED)}
-# gin also records the parameters of functions that t5 makes configurable. They may be bound, but not referred to.
-_LIBRARIES = {
-    "t5.data.preprocessors": (
-        "concatenate_and_split_to_fixed_length", "denoise", "drop_noise_tokens", "drop_nonnoise_tokens",
-        "filter_by_string_length", "iid_noise_mask", "noise_span_to_sentinel", "noise_span_to_unique_sentinel",
-        "noise_token_to_gathered_token", "noise_token_to_random_token", "noise_token_to_random_token_or_sentinel",
-        "noise_token_to_sentinel", "nonnoise_span_to_sentinel", "nonnoise_span_to_unique_sentinel",
-        "permute_noise_tokens", "random_prefix_noise_mask", "random_spans_helper", "random_spans_noise_mask",
-        "random_spans_targets_length", "random_spans_tokens_length", "record", "reduce_concat_tokens",
-        "regular_noise_mask", "select_random_chunk", "sentinel_id", "split_tokens", "split_tokens_to_inputs_length",
-        "split_tokens_to_random_length", "split_tokens_to_targets_length", "unsupervised"),
-    "t5.data.utils": ("rate_num_examples", "rate_unsupervised"),
-}
-_BOUND = _ALLOWED | {f"{module}.{name}" for module, names in _LIBRARIES.items() for name in names}
 _OF_KERAS_OBJECTS = {"class_name", "module", "registered_name"}  # Keras imports what such a dictionary names
 
 
@@ -148,15 +123,15 @@ class _Names:
             self._is_dynamic = True
             return
         module = statement.module
-        is_task = module.rpartition(".")[0] == _TASKS
-        if not is_task and module not in _MODULES and module not in _LIBRARIES:
+        is_task = module.rpartition(".")[0] == TASKS
+        if not is_task and module not in MODULES and module not in LIBRARIES:
             _refuse(self._run_file, f"imports {module!r}")
         is_whole = statement.is_from or statement.alias
         self._modules[statement.bound_name()] = module if is_whole else statement.bound_name()
 
     def check_bound(self, selector):
         """Refuses a selector whose parameters are bound, unless the package or t5 ships it."""
-        if not self._is_known(selector, _BOUND):
+        if not self._is_known(selector, BOUND):
             _refuse(self._run_file, f"binds parameters of {selector!r}")
 
     def check_value(self, value, depth=0):
@@ -165,7 +140,7 @@ class _Names:
             raise Refusal(f"{self._run_file} cannot be read: its brackets are nested too deeply.")
         match value:
             case _Reference():
-                if not self._is_known(value.name.rpartition("/")[2], _ALLOWED):
+                if not self._is_known(value.name.rpartition("/")[2], ALLOWED):
                     _refuse(self._run_file, f"refers to {repr(value)!r}")
             case dict():
                 for key, entry in value.items():

@@ -70,10 +70,7 @@ def _check(arguments):
 
 
 def _answer(arguments, folder, checkpoint, described):
-    from tqdm import tqdm
-
-    from switch_tf import data
-    from switch_tf.inference import input_fields, lines, saved_runs
+    from switch_tf.inference import answering, input_fields, lines, saved_runs
 
     sampler = sampler_arguments.sampler(arguments)
     model, identity = saved_runs.load_text_model(
@@ -82,33 +79,11 @@ def _answer(arguments, folder, checkpoint, described):
     if arguments.interactive:
         return {"lines": lines.converse(model, sys.stdin.buffer)}
     form = input_fields.form_of(arguments.input, bool(arguments.field or arguments.score))
-    fields = _fields(arguments, form, model.features.fields)
-    with contextlib.ExitStack() as stack:
-        if arguments.input == "-":
-            examples, total = data.examples_of_lines(sys.stdin.buffer, form, fields), None
-        else:
-            file = data.TextFile(arguments.input, fields, form)
-            examples, total = file.examples(), file.num_lines()
-        output = lines.Printed() if arguments.output == "-" else lines.Output(arguments.output, {
-            "run": str(folder.resolve()), **identity, "sampler": str(sampler),
-            "fields": fields if form != "lines" else None, "score": arguments.score})
-        stack.enter_context(contextlib.closing(output))
-        remaining = output.after_what_is_there(lines.read(examples))
-        if output.num_known:
-            print(f"Going on after the {output.num_known} lines that {arguments.output} holds.", file=sys.stderr)
-        bar = stack.enter_context(tqdm(total=total, initial=output.num_known, desc=f"Step {identity['step']}",
-                                       unit=" lines", file=sys.stderr, dynamic_ncols=True, disable=None))
-        counts = lines.answer_all(remaining, output, model, arguments.score, bar)
+    fields = input_fields.choose_all(arguments.field, arguments.target_field, arguments.score, model.features.fields,
+                                     form)
+    settings = {"run": str(folder.resolve()), **identity, "sampler": str(sampler)}
+    counts = answering.answer(model, arguments.input, form, fields, arguments.output, settings, arguments.score,
+                              f"Step {identity['step']}")
     print(f"{counts['lines']} lines answered, {counts['errors']} of them with an error, {counts['cut']} cut to "
           f"{model.inputs_length} tokens.", file=sys.stderr)
     return {"run": str(folder), "step": identity["step"], "output": arguments.output, **counts}
-
-
-def _fields(arguments, form, defaults):
-    """Returns the keys or columns of the texts, by default those of the task."""
-    from switch_tf.inference import input_fields
-
-    fields = [input_fields.choose("--field", arguments.field, defaults[0], form)]
-    if arguments.score:
-        fields.append(input_fields.choose("--target_field", arguments.target_field, defaults[1], form))
-    return fields

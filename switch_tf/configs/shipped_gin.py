@@ -2,13 +2,14 @@
 
 import functools
 import pathlib
+import re
 
 from switch_tf.refusals import Refusal
 
 
 @functools.cache
 def folder() -> pathlib.Path:
-    """The folder that holds the shipped `gin/`.
+    """Returns the folder that holds the shipped `gin/`.
 
     A wheel carries it inside the package. In an editable install it lies beside the package, and `importlib.resources`
     does not find it there, because it must not have an `__init__.py` (that would hide the gin library).
@@ -23,10 +24,16 @@ def folder() -> pathlib.Path:
 
 
 def path(name: str) -> pathlib.Path:
-    """Path of a shipped file by the name users know it under: "gin/models/switch_tiny.gin"."""
+    """Returns the path of a shipped file, such as "gin/models/switch_tiny.gin"."""
     return folder() / name
 
 
 def preset_names() -> list[str]:
-    """Names of the files of `gin/models`, sorted."""
+    """Returns the sorted names of the files in `gin/models`."""
     return sorted(file.stem for file in (folder() / "gin" / "models").glob("*.gin"))
+
+
+def macros() -> set[str]:
+    """Returns the names of all macros that shipped files define."""
+    return {name for file in folder().glob("gin/*/*.gin")
+            for name in re.findall(r"^([A-Z_]+) =", file.read_text(), re.MULTILINE)}

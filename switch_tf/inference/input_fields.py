@@ -15,6 +15,22 @@ def form_of(path: str, has_fields: bool) -> str:
     return "json" if has_fields and form in (None, "lines") else form or "lines"
 
 
+def choose_all(field: str | None, target_field: str | None, has_targets: bool, defaults, form: str) -> list[str | int]:
+    """Returns the keys or columns of inputs and, if wanted, of targets.
+
+    Args:
+        field, target_field: Values of the options, or None.
+        has_targets: Whether targets are read.
+        defaults: Fields of inputs and targets that the run was trained on.
+        form: From `form_of`.
+
+    Raises:
+        Refusal: See `choose`.
+    """
+    fields = [choose("--field", field, defaults[0], form)]
+    return [*fields, choose("--target_field", target_field, defaults[1], form)] if has_targets else fields
+
+
 def choose(flag: str, chosen: str | None, default: str | int, form: str) -> str | int:
     """Returns the key or column of a text.
 

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from switch_tf import sentencepiece_training
 from switch_tf.cli import compile as compile_command
-from switch_tf.cli import doctor, export, infer, main, sampler_arguments, serve
-from switch_tf.installation import machine, quiet
+from switch_tf.cli import export, infer, main, sampler_arguments, serve
+from switch_tf.installation import checks, machine, quiet
 from switch_tf.training import processes
 from switch_tf.training.stopping import INTERRUPTED
 
@@ -211,7 +211,7 @@ def faked(monkeypatch, tmp_path):
     monkeypatch.setattr(sentencepiece_training, "train_file", lambda *arguments: None)
     monkeypatch.setattr(sentencepiece_training, "characters_per_token", lambda *arguments: 4.0)
     slow = (machine.check_accelerators, machine.check_tensorboard)
-    monkeypatch.setattr(doctor, "CHECKS", tuple(check for check in doctor.CHECKS if check not in slow))
+    monkeypatch.setattr(checks, "ALL", tuple(check for check in checks.ALL if check not in slow))
     yield tmp_path
     gin.clear_config()
 

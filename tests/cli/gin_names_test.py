@@ -7,6 +7,7 @@ import gin
 import pytest
 
 from switch_tf.cli import gin_files, gin_names
+from switch_tf.configs import part_names
 
 EARLIER = """from __gin__ import dynamic_registration
 from switch_tf import config
@@ -51,7 +52,7 @@ def test_earlier_names_bind_the_same_parameters(tmp_path, is_first):
     assert gin.query_parameter("switch_tf.configs.switch_config.SwitchConfig.d_kv") == 4
     assert gin.query_parameter("switch_tf.configs.run.Run.eval_batches") == 7
     names = {selector for _, selector in gin.config._CONFIG}
-    assert names <= {*gin_names.PARTS.values(), "gin.macro"}
+    assert names <= {*part_names.PARTS.values(), "gin.macro"}
     # What gin writes down can be parsed again.
     text = gin.config_str()
     gin_files.parse_files([], "")
@@ -60,7 +61,7 @@ def test_earlier_names_bind_the_same_parameters(tmp_path, is_first):
 
 
 def test_every_name_leads_to_a_part_that_exists():
-    for name in gin_names.PARTS:
+    for name in part_names.PARTS:
         module, _, part = name.rpartition(".")
         assert callable(getattr(gin_names.module(module), part)), name
 

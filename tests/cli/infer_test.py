@@ -1,4 +1,3 @@
-import argparse
 import io
 import json
 import shutil
@@ -8,7 +7,8 @@ import gin
 import pytest
 
 from switch_tf.checkpoints import folders
-from switch_tf.cli import infer, main
+from switch_tf.cli import main
+from switch_tf.inference import input_fields
 from switch_tf.refusals import Refusal
 
 
@@ -147,12 +147,12 @@ def test_mistakes_are_one_sentence(run_folder, capsys, arguments, message):
     ("json", {}, "name the key of the text with --field."),
     ("json", {"field": "question", "score": True}, "name the key of the text with --target_field.")])
 def test_a_run_trained_on_numbered_columns_reads_other_kinds_of_files(kind, given, expected):
-    arguments = argparse.Namespace(**{"field": None, "target_field": None, "score": False, **given})
+    arguments = (given.get("field"), None, given.get("score", False), (2, 0), kind)
     if isinstance(expected, list):
-        assert infer._fields(arguments, kind, (2, 0)) == expected
+        assert input_fields.choose_all(*arguments) == expected
     else:
         with pytest.raises(Refusal, match=expected):
-            infer._fields(arguments, kind, (2, 0))
+            input_fields.choose_all(*arguments)
 
 
 def test_the_output_is_another_file_than_the_input(run_folder, tmp_path, capsys):

@@ -1,0 +1,7 @@
+"""All checks of the doctor, in order."""
+
+from switch_tf.installation import machine, packages
+
+ALL = (packages.check_python, packages.check_versions, packages.check_double_distributions,
+       packages.check_requirements, machine.check_tensorboard, machine.check_accelerators, machine.check_folders,
+       machine.check_machine)
