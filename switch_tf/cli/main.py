@@ -1,4 +1,4 @@
-"""The command line `switch-tf COMMAND`: mistakes of users become one sentence, faults of the package a traceback."""
+"""The command line `switch-tf COMMAND`: one sentence for a mistake of the user, a traceback for a bug."""
 
 import argparse
 import importlib
@@ -37,10 +37,10 @@ _REPORT = "This is a bug of switch_tf and not your mistake: please report it wit
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser whose errors name the flag or macro that an unknown flag probably stands for."""
+    """A parser whose errors name the flag or macro that an unknown flag is probably meant to be."""
 
     def check_flags(self, words):
-        """Refuses a flag that there is not, before argparse asks for those that are missing."""
+        """Refuses unknown flags before argparse complains about missing ones."""
         for word in words:
             name = word.partition("=")[0]
             if name.startswith("--") and not any(flag.startswith(name) for flag in self._option_string_actions):
@@ -62,14 +62,15 @@ class _Parser(argparse.ArgumentParser):
 def main(argv=None) -> int:
     """Runs a command.
 
-    A command is a module with `add_arguments(parser)`, `run(arguments) -> dict` and EXAMPLES, two commands that end its
-    `--help`. The dictionary is the JSON object of `--json`; its `exit_status`, if any, becomes the process's.
+    A command is a module with `add_arguments(parser)`, `run(arguments) -> dict` and EXAMPLES, two command lines that
+    end its `--help`. The dictionary is the JSON object of `--json`, and its `exit_status`, if any, the status of the
+    process.
 
     Returns:
-        0; 1 for a fault that the command found; 2 for a mistake of the user; 130 after an interrupt.
+        0 for success, 1 if the command found a fault, 2 for a mistake of the user, 130 after an interrupt.
 
     Raises:
-        Exception: a bug of this package. A note asks to report it, and the status of the process is 1.
+        Exception: there is a bug in switch_tf. A note asks to report it, and the status of the process is 1.
     """
     try:
         arguments = _parse(sys.argv[1:] if argv is None else argv)
@@ -120,11 +121,10 @@ def _parse(argv):
             command.add_arguments(subparser)
             notes = textwrap.fill(subparser.epilog or "", 100, break_on_hyphens=False, break_long_words=False)
             subparser.epilog = f"{notes}\n\nexamples:\n{textwrap.indent(command.EXAMPLES.strip(), '  ')}".strip()
-    # `--gin.NAME=VALUE` and what stands behind `--`, for Apache Beam, name what argparse cannot know; everything else
-    # must be declared.
-    own, behind = (argv[:argv.index("--")], argv[argv.index("--") + 1:]) if "--" in argv else (argv, [])
-    bindings = [word for word in own if word.startswith("--gin.")]
-    words = [word for word in own if not word.startswith("--gin.")]
+    # argparse cannot know the names in `--gin.NAME=VALUE`, nor the flags of Apache Beam behind `--`.
+    before, behind = (argv[:argv.index("--")], argv[argv.index("--") + 1:]) if "--" in argv else (argv, [])
+    bindings = [word for word in before if word.startswith("--gin.")]
+    words = [word for word in before if not word.startswith("--gin.")]
     if words[:1] == [chosen]:
         commands.choices[chosen].check_flags(words)
     arguments, unknown = parser.parse_known_args(words)
