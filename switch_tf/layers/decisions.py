@@ -35,7 +35,7 @@ class Options(NamedTuple):
     `num_choices`: int. Experts per token.
     `is_normalized`: bool. Divides the gates of several choices by their sum.
     `training`: bool.
-    `policy`: policies.Policy, whose fields are the policy's parameters.
+    `policy`: policies.Policy. Its fields are the policy's parameters.
     `uniform`: Maps a shape to <float32> uniform numbers in [0, 1). None at inference, where decisions are not random.
     `state`: dict of <float32>[expert], the vectors that `policy.state` names.
     """
@@ -64,7 +64,7 @@ class Counts(NamedTuple):
 
 
 class TokenChoices(NamedTuple):
-    """Decisions of a policy whose tokens choose experts.
+    """Decisions of tokens that choose experts.
 
     `expert_index`: <int32>[group, tokens, choice]. The chosen expert.
     `slot`: <int32>[group, tokens, choice]. The token's position in its expert's buffer, in [0, capacity). Dropped
@@ -110,7 +110,7 @@ class TokenChoices(NamedTuple):
 
 
 class ExpertChoices(NamedTuple):
-    """Decisions of a policy whose experts choose tokens. Several experts may choose the same token.
+    """Decisions of experts that choose tokens. Several experts may choose the same token.
 
     `token_index`: <int32>[group, expert, slot]. The token in each slot, `num_tokens` in empty slots. There are
         min(capacity, num_tokens) slots.

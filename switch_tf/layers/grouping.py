@@ -33,8 +33,8 @@ def plan(grouping: Grouping, shape: tuple[int | Tensor, int | Tensor], training:
          experts_choose: bool = False) -> Plan:
     """Returns the groups and the capacity for this part of a batch.
 
-    Without drops (`context.Context.no_drop`) each sequence is a group, which any layout can hold. Semantics whose
-    groups are sequences keep their fixed capacity, so a Hugging Face encoder still drops tokens, and experts that
+    Without drops (`context.Context.no_drop`) each sequence is a group, which any layout can hold. Rules with
+    `groups_are_sequences` keep their fixed capacity, so a Hugging Face encoder still drops tokens, and experts that
     choose tokens take as many as usual.
 
     Args:

@@ -59,7 +59,7 @@ class Router(keras.layers.Layer):
         mask, inputs_mask: Keras' mask, passed by Keras.
 
     Returns: `(decisions, RouterStats)`. The decisions are `decisions.TokenChoices`, or `decisions.ExpertChoices` from a
-        policy whose experts choose.
+        policy with `experts_choose`.
 
     Raises:
         Refusal: An argument is out of range or does not fit the policy.
