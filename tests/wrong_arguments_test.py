@@ -276,7 +276,7 @@ UNTRIED = {
     "policies.from_config", "data.keep_jax_on_cpu",
     "data.names", "data.BadData", "data.NUM_SENTINELS", "data.refusing_bad_data", "data.TaskScores", "data.average",
     "data.write_records", "data.Batches", "data.Shard", "data.is_complete", "data.write_shard", "data.finish_cache",
-    "data.SpellingOps",
+    "data.SpellingOps", "data.description_of_data",
     "data.passes",  # of the author of a source
     "data.description_of_data",  # of a Run and a SwitchConfig, which are tried
     "data.examples_of_lines", "data.kind_of",  # of a file that a command looked for

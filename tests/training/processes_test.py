@@ -190,7 +190,7 @@ pathlib.Path(f"{index}.started").touch()
 signal.pause()
 """)
     # The parent has the package, and its children, which look into PYTHONPATH, the stand-in.
-    code = _PARENT.replace("import sys\n", "import os, sys\nfrom switch_tf import cluster\n").replace(
+    code = _PARENT.replace("import sys\n", "import os, sys\nfrom switch_tf.partitioning import cluster\n").replace(
         "processes.run", f"os.environ['PYTHONPATH'] = {str(package.parents[1])!r}\nprocesses.run")
     parent = subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path)
     try:
