@@ -278,7 +278,6 @@ UNTRIED = {
     "data.write_records", "data.Batches", "data.Shard", "data.is_complete", "data.write_shard", "data.finish_cache",
     "data.SpellingOps", "data.description_of_data",
     "data.passes",  # of the author of a source
-    "data.description_of_data",  # of a Run and a SwitchConfig, which are tried
     "data.examples_of_lines", "data.kind_of",  # of a file that a command looked for
     # These take a vocabulary, which is no value of the user's.
     "data.pieces", "data.read_text", "data.spell", "data.spellings", "data.Reading",
