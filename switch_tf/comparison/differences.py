@@ -25,16 +25,16 @@ def by_importance(names) -> list[str]:
         (place for place, start in enumerate(_ORDER) if name.startswith(start)), len(_ORDER)))
 
 
-def sentences(first: str, wanted: dict, name: str, found: dict) -> list[str]:
+def sentences(first: str, wanted: dict, name: str, other: dict) -> list[str]:
     """Returns a sentence for each difference that matters between two records, the most important first.
 
     Args:
         first, name: str. Names of the runs.
-        wanted, found: dict. Their records, from `continuation.record`.
+        wanted, other: dict. Their records, from `continuation.record`.
     """
-    wanted, found = _comparable(wanted), _comparable(found)
-    return [_sentence(key, first, wanted[key], name, found[key]) for key in by_importance(wanted)
-            if key in found and found[key] != wanted[key]]
+    wanted, other = _comparable(wanted), _comparable(other)
+    return [_sentence(key, first, wanted[key], name, other[key]) for key in by_importance(wanted)
+            if key in other and other[key] != wanted[key]]
 
 
 def _comparable(record):
@@ -45,9 +45,9 @@ def _comparable(record):
             if name not in left_out}
 
 
-def _sentence(key, first, wanted, name, found):
+def _sentence(key, first, wanted, name, other):
     if not isinstance(wanted, dict) or key == "TASK_FEATURE_LENGTHS":
-        return f"{key} is {wanted} in {first} and {found} in {name}."
-    files = [file for file in sorted({*wanted, *found}) if wanted.get(file) != found.get(file)]
+        return f"{key} is {wanted} in {first} and {other} in {name}."
+    files = [file for file in sorted({*wanted, *other}) if wanted.get(file) != other.get(file)]
     more = f" and {len(files) - 1} more" if len(files) > 1 else ""
     return f"{key} differ between {first} and {name}: {files[0]}{more}."

@@ -94,10 +94,10 @@ def check_records(records: dict[str, dict], may_differ=()) -> None:
         if key not in _compared(wanted):
             raise Refusal(f"Comparison.may_differ names {key!r}; what may differ are "
                           f"{', '.join(_compared(wanted))}.{nearest(key, _compared(wanted))}")
-    for name, found in others:
-        for key in _differences(wanted, found):
+    for name, record in others:
+        for key in _differences(wanted, record):
             if key not in may_differ:
-                raise Refusal(f"{key} is {wanted[key]!r} in {first!r} and {found[key]!r} in {name!r}; a comparison "
+                raise Refusal(f"{key} is {wanted[key]!r} in {first!r} and {record[key]!r} in {name!r}; a comparison "
                               f"needs the same, or Comparison.may_differ=[{key!r}].")
 
 
@@ -108,10 +108,10 @@ def check_losses(records: dict[str, dict]) -> None:
         Refusal: names the entry that differs, with both values.
     """
     (first, wanted), *others = records.items()
-    for name, found in others:
-        for key in _differences(wanted, found):
+    for name, record in others:
+        for key in _differences(wanted, record):
             if key in _OF_LOSSES:
-                raise Refusal(f"{key} is {wanted[key]!r} in {first} and {found[key]!r} in {name}, so their losses "
+                raise Refusal(f"{key} is {wanted[key]!r} in {first} and {record[key]!r} in {name}, so their losses "
                               "are not of the same tokens and cannot be compared.")
 
 
@@ -172,7 +172,7 @@ def _compared(record):
     return [name for name in record if not name.startswith((*_FREE, f"{kind}.")) and name != "optimizer"]
 
 
-def _differences(wanted, found):
+def _differences(wanted, record):
     """Returns the shared names of two records with different values."""
     return differences.by_importance(
-        name for name in _compared(wanted) if name in found and found[name] != wanted[name])
+        name for name in _compared(wanted) if name in record and record[name] != wanted[name])

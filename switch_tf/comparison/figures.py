@@ -10,29 +10,29 @@ from switch_tf.reporting.figures import png, pyplot
 _FROM = 0.2
 
 
-def draw(curves: list[Curves], found: dict) -> bytes:
+def draw(curves: list[Curves], outcome: dict) -> bytes:
     """Returns a PNG. Of several seeds the median is a line and the range a band.
 
     Args:
         curves: Runs of all variants.
-        found: Results of `results.compare`.
+        outcome: Results of `results.compare`.
     """
     of_names = by_name(curves)
     colors = dict(zip(of_names, pyplot().get_cmap("viridis")(np.linspace(0, 0.85, len(of_names))), strict=True))
-    colors[found["baseline"]] = "tab:red"
+    colors[outcome["baseline"]] = "tab:red"
     others = _other_metrics(of_names)
-    has_tasks = any(variant["tasks"] for variant in found["variants"])
+    has_tasks = any(variant["tasks"] for variant in outcome["variants"])
     panels = 5 + len(others) + has_tasks
     rows = -(-panels // 3)
     figure, grid = pyplot().subplots(rows, 3, figsize=(15, 4.2 * rows), squeeze=False, layout="constrained")
     axes = list(grid.flat)
     for panel, (unit, of_run) in zip(axes, _axes(of_names).items(), strict=False):
-        _losses(panel, of_names, colors, found, unit, of_run)
-    _speedups(axes[4], of_names, colors, found["baseline"])
+        _losses(panel, of_names, colors, outcome, unit, of_run)
+    _speedups(axes[4], of_names, colors, outcome["baseline"])
     for panel, name in zip(axes[5:], others, strict=False):
         _metric(panel, of_names, colors, name)
     if has_tasks:
-        _tasks(axes[panels - 1], found, colors)
+        _tasks(axes[panels - 1], outcome, colors)
     for panel in axes[panels:]:
         panel.set_visible(False)
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=min(6, len(of_names) + 1))
@@ -48,13 +48,13 @@ def _axes(of_names):
             "FLOPs (matrix products with weights)": lambda run: run.flops, "tokens": lambda run: run.tokens}
 
 
-def _losses(axes, of_names, colors, found, unit, of_run):
+def _losses(axes, of_names, colors, outcome, unit, of_run):
     for name, runs in of_names.items():
         along, losses = _band(axes, [of_run(run) for run in runs], [run.losses for run in runs], colors[name], name)
-        at = np.flatnonzero(losses <= found["target_loss"])
+        at = np.flatnonzero(losses <= outcome["target_loss"])
         if len(at):
             axes.plot(along[at[0]], losses[at[0]], "o", color=colors[name])
-    axes.axhline(found["target_loss"], color="grey", linestyle="--", linewidth=1, label="target loss")
+    axes.axhline(outcome["target_loss"], color="grey", linestyle="--", linewidth=1, label="target loss")
     axes.set(xlabel=unit, ylabel="held-out loss (nats per token)", title=f"Loss over {unit}")
     axes.grid(alpha=0.3)
 
@@ -91,15 +91,15 @@ def _speedups(axes, of_names, colors, baseline):
     axes.grid(alpha=0.3)
 
 
-def _tasks(axes, found, colors):
+def _tasks(axes, outcome, colors):
     """Draws the speed-up in steps to the baseline's loss of each task, 0 if it is never reached."""
-    for variant in found["variants"]:
-        if variant["name"] != found["baseline"]:
+    for variant in outcome["variants"]:
+        if variant["name"] != outcome["baseline"]:
             speedups = {task: entry["speedup_steps"] or 0.0 for task, entry in variant["tasks"].items()}
             axes.plot(list(speedups.values()), list(speedups), "o", color=colors[variant["name"]])
-    axes.axvline(1, color=colors[found["baseline"]], linewidth=1)
+    axes.axvline(1, color=colors[outcome["baseline"]], linewidth=1)
     axes.xaxis.set_major_formatter(lambda value, _: _times(value))
-    axes.set(xlabel=f"speed-up over {found['baseline']} in steps", title="By task")
+    axes.set(xlabel=f"speed-up over {outcome['baseline']} in steps", title="By task")
     axes.grid(alpha=0.3)
 
 

@@ -28,29 +28,29 @@ def write(folder, curves: list[Curves]) -> dict:
     folder = pathlib.Path(folder)
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    found = results.compare(curves)
-    picture = figures.draw(curves, found)
-    write_whole(folder / "comparison.json", json_lines.dumps(found, indent=1) + "\n")
+    outcome = results.compare(curves)
+    picture = figures.draw(curves, outcome)
+    write_whole(folder / "comparison.json", json_lines.dumps(outcome, indent=1) + "\n")
     write_whole(folder / "comparison.png", picture)
-    write_whole(folder / "comparison.html", _page(curves, found, picture))
-    return found
+    write_whole(folder / "comparison.html", _page(curves, outcome, picture))
+    return outcome
 
 
-def table(found: dict) -> str:
+def table(outcome: dict) -> str:
     """Returns the table for a terminal."""
-    rows = [_COLUMNS, *(_row(variant) for variant in found["variants"])]
+    rows = [_COLUMNS, *(_row(variant) for variant in outcome["variants"])]
     widths = [max(len(row[column]) for row in rows) for column in range(len(_COLUMNS))]
     return "\n".join("  ".join(f"{entry:<{width}}" if column == 0 else f"{entry:>{width}}"
                                for column, (entry, width) in enumerate(zip(row, widths, strict=True))) for row in rows)
 
 
-def words(found: dict) -> list[str]:
+def words(outcome: dict) -> list[str]:
     """Returns sentences: the target loss, the differences between runs, and the result of each variant."""
-    baseline, period = found["baseline"], found["evaluation_period"]
-    lines = [f"Target loss: {found['target_loss']:.4f}, the last loss of {baseline} ({found['smoothing']}); evaluated "
-             f"every {period} steps, so no speed-up is finer than that."]
-    lines += [f"Not equal: {remark}" for remark in found["not_equal"]]
-    for variant in found["variants"]:
+    baseline, period = outcome["baseline"], outcome["evaluation_period"]
+    lines = [f"Target loss: {outcome['target_loss']:.4f}, the last loss of {baseline} ({outcome['smoothing']}); "
+             f"evaluated every {period} steps, so no speed-up is finer than that."]
+    lines += [f"Not equal: {remark}" for remark in outcome["not_equal"]]
+    for variant in outcome["variants"]:
         if variant["name"] == baseline:
             continue
         lines.append(_difference(variant, baseline))
@@ -115,30 +115,30 @@ def _row(variant):
             times(variant["speedup_time"]))
 
 
-def _page(curves, found, picture):
+def _page(curves, outcome, picture):
     rows = "".join(f"<tr>{''.join(f'<td>{html.escape(entry)}</td>' for entry in _row(variant))}</tr>"
-                   for variant in found["variants"])
+                   for variant in outcome["variants"])
     head = "".join(f"<th>{html.escape(name)}</th>" for name in _COLUMNS)
-    sentences = "".join(f"<p>{html.escape(line)}</p>" for line in words(found))
+    sentences = "".join(f"<p>{html.escape(line)}</p>" for line in words(outcome))
     targets = "".join(
         f"<tr><td>{html.escape(variant['name'])}</td>" + "".join(
             f"<td>{times(target['speedup_steps'])}, {times(target['speedup_time'])}</td>"
-            for target in variant["targets"]) + "</tr>" for variant in found["variants"])
-    heads = "".join(f"<th>{target['loss']:.4f}</th>" for target in found["variants"][0]["targets"])
+            for target in variant["targets"]) + "</tr>" for variant in outcome["variants"])
+    heads = "".join(f"<th>{target['loss']:.4f}</th>" for target in outcome["variants"][0]["targets"])
     tasks = "".join(
         f"<tr><td>{html.escape(task)}</td><td>{html.escape(variant['name'])}</td><td>{entry['final_loss']:.4f}</td>"
         f"<td>{times(entry['speedup_steps'])}</td><td>{times(entry['speedup_time'])}</td></tr>"
-        for task in found["variants"][0]["tasks"] for variant in found["variants"]
+        for task in outcome["variants"][0]["tasks"] for variant in outcome["variants"]
         if (entry := variant["tasks"].get(task)))
     if tasks:
         tasks = ("<h2>By task</h2><table><tr><th>task</th><th>variant</th><th>final loss</th><th>speed-up in steps</th>"
                  f"<th>speed-up in time</th></tr>{tasks}</table>")
     runs = "".join(f"<tr><td>{html.escape(run.name)}</td><td>{run.seed}</td><td>{html.escape(str(run.folder))}</td>"
                    "</tr>" for run in curves)
-    baseline = html.escape(found["baseline"])
+    baseline = html.escape(outcome["baseline"])
     return page.page("Dense against sparse", f"<style>{_STYLE}</style>{sentences}<table><tr>{head}</tr>{rows}</table>"
                      f"{page.image('curves', picture)}"
                      f"<h2>Speed-up over {baseline} to several target losses (in steps, in time)</h2>"
                      f"<table><tr><th>variant</th>{heads}</tr>{targets}</table>"
-                     f"<p>{html.escape(found['work'])} {_WORDS}</p>{tasks}"
+                     f"<p>{html.escape(outcome['work'])} {_WORDS}</p>{tasks}"
                      f"<h2>Runs</h2><table><tr><th>variant</th><th>seed</th><th>folder</th></tr>{runs}</table>")
