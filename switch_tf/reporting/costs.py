@@ -94,7 +94,8 @@ def describe(result: dict) -> str:
         lines.append(title)
         for name, value in entries.items():
             short = "" if unit is None else _short(value, unit)
-            lines.append(f"  {name:<20}{value:>26,}  {short}".rstrip())
+            number = ", ".join(map(str, value)) if isinstance(value, tuple) else f"{value:,}"
+            lines.append(f"  {name:<22}{number:>24}  {short}".rstrip())
 
     if "checkpoint" in result:
         lines.append(f"{result['checkpoint']}: step {result['step']}")

@@ -189,6 +189,10 @@ def test_the_list_is_a_table_of_sizes(capsys):
 def test_the_sizes_of_a_model_come_first(capsys):
     result, text = _inspect(capsys, "switch_tiny")
     assert text.startswith("Model\n  d_model ") and result["sizes"]["num_experts"] == 8
+    chosen, text = _inspect(capsys, "--gin_file=gin/models/switch_tiny.gin", "--gin.SwitchConfig.expert_d_ff=64",
+                            "--gin.SwitchConfig.encoder_sparse_indices=(0, 1)")
+    assert chosen["sizes"]["encoder_sparse_indices"] == [0, 1] and "encoder_sparse_indices" in text
+    assert text.count("0, 1\n") == 1 and chosen["sizes"]["expert_d_ff"] == 64
     dense, _ = _inspect(capsys, "t5_small")
     assert dense["sizes"]["num_experts"] == 0 and "encoder_sparse_step" not in dense["sizes"]
 
