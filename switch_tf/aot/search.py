@@ -4,10 +4,12 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from switch_tf.aot.estimate import Question
 from switch_tf.partitioning.layout import Layout, mesh_shape
+
+if TYPE_CHECKING:
+    from switch_tf.aot.estimate import Question  # imports TensorFlow, which a search does not need
 
 SMALLEST_GROUP = 256  # tokens. Smaller groups drop more tokens.
 PAPERS_CAPACITY_FACTORS = (1.0, 1.25)
@@ -43,7 +45,7 @@ class Choice(NamedTuple):
         return bindings
 
 
-def search(question: Question, ask: Callable[[dict[str, Choice]], dict[str, dict]],
+def search(question: "Question", ask: Callable[[dict[str, Choice]], dict[str, dict]],
            say: Callable[[str], None]) -> tuple[Choice, dict[Choice, dict]]:
     """Tries meshes, orders of the best mesh's axes, group sizes on the best of these, and capacity factors.
 

@@ -9,6 +9,7 @@ import gin
 from switch_tf.cli import gin_files, gin_macros, gin_run
 from switch_tf.comparison import Comparison, fairness, run_folders
 from switch_tf.comparison.description import check_words, naming
+from switch_tf.conversion.initial_weights import converted
 from switch_tf.installation import quiet
 from switch_tf.refusals import Refusal
 from switch_tf.storage import output_lock
@@ -116,6 +117,5 @@ def _trainer(comparison, bindings, words, name, seed, stack):
                       "the run folders with --runs.")
     fairness.check_run(described.run)
     from switch_tf.cli import starting
-    from switch_tf.conversion.initial_weights import converted
 
     return starting.make_trainer(described, stack.enter_context(converted(described.run)), words)

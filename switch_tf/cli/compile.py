@@ -5,11 +5,13 @@ import sys
 
 import gin
 
-from switch_tf.aot import answer_cache, answer_text
+from switch_tf.aot import answer_cache, answer_text, jobs
 from switch_tf.cli import gin_files, gin_run
+from switch_tf.hardware import chips
 from switch_tf.hardware.network import check_topology
 from switch_tf.installation import quiet
 from switch_tf.installation.packages import check_tpu_compiler
+from switch_tf.partitioning.layout import Layout
 from switch_tf.refusals import Refusal
 
 EXAMPLES = r"""
@@ -69,7 +71,6 @@ def _question(topology):
     """
     from switch_tf.aot import compiler
     from switch_tf.aot.estimate import Question
-    from switch_tf.hardware import chips
 
     with quiet.held_back():  # libtpu prints that there is no TPU
         num_devices = compiler.num_devices(topology)
@@ -92,9 +93,6 @@ def _answer(arguments):
 
 def _compare(arguments):
     """Prints a table of the same run under several layouts."""
-    from switch_tf.aot import jobs
-    from switch_tf.partitioning.layout import Layout
-
     if gin.get_configurable(Layout)() != Layout():
         raise Refusal("--compare names the layouts, so leave out the layout's --gin_file.")
     files = {name: name if name.endswith(".gin") else f"gin/layouts/{name}.gin"
@@ -110,7 +108,6 @@ def _compare(arguments):
 
 def _search(arguments, mesh_name):
     """Prints a ranking of the same run with other meshes, groups and capacities."""
-    from switch_tf.aot import jobs
     from switch_tf.aot.search import search
 
     question = _question(arguments.topology)

@@ -7,6 +7,7 @@ import sys
 
 from switch_tf.checkpoints import sizes
 from switch_tf.checkpoints.folders import BrokenCheckpoint
+from switch_tf.checkpoints.following import follow
 from switch_tf.checkpoints.selection import select
 from switch_tf.cli import trained_run
 from switch_tf.refusals import Refusal
@@ -40,7 +41,6 @@ def run(arguments) -> dict:
     described = trained_run.load(arguments, folder, arguments.devices)
     for checkpoint in checkpoints:
         sizes.check(described.config, checkpoint)
-    from switch_tf.checkpoints.following import follow
     from switch_tf.evaluation.checkpoint_evaluator import CheckpointEvaluator, describe
 
     stream = sys.stderr if arguments.json else sys.stdout

@@ -3,10 +3,13 @@
 import pathlib
 import sys
 
+import gin
+
 from switch_tf.checkpoints import run_config
 from switch_tf.cli import gin_files, gin_run
 from switch_tf.configs import shipped_gin
 from switch_tf.configs.switch_config import SwitchConfig
+from switch_tf.conversion import huggingface_folder
 from switch_tf.optim import memory
 from switch_tf.partitioning.layout import Layout
 from switch_tf.refusals import Refusal
@@ -64,8 +67,6 @@ def _config_and_layout(arguments):
         if not files and not arguments.gin_bindings:
             return SwitchConfig.from_preset(name), None
         name = f"gin/models/{name}.gin"
-    import gin
-
     files = [name, *files] if name else files
     gin_files.parse(files, arguments.gin_bindings, arguments.gin_search_paths)
     if not any(selector.endswith(".SwitchConfig") for _, selector in gin.config._CONFIG):
@@ -88,7 +89,6 @@ def _inspect_folder(folder, arguments):
     """Inspects a run, a checkpoint, or a folder with a `config.json` of Hugging Face."""
     if not (folder / run_config.FILE).is_file() or run_config.is_in(folder):
         return costs.of_checkpoint(folder)
-    from switch_tf.conversion import huggingface_folder
 
     config = huggingface_folder.read_config(folder)
     return _inspect_config(config, arguments)

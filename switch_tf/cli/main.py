@@ -10,6 +10,7 @@ import textwrap
 from switch_tf.cli import paths
 from switch_tf.configs import shipped_gin
 from switch_tf.configs.choices import nearest
+from switch_tf.hardware import host
 from switch_tf.messages import first_line
 from switch_tf.refusals import Refusal
 from switch_tf.storage import json_lines
@@ -77,7 +78,6 @@ def main(argv=None) -> int:
     except Refusal as refusal:
         print(refusal, file=sys.stderr)
         return 2
-    from switch_tf.hardware import host
     host.skip_tpu_metadata_query()
     command = importlib.import_module(_module(arguments.command))
     try:

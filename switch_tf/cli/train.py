@@ -6,6 +6,8 @@ import sys
 
 from switch_tf.checkpoints import early_checks
 from switch_tf.cli import gin_files, gin_run
+from switch_tf.conversion.initial_weights import converted
+from switch_tf.reporting import report
 from switch_tf.training import processes
 from switch_tf.training.stopping import INTERRUPTED, Stopping
 
@@ -38,10 +40,8 @@ def run(arguments) -> dict:
     import tensorflow as tf
 
     from switch_tf.cli import starting
-    from switch_tf.conversion.initial_weights import converted
     from switch_tf.evaluation import examples_shown
     from switch_tf.partitioning.partitioner import is_lost_process
-    from switch_tf.reporting import report
 
     with converted(described.run) as weights:
         trainer, configuration = starting.make_trainer(described, weights, arguments.words)
