@@ -40,7 +40,7 @@ def passes(one_pass: Callable[[tf.Tensor], tf.data.Dataset], seed: int | None) -
 
 
 def with_counted_passes(task: Any) -> Any:
-    """Returns a seqio task whose files, read by seqio itself, come in another order in each pass.
+    """Returns a seqio task that reads its files in another order in each pass, if seqio itself reads them.
 
     Any other task is returned unchanged: its source uses `passes`, has a fixed order, or shuffles in a way that no
     position can hold (a function, or TFDS).

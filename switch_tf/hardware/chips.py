@@ -39,9 +39,9 @@ def _chip(gib, flops, memory_bandwidth=None, link_bandwidth=None, units=None):
     return Chip(gib * 2**30 - RESERVED, flops, memory_bandwidth, link_bandwidth, clock)
 
 
-# From Google Cloud's TPU pages, whose bandwidth between chips is that of all links in both directions (v5e: 400 GB/s of
-# four; 1.6 TB/s cross the middle of a pod, on 32); of v3 and v4 from Jouppi et al. 2023, "TPU v4". Clocks are those at
-# which a device's matrix units multiply at its peak: v3 0.94 and v4 1.05 GHz (as in Jouppi), v5e 1.50, v5p, v6e 1.75.
+# From Google Cloud's TPU pages. Their bandwidth between chips adds up all links in both directions (v5e: 400 GB/s of
+# four; 1.6 TB/s cross the middle of a pod, on 32). v3 and v4 are from Jouppi et al. 2023, "TPU v4". Clocks are those of
+# the peak of a device's matrix units: v3 0.94 and v4 1.05 GHz (as in Jouppi), v5e 1.50, v5p, v6e 1.75.
 CHIPS = {
     "v2": _chip(8, 22.5e12),
     "v3": _chip(16, 61.5e12, 450e9, 70e9, units=2),
@@ -55,7 +55,7 @@ CHIPS = {
 _NAMES = {"v5litepod": "v5e"}
 
 # FLOP/s of one GPU in bfloat16 and in float32 as TensorFlow multiplies it (TF32), dense: half of what NVIDIA's data
-# sheets of A100, H100 and H200 list "with sparsity". The first row whose words are all in TensorFlow's name counts.
+# sheets of A100, H100 and H200 list "with sparsity". The first row with all words in TensorFlow's name counts.
 GPU_FLOPS = (
     (("H200", "NVL"), 835.5e12, 417.5e12),
     (("H200",), 989.5e12, 494.5e12),

@@ -45,7 +45,7 @@ class Network(NamedTuple):
         """Returns the links, in one direction, that a chip has to itself while groups gather or sum around rings.
 
         Along a dimension there are two if the group closes a ring, and one on a line, because its ends have no second.
-        Groups whose members are not neighbours cross each other, and share links.
+        Groups with members that are not neighbours cross each other, and share links.
 
         Args:
             axes: Mesh axes along which the members of a group differ.

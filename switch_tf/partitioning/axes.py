@@ -100,7 +100,7 @@ def check_axes(axes: Axes, rank: int, what: str) -> None:
 
 def add_weight(layer: keras.layers.Layer, name: str, shape: tuple[int, ...], axes: Axes, initializer: Any,
                dtype: str | None = None, trainable: bool = True) -> keras.Variable:
-    """Creates a weight whose dimensions carry logical axes. Read it with `use` or `product`.
+    """Creates a weight with a logical axis for each dimension. Read it with `use` or `product`.
 
     Args:
         layer: Layer that owns the weight.

@@ -1,6 +1,6 @@
 """The back ends by name. A new one is a module with `create(layout, members)` and a line here."""
 
-# `Layout.backend` -> module whose `create` receives a Layout and the cluster.Cluster of the run and returns a
+# `Layout.backend` -> module. Its `create` receives a Layout and the cluster.Cluster of the run and returns a
 # Partitioner. It raises Refusal if the layout does not fit the devices, before anything starts.
 BACKENDS = {
     "auto": "switch_tf.partitioning.backends.auto",

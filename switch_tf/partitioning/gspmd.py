@@ -1,4 +1,4 @@
-"""Sharding annotations for XLA, whose partitioner (GSPMD, arXiv 2105.04663) infers all other shardings."""
+"""Sharding annotations for XLA. Its partitioner (GSPMD, arXiv 2105.04663) infers all other shardings."""
 
 import math
 from collections.abc import Collection, Sequence

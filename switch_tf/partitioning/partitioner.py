@@ -163,11 +163,11 @@ class Partitioner:
         """Waits for all processes."""
 
 
-# Words in errors of a lost process whose classes are those of other errors: a collective, a barrier that waits, and a
-# barrier after the loss is known.
+# Words in errors of a lost process that share their classes with other errors: a collective, a barrier that waits, and
+# a barrier after the loss is known.
 _LOST_PROCESS = ("Collective ops is aborted", "tensorflow.CoordinationServiceError",
                  "Agent must be in CONNECTED state")
-# Words in errors of TensorFlow's client for buckets, whose error classes are those of a lost process.
+# Words in errors of TensorFlow's client for buckets, which share their classes with errors of a lost process.
 _BUCKET = ("retry attempts failed", "Error executing an HTTP request", "HTTP response code", "libcurl", "gs://")
 
 

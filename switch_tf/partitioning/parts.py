@@ -1,4 +1,4 @@
-"""The part of the global batch that code sees: a microbatch, a replica's rows, or a microbatch of those.
+"""The part of the global batch that code sees: a microbatch, a replica's rows, or a microbatch of a replica.
 
 Groups of tokens and random numbers belong to the global batch, so that one pass over the batch and several passes over
 its parts make the same routing decisions and the same dropout masks.

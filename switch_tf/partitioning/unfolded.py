@@ -1,7 +1,7 @@
 """Storage of variables under DTensor, which splits a dimension over one mesh axis only.
 
-A weight whose dimension lies over several mesh axes is stored unfolded. A kernel [512, 2048] whose second dimension
-lies over axes of 2 and 4 devices is stored as [2, 512, 1024], its first and last dimension over one axis each. New
+A weight with a dimension over several mesh axes is stored unfolded. A kernel [512, 2048] with its second dimension over
+axes of 2 and 4 devices is stored as [2, 512, 1024], its first and last dimension over one axis each. New
 dimensions come first, because a TPU lays out the last two dimensions in tiles: a dimension of one between them would
 fill an eighth of a tile.
 """

@@ -12,7 +12,7 @@ if typing.TYPE_CHECKING:
 
 
 def create_partitioner(layout: Layout) -> "Partitioner":
-    """Creates the partitioner of a layout for the devices of this process and of those that train with it.
+    """Creates the partitioner of a layout for the devices of all processes that train together.
 
     Starts the devices. With several processes, nothing of TensorFlow may run before.
 

@@ -16,7 +16,7 @@ def start(layout: Layout, members: cluster.Cluster) -> tuple[Layout, dtensor.Mes
     """Starts the devices of this process.
 
     Args:
-        layout: Layout, whose mesh may have an open axis.
+        layout: Layout. Its mesh may have an open axis.
         members: Cluster of the processes that train together.
 
     Returns:

@@ -96,7 +96,7 @@ def start(layout: Layout, name: str | None = None, one_core: bool = False) -> TP
     A replica has as many cores as the product of the mesh axes other than "data".
 
     Args:
-        layout: Layout, whose mesh may have an open axis.
+        layout: Layout. Its mesh may have an open axis.
         name: str, of a TPU elsewhere; None for the one of this machine.
         one_core: Whether to use one replica of one core.
 
