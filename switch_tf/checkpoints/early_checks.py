@@ -11,7 +11,7 @@ from switch_tf.refusals import Refusal
 
 
 def check(described: Experiment) -> None:
-    """Refuses a run that cannot start or resume, as far as that is known without TensorFlow.
+    """Refuses a run that cannot start or resume, in the cases known without TensorFlow.
 
     Raises:
         Refusal: VOCABULARY or the task of BEST_METRIC does not exist, or the model or the batches differ from those of

@@ -13,7 +13,7 @@ _POLL_SECONDS = 5
 _RESTART_SECONDS = 900
 
 
-def follow(folder, last_step: int, done: Iterable[int] = ()) -> Iterator[pathlib.Path]:
+def follow(folder: str | pathlib.Path, last_step: int, done: Iterable[int] = ()) -> Iterator[pathlib.Path]:
     """Yields each new checkpoint of a run until the run ends.
 
     A run records why it ended, unless it was killed. A run that was killed may be restarted, so the wait goes on for

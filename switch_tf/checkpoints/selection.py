@@ -7,7 +7,7 @@ from switch_tf.checkpoints.run_folder import RunFolder
 from switch_tf.refusals import Refusal
 
 
-def select(run_folder, step: str, hint: str = "") -> list[pathlib.Path]:
+def select(run_folder: str | pathlib.Path, step: str, hint: str = "") -> list[pathlib.Path]:
     """Returns checkpoint folders of a run, oldest first.
 
     Args:
@@ -40,7 +40,7 @@ def select(run_folder, step: str, hint: str = "") -> list[pathlib.Path]:
     return [folders.path_of(checkpoints, step) for step in selected]
 
 
-def select_one(run_folder, step: str) -> pathlib.Path:
+def select_one(run_folder: str | pathlib.Path, step: str) -> pathlib.Path:
     """Returns the checkpoint folder that `step` means, see `select`; refuses "all"."""
     if step == "all":
         raise Refusal("--step must be best, last or a step: one checkpoint answers, not 'all'.")

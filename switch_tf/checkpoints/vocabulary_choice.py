@@ -11,7 +11,7 @@ from switch_tf.refusals import Refusal
 
 
 def choose(run: Run) -> str | None:
-    """Returns the VOCABULARY of a run: its own choice, else that of the run whose weights it starts from.
+    """Returns the VOCABULARY of a run: its own choice, else that of the run it starts from.
 
     Raises:
         Refusal: The file of the run's own choice is gone, and the run folder has a copy of it.

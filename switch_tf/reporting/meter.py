@@ -36,7 +36,7 @@ class Meter:
         """Starts the clock now."""
         self._resumed = time.perf_counter()
 
-    def add(self, num_steps: int, num_tokens: float, input_wait: float, is_timed=True) -> None:
+    def add(self, num_steps: int, num_tokens: float, input_wait: float, is_timed: bool = True) -> None:
         """Counts steps that end now.
 
         Args:

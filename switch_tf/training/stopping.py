@@ -6,6 +6,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 
 INTERRUPTED = 130  # exit status, as a shell has it after Ctrl-C
 # SIGHUP arrives when a terminal or an ssh session is closed.
@@ -29,7 +30,7 @@ class Stopping:
         say: Function that prints a line of text.
     """
 
-    def __init__(self, say):
+    def __init__(self, say: Callable[[str], None]):
         self.reason: str | None = None
         self._say = say
         self._read_end, self._write_end = os.pipe()

@@ -87,7 +87,7 @@ class StepTotals(NamedTuple):
     """Sums over the whole batch that `apply_gradients` needs.
 
     `norm`: <float32> scalar, the global norm of the gradients.
-    `expert_loads`: `RouterStats.expert_load` of each router whose policy keeps a state.
+    `expert_loads`: `RouterStats.expert_load` of each router with a policy that keeps a state.
     """
 
     norm: Any
@@ -95,7 +95,7 @@ class StepTotals(NamedTuple):
 
 
 def stateful_routers(model: keras.Model) -> dict[str, Router]:
-    """Returns the routers whose policies keep a state, by name in `RouterStats`."""
+    """Returns the routers with policies that keep a state, by name in `RouterStats`."""
     return {name: router for name, router in zip(model.config.sparse_layer_names, model.router_layers, strict=True)
             if router.has_state}
 
