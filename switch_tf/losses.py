@@ -30,7 +30,7 @@ def cross_entropy(logits: Tensor, targets: Tensor, loss_weights: Tensor, z_loss_
         largest logit. Ties go to the first (argmax), so a model with equal logits is not right everywhere.
 
     Raises:
-        ValueError: a tensor with the wrong dtype or shape, a target outside the vocabulary, or a weight out of range.
+        Refusal: a tensor with the wrong dtype or shape, a target outside the vocabulary, or a weight out of range.
     """
     z_loss_weight = checks.number("z_loss_weight", z_loss_weight, "0 or above")
     label_smoothing = checks.number("label_smoothing", label_smoothing, "in [0, 1)")
@@ -91,7 +91,7 @@ def load_balancing_loss(router_probs: Tensor, expert_index: Tensor, padding_mask
         <float32> scalar, the mean over groups weighted by their real tokens.
 
     Raises:
-        ValueError: a tensor with the wrong dtype or shape, or unknown semantics.
+        Refusal: a tensor with the wrong dtype or shape, or unknown semantics.
     """
     return load_balancing_mean(router_probs, expert_index, padding_mask, semantics).value
 
@@ -149,7 +149,7 @@ def with_second_place(first: Balance, weight: float, router_probs: Tensor, exper
         Balance with the factors of both choices side by side, [group, 2 * expert].
 
     Raises:
-        ValueError: `first` is not a Balance, or there are fewer than two choices.
+        Refusal: `first` is not a Balance, or there are fewer than two choices.
     """
     if not isinstance(first, Balance):
         raise Refusal(f"first must be what losses.balance gives, not {checks.shown(first)}.")

@@ -75,7 +75,7 @@ def experiment() -> Experiment:
     """Returns the experiment that gin has parsed; neither a model nor a partitioner is made.
 
     Raises:
-        ValueError: A value out of its range.
+        Refusal: A value out of its range.
     """
     make = gin.get_configurable
     return Experiment(_config(), make(Layout)(), make(Run)(), make(StepSettings)(),

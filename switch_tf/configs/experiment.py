@@ -34,6 +34,6 @@ class Experiment(NamedTuple):
         """Refuses parts that do not go together whatever the devices are.
 
         Raises:
-            ValueError: The sentence has the rule and the value.
+            Refusal: The sentence has the rule and the value.
         """
         check_periods(self.run, self.settings)

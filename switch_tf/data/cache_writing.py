@@ -70,9 +70,8 @@ def plan(mixture_or_task_name: str, split: str, vocabulary: str | None, cache_di
         lock: Function that is called with each folder before anything in it changes. Its exceptions pass on.
 
     Raises:
-        Refusal: an unknown name or split, a task that cannot be cached or whose data are not there, or a folder
-            that holds the cache of other data.
-        OSError: a folder that cannot be written to.
+        Refusal: the name or split is unknown, the task cannot be cached or its data are missing, or the folder has
+            the cache of other data or cannot be written.
     """
     provider = get_provider(mixture_or_task_name, vocabulary)
     check_split(provider, split)

@@ -76,7 +76,7 @@ def check_inputs(model: keras.Model, features: dict[str, Tensor], max_length: in
     """Checks the arguments shared by all samplers and returns `max_length` as an int.
 
     Raises:
-        ValueError: a model that cannot decode, packed features, or an unsupported layout.
+        Refusal: a model that cannot decode, packed features, or an unsupported layout.
     """
     check_decodes(model.config)
     if partitioning.is_partitioned() and not any_layout:
@@ -126,7 +126,7 @@ def decode(model: keras.Model, features: dict[str, Tensor], max_length: int, end
         `(ids, scores)`: <int32>[batch, max_length] and <float32>[batch] or None, as one result of `Decoded`.
 
     Raises:
-        ValueError: see `check_inputs`.
+        Refusal: see `check_inputs`.
     """
     max_length = check_inputs(model, features, max_length, any_layout and not has_scores)
     ends = end_ids(model, end_id)

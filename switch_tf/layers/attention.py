@@ -34,7 +34,7 @@ def check_scores(num_heads: int, inputs: Tensor, inputs_kv: Tensor, attention_ma
     """Checks the attention mask and position bias against inputs <any>[batch, length, d_model].
 
     Raises:
-        ValueError: a mask or bias with the wrong dtype or shape.
+        Refusal: a mask or bias with the wrong dtype or shape.
     """
     (batch, query_length), key_length = inputs.shape[:2], inputs_kv.shape[1]
     if attention_mask is not None:

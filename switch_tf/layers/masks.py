@@ -21,7 +21,7 @@ def padding_mask(inputs: Tensor, padding_mask: Tensor | None, *keras_masks: Tens
         <bool>[batch, length], True where the token is real, or None.
 
     Raises:
-        ValueError: a mask with the wrong dtype or shape.
+        Refusal: a mask with the wrong dtype or shape.
     """
     mask = next((mask for mask in (padding_mask, *keras_masks) if mask is not None), None)
     if mask is None:

@@ -30,7 +30,7 @@ class FeaturesModel(keras.Model):
             features: dict of <int>[batch, length]. See `SwitchTransformer`.
 
         Raises:
-            ValueError: missing features, or values that are not ids of one shape per stack.
+            Refusal: missing features, or values that are not ids of one shape per stack.
         """
         required = self.required_features
         if not isinstance(features, dict):
