@@ -1,7 +1,4 @@
-"""What a run is besides its model, and whether a model, a batch and a layout go together; none of it needs TensorFlow.
-
-So what a user got wrong is refused before TensorFlow is imported, and anything is built.
-"""
+"""Descriptions of a run and of its training step. They import no TensorFlow, so mistakes are refused at once."""
 
 import dataclasses
 
@@ -12,37 +9,38 @@ from switch_tf.refusals import Refusal
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """Where a run lives, what it reads, and how often it does what.
+    """Description of a training run, apart from its model.
 
     Args:
-        model_dir: str, the run folder. The same command on it goes on where it stopped.
-        mixture_or_task_name: str, a registered seqio task or mixture.
-        task_feature_lengths: dict, "inputs" and "targets" in tokens.
-        train_steps: int, where to stop.
-        batch_size: int, sequences.
-        log_period, eval_period, checkpoint_period: int, in steps; an eval_period of 0 never evaluates.
-        eval_batches: int, batches of the validation split at most in each evaluation.
-        eval_each_task: bool. Evaluate the loss of each task of a mixture by itself as well, on so many batches each.
-        unigram_batches: int. Compare evaluations with the loss of a unigram model counted on so many training batches;
-            0 does not.
-        pack: bool, several examples in one sequence.
-        vocabulary: str or None. In place of the task's own: "t5", "mt5", "bytes", "docs_corpus", or the path of a
+        model_dir: str. The run folder. The same command on it resumes the run.
+        mixture_or_task_name: str. Registered seqio task or mixture.
+        task_feature_lengths: dict. Tokens of "inputs" and "targets".
+        train_steps: int. Last step.
+        batch_size: int. Sequences of the whole batch.
+        log_period, eval_period, checkpoint_period: int. Steps between logs, evaluations and checkpoints. An eval_period
+            of 0 never evaluates.
+        eval_batches: int. Largest number of validation batches in an evaluation.
+        eval_each_task: bool. Also evaluate the loss of each task of a mixture, on as many batches each.
+        unigram_batches: int. Compare evaluations with the loss of a unigram model that is counted on this number of
+            training batches. 0 makes no comparison.
+        pack: bool. Several examples in one sequence.
+        vocabulary: str or None. Replaces the task's own: "t5", "mt5", "bytes", "docs_corpus", or the path of a
             SentencePiece model.
-        use_cached_tasks: bool. Read the tokens that `switch-tf cache` made, by their index, instead of the text.
-        cache_dir: str or None. Where they are, if not where that command puts them by default.
-        cache_parts: int. A training batch from there is made of so many parts. Processes read those that they have rows
-            in, so set it to how many processes there are on a pod; another number gives other batches.
-        seed: int, of initial weights, order of the data, dropout and jitter.
-        initial_checkpoint: str or None. Run folder or checkpoint whose weights a new run starts from.
-        restart_changed_data: bool. Where the data are no longer those that the run stopped in, go on from their
-            beginning; otherwise such a start is refused (`continuation.py`).
-        keep_checkpoints: int, the newest so many are kept,
-        keep_every: int, ... and those of each so many steps, for good; 0 for none,
-        best_metric: str or None, ... and the best one by what evaluations write under this name, for example
-            "eval/glue_mrpc/f1". Whether the lowest or the highest is the best, the metric decides (`directions`).
-        patience: int. Stop after this number of evaluations in a row that were no better than the best; 0 never stops.
-            A value that is not finite is no better than any, and the count begins with the first finite value.
-        shown_examples: int. At the end, print what the model makes of so many held-out examples, at most a batch.
+        use_cached_tasks: bool. Read the tokens that `switch-tf cache` wrote instead of the text.
+        cache_dir: str or None. Folder of the cache. None is the default folder of `switch-tf cache`.
+        cache_parts: int. Parts of a training batch from the cache. A process reads the parts that hold its rows, so set
+            it to the number of processes on a pod. Another number gives other batches.
+        seed: int. Seed of initial weights, order of the data, dropout and jitter.
+        initial_checkpoint: str or None. Run folder or checkpoint that provides the weights of a new run.
+        restart_changed_data: bool. Start from the beginning of the data if they have changed since the checkpoint.
+            False refuses to resume then (`continuation.py`).
+        keep_checkpoints: int. Number of recent checkpoints to keep.
+        keep_every: int. Also keep every checkpoint at a multiple of this step. 0 keeps none.
+        best_metric: str or None. Also keep the checkpoint with the best value of this metric, for example
+            "eval/glue_mrpc/f1". The metric decides whether lower or higher is better (`directions`).
+        patience: int. Stop after this number of evaluations in a row without a better value; 0 never stops. A value
+            that is not finite is never better, and counting starts with the first finite value.
+        shown_examples: int. Number of held-out examples whose predictions are printed at the end, at most a batch.
     """
 
     model_dir: str
@@ -101,18 +99,18 @@ class Run:
 
 @dataclasses.dataclass(frozen=True)
 class StepSettings:
-    """What a training step does besides the model and the optimizer.
+    """Settings of the training step, apart from the model and the optimizer.
 
     Args:
         z_loss_weight: float. Coefficient of logsumexp(logits)^2 in the cross-entropy.
         label_smoothing: float in [0, 1).
-        num_microbatches: int. The batch is processed in so many equal parts, one after the other, with the same
-            gradient as in one piece and less memory.
-        clip_norm: float or None. Gradients whose global norm exceeds it are scaled down to it.
-        steps_per_call: int. Training steps in one call of the compiled function; the host sees their mean metrics.
+        num_microbatches: int. Number of equal parts of the batch that are processed one after the other. This saves
+            memory, and the gradient is that of the whole batch.
+        clip_norm: float or None. Scales down gradients with a larger global norm.
+        steps_per_call: int. Training steps in one call of the compiled function. The host sees their mean metrics.
         use_xla: bool. Compile the step with XLA; on a CPU only the optimizer's update, because TensorFlow's own
             products are faster there.
-        trainable: str, which weights are trained: "all", "all_but_experts", "experts", "router" or "decoder".
+        trainable: str. Weights to train: "all", "all_but_experts", "experts", "router" or "decoder".
     """
 
     z_loss_weight: float = 1e-4
@@ -134,7 +132,7 @@ class StepSettings:
 
 
 def check_periods(run: Run, settings: StepSettings) -> None:
-    """Raises Refusal unless whatever is done every so many steps falls between two calls of the step's function."""
+    """Raises Refusal unless every period is a multiple of the steps in one call of the compiled function."""
     for name in ("train_steps", "log_period", "eval_period", "checkpoint_period", "keep_every"):
         if getattr(run, name) % settings.steps_per_call:
             raise Refusal(f"{name.upper()} must be a multiple of steps_per_call ({settings.steps_per_call}), "
