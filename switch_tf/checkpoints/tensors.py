@@ -77,19 +77,9 @@ def save(folder: str | pathlib.Path, step: int, variables: Variables, batches: B
         _remove_outdated(folder, keep, keep_every, partitioner)  # a kill may have prevented that
         return final
     temporary = final.with_name(f"tmp.{final.name}")
-    if partitioner.is_chief:
-        shutil.rmtree(temporary, ignore_errors=True)
     try:
+        _write(temporary, step, variables, batches, pending_metrics, partitioner, configuration)
         if partitioner.is_chief:
-            temporary.mkdir(parents=True)
-        partitioner.barrier()
-        if partitioner.is_chief or partitioner.saves_in_every_process:
-            tf.train.Checkpoint(state={path: stored(variable) for path, variable in variables.items()}).write(
-                str(temporary / "state"))
-        batches.save(temporary, partitioner.process_index)
-        partitioner.barrier()
-        if partitioner.is_chief:
-            _complete(temporary, step, variables, pending_metrics, configuration)
             leftovers.make_room(final, is_folder=True)
             os.rename(temporary, final)
             _sync(final.parent)
@@ -104,6 +94,21 @@ def save(folder: str | pathlib.Path, step: int, variables: Variables, batches: B
                       ) from error
     _remove_outdated(folder, keep, keep_every, partitioner)
     return final
+
+
+def _write(folder, step, variables, batches, pending_metrics, partitioner, configuration):
+    """Writes the files of a checkpoint, each process its own."""
+    if partitioner.is_chief:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+    partitioner.barrier()
+    if partitioner.is_chief or partitioner.saves_in_every_process:
+        tf.train.Checkpoint(state={path: stored(variable) for path, variable in variables.items()}).write(
+            str(folder / "state"))
+    batches.save(folder, partitioner.process_index)
+    partitioner.barrier()
+    if partitioner.is_chief:
+        _complete(folder, step, variables, pending_metrics, configuration)
 
 
 def _check_finite(folder, step, variables, partitioner):

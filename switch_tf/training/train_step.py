@@ -58,21 +58,28 @@ def compute_gradients(model: keras.Model, features: Mapping[str, Any], seed: int
         return gradients, (measured, loss)
 
     if count == 1:
-        gradients, (measured, loss) = partitioner.sum_over_parts(part(0))
+        sums = part(0)
     else:
-        def add_part(index, gradients, sums):
-            more_gradients, more = part(index)
-            return index + 1, [a + b for a, b in zip(gradients, more_gradients, strict=True)], metrics.merge(sums, more)
-
         with in_part(0) as rows:
             zeros = _zeros_measured(model, rows, settings, objective)
-        start = (tf.constant(0), [tf.zeros_like(variable) for variable in variables], (zeros, tf.zeros([], dtype)))
-        # One at a time, to hold the activations of one part only.
-        _, gradients, sums = tf.while_loop(lambda index, *_: index < count, add_part, start, parallel_iterations=1)
-        gradients, (measured, loss) = partitioner.sum_over_parts((gradients, sums))
+        sums = _sum_parts(part, count, [tf.zeros_like(variable) for variable in variables],
+                          (zeros, tf.zeros([], dtype)))
+    gradients, (measured, loss) = partitioner.sum_over_parts(sums)
     norm = tf.linalg.global_norm([tf.cast(gradient, dtype) for gradient in gradients])
     return gradients, StepMeasurements(measured, *(Mean(total, tf.ones([], dtype))
                                                    for total in (weights.tokens, norm, loss)))
+
+
+def _sum_parts(part, count, gradients, sums):
+    """Adds the gradients and measurements of all parts to zeros, one part at a time to hold one's activations only."""
+
+    def add_part(index, gradients, sums):
+        more_gradients, more = part(index)
+        return index + 1, [a + b for a, b in zip(gradients, more_gradients, strict=True)], metrics.merge(sums, more)
+
+    _, gradients, sums = tf.while_loop(lambda index, *_: index < count, add_part, (tf.constant(0), gradients, sums),
+                                       parallel_iterations=1)
+    return gradients, sums
 
 
 def _zeros_measured(model, features, settings, objective):
