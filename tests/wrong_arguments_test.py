@@ -25,6 +25,7 @@ from switch_tf.configs.run import Run, StepSettings
 from switch_tf.metrics import Mean
 from switch_tf.optim.adafactor import Adafactor
 from switch_tf.optim.schedules import RsqrtDecay
+from switch_tf.refusals import Refusal
 
 PACKAGE = pathlib.Path(switch_tf.__file__).parent
 NAN, INF = float("nan"), float("inf")
@@ -312,7 +313,7 @@ def try_wrong_values(name, max_examples):
         tried["values"] += len(changed)
         try:
             result = function(**{**valid, **changed})
-        except (ValueError, TypeError) as error:
+        except Refusal as error:
             tried["refused"] += 1
             if not is_sentence(error):
                 raise
