@@ -11,7 +11,8 @@ import os
 import pathlib
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 from switch_tf.refusals import Refusal
 from switch_tf.storage.whole_file import reading
@@ -33,23 +34,23 @@ _KINDS = {"float": ("float", "bfloat"), "int": ("int", "uint"), "bool": ("bool",
           "number": ("float", "bfloat", "int", "uint", "bool")}
 
 
-def integer(name: str, value, at_least: int) -> int:
+def integer(name: str, value: Any, at_least: int) -> int:
     """Checks an integer that is a size or seed of tensors, from `at_least` to 2**31 - 1."""
-    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < at_least:
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or int(value) < at_least:
         raise Refusal(f"{name} must be an integer of at least {at_least}, not {shown(value)}.")
-    if value > _LARGEST_INTEGER:
+    if int(value) > _LARGEST_INTEGER:
         raise Refusal(f"{name} must be an integer of at most {_LARGEST_INTEGER}, not {shown(value)}.")
     return int(value)
 
 
-def ids(name: str, value) -> int | tuple[int, ...]:
+def ids(name: str, value: Any) -> int | tuple[int, ...]:
     """Checks one id, or a list or tuple of ids, which is returned as a tuple."""
     if isinstance(value, list | tuple):
         return tuple(integer(f"Each id of {name}", id_, 0) for id_ in value)
     return integer(name, value, 0)
 
 
-def number(name: str, value, rule: str) -> int | float:
+def number(name: str, value: Any, rule: str) -> int | float:
     """Checks a finite number by a rule: "in [0, 1)", "in (0, 1)", "in (0, 1]", "in [1e-6, 1e6]", "above 0" or
     "0 or above"."""
     converted = _python_number(value)
@@ -74,7 +75,7 @@ def _python_number(value) -> int | float | None:
     return converted if math.isfinite(converted) else None
 
 
-def flag(name: str, value) -> bool:
+def flag(name: str, value: Any) -> bool:
     """Checks a bool. Words such as "no", which are true in Python, are refused."""
     numpy = sys.modules.get("numpy")  # is imported if the value is one of numpy's
     if not isinstance(value, bool if numpy is None else (bool, numpy.bool_)):
@@ -82,21 +83,21 @@ def flag(name: str, value) -> bool:
     return bool(value)
 
 
-def text(name: str, value) -> str:
+def text(name: str, value: Any) -> str:
     """Checks text that is not empty."""
     if not isinstance(value, str) or not value.strip():
         raise Refusal(f"{name} must be text that is not empty, not {shown(value)}.")
     return value
 
 
-def path(name: str, value) -> pathlib.Path:
+def path(name: str, value: Any) -> pathlib.Path:
     """Checks a local path, given as text or as a path, and returns it as a path."""
     if not isinstance(value, str | os.PathLike) or "\0" in str(value) or str(value) == "":
         raise Refusal(f"{name} must be a path, not {shown(value)}.")
     return pathlib.Path(local(name, value))
 
 
-def local(name: str, value):
+def local(name: str, value: Any) -> Any:
     """Checks text or a path that must name a local file or folder, which need not exist.
 
     URLs are refused, because pathlib would turn "gs://b/x" into the local folder "gs:/b/x", and so are names that are
@@ -125,12 +126,12 @@ def new_folder(folder: pathlib.Path) -> None:
         raise Refusal(f"{folder} must be new or an empty folder, so that nothing is overwritten; name another one.")
 
 
-def optional(name: str, value, check, *rule):
+def optional(name: str, value: Any, check: Callable[..., Any], *rule: Any) -> Any:
     """Returns None for None, and `check(name, value, *rule)` for any other value."""
     return None if value is None else check(name, value, *rule)
 
 
-def lengths(name: str, value) -> dict[str, int]:
+def lengths(name: str, value: Any) -> dict[str, int]:
     """Checks the numbers of tokens of an input and of a target sequence, `{"inputs": ..., "targets": ...}`."""
     if not isinstance(value, Mapping) or set(value) != {"inputs", "targets"}:
         raise Refusal(f"{name} must give the tokens of \"inputs\" and \"targets\", such as "
@@ -138,13 +139,13 @@ def lengths(name: str, value) -> dict[str, int]:
     return {feature: integer(f"{name}[{feature!r}]", value[feature], 1) for feature in ("inputs", "targets")}
 
 
-def fields(record, names, check, *rule) -> None:
+def fields(record: Any, names: Iterable[str], check: Callable[..., Any], *rule: Any) -> None:
     """Replaces fields of a frozen dataclass by `check(name, value, *rule)`."""
     for name in names:
         object.__setattr__(record, name, check(name, getattr(record, name), *rule))
 
 
-def tensor(name: str, value, kind: str, shape, may_broadcast=False) -> None:
+def tensor(name: str, value: Any, kind: str, shape: Sequence[int | None], may_broadcast: bool = False) -> None:
     """Raises a Refusal unless a tensor has a kind and shape.
 
     Args:
@@ -165,7 +166,7 @@ def tensor(name: str, value, kind: str, shape, may_broadcast=False) -> None:
         raise Refusal(f"{name} must be <{kind}>{_listed(shape)}, not <{dtype}>{_listed(lengths)}.")
 
 
-def width(input_shape, rank: int | None = 3) -> int:
+def width(input_shape: Sequence[int | None], rank: int | None = 3) -> int:
     """Returns the last dimension of the inputs that a layer is built for.
 
     Args:
@@ -180,7 +181,7 @@ def width(input_shape, rank: int | None = 3) -> int:
     return shape[-1]
 
 
-def size(name: str, value, at_least: int):
+def size(name: str, value: Any, at_least: int) -> Any:
     """Checks an integer, or an integer scalar tensor whose value is known only when the graph runs."""
     if hasattr(value, "shape") and hasattr(value, "dtype") and not isinstance(value, numbers.Integral):
         tensor(name, value, "int", ())
@@ -188,7 +189,7 @@ def size(name: str, value, at_least: int):
     return integer(name, value, at_least)
 
 
-def indices(name: str, values, count: int) -> None:
+def indices(name: str, values: Any, count: int) -> None:
     """Raises a Refusal unless all indices are in [0, count).
 
     Args:
@@ -203,7 +204,7 @@ def indices(name: str, values, count: int) -> None:
             raise Refusal(f"{name} must be in [0, {count}), not {value}.")
 
 
-def shown(value) -> str:
+def shown(value: Any) -> str:
     """Returns `repr(value)` in one line of at most 120 characters, for a sentence."""
     line = " ".join(repr(value).split())
     return line if len(line) <= 120 else f"{line[:120]}..."

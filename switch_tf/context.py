@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 class Part(NamedTuple):
     """Part `index` (int or int32 scalar tensor) of `count` equal, contiguous parts of the global batch."""
 
-    count: int
+    count: int  # type: ignore[assignment]  # hides a method of tuple that nobody calls
     index: Any
 
 

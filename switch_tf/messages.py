@@ -20,4 +20,4 @@ def sentence_about_data(error: BaseException) -> str | None:
     if type(error).__name__ == "BadData":
         return str(error)
     match = re.search(r"\bBadData: (.*)", str(error))
-    return match and match[1]
+    return match[1] if match else None

@@ -23,7 +23,7 @@ _SKIPPED_FILE = re.compile(
 _CODE_LINE = re.compile(r"^\s*(>>>|\.\.\. |\$ |#|@|\||\+[-=]+|[-=~^*_]{4,}|\.\. |:\w+|```)")
 _HEADING = re.compile(r"(Args|Returns|Raises|Yields|Attributes|Example)s?:")
 _SENTENCE_END = re.compile(r"""[.!?]["')\]`]*$""")
-_DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+_NAMED = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 _MIN_CHARACTERS, _MIN_WORDS, _MIN_SHARE_OF_LETTERS = 40, 7, 0.80
 
 
@@ -61,7 +61,7 @@ def read_files(name: str) -> Iterator[tuple[str, str]]:
     for file in sorted(map(str, distribution.files or ())):
         if file.endswith(".py") and not file.startswith("..") and not _SKIPPED_FILE.search(file):
             try:
-                yield file, Path(distribution.locate_file(file)).read_text(encoding="utf-8")
+                yield file, Path(str(distribution.locate_file(file))).read_text(encoding="utf-8")
             except (OSError, ValueError):  # deleted or edited: the digest of the distribution will show it
                 continue
 
@@ -88,13 +88,13 @@ def _is_prose(text: str) -> bool:
 
 def _docstrings(tree: ast.Module) -> Iterator[tuple[str, str]]:
     """Yields (qualified name, docstring) of the module, with the name "", and of its classes and functions."""
-    stack = [(tree, "")]
+    stack: list[tuple[ast.AST, str]] = [(tree, "")]
     while stack:
         node, name = stack.pop()
-        if isinstance(node, _DOCUMENTED) and (docstring := ast.get_docstring(node, clean=False)):
+        if isinstance(node, (ast.Module, *_NAMED)) and (docstring := ast.get_docstring(node, clean=False)):
             yield name, docstring
         for child in reversed(list(ast.iter_child_nodes(node))):
-            if isinstance(child, _DOCUMENTED):
+            if isinstance(child, _NAMED):
                 stack.append((child, f"{name}.{child.name}".lstrip(".")))
             elif isinstance(child, (ast.stmt, ast.excepthandler, ast.match_case)):  # expressions hold no docstrings
                 stack.append((child, name))

@@ -1,6 +1,7 @@
 """A seqio source of examples that fit into memory, shuffled whole."""
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import seqio
 import tensorflow as tf
@@ -39,7 +40,8 @@ class InMemorySource(seqio.DataSource):
         """Returns the digest of the text of all splits."""
         return self._content if isinstance(self._content, str) else self._content()
 
-    def get_dataset(self, split="train", shuffle=True, seed=None, shard_info=None, **unused) -> tf.data.Dataset:
+    def get_dataset(self, split: str = "train", shuffle: bool = True, seed: int | None = None,
+                    shard_info: seqio.ShardInfo | None = None, **unused: Any) -> tf.data.Dataset:
         """Returns the examples of a split, or every n-th of the shuffled examples for n shards."""
         columns = self._read(split)
         texts = {name: tf.constant(column, tf.string) for name, column in columns.items()}

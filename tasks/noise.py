@@ -97,12 +97,12 @@ def add_noise(
     return noisy(dataset)
 
 
-def token_mask(length, seeds, noise_density: float):
+def token_mask(length: tf.Tensor, seeds: tf.Tensor, noise_density: float) -> tf.Tensor:
     """Marks each token with probability `noise_density`, independently."""
     return tf.random.stateless_uniform([length], seed=seeds[0]) < noise_density
 
 
-def span_mask(length, seeds, noise_density: float, mean_span_length: float):
+def span_mask(length: tf.Tensor, seeds: tf.Tensor, noise_density: float, mean_span_length: float) -> tf.Tensor:
     """Marks spans of tokens with random lengths and positions. The first token is never marked.
 
     Args:
@@ -129,7 +129,7 @@ def _random_lengths(total, count, seed):
     return borders[1:] - borders[:-1]
 
 
-def one_sentinel_per_span(tokens, is_noise, last_id: int):
+def one_sentinel_per_span(tokens: tf.Tensor, is_noise: tf.Tensor, last_id: int) -> tf.Tensor:
     """Replaces each span of noise by one sentinel: the last id for the first span, the one below for the next."""
     is_inside = is_noise & tf.pad(is_noise[:-1], [[1, 0]])
     is_first = is_noise & ~is_inside
@@ -137,12 +137,12 @@ def one_sentinel_per_span(tokens, is_noise, last_id: int):
     return tf.boolean_mask(tf.where(is_first, sentinels, tokens), ~is_inside)
 
 
-def one_sentinel_per_kept_span(tokens, is_noise, last_id: int):
+def one_sentinel_per_kept_span(tokens: tf.Tensor, is_noise: tf.Tensor, last_id: int) -> tf.Tensor:
     """Replaces each span between the noise by one sentinel: the targets of `one_sentinel_per_span`."""
     return one_sentinel_per_span(tokens, ~is_noise, last_id)
 
 
-def last_id_per_token(tokens, is_noise, last_id: int):
+def last_id_per_token(tokens: tf.Tensor, is_noise: tf.Tensor, last_id: int) -> tf.Tensor:
     """Replaces each token of noise by the last id."""
     return tf.where(is_noise, tf.cast(last_id, tokens.dtype), tokens)
 

@@ -9,6 +9,7 @@ import random
 import sys
 import zlib
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import seqio
@@ -75,7 +76,8 @@ class TextFilesSource(seqio.DataSource):
         share = "" if self._has_own_validation else f", {self._held_out_share:g} held out"
         return f"{self.fields}, prefix {self.prefix!r}{share}"
 
-    def get_dataset(self, split="train", shuffle=True, seed=None, shard_info=None, **unused) -> tf.data.Dataset:
+    def get_dataset(self, split: str = "train", shuffle: bool = True, seed: int | None = None,
+                    shard_info: seqio.ShardInfo | None = None, **unused: Any) -> tf.data.Dataset:
         """Returns the examples of a split; for n shards those of every n-th piece, or every n-th if pieces are few.
 
         Raises:

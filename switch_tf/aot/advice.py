@@ -1,14 +1,22 @@
 """Advice for a run that does not fit its chips."""
 
 import math
+from typing import TYPE_CHECKING, Any
 
 from switch_tf.aot.estimate import needed
+from switch_tf.configs.run import StepSettings
+from switch_tf.configs.switch_config import SwitchConfig
+
+if TYPE_CHECKING:
+    from switch_tf.hardware.chips import Chip
+    from switch_tf.partitioning.layout import Layout
 
 # Share of the memory that advice may fill, because temporaries do not shrink quite in proportion.
 ROOM = 0.9
 
 
-def advice(answer, config, layout, settings, batch_size: int, chip) -> list[str]:
+def advice(answer: Any, config: SwitchConfig, layout: "Layout", settings: StepSettings, batch_size: int,
+           chip: "Chip") -> list[str]:
     """Returns a line for each measure, with numbers if they can be computed.
 
     Args:

@@ -1,5 +1,6 @@
 """Text of the answers of `switch-tf compile`: one in full, several as a table."""
 
+import argparse
 import sys
 
 from switch_tf.aot.attribution import SENT, WAITING
@@ -16,7 +17,7 @@ def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def show(text: str, arguments) -> None:
+def show(text: str, arguments: argparse.Namespace) -> None:
     """Prints an answer, on standard error if standard output is for JSON."""
     print(text, file=sys.stderr if arguments.json else sys.stdout)
 

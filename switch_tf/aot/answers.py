@@ -26,8 +26,8 @@ class Answer(NamedTuple):
         return all(answer_cache.write(path, content, say) for path, content in self.files.items())
 
 
-def get(make_question: Callable[[], estimate.Question], configuration: str, topology: str, is_full: bool, save, plot,
-        say: Callable[[str], None]) -> Answer:
+def get(make_question: Callable[[], estimate.Question], configuration: str, topology: str, is_full: bool,
+        save: str | pathlib.Path, plot: str | pathlib.Path, say: Callable[[str], None]) -> Answer:
     """Returns the answer to a question, which is compiled unless it is cached and needs no other files.
 
     Args:
@@ -50,7 +50,8 @@ def get(make_question: Callable[[], estimate.Question], configuration: str, topo
     return Answer(answer, file, files)
 
 
-def compile_question(question: estimate.Question, is_full: bool, save, plot, say) -> tuple[dict, dict]:
+def compile_question(question: estimate.Question, is_full: bool, save: str | pathlib.Path, plot: str | pathlib.Path,
+                     say: Callable[[str], None]) -> tuple[dict, dict]:
     """Compiles a question; returns the result and the files of an `Answer`. For the arguments see `get`."""
     files = {}
 

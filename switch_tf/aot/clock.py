@@ -80,7 +80,7 @@ def schedule(module: hlo.Module, chip: Chip, sends: SendTimes, default: str) -> 
     """
     origins = Attribution(module, default)
     seconds, spans = _Core(module, chip, sends, origins).run(module.entry)
-    parts, layers, by_bytes = (collections.Counter() for _ in range(3))
+    parts, layers, by_bytes = (collections.defaultdict(float) for _ in range(3))
     for span in spans:
         if span.lane == CORE:
             parts[span.part] += span.seconds * span.times

@@ -8,7 +8,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from jax._src.interpreters import mlir
@@ -91,7 +91,7 @@ def compile_step(lowered: Lowered, topology: str) -> Compiled:
         executable.hlo_modules()[0].to_string(), network, seconds)
 
 
-def partition(lowered: Lowered, devices: list, compile_function: Callable, replaces_arguments: bool = True):
+def partition(lowered: Lowered, devices: list, compile_function: Callable, replaces_arguments: bool = True) -> Any:
     """Compiles a lowered step with an XLA client, its arguments split over `devices` as they are at rest.
 
     Args:
@@ -117,7 +117,7 @@ def devices_of(topology: str) -> list:
     os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
     os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
     # A v4 chip is one device on Cloud TPU. libtpu's default is two.
-    options = {"chip_config_name": "megacore"} if topology.startswith("v4:") else {}
+    options: dict[str, Any] = {"chip_config_name": "megacore"} if topology.startswith("v4:") else {}
     if topology.endswith(":1x1"):
         options["chips_per_host_bounds"] = (1, 1, 1)
     try:
@@ -182,7 +182,7 @@ def sharding(spec: Sequence[tuple[str, ...]], mesh: dict[str, int]) -> str:
     return "{" + f"devices=[{listed}]{iota(sizes, order)}" + (" last_tile_dim_replicate" if rest > 1 else "") + "}"
 
 
-def options(device_ids: np.ndarray):
+def options(device_ids: np.ndarray) -> Any:
     """Returns compile options that let GSPMD split one program over devices.
 
     Args:

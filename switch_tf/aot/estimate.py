@@ -234,12 +234,12 @@ def shallow_depths(config: SwitchConfig) -> list[tuple[int, int]]:
         return [(config.num_encoder_layers, config.num_decoder_layers)]  # chosen layers have no period
     steps = [step if config.num_experts else 1 for step in (config.encoder_sparse_step, config.decoder_sparse_step)]
     layers = (config.num_encoder_layers, config.num_decoder_layers)
-    period = tuple(max(step, 1) if count else 0 for step, count in zip(steps, layers, strict=True))
+    encoder, decoder = period = [max(step, 1) if count else 0 for step, count in zip(steps, layers, strict=True)]
     periods = {count / length for count, length in zip(layers, period, strict=True) if length}
     count = math.ceil(FEWEST_LAYERS / sum(period))
     if len(periods) != 1 or not (whole := periods.pop()).is_integer() or whole <= 2 * count:
         return [layers]
-    return [tuple(count * length for length in period), tuple(2 * count * length for length in period)]
+    return [(count * encoder, count * decoder), (2 * count * encoder, 2 * count * decoder)]
 
 
 def _extrapolated(config, depths, points):

@@ -1,14 +1,22 @@
 """Warnings about a partitioned program: gathered experts, experts computed on every chip, loops of unknown length."""
 
 import math
+from typing import TYPE_CHECKING
 
+from switch_tf.configs.switch_config import SwitchConfig
 from switch_tf.layers import grouping
+
+if TYPE_CHECKING:
+    from switch_tf.aot.program import InTurn, Program
+    from switch_tf.partitioning.layout import Layout
 
 # Rows are padded to the tiles of a chip, so that sizes exceed a chip's share somewhat.
 TOLERANCE = 1.5
 
 
-def find(program, config, layout, batch_size: int, task_feature_lengths: dict, num_microbatches: int) -> list[str]:
+def find(
+        program: "Program | InTurn", config: SwitchConfig, layout: "Layout", batch_size: int,
+        task_feature_lengths: dict, num_microbatches: int) -> list[str]:
     """Returns a sentence for each warning.
 
     Args:

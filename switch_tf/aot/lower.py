@@ -12,13 +12,16 @@ import math
 import mmap
 import re
 import warnings
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
+import keras
 import numpy as np
 import tensorflow as tf
 
 from switch_tf import context
+from switch_tf.configs.run import StepSettings
+from switch_tf.configs.switch_config import SwitchConfig
 from switch_tf.evaluation.objectives import Objective, target_features
 from switch_tf.metrics import Mean
 from switch_tf.ops import dtypes
@@ -76,26 +79,28 @@ class ShapesOnly(Partitioner):
         compute, apply: The annotated functions of the step that `compile_steps` made last.
     """
 
-    def __init__(self, layout):
+    def __init__(self, layout: Layout):
         super().__init__(layout)
         self._annotator = XlaAnnotator(layout, tuple(layout.mesh))
-        self.compute = self.apply = None
+        self.compute: Callable[..., Any] | None = None
+        self.apply: Callable[..., Any] | None = None
 
     @contextlib.contextmanager
-    def creates_variables(self):
+    def creates_variables(self) -> Iterator[None]:
         with tf.variable_creator_scope(functools.partial(_create_without_memory, self.layout)):
             yield
 
-    def step(self, compute, apply, use_xla=False):
+    def step(self, compute: Callable[..., Any], apply: Callable[..., Any], use_xla: bool = False) -> Callable[..., Any]:
         annotated = context.within(annotator=self._annotator)
         self.compute, self.apply = annotated(compute), annotated(apply)
         return super().step(self.compute, self.apply)
 
-    def compile(self, function, use_xla=False):
+    def compile(self, function: Callable[..., Any], use_xla: bool = False) -> Callable[..., Any]:
         return function  # traced, once, by `lower_step`
 
 
-def lower_step(model, optimizer, layout, batch_size, task_feature_lengths, settings, pack=False,
+def lower_step(model: keras.Model, optimizer: keras.optimizers.Optimizer, layout: Layout, batch_size: int,
+               task_feature_lengths: dict[str, int], settings: StepSettings, pack: bool = False,
                objective: Objective | None = None) -> list[Lowered]:
     """Lowers one training step to programs that run one after the other.
 
@@ -167,7 +172,8 @@ def _lower(variables, layout, inputs, function, first_results=()):
     return Lowered(_with_iota_devices(text, tuple(layout.mesh.values())), arguments, results, updated, layout)
 
 
-def feature_specs(config, batch_size, task_feature_lengths, pack=False) -> dict[str, tf.TensorSpec]:
+def feature_specs(config: SwitchConfig, batch_size: int, task_feature_lengths: dict[str, int],
+                  pack: bool = False) -> dict[str, tf.TensorSpec]:
     """Returns the shapes of the seqio features that a step reads. Packed examples have segments and no positions."""
     stacks = {"encoder": "inputs"} if config.is_encoder_only else {"encoder": "inputs", "decoder": "targets"}
     lengths = {f"{stack}_input_tokens": length for stack, length in stacks.items()}

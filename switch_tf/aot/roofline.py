@@ -16,7 +16,7 @@ class Roofline(NamedTuple):
     links: float
 
     @classmethod
-    def of(cls, flops: float, memory_traffic: float, link_seconds: float, chip: Chip):
+    def of(cls, flops: float, memory_traffic: float, link_seconds: float, chip: Chip) -> "Roofline":
         """Returns the roofline of one chip's share of a step; `memory_traffic` in bytes."""
         return cls(flops / chip.flops, memory_traffic / chip.memory_bandwidth, link_seconds)
 

@@ -1,5 +1,6 @@
 """`switch-tf cache`: tokenises a task once, in several processes or on a cluster, for USE_CACHED_TASKS."""
 
+import argparse
 import contextlib
 import functools
 import os
@@ -20,7 +21,7 @@ switch-tf cache --gin_file=gin/tasks/c4.gin --output /data/cache --split train
 """
 
 
-def add_arguments(parser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the task, the output and the workers."""
     parser.add_argument("name", nargs="?", metavar="TASK",
                         help="a task or mixture (default: the one that the gin files name)")
@@ -38,7 +39,7 @@ def add_arguments(parser) -> None:
     gin_files.add_arguments(parser)
 
 
-def run(arguments) -> dict:
+def run(arguments: argparse.Namespace) -> dict:
     """Writes the incomplete shards; returns the sizes of the cache."""
     _check(arguments)
     files = task_files.files_of(arguments.name, arguments.gin_file)

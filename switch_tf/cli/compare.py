@@ -1,5 +1,6 @@
 """`switch-tf compare`: trains dense and sparse variants on the same batches, in turns, and reports on them."""
 
+import argparse
 import functools
 import re
 import sys
@@ -23,7 +24,7 @@ switch-tf compare --runs runs/dense runs/sparse --output runs/report
 """
 
 
-def add_arguments(parser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the gin arguments and, as an alternative, the runs to report on."""
     gin_files.add_arguments(parser)
     parser.add_argument("--runs", nargs="+", default=[], metavar="FOLDER",
@@ -32,7 +33,7 @@ def add_arguments(parser) -> None:
                         help="where the report on --runs goes (default: the folder 'comparison')")
 
 
-def run(arguments) -> dict:
+def run(arguments: argparse.Namespace) -> dict:
     """Trains the remaining steps, writes the report and prints its table; returns the content of comparison.json."""
     if arguments.runs:
         if arguments.gin_file or arguments.gin_bindings:
@@ -59,7 +60,7 @@ def _report(output, runs, arguments, is_complete=True):
     return result
 
 
-def described(arguments) -> tuple[Comparison, list[str]]:
+def described(arguments: argparse.Namespace) -> tuple[Comparison, list[str]]:
     """Returns the Comparison and the bindings of the command line that apply to every variant.
 
     Raises:

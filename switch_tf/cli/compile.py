@@ -1,5 +1,6 @@
 """`switch-tf compile`: compiles a gin run for a TPU pod without a TPU, and prints memory, collectives and times."""
 
+import argparse
 import functools
 import sys
 
@@ -22,7 +23,7 @@ switch-tf compile --gin_file=gin/models/switch_base_8.gin --gin_file=gin/tasks/c
 """
 
 
-def add_arguments(parser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the gin arguments and what to compile for."""
     gin_files.add_arguments(parser)
     parser.add_argument("--topology", required=True, metavar="NAME",
@@ -39,7 +40,7 @@ def add_arguments(parser) -> None:
                         help="try meshes, group sizes and capacity factors, and rank them by predicted time")
 
 
-def run(arguments) -> dict:
+def run(arguments: argparse.Namespace) -> dict:
     """Prints memory, collectives and times of one chip; returns the JSON object. Status 1 means that nothing fits.
 
     The model computes in bfloat16 unless ACTIVATION_DTYPE is set. No data, vocabulary or network is read.

@@ -1,5 +1,6 @@
 """`switch-tf convert`: converts weights of Hugging Face into a checkpoint to start from, and back."""
 
+import argparse
 import pathlib
 import sys
 
@@ -16,7 +17,7 @@ switch-tf convert --input runs/first --output first_hf --to hugging_face
 """
 
 
-def add_arguments(parser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the two folders."""
     parser.add_argument("--input", required=True, metavar="FOLDER",
                         help="a Hugging Face folder (config.json and tensors), a run folder or a checkpoint")
@@ -26,7 +27,7 @@ def add_arguments(parser) -> None:
                         help="to Hugging Face: slots of each expert for each sequence")
 
 
-def run(arguments) -> dict:
+def run(arguments: argparse.Namespace) -> dict:
     """Writes the output folder; returns what was converted."""
     source, output = pathlib.Path(arguments.input), pathlib.Path(arguments.output)
     to = arguments.to or (SWITCH_TF if format_of(source) == HUGGING_FACE else HUGGING_FACE)

@@ -1,5 +1,6 @@
 """`switch-tf doctor`: checks this machine, and prints a cure for each fault."""
 
+import argparse
 import dataclasses
 import sys
 
@@ -12,12 +13,12 @@ switch-tf doctor --json
 """
 
 
-def add_arguments(parser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Describes the command, which has no arguments."""
     parser.description = "Checks versions, accelerators, folders and resources of this machine."
 
 
-def run(arguments) -> dict:
+def run(arguments: argparse.Namespace) -> dict:
     """Runs every check and prints each finding at once; returns all, with `exit_status` 1 if any is a problem."""
     stream = sys.stderr if arguments.json else sys.stdout
     findings = []

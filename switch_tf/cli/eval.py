@@ -1,5 +1,6 @@
 """`switch-tf eval`: scores the checkpoints of a run by the metrics of their tasks."""
 
+import argparse
 import contextlib
 import itertools
 import pathlib
@@ -18,7 +19,7 @@ switch-tf eval --run runs/first --follow
 """
 
 
-def add_arguments(parser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the run, its checkpoints, the split, and the gin arguments that change its task or layout."""
     trained_run.add_arguments(parser)
     parser.add_argument("--step", default="last", metavar="N|best|last|all",
@@ -31,7 +32,7 @@ def add_arguments(parser) -> None:
                         help="go on with each new checkpoint of a run that is training, until the run ends")
 
 
-def run(arguments) -> dict:
+def run(arguments: argparse.Namespace) -> dict:
     """Evaluates the checkpoints, prints a table for each and writes scores and predictions; returns the scores."""
     folder = trained_run.folder_of(arguments)
     if arguments.examples is not None and arguments.examples < 1:

@@ -1,5 +1,6 @@
 """`switch-tf export`: writes a trained model as a SavedModel, texts in and out, which TensorFlow loads by itself."""
 
+import argparse
 import importlib
 import pathlib
 import sys
@@ -16,7 +17,7 @@ switch-tf export --run runs/first --step best --sampler beam --num_beams 4 --out
 """
 
 
-def add_arguments(parser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the run and its checkpoint or the model, the output, the sampler and the gin arguments."""
     trained_run.add_arguments(parser, is_required=False)
     parser.add_argument("--model", metavar="FILE", help="in place of --run: a model that Keras saved, model.keras")
@@ -30,7 +31,7 @@ def add_arguments(parser) -> None:
     sampler_arguments.add_arguments(parser)
 
 
-def run(arguments) -> dict:
+def run(arguments: argparse.Namespace) -> dict:
     """Writes the folder; returns what was exported."""
     sampler_arguments.check(arguments)
     _check_source(arguments)

@@ -1,5 +1,6 @@
 """Has gin parse the files and bindings of a command line; what is wrong with them is refused in one sentence."""
 
+import argparse
 import codecs
 import contextlib
 import importlib.util
@@ -9,6 +10,7 @@ import pkgutil
 import re
 import sys
 import tokenize
+from collections.abc import Sequence
 
 import gin
 from gin import config as gin_config
@@ -22,7 +24,7 @@ from switch_tf.refusals import Refusal
 _MISTAKES = (OSError, ValueError, TypeError, AttributeError, ImportError, NameError, RuntimeError)
 
 
-def add_arguments(parser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares `--gin_file` and `--gin_search_paths`; `--gin.NAME=VALUE` is taken by main."""
     parser.add_argument("--gin_file", action="append", default=[], metavar="FILE",
                         help="gin file, repeatable; the one given last wins. Shipped files such as "
@@ -34,7 +36,7 @@ def add_arguments(parser) -> None:
         "--gin.MODEL_DIR=\"'runs/x'\".")
 
 
-def parse(files, bindings=(), search_paths: str = "") -> None:
+def parse(files: Sequence[str], bindings: Sequence[str] = (), search_paths: str = "") -> None:
     """Parses the gin files, then the bindings "NAME=VALUE", of a whole run into gin's global configuration.
 
     Args:
@@ -50,7 +52,7 @@ def parse(files, bindings=(), search_paths: str = "") -> None:
     gin_macros.check([*texts, *bindings])
 
 
-def parse_files(files, search_paths: str | None = None) -> list[str]:
+def parse_files(files: Sequence[str], search_paths: str | None = None) -> list[str]:
     """Parses gin files, in place of what gin has parsed before.
 
     Args:
@@ -75,7 +77,7 @@ def parse_files(files, search_paths: str | None = None) -> list[str]:
     return texts
 
 
-def parse_bindings(bindings) -> None:
+def parse_bindings(bindings: Sequence[str]) -> None:
     """Parses bindings "NAME=VALUE" on top of the files.
 
     Raises:

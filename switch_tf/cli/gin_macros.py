@@ -2,6 +2,8 @@
 
 import copy
 import re
+from collections.abc import Sequence
+from typing import Any
 
 from gin import config as gin_config
 
@@ -26,7 +28,7 @@ def values() -> dict:
             if selector == _MACRO and "value" in parameters}
 
 
-def made(name: str):
+def made(name: str) -> Any:
     """Returns the value of a macro, with what it refers to made; None for a macro without a value."""
     return copy.deepcopy(values().get(name))
 
@@ -38,7 +40,7 @@ def required() -> list[str]:
             and value.config_key[0].endswith("REQUIRED")]
 
 
-def check(texts) -> None:
+def check(texts: list[str]) -> None:
     """Refuses macros of a whole run that have no value, that nothing uses, or that stand for themselves.
 
     Args:
@@ -80,7 +82,7 @@ def check_endless() -> None:
         follow(name, ())
 
 
-def check_read(bindings) -> None:
+def check_read(bindings: Sequence[str]) -> None:
     """Refuses a macro of the command line that no part of the run reads.
 
     A part of this package is read if the trainer leads to it, any other function if a parameter of it is bound: gin

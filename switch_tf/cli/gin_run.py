@@ -4,7 +4,10 @@ In two steps, because importing TensorFlow takes seconds: `look` and `load` refu
 `on_this_machine` and `on_devices` what is wrong with the parts together.
 """
 
+import argparse
 import copy
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import gin
 from gin import config as gin_config
@@ -25,7 +28,8 @@ PARTS = ("a model (gin/models/switch_tiny.gin), a task (gin/tasks/docs_corpus.gi
          "(gin/runs/pretrain.gin)")
 
 
-def load(arguments, defaults=(), num_cpu_devices=None, check=None) -> set[str]:
+def load(arguments: argparse.Namespace, defaults: Sequence[str] = (), num_cpu_devices: int | None = None,
+         check: Callable[..., Any] | None = None) -> set[str]:
     """Parses a command's gin files and bindings, and imports TensorFlow if nothing is wrong with them.
 
     Args:
@@ -49,7 +53,7 @@ def load(arguments, defaults=(), num_cpu_devices=None, check=None) -> set[str]:
     return set(gin_macros.values())
 
 
-def look(files, bindings=(), search_paths="") -> Experiment:
+def look(files: Sequence[str], bindings: Sequence[str] = (), search_paths: str = "") -> Experiment:
     """Parses gin files and bindings, and refuses what is wrong with them before TensorFlow is imported.
 
     Returns:
@@ -82,7 +86,7 @@ def experiment() -> Experiment:
                       lambda: _trainer_argument("model"), lambda: _trainer_argument("optimizer"), _objective)
 
 
-def or_mistake(action):
+def or_mistake(action: Callable[[], Any]) -> Any:
     """Returns the result of an action; a value that it refuses is the user's mistake."""
     try:
         return action()
@@ -93,7 +97,7 @@ def or_mistake(action):
         raise Refusal(first_line(error)) from error
 
 
-def on_this_machine(is_checked=True) -> Experiment:
+def on_this_machine(is_checked: bool = True) -> Experiment:
     """Returns the experiment that gin has parsed on the devices of this process and of those that train with it.
 
     Starts the devices: if there are several processes, they have to meet before TensorFlow does anything else.
@@ -106,7 +110,7 @@ def on_this_machine(is_checked=True) -> Experiment:
     return or_mistake(lambda: _on(partitioner.layout, partitioner, is_checked))
 
 
-def on_devices(num_devices: int, kind: str, is_checked=True) -> Experiment:
+def on_devices(num_devices: int, kind: str, is_checked: bool = True) -> Experiment:
     """Returns the experiment that gin has parsed on a number of devices of another machine.
 
     Raises:

@@ -6,6 +6,7 @@ come from gin's own parser, so gin reads the same ones afterwards.
 """
 
 import os
+import pathlib
 import tokenize
 from typing import NamedTuple
 
@@ -44,7 +45,7 @@ class _Macro(NamedTuple):
         return f"%{self.name}"
 
 
-def check(file, search_paths: str = "") -> None:
+def check(file: str | pathlib.Path, search_paths: str = "") -> None:
     """Refuses the gin file of a run, and what it includes, if it names anything that the package does not ship.
 
     Nothing is imported or executed.

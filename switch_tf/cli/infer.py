@@ -1,5 +1,6 @@
 """`switch-tf infer`: predictions of a trained model for texts, or the likelihoods of given targets."""
 
+import argparse
 import contextlib
 import pathlib
 import sys
@@ -15,7 +16,7 @@ switch-tf infer --run runs/first --interactive
 """
 
 
-def add_arguments(parser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the run, its checkpoint, the files, the sampler and the gin arguments."""
     trained_run.add_arguments(parser)
     trained_run.add_checkpoint_argument(parser)
@@ -36,7 +37,7 @@ def add_arguments(parser) -> None:
     sampler_arguments.add_arguments(parser)
 
 
-def run(arguments) -> dict:
+def run(arguments: argparse.Namespace) -> dict:
     """Answers the input; returns the numbers of lines and errors."""
     _check(arguments)
     folder = trained_run.folder_of(arguments)

@@ -1,5 +1,6 @@
 """`switch-tf inspect`: prints parameters by part, FLOPs, bytes and, under a layout, bytes per device."""
 
+import argparse
 import pathlib
 import sys
 
@@ -21,7 +22,7 @@ switch-tf inspect --list
 """
 
 
-def add_arguments(parser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the model to inspect and the lengths of a sequence."""
     parser.add_argument("what", nargs="?", metavar="PRESET|GIN_FILE|RUN|CHECKPOINT|FOLDER",
                         help="a preset such as switch_base_8, a model's gin file, a run folder, a checkpoint folder or "
@@ -32,7 +33,7 @@ def add_arguments(parser) -> None:
     gin_files.add_arguments(parser)
 
 
-def run(arguments) -> dict:
+def run(arguments: argparse.Namespace) -> dict:
     """Prints and returns the presets, or the sizes of one model, which is not built."""
     stream = sys.stderr if arguments.json else sys.stdout
     if arguments.list:

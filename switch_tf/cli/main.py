@@ -6,6 +6,7 @@ import os
 import re
 import sys
 import textwrap
+from collections.abc import Sequence
 
 from switch_tf.cli import paths
 from switch_tf.configs import shipped_gin
@@ -60,7 +61,7 @@ class _Parser(argparse.ArgumentParser):
         super().error(message)
 
 
-def main(argv=None) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command.
 
     A command is a module with `add_arguments(parser)`, `run(arguments) -> dict` and EXAMPLES, two command lines that

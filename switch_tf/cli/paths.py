@@ -1,5 +1,7 @@
 """Checks of arguments that are paths, because a URL would become a local folder of that name."""
 
+import argparse
+
 from switch_tf import checks
 
 # Metavars of arguments that are paths.
@@ -8,7 +10,7 @@ _PATHS = ("FILE", "FOLDER", "PATH", "RUN", "CHECKPOINT")
 _READABLE = {("vocabulary", "input")}
 
 
-def check(parser, arguments) -> None:
+def check(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
     """Refuses URLs among the paths of a command line.
 
     Args:
@@ -26,4 +28,4 @@ def check(parser, arguments) -> None:
         value = getattr(arguments, action.dest, None)
         for path in value if isinstance(value, list) else [value]:
             if isinstance(path, str) and path:
-                checks.local(action.option_strings[0] if action.option_strings else action.metavar, path)
+                checks.local(action.option_strings[0] if action.option_strings else str(action.metavar), path)

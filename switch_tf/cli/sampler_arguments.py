@@ -1,6 +1,12 @@
 """Arguments of commands that decode: the sampler and its settings."""
 
+import argparse
+from typing import TYPE_CHECKING
+
 from switch_tf.refusals import Refusal
+
+if TYPE_CHECKING:
+    from switch_tf.decoding import Sampler
 
 # Sampler -> (name, type, help) of its settings.
 _SAMPLERS = {
@@ -15,7 +21,7 @@ _SAMPLERS = {
 }
 
 
-def add_arguments(parser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the sampler, its settings and the length."""
     parser.add_argument("--max_length", type=int, metavar="N",
                         help="tokens to decode at most (default: the targets of TASK_FEATURE_LENGTHS)")
@@ -26,7 +32,7 @@ def add_arguments(parser) -> None:
             parser.add_argument(f"--{name}", type=kind, metavar="X", help=f"with --sampler {sampler}: {meaning}")
 
 
-def check(arguments) -> None:
+def check(arguments: argparse.Namespace) -> None:
     """Refuses settings of samplers that are not chosen."""
     if arguments.max_length is not None and arguments.max_length < 1:
         raise Refusal(f"--max_length must be at least 1, not {arguments.max_length}.")
@@ -36,7 +42,7 @@ def check(arguments) -> None:
                 raise Refusal(f"--{name} goes with --sampler {sampler}, not {arguments.sampler}.")
 
 
-def sampler(arguments):
+def sampler(arguments: argparse.Namespace) -> "Sampler":
     """Returns the sampler of a command line.
 
     Raises:

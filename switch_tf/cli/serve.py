@@ -1,5 +1,6 @@
 """`switch-tf serve`: serves a trained model over HTTP, with a page that shows the experts of a text's tokens."""
 
+import argparse
 import sys
 import time
 
@@ -13,7 +14,7 @@ switch-tf serve --run runs/first --port 9000 --sampler beam --num_beams 4
 """
 
 
-def add_arguments(parser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the run, its checkpoint, the address, the limits, the sampler and the gin arguments."""
     trained_run.add_arguments(parser)
     trained_run.add_checkpoint_argument(parser)
@@ -33,7 +34,7 @@ def add_arguments(parser) -> None:
     sampler_arguments.add_arguments(parser)
 
 
-def run(arguments) -> dict:
+def run(arguments: argparse.Namespace) -> dict:
     """Serves until a signal comes; returns the address."""
     for name in ("batch_size", "max_waiting", "max_request_bytes"):
         if getattr(arguments, name) < 1:

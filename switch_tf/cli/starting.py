@@ -1,5 +1,6 @@
 """Trainers of runs that gin has parsed."""
 
+import pathlib
 from collections.abc import Sequence
 
 import gin
@@ -13,7 +14,7 @@ from switch_tf.reporting import origin
 _VOCABULARY = "switch_tf.configs.run.Run.vocabulary"
 
 
-def make_trainer(described: Experiment, initial_weights, words: Sequence[str]) -> tuple:
+def make_trainer(described: Experiment, initial_weights: str | pathlib.Path, words: Sequence[str]) -> tuple:
     """Makes the trainer of a run, with the vocabulary that its weights need.
 
     Args:

@@ -1,5 +1,7 @@
 """Shipped and own gin files of tasks, for `tasks` and `cache`."""
 
+import argparse
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from switch_tf.cli import gin_files, gin_macros
@@ -18,7 +20,7 @@ class TaskFile(NamedTuple):
     required: list[str]
 
 
-def read(files, search_paths: str = "") -> list[TaskFile]:
+def read(files: Sequence[str], search_paths: str = "") -> list[TaskFile]:
     """Returns what each of some gin files says about its task; gin forgets what it has parsed before."""
     found = []
     for file in files:
@@ -56,7 +58,7 @@ def files_of(name: str | None, given: list[str]) -> list[str]:
                   "`switch-tf tasks` lists them; one of your own needs its --gin_file.")
 
 
-def apply(files, arguments) -> None:
+def apply(files: Sequence[str], arguments: argparse.Namespace) -> None:
     """Parses gin files and the command line's bindings, imports TensorFlow, and makes the task that they name.
 
     Raises:

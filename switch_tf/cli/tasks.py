@@ -1,5 +1,6 @@
 """`switch-tf tasks`: lists tasks and mixtures, or shows examples of one. Nothing is downloaded."""
 
+import argparse
 import sys
 
 from switch_tf.cli import gin_files, gin_macros, task_files
@@ -15,7 +16,7 @@ switch-tf tasks docs_corpus_span_corruption
 """
 
 
-def add_arguments(parser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the task to show, its split, and gin files of the user's own tasks."""
     parser.add_argument("name", nargs="?", metavar="NAME", help="a task or mixture to show three examples of")
     parser.add_argument("--split", help="of which split (default: train, or the first that there is)")
@@ -23,7 +24,7 @@ def add_arguments(parser) -> None:
     gin_files.add_arguments(parser)
 
 
-def run(arguments) -> dict:
+def run(arguments: argparse.Namespace) -> dict:
     """Prints and returns the list or the examples."""
     stream = sys.stderr if arguments.json else sys.stdout
     if not arguments.name:

@@ -1,5 +1,6 @@
 """`switch-tf train`: gin files in, a run folder out."""
 
+import argparse
 import atexit
 import os
 import sys
@@ -19,7 +20,7 @@ switch-tf train --gin_file=gin/models/switch_tiny.gin --gin_file=gin/tasks/docs_
 """
 
 
-def add_arguments(parser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the gin arguments, `--devices` and `--processes`."""
     gin_files.add_arguments(parser)
     parser.add_argument("--devices", type=int, metavar="N",
@@ -29,7 +30,7 @@ def add_arguments(parser) -> None:
                              "TF_CONFIG instead (docs/layouts.md)")
 
 
-def run(arguments) -> dict:
+def run(arguments: argparse.Namespace) -> dict:
     """Trains to the last step or until interrupted; returns the summary of the run."""
     if arguments.processes != 1:
         gin_run.look(arguments.gin_file, arguments.gin_bindings, arguments.gin_search_paths)

@@ -1,7 +1,10 @@
 """Arguments of commands on a trained run: its folder, its checkpoint and its configuration."""
 
+import argparse
 import pathlib
 import re
+from collections.abc import Sequence
+from typing import Any
 
 from switch_tf.checkpoints import run_config
 from switch_tf.checkpoints.run_folder import CONFIGURATION
@@ -13,7 +16,7 @@ from switch_tf.refusals import Refusal
 _ONE_DEVICE = ["Layout.rules=()", "Layout.at_rest_rules=()", "Layout.backend='auto'"]
 
 
-def add_arguments(parser, is_required=True) -> None:
+def add_arguments(parser: argparse.ArgumentParser, is_required: bool = True) -> None:
     """Declares the run and the gin arguments that change its configuration."""
     gin_files.add_arguments(parser)
     parser.add_argument("--run", required=is_required, metavar="FOLDER",
@@ -23,7 +26,7 @@ def add_arguments(parser, is_required=True) -> None:
                              "file is a program")
 
 
-def folder_of(arguments) -> pathlib.Path:
+def folder_of(arguments: argparse.Namespace) -> pathlib.Path:
     """Returns the run folder; refuses any other folder."""
     folder = pathlib.Path(arguments.run)
     if not (folder / CONFIGURATION).is_file() and not run_config.is_in(folder):
@@ -31,7 +34,8 @@ def folder_of(arguments) -> pathlib.Path:
     return folder
 
 
-def load(arguments, folder, num_cpu_devices=None, defaults=(), on_host=False) -> Experiment:
+def load(arguments: argparse.Namespace, folder: pathlib.Path, num_cpu_devices: int | None = None,
+         defaults: Sequence[str] = (), on_host: bool = False) -> Experiment:
     """Returns the run of its gin file and the command line, on this machine's devices; see `gin_run.load`.
 
     Raises:
@@ -64,7 +68,7 @@ def _use_host(arguments):
     devices.use_host(arguments.command)
 
 
-def load_on_one_device(arguments, folder):
+def load_on_one_device(arguments: argparse.Namespace, folder: pathlib.Path) -> Any:
     """Returns the run on one device, whatever its layout; a `SavedRun` without gin if its `config.json` allows that.
 
     On a TPU VM the device is the host's CPU. With a `config.json`, neither the task nor its data are needed, and
@@ -88,13 +92,13 @@ def load_on_one_device(arguments, folder):
     return described
 
 
-def add_raw_argument(parser) -> None:
+def add_raw_argument(parser: argparse.ArgumentParser) -> None:
     """Declares --raw, which reads texts without the conventions of the run's task."""
     parser.add_argument("--raw", action="store_true",
                         help="read texts as they are: without the task's prefix, and <extra_id_0> as a gap")
 
 
-def add_checkpoint_argument(parser) -> None:
+def add_checkpoint_argument(parser: argparse.ArgumentParser) -> None:
     """Declares the one checkpoint of the run to use, see `selection.select_one`."""
     parser.add_argument("--step", default="last", metavar="N|best|last",
                         help="a step, the best one by the run's BEST_METRIC, or the newest (default)")

@@ -1,5 +1,6 @@
 """`switch-tf verify-layout`: compares the step of a gin run under its layout with the same step on one device."""
 
+import argparse
 import sys
 import tempfile
 
@@ -14,14 +15,14 @@ switch-tf verify-layout --gin_file=gin/runs/demo.gin --gin_file=gin/layouts/data
 """
 
 
-def add_arguments(parser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the gin arguments, `--devices` and `--steps`."""
     gin_files.add_arguments(parser)
     parser.add_argument("--devices", type=int, default=8, metavar="N", help="virtual CPU devices (default 8)")
     parser.add_argument("--steps", type=int, default=3, metavar="N", help="training steps to compare (default 3)")
 
 
-def run(arguments) -> dict:
+def run(arguments: argparse.Namespace) -> dict:
     """Prints and returns the largest differences and the collectives. Status 1 means that they are too large.
 
     Computes in float64 unless ACTIVATION_DTYPE is set. MODEL_DIR is not needed.

@@ -1,5 +1,6 @@
 """`switch-tf vocabulary`: trains a SentencePiece model on text files."""
 
+import argparse
 import sys
 
 from switch_tf import checks, sentencepiece_training
@@ -15,7 +16,7 @@ switch-tf vocabulary --input pairs.jsonl --field inputs targets --size 8000 --ou
 """
 
 
-def add_arguments(parser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the files to read, the size and the output."""
     parser.add_argument("--input", nargs="+", required=True, metavar="FILE",
                         help="files or globs: .txt (a text a line), .jsonl, .json, .tsv, .csv, each also as .gz")
@@ -26,7 +27,7 @@ def add_arguments(parser) -> None:
                         help="keys or columns to read, numbers in tables without a header (default: text)")
 
 
-def run(arguments) -> dict:
+def run(arguments: argparse.Namespace) -> dict:
     """Trains a vocabulary; returns its sizes and the `vocab_size` that a model needs."""
     checks.integer("--size", arguments.size, at_least=1)
     sentencepiece_training.check_output(arguments.output)

@@ -3,6 +3,7 @@
 import dataclasses
 import pathlib
 import statistics
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -68,7 +69,7 @@ class Curves:
         return 3.0 * self.steps * self.record["BATCH_SIZE"] * self.config.flops_per_sequence(lengths["inputs"], targets)
 
 
-def read(folder, name: str) -> Curves:
+def read(folder: str | pathlib.Path, name: str) -> Curves:
     """Reads a run folder, finished or not.
 
     Raises:
@@ -114,7 +115,7 @@ def told_apart(runs: list[Curves]) -> list[Curves]:
             else dataclasses.replace(run, name=str(run.folder)) for run in runs]
 
 
-def smoothed(losses) -> np.ndarray:
+def smoothed(losses: Sequence[float]) -> np.ndarray:
     """Returns the mean of each loss and the two before it. The first two have fewer to average.
 
     Means are exact before they are rounded, so a tie between two runs stays a tie.

@@ -4,7 +4,8 @@ import contextlib
 import dataclasses
 import pathlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from switch_tf import checks
 from switch_tf.messages import first_line
@@ -74,7 +75,7 @@ class Comparison:
         """Returns the run folder of a variant and a seed."""
         return pathlib.Path(self.model_dir) / variant / f"seed_{seed}"
 
-    def words(self, variant: str, seed: int, bindings=()) -> tuple[list[str], list[str]]:
+    def words(self, variant: str, seed: int, bindings: Sequence[str] = ()) -> tuple[list[str], list[str]]:
         """Returns the gin files and bindings of a run. The `bindings` of the command line come last."""
         variant_files, variant_bindings = _parted(self.variants[variant])
         files, common_bindings = _parted(self.common)
@@ -86,7 +87,7 @@ def _parted(words):
     return [word for word in words if word.endswith(".gin")], [word for word in words if not word.endswith(".gin")]
 
 
-def check_words(name: str, words) -> None:
+def check_words(name: str, words: Any) -> None:
     """Raises a Refusal, under `name`, unless words are a list of gin files and bindings of a variant."""
     if not isinstance(words, list | tuple) or not all(isinstance(word, str) for word in words):
         raise Refusal(f"{name} must be a list of gin files and bindings, not {checks.shown(words)}.")

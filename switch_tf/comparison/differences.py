@@ -1,6 +1,8 @@
 """Lists the differences between the configurations of two runs, the most important first, without TensorFlow."""
 
 # Entries of `continuation.record`, ordered by how much they can explain of a difference between two losses.
+from collections.abc import Iterable
+
 _ORDER = ("SwitchConfig.", "SwitchTransformer.", "INITIAL_CHECKPOINT", "MIXTURE_OR_TASK_NAME", "training data",
           "held-out data", "vocabulary", "TASK_FEATURE_LENGTHS", "Run.pack", "Run.cache_parts", "optimizer",
           "learning rate", "BATCH_SIZE", "TRAIN_STEPS", "StepSettings.", "Run.eval_batches", "Run.", "EVAL_PERIOD")
@@ -19,7 +21,7 @@ _OF_EXPERTS = frozenset(f"SwitchConfig.{name}" for name in (
     "attention_expert_dtype", "expert_capacity", "semantics"))
 
 
-def by_importance(names) -> list[str]:
+def by_importance(names: Iterable[str]) -> list[str]:
     """Sorts names of a record: the model's first, periods last."""
     return sorted(names, key=lambda name: next(
         (place for place, start in enumerate(_ORDER) if name.startswith(start)), len(_ORDER)))

@@ -1,10 +1,12 @@
 """Checks that runs can be compared: same data, same rules, same work per token. Needs no TensorFlow."""
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from switch_tf.checkpoints import continuation
 from switch_tf.comparison import differences
 from switch_tf.configs.choices import nearest
+from switch_tf.configs.run import Run
 from switch_tf.configs.switch_config import SwitchConfig
 from switch_tf.refusals import Refusal
 
@@ -28,7 +30,7 @@ class Work(NamedTuple):
     capacity_padding_share: float
 
 
-def work(config, task_feature_lengths: dict) -> Work:
+def work(config: SwitchConfig, task_feature_lengths: dict) -> Work:
     """Returns the work of a configuration's model for the lengths of "inputs" and "targets" in tokens."""
     inputs = task_feature_lengths["inputs"]
     targets = 0 if config.is_encoder_only else task_feature_lengths["targets"]
@@ -42,7 +44,7 @@ def baseline(configs: dict[str, Any]) -> str:
     return next((name for name, config in configs.items() if not config.num_experts), next(iter(configs)))
 
 
-def check_run(run) -> None:
+def check_run(run: Run) -> None:
     """Checks that a Run trains to its last step and has held-out losses.
 
     Raises:
@@ -54,7 +56,7 @@ def check_run(run) -> None:
         raise Refusal("a comparison is one of held-out losses; set EVAL_PERIOD above 0.")
 
 
-def check_work(configs: dict[str, Any], task_feature_lengths: dict, unequal_work=()) -> None:
+def check_work(configs: dict[str, Any], task_feature_lengths: dict, unequal_work: Sequence[str] = ()) -> None:
     """Checks that the work of all variants per token, without the router, is the baseline's.
 
     Args:
@@ -79,7 +81,7 @@ def _without_router(cost):
     return cost.flops_per_token * (1 - cost.router_flops_share)
 
 
-def check_records(records: dict[str, dict], may_differ=()) -> None:
+def check_records(records: dict[str, dict], may_differ: Sequence[str] = ()) -> None:
     """Checks that the runs of variants differ in model, optimizer and seed alone.
 
     Args:
@@ -161,7 +163,7 @@ def without_seed(record: dict) -> dict:
     return {name: value for name, value in record.items() if name != "SEED"}
 
 
-def config_of(record: dict):
+def config_of(record: dict) -> SwitchConfig:
     """Returns the SwitchConfig of a checkpoint's record."""
     return SwitchConfig(**continuation.model_fields(record))
 

@@ -23,7 +23,7 @@ _COLUMNS = ("variant", "experts", "parameters", "FLOPs/token", "router", "paddin
             "speed-up in steps", "speed-up in time")
 
 
-def write(folder, curves: list[Curves]) -> dict:
+def write(folder: str | pathlib.Path, curves: list[Curves]) -> dict:
     """Writes the three files into a folder and returns the content of comparison.json."""
     folder = pathlib.Path(folder)
     with writing(folder):

@@ -40,7 +40,8 @@ def _variant_of(folder):
     return (folder.parent if is_seed else folder).resolve().name
 
 
-def report(output, runs: Iterable[tuple[str, pathlib.Path]], is_complete: bool = True) -> tuple[dict, str]:
+def report(output: str | pathlib.Path, runs: Iterable[tuple[str, pathlib.Path]],
+           is_complete: bool = True) -> tuple[dict, str]:
     """Writes the report on runs.
 
     Args:

@@ -17,7 +17,7 @@ class SameBatches:
         path: Path of a file of JSON lines, which may have hashes already.
     """
 
-    def __init__(self, path):
+    def __init__(self, path: str | pathlib.Path):
         self._path = pathlib.Path(path)
         self._known = {}
         self._new = []

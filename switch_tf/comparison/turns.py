@@ -1,6 +1,8 @@
 """Trains all variants of a seed a few steps each in turn, so that a busy machine slows all alike."""
 
 import contextlib
+import pathlib
+from collections.abc import Callable
 
 from switch_tf.comparison.description import naming
 from switch_tf.comparison.progress import OfVariant, Progress
@@ -30,8 +32,8 @@ def next_turn(steps: dict[str, int], train_steps: dict[str, int], turn: int) -> 
     return name, min((index + 1) * turn, train_steps[name])
 
 
-def train(trainers: dict, configurations: dict[str, str], progress: Progress, batches_file, turn: int,
-          stop_reason=lambda: None) -> bool:
+def train(trainers: dict, configurations: dict[str, str], progress: Progress, batches_file: str | pathlib.Path,
+          turn: int, stop_reason: Callable[[], str | None] = lambda: None) -> bool:
     """Trains the variants of a seed from their newest checkpoints to the last step.
 
     Args:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from switch_tf.configs import policies
 from switch_tf.configs.choices import GATED_ACTIVATIONS
@@ -12,7 +12,7 @@ class Weight(NamedTuple):
     """`count` weights of one `shape` and the same logical `axes`, in one `part` of the model."""
 
     part: str
-    count: int
+    count: int  # type: ignore[assignment]  # hides a method of tuple that nobody calls
     shape: tuple[int, ...]
     axes: tuple[str, ...]
 
@@ -21,7 +21,7 @@ class Weight(NamedTuple):
         return self.count * math.prod(self.shape)
 
 
-def weights(config) -> Iterator[Weight]:
+def weights(config: Any) -> Iterator[Weight]:
     """Yields every weight of the model, one kind at a time."""
     d, heads, kv, f, e = config.d_model, config.num_heads, config.d_kv, config.d_ff, config.num_experts
     expert_f = config.expert_width
@@ -52,7 +52,7 @@ def weights(config) -> Iterator[Weight]:
         yield Weight("experts", 2 * num_sparse_attentions, (e, expert_f, heads * kv), ("expert", "expert_mlp", "embed"))
 
 
-def parameters_by_part(config) -> dict[str, int]:
+def parameters_by_part(config: Any) -> dict[str, int]:
     """Counts parameters by part: "embedding", "attention", "experts", ... Leaves out parts without any."""
     parts: dict[str, int] = {}
     for weight in weights(config):
@@ -60,7 +60,7 @@ def parameters_by_part(config) -> dict[str, int]:
     return {part: size for part, size in parts.items() if size}
 
 
-def flops_by_part(config, inputs_length: int, targets_length: int) -> dict[str, int]:
+def flops_by_part(config: Any, inputs_length: int, targets_length: int) -> dict[str, int]:
     """Counts the FLOPs of one sequence's forward pass by part, two per multiply-add.
 
     The first four parts are weight products of the tokens that pass through them, as in the paper's Table 9 (footnote
@@ -111,13 +111,13 @@ def _expert_rows_per_token(config, is_decoder):
     return config.train_capacity_factor if policy.experts_choose else config.num_choices(is_decoder)
 
 
-def flops_per_sequence(config, inputs_length: int, targets_length: int) -> int:
+def flops_per_sequence(config: Any, inputs_length: int, targets_length: int) -> int:
     """Counts the FLOPs of the weight products in one sequence's forward pass, as Table 9 of the paper."""
     parts = flops_by_part(config, inputs_length, targets_length)
     return sum(parts[part] for part in ("attention", "feed_forward", "experts", "router"))
 
 
-def flops_per_step(config, batch_size: int, inputs_length: int, targets_length: int) -> int:
+def flops_per_step(config: Any, batch_size: int, inputs_length: int, targets_length: int) -> int:
     """Counts the FLOPs of a training step: a forward pass, and a backward pass of twice as many.
 
     Excludes capacity padding and recomputation, so both lower the reported utilisation.

@@ -1,6 +1,8 @@
 """Words that configurations and layers choose from, and the sentences that refuse others."""
 
 import difflib
+from collections.abc import Iterable
+from typing import Any
 
 from switch_tf.checks import shown
 from switch_tf.refusals import Refusal
@@ -17,14 +19,14 @@ TRAINABLE = ("all", "all_but_experts", "experts", "router", "decoder")
 ATTENTION_EXPERT_DTYPES = ("float32", "auto")
 
 
-def check_choice(name: str, value, choices) -> None:
+def check_choice(name: str, value: Any, choices: Iterable[str]) -> None:
     """Raises a Refusal that names the nearest choice unless a value is one of `choices`."""
     if not isinstance(value, str) or value not in choices:
         listed = ", ".join(repr(choice) for choice in choices)
         raise Refusal(f"{name} must be one of {listed}, not {shown(value)}.{nearest(value, choices)}")
 
 
-def nearest(word, choices) -> str:
+def nearest(word: str | int, choices: Iterable[str]) -> str:
     """Returns a sentence with the choice that is most like `word`, "" if none is alike."""
     matches = difflib.get_close_matches(str(word), list(choices), n=1, cutoff=0.6)
     return f" Did you mean {matches[0]!r}?" if matches else ""

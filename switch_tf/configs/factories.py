@@ -5,6 +5,15 @@ name, the parameters and the defaults of what it makes, so that gin binds, check
 """
 
 import importlib
+import pathlib
+from typing import TYPE_CHECKING, Any
+
+from switch_tf.configs.run import Run, StepSettings
+from switch_tf.configs.switch_config import SwitchConfig
+
+if TYPE_CHECKING:
+    import keras
+
 
 # Modules by the names of the parts that they define. All are on higher floors, so they are named, not imported.
 MODULES = {
@@ -18,41 +27,48 @@ MODULES = {
 }
 
 
-def SwitchTransformer(config, dtype=None, name="switch_transformer"):
+def SwitchTransformer(config: SwitchConfig, dtype: str | None = None,
+                      name: str = "switch_transformer") -> "keras.Model":
     """Returns a new model, not built."""
     return _make("SwitchTransformer", locals())
 
 
-def dtype_policy(activation_dtype="auto"):
+def dtype_policy(activation_dtype: str = "auto") -> str:
     """Returns the name of the Keras dtype policy for a dtype of activations."""
     return _make("dtype_policy", locals())
 
 
-def Adafactor(learning_rate=1e-3, decay_exponent=0.8, epsilon=1e-30, clip_threshold=1.0, scales_by_parameter=True,
-              minimum_scale=1e-3, name="adafactor", weight_decay=None, clipnorm=None, clipvalue=None,
-              global_clipnorm=None, use_ema=False, ema_momentum=0.99, ema_overwrite_frequency=None,
-              loss_scale_factor=None, gradient_accumulation_steps=None):
+def Adafactor(learning_rate: "float | keras.optimizers.schedules.LearningRateSchedule" = 1e-3,
+              decay_exponent: float = 0.8, epsilon: float = 1e-30, clip_threshold: float = 1.0,
+              scales_by_parameter: bool = True, minimum_scale: float = 1e-3, name: str = "adafactor",
+              weight_decay: float | None = None, clipnorm: float | None = None, clipvalue: float | None = None,
+              global_clipnorm: float | None = None, use_ema: bool = False, ema_momentum: float = 0.99,
+              ema_overwrite_frequency: int | None = None, loss_scale_factor: float | None = None,
+              gradient_accumulation_steps: int | None = None) -> "keras.optimizers.Optimizer":
     """Returns a new optimizer; the parameters after `name` are those of every Keras optimizer."""
     return _make("Adafactor", locals())
 
 
-def RsqrtDecay(base=1.0, warmup_steps=10_000):
+def RsqrtDecay(base: float = 1.0, warmup_steps: int = 10_000) -> "keras.optimizers.schedules.LearningRateSchedule":
     """Returns T5's learning rate schedule."""
     return _make("RsqrtDecay", locals())
 
 
-def Cooldown(schedule, last_step, share=0.3):
+def Cooldown(schedule: "float | keras.optimizers.schedules.LearningRateSchedule", last_step: int,
+             share: float = 0.3) -> "keras.optimizers.schedules.LearningRateSchedule":
     """Returns a schedule that brings another one down to 0 at the end of a run."""
     return _make("Cooldown", locals())
 
 
-def create_partitioner(layout):
+def create_partitioner(layout: Any) -> Any:
     """Returns the partitioner for a layout on this machine's devices, which it starts."""
     return _make("create_partitioner", locals())
 
 
-def Trainer(model, optimizer, run, step_settings=None, partitioner=None, initial_weights=None, activation_dtype=None,
-            objective=None):
+def Trainer(model: "keras.Model", optimizer: "keras.optimizers.Optimizer", run: Run,
+            step_settings: StepSettings | None = None, partitioner: Any = None,
+            initial_weights: str | pathlib.Path | None = None, activation_dtype: str | None = None,
+            objective: Any = None) -> Any:
     """Returns the trainer of a run."""
     return _make("Trainer", locals())
 

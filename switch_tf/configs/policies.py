@@ -7,6 +7,7 @@ Configurations read the properties without importing Keras, so a record may give
 import dataclasses
 import pkgutil
 from collections.abc import Callable
+from typing import Any
 
 from switch_tf import checks
 from switch_tf.configs.choices import EXPLORATIONS, SECOND_EXPERT_POLICIES, check_choice, nearest
@@ -80,7 +81,7 @@ class Policy:
         """`decide`, imported if necessary."""
         return _resolve(self.decide)
 
-    def updated(self, state, load) -> dict:
+    def updated(self, state: dict, load: Any) -> dict:
         """Returns the state after a training step, see `update`."""
         return _resolve(self.update)(self, state, load)
 
@@ -208,7 +209,8 @@ def resolve(policy: str | Policy, second_expert_policy: str, second_expert_thres
     named = get(policy, "policy")
     if policy not in ("top2", "top_n"):
         return named
-    return dataclasses.replace(named, second_expert=second_expert_policy, threshold=second_expert_threshold)
+    changes: dict[str, Any] = {"second_expert": second_expert_policy, "threshold": second_expert_threshold}
+    return dataclasses.replace(named, **changes)
 
 
 def to_config(policy: str | Policy) -> str | dict:
@@ -228,7 +230,7 @@ def from_config(config: str | dict) -> str | Policy:
     return dataclasses.replace(get(config["name"]), **config)
 
 
-def check_options(policy: Policy, num_selected_experts, num_experts, exploration) -> None:
+def check_options(policy: Policy, num_selected_experts: int, num_experts: int, exploration: str) -> None:
     """Raises Refusal if a router's options do not fit its policy. `num_experts` 0 is a dense model."""
     if not isinstance(policy, Policy):
         raise Refusal(f"policy must be a policies.Policy, not {checks.shown(policy)}.")

@@ -1,6 +1,7 @@
 """Presets: configurations read from `gin/models/`, without touching the gin configuration of the caller."""
 
 import importlib.util  # noqa: F401  gin 0.5 uses it without importing it
+from typing import Any
 
 import gin
 from gin import config as gin_config
@@ -10,7 +11,7 @@ from switch_tf.configs.choices import nearest
 from switch_tf.refusals import Refusal
 
 
-def read(name: str, config_class):
+def read(name: str, config_class: type) -> Any:
     """The `config_class`, which is `SwitchConfig`, that `gin/models/<name>.gin` describes.
 
     Raises:

@@ -1,5 +1,6 @@
 """Reads and writes Hugging Face checkpoints: T5 1.0, T5 1.1, mT5 and Switch Transformers."""
 
+import pathlib
 from collections.abc import Iterator
 
 import keras
@@ -62,7 +63,7 @@ def _rules(mlp_name):
 T5_RULES, SWITCH_RULES = _rules("DenseReluDense"), _rules("mlp")
 
 
-def from_hugging_face(folder) -> SwitchTransformer:
+def from_hugging_face(folder: str | pathlib.Path) -> SwitchTransformer:
     """Reads a model from a folder in Hugging Face's format, one tensor at a time.
 
     Args:
@@ -106,7 +107,7 @@ def _checked_links(config, tensors) -> list[Link]:
     return links
 
 
-def to_hugging_face(model: SwitchTransformer, folder, expert_capacity: int | None = None) -> None:
+def to_hugging_face(model: SwitchTransformer, folder: str | pathlib.Path, expert_capacity: int | None = None) -> None:
     """Writes a model as config.json and model.safetensors, for transformers 5.23.
 
     The folder appears complete or not at all. Tensors are float32. More than 5 GB are split into shards.

@@ -184,8 +184,8 @@ def _integer(values, key):
 
 def _found_step(stated, num_layers, stack, structure):
     """Returns the sparse step of a stack. Tensors take precedence over config.json."""
-    expected, sparse, dense = sparse_layers(num_layers, stated), *(
-        layers[stack] for layers in (structure.sparse_layers, structure.dense_layers))
+    expected = sparse_layers(num_layers, stated)
+    sparse, dense = (layers[stack] for layers in (structure.sparse_layers, structure.dense_layers))
     # For a layer without tensors config.json decides, so that its missing tensors are named later.
     layers = tuple(i for i in range(num_layers) if i in sparse or (i not in dense and i in expected))
     step = step_for(layers, num_layers, stated)

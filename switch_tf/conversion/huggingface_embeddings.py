@@ -6,6 +6,7 @@ Files of PyTorch have all of them. Names with equal tensors are one weight.
 
 import numpy as np
 
+from switch_tf.configs.switch_config import SwitchConfig
 from switch_tf.refusals import Refusal
 
 EMBEDDING, LOGITS = "shared.weight", "lm_head.weight"
@@ -46,7 +47,7 @@ def _are_equal(first, second) -> bool:
     return first.shape == second.shape and np.array_equal(first.read(), second.read())
 
 
-def copies(config) -> tuple[str, ...]:
+def copies(config: SwitchConfig) -> tuple[str, ...]:
     """Returns the other names under which transformers reads the embedding of a model with this SwitchConfig.
 
     Copies are needed by its Switch Transformer, which ties nothing if tie_word_embeddings is false. That flag also

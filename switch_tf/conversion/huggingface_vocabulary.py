@@ -19,7 +19,7 @@ class Vocabulary(NamedTuple):
     reason: str | None = None
 
 
-def find(folder) -> Vocabulary:
+def find(folder: str | pathlib.Path) -> Vocabulary:
     """Finds the vocabulary of a folder: spiece.model, the bytes of a ByT5, or the pieces of tokenizer.json.
 
     A vocabulary that cannot be read is a `reason` and not an error, because the weights are useful without it.

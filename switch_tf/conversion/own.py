@@ -1,6 +1,7 @@
 """Reads and writes weights in switch_tf's format: a checkpoint without a run, and the gin file of its model."""
 
 import dataclasses
+import pathlib
 
 from switch_tf import checks
 from switch_tf.checkpoints import continuation, folders, sizes, tensors
@@ -12,7 +13,7 @@ from switch_tf.refusals import Refusal
 _MACROS = {"num_experts": "NUM_EXPERTS", "dropout_rate": "DROPOUT_RATE", "expert_dropout_rate": "EXPERT_DROPOUT_RATE"}
 
 
-def from_switch_tf(source) -> SwitchTransformer:
+def from_switch_tf(source: str | pathlib.Path) -> SwitchTransformer:
     """Reads the model of a checkpoint.
 
     Args:
@@ -37,7 +38,7 @@ def from_switch_tf(source) -> SwitchTransformer:
     return model
 
 
-def to_switch_tf(model: SwitchTransformer, folder, vocabulary: bytes | None = None) -> None:
+def to_switch_tf(model: SwitchTransformer, folder: str | pathlib.Path, vocabulary: bytes | None = None) -> None:
     """Writes the weights of a model as a checkpoint, and `model.gin`. The folder appears complete or not at all.
 
     A run starts from them with the model file `folder/model.gin` and `INITIAL_CHECKPOINT = "folder"`.

@@ -10,7 +10,7 @@ import math
 import os
 import pathlib
 import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import ml_dtypes
@@ -121,6 +121,6 @@ def write(path: pathlib.Path, shapes: Mapping[str, tuple[int, ...]],
         os.fsync(file.fileno())
 
 
-def num_bytes(shapes) -> int:
+def num_bytes(shapes: Iterable[Sequence[int]]) -> int:
     """Counts the bytes of float32 tensors of these shapes."""
     return 4 * sum(math.prod(shape) for shape in shapes)

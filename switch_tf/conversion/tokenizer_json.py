@@ -19,7 +19,7 @@ _MAX_SCORE = 1e9  # of a piece, the logarithm of a probability
 _CONTROL = ("<pad>", "</s>")
 
 
-def sentencepiece_model(path) -> bytes:
+def sentencepiece_model(path: str | pathlib.Path) -> bytes:
     """Returns the serialised SentencePiece model of a tokenizer.json, without the 100 sentinels at its end.
 
     Args:

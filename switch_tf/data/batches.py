@@ -9,6 +9,7 @@ import json
 import pathlib
 import tempfile
 import time
+from collections.abc import Callable
 
 import tensorflow as tf
 
@@ -80,7 +81,7 @@ class Batches:
         self._steps_since += self._steps_per_call
         return batches
 
-    def wait(self, gives_up) -> dict[str, tf.Tensor] | None:
+    def wait(self, gives_up: Callable[[], bool]) -> dict[str, tf.Tensor] | None:
         """Returns the next batches, or None if `gives_up()`, which is polled, becomes true first.
 
         After None there are no more batches, and `save` writes the position after the last batches that were returned.

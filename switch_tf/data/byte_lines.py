@@ -7,6 +7,7 @@ small .gz that unpacks to a thousand times its size, must be refused before it i
 import io
 import os
 import stat
+from typing import BinaryIO
 
 import tensorflow as tf
 
@@ -38,7 +39,7 @@ class ByteLines:
         size: int or None. Bytes to read. None reads to the end.
     """
 
-    def __init__(self, stream, size: int | None = None):
+    def __init__(self, stream: BinaryIO, size: int | None = None):
         self._stream, self.left = stream, size
 
     def __iter__(self):
@@ -59,7 +60,7 @@ class ByteLines:
         return line
 
 
-def skip_line(stream) -> int:
+def skip_line(stream: BinaryIO) -> int:
     """Reads to the end of a line without keeping it; returns the number of bytes, its end included."""
     size = 0
     while block := stream.readline(_BLOCK):
@@ -69,7 +70,7 @@ def skip_line(stream) -> int:
     return size
 
 
-def open_bytes(name: str):
+def open_bytes(name: str) -> BinaryIO:
     """Opens a file to read bytes at any position, on this machine or, with "://", by TensorFlow.
 
     Raises:

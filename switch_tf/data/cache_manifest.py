@@ -12,10 +12,14 @@ import inspect
 import json
 import os
 import pathlib
+from typing import TYPE_CHECKING
 
 from switch_tf.data.source_fingerprints import fingerprint_of_vocabulary, source_fingerprint
 from switch_tf.data.task_catalog import describe
 from switch_tf.refusals import Refusal
+
+if TYPE_CHECKING:
+    import seqio
 
 FORMAT_VERSION = 1
 _DISTRIBUTIONS = ("switch-tf", "seqio", "t5", "tensorflow", "tensorflow-datasets", "tensorflow-text", "sentencepiece")
@@ -32,7 +36,7 @@ def folder_of(cache_dir: str | None, task_name: str, split: str) -> pathlib.Path
     return pathlib.Path(cache_dir or default_folder(), task_name.replace(":", "_"), split)
 
 
-def request(task, split: str, source: dict[str, str] | None = None) -> dict:
+def request(task: "seqio.Task", split: str, source: dict[str, str] | None = None) -> dict:
     """Returns a JSON-able description of everything that the cache of a split depends on.
 
     Args:
@@ -52,7 +56,7 @@ def request(task, split: str, source: dict[str, str] | None = None) -> dict:
     }
 
 
-def placeholder_of(task) -> int:
+def placeholder_of(task: "seqio.Task") -> int:
     """Returns the index of a task's `seqio.CacheDatasetPlaceholder` among its preprocessors.
 
     Raises:
@@ -75,7 +79,7 @@ def versions() -> dict[str, str]:
     return by_name
 
 
-def load(task, split: str, cache_dir: str | None) -> dict:
+def load(task: "seqio.Task", split: str, cache_dir: str | None) -> dict:
     """Returns the manifest of a split's cache after comparing it with the task and its files.
 
     The task's data are compared only if they are on this machine.

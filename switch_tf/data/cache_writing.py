@@ -8,6 +8,7 @@ import json
 import os
 import pathlib
 import secrets
+from collections.abc import Callable
 
 import numpy as np
 import tensorflow as tf
@@ -56,7 +57,7 @@ class Shard:
 
 
 def plan(mixture_or_task_name: str, split: str, vocabulary: str | None, cache_dir: str | None, num_shards: int | None,
-         overwrite: bool, lock=lambda folder: None) -> list[Shard]:
+         overwrite: bool, lock: Callable[[pathlib.Path], None] = lambda folder: None) -> list[Shard]:
     """Creates the folders of a split's cache and returns its shards, complete shards included.
 
     Args:

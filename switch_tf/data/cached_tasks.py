@@ -4,6 +4,7 @@ import functools
 import hashlib
 import json
 import pathlib
+from typing import Any
 
 import numpy as np
 import seqio
@@ -48,7 +49,8 @@ class CachedSource(seqio.DataSource):
         text = json.dumps(self._manifests[split], sort_keys=True)
         return f"{self._manifests[split]['examples']} examples, {hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
-    def get_dataset(self, split="train", shuffle=True, seed=None, shard_info=None, **unused) -> tf.data.Dataset:
+    def get_dataset(self, split: str = "train", shuffle: bool = True, seed: int | None = None,
+                    shard_info: seqio.ShardInfo | None = None, **unused: Any) -> tf.data.Dataset:
         """Returns the examples of a split, every n-th of them for n shards, all if there are fewer than shards."""
         manifest = self._manifests[split]
         count, reader = manifest["examples"], _Reader(self.list_shards(split), manifest["shards"])
@@ -70,7 +72,7 @@ class CachedSource(seqio.DataSource):
 
 
 def get_cached_provider(name: str, vocabulary: str | None, cache_dir: str | None, split: str, seed: int,
-                        num_parts: int = 1):
+                        num_parts: int = 1) -> seqio.Task | seqio.Mixture:
     """Returns a task or mixture that reads a split from the cache.
 
     Args:

@@ -4,10 +4,16 @@ A prediction is decoded from ids, so it has no trailing blank, no newline, and o
 vocabulary normalises to. A target in the spelling of its file may differ from the output of a perfect model.
 """
 
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
 import numpy as np
 
+if TYPE_CHECKING:
+    import seqio
 
-def is_by_spelling(task) -> bool:
+
+def is_by_spelling(task: "seqio.Task") -> bool:
     """Whether a task compares its targets in the spelling of the vocabulary, as text files do.
 
     Benchmarks keep their references as published, so that scores can be compared with published ones.
@@ -15,7 +21,7 @@ def is_by_spelling(task) -> bool:
     return bool(getattr(task.source, "compares_by_spelling", False)) and task.postprocessor is None
 
 
-def by_spelling(task, length: int):
+def by_spelling(task: "seqio.Task", length: int) -> Callable[..., Any]:
     """Returns a postprocessor that spells targets as the task's vocabulary does, and leaves predictions unchanged.
 
     Args:
@@ -40,7 +46,7 @@ def _spelt(text, ids, vocabulary, length):
     return vocabulary.decode(ids)
 
 
-def unmatched(task, examples, length: int) -> str | None:
+def unmatched(task: "seqio.Task", examples: Sequence[dict[str, Any]], length: int) -> str | None:
     """Counts the targets that even a prediction of their own ids does not match.
 
     Args:

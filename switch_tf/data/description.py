@@ -4,6 +4,8 @@ import dataclasses
 from collections.abc import Mapping
 
 from switch_tf import checks
+from switch_tf.configs.run import Run
+from switch_tf.configs.switch_config import SwitchConfig
 from switch_tf.refusals import Refusal
 
 FEATURES = ("inputs", "targets")
@@ -70,13 +72,13 @@ class DatasetDescription:
         return self.split == "train"
 
 
-def check_description(description) -> None:
+def check_description(description: DatasetDescription) -> None:
     """Raises Refusal unless it is a DatasetDescription."""
     if not isinstance(description, DatasetDescription):
         raise Refusal(f"description must be a DatasetDescription, not {checks.shown(description)}.")
 
 
-def description_of_data(run, config, split: str, seed: int) -> DatasetDescription:
+def description_of_data(run: Run, config: SwitchConfig, split: str, seed: int) -> DatasetDescription:
     """Returns the description of the batches that a run reads.
 
     Args:

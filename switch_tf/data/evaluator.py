@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import logging
+import pathlib
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -126,8 +127,8 @@ class Evaluator:
             changes["postprocess_fn"] = comparing.by_spelling(task, self._targets_length)
         return task.replace(**changes) if changes else task
 
-    def evaluate(self, predict: Callable, score: Callable, advance=lambda count: None,
-                 has_records=True) -> dict[str, TaskScores]:
+    def evaluate(self, predict: Callable, score: Callable, advance: Callable[[int], None] = lambda count: None,
+                 has_records: bool = True) -> dict[str, TaskScores]:
         """Predicts or scores every example, and computes the metrics.
 
         Args:
@@ -249,7 +250,7 @@ def average(scores: dict[str, TaskScores]) -> float | None:
     return float(np.mean([np.mean(group) for group in groups.values()]))
 
 
-def write_records(path, records: list[dict]) -> None:
+def write_records(path: pathlib.Path, records: list[dict]) -> None:
     """Writes a JSON object in each line of a file, which appears complete or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, "".join(json_lines.dumps(record, ensure_ascii=False) + "\n" for record in records))

@@ -9,6 +9,7 @@ import io
 import threading
 import zlib
 from collections.abc import Iterator, Sequence
+from typing import BinaryIO
 
 import tensorflow as tf
 
@@ -77,7 +78,7 @@ def find_files(name: str, patterns: str | Sequence[str]) -> list[str]:
     return list(dict.fromkeys(matches))
 
 
-def examples_of_lines(stream, kind: str, fields: Sequence[str]) -> Iterator[Example]:
+def examples_of_lines(stream: BinaryIO, kind: str, fields: Sequence[str | int]) -> Iterator[Example]:
     """Returns the examples in a binary stream of lines, such as standard input, as `TextFile.examples` does.
 
     Args:

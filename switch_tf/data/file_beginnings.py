@@ -1,6 +1,7 @@
 """Checks of the beginning of a text file: its encoding, and whether JSON is one object a line or one array."""
 
 import json
+from typing import BinaryIO
 
 from switch_tf.data.byte_lines import ByteLines, LongLine
 from switch_tf.refusals import Refusal
@@ -9,7 +10,7 @@ BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _HEAD = 2**12  # bytes
 
 
-def check_is_utf8(name: str, stream) -> None:
+def check_is_utf8(name: str, stream: BinaryIO) -> None:
     """Refuses a file of UTF-16 or UTF-32, with or without a byte order mark.
 
     Raises:
@@ -24,14 +25,14 @@ def check_is_utf8(name: str, stream) -> None:
                       "UTF-8 FILE > NEW_FILE.")
 
 
-def start_of_array(stream) -> int:
+def start_of_array(stream: BinaryIO) -> int:
     """Returns the bytes up to the opening bracket of a JSON array, which it includes; 0 if there is no array."""
     head = stream.read(_HEAD)
     blank = len(head) - len(head.lstrip())
     return blank + 1 if head[blank:blank + 1] == b"[" else 0
 
 
-def check_objects_are_lines(name: str, stream) -> None:
+def check_objects_are_lines(name: str, stream: BinaryIO) -> None:
     """Refuses a file with a first JSON object that continues in the second line.
 
     Raises:

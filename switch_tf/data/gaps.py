@@ -8,9 +8,12 @@ text beside a sentinel. Text next to a gap is therefore encoded together with a 
 import functools
 import unicodedata
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from switch_tf.data.vocabularies import num_sentinels
+
+if TYPE_CHECKING:
+    import seqio
 
 BLANK_PIECE = "\N{LOWER ONE EIGHTH BLOCK}"
 _OVERLAY = "\N{COMBINING LONG SOLIDUS OVERLAY}"  # the one character that Unicode composes with ">"
@@ -39,12 +42,12 @@ class Gaps(NamedTuple):
     plain_text: str
 
 
-def is_of_sentencepiece(vocabulary) -> bool:
+def is_of_sentencepiece(vocabulary: "seqio.Vocabulary") -> bool:
     """Whether a seqio vocabulary is a SentencePiece model."""
     return hasattr(vocabulary, "sp_model")
 
 
-def gaps_of(vocabulary) -> Gaps:
+def gaps_of(vocabulary: "seqio.Vocabulary") -> Gaps:
     """Returns the Gaps of a SentencePiece vocabulary, computed once."""
     # The tokenizer is the key, since seqio's vocabularies have no hash.
     return _gaps_of(vocabulary.tokenizer, num_sentinels(vocabulary))
@@ -81,14 +84,14 @@ def _blanks(tokenizer):
     return "".join(character for character in _invisible() if tokenizer.encode(f"a{character}b") == blank)
 
 
-def continued(vocabulary, text: str) -> list[int]:
+def continued(vocabulary: "seqio.Vocabulary", text: str) -> list[int]:
     """Returns the ids of a text directly after a sentinel, without the blank that begins a text."""
     gaps = gaps_of(vocabulary)
     blank = " " if gaps.joined and text.startswith(gaps.joined) else ""
     return vocabulary.encode(gaps.anchor + blank + text)[gaps.num_before:]
 
 
-def spellings(vocabulary) -> Mapping[int, list[int]]:
+def spellings(vocabulary: "seqio.Vocabulary") -> Mapping[int, list[int]]:
     """Returns sentinel -> ordinary ids of its name, for each sentinel that the vocabulary would read in text."""
     count = num_sentinels(vocabulary)
     return _spellings(vocabulary.tokenizer, gaps_of(vocabulary), count) if is_of_sentencepiece(vocabulary) else {}

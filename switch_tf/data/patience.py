@@ -3,6 +3,7 @@
 import queue
 import threading
 from collections.abc import Callable
+from typing import Any
 
 _LOOK_PERIOD = 0.1  # seconds
 
@@ -11,7 +12,7 @@ class GivenUp(Exception):
     """A call was given up. It continues in its thread and keeps its resources."""
 
 
-def call(function: Callable, gives_up: Callable[[], bool]):
+def call(function: Callable, gives_up: Callable[[], bool]) -> Any:
     """Calls a function in a new thread and returns its result.
 
     Args:

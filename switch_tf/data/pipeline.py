@@ -2,6 +2,8 @@
 
 import contextlib
 import traceback
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 from tensorflow.python.eager import context as eager_context  # the global seed has no public getter
@@ -14,11 +16,14 @@ from switch_tf.data.seqio_import import import_seqio
 from switch_tf.messages import first_line, sentence_about_data
 from switch_tf.refusals import Refusal
 
+if TYPE_CHECKING:
+    import seqio
+
 _SEEDS_PER_PART = 1_000_003  # because seqio counts up from the seed of a part, and users from theirs
 
 
 @contextlib.contextmanager
-def no_global_seed():
+def no_global_seed() -> Iterator[None]:
     """Keeps the seed of `tf.random.set_seed`, which TensorFlow mixes in, out of pipelines made within this scope."""
     state = eager_context.context()
     saved, state._seed = state._seed, None
@@ -152,7 +157,7 @@ def _provider(description):
                                             description.seed, description.cache_parts)
 
 
-def failure(task, split, error):
+def failure(task: "seqio.Task", split: str, error: Exception) -> str:
     """Returns a sentence about an exception, with the line of the user's code that raised it."""
     if sentence := sentence_about_data(error):
         return f"Task {task.name!r}, split {split!r}: {sentence}"
@@ -179,7 +184,7 @@ def _feature_converter(provider, description):
     return seqio.EncDecFeatureConverter(pack=description.pack)
 
 
-def read_once(provider, arguments):
+def read_once(provider: "seqio.Task | seqio.Mixture", arguments: dict[str, Any]) -> tf.data.Dataset:
     """Returns all examples of a split once. seqio's mixture would end with its shortest task."""
     seqio = import_seqio()
     if isinstance(provider, seqio.Task):

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from switch_tf import checks
 from switch_tf.configs import names
@@ -9,6 +10,9 @@ from switch_tf.configs.choices import nearest
 from switch_tf.data.seqio_import import import_seqio
 from switch_tf.data.vocabularies import get_vocabulary
 from switch_tf.refusals import Refusal
+
+if TYPE_CHECKING:
+    import seqio
 
 
 def vocabulary_size(mixture_or_task_name: str, vocabulary: str | None = None) -> int:
@@ -33,17 +37,17 @@ def vocabulary_size(mixture_or_task_name: str, vocabulary: str | None = None) ->
         ) from error
 
 
-def vocabularies_of(provider) -> list:
+def vocabularies_of(provider: "seqio.Task | seqio.Mixture") -> list:
     """Returns the vocabularies of the features of a task or mixture."""
     return [feature.vocabulary for feature in provider.output_features.values()]
 
 
-def target_vocabulary(mixture_or_task_name: str, vocabulary: str | None = None):
+def target_vocabulary(mixture_or_task_name: str, vocabulary: str | None = None) -> "seqio.Vocabulary":
     """Returns the seqio vocabulary of the targets of a task or mixture; `vocabulary` as for `get_provider`."""
     return get_provider(mixture_or_task_name, vocabulary).output_features["targets"].vocabulary
 
 
-def tasks_of(provider, split: str) -> list:
+def tasks_of(provider: "seqio.Task | seqio.Mixture", split: str) -> list:
     """Returns the tasks that have a split: the task itself, or some tasks of a mixture."""
     return [task for task in getattr(provider, "tasks", [provider]) if split in task.splits]
 
@@ -84,14 +88,14 @@ def check_task(name: str) -> None:
         raise Refusal(f"No task or mixture is called {name!r}.{nearest(name, [mixture, *members])}")
 
 
-def check_split(provider, split: str) -> None:
+def check_split(provider: "seqio.Task | seqio.Mixture", split: str) -> None:
     """Refuses a split that a task or mixture lacks."""
     splits = sorted(provider.splits)
     if split not in splits:
         raise Refusal(f"{provider.name!r} has the splits {', '.join(splits)}, received {split!r}.")
 
 
-def get_provider(name: str, vocabulary: str | None = None):
+def get_provider(name: str, vocabulary: str | None = None) -> "seqio.Task | seqio.Mixture":
     """Returns a seqio task or mixture.
 
     Args:
@@ -116,7 +120,7 @@ def text_vocabularies_of(name: str) -> list:
     return [feature.vocabulary for feature in features if _is_text(import_seqio(), feature)]
 
 
-def replace_tasks(provider, change: Callable):
+def replace_tasks(provider: "seqio.Task | seqio.Mixture", change: Callable) -> "seqio.Task | seqio.Mixture":
     """Returns a changed task, or a mixture of changed tasks.
 
     Args:

@@ -4,13 +4,16 @@ import dataclasses
 import functools
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from switch_tf import checks
 from switch_tf.data.providers import get_provider
 from switch_tf.data.seqio_import import import_seqio
 from switch_tf.data.spelling import SENTINELS, read_text
 from switch_tf.refusals import Refusal
+
+if TYPE_CHECKING:
+    import seqio
 
 _DECLARATION = "typed_sentinels"
 # T5's objectives with gaps in their inputs.
@@ -65,7 +68,8 @@ class Reading:
         return {**values, "fields": list(self.fields)}
 
     @classmethod
-    def from_data(cls, data: Mapping, inputs_vocabulary, targets_vocabulary) -> "Reading":
+    def from_data(cls, data: Mapping, inputs_vocabulary: "seqio.Vocabulary",
+                  targets_vocabulary: "seqio.Vocabulary") -> "Reading":
         """Returns the record of a result of `as_data`.
 
         Raises:

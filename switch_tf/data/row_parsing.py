@@ -51,16 +51,17 @@ class Rows:
     def __init__(self, kind: str, fields: Sequence[str | int]):
         self._kind, self._fields = kind, tuple(fields)
         self._is_table = kind in ("tsv", "csv")
-        numbers = [isinstance(field, int) and not isinstance(field, bool) for field in self._fields]
+        numbers = [field for field in self._fields if isinstance(field, int) and not isinstance(field, bool)]
         if kind == "lines" and len(self._fields) > 1:
             raise Fault(f"it has one text a line, but {len(self._fields)} fields are asked for "
                         f"({', '.join(map(str, self._fields))}); use .jsonl, .tsv or .csv files")
         are_names = all(isinstance(field, str) for field in self._fields)
-        if not are_names and not (self._is_table and all(numbers) and min(self._fields) >= 0):
+        if not are_names and not (self._is_table and len(numbers) == len(self._fields) and min(numbers) >= 0):
             allowed = "names of its header, or numbers of columns from 0" if self._is_table else "names"
             raise Fault(f"its fields must be {allowed}, not {', '.join(map(checks.shown, self._fields))}")
         self.has_header = self._is_table and are_names
-        self._header, self._columns = None, self._fields
+        self._header: list[str] | None = None
+        self._columns: Sequence[str | int] = self._fields
 
     def take_header(self, first: bytes, others: Iterable[bytes]) -> int:
         """Finds the columns in the header; returns its size in bytes.
@@ -82,7 +83,7 @@ class Rows:
             if field not in self._header:
                 raise Fault(f"the header has no column {field!r}, only {_some(self._header)}; a table without a header "
                             f"has numbers of columns from 0.{nearest(field, self._header)}")
-        self._columns = [self._header.index(field) for field in self._fields]
+        self._columns = [self._header.index(str(field)) for field in self._fields]
         return lines.bytes
 
     def read(self, lines: Iterable[bytes]) -> Iterator[Example]:

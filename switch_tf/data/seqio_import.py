@@ -2,11 +2,12 @@
 
 import os
 import sys
+from typing import Any
 
 import keras
 
 
-def import_seqio():
+def import_seqio() -> Any:
     """Returns seqio, imported so that its metrics take no accelerator."""
     keep_jax_on_cpu()
     import seqio

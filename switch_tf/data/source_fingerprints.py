@@ -2,9 +2,13 @@
 
 import hashlib
 import os
+from typing import TYPE_CHECKING
 
 from switch_tf.data.providers import check_split, get_provider, tasks_of, vocabularies_of
 from switch_tf.refusals import Refusal
+
+if TYPE_CHECKING:
+    import seqio
 
 # Bytes to read of all files of a split together, in blocks that are evenly spread over each file.
 _BUDGET = 256 * 2**20  # bytes
@@ -49,7 +53,7 @@ def vocabulary_fingerprint(mixture_or_task_name: str, vocabulary: str | None = N
     return sorted({fingerprint_of_vocabulary(vocabulary) for vocabulary in vocabularies_of(provider)})
 
 
-def fingerprint_of_vocabulary(vocabulary) -> str:
+def fingerprint_of_vocabulary(vocabulary: "seqio.Vocabulary") -> str:
     """Returns the class and size of a seqio vocabulary, and the hash of a SentencePiece model."""
     content = getattr(vocabulary, "sp_model", b"")
     return f"{type(vocabulary).__name__} of {vocabulary.vocab_size} ids" + (f", {_hash(content)}" if content else "")

@@ -3,16 +3,20 @@
 import itertools
 import re
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from switch_tf.data.gaps import BLANK_PIECE, continued, gaps_of, is_of_sentencepiece, spellings
 from switch_tf.data.vocabularies import num_sentinels
+
+if TYPE_CHECKING:
+    import seqio
 
 # The meanings of a typed `<extra_id_0>`, see `Reading`.
 SENTINELS = ("gaps", "spelt_out", "as_tokenized")
 _SENTINEL = re.compile(r"<extra_id_(0|[1-9][0-9]{0,4})>")  # \d would match digits of other scripts
 
 
-def read_text(vocabulary, text: str, sentinels: str = "gaps") -> list[int]:
+def read_text(vocabulary: "seqio.Vocabulary", text: str, sentinels: str = "gaps") -> list[int]:
     """Returns the ids of a text.
 
     Args:
@@ -59,7 +63,7 @@ def _encode(vocabulary, text, follows_gap, precedes_gap):
     return ids[:-1] if precedes_gap else ids
 
 
-def spell(vocabulary, ids: Sequence[int]) -> str:
+def spell(vocabulary: "seqio.Vocabulary", ids: Sequence[int]) -> str:
     """Returns the text of ids with the names of sentinels and of the end of sequence, which decoding drops or joins.
 
     `read_text` turns it back into the same ids if they are the ids of a text. Ids beyond the vocabulary, for which
@@ -97,7 +101,7 @@ def _without_first_blank(gaps, text):
     return text.removeprefix(" ") if gaps.adds_blank else text
 
 
-def pieces(vocabulary, ids: Sequence[int]) -> list[str]:
+def pieces(vocabulary: "seqio.Vocabulary", ids: Sequence[int]) -> list[str]:
     """Returns the text of each id, with the blank before a word, or the name of a special id."""
     return [_piece(vocabulary, int(id_)) for id_ in ids]
 

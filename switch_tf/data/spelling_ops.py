@@ -1,10 +1,15 @@
 """`Reading.read` and `spell` as TensorFlow operations, for programs from texts to texts without Python."""
 
+from typing import TYPE_CHECKING, Any
+
 import tensorflow as tf
 
 from switch_tf.data.gaps import gaps_of, is_of_sentencepiece, spellings
 from switch_tf.data.vocabularies import num_sentinels
 from switch_tf.refusals import Refusal
+
+if TYPE_CHECKING:
+    import seqio
 
 _NUM_SPECIAL = 3  # ids of seqio's ByteVocabulary below those of bytes: padding, end of sequence, unknown
 
@@ -20,7 +25,8 @@ class SpellingOps(tf.Module):
         Refusal: The vocabulary is neither.
     """
 
-    def __init__(self, vocabulary, sentinels: str = "gaps", prefix: str = "", keeps_end: bool = True):
+    def __init__(
+            self, vocabulary: "seqio.Vocabulary", sentinels: str = "gaps", prefix: str = "", keeps_end: bool = True):
         super().__init__()
         is_of_bytes = type(vocabulary).__name__ == "ByteVocabulary"
         if not is_of_bytes and not is_of_sentencepiece(vocabulary):
@@ -33,7 +39,7 @@ class SpellingOps(tf.Module):
         self._sentinels, self._prefix, self._keeps_end = sentinels, prefix, keeps_end
         self._names = [] if sentinels == "as_tokenized" else list(spellings(vocabulary).values())
 
-    def read(self, texts, length: int, ends: bool):
+    def read(self, texts: list[str], length: int, ends: bool) -> Any:
         """Returns the ids of texts, see `Reading.read`.
 
         Args:
@@ -108,7 +114,7 @@ class SpellingOps(tf.Module):
         named = tf.gather(names, tf.where(is_plain, 0, ids.flat_values - first + 1))
         return ids.with_flat_values(tf.concat([plain, named], axis=1)).merge_dims(1, 2)
 
-    def spell(self, ids):
+    def spell(self, ids: tf.Tensor) -> tf.Tensor:
         """Spells each row up to its end of sequence, see `spell`: <int32>[batch, length] -> <string>[batch]."""
         is_before_end = tf.cumsum(tf.cast(tf.equal(ids, self._eos_id), tf.int32), axis=1) < 1
         is_real = tf.cast(tf.logical_and(is_before_end, ids > 0), tf.int32)

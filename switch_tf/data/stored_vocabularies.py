@@ -9,7 +9,7 @@ import hashlib
 import os
 import pathlib
 import re
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import sentencepiece
 import tensorflow as tf
@@ -20,6 +20,9 @@ from switch_tf.data.seqio_import import import_seqio
 from switch_tf.messages import first_line
 from switch_tf.refusals import Refusal
 from switch_tf.storage.whole_file import reading, write_whole, writing
+
+if TYPE_CHECKING:
+    import seqio
 
 _FOLDER = "vocabulary"
 _FILE = re.compile(rf"{_FOLDER}/[a-z]+\.model")
@@ -50,7 +53,7 @@ class Stored(NamedTuple):
     sha256: str | None = None
 
     @classmethod
-    def from_data(cls, data) -> "Stored":
+    def from_data(cls, data: dict[str, Any]) -> "Stored":
         """Returns the description in parsed JSON.
 
         Raises:
@@ -74,7 +77,7 @@ class Stored(NamedTuple):
         return stored
 
 
-def store(vocabulary, folder, feature: str, name: str | None = None) -> Stored:
+def store(vocabulary: "seqio.Vocabulary", folder: str | pathlib.Path, feature: str, name: str | None = None) -> Stored:
     """Copies a vocabulary into a run folder.
 
     Args:
@@ -106,7 +109,7 @@ def store(vocabulary, folder, feature: str, name: str | None = None) -> Stored:
                   f"{_FOLDER}/{feature}.model", hashlib.sha256(content).hexdigest())
 
 
-def load(stored: Stored, folder):
+def load(stored: Stored, folder: str | pathlib.Path) -> "seqio.Vocabulary":
     """Returns the seqio vocabulary of a run folder, the same object for the same file.
 
     Raises:
@@ -124,7 +127,7 @@ def load(stored: Stored, folder):
     return _of_copy(str(path_of(stored, folder)), stored.extra_ids, stored.size)
 
 
-def path_of(stored: Stored, folder) -> pathlib.Path:
+def path_of(stored: Stored, folder: str | pathlib.Path) -> pathlib.Path:
     """Returns the verified file of a SentencePiece vocabulary in a run folder.
 
     Raises:
@@ -148,7 +151,7 @@ def path_of(stored: Stored, folder) -> pathlib.Path:
     return path
 
 
-def choice_of(stored: Stored, folder) -> str | None:
+def choice_of(stored: Stored, folder: str | pathlib.Path) -> str | None:
     """Returns the VOCABULARY that selects the one of a run folder, None if no name or path does."""
     if stored.kind == OTHER:
         return None
@@ -159,7 +162,7 @@ def choice_of(stored: Stored, folder) -> str | None:
     return choice if (chosen.vocab_size, chosen.extra_ids) == (stored.size, stored.extra_ids) else None
 
 
-def name_of(vocabulary) -> str:
+def name_of(vocabulary: "seqio.Vocabulary") -> str:
     """Returns the registered name or the path that selects a vocabulary, or else the name of its class."""
     if (name := vocabularies.registered_name(vocabulary)) is not None:
         return name

@@ -1,7 +1,9 @@
 """Vocabularies by registered name or by the path of a SentencePiece model."""
 
 import functools
+import pathlib
 from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import sentencepiece
 import tensorflow as tf
@@ -13,6 +15,9 @@ from switch_tf.data.seqio_import import import_seqio
 from switch_tf.messages import first_line
 from switch_tf.refusals import Refusal
 
+if TYPE_CHECKING:
+    import seqio
+
 # The ids that replace spans in span corruption. They are the last of a vocabulary, <extra_id_0> the very last.
 NUM_SENTINELS = 100
 
@@ -22,7 +27,7 @@ def register_vocabulary(name: str, make: Callable) -> None:
     names.declare_vocabulary(name, make)
 
 
-def registered_name(vocabulary) -> str | None:
+def registered_name(vocabulary: "seqio.Vocabulary") -> str | None:
     """Returns the name by which runs choose a vocabulary; None if it has no name."""
     for name, make in names.vocabularies().items():
         try:
@@ -38,7 +43,7 @@ def is_registered(name: str) -> bool:
     return name in names.vocabularies()
 
 
-def num_sentinels(vocabulary) -> int:
+def num_sentinels(vocabulary: "seqio.Vocabulary") -> int:
     """Returns the number of sentinels at the end of a seqio vocabulary, added by seqio or part of its file."""
     if vocabulary.extra_ids:
         return vocabulary.extra_ids
@@ -46,7 +51,7 @@ def num_sentinels(vocabulary) -> int:
     return NUM_SENTINELS if isinstance(last, str) and last.strip() == "<extra_id_0>" else 0
 
 
-def get_vocabulary(name: str):
+def get_vocabulary(name: str) -> "seqio.Vocabulary":
     """Returns the seqio vocabulary of that name or path, always the same object.
 
     Args:
@@ -86,7 +91,7 @@ _NO_MODEL = ("VOCABULARY {!r} is no SentencePiece model, or a damaged one; `swit
              "`switch-tf convert --input FOLDER --output NEW` writes NEW/spiece.model.")
 
 
-def check_control_ids(path, pieces) -> None:
+def check_control_ids(path: str | pathlib.Path, pieces: Any) -> None:
     """Raises Refusal unless padding is 0, which models mask, and an end of sequence exists."""
     if pieces.pad_id() != 0 or pieces.eos_id() < 1:
         found = ", ".join(f"{name} {pieces.piece_to_id(name)}" for name in ("<unk>", "<s>", "</s>", "<pad>")

@@ -70,7 +70,7 @@ class Objective:
         """Returns the arguments of the objective, JSON-able, which checkpoints record."""
         return {}
 
-    def weights(self, config: SwitchConfig, features: Mapping[str, Any], dtype: str = "float32") -> LossWeights:
+    def weights(self, config: SwitchConfig, features: dict[str, Any], dtype: str = "float32") -> LossWeights:
         """Counts the tokens of a batch.
 
         Args:
@@ -89,7 +89,7 @@ class Objective:
             router_z_loss=num_all if config.rules.routes_padding else num_real,
             tokens=tf.add_n(list(num_real.values())))
 
-    def measure(self, config: SwitchConfig, features: Mapping[str, Any], logits: Any,
+    def measure(self, config: SwitchConfig, features: dict[str, Any], logits: Any,
                 router_stats: tuple[RouterStats, ...], settings: StepSettings) -> Measurements:
         """Measures a batch, or a part of one, after its forward pass.
 

@@ -27,7 +27,8 @@ class Batcher:
         watch: Function that is called with the size of each batch, or None.
     """
 
-    def __init__(self, answer: Callable[[list], list], batch_size: int, max_waiting: int, watch=None):
+    def __init__(self, answer: Callable[[list], list], batch_size: int, max_waiting: int,
+                 watch: Callable[[int], None] | None = None):
         self.max_waiting = max_waiting
         self._answer, self._batch_size, self._watch = answer, batch_size, watch
         self._waiting = collections.deque()

@@ -10,6 +10,8 @@ import functools
 import os
 import resource
 import socket
+from collections.abc import Callable
+from typing import Any
 
 import uvicorn
 from starlette.responses import JSONResponse
@@ -56,7 +58,7 @@ class HttpServer(uvicorn.Server):
         others: Arguments of `uvicorn.Config`.
     """
 
-    def __init__(self, app, most: int, **others):
+    def __init__(self, app: Callable[..., Any], most: int, **others: Any):
         super().__init__(uvicorn.Config(
             app, http=functools.partial(_Connection, Connections(most)), ws="none", loop="asyncio", access_log=False,
             server_header=False, backlog=_ACCEPTED_AT_ONCE, timeout_keep_alive=_KEEP_ALIVE_SECONDS,
@@ -85,7 +87,7 @@ class Connections:
         self.open = set()
         self.silent, self.answered, self.sending = {}, {}, {}  # ordered sets
 
-    def admit(self, connection) -> bool:
+    def admit(self, connection: Any) -> bool:
         """Counts a new connection, and returns whether it is above the limit."""
         self.open.add(connection)
         if len(self.open) <= self.most:
@@ -100,6 +102,8 @@ class Connections:
 
 class _Connection(H11Protocol):
     """A connection of uvicorn with deadlines."""
+
+    app: Callable[..., Any]
 
     def __init__(self, connections: Connections, **arguments):
         super().__init__(**arguments)

@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import pathlib
+from typing import TYPE_CHECKING
 
 import tensorflow as tf
 
@@ -11,10 +13,13 @@ from switch_tf.messages import first_line
 from switch_tf.refusals import Refusal
 from switch_tf.storage.whole_folder import whole_folder
 
+if TYPE_CHECKING:
+    from switch_tf.decoding import Sampler
+
 CARD = "MODEL_CARD.md"
 
 
-def export(text_model: TextModel, folder, about: dict) -> None:
+def export(text_model: TextModel, folder: str | pathlib.Path, about: dict) -> None:
     """Writes a SavedModel for TensorFlow with tensorflow-text, and a `MODEL_CARD.md`.
 
     Its signatures take any number of rows and return the best result of each. An empty text has an empty output and
@@ -37,7 +42,7 @@ def export(text_model: TextModel, folder, about: dict) -> None:
     save(module, {"serving_default": module.answer, "ids": module.decode}, _card(text_model, folder, about), folder)
 
 
-def save(module: tf.Module, signatures: dict, card: str, folder) -> None:
+def save(module: tf.Module, signatures: dict, card: str, folder: pathlib.Path) -> None:
     """Writes programs and `MODEL_CARD.md`. The folder appears complete or not at all.
 
     Args:
@@ -90,7 +95,7 @@ class _Served(tf.Module):
         return decoded.ids[:, 0], decoded.scores[:, 0]
 
 
-def in_words(sampler) -> str:
+def in_words(sampler: "Sampler") -> str:
     """Describes a sampler: "greedy search", "beam search (num_beams 4, length_penalty 0.6, num_results 1)"."""
     kind = {"Greedy": "greedy search", "Beam": "beam search", "Sample": "sampling"}[type(sampler).__name__]
     settings = ", ".join(f"{name} {value}" for name, value in dataclasses.asdict(sampler).items())

@@ -1,6 +1,8 @@
 """Programs with static shapes for few inputs at a time, compiled in the background."""
 
 import threading
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -24,14 +26,14 @@ class FewRows:
         most_rows: int. Largest number of inputs that a static shape makes faster, `decoding.max_fused_sequences`.
     """
 
-    def __init__(self, decode, inputs_length: int, most_rows: int):
+    def __init__(self, decode: Callable[..., Any], inputs_length: int, most_rows: int):
         self._decode = decode
         self._rows = [rows for rows in _ROWS if rows <= most_rows]
         self._inputs_length = inputs_length
         self._programs = {}
-        self._maker = None
+        self._maker: threading.Thread | None = None
 
-    def program(self, rows: int, length: int):
+    def program(self, rows: int, length: int) -> tuple[tuple[int, int], Callable[..., Any]] | None:
         """Returns the shape to pad to and its program, or None, and then starts to compile it.
 
         Args:

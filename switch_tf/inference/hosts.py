@@ -8,7 +8,8 @@ page cannot change. Other clients send no `Origin`, so they may post with any co
 import ipaddress
 import re
 import urllib.parse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
@@ -82,10 +83,10 @@ class Hosts:
 class OnlyOwnHosts:
     """ASGI middleware that answers requests refused by `Hosts` with status 403."""
 
-    def __init__(self, app, hosts: Hosts):
+    def __init__(self, app: Callable[..., Any], hosts: Hosts):
         self._app, self._hosts = app, hosts
 
-    async def __call__(self, scope, receive, send):
+    async def __call__(self, scope: dict[str, Any], receive: Callable[..., Any], send: Callable[..., Any]) -> None:
         app = self._app
         if scope["type"] == "http" and (reason := self._hosts.refusal(scope["method"], Headers(scope=scope))):
             app = JSONResponse({"error": reason}, 403)

@@ -1,5 +1,7 @@
 """The form of an input of texts, and the fields that are read from it."""
 
+from collections.abc import Sequence
+
 from switch_tf import data
 from switch_tf.refusals import Refusal
 
@@ -15,7 +17,8 @@ def form_of(path: str, has_fields: bool) -> str:
     return "json" if has_fields and form in (None, "lines") else form or "lines"
 
 
-def choose_all(field: str | None, target_field: str | None, has_targets: bool, defaults, form: str) -> list[str | int]:
+def choose_all(field: str | None, target_field: str | None, has_targets: bool, defaults: Sequence[str],
+               form: str) -> list[str | int]:
     """Returns the keys or columns of inputs and, if wanted, of targets.
 
     Args:

@@ -5,12 +5,15 @@ import os
 import pathlib
 import sys
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 from switch_tf import checks, data
 from switch_tf.refusals import Refusal
 from switch_tf.storage import json_lines
 from switch_tf.storage.whole_file import reading, write_whole, writing
+
+if TYPE_CHECKING:
+    import keras
 
 
 class Line(NamedTuple):
@@ -37,7 +40,7 @@ def read(examples: Iterable) -> Iterator[Line]:
             yield Line(number, example.texts, example.texts[0])
 
 
-def answers(lines: Iterable[Line], model, has_targets: bool = False) -> Iterator[list[dict]]:
+def answers(lines: Iterable[Line], model: "keras.Model", has_targets: bool = False) -> Iterator[list[dict]]:
     """Answers lines in batches.
 
     Args:
@@ -76,7 +79,8 @@ def answers(lines: Iterable[Line], model, has_targets: bool = False) -> Iterator
         yield _answered(waiting, model)
 
 
-def answer_all(lines: Iterable[Line], output, model, has_targets: bool, progress) -> dict[str, int]:
+def answer_all(lines: Iterable[Line], output: Any, model: "keras.Model", has_targets: bool,
+               progress: Any) -> dict[str, int]:
     """Writes the records of all lines that an output does not hold yet.
 
     Args:
@@ -101,7 +105,7 @@ def answer_all(lines: Iterable[Line], output, model, has_targets: bool, progress
     return counts
 
 
-def converse(model, stream) -> int:
+def converse(model: "keras.Model", stream: BinaryIO) -> int:
     """Prints the answer to each line of a binary stream, as it comes; returns the number of answers."""
     gap = ", such as one with <extra_id_0> for a gap" * (model.features.sentinels == "gaps")
     print(f"Type a text{gap}; Ctrl-D ends.", file=sys.stderr, flush=True)
@@ -166,7 +170,7 @@ class Output:
         Refusal: the file has records of other settings or no records, or cannot be written.
     """
 
-    def __init__(self, path, settings: dict):
+    def __init__(self, path: str | pathlib.Path, settings: dict):
         self._path = pathlib.Path(path)
         self.num_known = 0
         described = self._path.with_name(self._path.name + ".settings.json")

@@ -6,6 +6,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable
+from typing import Any
 
 from switch_tf.inference import connections
 from switch_tf.messages import first_line
@@ -44,7 +45,7 @@ def address_of(listener: socket.socket) -> str:
     return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
 
-def serve(app, listener: socket.socket, on_ready: Callable[[], None]) -> None:
+def serve(app: Callable[..., Any], listener: socket.socket, on_ready: Callable[[], None]) -> None:
     """Serves an app until a signal. The first signal lets requests end, the second one ends the process.
 
     Args:

@@ -1,5 +1,8 @@
 """Exports a SwitchTransformer of Keras as a SavedModel with decoding."""
 
+import pathlib
+from typing import TYPE_CHECKING, Any
+
 import keras
 import tensorflow as tf
 
@@ -10,8 +13,11 @@ from switch_tf.messages import first_line
 from switch_tf.models.switch_transformer import SwitchTransformer
 from switch_tf.refusals import Refusal
 
+if TYPE_CHECKING:
+    from switch_tf.decoding import Sampler
 
-def load(file) -> keras.Model:
+
+def load(file: str | pathlib.Path) -> keras.Model:
     """Loads a SwitchTransformer that Keras saved.
 
     Raises:
@@ -27,7 +33,8 @@ def load(file) -> keras.Model:
     return model
 
 
-def export(model, folder, vocabulary=None, max_length=64, sampler="greedy", inputs_length=512, about=None) -> None:
+def export(model: keras.Model, folder: str | pathlib.Path, vocabulary: Any = None, max_length: int = 64,
+           sampler: "str | Sampler" = "greedy", inputs_length: int = 512, about: dict[str, Any] | None = None) -> None:
     """Writes a SavedModel with decoding and a `MODEL_CARD.md`. `model.export` writes the forward pass alone.
 
     With a vocabulary it has the signatures of `switch-tf export`: `serving_default` from texts to texts, and `ids`.

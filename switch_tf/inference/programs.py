@@ -1,13 +1,20 @@
 """Compiles prediction and scoring for any layout. Inputs and outputs are on the host."""
 
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
 import numpy as np
 
 from switch_tf import partitioning
 from switch_tf.decoding import Greedy, log_likelihoods
 from switch_tf.partitioning.partitioner import Partitioner
 
+if TYPE_CHECKING:
+    import keras
 
-def compile_prediction(model, max_length: int, partitioner=None, end_id=None):
+
+def compile_prediction(model: "keras.Model", max_length: int, partitioner: Partitioner | None = None,
+                       end_id: int | tuple[int, ...] | None = None) -> Callable[..., Any]:
     """Returns a function that decodes greedily, from features, dict of <int32>[batch, length], to
     <int32>[batch, max_length].
 
@@ -19,7 +26,7 @@ def compile_prediction(model, max_length: int, partitioner=None, end_id=None):
     return _compile(lambda features: Greedy().ids(model, features, max_length, end_id), partitioner)
 
 
-def compile_log_likelihoods(model, partitioner=None):
+def compile_log_likelihoods(model: "keras.Model", partitioner: Partitioner | None = None) -> Callable[..., Any]:
     """Returns a function from features, dict of <int32>[batch, length], to their `log_likelihoods`."""
     return _compile(lambda features: log_likelihoods(model, features), partitioner)
 

@@ -2,8 +2,9 @@
 
 import dataclasses
 import hashlib
+import pathlib
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from switch_tf import data
 from switch_tf.checkpoints import folders, run_config, sizes, tensors
@@ -14,6 +15,9 @@ from switch_tf.models.switch_transformer import SwitchTransformer
 from switch_tf.ops.dtypes import dtype_policy
 from switch_tf.partitioning.partitioner import Partitioner
 from switch_tf.refusals import Refusal
+
+if TYPE_CHECKING:
+    from switch_tf.decoding import Sampler
 
 
 class SavedTask(NamedTuple):
@@ -37,7 +41,7 @@ class SavedRun(NamedTuple):
     make_model: Callable[[], SwitchTransformer]
 
 
-def from_config(saved: run_config.RunConfig, folder) -> SavedRun | None:
+def from_config(saved: run_config.RunConfig, folder: str | pathlib.Path) -> SavedRun | None:
     """Returns the run of a `config.json`, None if only code can make its vocabulary.
 
     Neither the task nor its data are needed, and nothing in the folder is executed.
@@ -62,7 +66,7 @@ def from_config(saved: run_config.RunConfig, folder) -> SavedRun | None:
                     lambda: SwitchTransformer(saved.model, dtype=dtype))
 
 
-def with_stored_vocabulary(described, folder):
+def with_stored_vocabulary(described: Any, folder: str | pathlib.Path) -> Any:
     """Returns a run from gin files with the run folder's copy of its vocabulary, if task and vocabulary are the same.
 
     Args:
@@ -81,8 +85,9 @@ def with_stored_vocabulary(described, folder):
     return described._replace(run=dataclasses.replace(run, vocabulary=choice)) if choice else described
 
 
-def load_text_model(described, checkpoint, max_length: int | None = None, sampler="greedy",
-                    batch_size: int | None = 32, is_raw: bool = False) -> tuple[TextModel, dict]:
+def load_text_model(described: Any, checkpoint: str | pathlib.Path, max_length: int | None = None,
+                    sampler: "str | Sampler" = "greedy", batch_size: int | None = 32,
+                    is_raw: bool = False) -> tuple[TextModel, dict]:
     """Loads the weights of a checkpoint into a model that answers texts.
 
     Args:

@@ -61,8 +61,10 @@ class Server:
         hosts: Hosts that requests may name. Default: this machine.
     """
 
-    def __init__(self, text_model: TextModel, name: str, about: dict, batch_size=32, max_waiting=256,
-                 max_request_bytes=2**20, hosts: Hosts | None = None):
+    _answers: Batcher
+
+    def __init__(self, text_model: TextModel, name: str, about: dict, batch_size: int = 32, max_waiting: int = 256,
+                 max_request_bytes: int = 2**20, hosts: Hosts | None = None):
         self._text_model = text_model
         self.name = checks.text("The name of a model", name)
         self._max_request_bytes = checks.integer("max_request_bytes", max_request_bytes, 1)

@@ -1,6 +1,7 @@
 """Answers texts with a model, its vocabularies and its lengths."""
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -8,6 +9,12 @@ from switch_tf import checks, data, decoding
 from switch_tf.inference.few_rows import FewRows
 from switch_tf.ops import forms
 from switch_tf.refusals import Refusal
+
+if TYPE_CHECKING:
+    import keras
+
+    from switch_tf.data.reading import Reading
+    from switch_tf.decoding import Sampler
 
 
 class Inputs(NamedTuple):
@@ -44,7 +51,8 @@ class TextModel:
         Refusal: the model has no decoder, or a number is out of its range.
     """
 
-    def __init__(self, model, features, inputs_length, max_length, sampler="greedy", batch_size=32):
+    def __init__(self, model: "keras.Model", features: "Reading", inputs_length: int, max_length: int,
+                 sampler: "str | Sampler" = "greedy", batch_size: int | None = 32):
         decoding.check_decodes(model.config)
         self.model = model
         self.features = features
@@ -77,7 +85,7 @@ class TextModel:
             raise Refusal("There is no text in it.")
         return Inputs(*inputs)
 
-    def answer(self, inputs: list[list[int]], rows: list[int]) -> list[list[Answer]]:
+    def answer(self, inputs: list[list[int]], rows: Sequence[int]) -> list[list[Answer]]:
         """Returns the results of one to `batch_size` inputs, the best first.
 
         Args:
@@ -131,7 +139,7 @@ def _filled(texts, shape):
     return batch
 
 
-def fitting_vocabulary(vocabulary, model):
+def fitting_vocabulary(vocabulary: Any, model: "keras.Model") -> Any:
     """Returns a seqio vocabulary by its name or path, after a comparison with the model.
 
     Args:
@@ -148,7 +156,8 @@ def fitting_vocabulary(vocabulary, model):
     return vocabulary
 
 
-def generate(model, texts, vocabulary, max_length=64, sampler="greedy", batch_size=32, inputs_length=512) -> list[str]:
+def generate(model: "keras.Model", texts: list[str], vocabulary: Any, max_length: int = 64,
+             sampler: "str | Sampler" = "greedy", batch_size: int = 32, inputs_length: int = 512) -> list[str]:
     """Returns the answers of a model to texts.
 
     Args:

@@ -139,7 +139,7 @@ def tensorflow_distribution() -> str:
 
 
 def _minor(version: str | None) -> list[str] | None:
-    return version and version.split(".")[:2]
+    return version.split(".")[:2] if version else None
 
 
 def check_tpu_compiler() -> None:

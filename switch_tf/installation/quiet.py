@@ -6,6 +6,7 @@ import os
 import sys
 import tempfile
 import warnings
+from collections.abc import Iterator
 
 from switch_tf.refusals import Refusal
 
@@ -77,7 +78,7 @@ class _OneLine:
 
 
 @contextlib.contextmanager
-def held_back():
+def held_back() -> Iterator[None]:
     """Withholds standard error within this scope, and prints it only if an exception other than a Refusal is raised."""
     sys.stderr.flush()
     original = os.dup(2)

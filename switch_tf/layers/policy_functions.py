@@ -3,6 +3,8 @@
 Each chooses by `scores.selection` and gates by `scores.probs`. Padding is never routed and takes no slot.
 """
 
+from typing import Any
+
 from keras import ops
 
 from switch_tf.layers import slots
@@ -50,7 +52,8 @@ def second_choices(gates: Tensor, options: Options) -> Tensor:
     Returns:
         <bool>[group, tokens, choice], True for first choices.
     """
-    rule, threshold, later = options.policy.second_expert, options.policy.threshold, gates[..., 1:]
+    policy: Any = options.policy  # a Top2 or TopN
+    rule, threshold, later = policy.second_expert, policy.threshold, gates[..., 1:]
     if rule == "threshold":
         wanted = later > threshold
     elif rule == "random" and options.uniform is not None:

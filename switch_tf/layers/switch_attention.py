@@ -83,7 +83,7 @@ class SwitchSelfAttention(Observed, keras.layers.Layer):
         self.out = add_output_kernel(self, d_model)
 
     @property
-    def expert_layers(self):
+    def expert_layers(self) -> tuple[SwitchFeedForward, ...]:
         """The two SwitchFeedForward, in the order of their statistics."""
         return self.query_experts, self.key_value_experts
 

@@ -8,7 +8,7 @@ from keras import ops
 
 from switch_tf import partitioning
 from switch_tf.configs.switch_config import SwitchConfig
-from switch_tf.layers import Dropout, RelativePositionBias, RMSNorm
+from switch_tf.layers import Dropout, RelativePositionBias, RMSNorm, Router
 from switch_tf.layers.attention import VALUE_CACHE_AXES
 from switch_tf.layers.shapes import KeepsShape
 from switch_tf.metrics import RouterStats
@@ -55,7 +55,7 @@ class Stack(KeepsShape, keras.layers.Layer):
         self.final_dropout = Dropout(config.dropout_rate, broadcast_axis=1, dtype=policy, name="final_dropout")
 
     @property
-    def router_layers(self):
+    def router_layers(self) -> tuple[Router, ...]:
         """The Routers, in the order of their statistics."""
         return tuple(router for layer in self.layers for router in layer.router_layers)
 

@@ -12,7 +12,7 @@ from switch_tf import checks, decoding, losses
 from switch_tf.configs import shipped_gin
 from switch_tf.configs.choices import check_choice
 from switch_tf.configs.switch_config import SwitchConfig
-from switch_tf.layers import LogitsDense, TokenEmbedding, masks
+from switch_tf.layers import LogitsDense, Router, TokenEmbedding, masks
 from switch_tf.layers.observing import Observed
 from switch_tf.metrics import RouterStats
 from switch_tf.models.keras_methods import FeaturesModel
@@ -102,7 +102,7 @@ class SwitchTransformer(Observed, FeaturesModel):
         return dict.fromkeys(self.config.sparse_layer_names, self.config.num_experts)
 
     @property
-    def router_layers(self):
+    def router_layers(self) -> tuple[Router, ...]:
         """The Routers, in the order of `config.sparse_layer_names`."""
         return self.encoder.router_layers + (() if self.decoder is None else self.decoder.router_layers)
 

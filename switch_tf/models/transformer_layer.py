@@ -126,7 +126,7 @@ class TransformerLayer(KeepsShape, keras.layers.Layer):
             self.extra_mlp_dropout = dropout("post_extra_mlp_dropout")
 
     @property
-    def router_layers(self):
+    def router_layers(self) -> tuple[Router, ...]:
         """The Routers, in the order of their statistics."""
         attention = self.attention.expert_layers if self.has_attention_experts else ()
         feed_forward = (self.mlp,) if self.has_feed_forward_experts else ()

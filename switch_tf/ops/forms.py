@@ -28,7 +28,7 @@ class FusedProgram:
         graph: tf.Graph of the program, for tensors that its loops share.
     """
 
-    def __init__(self, graph):
+    def __init__(self, graph: Any):
         self.graph, self.shared_tensors = graph, {}
 
 

@@ -9,6 +9,7 @@ TPU_WORKER_HOSTNAMES=host0,host1 and TPU_WORKER_ID=0.
 
 import json
 import os
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from switch_tf.refusals import Refusal
@@ -26,7 +27,7 @@ class Cluster(NamedTuple):
     """
 
     addresses: tuple[str, ...]
-    index: int
+    index: int  # type: ignore[assignment]  # hides a method of tuple that nobody calls
 
 
 def members() -> Cluster:
@@ -68,7 +69,7 @@ def num_hosts(cluster: Cluster) -> int:
     return len({address.rpartition(":")[0] for address in cluster.addresses})
 
 
-def put(environ: dict, addresses, index: int) -> None:
+def put(environ: dict, addresses: Sequence[str], index: int) -> None:
     """Sets TF_CONFIG for one process in a dictionary of environment variables."""
     environ["TF_CONFIG"] = json.dumps({"cluster": {"worker": list(addresses)},
                                        "task": {"type": "worker", "index": index}})

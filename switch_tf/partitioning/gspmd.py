@@ -8,6 +8,7 @@ from keras import ops
 from tensorflow.python.compiler.xla.experimental import xla_sharding  # it has no public name
 
 from switch_tf.partitioning.layout import Layout
+from switch_tf.partitioning.tensors import Tensor
 
 
 class XlaAnnotator:
@@ -24,17 +25,17 @@ class XlaAnnotator:
         self.layout = layout
         self._mesh = {axis: size for axis, size in layout.mesh.items() if axis in mesh_axes}
 
-    def constrain(self, x, axes):
+    def constrain(self, x: Tensor, axes: Sequence[str | None]) -> Tensor:
         return self._split(x, self.layout.spec(axes))
 
-    def gather(self, value, axes):
+    def gather(self, value: Tensor, axes: Sequence[str | None]) -> Tensor:
         stored = self.layout.spec(axes, at_rest=True)
         if any(len(mesh_axes) > 1 for mesh_axes in stored):
             # Stored unfolded. Without this it would be gathered unfolded and then laid out again.
             value = self._split(value, stored)
         return self.constrain(value, axes)
 
-    def scatter(self, gradient, axes):
+    def scatter(self, gradient: Tensor, axes: Sequence[str | None]) -> Tensor:
         spec = self.layout.spec(axes, at_rest=True)
         order = _scattered_last(self.layout, gradient.shape, self.layout.spec(axes), spec)
         if order is None:
@@ -42,7 +43,7 @@ class XlaAnnotator:
         turned = self._split(ops.transpose(gradient, order), [spec[place] for place in order])
         return ops.transpose(turned, np.argsort(order).tolist())
 
-    def replicate(self, x):
+    def replicate(self, x: Tensor) -> Tensor:
         return self._split(x, ((),) * len(x.shape))
 
     def _split(self, x, spec):

@@ -142,7 +142,7 @@ class Partitioner:
         """Compiles a function of `step` or `results`. On a CPU without XLA, because its products are slower there."""
         return tf.function(function, jit_compile=use_xla and devices.device_type() != "CPU", autograph=False)
 
-    def trace(self, function: Callable, specs: dict[str, tf.TensorSpec]) -> None:
+    def trace(self, function: Any, specs: dict[str, tf.TensorSpec]) -> None:
         """Traces a compiled function before its first call, so that the time it takes can be shown."""
         function.get_concrete_function(specs)
 

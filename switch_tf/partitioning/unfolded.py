@@ -14,6 +14,8 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.experimental import dtensor
 
+from switch_tf.partitioning.tensors import Tensor
+
 
 class Unfolding(NamedTuple):
     """The stored form of a weight: a new dimension for every mesh axis but the last that splits one of its dimensions.
@@ -93,13 +95,13 @@ class UnfoldedVariable:
     def __tf_tensor__(self, dtype=None, name=None):
         return tf.convert_to_tensor(self.fold(self.stored.read_value()), dtype)
 
-    def assign(self, value):
+    def assign(self, value: Tensor) -> Any:
         return self.stored.assign(self.unfold(value))
 
-    def assign_add(self, value):
+    def assign_add(self, value: Tensor) -> Any:
         return self.stored.assign_add(self.unfold(value))
 
-    def assign_sub(self, value):
+    def assign_sub(self, value: Tensor) -> Any:
         return self.stored.assign_sub(self.unfold(value))
 
     def fold(self, tensor: tf.Tensor) -> tf.Tensor:

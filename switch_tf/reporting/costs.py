@@ -1,5 +1,6 @@
 """Sizes of a model, parameters, FLOPs and bytes: as a JSON object, and as text."""
 
+import pathlib
 import sys
 
 from switch_tf.checkpoints import folders, run_config
@@ -42,7 +43,7 @@ def as_json(config: SwitchConfig, inputs_length: int, targets_length: int) -> di
     }
 
 
-def of_checkpoint(folder) -> dict:
+def of_checkpoint(folder: str | pathlib.Path) -> dict:
     """Returns the step, parameters and bytes of a checkpoint, and the task, vocabulary and sizes of its run.
 
     Args:

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import time
+from collections.abc import Iterator
 from typing import Any
 
 
@@ -51,7 +52,7 @@ class Meter:
         self._running.input_wait += input_wait
 
     @contextlib.contextmanager
-    def paused(self):
+    def paused(self) -> Iterator[None]:
         """Stops the clock within this scope."""
         self._running.seconds += time.perf_counter() - self._resumed
         try:

@@ -5,11 +5,12 @@ import math
 import pathlib
 import sys
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from switch_tf.storage.whole_file import reading, writing
 
 
-def dumps(value, **options) -> str:
+def dumps(value: Any, **options: Any) -> str:
     """Returns strict JSON: NaN and infinities, which JSON lacks, become null.
 
     Args:
@@ -19,7 +20,7 @@ def dumps(value, **options) -> str:
     return json.dumps(finite(value), allow_nan=False, **options)
 
 
-def finite(value):
+def finite(value: Any) -> Any:
     """Returns a JSON-able value in which each float that is not finite is replaced by None."""
     if isinstance(value, float) and not math.isfinite(value):
         return None
@@ -30,7 +31,7 @@ def finite(value):
     return value
 
 
-def loads(text: bytes | str):
+def loads(text: bytes | str) -> Any:
     """Returns the value of JSON text; NaN and infinities, which older versions wrote, are None.
 
     Raises:
@@ -42,7 +43,7 @@ def loads(text: bytes | str):
         raise ValueError("it is nested too deeply") from None
 
 
-def load(path, largest: int):
+def load(path: str | pathlib.Path, largest: int) -> Any:
     """Returns the value of a JSON file. Nothing is read from what is not a regular file or is larger than `largest`.
 
     Args:
@@ -61,7 +62,7 @@ def load(path, largest: int):
     return loads(path.read_bytes())
 
 
-def append(path, record: dict) -> None:
+def append(path: str | pathlib.Path, record: dict) -> None:
     """Adds a record to a file of them; a line that a kill has torn there is ended first, so that it alone is lost.
 
     Raises:
@@ -75,12 +76,13 @@ def append(path, record: dict) -> None:
         file.write(b"\n" * is_torn + dumps(record).encode() + b"\n")
 
 
-def is_step(value) -> bool:
+def is_step(value: Any) -> bool:
     """Whether a value of a file is the number of a step: an integer of at least 0, and no bool."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
-def read(path, is_record: Callable[[dict], bool] = lambda record: True) -> Iterator[tuple[bytes, dict]]:
+def read(path: str | pathlib.Path,
+         is_record: Callable[[dict], bool] = lambda record: True) -> Iterator[tuple[bytes, dict]]:
     """Yields each line of a file that is a record, and what it holds. The other lines cost a warning on stderr.
 
     Args:

@@ -17,7 +17,7 @@ def warn(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def remove_all(folder, checkpoints) -> None:
+def remove_all(folder: str | pathlib.Path, checkpoints: str | pathlib.Path) -> None:
     """Removes unfinished files of a killed run from its folder and its checkpoints; a failure is a warning."""
     for place in (folder, checkpoints):
         remove_unfinished(place)
@@ -26,7 +26,7 @@ def remove_all(folder, checkpoints) -> None:
             remove(entry)
 
 
-def remove_unfinished(folder) -> None:
+def remove_unfinished(folder: str | pathlib.Path) -> None:
     """Removes the files and folders that a kill left under temporary names; does nothing where there is no folder."""
     folder = pathlib.Path(folder)
     for entry in sorted(folder.iterdir()) if folder.is_dir() else ():
@@ -34,7 +34,7 @@ def remove_unfinished(folder) -> None:
             remove(entry)
 
 
-def remove(path) -> bool:
+def remove(path: str | pathlib.Path) -> bool:
     """Removes a file, a link or a folder. Returns whether it is gone; a failure is a warning."""
     path = pathlib.Path(path)
     try:
@@ -49,7 +49,7 @@ def remove(path) -> bool:
     return True
 
 
-def make_room(path, is_folder=False) -> None:
+def make_room(path: str | pathlib.Path, is_folder: bool = False) -> None:
     """Renames what stands where a run needs a file (or folder) and is something else.
 
     Raises:
@@ -63,7 +63,7 @@ def make_room(path, is_folder=False) -> None:
     warn(f"{path} is no {kind}, so it is kept as {set_aside(path)}, and the run makes a {kind} of its own.")
 
 
-def set_aside(path) -> pathlib.Path:
+def set_aside(path: str | pathlib.Path) -> pathlib.Path:
     """Renames a file, link or folder to `broken.<name>`, with a number where that is taken; returns its new place."""
     path = pathlib.Path(path)
     aside, number = path.with_name(f"broken.{path.name}"), 1

@@ -13,7 +13,7 @@ NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
 
 
 @contextlib.contextmanager
-def held(output, argument: str = "--output") -> Iterator[None]:
+def held(output: str | pathlib.Path, argument: str = "--output") -> Iterator[None]:
     """Locks an output within this scope, with a hidden file beside it. The lock ends with its process, even if killed.
 
     Args:

@@ -21,7 +21,7 @@ _WAYS_OUT = {
 
 
 @contextlib.contextmanager
-def writing(path) -> Iterator[None]:
+def writing(path: str | pathlib.Path) -> Iterator[None]:
     """Turns an OSError within this scope into a Refusal that names the file, the reason and the way out."""
     try:
         yield
@@ -31,7 +31,7 @@ def writing(path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def reading(path) -> Iterator[None]:
+def reading(path: str | pathlib.Path) -> Iterator[None]:
     """Turns an OSError within this scope into a Refusal that names the file and the reason."""
     try:
         yield
@@ -40,7 +40,7 @@ def reading(path) -> Iterator[None]:
                       ) from error
 
 
-def write_whole(path, content: str | bytes | Iterable[bytes]) -> None:
+def write_whole(path: str | pathlib.Path, content: str | bytes | Iterable[bytes]) -> None:
     """Puts a file in the place of what is there, in one step, whoever else may write or read it.
 
     Args:

@@ -1,7 +1,6 @@
 """Finds where a loss or gradient stopped being finite."""
 
 import contextlib
-from collections.abc import Mapping
 from typing import Any
 
 import keras
@@ -22,7 +21,7 @@ class _Found(BaseException):
     """Carries a layer's path out of the model. Not an Exception, because Keras rewrites their messages."""
 
 
-def first_bad_tensor(model: keras.Model, features: Mapping[str, Any], seed: int, step: int, settings: StepSettings,
+def first_bad_tensor(model: keras.Model, features: dict[str, Any], seed: int, step: int, settings: StepSettings,
                      partitioner: Partitioner | None = None, objective: Objective | None = None) -> str:
     """Names the first tensor of a step that is not finite: weights, then activations in order, then gradients.
 

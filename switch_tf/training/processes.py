@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from typing import Any
 
 from switch_tf.hardware import host
 from switch_tf.partitioning import cluster
@@ -71,7 +72,7 @@ def run(words: list[str], count: int, num_devices: int | None = None) -> int:
         cluster.put(environ, addresses, index)
         if gpus:
             environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus[index])
-        output = {} if index == 0 else {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
+        output: dict[str, Any] = {} if index == 0 else {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
         # The last of two --processes counts.
         command = [sys.executable, "-m", "switch_tf.cli", *words, "--processes=1"]
         # In a session of its own, because a signal to this process's group would otherwise reach it twice.

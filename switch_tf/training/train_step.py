@@ -1,7 +1,7 @@
 """The training step: the gradients of the whole batch's loss, then the update, compiled by `compile_steps`."""
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import keras
@@ -14,11 +14,13 @@ from switch_tf.layers import Router
 from switch_tf.metrics import Mean, StepMeasurements
 from switch_tf.ops import dtypes, random
 from switch_tf.partitioning.partitioner import Partitioner
+from switch_tf.partitioning.tensors import Tensor
 from switch_tf.partitioning.unfolded import as_used
 
 
-def compute_gradients(model: keras.Model, features: Mapping[str, Any], seed: int, step: Any, settings: StepSettings,
-                      partitioner: Partitioner | None = None, objective: Objective | None = None):
+def compute_gradients(model: keras.Model, features: dict[str, Any], seed: int, step: Any, settings: StepSettings,
+                      partitioner: Partitioner | None = None,
+                      objective: Objective | None = None) -> tuple[list[Tensor], Any]:
     """Computes the gradients of the loss over the whole batch, accumulated over microbatches and devices.
 
     Args:

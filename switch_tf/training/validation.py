@@ -37,7 +37,8 @@ class Validation:
         self._partitioner = partitioner
         self._writer = writer
         self._progress = progress
-        self._evaluator = None  # made for the first evaluation, because it reads examples
+        # Made for the first evaluation, because it reads examples.
+        self._evaluator: split_evaluator.SplitEvaluator | None = None
         self.best = Best(run, folder)
         self.best.take_up(state.step, partitioner.is_chief)
 

@@ -1,6 +1,8 @@
 """The verification of a run's layout, with its result as a JSON object and as text."""
 
+import pathlib
 import sys
+from typing import Any
 
 import tensorflow as tf
 
@@ -16,7 +18,7 @@ from switch_tf.training.verification import LIMIT, Verification
 JUDGED_DTYPE = "float64"
 
 
-def verify(described, num_steps: int, dumps) -> tuple[dict, str]:
+def verify(described: Any, num_steps: int, dumps: str | pathlib.Path) -> tuple[dict, str]:
     """Compares training steps of a run under its layout with the same steps on one device.
 
     Args:

@@ -1,6 +1,7 @@
 """The interface of dispatchers."""
 
 import abc
+from typing import Any
 
 import keras
 from keras import ops
@@ -35,7 +36,7 @@ class Dispatcher(abc.ABC):
     """
 
     def __init__(self, decisions: TokenChoices | ExpertChoices):
-        self.decisions = decisions
+        self.decisions: Any = decisions  # each form knows which of the two it gets
 
     @abc.abstractmethod
     def dispatch(self, tokens: Tensor) -> Tensor:

@@ -16,8 +16,8 @@ ROWS_PER_PRODUCT = 40
 # Most rows for `Gathered`: two choices for each row of the largest batch that `decoding.loop` compiles by XLA.
 GATHERED_ROWS = 16
 
-_FOR_TOKENS = {"einsum": Einsum, "index": Index, "ragged": Ragged, "gathered": Gathered}
-_FOR_EXPERTS = {"einsum": ExpertChoiceEinsum, "index": ExpertChoiceIndex}
+_FOR_TOKENS: dict[str, type[Dispatcher]] = {"einsum": Einsum, "index": Index, "ragged": Ragged, "gathered": Gathered}
+_FOR_EXPERTS: dict[str, type[Dispatcher]] = {"einsum": ExpertChoiceEinsum, "index": ExpertChoiceIndex}
 
 
 def create(decisions: TokenChoices | ExpertChoices, dispatch: str = "auto") -> Dispatcher:

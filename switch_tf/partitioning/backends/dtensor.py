@@ -8,18 +8,23 @@ Every variable is a `DVariable`, stored in the pieces of its logical axes. Two t
 """
 
 import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 from tensorflow.experimental import dtensor
 
 from switch_tf import context
+from switch_tf.configs.switch_config import SwitchConfig
 from switch_tf.hardware import memory
-from switch_tf.partitioning.axes import Axes, axes_of_new_variable
+from switch_tf.partitioning.axes import axes_of_new_variable
 from switch_tf.partitioning.backends import dtensor_mesh
 from switch_tf.partitioning.cluster import Cluster
 from switch_tf.partitioning.layout import Layout
 from switch_tf.partitioning.partitioner import Partitioner
+from switch_tf.partitioning.tensors import Tensor
 from switch_tf.partitioning.unfolded import UnfoldedVariable, as_stored, as_used, pack, stored, unfolding
 from switch_tf.refusals import Refusal
 
@@ -53,7 +58,7 @@ class DTensorPartitioner(Partitioner):
         self.saves_in_every_process = self.num_processes > 1
         self._any = tf.function(lambda flags: self._replicate(tf.reduce_max(flags)), autograph=False)
 
-    def check(self, config, steps_per_call, use_xla):
+    def check(self, config: SwitchConfig, steps_per_call: int, use_xla: bool) -> None:
         if steps_per_call > 1:
             raise Refusal(f"steps_per_call is {steps_per_call}, but under DTensor a step is two functions, so that "
                           "no variable is read after its update; set it to 1.")
@@ -65,7 +70,7 @@ class DTensorPartitioner(Partitioner):
                          "The layout stores weights and gradients in pieces",
                          "use a layout that cuts them into smaller ones (at_rest_rules), or more devices")
 
-    def sharding(self, axes: Axes) -> dtensor.Layout:
+    def sharding(self, axes: Sequence[str | None]) -> dtensor.Layout:
         """Returns DTensor's layout for logical axes, split over the outermost mesh axis of each."""
         spec = [[axis for axis in mesh_axes if axis in self.mesh.dim_names and self.mesh.dim_size(axis) > 1]
                 for mesh_axes in self.layout.spec(axes)]
@@ -76,25 +81,25 @@ class DTensorPartitioner(Partitioner):
 
     # An `axes.Annotator`.
 
-    def constrain(self, x, axes):
+    def constrain(self, x: Tensor, axes: Sequence[str | None]) -> Tensor:
         return dtensor.relayout(x, self.sharding(axes))
 
-    def gather(self, value, axes):
+    def gather(self, value: Tensor, axes: Sequence[str | None]) -> Tensor:
         if self.layout.spec(axes) == self.layout.spec(axes, at_rest=True):
             return value
         return self.constrain(value, axes)
 
-    def scatter(self, gradient, axes):
+    def scatter(self, gradient: Tensor, axes: Sequence[str | None]) -> Tensor:
         # As it is used; `step` scatters it. Scattered here, its pieces would decide the layouts of activations.
         return self.constrain(gradient, axes)
 
-    def replicate(self, x):
+    def replicate(self, x: Tensor) -> Tensor:
         return x  # already replicated, and DTensor cannot move unsigned integers
 
     # Variables.
 
     @contextlib.contextmanager
-    def creates_variables(self):
+    def creates_variables(self) -> Iterator[None]:
         with tf.variable_creator_scope(self._create):
             yield
 
@@ -116,7 +121,8 @@ class DTensorPartitioner(Partitioner):
             variable._value = self._create(None, initial_value=variable.value, dtype=variable.dtype,
                                            name=variable.name, trainable=False)
 
-    def build(self, model, optimizer=None, select=lambda model: None):
+    def build(self, model: keras.Model, optimizer: keras.optimizers.Optimizer | None = None,
+              select: Callable[[keras.Model], None] = lambda model: None) -> None:
         super().build(model, optimizer, select)
         self._trained = model.trainable_variables
         for variable in [*model.variables, *(optimizer.variables if optimizer else ())]:
@@ -126,7 +132,7 @@ class DTensorPartitioner(Partitioner):
 
     # Steps.
 
-    def rows(self, batch_size):
+    def rows(self, batch_size: int) -> tuple[int, int]:
         axis = self.sharding(("batch",)).sharding_specs[0]
         if axis == dtensor.UNSHARDED:
             return 0, batch_size
@@ -134,12 +140,12 @@ class DTensorPartitioner(Partitioner):
         size = batch_size // self.mesh.dim_size(axis)
         return min(pieces) * size, (max(pieces) + 1) * size
 
-    def place(self, features):
+    def place(self, features: dict[str, Tensor]) -> dict[str, Tensor]:
         # One step a call, without the axis of steps: indexing that axis would move the batch between devices.
         sharding = self.sharding(("batch", "length"))
         return {name: pack(np.asarray(value[0]), sharding) for name, value in features.items()}
 
-    def step(self, compute, apply, use_xla=False):
+    def step(self, compute: Callable[..., Any], apply: Callable[..., Any], use_xla: bool = False) -> Callable[..., Any]:
         def computed(features):
             with context.within(annotator=self):
                 gradients, totals, measured, is_finite = compute(features)
@@ -162,7 +168,7 @@ class DTensorPartitioner(Partitioner):
 
         return one_step
 
-    def results(self, call):
+    def results(self, call: Callable[..., Any]) -> Callable[..., Any]:
         def traced(features):
             with context.within(annotator=self):
                 return tf.nest.map_structure(self._replicate, call(features))
@@ -170,13 +176,13 @@ class DTensorPartitioner(Partitioner):
         function = tf.function(traced, autograph=False)
         return lambda features: tf.nest.map_structure(self.on_host, function(features))
 
-    def compile(self, function, use_xla=False):
+    def compile(self, function: Callable[..., Any], use_xla: bool = False) -> Callable[..., Any]:
         return function  # its two parts are compiled functions
 
-    def trace(self, function, specs):
+    def trace(self, function: Any, specs: dict[str, tf.TensorSpec]) -> None:
         """Does nothing, because a DTensor function is traced with tensors."""
 
-    def any_process(self, flag):
+    def any_process(self, flag: bool) -> bool:
         if self.num_processes == 1:
             return flag
         everywhere = dtensor.Layout(list(self.mesh.dim_names), self.mesh)
@@ -184,12 +190,12 @@ class DTensorPartitioner(Partitioner):
                              everywhere)
         return bool(self.on_host(self._any(flags)))
 
-    def barrier(self):
+    def barrier(self) -> None:
         if self.num_processes > 1:
             dtensor.barrier(self.mesh)
 
     def _replicate(self, x):
         return dtensor.relayout(x, dtensor.Layout.replicated(self.mesh, x.shape.rank))
 
-    def on_host(self, tensor):
+    def on_host(self, tensor: Tensor) -> Tensor:
         return dtensor.unpack(tensor)[0]

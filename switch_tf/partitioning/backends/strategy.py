@@ -4,12 +4,21 @@ Each replica divides its losses by the tokens of the whole batch. Groups of toke
 whole batch (`parts`), and gradients are summed. So any number of replicas takes the step that one device takes.
 """
 
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
 import tensorflow as tf
 
 from switch_tf import context
+from switch_tf.configs.switch_config import SwitchConfig
 from switch_tf.partitioning.layout import Layout
 from switch_tf.partitioning.partitioner import Partitioner, at_step
+from switch_tf.partitioning.tensors import Tensor
 from switch_tf.refusals import Refusal
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
 
 
 def check_data_only(layout: Layout) -> None:
@@ -37,12 +46,12 @@ class StrategyPartitioner(Partitioner):
         self.num_processes = num_processes
         self.process_index = process_index
 
-    def check(self, config, steps_per_call, use_xla):
+    def check(self, config: SwitchConfig, steps_per_call: int, use_xla: bool) -> None:
         if use_xla:
             raise Refusal(f"use_xla=True compiles the step of one device, and {type(self.strategy).__name__} runs "
                           "one on each; leave use_xla at False.")
 
-    def creates_variables(self):
+    def creates_variables(self) -> "AbstractContextManager[None]":
         return self.strategy.scope()
 
     def _adopt(self, optimizer):
@@ -54,18 +63,18 @@ class StrategyPartitioner(Partitioner):
                 variable.value.numpy(), dtype=variable.dtype, trainable=False, name=variable.name,
                 aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA)
 
-    def sum_over_parts(self, tensors):
+    def sum_over_parts(self, tensors: Any) -> Any:
         flat = tf.nest.flatten(tensors)
         summed = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, flat)
         return tf.nest.pack_sequence_as(tensors, summed)
 
-    def gather_rows(self, rows):
+    def gather_rows(self, rows: Tensor) -> Tensor:
         return tf.distribute.get_replica_context().all_gather(rows, axis=0)
 
-    def current_part(self):
+    def current_part(self) -> tuple[int, Tensor]:
         return self.num_parts, tf.distribute.get_replica_context().replica_id_in_sync_group
 
-    def rows(self, batch_size):
+    def rows(self, batch_size: int) -> tuple[int, int]:
         size = batch_size // self.num_processes  # the replicas of a process follow each other
         return self.process_index * size, (self.process_index + 1) * size
 
@@ -78,7 +87,7 @@ class StrategyPartitioner(Partitioner):
         """Returns the first replica's copy of tensors that are equal in all of them."""
         return tf.nest.map_structure(lambda value: self.strategy.experimental_local_results(value)[0], per_replica)
 
-    def step(self, compute, apply, use_xla=False):
+    def step(self, compute: Callable[..., Any], apply: Callable[..., Any], use_xla: bool = False) -> Callable[..., Any]:
         def one_step(features, index):
             # A replica is traced in a thread of its own, which starts without this one's context.
             gradients, totals, measured, is_finite = self.strategy.run(
@@ -95,15 +104,15 @@ class StrategyPartitioner(Partitioner):
 
         return one_step
 
-    def results(self, call):
+    def results(self, call: Callable[..., Any]) -> Callable[..., Any]:
         return lambda features: self._first(self.strategy.run(
             context.carried(lambda features: call(self._share(at_step(features, 0)))), args=(features,)))
 
-    def any_process(self, flag):
+    def any_process(self, flag: bool) -> bool:
         if self.num_processes == 1:
             return flag
         flags = self.strategy.experimental_distribute_values_from_function(lambda context: tf.constant(float(flag)))
         return bool(self.strategy.reduce(tf.distribute.ReduceOp.SUM, flags, axis=None) > 0)
 
-    def barrier(self):
+    def barrier(self) -> None:
         self.any_process(False)

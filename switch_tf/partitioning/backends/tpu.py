@@ -5,17 +5,20 @@ Needs a TPU and has never run on one. The parts that it shares with other strate
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import tensorflow as tf
 
 from switch_tf import context
+from switch_tf.configs.switch_config import SwitchConfig
 from switch_tf.hardware import host, memory
 from switch_tf.partitioning.backends.strategy import StrategyPartitioner
 from switch_tf.partitioning.cluster import Cluster
 from switch_tf.partitioning.gspmd import XlaAnnotator
 from switch_tf.partitioning.layout import Layout
 from switch_tf.partitioning.partitioner import Partitioner, at_step
+from switch_tf.partitioning.tensors import Tensor
 from switch_tf.refusals import Refusal
 
 
@@ -27,17 +30,17 @@ class TPUPartitioner(StrategyPartitioner):
         strategy: tf.distribute.TPUStrategy.
     """
 
-    def __init__(self, layout, strategy):
+    def __init__(self, layout: Layout, strategy: tf.distribute.Strategy):
         super().__init__(layout, strategy)
         within_replica = set(layout.mesh) - {"data"}
         self._annotator = XlaAnnotator(layout, within_replica) if layout.num_devices > self.num_parts else None
 
-    def check(self, config, steps_per_call, use_xla):
+    def check(self, config: SwitchConfig, steps_per_call: int, use_xla: bool) -> None:
         super().check(config, steps_per_call, use_xla)
         memory.check(8 * config.num_parameters, "TPUStrategy keeps weights and gradients whole on each device",
                      "use gin/layouts/fully_sharded.gin with backend='dtensor', which stores pieces")
 
-    def place(self, features):
+    def place(self, features: dict[str, Tensor]) -> dict[str, Tensor]:
         count = self.num_parts
 
         def own_rows(context):
@@ -47,10 +50,10 @@ class TPUPartitioner(StrategyPartitioner):
 
         return self.strategy.experimental_distribute_values_from_function(own_rows)
 
-    def part_of_step(self, features, index):
+    def part_of_step(self, features: dict[str, Tensor], index: Tensor) -> dict[str, Tensor]:
         return at_step(self._first(features), index)
 
-    def trace(self, function, specs):
+    def trace(self, function: Any, specs: dict[str, tf.TensorSpec]) -> None:
         # With rows on replicas, as in a call; a trace of whole batches would not be used.
         zeros = {name: tf.zeros(spec.shape, spec.dtype) for name, spec in specs.items()}
         function.get_concrete_function(self.place(zeros))
@@ -58,12 +61,12 @@ class TPUPartitioner(StrategyPartitioner):
     def _share(self, features):
         return features
 
-    def step(self, compute, apply, use_xla=False):
+    def step(self, compute: Callable[..., Any], apply: Callable[..., Any], use_xla: bool = False) -> Callable[..., Any]:
         annotated = context.within(annotator=self._annotator)
         one_step = Partitioner.step(self, annotated(compute), annotated(apply))
         return lambda features, index: self._first(self.strategy.run(one_step, args=(features, index)))
 
-    def results(self, call):
+    def results(self, call: Callable[..., Any]) -> Callable[..., Any]:
         return super().results(context.within(annotator=self._annotator)(call))
 
 
