@@ -53,9 +53,10 @@ exhaustive: $(INSTALLED)  ## many more seeds, wrong values and layouts; not in C
 mutants: $(INSTALLED)  ## plant over 100 mistakes and check that the tests notice them: half an hour, resumes
 	.venv/bin/python tests/mutants/run.py
 
-lint: $(INSTALLED)  ## ruff and the import contracts
+lint: $(INSTALLED)  ## ruff, the import contracts and the types
 	.venv/bin/python -m ruff check .
 	.venv/bin/lint-imports
+	.venv/bin/python -m mypy
 
 golden: $(INSTALLED)  ## recompute the golden files (needs PyTorch: GOLDEN_PYTHON=... make golden)
 	@$(GOLDEN_PYTHON) -c 'import torch' 2>/dev/null || { echo "The golden files are computed with PyTorch," \
@@ -70,7 +71,7 @@ wheel: $(INSTALLED)  ## build dist/switch_tf-*.whl
 	.venv/bin/python -m build --wheel --no-isolation
 
 clean:  ## remove all build outputs except .venv and runs/
-	rm -rf build dist switch_tf.egg-info .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf build dist switch_tf.egg-info .pytest_cache .ruff_cache .import_linter_cache .mypy_cache .hypothesis
 	find switch_tf tasks tests -name __pycache__ -prune -exec rm -rf {} +
 
 # The last line runs only if all others succeed, so the next make repeats an interrupted installation.
