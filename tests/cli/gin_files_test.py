@@ -40,7 +40,7 @@ def test_a_users_file_includes_shipped_ones_and_is_found_on_the_search_paths(tmp
     (TINY, ["SwitchConfig.num_head=3"], "parameter named 'num_head'. Did you mean 'num_heads'?"),
     (TINY, ["NUM_EXPERTS=many"], "cannot be read: .* text needs quotes within quotes"),
     (TINY, ["NUM_EXPERTS"], "--gin.NUM_EXPERTS must have the form --gin.NAME=VALUE"),
-    (TINY, ["NUM_EXPERTS = "], "--gin.NUM_EXPERTS =  must have the form --gin.NAME=VALUE"),
+    (TINY, ["NUM_EXPERTS = "], "--gin.NUM_EXPERTS= must have the form --gin.NAME=VALUE"),
     (RUN, [], "MODEL_DIR has no value; set it, for example --gin.MODEL_DIR"),
     ([RUN[0], RUN[2]], ["MODEL_DIR='x'"], "MIXTURE_OR_TASK_NAME has no value; add a task file: "),
     (RUN[1:], ["MODEL_DIR='x'"], None),
