@@ -72,8 +72,12 @@ def test_following_waits_for_a_run_that_goes_on_after_its_end(run_folder, monkey
     folder.write_end(20, "stopped by SIGTERM")  # of the process before; this one has not got to removing it
 
     def nap(seconds):
-        folder.remove_end()
-        folders.path_of(run_folder / "checkpoints", 30).mkdir(exist_ok=True)
+        checkpoint = folders.path_of(run_folder / "checkpoints", 30)
+        if checkpoint.is_dir():
+            folder.close()
+        else:
+            folder.remove_end()
+            checkpoint.mkdir()
 
     monkeypatch.setattr(following.time, "sleep", nap)
     assert _follow(run_folder, done=[10]) == ["step_00000020", "step_00000030"]
