@@ -6,6 +6,7 @@ import time
 
 from switch_tf.checkpoints.selection import select_one
 from switch_tf.cli import sampler_arguments, trained_run
+from switch_tf.installation import quiet
 from switch_tf.refusals import Refusal
 
 EXAMPLES = r"""
@@ -47,12 +48,13 @@ def run(arguments: argparse.Namespace) -> dict:
         raise Refusal(f"Serving needs the package {error.name}, which is not installed; run: pip install --no-deps "
                       "starlette==1.10.0 uvicorn==0.54.0 anyio==4.16.0 h11==0.16.0 (they are the extra serve of "
                       "switch-tf).") from None
+    folder = trained_run.folder_of(arguments)
+    checkpoint = select_one(folder, arguments.step)
+    quiet.import_tensorflow()
     from switch_tf.inference import listening
     from switch_tf.inference.hosts import Hosts
 
     hosts = Hosts(arguments.host, arguments.allow_host)
-    folder = trained_run.folder_of(arguments)
-    checkpoint = select_one(folder, arguments.step)
     with listening.bind(arguments.host, arguments.port) as listener:  # before anything that takes long
         described = trained_run.load_on_one_device(arguments, folder)
         return _serve(arguments, folder, checkpoint, described, listener, hosts)
