@@ -102,7 +102,7 @@ def test_the_end_of_a_long_text_is_kept_where_training_keeps_it(length):
             tf.data.Dataset.from_tensors({"inputs": "abcde"})), ["train"]), features,
             [seqio.preprocessors.tokenize, step])
         [example] = task.get_dataset({"inputs": length}, "train", shuffle=False).as_numpy_iterator()
-        assert data.reading._of_task(task)["keeps_end"] is keeps_end
+        assert data.reading._conventions(task)["keeps_end"] is keeps_end
         reading = data.Reading(vocabulary, vocabulary, keeps_end=keeps_end)
         assert reading.read("abcde", length) == (example["inputs"].tolist(), 6 - length)
 
