@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from switch_tf import partitioning
 from switch_tf.layers import Router, routing
 from switch_tf.ops import random
 
@@ -111,7 +110,7 @@ def test_tokens_and_groups_draw_for_themselves_and_steps_anew():
 
 def test_the_noise_is_finite_for_every_number_that_can_be_drawn(monkeypatch):
     extremes = tf.constant([0.0, 2.0**-24, 0.5, 1 - 2.0**-23, 1 - 2.0**-24])
-    monkeypatch.setattr(partitioning, "uniform", lambda seed, shape: extremes)
+    monkeypatch.setattr(random, "uniform", lambda seed, shape: extremes)
     noise = np.asarray(routing._gumbel(0, extremes))
     assert np.isfinite(noise).all()
     assert (np.diff(noise) > 0).all()
@@ -123,7 +122,7 @@ def test_the_largest_draw_of_one_token_does_not_decide_for_a_group_that_sinkhorn
     uniform, index = np.full((1, 6, 3), 0.5, "float32"), []
     for largest in (1 - 2.0**-23, 1 - 2.0**-24):
         uniform[0, 0, 2] = largest
-        monkeypatch.setattr(partitioning, "uniform", lambda seed, shape: tf.constant(uniform))
+        monkeypatch.setattr(random, "uniform", lambda seed, shape: tf.constant(uniform))
         decisions, _ = router(inputs, expert_capacity=6, training=True)
         index.append(np.asarray(decisions.expert_index).ravel().tolist())
     assert index[0] == index[1]
@@ -134,7 +133,7 @@ def test_the_largest_draw_of_one_token_does_not_decide_for_a_group_that_sinkhorn
 
 @pytest.mark.parametrize("exploration", ["argmax", "input_jitter", "input_dropout", "sample"])
 def test_at_inference_every_exploration_is_argmax(exploration, monkeypatch):
-    monkeypatch.setattr(partitioning, "uniform", lambda *_: pytest.fail("inference drew a random number"))
+    monkeypatch.setattr(random, "uniform", lambda *_: pytest.fail("inference drew a random number"))
     inputs, kernel = np.random.RandomState(0).randn(2, 9, 4), np.random.RandomState(1).randn(4, 3)
     decisions, _ = make_router(kernel, exploration=exploration, jitter_noise=0.5)(inputs, expert_capacity=3)
     np.testing.assert_array_equal(decisions.expert_index[..., 0], (inputs @ kernel).argmax(-1))
@@ -144,7 +143,7 @@ def test_argmax_draws_nothing_in_training_either(monkeypatch):
     router = make_router(np.random.RandomState(1).randn(4, 3), exploration="argmax", jitter_noise=0.5)
     inputs = np.random.RandomState(0).randn(2, 9, 4).astype("float32")
     expected, _ = router(inputs, expert_capacity=3)
-    monkeypatch.setattr(partitioning, "uniform", lambda *_: pytest.fail("argmax drew a random number"))
+    monkeypatch.setattr(random, "uniform", lambda *_: pytest.fail("argmax drew a random number"))
     decisions, _ = router(inputs, expert_capacity=3, training=True)
     for mine, theirs in zip(decisions, expected, strict=True):
         np.testing.assert_array_equal(mine, theirs)

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from switch_tf import partitioning
 from switch_tf.ops import dot_product_attention as module
 from switch_tf.ops import forms
 
@@ -66,7 +65,7 @@ def errors(found, expected):
 @pytest.mark.parametrize("uses_bias", [True, False])
 @pytest.mark.parametrize("dtype, tolerance", [("float32", 2e-6), ("bfloat16", 2**-6)])
 def test_values_and_gradients_are_those_of_the_formula(dtype, tolerance, uses_bias, mask, at_a_time, monkeypatch):
-    monkeypatch.setattr(partitioning, "queries_at_a_time", lambda: at_a_time)
+    monkeypatch.setattr(forms, "queries_at_a_time", lambda: at_a_time)
     *arguments, upstream = draw(dtype)
     arguments, mask = arguments if uses_bias else arguments[:3], mask_of(mask)
 
