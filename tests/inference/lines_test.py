@@ -8,6 +8,7 @@ import pytest
 from switch_tf import data
 from switch_tf.inference import lines
 from switch_tf.inference.text_model import Answer, Inputs
+from switch_tf.refusals import Refusal
 
 
 class Echo:
@@ -21,7 +22,7 @@ class Echo:
 
     def read(self, text):
         if text == "!":
-            raise ValueError("There is no text in it.")
+            raise Refusal("There is no text in it.")
         return Inputs([text[:9]], max(0, len(text) - 9))
 
     read_target = read
