@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 import os
+import time
 
 import numpy as np
 import pytest
@@ -127,6 +128,16 @@ def make_numbers(tmp_path):
         os.close(os.open(pipe, os.O_WRONLY | os.O_NONBLOCK))
 
 
+def _open_for_writing(pipe):
+    """Opens and closes a pipe, as soon as a thread reads it."""
+    for _ in range(200):
+        try:
+            return os.close(os.open(pipe, os.O_WRONLY | os.O_NONBLOCK))
+        except OSError:
+            time.sleep(0.05)
+    raise AssertionError("nobody reads the pipe")
+
+
 @pytest.mark.parametrize("saved_at", [None, 5])
 @pytest.mark.parametrize("is_awaited", [True, False])
 def test_of_an_input_that_waits_the_place_is_saved_and_found_again(make_numbers, tmp_path, monkeypatch, saved_at,
@@ -143,7 +154,7 @@ def test_of_an_input_that_waits_the_place_is_saved_and_found_again(make_numbers,
     (tmp_path / "last").mkdir()
     batches.save(tmp_path / "last", 0)  # what is read ahead waits, too
     assert batches.is_stuck and batches.wait(lambda: False) is None
-    os.close(os.open(tmp_path / "pipe", os.O_WRONLY | os.O_NONBLOCK))
+    _open_for_writing(tmp_path / "pipe")
     (tmp_path / "pipe").unlink()
     (tmp_path / "pipe").write_text("9\n10\n")
     again = make_numbers()

@@ -127,7 +127,7 @@ def test_expert_dropout_is_elementwise_and_in_training_only():
 
 def test_two_layers_draw_different_numbers():
     inputs = keras.Input((8, D_MODEL))
-    layers = [SwitchFeedForward(1, d_ff=D_FF, expert_dropout_rate=0.5) for _ in range(2)]
+    layers = [SwitchFeedForward(1, d_ff=D_FF, expert_dropout_rate=0.5, name=name) for name in ("first", "second")]
     model = keras.Model(inputs, [layer(inputs) for layer in layers])
     layers[1].set_weights(layers[0].get_weights())
     x, _ = make_inputs(4, 8)

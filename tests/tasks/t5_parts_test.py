@@ -5,6 +5,7 @@ import sys
 
 import gin
 import pytest
+import seqio
 
 from switch_tf.cli import main
 from switch_tf.configs import names, shipped_gin
@@ -21,6 +22,8 @@ def _without_t5(monkeypatch):
             monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "t5", None)
     monkeypatch.setattr(names, "_registered", set())
+    for registry in (seqio.TaskRegistry, seqio.MixtureRegistry):  # without what other tests have registered
+        monkeypatch.setattr(registry, "_REGISTRY", {})
     yield
     gin.clear_config()
 

@@ -129,7 +129,12 @@ def test_what_is_read_while_training_ends_the_command_with_its_sentence(tmp_path
     run = _run("text_to_text_files", f"TRAIN_FILES='{tmp_path}/a.jsonl'", BYTES)
     batches = _batches(run, "train", {"inputs": 8, "targets": 8})
     from switch_tf.cli import doctor
-    monkeypatch.setattr(doctor, "run", lambda arguments: list(batches))
+
+    def read(arguments):
+        with data.refusing_bad_data():
+            return list(batches)
+
+    monkeypatch.setattr(doctor, "run", read)
     assert main.main(["doctor"]) == 2
     assert capsys.readouterr().err == (
         f"switch-tf doctor: {tmp_path}/a.jsonl, line 41: it has no field 'inputs', nor any other. Mend it, or raise "
