@@ -20,13 +20,12 @@ def check(described: Experiment) -> None:
     run = described.run
     if run.vocabulary is not None and not run_config.is_in(run.model_dir):  # a run folder has a copy
         names.check_vocabulary(run.vocabulary)
-    tasks = [run.mixture_or_task_name, *sorted(names.task_names())]
     metric = run.best_metric and run.best_metric.rpartition("/")[2]
-    known = [f"eval/{task}/{metric}" for task in tasks]
-    if metric and run.best_metric not in ("eval/average", *known) and not run.best_metric.startswith(
-            tuple(f"eval/{task}" for task in tasks)):
+    if metric and run.best_metric != "eval/average" and not run.best_metric.startswith(
+            tuple(f"eval/{task}" for task in (run.mixture_or_task_name, *names.task_names()))):
+        hint = nearest(run.best_metric, [f"eval/{run.mixture_or_task_name}/{metric}"])
         raise Refusal(f"BEST_METRIC must be of a task that this run evaluates, not {run.best_metric!r}."
-                      f"{nearest(run.best_metric, known)}")
+                      + (hint or f" The task of this run is {run.mixture_or_task_name!r}."))
     _check_checkpoint(described)
 
 
