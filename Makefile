@@ -6,7 +6,7 @@ GOLDEN_PYTHON ?= .venv/bin/python
 INSTALLED := .venv/installed
 # Two processes take whole files, in the order of tests/conftest.py, so that each file's fixtures are made once.
 PYTEST := .venv/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
-SLOW_FIRST := tests/parity tests/partitioning tests/reliability tests/training
+SLOW_FIRST := tests/checkpoints tests/evaluation tests/parity tests/partitioning tests/reliability tests/training
 
 COMPARISONS := facts learning_rate module_facts text sources capacity_factor choices_per_token precision init_scale \
   exploration no_token_left_behind attention_experts as_many_parameters
