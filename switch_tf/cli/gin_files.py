@@ -114,7 +114,7 @@ def _starts_with_mark(path):
 
 
 def _texts(parsed):
-    """Returns the texts of a parsed file and of those that it includes."""
+    """Returns the texts of a parsed file and of the files that it includes."""
     with open(_path(parsed.filename)) as file:
         return [file.read(), *(text for included in parsed.includes for text in _texts(included))]
 

@@ -68,7 +68,7 @@ def check_required() -> None:
 
 
 def check_endless() -> None:
-    """Refuses a macro whose value leads back to it."""
+    """Refuses a macro that leads back to itself."""
     defined = values()
 
     def follow(name, path):

@@ -98,7 +98,7 @@ def or_mistake(action: Callable[[], Any]) -> Any:
 
 
 def on_this_machine(is_checked: bool = True) -> Experiment:
-    """Returns the experiment that gin has parsed on the devices of this process and of those that train with it.
+    """Returns the experiment that gin has parsed, on the devices of all processes that train together.
 
     Starts the devices: if there are several processes, they have to meet before TensorFlow does anything else.
 

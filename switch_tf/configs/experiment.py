@@ -1,4 +1,4 @@
-"""A whole experiment: the model, the layout, the run and the settings of its steps, none of which is built yet."""
+"""A whole experiment before it is built: the model, the layout, the run and the settings of its steps."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple

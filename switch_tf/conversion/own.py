@@ -17,7 +17,7 @@ def from_switch_tf(source: str | pathlib.Path) -> SwitchTransformer:
     """Reads the model of a checkpoint.
 
     Args:
-        source: Path of a checkpoint, or of a run folder, whose newest checkpoint is read.
+        source: Path of a checkpoint, or of a run folder for its newest checkpoint.
 
     Returns:
         SwitchTransformer with float32 weights.

@@ -32,7 +32,7 @@ SENTENCEPIECE, BYTES, OTHER = "sentencepiece", "bytes", "other"
 
 
 class Unreadable(Refusal):
-    """A vocabulary whose file cannot be read, in one sentence."""
+    """A vocabulary file that cannot be read, in one sentence."""
 
 
 class Stored(NamedTuple):

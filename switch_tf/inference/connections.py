@@ -72,7 +72,7 @@ class HttpServer(uvicorn.Server):
 
 
 class Connections:
-    """The open connections of a server, with queues of those that wait for their client.
+    """The open connections of a server, with queues of connections that wait for their client.
 
     A connection above the limit closes the oldest one that waits for its client: one without a request, else one that
     has its answer, else one with an incomplete request. If none waits for its client, the new connection gets status

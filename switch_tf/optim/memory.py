@@ -18,7 +18,7 @@ def bytes_per_device(config: SwitchConfig, layout: Layout) -> dict:
 
     Args:
         config: Configuration of the model.
-        layout: Layout whose mesh is complete.
+        layout: Layout with a complete mesh.
 
     Raises:
         Refusal: The layout cannot split the model.
