@@ -146,7 +146,7 @@ def _config():
 
 
 def _objective():
-    if "objective" in gin_config._CONFIG[("", TRAINER)]:
+    if gin_config._CONFIG[("", TRAINER)].get("objective") is not None:  # a run records the default, None, too
         return _trainer_argument("objective")
     from switch_tf.evaluation.objectives import Objective
 

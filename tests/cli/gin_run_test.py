@@ -8,7 +8,10 @@ import gin
 import pytest
 
 from switch_tf.cli import gin_files, gin_run
+from switch_tf.configs import factories
 from switch_tf.configs.run import Run
+from switch_tf.evaluation.objectives import Objective
+from switch_tf.partitioning.partitioner import Partitioner
 from switch_tf.refusals import Refusal
 
 RUN = ["gin/models/switch_tiny.gin", "gin/tasks/c4.gin", "gin/runs/pretrain.gin"]
@@ -104,6 +107,19 @@ def test_a_parameter_that_leads_back_to_itself_is_refused():
 def test_an_experiment_is_described_before_anything_is_made():
     described = gin_run.look(RUN, ["MODEL_DIR='run'", "NUM_EXPERTS=4"])
     assert (described.config.num_experts, described.run.model_dir, described.partitioner) == (4, "run", None)
+
+
+def test_the_configuration_that_a_run_writes_describes_the_same_experiment(tmp_path):
+    """It records defaults too, such as an objective of None."""
+    files = ["gin/models/switch_tiny.gin", "gin/tasks/docs_corpus.gin", "gin/runs/pretrain.gin"]
+    described = gin_run.look(files, [f"MODEL_DIR='{tmp_path}/run'"])
+    gin.get_configurable(factories.Trainer)(partitioner=Partitioner())
+    (tmp_path / "operative_config.gin").write_text(gin.operative_config_str())
+    again = gin_run.look([str(tmp_path / "operative_config.gin")])
+    assert "Trainer.objective = None" in gin.config_str()
+    assert (again.run, again.settings) == (described.run, described.settings)
+    assert again.make_model().config == described.config
+    assert type(again.make_objective()) is Objective
 
 
 @pytest.mark.parametrize("text", ["", "# nothing", "include 'gin/models/switch_tiny.gin'\n"])
