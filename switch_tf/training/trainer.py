@@ -28,7 +28,8 @@ def check_parts(**parts: Any) -> None:
     """Raises Refusal unless each part has the type of the `Trainer` argument with its name."""
     for name, part in parts.items():
         if not isinstance(part, _KINDS[name]):
-            raise Refusal(f"Trainer.{name} must be a {_KINDS[name].__name__}, not {part!r}.")
+            kind = _KINDS[name].__name__
+            raise Refusal(f"Trainer.{name} must be {'an' if kind[0] in 'AEIO' else 'a'} {kind}, not {part!r}.")
 
 
 class Trainer:
