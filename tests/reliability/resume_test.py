@@ -19,13 +19,14 @@ ARGUMENTS = [
     "--gin.SwitchConfig.num_encoder_layers=1", "--gin.SwitchConfig.num_decoder_layers=1",
     "--gin.SwitchConfig.encoder_sparse_step=1", "--gin.SwitchConfig.decoder_sparse_step=1",
     "--gin.DROPOUT_RATE=0.1", "--gin.EXPERT_DROPOUT_RATE=0.1",
-    f"--gin.TRAIN_STEPS={STEPS}", "--gin.BATCH_SIZE=8", "--gin.LOG_PERIOD=4", "--gin.EVAL_PERIOD=30",
+    "--gin.BATCH_SIZE=8", "--gin.LOG_PERIOD=4", "--gin.EVAL_PERIOD=30",
     "--gin.CHECKPOINT_PERIOD=7", "--gin.Run.eval_batches=1", "--gin.Run.shown_examples=2",
     "--gin.RsqrtDecay.warmup_steps=100"]
 
 
-def _start(folder, run):
-    command = [sys.executable, "-m", "switch_tf.cli", "train", *ARGUMENTS, f"--gin.MODEL_DIR='{run}'", "--json"]
+def _start(folder, run, steps=STEPS):
+    command = [sys.executable, "-m", "switch_tf.cli", "train", *ARGUMENTS, f"--gin.MODEL_DIR='{run}'",
+               f"--gin.TRAIN_STEPS={steps}", "--json"]
     return subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
@@ -90,14 +91,15 @@ def _lines_so_far(run):
 
 @pytest.mark.slow  # processes_test.py stops a run by SIGTERM, to which the same is done
 def test_ctrl_c_saves_reports_and_says_how_to_go_on(tmp_path):
-    process = _start(tmp_path, "run")
+    steps = 100 * STEPS  # a busy machine does not finish before the signal
+    process = _start(tmp_path, "run", steps)
     while process.poll() is None and not any("train/loss" in line for line in _lines_so_far(tmp_path / "run")):
         time.sleep(0.02)
     process.send_signal(signal.SIGINT)
     out, err = process.communicate()
     assert process.returncode == 130
     stopped = re.search(r"Stopped by SIGINT at step (\d+)\.", err)[1]
-    assert f"\nStep {stopped}.\n" in err and f"step {stopped}/{STEPS}  loss" in err
+    assert f"\nStep {stopped}.\n" in err and f"step {stopped}/{steps}  loss" in err
     assert "the same command goes on from there" in err
     assert json.loads(out.splitlines()[-1])["interrupted"] is True
     assert (tmp_path / "run" / "report.html").exists()
