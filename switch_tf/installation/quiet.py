@@ -18,8 +18,8 @@ def import_tensorflow(num_cpu_devices: int | None = None) -> None:
         num_cpu_devices: Number of devices to make of the CPU, None to leave it as it is.
     """
     expect_tensorflow(num_cpu_devices)
+    import tensorflow  # outside of the scope below, which would withhold the line that announces it
     with held_back():
-        import tensorflow
         _prepare(tensorflow, num_cpu_devices)
 
 
