@@ -12,6 +12,7 @@ import functools
 import gc
 import os
 import pathlib
+import signal
 import zlib
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -40,6 +41,8 @@ _cpu_before = 0.0
 
 def pytest_configure(config):
     """Devices and graph optimiser of a process that tests; one that hands them out to others needs no TensorFlow."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in a shell's background; tests interrupt their children
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if getattr(config.option, "dist", "no") != "no" and not hasattr(config, "workerinput"):
         return
     import tensorflow as tf
