@@ -63,6 +63,11 @@ def record(config: SwitchConfig, run: Run, settings: StepSettings, dtype: str, o
                 entries[name] = getattr(part, field.name)
     entries |= {f"{type(optimizer).__name__}.{name}": value for name, value in _settings_of(optimizer).items()}
     entries |= {f"{type(objective).__name__}.{name}": value for name, value in objective.get_config().items()}
+    return as_recorded(entries)
+
+
+def as_recorded(entries: dict[str, Any]) -> dict[str, Any]:
+    """Returns entries as `checkpoint.json` has them: JSON values, and the class name of anything else."""
     return json.loads(json.dumps(entries, default=lambda value: type(value).__name__))
 
 

@@ -1,7 +1,5 @@
 """Checks of a run against its names and its newest checkpoint that need no TensorFlow."""
 
-import json
-
 from switch_tf.checkpoints import continuation, folders, run_config
 from switch_tf.checkpoints.run_folder import RunFolder
 from switch_tf.configs import names
@@ -34,14 +32,11 @@ def _check_checkpoint(described):
     run = described.run
     if described.config is None:
         return
-    for path in folders.newest_first(RunFolder.checkpoints_of(run.model_dir)):
-        try:
-            saved = folders.describe(path).get("configuration", {})
-        except folders.BrokenCheckpoint:
-            continue  # the run skips it
-        new = continuation.record_of_model(described.config) | {
-            "BATCH_SIZE": run.batch_size, "MIXTURE_OR_TASK_NAME": run.mixture_or_task_name,
-            "TASK_FEATURE_LENGTHS": run.task_feature_lengths}
-        continuation.check(saved, json.loads(json.dumps(new, default=lambda value: type(value).__name__)), path,
-                           run.restart_changed_data)
+    newest = next(folders.described(RunFolder.checkpoints_of(run.model_dir)), None)
+    if newest is None:
         return
+    path, description = newest
+    new = continuation.record_of_model(described.config) | {
+        "BATCH_SIZE": run.batch_size, "MIXTURE_OR_TASK_NAME": run.mixture_or_task_name,
+        "TASK_FEATURE_LENGTHS": run.task_feature_lengths}
+    continuation.check(description["configuration"], continuation.as_recorded(new), path, run.restart_changed_data)

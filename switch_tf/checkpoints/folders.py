@@ -16,6 +16,7 @@ import math
 import pathlib
 import re
 import shutil
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from switch_tf.refusals import Refusal
@@ -53,6 +54,26 @@ def path_of(folder: Folder, step: int) -> pathlib.Path:
 def newest_first(folder: Folder) -> list[pathlib.Path]:
     """Returns the checkpoints in a folder, newest first."""
     return [path_of(folder, step) for step in reversed(steps(folder))]
+
+
+def described(folder: Folder, on_broken: Callable[[pathlib.Path, BrokenCheckpoint], None] = lambda path, error: None,
+              ) -> Iterator[tuple[pathlib.Path, dict[str, Any]]]:
+    """Yields the checkpoints in a folder and their descriptions, newest first, without the damaged ones.
+
+    Args:
+        folder: path of a run's `checkpoints` folder.
+        on_broken: function called with the path of each damaged checkpoint and the error.
+
+    Raises:
+        Refusal: a checkpoint has another format version.
+    """
+    for path in newest_first(folder):
+        try:
+            description = describe(path)
+        except BrokenCheckpoint as error:
+            on_broken(path, error)
+        else:
+            yield path, description
 
 
 def resolve(source: Folder) -> pathlib.Path:

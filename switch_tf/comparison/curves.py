@@ -125,12 +125,8 @@ def smoothed(losses: Sequence[float]) -> np.ndarray:
 
 
 def _record(folder):
-    checkpoints = RunFolder.checkpoints_of(folder)
-    for path in folders.newest_first(checkpoints):
-        try:
-            record = folders.describe(path).get("configuration")
-        except folders.BrokenCheckpoint:
-            continue
+    for path, description in folders.described(RunFolder.checkpoints_of(folder)):
+        record = description["configuration"]
         if not record:
             raise Refusal(f"{path} is of a version that kept no record of the configuration; only runs of this one "
                           "can be compared.")

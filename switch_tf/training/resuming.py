@@ -39,12 +39,7 @@ def candidates(run: Run, configuration: dict[str, Any],
     Raises:
         Refusal: a checkpoint belongs to another configuration.
     """
-    for path in folders.newest_first(RunFolder.checkpoints_of(run.model_dir)):
-        try:
-            description = folders.describe(path)
-        except folders.BrokenCheckpoint as error:
-            on_broken(path, error)
-            continue
+    for path, description in folders.described(RunFolder.checkpoints_of(run.model_dir), on_broken):
         saved = description["configuration"]
         changes, restarts_data = continuation.check(saved, configuration, path, run.restart_changed_data,
                                                     _vocabularies(run, saved, configuration, path))
