@@ -36,7 +36,7 @@ def load(arguments: argparse.Namespace, defaults: Sequence[str] = (), num_cpu_de
         arguments: What `gin_files.add_arguments` declares.
         defaults: "NAME=VALUE" that the command line overrides.
         num_cpu_devices: Number of devices to make of the CPU, None to leave it as it is.
-        check: Function that raises ValueError for an Experiment that the command cannot use, or None.
+        check: Function that raises Refusal for an Experiment that the command cannot use, or None.
 
     Returns:
         The names of all macros.
@@ -48,8 +48,8 @@ def load(arguments: argparse.Namespace, defaults: Sequence[str] = (), num_cpu_de
     described = look(arguments.gin_file, [*defaults, *arguments.gin_bindings], arguments.gin_search_paths)
     gin_macros.check_read(arguments.gin_bindings)
     if check is not None:
-        or_mistake(lambda: check(described))
-    or_mistake(lambda: quiet.import_tensorflow(num_cpu_devices))
+        check(described)
+    quiet.import_tensorflow(num_cpu_devices)
     return set(gin_macros.values())
 
 
@@ -70,8 +70,8 @@ def look(files: Sequence[str], bindings: Sequence[str] = (), search_paths: str =
     gin_files.parse_bindings(bindings)
     gin_macros.check([*texts, *bindings])
     described = or_mistake(experiment)
-    or_mistake(described.check)
-    or_mistake(lambda: names.check_task(described.run.mixture_or_task_name))
+    described.check()
+    names.check_task(described.run.mixture_or_task_name)
     return described
 
 
@@ -87,7 +87,7 @@ def experiment() -> Experiment:
 
 
 def or_mistake(action: Callable[[], Any]) -> Any:
-    """Returns the result of an action; a value that it refuses is the user's mistake."""
+    """Returns the result of a call of gin's; a value that it refuses is the user's mistake."""
     try:
         return action()
     except RecursionError as error:
@@ -107,7 +107,7 @@ def on_this_machine(is_checked: bool = True) -> Experiment:
     """
     processes.say_who_is_awaited()
     partitioner = or_mistake(gin.get_configurable(factories.create_partitioner))
-    return or_mistake(lambda: _on(partitioner.layout, partitioner, is_checked))
+    return _on(partitioner.layout, partitioner, is_checked)
 
 
 def on_devices(num_devices: int, kind: str, is_checked: bool = True) -> Experiment:
@@ -116,11 +116,11 @@ def on_devices(num_devices: int, kind: str, is_checked: bool = True) -> Experime
     Raises:
         Refusal: The layout is for other devices or, if `is_checked`, the parts do not go together.
     """
-    return or_mistake(lambda: _on(gin.get_configurable(Layout)().resolve(num_devices, kind), None, is_checked))
+    return _on(or_mistake(gin.get_configurable(Layout)).resolve(num_devices, kind), None, is_checked)
 
 
 def _on(layout, partitioner, is_checked):
-    described = experiment()._replace(layout=layout, partitioner=partitioner)
+    described = or_mistake(experiment)._replace(layout=layout, partitioner=partitioner)
     if described.config is None:
         described = described._replace(config=described.make_model().config)
     if is_checked:
@@ -134,10 +134,11 @@ def _on(layout, partitioner, is_checked):
 
 def _config():
     """Returns the configuration of the model; None if the model is none of the package's, so only it knows."""
-    reference = gin_config._CONFIG.get(("", TRAINER), {}).get("model")
+    reference, scopes = gin_config._CONFIG.get(("", TRAINER), {}).get("model"), []
     while isinstance(reference, gin_config.ConfigurableReference):
+        scopes += reference.scopes  # that of a macro, its name, holds for all that it refers to
         if reference.configurable.wrapped is factories.SwitchTransformer:
-            with gin.config_scope("/".join(reference.scopes) or None):
+            with gin.config_scope("/".join(scopes) or None):
                 bound = gin.get_bindings(factories.SwitchTransformer, resolve_references=False)
                 config = copy.deepcopy(bound.get("config"))
             return config if isinstance(config, SwitchConfig) else None
@@ -157,6 +158,6 @@ def _trainer_argument(name):
     """Makes anew what gin has for the trainer's argument `name`."""
     from switch_tf.training.trainer import check_parts
 
-    made = copy.deepcopy(gin.query_parameter(f"{TRAINER}.{name}"))
+    made = or_mistake(lambda: copy.deepcopy(gin.query_parameter(f"{TRAINER}.{name}")))
     check_parts(**{name: made})
     return made

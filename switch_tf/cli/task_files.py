@@ -72,4 +72,4 @@ def apply(files: Sequence[str], arguments: argparse.Namespace) -> None:
     quiet.import_tensorflow()
     task = or_mistake(lambda: gin_macros.made("MIXTURE_OR_TASK_NAME"))
     if isinstance(task, str):
-        or_mistake(lambda: names.register_task(task))
+        names.register_task(task)

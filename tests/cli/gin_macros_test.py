@@ -47,10 +47,12 @@ def test_a_macro_that_another_optimizer_does_not_read_is_refused(parse):
 
 def test_a_macro_that_is_read_through_another_is_accepted(parse):
     parse(DYNAMIC + "RATE = 0.5\nLEARNING_RATE = %RATE\n", "RATE=0.25")
+    assert gin_macros.made("LEARNING_RATE") == 0.25
 
 
 def test_a_macro_counts_as_used_although_a_later_statement_replaces_the_use(parse):
     parse(DYNAMIC + "from switch_tf import config\nconfig.SwitchConfig.dropout_rate = 0.5\n")
+    assert gin.query_parameter("SwitchConfig.dropout_rate") == 0.5
 
 
 @pytest.mark.parametrize("text, sentence", [

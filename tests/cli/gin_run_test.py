@@ -117,7 +117,7 @@ def test_the_configuration_that_a_run_writes_describes_the_same_experiment(tmp_p
     (tmp_path / "operative_config.gin").write_text(gin.operative_config_str())
     again = gin_run.look([str(tmp_path / "operative_config.gin")])
     assert "Trainer.objective = None" in gin.config_str()
-    assert (again.run, again.settings) == (described.run, described.settings)
+    assert (again.config, again.run, again.settings) == (described.config, described.run, described.settings)
     assert again.make_model().config == described.config
     assert type(again.make_objective()) is Objective
 
