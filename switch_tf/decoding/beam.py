@@ -164,7 +164,8 @@ class _Search:
         return scores, index // self._vocab_size, ops.cast(index % self._vocab_size, "int32"), cache
 
     def _penalty(self, length):
-        return ((5.0 + ops.cast(length, "float32")) / 6.0) ** self._length_penalty
+        length = ops.cast(length, dtypes.wide_dtype(self._model.compute_dtype))
+        return ((5.0 + length) / 6.0) ** self._length_penalty
 
 
 def _gather(entries, index):

@@ -95,7 +95,7 @@ class Sample:
         places = partitioning.arange(vocab_size)
         uniform, rest = (random.uniform_at(draw, rows[:, None], places) for draw in (seed, below))
         waits = -ops.log1p(-(uniform + rest * 2.0**-24) * (1 - 2.0**-24))
-        return ops.cast(ops.argmax(logits - ops.log(waits), axis=-1), "int32")
+        return ops.cast(ops.argmax(logits - ops.cast(ops.log(waits), logits.dtype), axis=-1), "int32")
 
 
 def _one_result(decoded):

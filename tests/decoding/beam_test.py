@@ -122,6 +122,13 @@ def test_one_beam_is_greedy_and_a_row_does_not_depend_on_its_batch(make_model):
     assert (np.diff(own) <= 0).all() and len(np.unique(ids)) > 5
 
 
+@pytest.mark.parametrize("sampler", [Beam(2), decoding.Sample(temperature=1e-6)])
+def test_a_float64_model_is_decoded_as_a_float32_model(make_model, sampler):
+    (ids, scores), (expected, _) = (decode(sampler, make_model(dtype, **UNTIED)) for dtype in ("float64", "float32"))
+    np.testing.assert_array_equal(ids, expected)
+    assert scores.dtype == "float64"
+
+
 def test_a_row_of_padding_has_no_text(make_model):
     ids, scores = decode(Beam(2), make_model(), {"encoder_input_tokens": np.pad(INPUTS[:1], ((0, 1), (0, 0)))})
     assert ids[0].any() and not ids[1].any() and scores[1, 0] == 0
