@@ -10,7 +10,7 @@ from switch_tf import checks
 from switch_tf.checkpoints import folders
 from switch_tf.refusals import Refusal
 from switch_tf.storage import json_lines, leftovers, output_lock
-from switch_tf.storage.whole_file import write_whole, writing
+from switch_tf.storage.whole_file import write_whole
 
 CONFIGURATION = "operative_config.gin"
 _FILES = ("metrics.jsonl", "end.json", "report.html", "loss.png", CONFIGURATION)
@@ -71,10 +71,9 @@ class RunFolder:
                 raise Refusal(f"{self.path / 'lock'} cannot be locked ({error.strerror}), so two processes could "
                               "train in one folder; choose a MODEL_DIR on a local disk, or mount that file system "
                               "with locks.") from error
-        with writing(self.path / "lock"):
-            self._lock.truncate(0)
-            self._lock.write(str(os.getpid()))
-            self._lock.flush()
+        self._lock.truncate(0)
+        self._lock.write(str(os.getpid()))
+        self._lock.flush()
 
     def _tidy(self):
         leftovers.remove_all(self.path, self.checkpoints)

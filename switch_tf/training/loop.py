@@ -129,7 +129,7 @@ class Training:
             return
         self._is_open = False
         self.state.batches.close()
-        for last_action in (self._writer.close, self._write_end(error), self._write_report):
+        for last_action in (self._writer.close, lambda: self._write_end(error), self._write_report):
             try:
                 last_action()
             except (OSError, Refusal) as failure:  # the checkpoint is saved, and the rest can be written again
@@ -143,7 +143,9 @@ class Training:
             report.write(self.folder.path)
 
     def _write_end(self, error):
-        """Returns a function that records in the run folder why the run ended, for `eval --follow`."""
+        """Records in the run folder why the run ended, for `eval --follow`."""
+        if not self.partitioner.is_chief or not self._has_folder():
+            return
         if error:  # may have come after a signal, while the step was saved
             reason = error
         elif self._stopped_by:
@@ -153,8 +155,7 @@ class Training:
                                           if self.state.step >= self.run.train_steps else "its program finished it")
         else:
             reason = "its program closed it"
-        is_written = self.partitioner.is_chief and self._has_folder()
-        return lambda: is_written and self.folder.write_end(self.state.step, reason)
+        self.folder.write_end(self.state.step, reason)
 
     def _has_folder(self):
         """Whether the run folder is still the one that the run started in."""
