@@ -152,7 +152,7 @@ def with_second_place(first: Balance, weight: float, router_probs: Tensor, exper
         Refusal: `first` is not a Balance, or there are fewer than two choices.
     """
     if not isinstance(first, Balance):
-        raise Refusal(f"first must be what losses.balance gives, not {checks.shown(first)}.")
+        raise Refusal(f"first must be a losses.Balance, as losses.balance returns, not {checks.shown(first)}.")
     weight = checks.number("weight", weight, "0 or above")
     router_probs = _checked("router_probs", router_probs, "float", (None, None, None))
     expert_index = _checked("expert_index", expert_index, "int", (*router_probs.shape[:2], None))

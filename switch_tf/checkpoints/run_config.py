@@ -90,10 +90,8 @@ def is_foreign(folder: Folder) -> bool:
     path = pathlib.Path(folder) / FILE
     if not path.is_file():
         return False
-    with open(path, "rb") as file:
-        text = file.read(_LARGEST_FILE)
     try:
-        contents = json_lines.loads(text)
+        contents = json_lines.load(path, _LARGEST_FILE)
     except ValueError:  # damaged, so a run rewrites it
         return False
     return not isinstance(contents, dict) or "format_version" not in contents

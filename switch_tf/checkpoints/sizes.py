@@ -28,7 +28,9 @@ def check(config: SwitchConfig, checkpoint: str | pathlib.Path) -> None:
 
 
 def summary(checkpoint: str | pathlib.Path) -> dict:
-    """Returns the `step`, `num_parameters` and `bytes` (`weights`, `optimizer`, `on_disk`) of a checkpoint folder.
+    """Returns the `step`, `num_parameters` and `bytes` of a checkpoint folder.
+
+    The bytes are of "weights" and "optimizer" as float32, whatever their dtype, and of all files, "on_disk".
 
     Raises:
         BrokenCheckpoint: The checkpoint disagrees with its description, or the description is damaged.

@@ -5,8 +5,9 @@ import re
 # The last word of a name decides. Every other metric is better the higher it is: accuracy, f1, em, bleu, rouge,
 # pearson, spearman, matthews (mcc), auc, likelihoods.
 _LOWER = re.compile(
-    r"(loss|perplexity)$|(^|[^a-z])(cross_entropy|bits_per_(byte|character)|edit|(edit_|hamming_|levenshtein_)?distance|errors?"
-    r"|(edit|error|miss)_rate|wer|cer|ter|mse|rmse|mae|nll|brier|ece)$", re.IGNORECASE)
+    r"(loss|perplexity)$|(^|[^a-z])(cross_entropy|bits_per_(byte|character)|edit"
+    r"|(edit_|hamming_|levenshtein_)?distance|errors?|(edit|error|miss)_rate|wer|cer|ter|mse|rmse|mae|nll|brier|ece)$",
+    re.IGNORECASE)
 
 
 def is_lower_better(name: str, declared: dict[str, bool] | None = None) -> bool:
@@ -14,7 +15,7 @@ def is_lower_better(name: str, declared: dict[str, bool] | None = None) -> bool:
 
     Args:
         name: str. A metric's own name, such as "mean_edit", or the one that evaluations write, "eval/<task>/loss".
-        declared: name -> what the metric itself says of that (`lower_is_better`), which comes before its name.
+        declared: Directions that metrics declare (`lower_is_better`), by name. They take precedence over the name.
     """
     if declared and name in declared:
         return declared[name]
@@ -22,7 +23,7 @@ def is_lower_better(name: str, declared: dict[str, bool] | None = None) -> bool:
 
 
 def declared_in(records: list[dict]) -> dict[str, bool]:
-    """Returns what the metrics of a run have declared, from the records of its `metrics.jsonl`."""
+    """Returns the directions that the metrics of a run declare, from the records of its `metrics.jsonl`."""
     found = {}
     for record in records:
         declared = record.get("lower_is_better")

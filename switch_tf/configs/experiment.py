@@ -11,14 +11,14 @@ class Experiment(NamedTuple):
     """Everything that a gin configuration describes; commands and lower floors take it as one argument.
 
     Attributes:
-        config: SwitchConfig of the model; None until a model that a function of the user's makes is made.
+        config: SwitchConfig of the model. None until the model exists if a function of the user makes it.
         layout: Layout. Its mesh is complete once the devices are known.
         run: Run.
         settings: StepSettings.
         make_model: Function that returns a new SwitchTransformer, not built.
         make_optimizer: Function that returns a new Keras optimizer, not built.
         make_objective: Function that returns a new Objective, not built.
-        partitioner: Partitioner of the layout; None until the devices are known, and for those of another machine.
+        partitioner: Partitioner of the layout. None until the devices are known, and for devices of another machine.
     """
 
     config: SwitchConfig | None
@@ -31,7 +31,7 @@ class Experiment(NamedTuple):
     partitioner: Any = None
 
     def check(self) -> None:
-        """Refuses parts that do not go together whatever the devices are.
+        """Refuses parts that cannot be combined on any devices.
 
         Raises:
             Refusal: The sentence has the rule and the value.

@@ -88,7 +88,7 @@ def declare_vocabulary(name: str, make: Callable) -> None:
 
 
 def check_vocabulary(name: str) -> None:
-    """Refuses a VOCABULARY that is neither declared nor a file; a URL may be either.
+    """Refuses a VOCABULARY that is neither declared nor an existing file. Does not check URLs.
 
     Raises:
         Refusal: The sentence has the nearest name.

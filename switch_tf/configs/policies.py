@@ -179,8 +179,7 @@ def get(name: str, argument: str = "routing_policy") -> Policy:
     if not isinstance(name, str) or name not in _policies:
         listed = ", ".join(map(repr, _policies))
         raise Refusal(f"{argument} must be one of {listed}, or one that an imported module registers, not "
-                      f"{checks.shown(name)}."
-                      f"{nearest(name, _policies)}")
+                      f"{checks.shown(name)}.{nearest(name, _policies)}")
     return _policies[name]
 
 

@@ -12,10 +12,14 @@ from switch_tf.refusals import Refusal
 
 
 def read(name: str, config_class: type) -> Any:
-    """The `config_class`, which is `SwitchConfig`, that `gin/models/<name>.gin` describes.
+    """Returns the SwitchConfig that `gin/models/<name>.gin` describes.
+
+    Args:
+        name: Name of the preset.
+        config_class: SwitchConfig. Its module imports this one, so it is an argument.
 
     Raises:
-        Refusal: no file has that name; the nearest one is named.
+        Refusal: No file has that name. Suggests the nearest one.
     """
     names = shipped_gin.preset_names()
     if name not in names:

@@ -127,8 +127,7 @@ class StepSettings:
         checks.fields(self, ("label_smoothing",), checks.number, "in [0, 1)")
         checks.fields(self, ("use_xla",), checks.flag)
         check_choice("TRAINABLE", self.trainable, TRAINABLE)
-        if self.clip_norm is not None:
-            checks.fields(self, ("clip_norm",), checks.number, "above 0")
+        checks.fields(self, ("clip_norm",), checks.optional, checks.number, "above 0")
 
 
 def check_periods(run: Run, settings: StepSettings) -> None:

@@ -166,9 +166,10 @@ class SwitchConfig:
             raise Refusal(
                 f"relative_attention_max_distance must be above half of relative_attention_num_buckets "
                 f"({self.relative_attention_num_buckets // 2}), not {self.relative_attention_max_distance}.")
-        for field in dataclasses.fields(Grouping):
+        grouping = self.grouping  # checks its fields and converts them
+        for field in dataclasses.fields(grouping):
             if field.name not in ("num_experts", "semantics"):
-                object.__setattr__(self, field.name, getattr(self.grouping, field.name))
+                object.__setattr__(self, field.name, getattr(grouping, field.name))
 
     def _check_routing(self):
         encoder_policy = policies.get(self.routing_policy)
@@ -311,7 +312,7 @@ class SwitchConfig:
 
 
 def _check_sparse_indices(config, name, num_layers):
-    """Makes a tuple of the field, or raises ValueError if it does not list layers of the stack in ascending order."""
+    """Converts the field to a tuple. Raises Refusal unless it lists layers of the stack in ascending order."""
     indices = getattr(config, name)
     if indices is None:
         return

@@ -4,13 +4,13 @@ import contextlib
 import math
 import pathlib
 import sys
-from typing import Any
 
 import tensorflow as tf
 from tqdm import tqdm
 
 from switch_tf import data
-from switch_tf.checkpoints import tensors
+from switch_tf.checkpoints import folders, tensors
+from switch_tf.configs.experiment import Experiment
 from switch_tf.evaluation import split_evaluator
 from switch_tf.refusals import Refusal
 from switch_tf.reporting import summaries
@@ -25,7 +25,7 @@ class CheckpointEvaluator:
     `output/<split>` the scores for TensorBoard.
 
     Args:
-        described: the experiment, with `run`, `settings`, `config`, `partitioner`, `make_model` and `make_objective`.
+        described: Experiment on this machine's devices.
         split: str, a split of the tasks.
         num_examples: int or None. Largest number of examples of each task with metrics.
         output: pathlib.Path of a folder.
@@ -35,7 +35,7 @@ class CheckpointEvaluator:
             process writes there.
     """
 
-    def __init__(self, described: Any, split: str, num_examples: int | None, output: pathlib.Path):
+    def __init__(self, described: Experiment, split: str, num_examples: int | None, output: pathlib.Path):
         run, config, partitioner = described.run, described.config, described.partitioner
         data.check_task(run.mixture_or_task_name)
         data.check_vocabulary(run.mixture_or_task_name, config.vocab_size, run.vocabulary)
@@ -89,7 +89,7 @@ class CheckpointEvaluator:
         return {"step": step, "tasks": tasks, "average": average}
 
     def _write_predictions(self, step, results):
-        predictions = self.output / self._split / f"step_{step:08d}"
+        predictions = folders.path_of(self.output / self._split, step)
         leftovers.remove_unfinished(predictions)
         for task, result in results.items():
             if result.scores is not None:

@@ -103,8 +103,7 @@ class SplitEvaluator:
             Name of each task or mixture -> TaskResult, a mixture before its tasks.
 
         Raises:
-            Refusal: the split has no example.
-            FailedMetric: a task's own metric failed.
+            Refusal: the split has no example, or a task's own metric failed.
         """
         scores = self._metrics.run(advance, has_records) if self._metrics else {}
         measured = {name: self._measure(name, batches, advance) for name, batches in self._batches.items()}

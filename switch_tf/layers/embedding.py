@@ -5,6 +5,7 @@ from typing import Any
 import keras
 
 from switch_tf import checks, partitioning
+from switch_tf.layers.feed_forward import kernel_initializer
 from switch_tf.layers.shapes import KeepsShape
 from switch_tf.ops import dtypes, forms, indexing, products, replicas
 from switch_tf.partitioning.tensors import Shape, Tensor
@@ -57,7 +58,7 @@ def _logits(hidden, variable, is_table):
     """Multiplies by the rows of a table [vocab, d_model] or the columns of a kernel [d_model, vocab]."""
     # In bfloat16, logits near 32 would be multiples of 1/4, and several would tie for the largest.
     logits = products.product("blm,vm->blv" if is_table else "blm,mv->blv", hidden, variable,
-                                  dtypes.wide_dtype(hidden.dtype))
+                              dtypes.wide_dtype(hidden.dtype))
     return partitioning.constrain(logits, ("batch", "length", "vocab"))
 
 
@@ -85,7 +86,7 @@ class LogitsDense(KeepsShape, keras.layers.Layer):
         d_model = checks.width(input_shape)
         self.kernel = partitioning.add_weight(
             self, "kernel", (d_model, self.vocab_size), ("embed", "vocab"),
-            keras.initializers.TruncatedNormal(stddev=(self.init_scale / d_model) ** 0.5))
+            kernel_initializer(self.init_scale, d_model))
 
     def call(self, inputs: Tensor) -> Tensor:
         checks.tensor("inputs", inputs, "float", (None, None, self.kernel.shape[0]))

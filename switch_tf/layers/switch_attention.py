@@ -107,7 +107,7 @@ class SwitchSelfAttention(Observed, keras.layers.Layer):
         padding_mask = masks.padding_mask(inputs, padding_mask, mask, inputs_mask)
         query, query_stats = self._ask(inputs, padding_mask, token_ids, training)
         key_value, key_value_stats = self._answer(inputs, padding_mask, token_ids, training)
-        value = drop_keys(self.dropout, ops.cast(key_value, inputs.dtype), checks.flag("training", training))
+        value = drop_keys(self.dropout, ops.cast(key_value, inputs.dtype), training)
         outputs = attention_outputs(query, key_value, value, self.out, attention_mask, position_bias)
         router_stats = (query_stats, key_value_stats)
         if return_router_stats:

@@ -10,7 +10,7 @@ from switch_tf.metrics import Mean, RouterStats
 
 
 class JoinedRouter(Router):
-    """A router that reports a losses.Balance in place of its load-balancing loss, for `join`."""
+    """A router that reports a losses.Balance instead of its load-balancing loss, for `join`."""
 
     def _loss_of(self, balance):
         return balance

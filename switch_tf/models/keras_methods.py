@@ -44,10 +44,10 @@ class FeaturesModel(keras.Model):
                           "of them.")
         features = {name: replicas.as_ids(value) if name in IDS else value for name, value in features.items()}
         for stack in ("encoder", "decoder"):
-            shape = None
+            shape: Any = ()
             for name in IDS:
                 if name.startswith(stack) and name in features:
-                    shape = shape or features[name].shape
+                    shape = shape or getattr(features[name], "shape", ())  # a value without one is refused below
                     checks.tensor(name, features[name], "int", shape if len(shape) == 2 else (None, None))
         self._called_with = {name: (keras.backend.standardize_dtype(value.dtype), len(value.shape))
                              for name, value in features.items() if value is not None}

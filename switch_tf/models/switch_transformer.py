@@ -121,10 +121,11 @@ class SwitchTransformer(Observed, FeaturesModel):
 
     def call(self, features: dict[str, Tensor], training: bool = False, return_router_stats: bool = False) -> Any:
         training = checks.flag("training", training)
+        return_router_stats = checks.flag("return_router_stats", return_router_stats)
         features = self.read_features(features)
         with random.random_seed(random.fresh_seed() if training else None):
             logits, router_stats = self._run(features, training)
-        if checks.flag("return_router_stats", return_router_stats):
+        if return_router_stats:
             return logits, router_stats
         self.observe(router_stats, training)
         for router, stats in zip(self.router_layers, router_stats, strict=True):

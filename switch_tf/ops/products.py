@@ -64,8 +64,7 @@ def product(equation: str, x: Tensor, variable: keras.Variable, dtype: str | Non
         def gradient(upstream):
             with in_gradient_of(variable):
                 of_x = ops.einsum(f"{result},{right}->{left}", upstream, ops.cast(kernel, dtype))
-                of_weight = ops.einsum(
-                    f"{left},{result}->{right}", widen(x), widen(upstream))
+                of_weight = ops.einsum(f"{left},{result}->{right}", widen(x), widen(upstream))
             return ops.cast(of_x, x.dtype), ops.cast(axes.scatter(of_weight, axes.axes_of(variable)), weight.dtype)
 
         return ops.einsum(equation, ops.cast(x, dtype), ops.cast(kernel, dtype)), gradient

@@ -88,7 +88,7 @@ def table(configs: dict[str, SwitchConfig]) -> str:
 
 
 def describe(result: dict) -> str:
-    """Returns the text of what is there of a result: `as_json`, a checkpoint's summary, `bytes_per_device`."""
+    """Returns the text of a result with any of: `as_json`, `of_checkpoint`, "bytes_per_device"."""
     lines = [f"{name:<12}{result[name]}" for name in ("task", "vocabulary") if name in result]
 
     def add(title, entries, unit):

@@ -14,8 +14,8 @@ def dumps(value: Any, **options: Any) -> str:
     """Returns strict JSON: NaN and infinities, which JSON lacks, become null.
 
     Args:
-        value: JSON-able; tuples are lists.
-        options: of `json.dumps`.
+        value: JSON-able value. Tuples become lists.
+        options: Options of `json.dumps`.
     """
     return json.dumps(finite(value), allow_nan=False, **options)
 
@@ -44,15 +44,15 @@ def loads(text: bytes | str) -> Any:
 
 
 def load(path: str | pathlib.Path, largest: int) -> Any:
-    """Returns the value of a JSON file. Nothing is read from what is not a regular file or is larger than `largest`.
+    """Returns the value of a JSON file. Reads only a regular file of at most `largest` bytes.
 
     Args:
-        path: of the file.
-        largest: int, in bytes.
+        path: Path of the file.
+        largest: Largest size to read, in bytes.
 
     Raises:
-        ValueError: it is no file, it is larger, or `loads` refuses it.
-        OSError: it is not there or cannot be read.
+        ValueError: The path is no regular file, the file is larger, or `loads` refuses it.
+        OSError: The file does not exist or cannot be read.
     """
     path = pathlib.Path(path)
     if path.exists() and not path.is_file():
@@ -63,7 +63,7 @@ def load(path: str | pathlib.Path, largest: int) -> Any:
 
 
 def append(path: str | pathlib.Path, record: dict) -> None:
-    """Adds a record to a file of them; a line that a kill has torn there is ended first, so that it alone is lost.
+    """Appends a record to a file. First ends a last line that a kill has cut short, so that only that line is lost.
 
     Raises:
         Refusal: it cannot be written.
@@ -77,17 +77,17 @@ def append(path: str | pathlib.Path, record: dict) -> None:
 
 
 def is_step(value: Any) -> bool:
-    """Whether a value of a file is the number of a step: an integer of at least 0, and no bool."""
+    """Whether a value read from a file is a step: an integer of at least 0, but no bool."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 def read(path: str | pathlib.Path,
          is_record: Callable[[dict], bool] = lambda record: True) -> Iterator[tuple[bytes, dict]]:
-    """Yields each line of a file that is a record, and what it holds. The other lines cost a warning on stderr.
+    """Yields each line of a file that is a record, with the record. Prints a warning about the other lines.
 
     Args:
-        path: of the file; none there is an empty one.
-        is_record: function of a line's object that says whether the object is a record.
+        path: Path of the file. A missing file has no lines.
+        is_record: Function that returns whether the object of a line is a record.
 
     Raises:
         Refusal: the file cannot be read.

@@ -27,7 +27,7 @@ def remove_all(folder: str | pathlib.Path, checkpoints: str | pathlib.Path) -> N
 
 
 def remove_unfinished(folder: str | pathlib.Path) -> None:
-    """Removes the files and folders that a kill left under temporary names; does nothing where there is no folder."""
+    """Removes files and folders that a kill left under temporary names. The folder need not exist."""
     folder = pathlib.Path(folder)
     for entry in sorted(folder.iterdir()) if folder.is_dir() else ():
         if _UNFINISHED_FILE.fullmatch(entry.name):
@@ -50,7 +50,7 @@ def remove(path: str | pathlib.Path) -> bool:
 
 
 def make_room(path: str | pathlib.Path, is_folder: bool = False) -> None:
-    """Renames what stands where a run needs a file (or folder) and is something else.
+    """Renames anything but a file (or a folder) at a path where a run needs one.
 
     Raises:
         OSError: it cannot be renamed.

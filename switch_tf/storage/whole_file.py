@@ -41,14 +41,14 @@ def reading(path: str | pathlib.Path) -> Iterator[None]:
 
 
 def write_whole(path: str | pathlib.Path, content: str | bytes | Iterable[bytes]) -> None:
-    """Puts a file in the place of what is there, in one step, whoever else may write or read it.
+    """Writes a file atomically, also while other processes read or write it.
 
     Args:
-        path: of a file in a folder that is there.
-        content: of the file, or its parts; text becomes UTF-8.
+        path: Path of the file. Its folder exists.
+        content: Content of the file, whole or in parts. Text is encoded as UTF-8.
 
     Raises:
-        Refusal: it cannot be written; what was there is untouched, and nothing is left beside it.
+        Refusal: The file cannot be written. Its old content stays, and no temporary file does.
     """
     path = pathlib.Path(path)
     unfinished = path.with_name(f".{path.name}.{secrets.token_hex(4)}.unfinished")

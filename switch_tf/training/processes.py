@@ -13,7 +13,7 @@ from typing import Any
 from switch_tf.hardware import host
 from switch_tf.partitioning import cluster
 from switch_tf.refusals import Refusal
-from switch_tf.training.stopping import INTERRUPTED
+from switch_tf.training.stopping import INTERRUPTED, not_ignored
 
 # Time for the others to end by themselves, with a message of their own, after one has failed.
 GRACE_SECONDS = 30
@@ -83,8 +83,7 @@ def run(words: list[str], count: int, num_devices: int | None = None) -> int:
     for relay in relays:
         relay.start()
     previous = {number: signal.signal(number, lambda number, _: _pass_on(number, children))
-                for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-                if signal.getsignal(number) is not signal.SIG_IGN}  # nohup ignores SIGHUP
+                for number in not_ignored()}
     try:
         return _wait(children)
     finally:

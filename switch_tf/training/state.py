@@ -70,8 +70,8 @@ def prepare(model: SwitchTransformer, optimizer: keras.optimizers.Optimizer, obj
     state = State(model, optimizer, batches, configuration=configuration)
     if not _resume(state, run, folder, say) and initial is not None:
         path = folders.resolve(initial)
-        tensors.restore(path, tensors.state_variables(model))
-        say(f"Starting from the weights of {run.initial_checkpoint}, step {folders.describe(path)['step']}.")
+        description = tensors.restore(path, tensors.state_variables(model))
+        say(f"Starting from the weights of {run.initial_checkpoint}, step {description['step']}.")
     return state
 
 

@@ -54,14 +54,14 @@ class Trainer:
                  step_settings: StepSettings | None = None, partitioner: Partitioner | None = None,
                  initial_weights: str | pathlib.Path | None = None, activation_dtype: str | None = None,
                  objective: Objective | None = None):
-        check_parts(model=model, optimizer=optimizer, run=run, step_settings=step_settings or StepSettings(),
-                    objective=objective or Objective())
+        step_settings, objective = step_settings or StepSettings(), objective or Objective()
+        check_parts(model=model, optimizer=optimizer, run=run, step_settings=step_settings, objective=objective)
         self.model = model
         self.optimizer = optimizer
         self.run = run
-        self.step_settings = step_settings or StepSettings()
+        self.step_settings = step_settings
         self.partitioner = partitioner or Partitioner()
-        self.objective = objective or Objective()
+        self.objective = objective
         self._initial = initial_weights or run.initial_checkpoint
         self._activation_dtype = activation_dtype
         self._check()

@@ -2,11 +2,11 @@
 
 import pathlib
 import sys
-from typing import Any
 
 import tensorflow as tf
 
 from switch_tf import data
+from switch_tf.configs.experiment import Experiment
 from switch_tf.partitioning import collectives
 from switch_tf.partitioning.collectives import Collective
 from switch_tf.partitioning.layout import Layout
@@ -18,11 +18,11 @@ from switch_tf.training.verification import LIMIT, Verification
 JUDGED_DTYPE = "float64"
 
 
-def verify(described: Any, num_steps: int, dumps: str | pathlib.Path) -> tuple[dict, str]:
+def verify(described: Experiment, num_steps: int, dumps: str | pathlib.Path) -> tuple[dict, str]:
     """Compares training steps of a run under its layout with the same steps on one device.
 
     Args:
-        described: Run from gin files, on this machine's devices.
+        described: Experiment on this machine's devices.
         num_steps: Training steps to compare.
         dumps: Folder of `collectives.dump_partitioned_programs`.
 

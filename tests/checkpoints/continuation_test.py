@@ -1,4 +1,4 @@
-"""What may change between two starts of a run, what is told, and what is refused; no model is built."""
+"""Changes between two starts of a run that are allowed, printed or refused. No model is built."""
 
 import dataclasses
 import json

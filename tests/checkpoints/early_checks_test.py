@@ -1,11 +1,13 @@
 """Runs are refused for their names before TensorFlow is imported."""
 
+import dataclasses
+import json
 import types
 
 import pytest
 
-from switch_tf import tasks
-from switch_tf.checkpoints import early_checks
+from switch_tf import SwitchConfig, tasks
+from switch_tf.checkpoints import continuation, early_checks, folders
 from switch_tf.configs.run import Run
 from switch_tf.refusals import Refusal
 
@@ -13,9 +15,9 @@ TASK = "docs_corpus_span_corruption"
 assert TASK in {name for names in tasks.TASKS.values() for name in names}  # the import declares them
 
 
-def check(folder, **changes):
+def check(folder, config=None, **changes):
     run = Run(str(folder), TASK, {"inputs": 8, "targets": 8}, 10, 2, **changes)
-    early_checks.check(types.SimpleNamespace(run=run, config=None))
+    early_checks.check(types.SimpleNamespace(run=run, config=config))
 
 
 @pytest.mark.parametrize("metric, hint", [
@@ -36,3 +38,22 @@ def test_metrics_that_may_be_measured_pass(tmp_path, metric):
 def test_a_vocabulary_that_is_nowhere_is_refused_with_the_nearest_name(tmp_path):
     with pytest.raises(Refusal, match="VOCABULARY 'byts' is no registered vocabulary .* Did you mean 'bytes'"):
         check(tmp_path / "run", vocabulary="byts")
+
+
+def test_another_model_or_batch_than_the_newest_checkpoints_is_refused(tmp_path):
+    config = SwitchConfig(num_experts=4)
+    path = folders.path_of(tmp_path / "run" / "checkpoints", 1)
+    path.mkdir(parents=True)
+
+    def write(batch_size):
+        saved = continuation.record_of_model(config) | {"BATCH_SIZE": batch_size}
+        (path / "checkpoint.json").write_text(json.dumps(
+            {"format_version": 3, "step": 1, "variables": {}, "files": {}, "configuration": saved}))
+
+    write(2)
+    check(tmp_path / "run", config)
+    with pytest.raises(Refusal, match="SwitchConfig.d_ff was 2048 and is 64"):
+        check(tmp_path / "run", dataclasses.replace(config, d_ff=64))
+    write(3)
+    with pytest.raises(Refusal, match="BATCH_SIZE was 3 and is 2"):
+        check(tmp_path / "run", config)

@@ -121,5 +121,5 @@ def test_every_shipped_policys_function_is_there():
         assert list(inspect.signature(policies.get(name).function).parameters)[:2] == ["scores", "options"]
 
 
-def test_policies_are_known_by_the_package():
-    assert switch_tf.configs.policies is policies
+def test_the_package_has_policies_under_a_public_name():
+    assert switch_tf.policies is policies

@@ -34,7 +34,7 @@ def test_every_preset_reads_and_every_sparse_one_can_be_split():
             assert preset.num_groups_multiple == expected, name
 
 
-def test_tiny_presets_divide_by_8_devices():
+def test_tiny_presets_divide_by_4_devices_of_a_model_axis():
     for name in ("switch_tiny", "t5_tiny"):
         tiny = SwitchConfig.from_preset(name)
         sizes = (tiny.num_heads, tiny.d_model, tiny.d_ff, tiny.d_kv, tiny.vocab_size)

@@ -9,7 +9,7 @@ import pytest
 from switch_tf.hardware.network import Network
 
 
-def _network(topology, mesh, order=None):
+def _network(topology, mesh):
     sizes = [int(size) for size in topology.partition(":")[2].split("x")]
     places = np.stack(np.unravel_index(np.arange(np.prod(sizes)), sizes), axis=-1)
     return Network.of(topology, mesh, np.pad(places, ((0, 0), (0, 3 - len(sizes)))))

@@ -92,7 +92,7 @@ def four_devices():
 
 @pytest.fixture(scope="module")
 def two_processes():
-    """What the second of two processes is told, of which the first never comes."""
+    """Results in the second of two processes, while the first never starts."""
     with pytest.MonkeyPatch.context() as patch:
         variables = {}
         cluster.put(variables, ["127.0.0.1:1", "127.0.0.1:2"], 1)

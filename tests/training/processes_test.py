@@ -1,4 +1,4 @@
-"""Several processes of a command are started together, are told of each other, and end together."""
+"""Several processes of a command start together, receive each other's addresses, and end together."""
 
 import io
 import json
@@ -30,16 +30,21 @@ def _alone(monkeypatch):
     monkeypatch.delenv("TF_CONFIG", raising=False)
 
 
+def write_stand_in(folder, text):
+    """Writes the program that `python -m switch_tf.cli` runs if `folder` comes first in its path."""
+    package = folder / "switch_tf" / "cli"
+    package.mkdir(parents=True)
+    for parent in (package.parent, package):
+        (parent / "__init__.py").write_text("")
+    (package / "__main__.py").write_text(_START + text)
+
+
 @pytest.fixture
 def stand_in(tmp_path, monkeypatch):
-    """Puts a program in the place of `switch-tf`: `python -m` looks into the current folder first."""
+    """Replaces `switch-tf` by a program: `python -m` looks into the current folder first."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
-    package = tmp_path / "switch_tf" / "cli"
-    package.mkdir(parents=True)
-    for folder in (package.parent, package):
-        (folder / "__init__.py").write_text("")
-    return lambda text: (package / "__main__.py").write_text(_START + text)
+    return lambda text: write_stand_in(tmp_path, text)
 
 
 @pytest.fixture
@@ -166,8 +171,9 @@ def test_gpus_are_counted_where_no_variable_names_them(monkeypatch):
 # Ending with the parent.
 
 _PARENT = """
-import sys
+import os
 from switch_tf.training import processes
+os.environ["PYTHONPATH"] = {folder!r}
 processes.run(["train"], 2)
 """
 
@@ -175,11 +181,7 @@ processes.run(["train"], 2)
 @pytest.mark.parametrize("is_stopped_first, number", [(False, signal.SIGKILL), (True, signal.SIGKILL),
                                                       (False, signal.SIGHUP)])
 def test_children_are_told_to_end_when_their_parent_is_gone(is_stopped_first, number, tmp_path):
-    package = tmp_path / "stand_in" / "switch_tf" / "cli"
-    package.mkdir(parents=True)
-    for folder in (package.parent, package):
-        (folder / "__init__.py").write_text("")
-    (package / "__main__.py").write_text(_START + """
+    write_stand_in(tmp_path / "stand_in", """
 def ended(*_):
     pathlib.Path(f"{index}.ended").touch()
     os._exit(0)
@@ -190,8 +192,7 @@ pathlib.Path(f"{index}.started").touch()
 signal.pause()
 """)
     # The parent has the package, and its children, which look into PYTHONPATH, the stand-in.
-    code = _PARENT.replace("import sys\n", "import os, sys\nfrom switch_tf.partitioning import cluster\n").replace(
-        "processes.run", f"os.environ['PYTHONPATH'] = {str(package.parents[1])!r}\nprocesses.run")
+    code = _PARENT.format(folder=str(tmp_path / "stand_in"))
     parent = subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path)
     try:
         wait_for(lambda: len(list(tmp_path.glob("*.started"))) == 2)

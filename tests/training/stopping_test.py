@@ -1,4 +1,4 @@
-"""The first signal is a wish; a second one ends the process, also while the main thread hears nothing."""
+"""The first signal stops a run in order. A second one ends the process, even if the main thread cannot react."""
 
 import os
 import signal
@@ -21,15 +21,20 @@ with Stopping(lambda text: print(text, file=sys.stderr, flush=True)):
 """
 
 
+def wait_for(said, count):
+    """Waits for a number of printed lines."""
+    deadline = time.monotonic() + 10
+    while len(said) < count and time.monotonic() < deadline:
+        time.sleep(0.01)
+
+
 def test_the_first_signal_is_the_reason_to_stop_and_signals_are_as_before_afterwards():
     before = signal.getsignal(signal.SIGTERM)
     said = []
     with Stopping(said.append) as stopping:
         assert stopping.reason is None
         os.kill(os.getpid(), signal.SIGTERM)
-        deadline = time.monotonic() + 10
-        while not said and time.monotonic() < deadline:
-            time.sleep(0.01)
+        wait_for(said, 1)
         assert stopping.reason == "SIGTERM"
     assert said == ["SIGTERM: saving after this step; once more stops without saving."]
     assert signal.getsignal(signal.SIGTERM) is before
@@ -51,18 +56,14 @@ def test_a_closed_terminal_stops_in_order_and_under_nohup_does_nothing():
     said = []
     with Stopping(said.append) as stopping:
         os.kill(os.getpid(), signal.SIGHUP)
-        deadline = time.monotonic() + 10
-        while not said and time.monotonic() < deadline:
-            time.sleep(0.01)
+        wait_for(said, 1)
         assert stopping.reason == "SIGHUP"
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         with Stopping(said.append) as stopping:
             os.kill(os.getpid(), signal.SIGHUP)
             os.kill(os.getpid(), signal.SIGTERM)
-            deadline = time.monotonic() + 10
-            while len(said) < 2 and time.monotonic() < deadline:
-                time.sleep(0.01)
+            wait_for(said, 2)
             assert stopping.reason == "SIGTERM"
     finally:
         signal.signal(signal.SIGHUP, before)

@@ -50,4 +50,4 @@ def gathered_feed_forward(experts: ExpertFeedForward, rows: Tensor, expert_index
 
 def _times(rows, kernels, expert_index):
     return products.in_blocks(rows, partitioning.use(kernels, kernels.dtype),
-                                  lambda part: ops.take(part, expert_index, axis=0))
+                              lambda part: ops.take(part, expert_index, axis=0))

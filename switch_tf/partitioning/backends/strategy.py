@@ -5,7 +5,8 @@ whole batch (`parts`), and gradients are summed. So any number of replicas takes
 """
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from contextlib import AbstractContextManager
+from typing import Any
 
 import tensorflow as tf
 
@@ -15,10 +16,6 @@ from switch_tf.partitioning.layout import Layout
 from switch_tf.partitioning.partitioner import Partitioner, at_step
 from switch_tf.partitioning.tensors import Tensor
 from switch_tf.refusals import Refusal
-
-if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
-
 
 
 def check_data_only(layout: Layout) -> None:
@@ -51,7 +48,7 @@ class StrategyPartitioner(Partitioner):
             raise Refusal(f"use_xla=True compiles the step of one device, and {type(self.strategy).__name__} runs "
                           "one on each; leave use_xla at False.")
 
-    def creates_variables(self) -> "AbstractContextManager[None]":
+    def creates_variables(self) -> AbstractContextManager:
         return self.strategy.scope()
 
     def _adopt(self, optimizer):
