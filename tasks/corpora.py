@@ -22,6 +22,7 @@ from pathlib import Path
 
 import tqdm
 
+from switch_tf import environment
 from switch_tf.tasks import docstrings, pinned
 
 # Distribution -> (version, first 16 hexadecimal digits of the SHA-256 of its prose). Only distributions that have one
@@ -106,7 +107,7 @@ def _content_of_other_versions(difference):
     """Returns the corpus of the installed versions, kept in a file with its digest as name."""
     print(difference, file=sys.stderr, flush=True)
     key = pinned.digest(json.dumps(pinned.installed(DISTRIBUTIONS)).encode())
-    folder = _root() / f"installed_{key}"
+    folder = environment.cache_folder() / f"installed_{key}"
     for path in sorted(folder.glob("docs_corpus_*.jsonl")):
         content = path.read_bytes()
         if path.stem == f"docs_corpus_{pinned.digest(content)}":
@@ -118,11 +119,7 @@ def _content_of_other_versions(difference):
 
 def cache_path() -> Path:
     """Returns the path of the corpus of the pinned versions."""
-    return _root() / SHA256[:16] / "docs_corpus.jsonl"
-
-
-def _root():
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "switch_tf"
+    return environment.cache_folder() / SHA256[:16] / "docs_corpus.jsonl"
 
 
 def _collect() -> bytes:
@@ -135,11 +132,11 @@ def _collect() -> bytes:
 def _read_distributions() -> dict[str, bytes]:
     """Returns the JSON that `docstrings.py` prints for every distribution, read in parallel processes."""
     # -P keeps this folder off the import path of the worker, which must find what this process would find.
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    variables = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
 
     def read(name):
         command = [sys.executable, "-P", docstrings.__file__, name]
-        return subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE).stdout
+        return subprocess.run(command, env=variables, check=True, stdout=subprocess.PIPE).stdout
 
     with futures.ThreadPoolExecutor(min(os.cpu_count() or 1, 8)) as executor:
         tasks = {name: executor.submit(read, name) for name in pinned.installed(DISTRIBUTIONS)}

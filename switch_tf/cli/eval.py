@@ -25,7 +25,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--step", default="last", metavar="N|best|last|all",
                         help="a step, the best one by the run's BEST_METRIC, the newest (default) or each of them")
     parser.add_argument("--split", default="validation", metavar="NAME", help="of the tasks (default validation)")
-    parser.add_argument("--examples", type=int, metavar="N", help="of each task with metrics at most so many")
+    parser.add_argument("--examples", type=int, metavar="N",
+                        help="largest number of examples of each task with metrics (default: all)")
     parser.add_argument("--output", metavar="FOLDER", help="where scores and predictions go (default RUN/eval)")
     parser.add_argument("--devices", type=int, metavar="N", help="virtual devices to make of this machine's CPU")
     parser.add_argument("--follow", action="store_true",

@@ -73,7 +73,7 @@ def _check_source(arguments):
 def _export_model(arguments, output):
     from switch_tf.inference import model_exporting
 
-    importlib.import_module("switch_tf.tasks.vocabularies")  # registers the names that --vocabulary takes
+    importlib.import_module("switch_tf.tasks")  # declares the names that --vocabulary takes
     model = model_exporting.load(arguments.model)
     _print(f"Writing {arguments.model} as a SavedModel.", arguments)
     model_exporting.export(model, output, arguments.vocabulary, arguments.max_length or 64,

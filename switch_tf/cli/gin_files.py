@@ -53,7 +53,7 @@ def parse(files: Sequence[str], bindings: Sequence[str] = (), search_paths: str 
 
 
 def parse_files(files: Sequence[str], search_paths: str | None = None) -> list[str]:
-    """Parses gin files, in place of what gin has parsed before.
+    """Clears gin's configuration and parses gin files.
 
     Args:
         files: Names of gin files.
@@ -66,8 +66,7 @@ def parse_files(files: Sequence[str], search_paths: str | None = None) -> list[s
         Refusal: A file that is not there or cannot be read, or a name that does not exist.
     """
     if search_paths is not None:
-        folders = map(os.path.abspath, filter(None, search_paths.split(",")))  # of "a/b.gin" gin may import a
-        gin_config._LOCATION_PREFIXES[:] = ["", *folders, str(shipped_gin.folder())]
+        look_in(search_paths)
     gin.clear_config()
     texts = []
     for file in files:
@@ -95,14 +94,20 @@ def parse_bindings(bindings: Sequence[str]) -> None:
             gin.parse_config(binding)
 
 
-def _path(file):
+def look_in(search_paths: str) -> None:
+    """Sets the folders, separated by commas, in which gin looks for files before the shipped ones."""
+    folders = map(os.path.abspath, filter(None, search_paths.split(",")))  # gin may import `a` for "a/b.gin"
+    gin_config._LOCATION_PREFIXES[:] = ["", *folders, str(shipped_gin.folder())]
+
+
+def path_of(file: str) -> str | None:
     """Returns the path of a file as gin finds it; None if it is nowhere."""
     paths = (os.path.join(prefix, file) for prefix in gin_config._LOCATION_PREFIXES)
     return next(filter(os.path.isfile, paths), None)
 
 
 def _check_file(file):
-    path = _path(file)
+    path = path_of(file)
     if path is None:
         shipped = [str(path.relative_to(shipped_gin.folder())) for path in shipped_gin.folder().glob("gin/*/*.gin")]
         raise Refusal(f"There is no gin file {file!r} here or among the shipped ones.{nearest(file, shipped)}")
@@ -115,7 +120,7 @@ def _starts_with_mark(path):
 
 def _texts(parsed):
     """Returns the texts of a parsed file and of the files that it includes."""
-    with open(_path(parsed.filename)) as file:
+    with open(path_of(parsed.filename)) as file:
         return [file.read(), *(text for included in parsed.includes for text in _texts(included))]
 
 
@@ -187,4 +192,3 @@ def _modules_in(package):
     except ImportError:
         return []
     return [found.name for found in pkgutil.iter_modules(spec.submodule_search_locations or [])] if spec else []
-

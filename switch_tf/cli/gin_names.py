@@ -1,4 +1,4 @@
-"""Names of the parts of a run in gin files, and the places where they are defined.
+"""Resolves the names of the parts of a run in gin files to the places in `configs.part_names`.
 
 Shipped gin files name `configs.factories`. Users' files and the configurations of older runs name the classes
 themselves, by the modules that define them or once did. Both lead to the same place, so a parameter has one value

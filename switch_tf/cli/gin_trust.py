@@ -10,11 +10,10 @@ import pathlib
 import tokenize
 from typing import NamedTuple
 
-from gin import config as gin_config
 from gin import config_parser
 
 from switch_tf.checks import shown
-from switch_tf.configs import shipped_gin
+from switch_tf.cli import gin_files
 from switch_tf.configs.part_names import ALLOWED, BOUND, LIBRARIES, MODULES, TASKS
 from switch_tf.messages import first_line
 from switch_tf.refusals import Refusal
@@ -57,13 +56,12 @@ def check(file: str | pathlib.Path, search_paths: str = "") -> None:
     Raises:
         Refusal: The sentence has the import or the selector, and the way out; or the file cannot be read.
     """
-    gin_config._LOCATION_PREFIXES[:] = ["", *filter(None, search_paths.split(",")), str(shipped_gin.folder())]
+    gin_files.look_in(search_paths)
     _check_file(str(file), (), str(file))
 
 
 def _check_file(file, included_from, run_file):
-    paths = (os.path.join(prefix, file) for prefix in gin_config._LOCATION_PREFIXES)
-    found = next(filter(os.path.isfile, paths), None)
+    found = gin_files.path_of(file)
     if found is None:
         raise Refusal(f"{run_file} includes {shown(file)}, which is neither here nor among the shipped files; "
                       "name its folder with --gin_search_paths.")

@@ -11,13 +11,13 @@ if TYPE_CHECKING:
 # Sampler -> (name, type, help) of its settings.
 _SAMPLERS = {
     "greedy": (),
-    "sample": (("temperature", float, "below 1 for more probable tokens, above for less (default 1)"),
-               ("top_k", int, "from the so many most probable tokens alone"),
-               ("top_p", float, "from the fewest tokens alone that have so much probability together"),
-               ("seed", int, "of what is drawn (default 0)")),
+    "sample": (("temperature", float, "divides the logits; below 1 favours likely tokens (default 1)"),
+               ("top_k", int, "number of most probable tokens to draw from"),
+               ("top_p", float, "draw from the fewest tokens whose probabilities add up to this"),
+               ("seed", int, "seed of the random numbers (default 0)")),
     "beam": (("num_beams", int, "sequences that are followed at a time (default 4)"),
              ("length_penalty", float, "T5's alpha, 0 for none (default 0.6)"),
-             ("num_results", int, "write so many sequences (default 1)")),
+             ("num_results", int, "sequences to write (default 1)")),
 }
 
 

@@ -28,9 +28,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch_size", type=int, default=32, metavar="N",
                         help="texts that are answered at a time, at most (default 32)")
     parser.add_argument("--max_waiting", type=int, default=256, metavar="N",
-                        help="texts that may wait; of more, requests are refused with 503 (default 256)")
+                        help="texts that may wait; further requests are refused with 503 (default 256)")
     parser.add_argument("--max_request_bytes", type=int, default=2**20, metavar="N",
-                        help="of longer requests, which are refused with 413 (default 1048576)")
+                        help="largest request; longer ones are refused with 413 (default 1048576)")
     trained_run.add_raw_argument(parser)
     sampler_arguments.add_arguments(parser)
 
@@ -55,7 +55,7 @@ def run(arguments: argparse.Namespace) -> dict:
     from switch_tf.inference.hosts import Hosts
 
     hosts = Hosts(arguments.host, arguments.allow_host)
-    with listening.bind(arguments.host, arguments.port) as listener:  # before anything that takes long
+    with listening.bind(arguments.host, arguments.port) as listener:  # before the model is loaded
         described = trained_run.load_on_one_device(arguments, folder)
         return _serve(arguments, folder, checkpoint, described, listener, hosts)
 

@@ -21,7 +21,7 @@ class TaskFile(NamedTuple):
 
 
 def read(files: Sequence[str], search_paths: str = "") -> list[TaskFile]:
-    """Returns what each of some gin files says about its task; gin forgets what it has parsed before."""
+    """Returns the TaskFile of each gin file. Clears gin's configuration."""
     found = []
     for file in files:
         gin_files.parse_files([file], search_paths)

@@ -19,7 +19,7 @@ switch-tf tasks docs_corpus_span_corruption
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the task to show, its split, and gin files of the user's own tasks."""
     parser.add_argument("name", nargs="?", metavar="NAME", help="a task or mixture to show three examples of")
-    parser.add_argument("--split", help="of which split (default: train, or the first that there is)")
+    parser.add_argument("--split", help="split of the examples (default: train, or the task's first)")
     parser.add_argument("--vocabulary", help="instead of the task's own: a name, or the path of a SentencePiece model")
     gin_files.add_arguments(parser)
 

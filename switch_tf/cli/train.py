@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--devices", type=int, metavar="N",
                         help="virtual devices to make of this machine's CPU, in all processes together")
     parser.add_argument("--processes", type=int, default=1, metavar="N",
-                        help="start so many processes on this machine, which train together; on several machines set "
+                        help="processes to start on this machine, which train together; on several machines set "
                              "TF_CONFIG instead (docs/layouts.md)")
 
 

@@ -1,8 +1,8 @@
 """Lists the differences between the configurations of two runs, the most important first, without TensorFlow."""
 
-# Entries of `continuation.record`, ordered by how much they can explain of a difference between two losses.
 from collections.abc import Iterable
 
+# Entries of `continuation.record`, ordered by how much they can explain of a difference between two losses.
 _ORDER = ("SwitchConfig.", "SwitchTransformer.", "INITIAL_CHECKPOINT", "MIXTURE_OR_TASK_NAME", "training data",
           "held-out data", "vocabulary", "TASK_FEATURE_LENGTHS", "Run.pack", "Run.cache_parts", "optimizer",
           "learning rate", "BATCH_SIZE", "TRAIN_STEPS", "StepSettings.", "Run.eval_batches", "Run.", "EVAL_PERIOD")

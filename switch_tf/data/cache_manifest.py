@@ -7,13 +7,12 @@ task's features before its `seqio.CacheDatasetPlaceholder`.
 
 import functools
 import hashlib
-import importlib.metadata
 import inspect
 import json
-import os
 import pathlib
 from typing import TYPE_CHECKING
 
+from switch_tf import environment
 from switch_tf.data.source_fingerprints import fingerprint_of_vocabulary, source_fingerprint
 from switch_tf.data.task_catalog import describe
 from switch_tf.refusals import Refusal
@@ -25,10 +24,9 @@ FORMAT_VERSION = 1
 _DISTRIBUTIONS = ("switch-tf", "seqio", "t5", "tensorflow", "tensorflow-datasets", "tensorflow-text", "sentencepiece")
 
 
-def default_folder() -> str:
+def default_folder() -> pathlib.Path:
     """Returns the default folder of cached tasks."""
-    cache = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    return os.path.join(cache, "switch_tf", "tasks")
+    return environment.cache_folder() / "tasks"
 
 
 def folder_of(cache_dir: str | None, task_name: str, split: str) -> pathlib.Path:
@@ -70,13 +68,8 @@ def placeholder_of(task: "seqio.Task") -> int:
 
 def versions() -> dict[str, str]:
     """Returns the versions of the packages on which tokens depend."""
-    by_name = {}
-    for name in _DISTRIBUTIONS:
-        try:
-            by_name[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:  # tensorflow is tensorflow-tpu on a Cloud TPU VM
-            by_name[name] = "not installed"
-    return by_name
+    # On a Cloud TPU VM tensorflow is not installed but tensorflow-tpu.
+    return {name: environment.installed_version(name) or "not installed" for name in _DISTRIBUTIONS}
 
 
 def load(task: "seqio.Task", split: str, cache_dir: str | None) -> dict:

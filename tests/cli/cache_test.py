@@ -17,12 +17,6 @@ from switch_tf.cli import main
 FILES = ["--gin_file=gin/tasks/text_files.gin"]
 
 
-@pytest.fixture(autouse=True)
-def _clean_gin():
-    yield
-    gin.clear_config()
-
-
 @pytest.fixture
 def texts(tmp_path):
     """A file of 4,000 lines, a twentieth of them held out."""

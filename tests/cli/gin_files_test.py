@@ -9,12 +9,6 @@ TINY = ["gin/models/switch_tiny.gin"]
 RUN = [*TINY, "gin/tasks/docs_corpus.gin", "gin/runs/pretrain.gin"]
 
 
-@pytest.fixture(autouse=True)
-def _clean_gin():
-    yield
-    gin.clear_config()
-
-
 def test_shipped_files_are_found_from_any_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     gin_files.parse(TINY)

@@ -14,12 +14,6 @@ trainer.Trainer.optimizer = @keras.optimizers.AdamW()
 """
 
 
-@pytest.fixture(autouse=True)
-def _clean_gin():
-    yield
-    gin.clear_config()
-
-
 @pytest.fixture
 def parse(tmp_path, monkeypatch):
     """Parses a run with a file of the user's own, beside which lies a module `my_metrics`."""

@@ -34,12 +34,6 @@ trainer.Trainer.optimizer = @switch_tf.optim.adafactor.Adafactor()
 RUN = ["gin/models/switch_tiny.gin", "gin/tasks/docs_corpus.gin", "gin/runs/pretrain.gin"]
 
 
-@pytest.fixture(autouse=True)
-def _clean_gin():
-    yield
-    gin.clear_config()
-
-
 @pytest.mark.parametrize("is_first", [True, False])
 def test_earlier_names_bind_the_same_parameters(tmp_path, is_first):
     (tmp_path / "mine.gin").write_text(EARLIER)

@@ -57,12 +57,6 @@ for words in json.loads(sys.argv[1]):
 """
 
 
-@pytest.fixture(autouse=True)
-def _clean_gin():
-    yield
-    gin.clear_config()
-
-
 def test_what_the_files_alone_get_wrong_is_refused_without_tensorflow(tmp_path):
     files = [f"--gin_file={file}" for file in (*RUN, "gin/layouts/expert.gin")]
     lines = [["train", *files, "--gin.MODEL_DIR='run'", f"--gin.{binding}"] for binding in EARLY]

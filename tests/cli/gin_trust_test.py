@@ -55,7 +55,7 @@ trainer.Trainer.optimizer = @keras.optimizers.AdamW()
     ("from __gin__ import os\n", "imports '__gin__.os'"),
     ("import my_tasks\n", "imports 'my_tasks'"),
     ("import switch_tf.tasks.text_files.os\n", "imports 'switch_tf.tasks.text_files.os'"),
-    ("from switch_tf.cli import processes\n", "imports 'switch_tf.cli.processes'"),
+    ("from switch_tf.training import processes\n", "imports 'switch_tf.training.processes'"),
     (TASKS + "X = @text_files.os.system()\n", "refers to '@text_files.os.system()'"),
     (TASKS + "X = [{1: (2, @a/b/text_files.data.os.system)}]\n", "refers to '@a/b/text_files.data.os.system'"),
     ("import switch_tf\nX = @switch_tf.tasks.text_files.os.system\n", "refers to '@switch_tf.tasks.text_files.os"),

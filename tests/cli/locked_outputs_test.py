@@ -2,17 +2,10 @@
 
 import os
 
-import gin
 import pytest
 
 from switch_tf.cli import main
 from switch_tf.storage import output_lock
-
-
-@pytest.fixture(autouse=True)
-def _clean_gin():
-    yield
-    gin.clear_config()
 
 
 @pytest.mark.parametrize("command", ["infer", "export", "convert", "eval", "vocabulary", "cache", "compare"])

@@ -5,7 +5,6 @@ import pathlib
 import subprocess
 import sys
 
-import gin
 import pytest
 import seqio
 import tensorflow as tf
@@ -29,12 +28,6 @@ for name in ("first", "second"):
         metric_fns=[],
     )
 """
-
-
-@pytest.fixture(autouse=True)
-def _clean_gin():
-    yield
-    gin.clear_config()
 
 
 def run(capsys, *words):
