@@ -68,10 +68,7 @@ def register_task(name: str) -> None:
     register = registers(name)
     if register is None or register in _registered:
         return
-    try:
-        register()
-    except ModuleNotFoundError as error:
-        raise Refusal(str(error)) from error
+    register()
     _registered.add(register)
 
 

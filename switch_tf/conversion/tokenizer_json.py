@@ -63,6 +63,11 @@ def _pieces(model, path):
     if not is_valid or len({piece for piece, _ in vocab}) < len(vocab):
         raise Refusal(f"{path} must list distinct pieces with their scores under \"model\", \"vocab\", and does "
                       "not. Download it again.")
+    try:
+        "".join(piece for piece, _ in vocab).encode()
+    except UnicodeEncodeError:
+        raise Refusal(f"{path} has a piece with half of a surrogate pair, which is no character. Download it again."
+                      ) from None
     return [(piece, float(score)) for piece, score in vocab]
 
 

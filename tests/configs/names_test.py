@@ -3,6 +3,7 @@
 import pytest
 
 from switch_tf.configs import names
+from switch_tf.refusals import Refusal
 
 
 @pytest.fixture(autouse=True)
@@ -31,10 +32,13 @@ def test_a_declared_task_and_the_members_of_a_mixture_are_known():
         names.check_task(3)
 
 
-def test_a_package_that_is_not_installed_is_one_sentence():
+@pytest.mark.parametrize("error", [Refusal("This task uses t5, which is not installed."),
+                                   ModuleNotFoundError("No module named 'switch_tf.tasks.gluee'")])
+def test_a_missing_package_is_refused_by_its_task_and_a_wrong_import_stays_a_bug(error):
     def register():
-        raise ModuleNotFoundError("This task uses t5, which is not installed.", name="t5")
+        raise error
 
     names.declare_tasks(["task"], register)
-    with pytest.raises(ValueError, match="This task uses t5, which is not installed."):
+    with pytest.raises(type(error)) as raised:
         names.register_task("task")
+    assert raised.value is error

@@ -66,6 +66,7 @@ def test_without_sentinels_in_the_pieces_and_with_other_settings(trained, tmp_pa
     ({"model": {"vocab": [["a", 10**400]]}}, "must list distinct pieces"),
     ({"model": {"vocab": [["a", 0], ["a", 0]]}}, "must list distinct pieces"),
     ({"model": {"vocab": {"a": 0}}}, "must list distinct pieces"),
+    ({"model": {"vocab": [["\ud800a", 0]]}}, "has a piece with half of a surrogate pair"),
     ({"model": {"vocab": [["<unk>", 0], *SENTINELS[1:]]}}, "must hold its sentinels as the last 100 pieces"),
     ({"model": {"vocab": [*SENTINELS, ["<unk>", 0]]}}, "must hold its sentinels as the last 100 pieces"),
     ({"model": {"unk_id": 1000}}, "which piece stands for unknown text, one of 400, not 1000"),
