@@ -24,11 +24,11 @@ import tqdm
 from switch_tf.reporting import report
 
 READERS = {"switch_tf, text": "text", "switch_tf, cache": "cache", "seqio alone, text": "seqio"}
-# Model -> hosts of its pod, and the highest predicted tokens a second, from docs/scale.md; four chips a host of v5p,
-# eight of v5e.
+# Model -> hosts of its pod, and predicted tokens per second, from docs/scale.md; a host has four chips of v5p or eight
+# of v5e.
 PREDICTED = {
-    "Switch-Base, 128 experts, v5e:16x16": (32, 23_386_521), "Switch-XXL, 128 experts, v5p:8x8x8": (128, 2_916_616),
-    "Switch-C, 2048 experts, v5p:8x8x8": (128, 16_692_067)}
+    "Switch-Base, 128 experts, v5e:16x16": (32, 17_743_234), "Switch-XXL, 128 experts, v5p:8x8x8": (128, 2_625_956),
+    "Switch-C, 2048 experts, v5p:8x8x8": (128, 4_880_561)}
 
 
 def main():

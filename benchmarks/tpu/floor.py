@@ -1,11 +1,10 @@
-"""A training step's matrix products alone, by the compiler's own clock: the floor under what else a step may do.
+"""The matrix products of a training step alone, by the compiler's own clock: a floor of the step's time.
 
     switch-tf compile ... --json --save FOLDER > ANSWER.json
     .venv/bin/python benchmarks/tpu/floor.py ANSWER.json FOLDER
 
-Every product of the optimised program is compiled once more as a program of its own for the same kind of chip, its
-operands read from the chip's memory and its result written there; a second each. Beside their cycles stand those of the
-step.
+Compiles every product of the optimised program as a program of its own for the same kind of chip, with operands and
+result in the chip's memory. Each takes a second. The table compares them with the step.
 """
 
 import argparse
@@ -59,7 +58,7 @@ class _Cycles:
         self._known = {}
 
     def by_part(self, programs):
-        """Cycles of a saved step's products, by part of the model."""
+        """Returns the cycles of a saved step's products, by part of the model."""
         parts = collections.Counter()
         for module, origins in programs:
             found = [(one, module.times.get(name, 0)) for name, instructions in module.computations.items()

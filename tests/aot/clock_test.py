@@ -217,14 +217,14 @@ def test_a_recomputed_layer_whose_stack_the_name_has_lost_is_found_again():
     ("encoder_1/relpos_bias_1/Sum", "attention"), ("encoder_1/encoder_norm_1/Mean", "norms and residuals"),
     ("decoder_1/layers_0_1/encoder_decoder_attention_1/Softmax", "attention"),
     ("token_embedder_1/GatherV2", "embedding"), ("decoder_1/logits_dense_1/MatMul", "logits and loss")])
-def test_parts_are_told_by_their_scopes(operation, part):
+def test_parts_are_recognised_by_their_scopes(operation, part):
     router = _busy("r", 1, operation="switch_transformer_1/encoder_1/layers_1_1/mlp_1/router_1/Softmax")
     for prefix in ("switch_transformer_1/", "gradient_tape/switch_transformer_1/"):
         assert _schedule(router, _busy("a", 5, operation=prefix + operation)).parts[part] >= 5 * MS
 
 
 @pytest.mark.parametrize("operation", ["adafactor/sub_3", "global_norm/L2Loss_4", "adamw/mul"])
-def test_the_optimizer_is_told_by_its_name(operation):
+def test_the_optimizer_is_recognised_by_its_name(operation):
     assert _ms(_schedule(_busy("a", 5, operation=operation)).parts) == {"optimizer": 5}
 
 

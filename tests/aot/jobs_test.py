@@ -17,7 +17,7 @@ def _answers(found, before=""):
     return _process(f"{before}print('warming up'); print({json.dumps(found)!r})")
 
 
-def test_answers_come_in_the_order_of_the_questions_and_each_is_told():
+def test_answers_come_in_the_order_of_the_questions_and_each_is_printed():
     told = []
     fits, large, refused = (json.loads(json.dumps(result.as_json(QUESTION, one))) for one in (
         answer(temporaries=300), answer(temporaries=301), answer(temporaries=0, refused="no room")))

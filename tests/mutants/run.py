@@ -1,8 +1,7 @@
-"""Whether the tests notice what is wrong: applies one mutant after the other to a copy of the tree and runs its tests.
+"""Checks that the tests notice planted mistakes: applies each mutant to a copy of the tree and runs its tests.
 
-`make mutants` runs it. Each mutant's own tests come first, then those of them that are slow, and the whole suite only
-where all of those pass. What is known is in runs/mutants.json, so that an interrupted run goes on; remove the file to
-begin anew.
+`make mutants` runs it. A mutant's own tests come first, then its slow ones, and the whole suite only if all of those
+pass. Results are kept in runs/mutants.json, so an interrupted run resumes; remove the file to start over.
 """
 
 import argparse
@@ -22,18 +21,18 @@ ROOT = pathlib.Path(__file__).parents[2]
 RESULTS = ROOT / "runs" / "mutants.json"
 LONGEST = 1800  # seconds for a mutant's own tests; one that hangs has been noticed
 SURVIVED = "survived"
-NO_TESTS = 5  # pytest's status where none was chosen
+NO_TESTS = 5  # pytest's status if no test was selected
 
 
 def read_mutants():
-    """The list of mutants.py, each of which must apply."""
+    """Returns the mutants of mutants.py; exits if one does not apply."""
     spec = importlib.util.spec_from_file_location("mutants", pathlib.Path(__file__).with_name("mutants.py"))
     module = sys.modules["mutants"] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     wrong = [f"{mutant.path} holds {count} times, not once: {mutant.old}" for mutant in module.MUTANTS
              if (count := (ROOT / mutant.path).read_text().count(mutant.old)) != 1]
     if wrong:
-        sys.exit("\n".join(["These mutants no longer apply; write them anew in tests/mutants/mutants.py:", *wrong]))
+        sys.exit("\n".join(["These mutants no longer apply; rewrite them in tests/mutants/mutants.py:", *wrong]))
     return module.MUTANTS
 
 
@@ -42,7 +41,7 @@ def key(mutant):
 
 
 def copy_tree(folder):
-    """What git knows or would add, as it stands in the working tree."""
+    """Copies the working tree without the files that git ignores."""
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     listed = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
     for name in filter(None, listed.stdout.split("\0")):
@@ -52,9 +51,9 @@ def copy_tree(folder):
 
 
 def run_tests(folder, tests, log, marked="not slow and not exhaustive"):
-    """Runs tests of the copy; returns None if all pass, else the first one that fails, or that they took too long.
+    """Runs tests of the copy; returns None if all pass, else the first failure or the signal that ended them.
 
-    In a fork of this process, which has imported what takes long and is not mutated.
+    They run in a fork of this process, which has imported TensorFlow and Keras already.
     """
     child = os.fork()
     if not child:
@@ -74,7 +73,7 @@ def run_tests(folder, tests, log, marked="not slow and not exhaustive"):
         for name in ("switch_tf", "switch_tf.tasks"):
             origin = importlib.util.find_spec(name).origin
             assert pathlib.Path(origin).is_relative_to(folder), origin
-        # That each mutant applies, none of them does.
+        # tests/mutants is left out: in a copy with a mutant, that mutant no longer applies.
         os._exit(pytest.main(["-x", "-q", "-p", "no:cacheprovider", "--ignore=tests/mutants", "-m", marked, *tests]))
     _, status = os.waitpid(child, 0)
     text = log.read_text(errors="replace")
@@ -90,7 +89,7 @@ def run_tests(folder, tests, log, marked="not slow and not exhaustive"):
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--own_tests_only", action="store_true",
-                        help="do not run the whole suite where a mutant's own tests pass; say that they pass")
+                        help="do not run the whole suite if a mutant's own tests pass; report it as survived")
     arguments = parser.parse_args()
     mutants = read_mutants()
     RESULTS.parent.mkdir(exist_ok=True)
@@ -112,7 +111,8 @@ def main():
             if key(mutant) in results:
                 continue
             if mutant.tests not in passing and (failed := run_tests(folder, mutant.tests, log)) is not None:
-                sys.exit(f"Without any mutant {failed} fails, so nothing can be told:\n{log.read_text()[-3000:]}")
+                sys.exit(f"{failed} fails without any mutant, so the results would mean nothing:\n"
+                         f"{log.read_text()[-3000:]}")
             passing.add(mutant.tests)
             file, begin = folder / mutant.path, time.monotonic()
             original = file.read_text()
@@ -130,7 +130,7 @@ def main():
     unexplained = [mutant for mutant in survivors if not mutant.survives]
     print(f"{len(mutants)} mutants, {len(survivors)} survived, {len(unexplained)} of them unexplained.")
     for mutant in survivors:
-        print(f"  {key(mutant)}\n    {mutant.survives or 'NOBODY KNOWS WHY'}")
+        print(f"  {key(mutant)}\n    {mutant.survives or 'UNEXPLAINED'}")
     sys.exit(bool(unexplained))
 
 
