@@ -8,7 +8,8 @@ import importlib
 import pathlib
 import sys
 
-from switch_tf import environment, registration
+from switch_tf import environment
+from switch_tf.installation import keras_registration
 
 __version__ = "0.1.0"
 
@@ -44,7 +45,7 @@ except ImportError as error:
         raise
     sys.exit(f"switch-tf: {error}")  # our own command: the sentence without a traceback
 
-registration.register()
+keras_registration.register()
 
 
 def __getattr__(name: str):

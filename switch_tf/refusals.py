@@ -1,4 +1,9 @@
-"""The exception for mistakes of users, which commands print as one sentence."""
+"""The exception for mistakes of users, which commands print as one sentence, and one line of any other exception."""
+
+import re
+
+# TensorFlow's names for the operation that failed, before and after its message.
+_OPERATION = re.compile(r"\{\{.*?\}\}\s*|\s*\[(Op:|\[\{\{).*$")
 
 
 class Refusal(ValueError):
@@ -11,3 +16,20 @@ class Refusal(ValueError):
     # layer or of a traced function into a paragraph about its call.
     _keras_call_info_injected = True
     ag_pass_through = True
+
+
+def first_line(error: BaseException | str) -> str:
+    """Returns a message without the wrapping of gin, AutoGraph or TensorFlow, or the class of an empty exception."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if not lines:
+        return type(error).__name__
+    is_wrapped = lines[0].startswith("in user code")  # by AutoGraph, which puts its traceback before the message
+    return _OPERATION.sub("", lines[-1 if is_wrapped else 0]).strip() or type(error).__name__
+
+
+def sentence_about_data(error: BaseException) -> str | None:
+    """Returns the sentence of a `data.BadData`, also if TensorFlow passed it on as an error of its own, else None."""
+    if type(error).__name__ == "BadData":
+        return str(error)
+    match = re.search(r"\bBadData: (.*)", str(error))
+    return match[1] if match else None

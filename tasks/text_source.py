@@ -82,7 +82,7 @@ class TextFilesSource(seqio.DataSource):
 
         Raises:
             Refusal: A file or field is missing, or a checked file has a bad example. A bad example that is found later
-                ends the data set with tf.errors.OpError, see `messages.sentence_about_data`.
+                ends the data set with tf.errors.OpError, see `refusals.sentence_about_data`.
         """
         files = [data.TextFile(file, list(self.fields.values())) for file in self.list_shards(split)]
         pieces = [(index, *piece) for index, file in enumerate(files) for piece in self._pieces_of(file)]

@@ -22,8 +22,7 @@ from switch_tf.checkpoints import folders
 from switch_tf.configs import policies
 from switch_tf.configs.choices import check_choice
 from switch_tf.configs.switch_config import SwitchConfig
-from switch_tf.messages import first_line
-from switch_tf.refusals import Refusal
+from switch_tf.refusals import Refusal, first_line
 from switch_tf.storage import json_lines
 from switch_tf.storage.whole_file import write_whole
 

@@ -17,11 +17,10 @@ import tensorflow as tf
 
 from switch_tf.checkpoints.folders import FORMAT_VERSION, BrokenCheckpoint, describe, outdated, path_of, steps
 from switch_tf.data.batches import Batches
-from switch_tf.messages import first_line
 from switch_tf.partitioning import axes_of
 from switch_tf.partitioning.partitioner import Partitioner, is_lost_process
 from switch_tf.partitioning.unfolded import Unfolding, assign, stored, unfolding_of
-from switch_tf.refusals import Refusal
+from switch_tf.refusals import Refusal, first_line
 from switch_tf.storage import json_lines, leftovers
 from switch_tf.storage.whole_folder import whole_folder
 

@@ -18,8 +18,7 @@ from gin import config as gin_config
 from switch_tf.cli import gin_macros, gin_names
 from switch_tf.configs import part_names, shipped_gin
 from switch_tf.configs.choices import nearest
-from switch_tf.messages import first_line
-from switch_tf.refusals import Refusal
+from switch_tf.refusals import Refusal, first_line
 
 _MISTAKES = (OSError, ValueError, TypeError, AttributeError, ImportError, NameError, RuntimeError)
 

@@ -19,9 +19,8 @@ from switch_tf.configs.part_names import TRAINER
 from switch_tf.configs.run import Run, StepSettings
 from switch_tf.configs.switch_config import SwitchConfig
 from switch_tf.installation import quiet
-from switch_tf.messages import first_line
 from switch_tf.partitioning.layout import Layout
-from switch_tf.refusals import Refusal
+from switch_tf.refusals import Refusal, first_line
 from switch_tf.training import processes
 
 PARTS = ("a model (gin/models/switch_tiny.gin), a task (gin/tasks/docs_corpus.gin) and a run "

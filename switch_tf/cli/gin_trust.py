@@ -15,8 +15,7 @@ from gin import config_parser
 from switch_tf.checks import shown
 from switch_tf.cli import gin_files
 from switch_tf.configs.part_names import ALLOWED, BOUND, LIBRARIES, MODULES, TASKS
-from switch_tf.messages import first_line
-from switch_tf.refusals import Refusal
+from switch_tf.refusals import Refusal, first_line
 
 _LARGEST_FILE = 2**20  # bytes; a resolved configuration has some thousand
 _DEEPEST = 20  # brackets within brackets

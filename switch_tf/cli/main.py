@@ -12,8 +12,7 @@ from switch_tf.cli import paths
 from switch_tf.configs import shipped_gin
 from switch_tf.configs.choices import nearest
 from switch_tf.hardware import host
-from switch_tf.messages import first_line
-from switch_tf.refusals import Refusal
+from switch_tf.refusals import Refusal, first_line
 from switch_tf.storage import json_lines
 
 COMMANDS = {

@@ -11,8 +11,7 @@ import numpy as np
 from switch_tf.checkpoints import folders
 from switch_tf.checkpoints.run_folder import RunFolder
 from switch_tf.comparison import fairness
-from switch_tf.messages import first_line
-from switch_tf.refusals import Refusal
+from switch_tf.refusals import Refusal, first_line
 from switch_tf.reporting import figures, report
 from switch_tf.storage import json_lines
 

@@ -8,8 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from switch_tf import checks
-from switch_tf.messages import first_line
-from switch_tf.refusals import Refusal
+from switch_tf.refusals import Refusal, first_line
 
 _NAME = re.compile(r"\w[\w.-]*")
 # Macros that the driver sets for each run.

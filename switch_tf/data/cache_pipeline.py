@@ -12,8 +12,7 @@ from tqdm import tqdm
 
 from switch_tf.data.cache_writing import Shard, is_complete, write
 from switch_tf.installation import quiet
-from switch_tf.messages import first_line
-from switch_tf.refusals import Refusal
+from switch_tf.refusals import Refusal, first_line
 
 _POLL_SECONDS = 0.5
 

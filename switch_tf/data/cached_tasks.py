@@ -14,7 +14,7 @@ from switch_tf.data import cache_manifest
 from switch_tf.data.endless import passes
 from switch_tf.data.example_files import BadData
 from switch_tf.data.providers import get_provider, replace_tasks, tasks_of
-from switch_tf.messages import first_line
+from switch_tf.refusals import first_line
 
 _RECORDS_AT_A_TIME = 64
 # array_record's advice for random access: no threads that read ahead, with a buffer of 16 MB each.

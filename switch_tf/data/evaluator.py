@@ -16,8 +16,7 @@ from switch_tf.data.description import DatasetDescription, check_description
 from switch_tf.data.evaluation_sets import evaluation_owner
 from switch_tf.data.example_files import refusing_bad_data
 from switch_tf.data.providers import check_split, get_provider, import_seqio, replace_tasks, tasks_of
-from switch_tf.messages import first_line
-from switch_tf.refusals import Refusal
+from switch_tf.refusals import Refusal, first_line
 from switch_tf.storage import json_lines
 from switch_tf.storage.whole_file import write_whole
 

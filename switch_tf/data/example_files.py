@@ -18,8 +18,7 @@ from switch_tf.data.byte_lines import ByteLines, Fault, dangling, open_bytes, sk
 from switch_tf.data.file_beginnings import BYTE_ORDER_MARK, check_is_utf8, check_objects_are_lines, start_of_array
 from switch_tf.data.json_arrays import BrokenArray
 from switch_tf.data.row_parsing import KINDS, Example, Rows
-from switch_tf.messages import first_line, sentence_about_data
-from switch_tf.refusals import Refusal
+from switch_tf.refusals import Refusal, first_line, sentence_about_data
 
 # The unit of reading and shuffling. 1 MiB has some hundreds of documents, or thousands of short lines.
 PIECE = 2**20  # bytes

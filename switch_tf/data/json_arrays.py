@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 from switch_tf.data.byte_lines import LONGEST_LINE, Fault
-from switch_tf.messages import first_line
+from switch_tf.refusals import first_line
 
 _BLANKS = " \t\r\n"
 # The error of an incomplete element is at the end of the text that was read, except for an unterminated string.

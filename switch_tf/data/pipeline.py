@@ -13,8 +13,7 @@ from switch_tf.data.description import FEATURES, DatasetDescription, check_descr
 from switch_tf.data.endless import with_counted_passes
 from switch_tf.data.providers import check_split, get_provider, replace_tasks, tasks_of
 from switch_tf.data.seqio_import import import_seqio
-from switch_tf.messages import first_line, sentence_about_data
-from switch_tf.refusals import Refusal
+from switch_tf.refusals import Refusal, first_line, sentence_about_data
 
 if TYPE_CHECKING:
     import seqio

@@ -10,7 +10,7 @@ from switch_tf import checks
 from switch_tf.configs.choices import nearest
 from switch_tf.data.byte_lines import LONGEST_LINE, Fault, LongLine
 from switch_tf.data.json_arrays import elements
-from switch_tf.messages import first_line
+from switch_tf.refusals import first_line
 
 KINDS = {".txt": "lines", ".jsonl": "json", ".json": "json", ".tsv": "tsv", ".csv": "csv"}
 # Documents may exceed csv's default. A cell beyond this limit follows a quotation mark that is not closed.

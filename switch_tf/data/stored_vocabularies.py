@@ -17,8 +17,7 @@ import tensorflow as tf
 from switch_tf import checks
 from switch_tf.data import vocabularies
 from switch_tf.data.seqio_import import import_seqio
-from switch_tf.messages import first_line
-from switch_tf.refusals import Refusal
+from switch_tf.refusals import Refusal, first_line
 from switch_tf.storage.whole_file import reading, write_whole, writing
 
 if TYPE_CHECKING:

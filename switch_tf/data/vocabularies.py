@@ -12,8 +12,7 @@ from switch_tf import checks
 from switch_tf.configs import names
 from switch_tf.configs.choices import nearest
 from switch_tf.data.seqio_import import import_seqio
-from switch_tf.messages import first_line
-from switch_tf.refusals import Refusal
+from switch_tf.refusals import Refusal, first_line
 
 if TYPE_CHECKING:
     import seqio

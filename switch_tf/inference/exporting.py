@@ -9,8 +9,7 @@ import tensorflow as tf
 
 from switch_tf import __version__, checks, data
 from switch_tf.inference.text_model import TextModel
-from switch_tf.messages import first_line
-from switch_tf.refusals import Refusal
+from switch_tf.refusals import Refusal, first_line
 from switch_tf.storage.whole_folder import whole_folder
 
 if TYPE_CHECKING:

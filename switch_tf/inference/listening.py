@@ -9,8 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from switch_tf.inference import connections
-from switch_tf.messages import first_line
-from switch_tf.refusals import Refusal
+from switch_tf.refusals import Refusal, first_line
 
 _STOPPING_SECONDS = 30  # for the requests that are being answered at the first signal
 _INTERRUPTED = 130  # exit status

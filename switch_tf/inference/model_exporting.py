@@ -9,9 +9,8 @@ import tensorflow as tf
 from switch_tf import __version__, checks, data, decoding
 from switch_tf.inference import exporting
 from switch_tf.inference.text_model import TextModel, fitting_vocabulary
-from switch_tf.messages import first_line
 from switch_tf.models.switch_transformer import SwitchTransformer
-from switch_tf.refusals import Refusal
+from switch_tf.refusals import Refusal, first_line
 
 if TYPE_CHECKING:
     from switch_tf.decoding import Sampler

@@ -22,8 +22,7 @@ from switch_tf.inference.batching import Batcher, Full, Stopped
 from switch_tf.inference.hosts import Hosts, OnlyOwnHosts
 from switch_tf.inference.text_model import TextModel
 from switch_tf.inference.token_routes import TokenRoutes
-from switch_tf.messages import first_line
-from switch_tf.refusals import Refusal
+from switch_tf.refusals import Refusal, first_line
 
 READ_SECONDS = 30  # for a request to be complete
 _PAGE = pathlib.Path(__file__).with_name("page.html")

@@ -6,9 +6,8 @@ import sys
 from switch_tf.checkpoints import folders, run_config
 from switch_tf.checkpoints import sizes as checkpoint_sizes
 from switch_tf.configs.switch_config import SwitchConfig
-from switch_tf.messages import first_line
 from switch_tf.optim import memory
-from switch_tf.refusals import Refusal
+from switch_tf.refusals import Refusal, first_line
 
 # Fields of a configuration by which people know a model.
 _SIZES = ("d_model", "d_ff", "num_heads", "d_kv", "num_encoder_layers", "num_decoder_layers", "num_experts",

@@ -13,9 +13,8 @@ import tensorflow as tf
 from tqdm import tqdm
 
 from switch_tf.checkpoints.run_folder import RunFolder
-from switch_tf.messages import first_line
 from switch_tf.metrics import Mean, RouterStats, StepMeasurements
-from switch_tf.refusals import Refusal
+from switch_tf.refusals import Refusal, first_line
 from switch_tf.reporting import names
 from switch_tf.reporting.events import Events
 from switch_tf.storage import json_lines

@@ -8,10 +8,9 @@ from switch_tf.configs import policies
 from switch_tf.configs.run import Run
 from switch_tf.data import providers, source_fingerprints, stored_vocabularies
 from switch_tf.data.reading import reading_of
-from switch_tf.messages import first_line
 from switch_tf.models.switch_transformer import SwitchTransformer
 from switch_tf.ops.dtypes import dtype_policy
-from switch_tf.refusals import Refusal
+from switch_tf.refusals import Refusal, first_line
 
 _FEATURES = ("inputs", "targets")
 

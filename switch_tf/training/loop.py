@@ -13,9 +13,8 @@ from switch_tf.checkpoints.run_folder import RunFolder
 from switch_tf.configs import accounting
 from switch_tf.configs.run import Run, StepSettings
 from switch_tf.evaluation.objectives import Objective
-from switch_tf.messages import first_line, sentence_about_data
 from switch_tf.partitioning.partitioner import Partitioner
-from switch_tf.refusals import Refusal
+from switch_tf.refusals import Refusal, first_line, sentence_about_data
 from switch_tf.reporting import report, summaries
 from switch_tf.reporting.meter import Meter
 from switch_tf.training.diagnosis import Divergence, first_bad_tensor

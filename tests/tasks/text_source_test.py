@@ -7,7 +7,7 @@ import pytest
 import seqio
 import tensorflow as tf
 
-from switch_tf import data, messages
+from switch_tf import data, refusals
 from switch_tf.data import example_files
 from switch_tf.data.source_fingerprints import source_fingerprint
 from switch_tf.tasks import text_source
@@ -146,7 +146,7 @@ def test_one_bad_example_too_many_ends_the_reading_of_large_files(bad, monkeypat
     dataset = _source(bad, max_bad_examples=allowed).get_dataset(shuffle=False)
     with pytest.raises(tf.errors.OpError) as raised:
         list(dataset)
-    assert messages.sentence_about_data(raised.value) == (
+    assert refusals.sentence_about_data(raised.value) == (
         f"{bad}, line {line}: it must be an object such as {{\"text\": \"...\"}}, not {line}. Mend it, or raise "
         f"max_bad_examples, which is {allowed}.")
 

@@ -1,6 +1,6 @@
 import pytest
 
-from switch_tf.messages import first_line
+from switch_tf.refusals import first_line
 
 
 @pytest.mark.parametrize(("error", "line"), [

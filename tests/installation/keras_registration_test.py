@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import switch_tf
-from switch_tf import registration
+from switch_tf.installation import keras_registration
 from switch_tf.optim import adafactor, schedules
 
 LOAD = """
@@ -32,7 +32,7 @@ def test_every_class_that_is_registered_is_named_with_its_module():
         module = ".".join(file.relative_to(folder).with_suffix("").parts)
         for name in re.findall(r'register_keras_serializable\("switch_tf"\)\nclass (\w+)', file.read_text()):
             found[name] = module
-    assert found == registration.CLASSES
+    assert found == keras_registration.CLASSES
 
 
 @pytest.fixture(scope="module")
