@@ -48,7 +48,7 @@ def installed_version(distribution: str) -> str | None:
 
 
 def goes_with(libtpu: str, known_good: str) -> bool:
-    """Whether two versions of libtpu differ at most in their last number, the build: 0.0.42.1."""
+    """Returns whether two versions of libtpu differ at most in their last number, the build: 0.0.42.1."""
     return libtpu.split(".")[:3] == known_good.split(".")[:3]
 
 

@@ -152,7 +152,7 @@ def _totals(model):
 
 
 def has_two_programs(layout: Layout) -> bool:
-    """Whether the layout trains in two functions on a TPU. DTensor does, tf.distribute does not."""
+    """Returns whether the layout trains in two functions on a TPU. DTensor does, tf.distribute does not."""
     return layout.backend in ("auto", "dtensor")
 
 

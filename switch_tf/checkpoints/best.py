@@ -85,7 +85,7 @@ class Best:
             folders.unset_best(checkpoints)
 
     def is_improved(self, values: dict[str, float], declared: dict[str, bool] | None = None) -> bool:
-        """Whether an evaluation is better than all earlier ones.
+        """Returns whether an evaluation is better than all earlier ones.
 
         Args:
             values: logged name -> value of the evaluation.

@@ -110,7 +110,7 @@ def best(folder: Folder) -> dict[str, Any] | None:
 
 
 def is_finite(value: Any) -> bool:
-    """Whether a value read from a file is a finite number."""
+    """Returns whether a value read from a file is a finite number."""
     try:
         return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     except OverflowError:  # an integer beyond all floats
@@ -178,7 +178,7 @@ def describe(checkpoint: Folder) -> dict[str, Any]:
 
 
 def is_whole(checkpoint: Folder) -> bool:
-    """Whether `describe` accepts a checkpoint."""
+    """Returns whether `describe` accepts a checkpoint."""
     try:
         describe(checkpoint)
     except Refusal:
@@ -216,7 +216,7 @@ def _are_sizes(value):
 
 
 def _is_configuration(value):
-    """Whether a value is a record of `continuation` or None. Fingerprints of data are objects."""
+    """Returns whether a value is a record of `continuation` or None. Fingerprints of data are objects."""
     return value is None or isinstance(value, dict) and all(
         isinstance(value.get(name, {}), dict) for name in ("training data", "held-out data"))
 

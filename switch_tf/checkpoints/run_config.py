@@ -71,13 +71,13 @@ def write(folder: Folder, config: RunConfig) -> None:
 
 
 def is_in(folder: Folder) -> bool:
-    """Whether a folder has the `config.json` of a run, damaged or not."""
+    """Returns whether a folder has the `config.json` of a run, damaged or not."""
     path = pathlib.Path(folder) / FILE
     return path.is_file() and (path.parent / "checkpoints").is_dir() and not is_foreign(folder)
 
 
 def is_hugging_face(folder: Folder) -> bool:
-    """Whether a folder has a `config.json` and is neither a run nor a checkpoint of this package."""
+    """Returns whether a folder has a `config.json` and is neither a run nor a checkpoint of this package."""
     folder = pathlib.Path(folder)
     is_ours = ((folder / "checkpoint.json").is_file() or bool(folders.steps(folder / "checkpoints"))
                or is_in(folder))
@@ -85,7 +85,7 @@ def is_hugging_face(folder: Folder) -> bool:
 
 
 def is_foreign(folder: Folder) -> bool:
-    """Whether a folder has a `config.json` of something else, such as a Hugging Face model."""
+    """Returns whether a folder has a `config.json` of something else, such as a Hugging Face model."""
     path = pathlib.Path(folder) / FILE
     if not path.is_file():
         return False

@@ -167,7 +167,7 @@ def end_of(path: str | pathlib.Path) -> str | None:
 
 
 def is_running(path: str | pathlib.Path) -> bool:
-    """Whether a process holds the lock of a run folder. True if that is unknown."""
+    """Returns whether a process holds the lock of a run folder. True if that is unknown."""
     try:
         with open(pathlib.Path(path) / "lock", "rb") as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -184,7 +184,7 @@ def records_of(path: str | pathlib.Path) -> Iterator[tuple[bytes, dict]]:
 
 
 def _is_record(record):
-    """Whether reports and resumed runs can use a record."""
+    """Returns whether reports and resumed runs can use a record."""
     step = record.get("step")
     return json_lines.is_step(step) and step <= _LARGEST_STEP and all(
         _is_load(value) if name.endswith("/expert_load") else _is_value(value)
@@ -196,5 +196,5 @@ def _is_load(value):
 
 
 def _is_value(value):
-    """Whether a number can be drawn. None stands for a value that is not finite."""
+    """Returns whether a number can be drawn. None stands for a value that is not finite."""
     return value is None or folders.is_finite(value) and abs(value) <= _LARGEST_VALUE

@@ -11,7 +11,7 @@ _LOWER = re.compile(
 
 
 def is_lower_better(name: str, declared: dict[str, bool] | None = None) -> bool:
-    """Whether the lowest value of a metric is its best one.
+    """Returns whether the lowest value of a metric is its best one.
 
     Args:
         name: str. A metric's own name, such as "mean_edit", or the one that evaluations write, "eval/<task>/loss".

@@ -37,7 +37,7 @@ def task_names() -> set[str]:
 
 
 def is_task(name: str) -> bool:
-    """Whether a task or mixture is declared or registered, or belongs to a declared mixture."""
+    """Returns whether a task or mixture is declared or registered, or belongs to a declared mixture."""
     return registers(name) is not None or name in task_names()
 
 

@@ -47,7 +47,7 @@ def open_folder(folder: pathlib.Path) -> dict[str, Tensor]:
 
 
 def has_tensors(folder: pathlib.Path) -> bool:
-    """Whether `folder` holds a file that `open_folder` opens, or the index of its shards."""
+    """Returns whether `folder` holds a file that `open_folder` opens, or the index of its shards."""
     return any(_is_there(folder / f"{name}{end}") for name in ("model.safetensors", "pytorch_model.bin")
                for end in ("", ".index.json"))
 
@@ -87,7 +87,7 @@ def _open_shards(index, open_file):
 
 
 def _is_file_name(name):
-    """Whether `name` is a plain file name, not a path that could lead out of the folder."""
+    """Returns whether `name` is a plain file name, not a path that could lead out of the folder."""
     return 0 < len(name.encode("utf-8", "replace")) <= 255 and not {"/", "\\", "\0"} & set(name) and name != ".."
 
 

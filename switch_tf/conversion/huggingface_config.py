@@ -69,7 +69,7 @@ def family(values: dict) -> str:
 
 
 def ties_logits(values: dict, kind: str) -> bool:
-    """Whether transformers uses `lm_head` as the embedding if no other name stores one.
+    """Returns whether transformers uses `lm_head` as the embedding if no other name stores one.
 
     transformers 5 ties every T5, and a Switch Transformer unless tie_word_embeddings is false.
     """
@@ -129,7 +129,7 @@ def from_hugging_face(values: dict, structure: Structure) -> SwitchConfig:
 
 
 def _says_encoder(values):
-    """Whether config.json describes an encoder without a decoder, in one of several ways."""
+    """Returns whether config.json describes an encoder without a decoder, in one of several ways."""
     architectures = values.get("architectures", [])
     if not isinstance(architectures, list) or not all(isinstance(name, str) for name in architectures):
         raise Refusal("architectures in config.json must be a list of names, not "

@@ -92,7 +92,7 @@ def plan(mixture_or_task_name: str, split: str, vocabulary: str | None, cache_di
 
 
 def is_complete(shard: Shard) -> bool:
-    """Whether a shard exists with the size and the checksum that it was written with."""
+    """Returns whether a shard exists with the size and the checksum that it was written with."""
     try:
         description = json.loads(shard.description.read_text())
         return (shard.file.stat().st_size == description["bytes"]

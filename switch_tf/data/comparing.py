@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def is_by_spelling(task: "seqio.Task") -> bool:
-    """Whether a task compares its targets in the spelling of the vocabulary, as text files do.
+    """Returns whether a task compares its targets in the spelling of the vocabulary, as text files do.
 
     Benchmarks keep their references as published, so that scores can be compared with published ones.
     """
@@ -95,7 +95,7 @@ def _lacks_pieces(ids, vocabulary):
 
 
 def _is_cut(text, ids, vocabulary, length):
-    """Whether the ids fill the length and decode to less than the whole text."""
+    """Returns whether the ids fill the length and decode to less than the whole text."""
     if len(ids) < length - 1:
         return False
     whole = vocabulary.decode(vocabulary.encode(text))
@@ -111,7 +111,7 @@ def _reason(text, ids, vocabulary, length):
 
 
 def _is_match(target, prediction):
-    """Whether a prediction equals the target, or one of several targets up to case, blanks and punctuation."""
+    """Returns whether a prediction equals the target, or one of several targets up to case, blanks and punctuation."""
     if isinstance(target, list | tuple | set) and isinstance(prediction, str):
         return any(_squashed(answer) == _squashed(prediction) for answer in target)
     if isinstance(target, np.ndarray) or isinstance(prediction, np.ndarray):

@@ -47,7 +47,7 @@ def names_of_tasks(mixture_or_task_name: str, split: str) -> list[str]:
 
 
 def has_metrics(mixture_or_task_name: str, split: str) -> bool:
-    """Whether any task with the split has metrics. Pretraining tasks have none."""
+    """Returns whether any task with the split has metrics. Pretraining tasks have none."""
     provider = get_provider(mixture_or_task_name)
     check_split(provider, split)
     return any(task.metric_objs for task in tasks_of(provider, split))

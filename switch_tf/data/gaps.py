@@ -43,7 +43,7 @@ class Gaps(NamedTuple):
 
 
 def is_of_sentencepiece(vocabulary: "seqio.Vocabulary") -> bool:
-    """Whether a seqio vocabulary is a SentencePiece model."""
+    """Returns whether a seqio vocabulary is a SentencePiece model."""
     return hasattr(vocabulary, "sp_model")
 
 

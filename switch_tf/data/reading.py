@@ -106,7 +106,7 @@ class Reading:
 
 
 def _is_unicode(text):
-    """Whether text has no half of a surrogate pair, which JSON may hold but no vocabulary reads."""
+    """Returns whether text has no half of a surrogate pair, which JSON may hold but no vocabulary reads."""
     return text.isascii() or not any("\ud800" <= character <= "\udfff" for character in text)
 
 

@@ -171,7 +171,7 @@ def name_of(vocabulary: "seqio.Vocabulary") -> str:
 
 
 def _is_made_of_its_file(vocabulary):
-    """Whether a vocabulary is fully determined by its file and its number of sentinels."""
+    """Returns whether a vocabulary is fully determined by its file and its number of sentinels."""
     if type(vocabulary) is not import_seqio().SentencePieceVocabulary:
         return False
     again = import_seqio().SentencePieceVocabulary(vocabulary.sentencepiece_model_file, vocabulary.extra_ids)

@@ -38,7 +38,7 @@ def registered_name(vocabulary: "seqio.Vocabulary") -> str | None:
 
 
 def is_registered(name: str) -> bool:
-    """Whether runs can choose a vocabulary by this name."""
+    """Returns whether runs can choose a vocabulary by this name."""
     return name in names.vocabularies()
 
 

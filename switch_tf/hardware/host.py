@@ -11,7 +11,7 @@ def memory(entry: str) -> int:
 
 
 def has_tpu() -> bool:
-    """Whether a TPU chip is attached to this machine."""
+    """Returns whether a TPU chip is attached to this machine."""
     return bool(glob.glob("/dev/accel[0-9]*") or glob.glob("/dev/vfio/[0-9]*"))
 
 

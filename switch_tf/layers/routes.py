@@ -28,7 +28,7 @@ def recorded() -> Iterator[list[Route]]:
 
 
 def are_recorded() -> bool:
-    """Whether the caller runs or is traced within `recorded`."""
+    """Returns whether the caller runs or is traced within `recorded`."""
     return context.current().routes is not None
 
 

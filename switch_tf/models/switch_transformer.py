@@ -270,7 +270,7 @@ class SwitchTransformer(Observed, FeaturesModel):
 
 
 def _holds_text(inputs) -> bool:
-    """Whether inputs are text, or an array, tensor or list of text."""
+    """Returns whether inputs are text, or an array, tensor or list of text."""
     while isinstance(inputs, list | tuple) and inputs:
         inputs = inputs[0]
     dtype = str(getattr(getattr(inputs, "dtype", None), "name", getattr(inputs, "dtype", "")))

@@ -54,7 +54,7 @@ def fused(function: Callable, arguments: tuple, is_worth_it: bool) -> Any:
 
 
 def is_fused() -> bool:
-    """Whether the traced code belongs to a program of `fused`."""
+    """Returns whether the traced code belongs to a program of `fused`."""
     return context.current().fused_program is not None
 
 
@@ -76,7 +76,7 @@ def once(key: Hashable, make: Callable[[], Tensor]) -> Tensor:
 
 
 def can_fuse() -> bool:
-    """Whether `fused` can compile functions here, given known shapes."""
+    """Returns whether `fused` can compile functions here, given known shapes."""
     return keras.backend.backend() == "tensorflow" and not is_partitioned() and device_type() == "CPU"
 
 
@@ -89,7 +89,7 @@ def _can_fuse(arguments):
 
 
 def prefers_products() -> bool:
-    """Whether to multiply by a one-hot mask instead of indexing.
+    """Returns whether to multiply by a one-hot mask instead of indexing.
 
     A partitioner follows products across devices. XLA's programs on a CPU avoid its top-k, which takes ten times as
     long as TensorFlow's.
@@ -144,7 +144,7 @@ def known_values(x: Tensor) -> np.ndarray | None:
 
 
 def _has_dynamic_shapes():
-    """Whether shapes may depend on values: only on CPUs, with TensorFlow and without XLA."""
+    """Returns whether shapes may depend on values: only on CPUs, with TensorFlow and without XLA."""
     if keras.backend.backend() != "tensorflow" or device_type() != "CPU":
         return False
     return not control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph())

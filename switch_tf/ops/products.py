@@ -73,7 +73,7 @@ def product(equation: str, x: Tensor, variable: keras.Variable, dtype: str | Non
 
 
 def _is_matmul(left, right, result):
-    """Whether the equation is a `matmul`. TensorFlow computes its gradients without transposed copies.
+    """Returns whether the equation is a `matmul`. TensorFlow computes its gradients without transposed copies.
 
     As einsums the products of 128 experts took twice as long, and those of tied logits 1.2 times.
     """

@@ -44,18 +44,18 @@ class Annotator(Protocol):
 
 
 def is_partitioned() -> bool:
-    """Whether the running or traced code is one program that a partitioner cuts over many devices."""
+    """Returns whether the running or traced code is one program that a partitioner cuts over many devices."""
     return context.current().annotator is not None
 
 
 def is_for_compiler() -> bool:
-    """Whether XLA's partitioner cuts the traced program, for a TPU or for a test."""
+    """Returns whether XLA's partitioner cuts the traced program, for a TPU or for a test."""
     annotator = context.current().annotator
     return annotator is not None and annotator.is_for_compiler
 
 
 def is_split(axis: str) -> bool:
-    """Whether an active layout cuts activations along this logical axis."""
+    """Returns whether an active layout cuts activations along this logical axis."""
     annotator = context.current().annotator
     return annotator is not None and annotator.layout.num_pieces(axis) > 1
 

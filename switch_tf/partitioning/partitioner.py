@@ -151,12 +151,12 @@ class Partitioner:
         return tensor
 
     def is_finite(self, variable: keras.Variable) -> bool:
-        """Whether every number of a Keras variable is finite. All processes call it together."""
+        """Returns whether every number of a Keras variable is finite. All processes call it together."""
         value = stored(variable)
         return not value.dtype.is_floating or bool(self.on_host(tf.reduce_all(tf.math.is_finite(value))))
 
     def any_process(self, flag: bool) -> bool:
-        """Whether `flag` is True in any process. All processes call it together."""
+        """Returns whether `flag` is True in any process. All processes call it together."""
         return flag
 
     def barrier(self) -> None:
@@ -172,7 +172,7 @@ _BUCKET = ("retry attempts failed", "Error executing an HTTP request", "HTTP res
 
 
 def is_lost_process(error: Exception) -> bool:
-    """Whether an error means that another process of the run is lost, rather than that a bucket failed."""
+    """Returns whether an error means that another process of the run is lost, rather than that a bucket failed."""
     if not isinstance(error, tf.errors.OpError):
         return False
     text = str(error)

@@ -77,7 +77,7 @@ def append(path: str | pathlib.Path, record: dict) -> None:
 
 
 def is_step(value: Any) -> bool:
-    """Whether a value read from a file is a step: an integer of at least 0, but no bool."""
+    """Returns whether a value read from a file is a step: an integer of at least 0, but no bool."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 

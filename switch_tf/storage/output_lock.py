@@ -62,7 +62,7 @@ def _lock(lock, output, argument):
 
 
 def _is_still(lock, file):
-    """Whether the locked file still has that name: the previous owner may just have removed it."""
+    """Returns whether the locked file still has that name: the previous owner may just have removed it."""
     try:
         return os.path.samestat(os.fstat(lock.fileno()), os.stat(file))
     except FileNotFoundError:

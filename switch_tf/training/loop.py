@@ -157,7 +157,7 @@ class Training:
         self.folder.write_end(self.state.step, reason)
 
     def _has_folder(self):
-        """Whether the run folder is still the one that the run started in."""
+        """Returns whether the run folder is still the one that the run started in."""
         try:
             self.folder.check_is_there()
         except Refusal:
@@ -178,7 +178,7 @@ class Training:
             self.progress.say(f"... {time.perf_counter() - started:.0f} s. The first step also optimises the graph.")
 
     def _is_out_of_patience(self):
-        """Whether PATIENCE ends the run. All processes compute the same answer."""
+        """Returns whether PATIENCE ends the run. All processes compute the same answer."""
         if reason := self._validation.best.reason_to_stop(self.state.step):
             self.progress.say(f"Ended at step {self.state.step} by {reason}.")
         self._patience_reason = reason
