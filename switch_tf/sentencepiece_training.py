@@ -14,7 +14,14 @@ import tempfile
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 
+from etils import epy
+
 from switch_tf.refusals import Refusal
+
+with epy.lazy_imports():  # the checks of arguments need none of them
+    import sentencepiece
+    import tqdm
+    from sentencepiece import sentencepiece_model_pb2
 
 # A rule for a character that no text contains. Without any rule, SentencePiece prints a warning whenever it loads the
 # model.
@@ -45,8 +52,6 @@ def train(
     """
     if not keeps_whitespace:
         return _train(sentences, num_pieces, is_quiet)
-    from sentencepiece import sentencepiece_model_pb2
-
     with tempfile.NamedTemporaryFile("w", suffix=".tsv") as rules:
         rules.write(_RULES)
         rules.flush()
@@ -59,8 +64,6 @@ def train(
 
 
 def _train(sentences, num_pieces, is_quiet, **options):
-    import sentencepiece
-
     model = io.BytesIO()  # a file name would be written into the model
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(sentences),
@@ -122,8 +125,6 @@ def train_file(sentences: Sequence[str], num_pieces: int, output: str) -> None:
 
 def _show_progress(lines, num_pieces):
     """Shows the progress of a training; returns the last lines of its log."""
-    import tqdm
-
     log, first = deque(maxlen=40), None
     with tqdm.tqdm(desc=f"training {num_pieces} pieces", bar_format="{desc} [{elapsed}]") as progress:
         for line in lines:
@@ -150,8 +151,6 @@ def _failure(log, num_pieces, status):
 
 def characters_per_token(model: str, sentences: Sequence[str]) -> float:
     """Returns the mean number of characters of a piece, over some 1000 of the sentences. `model` is a file."""
-    import sentencepiece
-
     pieces = sentencepiece.SentencePieceProcessor(model_file=model)
     some = sentences[::max(1, len(sentences) // 1000)]
     return sum(map(len, some)) / sum(len(pieces.encode(sentence)) for sentence in some)

@@ -1,9 +1,13 @@
 """Results of a comparison: the speed-up of each variant to the baseline's quality, and its cost."""
 
 import numpy as np
+from etils import epy
 
 from switch_tf.comparison import fairness
 from switch_tf.comparison.curves import SMOOTHING, Curves, of_tasks
+
+with epy.lazy_imports():  # takes a second
+    from scipy import stats
 
 # Shares of the baseline's run after which its loss is a target for the others.
 _SHARES = (0.25, 0.5, 0.75, 1.0)
@@ -112,8 +116,6 @@ def _over_baseline(seeds, are_of_same_seeds):
     `smallest_effect`, Student's t times the standard error, is significant with 95 % certainty. Without several seeds
     of both it is None, because differences to a single run of the baseline hide the chance in that run.
     """
-    from scipy import stats
-
     differences = [seed["loss_over_baseline"] for seed in seeds]
     count = len(differences)
     smallest = None

@@ -5,6 +5,8 @@ import re
 from collections.abc import Iterable
 
 from switch_tf.checkpoints.run_folder import RunFolder
+from switch_tf.comparison import curves
+from switch_tf.comparison.report import table, words, write
 from switch_tf.refusals import Refusal
 
 _SEED = re.compile(r"seed_\d+")
@@ -55,8 +57,6 @@ def report(output: str | pathlib.Path, runs: Iterable[tuple[str, pathlib.Path]],
     Raises:
         Refusal: A run has no evaluation, the runs cannot be compared, or the report cannot be written.
     """
-    from switch_tf.comparison import curves, report  # which import matplotlib
-
     evaluated = []
     for name, folder in runs:
         try:
@@ -66,7 +66,7 @@ def report(output: str | pathlib.Path, runs: Iterable[tuple[str, pathlib.Path]],
                 raise
     if not evaluated:
         return {}, "No run was evaluated yet, so there is no report."
-    result = report.write(output, curves.told_apart(evaluated))
+    result = write(output, curves.told_apart(evaluated))
     folder = pathlib.Path(output)
-    return result, "\n".join([report.table(result), *report.words(result), f"Report: {folder / 'comparison.html'}",
+    return result, "\n".join([table(result), *words(result), f"Report: {folder / 'comparison.html'}",
                               f"Plot:   {folder / 'comparison.png'}"])

@@ -3,6 +3,8 @@
 import dataclasses
 from collections.abc import Iterator
 
+from etils import epy
+
 from switch_tf import checks
 from switch_tf.configs import accounting, policies
 from switch_tf.configs.choices import (
@@ -17,6 +19,9 @@ from switch_tf.configs.choices import (
 from switch_tf.configs.grouping import Grouping
 from switch_tf.configs.semantics import Rules, rules_of
 from switch_tf.refusals import Refusal
+
+with epy.lazy_imports():  # imports gin, which belongs to the command line; presets are for Python too
+    from switch_tf.configs import presets
 
 MOST_LAYERS = 10_000  # per stack
 
@@ -191,10 +196,6 @@ class SwitchConfig:
     @classmethod
     def from_preset(cls, name: str) -> "SwitchConfig":
         """Reads `gin/models/<name>.gin`. Leaves the caller's gin configuration unchanged, even if locked."""
-        from switch_tf.configs import (
-            presets,  # imports gin, which belongs to the command line; presets are for Python too
-        )
-
         return presets.read(checks.text("The name of a preset", name), cls)
 
     # Derived properties.

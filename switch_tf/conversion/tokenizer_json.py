@@ -9,9 +9,15 @@ import binascii
 import pathlib
 import re
 
+from etils import epy
+
 from switch_tf import checks
 from switch_tf.conversion import json_files
 from switch_tf.refusals import Refusal
+
+with epy.lazy_imports():  # most conversions need no vocabulary
+    import sentencepiece
+    from sentencepiece import sentencepiece_model_pb2
 
 _SENTINEL, _BYTE = re.compile(r"<extra_id_(\d{1,3})>"), re.compile(r"<0x[0-9A-F]{2}>")
 _NUM_SENTINELS = 100  # added when a SentencePiece model is used; <extra_id_0> is the last
@@ -28,9 +34,6 @@ def sentencepiece_model(path: str | pathlib.Path) -> bytes:
     Raises:
         Refusal: the file is damaged, not a Unigram model, or has steps that SentencePiece lacks.
     """
-    import sentencepiece
-    from sentencepiece import sentencepiece_model_pb2
-
     path = pathlib.Path(path)
     content = json_files.read_object(path)
     model = content.get("model")
@@ -85,9 +88,7 @@ def _without_sentinels(pieces, path):
 
 def _kinds(content, model, pieces, path):
     """Returns the type of each special piece: piece -> number."""
-    from sentencepiece.sentencepiece_model_pb2 import ModelProto
-
-    kind = ModelProto.SentencePiece
+    kind = sentencepiece_model_pb2.ModelProto.SentencePiece
     unk_id, added = model.get("unk_id"), content.get("added_tokens") or []
     if type(unk_id) is not int or not 0 <= unk_id < len(pieces):
         raise Refusal(f"{path} must say with \"unk_id\" which piece stands for unknown text, one of {len(pieces)}, "

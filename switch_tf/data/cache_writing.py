@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 import numpy as np
 import tensorflow as tf
+from etils import epy
 
 from switch_tf.data import cache_manifest
 from switch_tf.data.pipeline import failure, no_global_seed
@@ -19,6 +20,9 @@ from switch_tf.data.providers import check_split, get_provider, tasks_of
 from switch_tf.data.seqio_import import import_seqio
 from switch_tf.refusals import Refusal
 from switch_tf.storage.whole_file import write_whole
+
+with epy.lazy_imports():  # only caches need it
+    from array_record.python import array_record_module
 
 # Sources of fewer files are cut into this many shards, so that several processes can share them.
 FEWEST_SHARDS = 8
@@ -109,8 +113,6 @@ def write(shard: Shard) -> None:
         Refusal: A record or file cannot be read, a `tf.train.Example` cannot hold the features, or the folder cannot be
             written.
     """
-    from array_record.python import array_record_module
-
     task = get_provider(shard.task, shard.vocabulary)
     unfinished = shard.file.with_name(f".{shard.file.name}.{secrets.token_hex(4)}")
     counts = {}

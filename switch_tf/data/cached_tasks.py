@@ -9,12 +9,16 @@ from typing import Any
 import numpy as np
 import seqio
 import tensorflow as tf
+from etils import epy
 
 from switch_tf.data import cache_manifest
 from switch_tf.data.endless import passes
 from switch_tf.data.example_files import BadData
 from switch_tf.data.providers import get_provider, replace_tasks, tasks_of
 from switch_tf.refusals import first_line
+
+with epy.lazy_imports():  # when a file is read, in the process that reads it
+    from array_record.python import array_record_module
 
 _RECORDS_AT_A_TIME = 64
 # array_record's advice for random access: no threads that read ahead, with a buffer of 16 MB each.
@@ -135,8 +139,6 @@ class _Reader:
 
     def _reader(self, number):
         if number not in self._opened:
-            from array_record.python import array_record_module
-
             self._opened[number] = array_record_module.ArrayRecordReader(self._files[number], _READER_OPTIONS)
         return self._opened[number]
 

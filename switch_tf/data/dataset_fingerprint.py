@@ -1,7 +1,12 @@
 """Fingerprint of the data of a description, read from their source or from a cache."""
 
+from etils import epy
+
 from switch_tf.data.description import DatasetDescription, check_description
 from switch_tf.data.source_fingerprints import source_fingerprint
+
+with epy.lazy_imports():  # imports seqio
+    from switch_tf.data import cached_tasks
 
 
 def fingerprint(description: DatasetDescription) -> dict[str, str]:
@@ -13,7 +18,5 @@ def fingerprint(description: DatasetDescription) -> dict[str, str]:
     check_description(description)
     if not description.use_cached_tasks:
         return source_fingerprint(description.mixture_or_task_name, description.split)
-    from switch_tf.data import cached_tasks  # which imports seqio
-
     return cached_tasks.cache_fingerprint(description.mixture_or_task_name, description.vocabulary,
                                           description.cache_dir, description.split)

@@ -10,10 +10,15 @@ import unicodedata
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
+from etils import epy
+
 from switch_tf.data.vocabularies import num_sentinels
 
 if TYPE_CHECKING:
     import seqio
+
+with epy.lazy_imports():  # other vocabularies do not need it
+    from sentencepiece import sentencepiece_model_pb2
 
 BLANK_PIECE = "\N{LOWER ONE EIGHTH BLOCK}"
 _OVERLAY = "\N{COMBINING LONG SOLIDUS OVERLAY}"  # the one character that Unicode composes with ">"
@@ -55,8 +60,6 @@ def gaps_of(vocabulary: "seqio.Vocabulary") -> Gaps:
 
 @functools.lru_cache(maxsize=64)
 def _gaps_of(tokenizer, count):
-    from sentencepiece import sentencepiece_model_pb2
-
     normalizer = sentencepiece_model_pb2.ModelProto.FromString(tokenizer.serialized_model_proto()).normalizer_spec
     last = tokenizer.get_piece_size() - 1
     plain_id = next(id_ for id_ in range(last, -1, -1)

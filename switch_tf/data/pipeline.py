@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
+from etils import epy
 from tensorflow.python.eager import context as eager_context  # the global seed has no public getter
 
 from switch_tf import context
@@ -17,6 +18,9 @@ from switch_tf.refusals import Refusal, first_line, sentence_about_data
 
 if TYPE_CHECKING:
     import seqio
+
+with epy.lazy_imports():  # imports seqio
+    from switch_tf.data import cached_tasks
 
 _SEEDS_PER_PART = 1_000_003  # because seqio counts up from the seed of a part, and users from theirs
 
@@ -150,8 +154,6 @@ def _provider(description):
     name, vocabulary = description.mixture_or_task_name, description.vocabulary
     if not description.use_cached_tasks:
         return get_provider(name, vocabulary)
-    from switch_tf.data import cached_tasks  # which imports seqio
-
     return cached_tasks.get_cached_provider(name, vocabulary, description.cache_dir, description.split,
                                             description.seed, description.cache_parts)
 

@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
+from etils import epy
 
 from switch_tf.data.gaps import gaps_of, is_of_sentencepiece, spellings
 from switch_tf.data.vocabularies import num_sentinels
@@ -10,6 +11,9 @@ from switch_tf.refusals import Refusal
 
 if TYPE_CHECKING:
     import seqio
+
+with epy.lazy_imports():  # loads a library of operations, which only texts with typed sentinels need
+    import tensorflow_text
 
 _NUM_SPECIAL = 3  # ids of seqio's ByteVocabulary below those of bytes: padding, end of sequence, unknown
 
@@ -65,8 +69,6 @@ class SpellingOps(tf.Module):
 
     def _with_gaps(self, texts):
         """Encodes texts with typed sentinels as sentinels: <string>[batch] -> <int32>[batch, (id)]."""
-        import tensorflow_text
-
         sentinel = f"<extra_id_({'|'.join(map(str, range(self._num_sentinels)))})>"
         pieces = tensorflow_text.regex_split(texts, sentinel, sentinel)
         words, row = pieces.flat_values, pieces.value_rowids()

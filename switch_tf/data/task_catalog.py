@@ -4,8 +4,13 @@ import glob
 import inspect
 import os
 
+from etils import epy
+
 from switch_tf.data.providers import get_provider, vocabularies_of
 from switch_tf.data.seqio_import import import_seqio
+
+with epy.lazy_imports():  # takes a second, and most tasks read no TFDS
+    from tensorflow_datasets.core.utils import file_utils
 
 
 def names() -> list[str]:
@@ -51,8 +56,6 @@ def describe(name: str) -> dict:
 
 def _is_prepared(loader):
     """Whether a TFDS data set is in one of TFDS's folders, or may be at a URL; its builder would ask the network."""
-    from tensorflow_datasets.core.utils import file_utils
-
     folder = loader.name.replace(":", os.sep)
     places = file_utils.list_data_dirs(given_data_dir=loader.data_dir)
     return any("://" in str(place) or os.path.exists(os.path.join(place, folder, "dataset_info.json"))

@@ -8,7 +8,12 @@ import tempfile
 import warnings
 from collections.abc import Iterator
 
+from etils import epy
+
 from switch_tf.refusals import Refusal
+
+with epy.lazy_imports():  # imports Keras
+    from switch_tf.hardware import devices
 
 
 def import_tensorflow(num_cpu_devices: int | None = None) -> None:
@@ -35,7 +40,6 @@ def expect_tensorflow(num_cpu_devices: int | None = None) -> None:
 def _prepare(tensorflow, num_cpu_devices):
     tensorflow.config.list_physical_devices()  # writes that there is no GPU
     if num_cpu_devices is not None:
-        from switch_tf.hardware import devices
         devices.split_cpu(num_cpu_devices)
 
 
