@@ -8,12 +8,17 @@ import pathlib
 import sys
 
 import gin
+from etils import epy
 
 from switch_tf import checks
 from switch_tf.cli import gin_files, gin_macros, task_files
 from switch_tf.installation import quiet
 from switch_tf.refusals import Refusal
 from switch_tf.storage import output_lock
+
+with epy.lazy_imports():  # imports TensorFlow, after the checks of the arguments
+    from switch_tf import data
+    from switch_tf.data import cache_pipeline, cache_writing
 
 EXAMPLES = r"""
 switch-tf cache docs_corpus_span_corruption
@@ -49,7 +54,6 @@ def run(arguments: argparse.Namespace) -> dict:
         raise Refusal(f"{' and '.join(files)} set no MIXTURE_OR_TASK_NAME: name the TASK.")
     vocabulary = arguments.vocabulary or gin_macros.made("VOCABULARY")
     output = arguments.output or gin_macros.made("CACHE_DIR")
-    from switch_tf.data import cache_pipeline, cache_writing
 
     with contextlib.ExitStack() as locks:
         shards = _plan(arguments, name, vocabulary, output, locks)
@@ -88,8 +92,6 @@ def _register_task(configuration):
 
 def _plan(arguments, name, vocabulary, output, locks):
     """Returns the shards of the requested splits; locks their folders."""
-    from switch_tf import data
-
     splits = arguments.split or data.describe(name)["splits"]
     if not splits:
         raise Refusal(f"The data of {name!r} are not on this machine, so its splits are not known; docs/data.md "

@@ -6,6 +6,7 @@ import re
 import sys
 
 import gin
+from etils import epy
 
 from switch_tf.cli import gin_files, gin_macros, gin_run
 from switch_tf.comparison import Comparison, fairness, run_folders
@@ -15,6 +16,10 @@ from switch_tf.installation import quiet
 from switch_tf.refusals import Refusal
 from switch_tf.storage import output_lock
 from switch_tf.training.stopping import INTERRUPTED
+
+with epy.lazy_imports():  # imports TensorFlow, after the checks of the arguments
+    from switch_tf.cli import starting
+    from switch_tf.comparison import driver
 
 _COMPARISON = "switch_tf.comparison.Comparison"
 
@@ -47,7 +52,6 @@ def run(arguments: argparse.Namespace) -> dict:
     comparison, bindings = described(arguments)
     with output_lock.held(comparison.model_dir, "Comparison.model_dir"):
         quiet.import_tensorflow(None)
-        from switch_tf.comparison import driver
         is_done = driver.train(comparison, functools.partial(_trainer, comparison, bindings, arguments.words))
         runs = [(name, comparison.folder(name, seed)) for name in comparison.variants for seed in comparison.seeds]
         result = _report(comparison.model_dir, runs, arguments, is_done)
@@ -117,6 +121,4 @@ def _trainer(comparison, bindings, words, name, seed, stack):
         raise Refusal("variants take turns in one process; train each by itself where there are several, and compare "
                       "the run folders with --runs.")
     fairness.check_run(described.run)
-    from switch_tf.cli import starting
-
     return starting.make_trainer(described, stack.enter_context(converted(described.run)), words)

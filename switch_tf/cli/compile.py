@@ -5,8 +5,10 @@ import functools
 import sys
 
 import gin
+from etils import epy
 
 from switch_tf.aot import answer_cache, answer_text, jobs
+from switch_tf.aot.search import search
 from switch_tf.cli import gin_files, gin_run
 from switch_tf.hardware import chips
 from switch_tf.hardware.network import check_topology
@@ -14,6 +16,9 @@ from switch_tf.installation import quiet
 from switch_tf.installation.packages import check_tpu_compiler
 from switch_tf.partitioning.layout import Layout
 from switch_tf.refusals import Refusal
+
+with epy.lazy_imports():  # imports TensorFlow, after the checks of the arguments
+    from switch_tf.aot import answers, compiler, estimate
 
 EXAMPLES = r"""
 switch-tf compile --gin_file=gin/models/switch_base_8.gin --gin_file=gin/tasks/c4.gin \
@@ -70,21 +75,17 @@ def _question(topology):
     Raises:
         Refusal: The topology is unknown, or the configuration contradicts itself.
     """
-    from switch_tf.aot import compiler
-    from switch_tf.aot.estimate import Question
-
     with quiet.held_back():  # libtpu prints that there is no TPU
         num_devices = compiler.num_devices(topology)
     # Not checked, because a search looks for what fits, and the plan of an answer checks.
     described = gin_run.on_devices(num_devices, "TPU", is_checked=False)
-    return Question(described.config, described.make_model().dtype_policy, described.make_optimizer, described.layout,
-                    topology, chips.of_topology(topology), described.run.batch_size, described.run.task_feature_lengths,
-                    described.settings, described.run.pack, described.make_objective)
+    return estimate.Question(
+        described.config, described.make_model().dtype_policy, described.make_optimizer, described.layout, topology,
+        chips.of_topology(topology), described.run.batch_size, described.run.task_feature_lengths, described.settings,
+        described.run.pack, described.make_objective)
 
 
 def _answer(arguments):
-    from switch_tf.aot import answers
-
     answer = answers.get(functools.partial(_question, arguments.topology), gin.config_str(), arguments.topology,
                          arguments.full, arguments.save, arguments.plot, answer_text.say)
     answer_text.show(answer_text.describe(answer.result), arguments)
@@ -109,8 +110,6 @@ def _compare(arguments):
 
 def _search(arguments, mesh_name):
     """Prints a ranking of the same run with other meshes, groups and capacities."""
-    from switch_tf.aot.search import search
-
     question = _question(arguments.topology)
     has_experts = bool(question.config.num_experts)
 

@@ -6,12 +6,17 @@ import itertools
 import pathlib
 import sys
 
+from etils import epy
+
 from switch_tf.checkpoints import sizes
 from switch_tf.checkpoints.folders import BrokenCheckpoint
 from switch_tf.checkpoints.following import follow
 from switch_tf.checkpoints.selection import select
 from switch_tf.cli import trained_run
 from switch_tf.refusals import Refusal
+
+with epy.lazy_imports():  # imports TensorFlow, after the checks of the arguments
+    from switch_tf.evaluation import checkpoint_evaluator
 
 EXAMPLES = r"""
 switch-tf eval --run runs/first --step best
@@ -43,14 +48,13 @@ def run(arguments: argparse.Namespace) -> dict:
     described = trained_run.load(arguments, folder, arguments.devices)
     for checkpoint in checkpoints:
         sizes.check(described.config, checkpoint)
-    from switch_tf.evaluation.checkpoint_evaluator import CheckpointEvaluator, describe
-
     stream = sys.stderr if arguments.json else sys.stdout
     steps = [int(checkpoint.name.removeprefix("step_")) for checkpoint in checkpoints]
     new = follow(folder, described.run.train_steps, steps) if arguments.follow else ()
     output = pathlib.Path(arguments.output or folder / "eval")
     results = []
-    with contextlib.closing(CheckpointEvaluator(described, arguments.split, arguments.examples, output)) as evaluator:
+    evaluator = checkpoint_evaluator.CheckpointEvaluator(described, arguments.split, arguments.examples, output)
+    with contextlib.closing(evaluator):
         for checkpoint in itertools.chain(checkpoints, new):
             try:
                 results.append(evaluator.evaluate(checkpoint))
@@ -59,6 +63,6 @@ def run(arguments: argparse.Namespace) -> dict:
                     raise
                 print(f"{checkpoint} was removed by its run before it was read.", file=sys.stderr, flush=True)
                 continue
-            print(describe(results[-1]), file=stream, flush=True)
+            print(checkpoint_evaluator.describe(results[-1]), file=stream, flush=True)
     print(f"Scores and predictions: {output}", file=stream)
     return {"run": str(folder), "split": arguments.split, "output": str(output), "results": results}

@@ -5,11 +5,16 @@ import importlib
 import pathlib
 import sys
 
+from etils import epy
+
 from switch_tf import checks
 from switch_tf.checkpoints.selection import select_one
 from switch_tf.cli import sampler_arguments, trained_run
 from switch_tf.refusals import Refusal
 from switch_tf.storage import output_lock
+
+with epy.lazy_imports():  # imports TensorFlow, after the checks of the arguments
+    from switch_tf.inference import exporting, model_exporting, saved_runs
 
 EXAMPLES = r"""
 switch-tf export --run runs/first --output exported
@@ -71,8 +76,6 @@ def _check_source(arguments):
 
 
 def _export_model(arguments, output):
-    from switch_tf.inference import model_exporting
-
     importlib.import_module("switch_tf.tasks")  # declares the names that --vocabulary takes
     model = model_exporting.load(arguments.model)
     _print(f"Writing {arguments.model} as a SavedModel.", arguments)
@@ -83,8 +86,6 @@ def _export_model(arguments, output):
 
 
 def _export_run(arguments, folder, checkpoint, described, output):
-    from switch_tf.inference import exporting, saved_runs
-
     text_model, identity = saved_runs.load_text_model(
         described, checkpoint, arguments.max_length, sampler_arguments.sampler(arguments), is_raw=arguments.raw)
     _print(f"Writing step {identity['step']} of {folder} as a SavedModel.", arguments)
@@ -95,8 +96,6 @@ def _export_run(arguments, folder, checkpoint, described, output):
 
 def _size_of(output, arguments):
     """Prints the size of the folder; returns it for the JSON object."""
-    from switch_tf.inference import exporting
-
     size = sum(file.stat().st_size for file in pathlib.Path(output).rglob("*") if file.is_file())
     _print(f"{output}: {size / 1e6:.1f} MB; {exporting.CARD} in it shows how to call it.", arguments)
     return {"output": str(output), "bytes": size}

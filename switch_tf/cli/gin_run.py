@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import gin
+from etils import epy
 from gin import config as gin_config
 
 from switch_tf.cli import gin_files, gin_macros
@@ -22,6 +23,10 @@ from switch_tf.installation import quiet
 from switch_tf.partitioning.layout import Layout
 from switch_tf.refusals import Refusal, first_line
 from switch_tf.training import processes
+
+with epy.lazy_imports():  # imports TensorFlow, after `load` has looked at single values
+    from switch_tf.evaluation import objectives
+    from switch_tf.training import division, trainer
 
 PARTS = ("a model (gin/models/switch_tiny.gin), a task (gin/tasks/docs_corpus.gin) and a run "
          "(gin/runs/pretrain.gin)")
@@ -123,11 +128,9 @@ def _on(layout, partitioner, is_checked):
     if described.config is None:
         described = described._replace(config=described.make_model().config)
     if is_checked:
-        from switch_tf.training.division import check_division  # imports Keras
-
         described.check()
-        check_division(described.config, layout, described.run.batch_size, described.run.task_feature_lengths,
-                       described.settings.num_microbatches)
+        division.check_division(described.config, layout, described.run.batch_size, described.run.task_feature_lengths,
+                                described.settings.num_microbatches)
     return described
 
 
@@ -148,15 +151,11 @@ def _config():
 def _objective():
     if gin_config._CONFIG[("", TRAINER)].get("objective") is not None:  # a run records the default, None, too
         return _trainer_argument("objective")
-    from switch_tf.evaluation.objectives import Objective
-
-    return Objective()
+    return objectives.Objective()
 
 
 def _trainer_argument(name):
     """Makes anew what gin has for the trainer's argument `name`."""
-    from switch_tf.training.trainer import check_parts
-
     made = or_mistake(lambda: copy.deepcopy(gin.query_parameter(f"{TRAINER}.{name}")))
-    check_parts(**{name: made})
+    trainer.check_parts(**{name: made})
     return made

@@ -5,10 +5,15 @@ import contextlib
 import pathlib
 import sys
 
+from etils import epy
+
 from switch_tf.checkpoints.selection import select_one
 from switch_tf.cli import sampler_arguments, trained_run
 from switch_tf.refusals import Refusal
 from switch_tf.storage import output_lock
+
+with epy.lazy_imports():  # imports TensorFlow, after the checks of the arguments
+    from switch_tf.inference import answering, input_fields, lines, saved_runs
 
 EXAMPLES = r"""
 switch-tf infer --run runs/first --input lines.txt --output answers.jsonl
@@ -71,8 +76,6 @@ def _check(arguments):
 
 
 def _answer(arguments, folder, checkpoint, described):
-    from switch_tf.inference import answering, input_fields, lines, saved_runs
-
     sampler = sampler_arguments.sampler(arguments)
     model, identity = saved_runs.load_text_model(
         described, checkpoint, arguments.max_length, sampler,

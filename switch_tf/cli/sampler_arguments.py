@@ -1,12 +1,13 @@
 """Arguments of commands that decode: the sampler and its settings."""
 
 import argparse
-from typing import TYPE_CHECKING
+
+from etils import epy
 
 from switch_tf.refusals import Refusal
 
-if TYPE_CHECKING:
-    from switch_tf.decoding import Sampler
+with epy.lazy_imports():  # imports TensorFlow, after the checks of the arguments
+    from switch_tf import decoding
 
 # Sampler -> (name, type, help) of its settings.
 _SAMPLERS = {
@@ -42,14 +43,12 @@ def check(arguments: argparse.Namespace) -> None:
                 raise Refusal(f"--{name} goes with --sampler {sampler}, not {arguments.sampler}.")
 
 
-def sampler(arguments: argparse.Namespace) -> "Sampler":
+def sampler(arguments: argparse.Namespace) -> "decoding.Sampler":
     """Returns the sampler of a command line.
 
     Raises:
         Refusal: A setting is out of its range.
     """
-    from switch_tf import decoding
-
     options = {name: getattr(arguments, name) for name, *_ in _SAMPLERS[arguments.sampler]}
     return decoding.SAMPLERS[arguments.sampler](**{
         name: value for name, value in options.items() if value is not None})

@@ -4,10 +4,15 @@ import argparse
 import sys
 import time
 
+from etils import epy
+
 from switch_tf.checkpoints.selection import select_one
 from switch_tf.cli import sampler_arguments, trained_run
 from switch_tf.installation import quiet
 from switch_tf.refusals import Refusal
+
+with epy.lazy_imports():  # imports TensorFlow, after the checks of the arguments
+    from switch_tf.inference import hosts, listening, saved_runs, server
 
 EXAMPLES = r"""
 switch-tf serve --run runs/first
@@ -51,33 +56,27 @@ def run(arguments: argparse.Namespace) -> dict:
     folder = trained_run.folder_of(arguments)
     checkpoint = select_one(folder, arguments.step)
     quiet.import_tensorflow()
-    from switch_tf.inference import listening
-    from switch_tf.inference.hosts import Hosts
-
-    hosts = Hosts(arguments.host, arguments.allow_host)
+    allowed = hosts.Hosts(arguments.host, arguments.allow_host)
     with listening.bind(arguments.host, arguments.port) as listener:  # before the model is loaded
         described = trained_run.load_on_one_device(arguments, folder)
-        return _serve(arguments, folder, checkpoint, described, listener, hosts)
+        return _serve(arguments, folder, checkpoint, described, listener, allowed)
 
 
-def _serve(arguments, folder, checkpoint, described, listener, hosts):
-    from switch_tf.inference import listening, saved_runs
-    from switch_tf.inference.server import Server
-
+def _serve(arguments, folder, checkpoint, described, listener, allowed):
     start = time.perf_counter()
     print(f"Loading {checkpoint}.", file=sys.stderr, flush=True)
     text_model, identity = saved_runs.load_text_model(
         described, checkpoint, arguments.max_length, sampler_arguments.sampler(arguments), batch_size=None,
         is_raw=arguments.raw)
     config = text_model.model.config
-    server = Server(text_model, folder.resolve().name, {
+    served = server.Server(text_model, folder.resolve().name, {
         **identity, "task": described.run.mixture_or_task_name, "parameters": config.num_parameters,
         "experts": config.num_experts if config.sparse_layer_names else 0},
-        arguments.batch_size, arguments.max_waiting, arguments.max_request_bytes, hosts)
+        arguments.batch_size, arguments.max_waiting, arguments.max_request_bytes, allowed)
     print("Compiling.", file=sys.stderr, flush=True)
-    server.warm_up()
+    served.warm_up()
     address = listening.address_of(listener)
-    listening.serve(server.app, listener, lambda: print(
+    listening.serve(served.app, listener, lambda: print(
         f"Step {identity['step']} of {folder} is ready after {time.perf_counter() - start:.1f} s: {address}/ is a "
-        f"page, {address}/v1/models/{server.name}:predict takes texts. Ctrl-C stops.", file=sys.stderr, flush=True))
+        f"page, {address}/v1/models/{served.name}:predict takes texts. Ctrl-C stops.", file=sys.stderr, flush=True))
     return {"run": str(folder), "step": identity["step"], "address": address}

@@ -3,10 +3,16 @@
 import argparse
 import sys
 
+from etils import epy
+
 from switch_tf.cli import gin_files, gin_macros, task_files
 from switch_tf.configs import names
 from switch_tf.installation import quiet
 from switch_tf.refusals import Refusal
+
+with epy.lazy_imports():  # imports TensorFlow, after the checks of the arguments
+    from switch_tf import data
+    from switch_tf.data import task_catalog
 
 NUM_EXAMPLES = 3
 
@@ -33,12 +39,10 @@ def run(arguments: argparse.Namespace) -> dict:
         if arguments.gin_bindings and not arguments.gin_file:
             raise Refusal("--gin.NAME=VALUE changes what gin files say: name a task, or give a --gin_file.")
         listing = _list(arguments)
-        from switch_tf.data import task_catalog
-
         print(task_catalog.describe_all(**listing), file=stream)
         return listing
     result = _show(arguments)
-    from switch_tf.data.examples import describe
+    from switch_tf.data.examples import describe  # not lazily: `examples` of the package is the function
 
     print(describe(result), file=stream)
     return result
@@ -58,8 +62,6 @@ def _list(arguments):
                     names.register_task(file.task)
                 except Refusal as error:  # t5 is not installed
                     left_out[file.file] = str(error)
-    from switch_tf import data
-
     tasks = [data.describe(name) | {"gin_file": task_files.file_of(name, own) or task_files.file_of(name, shipped)}
              for name in data.names()]
     return {"tasks": tasks, "to_be_given": {file.file: file.required for file in shipped if file.required},
@@ -73,8 +75,6 @@ def _show(arguments):
     if lengths is None:
         raise Refusal(f"{' and '.join(files)} set no TASK_FEATURE_LENGTHS, the tokens of inputs and targets. Give the "
                       "task's own file, such as gin/tasks/docs_corpus.gin.")
-    from switch_tf import data
-
     split = arguments.split or next(iter(data.describe(name)["splits"]), "train")
     description = data.DatasetDescription(name, lengths, 1, split, vocabulary=arguments.vocabulary)
     size = data.vocabulary_size(name, arguments.vocabulary)

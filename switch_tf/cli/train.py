@@ -5,12 +5,21 @@ import atexit
 import os
 import sys
 
+from etils import epy
+
 from switch_tf.checkpoints import early_checks
 from switch_tf.cli import gin_files, gin_run
 from switch_tf.conversion.initial_weights import converted
 from switch_tf.reporting import report
 from switch_tf.training import processes
 from switch_tf.training.stopping import INTERRUPTED, Stopping
+
+with epy.lazy_imports():  # imports TensorFlow, after the checks of the arguments
+    import tensorflow as tf
+
+    from switch_tf.cli import starting
+    from switch_tf.evaluation import examples_shown
+    from switch_tf.partitioning import partitioner
 
 EXAMPLES = r"""
 switch-tf train --gin_file=gin/runs/demo.gin
@@ -38,12 +47,6 @@ def run(arguments: argparse.Namespace) -> dict:
     num_devices = processes.devices_of_this_process(arguments.devices)
     gin_run.load(arguments, num_cpu_devices=num_devices, check=early_checks.check)
     described = gin_run.on_this_machine()
-    import tensorflow as tf
-
-    from switch_tf.cli import starting
-    from switch_tf.evaluation import examples_shown
-    from switch_tf.partitioning.partitioner import is_lost_process
-
     with converted(described.run) as weights:
         trainer, configuration = starting.make_trainer(described, weights, arguments.words)
         training = trainer.start(configuration)
@@ -56,7 +59,7 @@ def run(arguments: argparse.Namespace) -> dict:
                 predictions = examples_shown.predict(training.state.model, training.run, training.partitioner)
                 shown = examples_shown.describe(predictions)
     except tf.errors.OpError as error:
-        if training.partitioner.num_processes == 1 or not is_lost_process(error):
+        if training.partitioner.num_processes == 1 or not partitioner.is_lost_process(error):
             raise
         print(f"switch-tf train: {training.lost_process(str(error))}", file=sys.stderr, flush=True)
         os._exit(2)  # TensorFlow would wait for the lost process

@@ -6,12 +6,18 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from etils import epy
+
 from switch_tf.checkpoints import run_config
 from switch_tf.checkpoints.run_folder import CONFIGURATION
 from switch_tf.cli import gin_files, gin_run, gin_trust
 from switch_tf.configs.experiment import Experiment
 from switch_tf.installation import quiet
 from switch_tf.refusals import Refusal
+
+with epy.lazy_imports():  # imports TensorFlow, after the checks of the arguments
+    from switch_tf.hardware import devices
+    from switch_tf.inference import saved_runs
 
 _ONE_DEVICE = ["Layout.rules=()", "Layout.at_rest_rules=()", "Layout.backend='auto'"]
 
@@ -45,12 +51,10 @@ def load(arguments: argparse.Namespace, folder: pathlib.Path, num_cpu_devices: i
     arguments.gin_file = [str(folder / CONFIGURATION), *arguments.gin_file]
     gin_run.load(arguments, defaults, num_cpu_devices)
     if on_host:
-        _use_host(arguments)
+        devices.use_host(arguments.command)
     described = gin_run.on_this_machine(is_checked=False)
     if not run_config.is_in(folder):
         return described
-    from switch_tf.inference import saved_runs
-
     return saved_runs.with_stored_vocabulary(described, folder)
 
 
@@ -62,12 +66,6 @@ def _check_gin_file(arguments, folder):
         gin_trust.check(folder / CONFIGURATION, arguments.gin_search_paths)
 
 
-def _use_host(arguments):
-    from switch_tf.hardware import devices
-
-    devices.use_host(arguments.command)
-
-
 def load_on_one_device(arguments: argparse.Namespace, folder: pathlib.Path) -> Any:
     """Returns the run on one device, whatever its layout; a `SavedRun` without gin if its `config.json` allows that.
 
@@ -77,9 +75,7 @@ def load_on_one_device(arguments: argparse.Namespace, folder: pathlib.Path) -> A
     if run_config.is_in(folder) and not (arguments.gin_file or arguments.gin_bindings or arguments.trust):
         saved = run_config.read(folder)
         quiet.import_tensorflow()
-        from switch_tf.inference import saved_runs
-
-        _use_host(arguments)
+        devices.use_host(arguments.command)
         if saved_run := saved_runs.from_config(saved, folder):
             return saved_run
     _check_gin_file(arguments, folder)  # before it is read

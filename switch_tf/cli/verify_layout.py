@@ -4,9 +4,14 @@ import argparse
 import sys
 import tempfile
 
+from etils import epy
+
 from switch_tf.cli import gin_files, gin_run
 from switch_tf.partitioning import collectives
 from switch_tf.refusals import Refusal
+
+with epy.lazy_imports():  # imports TensorFlow, after the checks of the arguments
+    from switch_tf.training import verification_report
 
 EXAMPLES = r"""
 switch-tf verify-layout --gin_file=gin/models/switch_tiny.gin --gin_file=gin/tasks/docs_corpus.gin \
@@ -32,8 +37,6 @@ def run(arguments: argparse.Namespace) -> dict:
     with tempfile.TemporaryDirectory() as dumps:
         collectives.dump_partitioned_programs(dumps)
         gin_run.load(arguments, ["MODEL_DIR='unused'", "ACTIVATION_DTYPE='float64'"], arguments.devices)
-        from switch_tf.training import verification_report
-
         result, text = verification_report.verify(gin_run.on_this_machine(), arguments.steps, dumps)
     print(text, file=sys.stderr if arguments.json else sys.stdout)
     return result

@@ -3,9 +3,15 @@
 import argparse
 import sys
 
+from etils import epy
+
 from switch_tf import checks, sentencepiece_training
 from switch_tf.installation import quiet
 from switch_tf.storage import output_lock
+
+with epy.lazy_imports():  # imports TensorFlow, after the checks of the arguments
+    from switch_tf import data
+    from switch_tf.data import sentences
 
 # The rows of an embedding are a multiple of it, which fills the tiles of an accelerator and is easy to split.
 _ROWS = 128
@@ -33,12 +39,10 @@ def run(arguments: argparse.Namespace) -> dict:
     sentencepiece_training.check_output(arguments.output)
     with output_lock.held(arguments.output):
         quiet.import_tensorflow()
-        from switch_tf.data import NUM_SENTINELS, sentences
-
         fields = [int(name) if name.isdigit() else name for name in arguments.field]
         sample, num_texts = sentences.sample(arguments.input, fields)
         sentencepiece_training.train_file(sample, arguments.size, arguments.output)
-    num_ids = arguments.size + NUM_SENTINELS
+    num_ids = arguments.size + data.NUM_SENTINELS
     result = {
         "output": arguments.output, "num_texts": num_texts, "num_sentences": len(sample),
         "num_pieces": arguments.size, "num_ids": num_ids, "vocab_size": -(-num_ids // _ROWS) * _ROWS,
