@@ -1,6 +1,5 @@
 """Text of the answers of `switch-tf compile`: one in full, several as a table."""
 
-import argparse
 import sys
 
 from switch_tf.aot.attribution import SENT, WAITING
@@ -15,11 +14,6 @@ PARTS = ("core", SENT, WAITING)
 def say(text: str) -> None:
     """Prints progress on standard error."""
     print(text, file=sys.stderr, flush=True)
-
-
-def show(text: str, arguments: argparse.Namespace) -> None:
-    """Prints an answer, on standard error if standard output is for JSON."""
-    print(text, file=sys.stderr if arguments.json else sys.stdout)
 
 
 def describe(result: dict) -> str:

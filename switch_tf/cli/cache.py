@@ -5,7 +5,6 @@ import contextlib
 import functools
 import os
 import pathlib
-import sys
 
 import gin
 from etils import epy
@@ -64,7 +63,7 @@ def run(arguments: argparse.Namespace) -> dict:
         caches = cache_writing.finish_all(shards)
     root = pathlib.Path(caches[0]["folder"]).parent.parent
     print(*map(_describe, caches), f"Use it:  --gin.USE_CACHED_TASKS=True --gin.CACHE_DIR=\"'{root}'\"", sep="\n",
-          file=sys.stderr if arguments.json else sys.stdout)
+          file=arguments.stream)
     return {"cache_dir": str(root), "caches": caches}
 
 

@@ -60,7 +60,7 @@ def run(arguments: argparse.Namespace) -> dict:
 
 def _report(output, runs, arguments, is_complete=True):
     result, text = run_folders.report(output, runs, is_complete)
-    print(text, file=sys.stderr if arguments.json or not result else sys.stdout)
+    print(text, file=arguments.stream if result else sys.stderr)
     return result
 
 

@@ -88,7 +88,7 @@ def _question(topology):
 def _answer(arguments):
     answer = answers.get(functools.partial(_question, arguments.topology), gin.config_str(), arguments.topology,
                          arguments.full, arguments.save, arguments.plot, answer_text.say)
-    answer_text.show(answer_text.describe(answer.result), arguments)
+    print(answer_text.describe(answer.result), file=arguments.stream)
     is_saved = answer.write(answer_text.say)  # after printing, so that a full disk loses no answer
     return {**answer.result, "exit_status": int(not (answer.result["fits"] and is_saved))}
 
@@ -104,7 +104,7 @@ def _compare(arguments):
                       f"{arguments.compare!r}.")
     answer_text.say(f"Compiling {len(files)} layouts ...")
     results = jobs.run({name: process(_words(arguments, [file])) for name, file in files.items()}, answer_text.say)
-    answer_text.show(answer_text.table(results), arguments)
+    print(answer_text.table(results), file=arguments.stream)
     return {"layouts": results, "exit_status": int(not any(result.get("fits") for result in results.values()))}
 
 
@@ -120,7 +120,7 @@ def _search(arguments, mesh_name):
     current, results = search(question, ask, answer_text.say)
     best = next(iter(results))
     flags = map(answer_text.flag, best.bindings(mesh_name, has_experts))
-    answer_text.show(answer_text.ranking(current, results, flags), arguments)
+    print(answer_text.ranking(current, results, flags), file=arguments.stream)
     return {"candidates": [{**choice._asdict(), **result} for choice, result in results.items()],
             "exit_status": int(not results[best].get("fits"))}
 

@@ -2,7 +2,6 @@
 
 import argparse
 import pathlib
-import sys
 
 from switch_tf import checks
 from switch_tf.configs.choices import check_choice
@@ -39,5 +38,5 @@ def run(arguments: argparse.Namespace) -> dict:
     with output_lock.held(output):
         quiet.import_tensorflow()
         result, text = convert(source, output, to, arguments.expert_capacity)
-    print(text, file=sys.stderr if arguments.json else sys.stdout)
+    print(text, file=arguments.stream)
     return result

@@ -2,7 +2,6 @@
 
 import argparse
 import dataclasses
-import sys
 
 from switch_tf.installation import checks
 from switch_tf.installation.findings import PROBLEM, WARNING
@@ -20,17 +19,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> dict:
     """Runs every check and prints each finding at once; returns all, with `exit_status` 1 if any is a problem."""
-    stream = sys.stderr if arguments.json else sys.stdout
     findings = []
     for check in checks.ALL:
         for finding in check():
             findings.append(finding)
-            print(f"{finding.status:8} {finding.check:20} {finding.found}", file=stream)
+            print(f"{finding.status:8} {finding.check:20} {finding.found}", file=arguments.stream, flush=True)
             if finding.cure:
-                print(f"{'':8} {'':20} cure: {finding.cure}", file=stream)
-            stream.flush()
+                print(f"{'':8} {'':20} cure: {finding.cure}", file=arguments.stream, flush=True)
     count = {status: sum(finding.status == status for finding in findings) for status in (PROBLEM, WARNING)}
-    print(f"checks: {len(findings)}, problems: {count[PROBLEM]}, warnings: {count[WARNING]}", file=stream)
+    print(f"checks: {len(findings)}, problems: {count[PROBLEM]}, warnings: {count[WARNING]}", file=arguments.stream)
     return {
         "problems": count[PROBLEM],
         "warnings": count[WARNING],

@@ -48,7 +48,6 @@ def run(arguments: argparse.Namespace) -> dict:
     described = trained_run.load(arguments, folder, arguments.devices)
     for checkpoint in checkpoints:
         sizes.check(described.config, checkpoint)
-    stream = sys.stderr if arguments.json else sys.stdout
     steps = [int(checkpoint.name.removeprefix("step_")) for checkpoint in checkpoints]
     new = follow(folder, described.run.train_steps, steps) if arguments.follow else ()
     output = pathlib.Path(arguments.output or folder / "eval")
@@ -63,6 +62,6 @@ def run(arguments: argparse.Namespace) -> dict:
                     raise
                 print(f"{checkpoint} was removed by its run before it was read.", file=sys.stderr, flush=True)
                 continue
-            print(checkpoint_evaluator.describe(results[-1]), file=stream, flush=True)
-    print(f"Scores and predictions: {output}", file=stream)
+            print(checkpoint_evaluator.describe(results[-1]), file=arguments.stream, flush=True)
+    print(f"Scores and predictions: {output}", file=arguments.stream)
     return {"run": str(folder), "split": arguments.split, "output": str(output), "results": results}

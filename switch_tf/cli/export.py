@@ -3,7 +3,6 @@
 import argparse
 import importlib
 import pathlib
-import sys
 
 from etils import epy
 
@@ -78,7 +77,7 @@ def _check_source(arguments):
 def _export_model(arguments, output):
     importlib.import_module("switch_tf.tasks")  # declares the names that --vocabulary takes
     model = model_exporting.load(arguments.model)
-    _print(f"Writing {arguments.model} as a SavedModel.", arguments)
+    print(f"Writing {arguments.model} as a SavedModel.", file=arguments.stream, flush=True)
     model_exporting.export(model, output, arguments.vocabulary, arguments.max_length or 64,
                            sampler_arguments.sampler(arguments), arguments.inputs_length or 512,
                            {"model": pathlib.Path(arguments.model).name})
@@ -88,7 +87,7 @@ def _export_model(arguments, output):
 def _export_run(arguments, folder, checkpoint, described, output):
     text_model, identity = saved_runs.load_text_model(
         described, checkpoint, arguments.max_length, sampler_arguments.sampler(arguments), is_raw=arguments.raw)
-    _print(f"Writing step {identity['step']} of {folder} as a SavedModel.", arguments)
+    print(f"Writing step {identity['step']} of {folder} as a SavedModel.", file=arguments.stream, flush=True)
     exporting.export(text_model, output, {
         "run": folder.resolve().name, "task": described.run.mixture_or_task_name, **identity})
     return {"run": str(folder), "step": identity["step"], **_size_of(output, arguments)}
@@ -97,9 +96,5 @@ def _export_run(arguments, folder, checkpoint, described, output):
 def _size_of(output, arguments):
     """Prints the size of the folder; returns it for the JSON object."""
     size = sum(file.stat().st_size for file in pathlib.Path(output).rglob("*") if file.is_file())
-    _print(f"{output}: {size / 1e6:.1f} MB; {exporting.CARD} in it shows how to call it.", arguments)
+    print(f"{output}: {size / 1e6:.1f} MB; {exporting.CARD} in it shows how to call it.", file=arguments.stream)
     return {"output": str(output), "bytes": size}
-
-
-def _print(text, arguments):
-    print(text, file=sys.stderr if arguments.json else sys.stdout, flush=True)

@@ -2,7 +2,6 @@
 
 import argparse
 import pathlib
-import sys
 
 import gin
 
@@ -35,10 +34,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> dict:
     """Prints and returns the presets, or the sizes of one model, which is not built."""
-    stream = sys.stderr if arguments.json else sys.stdout
     if arguments.list:
         configs = {name: SwitchConfig.from_preset(name) for name in shipped_gin.preset_names()}
-        print(costs.table(configs), file=stream)
+        print(costs.table(configs), file=arguments.stream)
         return {"presets": list(configs)}
     layout = None
     if arguments.what and pathlib.Path(arguments.what).is_dir():
@@ -48,11 +46,11 @@ def run(arguments: argparse.Namespace) -> dict:
         result = _inspect_config(config, arguments)
         if layout is not None and not layout.open_axes:
             result["bytes_per_device"] = memory.bytes_per_device(config, layout)
-    print(costs.describe(result), file=stream)
+    print(costs.describe(result), file=arguments.stream)
     if layout is not None and layout.open_axes:
         example = ",".join([f"{layout.open_axes[0]}=8", *filter(None, [layout.mesh_shape])])
         print(f"Bytes per device depend on the size of mesh axis {layout.open_axes[0]!r}, for example "
-              f"--gin.MESH_SHAPE=\"'{example}'\".", file=stream)
+              f"--gin.MESH_SHAPE=\"'{example}'\".", file=arguments.stream)
     return result
 
 
@@ -90,6 +88,4 @@ def _inspect_folder(folder, arguments):
     """Inspects a run, a checkpoint, or a folder with a `config.json` of Hugging Face."""
     if not (folder / run_config.FILE).is_file() or run_config.is_in(folder):
         return costs.of_checkpoint(folder)
-
-    config = huggingface_folder.read_config(folder)
-    return _inspect_config(config, arguments)
+    return _inspect_config(huggingface_folder.read_config(folder), arguments)

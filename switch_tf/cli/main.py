@@ -141,5 +141,6 @@ def _parse(argv):
     except Refusal as refusal:
         raise Refusal(f"switch-tf {arguments.command}: {refusal}") from refusal
     arguments.words = argv
+    arguments.stream = sys.stderr if arguments.json else sys.stdout  # of texts for people
     arguments.gin_bindings = [word.removeprefix("--gin.") for word in bindings]
     return arguments

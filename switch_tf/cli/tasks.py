@@ -1,7 +1,6 @@
 """`switch-tf tasks`: lists tasks and mixtures, or shows examples of one. Nothing is downloaded."""
 
 import argparse
-import sys
 
 from etils import epy
 
@@ -32,19 +31,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> dict:
     """Prints and returns the list or the examples."""
-    stream = sys.stderr if arguments.json else sys.stdout
     if not arguments.name:
         if arguments.split or arguments.vocabulary:
             raise Refusal("--split and --vocabulary are of the task to show: name it, switch-tf tasks NAME.")
         if arguments.gin_bindings and not arguments.gin_file:
             raise Refusal("--gin.NAME=VALUE changes what gin files say: name a task, or give a --gin_file.")
         listing = _list(arguments)
-        print(task_catalog.describe_all(**listing), file=stream)
+        print(task_catalog.describe_all(**listing), file=arguments.stream)
         return listing
     result = _show(arguments)
     from switch_tf.data.examples import describe  # not lazily: `examples` of the package is the function
 
-    print(describe(result), file=stream)
+    print(describe(result), file=arguments.stream)
     return result
 
 

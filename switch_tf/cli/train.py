@@ -69,5 +69,5 @@ def run(arguments: argparse.Namespace) -> dict:
     if not training.partitioner.is_chief:
         return {"exit_status": exit_status}
     text = "\n\n".join(filter(None, [shown, report.describe_summary(summary)]))
-    print(text, file=sys.stderr if arguments.json else sys.stdout)
+    print(text, file=arguments.stream)
     return {**summary, "exit_status": exit_status}

@@ -1,7 +1,6 @@
 """`switch-tf verify-layout`: compares the step of a gin run under its layout with the same step on one device."""
 
 import argparse
-import sys
 import tempfile
 
 from etils import epy
@@ -38,5 +37,5 @@ def run(arguments: argparse.Namespace) -> dict:
         collectives.dump_partitioned_programs(dumps)
         gin_run.load(arguments, ["MODEL_DIR='unused'", "ACTIVATION_DTYPE='float64'"], arguments.devices)
         result, text = verification_report.verify(gin_run.on_this_machine(), arguments.steps, dumps)
-    print(text, file=sys.stderr if arguments.json else sys.stdout)
+    print(text, file=arguments.stream)
     return result

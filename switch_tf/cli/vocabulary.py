@@ -1,7 +1,6 @@
 """`switch-tf vocabulary`: trains a SentencePiece model on text files."""
 
 import argparse
-import sys
 
 from etils import epy
 
@@ -48,7 +47,7 @@ def run(arguments: argparse.Namespace) -> dict:
         "num_pieces": arguments.size, "num_ids": num_ids, "vocab_size": -(-num_ids // _ROWS) * _ROWS,
         "characters_per_token": sentencepiece_training.characters_per_token(arguments.output, sample),
     }
-    print(_describe(result), file=sys.stderr if arguments.json else sys.stdout)
+    print(_describe(result), file=arguments.stream)
     return result
 
 

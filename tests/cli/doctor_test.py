@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import sys
 
 import pytest
 
@@ -12,7 +13,7 @@ from switch_tf.installation import machine
 
 @pytest.mark.slow
 def test_the_environment_of_the_tests_has_no_problem(capsys):
-    report = doctor.run(argparse.Namespace(json=True))
+    report = doctor.run(argparse.Namespace(stream=sys.stderr))
     output = capsys.readouterr()
     assert report["problems"] == report["exit_status"] == 0, output.err
     assert {check["check"] for check in report["checks"]} >= {"Python", "tensorflow", "requirements", "accelerators"}
@@ -26,5 +27,5 @@ def test_a_problem_gives_exit_status_1(monkeypatch, capsys):
     installed_version = environment.installed_version
     monkeypatch.setattr(environment, "installed_version",
                         lambda name: None if name == "keras" else installed_version(name))
-    assert doctor.run(argparse.Namespace(json=False))["exit_status"] == 1
+    assert doctor.run(argparse.Namespace(stream=sys.stdout))["exit_status"] == 1
     assert "cure: " in capsys.readouterr().out
