@@ -181,7 +181,7 @@ def _explain(message, source):
 
 def _names_in(module):
     if any(name.startswith(f"{module}.") for name in part_names.PARTS):
-        return dir(gin_names.module(module))
+        return dir(gin_names.Module(module))
     return dir(sys.modules[module]) if module in sys.modules else []
 
 

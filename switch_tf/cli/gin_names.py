@@ -6,6 +6,7 @@ however it is named, and parsing imports neither TensorFlow nor Keras.
 """
 
 import importlib
+from typing import Any
 
 from gin import config as gin_config
 from gin import config_parser
@@ -18,19 +19,19 @@ def _holds_parts(module):
     return any(name.startswith(f"{module}.") for name in PARTS)
 
 
-class _Module:
+class Module:
     """A module or package as gin files see it: it has the parts of PARTS; anything else is imported when asked for."""
 
-    def __init__(self, name):
+    def __init__(self, name: str):
         self._name = name
 
-    def __getattr__(self, attribute):
+    def __getattr__(self, attribute: str) -> Any:
         name = f"{self._name}.{attribute}"
         if name in PARTS:
             module, _, attribute = PARTS[name].rpartition(".")
             return getattr(importlib.import_module(module), attribute)
         if _holds_parts(name):
-            return _Module(name)
+            return Module(name)
         if nearest(attribute, dir(self)):  # a typo, for which nothing has to be imported
             raise AttributeError(attribute)
         try:
@@ -38,16 +39,11 @@ class _Module:
         except ModuleNotFoundError:  # a module of an earlier version
             raise AttributeError(attribute) from None
 
-    def __dir__(self):
+    def __dir__(self) -> list[str]:
         return [name.rpartition(".")[2] for name in PARTS if name.rpartition(".")[0] == self._name]
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         return f"<module {self._name!r}>"
-
-
-def module(name: str) -> _Module:
-    """Returns a module that holds parts, as gin files see it."""
-    return _Module(name)
 
 
 class _ParseContext(gin_config.ParseContext):
@@ -62,7 +58,7 @@ class _ParseContext(gin_config.ParseContext):
         if not _holds_parts(statement.module):  # such as `import switch_tf.tasks`
             importlib.import_module(statement.module)
         if self._dynamic_registration:
-            self._symbol_table[name] = _Module(module)
+            self._symbol_table[name] = Module(module)
             self._symbol_source[name] = statement
         self._imports.append(statement)
 

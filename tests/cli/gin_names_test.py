@@ -57,7 +57,7 @@ def test_earlier_names_bind_the_same_parameters(tmp_path, is_first):
 def test_every_name_leads_to_a_part_that_exists():
     for name in part_names.PARTS:
         module, _, part = name.rpartition(".")
-        assert callable(getattr(gin_names.module(module), part)), name
+        assert callable(getattr(gin_names.Module(module), part)), name
 
 
 def test_a_whole_run_is_parsed_by_plain_gin_without_tensorflow():
