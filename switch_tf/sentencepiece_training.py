@@ -156,6 +156,15 @@ def characters_per_token(model: str, sentences: Sequence[str]) -> float:
     return sum(map(len, some)) / sum(len(pieces.encode(sentence)) for sentence in some)
 
 
+def describe(result: dict) -> str:
+    """Returns the text of the result of `switch-tf vocabulary`."""
+    return "\n".join((
+        f"{result['num_texts']:,} texts, {result['num_sentences']:,} sentences; {result['num_pieces']:,} pieces, "
+        f"{result['characters_per_token']:.2f} characters a token; with sentinels {result['num_ids']:,} ids.",
+        f"Written: {result['output']}",
+        f"Use it:  --gin.VOCABULARY=\"'{result['output']}'\" --gin.SwitchConfig.vocab_size={result['vocab_size']}"))
+
+
 def sentences_of(text: str) -> Iterator[str]:
     """Yields the lines of a text. Lines that are too long for SentencePiece are cut, between words if possible."""
     for line in text.splitlines():

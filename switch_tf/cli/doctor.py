@@ -28,9 +28,5 @@ def run(arguments: argparse.Namespace) -> dict:
                 print(f"{'':8} {'':20} cure: {finding.cure}", file=arguments.stream, flush=True)
     count = {status: sum(finding.status == status for finding in findings) for status in (PROBLEM, WARNING)}
     print(f"checks: {len(findings)}, problems: {count[PROBLEM]}, warnings: {count[WARNING]}", file=arguments.stream)
-    return {
-        "problems": count[PROBLEM],
-        "warnings": count[WARNING],
-        "checks": [dataclasses.asdict(finding) for finding in findings],
-        "exit_status": int(count[PROBLEM] > 0),
-    }
+    return {"problems": count[PROBLEM], "warnings": count[WARNING],
+            "checks": [dataclasses.asdict(finding) for finding in findings], "exit_status": int(count[PROBLEM] > 0)}

@@ -6,6 +6,7 @@ import contextlib
 import importlib.util
 import logging
 import os
+import pathlib
 import pkgutil
 import re
 import sys
@@ -112,11 +113,6 @@ def _check_file(file):
         raise Refusal(f"There is no gin file {file!r} here or among the shipped ones.{nearest(file, shipped)}")
 
 
-def _starts_with_mark(path):
-    with open(path, "rb") as file:
-        return file.read(3) == codecs.BOM_UTF8
-
-
 def _texts(parsed):
     """Returns the texts of a parsed file and of the files that it includes."""
     with open(path_of(parsed.filename)) as file:
@@ -144,7 +140,8 @@ def _refusing(source):
 
 def _explain_syntax(error, source):
     # gin names the file where the fault is, which may be one that `source` includes; a binding has no file.
-    if error.filename and os.path.isfile(error.filename) and _starts_with_mark(error.filename):
+    file = pathlib.Path(error.filename or "")
+    if file.is_file() and file.read_bytes().startswith(codecs.BOM_UTF8):
         return f"{error.filename} starts with a byte order mark; save it as UTF-8 without one."
     place = f"{error.filename}, line {error.lineno}," if error.filename else source
     message = first_line(error.msg).partition("malformed node")[0].rstrip(".") or "this is no value"

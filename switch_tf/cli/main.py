@@ -32,7 +32,6 @@ COMMANDS = {
     "doctor": "is this machine set up right: versions, double wheels, accelerators, writable folders",
 }
 
-
 # Stands below the traceback of an exception that is no Refusal.
 _REPORT = "This is a bug of switch_tf and not your mistake: please report it with this traceback and the command."
 

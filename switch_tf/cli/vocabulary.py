@@ -47,13 +47,5 @@ def run(arguments: argparse.Namespace) -> dict:
         "num_pieces": arguments.size, "num_ids": num_ids, "vocab_size": -(-num_ids // _ROWS) * _ROWS,
         "characters_per_token": sentencepiece_training.characters_per_token(arguments.output, sample),
     }
-    print(_describe(result), file=arguments.stream)
+    print(sentencepiece_training.describe(result), file=arguments.stream)
     return result
-
-
-def _describe(result):
-    return "\n".join((
-        f"{result['num_texts']:,} texts, {result['num_sentences']:,} sentences; {result['num_pieces']:,} pieces, "
-        f"{result['characters_per_token']:.2f} characters a token; with sentinels {result['num_ids']:,} ids.",
-        f"Written: {result['output']}",
-        f"Use it:  --gin.VOCABULARY=\"'{result['output']}'\" --gin.SwitchConfig.vocab_size={result['vocab_size']}"))
