@@ -17,7 +17,7 @@ from switch_tf.storage import output_lock
 
 with epy.lazy_imports():  # imports TensorFlow, after the checks of the arguments
     from switch_tf import data
-    from switch_tf.data import cache_pipeline, cache_writing
+    from switch_tf.data import cache_manifest, cache_pipeline, cache_writing
 
 EXAMPLES = r"""
 switch-tf cache docs_corpus_span_corruption
@@ -62,8 +62,8 @@ def run(arguments: argparse.Namespace) -> dict:
                                arguments.beam_flags, arguments.num_processes)
         caches = cache_writing.finish_all(shards)
     root = pathlib.Path(caches[0]["folder"]).parent.parent
-    print(*map(_describe, caches), f"Use it:  --gin.USE_CACHED_TASKS=True --gin.CACHE_DIR=\"'{root}'\"", sep="\n",
-          file=arguments.stream)
+    print(*map(cache_manifest.line_of, caches),
+          f"Use it:  --gin.USE_CACHED_TASKS=True --gin.CACHE_DIR=\"'{root}'\"", sep="\n", file=arguments.stream)
     return {"cache_dir": str(root), "caches": caches}
 
 
@@ -96,14 +96,6 @@ def _plan(arguments, name, vocabulary, output, locks):
         raise Refusal(f"The data of {name!r} are not on this machine, so its splits are not known; docs/data.md "
                       "and docs/tasks.md say how to prepare them.")
 
-    def lock(folder):
-        locks.enter_context(output_lock.held(folder))
-
     return [shard for split in splits for shard in data.plan_cache(
-        name, split, vocabulary, output, arguments.num_shards, arguments.overwrite, lock)]
-
-
-def _describe(cache):
-    tokens = ", ".join(f"{count:,} tokens of {feature}" for feature, count in cache["tokens"].items() if count)
-    return (f"{cache['task']}, split {cache['split']}: {cache['examples']:,} examples, {tokens}, "
-            f"{cache['bytes'] / 2**20:.1f} MB in {cache['num_shards']} shards: {cache['folder']}")
+        name, split, vocabulary, output, arguments.num_shards, arguments.overwrite,
+        lambda folder: locks.enter_context(output_lock.held(folder)))]

@@ -53,9 +53,7 @@ def load(arguments: argparse.Namespace, folder: pathlib.Path, num_cpu_devices: i
     if on_host:
         devices.use_host(arguments.command)
     described = gin_run.on_this_machine(is_checked=False)
-    if not run_config.is_in(folder):
-        return described
-    return saved_runs.with_stored_vocabulary(described, folder)
+    return saved_runs.with_stored_vocabulary(described, folder) if run_config.is_in(folder) else described
 
 
 def _check_gin_file(arguments, folder):

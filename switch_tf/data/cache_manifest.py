@@ -123,6 +123,13 @@ def checksum(file: pathlib.Path) -> str:
         return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
+def line_of(cache: dict) -> str:
+    """Returns the line about one cache that `switch-tf cache` prints, see `cache_writing.finish_all`."""
+    tokens = ", ".join(f"{count:,} tokens of {feature}" for feature, count in cache["tokens"].items() if count)
+    return (f"{cache['task']}, split {cache['split']}: {cache['examples']:,} examples, {tokens}, "
+            f"{cache['bytes'] / 2**20:.1f} MB in {cache['num_shards']} shards: {cache['folder']}")
+
+
 def _request_to_compare(task, split, saved):
     is_here = not describe(task.name)["missing"]
     return request(task, split, None if is_here else saved["source"])
