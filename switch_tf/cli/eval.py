@@ -8,12 +8,12 @@ import sys
 
 from etils import epy
 
+from switch_tf import checks
 from switch_tf.checkpoints import sizes
 from switch_tf.checkpoints.folders import BrokenCheckpoint
 from switch_tf.checkpoints.following import follow
 from switch_tf.checkpoints.selection import select
 from switch_tf.cli import trained_run
-from switch_tf.refusals import Refusal
 
 with epy.lazy_imports():  # imports TensorFlow, after the checks of the arguments
     from switch_tf.evaluation import checkpoint_evaluator
@@ -41,8 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> dict:
     """Evaluates the checkpoints, prints a table for each and writes scores and predictions; returns the scores."""
     folder = trained_run.folder_of(arguments)
-    if arguments.examples is not None and arguments.examples < 1:
-        raise Refusal(f"--examples must be at least 1, not {arguments.examples}.")
+    checks.optional("--examples", arguments.examples, checks.integer, 1)
     waits_for_first = arguments.follow and arguments.step == "last"
     checkpoints = [] if waits_for_first else select(folder, arguments.step, hint=", or add --follow")
     described = trained_run.load(arguments, folder, arguments.devices)

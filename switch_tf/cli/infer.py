@@ -7,6 +7,7 @@ import sys
 
 from etils import epy
 
+from switch_tf import checks
 from switch_tf.checkpoints.selection import select_one
 from switch_tf.cli import sampler_arguments, trained_run
 from switch_tf.refusals import Refusal
@@ -66,8 +67,7 @@ def _check(arguments):
                       f"{arguments.output!r}.")
     if arguments.input not in (None, "-") and pathlib.Path(arguments.input).resolve() == output.resolve():
         raise Refusal("--output must be another file than --input.")
-    if arguments.batch_size < 1:
-        raise Refusal(f"--batch_size must be at least 1, not {arguments.batch_size}.")
+    checks.integer("--batch_size", arguments.batch_size, at_least=1)
     sampler_arguments.check(arguments)
     if arguments.target_field and not arguments.score:
         raise Refusal("--target_field goes with --score; without it targets are not read.")

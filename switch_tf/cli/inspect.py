@@ -5,6 +5,7 @@ import pathlib
 
 import gin
 
+from switch_tf import checks
 from switch_tf.checkpoints import run_config
 from switch_tf.cli import gin_files, gin_run
 from switch_tf.configs import shipped_gin
@@ -78,9 +79,8 @@ def _config_and_layout(arguments):
 
 
 def _inspect_config(config, arguments):
-    if arguments.inputs_length < 1 or arguments.targets_length < 0:
-        raise Refusal(f"--inputs_length must be at least 1 and --targets_length at least 0, not "
-                      f"{arguments.inputs_length} and {arguments.targets_length}.")
+    checks.integer("--inputs_length", arguments.inputs_length, at_least=1)
+    checks.integer("--targets_length", arguments.targets_length, at_least=0)
     return costs.as_json(config, arguments.inputs_length, arguments.targets_length)
 
 

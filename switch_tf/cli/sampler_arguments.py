@@ -4,6 +4,7 @@ import argparse
 
 from etils import epy
 
+from switch_tf import checks
 from switch_tf.refusals import Refusal
 
 with epy.lazy_imports():  # imports TensorFlow, after the checks of the arguments
@@ -35,8 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def check(arguments: argparse.Namespace) -> None:
     """Refuses settings of samplers that are not chosen."""
-    if arguments.max_length is not None and arguments.max_length < 1:
-        raise Refusal(f"--max_length must be at least 1, not {arguments.max_length}.")
+    checks.optional("--max_length", arguments.max_length, checks.integer, 1)
     for sampler, options in _SAMPLERS.items():
         for name, *_ in options:
             if getattr(arguments, name) is not None and sampler != arguments.sampler:

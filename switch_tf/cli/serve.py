@@ -6,6 +6,7 @@ import time
 
 from etils import epy
 
+from switch_tf import checks
 from switch_tf.checkpoints.selection import select_one
 from switch_tf.cli import sampler_arguments, trained_run
 from switch_tf.installation import quiet
@@ -43,8 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> dict:
     """Serves until a signal comes; returns the address."""
     for name in ("batch_size", "max_waiting", "max_request_bytes"):
-        if getattr(arguments, name) < 1:
-            raise Refusal(f"--{name} must be at least 1, not {getattr(arguments, name)}.")
+        checks.integer(f"--{name}", getattr(arguments, name), at_least=1)
     sampler_arguments.check(arguments)
     try:
         import starlette  # noqa: F401  the extra `serve`, which no other command needs

@@ -5,9 +5,9 @@ import tempfile
 
 from etils import epy
 
+from switch_tf import checks
 from switch_tf.cli import gin_files, gin_run
 from switch_tf.partitioning import collectives
-from switch_tf.refusals import Refusal
 
 with epy.lazy_imports():  # imports TensorFlow, after the checks of the arguments
     from switch_tf.training import verification_report
@@ -31,8 +31,8 @@ def run(arguments: argparse.Namespace) -> dict:
 
     Computes in float64 unless ACTIVATION_DTYPE is set. MODEL_DIR is not needed.
     """
-    if arguments.steps < 1 or arguments.devices < 1:
-        raise Refusal(f"--steps and --devices must be at least 1, not {arguments.steps} and {arguments.devices}.")
+    checks.integer("--steps", arguments.steps, at_least=1)
+    checks.integer("--devices", arguments.devices, at_least=1)
     with tempfile.TemporaryDirectory() as dumps:
         collectives.dump_partitioned_programs(dumps)
         gin_run.load(arguments, ["MODEL_DIR='unused'", "ACTIVATION_DTYPE='float64'"], arguments.devices)

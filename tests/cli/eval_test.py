@@ -56,7 +56,7 @@ def run_folder(tmp_path):
     (["--run=run", "--step=15"], "--step must be best, last, all or a step with a checkpoint (10, 20), not '15'."),
     (["--run=run", "--step=-1"], "not '-1'"),
     (["--run=run", "--step=best"], "keeps no best checkpoint; give --step=last"),
-    (["--run=run", "--examples=0"], "--examples must be at least 1, not 0."),
+    (["--run=run", "--examples=0"], "--examples must be an integer of at least 1, not 0."),
     (["--run=run"], "describe no run"),
 ])
 def test_mistakes_are_one_sentence(run_folder, monkeypatch, capsys, arguments, message):

@@ -45,7 +45,7 @@ def test_what_is_exported_answers_elsewhere_as_infer_does(run_folder, tmp_path, 
     (["--output=."], "must be new or an empty folder"), (["--output="], "--output must be a path, not ''"),
     (["--output=new", "--step=all"], "one checkpoint answers"), (["--output=new", "--run=nowhere"], "must name a run"),
     (["--output=new", "--sampler=beam", "--num_results=2"], "gives the best result; leave out --num_results"),
-    (["--output=new", "--max_length=0"], "--max_length must be at least 1"),
+    (["--output=new", "--max_length=0"], "--max_length must be an integer of at least 1"),
     (["--output=new", "--sampler=sample", "--top_k=0"], "top_k must be an integer of at least 1, not 0")])
 def test_mistakes_are_told_and_nothing_is_written(run_folder, tmp_path, monkeypatch, capsys, arguments, message):
     monkeypatch.chdir(tmp_path)

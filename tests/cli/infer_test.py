@@ -130,7 +130,7 @@ def test_what_is_typed_is_answered_line_by_line(run_folder, monkeypatch, capsys)
     (["--input=-", "--output=nowhere/out.jsonl"], "--output must be a file in a folder that is there, or -"),
     (["--input=-", "--output=."], "--output must be a file in a folder that is there"),
     (["--input=-", "--top_k=4"], "--top_k goes with --sampler sample, not greedy"),
-    (["--input=-", "--batch_size=0"], "--batch_size must be at least 1, not 0"),
+    (["--input=-", "--batch_size=0"], "--batch_size must be an integer of at least 1, not 0"),
     (["--input=-", "--score", "--sampler=beam"], "--score decodes nothing"),
     (["--input=-", "--sampler=sample", "--top_p=2"], "top_p must be a number in (0, 1], not 2.0"),
     (["--input=-", "--run=nowhere"], "--run must name a run folder"),

@@ -70,7 +70,7 @@ def test_a_checkpoint_is_inspected_from_its_description(capsys, tmp_path):
 @pytest.mark.parametrize(("arguments", "message"), [
     ([], "Name what to inspect"),
     (["switch_tiny", "--gin.SwitchConfig.num_heads=0"], "num_heads must be an integer of at least 1, not 0"),
-    (["switch_tiny", "--inputs_length=0"], "--inputs_length must be at least 1"),
+    (["switch_tiny", "--inputs_length=0"], "--inputs_length must be an integer of at least 1"),
     (["."], "holds no checkpoint"),
     (["no/such/"], "There is no folder 'no/such/' here."),
 ])

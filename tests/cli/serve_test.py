@@ -20,7 +20,8 @@ PATH = "/v1/models/{}:predict"
 
 
 @pytest.mark.parametrize("words, error", [
-    (["--port=70000"], r"--port must be in 0 to 65535, not 70000"), (["--batch_size=0"], "--batch_size must be at"),
+    (["--port=70000"], r"--port must be in 0 to 65535, not 70000"),
+    (["--batch_size=0"], "--batch_size must be an integer of at least 1, not 0"),
     (["--host=nowhere.invalid"], r"--host nowhere.invalid --port 8501 cannot be listened at"),
     (["--max_waiting=0"], "--max_waiting"), (["--max_request_bytes=-1"], "--max_request_bytes"),
     (["--temperature=2"], "--temperature goes with --sampler sample"), (["--step=9"], "a step with a checkpoint .7.")])

@@ -73,7 +73,7 @@ def test_mirrored_replicas_are_verified_too(tmp_path):
     (["--gin_file=gin/layouts/expert.gin", "--gin.NUM_EXPERTS=12"], "num_experts ('expert', 12) over the 8 devices"),
     (["--gin_file=gin/layouts/data.gin", "--gin.MESH_SHAPE='data=3'"],
      "MESH_SHAPE 'data=3' is for 3 devices, but there are 8 (CPU); make the product of its sizes 8, or have 3 virtual"),
-    (["--steps=0"], "--steps and --devices must be at least 1, not 0 and 8."),
+    (["--steps=0"], "--steps must be an integer of at least 1, not 0."),
     (["--gin_file=gin/layouts/expert.gin", "--gin.SwitchConfig.dispatch='index'"],
      "dispatch='index' moves rows by their place in one device's memory"),
     (["--gin_file=gin/layouts/expert.gin", "--gin.Layout.backend='mirrored'"],
