@@ -9,6 +9,7 @@ from etils import epy
 from switch_tf import checks
 from switch_tf.checkpoints.selection import select_one
 from switch_tf.cli import sampler_arguments, trained_run
+from switch_tf.installation import quiet
 from switch_tf.refusals import Refusal
 from switch_tf.storage import output_lock
 
@@ -75,6 +76,7 @@ def _check_source(arguments):
 
 
 def _export_model(arguments, output):
+    quiet.import_tensorflow()
     importlib.import_module("switch_tf.tasks")  # declares the names that --vocabulary takes
     model = model_exporting.load(arguments.model)
     print(f"Writing {arguments.model} as a SavedModel.", file=arguments.stream, flush=True)
