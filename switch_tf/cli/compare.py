@@ -17,7 +17,7 @@ from switch_tf.refusals import Refusal
 from switch_tf.storage import output_lock
 from switch_tf.training.stopping import INTERRUPTED
 
-with epy.lazy_imports():  # imports TensorFlow, after the checks of the arguments
+with epy.lazy_imports():  # which import TensorFlow, so arguments are checked first
     from switch_tf.cli import starting
     from switch_tf.comparison import driver
 

@@ -17,7 +17,7 @@ from switch_tf.installation.packages import check_tpu_compiler
 from switch_tf.partitioning.layout import Layout
 from switch_tf.refusals import Refusal
 
-with epy.lazy_imports():  # imports TensorFlow, after the checks of the arguments
+with epy.lazy_imports():  # which import TensorFlow, so arguments are checked first
     from switch_tf.aot import answers, compiler, estimate
 
 EXAMPLES = r"""

@@ -15,7 +15,7 @@ from switch_tf.checkpoints.following import follow
 from switch_tf.checkpoints.selection import select
 from switch_tf.cli import trained_run
 
-with epy.lazy_imports():  # imports TensorFlow, after the checks of the arguments
+with epy.lazy_imports():  # which import TensorFlow, so arguments are checked first
     from switch_tf.evaluation import checkpoint_evaluator
 
 EXAMPLES = r"""

@@ -13,7 +13,7 @@ from switch_tf.installation import quiet
 from switch_tf.refusals import Refusal
 from switch_tf.storage import output_lock
 
-with epy.lazy_imports():  # imports TensorFlow, after the checks of the arguments
+with epy.lazy_imports():  # which import TensorFlow, so arguments are checked first
     from switch_tf.inference import exporting, model_exporting, saved_runs
 
 EXAMPLES = r"""

@@ -24,7 +24,7 @@ from switch_tf.partitioning.layout import Layout
 from switch_tf.refusals import Refusal, first_line
 from switch_tf.training import processes
 
-with epy.lazy_imports():  # imports TensorFlow, after `load` has looked at single values
+with epy.lazy_imports():  # which import TensorFlow, so `look` comes first
     from switch_tf.evaluation import objectives
     from switch_tf.training import division, trainer
 

@@ -13,7 +13,7 @@ from switch_tf.cli import sampler_arguments, trained_run
 from switch_tf.refusals import Refusal
 from switch_tf.storage import output_lock
 
-with epy.lazy_imports():  # imports TensorFlow, after the checks of the arguments
+with epy.lazy_imports():  # which import TensorFlow, so arguments are checked first
     from switch_tf.inference import answering, input_fields, lines, saved_runs
 
 EXAMPLES = r"""

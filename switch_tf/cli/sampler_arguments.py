@@ -7,7 +7,7 @@ from etils import epy
 from switch_tf import checks
 from switch_tf.refusals import Refusal
 
-with epy.lazy_imports():  # imports TensorFlow, after the checks of the arguments
+with epy.lazy_imports():  # which import TensorFlow, so arguments are checked first
     from switch_tf import decoding
 
 # Sampler -> (name, type, help) of its settings.

@@ -12,7 +12,7 @@ from switch_tf.cli import sampler_arguments, trained_run
 from switch_tf.installation import quiet
 from switch_tf.refusals import Refusal
 
-with epy.lazy_imports():  # imports TensorFlow, after the checks of the arguments
+with epy.lazy_imports():  # which import TensorFlow, so arguments are checked first
     from switch_tf.inference import hosts, listening, saved_runs, server
 
 EXAMPLES = r"""

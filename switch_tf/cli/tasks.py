@@ -9,7 +9,7 @@ from switch_tf.configs import names
 from switch_tf.installation import quiet
 from switch_tf.refusals import Refusal
 
-with epy.lazy_imports():  # imports TensorFlow, after the checks of the arguments
+with epy.lazy_imports():  # which import TensorFlow, so arguments are checked first
     from switch_tf import data
     from switch_tf.data import task_catalog
 

@@ -14,7 +14,7 @@ from switch_tf.reporting import report
 from switch_tf.training import processes
 from switch_tf.training.stopping import INTERRUPTED, Stopping
 
-with epy.lazy_imports():  # imports TensorFlow, after the checks of the arguments
+with epy.lazy_imports():  # which import TensorFlow, so arguments are checked first
     import tensorflow as tf
 
     from switch_tf.cli import starting

@@ -15,7 +15,7 @@ from switch_tf.configs.experiment import Experiment
 from switch_tf.installation import quiet
 from switch_tf.refusals import Refusal
 
-with epy.lazy_imports():  # imports TensorFlow, after the checks of the arguments
+with epy.lazy_imports():  # which import TensorFlow, so arguments are checked first
     from switch_tf.hardware import devices
     from switch_tf.inference import saved_runs
 

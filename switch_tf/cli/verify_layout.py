@@ -9,7 +9,7 @@ from switch_tf import checks
 from switch_tf.cli import gin_files, gin_run
 from switch_tf.partitioning import collectives
 
-with epy.lazy_imports():  # imports TensorFlow, after the checks of the arguments
+with epy.lazy_imports():  # which import TensorFlow, so arguments are checked first
     from switch_tf.training import verification_report
 
 EXAMPLES = r"""

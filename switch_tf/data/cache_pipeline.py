@@ -80,8 +80,7 @@ def _import_beam():
     logging.getLogger("apache_beam").setLevel(logging.ERROR)
     try:
         with quiet.held_back():
-            import apache_beam
-            import apache_beam.options.pipeline_options
+            import apache_beam.options.pipeline_options  # here, because the extra may be missing and prints a lot
     except ImportError as error:
         raise Refusal(f"`switch-tf cache` runs on Apache Beam, which cannot be imported ({error}): pip install "
                       "'switch-tf[beam]', or apache-beam as requirements-dev.txt pins it.") from error

@@ -10,7 +10,7 @@ import keras
 def import_seqio() -> Any:
     """Returns seqio, imported so that its metrics take no accelerator."""
     keep_jax_on_cpu()
-    import seqio
+    import seqio  # after the line above, whoever comes first
 
     return seqio
 

@@ -30,7 +30,7 @@ def draw(records: list[dict]) -> dict[str, bytes]:
 
 def pyplot() -> types.ModuleType:
     """Returns matplotlib.pyplot for a machine without a display, imported when a figure is drawn: it takes a second."""
-    import matplotlib
+    import matplotlib  # here, because the back end is chosen before pyplot is imported
     matplotlib.use("Agg")
     from matplotlib import pyplot
     return pyplot
