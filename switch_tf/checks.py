@@ -4,6 +4,7 @@ Integers, floats and booleans of numpy are converted to Python's, so that a conf
 False, NaN and infinities are not numbers. Of a tensor, only what is known while tracing is checked.
 """
 
+import contextlib
 import errno
 import math
 import numbers
@@ -11,10 +12,10 @@ import os
 import pathlib
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from switch_tf.refusals import Refusal
+from switch_tf.refusals import Refusal, first_line
 from switch_tf.storage.whole_file import reading
 
 # Words of the sentence that refuses a number -> the rule.
@@ -143,6 +144,15 @@ def fields(record: Any, names: Iterable[str], check: Callable[..., Any], *rule: 
     """Replaces fields of a frozen dataclass by `check(name, value, *rule)`."""
     for name in names:
         object.__setattr__(record, name, check(name, getattr(record, name), *rule))
+
+
+@contextlib.contextmanager
+def arguments_of_keras() -> Iterator[None]:
+    """Refuses what Keras finds wrong with arguments that a caller passes on. Holds only the call of its constructor."""
+    try:
+        yield
+    except (ValueError, TypeError) as error:
+        raise Refusal(first_line(error)) from error
 
 
 def tensor(name: str, value: Any, kind: str, shape: Sequence[int | None], may_broadcast: bool = False) -> None:

@@ -57,7 +57,8 @@ class SwitchTransformer(Observed, FeaturesModel):
 
     def __init__(self, config: SwitchConfig | dict[str, Any], dtype: Any = None, name: str = "switch_transformer",
                  **kwargs: Any):
-        super().__init__(dtype=dtype, name=name, **kwargs)
+        with checks.arguments_of_keras():
+            super().__init__(dtype=dtype, name=name, **kwargs)
         self.config = _as_config(config)
         config, policy = self.config, self.dtype_policy
         self.token_embedder = TokenEmbedding(config.vocab_size, config.d_model, dtype=policy, name="token_embedder")

@@ -33,7 +33,8 @@ class Adafactor(keras.optimizers.Optimizer):
                  scales_by_parameter: bool = True, minimum_scale: float = 1e-3, name: str = "adafactor", **kwargs: Any):
         if not callable(learning_rate):
             learning_rate = float(checks.number("learning_rate", learning_rate, "0 or above"))
-        super().__init__(learning_rate=learning_rate, name=name, **kwargs)
+        with checks.arguments_of_keras():
+            super().__init__(learning_rate=learning_rate, name=name, **kwargs)
         self.decay_exponent = checks.number("decay_exponent", decay_exponent, "0 or above")
         self.epsilon = checks.number("epsilon", epsilon, "above 0")
         self.clip_threshold = checks.number("clip_threshold", clip_threshold, "above 0")

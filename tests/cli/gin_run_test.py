@@ -5,14 +5,16 @@ import subprocess
 import sys
 
 import gin
+import keras
 import pytest
 
-from switch_tf.cli import gin_files, gin_run
+from switch_tf.cli import gin_files, gin_run, starting
 from switch_tf.configs import factories
 from switch_tf.configs.run import Run
 from switch_tf.evaluation.objectives import Objective
 from switch_tf.partitioning.partitioner import Partitioner
 from switch_tf.refusals import Refusal
+from switch_tf.training import trainer
 
 RUN = ["gin/models/switch_tiny.gin", "gin/tasks/c4.gin", "gin/runs/pretrain.gin"]
 EARLY = {
@@ -96,6 +98,72 @@ def test_a_name_that_keras_lacks_is_refused_with_the_nearest(tmp_path):
 def test_a_parameter_that_leads_back_to_itself_is_refused():
     with pytest.raises(Refusal, match="lead back to themselves"):
         gin_run.look(RUN, ["MODEL_DIR='run'", "SwitchConfig.d_ff=@SwitchConfig()"])
+
+
+def _make_trainer(*bindings):
+    gin_run.look(["gin/models/switch_tiny.gin", "gin/tasks/docs_corpus.gin", "gin/runs/pretrain.gin"],
+                 ["MODEL_DIR='run'", *bindings])
+    return starting.make_trainer(gin_run.on_this_machine(), "", [])
+
+
+@pytest.mark.parametrize("planted", [ValueError, TypeError, RuntimeError, RecursionError])
+def test_a_bug_of_a_constructor_is_no_mistake_of_the_user(planted, monkeypatch):
+    def fail(self):
+        raise planted("planted")
+
+    monkeypatch.setattr(trainer.Trainer, "_check", fail)
+    with pytest.raises(planted, match="planted") as caught:
+        _make_trainer()
+    assert not isinstance(caught.value, Refusal)
+    assert "fail" in [entry.name for entry in caught.traceback]
+
+
+def test_a_bug_of_a_constructor_in_a_call_of_keras_is_no_mistake_either(monkeypatch):
+    monkeypatch.setattr(trainer.Trainer, "_check", lambda self: keras.ops.reshape([1, 2], (3,)))
+    with pytest.raises(Exception, match="reshape") as caught:
+        _make_trainer()
+    assert not isinstance(caught.value, Refusal)
+
+
+def test_a_refusal_of_a_constructor_passes(monkeypatch):
+    monkeypatch.setattr(trainer.Trainer, "_check", lambda self: gin_run.look([]))
+    with pytest.raises(Refusal, match="^A run is described by gin files.*--gin_file.$"):
+        _make_trainer()
+
+
+@pytest.mark.parametrize("binding, message", [
+    ("Adafactor.gradient_accumulation_steps=-1", "`gradient_accumulation_steps` must be an integer >= 2"),
+    ("SwitchTransformer.dtype='float99'", "Cannot convert 'float99' to a mixed precision DTypePolicy"),
+])
+def test_a_value_that_only_keras_finds_wrong_is_refused(binding, message):
+    with pytest.raises(Refusal, match=message):
+        _make_trainer(binding)
+
+
+def test_a_required_parameter_without_a_value_is_refused():
+    def halve(number=gin.REQUIRED):
+        return number / 2
+
+    with pytest.raises(Refusal, match="^Required bindings for `halve` not provided in config: ..number..$"):
+        gin_run.or_mistake(gin.external_configurable(halve))
+
+
+def test_a_value_for_an_optimizer_of_keras_is_refused(tmp_path):
+    (tmp_path / "mine.gin").write_text(f"{DYNAMIC}import keras\nfrom switch_tf.configs import factories\n"
+                                       "keras.optimizers.AdamW.ema_momentum = 3\n"
+                                       "keras.optimizers.AdamW.use_ema = True\n"
+                                       "factories.Trainer.optimizer = @keras.optimizers.AdamW()\n")
+    described = gin_run.look([*RUN, str(tmp_path / "mine.gin")], ["MODEL_DIR='run'"])
+    with pytest.raises(Refusal, match="`ema_momentum` must be in the range"):
+        described.make_optimizer()
+
+
+def test_a_wrong_parameter_in_a_file_of_the_users_is_one_sentence(tmp_path):
+    (tmp_path / "mine.gin").write_text(f"{DYNAMIC}from switch_tf.configs import run\nrun.Run.train_step = 3\n")
+    with pytest.raises(Refusal) as refused:
+        gin_run.look([*RUN, str(tmp_path / "mine.gin")], ["MODEL_DIR='run'"])
+    assert str(refused.value) == (f"{tmp_path}/mine.gin: Run doesn't have a parameter named 'train_step'. "
+                                  "Did you mean 'train_steps'?")
 
 
 def test_an_experiment_is_described_before_anything_is_made():
