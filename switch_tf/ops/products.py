@@ -44,7 +44,7 @@ def product(equation: str, x: Tensor, variable: keras.Variable, dtype: str | Non
     if forms.is_fused():
         return _of_few_rows(left, right, result, x, variable, dtype)
     # Both operands are widened, which is exact. TensorFlow multiplies bfloat16 to float32 only in XLA, and Keras has no
-    # such product on JAX. A TPU's compiler removes the casts (docs/decisions.md).
+    # such product on JAX. A TPU's compiler removes the casts (docs/notebook/numerics.md).
     if not axes.is_partitioned():
         x, weight = ops.cast(x, dtype), ops.cast(axes.use(variable, x.dtype), dtype)
         if _is_matmul(left, right, result):

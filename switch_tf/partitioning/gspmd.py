@@ -54,7 +54,7 @@ def _scattered_last(layout, shape, used, at_rest):
     """Returns an order of a gradient's dimensions that puts the scattered one last; None if the order can stay.
 
     TPUs scatter only the last dimension of a gradient with one expert a device, [1, d_ff, d_model]. Along d_ff they
-    would sum the whole gradient on every device, and keep a piece of it (docs/decisions.md).
+    would sum the whole gradient on every device, and keep a piece of it (docs/notebook/tpu.md).
     """
     piece = layout.piece(shape, used)
     first = next((place for place, size in enumerate(piece) if size > 1), None)
