@@ -52,11 +52,19 @@ class Layout:
                               f"as (('batch', 'data'),), not {shown(getattr(self, name))}.")
         for rule in (*self.rules, *self.at_rest_rules):
             _check_rule(rule)
+        self._check_mesh_axes()
         open_axes = self.open_axes
         if len(open_axes) > 1:
             raise Refusal(f"MESH_SHAPE {self.mesh_shape!r} leaves out the mesh axes {' and '.join(open_axes)} of "
                           "the layout's rules, and only one may take the devices that remain; add "
                           f"\"{open_axes[-1]}=1\" or more.")
+
+    def _check_mesh_axes(self):
+        """Refuses devices along a mesh axis that no rule names, because they would all do the same work."""
+        named = [axis for _, axes in (*self.rules, *self.at_rest_rules) for axis in _as_tuple(axes)]
+        for axis, size in self.mesh.items():
+            if named and size > 1:
+                check_choice("A mesh axis of MESH_SHAPE with several devices", axis, sorted(set(named)))
 
     @property
     def mesh(self) -> dict[str, int]:

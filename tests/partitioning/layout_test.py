@@ -11,8 +11,10 @@ from switch_tf.cli import gin_files
 from switch_tf.configs import shipped_gin
 from switch_tf.configs.accounting import Weight
 from switch_tf.partitioning import Layout
+from switch_tf.refusals import Refusal
 
 DATA = (("batch", "data"), ("group", "data"))
+DATA_MODEL = (*DATA, ("mlp", "model"))
 EXPERT = (*DATA, ("expert", "data"))
 MODEL = (("heads", "model"), ("mlp", "model"), ("expert_mlp", "model"), ("vocab", "model"))
 OVER_BOTH = (("batch", ("data", "expert")), ("group", ("data", "expert")), ("expert", "expert"))
@@ -124,36 +126,50 @@ def test_a_mesh_of_one_uses_the_first_of_many_devices(layout):
     assert layout.resolve(8, "GPU") is layout
 
 
-@pytest.mark.parametrize(("mesh_shape", "num_devices", "device_type", "message"), [
-    ("data=3", 8, "CPU",
+@pytest.mark.parametrize(("mesh_shape", "rules", "num_devices", "device_type", "message"), [
+    ("data=3", DATA, 8, "CPU",
      "MESH_SHAPE 'data=3' is for 3 devices, but there are 8 (CPU); make the product of its sizes 8, or have 3 virtual "
      "devices on this machine's CPU with --devices=3."),
-    ("data=4,model=2", 1, "CPU",
+    ("data=4,model=2", DATA_MODEL, 1, "CPU",
      "MESH_SHAPE 'data=4,model=2' is for 8 devices, but there is 1 (CPU); make the product of its sizes 1, or have 8 "
      "virtual devices on this machine's CPU with --devices=8."),
-    ("data=2", 8, "GPU",
+    ("data=2", DATA, 8, "GPU",
      "MESH_SHAPE 'data=2' is for 2 devices, but there are 8 (GPU); make the product of its sizes 8."),
-    ("model=3", 8, "GPU",
+    ("model=3", DATA_MODEL, 8, "GPU",
      "MESH_SHAPE 'model=3' is for a multiple of 3 devices, but there are 8 (GPU); make the product of its sizes 8."),
-    ("model=2", 1, "CPU",
+    ("model=2", DATA_MODEL, 1, "CPU",
      "MESH_SHAPE 'model=2' is for a multiple of 2 devices, but there is 1 (CPU); make the product of its sizes 1, or "
      "have 2 virtual devices on this machine's CPU with --devices=2.")])
-def test_a_mesh_that_does_not_fit_the_devices_is_refused(mesh_shape, num_devices, device_type, message):
-    layout = Layout(mesh_shape, DATA)
+def test_a_mesh_that_does_not_fit_the_devices_is_refused(mesh_shape, rules, num_devices, device_type, message):
+    layout = Layout(mesh_shape, rules)
     with pytest.raises(ValueError) as raised:
         layout.resolve(num_devices, device_type)
     assert str(raised.value) == message
 
 
+@pytest.mark.parametrize("mesh_shape, rules, message", [
+    ("dta=8", DATA, "must be one of 'data', not 'dta'. Did you mean 'data'?"),
+    ("modle=2", DATA_MODEL, "must be one of 'data', 'model', not 'modle'. Did you mean 'model'?"),
+    ("data=4,other=2", DATA, "must be one of 'data', not 'other'.")])
+def test_devices_along_a_mesh_axis_without_a_rule_are_refused(mesh_shape, rules, message):
+    with pytest.raises(Refusal) as refused:
+        Layout(mesh_shape, rules)
+    assert str(refused.value) == f"A mesh axis of MESH_SHAPE with several devices {message}"
+
+
+def test_a_mesh_axis_of_one_device_needs_no_rule():
+    assert Layout("data=8,model=1", DATA).num_devices == 8
+
+
 def test_two_axes_cannot_both_take_the_devices_that_remain():
     with pytest.raises(ValueError) as raised:
-        Layout("", (*DATA, ("mlp", "model")))
+        Layout("", DATA_MODEL)
     assert str(raised.value) == (
         "MESH_SHAPE '' leaves out the mesh axes data and model of the layout's rules, and only one may take the "
         'devices that remain; add "model=1" or more.')
     with pytest.raises(ValueError, match="'data=2' leaves out the mesh axes model and stage of"):
-        Layout("data=2", (*DATA, ("mlp", "model")), (("embed", "stage"),))
-    assert Layout("model=1", (*DATA, ("mlp", "model"))).resolve(4, "CPU").mesh == {"data": 4, "model": 1}
+        Layout("data=2", DATA_MODEL, (("embed", "stage"),))
+    assert Layout("model=1", DATA_MODEL).resolve(4, "CPU").mesh == {"data": 4, "model": 1}
 
 
 # Rules.
