@@ -51,12 +51,14 @@ class _Parser(argparse.ArgumentParser):
         macro = unknown and unknown[1].upper()
         if unknown and unknown[1].endswith(".gin"):
             message += f". A gin file is given as --gin_file={unknown[1]}"
+        elif macro == "MODEL_DIR" and "--run" in self._option_string_actions:
+            message += ". The folder of a finished run is given as --run"
         elif unknown and macro not in shipped_gin.macros():
             message += f".{nearest(f'--{unknown[1]}', self._option_string_actions)}"
         elif macro:
             message += (f". {macro} is a macro of the gin files: --gin.{macro}=VALUE, where text needs quotes within "
                         "quotes, as in --gin.MODEL_DIR=\"'runs/x'\"")
-        super().error(message)
+        self.exit(2, f"{self.prog}: {message}\n")  # without argparse's usage, which hides the sentence
 
 
 def main(argv: Sequence[str] | None = None) -> int:

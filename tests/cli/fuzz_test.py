@@ -229,7 +229,7 @@ def _try(command, words, capsys):
     assert status in (0, 1, 2) or command == "compare" and status == INTERRUPTED, words
     assert "Traceback" not in err, words
     if status == 2:
-        assert any(line.startswith(f"switch-tf {command}: ") or ": error: " in line for line in err.split("\n")), words
+        assert any(line.startswith((f"switch-tf {command}: ", "switch-tf: ")) for line in err.split("\n")), words
     if status == 0 and "--json" in words:
         json.loads(out.splitlines()[-1], parse_constant=lambda name: pytest.fail(f"{name} in {words}"))
     return status
