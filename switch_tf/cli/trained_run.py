@@ -11,6 +11,7 @@ from etils import epy
 from switch_tf.checkpoints import run_config
 from switch_tf.checkpoints.run_folder import CONFIGURATION
 from switch_tf.cli import gin_files, gin_run, gin_trust
+from switch_tf.configs.choices import nearest
 from switch_tf.configs.experiment import Experiment
 from switch_tf.installation import quiet
 from switch_tf.refusals import Refusal
@@ -36,7 +37,9 @@ def folder_of(arguments: argparse.Namespace) -> pathlib.Path:
     """Returns the run folder; refuses any other folder."""
     folder = pathlib.Path(arguments.run)
     if not (folder / CONFIGURATION).is_file() and not run_config.is_in(folder):
-        raise Refusal(f"--run must name a run folder, which holds {CONFIGURATION}; {str(folder)!r} does not.")
+        runs = [str(file.parent) for file in folder.parent.glob(f"*/{CONFIGURATION}")]
+        raise Refusal(f"--run must name a run folder, which holds {CONFIGURATION}; {str(folder)!r} does not."
+                      f"{nearest(str(folder), runs)}")
     return folder
 
 

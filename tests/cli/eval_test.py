@@ -53,6 +53,7 @@ def run_folder(tmp_path):
 
 @pytest.mark.parametrize(("arguments", "message"), [
     (["--run=nowhere"], "--run must name a run folder, which holds operative_config.gin; 'nowhere' does not."),
+    (["--run=runn"], "'runn' does not. Did you mean 'run'?"),
     (["--run=run", "--step=15"], "--step must be best, last, all or a step with a checkpoint (10, 20), not '15'."),
     (["--run=run", "--step=-1"], "not '-1'"),
     (["--run=run", "--step=best"], "keeps no best checkpoint; give --step=last"),
