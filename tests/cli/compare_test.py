@@ -52,6 +52,7 @@ def losses(folder, variant, seed=0):
              name and "utilization" not in name} for line in lines]
 
 
+@pytest.mark.slow
 def test_variants_train_in_turns_on_the_same_batches_and_any_command_works_on_their_runs(folder, capsys):
     assert compare("--json") == 0
     out, err = capsys.readouterr()

@@ -105,8 +105,8 @@ def test_one_that_cannot_be_made_is_not_tried_again():
     assert tried == [(1, 32)]
 
 
-@pytest.mark.parametrize("sampler", ["greedy", pytest.param(decoding.Sample(seed=3), marks=pytest.mark.slow),
-                                     pytest.param(decoding.Beam(num_beams=2), marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("sampler", ["greedy", decoding.Sample(seed=3), decoding.Beam(num_beams=2)])
 def test_answers_are_the_same_before_and_after(model, sampler):
     text_model = TextModel(model, data.Reading(BYTES, BYTES), 20, 6, sampler, batch_size=None)
     inputs = [text_model.read(text).ids for text in TEXTS]

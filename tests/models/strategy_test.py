@@ -41,6 +41,7 @@ def make(strategy, **changes):
     return model
 
 
+@pytest.mark.slow
 def test_losses_and_router_statistics_are_those_of_one_device():
     found = []
     for strategy in (None, mirrored()):

@@ -63,6 +63,7 @@ def _trained(partitioner, config, batch):
     return float(means.batch.loss_terms["cross_entropy"].value), finite
 
 
+@pytest.mark.slow
 def test_the_mesh_of_a_tpu_trains_the_step_of_one_device(started, shallow_config, batch):
     partitioner = backends.create_partitioner(Layout("", EXPERT, (("embed", "data"),)))
     assert started == ["TPU"] and not partitioner.mesh.use_xla_spmd()

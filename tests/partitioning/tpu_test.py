@@ -70,7 +70,8 @@ class _TurnsTaken(tpu.TPUPartitioner):
         return lambda features, index: self._first(self.strategy.run(one_step, args=(features, index)))
 
 
-@pytest.mark.parametrize("kind", [pytest.param(StrategyPartitioner, marks=pytest.mark.slow), _TurnsTaken])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [StrategyPartitioner, _TurnsTaken])
 def test_several_steps_a_call_on_two_replicas_are_those_of_one_device_and_traced_once(kind, shallow_config, batch):
     config = dataclasses.replace(shallow_config, num_encoder_layers=1, num_decoder_layers=1)
     expected, expected_weights = _run(Partitioner(), config, batch, 2)

@@ -116,6 +116,7 @@ def test_a_run_that_is_never_killed(tmp_path):
     _check(tmp_path)
 
 
+@pytest.mark.slow
 def test_wherever_a_kill_falls_the_run_goes_on_and_its_best_is_right(tmp_path):
     number, begun = 0, set()
     while _train_and_be_killed(tmp_path / str(number), number + 1):

@@ -97,6 +97,7 @@ def test_a_run_distils_by_one_file_and_one_line_of_gin(toy_distillation, sentenc
     assert not any("switch_transformer_1" in path for path in saved["variables"])
 
 
+@pytest.mark.slow
 def test_it_is_lowered_and_verified_like_any_other(toy_distillation, shallow_config, batch, make_partitioner):
     def objective():
         return toy_distillation.Distillation(SwitchTransformer(shallow_config, name="teacher", dtype="float64"))
