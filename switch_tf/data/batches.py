@@ -68,7 +68,7 @@ class Batches:
     def element_spec(self) -> dict[str, tf.TensorSpec]:
         """Specification of the result of `next`: dict of <int32>[steps_per_call, batch, length]."""
         (spec, *_) = (part.element_spec for part in self._parts.values())
-        return {name: tf.TensorSpec([feature.shape[0], self._batch_size, *feature.shape[2:]], feature.dtype)
+        return {name: tf.TensorSpec([self._steps_per_call, self._batch_size, *feature.shape[2:]], feature.dtype)
                 for name, feature in spec.items()}
 
     @property

@@ -14,15 +14,16 @@ if keras.backend.backend() == "tensorflow":
     import tensorflow as tf
     from tensorflow.experimental import dtensor
 
-_only_host = False
+# The kind that this process uses, if it is not the one that TensorFlow would choose.
+_chosen: str | None = None
 
 
 def device_type() -> str:
     """Returns the kind of device that a run trains on: "TPU" or "GPU" if this machine has any, or "CPU"."""
     if keras.backend.backend() != "tensorflow":
         return keras.distribution.list_devices()[0].partition(":")[0].upper()
-    if _only_host:
-        return "CPU"
+    if _chosen is not None:
+        return _chosen
     kinds = {device.device_type for device in tf.config.list_physical_devices()}
     if "TPU" in kinds or host.has_tpu() and environment.installed_version("tensorflow-tpu"):
         return "TPU"
@@ -37,14 +38,24 @@ def use_host(command: str) -> None:
     Args:
         command: str, name of the command, such as "infer".
     """
-    global _only_host
+    global _chosen
     if device_type() != "TPU":
         return
     print(f"`switch-tf {command}` runs on the CPU of this TPU VM: it works on one device, and a program on the TPU "
           "would have to run on all of its chips.", file=sys.stderr, flush=True)
     tf.config.set_visible_devices([], "TPU")
     os.environ.pop("TPU_WORKER_HOSTNAMES", None)
-    _only_host = True
+    _chosen = "CPU"
+
+
+def use_jax(kind: str) -> None:
+    """Makes the rest of this process train on JAX's devices.
+
+    Args:
+        kind: "CPU", "GPU" or "TPU".
+    """
+    global _chosen
+    _chosen = kind
 
 
 def split_cpu(count: int) -> None:

@@ -32,7 +32,7 @@ class Layout:
             experts over "expert" and groups over ("data", "expert"), buffers of the experts have groups over "data".
         at_rest_rules: The same for stored weights and optimizer slots, which are gathered before use.
         backend: Name of a back end. "auto" is one device, or "dtensor" for several. "dtensor" is one program that
-            TensorFlow cuts. "one_device", "mirrored", "multi_worker_mirrored" and "tpu" are strategies of
+            TensorFlow cuts, "pjrt" one that XLA cuts and JAX's client runs. "one_device", "mirrored", "multi_worker_mirrored" and "tpu" are strategies of
             tf.distribute, which copy every variable to every device.
 
     Raises:
@@ -94,7 +94,7 @@ class Layout:
     @property
     def is_one_program(self) -> bool:
         """Whether one program is cut over the devices, rather than each device running its own."""
-        return self.backend == "dtensor" or self.backend == "auto" and self.num_devices > 1
+        return self.backend == "dtensor" or self.backend in ("auto", "pjrt") and self.num_devices > 1
 
     def resolve(self, num_devices: int, device_type: str) -> "Layout":
         """Returns the layout for a number of devices, with its open axis filled in. A mesh of one uses the first.

@@ -1,0 +1,136 @@
+"""PJRT, the client of XLA that JAX ships for CPUs, GPUs and TPUs: TensorFlow writes the step, and JAX runs it.
+
+Every weight and slot is a `jax.Array` in the pieces of its logical axes, over any number of mesh axes. A step is one
+program, gradients and update together, which XLA's partitioner cuts over the mesh.
+"""
+
+import contextlib
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.export
+import keras
+import numpy as np
+import tensorflow as tf
+from jax.experimental import multihost_utils
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from switch_tf.configs.switch_config import SwitchConfig
+from switch_tf.hardware import devices
+from switch_tf.partitioning import lowering
+from switch_tf.partitioning.axes import axes_of_new_variable
+from switch_tf.partitioning.backends import pjrt_client
+from switch_tf.partitioning.backends.pjrt_program import PjrtProgram
+from switch_tf.partitioning.backends.pjrt_variable import PjrtVariable, put
+from switch_tf.partitioning.cluster import Cluster
+from switch_tf.partitioning.gspmd import XlaAnnotator
+from switch_tf.partitioning.layout import Layout
+from switch_tf.partitioning.partitioner import Partitioner
+from switch_tf.refusals import Refusal
+
+
+def create(layout: Layout, members: Cluster) -> "PjrtPartitioner":
+    """Creates the partitioner of one program over the devices of all processes.
+
+    Raises:
+        Refusal: The mesh does not fit the devices, or JAX has no client for them.
+    """
+    pjrt_client.start(members)
+    layout = layout.resolve(jax.device_count(), devices.device_type())
+    return PjrtPartitioner(layout)
+
+
+class PjrtPartitioner(Partitioner):
+    """A mesh of JAX's devices, over which the layout's rules split weights, slots and activations.
+
+    Args:
+        layout: Layout with its mesh complete.
+    """
+
+    def __init__(self, layout: Layout):
+        super().__init__(layout)
+        names, sizes = tuple(layout.mesh), tuple(layout.mesh.values())
+        self.mesh: Mesh = jax.make_mesh(sizes, names, axis_types=(jax.sharding.AxisType.Auto,) * len(names),
+                                        devices=jax.devices()[:layout.num_devices])
+        self.num_processes, self.process_index = jax.process_count(), jax.process_index()
+        self.saves_in_every_process = self.num_processes > 1
+        self._annotator = XlaAnnotator(layout, names) if layout.num_devices > 1 else None
+        self._variables: weakref.WeakSet[PjrtVariable] = weakref.WeakSet()
+
+    def check(self, config: SwitchConfig, steps_per_call: int, use_xla: bool) -> None:
+        if use_xla:
+            raise Refusal("The pjrt back end compiles every step with XLA, so use_xla=True has no meaning there; "
+                          "leave it at False.")
+
+    def sharding(self, axes: Sequence[str | None], at_rest: bool = False) -> NamedSharding:
+        """Returns JAX's sharding for logical axes."""
+        spec = self.layout.spec(axes, at_rest)
+        return NamedSharding(self.mesh, PartitionSpec(
+            *(tuple(axis for axis in mesh_axes if axis in self.layout.mesh) or None for mesh_axes in spec)))
+
+    # Variables.
+
+    @contextlib.contextmanager
+    def creates_variables(self) -> Iterator[None]:
+        with tf.variable_creator_scope(self._create):
+            yield
+
+    def _create(self, next_creator, **kwargs):
+        value = kwargs["initial_value"]
+        value = tf.convert_to_tensor(value() if callable(value) else value, dtype=kwargs.get("dtype"))
+        sharding = self.sharding(axes_of_new_variable(value.shape.rank), at_rest=True)
+        symbol = next_creator(**{**kwargs, "initial_value": lowering.reserved(tuple(value.shape), value.dtype)})
+        return self._variable(symbol, value.numpy(), sharding)
+
+    def _variable(self, symbol, value, sharding):
+        variable = PjrtVariable(symbol, put(value, sharding))
+        self._variables.add(variable)
+        return variable
+
+    def _adopt(self, optimizer):
+        for variable in optimizer.variables:
+            variable._value = self._variable(variable.value, variable.value.numpy(), self.sharding(()))
+
+    # Steps.
+
+    def rows(self, batch_size: int) -> tuple[int, int]:
+        slices = self.sharding(("batch",)).addressable_devices_indices_map((batch_size,)).values()
+        ranges = [index[0].indices(batch_size) for index in slices]
+        return min(first for first, _, _ in ranges), max(end for _, end, _ in ranges)
+
+    def place(self, features: dict[str, Any]) -> dict[str, jax.Array]:
+        return {name: put(np.asarray(value), self._features) for name, value in features.items()}
+
+    @property
+    def _features(self):
+        return self.sharding((None, "batch", "length"))
+
+    def compile(self, function: Callable[..., Any], use_xla: bool = False) -> PjrtProgram:
+        return PjrtProgram(function, self._annotator, lambda: list(self._variables), self.mesh, self._features)
+
+    def trace(self, function: PjrtProgram, specs: dict[str, tf.TensorSpec]) -> None:
+        """Lowers a program before its first call, so that the time it takes can be shown."""
+        function.build(specs)
+
+    def on_host(self, tensor: Any) -> Any:
+        return tensor  # results are whole on every device
+
+    def is_finite(self, variable: keras.Variable) -> bool:
+        array = variable.value.array
+        return not jax.numpy.issubdtype(array.dtype, jax.numpy.floating) or bool(_is_finite(array))
+
+    def any_process(self, flag: bool) -> bool:
+        if self.num_processes == 1:
+            return flag
+        return bool(np.any(multihost_utils.process_allgather(np.array(flag))))
+
+    def barrier(self) -> None:
+        if self.num_processes > 1:
+            multihost_utils.sync_global_devices("switch_tf")
+
+
+@jax.jit
+def _is_finite(array):
+    return jax.numpy.isfinite(array).all()

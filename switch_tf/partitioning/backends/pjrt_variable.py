@@ -1,0 +1,91 @@
+"""A variable of the pjrt back end: a `jax.Array` on the devices, with a name in TensorFlow's programs."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+import tensorflow as tf
+
+from switch_tf.partitioning.tensors import Tensor
+
+
+class PjrtVariable(tf.__internal__.tracking.Trackable):
+    """A weight or slot that Keras reads and assigns like a tf.Variable, and that is stored in pieces on the devices.
+
+    A function that TensorFlow traces reads and assigns `symbol`, which is an argument of the lowered program and has no
+    numbers of its own. Outside of such functions the variable has the numbers of `array`.
+
+    Args:
+        symbol: tf.Variable in reserved memory.
+        array: jax.Array with the numbers, laid out as it is stored.
+    """
+
+    _should_act_as_resource_variable = True
+
+    def __init__(self, symbol: tf.Variable, array: jax.Array):
+        self.symbol, self.array = symbol, array
+        self.shape, self.dtype, self.name = symbol.shape, symbol.dtype, symbol.name
+        self.handle, self.trainable = symbol.handle, symbol.trainable
+        # Keras' optimizers identify it by the first, TensorFlow's checkpoints by the second.
+        self._unique_id, self._shared_name = symbol._unique_id, symbol._shared_name
+        self._copied = None  # the array that `symbol` has a copy of
+
+    def __tf_tensor__(self, dtype=None, name=None):
+        if not tf.inside_function() and self._copied is not self.array:
+            self.symbol.assign(self.numpy())
+            self._copied = self.array
+        return tf.convert_to_tensor(self.symbol.read_value(), dtype)
+
+    def __array__(self, dtype=None, copy=None):
+        return np.asarray(self.numpy(), dtype)
+
+    def numpy(self) -> np.ndarray:
+        """Returns the whole value on the host. With several processes, all of them call this together."""
+        if self.array.is_fully_addressable or self.array.is_fully_replicated:
+            return np.asarray(self.array)
+        from jax.experimental import multihost_utils  # starts the devices
+
+        return multihost_utils.process_allgather(self.array, tiled=True)
+
+    def assign(self, value: Tensor) -> Any:
+        """Assigns a tensor in a traced function, or a whole array of the host."""
+        if tf.inside_function():
+            return self.symbol.assign(value)
+        self.array = put(np.asarray(value, self.dtype.as_numpy_dtype), self.array.sharding)
+        return self
+
+    def assign_add(self, value: Tensor) -> Any:
+        return self.symbol.assign_add(value) if tf.inside_function() else self.assign(self.numpy() + value)
+
+    def assign_sub(self, value: Tensor) -> Any:
+        return self.symbol.assign_sub(value) if tf.inside_function() else self.assign(self.numpy() - value)
+
+    # The protocol of TensorFlow's checkpoints, whose format knows slices of a tensor.
+
+    def _serialize_to_tensors(self):
+        pieces = {slice_text(self.array.shape, shard.index): tf.constant(np.asarray(shard.data))
+                  for shard in self.array.addressable_shards if shard.replica_id == 0}
+        return {"VARIABLE_VALUE": pieces.get("", pieces)}
+
+    def _restore_from_tensors(self, restored_tensors):
+        pieces, shape, sharding = restored_tensors["VARIABLE_VALUE"], self.array.shape, self.array.sharding
+        if not isinstance(pieces, dict):
+            pieces = {"": pieces}
+        self.array = jax.make_array_from_callback(shape, sharding,
+                                                  lambda index: pieces[slice_text(shape, index)].numpy())
+
+
+def put(value: np.ndarray, sharding: jax.sharding.Sharding) -> jax.Array:
+    """Brings a whole array of the host to the devices, each process the pieces of its own ones."""
+    return jax.make_array_from_callback(value.shape, sharding, lambda index: value[index])
+
+
+def slice_text(shape: Sequence[int], index: Sequence[slice]) -> str:
+    """Returns TensorFlow's text for a slice, "4 8 0,2:-" for the first half of [4, 8]; "" for the whole tensor."""
+    ranges = [one.indices(size)[:2] for one, size in zip(index, shape, strict=True)]
+    if all(end - start == size for (start, end), size in zip(ranges, shape, strict=True)):
+        return ""
+    parts = ["-" if end - start == size else f"{start},{end - start}"
+             for (start, end), size in zip(ranges, shape, strict=True)]
+    return f"{' '.join(map(str, shape))} {':'.join(parts)}"

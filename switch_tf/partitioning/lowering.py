@@ -1,0 +1,107 @@
+"""A TensorFlow function as StableHLO, the language of XLA's compilers, with its variables as arguments.
+
+The module is that of one device, with the annotations of `gspmd.XlaAnnotator`. XLA cuts it over the devices of a mesh.
+"""
+
+import math
+import mmap
+import re
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+from jax.extend.mlir import ir
+from jax.interpreters import mlir
+
+_MAP_NORESERVE = 0x4000  # Linux; Python has a name for it since 3.13
+
+
+class Program(NamedTuple):
+    """A lowered function.
+
+    Attributes:
+        module: StableHLO as MLIR bytecode.
+        captured: tf.Variables that the function reads. Its arguments are the function's own and then these.
+        results: Shape and dtype of each result of the function.
+        updated: Indices in `captured` of the variables that the function assigns. Their new values follow the results.
+        structure: The nest of the function's results, for `tf.nest.pack_sequence_as`.
+    """
+
+    module: bytes
+    captured: list[tf.Variable]
+    results: list[tuple[tuple[int, ...], np.dtype]]
+    updated: list[int]
+    structure: Any
+
+
+def lower(function: Callable[..., Any], specs: Sequence[tf.TensorSpec], variables: Sequence[tf.Variable]) -> Program:
+    """Traces a function and lowers it for any kind of device.
+
+    Args:
+        function: Function of tensors that returns a nest of tensors and may assign variables.
+        specs: Shape and dtype of each argument.
+        variables: All variables that the function may read.
+
+    Raises:
+        ValueError: The function reads a variable that is not in `variables`.
+    """
+    structure = []
+
+    def flat(*tensors):
+        structure[:] = [function(*tensors)]
+        return tf.nest.flatten(structure[0])
+
+    traced = tf.function(flat, jit_compile=True, autograph=False)
+    concrete = traced.get_concrete_function(*specs)
+    with warnings.catch_warnings():
+        # TensorFlow calls `device_name` deprecated, but refuses variables with its successor.
+        warnings.simplefilter("ignore", UserWarning)
+        module = traced.experimental_get_compiler_ir(*specs)(
+            stage="stablehlo_serialized", device_name="/device:CPU:0")
+    by_handle = {id(variable.handle): variable for variable in variables}
+    for handle in concrete.captured_inputs:
+        if id(handle) not in by_handle:
+            raise ValueError(f"The function reads {handle}, which is no variable of the model, the optimizer or the "
+                             "objective; create it in `build`.")
+    module, aliased = _prepared(module)
+    return Program(module, [by_handle[id(handle)] for handle in concrete.captured_inputs],
+                   [(tuple(output.shape), output.dtype.as_numpy_dtype) for output in concrete.outputs],
+                   [index - len(specs) for index in aliased], structure[0])
+
+
+def _prepared(module):
+    """Returns a module without TensorFlow's copies of results, which TPUs reject, and the arguments it updates."""
+    with mlir.make_ir_context(), ir.Location.unknown():
+        parsed = ir.Module.parse(module)
+        for operation in list(_operations(parsed.operation)):
+            if operation.name == "mhlo.copy":
+                operation.results[0].replace_all_uses_with(operation.operands[0])
+                operation.erase()
+        return mlir.module_to_bytecode(parsed), _aliased(parsed)
+
+
+def _aliased(module):
+    """Returns the numbers of the arguments that results replace, in the order of these results."""
+    attributes = module.operation.attributes
+    if "mhlo.input_output_alias" not in attributes:
+        return []
+    return [int(number) for number in re.findall(r"parameter_number = (\d+)", str(attributes["mhlo.input_output_alias"]))]
+
+
+def _operations(operation):
+    """Yields all operations inside one, those of its regions first."""
+    for region in operation.regions:
+        for block in region:
+            for inner in block.operations:
+                yield from _operations(inner.operation)
+                yield inner.operation
+
+
+def reserved(shape: Sequence[int], dtype: tf.DType) -> tf.Tensor:
+    """Returns a tensor of zeros in untouched pages, which costs only address space."""
+    size = math.prod(shape) * dtype.size
+    pages = mmap.mmap(-1, max(size, mmap.PAGESIZE), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE)
+    array = np.frombuffer(pages, dtype.as_numpy_dtype, count=math.prod(shape)).reshape(shape)
+    return tf.experimental.dlpack.from_dlpack(array.__dlpack__())
