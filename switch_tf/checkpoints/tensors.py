@@ -4,6 +4,7 @@ A checkpoint is complete or absent: it is written under a temporary name and ren
 the older ones intact. `folders.py` describes its files.
 """
 
+import functools
 import json
 import os
 import pathlib
@@ -18,6 +19,7 @@ import tensorflow as tf
 from switch_tf.checkpoints.folders import FORMAT_VERSION, BrokenCheckpoint, describe, outdated, path_of, steps
 from switch_tf.data.batches import Batches
 from switch_tf.partitioning import axes_of
+from switch_tf.partitioning.backends.pjrt_variable import PjrtVariable, checkpoint_key
 from switch_tf.partitioning.partitioner import Partitioner, is_lost_process
 from switch_tf.partitioning.unfolded import Unfolding, assign, stored, unfolding_of
 from switch_tf.refusals import Refusal, first_line
@@ -101,9 +103,7 @@ def _write(folder, step, variables, batches, pending_metrics, partitioner, confi
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
     partitioner.barrier()
-    if partitioner.is_chief or partitioner.saves_in_every_process:
-        tf.train.Checkpoint(state={path: stored(variable) for path, variable in variables.items()}).write(
-            str(folder / "state"))
+    partitioner.write(str(folder / "state"), {path: stored(variable) for path, variable in variables.items()})
     batches.save(folder, partitioner.process_index)
     partitioner.barrier()
     if partitioner.is_chief:
@@ -217,9 +217,20 @@ def _read(prefix, saved, variables):
 
 
 def _read_as_stored(prefix, state):
-    status = tf.train.Checkpoint(state=state).read(str(prefix))
+    others = {path: value for path, value in state.items() if not isinstance(value, PjrtVariable)}
+    status = tf.train.Checkpoint(state=others).read(str(prefix))
     status.assert_existing_objects_matched()
     status.expect_partial()  # no warning about optimizer slots that are not read
+    for path, value in state.items():
+        if isinstance(value, PjrtVariable):
+            value.load(functools.partial(_slice, prefix, path, value.dtype))
+
+
+def _slice(prefix, path, dtype, text):
+    """Reads a slice of a variable, in whatever pieces it was written."""
+    (tensor,) = tf.raw_ops.RestoreV2(prefix=str(prefix), tensor_names=[checkpoint_key(path)], shape_and_slices=[text],
+                                     dtypes=[dtype])
+    return tensor.numpy()
 
 
 def _check_same(checkpoint, saved, variables):

@@ -32,8 +32,9 @@ class Layout:
             experts over "expert" and groups over ("data", "expert"), buffers of the experts have groups over "data".
         at_rest_rules: The same for stored weights and optimizer slots, which are gathered before use.
         backend: Name of a back end. "auto" is one device, or "dtensor" for several. "dtensor" is one program that
-            TensorFlow cuts, "pjrt" one that XLA cuts and JAX's client runs. "one_device", "mirrored", "multi_worker_mirrored" and "tpu" are strategies of
-            tf.distribute, which copy every variable to every device.
+            TensorFlow cuts, and "pjrt" one that XLA cuts and JAX's client runs. "one_device", "mirrored",
+            "multi_worker_mirrored" and "tpu" are strategies of tf.distribute, which copy every variable to every
+            device.
 
     Raises:
         Refusal: The mesh cannot be read, or an axis or the back end is unknown.

@@ -87,7 +87,8 @@ def _aliased(module):
     attributes = module.operation.attributes
     if "mhlo.input_output_alias" not in attributes:
         return []
-    return [int(number) for number in re.findall(r"parameter_number = (\d+)", str(attributes["mhlo.input_output_alias"]))]
+    text = str(attributes["mhlo.input_output_alias"])
+    return [int(number) for number in re.findall(r"parameter_number = (\d+)", text)]
 
 
 def _operations(operation):

@@ -150,6 +150,16 @@ class Partitioner:
         """Returns a result that every device has as an eager tensor of this process."""
         return tensor
 
+    def write(self, prefix: str, state: dict[str, Any]) -> None:
+        """Writes variables in the format of `tf.train.Checkpoint`. All processes call it together.
+
+        Args:
+            prefix: Path of the files, without their endings.
+            state: Path of a variable -> the variable as it is `stored`.
+        """
+        if self.is_chief or self.saves_in_every_process:
+            tf.train.Checkpoint(state=state).write(prefix)
+
     def is_finite(self, variable: keras.Variable) -> bool:
         """Returns whether every number of a Keras variable is finite. All processes call it together."""
         value = stored(variable)

@@ -5,6 +5,7 @@ program, gradients and update together, which XLA's partitioner cuts over the me
 """
 
 import contextlib
+import os
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -23,7 +24,7 @@ from switch_tf.partitioning import lowering
 from switch_tf.partitioning.axes import axes_of_new_variable
 from switch_tf.partitioning.backends import pjrt_client
 from switch_tf.partitioning.backends.pjrt_program import PjrtProgram
-from switch_tf.partitioning.backends.pjrt_variable import PjrtVariable, put
+from switch_tf.partitioning.backends.pjrt_variable import PjrtVariable, checkpoint_key, put
 from switch_tf.partitioning.cluster import Cluster
 from switch_tf.partitioning.gspmd import XlaAnnotator
 from switch_tf.partitioning.layout import Layout
@@ -117,6 +118,22 @@ class PjrtPartitioner(Partitioner):
     def on_host(self, tensor: Any) -> Any:
         return tensor  # results are whole on every device
 
+    def write(self, prefix: str, state: dict[str, PjrtVariable]) -> None:
+        """Writes the pieces of this process, which the first process joins with those of the others."""
+        if self.num_processes == 1:
+            super().write(prefix, state)
+            return
+        parts = [f"{prefix}_part_{index:05d}" for index in range(self.num_processes)]
+        if self.is_chief:
+            super().write(parts[0], state)  # with the graph of objects by which TensorFlow finds variables again
+        else:
+            _write_pieces(parts[self.process_index], state)
+        self.barrier()
+        if self.is_chief:
+            written = [part for part in parts if os.path.exists(f"{part}.index")]
+            tf.raw_ops.MergeV2Checkpoints(checkpoint_prefixes=written, destination_prefix=prefix, delete_old_dirs=False)
+        self.barrier()
+
     def is_finite(self, variable: keras.Variable) -> bool:
         array = variable.value.array
         return not jax.numpy.issubdtype(array.dtype, jax.numpy.floating) or bool(_is_finite(array))
@@ -129,6 +146,14 @@ class PjrtPartitioner(Partitioner):
     def barrier(self) -> None:
         if self.num_processes > 1:
             multihost_utils.sync_global_devices("switch_tf")
+
+
+def _write_pieces(prefix, state):
+    pieces = [(checkpoint_key(path), text, value) for path, variable in state.items()
+              for text, value in variable.pieces().items()]
+    if pieces:
+        names, texts, values = zip(*pieces, strict=True)
+        tf.raw_ops.SaveV2(prefix=prefix, tensor_names=names, shape_and_slices=texts, tensors=values)
 
 
 @jax.jit

@@ -1,6 +1,6 @@
 """A variable of the pjrt back end: a `jax.Array` on the devices, with a name in TensorFlow's programs."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -61,19 +61,25 @@ class PjrtVariable(tf.__internal__.tracking.Trackable):
     def assign_sub(self, value: Tensor) -> Any:
         return self.symbol.assign_sub(value) if tf.inside_function() else self.assign(self.numpy() - value)
 
-    # The protocol of TensorFlow's checkpoints, whose format knows slices of a tensor.
+    def load(self, read: Callable[[str], np.ndarray]) -> None:
+        """Replaces the numbers, piece by piece.
+
+        Args:
+            read: Function of a slice, as `slice_text` writes it, that returns its numbers.
+        """
+        shape = self.array.shape
+        self.array = jax.make_array_from_callback(shape, self.array.sharding,
+                                                  lambda index: read(slice_text(shape, index)))
+
+    def pieces(self) -> dict[str, tf.Tensor]:
+        """Returns slice, as `slice_text` writes it -> numbers: each piece once, in the process with its first copy."""
+        return {slice_text(self.array.shape, shard.index): tf.constant(np.asarray(shard.data))
+                for shard in self.array.addressable_shards if shard.replica_id == 0}
 
     def _serialize_to_tensors(self):
-        pieces = {slice_text(self.array.shape, shard.index): tf.constant(np.asarray(shard.data))
-                  for shard in self.array.addressable_shards if shard.replica_id == 0}
+        """Returns the pieces for `tf.train.Checkpoint`, whose format knows slices of a tensor."""
+        pieces = self.pieces()
         return {"VARIABLE_VALUE": pieces.get("", pieces)}
-
-    def _restore_from_tensors(self, restored_tensors):
-        pieces, shape, sharding = restored_tensors["VARIABLE_VALUE"], self.array.shape, self.array.sharding
-        if not isinstance(pieces, dict):
-            pieces = {"": pieces}
-        self.array = jax.make_array_from_callback(shape, sharding,
-                                                  lambda index: pieces[slice_text(shape, index)].numpy())
 
 
 def put(value: np.ndarray, sharding: jax.sharding.Sharding) -> jax.Array:
@@ -89,3 +95,8 @@ def slice_text(shape: Sequence[int], index: Sequence[slice]) -> str:
     parts = ["-" if end - start == size else f"{start},{end - start}"
              for (start, end), size in zip(ranges, shape, strict=True)]
     return f"{' '.join(map(str, shape))} {':'.join(parts)}"
+
+
+def checkpoint_key(path: str) -> str:
+    """Returns the name under which `tf.train.Checkpoint(state={path: variable})` stores a variable."""
+    return f"state/{path.replace('.', '..').replace('/', '.S')}/.ATTRIBUTES/VARIABLE_VALUE"
