@@ -142,6 +142,8 @@ class Router(keras.layers.Layer):
         x = ops.cast(inputs, dtypes.wide_dtype(inputs.dtype, self.router_dtype))
         if training and self.exploration == "input_jitter" and self.jitter_noise:
             noise = random.uniform(random.layer_seed(self, "jitter"), ops.shape(inputs))
+            # In float32, XLA would round these factors otherwise than TensorFlow, which a float64 model would show.
+            noise = ops.cast(noise, dtypes.wide_dtype(x.dtype))
             x = x * ops.cast(1 - self.jitter_noise + 2 * self.jitter_noise * noise, x.dtype)
         elif training and self.exploration == "input_dropout":
             noise = random.uniform(random.layer_seed(self, "input_dropout"), ops.shape(inputs))
