@@ -45,8 +45,10 @@ def pytest_configure(config):
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if getattr(config.option, "dist", "no") != "no" and not hasattr(config, "workerinput"):
         return
+    import jax
     import tensorflow as tf
 
+    jax.config.update("jax_num_cpu_devices", NUM_DEVICES)
     tf.config.set_logical_device_configuration(
         tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * NUM_DEVICES)
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
@@ -205,12 +207,15 @@ def make_partitioner(shipped_layout):
         import tensorflow as tf
         from tensorflow.experimental import dtensor
 
+        from switch_tf.partitioning.backends import create_partitioner
         from switch_tf.partitioning.backends.dtensor import DTensorPartitioner
         from switch_tf.partitioning.backends.strategy import StrategyPartitioner
         from switch_tf.partitioning.partitioner import Partitioner
 
         layout = shipped_layout(name, mesh_shape, **changes)
         names = [f"CPU:{index}" for index in range(layout.num_devices)]
+        if layout.backend == "pjrt":
+            return create_partitioner(layout)
         if layout.num_devices == 1:
             return Partitioner(layout)
         if layout.backend == "mirrored":

@@ -14,8 +14,8 @@ if keras.backend.backend() == "tensorflow":
     import tensorflow as tf
     from tensorflow.experimental import dtensor
 
-# The kind that this process uses, if it is not the one that TensorFlow would choose.
-_chosen: str | None = None
+# Kind of the devices of this process, if TensorFlow does not choose it, and their name if JAX has them.
+_chosen: tuple[str, str | None] | None = None
 
 
 def device_type() -> str:
@@ -23,7 +23,7 @@ def device_type() -> str:
     if keras.backend.backend() != "tensorflow":
         return keras.distribution.list_devices()[0].partition(":")[0].upper()
     if _chosen is not None:
-        return _chosen
+        return _chosen[0]
     kinds = {device.device_type for device in tf.config.list_physical_devices()}
     if "TPU" in kinds or host.has_tpu() and environment.installed_version("tensorflow-tpu"):
         return "TPU"
@@ -45,17 +45,33 @@ def use_host(command: str) -> None:
           "would have to run on all of its chips.", file=sys.stderr, flush=True)
     tf.config.set_visible_devices([], "TPU")
     os.environ.pop("TPU_WORKER_HOSTNAMES", None)
-    _chosen = "CPU"
+    _chosen = "CPU", None
 
 
-def use_jax(kind: str) -> None:
-    """Makes the rest of this process train on JAX's devices.
+def use_jax(kind: str, name: str) -> None:
+    """Makes the rest of this process train on JAX's devices, of which TensorFlow then uses none but the CPU.
 
     Args:
         kind: "CPU", "GPU" or "TPU".
+        name: Name of the first device, such as "NVIDIA H100 80GB HBM3".
     """
     global _chosen
-    _chosen = kind
+    _chosen = kind, name
+    if kind != "CPU":
+        tf.config.set_visible_devices([], kind)
+
+
+def are_jax() -> bool:
+    """Returns whether JAX has the devices that this process trains on."""
+    return _chosen is not None and _chosen[1] is not None
+
+
+def gpu_name() -> str:
+    """Returns the name of the first GPU, "" if it is not known."""
+    if _chosen is not None and _chosen[1] is not None:
+        return _chosen[1]
+    first = tf.config.list_physical_devices("GPU")[0]
+    return tf.config.experimental.get_device_details(first).get("device_name", "")
 
 
 def split_cpu(count: int) -> None:

@@ -3,7 +3,7 @@
 import keras
 
 from switch_tf.hardware import accelerator, chips
-from switch_tf.hardware.devices import device_type
+from switch_tf.hardware.devices import are_jax, device_type, gpu_name
 
 if keras.backend.backend() == "tensorflow":
     import tensorflow as tf
@@ -15,16 +15,14 @@ def nominal_flops(dtype: str) -> float | None:
     if kind == "TPU" and dtype in ("bfloat16", "float32"):
         chip = chips.of_accelerator_type(accelerator.accelerator_type())
         return chip and chip.flops
-    return _gpu_flops(_gpu_name(), dtype) if kind == "GPU" else None
-
-
-def _gpu_name():
-    return tf.config.experimental.get_device_details(tf.config.list_physical_devices("GPU")[0]).get("device_name", "")
+    return _gpu_flops(gpu_name(), dtype) if kind == "GPU" else None
 
 
 def _gpu_flops(name, dtype):
     words = name.split()
-    if "MIG" in words or dtype == "float32" and not tf.config.experimental.tensor_float_32_execution_enabled():
+    # JAX multiplies float32 numbers in TensorFloat-32 unless it is told otherwise, which nothing here does.
+    is_tensor_float = are_jax() or tf.config.experimental.tensor_float_32_execution_enabled()
+    if "MIG" in words or dtype == "float32" and not is_tensor_float:
         return None
     for wanted, bfloat16_flops, float32_flops in chips.GPU_FLOPS:
         # "A100-SXM4-80GB" is an A100.

@@ -5,7 +5,7 @@ import time
 
 import tensorflow as tf
 
-from switch_tf.hardware.devices import device_type
+from switch_tf.hardware.devices import are_jax, device_type
 from switch_tf.hardware.rates import nominal_flops
 
 # Seconds until a measured rate is measured again, because the load of a machine changes.
@@ -26,15 +26,16 @@ class Peak:
     def __init__(self, dtype: str, count: int):
         self._nominal = nominal_flops(dtype)
         self._count = count
-        # On a TPU VM the products would run on the host's CPU and take minutes.
-        self._is_unknown = self._nominal is None and device_type() == "TPU"
+        # TensorFlow's products would run on the host's CPU, and on a TPU VM take minutes.
+        is_out_of_reach = device_type() == "TPU" or device_type() == "GPU" and are_jax()
+        self._is_unknown = self._nominal is None and is_out_of_reach
         if self._nominal is None and not self._is_unknown:
             self._products = _Products(dtype)
             self._fastest = 0.0
             self._measure()
 
     def flops(self, used: float) -> float | None:
-        """Returns the FLOPs per second of all devices together, or None for a TPU of an unknown type.
+        """Returns the FLOPs per second of all devices together, or None for an accelerator of an unknown type.
 
         Without a nominal rate it is the largest rate measured so far. It is measured again after a minute, or when a
         run exceeds it because the machine was busy during the measurement.

@@ -109,7 +109,7 @@ def test_a_mesh_of_one_device_with_rules_is_refused(started):
 
 
 def test_commands_of_one_device_run_on_the_host(monkeypatch, capsys):
-    monkeypatch.setattr(devices, "_only_host", False)
+    monkeypatch.setattr(devices, "_chosen", None)
     monkeypatch.setattr(host, "has_tpu", lambda: True)
     monkeypatch.setattr(environment, "installed_version", lambda name: "2.20.0")
     hidden = []
@@ -124,9 +124,9 @@ def test_commands_of_one_device_run_on_the_host(monkeypatch, capsys):
 
 
 def test_without_a_tpu_the_host_is_not_mentioned(monkeypatch, capsys):
-    monkeypatch.setattr(devices, "_only_host", False)
+    monkeypatch.setattr(devices, "_chosen", None)
     devices.use_host("infer")
-    assert not devices._only_host and capsys.readouterr().err == ""
+    assert devices._chosen is None and capsys.readouterr().err == ""
 
 
 def test_mirrored_is_not_for_a_tpu(started):

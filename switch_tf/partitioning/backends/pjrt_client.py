@@ -1,21 +1,24 @@
 """Starts JAX's client of this machine's devices, in one process or several."""
 
 import jax
-import tensorflow as tf
 
 from switch_tf.hardware import devices, host
 from switch_tf.partitioning.cluster import Cluster
-from switch_tf.refusals import Refusal
+from switch_tf.refusals import Refusal, first_line
 
+# JAX's name of the client, and of its devices.
 _PLATFORMS = {"CPU": "cpu", "GPU": "cuda", "TPU": "tpu"}
+_NAMES = {"CPU": "cpu", "GPU": "gpu", "TPU": "tpu"}
 
 
 def start(members: Cluster) -> None:
-    """Has JAX take the accelerators of this machine, or as many CPU devices as TensorFlow has, and TensorFlow none.
+    """Has JAX take the accelerators of this machine or, without any, as many CPU devices as TensorFlow has.
 
     Raises:
         Refusal: JAX has no client for the accelerators, or was started with other devices.
     """
+    if devices.are_jax():
+        return
     kind = "TPU" if host.has_tpu() else "GPU" if host.gpus() else "CPU"
     jax.config.update("jax_enable_x64", True)  # Keras counts steps in 64 bits
     jax.config.update("jax_platforms", ",".join(dict.fromkeys([_PLATFORMS[kind], "cpu"])))
@@ -25,13 +28,15 @@ def start(members: Cluster) -> None:
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
         jax.distributed.initialize(members.addresses[0], len(members.addresses), members.index)
     try:
-        jax.devices()
+        first = jax.local_devices()[0]
     except RuntimeError as error:
-        raise Refusal(f"This machine has a {kind}, and JAX has no client for it ({error}); install jax[cuda12] or "
-                      "jax[tpu] of the version in requirements.txt, or use another back end.") from error
-    devices.use_jax(kind)
-    if kind != "CPU":
-        tf.config.set_visible_devices([], kind)
+        raise Refusal(f"This machine has a {kind}, and JAX has no client for it ({first_line(error)}); install "
+                      f"jax[{'cuda12' if kind == 'GPU' else 'tpu'}]=={jax.__version__}, or use another back end."
+                      ) from error
+    if first.platform != _NAMES[kind]:
+        raise Refusal(f"This machine has a {kind}, but JAX was started for {first.platform} before the back end; set "
+                      "JAX_PLATFORMS to nothing.")
+    devices.use_jax(kind, first.device_kind)
 
 
 def _divide_cpu():
