@@ -207,15 +207,18 @@ def make_partitioner(shipped_layout):
         import tensorflow as tf
         from tensorflow.experimental import dtensor
 
-        from switch_tf.partitioning.backends import create_partitioner
+        from switch_tf.partitioning import cluster
+        from switch_tf.partitioning.backends import pjrt_client
         from switch_tf.partitioning.backends.dtensor import DTensorPartitioner
+        from switch_tf.partitioning.backends.pjrt import PjrtPartitioner
         from switch_tf.partitioning.backends.strategy import StrategyPartitioner
         from switch_tf.partitioning.partitioner import Partitioner
 
         layout = shipped_layout(name, mesh_shape, **changes)
         names = [f"CPU:{index}" for index in range(layout.num_devices)]
         if layout.backend == "pjrt":
-            return create_partitioner(layout)
+            pjrt_client.start(cluster.members())
+            return PjrtPartitioner(layout)
         if layout.num_devices == 1:
             return Partitioner(layout)
         if layout.backend == "mirrored":

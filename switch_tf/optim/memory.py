@@ -26,8 +26,8 @@ def bytes_per_device(config: SwitchConfig, layout: Layout) -> dict:
     layout.check_sizes(config.axis_sizes)
 
     def num_stored(shape, axes):
-        if layout.backend not in ("auto", "dtensor"):
-            return math.prod(shape)  # tf.distribute copies every variable to every device
+        if not layout.stores_pieces:
+            return math.prod(shape)
         return math.prod(layout.piece(shape, layout.spec(axes, at_rest=True)))
 
     weights = slots = 0

@@ -97,6 +97,11 @@ class Layout:
         """Whether one program is cut over the devices, rather than each device running its own."""
         return self.backend == "dtensor" or self.backend in ("auto", "pjrt") and self.num_devices > 1
 
+    @property
+    def stores_pieces(self) -> bool:
+        """Whether devices store pieces of the variables. tf.distribute copies every variable to every device."""
+        return self.backend in ("auto", "dtensor", "pjrt")
+
     def resolve(self, num_devices: int, device_type: str) -> "Layout":
         """Returns the layout for a number of devices, with its open axis filled in. A mesh of one uses the first.
 

@@ -19,6 +19,8 @@ SEVERAL = {"name": "fully_sharded", "mesh_shape": "data=2,x=2,y=2", "at_rest_rul
     ("vocab", ("data", "x", "y")), ("mlp", ("y", "x", "data")), ("kv", ("x", "y")), ("expert_mlp", ("x", "y")))}
 REPLICAS = {"name": "data", "mesh_shape": "data=2", "backend": "mirrored"}
 ONE = {"name": "single"}
+PJRT = {"name": "fully_sharded_experts", "mesh_shape": "fsdp=2,data=2,expert=2", "backend": "pjrt"}
+PJRT_ONE = {"name": "single", "backend": "pjrt"}
 
 
 class _Run:
@@ -55,7 +57,8 @@ def _batches():
 @pytest.mark.parametrize("one, other", [
     pytest.param(PIECES, ONE, marks=pytest.mark.exhaustive), (PIECES, OTHER_PIECES), (REPLICAS, PIECES),
     (SEVERAL, OTHER_PIECES), pytest.param(ONE, SEVERAL, marks=pytest.mark.exhaustive),
-    pytest.param(OTHER_PIECES, REPLICAS, marks=pytest.mark.exhaustive)],
+    pytest.param(OTHER_PIECES, REPLICAS, marks=pytest.mark.exhaustive),
+    (PJRT, ONE), (SEVERAL, PJRT), (PJRT_ONE, REPLICAS), pytest.param(PJRT, PJRT_ONE, marks=pytest.mark.exhaustive)],
     ids=lambda layout: "_".join(map(str, layout.values())))
 def test_a_run_goes_on_under_another_layout_and_comes_back(one, other, make_partitioner, shallow_config, batch,
                                                            tmp_path):
@@ -73,7 +76,7 @@ def test_a_run_goes_on_under_another_layout_and_comes_back(one, other, make_part
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("layout", [PIECES, REPLICAS], ids=lambda layout: layout["name"])
+@pytest.mark.parametrize("layout", [PIECES, REPLICAS, PJRT], ids=lambda layout: layout["name"])
 def test_a_step_that_diverges_changes_nothing_and_is_located(layout, make_partitioner, shallow_config, batch, tmp_path):
     run = _Run(make_partitioner(**layout), shallow_config, seed=1)
     bad = run.model.encoder.layers[0].mlp.experts.wo

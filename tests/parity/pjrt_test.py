@@ -19,8 +19,8 @@ MESHES = {
     "single": "data=1", "data": "data=8", "expert": "data=4", "data_expert": "data=2,expert=4",
     "data_model": "data=2,model=4", "expert_model": "data=4,model=2", "fully_sharded": "data=4",
     "fully_sharded_model": "data=4,model=2", "fully_sharded_experts": "fsdp=2,data=2,expert=2",
-    "pod_256": "data=2,model=2", "pod_256_experts": "expert_outer=2,data=2,expert=2,fsdp=1", "pod_512": "data=4,model=2",
-    "pod_512_experts": "data=8",
+    "pod_256": "data=2,model=2", "pod_256_experts": "expert_outer=2,data=2,expert=2,fsdp=1",
+    "pod_512": "data=4,model=2", "pod_512_experts": "data=8",
     "pod_512_fully_sharded": "expert=2,expert_x=1,expert_y=1,fsdp_y=1,data_y=2,fsdp=2,data=1"}
 QUICK = ("single", "fully_sharded_experts")
 OPTIMIZERS = {"adafactor": lambda: Adafactor(0.01), "adam": lambda: keras.optimizers.Adam(0.001)}

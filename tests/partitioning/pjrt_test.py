@@ -1,0 +1,169 @@
+"""Variables of the pjrt back end: where they lie, how TensorFlow, Keras and NumPy see them, and what is refused."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from switch_tf import SwitchConfig, SwitchTransformer, metrics
+from switch_tf.checkpoints import tensors
+from switch_tf.configs.run import StepSettings
+from switch_tf.inference.programs import compile_log_likelihoods, compile_prediction
+from switch_tf.optim.adafactor import Adafactor
+from switch_tf.optim.memory import bytes_per_device
+from switch_tf.partitioning.axes import with_axes
+from switch_tf.partitioning.backends import create_partitioner
+from switch_tf.partitioning.backends.pjrt_variable import PjrtVariable, slice_text
+from switch_tf.partitioning.layout import Layout
+from switch_tf.partitioning.partitioner import Partitioner
+from switch_tf.training import diagnosis
+from switch_tf.training.train_step import compile_steps
+
+SEVERAL = {"name": "fully_sharded_experts", "mesh_shape": "fsdp=2,data=2,expert=2", "backend": "pjrt"}
+SINGLE = {"name": "single", "backend": "pjrt"}
+
+
+def _variable(partitioner, value, axes):
+    with partitioner.creates_variables():
+        return with_axes(axes, keras.Variable, np.asarray(value), dtype=np.asarray(value).dtype.name)
+
+
+@pytest.fixture(scope="module")
+def pieces(make_partitioner):
+    """Partitioner of 2 x 2 x 2 devices, which stores "mlp" over fsdp and "expert" over expert and fsdp."""
+    return make_partitioner(**SEVERAL)
+
+
+def test_every_piece_is_on_the_device_that_the_layout_gives_it(pieces):
+    variable = _variable(pieces, np.arange(8.0).reshape(4, 2), ("expert", None))
+    # Rows over expert, then fsdp; the devices of the mesh [fsdp, data, expert] in order.
+    rows = {tuple(place): shard.data[:, 0].tolist() for place, shard in zip(
+        np.ndindex(2, 2, 2), sorted(variable.value.array.addressable_shards, key=lambda shard: shard.device.id),
+        strict=True)}
+    assert {place: row[0] / 2 for place, row in rows.items()} == {
+        (fsdp, data, expert): 2 * expert + fsdp for fsdp in (0, 1) for data in (0, 1) for expert in (0, 1)}
+
+
+def test_each_device_holds_what_inspect_computes(pieces):
+    config, optimizer = SwitchConfig.from_preset("switch_tiny"), Adafactor()
+    model = SwitchTransformer(config)
+    pieces.build(model, optimizer)
+    computed = bytes_per_device(config, pieces.layout)
+
+    def of_first(variables):
+        return sum(variable.value.array.addressable_shards[0].data.nbytes for variable in variables)
+
+    assert of_first(model.variables) == computed["weights"]
+    assert of_first(variable for variable in optimizer.variables if hasattr(variable, "logical_axes")
+                    ) == computed["optimizer_slots"]
+
+
+def test_a_value_is_the_same_to_numpy_keras_and_tensorflow_and_after_every_assignment(pieces):
+    variable = _variable(pieces, np.arange(8.0).reshape(4, 2), ("expert", None))
+    expected = np.arange(8.0).reshape(4, 2)
+    for change in (lambda: None, lambda: variable.assign(expected * 2), lambda: variable.assign_add(np.ones((4, 2))),
+                   lambda: variable.assign_sub(np.full((4, 2), 3.0))):
+        change()
+        for seen in (variable.numpy(), np.asarray(variable.value), keras.ops.convert_to_numpy(variable + 0.0),
+                     tf.convert_to_tensor(variable.value).numpy(), tf.cast(variable.value, "float32").numpy()):
+            np.testing.assert_array_equal(seen, variable.value.array)
+    np.testing.assert_array_equal(variable.numpy(), expected * 2 + 1 - 3)
+    assert isinstance(variable.value, PjrtVariable) and len(variable.value.array.sharding.device_set) == 8
+
+
+def test_a_program_updates_what_it_assigns_and_nothing_else(pieces):
+    changed, kept = (_variable(pieces, np.full((4, 2), value), ("expert", None)) for value in (1.0, 5.0))
+
+    def add(features):
+        changed.assign_add(keras.ops.convert_to_tensor(kept))
+        return {"sum": tf.reduce_sum(changed.value), "rows": features["x"][0, :, 0]}
+
+    before = kept.value.array
+    program = pieces.compile(add)
+    for step in (1, 2):
+        found = program(pieces.place({"x": np.arange(16).reshape(1, 8, 2)}))
+        assert float(found["sum"]) == 8 * (1 + 5 * step)
+        np.testing.assert_array_equal(found["rows"], np.arange(0, 16, 2))
+    np.testing.assert_array_equal(changed.numpy(), np.full((4, 2), 11.0))
+    assert kept.value.array is before
+
+
+def test_gradients_of_eager_code_reach_the_variable(pieces):
+    variable = _variable(pieces, [3.0, 4.0], (None,))
+    variable.assign(np.array([5.0, 6.0]))
+    with tf.GradientTape() as tape:
+        total = tf.reduce_sum(tf.convert_to_tensor(variable.value)**2)
+    np.testing.assert_array_equal(tape.gradient(total, variable.value), [10, 12])
+
+
+@pytest.mark.parametrize("index, text", [
+    ((slice(0, 2), slice(None)), "4 8 0,2:-"), ((slice(None), slice(None)), ""), ((slice(2, 4), slice(4, 8)),
+     "4 8 2,2:4,4"), ((slice(0, 4), slice(None)), "")])
+def test_a_slice_is_written_as_tensorflow_writes_it(index, text):
+    assert slice_text((4, 8), index) == text
+
+
+@pytest.mark.parametrize("layout", [SINGLE, pytest.param(SEVERAL, marks=pytest.mark.slow)],
+                         ids=lambda layout: layout["name"])
+def test_answers_and_likelihoods_are_those_of_one_tensorflow_device(layout, make_partitioner, shallow_config, batch):
+    answers = []
+    for partitioner in (Partitioner(), make_partitioner(**layout)):
+        keras.utils.set_random_seed(1)
+        model = SwitchTransformer(shallow_config, dtype="float64")
+        partitioner.build(model)
+        answers.append((compile_prediction(model, 6, partitioner)(batch),
+                        compile_log_likelihoods(model, partitioner)(batch)))
+    np.testing.assert_array_equal(answers[0][0], answers[1][0])
+    np.testing.assert_allclose(answers[0][1], answers[1][1], rtol=1e-12)
+    assert len(np.unique(answers[0][0])) > 2
+
+
+@pytest.mark.slow
+def test_several_steps_a_call_are_those_of_single_ones(make_partitioner, shallow_config, batch):
+    losses = {}
+    for steps_per_call in (1, 2):
+        partitioner = make_partitioner("expert", "data=4", backend="pjrt")
+        keras.utils.set_random_seed(1)
+        model, optimizer = SwitchTransformer(shallow_config), Adafactor(0.01)
+        partitioner.build(model, optimizer)
+        step = compile_steps(model, optimizer, 3, StepSettings(steps_per_call=steps_per_call), partitioner)
+        sums = None
+        for _ in range(4 // steps_per_call):
+            measured, bad_step = step(partitioner.place(
+                {name: np.stack([value] * steps_per_call) for name, value in batch.items()}))
+            assert int(bad_step) == -1
+            sums = metrics.merge(sums, metrics.to_host(measured))
+        assert int(optimizer.iterations.numpy()) == 4
+        losses[steps_per_call] = float(sums.loss.total)
+    assert losses[1] == pytest.approx(losses[2], rel=1e-6)
+
+
+@pytest.mark.slow
+def test_a_step_that_diverges_on_one_device_names_the_layer(make_partitioner, shallow_config, batch):
+    partitioner = make_partitioner(**SINGLE)
+    model = SwitchTransformer(shallow_config)
+    partitioner.build(model, Adafactor(0.01))
+    wo = model.encoder.layers[0].mlp.experts.wo
+    wo.assign(np.full(wo.shape, 3e38, np.float32))
+    features = {name: tf.convert_to_tensor(value) for name, value in batch.items()}
+    found = diagnosis.first_bad_tensor(model, features, 3, 0, StepSettings(), partitioner)
+    assert found.startswith(("the output of encoder", "the output of decoder", "the gradient of")), found
+
+
+def test_what_the_back_end_cannot_do_is_refused(pieces, make_partitioner):
+    config = SwitchConfig.from_preset("switch_tiny")
+    with pytest.raises(ValueError, match="compiles every step with XLA, so use_xla=True has no meaning"):
+        pieces.check(config, 1, True)
+    with pytest.raises(ValueError, match="MESH_SHAPE 'data=16' is for 16 devices, but there are 8"):
+        create_partitioner(Layout("data=16", (("batch", "data"),), backend="pjrt"))
+
+
+def test_checkpoints_hold_slices_that_any_reader_joins(pieces, tmp_path):
+    variable = _variable(pieces, np.arange(32.0).reshape(4, 8), ("expert", "mlp"))
+    pieces.write(str(tmp_path / "state"), {"model/kernel": variable.value})
+    reader = tf.train.load_checkpoint(str(tmp_path / "state"))
+    (name,) = (name for name in reader.get_variable_to_shape_map() if "kernel" in name)
+    np.testing.assert_array_equal(reader.get_tensor(name), np.arange(32.0).reshape(4, 8))
+    whole = tf.Variable(tf.zeros((4, 8), tf.float64))
+    tensors._read_as_stored(tmp_path / "state", {"model/kernel": whole})
+    np.testing.assert_array_equal(whole, np.arange(32.0).reshape(4, 8))
