@@ -1,5 +1,9 @@
-"""Collectives of a program that DTensor has cut, parsed from the text that `dump_partitioned_programs` asks for."""
+"""Collectives of a program that was cut over devices, parsed from the text of DTensor or XLA.
 
+DTensor writes its programs to the folder of `dump_partitioned_programs`.
+"""
+
+import math
 import os
 import pathlib
 import re
@@ -11,7 +15,9 @@ DTENSOR_STAGE = "DTensorSPMDExpansion"
 
 _KINDS = {"DTensorAllToAll": "all-to-all", "DTensorAllReduce": "all-reduce", "DTensorAllGather": "all-gather",
           "DTensorReduceScatter": "reduce-scatter"}
-_BITS = {"i1": 8, "bf16": 16, "f16": 16}
+_BITS = {"i1": 8, "pred": 8, "bf16": 16, "f16": 16}
+_XLA = re.compile(r" = (.*?) (all-to-all|all-reduce|all-gather|reduce-scatter|collective-permute)(?:-start)?\(")
+_XLA_ARRAY = re.compile(r"([a-z]+\d*)\[([\d,]*)\]")
 
 
 class Collective(NamedTuple):
@@ -32,15 +38,26 @@ class Collective(NamedTuple):
     @property
     def bytes(self) -> int:
         """Bytes of the result on one device."""
-        size = 1
-        for length in self.shape:
-            size *= length
-        return size * _BITS.get(self.dtype, int(re.sub(r"\D", "", self.dtype))) // 8
+        return math.prod(self.shape) * _bits(self.dtype) // 8
 
     @property
     def is_unsafe(self) -> bool:
         """Whether TensorFlow permutes the data: an all-to-all between two dimensions that are not the first."""
         return self.kind == "all-to-all" and len(self.shape) >= 4 and 0 not in self.moved
+
+
+class XlaCollective(NamedTuple):
+    """One collective of a program that XLA has compiled.
+
+    Attributes:
+        kind: XLA's name, such as "all-to-all".
+        bytes: Bytes of the results on one device, of all arrays that it moves.
+        is_unsafe: False, because XLA moves data as it says.
+    """
+
+    kind: str
+    bytes: int
+    is_unsafe: bool = False
 
 
 def dump_partitioned_programs(folder: str | pathlib.Path) -> None:
@@ -61,6 +78,20 @@ def read(folder: str | pathlib.Path, function: str) -> list[Collective]:
         return []
     newest = max(files, key=lambda path: path.stat().st_mtime_ns)
     return [_parse(line) for line in newest.read_text().splitlines() if _is_collective(line)]
+
+
+def read_xla(text: str) -> list[XlaCollective]:
+    """Returns the collectives of a program that XLA has compiled, each once, however often a loop repeats it."""
+    return [XlaCollective(kind, sum(_bytes(dtype, lengths) for dtype, lengths in _XLA_ARRAY.findall(shape)))
+            for shape, kind in _XLA.findall(text)]
+
+
+def _bytes(dtype, lengths):
+    return math.prod(int(length) for length in lengths.split(",") if length) * _bits(dtype) // 8
+
+
+def _bits(dtype):
+    return _BITS.get(dtype) or int(re.sub(r"\D", "", dtype))
 
 
 def summarize(collectives: Iterable) -> dict[str, dict[str, int]]:

@@ -146,6 +146,10 @@ class Partitioner:
         """Traces a compiled function before its first call, so that the time it takes can be shown."""
         function.get_concrete_function(specs)
 
+    def program_text(self, function: Any) -> str:
+        """Returns a compiled function as XLA printed it after it cut it over the devices; "" if it did not."""
+        return ""
+
     def on_host(self, tensor: Any) -> tf.Tensor:
         """Returns a result that every device has as an eager tensor of this process."""
         return tensor

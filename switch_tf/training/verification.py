@@ -42,6 +42,7 @@ class Verification(NamedTuple):
     `weight`: largest rms(a - b) / rms(a) over weights, after the last step. The root mean square, because optimizers
         that divide by the size of a gradient move a single weight by a whole step if rounding decides its sign.
     `losses`: pairs of losses (one device, layout), step by step.
+    `program`: the layout's step as its compiler printed it, see `Partitioner.program_text`.
     """
 
     loss: Difference
@@ -49,6 +50,7 @@ class Verification(NamedTuple):
     gradient: Difference
     weight: Difference
     losses: list[tuple[float, float]]
+    program: str = ""
 
     @property
     def is_equal(self) -> bool:
@@ -57,12 +59,16 @@ class Verification(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """Results of a few steps: each loss, the gradients of the first step, the final weights, and their paths."""
+    """Results of a few steps: each loss, the gradients of the first step, the final weights, and their paths.
+
+    `program`: see `Verification`.
+    """
 
     losses: list[float]
     gradients: list[np.ndarray]
     weights: list[np.ndarray]
     paths: list[str]
+    program: str = ""
 
 
 def verify(make_model: MakeModel, make_optimizer: MakeOptimizer, partitioner: Partitioner, batches: list[dict],
@@ -105,7 +111,7 @@ def compare(expected: Outcome, actual: Outcome) -> Verification:
     later = max(by_step, key=lambda difference: difference.value)
     gradient = _largest(np.max, expected.paths, expected.gradients, actual.gradients)
     weight = _largest(_root_mean_square, expected.paths, expected.weights, actual.weights)
-    return Verification(by_step[0], later, gradient, weight, losses)
+    return Verification(by_step[0], later, gradient, weight, losses, actual.program)
 
 
 class Twin:
@@ -153,7 +159,7 @@ class Twin:
                 gradients = self._read(placed)[1]
             on_step(len(losses), losses[-1])
         paths = [variable.path.partition("/")[2] for variable in self.model.trainable_variables]
-        return Outcome(losses, gradients, self._read(placed)[0], paths)
+        return Outcome(losses, gradients, self._read(placed)[0], paths, self.partitioner.program_text(self._step))
 
     def _take_step(self, placed):
         measured, bad_step = self._step(placed)

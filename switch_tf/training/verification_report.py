@@ -2,13 +2,14 @@
 
 import pathlib
 import sys
+from collections.abc import Sequence
 
 import tensorflow as tf
 
 from switch_tf import data
 from switch_tf.configs.experiment import Experiment
 from switch_tf.partitioning import collectives
-from switch_tf.partitioning.collectives import Collective
+from switch_tf.partitioning.collectives import Collective, XlaCollective
 from switch_tf.partitioning.layout import Layout
 from switch_tf.refusals import Refusal
 from switch_tf.training import verification
@@ -44,13 +45,14 @@ def verify(described: Experiment, num_steps: int, dumps: str | pathlib.Path) -> 
     differences = verification.verify(
         described.make_model, described.make_optimizer, described.partitioner, batches, run.seed, settings,
         say=lambda text: print(text, file=sys.stderr, flush=True), make_objective=described.make_objective)
-    sent = [collective for function in ("computed", "applied") for collective in collectives.read(dumps, function)]
+    sent = [*(collective for function in ("computed", "applied") for collective in collectives.read(dumps, function)),
+            *collectives.read_xla(differences.program)]
     dtype = described.make_model().compute_dtype
     result = as_json(differences, described.layout, dtype, sent)
     return result, describe(differences, result, dtype)
 
 
-def as_json(differences: Verification, layout: Layout, dtype: str, sent: list[Collective]) -> dict:
+def as_json(differences: Verification, layout: Layout, dtype: str, sent: Sequence[Collective | XlaCollective]) -> dict:
     """Returns the JSON object, with `exit_status` 1 if the differences are too large or an all-to-all is unsafe.
 
     Args:
@@ -83,11 +85,13 @@ def describe(differences: Verification, result: dict, dtype: str) -> str:
              f"Largest relative differences, where rounding explains {LIMIT:.0e}:"]
     lines += [f"  {name:<24} {row.value:.1e}  {row.where}" for name, row in rows.items()]
     if result["collectives"]:
-        lines.append("Collectives of a step, before TensorFlow combines any, and their bytes on each device:")
+        combined = "as XLA combined them" if differences.program else "before TensorFlow combines any"
+        lines.append(f"Collectives of a step, {combined}, and their bytes on each device:")
         lines += [f"  {kind:<16} {entry['count']:>5} {entry['bytes']:>14,}"
                   for kind, entry in sorted(result["collectives"].items())]
     else:
-        lines.append("No collectives were seen: tf.distribute sums gradients outside of the program.")
+        lines.append("No collectives were seen." if differences.program else
+                     "No collectives were seen: tf.distribute sums gradients outside of the program.")
     if result["unsafe_all_to_alls"]:
         lines.append(f"{result['unsafe_all_to_alls']} all-to-alls between two dimensions that are both not the first: "
                      "TensorFlow permutes their data.")

@@ -107,3 +107,16 @@ def test_a_summary_counts_and_adds_up_each_kind():
     # 4 + 5 * 8 = 44; 2 * 3 * 2 = 12
     assert collectives.summarize(sent) == {"all-reduce": {"count": 2, "bytes": 44},
                                            "all-to-all": {"count": 1, "bytes": 12}}
+
+
+def test_collectives_of_xla_are_counted_with_all_that_they_move():
+    text = """
+  %a = f32[4,16]{1,0} all-reduce(%x), channel_id=1, replica_groups={{0,1}}
+  %b = (f32[1,8]{1,0}, bf16[2,3]{1,0}) all-to-all(%x, %y), channel_id=2
+  %c = (s32[], pred[5]{0}) all-gather-start(%x, %y)
+  %d = pred[5]{0} all-gather-done(%c)
+  %e = f32[2]{0} fusion(%all-reduce.3), calls=%all-reduce
+"""
+    assert collectives.read_xla(text) == [("all-reduce", 4 * 64, False), ("all-to-all", 4 * 8 + 2 * 6, False),
+                                          ("all-gather", 4 + 5, False)]
+    assert collectives.summarize(collectives.read_xla(text))["all-to-all"] == {"count": 1, "bytes": 44}

@@ -112,8 +112,11 @@ class PjrtPartitioner(Partitioner):
         return PjrtProgram(function, self._annotator, lambda: list(self._variables), self.mesh, self._features)
 
     def trace(self, function: PjrtProgram, specs: dict[str, tf.TensorSpec]) -> None:
-        """Lowers a program before its first call, so that the time it takes can be shown."""
+        """Compiles a program before its first call, so that the time it takes can be shown."""
         function.build(specs)
+
+    def program_text(self, function: PjrtProgram) -> str:
+        return function.text
 
     def on_host(self, tensor: Any) -> Any:
         return tensor  # results are whole on every device

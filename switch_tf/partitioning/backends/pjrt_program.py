@@ -16,7 +16,7 @@ from switch_tf.partitioning.backends.pjrt_variable import PjrtVariable
 class PjrtProgram:
     """A function of placed features as one program on all devices, which updates the variables that it assigns.
 
-    It is lowered by `build` or by the first call, for the shapes of that call.
+    It is compiled by `build` or by the first call, for the shapes of that call.
 
     Args:
         function: Function of features, as tensors, that returns a nest of tensors, equal on every device.
@@ -30,10 +30,15 @@ class PjrtProgram:
                  mesh: jax.sharding.Mesh, features: NamedSharding):
         self._function, self._annotator, self._variables = function, annotator, variables
         self._mesh, self._features = mesh, features
-        self._lowered: lowering.Program | None = None
+        self._compiled: jax.stages.Compiled | None = None
 
-    def build(self, specs: Mapping[str, tf.TensorSpec]) -> jax.stages.Lowered:
-        """Lowers the program for features of these shapes, without running it."""
+    @property
+    def text(self) -> str:
+        """The compiled program of one device, as XLA prints it; "" before `build`."""
+        return self._compiled.as_text() if self._compiled else ""
+
+    def build(self, specs: Mapping[str, tf.TensorSpec]) -> None:
+        """Compiles the program for features of these shapes, without running it."""
         names = list(specs)
         by_symbol = {id(variable.symbol): variable for variable in self._variables()}
 
@@ -48,10 +53,9 @@ class PjrtProgram:
         state = [by_symbol[id(symbol)] for symbol in lowered.captured]
         self._updated = [state[index] for index in lowered.updated]
         self._kept = [variable for index, variable in enumerate(state) if index not in set(lowered.updated)]
-        self._jitted = self._jit(specs, state)
         shapes = {name: jax.ShapeDtypeStruct(tuple(spec.shape), spec.dtype.as_numpy_dtype, sharding=self._features)
                   for name, spec in specs.items()}
-        return self._jitted.lower(shapes, *self._arrays())
+        self._compiled = self._jit(specs, state).lower(shapes, *self._arrays()).compile()
 
     def _jit(self, specs, state):
         lowered, num_results = self._lowered, len(self._lowered.results)
@@ -76,9 +80,9 @@ class PjrtProgram:
         return [variable.array for variable in self._kept], [variable.array for variable in self._updated]
 
     def __call__(self, features: dict[str, jax.Array]) -> Any:
-        if self._lowered is None:
+        if self._compiled is None:
             self.build({name: tf.TensorSpec(value.shape, value.dtype) for name, value in features.items()})
-        results, updated = self._jitted(features, *self._arrays())
+        results, updated = self._compiled(features, *self._arrays())
         for variable, array in zip(self._updated, updated, strict=True):
             variable.array = array
         return tf.nest.pack_sequence_as(self._lowered.structure, results)
