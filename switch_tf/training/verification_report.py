@@ -45,8 +45,9 @@ def verify(described: Experiment, num_steps: int, dumps: str | pathlib.Path) -> 
     differences = verification.verify(
         described.make_model, described.make_optimizer, described.partitioner, batches, run.seed, settings,
         say=lambda text: print(text, file=sys.stderr, flush=True), make_objective=described.make_objective)
-    sent = [*(collective for function in ("computed", "applied") for collective in collectives.read(dumps, function)),
-            *collectives.read_xla(differences.program)]
+    sent: list[Collective | XlaCollective] = [
+        *(collective for function in ("computed", "applied") for collective in collectives.read(dumps, function)),
+        *collectives.read_xla(differences.program)]
     dtype = described.make_model().compute_dtype
     result = as_json(differences, described.layout, dtype, sent)
     return result, describe(differences, result, dtype)

@@ -109,7 +109,7 @@ class PjrtPartitioner(Partitioner):
         return self.sharding((None, "batch", "length"))
 
     def compile(self, function: Callable[..., Any], use_xla: bool = False) -> PjrtProgram:
-        return PjrtProgram(function, self._annotator, lambda: list(self._variables), self.mesh, self._features)
+        return PjrtProgram(function, self._annotator, lambda: list(self._variables), self._features)
 
     def trace(self, function: PjrtProgram, specs: dict[str, tf.TensorSpec]) -> None:
         """Compiles a program before its first call, so that the time it takes can be shown."""
