@@ -1,4 +1,4 @@
-"""Cost of layouts: the training step under DTensor and tf.distribute over the plain one, for the same total work.
+"""Cost of layouts: the training step under DTensor, PJRT and tf.distribute over the plain one, for the same total work.
 
     .venv/bin/python benchmarks/layouts.py
 
@@ -23,17 +23,24 @@ SIZES = {"batch": 8, "encoder_length": 256, "decoder_length": 64, "layers": 4, "
 DATA = [["batch", "data"], ["group", "data"]]
 EXPERT = [*DATA, ["expert", "data"]]
 MODEL = [["heads", "model"], ["mlp", "model"], ["expert_mlp", "model"], ["vocab", "model"]]
+FULLY_SHARDED = [["embed", "data"]]
+# Name -> devices and the arguments of Layout; each under DTensor and under PJRT.
+CUT = {
+    "1": (1, {"mesh_shape": "data=1", "rules": DATA}),
+    "data=2": (2, {"mesh_shape": "data=2", "rules": DATA}),
+    "expert=2": (2, {"mesh_shape": "data=2", "rules": EXPERT}),
+    "model=2": (2, {"mesh_shape": "data=1,model=2", "rules": [*DATA, *MODEL]}),
+    "expert=4": (4, {"mesh_shape": "data=4", "rules": EXPERT}),
+    "expert=8": (8, {"mesh_shape": "data=8", "rules": EXPERT}),
+    "expert=2,model=2": (4, {"mesh_shape": "data=2,model=2", "rules": [*EXPERT, *MODEL]}),
+    "fully_sharded=4": (4, {"mesh_shape": "data=4", "rules": EXPERT, "at_rest_rules": FULLY_SHARDED}),
+}
 LAYOUTS = {
     "plain": (1, {}, "auto"),
     BASELINE: (1, {}, "einsum"),
-    "dtensor/1": (1, {"mesh_shape": "data=1", "rules": DATA, "backend": "dtensor"}, "einsum"),
-    "dtensor/data=2": (2, {"mesh_shape": "data=2", "rules": DATA}, "einsum"),
-    "dtensor/expert=2": (2, {"mesh_shape": "data=2", "rules": EXPERT}, "einsum"),
-    "dtensor/model=2": (2, {"mesh_shape": "data=1,model=2", "rules": [*DATA, *MODEL]}, "einsum"),
-    "dtensor/expert=4": (4, {"mesh_shape": "data=4", "rules": EXPERT}, "einsum"),
-    "dtensor/expert=2,model=2": (4, {"mesh_shape": "data=2,model=2", "rules": [*EXPERT, *MODEL]}, "einsum"),
-    "dtensor/fully_sharded=4": (4, {"mesh_shape": "data=4", "rules": EXPERT, "at_rest_rules": [["embed", "data"]]},
-                                "einsum"),
+    **{f"{backend}/{name}": (devices, {**layout, "backend": backend}, "einsum")
+       for backend in ("dtensor", "pjrt") for name, (devices, layout) in CUT.items()},
+    "pjrt/1/auto": (1, {"mesh_shape": "data=1", "backend": "pjrt"}, "auto"),
     "mirrored/2": (2, {"mesh_shape": "data=2", "rules": DATA, "backend": "mirrored"}, "auto"),
 }
 
