@@ -1,5 +1,7 @@
 """Variables of the pjrt back end: where they lie, how TensorFlow, Keras and NumPy see them, and what is refused."""
 
+import contextlib
+
 import keras
 import numpy as np
 import pytest
@@ -12,7 +14,7 @@ from switch_tf.inference.programs import compile_log_likelihoods, compile_predic
 from switch_tf.optim.adafactor import Adafactor
 from switch_tf.optim.memory import bytes_per_device
 from switch_tf.partitioning.axes import with_axes
-from switch_tf.partitioning.backends import create_partitioner
+from switch_tf.partitioning.backends import create_partitioner, pjrt
 from switch_tf.partitioning.backends.pjrt_variable import PjrtVariable, slice_text
 from switch_tf.partitioning.layout import Layout
 from switch_tf.partitioning.partitioner import Partitioner
@@ -150,7 +152,17 @@ def test_a_step_that_diverges_on_one_device_names_the_layer(make_partitioner, sh
     assert found.startswith(("the output of encoder", "the output of decoder", "the gradient of")), found
 
 
-def test_what_the_back_end_cannot_do_is_refused(pieces, make_partitioner):
+def test_a_model_whose_pieces_find_no_room_is_refused(pieces, monkeypatch):
+    pieces.check(SwitchConfig.from_preset("switch_base_8"), 1, False)  # the host's memory is not counted
+    config = SwitchConfig.from_preset("switch_tiny")
+    needed = 2 * bytes_per_device(config, pieces.layout)["weights"]
+    for room, refuses in ((needed, False), (needed - 1, True)):
+        monkeypatch.setattr(pjrt, "_memory", lambda device, room=room: room)
+        with pytest.raises(ValueError, match="0.0 GiB of them on each device") if refuses else contextlib.nullcontext():
+            pieces.check(config, 1, False)
+
+
+def test_what_the_back_end_cannot_do_is_refused(pieces):
     config = SwitchConfig.from_preset("switch_tiny")
     with pytest.raises(ValueError, match="compiles every step with XLA, so use_xla=True has no meaning"):
         pieces.check(config, 1, True)

@@ -64,6 +64,11 @@ class PjrtPartitioner(Partitioner):
         if use_xla:
             raise Refusal("The pjrt back end compiles every step with XLA, so use_xla=True has no meaning there; "
                           "leave it at False.")
+        needed, room = self.layout.stored_bytes(config.weights()), _memory(self.mesh.local_devices[0])
+        if room is not None and needed > room:
+            raise Refusal(f"The layout stores weights and gradients in pieces, {needed / 2**30:.1f} GiB of them on "
+                          f"each device, which has {room / 2**30:.1f} GiB; use a layout that cuts them into smaller "
+                          "ones (at_rest_rules), or more devices.")
 
     def sharding(self, axes: Sequence[str | None], at_rest: bool = False) -> NamedSharding:
         """Returns JAX's sharding for logical axes."""
@@ -157,6 +162,11 @@ def _write_pieces(prefix, state):
     if pieces:
         names, texts, values = zip(*pieces, strict=True)
         tf.raw_ops.SaveV2(prefix=prefix, tensor_names=names, shape_and_slices=texts, tensors=values)
+
+
+def _memory(device):
+    """Returns the bytes of memory that JAX may use of a device, None for the host's."""
+    return (device.memory_stats() or {}).get("bytes_limit")
 
 
 @jax.jit
