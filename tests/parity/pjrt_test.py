@@ -94,7 +94,7 @@ KINDS = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("layout", ["single", "expert_model"])
+@pytest.mark.parametrize("layout", [pytest.param("single", marks=pytest.mark.exhaustive), "expert_model"])
 @pytest.mark.parametrize("changes, optimizer", KINDS,
                          ids=lambda of: of if isinstance(of, str) else "-".join(str(value) for value in of.values()))
 def test_every_kind_of_model_can_be_laid_out(changes, optimizer, layout, make_partitioner):
