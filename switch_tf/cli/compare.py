@@ -11,6 +11,7 @@ from etils import epy
 from switch_tf.cli import gin_files, gin_macros, gin_run
 from switch_tf.comparison import Comparison, fairness, run_folders
 from switch_tf.comparison.description import check_words, naming
+from switch_tf.configs.gin_calls import or_mistake
 from switch_tf.conversion.initial_weights import converted
 from switch_tf.installation import quiet
 from switch_tf.refusals import Refusal
@@ -86,7 +87,7 @@ def described(arguments: argparse.Namespace) -> tuple[Comparison, list[str]]:
         raise Refusal(f"These gin files describe no comparison: {', '.join(files)}. A comparison binds model_dir and "
                       "variants of switch_tf.comparison.Comparison, as gin/comparisons/demo.gin does.")
     gin_macros.check([*texts, *comparison_bindings])
-    comparison = gin_run.or_mistake(gin.get_configurable(Comparison))
+    comparison = or_mistake(gin.get_configurable(Comparison))
     for (_, name), parameters in bound.items():
         if name != _COMPARISON:
             raise Refusal(f"These gin files bind {name.rpartition('.')[2]}.{next(iter(parameters))}, which the "

@@ -6,8 +6,6 @@ In two steps, because importing TensorFlow takes seconds: `look` and `load` refu
 
 import argparse
 import copy
-import itertools
-import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,12 +16,13 @@ from gin import config as gin_config
 from switch_tf.cli import gin_files, gin_macros
 from switch_tf.configs import factories, names
 from switch_tf.configs.experiment import Experiment
+from switch_tf.configs.gin_calls import or_mistake
 from switch_tf.configs.part_names import TRAINER
 from switch_tf.configs.run import Run, StepSettings
 from switch_tf.configs.switch_config import SwitchConfig
 from switch_tf.installation import quiet
 from switch_tf.partitioning.layout import Layout
-from switch_tf.refusals import Refusal, first_line
+from switch_tf.refusals import Refusal
 from switch_tf.training import processes
 
 with epy.lazy_imports():  # which import TensorFlow, so `look` comes first
@@ -32,7 +31,6 @@ with epy.lazy_imports():  # which import TensorFlow, so `look` comes first
 
 PARTS = ("a model (gin/models/switch_tiny.gin), a task (gin/tasks/docs_corpus.gin) and a run "
          "(gin/runs/pretrain.gin)")
-_PACKAGE = __name__.partition(".")[0]
 
 
 def load(arguments: argparse.Namespace, defaults: Sequence[str] = (), num_cpu_devices: int | None = None,
@@ -91,32 +89,6 @@ def experiment() -> Experiment:
     make = gin.get_configurable
     return Experiment(_config(), make(Layout)(), make(Run)(), make(StepSettings)(),
                       lambda: _trainer_argument("model"), lambda: _trainer_argument("optimizer"), _objective)
-
-
-def or_mistake(action: Callable[[], Any]) -> Any:
-    """Returns the result of a call of gin's, and refuses what gin, Keras or the user's code finds wrong with a value.
-
-    Raises:
-        Refusal: gin lacks a value, or what it calls outside of this package does not take one.
-        Exception: A call of this package failed. It checks its own values, so anything but a Refusal is a bug.
-    """
-    try:
-        return action()
-    except (RuntimeError, ValueError, TypeError) as error:
-        if not isinstance(error, Refusal) and _is_our_bug(error):
-            raise
-        sentence = ("These gin files lead back to themselves: a parameter is set to something that the parameter is "
-                    "part of." if isinstance(error, RecursionError) else first_line(error))
-        raise Refusal(sentence) from error
-
-
-def _is_our_bug(error):
-    """Returns True if the innermost call of gin's entered this package, or no call of gin's was under way."""
-    # gin replaces an exception by a proxy with the traceback of the original, so its frames still tell.
-    modules = [frame.f_globals.get("__name__", "").partition(".")[0]
-               for frame, _ in traceback.walk_tb(error.__traceback__)]
-    behind_gin = itertools.takewhile(lambda module: module != "gin", reversed(modules))
-    return [*behind_gin][-1:] == [_PACKAGE]
 
 
 def on_this_machine(is_checked: bool = True) -> Experiment:

@@ -7,8 +7,9 @@ import gin
 
 from switch_tf import checks
 from switch_tf.checkpoints import run_config
-from switch_tf.cli import gin_files, gin_run
+from switch_tf.cli import gin_files
 from switch_tf.configs import shipped_gin
+from switch_tf.configs.gin_calls import or_mistake
 from switch_tf.configs.switch_config import SwitchConfig
 from switch_tf.conversion import huggingface_folder
 from switch_tf.optim import memory
@@ -72,10 +73,10 @@ def _config_and_layout(arguments):
     if not any(selector.endswith(".SwitchConfig") for _, selector in gin.config._CONFIG):
         raise Refusal(f"These gin files describe no model: {', '.join(files)}. Give a model file, such "
                       "as gin/models/switch_tiny.gin.")
-    config = gin_run.or_mistake(gin.get_configurable(SwitchConfig))
+    config = or_mistake(gin.get_configurable(SwitchConfig))
     if ("", "switch_tf.partitioning.layout.Layout") not in gin.config._CONFIG:
         return config, None
-    return config, gin_run.or_mistake(gin.get_configurable(Layout))
+    return config, or_mistake(gin.get_configurable(Layout))
 
 
 def _inspect_config(config, arguments):

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 import gin
 
 from switch_tf.checkpoints import vocabulary_choice
-from switch_tf.cli.gin_run import or_mistake
 from switch_tf.configs import factories
 from switch_tf.configs.experiment import Experiment
+from switch_tf.configs.gin_calls import or_mistake
 from switch_tf.reporting import origin
 
 _VOCABULARY = "switch_tf.configs.run.Run.vocabulary"

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from switch_tf.cli import gin_files, gin_macros
-from switch_tf.cli.gin_run import or_mistake
 from switch_tf.configs import names, shipped_gin
 from switch_tf.configs.choices import nearest
+from switch_tf.configs.gin_calls import or_mistake
 from switch_tf.installation import quiet
 from switch_tf.refusals import Refusal
 

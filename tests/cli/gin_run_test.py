@@ -9,7 +9,7 @@ import keras
 import pytest
 
 from switch_tf.cli import gin_files, gin_run, starting
-from switch_tf.configs import factories
+from switch_tf.configs import factories, gin_calls
 from switch_tf.configs.run import Run
 from switch_tf.evaluation.objectives import Objective
 from switch_tf.partitioning.partitioner import Partitioner
@@ -145,7 +145,7 @@ def test_a_required_parameter_without_a_value_is_refused():
         return number / 2
 
     with pytest.raises(Refusal, match="^Required bindings for `halve` not provided in config: ..number..$"):
-        gin_run.or_mistake(gin.external_configurable(halve))
+        gin_calls.or_mistake(gin.external_configurable(halve))
 
 
 def test_a_value_for_an_optimizer_of_keras_is_refused(tmp_path):
