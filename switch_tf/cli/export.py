@@ -24,16 +24,13 @@ switch-tf export --run runs/first --step best --sampler beam --num_beams 4 --out
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the run and its checkpoint or the model, the output, the sampler and the gin arguments."""
-    trained_run.add_arguments(parser, is_required=False)
+    trained_run.add_decoding_arguments(parser, is_required=False)
     parser.add_argument("--model", metavar="FILE", help="in place of --run: a model that Keras saved, model.keras")
     parser.add_argument("--vocabulary", metavar="NAME_OR_FILE",
                         help="with --model: a vocabulary, for text in and text out; without it ids in and out")
     parser.add_argument("--inputs_length", type=int, metavar="N",
                         help="with --model and --vocabulary: tokens of a text to read at most (default 512)")
-    trained_run.add_checkpoint_argument(parser)
     parser.add_argument("--output", required=True, metavar="FOLDER", help="a new or empty folder")
-    trained_run.add_raw_argument(parser)
-    sampler_arguments.add_arguments(parser)
 
 
 def run(arguments: argparse.Namespace) -> dict:

@@ -24,8 +24,7 @@ switch-tf infer --run runs/first --interactive
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the run, its checkpoint, the files, the sampler and the gin arguments."""
-    trained_run.add_arguments(parser)
-    trained_run.add_checkpoint_argument(parser)
+    trained_run.add_decoding_arguments(parser)
     parser.add_argument("--input", metavar="FILE",
                         help="a file of any kind that training reads (.txt, .jsonl, .json, .tsv, .csv, each also as "
                              ".gz), or lines of text, or JSON lines with --field; - for standard input")
@@ -37,10 +36,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--score", action="store_true",
                         help="the log-likelihood of given targets, in --target_field")
     parser.add_argument("--target_field", metavar="NAME", help="see --score (default: as in training)")
-    trained_run.add_raw_argument(parser)
     parser.add_argument("--interactive", action="store_true", help="answer what is typed, line by line")
     parser.add_argument("--batch_size", type=int, default=32, metavar="N", help="lines at a time (default 32)")
-    sampler_arguments.add_arguments(parser)
 
 
 def run(arguments: argparse.Namespace) -> dict:

@@ -23,8 +23,7 @@ switch-tf serve --run runs/first --port 9000 --sampler beam --num_beams 4
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the run, its checkpoint, the address, the limits, the sampler and the gin arguments."""
-    trained_run.add_arguments(parser)
-    trained_run.add_checkpoint_argument(parser)
+    trained_run.add_decoding_arguments(parser)
     parser.add_argument("--host", default="127.0.0.1", metavar="ADDRESS",
                         help="to listen at; 0.0.0.0 for other machines too, whoever they are (default 127.0.0.1)")
     parser.add_argument("--port", type=int, default=8501, metavar="N", help="0 for any that is free (default 8501)")
@@ -37,8 +36,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help="texts that may wait; further requests are refused with 503 (default 256)")
     parser.add_argument("--max_request_bytes", type=int, default=2**20, metavar="N",
                         help="largest request; longer ones are refused with 413 (default 1048576)")
-    trained_run.add_raw_argument(parser)
-    sampler_arguments.add_arguments(parser)
 
 
 def run(arguments: argparse.Namespace) -> dict:

@@ -10,7 +10,7 @@ from etils import epy
 
 from switch_tf.checkpoints import run_config
 from switch_tf.checkpoints.run_folder import CONFIGURATION
-from switch_tf.cli import gin_files, gin_run, gin_trust
+from switch_tf.cli import gin_files, gin_run, gin_trust, sampler_arguments
 from switch_tf.configs.choices import nearest
 from switch_tf.configs.experiment import Experiment
 from switch_tf.installation import quiet
@@ -31,6 +31,16 @@ def add_arguments(parser: argparse.ArgumentParser, is_required: bool = True) -> 
     parser.add_argument("--trust", action="store_true",
                         help="run the gin file of the run even if it names modules that switch_tf does not ship; a gin "
                              "file is a program")
+
+
+def add_decoding_arguments(parser: argparse.ArgumentParser, is_required: bool = True) -> None:
+    """Declares the run with the gin arguments, its checkpoint, how texts are read, and the sampler."""
+    add_arguments(parser, is_required)
+    parser.add_argument("--step", default="last", metavar="N|best|last",
+                        help="a step, the best one by the run's BEST_METRIC, or the newest (default)")
+    parser.add_argument("--raw", action="store_true",
+                        help="read texts as they are: without the task's prefix, and <extra_id_0> as a gap")
+    sampler_arguments.add_arguments(parser)
 
 
 def folder_of(arguments: argparse.Namespace) -> pathlib.Path:
@@ -87,15 +97,3 @@ def load_on_one_device(arguments: argparse.Namespace, folder: pathlib.Path) -> A
         raise Refusal(f"This command works on one device, whatever layout the run trained under, not on "
                       f"{described.layout.num_devices}; leave out the mesh.")
     return described
-
-
-def add_raw_argument(parser: argparse.ArgumentParser) -> None:
-    """Declares --raw, which reads texts without the conventions of the run's task."""
-    parser.add_argument("--raw", action="store_true",
-                        help="read texts as they are: without the task's prefix, and <extra_id_0> as a gap")
-
-
-def add_checkpoint_argument(parser: argparse.ArgumentParser) -> None:
-    """Declares the one checkpoint of the run to use, see `selection.select_one`."""
-    parser.add_argument("--step", default="last", metavar="N|best|last",
-                        help="a step, the best one by the run's BEST_METRIC, or the newest (default)")
