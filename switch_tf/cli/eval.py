@@ -13,7 +13,7 @@ from switch_tf.checkpoints import sizes
 from switch_tf.checkpoints.folders import BrokenCheckpoint
 from switch_tf.checkpoints.following import follow
 from switch_tf.checkpoints.selection import select
-from switch_tf.cli import trained_run
+from switch_tf.cli import gin_run, trained_run
 
 with epy.lazy_imports():  # which import TensorFlow, so arguments are checked first
     from switch_tf.evaluation import checkpoint_evaluator
@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--examples", type=int, metavar="N",
                         help="largest number of examples of each task with metrics (default: all)")
     parser.add_argument("--output", metavar="FOLDER", help="where scores and predictions go (default RUN/eval)")
-    parser.add_argument("--devices", type=int, metavar="N", help="virtual devices to make of this machine's CPU")
+    gin_run.add_device_arguments(parser)
     parser.add_argument("--follow", action="store_true",
                         help="go on with each new checkpoint of a run that is training, until the run ends")
 

@@ -21,6 +21,7 @@ from switch_tf.configs.part_names import TRAINER
 from switch_tf.configs.run import Run, StepSettings
 from switch_tf.configs.switch_config import SwitchConfig
 from switch_tf.installation import quiet
+from switch_tf.partitioning.backend_table import BACKENDS
 from switch_tf.partitioning.layout import Layout
 from switch_tf.refusals import Refusal
 from switch_tf.training import processes
@@ -31,6 +32,15 @@ with epy.lazy_imports():  # which import TensorFlow, so `look` comes first
 
 PARTS = ("a model (gin/models/switch_tiny.gin), a task (gin/tasks/docs_corpus.gin) and a run "
          "(gin/runs/pretrain.gin)")
+
+
+def add_device_arguments(parser: argparse.ArgumentParser, num_devices: int | None = None) -> None:
+    """Declares `--devices`, with a default, and `--backend`, which main makes a binding."""
+    parser.add_argument("--devices", type=int, default=num_devices, metavar="N",
+                        help=f"virtual devices to make of this machine's CPU (default {num_devices or 'as it is'})")
+    parser.add_argument("--backend", metavar="NAME",
+                        help=f"back end that runs the layout: {', '.join(BACKENDS)} (default: Layout.backend of the "
+                             "gin files)")
 
 
 def load(arguments: argparse.Namespace, defaults: Sequence[str] = (), num_cpu_devices: int | None = None,

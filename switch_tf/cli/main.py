@@ -144,4 +144,6 @@ def _parse(argv):
     arguments.words = argv
     arguments.stream = sys.stderr if arguments.json else sys.stdout  # of texts for people
     arguments.gin_bindings = [word.removeprefix("--gin.") for word in bindings]
+    if getattr(arguments, "backend", None) is not None:
+        arguments.gin_bindings.append(f"Layout.backend={arguments.backend!r}")
     return arguments

@@ -30,13 +30,12 @@ switch-tf train --gin_file=gin/models/switch_tiny.gin --gin_file=gin/tasks/docs_
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declares the gin arguments, `--devices` and `--processes`."""
+    """Declares the gin arguments, the devices and `--processes`."""
     gin_files.add_arguments(parser)
-    parser.add_argument("--devices", type=int, metavar="N",
-                        help="virtual devices to make of this machine's CPU, in all processes together")
+    gin_run.add_device_arguments(parser)
     parser.add_argument("--processes", type=int, default=1, metavar="N",
-                        help="processes to start on this machine, which train together; on several machines set "
-                             "TF_CONFIG instead (docs/layouts.md)")
+                        help="processes to start on this machine, which train together on the --devices; on several "
+                             "machines set TF_CONFIG instead (docs/layouts.md)")
 
 
 def run(arguments: argparse.Namespace) -> dict:

@@ -20,9 +20,9 @@ switch-tf verify-layout --gin_file=gin/runs/demo.gin --gin_file=gin/layouts/data
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declares the gin arguments, `--devices` and `--steps`."""
+    """Declares the gin arguments, the devices and `--steps`."""
     gin_files.add_arguments(parser)
-    parser.add_argument("--devices", type=int, default=8, metavar="N", help="virtual CPU devices (default 8)")
+    gin_run.add_device_arguments(parser, num_devices=8)
     parser.add_argument("--steps", type=int, default=3, metavar="N", help="training steps to compare (default 3)")
 
 

@@ -1,0 +1,98 @@
+"""`--backend` of the commands that run a layout: a binding of `Layout.backend`, and the last one."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from switch_tf.cli import gin_run, main, starting
+from switch_tf.installation import quiet
+from switch_tf.partitioning.backend_table import BACKENDS
+from switch_tf.training import processes
+
+TINY = ["--gin_file=gin/models/switch_tiny.gin", "--gin_file=gin/tasks/docs_corpus_bytes.gin",
+        "--gin_file=gin/runs/pretrain.gin"]
+SMALL = ["--gin.SwitchConfig.num_encoder_layers=1", "--gin.SwitchConfig.num_decoder_layers=1",
+         "--gin.SwitchConfig.encoder_sparse_step=1", "--gin.SwitchConfig.decoder_sparse_step=0",
+         "--gin.TASK_FEATURE_LENGTHS={'inputs': 32, 'targets': 16}", "--gin.BATCH_SIZE=8"]
+COMMANDS = ("train", "eval", "verify-layout")
+
+
+def _layout(*words):
+    arguments = main._parse(["train", *TINY, "--gin.MODEL_DIR='run'", *words])
+    return gin_run.look(arguments.gin_file, arguments.gin_bindings).layout
+
+
+def test_it_counts_more_than_files_and_bindings(tmp_path):
+    (tmp_path / "mine.gin").write_text("from __gin__ import dynamic_registration\n"
+                                       "from switch_tf.partitioning import layout\nlayout.Layout.backend = 'dtensor'\n")
+    words = [f"--gin_file={tmp_path}/mine.gin"]
+    assert _layout().backend == "auto"
+    assert _layout(*words).backend == "dtensor"
+    assert _layout("--backend=pjrt", *words, "--gin.Layout.backend='mirrored'").backend == "pjrt"
+
+
+def test_the_configuration_of_a_run_records_it():
+    words = ["train", *TINY, "--gin.MODEL_DIR='run'", "--backend", "pjrt"]
+    arguments = main._parse(words)
+    gin_run.look(arguments.gin_file, arguments.gin_bindings)
+    _, configuration = starting.make_trainer(gin_run.on_this_machine(), "", words)
+    assert "Layout.backend = 'pjrt'" in configuration
+    assert "--backend pjrt" in configuration.splitlines()[0]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_an_unknown_one_is_refused_before_tensorflow_is_imported(command, tmp_path, monkeypatch, capsys):
+    (tmp_path / "run" / "checkpoints" / "step_00000001").mkdir(parents=True)
+    (tmp_path / "run" / "operative_config.gin").write_text(
+        "".join(f"include '{word.partition('=')[2]}'\n" for word in TINY) + "MODEL_DIR = 'run'\n")
+    files = [f"--run={tmp_path / 'run'}"] if command == "eval" else [*TINY, f"--gin.MODEL_DIR='{tmp_path / 'run'}'"]
+    monkeypatch.setattr(quiet, "import_tensorflow", lambda *arguments: pytest.fail("TensorFlow is imported"))
+    assert main.main([command, *files, "--backend=pjtr"]) == 2
+    assert capsys.readouterr().err == (
+        f"switch-tf {command}: backend must be one of {', '.join(map(repr, BACKENDS))}, not 'pjtr'. "
+        "Did you mean 'pjrt'?\n")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_help_lists_all_of_them(command, capsys):
+    with pytest.raises(SystemExit):
+        main.main([command, "--help"])
+    assert ", ".join(BACKENDS) in " ".join(capsys.readouterr().out.split())
+
+
+def test_it_is_passed_on_to_several_processes(monkeypatch):
+    started = []
+    monkeypatch.setattr(processes, "run", lambda words, *counts: started.append(words) or 0)
+    words = ["train", *TINY, "--gin.MODEL_DIR='run'", "--backend=pjrt", "--processes=2"]
+    assert main.main(words) == 0
+    assert started == [words]
+    assert main._parse([*started[0], "--processes=1"]).gin_bindings[-1] == "Layout.backend='pjrt'"
+
+
+@pytest.mark.slow
+def test_a_run_moves_between_back_ends_and_eval_takes_its_own(tmp_path):
+    def call(command, *words):
+        done = subprocess.run([sys.executable, "-m", "switch_tf.cli", command, *words, "--json"], cwd=tmp_path,
+                              capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout.splitlines()[-1])
+
+    def losses(name, *moves):
+        for step, move in enumerate(moves, 1):
+            call("train", *TINY, *SMALL, f"--gin.MODEL_DIR='{name}'", f"--gin.TRAIN_STEPS={step * 6 // len(moves)}",
+                 "--gin.LOG_PERIOD=1", "--gin.EVAL_PERIOD=0", *move)
+        lines = map(json.loads, (tmp_path / name / "metrics.jsonl").read_text().splitlines())
+        return {line["step"]: line["train/loss"] for line in lines if "train/loss" in line}
+
+    sharded = ["--gin_file=gin/layouts/fully_sharded_experts.gin", "--gin.MESH_SHAPE='fsdp=2,data=2,expert=2'",
+               "--devices=8"]
+    stayed = losses("stayed", [])
+    moved = losses("moved", [], ["--backend=pjrt", *sharded], ["--backend=pjrt"])
+    assert list(moved) == [1, 2, 3, 4, 5, 6]
+    assert moved == pytest.approx(stayed, rel=1e-5)
+    assert "Layout.backend = 'pjrt'" in (tmp_path / "moved" / "operative_config.gin").read_text()
+    (own,), (other,) = (call("eval", "--run=moved", "--examples=16", *words)["results"][0]["tasks"].values()
+                        for words in ([], ["--backend=auto"]))
+    assert own == pytest.approx(other, rel=1e-5)
