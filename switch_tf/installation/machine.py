@@ -21,6 +21,15 @@ import json, tensorflow, tensorflow_text
 print(json.dumps([device.device_type for device in tensorflow.config.list_physical_devices()]))
 """
 
+_LOWERING = """
+import tensorflow as tf
+for kind in ("GPU", "TPU"):
+    tf.config.set_visible_devices([], kind)
+from switch_tf.partitioning import lowering
+total = tf.Variable(1.0)
+lowering.lower(lambda number: total.assign_add(number), [tf.TensorSpec([], tf.float32)], [total])
+"""
+
 
 def check_tensorboard() -> Iterator[Finding]:
     """Checks that TensorBoard starts. Version 2.20 needs a setuptools that still brings pkg_resources."""
@@ -55,6 +64,22 @@ def check_accelerators() -> Iterator[Finding]:
         yield Finding("accelerators", WARNING, "an NVIDIA driver is installed and TensorFlow sees no GPU", cure)
     else:
         yield Finding("accelerators", OK, "none; TensorFlow imports and runs on the CPU")
+
+
+def check_pjrt() -> Iterator[Finding]:
+    """Checks that jaxlib reads a program that TensorFlow writes, and that JAX has a client for the accelerators."""
+    version, flavour = environment.installed_version("jax"), tensorflow_distribution()
+    pair = f"{flavour} {environment.installed_version(flavour)} and jaxlib {environment.installed_version('jaxlib')}"
+    output, error = _python(_LOWERING)
+    if output is None:
+        wanted = " ".join(f"{name}=={environment.KNOWN_GOOD[flavour][name]}" for name in (flavour, "jax", "jaxlib"))
+        yield Finding("pjrt", WARNING, f"{pair} do not go together, so --backend=pjrt fails: {error}",
+                      f"{environment.pip()} install --no-deps {wanted}")
+    elif host.gpus() and not environment.installed_version("jax-cuda12-plugin"):
+        yield Finding("pjrt", WARNING, "this machine has a GPU, and JAX has no client for it",
+                      f"{environment.pip()} install 'jax[cuda12]=={version}', or leave --backend=pjrt")
+    else:
+        yield Finding("pjrt", OK, f"{pair} go together")
 
 
 def check_folders() -> Iterator[Finding]:

@@ -39,7 +39,7 @@ def check_versions() -> Iterator[Finding]:
         yield Finding(
             "TPU",
             WARNING,
-            "a TPU chip seems to be attached, but tensorflow-tpu is not installed",
+            "a TPU chip seems to be attached, and without tensorflow-tpu only --backend=pjrt could use it",
             "in a fresh environment: pip install --no-deps -r requirements-tpu.txt",
         )
     for name, wanted in environment.KNOWN_GOOD[flavour].items():

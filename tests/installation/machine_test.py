@@ -2,8 +2,10 @@
 
 import pytest
 
+from switch_tf import environment
+from switch_tf.hardware import host
 from switch_tf.installation import machine
-from switch_tf.installation.findings import PROBLEM
+from switch_tf.installation.findings import OK, PROBLEM, WARNING
 
 
 def only(findings, check):
@@ -32,3 +34,25 @@ def test_import_that_fails_or_aborts_is_reported(code, message):
 def test_tensorboard_without_pkg_resources_names_setuptools(monkeypatch):
     monkeypatch.setattr(machine, "_python", lambda code: (None, "No module named 'pkg_resources'"))
     assert only(machine.check_tensorboard(), "tensorboard starts").cure.endswith("install --no-deps 'setuptools<81'")
+
+
+def test_a_program_that_jaxlib_cannot_read_names_the_three_packages(monkeypatch):
+    monkeypatch.setattr(machine, "_LOWERING", "raise ValueError('Unable to parse module')")
+    finding = only(machine.check_pjrt(), "pjrt")
+    assert finding.status == WARNING
+    assert "so --backend=pjrt fails: ValueError: Unable to parse module" in finding.found
+    assert finding.cure.endswith("install --no-deps tensorflow==2.21.0 jax==0.10.2 jaxlib==0.10.2")
+
+
+def test_a_program_of_this_tensorflow_is_read_by_this_jaxlib(monkeypatch):
+    monkeypatch.setattr(host, "gpus", lambda: [])
+    assert only(machine.check_pjrt(), "pjrt").status == OK
+
+
+def test_a_gpu_without_a_client_of_jax_is_pointed_at_its_extra(monkeypatch):
+    monkeypatch.setattr(machine, "_python", lambda code: ("", ""))
+    monkeypatch.setattr(host, "gpus", lambda: ["0"])
+    assert "install 'jax[cuda12]==" in only(machine.check_pjrt(), "pjrt").cure
+    real = environment.installed_version
+    monkeypatch.setattr(environment, "installed_version", lambda name: "1" if "cuda12" in name else real(name))
+    assert only(machine.check_pjrt(), "pjrt").status == OK

@@ -42,6 +42,12 @@ def test_other_keras_is_a_warning(installed):
     assert (finding.status, finding.found) == (WARNING, "3.15.0; the tests run with 3.15.1")
 
 
+def test_another_jaxlib_than_jax_wants_is_found_twice(installed):
+    installed(jaxlib="0.11.0")
+    assert only(packages.check_versions(), "jaxlib").found == "0.11.0; the tests run with 0.10.2"
+    assert only(packages.check_requirements(), "jaxlib").found.startswith("jax wants jaxlib<=0.10.2")
+
+
 def test_newer_libtpu_beside_tensorflow_tpu_is_a_problem(installed):
     installed(tensorflow=None, tensorflow_tpu="2.20.0", libtpu="0.0.42.1")
     finding = only(packages.check_versions(), "libtpu")

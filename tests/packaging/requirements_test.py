@@ -87,6 +87,14 @@ def test_pins_satisfy_the_ranges_of_the_package():
         assert requirement.specifier.contains(everywhere[requirement.name]), requirement
 
 
+def test_jax_is_required_in_the_minor_version_that_lowering_was_tried_with():
+    """`tests/partitioning/lowering_test.py` asks for names that no version promises."""
+    required, extras = declared()
+    (jax,), (gpu,) = [one for one in required if one.name == "jax"], extras["gpu"]
+    assert jax.specifier == gpu.specifier and not jax.specifier.contains("0.11.0")
+    assert gpu.extras <= set(metadata.metadata("jax").get_all("Provides-Extra"))
+
+
 def _with_all_they_require(names):
     """Distributions, and those that they require in turn, by their installed metadata."""
     found, waiting = set(), list(names)
