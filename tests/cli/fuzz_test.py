@@ -79,8 +79,8 @@ def _flags(*names):
 
 
 COMMANDS = {
-    "train": _flags("devices", "processes", "gin_search_paths", "json"),
-    "verify-layout": _flags("devices", "steps"),
+    "train": _flags("devices", "backend", "processes", "gin_search_paths", "json"),
+    "verify-layout": _flags("devices", "backend", "steps"),
     "compile": st.tuples(
         st.sampled_from(["--topology=v5e:4x4", "--topology=v5p:2x2x1", "--topology=x", "--topology=v5e:0x4",
                          "--topology=", "--topology=v5e:4x4x4x4"]),
@@ -101,7 +101,7 @@ COMMANDS = {
             max_size=2)).flatmap(lambda words: _flags("output", "json").map(
                 lambda flags: [*words[0], *words[1], *flags])),
     "eval": st.sampled_from(["ran", "ran", "ran", "empty", "nowhere", "", ".", "/dev/null"]).flatmap(
-        lambda folder: _flags("step", "split", "examples", "output", "devices", "json", "run").map(
+        lambda folder: _flags("step", "split", "examples", "output", "devices", "backend", "json", "run").map(
             lambda flags: [f"--run={folder}", *flags])),
     "infer": st.tuples(
         st.sampled_from(["--run=ran", "--run=ran", "--run=empty", "--run=nowhere", "--run="]),

@@ -80,8 +80,8 @@ def test_devices_of_a_mesh_are_neighbours_along_its_last_axis(started):
 
 def test_activations_over_several_mesh_axes_are_refused_before_the_tpu_is_started(started):
     with pytest.raises(ValueError, match=r"The layout splits batch and group over several mesh axes at once, and "
-                                         r"DTensor splits an axis of activations over one; such layouts are for "
-                                         r"`switch-tf compile` alone\. Use gin/layouts/expert\.gin"):
+                                         r"DTensor splits an axis of activations over one; use backend='pjrt', which "
+                                         r"splits it over all of them, gin/layouts/expert\.gin"):
         backends.create_partitioner(Layout("data=2,expert=2", OVER_BOTH))
     assert not started
     with pytest.raises(ValueError, match="splits batch and group over several mesh axes"):

@@ -50,7 +50,7 @@ def check_layout(layout: Layout) -> None:
     """
     if split := layout.axes_over_several:
         raise Refusal(f"The layout splits {' and '.join(split)} over several mesh axes at once, and DTensor splits "
-                      "an axis of activations over one; such layouts are for `switch-tf compile` alone. Use "
+                      "an axis of activations over one; use backend='pjrt', which splits it over all of them, "
                       "gin/layouts/expert.gin or fully_sharded.gin, or leave all of these mesh axes but one at "
                       "size 1 in MESH_SHAPE.")
 
