@@ -93,7 +93,7 @@ def _whole(variable):
 
 def test_pieces_of_an_unfolded_weight_are_those_of_a_split_over_both_axes():
     """As XLA's tiles are: of two columns each, the device at (a, b) has those from 2 * (2a + b)."""
-    mesh = _partitioner("a=2,b=2", EXPERT).mesh
+    mesh = _partitioner("a=2,b=2", (("batch", "a"), ("expert", "b"))).mesh
     weight = np.arange(6 * 8, dtype=np.float32).reshape(6, 8)
     for spec, columns in ((("a", "b"), (0, 2, 4, 6)), (("b", "a"), (0, 4, 2, 6))):
         how, axes = unfolding((6, 8), [(), spec], {"a": 2, "b": 2})
