@@ -210,7 +210,7 @@ def faked(monkeypatch, tmp_path):
         "sampler": str(sampler_arguments.sampler(arguments))})
     monkeypatch.setattr(sentencepiece_training, "train_file", lambda *arguments: None)
     monkeypatch.setattr(sentencepiece_training, "characters_per_token", lambda *arguments: 4.0)
-    slow = (machine.check_accelerators, machine.check_tensorboard)
+    slow = (machine.check_accelerators, machine.check_pjrt, machine.check_tensorboard)
     monkeypatch.setattr(checks, "ALL", tuple(check for check in checks.ALL if check not in slow))
     yield tmp_path
     gin.clear_config()
