@@ -55,7 +55,7 @@ class Reading:
                 raise Refusal(f"{name} must be True or False, not {checks.shown(getattr(self, name))}.")
         if not isinstance(self.prefix, str) or not _is_unicode(self.prefix):
             raise Refusal(f"The prefix must be text, not {checks.shown(self.prefix)}.")
-        if self.sentinels not in SENTINELS:
+        if not isinstance(self.sentinels, str) or self.sentinels not in SENTINELS:
             raise Refusal(f"sentinels must be one of {', '.join(SENTINELS)}, not "
                           f"{checks.shown(self.sentinels)}.")
         if not (isinstance(self.fields, tuple) and len(self.fields) == 2 and all(map(_is_field, self.fields))):
@@ -125,7 +125,7 @@ def typed_sentinels(meaning: str) -> Callable:
     Raises:
         Refusal: The meaning is unknown.
     """
-    if meaning not in SENTINELS:
+    if not isinstance(meaning, str) or meaning not in SENTINELS:
         raise Refusal(f"A preprocessor declares one of {', '.join(SENTINELS)}, not {checks.shown(meaning)}.")
 
     def declare(step):

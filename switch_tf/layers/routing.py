@@ -52,7 +52,7 @@ class Router(keras.layers.Layer):
         inputs: <any float>[group, tokens, d_model].
         padding_mask: <bool>[group, tokens], True at real tokens. None uses Keras' mask, if any. Semantics that route
             padding ignore it.
-        expert_capacity: int or int32 scalar tensor. Slots of each expert for each group.
+        expert_capacity: int or integer scalar tensor. Slots of each expert for each group.
         token_ids: <int32>[group, tokens]. Required by "hash".
         is_present: <bool>[group, tokens], False at the padding of an incomplete group, which is never routed. None
             means that all tokens are present.
@@ -115,6 +115,8 @@ class Router(keras.layers.Layer):
         training = checks.flag("training", training)
         checks.tensor("inputs", inputs, "float", (None, None, None))
         expert_capacity = checks.size("expert_capacity", expert_capacity, at_least=1)
+        if not isinstance(expert_capacity, int):
+            expert_capacity = ops.cast(expert_capacity, "int32")
         if token_ids is not None:
             token_ids = replicas.as_ids(token_ids)
             checks.tensor("token_ids", token_ids, "int", inputs.shape[:2])
