@@ -1,6 +1,7 @@
 """Variables of the pjrt back end: where they lie, how TensorFlow, Keras and NumPy see them, and what is refused."""
 
 import contextlib
+import dataclasses
 
 import keras
 import numpy as np
@@ -162,10 +163,12 @@ def test_a_model_whose_pieces_find_no_room_is_refused(pieces, monkeypatch):
             pieces.check(config, 1, False)
 
 
-def test_what_the_back_end_cannot_do_is_refused(pieces):
+def test_what_the_back_end_cannot_do_is_refused(pieces, make_partitioner):
     config = SwitchConfig.from_preset("switch_tiny")
     with pytest.raises(ValueError, match="compiles every step with XLA, so use_xla=True has no meaning"):
         pieces.check(config, 1, True)
+    with pytest.raises(ValueError, match="dispatch='ragged' needs shapes that depend on values, which XLA has not"):
+        make_partitioner(**SINGLE).check(dataclasses.replace(config, dispatch="ragged"), 1, False)
     with pytest.raises(ValueError, match="MESH_SHAPE 'data=16' is for 16 devices, but there are 8"):
         create_partitioner(Layout("data=16", (("batch", "data"),), backend="pjrt"))
 

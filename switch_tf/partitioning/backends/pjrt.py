@@ -64,6 +64,9 @@ class PjrtPartitioner(Partitioner):
         if use_xla:
             raise Refusal("The pjrt back end compiles every step with XLA, so use_xla=True has no meaning there; "
                           "leave it at False.")
+        if config.dispatch == "ragged":
+            raise Refusal("dispatch='ragged' needs shapes that depend on values, which XLA has not; use "
+                          "dispatch='auto' with the pjrt back end.")
         needed, room = self.layout.stored_bytes(config.weights()), _memory(self.mesh.local_devices[0])
         if room is not None and needed > room:
             raise Refusal(f"The layout stores weights and gradients in pieces, {needed / 2**30:.1f} GiB of them on "
