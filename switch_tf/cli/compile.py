@@ -7,12 +7,12 @@ import sys
 import gin
 from etils import epy
 
+from switch_tf import outputs
 from switch_tf.aot import answer_cache, answer_text, jobs
 from switch_tf.aot.search import search
 from switch_tf.cli import gin_files, gin_run
 from switch_tf.hardware import chips
 from switch_tf.hardware.network import check_topology
-from switch_tf.installation import quiet
 from switch_tf.installation.packages import check_tpu_compiler
 from switch_tf.partitioning.layout import Layout
 from switch_tf.refusals import Refusal
@@ -75,7 +75,7 @@ def _question(topology):
     Raises:
         Refusal: The topology is unknown, or the configuration contradicts itself.
     """
-    with quiet.held_back():  # libtpu prints that there is no TPU
+    with outputs.held_back():  # libtpu prints that there is no TPU
         num_devices = compiler.num_devices(topology)
     # Not checked, because a search looks for what fits, and the plan of an answer checks.
     described = gin_run.on_devices(num_devices, "TPU", is_checked=False)

@@ -4,6 +4,7 @@ import argparse
 
 from etils import epy
 
+from switch_tf import outputs
 from switch_tf.cli import gin_files, gin_macros, task_files
 from switch_tf.configs import names
 from switch_tf.installation import quiet
@@ -54,7 +55,7 @@ def _list(arguments):
         task_files.apply(arguments.gin_file, arguments)
     else:
         quiet.import_tensorflow()
-        with quiet.held_back():
+        with outputs.held_back():
             for file in filter(lambda file: file.task, shipped):
                 try:
                     names.register_task(file.task)

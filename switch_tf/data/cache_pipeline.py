@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 
 from tqdm import tqdm
 
+from switch_tf import outputs
 from switch_tf.data.cache_writing import Shard, is_complete, write
-from switch_tf.installation import quiet
 from switch_tf.refusals import Refusal, first_line
 
 _POLL_SECONDS = 0.5
@@ -79,7 +79,7 @@ def _check_failures(shards, num_shards):
 def _import_beam():
     logging.getLogger("apache_beam").setLevel(logging.ERROR)
     try:
-        with quiet.held_back():
+        with outputs.held_back():
             import apache_beam.options.pipeline_options  # here, because the extra may be missing and prints a lot
     except ImportError as error:
         raise Refusal(f"`switch-tf cache` runs on Apache Beam, which cannot be imported ({error}): pip install "

@@ -1,16 +1,13 @@
 """Imports TensorFlow without the lines its libraries write to standard error, which no setting silences."""
 
-import contextlib
 import importlib.util
 import os
 import sys
-import tempfile
 import warnings
-from collections.abc import Iterator
 
 from etils import epy
 
-from switch_tf.refusals import Refusal
+from switch_tf.outputs import held_back
 
 with epy.lazy_imports():  # imports Keras
     from switch_tf.hardware import devices
@@ -79,23 +76,3 @@ class _OneLine:
             return ""
         self._shown.add(text)
         return f"Warning: {text}\n"
-
-
-@contextlib.contextmanager
-def held_back() -> Iterator[None]:
-    """Withholds standard error within this scope, and prints it only if an exception other than a Refusal is raised."""
-    sys.stderr.flush()
-    original = os.dup(2)
-    with tempfile.TemporaryFile() as written:
-        os.dup2(written.fileno(), 2)
-        try:
-            yield
-        except Refusal:
-            raise
-        except BaseException:
-            written.seek(0)
-            os.write(original, written.read())
-            raise
-        finally:
-            os.dup2(original, 2)
-            os.close(original)
