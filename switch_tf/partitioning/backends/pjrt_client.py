@@ -1,21 +1,34 @@
 """Starts JAX's client of this machine's devices, in one process or several."""
 
+import atexit
+import os
+import re
+import socket
+import threading
+
 import jax
 
+from switch_tf import outputs
 from switch_tf.hardware import devices, host
+from switch_tf.partitioning.backends import aborts
 from switch_tf.partitioning.cluster import Cluster
 from switch_tf.refusals import Refusal, first_line
 
 # JAX's name of the client, and of its devices.
 _PLATFORMS = {"CPU": "cpu", "GPU": "cuda", "TPU": "tpu"}
 _NAMES = {"CPU": "cpu", "GPU": "gpu", "TPU": "tpu"}
+# Seconds to wait for the other processes at the start, without a sign of one of them, and for them to end.
+_START_SECONDS = 300
+_HEARTBEAT_SECONDS = 30
+_END_SECONDS = 10
 
 
 def start(members: Cluster) -> None:
     """Has JAX take the accelerators of this machine or, without any, as many CPU devices as TensorFlow has.
 
     Raises:
-        Refusal: JAX has no client for the accelerators, or was started with other devices.
+        Refusal: JAX has no client for the accelerators, or was started with other devices; or the processes name
+            different numbers of processes.
     """
     if devices.are_jax():
         return
@@ -24,9 +37,12 @@ def start(members: Cluster) -> None:
     jax.config.update("jax_platforms", ",".join(dict.fromkeys([_PLATFORMS[kind], "cpu"])))
     if kind == "CPU":
         _divide_cpu()
+    elif kind == "TPU" and os.environ.get("MEGASCALE_NUM_SLICES", "1") != "1" and not os.environ.get("TF_CONFIG"):
+        raise Refusal("TPU_WORKER_HOSTNAMES names the hosts of one of the "
+                      f"{os.environ['MEGASCALE_NUM_SLICES']} slices (MEGASCALE_NUM_SLICES), and each slice would train "
+                      "a model of its own; name the hosts of all slices in TF_CONFIG, or use one slice.")
     if len(members.addresses) > 1:
-        jax.config.update("jax_cpu_collectives_implementation", "gloo")
-        jax.distributed.initialize(members.addresses[0], len(members.addresses), members.index)
+        _meet(members)
     try:
         first = jax.local_devices()[0]
     except RuntimeError as error:
@@ -36,7 +52,67 @@ def start(members: Cluster) -> None:
     if first.platform != _NAMES[kind]:
         raise Refusal(f"This machine has a {kind}, but JAX was started for {first.platform} before the back end; set "
                       "JAX_PLATFORMS to nothing.")
+    if (count := len({device.process_index for device in jax.devices()})) != len(members.addresses):
+        raise Refusal(f"{count} process{'es' * (count > 1)} came together, but TF_CONFIG or TPU_WORKER_HOSTNAMES of "
+                      f"process {members.index} names {len(members.addresses)}; give all of them the same list.")
     devices.use_jax(kind, first.device_kind)
+
+
+def _meet(members):
+    """Connects this process to the others.
+
+    Raises:
+        Refusal: The address of the first process cannot be used.
+    """
+    first, count = members.addresses[0], len(members.addresses)
+    if members.index == 0:
+        _check_port(first)
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM, on which a run saves
+    shown = os.dup(2)
+    with outputs.held_back() as written:
+
+        def message():
+            written.seek(0)
+            found = re.search(rb"absl::Status: ([^\n]*)", written.read())
+            return (f"switch-tf: Process {members.index} did not meet all of the {count} processes at {first} within "
+                    f"{_START_SECONDS} s ({found[1].decode() if found else 'JAX aborted'}); start each with the same "
+                    "list of addresses and an index of its own in TF_CONFIG, or in TPU_WORKER_HOSTNAMES and "
+                    "TPU_WORKER_ID.")
+
+        with aborts.ending_with(message, shown):
+            # Without detection of the cluster, which would choose devices on Slurm and query the cloud's metadata.
+            jax.distributed.initialize(
+                first, count, members.index, cluster_detection_method="deactivate",
+                initialization_timeout=_START_SECONDS, heartbeat_timeout_seconds=_HEARTBEAT_SECONDS)
+    os.close(shown)
+
+
+def _check_port(address):
+    """Refuses an address that this process cannot listen at; JAX would crash."""
+    port = address.rpartition(":")[2]
+    if not port.isdecimal():
+        raise Refusal(f"The address of a process must be host:port, not {address!r}.")
+    is_dual = socket.has_dualstack_ipv6()
+    try:
+        socket.create_server(("", int(port)), family=socket.AF_INET6 if is_dual else socket.AF_INET,
+                             dualstack_ipv6=is_dual).close()
+    except OSError as error:
+        raise Refusal(f"The first process cannot listen at port {port} of {address} ({first_line(error)}); choose "
+                      "another port, in all processes.") from error
+
+
+def end_soon(status: int) -> None:
+    """Has this process, which failed, exit with a status, without waiting long for others that wait for it."""
+    atexit.register(_end_soon, status)
+
+
+def _end_soon(status):
+    # Where all processes failed alike, none is lost to the others if all take leave of each other.
+    leaving = threading.Thread(target=jax.distributed.shutdown, daemon=True)
+    leaving.start()
+    leaving.join(_END_SECONDS)
+    os._exit(status)
 
 
 def _divide_cpu():
