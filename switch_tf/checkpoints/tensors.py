@@ -20,7 +20,7 @@ from switch_tf.checkpoints.folders import FORMAT_VERSION, BrokenCheckpoint, desc
 from switch_tf.data.batches import Batches
 from switch_tf.partitioning import axes_of
 from switch_tf.partitioning.backends.pjrt_variable import PjrtVariable, checkpoint_key
-from switch_tf.partitioning.partitioner import Partitioner, is_lost_process
+from switch_tf.partitioning.partitioner import Partitioner
 from switch_tf.partitioning.unfolded import Unfolding, assign, stored, unfolding_of
 from switch_tf.refusals import Refusal, first_line
 from switch_tf.storage import json_lines, leftovers
@@ -86,7 +86,7 @@ def save(folder: str | pathlib.Path, step: int, variables: Variables, batches: B
             _sync(final.parent)
         partitioner.barrier()
     except (OSError, tf.errors.OpError) as error:
-        if partitioner.num_processes > 1 and is_lost_process(error):
+        if partitioner.is_lost_process(error):
             raise
         if partitioner.is_chief:
             shutil.rmtree(temporary, ignore_errors=True)

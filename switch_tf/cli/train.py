@@ -2,24 +2,23 @@
 
 import argparse
 import atexit
+import contextlib
 import os
-import sys
 
 from etils import epy
 
+from switch_tf import outputs
 from switch_tf.checkpoints import early_checks
 from switch_tf.cli import gin_files, gin_run
 from switch_tf.conversion.initial_weights import converted
+from switch_tf.partitioning import cluster
 from switch_tf.reporting import report
 from switch_tf.training import processes
 from switch_tf.training.stopping import INTERRUPTED, Stopping
 
 with epy.lazy_imports():  # which import TensorFlow, so arguments are checked first
-    import tensorflow as tf
-
     from switch_tf.cli import starting
     from switch_tf.evaluation import examples_shown
-    from switch_tf.partitioning import partitioner
 
 EXAMPLES = r"""
 switch-tf train --gin_file=gin/runs/demo.gin
@@ -45,23 +44,9 @@ def run(arguments: argparse.Namespace) -> dict:
         return {"exit_status": processes.run(arguments.words, arguments.processes, arguments.devices)}
     num_devices = processes.devices_of_this_process(arguments.devices)
     gin_run.load(arguments, num_cpu_devices=num_devices, check=early_checks.check)
-    described = gin_run.on_this_machine()
-    with converted(described.run) as weights:
-        trainer, configuration = starting.make_trainer(described, weights, arguments.words)
-        training = trainer.start(configuration)
-    try:
-        with training, Stopping(training.progress.say) as stopping:
-            training.advance(training.run.train_steps, lambda: stopping.reason)
-            summary = training.finish()
-            shown = ""
-            if training.run.shown_examples and not summary["interrupted"]:
-                predictions = examples_shown.predict(training.state.model, training.run, training.partitioner)
-                shown = examples_shown.describe(predictions)
-    except tf.errors.OpError as error:
-        if training.partitioner.num_processes == 1 or not partitioner.is_lost_process(error):
-            raise
-        print(f"switch-tf train: {training.lost_process(str(error))}", file=sys.stderr, flush=True)
-        os._exit(2)  # TensorFlow would wait for the lost process
+    is_one_of_several = len(cluster.members().addresses) > 1
+    with outputs.without_lines(b"[Gloo] ") if is_one_of_several else contextlib.nullcontext():  # of JAX's collectives
+        training, summary, shown = _train(arguments)
     exit_status = INTERRUPTED if summary["interrupted"] else 0
     if training.state.batches.is_stuck:  # TensorFlow would wait for the input
         atexit.register(os._exit, exit_status)
@@ -70,3 +55,21 @@ def run(arguments: argparse.Namespace) -> dict:
     text = "\n\n".join(filter(None, [shown, report.describe_summary(summary)]))
     print(text, file=arguments.stream)
     return {**summary, "exit_status": exit_status}
+
+
+def _train(arguments):
+    """Returns the finished Training, its summary, and predictions as text."""
+    described = gin_run.on_this_machine()
+    with processes.CommonEnd(described.partitioner) as common_end:
+        with converted(described.run) as weights:
+            trainer, configuration = starting.make_trainer(described, weights, arguments.words)
+            training = trainer.start(configuration)
+        common_end.message = training.lost_process
+        with training, Stopping(training.progress.say) as stopping:
+            training.advance(training.run.train_steps, lambda: stopping.reason)
+            summary = training.finish()
+            shown = ""
+            if training.run.shown_examples and not summary["interrupted"]:
+                predictions = examples_shown.predict(training.state.model, training.run, training.partitioner)
+                shown = examples_shown.describe(predictions)
+    return training, summary, shown

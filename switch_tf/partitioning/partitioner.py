@@ -176,6 +176,21 @@ class Partitioner:
     def barrier(self) -> None:
         """Waits for all processes."""
 
+    def is_lost_process(self, error: BaseException) -> bool:
+        """Returns whether an error means that another process of the run is lost, rather than that a bucket failed."""
+        return self.num_processes > 1 and is_lost_process(error)
+
+    def aborts_with(self, message: Callable[[str], str]) -> AbstractContextManager:
+        """Returns a scope in which this process ends with a message where C++ code ends it for a lost process.
+
+        Args:
+            message: Function of the reason that returns the message.
+        """
+        return contextlib.nullcontext()
+
+    def end_soon(self, status: int) -> None:
+        """Has this process, which failed, exit with a status, without waiting long for others that wait for it."""
+
 
 # Words in errors of a lost process that share their classes with other errors: a collective, a barrier that waits, and
 # a barrier after the loss is known.
@@ -185,8 +200,8 @@ _LOST_PROCESS = ("Collective ops is aborted", "tensorflow.CoordinationServiceErr
 _BUCKET = ("retry attempts failed", "Error executing an HTTP request", "HTTP response code", "libcurl", "gs://")
 
 
-def is_lost_process(error: Exception) -> bool:
-    """Returns whether an error means that another process of the run is lost, rather than that a bucket failed."""
+def is_lost_process(error: BaseException) -> bool:
+    """Returns whether an error of TensorFlow means that another process of the run is lost."""
     if not isinstance(error, tf.errors.OpError):
         return False
     text = str(error)

@@ -273,7 +273,7 @@ class Training:
         """Returns the message for a run that has lost one of its other processes.
 
         Args:
-            reason: str. The error that TensorFlow raised.
+            reason: str. The error that the back end raised.
         """
         match = re.search(r"(Collective ops is aborted by: [^\n]*|Task \S+ heartbeat timeout|Connection [^\n]*|"
                           r"failed to connect[^\n]*)", reason)

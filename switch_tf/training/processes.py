@@ -8,12 +8,17 @@ import subprocess
 import sys
 import threading
 import time
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from switch_tf.hardware import host
 from switch_tf.partitioning import cluster
-from switch_tf.refusals import Refusal
+from switch_tf.partitioning.backends import aborts
+from switch_tf.refusals import Refusal, first_line
 from switch_tf.training.stopping import INTERRUPTED, not_ignored
+
+if TYPE_CHECKING:
+    from switch_tf.partitioning.partitioner import Partitioner  # imports TensorFlow
 
 # Time for the others to end by themselves, with a message of their own, after one has failed.
 GRACE_SECONDS = 30
@@ -36,6 +41,41 @@ def say_who_is_awaited() -> None:
     if len(members.addresses) > 1 and members.index == 0:
         print(f"Waiting for {len(members.addresses) - 1} more of the processes of TF_CONFIG: "
               f"{', '.join(members.addresses[1:])} ...", file=sys.stderr, flush=True)
+
+
+class CommonEnd:
+    """A context in which this process ends with a message if another one is lost, and soon if it fails itself.
+
+    Args:
+        partitioner: Partitioner of all processes.
+
+    Attributes:
+        message: Function of the reason that returns the message.
+    """
+
+    def __init__(self, partitioner: "Partitioner"):
+        self._partitioner = partitioner
+        self._aborts = partitioner.aborts_with(lambda reason: self._text(reason))
+        self.message: Callable[[str], str] = self._before_the_first_step
+
+    def __enter__(self):
+        self._aborts.__enter__()
+        return self
+
+    def __exit__(self, kind, error, traceback):
+        if error is not None and self._partitioner.is_lost_process(error):
+            aborts.end(self._text(str(error)))  # exit handlers would wait for the lost process
+        self._aborts.__exit__(kind, error, traceback)
+        if error is not None:
+            self._partitioner.end_soon(2 if isinstance(error, Refusal) else
+                                       INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1)
+
+    def _text(self, reason):
+        return f"switch-tf train: {self.message(reason)}"
+
+    def _before_the_first_step(self, reason):
+        return (f"Another of the {self._partitioner.num_processes} processes is gone ({first_line(reason)}) before the "
+                "first step; start all processes again with the same command.")
 
 
 def _share(num_devices, count):

@@ -6,8 +6,10 @@ program, gradients and update together, which XLA's partitioner cuts over the me
 
 import contextlib
 import os
+import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import jax
@@ -22,7 +24,7 @@ from switch_tf.configs.switch_config import SwitchConfig
 from switch_tf.hardware import devices
 from switch_tf.partitioning import lowering
 from switch_tf.partitioning.axes import axes_of_new_variable
-from switch_tf.partitioning.backends import pjrt_client
+from switch_tf.partitioning.backends import aborts, pjrt_client
 from switch_tf.partitioning.backends.pjrt_program import PjrtProgram
 from switch_tf.partitioning.backends.pjrt_variable import PjrtVariable, checkpoint_key, put
 from switch_tf.partitioning.cluster import Cluster
@@ -30,6 +32,9 @@ from switch_tf.partitioning.gspmd import XlaAnnotator
 from switch_tf.partitioning.layout import Layout
 from switch_tf.partitioning.partitioner import Partitioner
 from switch_tf.refusals import Refusal
+
+# Words in errors of a lost process: of collectives on CPUs and GPUs, and of the service through which processes meet.
+_LOST_PROCESS = ("Gloo ", "remote process exited", "CoordinationServiceError", "GetKeyValue")
 
 
 def create(layout: Layout, members: Cluster) -> "PjrtPartitioner":
@@ -157,6 +162,25 @@ class PjrtPartitioner(Partitioner):
     def barrier(self) -> None:
         if self.num_processes > 1:
             multihost_utils.sync_global_devices("switch_tf")
+
+    def is_lost_process(self, error: BaseException) -> bool:
+        # JAX raises its own class, or ValueError for a program that a call has just started.
+        return (self.num_processes > 1 and isinstance(error, (jax.errors.JaxRuntimeError, ValueError))
+                and any(words in str(error) for words in _LOST_PROCESS))
+
+    def aborts_with(self, message: Callable[[str], str]) -> AbstractContextManager:
+        if self.num_processes == 1:
+            return super().aborts_with(message)
+
+        def text():  # JAX's client aborts in a thread of its own, a faulty step in one of Python's
+            is_of_client = threading.get_ident() not in {thread.ident for thread in threading.enumerate()}
+            return message("JAX's client aborted, see above") if is_of_client else ""
+
+        return aborts.ending_with(text)
+
+    def end_soon(self, status: int) -> None:
+        if self.num_processes > 1:
+            pjrt_client.end_soon(status)
 
 
 def _write_pieces(prefix, state):
