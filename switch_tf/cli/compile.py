@@ -7,7 +7,6 @@ import sys
 import gin
 from etils import epy
 
-from switch_tf import outputs
 from switch_tf.aot import answer_cache, answer_text, jobs
 from switch_tf.aot.search import search
 from switch_tf.cli import gin_files, gin_run
@@ -16,6 +15,7 @@ from switch_tf.hardware.network import check_topology
 from switch_tf.installation.packages import check_tpu_compiler
 from switch_tf.partitioning.layout import Layout
 from switch_tf.refusals import Refusal
+from switch_tf.storage import outputs
 
 with epy.lazy_imports():  # which import TensorFlow, so arguments are checked first
     from switch_tf.aot import answers, compiler, estimate

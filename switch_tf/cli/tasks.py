@@ -4,11 +4,11 @@ import argparse
 
 from etils import epy
 
-from switch_tf import outputs
 from switch_tf.cli import gin_files, gin_macros, task_files
 from switch_tf.configs import names
 from switch_tf.installation import quiet
 from switch_tf.refusals import Refusal
+from switch_tf.storage import outputs
 
 with epy.lazy_imports():  # which import TensorFlow, so arguments are checked first
     from switch_tf import data

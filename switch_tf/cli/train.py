@@ -7,12 +7,12 @@ import os
 
 from etils import epy
 
-from switch_tf import outputs
 from switch_tf.checkpoints import early_checks
 from switch_tf.cli import gin_files, gin_run
 from switch_tf.conversion.initial_weights import converted
 from switch_tf.partitioning import cluster
 from switch_tf.reporting import report
+from switch_tf.storage import outputs
 from switch_tf.training import processes
 from switch_tf.training.stopping import INTERRUPTED, Stopping
 

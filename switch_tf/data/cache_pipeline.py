@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 
 from tqdm import tqdm
 
-from switch_tf import outputs
 from switch_tf.data.cache_writing import Shard, is_complete, write
 from switch_tf.refusals import Refusal, first_line
+from switch_tf.storage import outputs
 
 _POLL_SECONDS = 0.5
 

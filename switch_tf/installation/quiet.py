@@ -7,7 +7,7 @@ import warnings
 
 from etils import epy
 
-from switch_tf.outputs import held_back
+from switch_tf.storage.outputs import held_back
 
 with epy.lazy_imports():  # imports Keras
     from switch_tf.hardware import devices

@@ -33,8 +33,10 @@ class Partitioner:
         process_index: Index of this process.
         num_parts: Number of parts of the batch that separate programs compute: the replicas of tf.distribute.
         saves_in_every_process: Whether each process stores variables of its own and writes them to checkpoints.
+        compiles_later: Whether the first call of a function compiles it further after `trace`.
     """
 
+    compiles_later = True
     num_processes = 1
     process_index = 0
     num_parts = 1

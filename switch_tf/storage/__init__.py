@@ -1,1 +1,1 @@
-"""Files written whole, appended to line by line, locked, and tidied up."""
+"""Files written whole, appended to line by line, locked, and tidied up; standard output and standard error."""

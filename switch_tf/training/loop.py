@@ -173,9 +173,10 @@ class Training:
             self._evaluate()
         if self.state.step < self.run.train_steps:
             started = time.perf_counter()
-            self.progress.say("Tracing the training step ...")
+            later = " The first step also optimises the graph." if self.partitioner.compiles_later else ""
+            self.progress.say("Tracing the training step ..." if later else "Compiling the training step ...")
             self.partitioner.trace(self._step, self.state.batches.element_spec)
-            self.progress.say(f"... {time.perf_counter() - started:.0f} s. The first step also optimises the graph.")
+            self.progress.say(f"... {time.perf_counter() - started:.0f} s.{later}")
 
     def _is_out_of_patience(self):
         """Returns whether PATIENCE ends the run. All processes compute the same answer."""

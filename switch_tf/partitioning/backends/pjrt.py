@@ -55,6 +55,8 @@ class PjrtPartitioner(Partitioner):
         layout: Layout with its mesh complete.
     """
 
+    compiles_later = False
+
     def __init__(self, layout: Layout):
         super().__init__(layout)
         names, sizes = tuple(layout.mesh), tuple(layout.mesh.values())

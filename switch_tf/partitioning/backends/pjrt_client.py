@@ -8,11 +8,12 @@ import threading
 
 import jax
 
-from switch_tf import outputs
+from switch_tf import environment
 from switch_tf.hardware import devices, host
 from switch_tf.partitioning.backends import aborts
 from switch_tf.partitioning.cluster import Cluster
 from switch_tf.refusals import Refusal, first_line
+from switch_tf.storage import outputs
 
 # JAX's name of the client, and of its devices.
 _PLATFORMS = {"CPU": "cpu", "GPU": "cuda", "TPU": "tpu"}
@@ -35,6 +36,8 @@ def start(members: Cluster) -> None:
     kind = "TPU" if host.has_tpu() else "GPU" if host.gpus() else "CPU"
     jax.config.update("jax_enable_x64", True)  # Keras counts steps in 64 bits
     jax.config.update("jax_platforms", ",".join(dict.fromkeys([_PLATFORMS[kind], "cpu"])))
+    if kind != "CPU" and not jax.config.jax_compilation_cache_dir:  # a CPU's programs are for that CPU alone
+        jax.config.update("jax_compilation_cache_dir", str(environment.cache_folder() / "xla"))
     if kind == "CPU":
         _divide_cpu()
     elif kind == "TPU" and os.environ.get("MEGASCALE_NUM_SLICES", "1") != "1" and not os.environ.get("TF_CONFIG"):
@@ -43,19 +46,30 @@ def start(members: Cluster) -> None:
                       "a model of its own; name the hosts of all slices in TF_CONFIG, or use one slice.")
     if len(members.addresses) > 1:
         _meet(members)
-    try:
-        first = jax.local_devices()[0]
-    except RuntimeError as error:
-        raise Refusal(f"This machine has a {kind}, and JAX has no client for it ({first_line(error)}); install "
-                      f"jax[{'cuda12' if kind == 'GPU' else 'tpu'}]=={jax.__version__}, or use another back end."
-                      ) from error
-    if first.platform != _NAMES[kind]:
-        raise Refusal(f"This machine has a {kind}, but JAX was started for {first.platform} before the back end; set "
-                      "JAX_PLATFORMS to nothing.")
+    first = _first_device(kind)
     if (count := len({device.process_index for device in jax.devices()})) != len(members.addresses):
         raise Refusal(f"{count} process{'es' * (count > 1)} came together, but TF_CONFIG or TPU_WORKER_HOSTNAMES of "
                       f"process {members.index} names {len(members.addresses)}; give all of them the same list.")
     devices.use_jax(kind, first.device_kind)
+
+
+def _first_device(kind):
+    """Starts JAX's client of the devices of a kind and returns the first one.
+
+    Raises:
+        Refusal: JAX has other devices.
+    """
+    try:
+        first = jax.local_devices()[0]
+    except RuntimeError as error:
+        found, cause = f"cannot use it ({first_line(error)})", error
+    else:
+        if first.platform == _NAMES[kind]:
+            return first
+        found, cause = f"has devices of {first.platform} alone", None  # its client is missing, or it started earlier
+    raise Refusal(f"This machine has a {kind}, but JAX {found}; install jax[{'cuda12' if kind == 'GPU' else 'tpu'}]=="
+                  f"{jax.__version__} or use another back end, and in Python create the partitioner before anything "
+                  "else uses JAX.") from cause
 
 
 def _meet(members):
