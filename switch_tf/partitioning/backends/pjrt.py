@@ -18,13 +18,14 @@ import keras
 import numpy as np
 import tensorflow as tf
 from jax.experimental import multihost_utils
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding
 
 from switch_tf.configs.switch_config import SwitchConfig
 from switch_tf.hardware import devices
 from switch_tf.partitioning import lowering
 from switch_tf.partitioning.axes import axes_of_new_variable
 from switch_tf.partitioning.backends import aborts, pjrt_client
+from switch_tf.partitioning.backends.pjrt_mesh import device_mesh, named_sharding
 from switch_tf.partitioning.backends.pjrt_program import PjrtProgram
 from switch_tf.partitioning.backends.pjrt_variable import PjrtVariable, checkpoint_key, put
 from switch_tf.partitioning.cluster import Cluster
@@ -59,12 +60,10 @@ class PjrtPartitioner(Partitioner):
 
     def __init__(self, layout: Layout):
         super().__init__(layout)
-        names, sizes = tuple(layout.mesh), tuple(layout.mesh.values())
-        self.mesh: Mesh = jax.make_mesh(sizes, names, axis_types=(jax.sharding.AxisType.Auto,) * len(names),
-                                        devices=jax.devices()[:layout.num_devices])
+        self.mesh: Mesh = device_mesh(layout, jax.devices()[:layout.num_devices])
         self.num_processes, self.process_index = jax.process_count(), jax.process_index()
         self.saves_in_every_process = self.num_processes > 1
-        self._annotator = XlaAnnotator(layout, names) if layout.num_devices > 1 else None
+        self._annotator = XlaAnnotator(layout, tuple(layout.mesh)) if layout.num_devices > 1 else None
         self._variables: weakref.WeakSet[PjrtVariable] = weakref.WeakSet()
 
     def check(self, config: SwitchConfig, steps_per_call: int, use_xla: bool) -> None:
@@ -82,9 +81,7 @@ class PjrtPartitioner(Partitioner):
 
     def sharding(self, axes: Sequence[str | None], at_rest: bool = False) -> NamedSharding:
         """Returns JAX's sharding for logical axes."""
-        spec = self.layout.spec(axes, at_rest)
-        return NamedSharding(self.mesh, PartitionSpec(
-            *(tuple(axis for axis in mesh_axes if axis in self.layout.mesh) or None for mesh_axes in spec)))
+        return named_sharding(self.mesh, self.layout.spec(axes, at_rest))
 
     # Variables.
 
