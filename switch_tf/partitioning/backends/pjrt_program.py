@@ -1,23 +1,46 @@
 """A lowered TensorFlow function that JAX compiles and runs, with the variables of the pjrt back end as arguments."""
 
-import dataclasses
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import jax
-import jax.export
+import numpy as np
 import tensorflow as tf
 from jax.sharding import NamedSharding, PartitionSpec
 
 from switch_tf import context
 from switch_tf.partitioning import lowering
-from switch_tf.partitioning.backends.pjrt_variable import PjrtVariable
+from switch_tf.partitioning.backends import pjrt_jit
+from switch_tf.partitioning.backends.pjrt_variable import PjrtVariable, put
+
+
+class _Constant(NamedTuple):
+    """A tensor that the function captured."""
+
+    array: jax.Array
+
+
+class _Compiled(NamedTuple):
+    """The program for features of some shapes.
+
+    Attributes:
+        executable: Compiled program of `(features, kept, updated)`.
+        names: Features in the order of its arguments.
+        kept, updated: Variables that it only reads, and those that it assigns.
+        structure: Nest of the function's results.
+    """
+
+    executable: jax.stages.Compiled
+    names: list[str]
+    kept: list[PjrtVariable | _Constant]
+    updated: list[PjrtVariable]
+    structure: Any
 
 
 class PjrtProgram:
     """A function of placed features as one program on all devices, which updates the variables that it assigns.
 
-    It is compiled by `build` or by the first call, for the shapes of that call.
+    It is compiled by `build`, or by the first call with features of other shapes.
 
     Args:
         function: Function of features, as tensors, that returns a nest of tensors, equal on every device.
@@ -29,78 +52,62 @@ class PjrtProgram:
     def __init__(self, function: Callable[..., Any], annotator: Any, variables: Callable[[], list[PjrtVariable]],
                  features: NamedSharding):
         self._function, self._annotator, self._variables, self._features = function, annotator, variables, features
-        self._compiled: jax.stages.Compiled | None = None
-        self._structure: Any = None  # of the function's results
-        self._kept: list[PjrtVariable] = []
-        self._updated: list[PjrtVariable] = []
+        self._compiled: dict[tuple, _Compiled] = {}
 
     @property
     def text(self) -> str:
-        """The compiled program of one device, as XLA prints it; "" before `build`."""
-        return self._compiled.as_text() if self._compiled else ""
+        """The program that was compiled first, of one device, as XLA prints it; "" before `build`."""
+        first = next(iter(self._compiled.values()), None)
+        return first.executable.as_text() if first else ""
 
     def build(self, specs: Mapping[str, tf.TensorSpec]) -> None:
         """Compiles the program for features of these shapes, without running it."""
+        self._compiled[_shapes(specs)] = self._build(specs)
+
+    def _build(self, specs):
         by_symbol = {id(variable.symbol): variable for variable in self._variables()}
-        lowered = lowering.lower(
-            context.within(annotator=self._annotator)(
-                lambda *tensors: self._function(dict(zip(specs, tensors, strict=True)))),
-            [tf.TensorSpec(spec.shape, spec.dtype) for spec in specs.values()],
-            [variable.symbol for variable in by_symbol.values()])
-        state = [by_symbol[id(symbol)] for symbol in lowered.captured]
-        self._structure = lowered.structure
-        self._updated = [state[index] for index in lowered.updated]
-        self._kept = [variable for index, variable in enumerate(state) if index not in set(lowered.updated)]
-        features = {name: jax.ShapeDtypeStruct(tuple(spec.shape), spec.dtype.as_numpy_dtype, sharding=self._features)
-                    for name, spec in specs.items()}
-        self._compiled = self._jit(lowered, features, state).lower(features, *self._arrays()).compile()
 
-    def _jit(self, lowered, features, state):
-        """Returns the program as a `jax.jit` of features, the arrays that stay, and those that results replace."""
-        kept = [index for index in range(len(state)) if index not in set(lowered.updated)]
-        program = as_jax_function(lowered, [*features.values(), *(variable.array for variable in state)],
-                                  self._features.mesh.devices.flat[0].platform)
+        def traced(*tensors):
+            with context.within(annotator=self._annotator, is_lowered=True):
+                return self._function(dict(zip(specs, tensors, strict=True)))
 
-        names = list(features)  # in the program's order; JAX sorts those of a dict
-
-        def step(features, kept_arrays, updated_arrays):
-            arrays = dict(zip(kept, kept_arrays, strict=True)) | dict(zip(lowered.updated, updated_arrays, strict=True))
-            found = program(*(features[name] for name in names), *(arrays[index] for index in range(len(state))))
-            return found[:len(lowered.results)], found[len(lowered.results):]
-
-        whole = NamedSharding(self._features.mesh, PartitionSpec())
-        updated = [variable.array.sharding for variable in self._updated]
-        return jax.jit(step, donate_argnums=2, in_shardings=(
-            dict.fromkeys(features, self._features), [variable.array.sharding for variable in self._kept], updated),
-            out_shardings=([whole] * len(lowered.results), updated))
-
-    def _arrays(self):
-        return [variable.array for variable in self._kept], [variable.array for variable in self._updated]
+        mesh = self._features.mesh
+        lowered = lowering.lower(traced, [tf.TensorSpec(spec.shape, spec.dtype) for spec in specs.values()],
+                                 [variable.symbol for variable in by_symbol.values()], dict(mesh.shape))
+        whole = NamedSharding(mesh, PartitionSpec())
+        state = [by_symbol[id(captured)] if id(captured) in by_symbol else _Constant(put(captured.numpy(), whole))
+                 for captured in lowered.captured]
+        kept, updated = pjrt_jit.split(lowered, state)
+        inputs = [jax.ShapeDtypeStruct(tuple(spec.shape), spec.dtype.as_numpy_dtype, sharding=self._features)
+                  for spec in specs.values()]
+        jitted = pjrt_jit.jit(lowered, inputs, [variable.array for variable in state], [whole] * len(lowered.results))
+        executable = jitted.lower(inputs, *([one.array for one in part] for part in (kept, updated))).compile()
+        return _Compiled(executable, list(specs), kept, updated, lowered.structure)
 
     def __call__(self, features: dict[str, jax.Array]) -> Any:
-        if self._compiled is None:
+        """Runs the program.
+
+        An exception while it runs, such as one for want of memory, leaves the variables that it assigns without values.
+
+        Args:
+            features: Feature name -> <int32>[steps, batch, length], laid out by the partitioner's `place`.
+
+        Returns:
+            The nest of the function's results, as jax.Arrays that every device has.
+        """
+        if _shapes(features) not in self._compiled:
             self.build({name: tf.TensorSpec(value.shape, value.dtype) for name, value in features.items()})
-        results, updated = self._compiled(features, *self._arrays())
-        for variable, array in zip(self._updated, updated, strict=True):
+        program = self._compiled[_shapes(features)]
+        results, updated = program.executable([features[name] for name in program.names],
+                                              [variable.array for variable in program.kept],
+                                              [variable.array for variable in program.updated])
+        for variable, array in zip(program.updated, updated, strict=True):
             variable.array = array
-        return tf.nest.pack_sequence_as(self._structure, results)
+        found = iter(results)
+        return tf.nest.map_structure(lambda is_tensor: next(found) if is_tensor else None, program.structure)
 
 
-def as_jax_function(lowered: lowering.Program, arguments: Sequence[Any], platform: str) -> Callable[..., Any]:
-    """Returns a function of jax.Arrays that runs a lowered program; it returns its results, then the updated variables.
-
-    A function of the same signature is exported, and its module replaced. `jax.export.Exported` is public, and one that
-    was exported for a single device may be called in a program of any number of them.
-
-    Args:
-        lowered: Lowered function.
-        arguments: Arrays, or their shapes and dtypes, of its own arguments and of the variables that it captured.
-        platform: JAX's name of the devices, such as "cpu".
-    """
-    shapes = [jax.ShapeDtypeStruct(argument.shape, argument.dtype) for argument in arguments]
-    state = shapes[len(shapes) - len(lowered.captured):]
-    results = [*lowered.results, *((state[index].shape, state[index].dtype) for index in lowered.updated)]
-    skeleton = jax.jit(lambda *_: [jax.numpy.zeros(*result) for result in results])
-    exported = jax.export.export(skeleton, platforms=[platform])(*shapes)
-    return dataclasses.replace(exported, mlir_module_serialized=lowered.module,
-                               module_kept_var_idx=tuple(range(len(shapes)))).call
+def _shapes(features):
+    """Returns a key for the names, shapes and dtypes of features or of their specs."""
+    return tuple((name, tuple(feature.shape), np.dtype(tf.as_dtype(feature.dtype).as_numpy_dtype))
+                 for name, feature in features.items())
