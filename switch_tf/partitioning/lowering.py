@@ -1,6 +1,7 @@
 """A TensorFlow function as StableHLO, the language of XLA's compilers, with its variables as arguments.
 
-The module is that of one device, with the annotations of `gspmd.XlaAnnotator`. XLA cuts it over the devices of a mesh.
+The module is that of one device, with the annotations of `gspmd.XlaAnnotator` in the form of Shardy, the partitioner of
+JAX, which cuts it over the devices of a mesh.
 """
 
 import math
@@ -36,13 +37,15 @@ class Program(NamedTuple):
     structure: Any
 
 
-def lower(function: Callable[..., Any], specs: Sequence[tf.TensorSpec], variables: Sequence[tf.Variable]) -> Program:
+def lower(function: Callable[..., Any], specs: Sequence[tf.TensorSpec], variables: Sequence[tf.Variable],
+          mesh: dict[str, int]) -> Program:
     """Traces a function and lowers it for any kind of device.
 
     Args:
         function: Function of tensors that returns a nest of tensors and may assign variables.
         specs: Shape and dtype of each argument.
         variables: All variables that the function may read.
+        mesh: Mesh axis -> number of devices, of the function's annotations.
 
     Raises:
         ValueError: The function reads a variable that is not in `variables`.
@@ -65,21 +68,69 @@ def lower(function: Callable[..., Any], specs: Sequence[tf.TensorSpec], variable
         if id(handle) not in by_handle:
             raise ValueError(f"The function reads {handle}, which is no variable of the model, the optimizer or the "
                              "objective; create it in `build`.")
-    module, aliased = _prepared(module)
+    module, aliased = _prepared(module, mesh)
     return Program(module, [by_handle[id(handle)] for handle in concrete.captured_inputs],
                    [(tuple(output.shape), output.dtype.as_numpy_dtype) for output in concrete.outputs],
                    [index - len(specs) for index in aliased], structure[0])
 
 
-def _prepared(module):
-    """Returns a module without TensorFlow's copies of results, which TPUs reject, and the arguments it updates."""
+def _prepared(module, mesh):
+    """Returns a module for Shardy, and the arguments it updates.
+
+    Without TensorFlow's copies of results, which TPUs reject, and with its annotations in Shardy's form: a module with
+    a single one in GSPMD's would be cut by GSPMD.
+    """
     with mlir.make_ir_context(), ir.Location.unknown():
         parsed = ir.Module.parse(module)
         for operation in list(_operations(parsed.operation)):
             if operation.name == "mhlo.copy":
-                operation.results[0].replace_all_uses_with(operation.operands[0])
-                operation.erase()
+                _replace(operation, operation.operands[0])
+            elif "mhlo.sharding" in operation.attributes:
+                _replace(operation, _constraint(operation, mesh))
         return mlir.module_to_bytecode(parsed), _aliased(parsed)
+
+
+def _replace(operation, value):
+    operation.results[0].replace_all_uses_with(value)
+    operation.erase()
+
+
+def _constraint(operation, mesh):
+    """Returns the result of a new operation, Shardy's for an annotation."""
+    spec = _spec(operation.attributes["mhlo.sharding"].value, operation.results[0].type.rank, mesh)
+    axes = ", ".join(f'"{axis}"={size}' for axis, size in mesh.items())
+    dimensions = ", ".join("{" + ", ".join(f'"{axis}"' for axis in split) + "}" for split in spec)
+    with ir.InsertionPoint(operation):
+        return ir.Operation.create(
+            "sdy.sharding_constraint", results=[operation.results[0].type], operands=[operation.operands[0]],
+            attributes={"sharding": ir.Attribute.parse(f"#sdy.sharding<mesh<[{axes}]>, [{dimensions}]>")},
+            loc=operation.location).result
+
+
+def _spec(sharding, rank, mesh):
+    """Returns the mesh axes that split each dimension, the outermost first, from GSPMD's text.
+
+    The text lists the numbers of all devices: "{devices=[2,1,4]0,2,4,6,1,3,5,7 last_tile_dim_replicate}".
+    """
+    if sharding in ("{replicated}", "{maximal device=0}"):
+        return [[]] * rank
+    tiles, listed = re.match(r"\{devices=\[([\d,]+)\]([\d,]+)", sharding).groups()
+    tiles = [int(count) for count in tiles.split(",")]
+    devices = np.array([int(device) for device in listed.split(",")]).reshape(tiles)
+    spec = []
+    for dimension in range(rank):
+        along = devices[tuple(slice(None) if other == dimension else 0 for other in range(len(tiles)))]
+        places = zip(mesh, np.unravel_index(along, list(mesh.values())), strict=True)
+        # The innermost axis is the first one to change from piece to piece.
+        first_change = {axis: np.flatnonzero(place)[0] for axis, place in places if place.any()}
+        spec.append(sorted(first_change, key=first_change.get, reverse=True))
+    return spec
+
+
+def text(module: bytes) -> str:
+    """Returns a lowered module in MLIR's text, with names of operations as locations."""
+    with mlir.make_ir_context(), ir.Location.unknown():
+        return ir.Module.parse(module).operation.get_asm(enable_debug_info=True)
 
 
 def _aliased(module):
