@@ -22,6 +22,7 @@ from switch_tf.hardware import chips
 
 # Of one chip.
 _TOPOLOGIES = {"v5e": "v5e:1x1", "v6e": "v6e:1x1", "v5p": "v5p:2x2x1", "v4": "v4:2x2x1"}
+_DTYPES = {"bf16": "bfloat16", "f32": "float32", "s32": "int32", "pred": "bool"}
 _MODULE = "HloModule one\n\nENTRY main {{\n  a = {0} parameter(0)\n  b = {1} parameter(1)\n  ROOT c = {2} {3}\n}}\n"
 
 
@@ -71,21 +72,31 @@ class _Cycles:
 
     def _of(self, product):
         if product not in self._known:
-            program = hlo.Module(self._compiled(_MODULE.format(*product)))
+            program = hlo.Module(self._compiled(product))
             self._known[product] = max(one.cycles or 0 for one in program.instructions.values())
         return self._known[product]
 
-    def _compiled(self, text):
-        import numpy as np
-        from jax._src.interpreters import mlir
-        from jaxlib import _hlo, _jax
-        from jaxlib.mlir import ir
+    def _compiled(self, product):
+        import jax
+        from jax.sharding import Mesh, NamedSharding, PartitionSpec
+        from jaxlib import _hlo, _jax  # JAX has no public way from HLO
 
-        written = _jax.mlir.hlo_to_stablehlo(_hlo.hlo_module_from_text(text).as_serialized_hlo_module_proto())
-        with mlir.make_ir_context(), ir.Location.unknown():
-            executable = self._device.client.compile(ir.Module.parse(written), _jax.DeviceList((self._device,)),
-                                                     compiler.options(np.array([self._device.id])))
-        return executable.hlo_modules()[0].to_string()
+        from switch_tf.partitioning.backends import pjrt_jit
+        from switch_tf.partitioning.lowering import Program
+
+        module = _jax.mlir.hlo_to_stablehlo(
+            _hlo.hlo_module_from_text(_MODULE.format(*product)).as_serialized_hlo_module_proto())
+        here = NamedSharding(Mesh([self._device], ("chip",)), PartitionSpec())
+        left, right, (shape, dtype) = map(_type, product[:3])
+        inputs = [jax.ShapeDtypeStruct(*operand, sharding=here) for operand in (left, right)]
+        program = Program(module, [], [(shape, dtype)], [], None)
+        return pjrt_jit.jit(program, inputs, [], [here]).lower(inputs, [], []).compile().as_text()
+
+
+def _type(text):
+    """Returns (shape, dtype) of a type as XLA writes it, such as "bf16[8,128]"."""
+    name, lengths = re.fullmatch(r"(\w+)\[([\d,]*)\]", text).groups()
+    return tuple(int(length) for length in lengths.split(",") if length), _DTYPES[name]
 
 
 def _product(module, instruction):

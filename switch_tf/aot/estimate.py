@@ -133,7 +133,8 @@ def make(question: Question, is_full: bool = False, say: Callable[[str], None] =
         lowered = lower_step(model, question.make_optimizer(), question.layout, question.batch_size,
                              question.task_feature_lengths, question.settings, question.pack,
                              question.make_objective())
-        num_lines = sum(program.text.count("\n") for program in lowered)
+        texts = [program.text for program in lowered]
+        num_lines = sum(text.count("\n") for text in texts)
         expected = num_lines / lines_per_second
         say(f"... {time.perf_counter() - started:.0f} s; compiling for {question.topology}, about {expected:.0f} s ...")
         try:
@@ -145,9 +146,8 @@ def make(question: Question, is_full: bool = False, say: Callable[[str], None] =
                             str(error))
         seconds = sum(program.seconds for program in compiled)
         lines_per_second = num_lines / seconds
-        for kind, texts in (("stablehlo.mlir", [program.text for program in lowered]),
-                            ("optimized.hlo", [program.hlo for program in compiled])):
-            keep(f"step_{depth[0]}_{depth[1]}.{kind}", _joined(texts))
+        for kind, modules in (("stablehlo.mlir", texts), ("optimized.hlo", [program.hlo for program in compiled])):
+            keep(f"step_{depth[0]}_{depth[1]}.{kind}", _joined(modules))
         points.append(_point(lowered, compiled, question))
         say(f"... {seconds:.0f} s. {depth[0]} + {depth[1]} layers: {1e3 * points[-1].schedule.seconds:.1f} ms a step, "
             f"{needed(points[-1].memory) / 2**30:.2f} GiB a chip.")

@@ -8,6 +8,8 @@ from typing import NamedTuple
 _BYTES = {"f32": 4, "bf16": 2, "s32": 4, "u32": 4, "pred": 1, "f16": 2, "s8": 1, "u8": 1, "s64": 8, "u64": 8}
 # Kinds of operations that only name values.
 NAMES = frozenset(("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "opt-barrier"))
+# The function through which JAX calls what TensorFlow wrote (`pjrt_jit`).
+_CALLER = re.compile(r"^jit\(step\)/call_exported(/|$)")
 # Memories on the chip: VMEM, and CMEM of v4.
 _ON_CHIP = re.compile(r"S\([13]\)")
 
@@ -68,7 +70,7 @@ class Instruction(NamedTuple):
     def operation(self) -> str:
         """TensorFlow's name of its operation, with scopes, or ""."""
         match = re.search(r'op_name="([^"]*)"', self.line)
-        return match[1] if match else ""
+        return re.sub(_CALLER, "", match[1]) if match else ""
 
 
 class Module:

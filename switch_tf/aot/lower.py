@@ -1,22 +1,17 @@
 """A training step as StableHLO for the devices of a mesh, from shapes alone: no weight is ever in memory.
 
 The step is lowered as its layout trains it: two programs if DTensor computes gradients in one function and applies them
-in another (`partitioning/backends/dtensor.py`), else one program with the condition inside. `constrain` and `use` write
-XLA's annotations. Variables are in pages that are reserved and never touched.
+in another (`partitioning/backends/dtensor.py`), else one program with the condition inside, which for the pjrt back end
+is the very program that it trains. `constrain` and `use` write XLA's annotations. Variables are in pages that are
+reserved and never touched.
 """
 
 import contextlib
 import functools
-import itertools
-import math
-import mmap
-import re
-import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from switch_tf import context
@@ -25,15 +20,14 @@ from switch_tf.configs.switch_config import SwitchConfig
 from switch_tf.evaluation.objectives import Objective, target_features
 from switch_tf.metrics import Mean
 from switch_tf.ops import dtypes
+from switch_tf.partitioning import lowering
 from switch_tf.partitioning.axes import axes_of, axes_of_new_variable
 from switch_tf.partitioning.gspmd import XlaAnnotator
 from switch_tf.partitioning.layout import Layout
 from switch_tf.partitioning.partitioner import Partitioner
-from switch_tf.partitioning.unfolded import UnfoldedVariable, as_stored, as_used, stored, unfolding
+from switch_tf.partitioning.unfolded import UnfoldedVariable, Unfolding, as_stored, as_used, stored, unfolding
 from switch_tf.training import trainable
 from switch_tf.training.train_step import StepTotals, compile_steps, stateful_routers
-
-_MAP_NORESERVE = 0x4000  # Linux; Python has a name for it since 3.13
 
 
 class Argument(NamedTuple):
@@ -55,21 +49,31 @@ class Argument(NamedTuple):
 
 
 class Lowered(NamedTuple):
-    """A lowered program.
+    """A lowered program with its arguments.
 
     Attributes:
-        text: StableHLO with annotations for the mesh of `layout`.
+        program: Lowered function.
         arguments: Arguments of the main function, in order.
         results: Specs of the results that replace no argument; they come first.
         updated: Indices of the arguments that the other results replace, in order.
         layout: Layout with a complete mesh.
     """
 
-    text: str
+    program: lowering.Program
     arguments: list[Argument]
     results: list[tuple[tuple[str, ...], ...]]
     updated: list[int]
     layout: Layout
+
+    @property
+    def num_inputs(self) -> int:
+        """Number of arguments that are no variables. They come first."""
+        return len(self.arguments) - len(self.program.captured)
+
+    @property
+    def text(self) -> str:
+        """StableHLO with annotations for the mesh of `layout`."""
+        return lowering.text(self.program.module)
 
 
 class ShapesOnly(Partitioner):
@@ -121,11 +125,12 @@ def lower_step(model: keras.Model, optimizer: keras.optimizers.Optimizer, layout
     variables = [*model.variables, *optimizer.variables, *objective.variables]
     lower = functools.partial(_lower, variables, layout)
     specs = feature_specs(model.config, batch_size, task_feature_lengths, pack)
+    if not has_two_programs(layout):
+        features = [Argument(name, "feature", (1, *spec.shape), spec.dtype.name,
+                             layout.spec((None, "batch", "length"))) for name, spec in specs.items()]
+        return [lower(features, lambda *tensors: step(dict(zip(specs, tensors, strict=True))))]
     features = [Argument(name, "feature", tuple(spec.shape), spec.dtype.name, layout.spec(("batch", "length")))
                 for name, spec in specs.items()]
-    if not has_two_programs(layout):
-        return [lower(features, lambda *tensors: step(
-            {name: tensor[None] for name, tensor in zip(specs, tensors, strict=True)}))]
     gradients = [_argument(variable, layout)._replace(name=f"gradient of {variable.path}", kind="gradient")
                  for variable in model.trainable_variables]
 
@@ -152,24 +157,19 @@ def _totals(model):
 
 
 def has_two_programs(layout: Layout) -> bool:
-    """Returns whether the layout trains in two functions on a TPU. DTensor does, tf.distribute does not."""
+    """Returns whether the layout trains in two functions on a TPU. Only DTensor does."""
     return layout.backend in ("auto", "dtensor")
 
 
 def _lower(variables, layout, inputs, function, first_results=()):
     """Lowers a function of tensors. Its first results are split like `first_results`, the others not at all."""
     specs = [tf.TensorSpec(argument.shape, argument.dtype) for argument in inputs]
-    traced = tf.function(lambda *tensors: tf.nest.flatten(function(*tensors)), jit_compile=True, autograph=False)
-    concrete = traced.get_concrete_function(*specs)
-    with warnings.catch_warnings():
-        # TensorFlow calls the argument deprecated, but without it refuses programs with variables.
-        warnings.simplefilter("ignore", UserWarning)
-        text = traced.experimental_get_compiler_ir(*specs)(stage="stablehlo", device_name="/device:CPU:0")
-    arguments = [*inputs, *(_argument(variable, layout) for variable in _captured(concrete, variables))]
+    by_symbol = {id(stored(variable)): variable for variable in variables}
+    program = lowering.lower(function, specs, [stored(variable) for variable in variables], layout.mesh)
+    state = [_argument(by_symbol[id(symbol)], layout) for symbol in program.captured]
     results = [argument.spec for argument in first_results]
-    results += [((),) * output.shape.rank for output in concrete.outputs[len(results):]]
-    updated = [int(index) for index in re.findall(r"parameter_number = (\d+)", _alias_attribute(text))]
-    return Lowered(_with_iota_devices(text, tuple(layout.mesh.values())), arguments, results, updated, layout)
+    results += [((),) * len(shape) for shape, _ in program.results[len(results):]]
+    return Lowered(program, [*inputs, *state], results, [len(inputs) + index for index in program.updated], layout)
 
 
 def feature_specs(config: SwitchConfig, batch_size: int, task_feature_lengths: dict[str, int],
@@ -182,12 +182,6 @@ def feature_specs(config: SwitchConfig, batch_size: int, task_feature_lengths: d
         lengths |= {f"{stack}_segment_ids": length for stack, length in stacks.items()}
     return {name: tf.TensorSpec((batch_size, task_feature_lengths[length]), tf.int32, name=name)
             for name, length in lengths.items()}
-
-
-def _captured(concrete, variables):
-    """Returns the Keras variables in the order of the program's arguments."""
-    by_handle = {id(variable.value.handle): variable for variable in variables}
-    return [by_handle[id(handle)] for handle in concrete.captured_inputs]
 
 
 def _argument(variable, layout):
@@ -205,37 +199,8 @@ def _create_without_memory(layout, next_creator, **kwargs):
     axes, shape = axes_of_new_variable(symbolic.shape.rank), tuple(symbolic.shape)
     if not any(axes):
         return next_creator(**kwargs)  # too small to matter
-    how, _ = unfolding(shape, layout.spec(axes, at_rest=True), layout.mesh)
-    variable = next_creator(**{**kwargs, "initial_value": _reserved(how.stored_shape, symbolic.dtype)})
+    how = Unfolding(shape)
+    if has_two_programs(layout):  # DTensor splits a dimension over one mesh axis only
+        how, _ = unfolding(shape, layout.spec(axes, at_rest=True), layout.mesh)
+    variable = next_creator(**{**kwargs, "initial_value": lowering.reserved(how.stored_shape, symbolic.dtype)})
     return UnfoldedVariable(variable, how) if how.first else variable
-
-
-def _reserved(shape, dtype):
-    """Returns a tensor of zeros in untouched pages, which costs only address space."""
-    size = math.prod(shape) * dtype.size
-    pages = mmap.mmap(-1, max(size, mmap.PAGESIZE), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE)
-    array = np.frombuffer(pages, dtype.as_numpy_dtype, count=math.prod(shape)).reshape(shape)
-    return tf.experimental.dlpack.from_dlpack(array.__dlpack__())
-
-
-def _alias_attribute(text):
-    match = re.search(r"mhlo\.input_output_alias = \[(.*?)\]\s*[,}]", text, re.DOTALL)
-    return match[1] if match else ""
-
-
-def iota(mesh_shape: Sequence[int], order: Sequence[int]) -> str:
-    """Returns XLA's text for the devices of a mesh in a transposed order. XLA rejects an identity transposition."""
-    sizes = f"<=[{','.join(map(str, mesh_shape))}]"
-    if list(order) == sorted(order):
-        return f"<=[{math.prod(mesh_shape)}]"
-    return f"{sizes}T({','.join(map(str, order))})"
-
-
-def _with_iota_devices(text, mesh_shape):
-    """Replaces lists of all devices by transposed ranges, so that annotations do not grow with the mesh."""
-    devices = np.arange(math.prod(mesh_shape)).reshape(mesh_shape)
-    ranges = {}
-    for order in itertools.permutations(range(len(mesh_shape))):
-        listed = ",".join(map(str, devices.transpose(order).reshape(-1)))
-        ranges.setdefault(listed, iota(mesh_shape, order))
-    return re.sub(r"(devices=\[[\d,]+\])(\d+(?:,\d+)*)", lambda found: found[1] + ranges[found[2]], text)

@@ -69,12 +69,24 @@ def test_every_variable_is_an_argument_and_is_replaced(step):
     assert (experts.shape, experts.spec) == ((8, 128, 256), (("data",), (), ("model",)))
 
 
-def test_no_whole_mesh_is_listed_in_an_annotation(step):
-    assert "devices=[" in step[0].text
-    assert not any("0,1,2,3,4,5,6,7" in program.text for program in step)
+def test_all_annotations_are_shardys(step):
+    # With a single one of GSPMD's, XLA would leave the whole program to GSPMD.
+    assert "sdy.sharding_constraint" in step[0].text
+    assert not any("mhlo.sharding" in program.text for program in step)
 
 
-@pytest.mark.parametrize("backend, has_two", [("auto", True), ("dtensor", True), ("tpu", False)])
+def test_the_program_of_pjrt_has_weights_over_several_mesh_axes_as_they_are(shipped_layout):
+    layout = shipped_layout("fully_sharded_experts", backend="pjrt")
+    config = SwitchConfig(vocab_size=512, d_model=32, d_ff=64, num_heads=4, d_kv=32, num_encoder_layers=1,
+                          num_decoder_layers=0, encoder_sparse_step=1, num_experts=8, num_groups_multiple=8)
+    (lowered,) = lower.lower_step(SwitchTransformer(config), Adafactor(0.01), layout, 16, {"inputs": 64, "targets": 64},
+                                  StepSettings())
+    experts = next(argument for argument in lowered.arguments if argument.name.endswith("experts/wi"))
+    assert (experts.shape, experts.spec) == ((8, 32, 64), (("expert", "fsdp"), (), ("data",)))
+    assert [argument.shape for argument in lowered.arguments if argument.kind == "feature"] == 3 * [(1, 16, 64)]
+
+
+@pytest.mark.parametrize("backend, has_two", [("auto", True), ("dtensor", True), ("tpu", False), ("pjrt", False)])
 def test_a_step_is_two_programs_where_a_tpu_trains_it_so(backend, has_two):
     assert lower.has_two_programs(Layout(backend=backend)) == has_two
     # As `create_partitioner` chooses on a TPU: DTensor, unless TPUStrategy is asked for.
@@ -139,21 +151,6 @@ def test_no_mask_or_bucket_is_a_constant_of_the_program(lowered):
     # As constants they would grow with the square of the length: here 64 * 64 numbers.
     largest = max((len(data) // 2 for data in re.findall(r'dense<"0x([0-9A-Fa-f]+)">', lowered.text)), default=0)
     assert largest < 64 * 64
-
-
-@pytest.mark.parametrize("spec, text", [
-    (((), ()), "{replicated}"), ((("data",), ()), "{devices=[4,1,2]<=[8] last_tile_dim_replicate}"),
-    (((), ("model",)), "{devices=[1,2,4]<=[4,2]T(1,0) last_tile_dim_replicate}"),
-    ((("model",), ("data",)), "{devices=[2,4]<=[4,2]T(1,0)}"),
-    ((("data", "model"), ()), "{devices=[8,1]<=[8]}"), (((), ("model", "data")), "{devices=[1,8]<=[4,2]T(1,0)}")])
-def test_shardings_read_as_gspmd_writes_them(spec, text):
-    assert compiler.sharding(spec, {"data": 4, "model": 2}) == text
-
-
-def test_booleans_are_unpacked():
-    packed = np.packbits([1, 0, 1, 1, 0, 0, 0, 0, 1, 1], bitorder="little").tobytes().hex().upper()
-    found = compiler._with_bytes_for_bits(f'dense<"0x{packed}"> : tensor<2x5xi1>, dense<"0x00FF"> : tensor<2xi8>')
-    assert found == 'dense<"0x01000101000000000101"> : tensor<2x5xi1>, dense<"0x00FF"> : tensor<2xi8>'
 
 
 @pytest.mark.parametrize("topology, message", [

@@ -62,8 +62,8 @@ def test_gradients_live_between_two_programs_and_nothing_counts_twice():
     batch = Argument("tokens", "feature", (8, 5), "int32", (("data",), ()))  # 2 * 5 numbers a chip
     weight, slot = (Argument(kind, kind, (6,), "float32", ((),)) for kind in ("weight", "slot"))
     gradient = weight._replace(kind="gradient")
-    lowered = [Lowered("", [batch, weight], [((),)], [], layout),
-               Lowered("", [gradient, weight, slot], [], [1, 2], layout)]
+    lowered = [Lowered(None, [batch, weight], [((),)], [], layout),
+               Lowered(None, [gradient, weight, slot], [], [1, 2], layout)]
     kinds = ("arguments", "outputs", "aliased", "temporaries", "code", "peak")
     compiled = [Compiled(dict(zip(kinds, memory, strict=True)), "", None, 1.0) for memory in (
         (40 + 24, 24 + 4, 0, 100, 7, 200), (3 * 24, 48, 48, 30, 5, 160))]

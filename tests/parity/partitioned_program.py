@@ -6,7 +6,6 @@ largest entry.
 """
 
 import json
-import math
 import os
 import sys
 
@@ -26,6 +25,7 @@ from switch_tf.cli import gin_files
 from switch_tf.configs.run import StepSettings
 from switch_tf.optim.adafactor import Adafactor
 from switch_tf.partitioning.axes import axes_of
+from switch_tf.partitioning.backends import pjrt_jit, pjrt_mesh
 from switch_tf.partitioning.layout import Layout
 from switch_tf.partitioning.partitioner import Partitioner
 from switch_tf.partitioning.unfolded import unfolding
@@ -48,10 +48,8 @@ def main(name: str) -> dict:
                           num_decoder_layers=1, encoder_sparse_step=1, num_experts=num_experts, num_groups_multiple=8,
                           dropout_rate=0.1, expert_dropout_rate=0.1, activation="geglu", logits_via_embedding=False)
     lowered = lower_step(SwitchTransformer(config), Adafactor(0.01), layout, BATCH, LENGTHS, StepSettings())
-    devices = jax.devices("cpu")
-    computed, applied = (
-        (program, compiler.partition(program, devices, devices[0].client.compile_and_load, replaces_arguments=False))
-        for program in lowered)
+    mesh = pjrt_mesh.device_mesh(layout, jax.devices("cpu"))
+    computed, applied = ((program, compiler.jit(program, mesh)[0]) for program in lowered)
 
     keras.utils.set_random_seed(0)
     model, optimizer = SwitchTransformer(config), Adafactor(0.01)
@@ -64,7 +62,6 @@ def main(name: str) -> dict:
              for program in lowered for argument in program.arguments if argument.kind in ("weight", "slot")}
     names = [argument.name for argument in lowered[1].arguments if argument.kind == "gradient"]
 
-    mesh = jax.sharding.Mesh(np.array(devices).reshape(tuple(layout.mesh.values())), tuple(layout.mesh))
     losses, largest = [], 0.0
     for number in range(STEPS):
         features = _features(number, config.vocab_size)
@@ -98,23 +95,13 @@ def _features(seed, vocab_size):
     return {name: value.astype(np.int32) for name, value in features.items()}
 
 
-def _execute(lowered, executable, mesh, values):
+def _execute(lowered, function, mesh, values):
     """Results of a program, whole: first those that replace nothing."""
-    arguments = []
-    for argument in lowered.arguments:
-        sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*argument.spec))
-        arguments.append(jax.device_put(values[argument.name], sharding))
-    pieces = executable.execute_sharded(arguments).disassemble_into_single_device_arrays()
-    specs = [*lowered.results, *(lowered.arguments[index].spec for index in lowered.updated)]
-    return [_whole(piece, spec, mesh) for piece, spec in zip(pieces, specs, strict=True)]
-
-
-def _whole(pieces, spec, mesh):
-    """One array from the piece of each device."""
-    shape = [length * math.prod(mesh.shape[axis] for axis in axes)
-             for length, axes in zip(pieces[0].shape, spec, strict=True)]
-    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*spec))
-    return np.asarray(jax.make_array_from_single_device_arrays(tuple(shape), sharding, pieces))
+    arguments = [jax.device_put(values[argument.name], pjrt_mesh.named_sharding(mesh, argument.spec))
+                 for argument in lowered.arguments]
+    inputs, state = arguments[:lowered.num_inputs], arguments[lowered.num_inputs:]
+    results, updated = function(inputs, *pjrt_jit.split(lowered.program, state))
+    return [np.asarray(value) for value in (*results, *updated)]
 
 
 if __name__ == "__main__":
