@@ -1,0 +1,71 @@
+"""Compares the step that the pjrt back end trains with the one that is compiled ahead of time, and with one device.
+
+A program of its own, because JAX's devices are started once in a process. Takes the name of a file of gin/layouts and
+prints one JSON object: whether both programs have the same operations, and the losses of both back ends.
+"""
+
+import collections
+import json
+import re
+import sys
+
+import gin
+import keras
+import numpy as np
+import tensorflow as tf
+
+from switch_tf import SwitchConfig, SwitchTransformer
+from switch_tf.aot import lower
+from switch_tf.cli import gin_files
+from switch_tf.configs.run import StepSettings
+from switch_tf.hardware import devices
+from switch_tf.optim.adafactor import Adafactor
+from switch_tf.partitioning import backends, lowering
+from switch_tf.partitioning.layout import Layout
+from switch_tf.partitioning.partitioner import Partitioner
+from switch_tf.training.train_step import compile_steps
+
+STEPS, BATCH, LENGTHS = 2, 16, {"inputs": 32, "targets": 32}
+CONFIG = SwitchConfig(vocab_size=512, d_model=32, d_ff=64, num_heads=4, d_kv=8, num_encoder_layers=1,
+                      num_decoder_layers=0, encoder_sparse_step=1, num_experts=8, num_groups_multiple=8,
+                      dropout_rate=0.1)
+
+
+def main(name: str) -> dict:
+    """Takes a few steps with both back ends."""
+    devices.split_cpu(8)
+    gin_files.parse([f"gin/layouts/{name}.gin"], [])
+    layout = gin.get_configurable(Layout)(backend="pjrt").resolve(8, "CPU")
+    partitioner = backends.create_partitioner(layout)
+    step, losses = _train(partitioner)
+    (compiled,) = lower.lower_step(SwitchTransformer(CONFIG), Adafactor(0.01), layout, BATCH, LENGTHS, StepSettings())
+    own, ahead = (_without_names(module) for module in (step._lowered.module, compiled.program.module))
+    return {"is_same": own == ahead, "losses": losses, "expected": _train(Partitioner())[1]}
+
+
+def _train(partitioner):
+    keras.utils.set_random_seed(0)
+    model, optimizer = SwitchTransformer(CONFIG), Adafactor(0.01)
+    partitioner.build(model, optimizer)
+    step, losses = compile_steps(model, optimizer, 0, StepSettings(), partitioner), []
+    for number in range(STEPS):
+        random = np.random.RandomState(number)
+        features = {feature: random.randint(1, CONFIG.vocab_size, (1, *spec.shape), "int32")
+                    for feature, spec in lower.feature_specs(CONFIG, BATCH, LENGTHS).items()}
+        measured, _ = step(partitioner.place({feature: tf.constant(value) for feature, value in features.items()}))
+        losses.append(float(np.asarray(measured.batch.loss_terms["cross_entropy"].value)))
+    return step, losses
+
+
+def _without_names(module):
+    """Returns the number of operations of each text, without names, which TensorFlow counts up in a process.
+
+    The words of a text are sorted, since the order of a condition's variables differs from trace to trace.
+    """
+    lines = [re.sub(r"[%@][\w.#:]+", "%", line.partition(" loc(")[0]) for line in lowering.text(module).splitlines()
+             if not line.startswith(("#loc", "module @"))]
+    return collections.Counter(" ".join(sorted(re.split(r"[ ,()]+", line))) for line in lines)
+
+
+if __name__ == "__main__":
+    print(json.dumps(main(sys.argv[1])))
