@@ -33,6 +33,7 @@ class Context:
         fused_program: `forms.FusedProgram` that is traced for XLA on a CPU. None outside one.
         no_drop: Whether each expert has a slot for every token, so that no prediction depends on its neighbours.
         routes: List to which every layer of experts appends its Route. None records nothing.
+        is_lowered: Whether the traced function is lowered for JAX. Variables of the pjrt back end become its arguments.
         endless_passes: Whether `data.passes` yields pass after pass of a training split without an end.
     """
 
@@ -43,6 +44,7 @@ class Context:
     fused_program: Any = None
     no_drop: bool = False
     routes: list | None = None
+    is_lowered: bool = False
     endless_passes: bool = False
 
 

@@ -1,6 +1,7 @@
 """Memory and accelerators of this machine, found with the standard library alone."""
 
 import glob
+import itertools
 import os
 
 
@@ -19,7 +20,8 @@ def gpus() -> list[str]:
     """Returns the names of CUDA_VISIBLE_DEVICES, or the number of each GPU if it is not set."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
-        return [name.strip() for name in visible.split(",") if name.strip()]
+        names = [name.strip() for name in visible.split(",") if name.strip()]
+        return list(itertools.takewhile(lambda name: not name.startswith("-"), names))  # as CUDA reads it
     numbers = (file.removeprefix("/dev/nvidia") for file in glob.glob("/dev/nvidia[0-9]*"))
     return sorted(filter(str.isdecimal, numbers), key=int)
 

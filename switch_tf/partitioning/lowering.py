@@ -24,15 +24,16 @@ class Program(NamedTuple):
 
     Attributes:
         module: StableHLO as MLIR bytecode.
-        captured: tf.Variables that the function reads. Its arguments are the function's own and then these.
+        captured: tf.Variables that the function reads, and eager tensors. Its arguments are the function's own and then
+            these.
         results: Shape and dtype of each result of the function.
         updated: Indices in `captured` of the variables that the function assigns. Their new values follow the results.
-        structure: The nest of the function's results, for `tf.nest.pack_sequence_as`.
+        structure: The nest of the function's results: True for a tensor, False for None.
     """
 
     module: bytes
-    captured: list[tf.Variable]
-    results: list[tuple[tuple[int, ...], np.dtype]]
+    captured: list[tf.Variable | tf.Tensor]
+    results: list[tuple[tuple[int, ...], type[np.generic]]]
     updated: list[int]
     structure: Any
 
@@ -42,7 +43,7 @@ def lower(function: Callable[..., Any], specs: Sequence[tf.TensorSpec], variable
     """Traces a function and lowers it for any kind of device.
 
     Args:
-        function: Function of tensors that returns a nest of tensors and may assign variables.
+        function: Function of tensors that returns a nest of tensors or None and may assign variables.
         specs: Shape and dtype of each argument.
         variables: All variables that the function may read.
         mesh: Mesh axis -> number of devices, of the function's annotations.
@@ -53,8 +54,9 @@ def lower(function: Callable[..., Any], specs: Sequence[tf.TensorSpec], variable
     structure = []
 
     def flat(*tensors):
-        structure[:] = [function(*tensors)]
-        return tf.nest.flatten(structure[0])
+        found = function(*tensors)
+        structure[:] = [tf.nest.map_structure(lambda result: result is not None, found)]
+        return [result for result in tf.nest.flatten(found) if result is not None]
 
     traced = tf.function(flat, jit_compile=True, autograph=False)
     concrete = traced.get_concrete_function(*specs)
@@ -65,11 +67,11 @@ def lower(function: Callable[..., Any], specs: Sequence[tf.TensorSpec], variable
             stage="stablehlo_serialized", device_name="/device:CPU:0")
     by_handle = {id(variable.handle): variable for variable in variables}
     for handle in concrete.captured_inputs:
-        if id(handle) not in by_handle:
+        if handle.dtype == tf.resource and id(handle) not in by_handle:
             raise ValueError(f"The function reads {handle}, which is no variable of the model, the optimizer or the "
                              "objective; create it in `build`.")
     module, aliased = _prepared(module, mesh)
-    return Program(module, [by_handle[id(handle)] for handle in concrete.captured_inputs],
+    return Program(module, [by_handle.get(id(handle), handle) for handle in concrete.captured_inputs],
                    [(tuple(output.shape), output.dtype.as_numpy_dtype) for output in concrete.outputs],
                    [index - len(specs) for index in aliased], structure[0])
 
@@ -152,8 +154,11 @@ def _operations(operation):
 
 
 def reserved(shape: Sequence[int], dtype: tf.DType) -> tf.Tensor:
-    """Returns a tensor of zeros in untouched pages, which costs only address space."""
+    """Returns a tensor of zeros in untouched pages, which cost only address space if the kernel overcommits memory."""
     size = math.prod(shape) * dtype.size
     pages = mmap.mmap(-1, max(size, mmap.PAGESIZE), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE)
-    array = np.frombuffer(pages, dtype.as_numpy_dtype, count=math.prod(shape)).reshape(shape)
-    return tf.experimental.dlpack.from_dlpack(array.__dlpack__())
+    # numpy's DLPack knows no bfloat16, and neither float8.
+    exchanged = dtype if dtype.as_numpy_dtype.__module__ == "numpy" else {1: tf.uint8, 2: tf.uint16}[dtype.size]
+    array = np.frombuffer(pages, exchanged.as_numpy_dtype, count=math.prod(shape)).reshape(shape)
+    tensor = tf.experimental.dlpack.from_dlpack(array.__dlpack__())
+    return tensor if exchanged == dtype else tf.bitcast(tensor, dtype)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from switch_tf import metrics, partitioning
+from switch_tf import context, metrics, partitioning
 from switch_tf.configs.run import StepSettings
 from switch_tf.evaluation.objectives import Objective
 from switch_tf.layers import Router
@@ -86,8 +86,9 @@ def _sum_parts(part, count, gradients, sums):
 
 def _zeros_measured(model, features, settings, objective):
     """Returns the zeros that sums of `measure` start from, in the structure that tracing it on such features gives."""
-    traced = tf.function(lambda: objective.measure(model.config, features, *model.forward(features), settings),
-                         autograph=False)
+    # It never runs, so it may read variables of any back end.
+    traced = tf.function(context.within(is_lowered=True)(
+        lambda: objective.measure(model.config, features, *model.forward(features), settings)), autograph=False)
     shapes = traced.get_concrete_function().structured_outputs
     return tf.nest.map_structure(lambda result: tf.zeros(result.shape, result.dtype), shapes)
 

@@ -94,7 +94,7 @@ def program(scale, total):
         return {"scaled": scaled}, (tf.reduce_max(tokens), tf.reduce_any(tokens > 4))
 
     unread = tf.Variable(1.0, name="unread")
-    return lowering.lower(step, [tf.TensorSpec([3, 2], tf.int32)], [unread, total, scale])
+    return lowering.lower(step, [tf.TensorSpec([3, 2], tf.int32)], [unread, total, scale], {})
 
 
 def test_a_program_knows_its_variables_and_its_results(program, scale, total):
@@ -123,13 +123,13 @@ def test_its_module_takes_features_and_variables_and_returns_results_and_updates
 
 
 def test_a_program_that_updates_nothing_has_no_updates(scale):
-    program = lowering.lower(lambda x: x * scale, [tf.TensorSpec([2], tf.float32)], [scale])
+    program = lowering.lower(lambda x: x * scale, [tf.TensorSpec([2], tf.float32)], [scale], {})
     assert (program.updated, len(program.captured), program.results) == ([], 1, [((2,), np.float32)])
 
 
 def test_a_variable_that_nobody_listed_is_refused_by_its_name(scale, total):
     with pytest.raises(ValueError, match="total"):
-        lowering.lower(lambda x: x * scale + total, [tf.TensorSpec([2], tf.float32)], [scale])
+        lowering.lower(lambda x: x * scale + total, [tf.TensorSpec([2], tf.float32)], [scale], {})
 
 
 def test_a_module_has_no_copies_which_tpus_reject(program):
@@ -140,7 +140,7 @@ def test_a_module_has_no_copies_which_tpus_reject(program):
 
 
 def test_reserved_memory_is_zeros_of_any_shape_and_dtype():
-    for shape, dtype in (((3, 2), tf.float32), ((), tf.int64), ((0,), tf.float32)):
+    for shape, dtype in (((3, 2), tf.float32), ((), tf.int64), ((0,), tf.float32), ((2, 2), tf.bfloat16)):
         found = lowering.reserved(shape, dtype)
         assert (found.shape, found.dtype) == (shape, dtype)
         np.testing.assert_array_equal(found, np.zeros(shape, dtype.as_numpy_dtype))

@@ -2,7 +2,10 @@
 
 import contextlib
 import dataclasses
+import types
 
+import jax
+import jax.export
 import keras
 import numpy as np
 import pytest
@@ -14,8 +17,9 @@ from switch_tf.configs.run import StepSettings
 from switch_tf.inference.programs import compile_log_likelihoods, compile_prediction
 from switch_tf.optim.adafactor import Adafactor
 from switch_tf.optim.memory import bytes_per_device
+from switch_tf.partitioning import lowering
 from switch_tf.partitioning.axes import with_axes
-from switch_tf.partitioning.backends import create_partitioner, pjrt
+from switch_tf.partitioning.backends import create_partitioner, pjrt, pjrt_jit
 from switch_tf.partitioning.backends.pjrt_variable import PjrtVariable, slice_text
 from switch_tf.partitioning.layout import Layout
 from switch_tf.partitioning.partitioner import Partitioner
@@ -182,3 +186,77 @@ def test_checkpoints_hold_slices_that_any_reader_joins(pieces, tmp_path):
     whole = tf.Variable(tf.zeros((4, 8), tf.float64))
     tensors._read_as_stored(tmp_path / "state", {"model/kernel": whole})
     np.testing.assert_array_equal(whole, np.arange(32.0).reshape(4, 8))
+
+
+def test_functions_that_tensorflow_runs_are_refused(pieces):
+    variable = _variable(pieces, np.ones(4, np.float32), (None,))
+    for function in (lambda: tf.convert_to_tensor(variable.value) + 0.0, lambda: variable.assign(tf.zeros(4)),
+                     lambda: variable.assign_add(tf.zeros(4)), lambda: variable.assign_sub(tf.zeros(4))):
+        with pytest.raises(ValueError, match="A function that TensorFlow runs cannot read or assign variables of the"):
+            tf.function(function, autograph=False)()
+
+
+def test_a_program_takes_other_shapes_captured_tensors_and_none(pieces):
+    variable = _variable(pieces, np.full(2, 3.0), (None,))
+    weights = tf.constant(np.arange(2000.0))
+    program = pieces.compile(lambda features: (tf.reduce_sum(features["x"]), None, [
+        tf.reduce_sum(weights) * tf.convert_to_tensor(variable.value)]))
+    for length in (2, 3):
+        total, none, (scaled,) = program(pieces.place({"x": np.ones((1, 8, length), np.int32)}))
+        assert int(total) == 8 * length and none is None
+        np.testing.assert_array_equal(scaled, [1999 * 1000 * 3.0] * 2)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "bool", "int8", "uint32"])
+def test_variables_of_every_dtype_are_kept(dtype, pieces):
+    with pieces.creates_variables():
+        variable = tf.Variable(tf.cast(tf.constant([[1, 0], [1, 1]]), dtype))
+    program = pieces.compile(lambda features: tf.convert_to_tensor(variable))
+    found = program(pieces.place({"x": np.ones((1, 8, 2), np.int32)}))
+    np.testing.assert_array_equal(np.asarray(found, np.float32), [[1, 0], [1, 1]])
+
+
+def test_a_value_of_another_shape_is_refused_and_a_scalar_is_a_number(pieces):
+    variable = _variable(pieces, np.full(2, 3.0), (None,))
+    for value in (np.zeros(3), 1.0):
+        with pytest.raises(ValueError, match=r"has shape \(2,\), so it cannot become"):
+            variable.value.assign(value)
+    scalar = _variable(pieces, np.float32(2.0), ())
+    assert float(scalar.value) == 2.0 and int(scalar.value) == 2
+
+
+def test_a_variable_without_a_value_is_refused(pieces):
+    variable = _variable(pieces, np.full(2, 3.0), (None,))
+    variable.value.array.delete()
+    with pytest.raises(ValueError, match="has no value since a step failed while it ran; restore a checkpoint"):
+        variable.numpy()
+
+
+def test_a_variable_made_elsewhere_is_refused(pieces):
+    class Counting(SwitchTransformer):
+        def build(self, input_shape=None):
+            super().build(input_shape)
+            self.counter = keras.Variable(0, trainable=False)
+            self.counter._value = tf.raw_ops.VarHandleOp(dtype=tf.int32, shape=[])
+
+    with pytest.raises(ValueError, match="was created outside of the layout, so the program could not update it"):
+        pieces.build(Counting(SwitchConfig.from_preset("switch_tiny")))
+
+
+def test_gpus_have_another_name_when_a_program_is_exported(monkeypatch):
+    """JAX calls a GPU "gpu" and exports programs for "cuda"; a program of another name is refused when it is called."""
+    asked, export, jit = [], jax.export.export, jax.jit
+
+    def recorded(function, platforms, **options):
+        asked.extend(platforms)
+        return export(function, platforms=["cpu"], **options)
+
+    monkeypatch.setattr(jax.export, "export", recorded)
+    device = types.SimpleNamespace(platform="gpu")
+    mesh = types.SimpleNamespace(devices=np.array([device]))
+    sharding = types.SimpleNamespace(mesh=mesh)
+    value = types.SimpleNamespace(shape=(2,), dtype=np.dtype(np.float32), sharding=sharding)
+    program = lowering.Program(b"", [], [((2,), np.float32)], [], True)
+    monkeypatch.setattr(jax, "jit", lambda function, **options: jit(function))
+    pjrt_jit.jit(program, [value], [], [None])
+    assert asked == ["cuda"]

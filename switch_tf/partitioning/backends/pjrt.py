@@ -5,7 +5,6 @@ program, gradients and update together, which XLA's partitioner cuts over the me
 """
 
 import contextlib
-import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -13,7 +12,6 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import jax
-import jax.export
 import keras
 import numpy as np
 import tensorflow as tf
@@ -46,6 +44,9 @@ def create(layout: Layout, members: Cluster) -> "PjrtPartitioner":
     """
     pjrt_client.start(members)
     layout = layout.resolve(jax.device_count(), devices.device_type())
+    if layout.num_devices < jax.device_count() and jax.process_count() > 1:
+        raise Refusal(f"MESH_SHAPE {layout.mesh_shape!r} leaves some of the {jax.process_count()} processes without a "
+                      "device; use a layout of several devices, such as gin/layouts/data.gin, or one process.")
     return PjrtPartitioner(layout)
 
 
@@ -89,6 +90,14 @@ class PjrtPartitioner(Partitioner):
     def creates_variables(self) -> Iterator[None]:
         with tf.variable_creator_scope(self._create):
             yield
+
+    def build(self, model: keras.Model, optimizer: keras.optimizers.Optimizer | None = None,
+              select: Callable[[keras.Model], None] = lambda model: None) -> None:
+        super().build(model, optimizer, select)
+        for variable in [*model.variables, *(optimizer.variables if optimizer else ())]:
+            if not isinstance(variable.value, PjrtVariable):
+                raise Refusal(f"{variable.path} was created outside of the layout, so the program could not update it; "
+                              "create it in `build`.")
 
     def _create(self, next_creator, **kwargs):
         value = kwargs["initial_value"]
@@ -141,11 +150,10 @@ class PjrtPartitioner(Partitioner):
         parts = [f"{prefix}_part_{index:05d}" for index in range(self.num_processes)]
         if self.is_chief:
             super().write(parts[0], state)  # with the graph of objects by which TensorFlow finds variables again
-        else:
-            _write_pieces(parts[self.process_index], state)
-        self.barrier()
+        has_part = self.is_chief or _write_pieces(parts[self.process_index], state)
+        have_parts = multihost_utils.process_allgather(np.array(has_part))
         if self.is_chief:
-            written = [part for part in parts if os.path.exists(f"{part}.index")]
+            written = [part for part, is_written in zip(parts, have_parts, strict=True) if is_written]
             tf.raw_ops.MergeV2Checkpoints(checkpoint_prefixes=written, destination_prefix=prefix, delete_old_dirs=False)
         self.barrier()
 
@@ -183,11 +191,13 @@ class PjrtPartitioner(Partitioner):
 
 
 def _write_pieces(prefix, state):
+    """Writes the pieces of this process; returns False if it has none."""
     pieces = [(checkpoint_key(path), text, value) for path, variable in state.items()
               for text, value in variable.pieces().items()]
     if pieces:
         names, texts, values = zip(*pieces, strict=True)
         tf.raw_ops.SaveV2(prefix=prefix, tensor_names=names, shape_and_slices=texts, tensors=values)
+    return bool(pieces)
 
 
 def _memory(device):

@@ -11,6 +11,8 @@ from jax.sharding import NamedSharding
 from switch_tf.partitioning import lowering
 
 Value = TypeVar("Value")
+# Names that `jax.export` has for platforms of devices, where they differ.
+_EXPORTED = {"gpu": "cuda"}
 
 
 def jit(program: lowering.Program, inputs: Sequence[jax.ShapeDtypeStruct], state: Sequence[Any],
@@ -26,7 +28,8 @@ def jit(program: lowering.Program, inputs: Sequence[jax.ShapeDtypeStruct], state
         results: Sharding of each result of the function.
     """
     arguments = [*inputs, *state]
-    call = _as_jax_function(program, arguments, arguments[0].sharding.mesh.devices.flat[0].platform)
+    platform = arguments[0].sharding.mesh.devices.flat[0].platform
+    call = _as_jax_function(program, arguments, _EXPORTED.get(platform, platform))
 
     def step(inputs, kept, updated):
         found = call(*inputs, *_joined(program, kept, updated))

@@ -7,7 +7,9 @@ import jax
 import numpy as np
 import tensorflow as tf
 
+from switch_tf import context
 from switch_tf.partitioning.tensors import Tensor
+from switch_tf.refusals import Refusal
 
 
 class PjrtVariable(tf.__internal__.tracking.Trackable):
@@ -32,7 +34,9 @@ class PjrtVariable(tf.__internal__.tracking.Trackable):
         self._copied = None  # the array that `symbol` has a copy of
 
     def __tf_tensor__(self, dtype=None, name=None):
-        if not tf.inside_function() and self._copied is not self.array:
+        if tf.inside_function():
+            self._check_lowered()
+        elif self._copied is not self.array:
             self.symbol.assign(self.numpy())
             self._copied = self.array
         return tf.convert_to_tensor(self.symbol.read_value(), dtype)
@@ -41,7 +45,13 @@ class PjrtVariable(tf.__internal__.tracking.Trackable):
         return np.asarray(self.numpy(), dtype)
 
     def numpy(self) -> np.ndarray:
-        """Returns the whole value on the host. With several processes, all of them call this together."""
+        """Returns the whole value on the host. With several processes, all of them call this together.
+
+        Raises:
+            Refusal: A step that failed while it ran has left no value.
+        """
+        if self.array.is_deleted():
+            raise Refusal(f"{self.name} has no value since a step failed while it ran; restore a checkpoint.")
         if self.array.is_fully_addressable or self.array.is_fully_replicated:
             return np.asarray(self.array)
         from jax.experimental import multihost_utils  # starts the devices
@@ -49,17 +59,44 @@ class PjrtVariable(tf.__internal__.tracking.Trackable):
         return multihost_utils.process_allgather(self.array, tiled=True)
 
     def assign(self, value: Tensor) -> Any:
-        """Assigns a tensor in a traced function, or a whole array of the host."""
+        """Assigns a tensor in a traced function, or a whole array of the host, the same in all processes.
+
+        Raises:
+            Refusal: The value has another shape.
+        """
         if tf.inside_function():
+            self._check_lowered()
             return self.symbol.assign(value)
-        self.array = put(np.asarray(value, self.dtype.as_numpy_dtype), self.array.sharding)
+        array = np.asarray(value, self.dtype.as_numpy_dtype)
+        if array.shape != self.array.shape:
+            raise Refusal(f"{self.name} has shape {self.array.shape}, so it cannot become {array.shape}.")
+        self.array = put(array, self.array.sharding)
         return self
 
     def assign_add(self, value: Tensor) -> Any:
-        return self.symbol.assign_add(value) if tf.inside_function() else self.assign(self.numpy() + value)
+        if tf.inside_function():
+            self._check_lowered()
+            return self.symbol.assign_add(value)
+        return self.assign(self.numpy() + np.asarray(value))
 
     def assign_sub(self, value: Tensor) -> Any:
-        return self.symbol.assign_sub(value) if tf.inside_function() else self.assign(self.numpy() - value)
+        if tf.inside_function():
+            self._check_lowered()
+            return self.symbol.assign_sub(value)
+        return self.assign(self.numpy() - np.asarray(value))
+
+    def __float__(self):
+        return float(self.numpy())
+
+    def __int__(self):
+        return int(self.numpy())
+
+    def _check_lowered(self):
+        """Refuses a function that TensorFlow will run, in which `symbol` has no numbers."""
+        if not context.current().is_lowered:
+            raise Refusal("A function that TensorFlow runs cannot read or assign variables of the pjrt back end, which "
+                          "JAX has; compile it with the partitioner, call the model eagerly, or build the model "
+                          "without this partitioner for `fit` and `predict`.")
 
     def load(self, read: Callable[[str], np.ndarray]) -> None:
         """Replaces the numbers, piece by piece.
