@@ -165,6 +165,9 @@ def faked(monkeypatch, tmp_path):
         def advance(self, *arguments):
             pass
 
+        def lost_process(self, reason):
+            return reason
+
         def finish(self):
             return {"interrupted": False, "step": 1, "report": "r", "plot": "p"}
 
