@@ -22,7 +22,7 @@ MESHES = {
     "pod_256": "data=2,model=2", "pod_256_experts": "expert_outer=2,data=2,expert=2,fsdp=1",
     "pod_512": "data=4,model=2", "pod_512_experts": "data=8",
     "pod_512_fully_sharded": "expert=2,expert_x=1,expert_y=1,fsdp_y=1,data_y=2,fsdp=2,data=1"}
-QUICK = ("single", "fully_sharded_experts")
+QUICK = ("fully_sharded_experts",)
 OPTIMIZERS = {"adafactor": lambda: Adafactor(0.01), "adam": lambda: keras.optimizers.Adam(0.001)}
 STEPS = 3
 PLAIN = StepSettings()
