@@ -88,8 +88,14 @@ def test_no_seed_gives_a_false_alarm(name, make_partitioner):
 def test_all_shipped_layouts_are_among_these(shipped_layout):
     shipped = {pathlib.Path(file).stem for file in shipped_gin.path("gin/layouts").glob("*.gin")}
     # DTensor refuses to split activations over several mesh axes: partitioned_program_test.py has those that do.
-    mesh_shape = "data=2,expert=2,fsdp=2,expert_outer=1,expert_x=1,expert_y=1,fsdp_y=1,data_y=1"
-    for_tpus = {name for name in shipped if shipped_layout(name, mesh_shape).axes_over_several}
+    def of_two_or_more_axes(name):
+        layout = shipped_layout(name)
+        rules = (*layout.rules, *layout.at_rest_rules)
+        named = {axis for _, axes in rules for axis in ((axes,) if isinstance(axes, str) else axes)}
+        sizes = {axis: 2 if axis in ("data", "expert", "fsdp") else 1 for axis in sorted(named)}
+        return shipped_layout(name, ",".join(f"{axis}={size}" for axis, size in sizes.items())).axes_over_several
+
+    for_tpus = {name for name in shipped if of_two_or_more_axes(name)}
     assert shipped - for_tpus == {*LAYOUTS, *BY_OTHER_NAMES, "single"}
     for name, (mesh_shape, same) in BY_OTHER_NAMES.items():
         assert shipped_layout(name, mesh_shape) == shipped_layout(same)
