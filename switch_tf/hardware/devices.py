@@ -49,7 +49,7 @@ def use_host(command: str) -> None:
 
 
 def use_jax(kind: str, name: str) -> None:
-    """Makes the rest of this process train on JAX's devices, of which TensorFlow then uses none but the CPU.
+    """Makes the rest of this process train on JAX's devices. TensorFlow then uses the CPU only.
 
     Args:
         kind: "CPU", "GPU" or "TPU".

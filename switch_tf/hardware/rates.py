@@ -20,7 +20,7 @@ def nominal_flops(dtype: str) -> float | None:
 
 def _gpu_flops(name, dtype):
     words = name.split()
-    # JAX multiplies float32 numbers in TensorFloat-32 unless it is told otherwise, which nothing here does.
+    # JAX multiplies float32 numbers in TensorFloat-32 by default, and nothing here changes that.
     is_tensor_float = are_jax() or tf.config.experimental.tensor_float_32_execution_enabled()
     if "MIG" in words or dtype == "float32" and not is_tensor_float:
         return None

@@ -122,7 +122,7 @@ def end_soon(status: int) -> None:
 
 
 def _end_soon(status):
-    # Where all processes failed alike, none is lost to the others if all take leave of each other.
+    # If all processes failed alike, a common shutdown keeps each from reporting the others as lost.
     leaving = threading.Thread(target=jax.distributed.shutdown, daemon=True)
     leaving.start()
     leaving.join(_END_SECONDS)
