@@ -31,8 +31,8 @@ _DATA = {"MIXTURE_OR_TASK_NAME", "TASK_FEATURE_LENGTHS", "BATCH_SIZE", "Run.pack
          "StepSettings.steps_per_call", "training data"}
 _WITHOUT_EFFECT = {
     "SwitchConfig": ("dispatch", "remat"),
-    "Run": ("model_dir", "restart_changed_data", "vocabulary", "use_cached_tasks",
-            "cache_dir"),  # recorded by content in "vocabulary" and "training data"
+    "Run": ("model_dir", "restart_changed_data", "profile_steps",
+            "vocabulary", "use_cached_tasks", "cache_dir"),  # recorded by content in "vocabulary" and "training data"
     "StepSettings": ("num_microbatches", "use_xla"),
 }
 _MACROS = ("mixture_or_task_name", "task_feature_lengths", "train_steps", "batch_size", "log_period", "eval_period",

@@ -41,6 +41,7 @@ class Run:
         patience: int. Stop after this number of evaluations in a row without a better value; 0 never stops. A value
             that is not finite is never better, and counting starts with the first finite value.
         shown_examples: int. Number of held-out examples whose predictions are printed at the end, at most a batch.
+        profile_steps: int. Number of steps to record with the profiler, soon after each start. 0 records none.
     """
 
     model_dir: str
@@ -67,12 +68,13 @@ class Run:
     best_metric: str | None = None
     patience: int = 0
     shown_examples: int = 0
+    profile_steps: int = 0
 
     def __post_init__(self):
         for name, at_least in (("train_steps", 1), ("batch_size", 1), ("log_period", 1), ("eval_period", 0),
                                ("checkpoint_period", 1), ("eval_batches", 1), ("unigram_batches", 0), ("seed", 0),
                                ("keep_checkpoints", 1), ("cache_parts", 1), ("keep_every", 0), ("patience", 0),
-                               ("shown_examples", 0)):
+                               ("shown_examples", 0), ("profile_steps", 0)):
             object.__setattr__(self, name, checks.integer(name.upper(), getattr(self, name), at_least))
         checks.fields(self, ("pack", "restart_changed_data", "eval_each_task"), checks.flag)
         checks.flag("USE_CACHED_TASKS", self.use_cached_tasks)
@@ -132,7 +134,7 @@ class StepSettings:
 
 def check_periods(run: Run, settings: StepSettings) -> None:
     """Raises Refusal unless every period is a multiple of the steps in one call of the compiled function."""
-    for name in ("train_steps", "log_period", "eval_period", "checkpoint_period", "keep_every"):
+    for name in ("train_steps", "log_period", "eval_period", "checkpoint_period", "keep_every", "profile_steps"):
         if getattr(run, name) % settings.steps_per_call:
             raise Refusal(f"{name.upper()} must be a multiple of steps_per_call ({settings.steps_per_call}), "
                           f"because the host sees nothing in between; it is {getattr(run, name)}.")

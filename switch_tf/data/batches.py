@@ -5,6 +5,7 @@ example of an epoch and draws its own noise, so the content of a row depends onl
 by part, and a run resumes with any number of processes. Uncached text is read whole by every process.
 """
 
+import contextlib
 import json
 import pathlib
 import tempfile
@@ -19,6 +20,7 @@ from switch_tf.data.description import DatasetDescription, check_description
 from switch_tf.data.pipeline import get_dataset, get_part
 
 _SAVING_SECONDS = 10  # for the position, which waits for the prefetched examples
+_CLOSING_SECONDS = 5  # for batches that are being read
 _LATER = "data_position_later.json"
 
 
@@ -61,6 +63,7 @@ class Batches:
         self._parts, self._batch_size, self._size = parts, batch_size, part_size
         self._steps_per_call = steps_per_call
         self._is_stuck = False
+        self._ahead: patience.Call | None = None  # the next batches, being read
         # Files of an earlier position and the steps since then. Without files it is the beginning.
         self._known, self._steps_since = {}, 0
 
@@ -76,8 +79,15 @@ class Batches:
         """Whether a wait was given up. Its thread still waits for the input, perhaps forever."""
         return self._is_stuck
 
+    def read_ahead(self) -> None:
+        """Starts reading the next batches, in a thread. Until they are taken, `save` writes the position before them.
+
+        The first batch waits for shuffle buffers to fill, while a training step is compiled.
+        """
+        self._ahead = self._ahead or patience.Call(self._read)
+
     def __next__(self) -> dict[str, tf.Tensor]:
-        batches = self._read()
+        batches = self._reading().result(lambda: False)
         self._steps_since += self._steps_per_call
         return batches
 
@@ -86,14 +96,19 @@ class Batches:
 
         After None there are no more batches, and `save` writes the position after the last batches that were returned.
         """
-        batches = self._patiently(self._read, gives_up)
+        batches = None if self._is_stuck else self._patiently(self._reading(), gives_up)
         self._steps_since += self._steps_per_call * (batches is not None)
         return batches
 
-    def _patiently(self, function, gives_up):
-        """Calls a function that uses the input; returns None if the input is stuck or the wait is given up."""
+    def _reading(self):
+        """Returns the call that reads the next batches."""
+        call, self._ahead = self._ahead or patience.Call(self._read), None
+        return call
+
+    def _patiently(self, call, gives_up):
+        """Returns the result of a call that uses the input, or None if the wait is given up, because it is stuck."""
         try:
-            return None if self._is_stuck else patience.call(function, gives_up)
+            return call.result(gives_up)
         except patience.GivenUp:
             self._is_stuck = True
             return None
@@ -109,6 +124,10 @@ class Batches:
 
     def close(self) -> None:
         """Ends prefetching, because a thread that runs Python when the interpreter ends would abort the process."""
+        if self._ahead:
+            due = time.monotonic() + _CLOSING_SECONDS
+            with contextlib.suppress(tf.errors.OpError, StopIteration):  # nobody wants these batches any more
+                self._patiently(self._reading(), lambda: time.monotonic() > due)
         self._parts = {}
 
     def save(self, folder: pathlib.Path, process_index: int) -> None:
@@ -124,12 +143,14 @@ class Batches:
         # This process cannot read the parts of other processes again.
         has_all = None in self._parts or len(self._parts) * self._size == self._batch_size
         due = time.monotonic() + (_SAVING_SECONDS if has_all else float("inf"))
-        with tempfile.TemporaryDirectory(dir=folder, ignore_cleanup_errors=True) as place:
-            if self._patiently(lambda: self._write(pathlib.Path(place), process_index), lambda: time.monotonic() > due):
-                self._keep(pathlib.Path(place).iterdir(), 0)
+        if not self._is_stuck and not self._ahead:
+            with tempfile.TemporaryDirectory(dir=folder, ignore_cleanup_errors=True) as place:
+                writing = patience.Call(lambda: self._write(pathlib.Path(place), process_index))
+                if self._patiently(writing, lambda: time.monotonic() > due):
+                    self._keep(pathlib.Path(place).iterdir(), 0)
         for name, content in self._known.items():
             (folder / name).write_bytes(content)
-        if self._steps_since:
+        if self._steps_since or not self._known:
             (folder / _LATER).write_text(json.dumps({"steps": self._steps_since, "is_from_start": not self._known}))
 
     def _write(self, folder, process_index):

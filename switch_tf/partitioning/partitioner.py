@@ -7,7 +7,8 @@ False.
 """
 
 import contextlib
-from collections.abc import Callable
+import pathlib
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -147,6 +148,19 @@ class Partitioner:
     def trace(self, function: Any, specs: dict[str, tf.TensorSpec]) -> None:
         """Traces a compiled function before its first call, so that the time it takes can be shown."""
         function.get_concrete_function(specs)
+
+    @contextlib.contextmanager
+    def profile(self, folder: pathlib.Path) -> Iterator[Callable[[int], AbstractContextManager]]:
+        """Records what the devices do in this scope, into a folder that TensorBoard reads.
+
+        Args:
+            folder: Folder, which is created.
+
+        Yields:
+            A function of the number of a step that returns a scope for that step.
+        """
+        with tf.profiler.experimental.Profile(str(folder)):
+            yield lambda number: tf.profiler.experimental.Trace("train", step_num=number, _r=1)
 
     def program_text(self, function: Any) -> str:
         """Returns a compiled function as XLA printed it after it cut it over the devices; "" if it did not."""

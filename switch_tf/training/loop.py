@@ -19,6 +19,7 @@ from switch_tf.reporting import report, summaries
 from switch_tf.reporting.meter import Meter
 from switch_tf.training.diagnosis import Divergence, first_bad_tensor
 from switch_tf.training.peak import Peak
+from switch_tf.training.profiling import Profiling
 from switch_tf.training.state import State, save
 from switch_tf.training.train_step import compile_steps
 from switch_tf.training.validation import Validation
@@ -58,6 +59,8 @@ class Training:
         self._meter = Meter(accounting.flops_per_step(config, run.batch_size, lengths["inputs"], lengths["targets"]),
                             Peak(state.model.compute_dtype, partitioner.num_processors))
         self._step = compile_steps(state.model, state.optimizer, run.seed, settings, partitioner, objective)
+        self._profiling = Profiling(run.profile_steps // settings.steps_per_call if partitioner.is_chief else 0,
+                                    folder.path, partitioner, progress.say)
         self._writer = summaries.Writer(folder) if partitioner.is_chief else summaries.NoWriter()
         self._validation = Validation(state, run, settings, objective, partitioner, folder, self._writer, progress)
         # The order of actions that are due at the same step. A period of 0 is never due.
@@ -128,7 +131,8 @@ class Training:
             return
         self._is_open = False
         self.state.batches.close()
-        for last_action in (self._writer.close, lambda: self._write_end(error), self._write_report):
+        for last_action in (self._profiling.close, self._writer.close, lambda: self._write_end(error),
+                            self._write_report):
             try:
                 last_action()
             except (OSError, Refusal) as failure:  # the checkpoint is saved, and the rest can be written again
@@ -172,6 +176,7 @@ class Training:
         if self.state.step == 0 and self.run.eval_period:
             self._evaluate()
         if self.state.step < self.run.train_steps:
+            self.state.batches.read_ahead()
             started = time.perf_counter()
             later = " The first step also optimises the graph." if self.partitioner.compiles_later else ""
             self.progress.say("Tracing the training step ..." if later else "Compiling the training step ...")
@@ -207,10 +212,12 @@ class Training:
             return False
         input_wait = time.perf_counter() - asked
         look_at(state.step, batches)
-        measured, bad_step = self._step(self.partitioner.place(batches))
-        if (bad_step := int(bad_step)) >= 0:
-            raise Divergence(self._divergence(batches, bad_step))
-        measured = metrics.to_host(measured)
+        is_timed = is_timed and not self._profiling.is_recording
+        with self._profiling.step(state.step):
+            measured, bad_step = self._step(self.partitioner.place(batches))
+            if (bad_step := int(bad_step)) >= 0:
+                raise Divergence(self._divergence(batches, bad_step))
+            measured = metrics.to_host(measured)
         state.sums = metrics.merge(state.sums, measured)
         state.step += num_steps
         self._meter.add(num_steps, float(measured.tokens.total), input_wait, is_timed)

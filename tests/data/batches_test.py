@@ -112,6 +112,40 @@ def test_a_position_that_is_missing_is_an_error(cache, tmp_path):
         batches.restore(tmp_path)
 
 
+def test_batches_that_are_read_ahead_count_when_they_are_taken(cache, tmp_path):
+    expected = take(data.get_batches(describe(cache)), 3)
+    batches = data.get_batches(describe(cache))
+    for number in range(2):
+        batches.read_ahead()
+        batches.read_ahead()  # the same
+        batches.save(make_folder(tmp_path / str(number)), 0)
+        assert same([batches.wait(lambda: False)], expected[number:number + 1])
+    for number in range(2):
+        batches = data.get_batches(describe(cache))
+        batches.restore(tmp_path / str(number))
+        assert same(take(batches, 1), expected[number:number + 1])
+
+
+def test_an_input_that_waits_while_it_is_read_ahead_is_closed_soon(make_numbers, tmp_path, monkeypatch):
+    monkeypatch.setattr("switch_tf.data.batches._CLOSING_SECONDS", 0.3)
+    batches = make_numbers()
+    for _ in range(9):
+        next(batches)
+    batches.read_ahead()
+    batches.save(make_folder(tmp_path / "last"), 0)
+    batches.close()
+    assert batches.is_stuck
+    again = make_numbers()
+    again.restore(tmp_path / "last")
+    assert not again.is_stuck
+    _open_for_writing(tmp_path / "pipe")
+
+
+def make_folder(path):
+    path.mkdir()
+    return path
+
+
 @pytest.fixture
 def make_numbers(tmp_path):
     """A function that makes Batches of 0 to 8 and then of what is in a pipe, or later in a file of its name."""

@@ -8,14 +8,14 @@ from switch_tf.data import patience
 
 
 def test_what_a_call_returns_or_raises_is_passed_on():
-    assert patience.call(lambda: 5, lambda: True) == 5
+    assert patience.Call(lambda: 5).result(lambda: False) == 5
     with pytest.raises(ZeroDivisionError):
-        patience.call(lambda: 1 / 0, lambda: False)
+        patience.Call(lambda: 1 / 0).result(lambda: False)
 
 
 def test_a_call_that_never_returns_is_given_up_when_that_is_wanted():
     go, asked = threading.Event(), []
     with pytest.raises(patience.GivenUp):
-        patience.call(go.wait, lambda: asked.append(0) or len(asked) == 3)
+        patience.Call(go.wait).result(lambda: asked.append(0) or len(asked) == 3)
     assert len(asked) == 3
     go.set()

@@ -41,7 +41,8 @@ def run(sentences_task, tmp_path):
 @pytest.fixture(scope="module")
 def straight(tiny_config, sentences_task, tmp_path_factory):
     """A run from beginning to end, to be looked at: `(run, trainer, summary)`."""
-    run = dataclasses.replace(_describe(tmp_path_factory.mktemp("straight"), sentences_task), unigram_batches=3)
+    run = dataclasses.replace(_describe(tmp_path_factory.mktemp("straight"), sentences_task), unigram_batches=3,
+                              profile_steps=2)
     return run, *_train(tiny_config, run)
 
 
@@ -71,6 +72,7 @@ def _lines(run):
 
 
 def test_a_run_writes_what_the_documentation_promises(straight):
+    assert len(list(pathlib.Path(straight[0].model_dir).glob("profile/plugins/profile/*/*.xplane.pb"))) == 1
     run, _, summary = straight
     lines = _lines(run)
     logged = [line for line in lines if "train/loss" in line]
@@ -83,7 +85,7 @@ def test_a_run_writes_what_the_documentation_promises(straight):
                  "router/encoder/layers_0/fraction_tokens_dropped", "router/decoder/layers_0/router_entropy"):
         assert name in logged[0], name
     assert set(os.listdir(run.model_dir)) == {"checkpoints", "config.json", "end.json", "events", "lock", "loss.png",
-                                              "metrics.jsonl", "operative_config.gin", "report.html"}
+                                              "metrics.jsonl", "operative_config.gin", "profile", "report.html"}
     assert run_folder.end_of(run.model_dir) == "TRAIN_STEPS is 6"
     assert logged[0]["train/learning_rate"] == pytest.approx(0.01)
     assert folders.steps(os.path.join(run.model_dir, "checkpoints")) == [2, 4, 6]

@@ -5,6 +5,7 @@ program, gradients and update together, which XLA's partitioner cuts over the me
 """
 
 import contextlib
+import pathlib
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -135,6 +136,13 @@ class PjrtPartitioner(Partitioner):
     def trace(self, function: PjrtProgram, specs: dict[str, tf.TensorSpec]) -> None:
         """Compiles a program before its first call, so that the time it takes can be shown."""
         function.build(specs)
+
+    @contextlib.contextmanager
+    def profile(self, folder: pathlib.Path) -> Iterator[Callable[[int], AbstractContextManager]]:
+        options = jax.profiler.ProfileOptions()
+        options.python_tracer_level = 0  # calls of Python would be most of the file
+        with jax.profiler.trace(folder, profiler_options=options):
+            yield lambda number: jax.profiler.StepTraceAnnotation("train", step_num=number)
 
     def program_text(self, function: PjrtProgram) -> str:
         return function.text
