@@ -14,7 +14,7 @@ from switch_tf import environment
 from switch_tf.installation import packages
 
 REPOSITORY = pathlib.Path(__file__).parents[2]
-FILES = ("requirements.txt", "requirements-dev.txt", "requirements-tpu.txt")
+FILES = ("requirements.txt", "requirements-dev.txt", "requirements-tpu.txt", "requirements-tensorflow-tpu.txt")
 
 
 def lines(file: str) -> list[str]:
@@ -39,8 +39,13 @@ def test_dev_list_only_adds():
     assert not pins("requirements.txt").keys() & pins("requirements-dev.txt").keys()
 
 
-def test_tpu_list_differs_only_in_what_tensorflow_dictates():
+def test_tpu_list_adds_the_compilers_libtpu():
     main, tpu = pins("requirements.txt"), pins("requirements-tpu.txt")
+    assert tpu == main | {"libtpu": pins("requirements-dev.txt")["libtpu"]}
+
+
+def test_tensorflow_tpu_list_differs_only_in_what_tensorflow_dictates():
+    main, tpu = pins("requirements.txt"), pins("requirements-tensorflow-tpu.txt")
     assert main.keys() - tpu.keys() == {"tensorflow"}
     assert tpu.keys() - main.keys() == {"tensorflow-tpu", "libtpu"}
     assert {name for name in main.keys() & tpu.keys() if main[name] != tpu[name]} == {
@@ -53,12 +58,12 @@ def test_tpu_list_differs_only_in_what_tensorflow_dictates():
 def test_no_list_names_a_nightly_or_two_tensorflows():
     for file in FILES:
         assert not [name for name in pins(file) if "nightly" in name]
-    assert "tensorflow" not in pins("requirements-tpu.txt")
+    assert "tensorflow" not in pins("requirements-tensorflow-tpu.txt")
 
 
 def test_versions_in_the_code_are_the_pinned_ones():
     everywhere = pins("requirements.txt") | pins("requirements-dev.txt")
-    tpu = pins("requirements-tpu.txt")
+    tpu = pins("requirements-tensorflow-tpu.txt")
     for name, version in environment.KNOWN_GOOD["tensorflow"].items():
         assert everywhere[name] == version, name
     for name, version in environment.KNOWN_GOOD["tensorflow-tpu"].items():
@@ -77,7 +82,7 @@ def declared() -> tuple[list[Requirement], dict[str, list[Requirement]]]:
 def test_pins_satisfy_the_ranges_of_the_package():
     main = pins("requirements.txt")
     everywhere = main | pins("requirements-dev.txt")
-    tpu = pins("requirements-tpu.txt")
+    tpu = pins("requirements-tensorflow-tpu.txt")
     tpu["tensorflow"] = tpu["tensorflow-tpu"]
     required, extras = declared()
     for requirement in required:
@@ -90,9 +95,17 @@ def test_pins_satisfy_the_ranges_of_the_package():
 def test_jax_is_required_in_the_minor_version_that_lowering_was_tried_with():
     """`tests/partitioning/lowering_test.py` asks for names that no version promises."""
     required, extras = declared()
-    (jax,), (gpu,) = [one for one in required if one.name == "jax"], extras["gpu"]
-    assert jax.specifier == gpu.specifier and not jax.specifier.contains("0.11.0")
-    assert gpu.extras <= set(metadata.metadata("jax").get_all("Provides-Extra"))
+    (jax,), (tpu,), (cuda,) = [one for one in required if one.name == "jax"], extras["tpu"], extras["cuda"]
+    assert jax.specifier == tpu.specifier == cuda.specifier and not jax.specifier.contains("0.11.0")
+    assert tpu.extras | cuda.extras <= set(metadata.metadata("jax").get_all("Provides-Extra"))
+
+
+def test_the_extras_tpu_and_aot_take_one_libtpu():
+    _, extras = declared()
+    (aot,), (tpu,) = extras["aot"], extras["tpu"]
+    (wanted,) = [one for one in map(Requirement, metadata.requires("jax")) if one.name == "libtpu" and
+                 one.marker.evaluate({"extra": next(iter(tpu.extras))})]
+    assert wanted.specifier == aot.specifier and wanted.specifier.contains(pins("requirements-tpu.txt")["libtpu"])
 
 
 def _with_all_they_require(names):
