@@ -7,12 +7,15 @@ for `fusing`.
 """
 
 import collections
+import contextlib
 import dataclasses
 import functools
 import gc
+import http.server
 import os
 import pathlib
 import signal
+import threading
 import zlib
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -243,3 +246,41 @@ def batch():
                 "decoder_input_tokens": np.pad(targets, ((0, 0), (1, 0)))[:, :-1],
                 "decoder_loss_weights": targets > 0}
     return {name: tf.constant(value, tf.int32) for name, value in features.items()}
+
+
+@pytest.fixture
+def metadata_server():
+    """A function that starts a metadata server of a TPU VM; returns its address and the paths that it is asked for.
+
+    An attribute is text, or the status of an answer without text. Other attributes are not there.
+    """
+    with contextlib.ExitStack() as started:
+        yield lambda **attributes: started.enter_context(_serving(attributes))
+
+
+@contextlib.contextmanager
+def _serving(attributes):
+    asked = []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            assert self.headers["Metadata-Flavor"] == "Google"
+            asked.append(self.path)
+            folder, _, name = self.path.rpartition("/")
+            found = attributes.get(name.replace("-", "_"), 404)
+            self.send_response(found if isinstance(found, int) else 200)
+            self.end_headers()
+            if folder == "/computeMetadata/v1/instance/attributes" and isinstance(found, str):
+                self.wfile.write(found.encode())
+
+        def log_message(self, *_):
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield f"127.0.0.1:{server.server_address[1]}", asked
+        finally:
+            server.shutdown()
+            thread.join()

@@ -3,16 +3,18 @@
     TF_CONFIG={"cluster": {"worker": ["host0:2222", "host1:2222"]}, "task": {"type": "worker", "index": 0}}
 
 `switch-tf train --processes` sets it for processes on one machine. For several machines the program that starts the
-processes sets it. Without it, the variables that GKE sets on the hosts of a TPU slice are read:
-TPU_WORKER_HOSTNAMES=host0,host1 and TPU_WORKER_ID=0.
+processes sets it. Without it, the hosts of a TPU slice are those of the variables that GKE sets there,
+TPU_WORKER_HOSTNAMES=host0,host1 and TPU_WORKER_ID=0, or those of the metadata server of a TPU VM.
 """
 
 import json
 import os
+import socket
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from switch_tf.refusals import Refusal
+from switch_tf.hardware import host, metadata
+from switch_tf.refusals import Refusal, first_line
 
 # The port at which the processes of a TPU slice meet. libtpu itself uses 8471 and others.
 TPU_PORT = 19011
@@ -31,10 +33,10 @@ class Cluster(NamedTuple):
 
 
 def members() -> Cluster:
-    """Returns the processes of this run: a single one unless TF_CONFIG or TPU_WORKER_HOSTNAMES names others.
+    """Returns the processes of this run: a single one unless TF_CONFIG or the hosts of a TPU slice are others.
 
     Raises:
-        Refusal: a variable that cannot be read.
+        Refusal: A variable that cannot be read, or several slices without TF_CONFIG.
     """
     text = os.environ.get("TF_CONFIG")
     if not text:
@@ -54,14 +56,51 @@ def members() -> Cluster:
 
 
 def _hosts_of_slice():
-    names = [name.strip() for name in os.environ.get("TPU_WORKER_HOSTNAMES", "").split(",") if name.strip()]
+    names, index, num_slices = _of_environment() if os.environ.get("TPU_WORKER_HOSTNAMES") else _of_metadata()
+    if num_slices != "1" and host.has_tpu():
+        raise Refusal(f"This TPU is one of {num_slices} slices (MEGASCALE_NUM_SLICES), and each slice would train a "
+                      "model of its own; name the hosts of all slices in TF_CONFIG, or use one slice.")
     if len(names) < 2:
         return Cluster(("localhost",), 0)
-    index = os.environ.get("TPU_WORKER_ID", "")
     if not index.isdecimal() or int(index) >= len(names):
-        raise Refusal(f"TPU_WORKER_HOSTNAMES names {len(names)} hosts, so TPU_WORKER_ID must say which one this is, "
-                      f"from 0 to {len(names) - 1}, not {index!r}.")
+        raise Refusal(f"This TPU slice has {len(names)} hosts, so TPU_WORKER_ID must say which one this is, from 0 to "
+                      f"{len(names) - 1}, not {index!r}.")
     return Cluster(tuple(f"{name}:{TPU_PORT}" for name in names), int(index))
+
+
+def _of_environment():
+    """Returns the hosts that GKE's variables name, the index of this one, and the number of slices."""
+    names = [name.strip() for name in os.environ["TPU_WORKER_HOSTNAMES"].split(",") if name.strip()]
+    return names, os.environ.get("TPU_WORKER_ID", ""), os.environ.get("MEGASCALE_NUM_SLICES") or "1"
+
+
+def _of_metadata():
+    """Returns the same for a TPU VM, from the attributes by which JAX and libtpu find the hosts of a slice, too."""
+    index = metadata.attribute("agent-worker-number") if host.has_tpu() else ""
+    if not index:  # no TPU VM of Google Cloud
+        return [], "", os.environ.get("MEGASCALE_NUM_SLICES") or "1"
+    # A host is "address" or, formerly, "name:number:address".
+    names = [entry.rpartition(":")[2].strip() for entry in metadata.attribute("worker-network-endpoints").split(",")]
+    num_slices = os.environ.get("MEGASCALE_NUM_SLICES") or metadata.tpu_environment("MEGASCALE_NUM_SLICES") or "1"
+    return names, index, num_slices
+
+
+def check_port(address: str) -> None:
+    """Refuses the address of the first process if it cannot listen there; JAX would crash.
+
+    Raises:
+        Refusal: The address has no port, or the port is taken.
+    """
+    port = address.rpartition(":")[2]
+    if not port.isdecimal():
+        raise Refusal(f"The address of a process must be host:port, not {address!r}.")
+    is_dual = socket.has_dualstack_ipv6()
+    try:
+        socket.create_server(("", int(port)), family=socket.AF_INET6 if is_dual else socket.AF_INET,
+                             dualstack_ipv6=is_dual).close()
+    except OSError as error:
+        raise Refusal(f"The first process cannot listen at port {port} of {address} ({first_line(error)}); choose "
+                      "another port, in all processes.") from error
 
 
 def num_hosts(cluster: Cluster) -> int:

@@ -39,8 +39,8 @@ def say_who_is_awaited() -> None:
     """Prints, in the first of several processes, that it waits for the others."""
     members = cluster.members()
     if len(members.addresses) > 1 and members.index == 0:
-        print(f"Waiting for {len(members.addresses) - 1} more of the processes of TF_CONFIG: "
-              f"{', '.join(members.addresses[1:])} ...", file=sys.stderr, flush=True)
+        print(f"Waiting for the other processes of this run: {', '.join(members.addresses[1:])} ...", file=sys.stderr,
+              flush=True)
 
 
 class CommonEnd:
@@ -103,6 +103,8 @@ def run(words: list[str], count: int, num_devices: int | None = None) -> int:
     if os.environ.get("TF_CONFIG"):
         raise Refusal("TF_CONFIG names the processes already, so this is one of them; leave out --processes, or unset "
                       "TF_CONFIG.")
+    if host.has_tpu() and count > 1:
+        raise Refusal("The chips of a TPU belong to one process of their host; leave out --processes.")
     _share(num_devices, count)
     gpus = _gpus_of_each(count)
     addresses = [f"127.0.0.1:{port}" for port in free_ports(count)]

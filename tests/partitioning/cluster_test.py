@@ -1,11 +1,14 @@
-"""TF_CONFIG is read, written and told to DTensor; what it cannot mean is refused in one sentence."""
+"""The processes of a run are read from TF_CONFIG, GKE's variables or a TPU VM's metadata, and passed on to DTensor."""
 
 import json
 import os
+import socket
 
 import pytest
+from jax._src.clusters.cloud_tpu_cluster import GceTpuCluster
 from tensorflow.experimental import dtensor
 
+from switch_tf.hardware import host, metadata
 from switch_tf.partitioning import cluster
 from switch_tf.partitioning.cluster import Cluster
 
@@ -57,6 +60,68 @@ def test_a_host_of_a_slice_has_to_know_which_it_is(environ, index):
     environ.update(TPU_WORKER_HOSTNAMES="a,b", TPU_WORKER_ID=index)
     with pytest.raises(ValueError, match="2 hosts, so TPU_WORKER_ID must say which one this is, from 0 to 1, not"):
         cluster.members()
+
+
+@pytest.fixture
+def tpu_vm(environ, metadata_server, monkeypatch):
+    """A function that makes this machine a TPU VM with a metadata server; returns the paths that it is asked for."""
+
+    def make(**attributes):
+        address, asked = metadata_server(**attributes)
+        environ.update(GCE_METADATA_HOST=address, GCE_METADATA_IP=address)  # of this package, and of JAX
+        return asked
+
+    monkeypatch.setattr(host, "has_tpu", lambda: True)
+    monkeypatch.setattr(metadata, "_TIMEOUT", 60)
+    metadata.attribute.cache_clear()
+    yield make
+    metadata.attribute.cache_clear()
+
+
+@pytest.mark.parametrize("endpoints", ["10.0.0.2,10.0.0.3", "switch:8470:10.0.0.2,switch:8470:10.0.0.3"])
+def test_the_hosts_of_a_tpu_vm_are_those_that_jax_finds(tpu_vm, endpoints):
+    asked = tpu_vm(agent_worker_number="1", worker_network_endpoints=endpoints, tpu_env="ZONE: 'us-west4-a'\n")
+    assert cluster.members() == cluster.members() == Cluster(("10.0.0.2:19011", "10.0.0.3:19011"), 1)
+    assert len(asked) == 3  # each attribute once
+    assert GceTpuCluster._get_worker_list_in_slice() == ["10.0.0.2", "10.0.0.3"]
+    assert (GceTpuCluster.get_process_id(), GceTpuCluster.get_process_count()) == (1, 2)
+
+
+def test_variables_come_before_the_metadata(tpu_vm, environ):
+    asked = tpu_vm(agent_worker_number="1", worker_network_endpoints="10.0.0.2,10.0.0.3")
+    environ.update(TPU_WORKER_HOSTNAMES="localhost")
+    assert cluster.members() == Cluster(("localhost",), 0)
+    environ["TF_CONFIG"] = config(index=0)
+    assert cluster.members() == Cluster(TWO, 0) and not asked
+
+
+def test_a_tpu_of_one_host_or_without_metadata_is_alone(tpu_vm, environ):
+    tpu_vm(agent_worker_number="0", worker_network_endpoints="10.0.0.2", tpu_env="")
+    assert cluster.members() == Cluster(("localhost",), 0)
+    metadata.attribute.cache_clear()
+    environ["GCE_METADATA_HOST"] = "127.0.0.1:1"  # nobody listens
+    assert cluster.members() == Cluster(("localhost",), 0)
+
+
+@pytest.mark.parametrize("variables", [
+    {}, {"MEGASCALE_NUM_SLICES": "2", "TPU_WORKER_HOSTNAMES": "a,b", "TPU_WORKER_ID": "0"},
+    {"MEGASCALE_NUM_SLICES": "2", "TPU_WORKER_HOSTNAMES": "localhost"}], ids=["metadata", "gke", "gke, one host"])
+def test_several_slices_need_tf_config(tpu_vm, environ, variables):
+    tpu_vm(agent_worker_number="0", worker_network_endpoints="10.0.0.2,10.0.0.3",
+           tpu_env="MEGASCALE_SLICE_ID: '0'\nMEGASCALE_NUM_SLICES: '2'\n")
+    environ.update(variables)
+    with pytest.raises(ValueError, match="This TPU is one of 2 slices .MEGASCALE_NUM_SLICES., and each slice would "
+                                         "train a model of its own; name the hosts of all slices in TF_CONFIG"):
+        cluster.members()
+    environ["TF_CONFIG"] = config(index=0)
+    assert cluster.members() == Cluster(TWO, 0)
+
+
+def test_a_port_that_the_first_process_cannot_listen_at_is_refused():
+    with socket.create_server(("", 0)) as server, pytest.raises(ValueError, match="cannot listen at port"):
+        cluster.check_port(f"localhost:{server.getsockname()[1]}")
+    with pytest.raises(ValueError, match="must be host:port"):
+        cluster.check_port("localhost")
 
 
 def test_what_put_writes_members_reads(environ):

@@ -5,7 +5,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 
@@ -13,8 +12,6 @@ import pytest
 
 from switch_tf import data
 from switch_tf.partitioning import cluster
-from switch_tf.partitioning.backends import pjrt_client
-from switch_tf.refusals import Refusal
 from switch_tf.tasks import docs_corpus  # noqa: F401  registers them
 from switch_tf.training import processes
 
@@ -122,12 +119,5 @@ def test_a_process_that_waits_in_vain_for_another_ends_with_a_sentence(addresses
 def test_processes_that_name_different_numbers_of_processes_are_refused(addresses):
     started = [_start(addresses, 0), _start([*addresses, "127.0.0.1:1"], 1)]
     ended = [_ended(process) for process in started]
-    assert "2 processes came together, but TF_CONFIG or TPU_WORKER_HOSTNAMES of process 1 names 3" in ended[1][1]
+    assert "2 processes came together, but process 1 knows of 3; give all of them the same list in" in ended[1][1]
     assert ended[0][0] == 2 and re.search(GONE, ended[0][1]), ended
-
-
-def test_an_address_that_the_first_process_cannot_listen_at_is_refused():
-    with socket.create_server(("", 0)) as server, pytest.raises(Refusal, match="cannot listen at port"):
-        pjrt_client._check_port(f"localhost:{server.getsockname()[1]}")
-    with pytest.raises(Refusal, match="must be host:port"):
-        pjrt_client._check_port("localhost")

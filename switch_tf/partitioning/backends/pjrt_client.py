@@ -3,7 +3,6 @@
 import atexit
 import os
 import re
-import socket
 import threading
 
 import jax
@@ -11,7 +10,7 @@ import jax
 from switch_tf import environment
 from switch_tf.hardware import devices, host
 from switch_tf.partitioning.backends import aborts
-from switch_tf.partitioning.cluster import Cluster
+from switch_tf.partitioning.cluster import Cluster, check_port
 from switch_tf.refusals import Refusal, first_line
 from switch_tf.storage import outputs
 
@@ -40,16 +39,16 @@ def start(members: Cluster) -> None:
         jax.config.update("jax_compilation_cache_dir", str(environment.cache_folder() / "xla"))
     if kind == "CPU":
         _divide_cpu()
-    elif kind == "TPU" and os.environ.get("MEGASCALE_NUM_SLICES", "1") != "1" and not os.environ.get("TF_CONFIG"):
-        raise Refusal("TPU_WORKER_HOSTNAMES names the hosts of one of the "
-                      f"{os.environ['MEGASCALE_NUM_SLICES']} slices (MEGASCALE_NUM_SLICES), and each slice would train "
-                      "a model of its own; name the hosts of all slices in TF_CONFIG, or use one slice.")
+    elif kind == "TPU" and environment.installed_version("tensorflow-tpu"):
+        raise Refusal("The pjrt back end needs the libtpu that goes with JAX, and tensorflow-tpu another one; install "
+                      "requirements-tpu.txt in a fresh environment (docs/cloud_tpu.md), or use another back end.")
     if len(members.addresses) > 1:
         _meet(members)
     first = _first_device(kind)
     if (count := len({device.process_index for device in jax.devices()})) != len(members.addresses):
-        raise Refusal(f"{count} process{'es' * (count > 1)} came together, but TF_CONFIG or TPU_WORKER_HOSTNAMES of "
-                      f"process {members.index} names {len(members.addresses)}; give all of them the same list.")
+        raise Refusal(f"{count} process{'es' * (count > 1)} came together, but process {members.index} knows of "
+                      f"{len(members.addresses)}; give all of them the same list in TF_CONFIG or "
+                      "TPU_WORKER_HOSTNAMES.")
     devices.use_jax(kind, first.device_kind)
 
 
@@ -80,7 +79,7 @@ def _meet(members):
     """
     first, count = members.addresses[0], len(members.addresses)
     if members.index == 0:
-        _check_port(first)
+        check_port(first)
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM, on which a run saves
     shown = os.dup(2)
@@ -90,30 +89,17 @@ def _meet(members):
             written.seek(0)
             found = re.search(rb"absl::Status: ([^\n]*)", written.read())
             return (f"switch-tf: Process {members.index} did not meet all of the {count} processes at {first} within "
-                    f"{_START_SECONDS} s ({found[1].decode() if found else 'JAX aborted'}); start each with the same "
-                    "list of addresses and an index of its own in TF_CONFIG, or in TPU_WORKER_HOSTNAMES and "
-                    "TPU_WORKER_ID.")
+                    f"{_START_SECONDS} s ({found[1].decode() if found else 'JAX aborted'}); start the same command on "
+                    "every host of a TPU slice, and elsewhere each with the same list of addresses and an index of its "
+                    "own in TF_CONFIG.")
 
         with aborts.ending_with(message, shown):
-            # Without detection of the cluster, which would choose devices on Slurm and query the cloud's metadata.
+            # Without detection of the cluster, which would choose devices on Slurm and query the cloud's metadata for
+            # minutes; `members` knows the hosts of a TPU slice from the same attributes.
             jax.distributed.initialize(
                 first, count, members.index, cluster_detection_method="deactivate",
                 initialization_timeout=_START_SECONDS, heartbeat_timeout_seconds=_HEARTBEAT_SECONDS)
     os.close(shown)
-
-
-def _check_port(address):
-    """Refuses an address that this process cannot listen at; JAX would crash."""
-    port = address.rpartition(":")[2]
-    if not port.isdecimal():
-        raise Refusal(f"The address of a process must be host:port, not {address!r}.")
-    is_dual = socket.has_dualstack_ipv6()
-    try:
-        socket.create_server(("", int(port)), family=socket.AF_INET6 if is_dual else socket.AF_INET,
-                             dualstack_ipv6=is_dual).close()
-    except OSError as error:
-        raise Refusal(f"The first process cannot listen at port {port} of {address} ({first_line(error)}); choose "
-                      "another port, in all processes.") from error
 
 
 def end_soon(status: int) -> None:

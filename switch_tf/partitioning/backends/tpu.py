@@ -82,9 +82,8 @@ def create(layout: Layout, members: Cluster) -> TPUPartitioner:
         raise Refusal("backend='tpu' needs a TPU, and this machine has none: run it on a TPU VM, name a TPU with "
                       "TPU_NAME, or leave backend at 'auto'.")
     if len(members.addresses) > 1:
-        raise Refusal(f"backend='tpu' trains on the TPU of one host, but TF_CONFIG or TPU_WORKER_HOSTNAMES names "
-                      f"{len(members.addresses)} processes, and each would train a model of its own; use "
-                      "backend='dtensor'.")
+        raise Refusal(f"backend='tpu' trains on the TPU of one host, but this run has {len(members.addresses)} "
+                      "processes, and each would train a model of its own; use backend='dtensor'.")
     split = [logical for logical, _ in layout.rules
              if "data" in layout.mesh_axes(logical) and logical not in ("batch", "group")]
     if split or layout.at_rest_rules:
