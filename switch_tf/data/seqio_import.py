@@ -6,6 +6,11 @@ from typing import Any
 
 import keras
 
+from switch_tf.hardware import devices
+
+# What JAX sets on a TPU VM if nobody has chosen.
+_OF_TPU = "tpu,cpu"
+
 
 def import_seqio() -> Any:
     """Returns seqio, imported so that its metrics take no accelerator."""
@@ -18,11 +23,11 @@ def import_seqio() -> Any:
 def keep_jax_on_cpu() -> None:
     """Keeps seqio's metrics, which run on JAX, from taking the accelerator that TensorFlow trains on.
 
-    Does nothing if Keras itself runs on JAX, or if JAX_PLATFORMS is set.
+    Does nothing if Keras itself or the run's back end runs on JAX, or if JAX_PLATFORMS is set.
     """
-    if keras.config.backend() != "tensorflow":
+    if keras.config.backend() != "tensorflow" or devices.are_jax():
         return
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     jax = sys.modules.get("jax")  # TensorFlow imports it before anyone can set the variable
-    if jax is not None and not jax.config.jax_platforms:
+    if jax is not None and jax.config.jax_platforms in (None, "", _OF_TPU):
         jax.config.update("jax_platforms", os.environ["JAX_PLATFORMS"])

@@ -25,9 +25,15 @@ def device_type() -> str:
     if _chosen is not None:
         return _chosen[0]
     kinds = {device.device_type for device in tf.config.list_physical_devices()}
-    if "TPU" in kinds or host.has_tpu() and environment.installed_version("tensorflow-tpu"):
+    if "TPU" in kinds or host.has_tpu():
         return "TPU"
     return "GPU" if "GPU" in kinds else "CPU"
+
+
+def is_tpu_of_jax() -> bool:
+    """Returns whether a run trains on a TPU that JAX alone has a client for: without tensorflow-tpu, whose libtpu is
+    of another version."""
+    return device_type() == "TPU" and host.has_tpu() and environment.installed_version("tensorflow-tpu") is None
 
 
 def use_host(command: str) -> None:
@@ -44,7 +50,8 @@ def use_host(command: str) -> None:
     print(f"`switch-tf {command}` runs on the CPU of this TPU VM: it works on one device, and a program on the TPU "
           "would have to run on all of its chips.", file=sys.stderr, flush=True)
     tf.config.set_visible_devices([], "TPU")
-    os.environ.pop("TPU_WORKER_HOSTNAMES", None)
+    os.environ["TPU_WORKER_HOSTNAMES"] = "localhost"  # this host alone
+    os.environ.pop("MEGASCALE_NUM_SLICES", None)
     _chosen = "CPU", None
 
 

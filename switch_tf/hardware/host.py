@@ -3,6 +3,7 @@
 import glob
 import itertools
 import os
+import pathlib
 
 
 def memory(entry: str) -> int:
@@ -11,9 +12,29 @@ def memory(entry: str) -> int:
         return next(int(line.split()[1]) * 1024 for line in file if line.startswith(f"{entry}:"))
 
 
+# Files of TPU chips: through Google's driver, or through VFIO, through which other devices may be passed on as well.
+_ACCELERATORS, _VFIO = "/dev/accel[0-9]*", "/dev/vfio/[0-9]*"
+_PCI_DEVICES = "/sys/bus/pci/devices/*"
+_GOOGLE = "0x1ae0"
+_DISK, _NETWORK = "0x01", "0x02"  # classes of Google's other devices
+
+
+def tpu_files() -> list[str]:
+    """Returns the device files of the TPU chips attached to this machine."""
+    if files := sorted(glob.glob(_ACCELERATORS)):
+        return files
+    files = sorted(glob.glob(_VFIO))
+    return files if files and any(map(_is_tpu, map(pathlib.Path, glob.glob(_PCI_DEVICES)))) else []
+
+
+def _is_tpu(device):
+    return ((device / "vendor").read_text().strip() == _GOOGLE
+            and (device / "class").read_text().strip()[:4] not in (_DISK, _NETWORK))
+
+
 def has_tpu() -> bool:
     """Returns whether a TPU chip is attached to this machine."""
-    return bool(glob.glob("/dev/accel[0-9]*") or glob.glob("/dev/vfio/[0-9]*"))
+    return bool(tpu_files())
 
 
 def gpus() -> list[str]:

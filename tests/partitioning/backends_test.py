@@ -12,6 +12,7 @@ import pytest
 import tensorflow as tf
 from tensorflow.experimental import dtensor
 
+from switch_tf import environment
 from switch_tf.hardware import devices, host
 from switch_tf.partitioning import Layout, backends, cluster
 from switch_tf.partitioning.backend_table import BACKENDS
@@ -285,6 +286,7 @@ def test_a_tpu_that_is_not_there_is_refused(monkeypatch):
 
 @pytest.mark.parametrize("is_named", [False, True])
 def test_a_tpu_core_keeps_its_variables_whole(monkeypatch, is_named):
+    monkeypatch.setattr(environment, "installed_version", lambda name: "2.20.0")
     monkeypatch.setattr(host, "has_tpu", lambda: not is_named)
     if is_named:
         monkeypatch.setenv("TPU_NAME", "mine")
@@ -297,6 +299,7 @@ def test_a_tpu_core_keeps_its_variables_whole(monkeypatch, is_named):
 
 
 def test_cores_of_a_replica_may_divide_the_model(monkeypatch):
+    monkeypatch.setattr(environment, "installed_version", lambda name: "2.20.0")
     monkeypatch.setattr(host, "has_tpu", lambda: True)
     monkeypatch.setattr(tpu, "start", lambda layout, name: layout)  # would start a TPU
     layout = Layout("model=2", (*DATA, ("heads", "model"), ("expert", "model")), backend="tpu")

@@ -1,4 +1,4 @@
-"""Meshes, refusals and single devices on a TPU machine, with fakes for TensorFlow's calls that need one.
+"""Meshes, refusals and single devices on a machine with tensorflow-tpu, with fakes for calls that need a TPU.
 
 The mesh is made by TensorFlow's own code for TPUs, from the places of four chips, and laid over CPU devices, so that a
 step can be trained on it.
@@ -33,8 +33,11 @@ CHIPS = [[[x, y, 0, 0] for y in (0, 1) for x in (0, 1)]]
 
 @pytest.fixture
 def started(monkeypatch):
-    """A machine with four TPU chips; the list of accelerator systems that were started."""
+    """A machine with four TPU chips and tensorflow-tpu; the list of accelerator systems that were started."""
     systems = []
+    installed_version = environment.installed_version
+    monkeypatch.setattr(environment, "installed_version",
+                        lambda name: "2.20.0" if name == "tensorflow-tpu" else installed_version(name))
     monkeypatch.setattr(host, "has_tpu", lambda: True)
     monkeypatch.setattr(devices, "device_type", lambda: "TPU")
     monkeypatch.setattr(dtensor, "initialize_accelerator_system", lambda kind, **options: systems.append(kind))
@@ -205,8 +208,7 @@ def test_several_hosts_are_refused(strategies, monkeypatch, by):
     else:
         monkeypatch.setenv("TPU_WORKER_HOSTNAMES", "a,b")
         monkeypatch.setenv("TPU_WORKER_ID", "0")
-    with pytest.raises(ValueError, match="backend='tpu' trains on the TPU of one host, but TF_CONFIG or "
-                                         "TPU_WORKER_HOSTNAMES names 2 processes"):
+    with pytest.raises(ValueError, match="backend='tpu' trains on the TPU of one host, but this run has 2 processes"):
         backends.create_partitioner(Layout("", DATA, backend="tpu"))
     assert not strategies.resolved
 

@@ -3,12 +3,20 @@
 import importlib
 import typing
 
+from etils import epy
+
 from switch_tf.partitioning import cluster
 from switch_tf.partitioning.backend_table import BACKENDS
 from switch_tf.partitioning.layout import Layout
+from switch_tf.refusals import Refusal
+
+with epy.lazy_imports():  # imports Keras
+    from switch_tf.hardware import devices
 
 if typing.TYPE_CHECKING:
     from switch_tf.partitioning.partitioner import Partitioner  # imports TensorFlow
+
+_OF_JAX = ("auto", "pjrt")  # back ends that can use a TPU through JAX's client
 
 
 def create_partitioner(layout: Layout) -> "Partitioner":
@@ -19,4 +27,7 @@ def create_partitioner(layout: Layout) -> "Partitioner":
     Raises:
         Refusal: The mesh does not fit the devices, or this machine cannot run the back end.
     """
+    if layout.backend not in _OF_JAX and devices.is_tpu_of_jax():
+        raise Refusal(f"backend={layout.backend!r} cannot use the TPU of this machine without tensorflow-tpu "
+                      "(docs/cloud_tpu.md); use --backend=pjrt, which 'auto' stands for here.")
     return importlib.import_module(BACKENDS[layout.backend]).create(layout, cluster.members())

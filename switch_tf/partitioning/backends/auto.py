@@ -1,17 +1,32 @@
-"""The default: one device without a strategy, or DTensor for several."""
+"""The default: PJRT on a TPU; elsewhere one device without a strategy, or DTensor for several."""
 
 from switch_tf.hardware import devices
-from switch_tf.partitioning.backends import dtensor
+from switch_tf.partitioning.backends import dtensor, dtensor_mesh
 from switch_tf.partitioning.cluster import Cluster
 from switch_tf.partitioning.layout import Layout
 from switch_tf.partitioning.partitioner import Partitioner
 
 
 def create(layout: Layout, members: Cluster) -> Partitioner:
-    """Creates the partitioner of one device, or DTensor's for several devices, several processes or a TPU."""
+    """Creates PJRT's partitioner on a TPU that JAX has a client for, the one of one device, or DTensor's for several.
+
+    Raises:
+        Refusal: The mesh does not fit the devices.
+    """
+    if devices.is_tpu_of_jax():
+        return _on_tpu(layout, members)
     kind = devices.device_type()
     if len(members.addresses) == 1 and kind != "TPU":
         layout = layout.resolve(devices.num_local_devices(kind), kind)
         if layout.num_devices == 1:
             return Partitioner(layout)
     return dtensor.create(layout, members)
+
+
+def _on_tpu(layout, members):
+    import jax  # here, since most runs do without it
+
+    from switch_tf.partitioning.backends import pjrt, pjrt_client
+
+    pjrt_client.start(members)
+    return pjrt.create(dtensor_mesh.batch_over_chips(layout, jax.device_count(), "pjrt"), members)

@@ -61,13 +61,24 @@ def on_every_chip(layout: Layout, count: int) -> Layout:
     Raises:
         Refusal: The layout has rules and is for one device.
     """
-    if layout.num_devices > 1 or layout.open_axes or count == 1:
-        return layout
-    if layout.rules or layout.at_rest_rules:
+    if layout.num_devices == 1 and not layout.open_axes and count > 1 and (layout.rules or layout.at_rest_rules):
         raise Refusal(f"MESH_SHAPE {layout.mesh_shape!r} is for one device, but a program on this TPU runs on all "
                       f"of its {count}; make the product of its sizes {count}.")
+    return batch_over_chips(layout, count, "one_device")
+
+
+def batch_over_chips(layout: Layout, count: int, one_device: str) -> Layout:
+    """Returns a layout that splits the batch over a TPU, and prints so, for a run without rules on one device.
+
+    Args:
+        layout: Layout of the run, returned as it is if it has rules or several devices.
+        count: Number of devices of the TPU.
+        one_device: Back end that trains on one of them.
+    """
+    if layout.num_devices > 1 or layout.rules or layout.at_rest_rules or count == 1:
+        return layout
     print(f"This run has no layout, so its batch is split over the {count} devices of the TPU, as by "
-          "gin/layouts/data.gin; Layout.backend='one_device' trains on one of them.", file=sys.stderr, flush=True)
+          f"gin/layouts/data.gin; --backend={one_device} trains on one of them.", file=sys.stderr, flush=True)
     rules = (("batch", "data"), ("group", "data"))
     return dataclasses.replace(layout, mesh_shape=f"data={count}", rules=rules)
 

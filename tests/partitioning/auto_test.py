@@ -1,0 +1,90 @@
+"""The default back end on a TPU is PJRT, or DTensor beside tensorflow-tpu. The TPU is JAX's client for CPUs here."""
+
+import jax
+import pytest
+import tensorflow as tf
+
+from switch_tf import environment
+from switch_tf.hardware import devices, host
+from switch_tf.ops import dtypes
+from switch_tf.partitioning import Layout, backends
+from switch_tf.partitioning.backends import dtensor, pjrt_client
+from switch_tf.partitioning.backends.pjrt import PjrtPartitioner
+from switch_tf.partitioning.partitioner import Partitioner
+
+DATA = (("batch", "data"), ("group", "data"))
+
+
+@pytest.fixture
+def on_tpu(monkeypatch):
+    """A machine with eight TPU devices, those of JAX's client for CPUs; gives what TensorFlow must not see."""
+    hidden = []
+    installed_version = environment.installed_version
+    monkeypatch.setattr(environment, "installed_version",
+                        lambda name: None if name == "tensorflow-tpu" else installed_version(name))
+    monkeypatch.setattr(host, "has_tpu", lambda: True)
+    monkeypatch.setattr(devices, "_chosen", None)
+    monkeypatch.setitem(pjrt_client._PLATFORMS, "TPU", "cpu")
+    monkeypatch.setitem(pjrt_client._NAMES, "TPU", "cpu")
+    monkeypatch.setattr(tf.config, "set_visible_devices", lambda *arguments: hidden.append(arguments))
+    monkeypatch.setenv("TPU_WORKER_HOSTNAMES", "localhost")
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+    before = jax.config.jax_compilation_cache_dir
+    yield hidden
+    jax.config.update("jax_compilation_cache_dir", before)
+
+
+def test_a_tpu_is_trained_on_by_pjrt(on_tpu):
+    partitioner = backends.create_partitioner(Layout("", DATA))
+    assert type(partitioner) is PjrtPartitioner and partitioner.layout.mesh == {"data": 8}
+    assert on_tpu == [([], "TPU")] and devices.device_type() == "TPU" and devices.are_jax()
+
+
+def test_the_dtype_of_a_tpu_is_known_before_jax_starts(on_tpu):
+    assert dtypes.dtype_policy() == "mixed_bfloat16" and not devices.are_jax()
+
+
+def test_programs_of_a_tpu_are_cached(on_tpu, monkeypatch, tmp_path):
+    monkeypatch.setattr(environment, "cache_folder", lambda: tmp_path)
+    jax.config.update("jax_compilation_cache_dir", None)
+    backends.create_partitioner(Layout("", DATA))
+    assert jax.config.jax_compilation_cache_dir == str(tmp_path / "xla")
+
+
+def test_a_run_without_a_layout_splits_its_batch_over_all_chips(on_tpu, capsys):
+    layout = backends.create_partitioner(Layout()).layout
+    assert (layout.mesh, layout.rules, layout.is_one_program) == ({"data": 8}, DATA, True)
+    assert capsys.readouterr().err == (
+        "This run has no layout, so its batch is split over the 8 devices of the TPU, as by gin/layouts/data.gin; "
+        "--backend=pjrt trains on one of them.\n")
+    assert backends.create_partitioner(Layout(backend="pjrt")).layout.num_devices == 1
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("backend", ["dtensor", "one_device", "mirrored", "multi_worker_mirrored", "tpu"])
+def test_back_ends_of_tensorflow_are_refused(on_tpu, backend):
+    with pytest.raises(ValueError, match=f"backend='{backend}' cannot use the TPU of this machine without "
+                                         "tensorflow-tpu .* use --backend=pjrt"):
+        backends.create_partitioner(Layout("", DATA, backend=backend))
+
+
+def test_beside_tensorflow_tpu_the_default_is_dtensor(on_tpu, monkeypatch):
+    monkeypatch.setattr(environment, "installed_version", lambda name: "2.20.0")
+    monkeypatch.setattr(dtensor, "create", lambda layout, members: "dtensor")
+    assert backends.create_partitioner(Layout("", DATA)) == "dtensor"
+    with pytest.raises(ValueError, match="needs the libtpu that goes with JAX, and tensorflow-tpu another one"):
+        backends.create_partitioner(Layout("", DATA, backend="pjrt"))
+
+
+def test_commands_of_one_device_run_on_the_host(on_tpu, capsys, monkeypatch):
+    monkeypatch.setenv("MEGASCALE_NUM_SLICES", "2")
+    devices.use_host("infer")
+    assert type(backends.create_partitioner(Layout())) is Partitioner and devices.device_type() == "CPU"
+    assert capsys.readouterr().err.startswith("`switch-tf infer` runs on the CPU of this TPU VM")
+
+
+def test_gpus_and_cpus_keep_their_defaults(on_tpu, monkeypatch):
+    monkeypatch.setattr(host, "has_tpu", lambda: False)
+    assert type(backends.create_partitioner(Layout())) is Partitioner
+    monkeypatch.setattr(dtensor, "create", lambda layout, members: "dtensor")
+    assert backends.create_partitioner(Layout("data=8", DATA)) == "dtensor"
