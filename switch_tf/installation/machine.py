@@ -12,9 +12,10 @@ from collections.abc import Iterator
 from switch_tf import environment
 from switch_tf.hardware import host
 from switch_tf.installation.findings import OK, PROBLEM, WARNING, Finding
-from switch_tf.installation.packages import REQUIREMENTS, tensorflow_distribution
+from switch_tf.installation.packages import requirements_file, tensorflow_distribution
 
 IMPORT_TIMEOUT = 300  # seconds
+DATA_TIMEOUT = 60
 
 _DEVICES = """
 import json, tensorflow, tensorflow_text
@@ -31,9 +32,15 @@ lowering.lower(lambda number: total.assign_add(number), [tf.TensorSpec([], tf.fl
 """
 
 
+_LISTING = """
+import os, tensorflow
+print(len(tensorflow.io.gfile.listdir(os.environ["TFDS_DATA_DIR"])))
+"""
+
+
 def check_tensorboard() -> Iterator[Finding]:
     """Checks that TensorBoard starts. Version 2.20 needs a setuptools that still brings pkg_resources."""
-    output, error = _python("import tensorboard.main")
+    output, error = run_python("import tensorboard.main")
     if output is not None:
         yield Finding("tensorboard starts", OK, "look at a run with: tensorboard --logdir RUN/events")
     else:
@@ -44,10 +51,9 @@ def check_tensorboard() -> Iterator[Finding]:
 def check_accelerators() -> Iterator[Finding]:
     """Checks that TensorFlow imports and sees the accelerators, in a new process, which a wrong libtpu aborts."""
     host.skip_tpu_metadata_query()
-    output, error = _python(_DEVICES)
+    output, error = run_python(_DEVICES)
     if output is None:
-        requirements = REQUIREMENTS[tensorflow_distribution()]
-        reinstall = f"{environment.pip()} install --no-deps --force-reinstall -r {requirements}"
+        reinstall = f"{environment.pip()} install --no-deps --force-reinstall -r {requirements_file()}"
         cure = f"what is said above first; if nothing is, {reinstall}"
         yield Finding("accelerators", PROBLEM, f"TensorFlow does not import: {error}", cure)
         return
@@ -63,14 +69,14 @@ def check_accelerators() -> Iterator[Finding]:
         cure = f"{environment.pip()} install 'tensorflow[and-cuda]=={version}', or run without the GPU"
         yield Finding("accelerators", WARNING, "an NVIDIA driver is installed and TensorFlow sees no GPU", cure)
     else:
-        yield Finding("accelerators", OK, "none; TensorFlow imports and runs on the CPU")
+        yield Finding("accelerators", OK, "none of TensorFlow's; it imports and runs on the CPU")
 
 
 def check_pjrt() -> Iterator[Finding]:
     """Checks that jaxlib reads a program that TensorFlow writes, and that JAX has a client for the accelerators."""
     version, flavour = environment.installed_version("jax"), tensorflow_distribution()
     pair = f"{flavour} {environment.installed_version(flavour)} and jaxlib {environment.installed_version('jaxlib')}"
-    output, error = _python(_LOWERING)
+    output, error = run_python(_LOWERING)
     if output is None:
         wanted = " ".join(f"{name}=={environment.KNOWN_GOOD[flavour][name]}" for name in (flavour, "jax", "jaxlib"))
         yield Finding("pjrt", WARNING, f"{pair} do not go together, so --backend=pjrt fails: {error}",
@@ -80,6 +86,19 @@ def check_pjrt() -> Iterator[Finding]:
                       f"{environment.pip()} install 'jax[cuda12]=={version}', or leave --backend=pjrt")
     else:
         yield Finding("pjrt", OK, f"{pair} go together")
+
+
+def check_data() -> Iterator[Finding]:
+    """Checks that TensorFlow reads TFDS_DATA_DIR, such as gs://BUCKET/FOLDER, if the variable is set."""
+    folder = os.environ.get("TFDS_DATA_DIR")
+    if not folder:
+        return
+    output, error = run_python(_LISTING, DATA_TIMEOUT)
+    if output is None:
+        cure = "name a folder or bucket that this machine may read: TFDS_DATA_DIR=gs://BUCKET/FOLDER"
+        yield Finding("TFDS_DATA_DIR", PROBLEM, f"{folder} cannot be read: {error}", cure)
+    else:
+        yield Finding("TFDS_DATA_DIR", OK, f"{folder} can be read, entries: {output.strip()}")
 
 
 def check_folders() -> Iterator[Finding]:
@@ -109,18 +128,18 @@ def check_machine() -> Iterator[Finding]:
         yield Finding("memory", OK, f"{memory:.1f} GB")
 
 
-def _python(code: str) -> tuple[str | None, str]:
+def run_python(code: str, timeout: float = IMPORT_TIMEOUT) -> tuple[str | None, str]:
     """Runs code in a new process; returns (standard output, "") or (None, last line of the error)."""
     try:
         result = subprocess.run(
             [sys.executable, "-c", code],
             capture_output=True,
             text=True,
-            timeout=IMPORT_TIMEOUT,
+            timeout=timeout,
             env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2"},
         )
     except subprocess.TimeoutExpired:
-        return None, f"no answer within {IMPORT_TIMEOUT} seconds"
+        return None, f"no answer within {timeout} seconds"
     if result.returncode:
         lines = result.stderr.strip().splitlines() or [f"ended with status {result.returncode}"]
         return None, lines[-1]

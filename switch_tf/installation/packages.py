@@ -20,8 +20,6 @@ SAME_FILES = (
 # t5 requires them, but no module that switch_tf uses imports them.
 NEVER_INSTALLED = {"seqio-nightly", "tfds-nightly", "mesh-tensorflow", "transformers"}
 
-REQUIREMENTS = {"tensorflow": "requirements.txt", "tensorflow-tpu": "requirements-tpu.txt"}
-
 
 def check_python() -> Iterator[Finding]:
     """Checks for Python 3.11 or 3.12, which the wheels of editdistance and the pins need."""
@@ -35,13 +33,6 @@ def check_python() -> Iterator[Finding]:
 def check_versions() -> Iterator[Finding]:
     """Compares packages that only work in certain pairs with the pairs that the tests run with."""
     flavour = tensorflow_distribution()
-    if flavour == "tensorflow" and host.has_tpu():
-        yield Finding(
-            "TPU",
-            WARNING,
-            "a TPU chip seems to be attached, and without tensorflow-tpu only --backend=pjrt could use it",
-            "in a fresh environment: pip install --no-deps -r requirements-tpu.txt",
-        )
     for name, wanted in environment.KNOWN_GOOD[flavour].items():
         version = environment.installed_version(name)
         cure = f"{environment.pip()} install --no-deps {name}=={wanted}"
@@ -49,10 +40,10 @@ def check_versions() -> Iterator[Finding]:
             yield _libtpu(flavour, version, wanted, cure)
         elif version == wanted:
             yield Finding(name, OK, version)
-        elif version is None and name == "libtpu" and flavour == "tensorflow":
+        elif version is None and name == "libtpu" and flavour == "tensorflow" and not host.has_tpu():
             yield Finding(name, OK, "absent; only the extra `aot` needs it")
         elif version is None:
-            yield Finding(name, PROBLEM, "not installed", f"{cure}; for all of them: -r {REQUIREMENTS[flavour]}")
+            yield Finding(name, PROBLEM, "not installed", f"{cure}; for all of them: -r {requirements_file()}")
         elif name == "tensorflow-text" and _minor(version) != _minor(environment.installed_version(flavour)):
             beside = f"{flavour} {environment.installed_version(flavour)}"
             yield Finding(name, PROBLEM, f"{version} beside {beside}: the first two numbers must agree", cure)
@@ -71,12 +62,13 @@ def _t5():
 
 
 def _libtpu(flavour, version, wanted, cure):
-    """Checks libtpu, which belongs to TensorFlow on a TPU VM and to jaxlib for `switch-tf compile`."""
+    """Checks libtpu, which belongs to TensorFlow beside tensorflow-tpu, and to jaxlib everywhere else."""
     partner = "tensorflow-tpu" if flavour == "tensorflow-tpu" else "jaxlib"
     pair = f"{version} beside {partner} {environment.installed_version(partner)}"
     if environment.goes_with(version, wanted):
         return Finding("libtpu", OK, pair + (": `switch-tf compile` works here" if partner == "jaxlib" else ""))
-    fault = "TensorFlow aborts at import" if partner == "tensorflow-tpu" else "`switch-tf compile` refuses it"
+    fault = ("TensorFlow aborts at import" if partner == "tensorflow-tpu" else
+             "JAX may not start the TPU" if host.has_tpu() else "`switch-tf compile` refuses it")
     return Finding("libtpu", PROBLEM, f"{pair}: {fault}, {wanted} is the one that goes with it", cure)
 
 
@@ -136,6 +128,13 @@ def check_requirements() -> Iterator[Finding]:
 def tensorflow_distribution() -> str:
     """Returns the name of the distribution that brings TensorFlow here."""
     return "tensorflow-tpu" if environment.installed_version("tensorflow-tpu") else "tensorflow"
+
+
+def requirements_file() -> str:
+    """Returns the name of the pinned list for this machine."""
+    if tensorflow_distribution() == "tensorflow-tpu":
+        return "requirements-tensorflow-tpu.txt"
+    return "requirements-tpu.txt" if host.has_tpu() else "requirements.txt"
 
 
 def _minor(version: str | None) -> list[str] | None:

@@ -28,11 +28,11 @@ def test_folder_that_cannot_be_written_is_a_problem(monkeypatch):
     ],
 )
 def test_import_that_fails_or_aborts_is_reported(code, message):
-    assert machine._python(code) == (None, message)
+    assert machine.run_python(code) == (None, message)
 
 
 def test_tensorboard_without_pkg_resources_names_setuptools(monkeypatch):
-    monkeypatch.setattr(machine, "_python", lambda code: (None, "No module named 'pkg_resources'"))
+    monkeypatch.setattr(machine, "run_python", lambda code: (None, "No module named 'pkg_resources'"))
     assert only(machine.check_tensorboard(), "tensorboard starts").cure.endswith("install --no-deps 'setuptools<81'")
 
 
@@ -50,9 +50,21 @@ def test_a_program_of_this_tensorflow_is_read_by_this_jaxlib(monkeypatch):
 
 
 def test_a_gpu_without_a_client_of_jax_is_pointed_at_its_extra(monkeypatch):
-    monkeypatch.setattr(machine, "_python", lambda code: ("", ""))
+    monkeypatch.setattr(machine, "run_python", lambda code: ("", ""))
     monkeypatch.setattr(host, "gpus", lambda: ["0"])
     assert "install 'jax[cuda12]==" in only(machine.check_pjrt(), "pjrt").cure
     real = environment.installed_version
     monkeypatch.setattr(environment, "installed_version", lambda name: "1" if "cuda12" in name else real(name))
     assert only(machine.check_pjrt(), "pjrt").status == OK
+
+
+def test_data_that_a_variable_names_must_be_readable(monkeypatch, tmp_path):
+    monkeypatch.delenv("TFDS_DATA_DIR", raising=False)
+    assert list(machine.check_data()) == []
+    (tmp_path / "c4").mkdir()
+    monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path))
+    finding = only(machine.check_data(), "TFDS_DATA_DIR")
+    assert (finding.status, finding.found) == (OK, f"{tmp_path} can be read, entries: 1")
+    monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path / "absent"))
+    finding = only(machine.check_data(), "TFDS_DATA_DIR")
+    assert finding.status == PROBLEM and "absent cannot be read: " in finding.found and "gs://" in finding.cure

@@ -70,9 +70,22 @@ def test_libtpu_must_go_with_jaxlib(installed, version, status):
     assert finding.cure.endswith("install --no-deps libtpu==0.0.42.1" if status == PROBLEM else "")
 
 
-def test_plain_tensorflow_on_a_tpu_machine_is_pointed_at_the_other_list(monkeypatch):
+@pytest.mark.parametrize("has_tpu, tensorflow_tpu, file", [
+    (False, None, "requirements.txt"), (True, None, "requirements-tpu.txt"),
+    (True, "2.20.0", "requirements-tensorflow-tpu.txt")])
+def test_what_is_missing_is_in_the_list_of_the_machine(installed, monkeypatch, has_tpu, tensorflow_tpu, file):
+    monkeypatch.setattr(host, "has_tpu", lambda: has_tpu)
+    installed(keras=None, tensorflow_tpu=tensorflow_tpu)
+    assert only(packages.check_versions(), "keras").cure.endswith(f"; for all of them: -r {file}")
+
+
+def test_on_a_tpu_jax_needs_libtpu(installed, monkeypatch):
     monkeypatch.setattr(host, "has_tpu", lambda: True)
-    assert "requirements-tpu.txt" in only(packages.check_versions(), "TPU").cure
+    installed(libtpu=None)
+    finding = only(packages.check_versions(), "libtpu")
+    assert finding.status == PROBLEM and "install --no-deps libtpu==0.0.42.1" in finding.cure
+    installed(libtpu="0.0.51")
+    assert "JAX may not start the TPU" in only(packages.check_versions(), "libtpu").found
 
 
 def test_two_tensorflows_are_a_problem(installed):
