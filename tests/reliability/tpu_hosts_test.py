@@ -33,9 +33,10 @@ TINY = [
     "--gin.ACTIVATION_DTYPE='float32'", "--gin.MODEL_DIR='run'"]
 
 
-def _environment(folder, **variables):
+def _environment(programs, **variables):
+    """Environment variables of a host. What JAX compiles for its CPU is no TPU's, and stays out of the user's cache."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(("TPU_", "MEGASCALE_"))}
-    return {**inherited, "TF_CPP_MIN_LOG_LEVEL": "3", "XDG_CACHE_HOME": str(folder / "cache"), **variables}
+    return {**inherited, "TF_CPP_MIN_LOG_LEVEL": "3", "JAX_COMPILATION_CACHE_DIR": str(programs), **variables}
 
 
 def _losses(folder):
@@ -51,7 +52,6 @@ def test_hosts_without_variables_train_the_run_of_one_process(metadata_server, t
     for index in range(2):
         address, _ = metadata_server(agent_worker_number=str(index), worker_network_endpoints=endpoints, tpu_env="",
                                      accelerator_type="v5litepod-16")
-        # Each host compiles for itself, so it needs a cache of its own.
         environ = _environment(tmp_path / str(index), GCE_METADATA_HOST=address)
         started.append(subprocess.Popen([sys.executable, "-c", HOST, str(port), *TINY], cwd=tmp_path / "two",
                                         env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
@@ -61,5 +61,5 @@ def test_hosts_without_variables_train_the_run_of_one_process(metadata_server, t
     assert "so its batch is split over the 2 devices of the TPU" in errors[0]
     (tmp_path / "one").mkdir()
     subprocess.run([sys.executable, "-m", "switch_tf.cli", *TINY, "--backend=pjrt"], cwd=tmp_path / "one", check=True,
-                   env=_environment(tmp_path), capture_output=True)
+                   env=_environment(tmp_path / "programs"), capture_output=True)
     assert _losses(tmp_path / "two") == pytest.approx(_losses(tmp_path / "one"), rel=1e-5)
