@@ -87,6 +87,7 @@ def _start(is_alone):
         known_good = environment.KNOWN_GOOD["tensorflow"]
         wanted = " ".join(f"{name}=={known_good[name]}" for name in ("jax", "jaxlib", "libtpu"))
         return Finding("TPU starts", PROBLEM, f"JAX cannot use the TPU: {error}",
+                       f"end any process of another user that has the chips (sudo lsof {host.tpu_files()[0]}); else "
                        f"{environment.pip()} install --no-deps {wanted}")
     counts = collections.Counter(json.loads(output))
     return Finding("TPU starts", OK, "JAX has " + ", ".join(f"{count} {kind}" for kind, count in counts.items()))

@@ -66,9 +66,10 @@ def _first_device(kind):
         if first.platform == _NAMES[kind]:
             return first
         found, cause = f"has devices of {first.platform} alone", None  # its client is missing, or it started earlier
-    raise Refusal(f"This machine has a {kind}, but JAX {found}; install jax[{'cuda12' if kind == 'GPU' else 'tpu'}]=="
-                  f"{jax.__version__} or use another back end, and in Python create the partitioner before anything "
-                  "else uses JAX.") from cause
+    extra = "cuda12" if kind == "GPU" else "tpu"
+    raise Refusal(f"This machine has a {kind}, but JAX {found}; let `switch-tf doctor` look for the cause, install "
+                  f"jax[{extra}]=={jax.__version__}, or use another back end, and in Python create the partitioner "
+                  "before anything else uses JAX.") from cause
 
 
 def _meet(members):
