@@ -154,6 +154,12 @@ def test_each_process_sees_its_share_of_the_gpus(stand_in, tmp_path, monkeypatch
     assert [(tmp_path / f"{index}.txt").read_text() for index in range(2)] == shares
 
 
+def test_processes_of_one_tpu_are_refused(monkeypatch):
+    monkeypatch.setattr(host, "has_tpu", lambda: True)
+    with pytest.raises(Refusal, match="The chips of a TPU belong to one process of their host; leave out --processes"):
+        processes.run(["train"], 2)
+
+
 def test_gpus_that_cannot_be_shared_are_refused(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2")
     with pytest.raises(Refusal, match="--processes must divide the 3 GPUs of this machine, not 2; set CUDA_VISIBLE_"):
