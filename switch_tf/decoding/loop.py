@@ -79,9 +79,9 @@ def check_inputs(model: keras.Model, features: dict[str, Tensor], max_length: in
         Refusal: a model that cannot decode, packed features, or an unsupported layout.
     """
     check_decodes(model.config)
-    if partitioning.is_partitioned() and not any_layout:
-        raise Refusal("This way of decoding works on one device; under a layout that cuts one program over "
-                      "several, Greedy().ids decodes.")
+    if partitioning.is_partitioned() and not (any_layout or partitioning.is_for_compiler()):
+        raise Refusal("This way of decoding works on one device; under a layout that DTensor cuts over several, "
+                      "Greedy().ids decodes.")
     if "encoder_segment_ids" in features:
         raise Refusal("Packed inputs have several outputs each; decode from batches that are not packed.")
     checks.tensor("encoder_input_tokens", features["encoder_input_tokens"], "int", (None, None))
@@ -120,7 +120,7 @@ def decode(model: keras.Model, features: dict[str, Tensor], max_length: int, end
         choose: function of <float32>[batch, vocab_size] logits and the <int32> scalar position of the next token that
             returns <int32>[batch].
         has_scores: bool. Whether to compute scores, which cost a pass over the logits.
-        any_layout: bool. Whether `choose` works in a program partitioned over devices. Scores do not.
+        any_layout: bool. Whether `choose` works in a program that DTensor cuts over devices. Scores do not.
 
     Returns:
         `(ids, scores)`: <int32>[batch, max_length] and <float32>[batch] or None, as one result of `Decoded`.

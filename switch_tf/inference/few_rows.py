@@ -21,7 +21,7 @@ class FewRows:
     64, 128 and so on, which keeps programs few, as each takes some 50 MiB.
 
     Args:
-        decode: Function to trace, from <int32>[rows, length] and <int32>[rows] to a tuple of tensors [rows, ...].
+        decode: Function to trace, from <int32>[rows, length] and <int32>[rows, 1] to a tuple of tensors [rows, ...].
         inputs_length: int. Longest input.
         most_rows: int. Largest number of inputs that a static shape makes faster, `decoding.max_fused_sequences`.
     """
@@ -61,5 +61,5 @@ class FewRows:
     def _make(self, rows, length):
         self._programs[rows, length] = None  # after an error, which the thread prints, it is not tried again
         program = forms.compiled(self._decode)
-        program(np.zeros((rows, length), "int32"), np.zeros(rows, "int32"))
+        program(np.zeros((rows, length), "int32"), np.zeros((rows, 1), "int32"))
         self._programs[rows, length] = program

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import tensorflow as tf
 
 from switch_tf import partitioning
 from switch_tf.decoding import Greedy, log_likelihoods
@@ -31,6 +32,21 @@ def compile_log_likelihoods(model: "keras.Model", partitioner: Partitioner | Non
     return _compile(lambda features: log_likelihoods(model, features), partitioner)
 
 
+def compile_arrays(function: Callable[..., Any], partitioner: Partitioner) -> Callable[..., Any]:
+    """Compiles a function of arrays for a layout.
+
+    Args:
+        function: Function of tensors, <int32>[batch, length], that returns a nest of tensors, equal on every device.
+        partitioner: Partitioner that built the variables which the function reads.
+
+    Returns:
+        The function with arrays of the host as arguments and results.
+    """
+    program = _compile(lambda features: function(*(features[str(place)] for place in range(len(features)))),
+                       partitioner)
+    return lambda *arrays: program({str(place): array for place, array in enumerate(arrays)})
+
+
 def _compile(predict, partitioner):
     partitioner = partitioner or Partitioner()
 
@@ -39,5 +55,5 @@ def _compile(predict, partitioner):
             return partitioner.gather_rows(predict(features))
 
     program = partitioner.compile(partitioner.results(call))
-    return lambda features: np.asarray(
-        program(partitioner.place({name: np.asarray(value)[None] for name, value in features.items()})))
+    return lambda features: tf.nest.map_structure(
+        np.asarray, program(partitioner.place({name: np.asarray(value)[None] for name, value in features.items()})))

@@ -91,7 +91,7 @@ def load_text_model(described: Any, checkpoint: str | pathlib.Path, max_length: 
     """Loads the weights of a checkpoint into a model that answers texts.
 
     Args:
-        described: SavedRun, or a run from gin files on one device.
+        described: SavedRun, or a run from gin files on one device or under a layout of the pjrt back end.
         checkpoint: Checkpoint folder.
         max_length: Tokens to decode at most. None means the length of the run's targets.
         sampler, batch_size: See `TextModel`.
@@ -115,7 +115,8 @@ def load_text_model(described: Any, checkpoint: str | pathlib.Path, max_length: 
     model = described.make_model()
     described.partitioner.build(model)
     text_model = TextModel(model, reading.raw() if is_raw else reading, run.task_feature_lengths["inputs"],
-                           max_length or run.task_feature_lengths["targets"], sampler, batch_size)
+                           max_length or run.task_feature_lengths["targets"], sampler, batch_size,
+                           described.partitioner)
     step = tensors.restore(checkpoint, tensors.state_variables(model))["step"]
     description = f"{config!r} {model.dtype_policy.name}"
     return text_model, {

@@ -51,7 +51,8 @@ class Server:
     failure of the model, 503 if too many requests wait.
 
     Args:
-        text_model: TextModel, best with `batch_size=None`, which compiles one program for all batches.
+        text_model: TextModel, best with one program for all batches: `batch_size=None`, or on a back end with fixed
+            shapes the server's own `batch_size`.
         name: str. Name of the model in URLs.
         about: dict, JSON-able. Description of the model.
         batch_size: int. Largest number of texts in a batch.
@@ -92,10 +93,10 @@ class Server:
         self.app.router.redirect_slashes = False  # as the request would determine the address
 
     def warm_up(self) -> None:
-        """Compiles the programs by answering a text and computing its routes."""
+        """Compiles the programs by answering texts and computing the routes of one."""
+        self._text_model.warm_up()
         ids = [self._text_model.features.inputs.eos_id]
-        answer = self._text_model.answer([ids, ids], [0, 0])[0][0]
-        self._token_routes.of(ids, answer.ids)
+        self._token_routes.of(ids, ids)
 
     def stop(self) -> None:
         """Accepts no more requests, and returns when the waiting ones are answered."""

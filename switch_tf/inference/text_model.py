@@ -1,20 +1,26 @@
 """Answers texts with a model, its vocabularies and its lengths."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from etils import epy
+from keras import ops
 
 from switch_tf import checks, data, decoding
 from switch_tf.inference.few_rows import FewRows
 from switch_tf.ops import forms
 from switch_tf.refusals import Refusal
 
+with epy.lazy_imports():  # which imports TensorFlow, and models of JAX's Keras answer too
+    from switch_tf.inference import programs
+
 if TYPE_CHECKING:
     import keras
 
     from switch_tf.data.reading import Reading
     from switch_tf.decoding import Sampler
+    from switch_tf.partitioning.partitioner import Partitioner
 
 
 class Inputs(NamedTuple):
@@ -46,13 +52,17 @@ class TextModel:
         sampler: See `SwitchTransformer.generate`.
         batch_size: int or None. Every batch is padded to this size. With None, one program takes batches of any shape,
             and programs for few inputs are compiled in the background (`FewRows`).
+        partitioner: Partitioner that built the model, or None for one device of TensorFlow or another library. With
+            `has_fixed_shapes`, `batch_size` is rounded up to a multiple of the pieces of a batch, and every batch is
+            padded to the largest lengths too, so that one program takes them all. `warm_up` adds one for few inputs.
 
     Raises:
         Refusal: the model has no decoder, or a number is out of its range.
     """
 
     def __init__(self, model: "keras.Model", features: "Reading", inputs_length: int, max_length: int,
-                 sampler: "str | Sampler" = "greedy", batch_size: int | None = 32):
+                 sampler: "str | Sampler" = "greedy", batch_size: int | None = 32,
+                 partitioner: "Partitioner | None" = None):
         decoding.check_decodes(model.config)
         self.model = model
         self.features = features
@@ -60,12 +70,47 @@ class TextModel:
         self.max_length = checks.integer("max_length", max_length, 1)
         self.batch_size = checks.optional("batch_size", batch_size, checks.integer, 1)
         self.sampler = decoding.get_sampler(sampler)
+        self._partitioner = partitioner if partitioner is not None and partitioner.has_fixed_shapes else None
+        self._num_pieces = self._partitioner.layout.num_pieces("batch") if self._partitioner else 1
         self._few_rows = None
-        if batch_size is None:
+        if self._partitioner:
+            self.batch_size = -(-(batch_size or 1) // self._num_pieces) * self._num_pieces
+            self._row_counts = [self.batch_size]
+        elif batch_size is None:
             self._few_rows = FewRows(
                 self._sample, self.inputs_length, decoding.max_fused_sequences(model, self.sampler))
-        self._decode = forms.compiled(self._sample, ranks=(2, 1) if batch_size is None else None)
-        self._likelihoods = forms.compiled(lambda features: decoding.log_likelihoods(model, features))
+        self._decode = self.compiled(self._sample, ranks=(2, 2) if batch_size is None else None)
+        self._likelihoods = self.compiled(self._likelihood)
+
+    def compiled(self, function: Callable[..., Any], ranks: tuple[int, ...] | None = None) -> Callable[..., Any]:
+        """Compiles a function of arrays, <int32>[batch, length], that reads the model's weights.
+
+        Args:
+            function: Function of tensors that returns a nest of them.
+            ranks: See `forms.compiled`.
+        """
+        if self._partitioner:
+            return programs.compile_arrays(function, self._partitioner)
+        return forms.compiled(function, ranks)
+
+    def warm_up(self) -> None:
+        """Compiles the programs that answer, for a server that will often have few inputs."""
+        ids = [self.features.inputs.eos_id]
+        if self._partitioner:
+            self._row_counts = sorted({self._num_pieces, self.batch_size})
+            for rows in self._row_counts:
+                self.answer([ids] * rows, range(rows))
+        else:
+            self.answer([ids] * 2, range(2))
+
+    def alone(self, ids: list[int], most: int) -> np.ndarray:
+        """Returns one text in the first row of a batch for `compiled`, <int32>[batch, length].
+
+        Args:
+            ids: Ids of the text.
+            most: Largest number of ids of such a text.
+        """
+        return _filled([ids], (self._num_pieces, most if self._partitioner else len(ids)))
 
     def read(self, text: str) -> Inputs:
         """Tokenises a text, see `data.Reading`.
@@ -93,7 +138,7 @@ class TextModel:
             rows: list of int. Number of each input among all that are answered, from which samplers draw.
         """
         shape, decode = self._program(inputs)
-        numbers = np.pad(np.asarray(rows, "int32"), (0, shape[0] - len(rows)))
+        numbers = _filled([[row] for row in rows], (shape[0], 1))
         ids, scores = map(np.asarray, decode(_filled(inputs, shape), numbers))
         return [[self._answer(*result) for result in zip(*results, strict=True)]
                 for results in zip(ids[:len(inputs)], scores, strict=False)]
@@ -101,14 +146,17 @@ class TextModel:
     def score(self, inputs: list[list[int]], targets: list[list[int]]) -> list[float]:
         """Returns the log-likelihood in nats of the target of each of at most `batch_size` inputs."""
         targets = _filled(targets, self._shape(targets, self.max_length))
-        return np.asarray(self._likelihoods({
-            "encoder_input_tokens": _filled(inputs, self._shape(inputs, self.inputs_length)),
-            "decoder_input_tokens": np.pad(targets, ((0, 0), (1, 0)))[:, :-1], "decoder_target_tokens": targets,
-            "decoder_loss_weights": (targets > 0).astype("int32")}))[:len(inputs)].tolist()
+        inputs_to_score = _filled(inputs, self._shape(inputs, self.inputs_length))
+        return np.asarray(self._likelihoods(inputs_to_score, targets))[:len(inputs)].tolist()
 
     def _sample(self, inputs, rows):
         return self.sampler.decode(self.model, {"encoder_input_tokens": inputs}, self.max_length,
-                                   self.features.targets.eos_id, rows)
+                                   self.features.targets.eos_id, rows[:, 0])
+
+    def _likelihood(self, inputs, targets):
+        return decoding.log_likelihoods(self.model, {
+            "encoder_input_tokens": inputs, "decoder_input_tokens": ops.pad(targets, ((0, 0), (1, 0)))[:, :-1],
+            "decoder_target_tokens": targets, "decoder_loss_weights": ops.cast(targets > 0, "int32")})
 
     def _program(self, inputs):
         """Returns the shape to pad inputs to, and the program for it."""
@@ -117,6 +165,8 @@ class TextModel:
 
     def _shape(self, texts, most):
         length = max(map(len, texts))
+        if self._partitioner:
+            return next(rows for rows in self._row_counts if rows >= len(texts)), most
         if self.batch_size is None:
             return len(texts), length
         return self.batch_size, min(most, decoding.bucketed_length(length))

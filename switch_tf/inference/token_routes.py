@@ -5,7 +5,6 @@ import numpy as np
 from switch_tf import context, data
 from switch_tf.inference.text_model import TextModel
 from switch_tf.layers import routes
-from switch_tf.ops import forms
 
 
 class TokenRoutes:
@@ -17,7 +16,7 @@ class TokenRoutes:
 
     def __init__(self, text_model: TextModel):
         self._text_model = text_model
-        self._gates = forms.compiled(self._run, ranks=(2, 2))
+        self._gates = text_model.compiled(self._run, ranks=(2, 2))
 
     def of(self, inputs: list[int], outputs: list[int]) -> dict:
         """Returns the experts of each token, the same as while the answer was decoded.
@@ -34,16 +33,17 @@ class TokenRoutes:
             `layers`: list of dict, in order. `layer`: path. `reads`: "inputs" or "outputs". `experts`: for each token a
             list of `[expert, gate]`, the largest gate first, empty for a token without an expert.
         """
-        features = self._text_model.features
+        model, features = self._text_model, self._text_model.features
         read = [0, *outputs[:-1]]
-        gates_of_layers = self._gates(np.asarray([inputs], "int32"), np.asarray([read], "int32"))
+        gates_of_layers = self._gates(model.alone(inputs, model.inputs_length), model.alone(read, model.max_length))
         layers = []
         for name, gates in gates_of_layers.items():
             path = name.partition("/")[2]
-            layers.append({"layer": path, "reads": "outputs" if path.startswith("decoder/") else "inputs",
-                           "experts": [_experts(token) for token in np.asarray(gates)[0]]})
+            reads, ids = ("outputs", read) if path.startswith("decoder/") else ("inputs", inputs)
+            layers.append({"layer": path, "reads": reads,
+                           "experts": [_experts(token) for token in np.asarray(gates)[0, :len(ids)]]})
         return {"inputs": data.pieces(features.inputs, inputs), "outputs": data.pieces(features.targets, read),
-                "num_experts": self._text_model.model.config.num_experts, "layers": layers}
+                "num_experts": model.model.config.num_experts, "layers": layers}
 
     def _run(self, inputs, outputs):
         with context.within(no_drop=True), routes.recorded() as recorded:

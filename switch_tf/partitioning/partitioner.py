@@ -35,9 +35,12 @@ class Partitioner:
         num_parts: Number of parts of the batch that separate programs compute: the replicas of tf.distribute.
         saves_in_every_process: Whether each process stores variables of its own and writes them to checkpoints.
         compiles_later: Whether the first call of a function compiles it further after `trace`.
+        has_fixed_shapes: Whether a compiled function has a program of its own for each shape of its features, and reads
+            variables that TensorFlow's own functions cannot read.
     """
 
     compiles_later = True
+    has_fixed_shapes = False
     num_processes = 1
     process_index = 0
     num_parts = 1

@@ -1,6 +1,7 @@
 """Decoding with a cache, compared with recomputing the whole sequence for every token by a model that has room."""
 
 import dataclasses
+import types
 
 import numpy as np
 import pytest
@@ -211,7 +212,8 @@ def test_likelihoods_are_sums_over_targets_of_what_the_logits_say(make_model):
 def test_scores_and_beams_are_refused_where_one_program_is_cut_over_devices(sampler, make_model):
     model = make_model()
     message = r"works on one device; .* Greedy\(\)\.ids decodes"
-    with context.within(annotator=object()), pytest.raises(ValueError, match=message):
+    annotator = types.SimpleNamespace(is_for_compiler=False)
+    with context.within(annotator=annotator), pytest.raises(ValueError, match=message):
         sampler.decode(model, {"encoder_input_tokens": INPUTS}, 3)
 
 

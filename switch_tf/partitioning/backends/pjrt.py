@@ -59,6 +59,7 @@ class PjrtPartitioner(Partitioner):
     """
 
     compiles_later = False
+    has_fixed_shapes = True
 
     def __init__(self, layout: Layout):
         super().__init__(layout)
