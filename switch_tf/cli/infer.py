@@ -38,6 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--target_field", metavar="NAME", help="see --score (default: as in training)")
     parser.add_argument("--interactive", action="store_true", help="answer what is typed, line by line")
     parser.add_argument("--batch_size", type=int, default=32, metavar="N", help="lines at a time (default 32)")
+    trained_run.add_device_arguments(parser)
 
 
 def run(arguments: argparse.Namespace) -> dict:
@@ -46,7 +47,7 @@ def run(arguments: argparse.Namespace) -> dict:
     folder = trained_run.folder_of(arguments)
     checkpoint = select_one(folder, arguments.step)
     with contextlib.nullcontext() if arguments.output == "-" else output_lock.held(arguments.output):
-        return _answer(arguments, folder, checkpoint, trained_run.load_on_one_device(arguments, folder))
+        return _answer(arguments, folder, checkpoint, trained_run.load_to_answer(arguments, folder))
 
 
 def _check(arguments):
@@ -65,6 +66,7 @@ def _check(arguments):
     if arguments.input not in (None, "-") and pathlib.Path(arguments.input).resolve() == output.resolve():
         raise Refusal("--output must be another file than --input.")
     checks.integer("--batch_size", arguments.batch_size, at_least=1)
+    trained_run.check_device_arguments(arguments)
     sampler_arguments.check(arguments)
     if arguments.target_field and not arguments.score:
         raise Refusal("--target_field goes with --score; without it targets are not read.")

@@ -36,12 +36,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help="texts that may wait; further requests are refused with 503 (default 256)")
     parser.add_argument("--max_request_bytes", type=int, default=2**20, metavar="N",
                         help="largest request; longer ones are refused with 413 (default 1048576)")
+    trained_run.add_device_arguments(parser)
 
 
 def run(arguments: argparse.Namespace) -> dict:
     """Serves until a signal comes; returns the address."""
     for name in ("batch_size", "max_waiting", "max_request_bytes"):
         checks.integer(f"--{name}", getattr(arguments, name), at_least=1)
+    trained_run.check_device_arguments(arguments)
     sampler_arguments.check(arguments)
     try:
         import starlette  # noqa: F401  the extra `serve`, which no other command needs
@@ -55,7 +57,7 @@ def run(arguments: argparse.Namespace) -> dict:
     quiet.import_tensorflow()
     allowed = hosts.Hosts(arguments.host, arguments.allow_host)
     with listening.bind(arguments.host, arguments.port) as listener:  # before the model is loaded
-        described = trained_run.load_on_one_device(arguments, folder)
+        described = trained_run.load_to_answer(arguments, folder)
         return _serve(arguments, folder, checkpoint, described, listener, allowed)
 
 
@@ -63,8 +65,8 @@ def _serve(arguments, folder, checkpoint, described, listener, allowed):
     start = time.perf_counter()
     print(f"Loading {checkpoint}.", file=sys.stderr, flush=True)
     text_model, identity = saved_runs.load_text_model(
-        described, checkpoint, arguments.max_length, sampler_arguments.sampler(arguments), batch_size=None,
-        is_raw=arguments.raw)
+        described, checkpoint, arguments.max_length, sampler_arguments.sampler(arguments),
+        batch_size=arguments.batch_size if described.partitioner.has_fixed_shapes else None, is_raw=arguments.raw)
     config = text_model.model.config
     served = server.Server(text_model, folder.resolve().name, {
         **identity, "task": described.run.mixture_or_task_name, "parameters": config.num_parameters,

@@ -11,15 +11,19 @@ from etils import epy
 from switch_tf.checkpoints import run_config
 from switch_tf.checkpoints.run_folder import CONFIGURATION
 from switch_tf.cli import gin_files, gin_run, gin_trust, sampler_arguments
-from switch_tf.configs.choices import nearest
+from switch_tf.configs.choices import check_choice, nearest
 from switch_tf.configs.experiment import Experiment
+from switch_tf.hardware import host
 from switch_tf.installation import quiet
+from switch_tf.partitioning import cluster
 from switch_tf.refusals import Refusal
 
 with epy.lazy_imports():  # which import TensorFlow, so arguments are checked first
     from switch_tf.hardware import devices
     from switch_tf.inference import saved_runs
 
+# Back ends of commands that answer texts.
+_ANSWERING = ("auto", "pjrt")
 _ONE_DEVICE = ["Layout.rules=()", "Layout.at_rest_rules=()", "Layout.backend='auto'"]
 
 
@@ -43,6 +47,23 @@ def add_decoding_arguments(parser: argparse.ArgumentParser, is_required: bool = 
     sampler_arguments.add_arguments(parser)
 
 
+def add_device_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares `--backend` and `--devices` of commands that answer texts."""
+    parser.add_argument("--backend", metavar="NAME",
+                        help="auto (default): one device of TensorFlow, whatever layout the run trained under; pjrt: "
+                             "the run's layout on PJRT (on a TPU the default for runs that recorded it)")
+    parser.add_argument("--devices", type=int, metavar="N",
+                        help="with --backend pjrt: virtual devices to make of this machine's CPU")
+
+
+def check_device_arguments(arguments: argparse.Namespace) -> None:
+    """Refuses another back end than those that answer texts, and devices without a layout."""
+    if arguments.backend is not None:
+        check_choice("--backend", arguments.backend, _ANSWERING)
+    if arguments.devices is not None and arguments.backend != "pjrt":
+        raise Refusal("--devices goes with --backend=pjrt; otherwise one device answers.")
+
+
 def folder_of(arguments: argparse.Namespace) -> pathlib.Path:
     """Returns the run folder; refuses any other folder."""
     folder = pathlib.Path(arguments.run)
@@ -64,9 +85,15 @@ def load(arguments: argparse.Namespace, folder: pathlib.Path, num_cpu_devices: i
     arguments.gin_file = [str(folder / CONFIGURATION), *arguments.gin_file]
     gin_run.load(arguments, defaults, num_cpu_devices)
     if on_host:
-        devices.use_host(arguments.command)
+        _use_host(arguments)
     described = gin_run.on_this_machine(is_checked=False)
     return saved_runs.with_stored_vocabulary(described, folder) if run_config.is_in(folder) else described
+
+
+def _use_host(arguments):
+    """Makes this process run on the host's CPU of a TPU VM."""
+    alternative = ", which --backend=pjrt does" if hasattr(arguments, "backend") else ""
+    devices.use_host(arguments.command, alternative)
 
 
 def _check_gin_file(arguments, folder):
@@ -75,6 +102,31 @@ def _check_gin_file(arguments, folder):
         raise Refusal(f"{str(folder)!r} has no {CONFIGURATION}, which this command needs.")
     if not arguments.trust:
         gin_trust.check(folder / CONFIGURATION, arguments.gin_search_paths)
+
+
+def load_to_answer(arguments: argparse.Namespace, folder: pathlib.Path) -> Any:
+    """Returns the run for a command that answers texts: on one device, or under its layout on the pjrt back end.
+
+    Raises:
+        Refusal: The layout does not fit this machine's devices, or several machines would answer.
+    """
+    if not _is_for_pjrt(arguments, folder):
+        arguments.gin_bindings = [binding for binding in arguments.gin_bindings if binding != "Layout.backend='auto'"]
+        return load_on_one_device(arguments, folder)
+    if (count := len(cluster.members().addresses)) > 1:
+        raise Refusal(f"`switch-tf {arguments.command}` answers in one process, and TF_CONFIG or TPU_WORKER_HOSTNAMES "
+                      f"names {count}; unset it, or answer with --backend=auto on the CPU of one machine.")
+    described = load(arguments, folder, arguments.devices)
+    described.layout.check_sizes(described.config.axis_sizes)
+    return described
+
+
+def _is_for_pjrt(arguments, folder):
+    """Returns whether PJRT answers: if asked to, and on a TPU for runs that trained with it."""
+    configuration = folder / CONFIGURATION
+    if arguments.backend is None and host.has_tpu() and configuration.is_file():
+        return bool(re.search(r"^[\w.]*Layout\.backend\s*=\s*['\"]pjrt['\"]", configuration.read_text(), re.MULTILINE))
+    return arguments.backend == "pjrt"
 
 
 def load_on_one_device(arguments: argparse.Namespace, folder: pathlib.Path) -> Any:
@@ -86,7 +138,7 @@ def load_on_one_device(arguments: argparse.Namespace, folder: pathlib.Path) -> A
     if run_config.is_in(folder) and not (arguments.gin_file or arguments.gin_bindings or arguments.trust):
         saved = run_config.read(folder)
         quiet.import_tensorflow()
-        devices.use_host(arguments.command)
+        _use_host(arguments)
         if saved_run := saved_runs.from_config(saved, folder):
             return saved_run
     _check_gin_file(arguments, folder)  # before it is read
@@ -94,6 +146,7 @@ def load_on_one_device(arguments: argparse.Namespace, folder: pathlib.Path) -> A
     mesh = "MESH_SHAPE" if has_macro else "Layout.mesh_shape"  # in a layout of the user's own
     described = load(arguments, folder, defaults=[f"{mesh}='data=1'", *_ONE_DEVICE], on_host=True)
     if described.layout.num_devices > 1:
+        alternative = ", or add --backend=pjrt" if hasattr(arguments, "backend") else ""
         raise Refusal(f"This command works on one device, whatever layout the run trained under, not on "
-                      f"{described.layout.num_devices}; leave out the mesh.")
+                      f"{described.layout.num_devices}; leave out the mesh{alternative}.")
     return described

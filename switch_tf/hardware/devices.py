@@ -36,19 +36,20 @@ def is_tpu_of_jax() -> bool:
     return device_type() == "TPU" and host.has_tpu() and environment.installed_version("tensorflow-tpu") is None
 
 
-def use_host(command: str) -> None:
+def use_host(command: str, alternative: str = "") -> None:
     """Makes the rest of this process run on the host's CPU, on a machine with a TPU, and prints so.
 
     Commands that work on one device call this, because a program on a TPU runs on all of its chips.
 
     Args:
         command: str, name of the command, such as "infer".
+        alternative: str, a clause about what runs on the chips.
     """
     global _chosen
     if device_type() != "TPU":
         return
     print(f"`switch-tf {command}` runs on the CPU of this TPU VM: it works on one device, and a program on the TPU "
-          "would have to run on all of its chips.", file=sys.stderr, flush=True)
+          f"would have to run on all of its chips{alternative}.", file=sys.stderr, flush=True)
     tf.config.set_visible_devices([], "TPU")
     os.environ["TPU_WORKER_HOSTNAMES"] = "localhost"  # this host alone
     os.environ.pop("MEGASCALE_NUM_SLICES", None)

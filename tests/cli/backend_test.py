@@ -3,12 +3,15 @@
 import json
 import subprocess
 import sys
+import types
 
 import pytest
 
-from switch_tf.cli import gin_run, main, starting
+from switch_tf.cli import gin_run, main, starting, trained_run
+from switch_tf.hardware import host
 from switch_tf.installation import quiet
 from switch_tf.partitioning.backend_table import BACKENDS
+from switch_tf.partitioning.layout import Layout
 from switch_tf.training import processes
 
 TINY = ["--gin_file=gin/models/switch_tiny.gin", "--gin_file=gin/tasks/docs_corpus_bytes.gin",
@@ -55,6 +58,35 @@ def test_an_unknown_one_is_refused_before_tensorflow_is_imported(command, tmp_pa
         "Did you mean 'pjrt'?\n")
 
 
+@pytest.mark.parametrize("words, has_tpu, backend, expected", [
+    ([], True, "pjrt", "load"), ([], True, "auto", "load_on_one_device"), ([], False, "pjrt", "load_on_one_device"),
+    (["--backend=auto"], True, "pjrt", "load_on_one_device"), (["--backend=pjrt"], False, "auto", "load")])
+def test_texts_are_answered_by_pjrt_if_asked_to_or_where_a_run_of_pjrt_has_a_tpu(
+        words, has_tpu, backend, expected, tmp_path, monkeypatch):
+    trained = ["train", *TINY, "--gin.MODEL_DIR='run'", "--backend", backend]
+    arguments = main._parse(trained)
+    gin_run.look(arguments.gin_file, arguments.gin_bindings)
+    configuration = starting.make_trainer(gin_run.on_this_machine(), "", trained)[1]
+    (tmp_path / "operative_config.gin").write_text(configuration)
+    loaded = []
+    described = types.SimpleNamespace(layout=Layout(), config=types.SimpleNamespace(axis_sizes={}))
+    for name in ("load", "load_on_one_device"):
+        monkeypatch.setattr(trained_run, name, lambda arguments, *others, name=name: loaded.append(
+            (name, arguments.gin_bindings)) or described)
+    monkeypatch.setattr(host, "has_tpu", lambda: has_tpu)
+    arguments = main._parse(["infer", f"--run={tmp_path}", "--input=-", *words])
+    trained_run.load_to_answer(arguments, tmp_path)
+    assert loaded == [(expected, ["Layout.backend='pjrt'"] if words == ["--backend=pjrt"] else [])]
+
+
+def test_texts_are_answered_in_one_process(tmp_path, monkeypatch):
+    workers = {"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 0}}
+    monkeypatch.setenv("TF_CONFIG", json.dumps(workers))
+    arguments = main._parse(["serve", f"--run={tmp_path}", "--backend=pjrt"])
+    with pytest.raises(ValueError, match="`switch-tf serve` answers in one process, and TF_CONFIG .* names 2; unset"):
+        trained_run.load_to_answer(arguments, tmp_path)
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_the_help_lists_all_of_them(command, capsys):
     with pytest.raises(SystemExit):
@@ -96,3 +128,4 @@ def test_a_run_moves_between_back_ends_and_eval_takes_its_own(tmp_path):
     (own,), (other,) = (call("eval", "--run=moved", "--examples=16", *words)["results"][0]["tasks"].values()
                         for words in ([], ["--backend=auto"]))
     assert own == pytest.approx(other, rel=1e-5)
+    assert call("export", "--run=moved", "--output=saved")["step"] == 6

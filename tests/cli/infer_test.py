@@ -111,6 +111,25 @@ def test_a_run_of_another_layout_answers_on_one_device(run_folder, tmp_path, cap
     assert answers[0] == answers[1] and "score" in answers[0]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("words", [[], ["--sampler=beam", "--num_results=2"], ["--sampler=sample", "--seed=3"],
+                                   ["--score", "--batch_size=3"]], ids=" ".join)
+def test_pjrt_answers_under_a_layout_as_one_device_does(run_folder, tmp_path, capsys, words):
+    inputs = ("the <extra_id_0> array", "", "a", "of numbers", "b " * 40)
+    texts = [{"inputs": text, "targets": "the"} for text in inputs]
+    (tmp_path / "lines.jsonl").write_text("".join(json.dumps(text) + "\n" for text in texts))
+    found = []
+    for layout in ([], ["--backend=pjrt", "--gin_file=gin/layouts/expert.gin", "--gin.MESH_SHAPE='data=8'"]):
+        gin.clear_config()
+        assert main.main(["infer", f"--run={run_folder}", f"--input={tmp_path / 'lines.jsonl'}", "--field=inputs",
+                          *words, *layout]) == 0
+        found.append([json.loads(line) for line in capsys.readouterr().out.splitlines()])
+    scores = [[[result.pop("score", 0) for result in (record, *record.get("others", ()))] for record in records]
+              for records in found]
+    assert found[0] == found[1] and len(found[0]) == len(texts)
+    assert sum(scores[0], []) == pytest.approx(sum(scores[1], []), rel=1e-5)
+
+
 def test_what_is_typed_is_answered_line_by_line(run_folder, monkeypatch, capsys):
     typed = io.TextIOWrapper(io.BytesIO(b"the array\n\nof numbers\n"))
     monkeypatch.setattr(sys, "stdin", typed)
@@ -134,7 +153,10 @@ def test_what_is_typed_is_answered_line_by_line(run_folder, monkeypatch, capsys)
     (["--input=-", "--score", "--sampler=beam"], "--score decodes nothing"),
     (["--input=-", "--sampler=sample", "--top_p=2"], "top_p must be a number in (0, 1], not 2.0"),
     (["--input=-", "--run=nowhere"], "--run must name a run folder"),
-    (["--input=-", "--gin.MESH_SHAPE='data=8'"], "works on one device, whatever layout the run trained")])
+    (["--input=-", "--backend=dtensor"], "--backend must be one of 'auto', 'pjrt', not 'dtensor'."),
+    (["--input=-", "--devices=4"], "--devices goes with --backend=pjrt; otherwise one device answers."),
+    (["--input=-", "--backend=pjrt", "--gin.MESH_SHAPE='data=16'"], "'data=16' is for 16 devices, but there are 8"),
+    (["--input=-", "--gin.MESH_SHAPE='data=8'"], "not on 8; leave out the mesh, or add --backend=pjrt.")])
 def test_mistakes_are_one_sentence(run_folder, capsys, arguments, message):
     assert main.main(["infer", f"--run={run_folder}", *arguments]) == 2
     err = capsys.readouterr().err

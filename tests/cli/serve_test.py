@@ -23,6 +23,7 @@ PATH = "/v1/models/{}:predict"
     (["--port=70000"], r"--port must be in 0 to 65535, not 70000"),
     (["--batch_size=0"], "--batch_size must be an integer of at least 1, not 0"),
     (["--host=nowhere.invalid"], r"--host nowhere.invalid --port 8501 cannot be listened at"),
+    (["--backend=mirrored"], "--backend must be one of 'auto', 'pjrt', not 'mirrored'"),
     (["--max_waiting=0"], "--max_waiting"), (["--max_request_bytes=-1"], "--max_request_bytes"),
     (["--temperature=2"], "--temperature goes with --sampler sample"), (["--step=9"], "a step with a checkpoint .7.")])
 def test_mistakes_are_one_sentence(run_folder, capsys, words, error):
@@ -84,10 +85,22 @@ def test_a_second_signal_ends_it_at_once(run_folder):
             assert "SIGINT once more: ended at once." in process.stderr.read()
 
 
+@pytest.mark.slow
+def test_pjrt_serves_the_same_answers(run_folder):
+    found = []
+    for words in ([], ["--backend=pjrt", "--gin_file=gin/layouts/expert.gin", "--devices=4", "--batch_size=6"]):
+        with _started(run_folder, *words) as process:
+            name, port = run_folder.name, _port(process)
+            found.append([_ask(name, port, count)["predictions"] for count in (1, 9)])
+    scores = [[answer.pop("scores") for answer in sum(answers, [])] for answers in found]
+    assert found[0] == found[1] and scores[0] == pytest.approx(scores[1], rel=1e-5)
+
+
 @contextlib.contextmanager
-def _started(run_folder):
+def _started(run_folder, *words):
     process = subprocess.Popen(
-        [sys.executable, "-m", "switch_tf.cli", "serve", "--run", str(run_folder), "--port", "0", "--json"],
+        [sys.executable, "-m", "switch_tf.cli", "serve", "--run", str(run_folder), "--port", "0", "--json",
+         *words],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"})
     try:
         yield process
