@@ -84,6 +84,19 @@ def test_variants_train_in_turns_on_the_same_batches_and_any_command_works_on_th
     assert main.main(["compare", "--runs", "out", "--output=whole"]) == 0
 
 
+@pytest.mark.slow
+def test_variants_learn_the_same_on_pjrt(folder):
+    for backend in ("auto", "pjrt"):
+        assert compare(f"--gin.Layout.backend='{backend}'", "--gin.TRAIN_STEPS=2") == 0
+        (folder / "out").rename(folder / backend)
+    for variant in ("dense", "sparse"):
+        runs = [folder / backend / variant / "seed_0" for backend in ("auto", "pjrt")]
+        assert "Layout.backend = 'pjrt'" in (runs[1] / "operative_config.gin").read_text()
+        found = [{name: value for line in (run / "metrics.jsonl").read_text().splitlines()
+                  for name, value in json.loads(line).items() if name.endswith("loss")} for run in runs]
+        assert len(found[0]) > 1 and found[1] == pytest.approx(found[0], rel=1e-5)
+
+
 @pytest.mark.parametrize(("words", "message"), [
     (["--gin.Comparison.turn=0"], "Comparison.turn must be an integer of at least 1, not 0."),
     (["--gin.Comparison.trun=1"], "Comparison doesn't have a parameter named 'trun'. Did you mean 'turn'?"),

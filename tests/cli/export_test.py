@@ -1,4 +1,5 @@
 import json
+import shutil
 import subprocess
 import sys
 
@@ -39,6 +40,23 @@ def test_what_is_exported_answers_elsewhere_as_infer_does(run_folder, tmp_path, 
     texts, scores = json.loads(loaded.stdout.splitlines()[-1])
     assert texts == [record["output"] for record in records]
     assert scores == pytest.approx([record["score"] for record in records], rel=1e-5)
+
+
+@pytest.mark.slow
+def test_a_run_of_pjrt_is_exported_as_one_of_tensorflow(run_folder, tmp_path, capsys):
+    import tensorflow as tf
+    import tensorflow_text  # noqa: F401  the program's operations
+
+    pjrt = shutil.copytree(run_folder, tmp_path / "run")
+    with open(pjrt / "operative_config.gin", "a") as file:
+        file.write('include "gin/layouts/expert.gin"\nMESH_SHAPE = "data=4"\nLayout.backend = "pjrt"\n')
+    found = []
+    for run, name in ((run_folder, "plain"), (pjrt, "pjrt")):
+        assert main.main(["export", f"--run={run}", f"--output={tmp_path / name}"]) == 0
+        gin.clear_config()
+        answer = tf.saved_model.load(tmp_path / name).signatures["serving_default"](inputs=tf.constant(LINES))
+        found.append([answer[key].numpy().tolist() for key in ("outputs", "scores")])
+    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize("arguments, message", [
