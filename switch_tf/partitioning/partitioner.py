@@ -20,6 +20,7 @@ from switch_tf.partitioning import cluster
 from switch_tf.partitioning.axes import axes_of, with_axes
 from switch_tf.partitioning.layout import Layout
 from switch_tf.partitioning.unfolded import stored
+from switch_tf.refusals import Refusal
 
 # Feature name -> <int32>[batch, length], or [steps, batch, length] for `Partitioner.place`.
 Features = dict[str, Any]
@@ -75,6 +76,9 @@ class Partitioner:
             model: Model that is not built.
             optimizer: Optimizer that is not built, or None.
             select: Function that freezes weights of the model, before the optimizer builds the slots of the others.
+
+        Raises:
+            Refusal: A variable was created elsewhere, where the layout did not see it.
         """
         with self.creates_variables():
             model.build()
@@ -83,6 +87,14 @@ class Partitioner:
                 self._adopt(optimizer)
                 with _slots_like_weights(optimizer):
                     optimizer.build(model.trainable_variables)
+        for variable in [*model.variables, *(optimizer.variables if optimizer else ())]:
+            if not self._is_laid_out(variable):
+                raise Refusal(f"{variable.path} was created outside of the layout, so not all devices would update it "
+                              "alike; create it in `build`, or use a layout of one TensorFlow device.")
+
+    def _is_laid_out(self, variable) -> bool:
+        """Returns whether a Keras variable is stored as `creates_variables` stores it."""
+        return True
 
     def _adopt(self, optimizer) -> None:
         """Lays out the variables that an optimizer created in its constructor: its step and learning rate."""

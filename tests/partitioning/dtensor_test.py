@@ -126,7 +126,7 @@ def test_a_variable_made_elsewhere_is_refused():
                 self.counter = keras.Variable(0, trainable=False)
                 self.counter._value = tf.raw_ops.VarHandleOp(dtype=tf.int32, shape=[])
 
-    with pytest.raises(ValueError, match="was created outside of the layout and would be updated once for each device"):
+    with pytest.raises(ValueError, match="was created outside of the layout, so not all devices would update it"):
         _partitioner("data=2", EXPERT).build(Counting(SwitchConfig.from_preset("switch_tiny")))
 
 

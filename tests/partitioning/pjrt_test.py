@@ -239,7 +239,7 @@ def test_a_variable_made_elsewhere_is_refused(pieces):
             self.counter = keras.Variable(0, trainable=False)
             self.counter._value = tf.raw_ops.VarHandleOp(dtype=tf.int32, shape=[])
 
-    with pytest.raises(ValueError, match="was created outside of the layout, so the program could not update it"):
+    with pytest.raises(ValueError, match="was created outside of the layout, so not all devices would update it"):
         pieces.build(Counting(SwitchConfig.from_preset("switch_tiny")))
 
 

@@ -125,10 +125,9 @@ class DTensorPartitioner(Partitioner):
               select: Callable[[keras.Model], None] = lambda model: None) -> None:
         super().build(model, optimizer, select)
         self._trained = model.trainable_variables
-        for variable in [*model.variables, *(optimizer.variables if optimizer else ())]:
-            if not isinstance(stored(variable), dtensor.DVariable):
-                raise Refusal(f"{variable.path} was created outside of the layout and would be updated once for "
-                              "each device; create it in `build`, or use a layout of one device.")
+
+    def _is_laid_out(self, variable):
+        return isinstance(stored(variable), dtensor.DVariable)
 
     # Steps.
 

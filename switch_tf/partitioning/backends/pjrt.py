@@ -93,13 +93,8 @@ class PjrtPartitioner(Partitioner):
         with tf.variable_creator_scope(self._create):
             yield
 
-    def build(self, model: keras.Model, optimizer: keras.optimizers.Optimizer | None = None,
-              select: Callable[[keras.Model], None] = lambda model: None) -> None:
-        super().build(model, optimizer, select)
-        for variable in [*model.variables, *(optimizer.variables if optimizer else ())]:
-            if not isinstance(variable.value, PjrtVariable):
-                raise Refusal(f"{variable.path} was created outside of the layout, so the program could not update it; "
-                              "create it in `build`.")
+    def _is_laid_out(self, variable):
+        return isinstance(variable.value, PjrtVariable)
 
     def _create(self, next_creator, **kwargs):
         value = kwargs["initial_value"]
