@@ -1,5 +1,6 @@
 """Variables of the pjrt back end: where they lie, how TensorFlow, Keras and NumPy see them, and what is refused."""
 
+import concurrent.futures
 import contextlib
 import dataclasses
 import types
@@ -93,6 +94,25 @@ def test_a_program_updates_what_it_assigns_and_nothing_else(pieces):
         np.testing.assert_array_equal(found["rows"], np.arange(0, 16, 2))
     np.testing.assert_array_equal(changed.numpy(), np.full((4, 2), 11.0))
     assert kept.value.array is before
+
+
+def test_a_value_is_a_copy_of_what_was_assigned(pieces):
+    variable, memory = _variable(pieces, np.ones(8), (None,)), np.zeros(16)
+    start = -memory.ctypes.data % 64 // 8  # JAX keeps memory that is aligned to 64 bytes
+    numbers = memory[start:start + 8]
+    variable.assign(numbers)
+    numbers[:] = 7
+    np.testing.assert_array_equal(variable.numpy(), np.zeros(8))
+
+
+def test_threads_read_what_was_assigned_last(pieces):
+    variable = _variable(pieces, np.zeros(1000), (None,))
+    for number in range(1, 50):
+        with concurrent.futures.ThreadPoolExecutor(4) as pool:
+            read = [pool.submit(lambda: tf.convert_to_tensor(variable.value).numpy()) for _ in range(4)]
+            variable.assign(np.full(1000, float(number)))
+        assert all(set(np.unique(future.result())) <= {number - 1.0, float(number)} for future in read)
+        np.testing.assert_array_equal(tf.convert_to_tensor(variable.value), variable.numpy())
 
 
 def test_gradients_of_eager_code_reach_the_variable(pieces):

@@ -1,5 +1,6 @@
 """A variable of the pjrt back end: a `jax.Array` on the devices, with a name in TensorFlow's programs."""
 
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,7 +17,8 @@ class PjrtVariable(tf.__internal__.tracking.Trackable):
     """A weight or slot that Keras reads and assigns like a tf.Variable, and that is stored in pieces on the devices.
 
     A function that TensorFlow traces reads and assigns `symbol`, which is an argument of the lowered program and has no
-    numbers of its own. Outside of such functions the variable has the numbers of `array`.
+    numbers of its own. Outside of such functions the variable has the numbers of `array`. Eager code that reads it as a
+    tensor, which a gradient tape may watch, leaves a copy of them in `symbol`.
 
     Args:
         symbol: tf.Variable in reserved memory.
@@ -32,14 +34,18 @@ class PjrtVariable(tf.__internal__.tracking.Trackable):
         # Keras' optimizers identify it by the first, TensorFlow's checkpoints by the second.
         self._unique_id, self._shared_name = symbol._unique_id, symbol._shared_name
         self._copied = None  # the array that `symbol` has a copy of
+        self._copying = threading.Lock()
 
     def __tf_tensor__(self, dtype=None, name=None):
         if tf.inside_function():
             self._check_lowered()
-        elif self._copied is not self.array:
-            self.symbol.assign(self.numpy())
-            self._copied = self.array
-        return tf.convert_to_tensor(self.symbol.read_value(), dtype)
+            return tf.convert_to_tensor(self.symbol.read_value(), dtype)
+        with self._copying:  # another thread may copy later numbers
+            array = self.array
+            if self._copied is not array:
+                self.symbol.assign(self._whole(array))
+                self._copied = array
+            return tf.convert_to_tensor(self.symbol.read_value(), dtype)
 
     def __array__(self, dtype=None, copy=None):
         return np.asarray(self.numpy(), dtype)
@@ -50,13 +56,16 @@ class PjrtVariable(tf.__internal__.tracking.Trackable):
         Raises:
             Refusal: A step that failed while it ran has left no value.
         """
-        if self.array.is_deleted():
+        return self._whole(self.array)
+
+    def _whole(self, array):
+        if array.is_deleted():
             raise Refusal(f"{self.name} has no value since a step failed while it ran; restore a checkpoint.")
-        if self.array.is_fully_addressable or self.array.is_fully_replicated:
-            return np.asarray(self.array)
+        if array.is_fully_addressable or array.is_fully_replicated:
+            return np.asarray(array)
         from jax.experimental import multihost_utils  # starts the devices
 
-        return multihost_utils.process_allgather(self.array, tiled=True)
+        return multihost_utils.process_allgather(array, tiled=True)
 
     def assign(self, value: Tensor) -> Any:
         """Assigns a tensor in a traced function, or a whole array of the host, the same in all processes.
@@ -67,7 +76,7 @@ class PjrtVariable(tf.__internal__.tracking.Trackable):
         if tf.inside_function():
             self._check_lowered()
             return self.symbol.assign(value)
-        array = np.asarray(value, self.dtype.as_numpy_dtype)
+        array = np.array(value, self.dtype.as_numpy_dtype)  # a copy: a CPU device may keep the caller's memory
         if array.shape != self.array.shape:
             raise Refusal(f"{self.name} has shape {self.array.shape}, so it cannot become {array.shape}.")
         self.array = put(array, self.array.sharding)
