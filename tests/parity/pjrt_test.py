@@ -6,7 +6,7 @@ import pytest
 
 from switch_tf.configs import shipped_gin
 from switch_tf.configs.run import StepSettings
-from tests.parity.steps import KINDS, Precision, assert_same, small_config
+from tests.parity.steps import KINDS, Precision, assert_same, packed_batches, small_config
 
 # A mesh of at most eight devices for each file of gin/layouts.
 MESHES = {
@@ -45,3 +45,11 @@ def test_microbatches_rematerialisation_clipping_and_frozen_weights(layout, make
     config = small_config(remat=True, expert_sublayers="attention")
     settings = StepSettings(num_microbatches=2, clip_norm=0.1, trainable="experts")
     _assert_same(make_partitioner(layout, MESHES[layout], backend="pjrt"), config, settings=settings)
+
+
+@pytest.mark.parametrize("layout", ["single", pytest.param("fully_sharded_experts", marks=pytest.mark.slow)])
+def test_packed_examples_are_kept_apart(layout, make_partitioner):
+    (features,) = packed_batches(small_config(), 1)
+    for name, most in (("encoder_segment_ids", 3), ("decoder_segment_ids", 3), ("encoder_positions", 15)):
+        assert features[name].numpy().min() >= 0 and 1 < features[name].numpy().max() <= most
+    _assert_same(make_partitioner(layout, MESHES[layout], backend="pjrt"), small_config(), make_batches=packed_batches)

@@ -67,20 +67,45 @@ def batches(config, count):
     return made
 
 
+def packed_batches(config, count):
+    """Returns sequences of up to three examples each, and of padding, as seqio packs them."""
+    random = np.random.RandomState(1)
+    made = []
+    for _ in range(count):
+        features = {}
+        for stack, length in (("encoder", 16), ("decoder", 8)):
+            ends = np.sort(random.randint(1, length + 1, (16, 3)))  # of each example; one may be empty
+            places = np.arange(length)
+            segments = 1 + (places[:, None] >= ends[:, None, :]).sum(-1)
+            segments[segments > 3] = 0
+            starts = np.pad(ends, ((0, 0), (1, 0)))[np.arange(16)[:, None], np.maximum(segments - 1, 0)]
+            positions, is_real = (places - starts) * (segments > 0), segments > 0
+            tokens = random.randint(1, config.vocab_size, (16, length)) * is_real
+            features |= {f"{stack}_segment_ids": segments, f"{stack}_positions": positions}
+            if stack == "encoder":
+                features["encoder_input_tokens"] = tokens
+            else:
+                before = np.pad(tokens, ((0, 0), (1, 0)))[:, :-1] * (positions > 0)
+                features |= {"decoder_input_tokens": before, "decoder_target_tokens": tokens,
+                             "decoder_loss_weights": is_real}
+        made.append({name: tf.constant(value, tf.int32) for name, value in features.items()})
+    return made
+
+
 @functools.cache
-def _on_one_device(config, optimizer, settings, precision):
-    return _train(Partitioner(), config, optimizer, settings, precision)
+def _on_one_device(config, optimizer, settings, precision, make_batches):
+    return _train(Partitioner(), config, optimizer, settings, precision, make_batches)
 
 
-def _train(partitioner, config, optimizer, settings, precision):
+def _train(partitioner, config, optimizer, settings, precision, make_batches):
     return verification.train(lambda: SwitchTransformer(config, dtype=precision.dtype), OPTIMIZERS[optimizer],
-                              partitioner, batches(config, precision.steps), 7, settings)
+                              partitioner, make_batches(config, precision.steps), 7, settings)
 
 
-def assert_same(precision, partitioner, config, optimizer="adafactor", settings=PLAIN):
+def assert_same(precision, partitioner, config, optimizer="adafactor", settings=PLAIN, make_batches=batches):
     """Asserts that a partitioner takes the steps of one device, and that something was learnt."""
-    one, other = (_on_one_device(config, optimizer, settings, precision),
-                  _train(partitioner, config, optimizer, settings, precision))
+    one, other = (_on_one_device(config, optimizer, settings, precision, make_batches),
+                  _train(partitioner, config, optimizer, settings, precision, make_batches))
     found = verification.compare(one, other)
     assert found.loss.value <= precision.loss
     assert found.gradient.value <= precision.rest, found.gradient
