@@ -60,7 +60,8 @@ def _answers(text_model):
             [[one.score for one in results] for results in answers])
 
 
-@pytest.mark.parametrize("sampler", SAMPLERS)
+@pytest.mark.parametrize("sampler", [
+    pytest.param(name, marks=() if name == "greedy" else pytest.mark.slow) for name in SAMPLERS])
 @pytest.mark.parametrize("where, dtype", [
     ("one", "float64"), pytest.param("one", "float32", marks=pytest.mark.slow),
     pytest.param("several", "float64", marks=pytest.mark.slow),
@@ -94,7 +95,8 @@ def test_a_batch_has_as_many_rows_as_the_mesh_divides(make):
     assert [make("one", batch_size=size).batch_size for size in (None, 5)] == [1, 5]
 
 
-@pytest.mark.parametrize("where", ["one", pytest.param("several", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("where", ["one", "several"])
 def test_a_warm_server_compiles_nothing_and_answers_requests_at_once(where, make, monkeypatch):
     plain, model = make("plain", "float32"), make(where, "float32", batch_size=8)
     expected = [results[0] for results in plain.answer([plain.read(text).ids for text in TEXTS], range(len(TEXTS)))]
