@@ -31,8 +31,7 @@ def device_type() -> str:
 
 
 def is_tpu_of_jax() -> bool:
-    """Returns whether a run trains on a TPU that JAX alone has a client for: without tensorflow-tpu, whose libtpu is
-    of another version."""
+    """Returns whether a run uses this machine's TPU through JAX, which cannot share the libtpu of tensorflow-tpu."""
     return device_type() == "TPU" and host.has_tpu() and environment.installed_version("tensorflow-tpu") is None
 
 

@@ -74,7 +74,7 @@ def _hosts():
         if members.index == 0:
             cluster.check_port(members.addresses[0])
     except Refusal as error:
-        return Finding("TPU hosts", PROBLEM, str(error), "see docs/cloud_tpu.md, Several hosts"), False
+        return Finding("TPU hosts", PROBLEM, str(error), "docs/cloud_tpu.md, section 5"), False
     return Finding("TPU hosts", OK, f"{members.index} of {len(members.addresses)}, which meet at "
                                     f"{members.addresses[0]}"), False
 

@@ -33,7 +33,7 @@ class Cluster(NamedTuple):
 
 
 def members() -> Cluster:
-    """Returns the processes of this run: a single one unless TF_CONFIG or the hosts of a TPU slice are others.
+    """Returns the processes of this run: those of TF_CONFIG, one on each host of a TPU slice, or this one alone.
 
     Raises:
         Refusal: A variable that cannot be read, or several slices without TF_CONFIG.
