@@ -20,7 +20,7 @@ NIGHTLIES = {
 # switch_tf cannot require it.
 T5 = "t5==0.9.4"
 
-# Versions of the tests, by the distribution of TensorFlow: the usual one, and the one of a Cloud TPU VM.
+# Versions of the tests, by the distribution of TensorFlow: the usual one, and the one with a client of TPUs of its own.
 KNOWN_GOOD = {
     "tensorflow": {
         "tensorflow": "2.21.0",

@@ -26,7 +26,7 @@ from switch_tf import environment
 from switch_tf.tasks import docstrings, pinned
 
 # Distribution -> (version, first 16 hexadecimal digits of the SHA-256 of its prose). Only distributions that have one
-# version in requirements.txt and requirements-tpu.txt, and the same docstrings in the wheels for Python 3.11 and 3.12.
+# version in all requirements files, and the same docstrings in the wheels for Python 3.11 and 3.12.
 DISTRIBUTIONS = {
     "jax": ("0.10.2", "544997517b8e24aa"),
     "scipy": ("1.17.1", "9ea9c15a53378b6e"),

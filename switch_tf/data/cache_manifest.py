@@ -68,7 +68,7 @@ def placeholder_of(task: "seqio.Task") -> int:
 
 def versions() -> dict[str, str]:
     """Returns the versions of the packages on which tokens depend."""
-    # On a Cloud TPU VM tensorflow is not installed but tensorflow-tpu.
+    # TensorFlow may be installed as tensorflow-tpu.
     return {name: environment.installed_version(name) or "not installed" for name in _DISTRIBUTIONS}
 
 
