@@ -20,6 +20,10 @@ STEP = ("tests/evaluation/objectives_test.py", "tests/training/train_step_test.p
 EVALUATOR = ("tests/data/evaluator_test.py", "tests/tasks/downstream_test.py")
 RESULTS = ("tests/comparison/results_test.py",)
 CONTEXT = ("tests/context_test.py", "tests/ops/rematerialization_test.py")
+LOWERING = ("tests/partitioning/lowering_test.py", "tests/partitioning/shardy_annotations_test.py",
+            "tests/partitioning/pjrt_test.py")
+PJRT = ("tests/partitioning/pjrt_test.py", "tests/checkpoints/layouts_test.py", "tests/parity/pjrt_test.py")
+BATCHES = ("tests/data/batches_test.py",)
 OBJECTIVE = ("tests/evaluation/objectives_test.py", "tests/evaluation/semantics_loss_test.py")
 
 
@@ -221,6 +225,28 @@ MUTANTS = (
     Mutant("partitioning/backends/strategy.py",
            "context.carried(lambda features: call(self._share(at_step(features, 0))))",
            "lambda features: call(self._share(at_step(features, 0)))", CONTEXT),
+    # The program that XLA cuts, and its variables.
+    Mutant("partitioning/lowering.py", "sorted(first_change, key=first_change.get, reverse=True)",
+           "sorted(first_change, key=first_change.get)", LOWERING),
+    Mutant("partitioning/lowering.py", 'if operation.name == "mhlo.copy":', 'if operation.name == "mhlo.other":',
+           LOWERING),
+    Mutant("partitioning/lowering.py", "tf.nest.map_structure(lambda result: result is not None, found)",
+           "tf.nest.map_structure(lambda result: True, found)", LOWERING),
+    Mutant("partitioning/backends/pjrt_jit.py", "return jax.jit(step, donate_argnums=2,", "return jax.jit(step,",
+           LOWERING),
+    Mutant("partitioning/backends/pjrt.py", "max(end for _, end, _ in ranges)", "min(end for _, end, _ in ranges)",
+           PJRT),
+    Mutant("partitioning/backends/pjrt.py", "if room is not None and needed > room:", "if room is None:", PJRT),
+    Mutant("partitioning/backends/pjrt.py", "jax.numpy.isfinite(array).all()", "jax.numpy.isfinite(array).any()", PJRT),
+    Mutant("partitioning/backends/pjrt_variable.py", "if not context.current().is_lowered:", "if False:", PJRT),
+    Mutant("partitioning/backends/pjrt_variable.py", "if array.shape != self.array.shape:", "if False:", PJRT),
+    Mutant("partitioning/backends/pjrt_variable.py", 'f"{start},{end - start}"', 'f"{start},{end}"', PJRT),
+    Mutant("partitioning/backends/pjrt_program.py", "        for variable, array in zip(program.updated, updated",
+           "        for variable, array in zip(program.updated[:-1], updated[:-1]", PJRT),
+    # The input.
+    Mutant("data/batches.py", "if not self._is_stuck and not self._ahead:", "if not self._is_stuck:", BATCHES),
+    Mutant("data/batches.py", "if self._steps_since or not self._known:", "if self._steps_since:", BATCHES),
+    Mutant("training/profiling.py", "_FIRST_CALL = 2", "_FIRST_CALL = 1", ("tests/training/profiling_test.py",)),
     # The step and its objective.
     Mutant("training/train_step.py", "partitioning.part_of_batch(count * num_parts, index + count * part_index)",
            "partitioning.part_of_batch(count * num_parts, count * part_index)", STEP),

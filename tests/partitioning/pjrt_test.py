@@ -86,7 +86,7 @@ def test_a_program_updates_what_it_assigns_and_nothing_else(pieces):
         changed.assign_add(keras.ops.convert_to_tensor(kept))
         return {"sum": tf.reduce_sum(changed.value), "rows": features["x"][0, :, 0]}
 
-    before = kept.value.array
+    before, replaced = kept.value.array, changed.value.array
     program = pieces.compile(add)
     for step in (1, 2):
         found = program(pieces.place({"x": np.arange(16).reshape(1, 8, 2)}))
@@ -94,6 +94,7 @@ def test_a_program_updates_what_it_assigns_and_nothing_else(pieces):
         np.testing.assert_array_equal(found["rows"], np.arange(0, 16, 2))
     np.testing.assert_array_equal(changed.numpy(), np.full((4, 2), 11.0))
     assert kept.value.array is before
+    assert replaced.is_deleted()  # its memory has the new numbers
 
 
 def test_a_value_is_a_copy_of_what_was_assigned(pieces):
