@@ -75,6 +75,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         Exception: there is a bug in switch_tf. A note asks to report it, and the status of the process is 1.
     """
     try:
+        return _main(argv)
+    except KeyboardInterrupt:  # early, or once more
+        print("switch-tf: interrupted.", file=sys.stderr)
+        return 130
+
+
+def _main(argv):
+    try:
         arguments = _parse(sys.argv[1:] if argv is None else argv)
     except Refusal as refusal:
         print(refusal, file=sys.stderr)

@@ -2,15 +2,12 @@
 
 import argparse
 import atexit
-import contextlib
-import os
 
 from etils import epy
 
 from switch_tf.checkpoints import early_checks
 from switch_tf.cli import gin_files, gin_run
 from switch_tf.conversion.initial_weights import converted
-from switch_tf.partitioning import cluster
 from switch_tf.reporting import report
 from switch_tf.storage import outputs
 from switch_tf.training import processes
@@ -43,13 +40,12 @@ def run(arguments: argparse.Namespace) -> dict:
         gin_run.look(arguments.gin_file, arguments.gin_bindings, arguments.gin_search_paths)
         return {"exit_status": processes.run(arguments.words, arguments.processes, arguments.devices)}
     num_devices = processes.devices_of_this_process(arguments.devices)
-    gin_run.load(arguments, num_cpu_devices=num_devices, check=early_checks.check)
-    is_one_of_several = len(cluster.members().addresses) > 1
-    with outputs.without_lines(b"[Gloo] ") if is_one_of_several else contextlib.nullcontext():  # of JAX's collectives
+    with processes.one_of_several("train"):
+        gin_run.load(arguments, num_cpu_devices=num_devices, check=early_checks.check)
         training, summary, shown = _train(arguments)
     exit_status = INTERRUPTED if summary["interrupted"] else 0
     if training.state.batches.is_stuck:  # TensorFlow would wait for the input
-        atexit.register(os._exit, exit_status)
+        atexit.register(outputs.end, exit_status)
     if not training.partitioner.is_chief:
         return {"exit_status": exit_status}
     text = "\n\n".join(filter(None, [shown, report.describe_summary(summary)]))
@@ -60,7 +56,7 @@ def run(arguments: argparse.Namespace) -> dict:
 def _train(arguments):
     """Returns the finished Training, its summary, and predictions as text."""
     described = gin_run.on_this_machine()
-    with processes.CommonEnd(described.partitioner) as common_end:
+    with processes.CommonEnd(described.partitioner, "train") as common_end:
         with converted(described.run) as weights:
             trainer, configuration = starting.make_trainer(described, weights, arguments.words)
             training = trainer.start(configuration)

@@ -211,11 +211,11 @@ class Partitioner:
         """Returns whether an error means that another process of the run is lost, rather than that a bucket failed."""
         return self.num_processes > 1 and is_lost_process(error)
 
-    def aborts_with(self, message: Callable[[str], str]) -> AbstractContextManager:
-        """Returns a scope in which this process ends with a message where C++ code ends it for a lost process.
+    def aborts_with(self, message: Callable[[], str]) -> AbstractContextManager:
+        """Returns a scope in which this process ends with a message if C++ code aborts it, as for a lost process.
 
         Args:
-            message: Function of the reason that returns the message.
+            message: Function that returns the message.
         """
         return contextlib.nullcontext()
 

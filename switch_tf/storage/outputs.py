@@ -1,19 +1,60 @@
 """Standard output and standard error as C++ libraries write to them, past Python's streams."""
 
 import contextlib
+import ctypes
 import os
+import signal
 import sys
 import tempfile
 import threading
 from collections.abc import Iterator
-from typing import IO
+from typing import IO, NoReturn
 
 from switch_tf.refusals import Refusal
+
+_LAST_SECONDS = 2  # for output under way when a process ends at once, as its reader may not read
+_MARK = b"\0switch_tf: written up to here\n"
+
+_ending = threading.Lock()
+_withheld: list[int] = []  # standard error itself, while `held_back` withholds it
+_filters: list["_Filter"] = []
+
+
+def end(status: int, message: str = "") -> NoReturn:
+    """Ends this process at once, without its exit handlers, after its output. Of several threads, the first one does.
+
+    Args:
+        status: Exit status, or minus the number of the signal to end by.
+        message: Last line on standard error, which `held_back` does not withhold.
+    """
+    _ending.acquire()  # for good
+    if message:
+        with contextlib.suppress(OSError):  # a closed terminal
+            os.write(_withheld[0] if _withheld else 2, f"{message}\n".encode())
+    printing = threading.Thread(target=_write_all, daemon=True)
+    printing.start()
+    printing.join(_LAST_SECONDS)
+    if status < 0:
+        ctypes.CDLL(None).signal(-status, None)  # Python's own function is for the main thread alone
+        signal.raise_signal(-status)
+    os._exit(status)
+
+
+def _write_all():
+    _flush()
+    for each in _filters:
+        each.finish()
+
+
+def _flush():
+    with contextlib.suppress(OSError, ValueError):  # closed, by its reader or here: nobody will read the rest
+        sys.stdout.flush()
+    ctypes.CDLL(None).fflush(None)  # the buffers of C
 
 
 @contextlib.contextmanager
 def held_back() -> Iterator[IO[bytes]]:
-    """Withholds standard error within this scope, and prints it only if an exception other than a Refusal is raised.
+    """Withholds standard error within this scope, and prints it if an exception is raised, except a Refusal or Ctrl-C.
 
     Yields:
         The file that receives what is written.
@@ -21,10 +62,11 @@ def held_back() -> Iterator[IO[bytes]]:
     sys.stderr.flush()
     original = os.dup(2)
     with tempfile.TemporaryFile() as written:
+        _withheld.append(original)
         os.dup2(written.fileno(), 2)
         try:
             yield written
-        except Refusal:
+        except (Refusal, KeyboardInterrupt):
             raise
         except BaseException:
             written.seek(0)
@@ -32,29 +74,59 @@ def held_back() -> Iterator[IO[bytes]]:
             raise
         finally:
             os.dup2(original, 2)
+            _withheld.remove(original)
             os.close(original)
 
 
 @contextlib.contextmanager
 def without_lines(prefix: bytes) -> Iterator[None]:
     """Removes the lines with a prefix from standard output within this scope."""
-    sys.stdout.flush()
+    _flush()
     original = os.dup(1)
     read_end, write_end = os.pipe()
     os.dup2(write_end, 1)
-    os.close(write_end)
-    copier = threading.Thread(target=_copy_others, args=(read_end, original, prefix), daemon=True)
-    copier.start()
+    filtering = _Filter(read_end, write_end, os.dup(original), prefix)
+    _filters.append(filtering)
     try:
         yield
     finally:
-        sys.stdout.flush()
-        os.dup2(original, 1)  # closes the pipe, which ends the thread unless a child process has it as well
-        copier.join(timeout=1)
+        _flush()
+        os.dup2(original, 1)
+        os.close(original)
+        _filters.remove(filtering)
+        filtering.finish()
+        os.close(write_end)  # which ends the thread, unless a child process has the pipe as well
 
 
-def _copy_others(read_end, original, prefix):
-    with open(read_end, "rb") as lines, open(original, "wb", buffering=0) as output:
-        for line in lines:
-            if not line.startswith(prefix):
-                output.write(line)
+class _Filter:
+    """A thread that copies all lines but those with a prefix from a pipe, until the pipe is closed.
+
+    Args:
+        read_end, write_end: File descriptors of the pipe.
+        output: File descriptor to copy to.
+        prefix: First bytes of the lines to leave out.
+    """
+
+    def __init__(self, read_end: int, write_end: int, output: int, prefix: bytes):
+        self._write_end, self._is_finished = write_end, threading.Event()
+        threading.Thread(target=self._copy, args=(read_end, output, prefix), daemon=True).start()
+
+    def finish(self) -> None:
+        """Waits until everything that is in the pipe now is written."""
+        with contextlib.suppress(BrokenPipeError):  # the output is closed, and so is the pipe
+            os.write(self._write_end, _MARK)
+        self._is_finished.wait()
+
+    def _copy(self, read_end, output, prefix):
+        try:
+            with open(output, "wb", buffering=0) as copied, open(read_end, "rb") as lines:
+                for line in lines:
+                    text = line.removesuffix(_MARK)
+                    if text and not text.startswith(prefix):
+                        copied.write(text)
+                    if text != line:
+                        self._is_finished.set()
+        except OSError:
+            pass  # the output is closed, which the writers learn from the closed pipe
+        finally:
+            self._is_finished.set()

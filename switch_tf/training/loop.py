@@ -1,6 +1,5 @@
 """The training loop: steps, and between them logging, evaluation and checkpoints."""
 
-import re
 import time
 from collections.abc import Callable
 
@@ -277,18 +276,15 @@ class Training:
                 f"was updated by that step, and the last good checkpoint is {self._last_checkpoint()}. A lower "
                 "learning rate, clip_norm or router_dtype='float32' usually help.")
 
-    def lost_process(self, reason: str) -> str:
+    def lost_process(self, cause: str) -> str:
         """Returns the message for a run that has lost one of its other processes.
 
         Args:
-            reason: str. The error that the back end raised.
+            cause: str. Half a sentence.
         """
-        match = re.search(r"(Collective ops is aborted by: [^\n]*|Task \S+ heartbeat timeout|Connection [^\n]*|"
-                          r"failed to connect[^\n]*)", reason)
-        reason = match[1] if match else reason.strip().partition("\n")[0]
-        return (f"Another of the {self.partitioner.num_processes} processes is gone ({reason}), so process "
-                f"{self.partitioner.process_index} ends at step {self.state.step}. The last good checkpoint is "
-                f"{self._last_checkpoint()}; start all processes again with the same command to go on from it.")
+        return (f"{cause}, so process {self.partitioner.process_index} ends at step {self.state.step}. The last good "
+                f"checkpoint is {self._last_checkpoint()}; start all processes again with the same command to go on "
+                "from it.")
 
     def _last_checkpoint(self):
         saved = folders.steps(self.folder.checkpoints)

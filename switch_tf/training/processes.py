@@ -1,21 +1,23 @@
 """Several processes of this machine that train together, and their common end."""
 
+import contextlib
 import ctypes
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from switch_tf.hardware import host
 from switch_tf.partitioning import cluster
-from switch_tf.partitioning.backends import aborts
-from switch_tf.refusals import Refusal, first_line
-from switch_tf.training.stopping import INTERRUPTED, not_ignored
+from switch_tf.refusals import Refusal
+from switch_tf.storage import outputs
+from switch_tf.training.stopping import INTERRUPTED, SIGNALS, Ending, not_ignored
 
 if TYPE_CHECKING:
     from switch_tf.partitioning.partitioner import Partitioner  # imports TensorFlow
@@ -43,20 +45,35 @@ def say_who_is_awaited() -> None:
               flush=True)
 
 
+@contextlib.contextmanager
+def one_of_several(command: str) -> Iterator[None]:
+    """Lets a signal end this process although C++ code waits for other ones, and hides lines of JAX's collectives.
+
+    It does nothing in a process of its own.
+    """
+    if len(cluster.members().addresses) == 1:
+        yield
+    else:
+        with Ending(command), outputs.without_lines(b"[Gloo] "):
+            yield
+
+
 class CommonEnd:
     """A context in which this process ends with a message if another one is lost, and soon if it fails itself.
 
     Args:
         partitioner: Partitioner of all processes.
+        command: Name of the command, for the message.
 
     Attributes:
-        message: Function of the reason that returns the message.
+        message: Function of the cause, half a sentence, that returns the message.
     """
 
-    def __init__(self, partitioner: "Partitioner"):
-        self._partitioner = partitioner
-        self._aborts = partitioner.aborts_with(lambda reason: self._text(reason))
-        self.message: Callable[[str], str] = self._before_the_first_step
+    def __init__(self, partitioner: "Partitioner", command: str):
+        self._partitioner, self._command = partitioner, command
+        self._aborts = partitioner.aborts_with(lambda: self._text(self._of_abort()))
+        self.message: Callable[[str], str] = lambda cause: (
+            f"{cause}; start all processes again with the same command.")
 
     def __enter__(self):
         self._aborts.__enter__()
@@ -64,18 +81,28 @@ class CommonEnd:
 
     def __exit__(self, kind, error, traceback):
         if error is not None and self._partitioner.is_lost_process(error):
-            aborts.end(self._text(str(error)))  # exit handlers would wait for the lost process
+            outputs.end(2, self._text(f"{self._gone()} ({_reason(str(error))})"))  # exit handlers would wait for it
         self._aborts.__exit__(kind, error, traceback)
         if error is not None:
             self._partitioner.end_soon(2 if isinstance(error, Refusal) else
                                        INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1)
 
-    def _text(self, reason):
-        return f"switch-tf train: {self.message(reason)}"
+    def _text(self, cause):
+        return f"switch-tf {self._command}: {self.message(cause)}"
 
-    def _before_the_first_step(self, reason):
-        return (f"Another of the {self._partitioner.num_processes} processes is gone ({first_line(reason)}) before the "
-                "first step; start all processes again with the same command.")
+    def _gone(self):
+        return f"Another of the {self._partitioner.num_processes} processes is gone"
+
+    def _of_abort(self):
+        # JAX's client aborts for a lost process, and any code for a bug. Only what they printed differs.
+        return f"{self._gone()} or, if the lines above name another cause, C++ code has a bug"
+
+
+def _reason(error):
+    """Returns the part of a back end's error that names the cause."""
+    match = re.search(r"(Collective ops is aborted by: [^\n]*|Task \S+ heartbeat timeout|Connection [^\n]*|"
+                      r"failed to connect[^\n]*)", error)
+    return match[1] if match else error.strip().partition("\n")[0]
 
 
 def _share(num_devices, count):
@@ -124,10 +151,11 @@ def run(words: list[str], count: int, num_devices: int | None = None) -> int:
               for index, child in enumerate(children[1:], 1)]
     for relay in relays:
         relay.start()
-    previous = {number: signal.signal(number, lambda number, _: _pass_on(number, children))
+    signals: list[int] = []
+    previous = {number: signal.signal(number, lambda number, _: _pass_on(number, children, signals))
                 for number in not_ignored()}
     try:
-        return _wait(children)
+        return _wait(children, signals)
     finally:
         for relay in relays:
             relay.join(timeout=GRACE_SECONDS)
@@ -158,23 +186,32 @@ def _ends_with(parent):
     return set_signal
 
 
-def _wait(children):
-    """Waits for all children. If one fails, the others get some time to end by themselves."""
+def _wait(children, signals=()):
+    """Waits for all children. If one fails, the others get some time to end by themselves.
+
+    Args:
+        children: list of subprocess.Popen.
+        signals: The signals that were passed on to all children so far.
+    """
     deadline = None
     while True:
         running = [child for child in children if child.poll() is None]
         failed = [index for index, child in enumerate(children) if child.poll() not in (None, 0, INTERRUPTED)]
         if failed and deadline is None:
             deadline = time.monotonic() + GRACE_SECONDS
-            print(f"Process {failed[0]} of {len(children)} ended {_describe(children[failed[0]].returncode)}"
-                  + (f"; the others end too, within {GRACE_SECONDS} s." if running else "."), file=sys.stderr)
+            status = children[failed[0]].returncode
+            if -status not in signals:
+                print(f"Process {failed[0]} of {len(children)} ended {_describe(status)}"
+                      + (f"; the others end too, within {GRACE_SECONDS} s." if running else "."), file=sys.stderr)
+                if -status in SIGNALS:  # it could not stop with the others, which may wait for it
+                    _pass_on(-status, running)
         if not running:
             break
         if deadline is not None and time.monotonic() > deadline:
             for child in running:
                 child.kill()
         time.sleep(0.1)
-    statuses = [child.returncode for child in children]
+    statuses = [INTERRUPTED if -child.returncode in SIGNALS else child.returncode for child in children]
     return statuses[0] if statuses[0] > 0 or not any(statuses) else 1
 
 
@@ -182,7 +219,10 @@ def _describe(status):
     return f"with status {status}" if status > 0 else f"by {signal.Signals(-status).name}"
 
 
-def _pass_on(number, children):
+def _pass_on(number, children, signals=None):
+    """Sends a signal to the children that run, and notes it in a list."""
+    if signals is not None:
+        signals.append(number)
     for child in children:
         if child.poll() is None:
             child.send_signal(number)

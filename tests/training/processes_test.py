@@ -238,6 +238,25 @@ def test_every_line_of_an_error_has_the_number_of_its_process(capsys):
 # Ending.
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_one_that_a_signal_ends_before_it_can_stop_in_order_ends_those_that_wait_for_it(stand_in, capsys, number):
+    stand_in(f"signal.signal({int(number)}, signal.SIG_DFL)\n"
+             'pathlib.Path(f"{index}.ready").touch()\n'
+             'while len(list(pathlib.Path().glob("*.ready"))) < 2: time.sleep(0.01)\n'
+             f"if index == 1: os.kill(os.getpid(), {int(number)})\n"
+             "time.sleep(60)")
+    started = time.monotonic()
+    assert processes.run(["train"], 2) == 130
+    assert time.monotonic() - started < processes.GRACE_SECONDS
+    assert f"Process 1 of 2 ended by {number.name}; the others end too" in capsys.readouterr().err
+
+
+def test_a_signal_to_all_that_ends_them_is_an_interrupt_without_a_word(start, capsys):
+    children = start(*["import os, signal; os.kill(os.getpid(), signal.SIGTERM)"] * 2)
+    assert processes._wait(children, [signal.SIGTERM]) == 130
+    assert capsys.readouterr().err == ""
+
+
 def test_one_that_fails_ends_the_others(stand_in, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(processes, "GRACE_SECONDS", 1)
     stand_in('pathlib.Path(f"{index}.pid").write_text(str(os.getpid()))\n'

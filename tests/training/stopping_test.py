@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 
-from switch_tf.training.stopping import Stopping
+from switch_tf.training.stopping import Ending, Stopping
 
 # Waits like TensorFlow for data that never come: in C, without the interpreter's lock, and deaf to signals.
 WAITING = """
@@ -15,6 +15,20 @@ from switch_tf.training.stopping import Stopping
 
 mutex = ctypes.create_string_buffer(64)
 with Stopping(lambda text: print(text, file=sys.stderr, flush=True)):
+    print("waits", flush=True)
+    for _ in range(2):
+        ctypes.CDLL(None).pthread_mutex_lock(mutex)
+"""
+
+
+ENDING = """
+import ctypes, os
+from switch_tf.storage import outputs
+from switch_tf.training.stopping import Ending
+
+mutex = ctypes.create_string_buffer(64)
+with Ending("train"), outputs.held_back():
+    os.write(2, b"withheld")
     print("waits", flush=True)
     for _ in range(2):
         ctypes.CDLL(None).pthread_mutex_lock(mutex)
@@ -78,3 +92,26 @@ def test_signals_of_a_parent_that_has_ended_count_as_one(monkeypatch):
             time.sleep(0.05)
     # The end of the context waits until every signal has been read.
     assert stopping.reason == "SIGTERM" and len(said) == 1
+
+
+def test_a_signal_ends_a_process_that_waits_for_others_with_a_line():
+    for number in (signal.SIGINT, signal.SIGTERM):
+        process = subprocess.Popen([sys.executable, "-c", ENDING], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                                   text=True)
+        assert process.stdout.readline() == "waits\n"
+        process.send_signal(number)
+        _, errors = process.communicate(timeout=10)
+        assert process.returncode == -number
+        assert errors == f"switch-tf train: interrupted by {number.name}.\n"
+
+
+def test_a_scope_within_another_takes_the_signals_and_gives_them_back(monkeypatch):
+    heard, said = [], []
+    monkeypatch.setattr(Ending, "_heard", lambda self, number: heard.append(number))
+    with Ending("train"):
+        with Stopping(said.append) as stopping:
+            os.kill(os.getpid(), signal.SIGTERM)
+            wait_for(said, 1)
+        os.kill(os.getpid(), signal.SIGINT)
+        wait_for(heard, 1)
+    assert stopping.reason == "SIGTERM" and heard == [signal.SIGINT]

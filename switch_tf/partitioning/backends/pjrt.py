@@ -179,13 +179,13 @@ class PjrtPartitioner(Partitioner):
         return (self.num_processes > 1 and isinstance(error, (jax.errors.JaxRuntimeError, ValueError))
                 and any(words in str(error) for words in _LOST_PROCESS))
 
-    def aborts_with(self, message: Callable[[str], str]) -> AbstractContextManager:
+    def aborts_with(self, message: Callable[[], str]) -> AbstractContextManager:
         if self.num_processes == 1:
             return super().aborts_with(message)
 
         def text():  # JAX's client aborts in a thread of its own, a faulty step in one of Python's
             is_of_client = threading.get_ident() not in {thread.ident for thread in threading.enumerate()}
-            return message("JAX's client aborted, see above") if is_of_client else ""
+            return message() if is_of_client else ""
 
         return aborts.ending_with(text)
 

@@ -83,7 +83,6 @@ def _meet(members):
         check_port(first)
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM, on which a run saves
-    shown = os.dup(2)
     with outputs.held_back() as written:
 
         def message():
@@ -94,13 +93,12 @@ def _meet(members):
                     "every host of a TPU slice, and elsewhere each with the same list of addresses and an index of its "
                     "own in TF_CONFIG.")
 
-        with aborts.ending_with(message, shown):
+        with aborts.ending_with(message):
             # Without detection of the cluster, which would choose devices on Slurm and query the cloud's metadata for
             # minutes; `members` knows the hosts of a TPU slice from the same attributes.
             jax.distributed.initialize(
                 first, count, members.index, cluster_detection_method="deactivate",
                 initialization_timeout=_START_SECONDS, heartbeat_timeout_seconds=_HEARTBEAT_SECONDS)
-    os.close(shown)
 
 
 def end_soon(status: int) -> None:
@@ -113,7 +111,7 @@ def _end_soon(status):
     leaving = threading.Thread(target=jax.distributed.shutdown, daemon=True)
     leaving.start()
     leaving.join(_END_SECONDS)
-    os._exit(status)
+    outputs.end(status)
 
 
 def _divide_cpu():
