@@ -78,13 +78,12 @@ def save(folder: str | pathlib.Path, step: int, variables: Variables, batches: B
         _remove_outdated(folder, keep, keep_every, partitioner)  # a kill may have prevented that
         return final
     temporary = final.with_name(f"tmp.{final.name}")
+    writing = functools.partial(_write, temporary, variables, batches, partitioner)
+    completing = functools.partial(_complete, temporary, step, variables, pending_metrics, configuration)
     try:
-        _write(temporary, step, variables, batches, pending_metrics, partitioner, configuration)
-        if partitioner.is_chief:
-            leftovers.make_room(final, is_folder=True)
-            os.rename(temporary, final)
-            _sync(final.parent)
-        partitioner.barrier()
+        _in_all_processes(partitioner, lambda: _make_empty(temporary) if partitioner.is_chief else None)
+        _in_all_processes(partitioner, writing)
+        _in_all_processes(partitioner, lambda: _publish(completing, temporary, final) if partitioner.is_chief else None)
     except (OSError, tf.errors.OpError) as error:
         if partitioner.is_lost_process(error):
             raise
@@ -97,17 +96,35 @@ def save(folder: str | pathlib.Path, step: int, variables: Variables, batches: B
     return final
 
 
-def _write(folder, step, variables, batches, pending_metrics, partitioner, configuration):
-    """Writes the files of a checkpoint, each process its own."""
-    if partitioner.is_chief:
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
-    partitioner.barrier()
+def _in_all_processes(partitioner, write):
+    """Has each process call its own `write`, waits for all, and raises in all if one fails."""
+    error = None
+    try:
+        write()
+    except (OSError, tf.errors.OpError) as failure:
+        if partitioner.is_lost_process(failure):
+            raise
+        error = failure
+    if partitioner.any_process(error is not None):
+        raise error or OSError("another process could not write its part and names the cause")
+
+
+def _make_empty(folder):
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+
+
+def _write(folder, variables, batches, partitioner):
+    """Writes the files of this process."""
     partitioner.write(str(folder / "state"), {path: stored(variable) for path, variable in variables.items()})
     batches.save(folder, partitioner.process_index)
-    partitioner.barrier()
-    if partitioner.is_chief:
-        _complete(folder, step, variables, pending_metrics, configuration)
+
+
+def _publish(complete, temporary, final):
+    complete()
+    leftovers.make_room(final, is_folder=True)
+    os.rename(temporary, final)
+    _sync(final.parent)
 
 
 def _check_finite(folder, step, variables, partitioner):

@@ -188,6 +188,8 @@ class Partitioner:
     def write(self, prefix: str, state: dict[str, Any]) -> None:
         """Writes variables in the format of `tf.train.Checkpoint`. All processes call it together.
 
+        The files are complete when it has returned in all of them.
+
         Args:
             prefix: Path of the files, without their endings.
             state: Path of a variable -> the variable as it is `stored`.

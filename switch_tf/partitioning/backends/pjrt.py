@@ -152,14 +152,19 @@ class PjrtPartitioner(Partitioner):
             super().write(prefix, state)
             return
         parts = [f"{prefix}_part_{index:05d}" for index in range(self.num_processes)]
-        if self.is_chief:
-            super().write(parts[0], state)  # with the graph of objects by which TensorFlow finds variables again
-        has_part = self.is_chief or _write_pieces(parts[self.process_index], state)
-        have_parts = multihost_utils.process_allgather(np.array(has_part))
+        has_part, error = False, None
+        try:
+            if self.is_chief:
+                super().write(parts[0], state)  # with the graph of objects by which TensorFlow finds variables again
+            has_part = self.is_chief or _write_pieces(parts[self.process_index], state)
+        except (OSError, tf.errors.OpError) as failure:
+            error = failure
+        have_parts = multihost_utils.process_allgather(np.array(has_part))  # by a process that failed as well
+        if error is not None:
+            raise error
         if self.is_chief:
             written = [part for part, is_written in zip(parts, have_parts, strict=True) if is_written]
             tf.raw_ops.MergeV2Checkpoints(checkpoint_prefixes=written, destination_prefix=prefix, delete_old_dirs=False)
-        self.barrier()
 
     def is_finite(self, variable: keras.Variable) -> bool:
         array = variable.value.array
