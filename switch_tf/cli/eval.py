@@ -14,6 +14,9 @@ from switch_tf.checkpoints.folders import BrokenCheckpoint
 from switch_tf.checkpoints.following import follow
 from switch_tf.checkpoints.selection import select
 from switch_tf.cli import gin_run, trained_run
+from switch_tf.partitioning import cluster
+from switch_tf.refusals import Refusal
+from switch_tf.training import processes
 
 with epy.lazy_imports():  # which import TensorFlow, so arguments are checked first
     from switch_tf.evaluation import checkpoint_evaluator
@@ -40,19 +43,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> dict:
     """Evaluates the checkpoints, prints a table for each and writes scores and predictions; returns the scores."""
+    with processes.one_of_several("eval"):
+        return _evaluate(arguments)
+
+
+def _evaluate(arguments):
     folder = trained_run.folder_of(arguments)
     checks.optional("--examples", arguments.examples, checks.integer, 1)
     waits_for_first = arguments.follow and arguments.step == "last"
     checkpoints = [] if waits_for_first else select(folder, arguments.step, hint=", or add --follow")
-    described = trained_run.load(arguments, folder, arguments.devices)
+    num_devices = processes.devices_of_this_process(arguments.devices)
+    if arguments.follow and len(cluster.members().addresses) > 1:
+        raise Refusal("--follow works in one process, because each would see new checkpoints at another time; unset "
+                      "TF_CONFIG, or leave out --follow.")
+    described = trained_run.load(arguments, folder, num_devices)
     for checkpoint in checkpoints:
         sizes.check(described.config, checkpoint)
     steps = [int(checkpoint.name.removeprefix("step_")) for checkpoint in checkpoints]
     new = follow(folder, described.run.train_steps, steps) if arguments.follow else ()
     output = pathlib.Path(arguments.output or folder / "eval")
     results = []
-    evaluator = checkpoint_evaluator.CheckpointEvaluator(described, arguments.split, arguments.examples, output)
-    with contextlib.closing(evaluator):
+    with processes.CommonEnd(described.partitioner, "eval"), contextlib.closing(
+            checkpoint_evaluator.CheckpointEvaluator(described, arguments.split, arguments.examples, output)
+    ) as evaluator:
         for checkpoint in itertools.chain(checkpoints, new):
             try:
                 results.append(evaluator.evaluate(checkpoint))
@@ -61,6 +74,8 @@ def run(arguments: argparse.Namespace) -> dict:
                     raise
                 print(f"{checkpoint} was removed by its run before it was read.", file=sys.stderr, flush=True)
                 continue
-            print(checkpoint_evaluator.describe(results[-1]), file=arguments.stream, flush=True)
-    print(f"Scores and predictions: {output}", file=arguments.stream)
+            if described.partitioner.is_chief:
+                print(checkpoint_evaluator.describe(results[-1]), file=arguments.stream, flush=True)
+    if described.partitioner.is_chief:
+        print(f"Scores and predictions: {output}", file=arguments.stream)
     return {"run": str(folder), "split": arguments.split, "output": str(output), "results": results}

@@ -10,6 +10,7 @@ from switch_tf import SwitchConfig
 from switch_tf.checkpoints import folders, selection, sizes
 from switch_tf.cli import main, trained_run
 from switch_tf.evaluation import checkpoint_evaluator
+from switch_tf.partitioning.partitioner import Partitioner
 
 TASKS = '''
 import seqio
@@ -101,7 +102,7 @@ def test_a_checkpoint_that_its_run_removes_meanwhile_is_passed_over_and_a_broken
 
     monkeypatch.setattr(trained_run.gin_run, "load", lambda *arguments, **options: None)
     monkeypatch.setattr(trained_run.gin_run, "on_this_machine", lambda is_checked: types.SimpleNamespace(
-        config=SwitchConfig(), run=types.SimpleNamespace(train_steps=20)))
+        config=SwitchConfig(), run=types.SimpleNamespace(train_steps=20), partitioner=Partitioner()))
     monkeypatch.setattr(sizes, "check", lambda config, checkpoint: None)
     monkeypatch.setattr(checkpoint_evaluator, "CheckpointEvaluator", lambda *arguments: types.SimpleNamespace(
         output="output", close=lambda: None, evaluate=evaluate))
