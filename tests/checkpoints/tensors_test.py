@@ -11,6 +11,7 @@ from switch_tf import SwitchTransformer, data
 from switch_tf.checkpoints import tensors
 from switch_tf.checkpoints.folders import BrokenCheckpoint, describe, steps
 from switch_tf.optim.adafactor import Adafactor
+from switch_tf.partitioning.partitioner import Partitioner
 from switch_tf.refusals import Refusal
 
 
@@ -127,6 +128,18 @@ def test_a_write_that_fails_leaves_the_older_checkpoints_and_no_rubbish(tiny_con
     with pytest.raises(Refusal, match="The checkpoint of step 2 could not be written .*No space left"):
         tensors.save(tmp_path, 2, variables, _batches(), {}, keep=3)
     assert [entry.name for entry in tmp_path.iterdir()] == ["step_00000001"]
+
+
+@pytest.mark.parametrize("call", range(3))
+def test_a_write_that_fails_in_another_process_fails_here(tiny_config, tmp_path, monkeypatch, call):
+    variables, partitioner = _state(tiny_config), Partitioner()
+    tensors.save(tmp_path, 1, variables, _batches(), {}, keep=3)
+    flags = iter([False] * call + [True])
+    monkeypatch.setattr(partitioner, "any_process", lambda flag: flag or next(flags))
+    with pytest.raises(Refusal, match=r"step 2 could not be written .*\(another process could not write its part"):
+        tensors.save(tmp_path, 2, variables, _batches(), {}, keep=3, partitioner=partitioner)
+    assert "tmp.step_00000002" not in [entry.name for entry in tmp_path.iterdir()]
+    assert not list(flags) and 1 in steps(tmp_path)
 
 
 def test_a_state_that_is_not_finite_is_not_saved(tiny_config, tmp_path):
