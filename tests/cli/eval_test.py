@@ -10,6 +10,7 @@ from switch_tf import SwitchConfig
 from switch_tf.checkpoints import folders, selection, sizes
 from switch_tf.cli import main, trained_run
 from switch_tf.evaluation import checkpoint_evaluator
+from switch_tf.partitioning import cluster
 from switch_tf.partitioning.partitioner import Partitioner
 
 TASKS = '''
@@ -77,6 +78,14 @@ def test_a_run_without_checkpoints_says_so(run_folder, capsys):
         folders.path_of(run_folder / "checkpoints", step).rmdir()
     assert main.main(["eval", f"--run={run_folder}"]) == 2
     assert "has no checkpoint yet; train it first, or add --follow" in capsys.readouterr().err
+
+
+def test_several_processes_do_not_follow(run_folder, monkeypatch, capsys):
+    variables = {}
+    cluster.put(variables, ["127.0.0.1:1", "127.0.0.1:2"], 0)
+    monkeypatch.setenv("TF_CONFIG", variables["TF_CONFIG"])
+    assert main.main(["eval", f"--run={run_folder}", "--follow"]) == 2
+    assert "--follow works in one process" in capsys.readouterr().err
 
 
 def test_steps_are_chosen_by_number_or_word(run_folder):
