@@ -1,7 +1,6 @@
 """Starts JAX's client of this machine's devices, in one process or several."""
 
 import atexit
-import os
 import re
 import threading
 
