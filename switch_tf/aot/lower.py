@@ -158,7 +158,7 @@ def _totals(model):
 
 def has_two_programs(layout: Layout) -> bool:
     """Returns whether the layout trains in two functions on a TPU. Only DTensor does."""
-    return layout.backend in ("auto", "dtensor")
+    return layout.backend == "dtensor"
 
 
 def _lower(variables, layout, inputs, function, first_results=()):

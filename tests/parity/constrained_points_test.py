@@ -41,7 +41,7 @@ def _trace(partitioner, compute):
 @pytest.mark.parametrize("name", [
     "expert_model", *(pytest.param(name, marks=pytest.mark.exhaustive) for name in ("expert", "data_model"))])
 def test_both_back_ends_lay_every_constrained_tensor_out_alike(name, monkeypatch, shipped_layout):
-    layout = shipped_layout(name)
+    layout = shipped_layout(name, backend="dtensor")
     config = SwitchConfig(vocab_size=512, d_model=32, d_ff=64, num_heads=4, d_kv=8, num_encoder_layers=1,
                           num_decoder_layers=2, encoder_sparse_step=1, num_experts=8, num_groups_multiple=8)
     annotations = _record(monkeypatch, gspmd.XlaAnnotator, "_split", lambda self, x, spec: (

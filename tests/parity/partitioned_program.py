@@ -42,7 +42,7 @@ def main(name: str) -> dict:
     """Takes a few steps both ways, each from where it stands."""
     jax.config.update("jax_enable_x64", True)  # Keras counts steps in 64 bits
     gin_files.parse([f"gin/layouts/{name}.gin"], FOR_EIGHT.get(name, []))
-    layout = gin.get_configurable(Layout)().resolve(8, "CPU")
+    layout = gin.get_configurable(Layout)(backend="dtensor").resolve(8, "CPU")  # whose step is two programs
     num_experts = 4 if "fsdp" in layout.mesh else 8  # one a device, where gradients are turned
     config = SwitchConfig(vocab_size=512, d_model=32, d_ff=64, num_heads=4, d_kv=8, num_encoder_layers=1,
                           num_decoder_layers=1, encoder_sparse_step=1, num_experts=num_experts, num_groups_multiple=8,

@@ -102,7 +102,7 @@ def test_it_is_lowered_and_verified_like_any_other(toy_distillation, shallow_con
     def objective():
         return toy_distillation.Distillation(SwitchTransformer(shallow_config, name="teacher", dtype="float64"))
 
-    layout = Layout().resolve(1, "TPU")
+    layout = Layout(backend="dtensor").resolve(1, "TPU")
     teacher = SwitchTransformer(shallow_config, name="teacher")
     gradients, update = lower_step(SwitchTransformer(shallow_config), Adafactor(0.01), layout, 8,
                                    {"inputs": 12, "targets": 6}, StepSettings(),
