@@ -167,7 +167,8 @@ def test_a_run_that_changes_its_processes_and_is_killed_has_the_losses_of_one_th
     scores = _evaluate(one)
     assert list(scores) == [2, 12]
     assert _evaluate(changing) == pytest.approx(scores, rel=2e-6)
-    layout = ["--gin.Layout.rules=(('batch', 'data'), ('group', 'data'), ('expert', 'data'))", "--devices=2"]
+    layout = ["--gin.Layout.rules=(('batch', 'data'), ('group', 'data'), ('expert', 'data'))",
+              "--gin.Layout.mesh_shape='data=2'", "--devices=2"]
     assert _evaluate(changing, *layout, "--backend=pjrt", count=2) == pytest.approx(scores, rel=2e-6)
 
 
