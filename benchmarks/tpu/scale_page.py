@@ -98,8 +98,9 @@ floor of nominal rates.
 ## Does it fit?
 
 Weights are float32, computation is in bfloat16, and the optimizer is Adafactor with factored slots, so the state is
-little more than four bytes per parameter. Gradients, which live between the two functions of a step, are four more. A
-chip's share, in GiB:
+little more than four bytes per parameter. Gradients, which live between the two functions of a step, are four more.
+Under `--backend=pjrt` a step is one function, and they are temporaries
+([compared](notebook/tpu.md#shardy-beside-gspmd-one-function-beside-two)). A chip's share, in GiB:
 
 {memory}
 
