@@ -3,7 +3,9 @@
 Scores, [batch, heads, query, key], are the largest arrays of a step. Autodiff keeps several of them in float32 and
 reads them again for each product of the backward pass. The gradient here keeps only the probabilities, in the compute
 dtype, and computes the gradient of the scores in one pass; its sum over the batch is the gradient of the position bias.
-On a TPU, queries are processed in blocks so that their scores stay in on-chip memory (measured in docs/compile.md).
+On a TPU, queries are processed in blocks so that their scores stay in on-chip memory, and outputs are divided by the
+sums of the exponentials, as in FlashAttention, so that scores become exponentials in one pass (measured in
+docs/notebook/tpu.md).
 """
 
 import keras
@@ -51,25 +53,41 @@ def probabilities(query: Tensor, key: Tensor, attention_mask: Tensor | None, pos
         dtype: str. The softmax is computed in float32 and cast to it.
         keys: str. Einsum letters of the axes of `key`, in order.
     """
+    return ops.cast(ops.softmax(_scores(query, key, attention_mask, position_bias, keys), axis=-1), dtype)
+
+
+def _scores(query, key, attention_mask, position_bias, keys="bkhd"):
     scores = ops.einsum(f"bqhd,{keys}->bhqk", dtypes.widen(query), dtypes.widen(key))
     scores = _constrain(scores)
     if position_bias is not None:
         scores = scores + position_bias
-    if attention_mask is not None:
-        scores = ops.where(attention_mask, scores, MASKED)
-    return ops.cast(ops.softmax(scores, axis=-1), dtype)
+    return scores if attention_mask is None else ops.where(attention_mask, scores, MASKED)
+
+
+def _exponentials(scores, dtype):
+    """Returns exponentials <dtype>[batch, heads, query, key] and their inverse sums <float32>[batch, query, heads, 1].
+
+    Their product is the softmax. The sums are those of the rounded exponentials. Sums of the exact ones would need
+    another pass on a TPU, over float32 exponentials, and would not make the rounded weights of a query add up to 1.
+    """
+    exponentials = ops.cast(ops.exp(scores - ops.max(scores, axis=-1, keepdims=True)), dtype)
+    sums = ops.sum(dtypes.widen(exponentials), axis=-1)
+    return exponentials, ops.transpose(1 / sums, (0, 2, 1))[..., None]
 
 
 def _attend(query, key, value, attention_mask, position_bias, scope_of):
     @ops.custom_gradient
     def attend(query, key, value, *bias):
-        probs = probabilities(query, key, attention_mask, *(bias or (None,)), value.dtype)
-        mixed = ops.einsum("bhqk,bkhd->bqhd", *map(dtypes.widen, (probs, value)))
+        scores = _scores(query, key, attention_mask, *(bias or (None,)))
+        probs, scale = (_exponentials(scores, value.dtype) if forms.divides_outputs() else
+                        (ops.cast(ops.softmax(scores, axis=-1), value.dtype), None))
+        mixed = _scaled(ops.einsum("bhqk,bkhd->bqhd", *map(dtypes.widen, (probs, value))), scale)
 
         def gradient(*args, upstream=None):
             (upstream,) = args if upstream is None else (upstream,)
             with products.in_gradient_of(scope_of):
-                return backward(probs, mixed, upstream)
+                # The exponentials are used as probabilities from here on: their scale is that of the query.
+                return backward(probs, mixed, _scaled(upstream, scale))
 
         def backward(probs, mixed, upstream):
             wide = dtypes.widen
@@ -91,6 +109,11 @@ def _attend(query, key, value, attention_mask, position_bias, scope_of):
         return ops.cast(mixed, value.dtype), gradient
 
     return attend(query, key, value, *(() if position_bias is None else (position_bias,)))
+
+
+def _scaled(x, scale):
+    """Multiplies `x`, <any float>[batch, query, heads, d_kv], by the scale of each query and head, if any."""
+    return x if scale is None else ops.cast(dtypes.widen(x) * scale, x.dtype)
 
 
 def _constrain(scores):

@@ -106,6 +106,15 @@ def queries_at_a_time() -> int | None:
     return _TPU_QUERIES if is_for_compiler() or device_type() == "TPU" else None
 
 
+def divides_outputs() -> bool:
+    """Returns whether attention divides its outputs, instead of each probability, by the sums of the exponentials.
+
+    On a TPU that saves a pass over float32 scores, the longest one of a layer (docs/notebook/tpu.md). TensorFlow has
+    the softmax as one operation on a CPU.
+    """
+    return is_for_compiler() or device_type() == "TPU"
+
+
 def suited_dispatches() -> tuple[str, ...]:
     """Returns the names of the dispatches (`layers.dispatch`) that work here, the fastest first.
 

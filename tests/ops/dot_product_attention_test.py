@@ -20,7 +20,7 @@ def draw(dtype, seed=0):
     rng = np.random.RandomState(seed)
     shapes = ((BATCH, QUERIES, HEADS, D_KV), (BATCH, KEYS, HEADS, D_KV), (BATCH, KEYS, HEADS, D_KV),
               (1, HEADS, QUERIES, KEYS), (BATCH, QUERIES, HEADS, D_KV))
-    dtypes = (dtype, dtype, dtype, "float32", dtype)
+    dtypes = (dtype, dtype, dtype, "float64" if dtype == "float64" else "float32", dtype)
     return [tf.cast(tf.cast(rng.randn(*shape), "bfloat16"), kind) for shape, kind in zip(shapes, dtypes, strict=True)]
 
 
@@ -60,12 +60,15 @@ def errors(found, expected):
                   / np.abs(tf.cast(other, "float64")).max()) for one, other in zip(found, expected, strict=True)]
 
 
+@pytest.mark.parametrize("divides_outputs", [False, True])
 @pytest.mark.parametrize("at_a_time", [None, 4])
 @pytest.mark.parametrize("mask", ["none", "keys", "pairs", "a query sees nothing"])
 @pytest.mark.parametrize("uses_bias", [True, False])
-@pytest.mark.parametrize("dtype, tolerance", [("float32", 2e-6), ("bfloat16", 2**-6)])
-def test_values_and_gradients_are_those_of_the_formula(dtype, tolerance, uses_bias, mask, at_a_time, monkeypatch):
+@pytest.mark.parametrize("dtype, tolerance", [("float64", 1e-14), ("float32", 2e-6), ("bfloat16", 2**-6)])
+def test_values_and_gradients_are_those_of_the_formula(dtype, tolerance, uses_bias, mask, at_a_time, divides_outputs,
+                                                       monkeypatch):
     monkeypatch.setattr(forms, "queries_at_a_time", lambda: at_a_time)
+    monkeypatch.setattr(forms, "divides_outputs", lambda: divides_outputs)
     *arguments, upstream = draw(dtype)
     arguments, mask = arguments if uses_bias else arguments[:3], mask_of(mask)
 
@@ -79,12 +82,14 @@ def test_values_and_gradients_are_those_of_the_formula(dtype, tolerance, uses_bi
     assert [x.dtype.name for x in found[:4]] == [dtype] * 4
     assert max(errors(found, expected)) < tolerance, errors(found, expected)
     if uses_bias:
-        assert found[4].dtype == tf.float32 and found[4].shape == (1, HEADS, QUERIES, KEYS)
+        assert found[4].dtype == arguments[3].dtype and found[4].shape == (1, HEADS, QUERIES, KEYS)
 
 
+@pytest.mark.parametrize("divides_outputs", [False, True])
 @pytest.mark.parametrize("seed", range(3))
-def test_in_bfloat16_it_is_about_as_exact_as_autodiff(seed):
+def test_in_bfloat16_it_is_about_as_exact_as_autodiff(seed, divides_outputs, monkeypatch):
     """Keeping probabilities in bfloat16 has up to three times the error of autodiff, with float32 products on CPU."""
+    monkeypatch.setattr(forms, "divides_outputs", lambda: divides_outputs)
     *arguments, upstream = draw("bfloat16", seed)
 
     def by_autodiff(query, key, value, bias):
@@ -101,7 +106,14 @@ def test_in_bfloat16_it_is_about_as_exact_as_autodiff(seed):
         assert mine < 3 * other + 2**-10, name
 
 
-def test_only_programs_for_a_tpu_take_queries_in_blocks(monkeypatch):
-    assert forms.queries_at_a_time() is None
+def test_weights_in_bfloat16_add_up_to_one_when_outputs_are_divided(monkeypatch):
+    monkeypatch.setattr(forms, "divides_outputs", lambda: True)
+    query, key, *_ = draw("bfloat16")
+    mixed = module.dot_product_attention(query, key, tf.ones_like(key), None, None, Weight)
+    np.testing.assert_array_equal(tf.cast(mixed, "float32"), 1.0)  # a weighted mean of ones
+
+
+def test_only_programs_for_a_tpu_take_queries_in_blocks_and_divide_outputs(monkeypatch):
+    assert forms.queries_at_a_time() is None and not forms.divides_outputs()
     monkeypatch.setattr(forms, "device_type", lambda: "TPU")
-    assert forms.queries_at_a_time() == 256
+    assert forms.queries_at_a_time() == 256 and forms.divides_outputs()
