@@ -13,9 +13,11 @@ from keras import ops
 
 from switch_tf import partitioning
 from switch_tf.ops import dtypes, forms, products
+from switch_tf.partitioning.axes import is_split
 from switch_tf.partitioning.tensors import Tensor
 
 MASKED = -1e9
+_QUERIES, _HEADS = 1, 2  # axes of queries
 
 
 def dot_product_attention(query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
@@ -32,16 +34,34 @@ def dot_product_attention(query: Tensor, key: Tensor, value: Tensor, attention_m
     Returns:
         <compute dtype>[batch, query, heads, d_kv]
     """
-    length, block_length = query.shape[1], forms.queries_at_a_time()
-    if block_length is None or length is None or length <= block_length:
+    blocks = _blocks(query.shape[1], query.shape[2])
+    if blocks is None:
         return _attend(query, key, value, attention_mask, position_bias, scope_of)
+    axis, slices = blocks
     mixed = []
-    for start in range(0, length, block_length):
-        block = slice(start, start + block_length)
-        mask = attention_mask if attention_mask is None or attention_mask.shape[2] == 1 else attention_mask[:, :, block]
-        bias = None if position_bias is None else position_bias[:, :, block]
-        mixed.append(_attend(query[:, block], key, value, mask, bias, scope_of))
-    return ops.concatenate(mixed, axis=1)
+    for block in slices:
+        if axis == _HEADS:
+            bias = None if position_bias is None else position_bias[:, block]
+            mixed.append(_attend(query[:, :, block], key[:, :, block], value[:, :, block], attention_mask, bias,
+                                 scope_of))
+        else:
+            has_queries = attention_mask is not None and attention_mask.shape[2] != 1
+            bias = None if position_bias is None else position_bias[:, :, block]
+            mixed.append(_attend(query[:, block], key, value,
+                                 attention_mask[:, :, block] if has_queries else attention_mask, bias, scope_of))
+    return ops.concatenate(mixed, axis=axis)
+
+
+def _blocks(length, heads):
+    """Returns the axis of queries to cut into blocks, and the slices; None for no blocks."""
+    most = forms.queries_at_a_time()
+    if most is None or length is None or length <= most:
+        return None
+    if is_split("heads"):
+        return _QUERIES, [slice(start, start + most) for start in range(0, length, most)]
+    # Blocks of heads share no keys, so no gradients of keys are added up, and may be smaller.
+    size = max(1, heads * most // (2 * length))
+    return _HEADS, [slice(start, start + size) for start in range(0, heads, size)]
 
 
 def probabilities(query: Tensor, key: Tensor, attention_mask: Tensor | None, position_bias: Tensor | None, dtype: str,

@@ -61,14 +61,15 @@ def errors(found, expected):
 
 
 @pytest.mark.parametrize("divides_outputs", [False, True])
-@pytest.mark.parametrize("at_a_time", [None, 4])
+@pytest.mark.parametrize("at_a_time, splits_heads", [(None, False), (4, False), (4, True)])
 @pytest.mark.parametrize("mask", ["none", "keys", "pairs", "a query sees nothing"])
 @pytest.mark.parametrize("uses_bias", [True, False])
 @pytest.mark.parametrize("dtype, tolerance", [("float64", 1e-14), ("float32", 2e-6), ("bfloat16", 2**-6)])
-def test_values_and_gradients_are_those_of_the_formula(dtype, tolerance, uses_bias, mask, at_a_time, divides_outputs,
-                                                       monkeypatch):
+def test_values_and_gradients_are_those_of_the_formula(dtype, tolerance, uses_bias, mask, at_a_time, splits_heads,
+                                                       divides_outputs, monkeypatch):
     monkeypatch.setattr(forms, "queries_at_a_time", lambda: at_a_time)
     monkeypatch.setattr(forms, "divides_outputs", lambda: divides_outputs)
+    monkeypatch.setattr(module, "is_split", lambda axis: splits_heads)
     *arguments, upstream = draw(dtype)
     arguments, mask = arguments if uses_bias else arguments[:3], mask_of(mask)
 
