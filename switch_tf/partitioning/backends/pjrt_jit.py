@@ -13,6 +13,9 @@ from switch_tf.partitioning import lowering
 Value = TypeVar("Value")
 # Names that `jax.export` has for platforms of devices, where they differ.
 _EXPORTED = {"gpu": "cuda"}
+# By platform. YNNPACK is given products alone: with sums and elementwise operations, its default, a step takes 1.15
+# times the CPU time (docs/notebook/tpu.md).
+_OPTIONS = {"cpu": {"xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_DOT"}}
 
 
 def jit(program: lowering.Program, inputs: Sequence[jax.ShapeDtypeStruct], state: Sequence[Any],
@@ -38,7 +41,7 @@ def jit(program: lowering.Program, inputs: Sequence[jax.ShapeDtypeStruct], state
     of_inputs = [value.sharding for value in inputs]
     of_kept, of_updated = split(program, [value.sharding for value in state])
     return jax.jit(step, donate_argnums=2, in_shardings=(of_inputs, of_kept, of_updated),
-                   out_shardings=(list(results), of_updated))
+                   out_shardings=(list(results), of_updated), compiler_options=_OPTIONS.get(platform))
 
 
 def split(program: lowering.Program, state: Sequence[Value]) -> tuple[list[Value], list[Value]]:
