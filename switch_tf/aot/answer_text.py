@@ -38,7 +38,7 @@ def _numbers(result):
     lines += [f"  {name:<38}{value / GIB:>8.3f}" for name, value in (
         ("weights", memory["weights"]), ("optimizer slots", memory["slots"]),
         ("batch, padding of small arrays", memory["arguments"] - memory["weights"] - memory["slots"]),
-        ("gradients, from function to function", memory["gradients"]),
+        *([("gradients, from function to function", memory["gradients"])] if memory["gradients"] else []),
         ("other results that replace nothing", memory["outputs"] - memory["aliased"] - memory["gradients"]),
         ("activations and temporaries", memory["temporaries"]), ("program", memory["code"]),
         ("needed", memory["needed"]), ("the chip has", result["chip_bytes"]))]

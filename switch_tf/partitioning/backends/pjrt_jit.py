@@ -14,7 +14,7 @@ Value = TypeVar("Value")
 # Names that `jax.export` has for platforms of devices, where they differ.
 _EXPORTED = {"gpu": "cuda"}
 # By platform. YNNPACK is given products alone: with sums and elementwise operations, its default, a step takes 1.15
-# times the CPU time (docs/notebook/tpu.md).
+# times the CPU time (docs/notebook/pjrt.md).
 _OPTIONS = {"cpu": {"xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_DOT"}}
 
 
