@@ -64,8 +64,8 @@ class Batches:
         self._steps_per_call = steps_per_call
         self._is_stuck = False
         self._ahead: patience.Call | None = None  # the next batches, being read
-        # Files of an earlier position and the steps since then. Without files it is the beginning.
-        self._known, self._steps_since = {}, 0
+        # The files of an earlier position that this process wrote, if any, or the beginning; and the steps since then.
+        self._known, self._steps_since, self._is_from_start = {}, 0, True
 
     @property
     def element_spec(self) -> dict[str, tf.TensorSpec]:
@@ -147,11 +147,12 @@ class Batches:
             with tempfile.TemporaryDirectory(dir=folder, ignore_cleanup_errors=True) as place:
                 writing = patience.Call(lambda: self._write(pathlib.Path(place), process_index))
                 if self._patiently(writing, lambda: time.monotonic() > due):
-                    self._keep(pathlib.Path(place).iterdir(), 0)
+                    self._keep(pathlib.Path(place).iterdir(), 0, is_from_start=False)
         for name, content in self._known.items():
             (folder / name).write_bytes(content)
-        if self._steps_since or not self._known:
-            (folder / _LATER).write_text(json.dumps({"steps": self._steps_since, "is_from_start": not self._known}))
+        if self._steps_since or self._is_from_start:
+            later = {"steps": self._steps_since, "is_from_start": self._is_from_start}
+            (folder / _LATER).write_text(json.dumps(later))
 
     def _write(self, folder, process_index):
         for index, part in self._parts.items():
@@ -159,9 +160,9 @@ class Batches:
                 tf.train.Checkpoint(iterator=part).write(str(folder / _name(index, process_index)))
         return True
 
-    def _keep(self, files, steps_since):
+    def _keep(self, files, steps_since, is_from_start):
         self._known = {file.name: file.read_bytes() for file in files}
-        self._steps_since = steps_since
+        self._steps_since, self._is_from_start = steps_since, is_from_start
 
     def restore(self, folder: pathlib.Path) -> None:
         """Continues from a saved position, with any number of processes.
@@ -175,7 +176,7 @@ class Batches:
             self._restore(folder)
         for _ in range(steps // self._steps_per_call):
             next(self)
-        self._keep([file for file in folder.glob("data_position*") if file != later], steps)
+        self._keep([file for file in folder.glob("data_position*") if file != later], steps, is_from_start)
 
     def _restore(self, folder):
         for index, part in self._parts.items():

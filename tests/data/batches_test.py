@@ -126,6 +126,25 @@ def test_batches_that_are_read_ahead_count_when_they_are_taken(cache, tmp_path):
         assert same(take(batches, 1), expected[number:number + 1])
 
 
+def test_of_uncached_text_the_first_process_alone_writes_the_position(tmp_path):
+    def make():
+        return data.Batches({None: iter(tf.data.Dataset.range(9).map(lambda number: {"n": number[None, None]}))}, 1)
+
+    processes = [make(), make()]
+    for index, batches in enumerate(processes):
+        for _ in range(3):
+            next(batches)
+        batches.save(tmp_path, index)
+        batches.read_ahead()  # which the next position does not count
+        batches.save(make_folder(tmp_path / str(index)), index)
+    assert {file.name for file in tmp_path.glob("*.*")} == {"data_position.index", "data_position.data-00000-of-00001"}
+    assert not list((tmp_path / "1").iterdir())
+    for folder in (tmp_path, tmp_path / "0"):
+        again = make()
+        again.restore(folder)
+        assert next(again)["n"].numpy() == [[3]]
+
+
 def test_an_input_that_waits_while_it_is_read_ahead_is_closed_soon(make_numbers, tmp_path, monkeypatch):
     monkeypatch.setattr("switch_tf.data.batches._CLOSING_SECONDS", 0.3)
     batches = make_numbers()

@@ -245,7 +245,9 @@ MUTANTS = (
            "        for variable, array in zip(program.updated[:-1], updated[:-1]", PJRT),
     # The input.
     Mutant("data/batches.py", "if not self._is_stuck and not self._ahead:", "if not self._is_stuck:", BATCHES),
-    Mutant("data/batches.py", "if self._steps_since or not self._known:", "if self._steps_since:", BATCHES),
+    Mutant("data/batches.py", "if self._steps_since or self._is_from_start:", "if self._steps_since:", BATCHES),
+    Mutant("data/batches.py", "if self._steps_since or self._is_from_start:",
+           "if self._steps_since or not self._known:", BATCHES),
     Mutant("training/profiling.py", "_FIRST_CALL = 2", "_FIRST_CALL = 1", ("tests/training/profiling_test.py",)),
     # The step and its objective.
     Mutant("training/train_step.py", "partitioning.part_of_batch(count * num_parts, index + count * part_index)",
