@@ -6,7 +6,8 @@ GOLDEN_PYTHON ?= .venv/bin/python
 INSTALLED := .venv/installed
 # Two processes take whole files, in the order of tests/conftest.py, so that each file's fixtures are made once.
 PYTEST := .venv/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
-SLOW_FIRST := tests/checkpoints tests/evaluation tests/parity tests/partitioning tests/reliability tests/training
+SLOW_FIRST := tests/parity tests/partitioning
+SLOW_SECOND := tests/checkpoints tests/evaluation tests/reliability tests/training
 
 COMPARISONS := facts learning_rate module_facts text sources capacity_factor choices_per_token precision init_scale \
   exploration no_token_left_behind attention_experts as_many_parameters
@@ -42,10 +43,11 @@ compare-long: $(INSTALLED)  ## the regimes and ablations of docs/results.md, thr
 test: lint  ## lint, import contracts and the tests; needs no network (CONTRIBUTING.md)
 	$(PYTEST)
 
-# In two halves, because TensorFlow frees compiled programs only when a process ends: together they took 11 GB a worker.
+# In three parts, because TensorFlow frees compiled programs only when a process ends: two took up to 13 GB a worker.
 slow: $(INSTALLED)  ## the tests that `make test` leaves out: more layouts, policies and processes
 	$(PYTEST) -m "slow and not exhaustive" $(SLOW_FIRST)
-	$(PYTEST) -m "slow and not exhaustive" $(addprefix --ignore=,$(SLOW_FIRST))
+	$(PYTEST) -m "slow and not exhaustive" $(SLOW_SECOND)
+	$(PYTEST) -m "slow and not exhaustive" $(addprefix --ignore=,$(SLOW_FIRST) $(SLOW_SECOND))
 
 exhaustive: $(INSTALLED)  ## many more seeds, wrong values and layouts; not in CI
 	$(PYTEST) -m exhaustive
