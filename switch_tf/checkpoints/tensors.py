@@ -81,9 +81,9 @@ def save(folder: str | pathlib.Path, step: int, variables: Variables, batches: B
     writing = functools.partial(_write, temporary, variables, batches, partitioner)
     completing = functools.partial(_complete, temporary, step, variables, pending_metrics, configuration)
     try:
-        _in_all_processes(partitioner, lambda: _make_empty(temporary) if partitioner.is_chief else None)
-        _in_all_processes(partitioner, writing)
-        _in_all_processes(partitioner, lambda: _publish(completing, temporary, final) if partitioner.is_chief else None)
+        _together(partitioner, lambda: _make_empty(temporary), by_chief=True)
+        _together(partitioner, writing)
+        _together(partitioner, lambda: _publish(completing, temporary, final), by_chief=True)
     except (OSError, tf.errors.OpError) as error:
         if partitioner.is_lost_process(error):
             raise
@@ -96,11 +96,12 @@ def save(folder: str | pathlib.Path, step: int, variables: Variables, batches: B
     return final
 
 
-def _in_all_processes(partitioner, write):
-    """Has each process call its own `write`, waits for all, and raises in all if one fails."""
+def _together(partitioner, write, by_chief=False):
+    """Has each process, or the first one, call `write`; waits for all, and raises in all if one fails."""
     error = None
     try:
-        write()
+        if partitioner.is_chief or not by_chief:
+            write()
     except (OSError, tf.errors.OpError) as failure:
         if partitioner.is_lost_process(failure):
             raise

@@ -8,7 +8,7 @@ import keras
 
 from switch_tf.hardware import devices
 
-# What JAX sets on a TPU VM if nobody has chosen.
+# JAX's own setting on a TPU VM, if nobody has chosen another.
 _OF_TPU = "tpu,cpu"
 
 

@@ -15,7 +15,7 @@ from switch_tf.installation.packages import tensorflow_distribution
 from switch_tf.partitioning import cluster
 from switch_tf.refusals import Refusal
 
-# Where libtpu notes that a process has the chips.
+# libtpu keeps this file while a process has the chips.
 _LOCK = pathlib.Path("/tmp/libtpu_lockfile")
 _PROCESSES = "/proc/[0-9]*"
 

@@ -119,14 +119,13 @@ class _Filter:
 
     def _copy(self, read_end, output, prefix):
         try:
-            with open(output, "wb", buffering=0) as copied, open(read_end, "rb") as lines:
+            # If the output is closed, the writers learn that from the closed pipe.
+            with contextlib.suppress(OSError), open(output, "wb", buffering=0) as copied, open(read_end, "rb") as lines:
                 for line in lines:
                     text = line.removesuffix(_MARK)
                     if text and not text.startswith(prefix):
                         copied.write(text)
                     if text != line:
                         self._is_finished.set()
-        except OSError:
-            pass  # the output is closed, which the writers learn from the closed pipe
         finally:
             self._is_finished.set()

@@ -34,7 +34,7 @@ class Profiling:
 
     @contextlib.contextmanager
     def step(self, number: int) -> Iterator[None]:
-        """Encloses a call of the step, and records it if it is one of those to record.
+        """Runs one call of the step, and records it if its turn has come.
 
         Args:
             number: Steps taken before.

@@ -1,4 +1,4 @@
-"""A TPU is told from other devices that a machine passes on."""
+"""Other devices that a virtual machine passes through are not taken for a TPU."""
 
 import pytest
 

@@ -110,7 +110,7 @@ def _losses(folder):
 
 
 def _kill_one(folder, after, *arguments):
-    """Trains in several processes, the last of which is killed after some step."""
+    """Trains in several processes and kills the last of them once step `after` is logged."""
     process = subprocess.Popen(_command("train", *ARGUMENTS, *arguments), cwd=folder, stdout=subprocess.PIPE,
                                stderr=subprocess.PIPE, text=True)
     while process.poll() is None and after not in _losses(folder):

@@ -1,5 +1,6 @@
 """Output of C and of Python is filtered and withheld, and none of it is lost when a process ends at once."""
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -87,11 +88,8 @@ with outputs.without_lines(b"[Gloo] "):
 @pytest.mark.parametrize("error, is_shown", [(None, False), (Refusal("no"), False), (KeyboardInterrupt(), False),
                                              (OSError("no"), True)])
 def test_what_is_withheld_is_shown_for_a_bug_alone(capfd, error, is_shown):
-    try:
-        with outputs.held_back():
-            os.write(2, b"noise")
-            if error is not None:
-                raise error
-    except (Refusal, KeyboardInterrupt, OSError):
-        pass
+    with contextlib.suppress(Refusal, KeyboardInterrupt, OSError), outputs.held_back():
+        os.write(2, b"noise")
+        if error is not None:
+            raise error
     assert (capfd.readouterr().err == "noise") == is_shown

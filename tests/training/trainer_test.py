@@ -39,11 +39,20 @@ def run(sentences_task, tmp_path):
 
 
 @pytest.fixture(scope="module")
-def straight(tiny_config, sentences_task, tmp_path_factory):
+def timed():
+    """Whether each step of the straight run counted for its speed."""
+    return []
+
+
+@pytest.fixture(scope="module")
+def straight(tiny_config, sentences_task, tmp_path_factory, timed):
     """A run from beginning to end, to be looked at: `(run, trainer, summary)`."""
     run = dataclasses.replace(_describe(tmp_path_factory.mktemp("straight"), sentences_task), unigram_batches=3,
                               profile_steps=2)
-    return run, *_train(tiny_config, run)
+    add = loop.Meter.add
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop.Meter, "add", lambda *arguments: timed.append(arguments[-1]) or add(*arguments))
+        return run, *_train(tiny_config, run)
 
 
 @pytest.fixture
@@ -71,7 +80,8 @@ def _lines(run):
         return [json.loads(line) for line in file]
 
 
-def test_a_run_writes_what_the_documentation_promises(straight):
+def test_a_run_writes_what_the_documentation_promises(straight, timed):
+    assert timed == [True, True, False, False, True, True]  # the profiler slows the steps that it records
     assert len(list(pathlib.Path(straight[0].model_dir).glob("profile/plugins/profile/*/*.xplane.pb"))) == 1
     run, _, summary = straight
     lines = _lines(run)
