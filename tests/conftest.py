@@ -12,10 +12,15 @@ import dataclasses
 import functools
 import gc
 import http.server
+import json
 import os
 import pathlib
 import signal
+import subprocess
+import sys
 import threading
+import urllib.parse
+import urllib.request
 import zlib
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -150,6 +155,49 @@ def fusing(monkeypatch, not_fusing):
     from switch_tf.ops import forms
 
     monkeypatch.setattr(forms, "_can_fuse", not_fusing)
+
+
+class Bucket:
+    """The fake object store of this process, `bucket/server.py`, and what its processes need to know.
+
+    Attributes:
+        environ: Environment variables for TensorFlow's client.
+    """
+
+    def __init__(self, environ):
+        self.environ, self._count = environ, 0
+
+    def new_folder(self):
+        """Returns the URL of a folder that nobody else has."""
+        self._count += 1
+        return f"gs://bucket/{self._count}"
+
+    def control(self, **settings):
+        """Sets "fail" and "latency" of the server; returns its state."""
+        url = f"{self.environ['https_proxy']}/_control?{urllib.parse.urlencode(settings)}"
+        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(url) as answer:
+            return json.load(answer)
+
+
+@pytest.fixture(scope="session")
+def _bucket(tmp_path_factory):
+    command = [sys.executable, ROOT / "tests" / "bucket" / "server.py", tmp_path_factory.mktemp("bucket")]
+    server = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    environ = json.loads(server.stdout.readline())
+    of_tests = environ | {"GCS_STAT_CACHE_MAX_AGE": "0"}  # a process that tests sees what others write at once
+    before = {name: os.environ.get(name) for name in of_tests}
+    os.environ.update(of_tests)  # TensorFlow's client reads them once
+    yield Bucket(environ)
+    for name, value in before.items():
+        os.environ.pop(name) if value is None else os.environ.update({name: value})
+    server.communicate("")
+
+
+@pytest.fixture
+def bucket(_bucket):
+    """A Bucket that answers at once and never fails."""
+    yield _bucket
+    _bucket.control(fail=0, latency=0)
 
 
 @pytest.fixture(scope="session")

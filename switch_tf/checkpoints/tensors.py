@@ -180,7 +180,7 @@ def write_weights(folder: pathlib.Path, variables: Variables, configuration: dic
     """
     folder = folder.resolve()
     try:
-        with whole_folder(folder) as unfinished:
+        with whole_folder(folder, "checkpoint.json") as unfinished:
             tf.train.Checkpoint(state={path: variable.value for path, variable in variables.items()}).write(
                 str(unfinished / "state"))
             _complete(unfinished, 0, variables, None, configuration)

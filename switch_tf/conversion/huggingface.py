@@ -132,7 +132,7 @@ def to_hugging_face(model: SwitchTransformer, folder: str | pathlib.Path, expert
     copies = {"token_embedder/embedding": huggingface_embeddings.copies(model.config)}
     shapes = {name: link.their_shape for link in links for name in (*link.theirs, *copies.get(link.ours, ()))}
 
-    with whole_folder(folder) as unfinished:
+    with whole_folder(folder, "config.json") as unfinished:
         json_files.write_object(unfinished / "config.json", values)
         checkpoint_files.write_folder(unfinished, shapes, _tensors(model, links, copies))
 

@@ -54,7 +54,7 @@ def save(module: tf.Module, signatures: dict, card: str, folder: pathlib.Path) -
         Refusal: the disk is full or not writable.
     """
     try:
-        with whole_folder(folder) as unfinished:
+        with whole_folder(folder, "saved_model.pb") as unfinished:
             tf.saved_model.save(module, str(unfinished), signatures=signatures)
             (unfinished / CARD).write_text(card)
     except tf.errors.OpError as error:

@@ -2,11 +2,12 @@
 
 import json
 import math
-import pathlib
+import os
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from switch_tf.storage import places
 from switch_tf.storage.whole_file import reading, writing
 
 
@@ -43,7 +44,7 @@ def loads(text: bytes | str) -> Any:
         raise ValueError("it is nested too deeply") from None
 
 
-def load(path: str | pathlib.Path, largest: int) -> Any:
+def load(path: str | os.PathLike, largest: int) -> Any:
     """Returns the value of a JSON file. Reads only a regular file of at most `largest` bytes.
 
     Args:
@@ -54,26 +55,33 @@ def load(path: str | pathlib.Path, largest: int) -> Any:
         ValueError: The path is no regular file, the file is larger, or `loads` refuses it.
         OSError: The file does not exist or cannot be read.
     """
-    path = pathlib.Path(path)
-    if path.exists() and not path.is_file():
+    place = places.at(path)
+    if place.exists() and not place.is_file():
         raise ValueError("it is no file")
-    if path.stat().st_size > largest:
-        raise ValueError(f"it has {path.stat().st_size} bytes")
-    return loads(path.read_bytes())
+    if (size := places.size(place)) > largest:
+        raise ValueError(f"it has {size} bytes")
+    return loads(place.read_bytes())
 
 
-def append(path: str | pathlib.Path, record: dict) -> None:
+def append(path: str | os.PathLike, record: dict) -> None:
     """Appends a record to a file. First ends a last line that a kill has cut short, so that only that line is lost.
+
+    In a bucket, which cannot append, the whole file is written again.
 
     Raises:
         Refusal: it cannot be written.
     """
-    with writing(path), open(path, "ab+") as file:
+    line, place = dumps(record).encode() + b"\n", places.at(path)
+    if not places.is_local(place):
+        with writing(place):
+            place.write_bytes((place.read_bytes() if place.is_file() else b"") + line)
+        return
+    with writing(place), open(place, "ab+") as file:
         is_torn = False
         if file.tell():
             file.seek(-1, 2)
             is_torn = file.read(1) != b"\n"
-        file.write(b"\n" * is_torn + dumps(record).encode() + b"\n")
+        file.write(b"\n" * is_torn + line)
 
 
 def is_step(value: Any) -> bool:
@@ -81,7 +89,7 @@ def is_step(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
-def read(path: str | pathlib.Path,
+def read(path: str | os.PathLike,
          is_record: Callable[[dict], bool] = lambda record: True) -> Iterator[tuple[bytes, dict]]:
     """Yields each line of a file that is a record, with the record. Prints a warning about the other lines.
 
@@ -92,11 +100,11 @@ def read(path: str | pathlib.Path,
     Raises:
         Refusal: the file cannot be read.
     """
-    path = pathlib.Path(path)
-    if not path.is_file():
+    place = places.at(path)
+    if not place.is_file():
         return
     bad = []
-    with reading(path), open(path, "rb") as lines:
+    with reading(place), place.open("rb") as lines:
         for number, line in enumerate(lines, 1):
             try:
                 record = loads(line)

@@ -1,20 +1,22 @@
-"""One process at a time writes an output, whether that is a file or a folder."""
+"""One process at a time writes an output, whether that is a file or a folder, on a disk or in a bucket."""
 
 import contextlib
 import errno
 import fcntl
 import os
-import pathlib
 from collections.abc import Iterator
 
 from switch_tf.refusals import Refusal
+from switch_tf.storage import lease, places
 
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
 
 
 @contextlib.contextmanager
-def held(output: str | pathlib.Path, argument: str = "--output") -> Iterator[None]:
+def held(output: str | os.PathLike, argument: str = "--output") -> Iterator[None]:
     """Locks an output within this scope, with a hidden file beside it. The lock ends with its process, even if killed.
+
+    In a bucket it is a lease, which another process can take a minute after a kill.
 
     Args:
         output: path of a file or folder, which need not exist.
@@ -23,7 +25,11 @@ def held(output: str | pathlib.Path, argument: str = "--output") -> Iterator[Non
     Raises:
         Refusal: another process writes it, nothing can be written beside it, or the file system has no locks.
     """
-    output = pathlib.Path(output)
+    output = places.at(output)
+    if not places.is_local(output):
+        with _leased(output, argument):
+            yield
+        return
     place = output.resolve()
     file = place.with_name(f".{place.name}.lock")
     with contextlib.ExitStack() as stack:
@@ -44,6 +50,22 @@ def held(output: str | pathlib.Path, argument: str = "--output") -> Iterator[Non
             yield
         finally:
             file.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _leased(output, argument):
+    try:
+        held_lease = lease.Lease(output.with_name(f".{output.name}.lock"))
+    except lease.Taken as taken:
+        raise Refusal(f"Another process ({taken}) is writing {str(output)!r}; wait for it, stop it, or name another "
+                      f"{argument}. One that was killed is forgotten {lease.LIFETIME:.0f} s later.") from None
+    except OSError as error:
+        raise Refusal(f"{argument} {str(output)!r} cannot be written ({error.strerror}); name another one."
+                      ) from error
+    try:
+        yield
+    finally:
+        held_lease.close()
 
 
 def _lock(lock, output, argument):

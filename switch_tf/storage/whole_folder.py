@@ -1,24 +1,37 @@
-"""Folders that appear complete or not at all."""
+"""Folders that appear complete or not at all; in a bucket, with the file that makes them complete last."""
 
 import contextlib
+import os
 import pathlib
 import secrets
 import shutil
+import tempfile
 from collections.abc import Iterator
 
+from switch_tf.storage import places
 from switch_tf.storage.whole_file import writing
 
 
 @contextlib.contextmanager
-def whole_folder(folder: pathlib.Path) -> Iterator[pathlib.Path]:
-    """Yields a hidden folder beside `folder`, which takes its name at the end. An error leaves nothing behind.
+def whole_folder(folder: str | os.PathLike, marker: str) -> Iterator[pathlib.Path]:
+    """Yields a local folder, which becomes `folder` at the end. An error leaves nothing behind.
+
+    On a disk it is a hidden folder beside `folder`, which takes its name. Into a bucket its files are copied, the
+    marker last, so that a reader who finds the marker finds the others.
 
     Args:
         folder: resolved path of a folder that does not exist yet, or is empty.
+        marker: Name of a file in the folder, without which it is of no use.
 
     Raises:
         Refusal: an OSError kept the folder from being written.
     """
+    folder = places.at(folder)
+    if not places.is_local(folder):
+        with tempfile.TemporaryDirectory() as local, writing(folder):
+            yield pathlib.Path(local)
+            _publish(pathlib.Path(local), folder, marker)
+        return
     unfinished = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.unfinished")
     try:
         with writing(folder):
@@ -27,3 +40,17 @@ def whole_folder(folder: pathlib.Path) -> Iterator[pathlib.Path]:
             unfinished.replace(folder)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def _publish(local, folder, marker):
+    """Copies the files of a local folder into a bucket, and removes them again if that fails."""
+    files = sorted((file for file in local.rglob("*") if file.is_file()), key=lambda file: file == local / marker)
+    try:
+        for file in files:
+            target = folder / file.relative_to(local).as_posix()
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with target.open("wb") as opened, open(file, "rb") as source:
+                shutil.copyfileobj(source, opened, 2**24)
+    except BaseException:
+        places.remove_tree(folder, ignore_errors=True)
+        raise

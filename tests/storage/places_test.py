@@ -1,0 +1,85 @@
+"""Paths in a bucket behave like those of a disk, with the same errors."""
+
+import errno
+import pathlib
+
+import pytest
+
+from switch_tf.refusals import Refusal
+from switch_tf.storage import places
+
+
+@pytest.fixture(params=["disk", "bucket"])
+def folder(request, tmp_path):
+    """A new folder, on the disk or in a bucket."""
+    return places.at(tmp_path if request.param == "disk" else request.getfixturevalue("bucket").new_folder())
+
+
+def test_a_file_is_written_found_and_removed(folder):
+    file = folder / "deep" / "a.txt"
+    assert not file.exists() and not file.is_file() and not (folder / "deep").is_dir()
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("é\n")
+    assert file.read_bytes() == b"\xc3\xa9\n" and file.stat().st_size == 3 if places.is_local(file) else True
+    assert file.is_file() and not file.is_dir() and (folder / "deep").is_dir()
+    assert [entry.name for entry in folder.iterdir()] == ["deep"]
+    assert list(folder.glob("*/*.txt")) == [file]
+    with (folder / "b").open("wb") as opened:
+        opened.write(b"two")
+    with (folder / "b").open("rb") as opened:
+        assert opened.read() == b"two"
+    file.unlink()
+    file.unlink(missing_ok=True)
+    assert not file.exists()
+    places.remove_tree(folder)
+    assert not (folder / "b").exists()
+
+
+def test_what_is_missing_is_no_file(folder):
+    with pytest.raises(FileNotFoundError):
+        (folder / "nothing").read_bytes()
+    with pytest.raises(FileNotFoundError):
+        (folder / "nothing").unlink()
+    with pytest.raises(FileNotFoundError):
+        list((folder / "nothing").iterdir())
+    with pytest.raises(FileNotFoundError), (folder / "nothing").open("rb") as opened:
+        opened.read()
+
+
+def test_a_local_copy_has_the_same_content(folder):
+    (folder / "in").mkdir()
+    (folder / "in" / "a").write_text("one")
+    with places.fetched(folder) as copy:
+        assert isinstance(copy, pathlib.Path) and (copy / "in" / "a").read_text() == "one"
+    with places.fetched(folder / "in" / "a") as copy:
+        assert copy.read_text() == "one"
+
+
+def test_who_may_not_write_gets_an_os_error(bucket):
+    with pytest.raises(PermissionError) as raised:
+        places.at("gs://locked/a").write_text("one")
+    assert raised.value.errno == errno.EACCES and raised.value.filename == "gs://locked/a"
+    with pytest.raises(FileNotFoundError):
+        places.at("gs://missing/a").read_text()
+
+
+def test_a_store_that_fails_now_and_then_is_asked_again(bucket):
+    file = places.at(bucket.new_folder()) / "a"
+    bucket.control(fail=0.3)
+    for number in range(8):
+        file.write_text(str(number))
+        assert file.read_text() == str(number)
+
+
+@pytest.mark.exhaustive
+def test_a_store_that_fails_for_good_gives_an_os_error(bucket):
+    bucket.control(fail=1)  # TensorFlow tries for three minutes, and has no setting for it
+    with pytest.raises(OSError, match="retry attempts failed") as raised:
+        (places.at(bucket.new_folder()) / "a").write_text("one")
+    assert raised.value.errno == errno.EIO
+
+
+def test_another_scheme_is_refused():
+    with pytest.raises(Refusal, match="'ftp://x/y' has the scheme 'ftp', which is unknown here; use gs://"):
+        places.at("ftp://x/y")
+    assert places.at("x:y") == pathlib.Path("x:y") and places.is_local("c:/x")
