@@ -15,7 +15,7 @@ from switch_tf.configs.gin_calls import or_mistake
 from switch_tf.conversion.initial_weights import converted
 from switch_tf.installation import quiet
 from switch_tf.refusals import Refusal
-from switch_tf.storage import output_lock
+from switch_tf.storage import output_lock, outputs
 from switch_tf.training.stopping import INTERRUPTED
 
 with epy.lazy_imports():  # which import TensorFlow, so arguments are checked first
@@ -51,7 +51,7 @@ def run(arguments: argparse.Namespace) -> dict:
         raise Refusal("--output goes with --runs; a comparison that trains writes into its own folder, "
                       "Comparison.model_dir.")
     comparison, bindings = described(arguments)
-    with output_lock.held(comparison.model_dir, "Comparison.model_dir"):
+    with outputs.outlived(), output_lock.held(comparison.model_dir, "Comparison.model_dir"):
         quiet.import_tensorflow(None)
         is_done = driver.train(comparison, functools.partial(_trainer, comparison, bindings, arguments.words))
         runs = [(name, comparison.folder(name, seed)) for name in comparison.variants for seed in comparison.seeds]
@@ -61,7 +61,7 @@ def run(arguments: argparse.Namespace) -> dict:
 
 def _report(output, runs, arguments, is_complete=True):
     result, text = run_folders.report(output, runs, is_complete)
-    print(text, file=arguments.stream if result else sys.stderr)
+    print(text, file=sys.stdout if result and not arguments.json else sys.stderr)
     return result
 
 

@@ -89,6 +89,7 @@ def _main(argv):
         return 2
     host.skip_tpu_metadata_query()
     command = importlib.import_module(_module(arguments.command))
+    result: dict = {}
     try:
         result = command.run(arguments)
         if arguments.json:
@@ -102,7 +103,6 @@ def _main(argv):
         return 130
     except BrokenPipeError:  # the reader of the output, such as `head`, has read enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
     except Exception as error:
         error.add_note(_REPORT)
         raise

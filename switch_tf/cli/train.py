@@ -2,6 +2,7 @@
 
 import argparse
 import atexit
+import sys
 
 from etils import epy
 
@@ -36,6 +37,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> dict:
     """Trains to the last step or until interrupted; returns the summary of the run."""
+    with outputs.outlived():
+        return _run(arguments)
+
+
+def _run(arguments):
     if arguments.processes != 1:
         gin_run.look(arguments.gin_file, arguments.gin_bindings, arguments.gin_search_paths)
         return {"exit_status": processes.run(arguments.words, arguments.processes, arguments.devices)}
@@ -49,7 +55,7 @@ def run(arguments: argparse.Namespace) -> dict:
     if not training.partitioner.is_chief:
         return {"exit_status": exit_status}
     text = "\n\n".join(filter(None, [shown, report.describe_summary(summary)]))
-    print(text, file=arguments.stream)
+    print(text, file=sys.stderr if arguments.json else sys.stdout)
     return {**summary, "exit_status": exit_status}
 
 

@@ -3,12 +3,13 @@
 import contextlib
 import ctypes
 import os
+import select
 import signal
 import sys
 import tempfile
 import threading
 from collections.abc import Iterator
-from typing import IO, NoReturn
+from typing import IO, NoReturn, TextIO, cast
 
 from switch_tf.refusals import Refusal
 
@@ -50,6 +51,58 @@ def _flush():
     with contextlib.suppress(OSError, ValueError):  # closed, by its reader or here: nobody will read the rest
         sys.stdout.flush()
     ctypes.CDLL(None).fflush(None)  # the buffers of C
+
+
+def discard_closed() -> None:
+    """Sends further output to a closed terminal, or to a pipe that nobody reads, nowhere."""
+    poller = select.poll()
+    for output in (1, 2):
+        poller.register(output, 0)  # reports only errors
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for output, _ in poller.poll(0):
+        os.dup2(nowhere, output)
+    os.close(nowhere)
+
+
+@contextlib.contextmanager
+def outlived() -> Iterator[None]:
+    """Discards output that cannot be written within this scope, to which a long run should not fall victim.
+
+    A closed terminal sends no signal to a process in its background.
+    """
+    streams = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = (cast(TextIO, _Outlived(stream)) for stream in streams)
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = streams
+
+
+class _Outlived:
+    """A stream whose errors of the system are ignored."""
+
+    def __init__(self, stream):
+        self._stream = stream
+
+    def write(self, text):
+        with _ignored_errors():
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self):
+        with _ignored_errors():
+            self._stream.flush()
+
+    def __getattr__(self, name):
+        return getattr(self._stream, name)
+
+
+@contextlib.contextmanager
+def _ignored_errors():
+    try:
+        yield
+    except OSError:
+        discard_closed()
 
 
 @contextlib.contextmanager

@@ -5,7 +5,6 @@ that yields nothing, or a process that waits for others, keeps it away for good.
 """
 
 import os
-import select
 import signal
 import threading
 import time
@@ -51,7 +50,7 @@ class _Listening:
     def _listen(self):
         while number := os.read(self._read_end, 1):
             if number[0] in self._previous:
-                _silence_closed_outputs()
+                outputs.discard_closed()
                 self._heard(signal.Signals(number[0]))
 
     def _heard(self, number):
@@ -97,15 +96,3 @@ class Stopping(_Listening):
     def _is_of_ended_parent(self):
         """Whether a signal repeats the first one, which the kernel sends for each thread of a parent that ends."""
         return os.getppid() != self._parent and time.monotonic() - self._asked_at < _ONE_REQUEST
-
-
-def _silence_closed_outputs():
-    """Discards output to a closed terminal or a killed parent, because writing there would raise before the run saves.
-    """
-    poller = select.poll()
-    for output in (1, 2):
-        poller.register(output, 0)  # reports only errors
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    for output, _ in poller.poll(0):
-        os.dup2(nowhere, output)
-    os.close(nowhere)

@@ -93,3 +93,33 @@ def test_what_is_withheld_is_shown_for_a_bug_alone(capfd, error, is_shown):
         if error is not None:
             raise error
     assert (capfd.readouterr().err == "noise") == is_shown
+
+
+@pytest.mark.parametrize("kind", ["terminal", "pipe", "full disk"])
+def test_output_that_cannot_be_written_ends_nothing_within_the_scope(kind):
+    read_end, write_end = {"terminal": os.openpty, "pipe": os.pipe,
+                           "full disk": lambda: (os.open(os.devnull, os.O_RDONLY), os.open("/dev/full", os.O_WRONLY))
+                           }[kind]()
+    process = subprocess.Popen([sys.executable, "-c", """
+import sys
+from switch_tf.storage import outputs
+
+sys.stdin.readline()
+with outputs.outlived():
+    for number in range(10_000):
+        print(number, file=sys.stderr)
+        print(number, flush=True)
+sys.exit(4)
+"""], stdin=subprocess.PIPE, stdout=write_end, stderr=write_end, start_new_session=True)
+    os.close(write_end)
+    os.close(read_end)
+    process.communicate(b"\n", timeout=60)
+    assert process.returncode == 4
+
+
+def test_output_that_is_open_is_written_as_before(capsys):
+    with outputs.outlived():
+        print("a line")
+        print("an error", file=sys.stderr)
+        assert not sys.stderr.isatty()
+    assert capsys.readouterr() == ("a line\n", "an error\n")
