@@ -2,6 +2,8 @@
 
 import re
 
+from switch_tf import statuses
+
 # TensorFlow's names for the operation that failed, before and after its message.
 _OPERATION = re.compile(r"\{\{.*?\}\}\s*|\s*\[(Op:|\[\{\{).*$")
 
@@ -10,12 +12,22 @@ class Refusal(ValueError):
     """A mistake of the user in one sentence: the rule, the value received and the way out.
 
     Any other exception is a fault of this package. Commands show its traceback.
+
+    Attributes:
+        exit_status: Exit status of a command that it ends, one of `statuses`.
     """
 
+    exit_status = statuses.REFUSED
     # Keras and AutoGraph re-raise an exception with these attributes unchanged. They would rewrite any other error of a
     # layer or of a traced function into a paragraph about its call.
     _keras_call_info_injected = True
     ag_pass_through = True
+
+
+class Outage(Refusal):
+    """The failure of a disk, a bucket or another process, which may pass: the same command resumes its run."""
+
+    exit_status = statuses.OUTAGE
 
 
 def first_line(error: BaseException | str) -> str:
@@ -29,7 +41,7 @@ def first_line(error: BaseException | str) -> str:
 
 def sentence_about_data(error: BaseException) -> str | None:
     """Returns the sentence of a `data.BadData`, also if TensorFlow passed it on as an error of its own, else None."""
-    if type(error).__name__ == "BadData":
+    if type(error).__name__ in ("BadData", "UnreachableData"):
         return str(error)
-    match = re.search(r"\bBadData: (.*)", str(error))
+    match = re.search(r"\b(?:Bad|Unreachable)Data: (.*)", str(error))
     return match[1] if match else None

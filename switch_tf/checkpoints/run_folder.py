@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from switch_tf import checks
 from switch_tf.checkpoints import folders
-from switch_tf.refusals import Refusal
+from switch_tf.refusals import Outage, Refusal
 from switch_tf.storage import json_lines, leftovers, output_lock
 from switch_tf.storage.whole_file import write_whole
 
@@ -93,7 +93,7 @@ class RunFolder:
         """Checks that the folder is still the one that this process has locked, if it has locked one.
 
         Raises:
-            Refusal: the folder was removed, moved or replaced during the run.
+            Outage: the folder was removed, moved or replaced during the run.
         """
         if self._lock is None:
             return
@@ -102,9 +102,8 @@ class RunFolder:
         except FileNotFoundError:
             is_same = False
         if not is_same or not self.checkpoints.is_dir():
-            raise Refusal(f"The run folder {str(self.path)!r} was removed or replaced while its run was "
-                          "training, so nothing can be saved there any more; start the run again, and leave "
-                          "its folder in place.")
+            raise Outage(f"The run folder {str(self.path)!r} was removed or replaced while its run was training, so "
+                         "nothing can be saved there any more; start the run again, and leave its folder in place.")
 
     @staticmethod
     def checkpoints_of(path: str | pathlib.Path) -> pathlib.Path:

@@ -15,8 +15,9 @@ from switch_tf.configs.gin_calls import or_mistake
 from switch_tf.conversion.initial_weights import converted
 from switch_tf.installation import quiet
 from switch_tf.refusals import Refusal
+from switch_tf.statuses import EPILOG, FINISHED, INTERRUPTED
 from switch_tf.storage import output_lock, outputs
-from switch_tf.training.stopping import INTERRUPTED
+from switch_tf.training import outages
 
 with epy.lazy_imports():  # which import TensorFlow, so arguments are checked first
     from switch_tf.cli import starting
@@ -37,6 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help="train nothing, and compare these run folders, or all runs of a comparison's folder")
     parser.add_argument("--output", metavar="FOLDER",
                         help="where the report on --runs goes (default: the folder 'comparison')")
+    parser.epilog = f"{parser.epilog} {EPILOG}"
 
 
 def run(arguments: argparse.Namespace) -> dict:
@@ -51,12 +53,13 @@ def run(arguments: argparse.Namespace) -> dict:
         raise Refusal("--output goes with --runs; a comparison that trains writes into its own folder, "
                       "Comparison.model_dir.")
     comparison, bindings = described(arguments)
-    with outputs.outlived(), output_lock.held(comparison.model_dir, "Comparison.model_dir"):
+    with (outputs.outlived(), outages.at_start(),
+          output_lock.held(comparison.model_dir, "Comparison.model_dir")):
         quiet.import_tensorflow(None)
         is_done = driver.train(comparison, functools.partial(_trainer, comparison, bindings, arguments.words))
         runs = [(name, comparison.folder(name, seed)) for name in comparison.variants for seed in comparison.seeds]
         result = _report(comparison.model_dir, runs, arguments, is_done)
-    return {**result, "exit_status": 0 if is_done else INTERRUPTED}
+    return {**result, "exit_status": FINISHED if is_done else INTERRUPTED}
 
 
 def _report(output, runs, arguments, is_complete=True):

@@ -13,6 +13,7 @@ from switch_tf.configs import shipped_gin
 from switch_tf.configs.choices import nearest
 from switch_tf.hardware import host
 from switch_tf.refusals import Refusal, first_line
+from switch_tf.statuses import INTERRUPTED, REFUSED
 from switch_tf.storage import json_lines
 
 COMMANDS = {
@@ -58,7 +59,7 @@ class _Parser(argparse.ArgumentParser):
         elif macro:
             message += (f". {macro} is a macro of the gin files: --gin.{macro}=VALUE, where text needs quotes within "
                         "quotes, as in --gin.MODEL_DIR=\"'runs/x'\"")
-        self.exit(2, f"{self.prog}: {message}\n")  # without argparse's usage, which hides the sentence
+        self.exit(REFUSED, f"{self.prog}: {message}\n")  # without argparse's usage, which hides the sentence
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -69,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     process.
 
     Returns:
-        0 for success, 1 if the command found a fault, 2 for a mistake of the user, 130 after an interrupt.
+        0 for success, 1 if the command found a fault, and else one of `statuses`.
 
     Raises:
         Exception: there is a bug in switch_tf. A note asks to report it, and the status of the process is 1.
@@ -78,7 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _main(argv)
     except KeyboardInterrupt:  # early, or once more
         print("switch-tf: interrupted.", file=sys.stderr)
-        return 130
+        return INTERRUPTED
 
 
 def _main(argv):
@@ -86,7 +87,7 @@ def _main(argv):
         arguments = _parse(sys.argv[1:] if argv is None else argv)
     except Refusal as refusal:
         print(refusal, file=sys.stderr)
-        return 2
+        return refusal.exit_status
     host.skip_tpu_metadata_query()
     command = importlib.import_module(_module(arguments.command))
     result: dict = {}
@@ -97,10 +98,10 @@ def _main(argv):
         sys.stdout.flush()
     except Refusal as refusal:
         print(f"switch-tf {arguments.command}: {first_line(refusal)}", file=sys.stderr)
-        return 2
+        return refusal.exit_status
     except KeyboardInterrupt:
         print(f"switch-tf {arguments.command}: interrupted.", file=sys.stderr)
-        return 130
+        return INTERRUPTED
     except BrokenPipeError:  # the reader of the output, such as `head`, has read enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except Exception as error:

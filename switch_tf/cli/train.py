@@ -10,9 +10,10 @@ from switch_tf.checkpoints import early_checks
 from switch_tf.cli import gin_files, gin_run
 from switch_tf.conversion.initial_weights import converted
 from switch_tf.reporting import report
+from switch_tf.statuses import EPILOG, FINISHED, INTERRUPTED
 from switch_tf.storage import outputs
-from switch_tf.training import processes
-from switch_tf.training.stopping import INTERRUPTED, Stopping
+from switch_tf.training import outages, processes
+from switch_tf.training.stopping import Stopping
 
 with epy.lazy_imports():  # which import TensorFlow, so arguments are checked first
     from switch_tf.cli import starting
@@ -33,6 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--processes", type=int, default=1, metavar="N",
                         help="processes to start on this machine, which train together on the --devices; on several "
                              "machines set TF_CONFIG instead (docs/layouts.md)")
+    parser.epilog = f"{parser.epilog} {EPILOG}"
 
 
 def run(arguments: argparse.Namespace) -> dict:
@@ -46,10 +48,10 @@ def _run(arguments):
         gin_run.look(arguments.gin_file, arguments.gin_bindings, arguments.gin_search_paths)
         return {"exit_status": processes.run(arguments.words, arguments.processes, arguments.devices)}
     num_devices = processes.devices_of_this_process(arguments.devices)
-    with processes.one_of_several("train"):
+    with outages.at_start(), processes.one_of_several("train"):
         gin_run.load(arguments, num_cpu_devices=num_devices, check=early_checks.check)
         training, summary, shown = _train(arguments)
-    exit_status = INTERRUPTED if summary["interrupted"] else 0
+    exit_status = INTERRUPTED if summary["interrupted"] else FINISHED
     if training.state.batches.is_stuck:  # TensorFlow would wait for the input
         atexit.register(outputs.end, exit_status)
     if not training.partitioner.is_chief:

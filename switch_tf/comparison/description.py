@@ -106,7 +106,9 @@ def naming(variant: str) -> Iterator[None]:
     try:
         yield
     except Refusal as error:
-        raise Refusal(f"{variant}: {first_line(error)}") from error
+        named = Refusal(f"{variant}: {first_line(error)}")
+        named.exit_status = error.exit_status
+        raise named from error
     except Exception as error:
         error.add_note(f"It ended the variant {variant}.")
         raise

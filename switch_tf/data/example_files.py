@@ -34,6 +34,10 @@ class BadData(Refusal):
     """Data that cannot be used. The sentence names the file, the line and the reason."""
 
 
+class UnreachableData(BadData):
+    """Data that a disk or a bucket does not deliver, which may pass."""
+
+
 @contextlib.contextmanager
 def refusing_bad_data() -> Iterator[None]:
     """Raises the BadData of a source, which TensorFlow passes on as an error of its own."""
@@ -151,14 +155,21 @@ class TextFile:
 
     @contextlib.contextmanager
     def _opened(self):
-        """Yields the unpacked stream of the file. Errors of the file system and of gzip become `BadData`."""
+        """Yields the unpacked stream of the file.
+
+        Raises:
+            UnreachableData: The file system failed.
+            BadData: The packed file is damaged, or the file has changed.
+        """
         try:
             with open_bytes(self.name) as stream:
                 self._check_size(stream)
                 yield gzip.GzipFile(fileobj=stream) if self.is_compressed else stream
         except (OSError, EOFError, zlib.error, tf.errors.OpError, Fault) as error:
-            raise BadData(f"{self.name} cannot be read: {getattr(error, 'strerror', None) or first_line(error)}."
-                             ) from error
+            is_content = isinstance(error, (gzip.BadGzipFile, EOFError, zlib.error, Fault))
+            kind = BadData if is_content else UnreachableData
+            raise kind(f"{self.name} cannot be read: {getattr(error, 'strerror', None) or first_line(error)}."
+                       ) from error
 
     def _check_size(self, stream):
         """Refuses a file that has lost bytes since it was first opened, so that positions no longer match lines.

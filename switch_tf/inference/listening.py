@@ -10,9 +10,9 @@ from typing import Any
 
 from switch_tf.inference import connections
 from switch_tf.refusals import Refusal, first_line
+from switch_tf.statuses import INTERRUPTED
 
 _STOPPING_SECONDS = 30  # for the requests that are being answered at the first signal
-_INTERRUPTED = 130  # exit status
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -62,7 +62,7 @@ def serve(app: Callable[..., Any], listener: socket.socket, on_ready: Callable[[
         name = signal.Signals(number).name
         if server.should_exit:
             print(f"{name} once more: ended at once.", file=sys.stderr, flush=True)
-            os._exit(_INTERRUPTED)
+            os._exit(INTERRUPTED)
         server.should_exit = True  # before the message, because its reader may send the next signal at once
         print(f"{name}: answering what waits, {_STOPPING_SECONDS} seconds at most; once more ends at once.",
               file=sys.stderr, flush=True)

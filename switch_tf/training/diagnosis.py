@@ -6,6 +6,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from switch_tf import statuses
 from switch_tf.configs.run import StepSettings
 from switch_tf.evaluation.objectives import Objective
 from switch_tf.partitioning.partitioner import Partitioner
@@ -15,6 +16,8 @@ from switch_tf.training.train_step import compute_gradients
 
 class Divergence(Refusal):
     """A training step's loss or gradient was not finite; nothing was updated."""
+
+    exit_status = statuses.DIVERGED
 
 
 class _Found(BaseException):

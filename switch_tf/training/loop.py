@@ -13,9 +13,10 @@ from switch_tf.configs import accounting
 from switch_tf.configs.run import Run, StepSettings
 from switch_tf.evaluation.objectives import Objective
 from switch_tf.partitioning.partitioner import Partitioner
-from switch_tf.refusals import Refusal, first_line, sentence_about_data
+from switch_tf.refusals import Outage, Refusal, first_line, sentence_about_data
 from switch_tf.reporting import report, summaries
 from switch_tf.reporting.meter import Meter
+from switch_tf.training import outages
 from switch_tf.training.diagnosis import Divergence, first_bad_tensor
 from switch_tf.training.peak import Peak
 from switch_tf.training.profiling import Profiling
@@ -75,6 +76,8 @@ class Training:
         return self
 
     def __exit__(self, kind, error, traceback):
+        if isinstance(error, Refusal):
+            outages.classify(error)
         self.close(first_line(error) if error else "")
 
     def advance(self, step: int, stop_reason: Callable[[], str | None] = lambda: None, num_untimed_steps: int = 0,
@@ -259,7 +262,13 @@ class Training:
 
     def _evaluate(self):
         self.folder.check_is_there()
-        self._validation.run(self._save)
+        try:
+            self._validation.run(self._save)
+        except tf.errors.OpError as error:
+            if self.partitioner.is_lost_process(error) or not outages.is_passing(error):
+                raise
+            raise Outage(f"The evaluation of step {self.state.step} failed ({first_line(error).rstrip('.')}); the same "
+                         f"command goes on from {self._last_checkpoint()}.") from error
 
     def _save(self):
         self.folder.check_is_there()

@@ -16,8 +16,10 @@ from typing import TYPE_CHECKING, Any
 from switch_tf.hardware import host
 from switch_tf.partitioning import cluster
 from switch_tf.refusals import Refusal
+from switch_tf.statuses import BUG, INTERRUPTED, OUTAGE, of_all
 from switch_tf.storage import outputs
-from switch_tf.training.stopping import INTERRUPTED, SIGNALS, Ending, not_ignored
+from switch_tf.training import outages
+from switch_tf.training.stopping import SIGNALS, Ending, not_ignored
 
 if TYPE_CHECKING:
     from switch_tf.partitioning.partitioner import Partitioner  # imports TensorFlow
@@ -81,11 +83,14 @@ class CommonEnd:
 
     def __exit__(self, kind, error, traceback):
         if error is not None and self._partitioner.is_lost_process(error):
-            outputs.end(2, self._text(f"{self._gone()} ({_reason(str(error))})"))  # exit handlers would wait for it
+            # Exit handlers would wait for it.
+            outputs.end(OUTAGE, self._text(f"{self._gone()} ({_reason(str(error))})"))
         self._aborts.__exit__(kind, error, traceback)
+        if isinstance(error, Refusal):
+            outages.classify(error, is_running=False)
         if error is not None:
-            self._partitioner.end_soon(2 if isinstance(error, Refusal) else
-                                       INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1)
+            self._partitioner.end_soon(error.exit_status if isinstance(error, Refusal) else
+                                       INTERRUPTED if isinstance(error, KeyboardInterrupt) else BUG)
 
     def _text(self, cause):
         return f"switch-tf {self._command}: {self.message(cause)}"
@@ -120,7 +125,7 @@ def run(words: list[str], count: int, num_devices: int | None = None) -> int:
     The processes get SIGTERM when this process ends in any way. Each has an equal share of the GPUs.
 
     Returns:
-        The exit status of the first process, or 1 if another one failed.
+        The exit status of the process that caused the end of the others, see `statuses`.
 
     Raises:
         Refusal: The number of processes does not suit the machine.
@@ -193,7 +198,7 @@ def _wait(children, signals=()):
         children: list of subprocess.Popen.
         signals: The signals that were passed on to all children so far.
     """
-    deadline = None
+    deadline, killed = None, set()
     while True:
         running = [child for child in children if child.poll() is None]
         failed = [index for index, child in enumerate(children) if child.poll() not in (None, 0, INTERRUPTED)]
@@ -209,10 +214,17 @@ def _wait(children, signals=()):
             break
         if deadline is not None and time.monotonic() > deadline:
             for child in running:
+                killed.add(child)
                 child.kill()
         time.sleep(0.1)
-    statuses = [INTERRUPTED if -child.returncode in SIGNALS else child.returncode for child in children]
-    return statuses[0] if statuses[0] > 0 or not any(statuses) else 1
+    return of_all([_status(child.returncode) for child in children if child not in killed])
+
+
+def _status(code):
+    """Returns the exit status of a child from its return code, which is negative after a signal."""
+    if -code in SIGNALS:
+        return INTERRUPTED
+    return OUTAGE if code == -signal.SIGKILL else BUG if code < 0 else code  # the kernel kills where memory is short
 
 
 def _describe(status):

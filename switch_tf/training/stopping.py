@@ -10,9 +10,9 @@ import threading
 import time
 from collections.abc import Callable
 
+from switch_tf.statuses import INTERRUPTED
 from switch_tf.storage import outputs
 
-INTERRUPTED = 130  # exit status, as a shell has it after Ctrl-C
 # SIGHUP arrives when a terminal or an ssh session is closed.
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 

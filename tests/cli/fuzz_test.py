@@ -19,8 +19,8 @@ from switch_tf import sentencepiece_training
 from switch_tf.cli import compile as compile_command
 from switch_tf.cli import export, infer, main, sampler_arguments, serve
 from switch_tf.installation import checks, machine, quiet
+from switch_tf.statuses import INTERRUPTED
 from switch_tf.training import processes
-from switch_tf.training.stopping import INTERRUPTED
 
 GOLDEN = pathlib.Path(__file__).parents[1] / "golden" / "hugging_face"
 TINY = ["gin/models/switch_tiny.gin", "gin/tasks/docs_corpus_bytes.gin", "gin/runs/pretrain.gin"]

@@ -1,11 +1,16 @@
+import errno
+import pathlib
+import re
 import traceback
 
 import pytest
 
+from switch_tf import statuses
 from switch_tf.cli import main
 from switch_tf.layers.feed_forward import FeedForward
 from switch_tf.refusals import Refusal
 from switch_tf.reporting import report
+from switch_tf.training import diagnosis, loop
 
 RUN = [f"--gin_file=gin/{kind}.gin" for kind in ("models/switch_tiny", "tasks/docs_corpus_bytes", "runs/pretrain")]
 
@@ -65,6 +70,36 @@ def test_a_refusal_within_a_layer_is_one_sentence(tmp_path, monkeypatch, capsys)
     monkeypatch.setattr(FeedForward, "call", refuse)
     assert main.main(["train", *RUN, f"--gin.MODEL_DIR='{tmp_path / 'run'}'", *SMALL]) == 2
     assert capsys.readouterr().err.splitlines()[-1] == "switch-tf train: A layer refuses its inputs."
+
+
+def _refused_by(cause):
+    try:
+        raise Refusal("It failed.") from cause
+    except Refusal as refusal:
+        return refusal
+
+
+@pytest.mark.parametrize(("failure", "status"), [
+    (diagnosis.Divergence("It failed."), 3), (_refused_by(OSError(errno.EIO, "Input/output error")), 4)])
+def test_the_status_tells_how_a_run_ended(tmp_path, monkeypatch, capsys, failure, status):
+    def fail(self, *arguments):
+        raise failure
+
+    monkeypatch.setattr(loop.Training, "_take_steps", fail)
+    assert main.main(["train", *RUN, f"--gin.MODEL_DIR='{tmp_path / 'run'}'", *SMALL]) == status
+    assert capsys.readouterr().err.splitlines()[-1] == "switch-tf train: It failed."
+
+
+def test_the_help_names_the_statuses(capsys):
+    with pytest.raises(SystemExit):
+        main.main(["train", "--help"])
+    shown = " ".join(capsys.readouterr().out.split())
+    assert all(f"{status}: {meaning}" in shown for status, meaning in statuses.MEANINGS.items())
+
+
+def test_the_docs_name_the_statuses():
+    rows = re.findall(r"^\| (\d+) \|", (pathlib.Path(__file__).parents[2] / "docs" / "training.md").read_text(), re.M)
+    assert [int(status) for status in rows] == list(statuses.MEANINGS)
 
 
 def test_without_gin_files_the_three_kinds_are_named(capsys):

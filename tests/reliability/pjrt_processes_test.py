@@ -181,14 +181,14 @@ def addresses():
 @pytest.mark.parametrize("failing, action, waiting, status", [
     pytest.param(0, KILLED, ASLEEP, -signal.SIGKILL, id="0-killed"),
     pytest.param(1, REFUSED, COLLECTIVE, 2, id="1-refused"),
-    pytest.param(1, ABORTED, COLLECTIVE, 2, id="1-aborted"),
+    pytest.param(1, ABORTED, COLLECTIVE, 4, id="1-aborted"),
     pytest.param(1, KILLED, COLLECTIVE, -signal.SIGKILL, id="1-killed", marks=pytest.mark.exhaustive),
     pytest.param(0, REFUSED, COLLECTIVE, 2, id="0-refused", marks=pytest.mark.exhaustive)])
 def test_a_process_that_is_killed_or_fails_ends_the_other_with_a_message(failing, action, waiting, status, addresses):
     started = [_start(addresses, index, failing, action, waiting) for index in range(2)]
     ended = [_ended(process) for process in started]
     assert ended[failing][0] == status
-    assert ended[1 - failing][0] == 2 and re.search(GONE, ended[1 - failing][1]), ended
+    assert ended[1 - failing][0] == 4 and re.search(GONE, ended[1 - failing][1]), ended
     if waiting == ASLEEP:  # the client of the other process aborted, below lines that name the cause
         assert "coordination service" in ended[1 - failing][1] and "C++ code has a bug" in ended[1 - failing][1]
     if action == ABORTED:
@@ -226,7 +226,7 @@ def test_a_signal_ends_a_process_that_waits_for_another_to_start(number, address
 @pytest.mark.slow
 def test_a_process_that_waits_in_vain_for_another_ends_with_a_sentence(addresses):
     status, errors = _ended(_start(addresses, 0, patience=5))
-    assert status == 2
+    assert status == 4
     assert f"switch-tf: Process 0 did not meet all of the 2 processes at {addresses[0]} within 5 s (" in errors
     assert "client.h" not in errors
 
@@ -237,4 +237,4 @@ def test_processes_that_name_different_numbers_of_processes_are_refused(addresse
     started = [_start(addresses, 0), _start([*addresses, "127.0.0.1:1"], 1)]
     ended = [_ended(process) for process in started]
     assert "2 processes came together, but process 1 knows of 3; give all of them the same list in" in ended[1][1]
-    assert ended[0][0] == 2 and re.search(GONE, ended[0][1]), ended
+    assert ended[0][0] == 4 and re.search(GONE, ended[0][1]), ended

@@ -263,7 +263,7 @@ def test_one_that_fails_ends_the_others(stand_in, tmp_path, monkeypatch, capsys)
              'while len(list(pathlib.Path().glob("*.pid"))) < 3: time.sleep(0.01)\n'
              "if index == 1: sys.exit(3)\n"
              "time.sleep(60)")
-    assert processes.run(["train"], 3) == 1
+    assert processes.run(["train"], 3) == 3
     assert capsys.readouterr().err == ("Process 1 of 3 ended with status 3; the others end too, within 1 s.\n")
     for index in range(3):
         with pytest.raises(ProcessLookupError):
@@ -278,8 +278,8 @@ def test_the_others_may_end_by_themselves_first(stand_in, tmp_path):
 
 
 @pytest.mark.parametrize(("statuses", "result"), [
-    ((0, 0, 0), 0), ((2, 0, 0), 2), ((0, 3, 0), 1), ((2, 3, 4), 2), ((130, 130), 130)])
-def test_the_status_is_the_first_ones_or_that_another_failed(start, statuses, result):
+    ((0, 0, 0), 0), ((2, 0, 0), 2), ((3, 3), 3), ((4, 2, 4), 2), ((4, 4, 1), 1), ((4, 130), 130), ((130, 130), 130)])
+def test_the_status_is_that_of_the_process_that_ended_the_others(start, statuses, result):
     assert processes._wait(start(*(f"raise SystemExit({status})" for status in statuses))) == result
 
 
@@ -289,6 +289,11 @@ def test_one_that_a_signal_ended_has_failed(start, monkeypatch, capsys):
     assert processes._wait(children) == 1
     assert "Process 0 of 2 ended by SIGABRT; the others end too" in capsys.readouterr().err
     assert [child.returncode for child in children] == [-signal.SIGABRT, -signal.SIGKILL]
+
+
+def test_one_that_the_kernel_killed_is_an_outage(start, monkeypatch):
+    monkeypatch.setattr(processes, "GRACE_SECONDS", 0)
+    assert processes._wait(start("import os; os.kill(os.getpid(), 9)", "import time; time.sleep(60)")) == 4
 
 
 @pytest.mark.parametrize("status", [0, 130])

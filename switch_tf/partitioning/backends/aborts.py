@@ -9,6 +9,7 @@ import ctypes
 import signal
 from collections.abc import Callable, Iterator
 
+from switch_tf.statuses import OUTAGE
 from switch_tf.storage import outputs
 
 _Handler = ctypes.CFUNCTYPE(None, ctypes.c_int)
@@ -25,7 +26,7 @@ def ending_with(message: Callable[[], str]) -> Iterator[None]:
     """
     def handle(number):
         if text := message():
-            outputs.end(2, text)
+            outputs.end(OUTAGE, text)
 
     handler = _Handler(handle)
     previous = _set_handler(signal.SIGABRT, ctypes.cast(handler, ctypes.c_void_p))
