@@ -5,8 +5,9 @@
 * `state.*`: every variable of model and optimizer by its path, unsharded, as TensorFlow writes checkpoints;
 * `data_position*`: the state of the input iterator, of a cached task part by part;
 * `data_position_later.json`, if the input was waiting for data: the number of steps that it is behind the position;
-* `checkpoint.json`: format version, step, shape, dtype and logical axes of every variable, sizes of all files, sums of
-  metrics since the last logged step, and the configuration (`continuation.record`, absent in older versions).
+* `checkpoint.json`: format version, step, shape, dtype and logical axes of every variable, size and SHA-256 of every
+  file, sums of metrics since the last logged step, the configuration (`continuation.record`, absent in older versions),
+  the fingerprints of its vocabularies, the layout, and the versions that wrote it. Format 3 has sizes without sums.
 
 `checkpoints/best.json` names the best checkpoint of a run with a BEST_METRIC: `step`, `metric` and `value`.
 """
@@ -23,7 +24,8 @@ from switch_tf.refusals import Refusal
 from switch_tf.storage import json_lines, leftovers
 from switch_tf.storage.whole_file import write_whole
 
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
+_READABLE = (3, 4)
 _STEP = re.compile(r"step_([0-9]{8,})")
 _BEST = "best.json"
 # Largest description to read, in bytes: a thousand times that of the largest model.
@@ -147,6 +149,8 @@ def outdated(folder: Folder, keep: int, keep_every: int = 0) -> list[pathlib.Pat
 def describe(checkpoint: Folder) -> dict[str, Any]:
     """Reads `checkpoint.json` and checks that every file has its full size.
 
+    In the result, "files" has the "size" and the "sha256" of each file, the latter None if the format has no sums.
+
     Raises:
         BrokenCheckpoint: a file is missing or damaged.
         Refusal: the checkpoint has another format version.
@@ -159,22 +163,23 @@ def describe(checkpoint: Folder) -> dict[str, Any]:
     version = description.get("format_version") if isinstance(description, dict) else None
     if not json_lines.is_step(version) or version == 0:
         raise BrokenCheckpoint(f"{checkpoint} has no readable checkpoint.json (it is no description of a checkpoint).")
-    if version != FORMAT_VERSION:
-        raise Refusal(f"{checkpoint} has format {version}; this version of switch_tf reads "
-                      f"format {FORMAT_VERSION}, so use the version that wrote it.")
+    if version not in _READABLE:
+        raise Refusal(f"{checkpoint} has format {version}; this version of switch_tf reads formats "
+                      f"{' and '.join(map(str, _READABLE))}, so use the version that wrote it.")
     for name, is_right in _PARTS.items():
         if not is_right(description.get(name)):
             raise BrokenCheckpoint(f"{checkpoint} has no readable checkpoint.json ({name!r} is missing or damaged).")
-    for name, size in description["files"].items():
+    files = {name: _as_sum(entry) for name, entry in description["files"].items()}
+    for name, entry in files.items():
         file = checkpoint / name
         actual_size = _size(file)
-        if actual_size != size:
-            raise BrokenCheckpoint(f"{file} should have {size} bytes but has {actual_size}.")
+        if actual_size != entry["size"]:
+            raise BrokenCheckpoint(f"{file} should have {entry['size']} bytes but has {actual_size}.")
     match = _STEP.fullmatch(checkpoint.name)
     if match and int(match[1]) != description["step"]:
         raise BrokenCheckpoint(f"{checkpoint} has no readable checkpoint.json (it is of step {description['step']}).")
     return {"configuration": {}, "pending_metrics": None,
-            **{name: value for name, value in description.items() if value is not None}}
+            **{name: value for name, value in description.items() if value is not None}, "files": files}
 
 
 def is_whole(checkpoint: Folder) -> bool:
@@ -222,7 +227,19 @@ def _is_configuration(value):
 
 
 def _are_files(value):
-    return isinstance(value, dict) and all(map(json_lines.is_step, value.values()))
+    return isinstance(value, dict) and all(map(_is_file, value.values()))
+
+
+def _is_file(value):
+    """Returns whether a value is the size of a file, or its size and sum."""
+    if not isinstance(value, dict):
+        return json_lines.is_step(value)
+    return json_lines.is_step(value.get("size")) and isinstance(value.get("sha256"), str)
+
+
+def _as_sum(value):
+    """Returns the size and the sum of a file of any format."""
+    return value if isinstance(value, dict) else {"size": value, "sha256": None}
 
 
 # Entries of a description that other modules read -> a check of each.

@@ -42,4 +42,4 @@ def summary(checkpoint: str | pathlib.Path) -> dict:
         sizes[path.partition("/")[0]] += math.prod(variable["shape"])
     return {"step": description["step"], "num_parameters": sizes["model"],
             "bytes": {"weights": 4 * sizes["model"], "optimizer": 4 * sizes["optimizer"],
-                      "on_disk": sum(description["files"].values())}}
+                      "on_disk": sum(entry["size"] for entry in description["files"].values())}}

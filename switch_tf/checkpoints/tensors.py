@@ -1,29 +1,23 @@
-"""Writes and restores checkpoints, independently of the layout and the number of processes.
+"""Restores checkpoints, independently of the layout and the number of processes that wrote them; names variables.
 
-A checkpoint is complete or absent: it is written under a temporary name and renamed, so a kill or a full disk leaves
-the older ones intact. `folders.py` describes its files.
+`checkpointer.py` saves those of a run, and `folders.py` describes their files.
 """
 
 import functools
-import json
-import os
 import pathlib
 import re
-import shutil
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from switch_tf.checkpoints.folders import FORMAT_VERSION, BrokenCheckpoint, describe, outdated, path_of, steps
+from switch_tf.checkpoints import bundles, descriptions
+from switch_tf.checkpoints.folders import BrokenCheckpoint, describe
 from switch_tf.data.batches import Batches
-from switch_tf.partitioning import axes_of
-from switch_tf.partitioning.backends.pjrt_variable import PjrtVariable, checkpoint_key
-from switch_tf.partitioning.partitioner import Partitioner
+from switch_tf.partitioning.backends.pjrt_variable import PjrtVariable
 from switch_tf.partitioning.unfolded import Unfolding, assign, stored, unfolding_of
 from switch_tf.refusals import Refusal, first_line
-from switch_tf.storage import json_lines, leftovers
 from switch_tf.storage.whole_folder import whole_folder
 
 Variables = dict[str, keras.Variable]
@@ -49,123 +43,6 @@ def _is_learning_rate(path):
     return path.endswith("/learning_rate")
 
 
-def save(folder: str | pathlib.Path, step: int, variables: Variables, batches: Batches, pending_metrics: dict | None,
-         keep: int, partitioner: Partitioner | None = None, configuration: dict | None = None,
-         keep_every: int = 0) -> pathlib.Path:
-    """Writes a checkpoint, unless it exists, and removes outdated ones. All processes call this together.
-
-    Args:
-        folder: path of the run's `checkpoints` folder.
-        step: int.
-        variables: path -> Keras variable, see `state_variables`.
-        batches: data.Batches with the next training batches.
-        pending_metrics: JSON-able sums since the last logged step, or None.
-        keep, keep_every: int, see `folders.outdated`.
-        partitioner: Partitioner. Defaults to one device.
-        configuration: JSON-able, from `continuation.record`.
-
-    Returns:
-        The checkpoint folder.
-
-    Raises:
-        BrokenCheckpoint: a variable is not finite. Nothing was written.
-        Refusal: the disk is full or not writable. The older checkpoints are intact.
-    """
-    partitioner = partitioner or Partitioner()
-    _check_finite(folder, step, variables, partitioner)
-    final = path_of(folder, step)
-    if final.is_dir():
-        _remove_outdated(folder, keep, keep_every, partitioner)  # a kill may have prevented that
-        return final
-    temporary = final.with_name(f"tmp.{final.name}")
-    writing = functools.partial(_write, temporary, variables, batches, partitioner)
-    completing = functools.partial(_complete, temporary, step, variables, pending_metrics, configuration)
-    try:
-        _together(partitioner, lambda: _make_empty(temporary), by_chief=True)
-        _together(partitioner, writing)
-        _together(partitioner, lambda: _publish(completing, temporary, final), by_chief=True)
-    except (OSError, tf.errors.OpError) as error:
-        if partitioner.is_lost_process(error):
-            raise
-        if partitioner.is_chief:
-            shutil.rmtree(temporary, ignore_errors=True)
-        raise Refusal(f"The checkpoint of step {step} could not be written to {folder} ({first_line(error)}); the "
-                      "older ones are as they were. Make room or rights there, then start the same command again."
-                      ) from error
-    _remove_outdated(folder, keep, keep_every, partitioner)
-    return final
-
-
-def _together(partitioner, write, by_chief=False):
-    """Has each process, or the first one, call `write`; waits for all, and raises in all if one fails."""
-    error = None
-    try:
-        if partitioner.is_chief or not by_chief:
-            write()
-    except (OSError, tf.errors.OpError) as failure:
-        if partitioner.is_lost_process(failure):
-            raise
-        error = failure
-    if partitioner.any_process(error is not None):
-        raise error or OSError("another process could not write its part and names the cause")
-
-
-def _make_empty(folder):
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-
-
-def _write(folder, variables, batches, partitioner):
-    """Writes the files of this process."""
-    partitioner.write(str(folder / "state"), {path: stored(variable) for path, variable in variables.items()})
-    batches.save(folder, partitioner.process_index)
-
-
-def _publish(complete, temporary, final):
-    complete()
-    leftovers.make_room(final, is_folder=True)
-    os.rename(temporary, final)
-    _sync(final.parent)
-
-
-def _check_finite(folder, step, variables, partitioner):
-    for path, variable in variables.items():
-        if not partitioner.is_finite(variable):
-            raise BrokenCheckpoint(f"{path} is not finite at step {step}, so this step is not saved; the last good "
-                                   f"checkpoint is step {max(steps(folder), default=None)}.")
-
-
-def _remove_outdated(folder, keep, keep_every, partitioner):
-    if partitioner.is_chief:
-        for old in outdated(folder, keep, keep_every):
-            leftovers.remove(old)
-
-
-def _complete(folder, step, variables, pending_metrics, configuration):
-    """Adds the description, which completes a checkpoint."""
-    for file in folder.iterdir():
-        _sync(file)
-    description = {
-        "format_version": FORMAT_VERSION,
-        "step": step,
-        "variables": {path: _described(variable) for path, variable in variables.items()},
-        "files": {file.name: file.stat().st_size for file in folder.iterdir()},
-        "pending_metrics": pending_metrics,
-        "configuration": configuration or {},
-    }
-    with open(folder / "checkpoint.json", "w") as file:
-        json.dump(json_lines.finite(description), file, indent=1, allow_nan=False)
-        file.flush()
-        os.fsync(file.fileno())
-    _sync(folder)
-
-
-def _described(variable):
-    description = {"shape": list(variable.shape), "dtype": variable.dtype, "logical_axes": list(axes_of(variable))}
-    split_off = unfolding_of(variable).first
-    return {**description, "unfolded": split_off} if split_off else description
-
-
 def write_weights(folder: pathlib.Path, variables: Variables, configuration: dict, files: dict[str, bytes]) -> None:
     """Writes a checkpoint of weights alone, for new runs to start from, atomically.
 
@@ -183,7 +60,7 @@ def write_weights(folder: pathlib.Path, variables: Variables, configuration: dic
         with whole_folder(folder, "checkpoint.json") as unfinished:
             tf.train.Checkpoint(state={path: variable.value for path, variable in variables.items()}).write(
                 str(unfinished / "state"))
-            _complete(unfinished, 0, variables, None, configuration)
+            descriptions.complete(unfinished, descriptions.describe(0, variables, configuration=configuration))
             for name, content in files.items():
                 (unfinished / name).write_bytes(content)
     except tf.errors.OpError as error:
@@ -246,7 +123,7 @@ def _read_as_stored(prefix, state):
 
 def _slice(prefix, path, dtype, text):
     """Reads a slice of a variable, in whatever pieces it was written."""
-    (tensor,) = tf.raw_ops.RestoreV2(prefix=str(prefix), tensor_names=[checkpoint_key(path)], shape_and_slices=[text],
+    (tensor,) = tf.raw_ops.RestoreV2(prefix=str(prefix), tensor_names=[bundles.key_of(path)], shape_and_slices=[text],
                                      dtypes=[dtype])
     return tensor.numpy()
 
@@ -265,12 +142,3 @@ def _check_same(checkpoint, saved, variables):
             raise Refusal(f"{path} has shape {saved[path]['shape']} in {checkpoint} but {list(variable.shape)} in "
                           "this model. Start it with the configuration it was saved with (operative_config.gin), or "
                           "use another MODEL_DIR.")
-
-
-def _sync(path):
-    """Waits until a file or a folder's entries are on disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -8,7 +8,7 @@ False.
 
 import contextlib
 import pathlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -19,6 +19,7 @@ from switch_tf.hardware import devices
 from switch_tf.partitioning import cluster
 from switch_tf.partitioning.axes import axes_of, with_axes
 from switch_tf.partitioning.layout import Layout
+from switch_tf.partitioning.pieces import Piece, in_host_memory
 from switch_tf.partitioning.unfolded import stored
 from switch_tf.refusals import Refusal
 
@@ -34,7 +35,6 @@ class Partitioner:
         num_processes: Number of processes that train together.
         process_index: Index of this process.
         num_parts: Number of parts of the batch that separate programs compute: the replicas of tf.distribute.
-        saves_in_every_process: Whether each process stores variables of its own and writes them to checkpoints.
         compiles_later: Whether the first call of a function compiles it further after `trace`.
         has_fixed_shapes: Whether a compiled function has a program of its own for each shape of its features, and reads
             variables that TensorFlow's own functions cannot read.
@@ -45,10 +45,10 @@ class Partitioner:
     num_processes = 1
     process_index = 0
     num_parts = 1
-    saves_in_every_process = False
 
     def __init__(self, layout: Layout | None = None):
         self.layout = layout or Layout()
+        self._finite: tuple[list, Callable] | None = None  # variables, and a compiled function that examines them
 
     @property
     def num_processors(self) -> int:
@@ -185,22 +185,43 @@ class Partitioner:
         """Returns a result that every device has as an eager tensor of this process."""
         return tensor
 
-    def write(self, prefix: str, state: dict[str, Any]) -> None:
-        """Writes variables in the format of `tf.train.Checkpoint`. All processes call it together.
+    def pieces(self, state: dict[str, Any]) -> list[Piece]:
+        """Returns copies of what this process writes of variables into a checkpoint. All processes call it together.
 
-        The files are complete when it has returned in all of them.
+        Each number is in one piece of one process, and no process has more of a variable than it stores.
 
         Args:
-            prefix: Path of the files, without their endings.
             state: Path of a variable -> the variable as it is `stored`.
         """
-        if self.is_chief or self.saves_in_every_process:
-            tf.train.Checkpoint(state=state).write(prefix)
+        if not self.is_chief:
+            return []
+        return [Piece(path, "", in_host_memory(variable.numpy())) for path, variable in state.items()]
 
-    def is_finite(self, variable: keras.Variable) -> bool:
-        """Returns whether every number of a Keras variable is finite. All processes call it together."""
-        value = stored(variable)
-        return not value.dtype.is_floating or bool(self.on_host(tf.reduce_all(tf.math.is_finite(value))))
+    def are_finite(self, variables: Sequence[keras.Variable]) -> list[bool]:
+        """Returns whether every number of each Keras variable is finite. All processes call it together."""
+        values = [stored(variable) for variable in variables]
+        if self._finite is None or list(map(id, self._finite[0])) != list(map(id, values)):
+            self._finite = values, self._compile_flags(values)
+        return self._finite[1]()
+
+    def _compile_flags(self, values):
+        """Returns a function without arguments that returns, for each stored variable, whether it is finite."""
+        indices = [index for index, value in enumerate(values) if value.dtype.is_floating]
+
+        def flags():
+            return tf.stack([tf.reduce_all(tf.math.is_finite(values[index])) for index in indices])
+
+        compiled = tf.function(self._on_each_device(flags), autograph=False)
+
+        def all_flags():
+            found = iter(self.on_host(compiled()).numpy().tolist()) if indices else iter(())
+            return [next(found) if value.dtype.is_floating else True for value in values]
+
+        return all_flags
+
+    def _on_each_device(self, function: Callable) -> Callable:
+        """Returns a function without arguments for `tf.function`, which runs `function` where the variables are."""
+        return function
 
     def any_process(self, flag: bool) -> bool:
         """Returns whether `flag` is True in any process. All processes call it together."""

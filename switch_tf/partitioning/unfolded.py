@@ -160,13 +160,24 @@ def assign(variable: keras.Variable, value: Any) -> None:
 
 def pack(value: np.ndarray, sharding: dtensor.Layout) -> tf.Tensor:
     """Cuts a whole array of the host into the pieces of this process's devices."""
-    mesh, pieces = sharding.mesh, []
-    for location in mesh.local_device_locations():
-        index = []
-        for axis, size in zip(sharding.sharding_specs, value.shape, strict=True):
-            length = size // (1 if axis == dtensor.UNSHARDED else mesh.dim_size(axis))
-            first = 0 if axis == dtensor.UNSHARDED else location[axis] * length
-            index.append(slice(first, first + length))
+    pieces = []
+    for location in sharding.mesh.local_device_locations():
         with tf.device("CPU:0"):  # otherwise the first GPU would hold all pieces at once
-            pieces.append(tf.constant(value[tuple(index)]))
+            pieces.append(tf.constant(value[index_at(location, sharding, value.shape)]))
     return dtensor.pack(pieces, sharding)
+
+
+def index_at(location: dict[str, int], sharding: dtensor.Layout, shape: Sequence[int]) -> tuple[slice, ...]:
+    """Returns the piece of a tensor that a device has.
+
+    Args:
+        location: Mesh axis -> place of the device along it.
+        sharding: Layout of the tensor.
+        shape: Shape of the whole tensor.
+    """
+    index = []
+    for axis, size in zip(sharding.sharding_specs, shape, strict=True):
+        length = size // (1 if axis == dtensor.UNSHARDED else sharding.mesh.dim_size(axis))
+        first = 0 if axis == dtensor.UNSHARDED else location[axis] * length
+        index.append(slice(first, first + length))
+    return tuple(index)

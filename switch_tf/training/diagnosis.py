@@ -44,8 +44,8 @@ def first_bad_tensor(model: keras.Model, features: dict[str, Any], seed: int, st
         A phrase such as "the output of encoder/layers_1/mlp/router".
     """
     partitioner = partitioner or Partitioner()
-    for variable in model.variables:
-        if not partitioner.is_finite(variable):
+    for variable, is_finite in zip(model.variables, partitioner.are_finite(model.variables), strict=True):
+        if not is_finite:
             return f"the weight {_short(variable.path)}"
     if partitioner.layout.is_one_program:
         return ("none of the weights, and the layout has the rest in pieces, so go on from the last checkpoint on one "

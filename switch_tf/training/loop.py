@@ -20,7 +20,7 @@ from switch_tf.training import outages
 from switch_tf.training.diagnosis import Divergence, first_bad_tensor
 from switch_tf.training.peak import Peak
 from switch_tf.training.profiling import Profiling
-from switch_tf.training.state import State, save
+from switch_tf.training.state import State
 from switch_tf.training.train_step import compile_steps
 from switch_tf.training.validation import Validation
 
@@ -78,6 +78,8 @@ class Training:
     def __exit__(self, kind, error, traceback):
         if isinstance(error, Refusal):
             outages.classify(error)
+        if error is not None and self.partitioner.is_lost_process(error):
+            self.state.checkpointer.abandon()
         self.close(first_line(error) if error else "")
 
     def advance(self, step: int, stop_reason: Callable[[], str | None] = lambda: None, num_untimed_steps: int = 0,
@@ -113,6 +115,7 @@ class Training:
             with self._meter.paused():
                 self._log()
         self._save()
+        self.state.checkpointer.wait()
         self._is_finished = True
         if self._stopped_by:
             self.progress.say(f"Stopped by {self._stopped_by} at step {self.state.step}. Everything up to it is saved "
@@ -128,19 +131,30 @@ class Training:
 
         Args:
             error: str. The first line of the error that ended the run before `finish`, if any.
+
+        Raises:
+            Refusal: there is no such error, but a checkpoint that was being written has failed.
         """
         if not self._is_open:
             return
         self._is_open = False
         self.state.batches.close()
-        for last_action in (self._profiling.close, self._writer.close, lambda: self._write_end(error),
-                            self._write_report):
+        unsaved = None
+        try:
+            self.state.checkpointer.close()
+        except Refusal as failure:
+            unsaved = failure
+            self.progress.say(str(unsaved))
+        for last_action in (self._profiling.close, self._writer.close,
+                            lambda: self._write_end(error or str(unsaved or "")), self._write_report):
             try:
                 last_action()
             except (OSError, Refusal) as failure:  # the checkpoint is saved, and the rest can be written again
                 self.progress.say(f"{failure} The same command writes it again.")
         self.progress.close()
         self.folder.close()
+        if unsaved is not None and not error:
+            raise unsaved
 
     def _write_report(self):
         if self.partitioner.is_chief and self._has_folder():
@@ -206,7 +220,7 @@ class Training:
         except tf.errors.OpError as error:
             reason = (sentence_about_data(error) or first_line(error)).rstrip(".")
             raise Refusal(f"The batch after step {state.step} cannot be read ({reason}); the last good checkpoint is "
-                          f"{self._last_checkpoint()}.") from error
+                          f"{self._settled_checkpoint()}.") from error
         if batches is None:
             self.progress.say(f"The batch after step {state.step} did not come within {_GRACE} s after the signal, so "
                               "the run ends without it.")
@@ -272,7 +286,7 @@ class Training:
 
     def _save(self):
         self.folder.check_is_there()
-        save(self.state, self.folder, self.run, self.partitioner)
+        self.state.save()
 
     # Messages of a run that ends early.
 
@@ -282,7 +296,7 @@ class Training:
         tensor = first_bad_tensor(self.state.model, features, self.run.seed, step, self.settings, self.partitioner,
                                   self.objective)
         return (f"The loss or a gradient of step {step + 1} is not finite; the first bad tensor is {tensor}. Nothing "
-                f"was updated by that step, and the last good checkpoint is {self._last_checkpoint()}. A lower "
+                f"was updated by that step, and the last good checkpoint is {self._settled_checkpoint()}. A lower "
                 "learning rate, clip_norm or router_dtype='float32' usually help.")
 
     def lost_process(self, cause: str) -> str:
@@ -294,6 +308,11 @@ class Training:
         return (f"{cause}, so process {self.partitioner.process_index} ends at step {self.state.step}. The last good "
                 f"checkpoint is {self._last_checkpoint()}; start all processes again with the same command to go on "
                 "from it.")
+
+    def _settled_checkpoint(self):
+        """Returns the last checkpoint after a save under way."""
+        self.state.checkpointer.settle()
+        return self._last_checkpoint()
 
     def _last_checkpoint(self):
         saved = folders.steps(self.folder.checkpoints)

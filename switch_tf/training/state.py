@@ -1,4 +1,4 @@
-"""The state of a run: model, optimizer, data position and pending metrics; built, restored and saved."""
+"""The state of a run: model, optimizer, data position and pending metrics; built and restored, and saved."""
 
 import dataclasses
 import pathlib
@@ -8,6 +8,7 @@ import keras
 
 from switch_tf import data, metrics
 from switch_tf.checkpoints import folders, tensors
+from switch_tf.checkpoints.checkpointer import Checkpointer
 from switch_tf.checkpoints.run_folder import RunFolder
 from switch_tf.configs.run import Run, StepSettings
 from switch_tf.evaluation.objectives import Objective
@@ -25,17 +26,21 @@ class State:
         model: SwitchTransformer, built.
         optimizer: Keras optimizer, built.
         batches: data.Batches with the next training batches.
+        checkpointer: Checkpointer of the run.
         step: int, training steps taken.
         sums: StepMeasurements on the host, summed since the last logged step; None if there are none.
-        configuration: `continuation.record` of the run.
     """
 
     model: SwitchTransformer
     optimizer: keras.optimizers.Optimizer
     batches: data.Batches
+    checkpointer: Checkpointer
     step: int = 0
     sums: metrics.StepMeasurements | None = None
-    configuration: dict = dataclasses.field(default_factory=dict)
+
+    def save(self) -> None:
+        """Starts to save the current step, unless it is saved. See `Checkpointer.save`."""
+        self.checkpointer.save(self.step, self.sums and metrics.to_json(self.sums))
 
 
 def prepare(model: SwitchTransformer, optimizer: keras.optimizers.Optimizer, objective: Objective, run: Run,
@@ -67,32 +72,33 @@ def prepare(model: SwitchTransformer, optimizer: keras.optimizers.Optimizer, obj
         f"reading {run.mixture_or_task_name}")
     batches = data.get_batches(data.description_of_data(run, model.config, "train", run.seed), settings.steps_per_call,
                                partitioner.rows(run.batch_size))
-    state = State(model, optimizer, batches, configuration=configuration)
-    if not _resume(state, run, folder, say) and initial is not None:
+    checkpointer = Checkpointer(folder.checkpoints, tensors.state_variables(model, optimizer), batches, partitioner,
+                                run.keep_checkpoints, run.keep_every, configuration)
+    state = State(model, optimizer, batches, checkpointer)
+    if not _resume(state, run, folder, configuration, say) and initial is not None:
         path = folders.resolve(initial)
         description = tensors.restore(path, tensors.state_variables(model))
         say(f"Starting from the weights of {run.initial_checkpoint}, step {description['step']}.")
     return state
 
 
-def _resume(state, run, folder, say) -> bool:
+def _resume(state, run, folder, configuration, say) -> bool:
     """Restores the newest checkpoint that can be read. Returns False if there is none.
 
     Raises:
         Refusal: it belongs to another configuration, or none of several can be read.
     """
-    variables = tensors.state_variables(state.model, state.optimizer)
     broken = []
 
     def pass_over(path, error):
         say(f"{error} Trying the one before it.")
         broken.append(path)
 
-    for candidate in resuming.candidates(run, state.configuration, pass_over):
+    for candidate in resuming.candidates(run, configuration, pass_over):
         path, step = candidate.path, candidate.description["step"]
         try:
             sums = _pending_sums(candidate.description, path)
-            tensors.restore(path, variables, None if candidate.restarts_data else state.batches)
+            state.checkpointer.restore(path, candidate.restarts_data)
         except folders.BrokenCheckpoint as error:
             pass_over(path, error)
             continue
@@ -120,10 +126,3 @@ def _pending_sums(description, path):
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise folders.BrokenCheckpoint(
             f"{path} has no readable checkpoint.json ('pending_metrics' is damaged).") from error
-
-
-def save(state: State, folder: RunFolder, run: Run, partitioner: Partitioner) -> None:
-    """Writes the checkpoint of the current step, unless it exists, and removes outdated ones."""
-    tensors.save(folder.checkpoints, state.step, tensors.state_variables(state.model, state.optimizer),
-                 state.batches, state.sums and metrics.to_json(state.sums), run.keep_checkpoints, partitioner,
-                 state.configuration, run.keep_every)

@@ -63,7 +63,7 @@ class Validation:
                                "than any other.")
         if self.best.is_improved(values, declared):
             save()
-            self.best.keep(state.step, values, self._partitioner.is_chief)
+            state.checkpointer.keep_best(self.best, state.step, values)
 
     def _make_evaluator(self):
         run, task = self._run, self._run.mixture_or_task_name

@@ -85,7 +85,7 @@ def test_a_folder_in_the_place_of_the_description_is_a_broken_checkpoint(tmp_pat
 
 
 def test_a_newer_format_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="has format 99; this version of switch_tf reads format 3"):
+    with pytest.raises(ValueError, match="has format 99; this version of switch_tf reads formats 3 and 4"):
         folders.describe(_write(tmp_path, 1, format_version=99))
 
 

@@ -8,6 +8,8 @@ from tensorflow.experimental import dtensor
 
 from switch_tf import SwitchTransformer, data
 from switch_tf.checkpoints import tensors
+from switch_tf.checkpoints.checkpointer import Checkpointer
+from switch_tf.checkpoints.folders import path_of
 from switch_tf.configs.run import StepSettings
 from switch_tf.partitioning.unfolded import pack, stored, unfolding_of
 from switch_tf.training import diagnosis
@@ -35,6 +37,12 @@ class _Run:
     def step(self, batch):
         means, bad_step = self._step(self.partitioner.place({name: value[None] for name, value in batch.items()}))
         return float(means.batch.loss_terms["cross_entropy"].value), int(bad_step)
+
+    def save(self, folder, step):
+        checkpointer = Checkpointer(folder, self.variables, _batches(), self.partitioner, keep=3)
+        checkpointer.save(step)
+        checkpointer.wait()
+        return path_of(folder, step)
 
     def values(self):
         return {path: _whole(variable) for path, variable in self.variables.items()}
@@ -67,8 +75,7 @@ def test_a_run_goes_on_under_another_layout_and_comes_back(one, other, make_part
     first.step(batch)
     for step, (saved, restored) in enumerate([(first, second), (second, first)], 1):
         saved.step(batch)  # ahead of the other one
-        path = tensors.save(tmp_path, step, saved.variables, _batches(), {}, 3, saved.partitioner)
-        tensors.restore(path, restored.variables, _batches())
+        tensors.restore(saved.save(tmp_path, step), restored.variables, _batches())
         expected = saved.values()
         for name, value in restored.values().items():
             np.testing.assert_array_equal(value, expected[name], err_msg=name)
@@ -88,7 +95,7 @@ def test_a_step_that_diverges_changes_nothing_and_is_located(layout, make_partit
     found = diagnosis.first_bad_tensor(run.model, batch, 3, 0, StepSettings(), run.partitioner)
     assert found == "the weight encoder/layers_0/mlp/experts/wo"
     with pytest.raises(tensors.BrokenCheckpoint, match="model/encoder/layers_0/mlp/experts/wo is not finite"):
-        tensors.save(tmp_path, 1, run.variables, _batches(), {}, 3, run.partitioner)
+        run.save(tmp_path, 1)
 
 
 def _like(variable, value, partitioner):

@@ -8,8 +8,9 @@ import pytest
 import tensorflow as tf
 
 from switch_tf import SwitchTransformer, data
-from switch_tf.checkpoints import tensors
-from switch_tf.checkpoints.folders import BrokenCheckpoint, describe, steps
+from switch_tf.checkpoints import descriptions, tensors
+from switch_tf.checkpoints.checkpointer import Checkpointer
+from switch_tf.checkpoints.folders import BrokenCheckpoint, describe, path_of, steps
 from switch_tf.optim.adafactor import Adafactor
 from switch_tf.partitioning.partitioner import Partitioner
 from switch_tf.refusals import Refusal
@@ -31,13 +32,21 @@ def _batches(position=0):
     return data.Batches({None: numbers}, batch_size=1)
 
 
+def _save(folder, step, variables, batches=None, pending_metrics=None, **options):
+    """Saves a step and waits for it; returns the checkpoint folder."""
+    checkpointer = Checkpointer(folder, variables, batches or _batches(), **options)
+    checkpointer.save(step, pending_metrics or {})
+    checkpointer.wait()
+    return path_of(folder, step)
+
+
 def _values(variables):
     return {path: variable.numpy() for path, variable in variables.items()}
 
 
 def test_weights_slots_and_data_position_come_back_exactly(tiny_config, tmp_path):
     saved = _state(tiny_config)
-    path = tensors.save(tmp_path, 7, saved, _batches(5), {"loss": [1.25, 3.0]}, keep=3)
+    path = _save(tmp_path, 7, saved, _batches(5), {"loss": [1.25, 3.0]})
     restored, batches = _state(tiny_config, seed=2), _batches()
     description = tensors.restore(path, restored, batches)
     for name, value in _values(saved).items():
@@ -49,7 +58,7 @@ def test_weights_slots_and_data_position_come_back_exactly(tiny_config, tmp_path
 
 def test_the_description_names_every_variable_with_shape_dtype_and_axes(tiny_config, tmp_path):
     variables = _state(tiny_config)
-    description = describe(tensors.save(tmp_path, 1, variables, _batches(), {}, keep=3))
+    description = describe(_save(tmp_path, 1, variables, keep=3))
     assert set(description["variables"]) == set(variables)
     assert description["variables"]["model/encoder/layers_1/mlp/experts/wi"] == {
         "shape": [4, 16, 32], "dtype": "float32", "logical_axes": ["expert", "embed", "expert_mlp"]}
@@ -60,13 +69,13 @@ def test_the_description_names_every_variable_with_shape_dtype_and_axes(tiny_con
 def test_only_the_newest_are_kept(tiny_config, tmp_path):
     variables = _state(tiny_config)
     for step in (1, 2, 3):
-        tensors.save(tmp_path, step, variables, _batches(), {}, keep=2)
+        _save(tmp_path, step, variables, keep=2)
     assert steps(tmp_path) == [2, 3]
 
 
 @pytest.mark.parametrize("damage", ["truncated", "missing", "description"])
 def test_a_damaged_checkpoint_is_recognised(tiny_config, tmp_path, damage):
-    path = tensors.save(tmp_path, 1, _state(tiny_config), _batches(), {}, keep=1)
+    path = _save(tmp_path, 1, _state(tiny_config))
     file = path / "state.data-00000-of-00001"
     if damage == "truncated":
         os.truncate(file, file.stat().st_size // 2)
@@ -79,7 +88,7 @@ def test_a_damaged_checkpoint_is_recognised(tiny_config, tmp_path, damage):
 
 
 def test_flipped_bytes_are_recognised(tiny_config, tmp_path):
-    path = tensors.save(tmp_path, 1, _state(tiny_config), _batches(), {}, keep=1)
+    path = _save(tmp_path, 1, _state(tiny_config))
     file = path / "state.data-00000-of-00001"
     content = bytearray(file.read_bytes())
     content[1000:1100] = bytes(100)
@@ -89,7 +98,7 @@ def test_flipped_bytes_are_recognised(tiny_config, tmp_path):
 
 
 def test_another_models_checkpoint_is_refused_by_its_first_different_variable(tiny_config, tmp_path):
-    path = tensors.save(tmp_path, 1, _state(tiny_config), _batches(), {}, keep=1)
+    path = _save(tmp_path, 1, _state(tiny_config))
     with pytest.raises(ValueError, match=r"model/encoder/layers_0/mlp/wi has shape \[16, 32\] in .* but \[16, 64\]"):
         tensors.restore(path, _state(dataclasses.replace(tiny_config, d_ff=64)))
     with pytest.raises(ValueError, match="has no model/encoder/layers_2"):
@@ -97,7 +106,7 @@ def test_another_models_checkpoint_is_refused_by_its_first_different_variable(ti
 
 
 def test_a_deeper_models_checkpoint_is_refused_by_a_shallower_one_also_for_its_weights_alone(tiny_config, tmp_path):
-    path = tensors.save(tmp_path, 1, _state(tiny_config), _batches(), {}, keep=1)
+    path = _save(tmp_path, 1, _state(tiny_config))
     shallower = _state(dataclasses.replace(tiny_config, num_decoder_layers=1, decoder_sparse_step=0))
     weights = {name: variable for name, variable in shallower.items() if name.startswith("model/")}
     for variables in (shallower, weights):
@@ -110,7 +119,7 @@ def test_a_deeper_models_checkpoint_is_refused_by_a_shallower_one_also_for_its_w
 def test_a_constant_learning_rate_is_the_configurations_and_not_the_checkpoints(tiny_config, tmp_path):
     variables = _state(tiny_config)
     assert not [name for name in variables if "learning_rate" in name]
-    path = tensors.save(tmp_path, 1, variables, _batches(), {}, keep=1)
+    path = _save(tmp_path, 1, variables)
     description = describe(path)  # earlier versions saved it
     description["variables"]["optimizer/adafactor/learning_rate"] = {"shape": [], "dtype": "float32"}
     (path / "checkpoint.json").write_text(json.dumps(description))
@@ -119,25 +128,25 @@ def test_a_constant_learning_rate_is_the_configurations_and_not_the_checkpoints(
 
 def test_a_write_that_fails_leaves_the_older_checkpoints_and_no_rubbish(tiny_config, tmp_path, monkeypatch):
     variables = _state(tiny_config)
-    tensors.save(tmp_path, 1, variables, _batches(), {}, keep=3)
+    _save(tmp_path, 1, variables, keep=3)
 
     def full(*args, **kwargs):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(tensors.json, "dump", full)
+    monkeypatch.setattr(descriptions.json, "dump", full)
     with pytest.raises(Refusal, match="The checkpoint of step 2 could not be written .*No space left"):
-        tensors.save(tmp_path, 2, variables, _batches(), {}, keep=3)
+        _save(tmp_path, 2, variables, keep=3)
     assert [entry.name for entry in tmp_path.iterdir()] == ["step_00000001"]
 
 
 @pytest.mark.parametrize("call", range(3))
 def test_a_write_that_fails_in_another_process_fails_here(tiny_config, tmp_path, monkeypatch, call):
     variables, partitioner = _state(tiny_config), Partitioner()
-    tensors.save(tmp_path, 1, variables, _batches(), {}, keep=3)
+    _save(tmp_path, 1, variables, keep=3)
     flags = iter([False] * call + [True])
     monkeypatch.setattr(partitioner, "any_process", lambda flag: flag or next(flags))
     with pytest.raises(Refusal, match=r"step 2 could not be written .*\(another process could not write its part"):
-        tensors.save(tmp_path, 2, variables, _batches(), {}, keep=3, partitioner=partitioner)
+        _save(tmp_path, 2, variables, keep=3, partitioner=partitioner)
     assert "tmp.step_00000002" not in [entry.name for entry in tmp_path.iterdir()]
     assert not list(flags) and 1 in steps(tmp_path)
 
@@ -146,5 +155,5 @@ def test_a_state_that_is_not_finite_is_not_saved(tiny_config, tmp_path):
     variables = _state(tiny_config)
     variables["model/encoder/encoder_norm/scale"].assign(np.full(16, np.nan))
     with pytest.raises(BrokenCheckpoint, match="model/encoder/encoder_norm/scale is not finite at step 4"):
-        tensors.save(tmp_path, 4, variables, _batches(), {}, keep=3)
+        _save(tmp_path, 4, variables, keep=3)
     assert not list(tmp_path.iterdir())

@@ -30,6 +30,7 @@ def run_folder(tmp_path_factory):
 
     from switch_tf import data
     from switch_tf.checkpoints import tensors
+    from switch_tf.checkpoints.checkpointer import Checkpointer
 
     folder = tmp_path_factory.mktemp("run")
     (folder / "operative_config.gin").write_text(CONFIGURATION)
@@ -37,8 +38,10 @@ def run_folder(tmp_path_factory):
     model = SwitchTransformer(gin.get_configurable(SwitchConfig)())
     gin.clear_config()
     model.build()
-    tensors.save(folder / "checkpoints", 7, tensors.state_variables(model),
-                     data.Batches({None: iter(tf.data.Dataset.range(9))}, batch_size=1), {}, keep=1)
+    batches = data.Batches({None: iter(tf.data.Dataset.range(9))}, batch_size=1)
+    checkpointer = Checkpointer(folder / "checkpoints", tensors.state_variables(model), batches)
+    checkpointer.save(7, {})
+    checkpointer.wait()
     return folder
 
 

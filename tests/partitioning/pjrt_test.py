@@ -13,7 +13,7 @@ import pytest
 import tensorflow as tf
 
 from switch_tf import SwitchConfig, SwitchTransformer, metrics
-from switch_tf.checkpoints import tensors
+from switch_tf.checkpoints import bundles, tensors
 from switch_tf.configs.run import StepSettings
 from switch_tf.inference.programs import compile_log_likelihoods, compile_prediction
 from switch_tf.optim.adafactor import Adafactor
@@ -21,9 +21,10 @@ from switch_tf.optim.memory import bytes_per_device
 from switch_tf.partitioning import lowering
 from switch_tf.partitioning.axes import with_axes
 from switch_tf.partitioning.backends import create_partitioner, pjrt, pjrt_jit
-from switch_tf.partitioning.backends.pjrt_variable import PjrtVariable, slice_text
+from switch_tf.partitioning.backends.pjrt_variable import PjrtVariable
 from switch_tf.partitioning.layout import Layout
 from switch_tf.partitioning.partitioner import Partitioner
+from switch_tf.partitioning.pieces import slice_text
 from switch_tf.training import diagnosis
 from switch_tf.training.train_step import compile_steps
 
@@ -200,7 +201,8 @@ def test_what_the_back_end_cannot_do_is_refused(pieces, make_partitioner):
 
 def test_checkpoints_hold_slices_that_any_reader_joins(pieces, tmp_path):
     variable = _variable(pieces, np.arange(32.0).reshape(4, 8), ("expert", "mlp"))
-    pieces.write(str(tmp_path / "state"), {"model/kernel": variable.value})
+    bundles.write(tmp_path / "state", pieces.pieces({"model/kernel": variable.value}),
+                  bundles.object_graph(["model/kernel"]))
     reader = tf.train.load_checkpoint(str(tmp_path / "state"))
     (name,) = (name for name in reader.get_variable_to_shape_map() if "kernel" in name)
     np.testing.assert_array_equal(reader.get_tensor(name), np.arange(32.0).reshape(4, 8))

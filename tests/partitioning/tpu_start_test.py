@@ -62,7 +62,7 @@ def _trained(partitioner, config, batch):
     step = compile_steps(model, optimizer, 3, StepSettings(), partitioner)
     means, bad_step = step(partitioner.place({name: value[None] for name, value in batch.items()}))
     assert int(bad_step) == -1
-    finite = all(partitioner.is_finite(variable) for variable in model.trainable_variables)
+    finite = all(partitioner.are_finite(model.trainable_variables))
     return float(means.batch.loss_terms["cross_entropy"].value), finite
 
 

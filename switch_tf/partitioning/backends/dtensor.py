@@ -24,8 +24,9 @@ from switch_tf.partitioning.backends import dtensor_mesh
 from switch_tf.partitioning.cluster import Cluster
 from switch_tf.partitioning.layout import Layout
 from switch_tf.partitioning.partitioner import Partitioner
+from switch_tf.partitioning.pieces import Piece, in_host_memory, slice_text
 from switch_tf.partitioning.tensors import Tensor
-from switch_tf.partitioning.unfolded import UnfoldedVariable, as_stored, as_used, pack, stored, unfolding
+from switch_tf.partitioning.unfolded import UnfoldedVariable, as_stored, as_used, index_at, pack, stored, unfolding
 from switch_tf.refusals import Refusal
 
 
@@ -55,7 +56,6 @@ class DTensorPartitioner(Partitioner):
         self.mesh = mesh
         self.num_processes = dtensor.num_clients()
         self.process_index = dtensor.client_id()
-        self.saves_in_every_process = self.num_processes > 1
         self._any = tf.function(lambda flags: self._replicate(tf.reduce_max(flags)), autograph=False)
 
     def check(self, config: SwitchConfig, steps_per_call: int, use_xla: bool) -> None:
@@ -180,6 +180,21 @@ class DTensorPartitioner(Partitioner):
 
     def trace(self, function: Any, specs: dict[str, tf.TensorSpec]) -> None:
         """Does nothing, because a DTensor function is traced with tensors."""
+
+    def pieces(self, state: dict[str, Any]) -> list[Piece]:
+        return [piece for path, variable in state.items() for piece in self._pieces_of(path, variable)]
+
+    def _pieces_of(self, path, variable):
+        """Yields the pieces of this process's devices, without copies of another device's piece."""
+        layout = variable.layout
+        for location, piece in zip(self.mesh.local_device_locations(), dtensor.unpack(variable.read_value()),
+                                   strict=True):
+            if all(place == 0 or axis in layout.sharding_specs for axis, place in location.items()):
+                index = index_at(location, layout, variable.shape)
+                yield Piece(path, slice_text(variable.shape, index), in_host_memory(piece.numpy()))
+
+    def _on_each_device(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda: self._replicate(function())
 
     def any_process(self, flag: bool) -> bool:
         if self.num_processes == 1:

@@ -13,7 +13,6 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import jax
-import keras
 import numpy as np
 import tensorflow as tf
 from jax.experimental import multihost_utils
@@ -26,11 +25,12 @@ from switch_tf.partitioning.axes import axes_of_new_variable
 from switch_tf.partitioning.backends import aborts, pjrt_client
 from switch_tf.partitioning.backends.pjrt_mesh import device_mesh, named_sharding
 from switch_tf.partitioning.backends.pjrt_program import PjrtProgram
-from switch_tf.partitioning.backends.pjrt_variable import PjrtVariable, checkpoint_key, put
+from switch_tf.partitioning.backends.pjrt_variable import PjrtVariable, put
 from switch_tf.partitioning.cluster import Cluster
 from switch_tf.partitioning.gspmd import XlaAnnotator
 from switch_tf.partitioning.layout import Layout
 from switch_tf.partitioning.partitioner import Partitioner
+from switch_tf.partitioning.pieces import Piece
 from switch_tf.refusals import Refusal
 
 # Words in errors of a lost process: of collectives on CPUs and GPUs, and of the service through which processes meet.
@@ -65,8 +65,8 @@ class PjrtPartitioner(Partitioner):
         super().__init__(layout)
         self.mesh: Mesh = device_mesh(layout, jax.devices()[:layout.num_devices])
         self.num_processes, self.process_index = jax.process_count(), jax.process_index()
-        self.saves_in_every_process = self.num_processes > 1
         self._annotator = XlaAnnotator(layout, tuple(layout.mesh)) if layout.num_devices > 1 else None
+        self._flags = jax.jit(_are_finite, out_shardings=self.sharding((None,)))
         self._variables: weakref.WeakSet[PjrtVariable] = weakref.WeakSet()
 
     def check(self, config: SwitchConfig, steps_per_call: int, use_xla: bool) -> None:
@@ -146,29 +146,19 @@ class PjrtPartitioner(Partitioner):
     def on_host(self, tensor: Any) -> Any:
         return tensor  # results are whole on every device
 
-    def write(self, prefix: str, state: dict[str, PjrtVariable]) -> None:
-        """Writes the pieces of this process, which the first process joins with those of the others."""
-        if self.num_processes == 1:
-            super().write(prefix, state)
-            return
-        parts = [f"{prefix}_part_{index:05d}" for index in range(self.num_processes)]
-        has_part, error = False, None
-        try:
-            if self.is_chief:
-                super().write(parts[0], state)  # with the graph of objects by which TensorFlow finds variables again
-            has_part = self.is_chief or _write_pieces(parts[self.process_index], state)
-        except (OSError, tf.errors.OpError) as failure:
-            error = failure
-        have_parts = multihost_utils.process_allgather(np.array(has_part))  # by a process that failed as well
-        if error is not None:
-            raise error
-        if self.is_chief:
-            written = [part for part, is_written in zip(parts, have_parts, strict=True) if is_written]
-            tf.raw_ops.MergeV2Checkpoints(checkpoint_prefixes=written, destination_prefix=prefix, delete_old_dirs=False)
+    def pieces(self, state: dict[str, PjrtVariable]) -> list[Piece]:
+        return [Piece(path, text, value) for path, variable in state.items()
+                for text, value in variable.pieces().items()]
 
-    def is_finite(self, variable: keras.Variable) -> bool:
-        array = variable.value.array
-        return not jax.numpy.issubdtype(array.dtype, jax.numpy.floating) or bool(_is_finite(array))
+    def _compile_flags(self, values):
+        indices = [index for index, value in enumerate(values) if value.dtype.is_floating]
+
+        def all_flags():
+            found = self._flags([values[index].array for index in indices]) if indices else ()
+            flags = dict(zip(indices, np.asarray(found).tolist(), strict=True))
+            return [flags.get(index, True) for index in range(len(values))]
+
+        return all_flags
 
     def any_process(self, flag: bool) -> bool:
         if self.num_processes == 1:
@@ -199,21 +189,10 @@ class PjrtPartitioner(Partitioner):
             pjrt_client.end_soon(status)
 
 
-def _write_pieces(prefix, state):
-    """Writes the pieces of this process; returns False if it has none."""
-    pieces = [(checkpoint_key(path), text, value) for path, variable in state.items()
-              for text, value in variable.pieces().items()]
-    if pieces:
-        names, texts, values = zip(*pieces, strict=True)
-        tf.raw_ops.SaveV2(prefix=prefix, tensor_names=names, shape_and_slices=texts, tensors=values)
-    return bool(pieces)
-
-
 def _memory(device):
     """Returns the bytes of memory that JAX may use of a device, None for the host's."""
     return (device.memory_stats() or {}).get("bytes_limit")
 
 
-@jax.jit
-def _is_finite(array):
-    return jax.numpy.isfinite(array).all()
+def _are_finite(arrays):
+    return jax.numpy.stack([jax.numpy.isfinite(array).all() for array in arrays])

@@ -1,7 +1,7 @@
 """A variable of the pjrt back end: a `jax.Array` on the devices, with a name in TensorFlow's programs."""
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from switch_tf import context
+from switch_tf.partitioning.pieces import in_host_memory, slice_text
 from switch_tf.partitioning.tensors import Tensor
 from switch_tf.refusals import Refusal
 
@@ -118,8 +119,8 @@ class PjrtVariable(tf.__internal__.tracking.Trackable):
                                                   lambda index: read(slice_text(shape, index)))
 
     def pieces(self) -> dict[str, tf.Tensor]:
-        """Returns slice, as `slice_text` writes it -> numbers: each piece once, in the process with its first copy."""
-        return {slice_text(self.array.shape, shard.index): tf.constant(np.asarray(shard.data))
+        """Returns slice, as `slice_text` writes it -> copied numbers: each piece once, in the first process with it."""
+        return {slice_text(self.array.shape, shard.index): in_host_memory(np.array(shard.data))
                 for shard in self.array.addressable_shards if shard.replica_id == 0}
 
     def _serialize_to_tensors(self):
@@ -131,18 +132,3 @@ class PjrtVariable(tf.__internal__.tracking.Trackable):
 def put(value: np.ndarray, sharding: jax.sharding.Sharding) -> jax.Array:
     """Brings a whole array of the host to the devices, each process the pieces of its own ones."""
     return jax.make_array_from_callback(value.shape, sharding, lambda index: value[index])
-
-
-def slice_text(shape: Sequence[int], index: Sequence[slice]) -> str:
-    """Returns TensorFlow's text for a slice, "4 8 0,2:-" for the first half of [4, 8]; "" for the whole tensor."""
-    ranges = [one.indices(size)[:2] for one, size in zip(index, shape, strict=True)]
-    if all(end - start == size for (start, end), size in zip(ranges, shape, strict=True)):
-        return ""
-    parts = ["-" if end - start == size else f"{start},{end - start}"
-             for (start, end), size in zip(ranges, shape, strict=True)]
-    return f"{' '.join(map(str, shape))} {':'.join(parts)}"
-
-
-def checkpoint_key(path: str) -> str:
-    """Returns the name under which `tf.train.Checkpoint(state={path: variable})` stores a variable."""
-    return f"state/{path.replace('.', '..').replace('/', '.S')}/.ATTRIBUTES/VARIABLE_VALUE"

@@ -105,6 +105,9 @@ class StrategyPartitioner(Partitioner):
         return lambda features: self._first(self.strategy.run(
             context.carried(lambda features: call(self._share(at_step(features, 0)))), args=(features,)))
 
+    def _on_each_device(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda: self._first(self.strategy.run(function))
+
     def any_process(self, flag: bool) -> bool:
         if self.num_processes == 1:
             return flag

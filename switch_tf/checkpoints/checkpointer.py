@@ -1,0 +1,188 @@
+"""Saves and restores the checkpoints of a run. Saving goes on in a thread, while the run trains.
+
+A save copies what this process stores of the variables to host memory, so later steps do not change it, and writes the
+small position in the data at once, because that moves on. A thread does the rest, see `writing.py`. At most one save
+is under way: the next one waits for it, and so does all that needs its files.
+"""
+
+import contextlib
+import functools
+import pathlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from switch_tf.checkpoints import bundles, descriptions, tensors, writing
+from switch_tf.checkpoints.best import Best
+from switch_tf.checkpoints.folders import BrokenCheckpoint, outdated, path_of, steps
+from switch_tf.data.batches import Batches
+from switch_tf.partitioning.partitioner import Partitioner
+from switch_tf.partitioning.unfolded import stored
+from switch_tf.refusals import Refusal, first_line
+from switch_tf.storage import leftovers
+
+
+class Checkpointer:
+    """The checkpoints of a run. All processes call its methods together, but for `settle`, `close` and `abandon`.
+
+    Args:
+        folder: path of the run's `checkpoints` folder.
+        variables: path -> Keras variable, see `tensors.state_variables`.
+        batches: data.Batches with the next training batches.
+        partitioner: Partitioner. Defaults to one device.
+        keep, keep_every: int, see `folders.outdated`.
+        configuration: JSON-able, from `continuation.record`.
+    """
+
+    def __init__(self, folder: str | pathlib.Path, variables: tensors.Variables, batches: Batches,
+                 partitioner: Partitioner | None = None, keep: int = 1, keep_every: int = 0,
+                 configuration: dict | None = None):
+        self._folder, self._variables, self._batches = pathlib.Path(folder), variables, batches
+        self._partitioner = partitioner or Partitioner()
+        self._keep, self._keep_every, self._configuration = keep, keep_every, configuration
+        self._graph = functools.cache(lambda: bundles.object_graph(variables))
+        self._under_way: writing.Writing | None = None
+
+    def save(self, step: int, pending_metrics: dict | None = None) -> None:
+        """Starts to write the checkpoint of a step, unless it exists, and to remove outdated ones after that.
+
+        Waits for an earlier save of another step first.
+
+        Args:
+            step: int.
+            pending_metrics: JSON-able sums since the last logged step, or None.
+
+        Raises:
+            BrokenCheckpoint: a variable is not finite. Nothing is written.
+            Refusal: the earlier save failed, or this one cannot begin. The older checkpoints are intact.
+        """
+        if self._under_way is not None and self._under_way.step == step:
+            return
+        self.wait()
+        self._check_finite(step)
+        final = path_of(self._folder, step)
+        if final.is_dir():
+            self._remove_outdated()  # a kill may have prevented that
+            return
+        with self._refusing(step):
+            self._agree(self._attempt(lambda: writing.make_empty(final)) if self._partitioner.is_chief else None, final)
+        process = self._partitioner.process_index, self._partitioner.num_processes
+        error = self._attempt(lambda: self._batches.save(writing.temporary_of(final), process[0]))
+        pieces = self._partitioner.pieces({path: stored(variable) for path, variable in self._variables.items()})
+        description = descriptions.describe(step, self._variables, pending_metrics, self._configuration,
+                                            self._partitioner)
+        self._under_way = writing.Writing(final, pieces, description, self._graph, process, self._remove_outdated,
+                                          error)
+
+    def wait(self) -> None:
+        """Waits until the save under way, if any, is complete in all processes.
+
+        Raises:
+            Refusal: it failed, in this process or another one: the disk is full or not writable. The older checkpoints
+                are intact.
+        """
+        under_way = self._under_way
+        if under_way is None:
+            return
+        final = path_of(self._folder, under_way.step)
+        with self._refusing(under_way.step):
+            # The first process would wait in vain for the part of a process that is lost, which a collective notices.
+            under_way.wait_for_part()
+            try:
+                self._agree(under_way.part_error)
+            except BaseException as error:
+                under_way.abandon()
+                if not self._partitioner.is_lost_process(error):
+                    under_way.join()
+                self._under_way = None
+                raise
+            under_way.join()
+            self._under_way = None
+            self._agree(under_way.error, final)
+
+    def settle(self) -> None:
+        """Waits for the thread of this process alone. A failure stays for `wait`."""
+        if self._under_way is not None:
+            self._under_way.join()
+
+    def close(self) -> None:
+        """Ends a run that did not `wait`: waits for the thread of this process alone.
+
+        Raises:
+            Refusal: it failed.
+        """
+        self.settle()
+        under_way, self._under_way = self._under_way, None
+        if under_way is not None:
+            with self._refusing(under_way.step):
+                if error := under_way.part_error or under_way.error:
+                    raise error
+
+    def abandon(self) -> None:
+        """Waits for no save any more, because another process is lost."""
+        if self._under_way is not None:
+            self._under_way.abandon()
+            self._under_way = None
+
+    def keep_best(self, best: Best, step: int, values: dict[str, float]) -> None:
+        """Declares the checkpoint of a step the best one, as soon as it is complete. See `Best.keep`.
+
+        Raises:
+            Refusal: it could not be saved, or best.json cannot be written.
+        """
+        self.wait()
+        best.keep(step, values, self._partitioner.is_chief)
+
+    def restore(self, checkpoint: str | pathlib.Path, restarts_data: bool = False) -> dict[str, Any]:
+        """Restores all variables and, unless the data are read from their beginning, the position in them.
+
+        Returns:
+            The description of the checkpoint, see `folders.describe`.
+
+        Raises:
+            BrokenCheckpoint, Refusal: see `tensors.restore`.
+        """
+        self.wait()
+        return tensors.restore(checkpoint, self._variables, None if restarts_data else self._batches)
+
+    def _check_finite(self, step):
+        flags = self._partitioner.are_finite(list(self._variables.values()))
+        for path, is_finite in zip(self._variables, flags, strict=True):
+            if not is_finite:
+                raise BrokenCheckpoint(f"{path} is not finite at step {step}, so this step is not saved; the last good "
+                                       f"checkpoint is step {max(steps(self._folder), default=None)}.")
+
+    def _remove_outdated(self):
+        if self._partitioner.is_chief:
+            for old in outdated(self._folder, self._keep, self._keep_every):
+                leftovers.remove(old)
+
+    def _attempt(self, write: Callable[[], None]) -> BaseException | None:
+        """Returns the error of a function that writes, so that all processes can fail together."""
+        try:
+            write()
+        except (OSError, tf.errors.OpError) as error:
+            if self._partitioner.is_lost_process(error):
+                raise
+            return error
+        return None
+
+    def _agree(self, error, final=None):
+        """Raises in all processes if one has an error, after the first one has removed the files of `final`."""
+        if self._partitioner.any_process(error is not None):
+            if final is not None and self._partitioner.is_chief:
+                writing.discard(final)
+            raise error or OSError("another process could not write its part and names the cause")
+
+    @contextlib.contextmanager
+    def _refusing(self, step) -> Iterator[None]:
+        """Turns errors of files in this scope into a Refusal that names the step."""
+        try:
+            yield
+        except (OSError, tf.errors.OpError) as error:
+            if self._partitioner.is_lost_process(error):
+                raise
+            raise Refusal(f"The checkpoint of step {step} could not be written to {self._folder} "
+                          f"({first_line(error)}); the older ones are as they were. Make room or rights there, then "
+                          "start the same command again.") from error

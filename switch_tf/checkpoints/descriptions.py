@@ -1,0 +1,95 @@
+"""Writes `checkpoint.json`, which completes a checkpoint and describes its variables, files and circumstances."""
+
+import hashlib
+import json
+import os
+import pathlib
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+import switch_tf
+from switch_tf.checkpoints.folders import FORMAT_VERSION
+from switch_tf.partitioning import axes_of
+from switch_tf.partitioning.partitioner import Partitioner
+from switch_tf.partitioning.unfolded import unfolding_of
+from switch_tf.storage import json_lines
+
+Sum = dict[str, Any]
+
+
+def describe(step: int, variables: dict[str, keras.Variable], pending_metrics: dict | None = None,
+             configuration: dict | None = None, partitioner: Partitioner | None = None) -> dict[str, Any]:
+    """Returns the description of a checkpoint, without its files.
+
+    Args:
+        step: int.
+        variables: path -> Keras variable.
+        pending_metrics: JSON-able sums since the last logged step, or None.
+        configuration: JSON-able, from `continuation.record`.
+        partitioner: Partitioner that trains. None for a checkpoint of weights alone.
+    """
+    configuration = configuration or {}
+    return {
+        "format_version": FORMAT_VERSION,
+        "step": step,
+        "versions": {"switch_tf": switch_tf.__version__, "tensorflow": tf.__version__, "keras": keras.__version__},
+        "layout": partitioner and _in_words(partitioner),
+        "vocabulary": configuration.get("vocabulary"),
+        "variables": {path: _described(variable) for path, variable in variables.items()},
+        "pending_metrics": pending_metrics,
+        "configuration": configuration,
+    }
+
+
+def _described(variable):
+    description = {"shape": list(variable.shape), "dtype": variable.dtype, "logical_axes": list(axes_of(variable))}
+    split_off = unfolding_of(variable).first
+    return {**description, "unfolded": split_off} if split_off else description
+
+
+def _in_words(partitioner):
+    layout = partitioner.layout
+    return {"mesh": ", ".join(f"{axis}={size}" for axis, size in layout.mesh.items()), "rules": _rules(layout.rules),
+            "at_rest_rules": _rules(layout.at_rest_rules), "backend": layout.backend,
+            "processes": partitioner.num_processes}
+
+
+def _rules(rules):
+    return ", ".join(f"{logical} over {axes if isinstance(axes, str) else ' and '.join(axes)}"
+                     for logical, axes in rules)
+
+
+def sum_of(file: pathlib.Path) -> Sum:
+    """Returns the size and the SHA-256 of a file, and waits until it is on disk."""
+    with open(file, "rb") as opened:
+        os.fsync(opened.fileno())
+        return {"size": os.fstat(opened.fileno()).st_size,
+                "sha256": hashlib.file_digest(opened, "sha256").hexdigest()}
+
+
+def complete(folder: pathlib.Path, description: dict[str, Any], known: dict[str, Sum] | None = None) -> None:
+    """Writes the description and the sums of all files, which completes a checkpoint.
+
+    Args:
+        folder: Checkpoint folder.
+        description: From `describe`.
+        known: Name of a file -> its sum, of files that need not be read again.
+    """
+    known = known or {}
+    files = {file.name: known.get(file.name) or sum_of(file) for file in sorted(folder.iterdir())}
+    with open(folder / "checkpoint.json", "w") as file:
+        json.dump(json_lines.finite({**description, "files": files}), file, indent=1, allow_nan=False)
+        file.flush()
+        os.fsync(file.fileno())
+    sync(folder)
+
+
+def sync(folder: pathlib.Path) -> None:
+    """Waits until the entries of a folder are on disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
