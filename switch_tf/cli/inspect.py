@@ -1,12 +1,17 @@
-"""`switch-tf inspect`: prints parameters by part, FLOPs, bytes and, under a layout, bytes per device."""
+"""`switch-tf inspect`: prints parameters by part, FLOPs, bytes and, under a layout, bytes per device.
+
+With --verify it reads the files of checkpoints instead.
+"""
 
 import argparse
 import pathlib
+import sys
 
 import gin
+from tqdm import tqdm
 
 from switch_tf import checks
-from switch_tf.checkpoints import run_config
+from switch_tf.checkpoints import run_config, verification
 from switch_tf.cli import gin_files
 from switch_tf.configs import shipped_gin
 from switch_tf.configs.gin_calls import or_mistake
@@ -19,8 +24,10 @@ from switch_tf.reporting import costs
 
 EXAMPLES = r"""
 switch-tf inspect switch_base_8
-switch-tf inspect --list
+switch-tf inspect runs/x --verify
 """
+
+_REFRESH_SECONDS, _LINE_SECONDS = 0.5, 20  # between updates of the progress, on a terminal and in a file
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,13 +36,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help="a preset such as switch_base_8, a model's gin file, a run folder, a checkpoint folder or "
                              "a folder of Hugging Face")
     parser.add_argument("--list", action="store_true", help="name all presets")
+    parser.add_argument("--verify", action="store_true",
+                        help="read every file of a run's checkpoints, or of one, and compare it with its recorded sum; "
+                             "status 1 if one is damaged")
     parser.add_argument("--inputs_length", type=int, default=512, help="tokens, for the FLOPs (default 512)")
     parser.add_argument("--targets_length", type=int, default=114, help="tokens, for the FLOPs (default 114)")
     gin_files.add_arguments(parser)
 
 
 def run(arguments: argparse.Namespace) -> dict:
-    """Prints and returns the presets, or the sizes of one model, which is not built."""
+    """Prints and returns the presets, the sizes of one model, which is not built, or the state of checkpoints."""
+    if arguments.verify:
+        return _verify(arguments)
     if arguments.list:
         configs = {name: SwitchConfig.from_preset(name) for name in shipped_gin.preset_names()}
         print(costs.table(configs), file=arguments.stream)
@@ -54,6 +66,22 @@ def run(arguments: argparse.Namespace) -> dict:
         print(f"Bytes per device depend on the size of mesh axis {layout.open_axes[0]!r}, for example "
               f"--gin.MESH_SHAPE=\"'{example}'\".", file=arguments.stream)
     return result
+
+
+def _verify(arguments):
+    if not arguments.what:
+        raise Refusal("--verify reads checkpoints: name a run folder, or one of its checkpoints/step_... folders.")
+    checkpoints = verification.checkpoints_in(arguments.what)
+    findings = []
+    with tqdm(total=sum(map(verification.num_bytes_of, checkpoints)), unit="B", unit_scale=True, file=sys.stderr,
+              mininterval=_REFRESH_SECONDS if sys.stderr.isatty() else _LINE_SECONDS) as progress:
+        for checkpoint in checkpoints:
+            findings.append(verification.verify(checkpoint, progress.update))
+            progress.write(str(findings[-1]), file=arguments.stream)
+    return {"checkpoints": [{"checkpoint": str(finding.checkpoint), "is_whole": finding.damage is None,
+                             "damage": finding.damage, "has_sums": finding.has_sums, "bytes": finding.num_bytes}
+                            for finding in findings],
+            "exit_status": int(any(finding.damage for finding in findings))}
 
 
 def _config_and_layout(arguments):

@@ -1,5 +1,7 @@
 """Checkpoints do not depend on the layout, and a step that diverges under one changes nothing and is located."""
 
+import threading
+
 import keras
 import numpy as np
 import pytest
@@ -7,7 +9,7 @@ import tensorflow as tf
 from tensorflow.experimental import dtensor
 
 from switch_tf import SwitchTransformer, data
-from switch_tf.checkpoints import tensors
+from switch_tf.checkpoints import bundles, tensors
 from switch_tf.checkpoints.checkpointer import Checkpointer
 from switch_tf.checkpoints.folders import path_of
 from switch_tf.configs.run import StepSettings
@@ -80,6 +82,37 @@ def test_a_run_goes_on_under_another_layout_and_comes_back(one, other, make_part
         for name, value in restored.values().items():
             np.testing.assert_array_equal(value, expected[name], err_msg=name)
         assert restored.step(batch)[0] == pytest.approx(saved.step(batch)[0], rel=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", [
+    PIECES, SEVERAL, REPLICAS, PJRT, pytest.param(ONE, marks=pytest.mark.exhaustive),
+    pytest.param(PJRT_ONE, marks=pytest.mark.exhaustive)], ids=lambda layout: "_".join(map(str, layout.values())))
+def test_a_save_under_way_has_the_values_that_tensorflow_would_have_written(layout, make_partitioner, shallow_config,
+                                                                           batch, tmp_path, monkeypatch):
+    """The step goes on, in donated memory, before the thread writes anything."""
+    run, has_gone_on, write = _Run(make_partitioner(**layout), shallow_config, 1), threading.Event(), bundles.write
+    run.step(batch)
+    tf.train.Checkpoint(state={path: stored(variable) for path, variable in run.variables.items()}).write(
+        str(tmp_path / "expected"))
+
+    def late(*args):
+        assert has_gone_on.wait(600)
+        return write(*args)
+
+    monkeypatch.setattr(bundles, "write", late)
+    checkpointer = Checkpointer(tmp_path, run.variables, _batches(), run.partitioner)
+    checkpointer.save(1)
+    for _ in range(2):
+        run.step(batch)
+    has_gone_on.set()
+    checkpointer.wait()
+    expected, found = (tf.train.load_checkpoint(str(prefix))
+                       for prefix in (tmp_path / "expected", path_of(tmp_path, 1) / "state"))
+    shapes = expected.get_variable_to_shape_map()
+    assert found.get_variable_to_shape_map() == shapes and len(shapes) == len(run.variables) + 1
+    for key in shapes.keys() - {"_CHECKPOINTABLE_OBJECT_GRAPH"}:
+        np.testing.assert_array_equal(found.get_tensor(key), expected.get_tensor(key), err_msg=key)
 
 
 @pytest.mark.slow

@@ -1,3 +1,4 @@
+import hashlib
 import json
 import subprocess
 import sys
@@ -209,3 +210,40 @@ def test_a_folder_of_hugging_face_is_inspected(capsys, tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "bert"}')
     assert main.main(["inspect", str(tmp_path)]) == 2
     assert "model_type" in capsys.readouterr().err
+
+
+def _checkpoint(folder, step, content=b"weights", **description):
+    path = folder / "checkpoints" / f"step_{step:08d}"
+    path.mkdir(parents=True)
+    (path / "state.index").write_bytes(content)
+    entry = {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    (path / "checkpoint.json").write_text(json.dumps({
+        "format_version": 4, "step": step, "variables": {}, "files": {"state.index": entry}, **description}))
+    return path
+
+
+def test_verify_reads_every_checkpoint_of_a_run_and_names_the_damaged_file(capsys, tmp_path):
+    paths = [_checkpoint(tmp_path, step) for step in (1, 2)]
+    paths.append(_checkpoint(tmp_path, 3, format_version=3, files={"state.index": 7}))
+    assert main.main(["inspect", str(tmp_path), "--verify"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        f"{paths[0]} is whole.", f"{paths[1]} is whole.",
+        f"{paths[2]} has files of the right sizes; its format has no sums to compare them with."]
+    (paths[0] / "state.index").write_bytes(b"weighty")  # of the same size
+    (paths[1] / "state.index").write_bytes(b"weight")
+    assert main.main(["inspect", str(tmp_path), "--verify", "--json"]) == 1
+    captured = capsys.readouterr()
+    result = json.loads(captured.out.splitlines()[-1])
+    assert [entry["is_whole"] for entry in result["checkpoints"]] == [False, False, True]
+    assert f"{paths[0]} is damaged: state.index has the SHA-256 " in captured.err
+    assert f"{paths[1]} is damaged: {paths[1] / 'state.index'} should have 7 bytes but has 6." in captured.err
+    assert main.main(["inspect", str(paths[1]), "--verify"]) == 1
+    (paths[1] / "checkpoint.json").unlink()
+    assert main.main(["inspect", str(paths[1]), "--verify"]) == 1
+    assert "has no readable checkpoint.json" in capsys.readouterr().out
+
+
+def test_verify_refuses_what_has_no_checkpoints(capsys, tmp_path):
+    for words, message in (([], "--verify reads checkpoints"), ([str(tmp_path)], "holds no checkpoint to verify")):
+        assert main.main(["inspect", *words, "--verify"]) == 2
+        assert message in capsys.readouterr().err

@@ -62,15 +62,17 @@ libc.pthread_create(ctypes.byref(thread), None, libc.abort, None)
 # Both save twice. The second time one cannot write more than a few bytes to a file.
 SAVING = """
 import keras, pathlib, types
-from switch_tf.checkpoints import tensors
+import numpy as np
+from switch_tf.checkpoints.checkpointer import Checkpointer
 from switch_tf.partitioning.axes import with_axes
 
 if not hasattr(partitioner, "variable"):
     with partitioner.creates_variables():
-        partitioner.variable = with_axes((None, "mlp"), keras.Variable, tensors.np.ones([1000, 4]))
+        partitioner.variable = with_axes((None, "mlp"), keras.Variable, np.ones([1000, 4]))
     batches = types.SimpleNamespace(save=lambda folder, index: (folder / f"position_{index}").write_text("0"))
-    step = 1
-tensors.save(pathlib.Path("run"), step, {"model/kernel": partitioner.variable}, batches, None, 5, partitioner)
+    step, checkpointer = 1, Checkpointer("run", {"model/kernel": partitioner.variable}, batches, partitioner, keep=5)
+checkpointer.save(step)
+checkpointer.wait()
 if partitioner.process_index == failing:
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
 assert step == 1

@@ -1,45 +1,43 @@
 """Kills at each file operation of a run between an evaluation, its checkpoint and best.json.
 
-A stand-in for training drives the run folder, the checkpoints and the best as `loop.Training` does, without a model.
+A stand-in for training drives the run folder, the checkpoints and the best as `loop.Training` does, without a model:
+it goes on while a thread writes a periodic checkpoint, and waits for the best and the last one.
 """
 
 import os
 import signal
 import sys
+import time
 import types
 
 import pytest
 
-from switch_tf.checkpoints import folders, tensors
+from switch_tf.checkpoints import bundles, folders
 from switch_tf.checkpoints.best import Best
+from switch_tf.checkpoints.checkpointer import Checkpointer
 from switch_tf.checkpoints.run_folder import RunFolder
 from switch_tf.configs.run import Run
+from switch_tf.partitioning.layout import Layout
 from switch_tf.storage import json_lines
 
 METRIC = "eval/task/loss"
 LOSSES = [9.0, 7.0, 8.0, 5.0, 5.0, 6.0]  # of each step; the best is step 3
 PERIOD = 2  # of checkpoints
 _OPERATIONS = {"open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "shutil.rmtree"}
-PARTITIONER = types.SimpleNamespace(is_chief=True, saves_in_every_process=False, process_index=0, num_processes=1,
-                                    any_process=lambda flag: flag, is_finite=lambda variable: True,
-                                    write=lambda prefix, state: tensors.tf.train.Checkpoint(state=state).write(prefix))
+PARTITIONER = types.SimpleNamespace(is_chief=True, process_index=0, num_processes=1, any_process=lambda flag: flag,
+                                    are_finite=lambda variables: [], pieces=lambda state: [], layout=Layout(),
+                                    is_lost_process=lambda error: False)
 
 
-class _Checkpoint:
-    """Writes what TensorFlow does: a folder that it fills, then the files."""
-
-    def __init__(self, state):
-        pass
-
-    def write(self, prefix):
-        state = os.path.join(os.path.dirname(prefix), "state_temp")
-        os.mkdir(state)
-        with open(os.path.join(state, "part"), "w") as file:
-            file.write("half")
-        os.rename(os.path.join(state, "part"), f"{prefix}.data-00000-of-00001")
-        os.rmdir(state)
-        with open(f"{prefix}.index", "w") as file:
-            file.write("index")
+def _write(prefix, pieces, graph):
+    """Writes what TensorFlow does, a file under a temporary name and the index, while the main thread goes on."""
+    with open(f"{prefix}.tempstate", "w") as file:
+        file.write("half")
+    time.sleep(0.01)
+    os.rename(f"{prefix}.tempstate", f"{prefix}.data-00000-of-00001")
+    with open(f"{prefix}.index", "w") as file:
+        file.write("index")
+    return True
 
 
 def _newest(folder):
@@ -57,19 +55,17 @@ def _train(path):
     best = Best(run, folder)
     best.take_up(max(begun, 0), is_chief=True)
 
-    def save(step):
-        tensors.save(folder.checkpoints, step, {}, types.SimpleNamespace(save=lambda *_: None), None, 1,
-                         PARTITIONER)
-
+    checkpointer = Checkpointer(folder.checkpoints, {}, types.SimpleNamespace(save=lambda *_: None), PARTITIONER)
     for step in range(begun + 1, len(LOSSES)):
         values = {METRIC: LOSSES[step]}
         json_lines.append(folder.metrics, {"step": step, **values})
         if best.is_improved(values):
-            save(step)
-            best.keep(step, values, is_chief=True)
+            checkpointer.save(step)
+            checkpointer.keep_best(best, step, values)
         if step % PERIOD == 0:
-            save(step)
-    save(len(LOSSES) - 1)
+            checkpointer.save(step)
+    checkpointer.save(len(LOSSES) - 1)
+    checkpointer.wait()
     folder.write_end(len(LOSSES) - 1, "TRAIN_STEPS")
     folder.close()
     return begun
@@ -101,7 +97,8 @@ def _train_and_be_killed(path, number):
 
 @pytest.fixture(autouse=True)
 def _without_tensorflow(monkeypatch):
-    monkeypatch.setattr(tensors.tf.train, "Checkpoint", _Checkpoint)
+    monkeypatch.setattr(bundles, "write", _write)
+    monkeypatch.setattr(bundles, "object_graph", lambda paths: b"")
 
 
 def _check(path):
