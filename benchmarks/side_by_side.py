@@ -4,7 +4,7 @@ A single number means little on a shared machine. So every round runs each conte
 from round to round, and the result is the median over rounds of each contender's time over the baseline's of the same
 round.
 
-This file is the harness; the commands are `benchmarks/moe_layer.py` and `benchmarks/train_step.py`.
+This file is the harness; the commands are `benchmarks/moe_layer.py`, `train_step.py`, `checkpoints.py` and others.
 """
 
 import dataclasses

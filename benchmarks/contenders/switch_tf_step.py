@@ -26,6 +26,12 @@ def step_under_layout(job):
 
 def step(job, partitioner=None):
     """Builds one step of `compile_steps`; a job without experts is a dense model."""
+    run, facts, _, _ = built(job, partitioner)
+    return run, facts
+
+
+def built(job, partitioner=None):
+    """Returns the step, its facts, and the model and optimizer that it updates."""
     partitioner = partitioner or Partitioner()
     config = SwitchConfig(
         vocab_size=job["vocab_size"], d_model=job["d_model"], d_ff=job["d_ff"], d_kv=job["d_kv"],
@@ -50,7 +56,7 @@ def step(job, partitioner=None):
 
     first = run().batch.loss_terms["cross_entropy"]
     return run, {"parameters": config.num_parameters, "first_loss": round(float(first.value), 3),
-                 "versions": {"tensorflow": tf.__version__, "keras": keras.__version__}}
+                 "versions": {"tensorflow": tf.__version__, "keras": keras.__version__}}, model, optimizer
 
 
 def _features(job):

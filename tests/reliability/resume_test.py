@@ -11,6 +11,8 @@ import time
 
 import pytest
 
+from switch_tf.checkpoints import folders
+
 STEPS = 60
 ARGUMENTS = [
     "--gin_file=gin/models/switch_tiny.gin", "--gin_file=gin/tasks/docs_corpus.gin",
@@ -23,10 +25,28 @@ ARGUMENTS = [
     "--gin.CHECKPOINT_PERIOD=7", "--gin.Run.eval_batches=1", "--gin.Run.shown_examples=2",
     "--gin.RsqrtDecay.warmup_steps=100"]
 
+# A thread that takes seconds for a checkpoint, while the run takes many steps.
+SLOW_WRITER = """
+import sys, time
+from switch_tf.checkpoints import bundles
+from switch_tf.cli import main
 
-def _start(folder, run, steps=STEPS):
-    command = [sys.executable, "-m", "switch_tf.cli", "train", *ARGUMENTS, f"--gin.MODEL_DIR='{run}'",
-               f"--gin.TRAIN_STEPS={steps}", "--json"]
+write = bundles.write
+
+def slow(*args):
+    time.sleep(2)
+    written = write(*args)
+    time.sleep(2)
+    return written
+
+bundles.write = slow
+sys.exit(main.main(sys.argv[1:]))
+"""
+
+
+def _start(folder, run, steps=STEPS, program=("-m", "switch_tf.cli")):
+    command = [sys.executable, *program, "train", *ARGUMENTS, f"--gin.MODEL_DIR='{run}'", f"--gin.TRAIN_STEPS={steps}",
+               "--json"]
     return subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
@@ -79,6 +99,28 @@ def test_kills_at_random_steps_leave_every_logged_number_as_in_the_straight_run(
     assert process.returncode == 0, err
     assert "Going on from step" in err
     assert _timeless(_lines(run / "metrics.jsonl")) == expected, f"killed after {kills} (seed {seed})"
+
+
+@pytest.mark.slow
+def test_a_kill_while_a_thread_saves_leaves_complete_checkpoints_and_the_numbers_of_the_straight_run(straight, tmp_path):
+    run = tmp_path / "run"
+    checkpoints = run / "checkpoints"
+    process = _start(tmp_path, "run", program=("-c", SLOW_WRITER))
+    while process.poll() is None and not (folders.steps(checkpoints) and [*checkpoints.glob("tmp.step_*/state.index")]):
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    _, err = process.communicate()
+    assert process.returncode == -signal.SIGKILL, err
+    (unfinished,) = checkpoints.glob("tmp.step_*")
+    saved = folders.steps(checkpoints)
+    assert saved and all(folders.is_whole(folders.path_of(checkpoints, step)) for step in saved)
+    assert max(saved) < int(unfinished.name.removeprefix("tmp.step_"))
+    logged = max(line["step"] for line in _lines_so_far(run))
+    process = _start(tmp_path, "run")
+    _, err = process.communicate()
+    assert process.returncode == 0, err
+    assert f"Going on from step {max(saved)}" in err and not unfinished.exists()
+    assert _timeless(_lines(run / "metrics.jsonl")) == _timeless(_lines(straight[0] / "metrics.jsonl")), logged
 
 
 def _lines_so_far(run):

@@ -1,0 +1,48 @@
+"""Windows of switch_tf's training steps, with a checkpoint at the start of each or without."""
+
+import tempfile
+import threading
+import time
+import types
+
+from switch_tf_step import built
+
+from switch_tf.checkpoints import tensors
+from switch_tf.checkpoints.checkpointer import Checkpointer
+
+
+def window(job):
+    """Builds "period" steps; a job with "saves" starts to save before them, one that also "waits" then waits."""
+    step, facts, model, optimizer = built(job)
+    folder = tempfile.TemporaryDirectory(dir=job["folder"])  # removed with the last reference to it
+    batches = types.SimpleNamespace(save=lambda *args: None)
+    checkpointer = Checkpointer(folder.name, tensors.state_variables(model, optimizer), batches)
+    facts = {**facts, "folder": job["folder"]}
+    count = 0
+
+    def save():
+        nonlocal count
+        count += 1
+        started = time.perf_counter()
+        checkpointer.save(count)
+        facts["blocked_seconds"] = round(time.perf_counter() - started, 3)
+
+        def settle():
+            checkpointer.settle()
+            facts["commit_seconds"] = round(time.perf_counter() - started, 3)
+
+        settling = threading.Thread(target=settle)
+        settling.start()
+        if job["waits"]:
+            checkpointer.wait()
+            facts["blocked_seconds"] = round(time.perf_counter() - started, 3)
+            settling.join()
+
+    def run():
+        if job["saves"]:
+            save()
+        for _ in range(job["period"]):
+            step()
+
+    run.folder = folder  # as long as the steps
+    return run, facts
