@@ -9,13 +9,12 @@ import errno
 import math
 import numbers
 import os
-import pathlib
-import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from switch_tf.refusals import Refusal, first_line
+from switch_tf.storage import places
 from switch_tf.storage.whole_file import reading
 
 # Words of the sentence that refuses a number -> the rule.
@@ -30,7 +29,6 @@ _RULES = {
 _LARGEST_INTEGER = 2**31 - 1
 # Outside of this range a float32 is 0 or infinite, and a quotient or product with it NaN or infinite.
 _SMALLEST_FLOAT, _LARGEST_FLOAT = 1.2e-38, 3.4e38
-_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # one slash: a typing mistake, or what pathlib leaves of "gs://b/x"
 _KINDS = {"float": ("float", "bfloat"), "int": ("int", "uint"), "bool": ("bool",),
           "number": ("float", "bfloat", "int", "uint", "bool")}
 
@@ -91,24 +89,26 @@ def text(name: str, value: Any) -> str:
     return value
 
 
-def path(name: str, value: Any) -> pathlib.Path:
-    """Checks a local path, given as text or as a path, and returns it as a path."""
+def path(name: str, value: Any) -> Any:
+    """Checks a path of this machine or of a bucket, given as text or as a path, and returns it as `places.at` does."""
     if not isinstance(value, str | os.PathLike) or "\0" in str(value) or str(value) == "":
         raise Refusal(f"{name} must be a path, not {shown(value)}.")
-    return pathlib.Path(local(name, value))
+    return places.at(place(name, value))
 
 
-def local(name: str, value: Any) -> Any:
-    """Checks text or a path that must name a local file or folder, which need not exist.
+def place(name: str, value: Any) -> Any:
+    """Checks text or a path that must name a file or folder of this machine or of a bucket, which need not exist.
 
-    URLs are refused, because pathlib would turn "gs://b/x" into the local folder "gs:/b/x", and so are names that are
-    too long for the file system.
+    Other URLs are refused, because pathlib would turn "s3://b/x" into the local folder "s3:/b/x", and so are names that
+    are too long for the file system.
     """
     if not isinstance(value, os.PathLike):
         text(name, value)
-    if "://" in str(value) or _URL.match(str(value).lstrip()):
-        raise Refusal(f"{name} must be a folder or file of this machine's file system, not {str(value)!r}: URLs, "
-                      "such as those of buckets, are not supported here; use a local path and copy the files.")
+    if not places.is_supported(value):
+        raise Refusal(f"{name} must be a path of this machine or of a bucket, such as gs://bucket/x, not "
+                      f"{os.fspath(value)!r}; use one of these, and copy the files if they are elsewhere.")
+    if not places.is_local(value):
+        return value
     try:
         os.stat(value)
     except OSError as error:
@@ -119,7 +119,7 @@ def local(name: str, value: Any) -> Any:
     return value
 
 
-def new_folder(folder: pathlib.Path) -> None:
+def new_folder(folder: Any) -> None:
     """Raises a Refusal unless a folder is empty or does not exist, so that nothing is overwritten."""
     with reading(folder):
         is_new = not folder.exists() or folder.is_dir() and not any(folder.iterdir())

@@ -6,6 +6,7 @@ standard error only. Needs no TensorFlow.
 
 import io
 import os
+import pathlib
 import re
 import string
 import subprocess
@@ -17,6 +18,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from etils import epy
 
 from switch_tf.refusals import Refusal
+from switch_tf.storage import places
 
 with epy.lazy_imports():  # the checks of arguments need none of them
     import sentencepiece
@@ -87,12 +89,12 @@ def _train(sentences, num_pieces, is_quiet, **options):
 def check_output(output: str) -> None:
     """Refuses an `--output` that exists or cannot be written."""
     folder = os.path.dirname(output) or "."
-    if os.path.isdir(output) or not os.path.basename(output):
-        raise Refusal(f"--output must be a file on this machine, not {output!r}.")
-    if os.path.exists(output):
+    if places.at(output).is_dir() or not os.path.basename(output):
+        raise Refusal(f"--output must be a file, not {output!r}.")
+    if places.at(output).exists():
         raise Refusal(f"--output {output!r} is there already, and models may have been trained with it; choose "
                       "another name, or remove it.")
-    if not os.path.isdir(folder) or not os.access(folder, os.W_OK):
+    if places.is_local(output) and not (os.path.isdir(folder) and os.access(folder, os.W_OK)):
         raise Refusal(f"--output {output!r} cannot be written, because {folder!r} is no folder that can be written to.")
 
 
@@ -107,7 +109,8 @@ def train_file(sentences: Sequence[str], num_pieces: int, output: str) -> None:
     Raises:
         Refusal: The text does not allow that size, or the process was killed.
     """
-    with tempfile.TemporaryDirectory(prefix=".vocabulary", dir=os.path.dirname(output) or ".") as temporary:
+    beside = os.path.dirname(output) or "." if places.is_local(output) else None
+    with tempfile.TemporaryDirectory(prefix=".vocabulary", dir=beside) as temporary:
         source, model = os.path.join(temporary, "sentences"), os.path.join(temporary, "model")
         with open(source, "w", encoding="utf-8", newline="\n") as file:
             file.writelines(f"{sentence}\n" for sentence in sentences)
@@ -120,7 +123,7 @@ def train_file(sentences: Sequence[str], num_pieces: int, output: str) -> None:
                 raise
         if child.returncode:
             raise Refusal(_failure(log, num_pieces, child.returncode))
-        os.replace(model, output)
+        places.put(pathlib.Path(model), output)
 
 
 def _show_progress(lines, num_pieces):
@@ -151,7 +154,7 @@ def _failure(log, num_pieces, status):
 
 def characters_per_token(model: str, sentences: Sequence[str]) -> float:
     """Returns the mean number of characters of a piece, over some 1000 of the sentences. `model` is a file."""
-    pieces = sentencepiece.SentencePieceProcessor(model_file=model)
+    pieces = sentencepiece.SentencePieceProcessor(model_proto=places.at(model).read_bytes())
     some = sentences[::max(1, len(sentences) // 1000)]
     return sum(map(len, some)) / sum(len(pieces.encode(sentence)) for sentence in some)
 

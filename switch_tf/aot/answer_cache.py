@@ -10,6 +10,7 @@ from importlib import metadata
 import switch_tf
 from switch_tf import environment
 from switch_tf.refusals import Refusal
+from switch_tf.storage import places
 from switch_tf.storage.whole_file import write_whole, writing
 
 
@@ -56,18 +57,19 @@ def check_outputs(save: str | None, plot: str | None) -> None:
         Refusal: Names the flag.
     """
     if save is not None:
-        _check_folder("--save", pathlib.Path(save))
+        _check_folder("--save", places.at(save))
     if plot is not None:
-        if pathlib.Path(plot).is_dir():
+        if places.at(plot).is_dir():
             raise Refusal(f"--plot needs a file, and {plot!r} is a folder; name one in it, such as step.png.")
-        _check_folder("--plot", pathlib.Path(plot).parent)
+        _check_folder("--plot", places.at(plot).parent)
 
 
 def _check_folder(flag, folder):
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
+        if places.is_local(folder):
+            with tempfile.TemporaryFile(dir=folder):
+                pass
     except OSError as error:
         raise Refusal(f"{flag} needs a folder that can be written to, and {str(folder)!r} is none ({error.strerror}); "
                       "name another.") from error

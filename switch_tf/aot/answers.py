@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from switch_tf.aot import answer_cache, estimate, picture, result
+from switch_tf.storage import places
 
 
 class Answer(NamedTuple):
@@ -57,10 +58,10 @@ def compile_question(question: estimate.Question, is_full: bool, save: str | pat
 
     def keep(name, text):
         if save is not None:
-            files[pathlib.Path(save) / name] = text
+            files[places.at(save) / name] = text
 
     answer = estimate.make(question, is_full, say, keep)
     as_json = result.as_json(question, answer)
     if plot is not None and answer.schedule is not None:
-        files[pathlib.Path(plot)] = picture.draw(answer.schedule, answer.parts, answer.compiled[-1], as_json["layers"])
+        files[places.at(plot)] = picture.draw(answer.schedule, answer.parts, answer.compiled[-1], as_json["layers"])
     return as_json, files

@@ -13,14 +13,14 @@ from typing import Any
 
 import tensorflow as tf
 
-from switch_tf.checkpoints import bundles, descriptions, tensors, writing
+from switch_tf.checkpoints import bundles, descriptions, folders, tensors, writing
 from switch_tf.checkpoints.best import Best
 from switch_tf.checkpoints.folders import BrokenCheckpoint, outdated, path_of, steps
 from switch_tf.data.batches import Batches
 from switch_tf.partitioning.partitioner import Partitioner
 from switch_tf.partitioning.unfolded import stored
 from switch_tf.refusals import Refusal, first_line
-from switch_tf.storage import leftovers
+from switch_tf.storage import places
 
 
 class Checkpointer:
@@ -38,7 +38,7 @@ class Checkpointer:
     def __init__(self, folder: str | pathlib.Path, variables: tensors.Variables, batches: Batches,
                  partitioner: Partitioner | None = None, keep: int = 1, keep_every: int = 0,
                  configuration: dict | None = None):
-        self._folder, self._variables, self._batches = pathlib.Path(folder), variables, batches
+        self._folder, self._variables, self._batches = places.at(folder), variables, batches
         self._partitioner = partitioner or Partitioner()
         self._keep, self._keep_every, self._configuration = keep, keep_every, configuration
         self._graph = functools.cache(lambda: bundles.object_graph(variables))
@@ -62,18 +62,19 @@ class Checkpointer:
         self.wait()
         self._check_finite(step)
         final = path_of(self._folder, step)
-        if final.is_dir():
+        if folders.is_complete(final):
             self._remove_outdated()  # a kill may have prevented that
             return
         with self._refusing(step):
             self._agree(self._attempt(lambda: writing.make_empty(final)) if self._partitioner.is_chief else None, final)
         process = self._partitioner.process_index, self._partitioner.num_processes
-        error = self._attempt(lambda: self._batches.save(writing.temporary_of(final), process[0]))
+        staging = writing.staging_of(final)
+        error = self._attempt(lambda: self._batches.save(staging, process[0]))
         pieces = self._partitioner.pieces({path: stored(variable) for path, variable in self._variables.items()})
         description = descriptions.describe(step, self._variables, pending_metrics, self._configuration,
                                             self._partitioner)
-        self._under_way = writing.Writing(final, pieces, description, self._graph, process, self._remove_outdated,
-                                          error)
+        self._under_way = writing.Writing(final, staging, pieces, description, self._graph, process,
+                                          self._remove_outdated, error)
 
     def wait(self) -> None:
         """Waits until the save under way, if any, is complete in all processes.
@@ -156,7 +157,7 @@ class Checkpointer:
     def _remove_outdated(self):
         if self._partitioner.is_chief:
             for old in outdated(self._folder, self._keep, self._keep_every):
-                leftovers.remove(old)
+                folders.remove(old)
 
     def _attempt(self, write: Callable[[], None]) -> BaseException | None:
         """Returns the error of a function that writes, so that all processes can fail together."""

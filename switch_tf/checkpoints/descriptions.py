@@ -1,7 +1,6 @@
 """Writes `checkpoint.json`, which completes a checkpoint and describes its variables, files and circumstances."""
 
 import hashlib
-import json
 import os
 import pathlib
 from typing import Any
@@ -10,11 +9,11 @@ import keras
 import tensorflow as tf
 
 import switch_tf
-from switch_tf.checkpoints.folders import FORMAT_VERSION
+from switch_tf.checkpoints.folders import DESCRIPTION, FORMAT_VERSION
 from switch_tf.partitioning import axes_of
 from switch_tf.partitioning.partitioner import Partitioner
 from switch_tf.partitioning.unfolded import unfolding_of
-from switch_tf.storage import json_lines
+from switch_tf.storage import json_lines, places
 
 Sum = dict[str, Any]
 
@@ -61,15 +60,18 @@ def _rules(rules):
                      for logical, axes in rules)
 
 
-def sum_of(file: pathlib.Path) -> Sum:
-    """Returns the size and the SHA-256 of a file, and waits until it is on disk."""
+def sum_of(file: Any) -> Sum:
+    """Returns the size and the SHA-256 of a file, and waits until it is on disk, if that is where it is."""
+    if not places.is_local(file):
+        content = file.read_bytes()
+        return {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
     with open(file, "rb") as opened:
         os.fsync(opened.fileno())
         return {"size": os.fstat(opened.fileno()).st_size,
                 "sha256": hashlib.file_digest(opened, "sha256").hexdigest()}
 
 
-def complete(folder: pathlib.Path, description: dict[str, Any], known: dict[str, Sum] | None = None) -> None:
+def complete(folder: Any, description: dict[str, Any], known: dict[str, Sum] | None = None) -> None:
     """Writes the description and the sums of all files, which completes a checkpoint.
 
     Args:
@@ -79,8 +81,12 @@ def complete(folder: pathlib.Path, description: dict[str, Any], known: dict[str,
     """
     known = known or {}
     files = {file.name: known.get(file.name) or sum_of(file) for file in sorted(folder.iterdir())}
-    with open(folder / "checkpoint.json", "w") as file:
-        json.dump(json_lines.finite({**description, "files": files}), file, indent=1, allow_nan=False)
+    text = json_lines.dumps({**description, "files": files}, indent=1)
+    if not places.is_local(folder):
+        (folder / DESCRIPTION).write_text(text)
+        return
+    with open(folder / DESCRIPTION, "w") as file:
+        file.write(text)
         file.flush()
         os.fsync(file.fileno())
     sync(folder)

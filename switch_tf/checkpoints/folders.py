@@ -16,16 +16,16 @@ import hashlib
 import math
 import pathlib
 import re
-import shutil
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from switch_tf.refusals import Refusal
-from switch_tf.storage import json_lines, leftovers
+from switch_tf.storage import json_lines, leftovers, places
 from switch_tf.storage.whole_file import write_whole
 
 FORMAT_VERSION = 4
 _READABLE = (3, 4)
+DESCRIPTION = "checkpoint.json"
 _STEP = re.compile(r"step_([0-9]{8,})")
 _BEST = "best.json"
 # Largest description to read, in bytes: a thousand times that of the largest model.
@@ -42,15 +42,21 @@ class BrokenCheckpoint(Refusal):
 
 def steps(folder: Folder) -> list[int]:
     """Returns the steps of the checkpoints in a folder, oldest first."""
-    entries = pathlib.Path(folder).iterdir() if pathlib.Path(folder).is_dir() else ()
+    entries = places.at(folder).iterdir() if places.at(folder).is_dir() else ()
     matches = [(int(match[1]), entry) for entry in entries if (match := _STEP.fullmatch(entry.name))]
     # A run writes no name with more zeros than needed.
-    return sorted(step for step, entry in matches if entry.name == path_of(folder, step).name and entry.is_dir())
+    return sorted(step for step, entry in matches if entry.name == path_of(folder, step).name and is_complete(entry))
+
+
+def is_complete(checkpoint: Any) -> bool:
+    """Returns whether the folder of a step holds a checkpoint: on a disk if it exists, in a bucket, which has no
+    renames, if it has the description, which is written last."""
+    return checkpoint.is_dir() if places.is_local(checkpoint) else (checkpoint / DESCRIPTION).is_file()
 
 
 def path_of(folder: Folder, step: int) -> pathlib.Path:
     """Returns the checkpoint folder of a step."""
-    return pathlib.Path(folder) / f"step_{step:08d}"
+    return places.at(folder) / f"step_{step:08d}"
 
 
 def newest_first(folder: Folder) -> list[pathlib.Path]:
@@ -84,8 +90,8 @@ def resolve(source: Folder) -> pathlib.Path:
     Raises:
         Refusal: the path is neither.
     """
-    source = pathlib.Path(source)
-    if (source / "checkpoint.json").exists():
+    source = places.at(source)
+    if (source / DESCRIPTION).exists():
         return source
     saved = steps(source / "checkpoints")
     if not saved:
@@ -101,7 +107,9 @@ def best(folder: Folder) -> dict[str, Any] | None:
     None if there is no such file or checkpoint, or the value is not a finite number.
     """
     try:
-        entry = json_lines.load(pathlib.Path(folder) / _BEST, _LARGEST)
+        entry = json_lines.load(places.at(folder) / _BEST, _LARGEST)
+    except places.BucketError:
+        raise
     except (OSError, ValueError):
         return None
     if not isinstance(entry, dict) or not json_lines.is_step(entry.get("step")):
@@ -125,12 +133,12 @@ def set_best(folder: Folder, step: int, metric: str, value: float) -> None:
     Raises:
         Refusal: best.json cannot be written. It keeps its old contents.
     """
-    write_whole(pathlib.Path(folder) / _BEST, json_lines.dumps({"step": step, "metric": metric, "value": value}))
+    write_whole(places.at(folder) / _BEST, json_lines.dumps({"step": step, "metric": metric, "value": value}))
 
 
 def unset_best(folder: Folder) -> None:
     """Declares that no checkpoint is the best one."""
-    leftovers.remove(pathlib.Path(folder) / _BEST)
+    leftovers.remove(places.at(folder) / _BEST)
 
 
 def outdated(folder: Folder, keep: int, keep_every: int = 0) -> list[pathlib.Path]:
@@ -154,10 +162,13 @@ def describe(checkpoint: Folder) -> dict[str, Any]:
     Raises:
         BrokenCheckpoint: a file is missing or damaged.
         Refusal: the checkpoint has another format version.
+        BucketError: the bucket does not answer.
     """
-    checkpoint = pathlib.Path(checkpoint)
+    checkpoint = places.at(checkpoint)
     try:
-        description = json_lines.load(checkpoint / "checkpoint.json", _LARGEST)
+        description = json_lines.load(checkpoint / DESCRIPTION, _LARGEST)
+    except places.BucketError:
+        raise
     except (OSError, ValueError) as error:
         raise BrokenCheckpoint(f"{checkpoint} has no readable checkpoint.json ({error}).") from error
     version = description.get("format_version") if isinstance(description, dict) else None
@@ -182,6 +193,20 @@ def describe(checkpoint: Folder) -> dict[str, Any]:
             **{name: value for name, value in description.items() if value is not None}, "files": files}
 
 
+def remove(checkpoint: Folder) -> None:
+    """Removes a checkpoint, in a bucket its description first, without which it is none; a failure is a warning."""
+    if not places.is_local(checkpoint):
+        leftovers.remove(places.at(checkpoint) / DESCRIPTION)
+    leftovers.remove(checkpoint)
+
+
+def remove_unfinished(folder: Folder) -> None:
+    """Removes checkpoints that a kill left unfinished under their final names, as they are in a bucket."""
+    for entry in sorted(places.at(folder).iterdir()):
+        if not places.is_local(entry) and _STEP.fullmatch(entry.name) and not is_complete(entry):
+            leftovers.remove(entry)
+
+
 def is_whole(checkpoint: Folder) -> bool:
     """Returns whether `describe` accepts a checkpoint."""
     try:
@@ -194,7 +219,9 @@ def is_whole(checkpoint: Folder) -> bool:
 def _size(file):
     """Returns the size of a file in bytes, or "nothing" if there is no such file."""
     try:
-        return file.stat().st_size if file.is_file() else "nothing"
+        return places.size(file) if file.is_file() else "nothing"
+    except places.BucketError:
+        raise
     except (OSError, ValueError):  # an impossible file name
         return "nothing"
 
@@ -254,7 +281,7 @@ _PARTS = {
 
 def hash_of_weights(checkpoint: Folder) -> str:
     """Returns a hash of a checkpoint's values: SHA-256 of its index, which has a checksum of every tensor."""
-    return hashlib.sha256((pathlib.Path(checkpoint) / "state.index").read_bytes()).hexdigest()
+    return hashlib.sha256((places.at(checkpoint) / "state.index").read_bytes()).hexdigest()
 
 
 def set_aside(checkpoint: Folder) -> pathlib.Path:
@@ -262,8 +289,8 @@ def set_aside(checkpoint: Folder) -> pathlib.Path:
 
     Removes an earlier broken checkpoint of the same step.
     """
-    checkpoint = pathlib.Path(checkpoint)
+    checkpoint = places.at(checkpoint)
     before = checkpoint.with_name(f"broken.{checkpoint.name}")
     if before.is_dir() and not before.is_symlink():
-        shutil.rmtree(before, ignore_errors=True)
+        places.remove_tree(before, ignore_errors=True)
     return leftovers.set_aside(checkpoint)

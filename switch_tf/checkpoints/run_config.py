@@ -23,7 +23,7 @@ from switch_tf.configs import policies
 from switch_tf.configs.choices import check_choice
 from switch_tf.configs.switch_config import SwitchConfig
 from switch_tf.refusals import Refusal, first_line
-from switch_tf.storage import json_lines
+from switch_tf.storage import json_lines, places
 from switch_tf.storage.whole_file import write_whole
 
 FILE = "config.json"
@@ -67,18 +67,18 @@ def write(folder: Folder, config: RunConfig) -> None:
     contents = {"format_version": FORMAT_VERSION, "package_version": __version__} | {
         field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
     contents["model"] = dataclasses.asdict(config.model)
-    write_whole(pathlib.Path(folder) / FILE, json.dumps(contents, indent=1) + "\n")
+    write_whole(places.at(folder) / FILE, json.dumps(contents, indent=1) + "\n")
 
 
 def is_in(folder: Folder) -> bool:
     """Returns whether a folder has the `config.json` of a run, damaged or not."""
-    path = pathlib.Path(folder) / FILE
+    path = places.at(folder) / FILE
     return path.is_file() and (path.parent / "checkpoints").is_dir() and not is_foreign(folder)
 
 
 def is_hugging_face(folder: Folder) -> bool:
     """Returns whether a folder has a `config.json` and is neither a run nor a checkpoint of this package."""
-    folder = pathlib.Path(folder)
+    folder = places.at(folder)
     is_ours = ((folder / "checkpoint.json").is_file() or bool(folders.steps(folder / "checkpoints"))
                or is_in(folder))
     return (folder / FILE).is_file() and not is_ours
@@ -86,7 +86,7 @@ def is_hugging_face(folder: Folder) -> bool:
 
 def is_foreign(folder: Folder) -> bool:
     """Returns whether a folder has a `config.json` of something else, such as a Hugging Face model."""
-    path = pathlib.Path(folder) / FILE
+    path = places.at(folder) / FILE
     if not path.is_file():
         return False
     try:
@@ -102,7 +102,7 @@ def read(folder: Folder) -> RunConfig:
     Raises:
         Refusal: the file is missing, damaged, has another format or describes an impossible model.
     """
-    path = pathlib.Path(folder) / FILE
+    path = places.at(folder) / FILE
     contents = _parsed(path)
     if not isinstance(contents, dict) or "format_version" not in contents:
         raise Refusal(f"{path} is no configuration of a run: it has no format_version.")

@@ -1,15 +1,12 @@
 """The run folder: locked by one process at a time, with files that a crash can only shorten."""
 
-import fcntl
-import os
 import pathlib
-import time
 from collections.abc import Iterator
 
 from switch_tf import checks
-from switch_tf.checkpoints import folders
-from switch_tf.refusals import Outage, Refusal
-from switch_tf.storage import json_lines, leftovers, output_lock
+from switch_tf.checkpoints import folder_lock, folders
+from switch_tf.refusals import Outage, Refusal, first_line
+from switch_tf.storage import json_lines, leftovers, places
 from switch_tf.storage.whole_file import write_whole
 
 CONFIGURATION = "operative_config.gin"
@@ -31,12 +28,12 @@ class RunFolder:
         is_owner: bool. Whether to lock and tidy the folder. One of the processes that train together does.
 
     Raises:
-        Refusal: the folder is a URL or cannot be written, or another process trains in it.
+        Refusal: the folder is no path or cannot be written, or another process trains in it.
     """
 
     def __init__(self, path: str | pathlib.Path, is_owner: bool = True):
-        checks.local("MODEL_DIR", path)
-        self.path = pathlib.Path(path)
+        checks.place("MODEL_DIR", path)
+        self.path = places.at(path)
         self.is_owner = is_owner
         self._lock = None
         if not is_owner:
@@ -44,39 +41,17 @@ class RunFolder:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             leftovers.make_room(self.checkpoints, is_folder=True)
-            leftovers.make_room(self.path / "lock")
             self.checkpoints.mkdir(exist_ok=True)
-            self._lock = open(self.path / "lock", "a+")  # noqa: SIM115  held until the process ends
-            self._take_lock()
+            self._lock = folder_lock.hold(self.path)
             self._tidy()
         except OSError as error:
-            raise Refusal(f"MODEL_DIR {str(path)!r} cannot be written ({error.strerror}); choose a folder that can: "
+            reason = error.strerror or first_line(error)
+            raise Refusal(f"MODEL_DIR {str(path)!r} cannot be written ({reason}); choose a folder that can: "
                           "--gin.MODEL_DIR=\"'runs/x'\".") from error
-
-    def _take_lock(self):
-        for patience in (0.1, 0.1, None):  # `is_running` holds it briefly
-            try:
-                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if patience is None:
-                    self._lock.seek(0)
-                    owner = self._lock.read(64).strip() or "unknown"
-                    raise Refusal(f"Another process (pid {owner}) is training in {str(self.path)!r}; wait for it, "
-                                  "stop it, or choose another MODEL_DIR.") from None
-                time.sleep(patience)
-            except OSError as error:
-                if error.errno not in output_lock.NO_LOCKS:
-                    raise
-                raise Refusal(f"{self.path / 'lock'} cannot be locked ({error.strerror}), so two processes could "
-                              "train in one folder; choose a MODEL_DIR on a local disk, or mount that file system "
-                              "with locks.") from error
-        self._lock.truncate(0)
-        self._lock.write(str(os.getpid()))
-        self._lock.flush()
 
     def _tidy(self):
         leftovers.remove_all(self.path, self.checkpoints)
+        folders.remove_unfinished(self.checkpoints)
         for name in _FILES:
             leftovers.make_room(self.path / name)
         for name in _FOLDERS:
@@ -93,22 +68,23 @@ class RunFolder:
         """Checks that the folder is still the one that this process has locked, if it has locked one.
 
         Raises:
-            Outage: the folder was removed, moved or replaced during the run.
+            Outage: the folder was removed, moved or replaced during the run, or another process took it.
         """
         if self._lock is None:
             return
-        try:
-            is_same = os.path.samestat(os.stat(self.path / "lock"), os.fstat(self._lock.fileno()))
-        except FileNotFoundError:
-            is_same = False
-        if not is_same or not self.checkpoints.is_dir():
+        if not places.is_local(self.path):
+            if not self._lock.is_kept():
+                raise Outage(f"Another process has taken the run folder {str(self.path)!r}, because this one was cut "
+                             "off from it or suspended for over a minute, so nothing is saved there any more; let the "
+                             "other one go on.")
+        elif not self._lock.is_kept() or not self.checkpoints.is_dir():
             raise Outage(f"The run folder {str(self.path)!r} was removed or replaced while its run was training, so "
                          "nothing can be saved there any more; start the run again, and leave its folder in place.")
 
     @staticmethod
     def checkpoints_of(path: str | pathlib.Path) -> pathlib.Path:
         """Returns the folder of a run folder's checkpoints. Creates and locks nothing."""
-        return pathlib.Path(path) / "checkpoints"
+        return places.at(path) / "checkpoints"
 
     @property
     def checkpoints(self) -> pathlib.Path:
@@ -158,7 +134,7 @@ class RunFolder:
 def end_of(path: str | pathlib.Path) -> str | None:
     """Returns the reason why the run of a folder ended, or None if it is training or was killed."""
     try:
-        end = json_lines.load(pathlib.Path(path) / _END, _LARGEST_END)
+        end = json_lines.load(places.at(path) / _END, _LARGEST_END)
     except (OSError, ValueError):
         return None
     reason = end.get("reason") if isinstance(end, dict) else None
@@ -166,15 +142,8 @@ def end_of(path: str | pathlib.Path) -> str | None:
 
 
 def is_running(path: str | pathlib.Path) -> bool:
-    """Returns whether a process holds the lock of a run folder. True if that is unknown."""
-    try:
-        with open(pathlib.Path(path) / "lock", "rb") as lock:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return False
-    except OSError:
-        return True
-    return False
+    """Returns whether a process trains in a run folder. True if that is unknown."""
+    return folder_lock.is_held(path)
 
 
 def records_of(path: str | pathlib.Path) -> Iterator[tuple[bytes, dict]]:

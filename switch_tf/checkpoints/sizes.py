@@ -6,6 +6,7 @@ import pathlib
 from switch_tf.checkpoints import folders
 from switch_tf.configs.switch_config import SwitchConfig
 from switch_tf.refusals import Refusal
+from switch_tf.storage import places
 
 
 def check(config: SwitchConfig, checkpoint: str | pathlib.Path) -> None:
@@ -19,7 +20,7 @@ def check(config: SwitchConfig, checkpoint: str | pathlib.Path) -> None:
         Refusal: the model has more parameters than the checkpoint has bytes.
         BrokenCheckpoint: the checkpoint disagrees with its description, or the description is damaged.
     """
-    checkpoint = pathlib.Path(checkpoint)
+    checkpoint = places.at(checkpoint)
     folders.describe(checkpoint)
     held = sum(file.stat().st_size for file in checkpoint.glob("state.data-*"))
     if config.num_parameters > held:

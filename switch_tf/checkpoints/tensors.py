@@ -18,6 +18,7 @@ from switch_tf.data.batches import Batches
 from switch_tf.partitioning.backends.pjrt_variable import PjrtVariable
 from switch_tf.partitioning.unfolded import Unfolding, assign, stored, unfolding_of
 from switch_tf.refusals import Refusal, first_line
+from switch_tf.storage import places
 from switch_tf.storage.whole_folder import whole_folder
 
 Variables = dict[str, keras.Variable]
@@ -85,17 +86,26 @@ def restore(checkpoint: str | pathlib.Path, variables: Variables, batches: Batch
     description = describe(checkpoint)
     _check_same(checkpoint, description["variables"], variables)
     try:
-        _read(pathlib.Path(checkpoint) / "state", description["variables"], variables)
+        _read(places.at(checkpoint) / "state", description["variables"], variables)
     except (tf.errors.OpError, AssertionError) as error:  # TensorFlow asserts that the file has every variable
+        _check_is_read(checkpoint, error)
         raise BrokenCheckpoint(f"{checkpoint} is damaged ({first_line(error)}).") from error
     try:
         if batches is not None:
-            batches.restore(pathlib.Path(checkpoint))
+            batches.restore(places.at(checkpoint))
     except (tf.errors.OpError, AssertionError) as error:
+        _check_is_read(checkpoint, error)
         raise BrokenCheckpoint(f"The position of {checkpoint} in the data is damaged, or is one in other data, "
                                "or of a version of switch_tf that read them in another order; start anew in another "
                                f"folder, from its weights if they are wanted ({first_line(error)}).") from error
     return description
+
+
+def _check_is_read(checkpoint, error):
+    """Raises an OSError for an error of a bucket, which does not make its checkpoint a broken one."""
+    if places.is_failure(error, checkpoint):
+        with places.os_errors(checkpoint):
+            raise error
 
 
 def _read(prefix, saved, variables):

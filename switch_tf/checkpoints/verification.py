@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from switch_tf.checkpoints import folders
 from switch_tf.refusals import Refusal
+from switch_tf.storage import places
 
 _BLOCK = 2**22  # bytes
 
@@ -40,7 +41,7 @@ def checkpoints_in(folder: str | pathlib.Path) -> list[pathlib.Path]:
     Raises:
         Refusal: it is neither.
     """
-    folder = pathlib.Path(folder)
+    folder = places.at(folder)
     if (folder / "checkpoint.json").exists() or folder.name in map(_name, folders.steps(folder.parent)):
         return [folder]
     found = folders.newest_first(folder / "checkpoints")[::-1]
@@ -81,6 +82,8 @@ def verify(checkpoint: pathlib.Path, on_read: Callable[[int], object] = lambda n
     for name, entry in files.items():
         try:
             found = _sha256(checkpoint / name, on_read)
+        except places.BucketError:
+            raise
         except OSError as error:
             return Finding(checkpoint, f"{name} cannot be read ({error.strerror or error}).")
         if entry["sha256"] not in (None, found):
@@ -90,7 +93,7 @@ def verify(checkpoint: pathlib.Path, on_read: Callable[[int], object] = lambda n
 
 def _sha256(file, on_read):
     digest = hashlib.sha256()
-    with open(file, "rb") as opened:
+    with file.open("rb") as opened:
         while block := opened.read(_BLOCK):
             digest.update(block)
             on_read(len(block))

@@ -1,6 +1,5 @@
 """The VOCABULARY of a run: its own, or that of the run that it starts from."""
 
-import pathlib
 import sys
 
 from switch_tf.checkpoints import folders, run_config
@@ -8,6 +7,7 @@ from switch_tf.checkpoints.run_folder import RunFolder
 from switch_tf.configs.run import Run
 from switch_tf.data import providers, stored_vocabularies, vocabularies
 from switch_tf.refusals import Refusal
+from switch_tf.storage import places
 
 
 def choose(run: Run) -> str | None:
@@ -24,7 +24,7 @@ def choose(run: Run) -> str | None:
     if run.initial_checkpoint is None:
         return None
     # A resumed run has its own copy. The other run may be gone.
-    folder = pathlib.Path(run.model_dir if is_resumed else run.initial_checkpoint)
+    folder = places.at(run.model_dir if is_resumed else run.initial_checkpoint)
     if (folder / "checkpoint.json").is_file():
         folder = folder.parent.parent
     return _choice_of(folder, run.mixture_or_task_name) if run_config.is_in(folder) else None
@@ -51,11 +51,11 @@ def _choice_of(folder, task):
 
 def _check_exists(run):
     """Refuses a VOCABULARY without its file if the run keeps a copy, and names the copy."""
-    if "://" in run.vocabulary or vocabularies.is_registered(run.vocabulary) or pathlib.Path(run.vocabulary).exists() \
+    if "://" in run.vocabulary or vocabularies.is_registered(run.vocabulary) or places.at(run.vocabulary).exists() \
             or not run_config.is_in(run.model_dir):
         return
     for stored in map(stored_vocabularies.Stored.from_data, run_config.read(run.model_dir).vocabularies.values()):
         if stored.name == run.vocabulary and stored.file:
-            copied = pathlib.Path(run.model_dir) / stored.file
+            copied = places.at(run.model_dir) / stored.file
             raise Refusal(f"VOCABULARY {run.vocabulary!r} is not there any more; this run keeps a copy of it: "
                           f"--gin.VOCABULARY=\"'{copied}'\".")

@@ -1,7 +1,8 @@
 """Writes one checkpoint in a thread, from a snapshot in host memory, while training goes on.
 
 A checkpoint is complete or absent: it is written under a temporary name and renamed, so a kill or a full disk leaves
-the older ones intact. Several processes meet through files alone, because a collective in a thread would mix with those
+the older ones intact. A bucket has no renames: there the description is written last, and without it there is no
+checkpoint. Several processes meet through files alone, because a collective in a thread would mix with those
 of the steps: each writes its part and then a file that it is there, or that it failed. The thread of the first process
 waits for these files, joins the parts and renames the folder.
 """
@@ -10,43 +11,56 @@ import json
 import os
 import pathlib
 import shutil
+import tempfile
 import threading
 from collections.abc import Callable
 from typing import Any
 
 from switch_tf.checkpoints import bundles, descriptions
 from switch_tf.partitioning.pieces import Piece
-from switch_tf.storage import leftovers
+from switch_tf.storage import leftovers, places
+from switch_tf.storage.whole_file import write_whole
 
-_LOOK_PERIOD = 0.05  # seconds between looks for the parts of other processes
+# Seconds between looks for the parts of other processes, on a disk and in a bucket.
+_LOOK_PERIODS = (0.05, 1.0)
 
 
-def temporary_of(final: pathlib.Path) -> pathlib.Path:
+def _temporary_of(final):
     """Returns the folder in which a checkpoint is written."""
-    return final.with_name(f"tmp.{final.name}")
+    return final.with_name(f"tmp.{final.name}") if places.is_local(final) else final
 
 
-def make_empty(final: pathlib.Path) -> None:
+def make_empty(final: Any) -> None:
     """Creates the folder in which a checkpoint is written, for all processes."""
-    temporary = temporary_of(final)
-    shutil.rmtree(temporary, ignore_errors=True)
-    _parts_of(temporary).mkdir(parents=True)
+    temporary = _temporary_of(final)
+    places.remove_tree(temporary, ignore_errors=True)
+    _parts_of(temporary).mkdir(parents=True, exist_ok=True)
 
 
-def discard(final: pathlib.Path) -> None:
+def staging_of(final: Any) -> pathlib.Path:
+    """Returns the local folder to which this process writes its files: a new one for a checkpoint in a bucket."""
+    return _temporary_of(final) if places.is_local(final) else pathlib.Path(tempfile.mkdtemp())
+
+
+def discard(final: Any) -> None:
     """Removes what was written of a checkpoint that failed."""
-    shutil.rmtree(temporary_of(final), ignore_errors=True)
+    places.remove_tree(_temporary_of(final), ignore_errors=True)
 
 
 def _parts_of(temporary):
     return temporary / "parts"
 
 
+def _part_name(index):
+    return f"part_{index:05d}"
+
+
 class Writing:
     """A checkpoint that a thread is writing. The thread starts at once.
 
     Args:
-        final: path of the checkpoint folder. Its temporary folder exists and has the position in the data.
+        final: path of the checkpoint folder, for which `make_empty` was called.
+        staging: From `staging_of`, with the position in the data.
         pieces: Pieces of variables that this process writes. The thread frees them.
         description: From `descriptions.describe`.
         graph: Function that returns `bundles.object_graph` of the variables.
@@ -60,12 +74,13 @@ class Writing:
         error: Error that kept the first process from completing the checkpoint, or None.
     """
 
-    def __init__(self, final: pathlib.Path, pieces: list[Piece], description: dict[str, Any],
+    def __init__(self, final: Any, staging: pathlib.Path, pieces: list[Piece], description: dict[str, Any],
                  graph: Callable[[], bytes], process: tuple[int, int], tidy: Callable[[], None],
                  error: BaseException | None = None):
         self.step: int = description["step"]
         self.part_error, self.error = error, None
-        self._final, self._temporary = final, temporary_of(final)
+        self._final, self._temporary, self._staging = final, _temporary_of(final), staging
+        self._is_local = places.is_local(final)
         self._pieces, self._description, self._graph, self._tidy = pieces, description, graph, tidy
         self._index, self._count = process
         self._has_part, self._is_abandoned = threading.Event(), threading.Event()
@@ -103,32 +118,47 @@ class Writing:
     def _write_part(self):
         """Returns the sums of the files of this process, {} if it wrote none, or None if it failed."""
         pieces, self._pieces = self._pieces, []
-        prefix = self._part(self._index) if self._count > 1 else self._temporary / "state"
+        place = _parts_of(self._staging) / _part_name(self._index) if self._count > 1 else self._staging / "state"
         sums = None
         try:
             if self.part_error is None:
                 graph = self._graph() if self._index == 0 else None
                 sums = {}
-                if bundles.write(prefix, pieces, graph):
-                    file = bundles.data_file(prefix)
+                place.parent.mkdir(exist_ok=True)
+                if bundles.write(place, pieces, graph):
+                    file = bundles.data_file(place)
                     sums = {file.name: descriptions.sum_of(file)}
+                if not self._is_local:
+                    sums |= self._upload()
                 if self._count > 1:
-                    _write_report(prefix, sums)
+                    self._report(sums)
         except BaseException as error:
             self.part_error = error
+        if not self._is_local:
+            shutil.rmtree(self._staging, ignore_errors=True)
         if self.part_error is not None and self._count > 1:
-            self._report_failure(prefix)
+            self._report_failure()
         return sums
 
-    def _report_failure(self, prefix):
+    def _upload(self):
+        """Copies the files of this process into the bucket. Returns the sums of those that keep their names."""
+        sums = {}
+        for file in sorted(file for file in self._staging.rglob("*") if file.is_file()):
+            places.copy(file, self._temporary / file.relative_to(self._staging).as_posix())
+            if file.parent == self._staging:
+                sums[file.name] = descriptions.sum_of(file)
+        return sums
+
+    def _report(self, sums):
+        """Writes a file that the part of this process is complete. Nobody reads half of it."""
+        write_whole(_parts_of(self._temporary) / f"{_part_name(self._index)}.json", json.dumps(sums))
+
+    def _report_failure(self):
         try:
-            prefix.with_name(f"{prefix.name}.failed").touch()
+            (_parts_of(self._temporary) / f"{_part_name(self._index)}.failed").write_text("")
         except OSError as error:  # the main threads will agree on it
             error.__context__ = self.part_error
             self.part_error = error
-
-    def _part(self, index):
-        return _parts_of(self._temporary) / f"part_{index:05d}"
 
     def _join_parts(self):
         """Waits for all parts, joins them and returns the sums of their files."""
@@ -137,34 +167,33 @@ class Writing:
             raise self.part_error
         if None in reports:
             raise OSError("another process could not write its part and names the cause")
-        written = [(self._part(index), report) for index, report in enumerate(reports) if report]
-        prefix = self._temporary / "state"
+        parts, prefix = _parts_of(self._temporary), self._temporary / "state"
+        known, written = {}, []
+        for index, report in enumerate(reports):
+            part = parts / _part_name(index)
+            if (entry := report.pop(bundles.data_file(part).name, None)) is not None:
+                written.append((part, entry))
+            known |= report
         bundles.join([part for part, _ in written], prefix)
-        return {bundles.data_file(prefix, index, len(written)).name: report[bundles.data_file(part).name]
-                for index, (part, report) in enumerate(written)}
+        return known | {bundles.data_file(prefix, index, len(written)).name: entry
+                        for index, (_, entry) in enumerate(written)}
 
     def _await_reports(self):
         """Returns the report of each process, None for those that failed."""
-        folder, names = _parts_of(self._temporary), [self._part(index).name for index in range(self._count)]
+        folder, names = _parts_of(self._temporary), [_part_name(index) for index in range(self._count)]
         while True:
             found = {entry.name for entry in folder.iterdir()}
             if all({f"{name}.json", f"{name}.failed"} & found for name in names):
                 return [None if f"{name}.failed" in found else json.loads((folder / f"{name}.json").read_text())
                         for name in names]
-            if self._is_abandoned.wait(_LOOK_PERIOD):
+            if self._is_abandoned.wait(_LOOK_PERIODS[not self._is_local]):
                 raise OSError("another process could not write its part and names the cause")
 
     def _publish(self, sums):
-        shutil.rmtree(_parts_of(self._temporary))
+        places.remove_tree(_parts_of(self._temporary))
         descriptions.complete(self._temporary, self._description, sums)
-        leftovers.make_room(self._final, is_folder=True)
-        os.rename(self._temporary, self._final)
-        descriptions.sync(self._final.parent)
+        if self._is_local:
+            leftovers.make_room(self._final, is_folder=True)
+            os.rename(self._temporary, self._final)
+            descriptions.sync(self._final.parent)
         self._tidy()
-
-
-def _write_report(prefix, sums):
-    """Writes a file that the part of a process is complete, so that nobody reads half of it."""
-    unfinished = prefix.with_name(f"{prefix.name}.unfinished")
-    unfinished.write_text(json.dumps(sums))
-    os.replace(unfinished, prefix.with_name(f"{prefix.name}.json"))

@@ -4,7 +4,6 @@ import argparse
 import contextlib
 import functools
 import os
-import pathlib
 
 import gin
 from etils import epy
@@ -13,7 +12,7 @@ from switch_tf import checks
 from switch_tf.cli import gin_files, gin_macros, task_files
 from switch_tf.installation import quiet
 from switch_tf.refusals import Refusal
-from switch_tf.storage import output_lock
+from switch_tf.storage import output_lock, places
 
 with epy.lazy_imports():  # which import TensorFlow, so arguments are checked first
     from switch_tf import data
@@ -61,7 +60,7 @@ def run(arguments: argparse.Namespace) -> dict:
             cache_pipeline.run(incomplete, len(shards), functools.partial(_register_task, gin.config_str()),
                                arguments.beam_flags, arguments.num_processes)
         caches = cache_writing.finish_all(shards)
-    root = pathlib.Path(caches[0]["folder"]).parent.parent
+    root = places.at(caches[0]["folder"]).parent.parent
     print(*map(cache_manifest.line_of, caches),
           f"Use it:  --gin.USE_CACHED_TASKS=True --gin.CACHE_DIR=\"'{root}'\"", sep="\n", file=arguments.stream)
     return {"cache_dir": str(root), "caches": caches}

@@ -1,14 +1,13 @@
 """`switch-tf convert`: converts weights of Hugging Face into a checkpoint to start from, and back."""
 
 import argparse
-import pathlib
 
 from switch_tf import checks
 from switch_tf.configs.choices import check_choice
 from switch_tf.conversion.converting import HUGGING_FACE, SWITCH_TF, convert, format_of
 from switch_tf.installation import quiet
 from switch_tf.refusals import Refusal
-from switch_tf.storage import output_lock
+from switch_tf.storage import output_lock, places
 
 EXAMPLES = r"""
 switch-tf convert --input downloads/t5-small --output t5_small
@@ -28,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> dict:
     """Writes the output folder; returns what was converted."""
-    source, output = pathlib.Path(arguments.input), pathlib.Path(arguments.output)
+    source, output = places.at(arguments.input), places.at(arguments.output)
     to = arguments.to or (SWITCH_TF if format_of(source) == HUGGING_FACE else HUGGING_FACE)
     check_choice("--to", to, (HUGGING_FACE, SWITCH_TF))
     if arguments.expert_capacity is not None and to != HUGGING_FACE:

@@ -3,7 +3,6 @@
 import argparse
 import contextlib
 import itertools
-import pathlib
 import sys
 
 from etils import epy
@@ -16,6 +15,7 @@ from switch_tf.checkpoints.selection import select
 from switch_tf.cli import gin_run, trained_run
 from switch_tf.partitioning import cluster
 from switch_tf.refusals import Refusal
+from switch_tf.storage import places
 from switch_tf.training import processes
 
 with epy.lazy_imports():  # which import TensorFlow, so arguments are checked first
@@ -61,7 +61,7 @@ def _evaluate(arguments):
         sizes.check(described.config, checkpoint)
     steps = [int(checkpoint.name.removeprefix("step_")) for checkpoint in checkpoints]
     new = follow(folder, described.run.train_steps, steps) if arguments.follow else ()
-    output = pathlib.Path(arguments.output or folder / "eval")
+    output = places.at(arguments.output or folder / "eval")
     results = []
     with processes.CommonEnd(described.partitioner, "eval"), contextlib.closing(
             checkpoint_evaluator.CheckpointEvaluator(described, arguments.split, arguments.examples, output)

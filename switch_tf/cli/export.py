@@ -11,7 +11,7 @@ from switch_tf.checkpoints.selection import select_one
 from switch_tf.cli import sampler_arguments, trained_run
 from switch_tf.installation import quiet
 from switch_tf.refusals import Refusal
-from switch_tf.storage import output_lock
+from switch_tf.storage import output_lock, places
 
 with epy.lazy_imports():  # which import TensorFlow, so arguments are checked first
     from switch_tf.inference import exporting, model_exporting, saved_runs
@@ -66,7 +66,7 @@ def _check_source(arguments):
                       ("trust", "a saved model has no gin file")):
         if getattr(arguments, name):
             raise Refusal(f"--{name} goes with --run; {why}.")
-    if not pathlib.Path(arguments.model).is_file():
+    if not places.at(arguments.model).is_file():
         raise Refusal(f"--model must name a file that Keras saved, such as model.keras, not {arguments.model!r}.")
     if arguments.inputs_length is not None and arguments.vocabulary is None:
         raise Refusal("--inputs_length goes with --vocabulary; ids are read whole.")
@@ -94,6 +94,6 @@ def _export_run(arguments, folder, checkpoint, described, output):
 
 def _size_of(output, arguments):
     """Prints the size of the folder; returns it for the JSON object."""
-    size = sum(file.stat().st_size for file in pathlib.Path(output).rglob("*") if file.is_file())
+    size = places.tree_size(output)
     print(f"{output}: {size / 1e6:.1f} MB; {exporting.CARD} in it shows how to call it.", file=arguments.stream)
     return {"output": str(output), "bytes": size}

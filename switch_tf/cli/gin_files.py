@@ -4,6 +4,7 @@ import argparse
 import codecs
 import contextlib
 import importlib.util
+import io
 import logging
 import os
 import pathlib
@@ -20,6 +21,7 @@ from switch_tf.cli import gin_macros, gin_names
 from switch_tf.configs import part_names, shipped_gin
 from switch_tf.configs.choices import nearest
 from switch_tf.refusals import Refusal, first_line
+from switch_tf.storage import places
 
 _MISTAKES = (OSError, ValueError, TypeError, AttributeError, ImportError, NameError, RuntimeError)
 
@@ -96,14 +98,32 @@ def parse_bindings(bindings: Sequence[str]) -> None:
 
 def look_in(search_paths: str) -> None:
     """Sets the folders, separated by commas, in which gin looks for files before the shipped ones."""
-    folders = map(os.path.abspath, filter(None, search_paths.split(",")))  # gin may import `a` for "a/b.gin"
+    folders = (os.path.abspath(path) if places.is_local(path) else path  # gin may import `a` for "a/b.gin"
+               for path in filter(None, search_paths.split(",")))
     gin_config._LOCATION_PREFIXES[:] = ["", *folders, str(shipped_gin.folder())]
 
 
 def path_of(file: str) -> str | None:
     """Returns the path of a file as gin finds it; None if it is nowhere."""
-    paths = (os.path.join(prefix, file) for prefix in gin_config._LOCATION_PREFIXES)
-    return next(filter(os.path.isfile, paths), None)
+    prefixes = gin_config._LOCATION_PREFIXES if places.is_local(file) else [""]
+    return next(filter(_is_file, (os.path.join(prefix, file) for prefix in prefixes)), None)
+
+
+def _is_file(path):
+    return places.at(path).is_file()
+
+
+def _is_file_of_bucket(path):
+    """Returns whether gin should read a file as `_open` does."""
+    return path.rfind("://") == path.find("://") > 0 and not places.is_local(path) and _is_file(path)
+
+
+@contextlib.contextmanager
+def _open(path):
+    yield io.StringIO(places.at(path).read_text())
+
+
+gin.config.register_file_reader(_open, _is_file_of_bucket)
 
 
 def _check_file(file):
@@ -115,8 +135,8 @@ def _check_file(file):
 
 def _texts(parsed):
     """Returns the texts of a parsed file and of the files that it includes."""
-    with open(path_of(parsed.filename)) as file:
-        return [file.read(), *(text for included in parsed.includes for text in _texts(included))]
+    text = places.at(path_of(parsed.filename)).read_text()
+    return [text, *(text for included in parsed.includes for text in _texts(included))]
 
 
 @contextlib.contextmanager

@@ -5,7 +5,7 @@ Only full names in a list are allowed, so a path through attributes (`text_sourc
 come from gin's own parser, so gin reads the same ones afterwards.
 """
 
-import os
+import io
 import pathlib
 import tokenize
 from typing import NamedTuple
@@ -16,6 +16,7 @@ from switch_tf.checks import shown
 from switch_tf.cli import gin_files
 from switch_tf.configs.part_names import ALLOWED, BOUND, LIBRARIES, MODULES, TASKS
 from switch_tf.refusals import Refusal, first_line
+from switch_tf.storage import places
 
 _LARGEST_FILE = 2**20  # bytes; a resolved configuration has some thousand
 _DEEPEST = 20  # brackets within brackets
@@ -83,11 +84,10 @@ def _check_file(file, included_from, run_file):
 
 def _statements(path):
     """All statements of a file, before any of them is looked at."""
-    if os.path.getsize(path) > _LARGEST_FILE:
+    if places.size(path) > _LARGEST_FILE:
         raise Refusal(f"{path} is larger than {_LARGEST_FILE} bytes, so it is no configuration of a run.")
     try:
-        with open(path) as lines:  # as gin opens it
-            return list(config_parser.ConfigParser(lines, _Values()))
+        return list(config_parser.ConfigParser(io.StringIO(places.at(path).read_text()), _Values()))
     except (RecursionError, MemoryError):
         raise Refusal(f"{path} cannot be read: its brackets are nested too deeply.") from None
     except SyntaxError as error:

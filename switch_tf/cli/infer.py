@@ -2,7 +2,6 @@
 
 import argparse
 import contextlib
-import pathlib
 import sys
 
 from etils import epy
@@ -11,7 +10,7 @@ from switch_tf import checks
 from switch_tf.checkpoints.selection import select_one
 from switch_tf.cli import sampler_arguments, trained_run
 from switch_tf.refusals import Refusal
-from switch_tf.storage import output_lock
+from switch_tf.storage import output_lock, places
 
 with epy.lazy_imports():  # which import TensorFlow, so arguments are checked first
     from switch_tf.inference import answering, input_fields, lines, saved_runs
@@ -57,13 +56,14 @@ def _check(arguments):
         raise Refusal("--interactive answers what is typed; leave out --input, --output and --score, and --field.")
     if not arguments.interactive and not arguments.input:
         raise Refusal("Give --input, a file of lines or - for standard input, or --interactive.")
-    if arguments.input not in (None, "-") and not pathlib.Path(arguments.input).is_file():
+    if arguments.input not in (None, "-") and not places.at(arguments.input).is_file():
         raise Refusal(f"--input must be a file, or - for standard input; {arguments.input!r} is none.")
-    output = pathlib.Path(arguments.output)
-    if arguments.output != "-" and (output.is_dir() or not output.parent.is_dir()):
+    output = places.at(arguments.output)
+    if arguments.output != "-" and (
+            output.is_dir() or places.is_local(output) and not output.parent.is_dir()):
         raise Refusal(f"--output must be a file in a folder that is there, or - for standard output, not "
                       f"{arguments.output!r}.")
-    if arguments.input not in (None, "-") and pathlib.Path(arguments.input).resolve() == output.resolve():
+    if arguments.input not in (None, "-") and places.at(arguments.input).resolve() == output.resolve():
         raise Refusal("--output must be another file than --input.")
     checks.integer("--batch_size", arguments.batch_size, at_least=1)
     trained_run.check_device_arguments(arguments)

@@ -4,7 +4,6 @@ With --verify it reads the files of checkpoints instead.
 """
 
 import argparse
-import pathlib
 import sys
 
 import gin
@@ -21,6 +20,7 @@ from switch_tf.optim import memory
 from switch_tf.partitioning.layout import Layout
 from switch_tf.refusals import Refusal
 from switch_tf.reporting import costs
+from switch_tf.storage import places
 
 EXAMPLES = r"""
 switch-tf inspect switch_base_8
@@ -53,8 +53,8 @@ def run(arguments: argparse.Namespace) -> dict:
         print(costs.table(configs), file=arguments.stream)
         return {"presets": list(configs)}
     layout = None
-    if arguments.what and pathlib.Path(arguments.what).is_dir():
-        result = _inspect_folder(pathlib.Path(arguments.what), arguments)
+    if arguments.what and places.at(arguments.what).is_dir():
+        result = _inspect_folder(places.at(arguments.what), arguments)
     else:
         config, layout = _config_and_layout(arguments)
         result = _inspect_config(config, arguments)

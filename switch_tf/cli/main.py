@@ -1,6 +1,7 @@
 """The command line `switch-tf COMMAND`: one sentence for a mistake of the user, a traceback for a bug."""
 
 import argparse
+import errno
 import importlib
 import os
 import re
@@ -13,8 +14,8 @@ from switch_tf.configs import shipped_gin
 from switch_tf.configs.choices import nearest
 from switch_tf.hardware import host
 from switch_tf.refusals import Refusal, first_line
-from switch_tf.statuses import INTERRUPTED, REFUSED
-from switch_tf.storage import json_lines
+from switch_tf.statuses import INTERRUPTED, OUTAGE, REFUSED
+from switch_tf.storage import json_lines, places
 
 COMMANDS = {
     "train": "pretrain or fine-tune from gin files, with evaluation between; resumes by itself",
@@ -104,6 +105,10 @@ def _main(argv):
         return INTERRUPTED
     except BrokenPipeError:  # the reader of the output, such as `head`, has read enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except places.BucketError as error:
+        print(f"switch-tf {arguments.command}: {error.filename} cannot be reached ({first_line(error.strerror)}); check "
+              "its name, your rights and the network, then start the same command again.", file=sys.stderr)
+        return REFUSED if error.errno == errno.EACCES else OUTAGE
     except Exception as error:
         error.add_note(_REPORT)
         raise

@@ -28,4 +28,4 @@ def check(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> Non
         value = getattr(arguments, action.dest, None)
         for path in value if isinstance(value, list) else [value]:
             if isinstance(path, str) and path:
-                checks.local(action.option_strings[0] if action.option_strings else str(action.metavar), path)
+                checks.place(action.option_strings[0] if action.option_strings else str(action.metavar), path)

@@ -17,6 +17,7 @@ from switch_tf.hardware import host
 from switch_tf.installation import quiet
 from switch_tf.partitioning import cluster
 from switch_tf.refusals import Refusal
+from switch_tf.storage import places
 
 with epy.lazy_imports():  # which import TensorFlow, so arguments are checked first
     from switch_tf.hardware import devices
@@ -66,9 +67,10 @@ def check_device_arguments(arguments: argparse.Namespace) -> None:
 
 def folder_of(arguments: argparse.Namespace) -> pathlib.Path:
     """Returns the run folder; refuses any other folder."""
-    folder = pathlib.Path(arguments.run)
+    folder = places.at(arguments.run)
     if not (folder / CONFIGURATION).is_file() and not run_config.is_in(folder):
-        runs = [str(file.parent) for file in folder.parent.glob(f"*/{CONFIGURATION}")]
+        runs = ([str(file.parent) for file in folder.parent.glob(f"*/{CONFIGURATION}")] if places.is_local(folder)
+                else [])
         raise Refusal(f"--run must name a run folder, which holds {CONFIGURATION}; {str(folder)!r} does not."
                       f"{nearest(str(folder), runs)}")
     return folder

@@ -13,7 +13,7 @@ from switch_tf.checkpoints.run_folder import RunFolder
 from switch_tf.comparison import fairness
 from switch_tf.refusals import Refusal, first_line
 from switch_tf.reporting import figures, report
-from switch_tf.storage import json_lines
+from switch_tf.storage import json_lines, places
 
 # Required fields of a run's record, with a check of each value.
 _NEEDED = {
@@ -74,7 +74,7 @@ def read(folder: str | pathlib.Path, name: str) -> Curves:
     Raises:
         Refusal: it is not a run folder, has no checkpoint or no loss yet, or a loss is not finite.
     """
-    folder = pathlib.Path(folder)
+    folder = places.at(folder)
     record = _record(folder)
     records = report.read_metrics(folder)
     loss_name = f"eval/{record['MIXTURE_OR_TASK_NAME']}/loss"

@@ -9,6 +9,7 @@ from typing import Any
 
 from switch_tf import checks
 from switch_tf.refusals import Refusal, first_line
+from switch_tf.storage import places
 
 _NAME = re.compile(r"\w[\w.-]*")
 # Macros that the driver sets for each run.
@@ -45,7 +46,7 @@ class Comparison:
     unequal_work: tuple = ()
 
     def __post_init__(self):
-        checks.local("Comparison.model_dir", checks.text("Comparison.model_dir", self.model_dir))
+        checks.place("Comparison.model_dir", checks.text("Comparison.model_dir", self.model_dir))
         if not isinstance(self.variants, Mapping) or len(self.variants) < 2:
             raise Refusal("Comparison.variants must be a dict of at least two variants, each a name and its gin "
                           f"files and bindings, not {checks.shown(self.variants)}.")
@@ -72,7 +73,7 @@ class Comparison:
 
     def folder(self, variant: str, seed: int) -> pathlib.Path:
         """Returns the run folder of a variant and a seed."""
-        return pathlib.Path(self.model_dir) / variant / f"seed_{seed}"
+        return places.at(self.model_dir) / variant / f"seed_{seed}"
 
     def words(self, variant: str, seed: int, bindings: Sequence[str] = ()) -> tuple[list[str], list[str]]:
         """Returns the gin files and bindings of a run. The `bindings` of the command line come last."""

@@ -1,7 +1,6 @@
 """The training of a comparison: one seed after another, the variants of a seed in turns."""
 
 import contextlib
-import pathlib
 from collections.abc import Callable
 
 from switch_tf.checkpoints import folders
@@ -9,6 +8,7 @@ from switch_tf.checkpoints.run_folder import RunFolder
 from switch_tf.comparison import fairness, turns
 from switch_tf.comparison.description import Comparison, naming
 from switch_tf.comparison.progress import Progress
+from switch_tf.storage import places
 from switch_tf.training.stopping import Stopping
 
 
@@ -44,7 +44,7 @@ def _train_seed(comparison, seed, make_trainer, progress):
             progress.say(f"Seed {seed}: all variants are trained.")
             return True
         stopping = stack.enter_context(Stopping(progress.say))
-        batches_file = pathlib.Path(comparison.model_dir) / f"batches_{seed}.jsonl"
+        batches_file = places.at(comparison.model_dir) / f"batches_{seed}.jsonl"
         return turns.train(trainers, configurations, progress, batches_file, comparison.turn, lambda: stopping.reason)
 
 

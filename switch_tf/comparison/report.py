@@ -6,7 +6,7 @@ import pathlib
 from switch_tf.comparison import figures, results
 from switch_tf.comparison.curves import Curves
 from switch_tf.reporting import page
-from switch_tf.storage import json_lines
+from switch_tf.storage import json_lines, places
 from switch_tf.storage.whole_file import write_whole, writing
 
 _WORDS = (
@@ -25,7 +25,7 @@ _COLUMNS = ("variant", "experts", "parameters", "FLOPs/token", "router", "paddin
 
 def write(folder: str | pathlib.Path, curves: list[Curves]) -> dict:
     """Writes the three files into a folder and returns the content of comparison.json."""
-    folder = pathlib.Path(folder)
+    folder = places.at(folder)
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
     outcome = results.compare(curves)

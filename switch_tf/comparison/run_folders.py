@@ -8,6 +8,7 @@ from switch_tf.checkpoints.run_folder import RunFolder
 from switch_tf.comparison import curves
 from switch_tf.comparison.report import table, words, write
 from switch_tf.refusals import Refusal
+from switch_tf.storage import places
 
 _SEED = re.compile(r"seed_\d+")
 
@@ -22,7 +23,7 @@ def find(folders: Iterable) -> list[tuple[str, pathlib.Path]]:
         Refusal: There are fewer than two runs, or one of them twice.
     """
     runs = []
-    for folder in map(pathlib.Path, folders):
+    for folder in map(places.at, folders):
         runs_of_comparison = sorted(path.parent for path in folder.glob("*/seed_*/checkpoints"))
         if RunFolder.checkpoints_of(folder).is_dir() or not runs_of_comparison:
             runs.append(folder)
@@ -30,9 +31,9 @@ def find(folders: Iterable) -> list[tuple[str, pathlib.Path]]:
             runs += runs_of_comparison
     if len(runs) < 2:
         raise Refusal("--runs compares at least two run folders; name several, or the folder of a comparison.")
-    places = [folder.resolve() for folder in runs]
-    for folder, place in zip(runs, places, strict=True):
-        if places.count(place) > 1:
+    resolved = [folder.resolve() for folder in runs]
+    for folder, place in zip(runs, resolved, strict=True):
+        if resolved.count(place) > 1:
             raise Refusal(f"--runs names {str(folder)!r} twice; name each run once.")
     return [(_variant_of(folder), folder) for folder in runs]
 
@@ -67,6 +68,6 @@ def report(output: str | pathlib.Path, runs: Iterable[tuple[str, pathlib.Path]],
     if not evaluated:
         return {}, "No run was evaluated yet, so there is no report."
     result = write(output, curves.told_apart(evaluated))
-    folder = pathlib.Path(output)
+    folder = places.at(output)
     return result, "\n".join([table(result), *words(result), f"Report: {folder / 'comparison.html'}",
                               f"Plot:   {folder / 'comparison.png'}"])

@@ -5,6 +5,7 @@ import json
 import pathlib
 
 from switch_tf.refusals import Refusal
+from switch_tf.storage import json_lines, places
 from switch_tf.storage.whole_file import write_whole, writing
 
 
@@ -18,7 +19,7 @@ class SameBatches:
     """
 
     def __init__(self, path: str | pathlib.Path):
-        self._path = pathlib.Path(path)
+        self._path = places.at(path)
         self._known = {}
         self._new = []
         if self._path.exists():
@@ -63,10 +64,11 @@ class SameBatches:
 
     def write(self) -> None:
         """Appends new hashes to the file."""
+        lines = ""
+        for step in self._new:
+            variant, digest = self._known[step]
+            lines += json.dumps({"step": step, "variant": variant, "hash": digest}) + "\n"
         with writing(self._path):
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            with open(self._path, "a") as file:
-                for step in self._new:
-                    variant, digest = self._known[step]
-                    file.write(json.dumps({"step": step, "variant": variant, "hash": digest}) + "\n")
+            json_lines.append_text(self._path, lines)
         self._new.clear()

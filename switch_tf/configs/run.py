@@ -78,13 +78,13 @@ class Run:
             object.__setattr__(self, name, checks.integer(name.upper(), getattr(self, name), at_least))
         checks.fields(self, ("pack", "restart_changed_data", "eval_each_task"), checks.flag)
         checks.flag("USE_CACHED_TASKS", self.use_cached_tasks)
-        for name, check in (("model_dir", checks.local), ("mixture_or_task_name", checks.text),
+        for name, check in (("model_dir", checks.place), ("mixture_or_task_name", checks.text),
                             ("task_feature_lengths", checks.lengths)):
             object.__setattr__(self, name, check(name.upper(), getattr(self, name)))
         if self.use_cached_tasks and self.batch_size % self.cache_parts:
             raise Refusal(f"CACHE_PARTS must divide BATCH_SIZE ({self.batch_size}), not {self.cache_parts}.")
-        for name, check in (("initial_checkpoint", checks.local), ("vocabulary", checks.text),
-                            ("cache_dir", checks.local)):
+        for name, check in (("initial_checkpoint", checks.place), ("vocabulary", checks.text),
+                            ("cache_dir", checks.place)):
             checks.optional(name.upper(), getattr(self, name), check)
         if self.best_metric is None:
             if self.patience:

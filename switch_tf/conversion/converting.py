@@ -6,6 +6,7 @@ from switch_tf import conversion
 from switch_tf.checkpoints import run_config
 from switch_tf.conversion import huggingface_vocabulary
 from switch_tf.refusals import Refusal
+from switch_tf.storage import places
 
 HUGGING_FACE, SWITCH_TF = "hugging_face", "switch_tf"
 
@@ -20,7 +21,7 @@ def format_of(source: pathlib.Path) -> str:
         return HUGGING_FACE
     if (source / "checkpoint.json").is_file() or (source / "checkpoints").is_dir():
         return SWITCH_TF
-    raise Refusal("--input must be a folder on this machine: Hugging Face's, which holds config.json, a run folder "
+    raise Refusal("--input must be a folder: Hugging Face's, which holds config.json, a run folder "
                   f"with checkpoints, or one checkpoint; {str(source)!r} is none of these.")
 
 
@@ -41,7 +42,8 @@ def convert(source: pathlib.Path, output: pathlib.Path, to: str, expert_capacity
     """
     source_format = format_of(source)
     read = conversion.from_hugging_face if source_format == HUGGING_FACE else conversion.from_switch_tf
-    model, vocabulary = read(source), huggingface_vocabulary.find(source)
+    with places.fetched(source) as local:
+        model, vocabulary = read(local), huggingface_vocabulary.find(local, source)
     result = {"input": str(source), "from": source_format, "to": to, "output": str(output),
               "num_parameters": model.config.num_parameters}
     lines = [f"{model.config.num_parameters:,} parameters from {source} ({source_format}) in {output} ({to})."]

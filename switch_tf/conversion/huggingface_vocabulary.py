@@ -19,10 +19,14 @@ class Vocabulary(NamedTuple):
     reason: str | None = None
 
 
-def find(folder: str | pathlib.Path) -> Vocabulary:
+def find(folder: str | pathlib.Path, shown: str | pathlib.Path | None = None) -> Vocabulary:
     """Finds the vocabulary of a folder: spiece.model, the bytes of a ByT5, or the pieces of tokenizer.json.
 
     A vocabulary that cannot be read is a `reason` and not an error, because the weights are useful without it.
+
+    Args:
+        folder: Path of the folder, or of a local copy of it.
+        shown: Path for the `reason`, if `folder` is a copy.
     """
     folder = pathlib.Path(folder)
     try:
@@ -38,8 +42,8 @@ def find(folder: str | pathlib.Path) -> Vocabulary:
             return Vocabulary(content=tokenizer_json.sentencepiece_model(folder / "tokenizer.json"))
     except Refusal as error:
         return Vocabulary(reason=str(error))
-    return Vocabulary(reason=f"{folder} has neither {FILE} nor tokenizer.json; download one of them with the weights, "
-                             "or name the VOCABULARY that the model was trained with.")
+    return Vocabulary(reason=f"{shown or folder} has neither {FILE} nor tokenizer.json; download one of them with the "
+                             "weights, or name the VOCABULARY that the model was trained with.")
 
 
 def _tokenizer_class(folder):

@@ -10,6 +10,7 @@ from switch_tf import conversion
 from switch_tf.checkpoints import folders, run_config
 from switch_tf.checkpoints.run_folder import RunFolder
 from switch_tf.configs.run import Run
+from switch_tf.storage import places
 
 
 @contextlib.contextmanager
@@ -25,6 +26,6 @@ def converted(run: Run) -> Iterator[pathlib.Path | None]:
         return
     print(f"Reading the weights of {folder} ...", file=sys.stderr)
     # Through a file, because a checkpoint's variables are read into any layout.
-    with tempfile.TemporaryDirectory() as temporary:
-        conversion.to_switch_tf(conversion.from_hugging_face(folder), pathlib.Path(temporary) / "weights")
+    with tempfile.TemporaryDirectory() as temporary, places.fetched(folder) as local:
+        conversion.to_switch_tf(conversion.from_hugging_face(local), pathlib.Path(temporary) / "weights")
         yield pathlib.Path(temporary) / "weights"

@@ -16,6 +16,7 @@ from switch_tf import environment
 from switch_tf.data.source_fingerprints import fingerprint_of_vocabulary, source_fingerprint
 from switch_tf.data.task_catalog import describe
 from switch_tf.refusals import Refusal
+from switch_tf.storage import places
 
 if TYPE_CHECKING:
     import seqio
@@ -31,7 +32,7 @@ def default_folder() -> pathlib.Path:
 
 def folder_of(cache_dir: str | None, task_name: str, split: str) -> pathlib.Path:
     """Returns the folder of a split. `cache_dir` None means the default folder."""
-    return pathlib.Path(cache_dir or default_folder(), task_name.replace(":", "_"), split)
+    return places.at(cache_dir or default_folder()) / task_name.replace(":", "_") / split
 
 
 def request(task: "seqio.Task", split: str, source: dict[str, str] | None = None) -> dict:
@@ -95,9 +96,14 @@ def load(task: "seqio.Task", split: str, cache_dir: str | None) -> dict:
     if changed := difference(manifest["request"], _request_to_compare(task, split, manifest["request"])):
         raise Refusal(f"USE_CACHED_TASKS: the cache of {task.name!r}, split {split!r}, in {str(folder)!r} is stale: "
                       f"{changed}. Make it anew by {again} and --overwrite, or set CACHE_DIR to another one.")
+    # A bucket would be asked for each size, and shards are compared with their checksums when they are fetched.
+    names = None if places.is_local(folder) else {entry.name for entry in folder.iterdir()}
     for shard in manifest["shards"]:
         file = folder / shard["file"]
-        size = file.stat().st_size if file.exists() else None
+        if names is None:
+            size = file.stat().st_size if file.exists() else None
+        else:
+            size = shard["bytes"] if file.name in names else None
         if size != shard["bytes"]:
             fault = "is missing" if size is None else f"has {size} bytes instead of {shard['bytes']}"
             raise Refusal(f"USE_CACHED_TASKS: {file} {fault}; make it good by {again}.")

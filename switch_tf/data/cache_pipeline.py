@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import logging
-import pathlib
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -12,7 +11,7 @@ from tqdm import tqdm
 
 from switch_tf.data.cache_writing import Shard, is_complete, write
 from switch_tf.refusals import Refusal, first_line
-from switch_tf.storage import outputs
+from switch_tf.storage import outputs, places
 
 _POLL_SECONDS = 0.5
 
@@ -125,7 +124,7 @@ def write_or_note(fields: dict) -> None:
 
 def _failure_file(shard):
     """Returns the file in which a worker leaves the reason why a shard could not be written."""
-    return pathlib.Path(shard.folder, f".{shard.file.name}.failure")
+    return places.at(shard.folder) / f".{shard.file.name}.failure"
 
 
 def _show_progress(shards, num_shards, done):

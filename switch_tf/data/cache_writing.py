@@ -8,6 +8,7 @@ import json
 import os
 import pathlib
 import secrets
+import tempfile
 from collections.abc import Callable
 
 import numpy as np
@@ -19,6 +20,7 @@ from switch_tf.data.pipeline import failure, no_global_seed
 from switch_tf.data.providers import check_split, get_provider, tasks_of
 from switch_tf.data.seqio_import import import_seqio
 from switch_tf.refusals import Refusal
+from switch_tf.storage import places
 from switch_tf.storage.whole_file import write_whole
 
 with epy.lazy_imports():  # only caches need it
@@ -52,7 +54,7 @@ class Shard:
     @property
     def file(self) -> pathlib.Path:
         """Path of the examples."""
-        return pathlib.Path(self.folder, f"{self.index:05d}-of-{self.count:05d}.array_record")
+        return places.at(self.folder) / (f"{self.index:05d}-of-{self.count:05d}.array_record")
 
     @property
     def description(self) -> pathlib.Path:
@@ -96,11 +98,14 @@ def plan(mixture_or_task_name: str, split: str, vocabulary: str | None, cache_di
 
 
 def is_complete(shard: Shard) -> bool:
-    """Returns whether a shard exists with the size and the checksum that it was written with."""
+    """Returns whether a shard exists with the size and the checksum that it was written with.
+
+    In a bucket, which keeps checksums of its own, only the size is compared: it takes no download.
+    """
     try:
         description = json.loads(shard.description.read_text())
-        return (shard.file.stat().st_size == description["bytes"]
-                and cache_manifest.checksum(shard.file) == description["sha256"])
+        return places.size(shard.file) == description["bytes"] and (
+            not places.is_local(shard.file) or cache_manifest.checksum(shard.file) == description["sha256"])
     except (FileNotFoundError, ValueError):
         return False
 
@@ -114,7 +119,9 @@ def write(shard: Shard) -> None:
             written.
     """
     task = get_provider(shard.task, shard.vocabulary)
-    unfinished = shard.file.with_name(f".{shard.file.name}.{secrets.token_hex(4)}")
+    hidden = f".{shard.file.name}.{secrets.token_hex(4)}"
+    unfinished = (shard.file.with_name(hidden) if places.is_local(shard.file) else
+                  pathlib.Path(tempfile.gettempdir(), hidden))
     counts = {}
     try:
         dataset = _examples(task, shard)
@@ -132,7 +139,7 @@ def write(shard: Shard) -> None:
             writer.close()
         description = {"file": shard.file.name, "examples": num_examples, "tokens": counts, "features": features,
                        "bytes": unfinished.stat().st_size, "sha256": cache_manifest.checksum(unfinished)}
-        os.replace(unfinished, shard.file)
+        places.put(unfinished, shard.file)
         write_whole(shard.description, json.dumps(description, indent=1))
     except Refusal:
         raise
@@ -144,7 +151,7 @@ def write(shard: Shard) -> None:
 
 def finish(shards: list[Shard]) -> dict:
     """Writes and returns the manifest of one split of one task with complete shards."""
-    folder = pathlib.Path(shards[0].folder)
+    folder = places.at(shards[0].folder)
     descriptions = [json.loads(shard.description.read_text()) for shard in shards]
     request = json.loads((folder / "request.json").read_text())
     request.pop("num_shards")
@@ -154,7 +161,7 @@ def finish(shards: list[Shard]) -> dict:
                 "examples": sum(shard["examples"] for shard in descriptions), "tokens": tokens,
                 "bytes": sum(shard["bytes"] for shard in descriptions), "shards": descriptions}
     write_whole(folder / "manifest.json", json.dumps(manifest, indent=1))
-    for leftover in folder.glob(".*"):  # of processes that were killed
+    for leftover in folder.glob(".*") if places.is_local(folder) else ():  # of processes that were killed
         leftover.unlink(missing_ok=True)
     return manifest
 

@@ -14,8 +14,9 @@ from etils import epy
 from switch_tf.data import cache_manifest
 from switch_tf.data.endless import passes
 from switch_tf.data.example_files import BadData
+from switch_tf.data.fetched_shards import fetched_shard
 from switch_tf.data.providers import get_provider, replace_tasks, tasks_of
-from switch_tf.refusals import first_line
+from switch_tf.refusals import Refusal, first_line
 
 with epy.lazy_imports():  # when a file is read, in the process that reads it
     from array_record.python import array_record_module
@@ -119,7 +120,7 @@ class _Reader:
     """Records by their index over all files, which are opened at their first use."""
 
     def __init__(self, files, shards):
-        self._files = files
+        self._files, self._shards = files, shards
         self._starts = np.cumsum([0] + [shard["examples"] for shard in shards])
         self._opened = {}
 
@@ -132,6 +133,8 @@ class _Reader:
             rows = indices[places] - self._starts[number]
             try:
                 records[places] = self._reader(number).read(rows.tolist())
+            except Refusal:
+                raise
             except (RuntimeError, ValueError, IndexError) as error:  # array_record's
                 raise BadData(f"{self._files[number]} is damaged ({first_line(error)}); `switch-tf cache` with the "
                               "task's gin file finds damaged shards and writes them anew.") from error
@@ -139,7 +142,8 @@ class _Reader:
 
     def _reader(self, number):
         if number not in self._opened:
-            self._opened[number] = array_record_module.ArrayRecordReader(self._files[number], _READER_OPTIONS)
+            file = fetched_shard(self._files[number], self._shards[number]["sha256"])
+            self._opened[number] = array_record_module.ArrayRecordReader(file, _READER_OPTIONS)
         return self._opened[number]
 
 

@@ -55,7 +55,7 @@ class DatasetDescription:
         checks.fields(self, ("pack", "encoder_only"), checks.flag)
         checks.flag("USE_CACHED_TASKS", self.use_cached_tasks)
         checks.optional("VOCABULARY", self.vocabulary, checks.text)
-        checks.optional("CACHE_DIR", self.cache_dir, checks.local)
+        checks.optional("CACHE_DIR", self.cache_dir, checks.place)
         object.__setattr__(self, "cache_parts", checks.integer("CACHE_PARTS", self.cache_parts, 1))
         if self.use_cached_tasks and self.batch_size % self.cache_parts:
             raise Refusal(f"CACHE_PARTS must divide BATCH_SIZE ({self.batch_size}), not {self.cache_parts}.")

@@ -18,6 +18,7 @@ from switch_tf import checks
 from switch_tf.data import vocabularies
 from switch_tf.data.seqio_import import import_seqio
 from switch_tf.refusals import Refusal, first_line
+from switch_tf.storage import places
 from switch_tf.storage.whole_file import reading, write_whole, writing
 
 if TYPE_CHECKING:
@@ -100,7 +101,7 @@ def store(vocabulary: "seqio.Vocabulary", folder: str | pathlib.Path, feature: s
             content = source.read()
     except tf.errors.OpError as error:
         raise Unreadable(f"The vocabulary {path} could not be copied into {folder} ({first_line(error)}).") from error
-    copy = pathlib.Path(folder) / _FOLDER / f"{feature}.model"
+    copy = places.at(folder) / _FOLDER / f"{feature}.model"
     with writing(copy.parent):
         copy.parent.mkdir(exist_ok=True)
     write_whole(copy, content)
@@ -132,9 +133,10 @@ def path_of(stored: Stored, folder: str | pathlib.Path) -> pathlib.Path:
     Raises:
         Refusal: The file is missing or changed, or lies outside the run folder.
     """
-    path = pathlib.Path(folder) / stored.file
-    if not _FILE.fullmatch(stored.file) or os.path.realpath(path) != os.path.join(
-            os.path.realpath(folder), stored.file):
+    path = places.at(folder) / stored.file
+    is_there = not places.is_local(path) or os.path.realpath(path) == os.path.join(
+        os.path.realpath(folder), stored.file)
+    if not _FILE.fullmatch(stored.file) or not is_there:
         raise Refusal(f"config.json in {folder} must name a file in the folder {_FOLDER!r} beside it that is no "
                       f"link, not {checks.shown(stored.file)}.")
     if not path.is_file():
@@ -186,7 +188,7 @@ def _bytes(extra_ids):
 @functools.cache
 def _of_copy(path, extra_ids, size):
     try:
-        pieces = sentencepiece.SentencePieceProcessor(model_file=path)
+        pieces = sentencepiece.SentencePieceProcessor(model_proto=places.at(path).read_bytes())
     except RuntimeError as error:  # SentencePiece's own, which names its source file
         raise Refusal(f"{path} is no SentencePiece model, or a damaged one.") from error
     if pieces.get_piece_size() + extra_ids != size:

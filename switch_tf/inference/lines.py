@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 from switch_tf import checks, data
 from switch_tf.refusals import Refusal
-from switch_tf.storage import json_lines
+from switch_tf.storage import json_lines, places
+from switch_tf.storage.mirror import Mirror
 from switch_tf.storage.whole_file import reading, write_whole, writing
 
 if TYPE_CHECKING:
@@ -171,17 +172,22 @@ class Output:
     """
 
     def __init__(self, path: str | pathlib.Path, settings: dict):
-        self._path = pathlib.Path(path)
-        self.num_known = 0
+        self._path, self._mirror = places.at(path), None
         described = self._path.with_name(self._path.name + ".settings.json")
-        if self._path.exists() and self._path.stat().st_size:
+        self._local = self._path
+        if not places.is_local(path):
+            self._mirror = Mirror(self._path.parent)
+            with reading(path):
+                self._local = self._mirror.fetch(self._path.name)
+        self.num_known = 0
+        if self._local.exists() and self._local.stat().st_size:
             self._check(described, settings)
             with writing(self._path):
-                _cut_incomplete_line(self._path)
+                _cut_incomplete_line(self._local)
         else:
             write_whole(described, json.dumps(settings, indent=1) + "\n")
         with writing(self._path):
-            self._file = open(self._path, "ab")  # noqa: SIM115  closed by `close`
+            self._file = open(self._local, "ab")  # noqa: SIM115  closed by `close`
 
     def _check(self, described, settings):
         try:
@@ -202,7 +208,7 @@ class Output:
             Refusal: the file answers other lines, or has something else.
         """
         lines = iter(lines)
-        with reading(self._path), open(self._path, "rb") as file:
+        with reading(self._path), open(self._local, "rb") as file:
             for number, record in enumerate(file, 1):
                 try:
                     known = json.loads(record)["input"]
@@ -218,7 +224,8 @@ class Output:
         return lines
 
     def write(self, records: list[dict]) -> None:
-        """Adds records and flushes them, so that a kill of the process does not lose them."""
+        """Adds records and flushes them, so that a kill of the process does not lose them, in a bucket after a minute.
+        """
         with writing(self._path):
             self._file.write(_as_lines(records).encode())
             self._file.flush()
@@ -226,6 +233,9 @@ class Output:
     def close(self) -> None:
         """Closes the file."""
         self._file.close()
+        if self._mirror:
+            with writing(self._path):
+                self._mirror.close()
 
 
 def _as_lines(records):

@@ -11,6 +11,7 @@ from switch_tf.inference import exporting
 from switch_tf.inference.text_model import TextModel, fitting_vocabulary
 from switch_tf.models.switch_transformer import SwitchTransformer
 from switch_tf.refusals import Refusal, first_line
+from switch_tf.storage import places
 
 if TYPE_CHECKING:
     from switch_tf.decoding import Sampler
@@ -23,7 +24,8 @@ def load(file: str | pathlib.Path) -> keras.Model:
         Refusal: Keras cannot read the file, or it holds another model.
     """
     try:
-        model = keras.models.load_model(file, compile=False)
+        with places.fetched(file) as local:
+            model = keras.models.load_model(local, compile=False)
     except (ValueError, OSError) as error:  # as Keras raises them for files that are not its own
         raise Refusal(f"{file} cannot be loaded: {first_line(error)}") from error
     if not isinstance(model, SwitchTransformer):

@@ -1,5 +1,7 @@
 """Writes a run for TensorBoard, with equal tags in `events/train` and `events/eval`, which share a chart."""
 
+import pathlib
+
 import numpy as np
 import tensorflow as tf
 
@@ -9,18 +11,19 @@ _BUCKETS = 30
 
 
 class Events:
-    """Writes the values of a run, and its configuration as text, to `events/` in its folder.
+    """Writes the values of a run, and its configuration as text, for TensorBoard.
 
-    Training values go to `events/train` and evaluations to `events/eval`, without the first part of their names:
+    Training values go to the folder `train` and evaluations to `eval`, without the first part of their names:
     "train/loss" and "eval/<mixture>/loss" both become "loss". Tasks of a mixture keep their name: "<task>/loss". An
     array, such as the load of a layer's experts, becomes one histogram.
 
     Args:
         folder: RunFolder.
+        events: path of the folder for both, `events/` of the run or a local copy of it.
     """
 
-    def __init__(self, folder: RunFolder):
-        self._folder = folder
+    def __init__(self, folder: RunFolder, events: pathlib.Path):
+        self._folder, self._events = folder, events
         self._writers = {}
 
     def write(self, step: int, values: dict) -> None:
@@ -46,7 +49,7 @@ class Events:
 
     def _writer(self, kind, step):
         if kind not in self._writers:
-            self._writers[kind] = tf.summary.create_file_writer(str(self._folder.path / "events" / kind))
+            self._writers[kind] = tf.summary.create_file_writer(str(self._events / kind))
             configuration = self._folder.path / CONFIGURATION
             if kind == "train" and configuration.exists():
                 with self._writers[kind].as_default(step=step):

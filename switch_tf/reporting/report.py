@@ -9,6 +9,7 @@ import numpy as np
 from switch_tf.checkpoints import run_folder
 from switch_tf.configs import directions
 from switch_tf.reporting import figures, names, page
+from switch_tf.storage import places
 from switch_tf.storage.whole_file import write_whole
 
 # Heading of a picture -> explanation below it.
@@ -34,7 +35,7 @@ _STYLE = "th{text-align:left;padding-right:2em;font-weight:normal;color:#555}"
 
 def write(folder: str | pathlib.Path) -> None:
     """Writes `loss.png` and `report.html` into a run folder from its `metrics.jsonl`, unless that is empty."""
-    folder = pathlib.Path(folder)
+    folder = places.at(folder)
     records = read_metrics(folder)
     if not records:
         return
@@ -49,7 +50,7 @@ def summarize(folder: str | pathlib.Path) -> dict:
     It has "step", "model_dir", "report" and "plot", the last "train/loss", the median "train/tokens_per_second", and
     for each held-out value a dict of its "first", "last" and "best" with their steps. `directions` decides the best.
     """
-    return _summary(pathlib.Path(folder), read_metrics(folder))
+    return _summary(places.at(folder), read_metrics(folder))
 
 
 def _summary(folder, records):
@@ -85,7 +86,7 @@ def read_metrics(folder: str | pathlib.Path) -> list[dict]:
     a long run only some hundred records at equal distances keep theirs.
     """
     records, thinned = [], _Thinned()
-    for _, record in run_folder.records_of(pathlib.Path(folder) / "metrics.jsonl"):
+    for _, record in run_folder.records_of(places.at(folder) / "metrics.jsonl"):
         record = {sys.intern(name): value for name, value in record.items()}
         thinned.add(record)
         records.append(record)

@@ -17,7 +17,8 @@ from switch_tf.metrics import Mean, RouterStats, StepMeasurements
 from switch_tf.refusals import Refusal, first_line
 from switch_tf.reporting import names
 from switch_tf.reporting.events import Events
-from switch_tf.storage import json_lines
+from switch_tf.storage import json_lines, places
+from switch_tf.storage.mirror import Mirror
 from switch_tf.storage.whole_file import writing
 
 
@@ -75,7 +76,10 @@ def writing_events(folder: str | pathlib.Path) -> Iterator[None]:
 
 
 class Writer:
-    """Appends each logged step to metrics.jsonl, flushed at once, and to TensorBoard's files.
+    """Appends each logged step to metrics.jsonl and to TensorBoard's files.
+
+    On a disk a step is in metrics.jsonl at once. In a bucket both are there within a minute, and before a checkpoint
+    that comes after them.
 
     Args:
         folder: RunFolder.
@@ -83,10 +87,12 @@ class Writer:
 
     def __init__(self, folder: RunFolder):
         self._path = folder.metrics
+        self._mirror = None if places.is_local(folder.path) else Mirror(folder.path)
         with writing(self._path):
-            self._lines = open(self._path, "a")  # noqa: SIM115  open for the whole run
+            lines = self._mirror.fetch(self._path.name) if self._mirror else self._path
+            self._lines = open(lines, "a")  # noqa: SIM115  open for the whole run
         with writing_events(folder.path / "events"):
-            self._events = Events(folder)
+            self._events = Events(folder, (self._mirror.local if self._mirror else folder.path) / "events")
 
     def write(self, step: int, values: dict, declared: dict[str, bool] | None = None) -> None:
         """Writes the values of a step.
@@ -106,11 +112,24 @@ class Writer:
         with writing_events(self._path.with_name("events")):
             self._events.write(step, values)
 
+    def flush(self) -> None:
+        """Brings everything that was written into the run folder.
+
+        Raises:
+            Refusal: a file cannot be written.
+        """
+        if self._mirror:
+            with writing(self._path):
+                self._mirror.flush()
+
     def close(self) -> None:
         with writing(self._path):
             self._lines.close()
         with writing_events(self._path.with_name("events")):
             self._events.close()
+        if self._mirror:
+            with writing(self._path):
+                self._mirror.close()
 
 
 def _rounded(values):
@@ -123,6 +142,9 @@ class NoWriter:
     """Writes nothing, because another process does."""
 
     def write(self, step: int, values: dict, declared: dict[str, bool] | None = None) -> None:
+        pass
+
+    def flush(self) -> None:
         pass
 
     def close(self) -> None:

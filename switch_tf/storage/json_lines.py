@@ -71,17 +71,26 @@ def append(path: str | os.PathLike, record: dict) -> None:
     Raises:
         Refusal: it cannot be written.
     """
-    line, place = dumps(record).encode() + b"\n", places.at(path)
+    with writing(path):
+        append_text(path, dumps(record) + "\n")
+
+
+def append_text(path: str | os.PathLike, lines: str) -> None:
+    """Appends whole lines of text to a file as `append` does.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    place, content = places.at(path), lines.encode()
     if not places.is_local(place):
-        with writing(place):
-            place.write_bytes((place.read_bytes() if place.is_file() else b"") + line)
+        place.write_bytes((place.read_bytes() if place.is_file() else b"") + content)
         return
-    with writing(place), open(place, "ab+") as file:
+    with open(place, "ab+") as file:
         is_torn = False
         if file.tell():
             file.seek(-1, 2)
             is_torn = file.read(1) != b"\n"
-        file.write(b"\n" * is_torn + line)
+        file.write(b"\n" * is_torn + content)
 
 
 def is_step(value: Any) -> bool:

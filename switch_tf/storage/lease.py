@@ -46,6 +46,18 @@ class Holder(NamedTuple):
         return self.age < LIFETIME
 
 
+def is_leased(folder: Any) -> bool:
+    """Returns whether a process has the lease of a folder, by this machine's clock. True if that is unknown."""
+    folder = places.at(folder)
+    try:
+        ages = [time.time() - places.modified(entry) for entry in folder.iterdir() if entry.name.endswith(_RENEWED)]
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    return any(age < LIFETIME for age in ages)
+
+
 class Taken(Exception):
     """Another process holds the lease.
 

@@ -12,21 +12,29 @@ import pathlib
 import re
 import shutil
 import tempfile
+import types
 from collections.abc import Iterator
 from typing import Any
 
 from switch_tf.refusals import Refusal
 
 _SCHEME = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*)://")
-SCHEMES = ("gs", "s3", "az", "hf")  # of epath
+_BUCKETS = "gs"
+_PART = 2**24  # bytes to copy at a time
+# What a typing mistake or pathlib leaves of a URL. A name of one letter may be that of a drive.
+_ONE_SLASH = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]+:/")
 # TensorFlow's errors by class name, which are no OSErrors.
-_NUMBERS = {"NotFoundError": errno.ENOENT, "PermissionDeniedError": errno.EACCES,
+_NUMBERS = {"PermissionDeniedError": errno.EACCES,
             "UnauthenticatedError": errno.EACCES, "AlreadyExistsError": errno.EEXIST,
             "ResourceExhaustedError": errno.ENOSPC, "DeadlineExceededError": errno.ETIMEDOUT,
             "UnimplementedError": errno.ENOTSUP}
 # Methods of a path that ask the bucket.
-_METHODS = ("exists", "is_dir", "is_file", "iterdir", "glob", "mkdir", "open", "read_bytes", "read_text", "write_bytes",
-            "write_text", "stat", "unlink", "rmtree", "copy")
+_METHODS = ("exists", "is_dir", "is_file", "iterdir", "glob", "mkdir", "open", "read_bytes", "write_bytes",
+            "write_text", "unlink", "rmtree", "copy")
+
+
+class BucketError(OSError):
+    """A bucket that does not answer, or refuses to. What is in it is neither missing nor damaged for that reason."""
 
 
 def at(path: str | os.PathLike) -> Any:
@@ -40,10 +48,18 @@ def at(path: str | os.PathLike) -> Any:
     found = _SCHEME.match(os.fspath(path))
     if not found:
         return pathlib.Path(path)
-    if found[1] not in SCHEMES:
+    if found[1] != _BUCKETS:
         raise Refusal(f"{os.fspath(path)!r} has the scheme {found[1]!r}, which is unknown here; use gs:// or a folder "
                       "of this machine.")
     return _bucket_path()(path)
+
+
+def is_supported(path: str | os.PathLike) -> bool:
+    """Returns whether `at` takes a path, and no local folder called "gs:" would be made for it."""
+    text = os.fspath(path)
+    if found := _SCHEME.match(text):
+        return found[1] == _BUCKETS and text.rstrip("/") != f"{found[1]}:"
+    return "://" not in text and not _ONE_SLASH.match(text.lstrip())
 
 
 def is_local(path: str | os.PathLike) -> bool:
@@ -58,7 +74,18 @@ def _bucket_path():
 
     kind = type(epath.Path("gs://bucket"))
     methods = {name: _raising_os_errors(getattr(kind, name)) for name in _METHODS}
+    # There are no relative paths and no links. epath's own `stat` has other names and whole seconds.
+    methods |= {"resolve": lambda self, strict=False: self, "absolute": lambda self: self,
+                "is_symlink": lambda self: False, "stat": _stat,
+                "read_text": lambda self, encoding="utf-8", errors="strict": self.read_bytes().decode(encoding, errors)}
     return type("BucketPath", (kind,), methods)
+
+
+def _stat(self):
+    """Returns size and time of a file as `os.stat` does, and no more."""
+    with os_errors(self):
+        found = _gfile().stat(os.fspath(self))
+    return types.SimpleNamespace(st_size=found.length, st_mtime=found.mtime_nsec / 1e9)
 
 
 def _raising_os_errors(method):
@@ -90,31 +117,43 @@ class _Opened(contextlib.AbstractContextManager):
 
 @contextlib.contextmanager
 def os_errors(path: str | os.PathLike) -> Iterator[None]:
-    """Raises errors of TensorFlow within this scope as OSErrors about a path."""
+    """Raises errors of TensorFlow within this scope as OSErrors about a path, of a bucket as BucketErrors.
+
+    A file that is not there is a FileNotFoundError in both.
+    """
     try:
         yield
     except Exception as error:
         classes = [one.__name__ for one in type(error).__mro__]
         if "OpError" not in classes:
             raise
-        number = next((_NUMBERS[name] for name in classes if name in _NUMBERS), errno.EIO)
         text = getattr(error, "message", str(error)).strip().partition("\n")[0]
-        raise OSError(number, text, os.fspath(path)) from error
+        if "NotFoundError" in classes:
+            raise FileNotFoundError(errno.ENOENT, text, os.fspath(path)) from error
+        number = next((_NUMBERS[name] for name in classes if name in _NUMBERS), errno.EIO)
+        raise (OSError if is_local(path) else BucketError)(number, text, os.fspath(path)) from error
+
+
+def is_failure(error: BaseException, path: str | os.PathLike) -> bool:
+    """Returns whether an error of TensorFlow is one of the bucket of a path, and says nothing about its contents."""
+    found = {one.__name__ for one in type(error).__mro__}
+    return not is_local(path) and ("BucketError" in found or "OpError" in found and not found & {
+        "NotFoundError", "DataLossError", "OutOfRangeError", "InvalidArgumentError"})
 
 
 def size(path: str | os.PathLike) -> int:
     """Returns the bytes of a file."""
-    place = at(path)
-    return place.stat().st_size if is_local(place) else place.stat().length
+    return at(path).stat().st_size
+
+
+def tree_size(folder: str | os.PathLike) -> int:
+    """Returns the bytes of all files in a folder and its folders."""
+    return sum(tree_size(entry) if entry.is_dir() else size(entry) for entry in at(folder).iterdir())
 
 
 def modified(path: str | os.PathLike) -> float:
     """Returns the time at which a file was written last, in seconds, by the clock of its store."""
-    place = at(path)
-    if is_local(place):
-        return place.stat().st_mtime
-    with os_errors(place):
-        return _gfile().stat(os.fspath(place)).mtime_nsec / 1e9  # epath's own result has whole seconds
+    return at(path).stat().st_mtime
 
 
 def _gfile():
@@ -126,6 +165,22 @@ def _gfile():
 def is_link(path: str | os.PathLike) -> bool:
     """Returns whether a path is a symbolic link. A bucket has none."""
     return is_local(path) and pathlib.Path(path).is_symlink()
+
+
+def put(source: pathlib.Path, target: str | os.PathLike) -> None:
+    """Moves a complete local file to its place, on the same file system or in a bucket."""
+    target = at(target)
+    if is_local(target):
+        source.replace(target)
+        return
+    copy(source, target)
+    source.unlink()
+
+
+def copy(source: pathlib.Path, target: Any) -> None:
+    """Copies a local file into a bucket."""
+    with os_errors(target), open(source, "rb") as file, target.open("wb") as opened:
+        shutil.copyfileobj(file, opened, _PART)
 
 
 def move(source: str | os.PathLike, target: str | os.PathLike) -> Any:

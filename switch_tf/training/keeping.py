@@ -11,6 +11,7 @@ from switch_tf.data.reading import reading_of
 from switch_tf.models.switch_transformer import SwitchTransformer
 from switch_tf.ops.dtypes import dtype_policy
 from switch_tf.refusals import Refusal, first_line
+from switch_tf.storage import places
 
 _FEATURES = ("inputs", "targets")
 
@@ -45,17 +46,17 @@ def _keep(folder, model, run, activation_dtype, say):
     features = providers.get_provider(run.mixture_or_task_name, run.vocabulary).output_features
     dtype = model.dtype_policy.name
     if type(model) is not SwitchTransformer or dtype not in run_config.DTYPES or not features.keys() >= set(_FEATURES):
-        (pathlib.Path(folder) / run_config.FILE).unlink(missing_ok=True)
+        (places.at(folder) / run_config.FILE).unlink(missing_ok=True)
         return
     if activation_dtype not in run_config.ACTIVATION_DTYPES or dtype_policy(activation_dtype) != dtype:
         activation_dtype = None
     config = model.config
-    places = {name: policies.get(name).place for name in {config.routing_policy, config.decoder_policy}}
+    homes = {name: policies.get(name).place for name in {config.routing_policy, config.decoder_policy}}
     reading = reading_of(run.mixture_or_task_name, run.vocabulary).as_data()
     run_config.write(folder, run_config.RunConfig(
         config, dtype, activation_dtype, run.mixture_or_task_name, dict(run.task_feature_lengths), reading,
         _vocabularies(folder, features, run.vocabulary, say),
-        {name: place for name, place in places.items() if not place.startswith("switch_tf.")}))
+        {name: place for name, place in homes.items() if not place.startswith("switch_tf.")}))
 
 
 def _vocabularies(folder, features, chosen, say):
@@ -101,5 +102,5 @@ def kept_vocabulary_in_words(folder: str | pathlib.Path, fingerprint: list[str])
         return None
     names = " and ".join(repr(vocabulary.name) for vocabulary in dict.fromkeys(stored))
     files = " and ".join(dict.fromkeys(
-        f"{pathlib.Path(folder) / vocabulary.file}" for vocabulary in stored if vocabulary.file))
+        f"{places.at(folder) / vocabulary.file}" for vocabulary in stored if vocabulary.file))
     return f"{names} ({'; '.join(map(str, fingerprint))}{f'; the copy of the run is {files}' * bool(files)})"

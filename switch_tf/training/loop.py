@@ -286,6 +286,7 @@ class Training:
 
     def _save(self):
         self.folder.check_is_there()
+        self._writer.flush()
         self.state.save()
 
     # Messages of a run that ends early.

@@ -6,12 +6,14 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
-from switch_tf.checkpoints import run_folder
+from switch_tf.checkpoints import folders, run_folder
 from switch_tf.checkpoints.run_folder import RunFolder
 from switch_tf.refusals import Refusal
+from switch_tf.storage import lease, places
 
 
 def test_a_second_process_is_refused_with_the_pid_of_the_first(tmp_path):
@@ -121,11 +123,50 @@ def test_the_record_of_the_end_of_a_strangers_run_is_read_only_if_it_is_a_small_
     assert run_folder.end_of(tmp_path) is None
 
 
-def test_a_url_is_refused_before_a_folder_of_that_name_is_made(tmp_path, monkeypatch):
+@pytest.mark.parametrize("url", ["s3://b/run", "gs:/b/run", "gs://"])
+def test_an_unknown_url_is_refused_before_a_folder_of_that_name_is_made(url, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ValueError, match="MODEL_DIR must be a folder or file of this machine's file system, not 'gs://b/run'"):
-        RunFolder("gs://b/run")
+    with pytest.raises(ValueError, match=f"MODEL_DIR must be a path of this machine or of a bucket, .* not '{url}'"):
+        RunFolder(url)
     assert not list(tmp_path.iterdir())
+
+
+def test_one_process_at_a_time_trains_in_a_folder_of_a_bucket(bucket, monkeypatch, capfd):
+    monkeypatch.setattr(lease, "PERIOD", 0.3)
+    path = bucket.new_folder()
+    assert not run_folder.is_running(path)
+    folder = RunFolder(path)
+    assert run_folder.is_running(path) and folder.checkpoints.is_dir()
+    with pytest.raises(ValueError, match=rf"Another process \(pid {os.getpid()} on .*\) is training in '{path}'"):
+        RunFolder(path)
+    assert "waiting up to 60 s for a sign of life" in capfd.readouterr().err
+    folder.check_is_there()
+    folder.close()
+    assert not run_folder.is_running(path)
+    RunFolder(path).close()
+
+
+def test_a_run_whose_lease_was_taken_saves_nothing_more(bucket, monkeypatch):
+    monkeypatch.setattr(lease, "PERIOD", 0.1)
+    folder = RunFolder(bucket.new_folder())
+    places.remove_tree(folder.path / "lock")  # as the process that took it for dead does
+    with pytest.raises(ValueError, match="Another process has taken the run folder"):
+        for _ in range(50):
+            time.sleep(0.1)
+            folder.check_is_there()
+
+
+def test_an_unfinished_checkpoint_in_a_bucket_is_none_and_is_removed(bucket):
+    path = places.at(bucket.new_folder())
+    RunFolder(path).close()
+    for step, name in ((3, folders.DESCRIPTION), (6, "state.index")):
+        folders.path_of(path / "checkpoints", step).mkdir()
+        (folders.path_of(path / "checkpoints", step) / name).write_text("{}")
+    assert folders.steps(path / "checkpoints") == [3]
+    RunFolder(path).close()
+    assert [entry.name for entry in (path / "checkpoints").iterdir()] == ["step_00000003"]
+    folders.remove(folders.path_of(path / "checkpoints", 3))
+    assert folders.steps(path / "checkpoints") == []
 
 
 def test_a_folder_that_cannot_be_written_is_refused_in_one_sentence(tmp_path):

@@ -133,7 +133,7 @@ def test_a_write_that_fails_leaves_the_older_checkpoints_and_no_rubbish(tiny_con
     def full(*args, **kwargs):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(descriptions.json, "dump", full)
+    monkeypatch.setattr(descriptions.json_lines, "dumps", full)
     with pytest.raises(Refusal, match="The checkpoint of step 2 could not be written .*No space left"):
         _save(tmp_path, 2, variables, keep=3)
     assert [entry.name for entry in tmp_path.iterdir()] == ["step_00000001"]

@@ -29,7 +29,7 @@ def test_a_run_is_its_own_files_then_the_common_ones_and_the_command_line_counts
     ({"seeds": [[1]]}, "Comparison.seeds must be an integer of at least 0"),
     ({"seeds": {}}, "Comparison.seeds must be an integer of at least 0"),
     ({"turn": 0}, "Comparison.turn must be an integer of at least 1, not 0"),
-    ({"model_dir": "gs://bucket/x"}, "of this machine's file system"),
+    ({"model_dir": "s3://bucket/x"}, "must be a path of this machine or of a bucket"),
     ({"model_dir": ""}, "Comparison.model_dir must be text"),
     ({"may_differ": "SEED"}, "Comparison.may_differ must be a list of names"),
     ({"unequal_work": ["other"]}, "the variants are dense, sparse"),

@@ -26,7 +26,7 @@ else:
 """
 
 
-@pytest.fixture(params=["disk", "bucket"])
+@pytest.fixture(params=["disk", pytest.param("bucket", marks=pytest.mark.slow)])
 def folder(request, tmp_path):
     """A new folder, on the disk or in a bucket."""
     place = places.at(tmp_path if request.param == "disk" else request.getfixturevalue("bucket").new_folder())

@@ -1,0 +1,54 @@
+"""Local copies of shards in buckets, because ArrayRecord reads at any place of a local file."""
+
+import hashlib
+import pathlib
+import secrets
+import threading
+
+from switch_tf import environment
+from switch_tf.refusals import Refusal
+from switch_tf.storage import places
+from switch_tf.storage.whole_file import reading, writing
+
+_PART = 2**24  # bytes
+_fetching = threading.Lock()
+
+
+def fetched_shard(file: str, sha256: str) -> str:
+    """Returns the path of a local file with the contents of a shard, which is fetched once for all runs of a machine.
+
+    Args:
+        file: Path of the shard, of this machine or of a bucket.
+        sha256: Its checksum.
+
+    Raises:
+        Refusal: The shard cannot be fetched or is damaged, or this machine has no room for it.
+    """
+    if places.is_local(file):
+        return file
+    copy = environment.cache_folder() / "shards" / f"{sha256}.array_record"
+    with _fetching:
+        if not copy.is_file():
+            _fetch(file, sha256, copy)
+    return str(copy)
+
+
+def _fetch(file: str, sha256: str, copy: pathlib.Path):
+    unfinished = copy.with_name(f".{copy.name}.{secrets.token_hex(4)}")
+    digest = hashlib.sha256()
+    try:
+        with writing(copy), open(_made(unfinished), "wb") as local, reading(file), places.at(file).open("rb") as source:
+            while part := source.read(_PART):
+                digest.update(part)
+                local.write(part)
+        if digest.hexdigest() != sha256:
+            raise Refusal(f"{file} is damaged: its SHA-256 is not the one in its manifest; `switch-tf cache` with the "
+                          "task's gin file and --overwrite writes it anew.")
+        unfinished.replace(copy)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def _made(file):
+    file.parent.mkdir(parents=True, exist_ok=True)
+    return file

@@ -1,0 +1,76 @@
+"""Files that grow while a run is open, in a bucket, which cannot append: a local copy grows and is uploaded again."""
+
+import contextlib
+import pathlib
+import tempfile
+import threading
+import time
+from typing import Any
+
+from switch_tf.storage import places
+
+# Seconds between uploads: four requests a minute and file. Longer if uploads would take over a twentieth of the time.
+PERIOD = 15.0
+_LONGEST = 60.0
+_SHARE = 20
+
+
+class Mirror:
+    """A local folder whose files appear in a folder of a bucket within a minute.
+
+    Args:
+        folder: Path of a folder in a bucket.
+
+    Attributes:
+        local: Path of the local folder. Its files may grow, and may be in folders.
+    """
+
+    def __init__(self, folder: Any):
+        self._folder = places.at(folder)
+        self._temporary = tempfile.TemporaryDirectory()
+        self.local = pathlib.Path(self._temporary.name)
+        self._sizes: dict[pathlib.Path, int] = {}  # what is in the bucket
+        self._uploading, self._ended = threading.Lock(), threading.Event()
+        self._thread = threading.Thread(target=self._run, name="uploads", daemon=True)
+        self._thread.start()
+
+    def fetch(self, name: str) -> pathlib.Path:
+        """Returns the local path of a file, with its contents in the bucket if it is there."""
+        source, local = self._folder / name, self.local / name
+        if source.is_file():
+            local.write_bytes(source.read_bytes())
+            self._sizes[local] = local.stat().st_size
+        return local
+
+    def flush(self) -> None:
+        """Uploads what has been written.
+
+        Raises:
+            OSError: A file cannot be written.
+        """
+        with self._uploading:
+            for file in sorted(self.local.rglob("*")):
+                if file.is_file() and (size := file.stat().st_size) != self._sizes.get(file):
+                    places.copy(file, self._folder / file.relative_to(self.local).as_posix())
+                    self._sizes[file] = size
+
+    def close(self) -> None:
+        """Uploads what has been written, and removes the local folder.
+
+        Raises:
+            OSError: A file cannot be written.
+        """
+        self._ended.set()
+        self._thread.join()
+        try:
+            self.flush()
+        finally:
+            self._temporary.cleanup()
+
+    def _run(self):
+        wait = PERIOD
+        while not self._ended.wait(wait):
+            started = time.monotonic()
+            with contextlib.suppress(OSError):  # tried again; the next checkpoint flushes and reports it
+                self.flush()
+            wait = min(max(PERIOD, _SHARE * (time.monotonic() - started)), _LONGEST)

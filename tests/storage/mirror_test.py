@@ -1,0 +1,74 @@
+"""Files that grow locally appear in the bucket."""
+
+import time
+
+import pytest
+
+from switch_tf.storage import mirror, places
+from switch_tf.storage.mirror import Mirror
+
+
+def test_files_appear_when_flushed_and_at_the_end(bucket):
+    folder = places.at(bucket.new_folder())
+    (folder / "lines").write_text("one\n")
+    mirrored = Mirror(folder)
+    file = mirrored.fetch("lines")
+    assert file.read_text() == "one\n" and not mirrored.fetch("nothing").exists()
+    with open(file, "a") as lines:
+        lines.write("two\n")
+    (mirrored.local / "deep").mkdir()
+    (mirrored.local / "deep" / "a").write_text("three")
+    assert (folder / "lines").read_text() == "one\n"
+    mirrored.flush()
+    assert (folder / "lines").read_text() == "one\ntwo\n" and (folder / "deep" / "a").read_text() == "three"
+    with open(file, "a") as lines:
+        lines.write("four\n")
+    mirrored.close()
+    assert (folder / "lines").read_text() == "one\ntwo\nfour\n" and not mirrored.local.exists()
+
+
+def test_files_appear_by_themselves_also_after_a_failure(bucket, monkeypatch):
+    monkeypatch.setattr(mirror, "PERIOD", 0.05)
+    failures = [OSError("503"), OSError("503")]
+    copy = places.copy
+
+    def fail_twice(source, target):
+        if failures:
+            raise failures.pop()
+        copy(source, target)
+
+    monkeypatch.setattr(places, "copy", fail_twice)
+    folder = places.at(bucket.new_folder())
+    mirrored = Mirror(folder)
+    (mirrored.local / "a").write_text("one")
+    due = time.monotonic() + 20
+    while not (folder / "a").is_file():
+        assert time.monotonic() < due
+        time.sleep(0.05)
+    assert not failures
+    mirrored.close()
+
+
+def test_a_failure_at_the_end_is_raised(bucket, monkeypatch):
+    mirrored = Mirror(bucket.new_folder())
+    (mirrored.local / "a").write_text("one")
+
+    def fail(source, target):
+        raise places.BucketError(5, "503")
+
+    monkeypatch.setattr(places, "copy", fail)
+    with pytest.raises(places.BucketError):
+        mirrored.close()
+
+
+def test_only_what_has_changed_is_uploaded(bucket, monkeypatch):
+    uploaded, copy = [], places.copy
+    monkeypatch.setattr(places, "copy", lambda source, target: (uploaded.append(source.name), copy(source, target)))
+    mirrored = Mirror(bucket.new_folder())
+    (mirrored.local / "a").write_text("one")
+    (mirrored.local / "b").write_text("one")
+    mirrored.flush()
+    (mirrored.local / "b").write_text("one two")
+    mirrored.flush()
+    mirrored.close()
+    assert uploaded == ["a", "b", "b"]
