@@ -300,7 +300,8 @@ def batch():
 def metadata_server():
     """A function that starts a metadata server of a TPU VM; returns its address and the paths that it is asked for.
 
-    An attribute is text, or the status of an answer without text. Other attributes are not there.
+    An attribute, or a state of the VM, is text, a function that returns it, or the status of an answer without text.
+    Other attributes are not there.
     """
     with contextlib.ExitStack() as started:
         yield lambda **attributes: started.enter_context(_serving(attributes))
@@ -316,9 +317,11 @@ def _serving(attributes):
             asked.append(self.path)
             folder, _, name = self.path.rpartition("/")
             found = attributes.get(name.replace("-", "_"), 404)
+            found = found() if callable(found) else found
             self.send_response(found if isinstance(found, int) else 200)
             self.end_headers()
-            if folder == "/computeMetadata/v1/instance/attributes" and isinstance(found, str):
+            is_state = name in ("maintenance-event", "preempted")
+            if folder == "/computeMetadata/v1/instance" + "/attributes" * (not is_state) and isinstance(found, str):
                 self.wfile.write(found.encode())
 
         def log_message(self, *_):

@@ -91,7 +91,7 @@ def _main(argv):
         return refusal.exit_status
     host.skip_tpu_metadata_query()
     command = importlib.import_module(_module(arguments.command))
-    result: dict = {}
+    result = {}
     try:
         result = command.run(arguments)
         if arguments.json:

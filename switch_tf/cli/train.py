@@ -13,6 +13,7 @@ from switch_tf.reporting import report
 from switch_tf.statuses import EPILOG, FINISHED, INTERRUPTED
 from switch_tf.storage import outputs
 from switch_tf.training import outages, processes
+from switch_tf.training.notices import Notices
 from switch_tf.training.stopping import Stopping
 
 with epy.lazy_imports():  # which import TensorFlow, so arguments are checked first
@@ -69,8 +70,9 @@ def _train(arguments):
             trainer, configuration = starting.make_trainer(described, weights, arguments.words)
             training = trainer.start(configuration)
         common_end.message = training.lost_process
-        with training, Stopping(training.progress.say) as stopping:
-            training.advance(training.run.train_steps, lambda: stopping.reason)
+        say = training.progress.say
+        with training, Stopping(say) as stopping, Notices(say) as notices:
+            training.advance(training.run.train_steps, lambda: stopping.reason or notices.reason)
             summary = training.finish()
             shown = ""
             if training.run.shown_examples and not summary["interrupted"]:

@@ -9,11 +9,12 @@ from switch_tf.comparison import fairness, turns
 from switch_tf.comparison.description import Comparison, naming
 from switch_tf.comparison.progress import Progress
 from switch_tf.storage import places
+from switch_tf.training.notices import Notices
 from switch_tf.training.stopping import Stopping
 
 
 def train(comparison: Comparison, make_trainer: Callable) -> bool:
-    """Trains every variant and seed to its last step, or until a signal asks to stop.
+    """Trains every variant and seed to its last step, or until a signal or a notice asks to stop.
 
     Args:
         comparison: Variants and seeds.
@@ -44,8 +45,10 @@ def _train_seed(comparison, seed, make_trainer, progress):
             progress.say(f"Seed {seed}: all variants are trained.")
             return True
         stopping = stack.enter_context(Stopping(progress.say))
+        notices = stack.enter_context(Notices(progress.say))
         batches_file = places.at(comparison.model_dir) / f"batches_{seed}.jsonl"
-        return turns.train(trainers, configurations, progress, batches_file, comparison.turn, lambda: stopping.reason)
+        return turns.train(trainers, configurations, progress, batches_file, comparison.turn,
+                           lambda: stopping.reason or notices.reason)
 
 
 def _check_comparable(comparison, trainers):

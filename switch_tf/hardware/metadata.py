@@ -1,4 +1,4 @@
-"""Attributes of a Google Cloud VM, from its metadata server."""
+"""Attributes and state of a Google Cloud VM, from its metadata server."""
 
 import functools
 import http.client
@@ -15,8 +15,13 @@ _TRIES = 3
 @functools.cache
 def attribute(name: str) -> str:
     """Returns an attribute of this machine, "" if it has none or no server answers."""
+    return entry(f"attributes/{name}")
+
+
+def entry(name: str) -> str:
+    """Returns the present value of an entry of this machine, such as "preempted"; "" as for `attribute`."""
     server = os.environ.get("GCE_METADATA_HOST", _SERVER)
-    request = urllib.request.Request(f"http://{server}/computeMetadata/v1/instance/attributes/{name}",
+    request = urllib.request.Request(f"http://{server}/computeMetadata/v1/instance/{name}",
                                      headers={"Metadata-Flavor": "Google"})
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     for _ in range(_TRIES):
@@ -24,7 +29,7 @@ def attribute(name: str) -> str:
             with opener.open(request, timeout=_TIMEOUT) as answer:
                 return answer.read().decode().strip()
         except urllib.error.HTTPError as error:
-            if error.code < 500:  # no such attribute
+            if error.code < 500:  # no such entry
                 return ""
         except (OSError, ValueError, http.client.HTTPException) as error:  # no such server
             if not isinstance(getattr(error, "reason", error), TimeoutError):

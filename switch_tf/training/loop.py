@@ -208,7 +208,7 @@ class Training:
 
     def _is_stopped(self, reason):
         is_stopped = self.partitioner.any_process(bool(reason))
-        self._stopped_by = (reason or "a signal to another process") if is_stopped else None
+        self._stopped_by = (reason or "a signal or notice to another process") if is_stopped else None
         return is_stopped
 
     def _take_steps(self, is_timed, look_at, stop_reason):

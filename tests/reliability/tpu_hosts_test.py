@@ -5,6 +5,7 @@ The hosts are processes, each with a metadata server and one device of JAX's cli
 
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -44,17 +45,21 @@ def _losses(folder):
     return {line["step"]: line["train/loss"] for line in lines if "train/loss" in line}
 
 
+def _start(folder, index, port, server, *arguments):
+    environ = _environment(folder / str(index), GCE_METADATA_HOST=server)
+    (folder / "two").mkdir(exist_ok=True)
+    return subprocess.Popen([sys.executable, "-c", HOST, str(port), *TINY, *arguments], cwd=folder / "two", env=environ,
+                            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
 @pytest.mark.slow
 def test_hosts_without_variables_train_the_run_of_one_process(metadata_server, tmp_path):
     port, endpoints = processes.free_ports(1)[0], "a:8470:127.0.0.1,b:8470:127.0.0.2"
-    (tmp_path / "two").mkdir()
     started = []
     for index in range(2):
         address, _ = metadata_server(agent_worker_number=str(index), worker_network_endpoints=endpoints, tpu_env="",
                                      accelerator_type="v5litepod-16")
-        environ = _environment(tmp_path / str(index), GCE_METADATA_HOST=address)
-        started.append(subprocess.Popen([sys.executable, "-c", HOST, str(port), *TINY], cwd=tmp_path / "two",
-                                        env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
+        started.append(_start(tmp_path, index, port, address))
     errors = [process.communicate(timeout=300)[1] for process in started]
     assert [process.returncode for process in started] == [0, 0], errors
     assert f"Waiting for the other processes of this run: 127.0.0.2:{port} ..." in errors[0]
@@ -63,3 +68,23 @@ def test_hosts_without_variables_train_the_run_of_one_process(metadata_server, t
     subprocess.run([sys.executable, "-m", "switch_tf.cli", *TINY, "--backend=pjrt"], cwd=tmp_path / "one", check=True,
                    env=_environment(tmp_path / "programs"), capture_output=True)
     assert _losses(tmp_path / "two") == pytest.approx(_losses(tmp_path / "one"), rel=1e-5)
+
+
+@pytest.mark.slow
+def test_a_maintenance_event_of_one_host_stops_both_at_one_step_with_everything_saved(metadata_server, tmp_path):
+    port, endpoints, metrics = processes.free_ports(1)[0], "127.0.0.1,127.0.0.2", tmp_path / "two" / "run/metrics.jsonl"
+
+    def state():
+        has_steps = metrics.exists() and metrics.read_text().count("\n") >= 3
+        return "TERMINATE_ON_HOST_MAINTENANCE" if has_steps else "NONE"
+
+    states = [{"maintenance_event": "NONE"}, {"maintenance_event": state}]
+    servers = [metadata_server(agent_worker_number=str(index), worker_network_endpoints=endpoints, tpu_env="",
+                               accelerator_type="v5litepod-16", preempted="FALSE", **states[index])[0]
+               for index in range(2)]
+    started = [_start(tmp_path, index, port, servers[index], "--gin.TRAIN_STEPS=100000") for index in range(2)]
+    errors = [process.communicate(timeout=300)[1] for process in started]
+    assert [process.returncode for process in started] == [130, 130], errors
+    stopped = re.search(r"Stopped by a signal or notice to another process at step (\d+)\.", errors[0])
+    assert stopped, errors
+    assert (tmp_path / "two" / "run/checkpoints" / f"step_{int(stopped[1]):08d}" / "checkpoint.json").exists()
