@@ -23,6 +23,7 @@ from switch_tf.storage.whole_file import write_whole
 
 # Seconds between looks for the parts of other processes, on a disk and in a bucket.
 _LOOK_PERIODS = (0.05, 1.0)
+_GRACE = 5  # seconds
 
 
 def _temporary_of(final):
@@ -97,8 +98,12 @@ class Writing:
         self._thread.join()
 
     def abandon(self) -> None:
-        """Makes the first process wait no longer for parts of the others, one of which is lost or has failed."""
+        """Makes the first process wait no longer for parts of the others, one of which is lost or has failed.
+
+        If all parts are there, some seconds are left to complete the checkpoint.
+        """
         self._is_abandoned.set()
+        self._thread.join(_GRACE)
 
     def _run(self):
         sums = self._write_part()

@@ -106,8 +106,8 @@ def _main(argv):
     except BrokenPipeError:  # the reader of the output, such as `head`, has read enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except places.BucketError as error:
-        print(f"switch-tf {arguments.command}: {error.filename} cannot be reached ({first_line(error.strerror)}); check "
-              "its name, your rights and the network, then start the same command again.", file=sys.stderr)
+        print(f"switch-tf {arguments.command}: {error.filename} cannot be reached ({first_line(error.strerror)}); "
+              "check its name, your rights and the network, then start the same command again.", file=sys.stderr)
         return REFUSED if error.errno == errno.EACCES else OUTAGE
     except Exception as error:
         error.add_note(_REPORT)

@@ -102,7 +102,7 @@ def test_kills_at_random_steps_leave_every_logged_number_as_in_the_straight_run(
 
 
 @pytest.mark.slow
-def test_a_kill_while_a_thread_saves_leaves_complete_checkpoints_and_the_straight_runs_numbers(straight, tmp_path):
+def test_a_kill_while_a_thread_saves_leaves_whole_checkpoints_and_the_numbers_of_the_straight_run(straight, tmp_path):
     run = tmp_path / "run"
     checkpoints = run / "checkpoints"
     process = _start(tmp_path, "run", program=("-c", SLOW_WRITER))
