@@ -84,7 +84,7 @@ class Training:
 
     def advance(self, step: int, stop_reason: Callable[[], str | None] = lambda: None, num_untimed_steps: int = 0,
                 look_at: Callable[[int, dict], None] = lambda step, batches: None) -> None:
-        """Trains until `step`.
+        """Trains until `step`. Checkpoints of steps on the way are complete when it returns.
 
         Args:
             step: int, at most the run's last one.
@@ -97,6 +97,7 @@ class Training:
 
         Raises:
             Divergence: a loss or gradient is not finite; the last good checkpoint stays.
+            Refusal: a checkpoint could not be written.
         """
         self._begin()
         timed_from = self.state.step + num_untimed_steps
@@ -108,6 +109,7 @@ class Training:
                 for period, act in self._actions:
                     if period and (self.state.step % period == 0 or self.state.step == self.run.train_steps):
                         act()
+        self.state.checkpointer.wait()  # runs that train in turns would write in the turns of others
 
     def finish(self) -> dict:
         """Logs and saves the current step. Returns `report.summarize` of the run, and whether it was interrupted."""

@@ -240,7 +240,7 @@ MUTANTS = (
     Mutant("partitioning/backends/pjrt.py", "jax.numpy.isfinite(array).all()", "jax.numpy.isfinite(array).any()", PJRT),
     Mutant("partitioning/backends/pjrt_variable.py", "if not context.current().is_lowered:", "if False:", PJRT),
     Mutant("partitioning/backends/pjrt_variable.py", "if array.shape != self.array.shape:", "if False:", PJRT),
-    Mutant("partitioning/backends/pjrt_variable.py", 'f"{start},{end - start}"', 'f"{start},{end}"', PJRT),
+    Mutant("partitioning/pieces.py", 'f"{start},{end - start}"', 'f"{start},{end}"', PJRT),
     Mutant("partitioning/backends/pjrt_program.py", "        for variable, array in zip(program.updated, updated",
            "        for variable, array in zip(program.updated[:-1], updated[:-1]", PJRT),
     # The input.

@@ -4,13 +4,14 @@ import os
 import pathlib
 import shutil
 import threading
+import time
 
 import keras
 import numpy as np
 import pytest
 
 from switch_tf import SwitchTransformer
-from switch_tf.checkpoints import folders, run_config, run_folder
+from switch_tf.checkpoints import bundles, folders, run_config, run_folder
 from switch_tf.configs import names
 from switch_tf.configs.run import Run, StepSettings
 from switch_tf.optim.adafactor import Adafactor
@@ -171,6 +172,31 @@ def test_the_last_step_is_logged_and_told_whatever_the_log_period(tiny_config, r
     _, summary = _train(dense, dataclasses.replace(run, train_steps=4))
     assert summary["step"] == 4
     assert [step for step, _ in _losses(run)] == [4]
+
+
+def test_steps_go_on_while_a_checkpoint_is_written_and_one_that_fails_ends_the_run(tiny_config, run, straight,
+                                                                                   monkeypatch):
+    run, write, saved = dataclasses.replace(run, eval_period=0), bundles.write, []
+    with monkeypatch.context() as patch, _start(tiny_config, run) as training:
+
+        def slow(*args):
+            saved.append(2 * len(saved) + 2)
+            due = time.monotonic() + 60
+            while training.state.step <= saved[-1]:
+                assert time.monotonic() < due
+                time.sleep(0.01)
+            if saved[-1] == 4:
+                raise OSError(28, "No space left on device")
+            return write(*args)
+
+        patch.setattr(bundles, "write", slow)
+        with pytest.raises(Refusal, match="The checkpoint of step 4 could not be written to .*No space left on device"):
+            training.advance(6)
+    assert saved == [2, 4] and training.state.step == 6
+    assert os.listdir(os.path.join(run.model_dir, "checkpoints")) == ["step_00000002"]
+    assert "TRAIN_STEPS" not in run_folder.end_of(run.model_dir)
+    _train(tiny_config, run)
+    assert _losses(run) == _losses(straight[0])
 
 
 @pytest.mark.slow
