@@ -209,7 +209,7 @@ class Partitioner:
         indices = [index for index, value in enumerate(values) if value.dtype.is_floating]
 
         def flags():
-            return tf.stack([tf.reduce_all(tf.math.is_finite(values[index])) for index in indices])
+            return tf.stack([tf.reduce_all(tf.math.is_finite(values[index].read_value())) for index in indices])
 
         compiled = tf.function(self._on_each_device(flags), autograph=False)
 

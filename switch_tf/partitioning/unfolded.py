@@ -14,6 +14,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.experimental import dtensor
 
+from switch_tf.partitioning.dtensor_variable import DTensorVariable
 from switch_tf.partitioning.tensors import Tensor
 
 
@@ -93,16 +94,33 @@ class UnfoldedVariable:
         self._used = used
 
     def __tf_tensor__(self, dtype=None, name=None):
+        if not tf.inside_function():
+            return tf.convert_to_tensor(self.unfolding.fold(tf.convert_to_tensor(self.stored)), dtype)
+        if isinstance(self.stored, DTensorVariable):
+            self.stored.check_function()
         return tf.convert_to_tensor(self.fold(self.stored.read_value()), dtype)
 
+    def numpy(self) -> np.ndarray:
+        """Returns the whole value on the host, see `DTensorVariable`."""
+        return self.unfolding.fold(self.stored.numpy(), np)
+
+    def __array__(self, dtype=None, copy=None):
+        return np.asarray(self.numpy(), dtype)
+
     def assign(self, value: Tensor) -> Any:
-        return self.stored.assign(self.unfold(value))
+        return self.stored.assign(self._as_stored(value))
 
     def assign_add(self, value: Tensor) -> Any:
-        return self.stored.assign_add(self.unfold(value))
+        return self.stored.assign_add(self._as_stored(value))
 
     def assign_sub(self, value: Tensor) -> Any:
-        return self.stored.assign_sub(self.unfold(value))
+        return self.stored.assign_sub(self._as_stored(value))
+
+    def _as_stored(self, value):
+        """Returns a tensor, or in eager code a value of the host, in the stored shape."""
+        if tf.inside_function() or dtensor.is_dtensor(value):
+            return self.unfold(value)
+        return self.unfolding.unfold(np.asarray(value), np)
 
     def fold(self, tensor: tf.Tensor) -> tf.Tensor:
         """Returns a stored tensor in the shape of the weight."""
@@ -151,33 +169,4 @@ def unfolding_of(variable: keras.Variable) -> Unfolding:
 def assign(variable: keras.Variable, value: Any) -> None:
     """Assigns a whole array of the host to a Keras variable, in any stored form."""
     target = stored(variable)
-    value = np.asarray(value, target.dtype.as_numpy_dtype)
-    if isinstance(target, dtensor.DVariable):
-        target.assign(pack(unfolding_of(variable).unfold(value, np), target.layout))
-    else:
-        target.assign(value)
-
-
-def pack(value: np.ndarray, sharding: dtensor.Layout) -> tf.Tensor:
-    """Cuts a whole array of the host into the pieces of this process's devices."""
-    pieces = []
-    for location in sharding.mesh.local_device_locations():
-        with tf.device("CPU:0"):  # otherwise the first GPU would hold all pieces at once
-            pieces.append(tf.constant(value[index_at(location, sharding, value.shape)]))
-    return dtensor.pack(pieces, sharding)
-
-
-def index_at(location: dict[str, int], sharding: dtensor.Layout, shape: Sequence[int]) -> tuple[slice, ...]:
-    """Returns the piece of a tensor that a device has.
-
-    Args:
-        location: Mesh axis -> place of the device along it.
-        sharding: Layout of the tensor.
-        shape: Shape of the whole tensor.
-    """
-    index = []
-    for axis, size in zip(sharding.sharding_specs, shape, strict=True):
-        length = size // (1 if axis == dtensor.UNSHARDED else sharding.mesh.dim_size(axis))
-        first = 0 if axis == dtensor.UNSHARDED else location[axis] * length
-        index.append(slice(first, first + length))
-    return tuple(index)
+    target.assign(unfolding_of(variable).unfold(np.asarray(value, target.dtype.as_numpy_dtype), np))

@@ -1,10 +1,11 @@
 """DTensor: one program, which TensorFlow cuts over a mesh of CPUs, GPUs or TPUs, in one process or several.
 
-Every variable is a `DVariable`, stored in the pieces of its logical axes. Two things would go wrong without an error:
+Every variable is a `DTensorVariable`, stored in the pieces of its logical axes. Two things would go wrong without an
+error:
 
 * TensorFlow combines all-reduces, which may move the read of a variable past its update. So one function computes
   gradients and another applies them.
-* A variable that is not a `DVariable` would be updated once for each device. So all are converted, and checked.
+* A variable that is not one would be updated once for each device. So all are converted, and checked.
 """
 
 import contextlib
@@ -22,11 +23,12 @@ from switch_tf.hardware import memory
 from switch_tf.partitioning.axes import axes_of_new_variable
 from switch_tf.partitioning.backends import dtensor_mesh
 from switch_tf.partitioning.cluster import Cluster
+from switch_tf.partitioning.dtensor_variable import DTensorVariable, pack, slices
 from switch_tf.partitioning.layout import Layout
 from switch_tf.partitioning.partitioner import Partitioner
 from switch_tf.partitioning.pieces import Piece, in_host_memory, slice_text
 from switch_tf.partitioning.tensors import Tensor
-from switch_tf.partitioning.unfolded import UnfoldedVariable, as_stored, as_used, index_at, pack, stored, unfolding
+from switch_tf.partitioning.unfolded import UnfoldedVariable, as_stored, as_used, stored, unfolding
 from switch_tf.refusals import Refusal
 
 
@@ -109,8 +111,8 @@ class DTensorPartitioner(Partitioner):
             value = tf.convert_to_tensor(value() if callable(value) else value, dtype=kwargs.get("dtype"))
         axes = axes_of_new_variable(value.shape.rank)
         storage, mesh_axes = unfolding(value.shape, self.layout.spec(axes, at_rest=True), self.layout.mesh)
-        variable = dtensor.DVariable(pack(storage.unfold(value.numpy(), np), self._layout(mesh_axes)),
-                                     name=kwargs.get("name"), trainable=kwargs.get("trainable"))
+        variable = DTensorVariable(pack(storage.unfold(value.numpy(), np), self._layout(mesh_axes)),
+                                   name=kwargs.get("name"), trainable=kwargs.get("trainable"))
         if not storage.first:
             return variable
         return UnfoldedVariable(variable, storage, self.sharding(axes))
@@ -127,7 +129,7 @@ class DTensorPartitioner(Partitioner):
         self._trained = model.trainable_variables
 
     def _is_laid_out(self, variable):
-        return isinstance(stored(variable), dtensor.DVariable)
+        return isinstance(stored(variable), DTensorVariable)
 
     # Steps.
 
@@ -187,10 +189,9 @@ class DTensorPartitioner(Partitioner):
     def _pieces_of(self, path, variable):
         """Yields the pieces of this process's devices, without copies of another device's piece."""
         layout = variable.layout
-        for location, piece in zip(self.mesh.local_device_locations(), dtensor.unpack(variable.read_value()),
-                                   strict=True):
+        for location, index, piece in zip(self.mesh.local_device_locations(), slices(variable.shape, layout),
+                                          dtensor.unpack(variable.read_value()), strict=True):
             if all(place == 0 or axis in layout.sharding_specs for axis, place in location.items()):
-                index = index_at(location, layout, variable.shape)
                 yield Piece(path, slice_text(variable.shape, index), in_host_memory(piece.numpy()))
 
     def _on_each_device(self, function: Callable[..., Any]) -> Callable[..., Any]:
