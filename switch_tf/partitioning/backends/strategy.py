@@ -42,6 +42,7 @@ class StrategyPartitioner(Partitioner):
         self.num_parts = strategy.num_replicas_in_sync
         self.num_processes = num_processes
         self.process_index = process_index
+        self._applies_sums = False  # whether `apply` is being traced, whose gradients are sums over the replicas
 
     def check(self, config: SwitchConfig, steps_per_call: int, use_xla: bool) -> None:
         if use_xla:
@@ -52,9 +53,12 @@ class StrategyPartitioner(Partitioner):
         return self.strategy.scope()
 
     def _adopt(self, optimizer):
-        # Keras reads the strategy when an optimizer is created, and would sum gradients again.
+        # Keras reads the strategy when an optimizer is created, and would sum gradients of a step again. It must sum
+        # those of `fit`, or replicas would diverge.
+        all_reduce = optimizer._all_reduce_sum_gradients
         object.__setattr__(optimizer, "_distribution_strategy", self.strategy)
-        object.__setattr__(optimizer, "_all_reduce_sum_gradients", lambda gradients: gradients)
+        object.__setattr__(optimizer, "_all_reduce_sum_gradients",
+                           lambda gradients: gradients if self._applies_sums else all_reduce(gradients))
         for variable in optimizer.variables:
             variable._value = tf.Variable(
                 variable.value.numpy(), dtype=variable.dtype, trainable=False, name=variable.name,
@@ -93,7 +97,11 @@ class StrategyPartitioner(Partitioner):
             measured, is_finite = self._first((measured, is_finite))
 
             def update():
-                self.strategy.run(context.carried(apply), args=(gradients, totals))
+                self._applies_sums = True
+                try:
+                    self.strategy.run(context.carried(apply), args=(gradients, totals))
+                finally:
+                    self._applies_sums = False
                 return True
 
             tf.cond(is_finite, update, lambda: False)
