@@ -73,7 +73,7 @@ class Partitioner:
         """Creates every variable of model and optimizer, laid out. Slots lie like their weights.
 
         Args:
-            model: Model that is not built.
+            model: Model that is not built, or was built within `creates_variables`.
             optimizer: Optimizer that is not built, or None.
             select: Function that freezes weights of the model, before the optimizer builds the slots of the others.
 
@@ -81,7 +81,8 @@ class Partitioner:
             Refusal: A variable was created elsewhere, where the layout did not see it.
         """
         with self.creates_variables():
-            model.build()
+            if not model.built:  # one of Keras' functional models is built as it is made, in `creates_variables`
+                model.build()
             select(model)
             if optimizer is not None:
                 self._adopt(optimizer)
