@@ -1,5 +1,6 @@
 """The Keras model, from seqio features to logits and router statistics."""
 
+import collections
 import dataclasses
 import pathlib
 from typing import Any, NamedTuple
@@ -64,7 +65,7 @@ class SwitchTransformer(Observed, FeaturesModel):
         self.token_embedder = TokenEmbedding(config.vocab_size, config.d_model, dtype=policy, name="token_embedder")
         self.encoder = Stack(config, is_decoder=False, dtype=policy, name="encoder")
         self.decoder = None if config.is_encoder_only else Stack(config, True, dtype=policy, name="decoder")
-        self._programs = {}  # of `generate`
+        self._programs = collections.UserDict()  # of `generate`; TensorFlow would export those of a dict
         self.logits_dense = None if config.logits_via_embedding else LogitsDense(
             config.vocab_size, config.init_scale, dtype=policy, name="logits_dense")
 

@@ -119,10 +119,11 @@ def test_wrong_names_are_answered_with_the_right_ones(make_model, features, name
         make_model()(dict(zip(names, features.values(), strict=False)))
 
 
-def test_copies_clones_and_what_comes_beside_the_features(make_model, features):
+def test_copies_clones_and_what_comes_beside_the_features(make_model, features, tmp_path):
     model = make_model(**SHALLOW)
     model.generate(features["encoder_input_tokens"], max_length=2)
     expected = model(features)
+    assert serve(model, tmp_path / "saved", features).shape == (2, 5, 32)  # without the program of `generate`
     np.testing.assert_array_equal(copy.deepcopy(model)(features), expected)
     np.testing.assert_array_equal(model({**features, "id": np.arange(3), "text": None}), expected)
     assert keras.models.clone_model(model).config == model.config
