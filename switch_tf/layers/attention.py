@@ -10,7 +10,7 @@ from switch_tf.layers import masks
 from switch_tf.layers.dropout import Dropout
 from switch_tf.layers.shapes import KeepsShape
 from switch_tf.ops import products
-from switch_tf.ops.dot_product_attention import dot_product_attention, probabilities
+from switch_tf.ops.dot_product_attention import PositionBias, dot_product_attention, probabilities
 from switch_tf.partitioning.tensors import Shape, Tensor
 
 # Logical axes of the decoding cache.
@@ -30,7 +30,7 @@ def _normal(init_scale, fan_in):
 
 
 def check_scores(num_heads: int, inputs: Tensor, inputs_kv: Tensor, attention_mask: Tensor | None,
-                 position_bias: Tensor | None) -> None:
+                 position_bias: PositionBias | None) -> None:
     """Checks the attention mask and position bias against inputs <any>[batch, length, d_model].
 
     Raises:
@@ -39,7 +39,7 @@ def check_scores(num_heads: int, inputs: Tensor, inputs_kv: Tensor, attention_ma
     (batch, query_length), key_length = inputs.shape[:2], inputs_kv.shape[1]
     if attention_mask is not None:
         checks.tensor("attention_mask", attention_mask, "bool", (batch, 1, query_length, key_length), True)
-    if position_bias is not None:
+    if position_bias is not None and not isinstance(position_bias, tuple):
         checks.tensor("position_bias", position_bias, "float", (1, num_heads, query_length, key_length), True)
 
 
@@ -70,7 +70,7 @@ def drop_keys(dropout: Dropout, value: Tensor, training: bool) -> Tensor:
 
 
 def attention_outputs(query: Tensor, key: Tensor, value: Tensor, out: keras.Variable, attention_mask: Tensor | None,
-                      position_bias: Tensor | None, keys: str = "bkhd") -> Tensor:
+                      position_bias: PositionBias | None, keys: str = "bkhd") -> Tensor:
     """Attends from projected queries to keys, mixes values, and projects the heads back to d_model.
 
     Args:
@@ -111,7 +111,7 @@ class MultiHeadAttention(KeepsShape, keras.layers.Layer):
         inputs: <compute dtype>[batch, query, d_model].
         inputs_kv: <compute dtype>[batch, key, d_model], or None for self-attention.
         attention_mask: <bool>[batch, 1, query or 1, key] or None. True where a query may attend to a key.
-        position_bias: <float32>[1, heads, query, key] or None. Added to the scores.
+        position_bias: <float32>[1, heads, query, key], or its blocks by `cut`, or None. Added to the scores.
         mask, inputs_mask, inputs_kv_mask: <bool>[batch, length], set by Keras from the masks of its tensors. Masked
             keys are not attended to.
 
@@ -138,7 +138,7 @@ class MultiHeadAttention(KeepsShape, keras.layers.Layer):
         self.out = add_output_kernel(self, d_model)
 
     def call(self, inputs: Tensor, inputs_kv: Tensor | None = None, attention_mask: Tensor | None = None,
-             position_bias: Tensor | None = None, training: bool = False, mask: Tensor | None = None,
+             position_bias: PositionBias | None = None, training: bool = False, mask: Tensor | None = None,
              inputs_mask: Tensor | None = None, inputs_kv_mask: Tensor | None = None) -> Tensor:
         if inputs_kv is None:
             inputs_kv, inputs_kv_mask = inputs, masks.padding_mask(inputs, mask, inputs_mask)

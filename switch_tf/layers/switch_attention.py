@@ -19,6 +19,7 @@ from switch_tf.layers.dropout import Dropout
 from switch_tf.layers.moe import SwitchFeedForward
 from switch_tf.layers.observing import Observed
 from switch_tf.metrics import RouterStats
+from switch_tf.ops.dot_product_attention import PositionBias
 from switch_tf.partitioning.tensors import Shape, Tensor
 from switch_tf.refusals import Refusal
 
@@ -93,14 +94,14 @@ class SwitchSelfAttention(Observed, keras.layers.Layer):
         return {f"{self.name}/{experts.name}": experts.num_experts for experts in self.expert_layers}
 
     def forward(self, inputs: Tensor, padding_mask: Tensor | None = None, token_ids: Tensor | None = None,
-                attention_mask: Tensor | None = None, position_bias: Tensor | None = None,
+                attention_mask: Tensor | None = None, position_bias: PositionBias | None = None,
                 training: bool = False) -> tuple[Tensor, tuple[RouterStats, RouterStats]]:
         """Applies the layer and returns `(outputs, (query_stats, key_value_stats))`. Adds no losses."""
         return self(inputs, padding_mask=padding_mask, token_ids=token_ids, attention_mask=attention_mask,
                     position_bias=position_bias, training=training, return_router_stats=True)
 
     def call(self, inputs: Tensor, padding_mask: Tensor | None = None, token_ids: Tensor | None = None,
-             attention_mask: Tensor | None = None, position_bias: Tensor | None = None, training: bool = False,
+             attention_mask: Tensor | None = None, position_bias: PositionBias | None = None, training: bool = False,
              return_router_stats: bool = False, mask: Tensor | None = None, inputs_mask: Tensor | None = None) -> Any:
         self._check(inputs, attention_mask, position_bias, training, return_router_stats)
         attention_mask = masks.without_keys(attention_mask, masks.padding_mask(inputs, mask, inputs_mask))
@@ -164,7 +165,7 @@ class SwitchSelfAttention(Observed, keras.layers.Layer):
         return tuple(input_shape)
 
     def compute_output_spec(self, inputs: Tensor, attention_mask: Tensor | None = None,
-                            position_bias: Tensor | None = None, training: bool = False,
+                            position_bias: PositionBias | None = None, training: bool = False,
                             return_router_stats: bool = False, **kwargs: Any) -> Any:
         # Explicit for the same reason as in SwitchFeedForward.
         self._check(inputs, attention_mask, position_bias, training, return_router_stats)

@@ -15,6 +15,7 @@ from switch_tf.metrics import RouterStats
 from switch_tf.models.joining import join
 from switch_tf.models.transformer_layer import LayerCache, TransformerLayer
 from switch_tf.ops import rematerialization
+from switch_tf.ops.dot_product_attention import cut
 from switch_tf.partitioning.tensors import Shape, Tensor
 
 Cache: TypeAlias = tuple[LayerCache, ...]
@@ -68,7 +69,7 @@ class Stack(KeepsShape, keras.layers.Layer):
              training: bool = False) -> tuple[Tensor, tuple[RouterStats, ...]]:
         hidden = self.embedding_dropout(embedded, training=training)
         length = ops.shape(hidden)[1]
-        position_bias = self.relpos_bias(query_length=length, key_length=length)
+        position_bias = cut(self.relpos_bias(query_length=length, key_length=length))
         cross = () if encoded is None else (encoded, encoder_decoder_mask)
         router_stats = ()
         for layer in self.layers:

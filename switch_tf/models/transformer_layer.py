@@ -20,6 +20,7 @@ from switch_tf.layers.shapes import KeepsShape
 from switch_tf.metrics import RouterStats
 from switch_tf.models.joining import JoinedRouter
 from switch_tf.ops import dtypes, indexing
+from switch_tf.ops.dot_product_attention import PositionBias
 from switch_tf.partitioning.tensors import Shape, Tensor
 
 
@@ -68,7 +69,7 @@ class TransformerLayer(KeepsShape, keras.layers.Layer):
         hidden: <compute dtype>[batch, length, d_model].
         is_real: <bool>[batch, length], False at padding.
         attention_mask: <bool>[batch, 1, length or 1, length], for self-attention.
-        position_bias: <float32>[1, heads, length, length].
+        position_bias: <float32>[1, heads, length, length], or its blocks by `cut`.
         encoded: <compute dtype>[batch, encoder length, d_model]. The encoder's outputs, for decoders.
         encoder_decoder_mask: <bool>[batch, 1, length or 1, encoder length], for cross-attention.
         token_ids: <int32>[batch, length], for hash routing.
@@ -144,7 +145,7 @@ class TransformerLayer(KeepsShape, keras.layers.Layer):
             for layer in (self.pre_extra_mlp_layer_norm, self.extra_mlp, self.extra_mlp_dropout):
                 layer.build(input_shape)
 
-    def call(self, hidden: Tensor, is_real: Tensor, attention_mask: Tensor, position_bias: Tensor,
+    def call(self, hidden: Tensor, is_real: Tensor, attention_mask: Tensor, position_bias: PositionBias,
              encoded: Tensor | None = None, encoder_decoder_mask: Tensor | None = None, token_ids: Tensor | None = None,
              training: bool = False) -> tuple[Tensor, tuple[RouterStats, ...]]:
         x = self.pre_attention_layer_norm(hidden)

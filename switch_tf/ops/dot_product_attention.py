@@ -8,6 +8,8 @@ sums of the exponentials, as in FlashAttention, so that scores become exponentia
 docs/notebook/tpu.md).
 """
 
+from typing import TypeAlias
+
 import keras
 from keras import ops
 
@@ -16,19 +18,39 @@ from switch_tf.ops import dtypes, forms, products
 from switch_tf.partitioning.axes import is_split
 from switch_tf.partitioning.tensors import Tensor
 
+# <float32>[1, heads, query, key], whole or as `cut` leaves it.
+PositionBias: TypeAlias = Tensor | tuple[Tensor, ...]
+
 MASKED = -1e9
 _QUERIES, _HEADS = 1, 2  # axes of queries
 
 
+def cut(position_bias: Tensor) -> PositionBias:
+    """Returns <float32>[1, heads, query, key] as the blocks in which attention uses it, if it uses blocks.
+
+    If several layers share a bias, cut it once for all of them. The gradients of a block are then added up before the
+    sum over devices, which XLA would otherwise send for each layer.
+    """
+    _, heads, length, _ = position_bias.shape
+    blocks = _blocks(length, heads)
+    return position_bias if blocks is None else _slices(position_bias, *blocks)
+
+
+def _slices(position_bias, axis, blocks):
+    if axis == _HEADS:
+        return tuple(position_bias[:, block] for block in blocks)
+    return tuple(position_bias[:, :, block] for block in blocks)
+
+
 def dot_product_attention(query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
-                          position_bias: Tensor | None, scope_of: keras.Variable) -> Tensor:
+                          position_bias: PositionBias | None, scope_of: keras.Variable) -> Tensor:
     """Returns the values mixed by attention, with a custom gradient.
 
     Args:
         query, key: <any float>[batch, query or key, heads, d_kv].
         value: <compute dtype>[batch, key, heads, d_kv].
         attention_mask: <bool>[batch, 1, query or 1, key] or None. True where a query may attend to a key.
-        position_bias: <float32>[1, heads, query, key] or None. Added to the scores.
+        position_bias: PositionBias or None. Added to the scores.
         scope_of: variable. Operations of the gradient are named after its layer.
 
     Returns:
@@ -38,15 +60,17 @@ def dot_product_attention(query: Tensor, key: Tensor, value: Tensor, attention_m
     if blocks is None:
         return _attend(query, key, value, attention_mask, position_bias, scope_of)
     axis, slices = blocks
+    if position_bias is None:
+        position_bias = [None] * len(slices)
+    elif not isinstance(position_bias, tuple):
+        position_bias = _slices(position_bias, axis, slices)
     mixed = []
-    for block in slices:
+    for block, bias in zip(slices, position_bias, strict=True):
         if axis == _HEADS:
-            bias = None if position_bias is None else position_bias[:, block]
             mixed.append(_attend(query[:, :, block], key[:, :, block], value[:, :, block], attention_mask, bias,
                                  scope_of))
         else:
             has_queries = attention_mask is not None and attention_mask.shape[2] != 1
-            bias = None if position_bias is None else position_bias[:, :, block]
             mixed.append(_attend(query[:, block], key, value,
                                  attention_mask[:, :, block] if has_queries else attention_mask, bias, scope_of))
     return ops.concatenate(mixed, axis=axis)

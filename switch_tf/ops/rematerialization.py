@@ -17,15 +17,16 @@ def rematerialize(function: Callable, *args: Any) -> Any:
 
     Args:
         function: Function of tensors that returns a nest of floating point tensors.
-        args: Tensors. Floating point ones receive gradients. Others, such as masks, bypass the recomputation, because
-            TensorFlow would try to add up their gradients.
+        args: Nests of tensors. Floating point ones receive gradients. Others, such as masks, bypass the recomputation,
+            because TensorFlow would try to add up their gradients.
     """
-    is_differentiable = [keras.backend.is_float_dtype(keras.backend.standardize_dtype(arg.dtype)) for arg in args]
+    tensors = keras.tree.flatten(args)
+    is_differentiable = [keras.backend.is_float_dtype(keras.backend.standardize_dtype(x.dtype)) for x in tensors]
 
     def run(*differentiable):
         remaining = iter(differentiable)
-        merged = [next(remaining) if is_float else arg for arg, is_float in zip(args, is_differentiable, strict=True)]
-        return function(*merged)
+        merged = [next(remaining) if is_float else x for x, is_float in zip(tensors, is_differentiable, strict=True)]
+        return function(*keras.tree.pack_sequence_as(args, merged))
 
-    differentiable = [arg for arg, is_float in zip(args, is_differentiable, strict=True) if is_float]
+    differentiable = [x for x, is_float in zip(tensors, is_differentiable, strict=True) if is_float]
     return keras.remat(context.carried(run, routes=None))(*differentiable)

@@ -63,17 +63,18 @@ def errors(found, expected):
 @pytest.mark.parametrize("divides_outputs", [False, True])
 @pytest.mark.parametrize("at_a_time, splits_heads", [(None, False), (4, False), (4, True)])
 @pytest.mark.parametrize("mask", ["none", "keys", "pairs", "a query sees nothing"])
-@pytest.mark.parametrize("uses_bias", [True, False])
+@pytest.mark.parametrize("bias_form", ["whole", "cut", "none"])
 @pytest.mark.parametrize("dtype, tolerance", [("float64", 1e-14), ("float32", 2e-6), ("bfloat16", 2**-6)])
-def test_values_and_gradients_are_those_of_the_formula(dtype, tolerance, uses_bias, mask, at_a_time, splits_heads,
+def test_values_and_gradients_are_those_of_the_formula(dtype, tolerance, bias_form, mask, at_a_time, splits_heads,
                                                        divides_outputs, monkeypatch):
     monkeypatch.setattr(forms, "queries_at_a_time", lambda: at_a_time)
     monkeypatch.setattr(forms, "divides_outputs", lambda: divides_outputs)
     monkeypatch.setattr(module, "is_split", lambda axis: splits_heads)
     *arguments, upstream = draw(dtype)
-    arguments, mask = arguments if uses_bias else arguments[:3], mask_of(mask)
+    arguments, mask = arguments[:3] if bias_form == "none" else arguments, mask_of(mask)
 
     def ours(query, key, value, bias=None):
+        bias = module.cut(bias) if bias_form == "cut" else bias
         return module.dot_product_attention(query, key, value, mask, bias, Weight)
 
     def reference(query, key, value, bias=None):
@@ -82,8 +83,23 @@ def test_values_and_gradients_are_those_of_the_formula(dtype, tolerance, uses_bi
     found, expected = gradients(ours, arguments, upstream), gradients(reference, arguments, upstream)
     assert [x.dtype.name for x in found[:4]] == [dtype] * 4
     assert max(errors(found, expected)) < tolerance, errors(found, expected)
-    if uses_bias:
+    if bias_form != "none":
         assert found[4].dtype == arguments[3].dtype and found[4].shape == (1, HEADS, QUERIES, KEYS)
+
+
+@pytest.mark.parametrize("at_a_time, splits_heads, shapes", [
+    (None, False, None), (4, True, [(1, 2, 4, 7), (1, 2, 4, 7), (1, 2, 2, 7)]),
+    (10, False, None), (8, False, [(1, 1, 10, 7)] * 2)])
+def test_a_bias_is_cut_by_heads_or_if_they_are_split_by_queries(at_a_time, splits_heads, shapes, monkeypatch):
+    monkeypatch.setattr(forms, "queries_at_a_time", lambda: at_a_time)
+    monkeypatch.setattr(module, "is_split", lambda axis: splits_heads)
+    bias = draw("float32")[3]
+    pieces = module.cut(bias)
+    if shapes is None:
+        assert pieces is bias
+    else:
+        assert [tuple(piece.shape) for piece in pieces] == shapes
+        np.testing.assert_array_equal(tf.concat(pieces, 2 if splits_heads else 1), bias)
 
 
 @pytest.mark.parametrize("divides_outputs", [False, True])

@@ -52,3 +52,11 @@ def test_gradients_reach_the_weights_inside():
         # sum of (w x)^2: gradient 2 w x^2 = [4, 6]
         loss = tf.reduce_sum(rematerialization.rematerialize(lambda x: (weight * x) ** 2, x))
     np.testing.assert_array_equal(tape.gradient(loss, weight), [4.0, 6.0])
+
+
+def test_arguments_may_be_nests():
+    x, first, second = (tf.Variable([value]) for value in (2.0, 3.0, 5.0))
+    with tf.GradientTape() as tape:
+        value = rematerialization.rematerialize(lambda x, pair, mask: tf.where(mask, x * pair[0] * pair[1] ** 2, 0.0),
+                                                x, (first, second), tf.constant([True]))
+    assert [float(gradient[0]) for gradient in tape.gradient(value, [x, first, second])] == [75.0, 50.0, 60.0]
