@@ -1,9 +1,5 @@
 """Keras' ways to save and load, under every back end: whole values in the files, or a refusal before there is one."""
 
-import os
-import signal
-import subprocess
-import sys
 
 import keras
 import numpy as np
