@@ -30,6 +30,8 @@ class Run:
         cache_dir: str or None. Folder of the cache. None is the default folder of `switch-tf cache`.
         cache_parts: int. Parts of a training batch from the cache. A process reads the parts that hold its rows, so set
             it to the number of processes on a pod. Another number gives other batches.
+        skip_corrupt_records: int. Number of corrupt records of the cache to leave out of the training batches, for each
+            task and each of the cache_parts. One more ends the run, as the first one does if it is 0.
         seed: int. Seed of initial weights, order of the data, dropout and jitter.
         initial_checkpoint: str or None. Run folder or checkpoint that provides the weights of a new run.
         restart_changed_data: bool. Start from the beginning of the data if they have changed since the checkpoint.
@@ -60,6 +62,7 @@ class Run:
     use_cached_tasks: bool = False
     cache_dir: str | None = None
     cache_parts: int = 1
+    skip_corrupt_records: int = 0
     seed: int = 0
     initial_checkpoint: str | None = None
     restart_changed_data: bool = False
@@ -83,6 +86,10 @@ class Run:
             object.__setattr__(self, name, check(name.upper(), getattr(self, name)))
         if self.use_cached_tasks and self.batch_size % self.cache_parts:
             raise Refusal(f"CACHE_PARTS must divide BATCH_SIZE ({self.batch_size}), not {self.cache_parts}.")
+        skipped = checks.integer("Run.skip_corrupt_records", self.skip_corrupt_records, 0)
+        if skipped and not self.use_cached_tasks:
+            raise Refusal(f"Run.skip_corrupt_records ({skipped}) leaves out records of a cache, which is read by "
+                          "index; set USE_CACHED_TASKS=True, or mend the data.")
         for name, check in (("initial_checkpoint", checks.place), ("vocabulary", checks.text),
                             ("cache_dir", checks.place)):
             checks.optional(name.upper(), getattr(self, name), check)

@@ -16,12 +16,14 @@ import tensorflow as tf
 
 from switch_tf import checks
 from switch_tf.data import patience
+from switch_tf.data.corrupt_records import CorruptRecords
 from switch_tf.data.description import DatasetDescription, check_description
 from switch_tf.data.pipeline import get_dataset, get_part
 
 _SAVING_SECONDS = 10  # for the position, which waits for the prefetched examples
 _CLOSING_SECONDS = 5  # for batches that are being read
 _LATER = "data_position_later.json"
+_CORRUPT = ".corrupt_records"  # ending of a file beside the position of a part
 
 
 def get_batches(description: DatasetDescription, steps_per_call: int = 1,
@@ -44,8 +46,9 @@ def get_batches(description: DatasetDescription, steps_per_call: int = 1,
     size = batch_size // description.cache_parts
     first, end = rows or (0, batch_size)
     parts = range(first // size, -(-end // size))
-    return Batches({index: iter(get_part(description, index).batch(steps_per_call)) for index in parts}, batch_size,
-                   size, steps_per_call)
+    corrupt = {index: CorruptRecords(description.skip_corrupt_records) for index in parts}
+    return Batches({index: iter(get_part(description, index, corrupt[index]).batch(steps_per_call)) for index in parts},
+                   batch_size, size, steps_per_call, corrupt)
 
 
 class Batches:
@@ -57,9 +60,12 @@ class Batches:
         batch_size: int. Rows of a batch.
         part_size: int. Rows of a part.
         steps_per_call: int. Number of batches that are returned at once.
+        corrupt: Index of a part -> CorruptRecords.
     """
 
-    def __init__(self, parts: dict, batch_size: int, part_size: int | None = None, steps_per_call: int = 1):
+    def __init__(self, parts: dict, batch_size: int, part_size: int | None = None, steps_per_call: int = 1,
+                 corrupt: dict[int, CorruptRecords] | None = None):
+        self._corrupt = corrupt or {}
         self._parts, self._batch_size, self._size = parts, batch_size, part_size
         self._steps_per_call = steps_per_call
         self._is_stuck = False
@@ -133,7 +139,8 @@ class Batches:
     def save(self, folder: pathlib.Path, process_index: int) -> None:
         """Writes the position of the next batch; each process writes its own parts of the same step.
 
-        TensorFlow has no position of an input that is waiting for data. In that case the previous position is written
+        TensorFlow has no position of an input that is waiting for data, and one that holds the error of a corrupt
+        record would raise it again, even if the record has been mended. In these cases the previous position is written
         again with the number of steps since then, which `restore` reads again.
 
         Args:
@@ -146,7 +153,9 @@ class Batches:
         if not self._is_stuck and not self._ahead:
             with tempfile.TemporaryDirectory(dir=folder, ignore_cleanup_errors=True) as place:
                 writing = patience.Call(lambda: self._write(pathlib.Path(place), process_index))
-                if self._patiently(writing, lambda: time.monotonic() > due):
+                is_written = self._patiently(writing, lambda: time.monotonic() > due)
+                # Several processes share no previous position with steps, so theirs may hold the error.
+                if is_written and not (has_all and any(corrupt.has_failed for corrupt in self._corrupt.values())):
                     self._keep(pathlib.Path(place).iterdir(), 0, is_from_start=False)
         for name, content in self._known.items():
             (folder / name).write_bytes(content)
@@ -157,7 +166,10 @@ class Batches:
     def _write(self, folder, process_index):
         for index, part in self._parts.items():
             if index is not None or process_index == 0:
-                tf.train.Checkpoint(iterator=part).write(str(folder / _name(index, process_index)))
+                name = folder / _name(index, process_index)
+                tf.train.Checkpoint(iterator=part).write(str(name))
+                if index in self._corrupt and (found := self._corrupt[index].text()):
+                    name.with_suffix(_CORRUPT).write_text(found)
         return True
 
     def _keep(self, files, steps_since, is_from_start):
@@ -183,6 +195,8 @@ class Batches:
             saved = sorted(folder.glob(_name(index, "*") + ".index"))
             name = saved[0].with_suffix("") if saved else folder / _name(index, 0)
             tf.train.Checkpoint(iterator=part).read(str(name)).assert_existing_objects_matched()
+            if index in self._corrupt and (found := name.with_suffix(_CORRUPT)).exists():
+                _take_up(self._corrupt[index], found)
 
 
 def _read_later(file):
@@ -190,6 +204,13 @@ def _read_later(file):
         later = json.loads(file.read_text())
         return int(later["steps"]), bool(later["is_from_start"])
     except (ValueError, KeyError, TypeError) as error:
+        raise AssertionError(f"{file} is damaged") from error
+
+
+def _take_up(corrupt, file):
+    try:
+        corrupt.take_up(file.read_text())
+    except (ValueError, TypeError, AttributeError) as error:
         raise AssertionError(f"{file} is damaged") from error
 
 

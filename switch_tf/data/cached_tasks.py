@@ -12,11 +12,12 @@ import tensorflow as tf
 from etils import epy
 
 from switch_tf.data import cache_manifest
+from switch_tf.data.corrupt_records import CorruptRecords
 from switch_tf.data.endless import passes
 from switch_tf.data.example_files import BadData
 from switch_tf.data.fetched_shards import fetched_shard
 from switch_tf.data.providers import get_provider, replace_tasks, tasks_of
-from switch_tf.refusals import Refusal, first_line
+from switch_tf.refusals import first_line
 
 with epy.lazy_imports():  # when a file is read, in the process that reads it
     from array_record.python import array_record_module
@@ -24,6 +25,7 @@ with epy.lazy_imports():  # when a file is read, in the process that reads it
 _RECORDS_AT_A_TIME = 64
 # array_record's advice for random access: no threads that read ahead, with a buffer of 16 MB each.
 _READER_OPTIONS = "readahead_buffer_size:0,max_parallelism:0"
+_ERRORS = (RuntimeError, ValueError, IndexError)  # of array_record
 
 
 class CachedSource(seqio.DataSource):
@@ -33,12 +35,14 @@ class CachedSource(seqio.DataSource):
         manifests: Split -> result of `cache_manifest.load`.
         folders: Split -> folder.
         seed: int. Fixes the order. The seed that seqio passes, which fixes the noise, may differ between shards.
+        corrupt: CorruptRecords, which decides about records that cannot be read.
     """
 
-    def __init__(self, manifests: dict[str, dict], folders: dict[str, pathlib.Path], seed: int):
+    def __init__(self, manifests: dict[str, dict], folders: dict[str, pathlib.Path], seed: int,
+                 corrupt: CorruptRecords):
         counts = {split: manifest["examples"] for split, manifest in manifests.items()}
         super().__init__(splits=tuple(manifests), num_input_examples=counts, caching_permitted=True)
-        self._manifests, self._folders, self._seed = manifests, folders, seed
+        self._manifests, self._folders, self._seed, self._corrupt = manifests, folders, seed, corrupt
 
     @property
     def supports_arbitrary_sharding(self) -> bool:
@@ -58,7 +62,8 @@ class CachedSource(seqio.DataSource):
                     shard_info: seqio.ShardInfo | None = None, **unused: Any) -> tf.data.Dataset:
         """Returns the examples of a split, every n-th of them for n shards, all if there are fewer than shards."""
         manifest = self._manifests[split]
-        count, reader = manifest["examples"], _Reader(self.list_shards(split), manifest["shards"])
+        count = manifest["examples"]
+        reader = _Reader(self.list_shards(split), manifest["shards"], self._corrupt)
         parse = functools.partial(_parse, manifest["features"])
 
         def one_pass(key):
@@ -77,7 +82,7 @@ class CachedSource(seqio.DataSource):
 
 
 def get_cached_provider(name: str, vocabulary: str | None, cache_dir: str | None, split: str, seed: int,
-                        num_parts: int = 1) -> seqio.Task | seqio.Mixture:
+                        num_parts: int = 1, corrupt: CorruptRecords | None = None) -> seqio.Task | seqio.Mixture:
     """Returns a task or mixture that reads a split from the cache.
 
     Args:
@@ -87,6 +92,7 @@ def get_cached_provider(name: str, vocabulary: str | None, cache_dir: str | None
         split: str. A task of a mixture that lacks it stays unchanged.
         seed: int. Fixes the order.
         num_parts: int. Number of shards that are read at the same time. They share the size of the shuffle buffer.
+        corrupt: CorruptRecords of the part. None leaves out no record.
 
     Raises:
         Refusal: See `get_provider`; or the cache is missing, unfinished, damaged or stale.
@@ -97,7 +103,8 @@ def get_cached_provider(name: str, vocabulary: str | None, cache_dir: str | None
             return task
         place = cache_manifest.placeholder_of(task)
         source = CachedSource({split: cache_manifest.load(task, split, cache_dir)},
-                              {split: cache_manifest.folder_of(cache_dir, task.name, split)}, seed)
+                              {split: cache_manifest.folder_of(cache_dir, task.name, split)}, seed,
+                              corrupt or CorruptRecords())
         # seqio counts seeds from the index of the placeholder. It keeps its index, so the noise is that of the text.
         steps = [_identity] * place + list(task.preprocessors[place:])
         buffer = task._shuffle_buffer_size and max(1, task._shuffle_buffer_size // num_parts)
@@ -119,26 +126,47 @@ def cache_fingerprint(name: str, vocabulary: str | None, cache_dir: str | None, 
 class _Reader:
     """Records by their index over all files, which are opened at their first use."""
 
-    def __init__(self, files, shards):
-        self._files, self._shards = files, shards
+    def __init__(self, files, shards, corrupt):
+        self._files, self._shards, self._corrupt = files, shards, corrupt
         self._starts = np.cumsum([0] + [shard["examples"] for shard in shards])
         self._opened = {}
 
     def read(self, indices):
-        """Returns serialised examples, bytes[n], of <int64>[n] indices."""
-        records = np.empty(len(indices), object)
+        """Returns serialised examples, bytes[<=n], of <int64>[n] indices, without those that are left out."""
+        try:
+            return self._read(indices)
+        except BaseException:
+            self._corrupt.has_failed = True
+            raise
+
+    def _read(self, indices):
+        records, is_read = np.empty(len(indices), object), np.ones(len(indices), bool)
         numbers = np.searchsorted(self._starts, indices, side="right") - 1
         for number in np.unique(numbers):
             places = np.flatnonzero(numbers == number)
             rows = indices[places] - self._starts[number]
             try:
-                records[places] = self._reader(number).read(rows.tolist())
-            except Refusal:
+                reader = self._reader(number)
+            except BadData:
                 raise
-            except (RuntimeError, ValueError, IndexError) as error:  # array_record's
+            except _ERRORS as error:
                 raise BadData(f"{self._files[number]} is damaged ({first_line(error)}); `switch-tf cache` with the "
                               "task's gin file finds damaged shards and writes them anew.") from error
-        return records
+            try:
+                records[places] = reader.read(rows.tolist())
+            except _ERRORS:
+                is_read[places] = [self._read_one(reader, number, int(row), records, place)
+                                   for row, place in zip(rows, places, strict=True)]
+        return records[is_read]
+
+    def _read_one(self, reader, number, row, records, place):
+        """Reads a record into its place; returns False if it is left out."""
+        try:
+            (records[place],) = reader.read([row])
+        except _ERRORS as error:
+            self._corrupt.add(self._files[number], row, error)
+            return False
+        return True
 
     def _reader(self, number):
         if number not in self._opened:

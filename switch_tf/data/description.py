@@ -31,6 +31,7 @@ class DatasetDescription:
         cache_dir: str or None. Folder of the cache. None means `cache_manifest.default_folder()`.
         cache_parts: int. Number of parts of a training batch from the cache, which processes can read separately.
             Another number gives other batches.
+        skip_corrupt_records: int. Number of corrupt records to leave out of each cached task and part.
 
     Raises:
         Refusal: The batch has no sequences, or no model can use the lengths.
@@ -47,6 +48,7 @@ class DatasetDescription:
     use_cached_tasks: bool = False
     cache_dir: str | None = None
     cache_parts: int = 1
+    skip_corrupt_records: int = 0
 
     def __post_init__(self):
         checks.fields(self, ("mixture_or_task_name", "split"), checks.text)
@@ -57,6 +59,7 @@ class DatasetDescription:
         checks.optional("VOCABULARY", self.vocabulary, checks.text)
         checks.optional("CACHE_DIR", self.cache_dir, checks.place)
         object.__setattr__(self, "cache_parts", checks.integer("CACHE_PARTS", self.cache_parts, 1))
+        checks.integer("Run.skip_corrupt_records", self.skip_corrupt_records, 0)
         if self.use_cached_tasks and self.batch_size % self.cache_parts:
             raise Refusal(f"CACHE_PARTS must divide BATCH_SIZE ({self.batch_size}), not {self.cache_parts}.")
         lengths = checks.lengths("TASK_FEATURE_LENGTHS", self.task_feature_lengths)
@@ -89,4 +92,4 @@ def description_of_data(run: Run, config: SwitchConfig, split: str, seed: int) -
     """
     return DatasetDescription(run.mixture_or_task_name, run.task_feature_lengths, run.batch_size, split, seed, run.pack,
                               config.is_encoder_only, run.vocabulary, run.use_cached_tasks, run.cache_dir,
-                              run.cache_parts)
+                              run.cache_parts, run.skip_corrupt_records if split == "train" else 0)

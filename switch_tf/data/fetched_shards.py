@@ -6,6 +6,7 @@ import secrets
 import threading
 
 from switch_tf import environment
+from switch_tf.data.example_files import BadData, UnreachableData
 from switch_tf.refusals import Refusal
 from switch_tf.storage import places
 from switch_tf.storage.whole_file import reading, writing
@@ -22,7 +23,8 @@ def fetched_shard(file: str, sha256: str) -> str:
         sha256: Its checksum.
 
     Raises:
-        Refusal: The shard cannot be fetched or is damaged, or this machine has no room for it.
+        BadData: The shard is damaged.
+        UnreachableData: It cannot be fetched, or this machine has no room for it.
     """
     if places.is_local(file):
         return file
@@ -41,8 +43,12 @@ def _fetch(file: str, sha256: str, copy: pathlib.Path):
             while part := source.read(_PART):
                 digest.update(part)
                 local.write(part)
+    except Refusal as error:
+        unfinished.unlink(missing_ok=True)
+        raise UnreachableData(str(error)) from error
+    try:
         if digest.hexdigest() != sha256:
-            raise Refusal(f"{file} is damaged: its SHA-256 is not the one in its manifest; `switch-tf cache` with the "
+            raise BadData(f"{file} is damaged: its SHA-256 is not the one in its manifest; `switch-tf cache` with the "
                           "task's gin file and --overwrite writes it anew.")
         unfinished.replace(copy)
     finally:

@@ -10,6 +10,7 @@ from etils import epy
 from tensorflow.python.eager import context as eager_context  # the global seed has no public getter
 
 from switch_tf import context
+from switch_tf.data.corrupt_records import CorruptRecords
 from switch_tf.data.description import FEATURES, DatasetDescription, check_description
 from switch_tf.data.endless import with_counted_passes
 from switch_tf.data.providers import check_split, get_provider, replace_tasks, tasks_of
@@ -73,16 +74,17 @@ def get_dataset(description: DatasetDescription) -> tf.data.Dataset:
 
 
 @no_global_seed()
-def get_part(description: DatasetDescription, index: int) -> tf.data.Dataset:
+def get_part(description: DatasetDescription, index: int, corrupt: CorruptRecords | None = None) -> tf.data.Dataset:
     """Returns one part of the rows of a cached training split: every n-th example, with separate noise.
 
     Args:
         description: DatasetDescription with `use_cached_tasks`.
         index: int below `cache_parts`. The first row is `index * batch_size // cache_parts`.
+        corrupt: CorruptRecords of this part. None counts from zero.
 
     Returns: tf.data.Dataset of `{feature: <int32>[batch_size // cache_parts, length]}`, prefetched.
     """
-    provider, converter, arguments = _checked(description)
+    provider, converter, arguments = _checked(description, corrupt)
     count = description.cache_parts
     with context.within(endless_passes=True):
         examples = provider.get_dataset(**arguments, seed=description.seed + index * _SEEDS_PER_PART, num_epochs=None,
@@ -92,9 +94,9 @@ def get_part(description: DatasetDescription, index: int) -> tf.data.Dataset:
     return rows.prefetch(tf.data.AUTOTUNE).with_options(_in_order())
 
 
-def _checked(description):
+def _checked(description, corrupt=None):
     """Returns the task or mixture of a description, its feature converter and the arguments of seqio's reading."""
-    provider = _provider(description)
+    provider = _provider(description, corrupt)
     check_split(provider, description.split)
     if description.is_training:
         provider = replace_tasks(provider, with_counted_passes)
@@ -149,13 +151,14 @@ def check_examples(description: DatasetDescription) -> None:
         )
 
 
-def _provider(description):
+def _provider(description, corrupt=None):
     """Returns the task or mixture of a description, which reads text or its cache."""
     name, vocabulary = description.mixture_or_task_name, description.vocabulary
     if not description.use_cached_tasks:
         return get_provider(name, vocabulary)
     return cached_tasks.get_cached_provider(name, vocabulary, description.cache_dir, description.split,
-                                            description.seed, description.cache_parts)
+                                            description.seed, description.cache_parts,
+                                            corrupt or CorruptRecords(description.skip_corrupt_records))
 
 
 def failure(task: "seqio.Task", split: str, error: Exception) -> str:

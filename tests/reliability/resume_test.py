@@ -12,6 +12,7 @@ import time
 import pytest
 
 from switch_tf.checkpoints import folders
+from switch_tf.storage import places
 
 STEPS = 60
 ARGUMENTS = [
@@ -121,6 +122,43 @@ def test_a_kill_while_a_thread_saves_leaves_whole_checkpoints_and_the_numbers_of
     assert process.returncode == 0, err
     assert f"Going on from step {max(saved)}" in err and not unfinished.exists()
     assert _timeless(_lines(run / "metrics.jsonl")) == _timeless(_lines(straight[0] / "metrics.jsonl")), logged
+
+
+@pytest.mark.slow
+def test_a_run_on_a_bucket_killed_while_it_saves_ends_as_the_straight_run_and_all_commands_read_it(straight, bucket,
+                                                                                                   tmp_path):
+    run = places.at(bucket.new_folder()) / "run"
+    process = _start(tmp_path, run, program=("-c", SLOW_WRITER))
+    while process.poll() is None and not folders.steps(run / "checkpoints"):
+        time.sleep(0.05)
+    time.sleep(1)  # into the next checkpoint
+    process.send_signal(signal.SIGKILL)
+    _, err = process.communicate()
+    assert process.returncode == -signal.SIGKILL, err
+    (saved,) = folders.steps(run / "checkpoints")
+    process = _start(tmp_path, run)
+    _, err = process.communicate()
+    assert process.returncode == 0, err
+    assert f"Going on from step {saved} ({run}/checkpoints/" in err
+    assert _timeless(_lines(run / "metrics.jsonl")) == _timeless(_lines(straight[0] / "metrics.jsonl"))
+    last = [folders.path_of(folder / "checkpoints", STEPS) for folder in (run, straight[0])]
+    assert folders.hash_of_weights(last[0]) == folders.hash_of_weights(last[1])
+
+    (tmp_path / "texts.txt").write_text("one\ntwo\n")
+    out = run.parent
+    for words in (["inspect", run, "--verify"], ["eval", "--run", run, "--examples", "4"],
+                  ["infer", "--run", run, "--input", "texts.txt", "--output", out / "answers.jsonl"],
+                  ["export", "--run", run, "--output", out / "exported"],
+                  ["compare", "--runs", run, straight[0], "--output", out / "comparison"],
+                  ["convert", "--input", run, "--output", out / "weights", "--to", "switch_tf"]):
+        done = subprocess.run([sys.executable, "-m", "switch_tf.cli", *map(str, words)], cwd=tmp_path,
+                              capture_output=True, text=True)
+        assert done.returncode == 0, (words, done.stderr)
+    assert len((out / "answers.jsonl").read_text().splitlines()) == 2
+    for file in ("run/eval/scores.jsonl", "exported/saved_model.pb", "comparison/comparison.html",
+                 "weights/checkpoint.json", "run/report.html"):
+        assert (out / file).is_file(), file
+    assert [entry.name for entry in tmp_path.iterdir()] == ["texts.txt"]
 
 
 def _lines_so_far(run):
