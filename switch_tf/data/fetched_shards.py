@@ -39,14 +39,14 @@ def _fetch(file: str, sha256: str, copy: pathlib.Path):
     unfinished = copy.with_name(f".{copy.name}.{secrets.token_hex(4)}")
     digest = hashlib.sha256()
     try:
-        with writing(copy), open(_made(unfinished), "wb") as local, reading(file), places.at(file).open("rb") as source:
-            while part := source.read(_PART):
-                digest.update(part)
-                local.write(part)
-    except Refusal as error:
-        unfinished.unlink(missing_ok=True)
-        raise UnreachableData(str(error)) from error
-    try:
+        try:
+            with (writing(copy), open(_made(unfinished), "wb") as local, reading(file),
+                  places.at(file).open("rb") as source):
+                while part := source.read(_PART):
+                    digest.update(part)
+                    local.write(part)
+        except Refusal as error:
+            raise UnreachableData(str(error)) from error
         if digest.hexdigest() != sha256:
             raise BadData(f"{file} is damaged: its SHA-256 is not the one in its manifest; `switch-tf cache` with the "
                           "task's gin file and --overwrite writes it anew.")
