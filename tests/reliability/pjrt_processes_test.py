@@ -112,10 +112,10 @@ def _losses(folder):
 
 
 def _kill_one(folder, after, *arguments):
-    """Trains in several processes and kills the last of them once step `after` is logged."""
+    """Trains in several processes and kills the last of them once step `after` is logged and there is a checkpoint."""
     process = subprocess.Popen(_command("train", *ARGUMENTS, *arguments), cwd=folder, stdout=subprocess.PIPE,
                                stderr=subprocess.PIPE, text=True)
-    while process.poll() is None and after not in _losses(folder):
+    while process.poll() is None and not (after in _losses(folder) and folders.steps(folder / "run" / "checkpoints")):
         time.sleep(0.02)
     children = subprocess.run(["ps", "-o", "pid=", "--ppid", str(process.pid)], capture_output=True, text=True).stdout
     os.kill(int(children.split()[-1]), signal.SIGKILL)

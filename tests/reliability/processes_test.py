@@ -105,12 +105,13 @@ def test_processes_read_their_own_rows_of_a_cache_and_others_go_on_where_they_st
 
 
 def _start(folder, *arguments):
-    """Starts two processes and waits until they have taken a few steps."""
+    """Starts two processes and waits until they have taken a few steps and have a checkpoint."""
     process = subprocess.Popen(_command(*arguments, "--processes=2", "--gin.TRAIN_STEPS=100000", "--gin.EVAL_PERIOD=0",
                                         "--gin.CHECKPOINT_PERIOD=2"),
                                cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     metrics = folder / "run" / "metrics.jsonl"
-    while process.poll() is None and (not metrics.exists() or metrics.read_text().count("\n") < 4):
+    while process.poll() is None and not (metrics.exists() and metrics.read_text().count("\n") >= 4
+                                          and folders.steps(folder / "run" / "checkpoints")):
         time.sleep(0.1)
     return process
 
