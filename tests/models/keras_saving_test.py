@@ -1,15 +1,30 @@
 """Keras' ways to save and load, under every back end: whole values in the files, or a refusal before there is one."""
 
+import contextlib
+import dataclasses
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
 
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from switch_tf import SwitchConfig, SwitchTransformer
-from switch_tf.layers import SwitchFeedForward
+from switch_tf.checkpoints import tensors
+from switch_tf.configs import policies
+from switch_tf.configs.run import StepSettings
+from switch_tf.layers import SwitchFeedForward, slots
 from switch_tf.optim.adafactor import Adafactor
+from switch_tf.partitioning import cluster
+from switch_tf.partitioning.backends.pjrt_variable import checkpoint_key
 from switch_tf.partitioning.partitioner import Partitioner
-from switch_tf.partitioning.unfolded import assign
+from switch_tf.partitioning.unfolded import assign, stored, unfolding_of
+from switch_tf.training import train_step
 
 # An encoder of one sparse layer: what takes time is the number of variables.
 CONFIG = SwitchConfig(vocab_size=32, d_model=8, d_ff=8, d_kv=4, num_heads=2, num_encoder_layers=1, num_decoder_layers=0,
@@ -168,3 +183,187 @@ def test_fit_keeps_replicas_equal_in_a_model_built_by_a_partitioner(make_partiti
     np.testing.assert_allclose(found[1], found[0], rtol=1e-4)
     assert all(len({replica.numpy().tobytes() for replica in variable.value.values}) == 1
                for variable in model.trainable_variables)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_what_a_step_has_trained_is_saved_as_a_checkpoint_saves_it(make_partitioner, layout, tmp_path):
+    partitioner = make_partitioner(**LAYOUTS[layout])
+    model = _build(partitioner)
+    step = train_step.compile_steps(model, model.optimizer, 0, StepSettings(), partitioner)
+    batch = {"encoder_input_tokens": IDS, "encoder_target_tokens": IDS, "encoder_loss_weights": np.ones_like(IDS)}
+    for _ in range(2):
+        step(partitioner.place({name: value[None] for name, value in batch.items()}))
+        model.save(tmp_path / "model.keras")  # twice: reading a variable must not keep its old numbers
+    variables = tensors.state_variables(model, model.optimizer)
+    partitioner.write(str(tmp_path / "state"), {path: stored(variable) for path, variable in variables.items()})
+    loaded, checkpoint = keras.models.load_model(tmp_path / "model.keras"), tf.train.load_checkpoint(tmp_path / "state")
+    assert loaded.optimizer.iterations.numpy() == 2
+    for path, found in tensors.state_variables(loaded, loaded.optimizer).items():
+        expected = checkpoint.get_tensor(checkpoint_key(path))
+        np.testing.assert_array_equal(found, unfolding_of(variables[path]).fold(expected, np), err_msg=path)
+
+
+def _decide(scores, options):
+    return slots.assign(scores, options, slots.top_experts(scores, 1))
+
+
+@dataclasses.dataclass(frozen=True)
+class Counting(policies.Policy):
+    """Top-1 with a state, the load of each expert since the beginning."""
+
+    name: str = "counting"
+    decide: Callable = _decide
+    is_causal: bool = True
+    state: tuple[str, ...] = ("loads",)
+    update: Callable = lambda policy, state, load: {"loads": state["loads"] + load}
+
+
+@pytest.fixture
+def counting(monkeypatch):
+    """The configuration with the policy."""
+    monkeypatch.setattr(policies, "_policies", dict(policies._policies))
+    policies.register(Counting())
+    return dataclasses.replace(CONFIG, routing_policy="counting")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_mirrored, make_optimizer", [
+    (True, Adafactor), (False, _adam), (True, _adam),
+    (False, lambda: keras.optimizers.Adam(1e-2, gradient_accumulation_steps=2)),  # Keras refuses it under a strategy
+    (True, lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(1e-2), initial_scale=4.0))])
+def test_callbacks_of_fit_keep_the_best_and_the_last(is_mirrored, make_optimizer, counting, tmp_path):
+    reduction = tf.distribute.ReductionToOneDevice()
+    scope = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"], reduction).scope if is_mirrored else (
+        contextlib.nullcontext)
+    with scope():
+        model = _build(Partitioner(), make_optimizer, counting)
+    kept = {}
+
+    class Keep(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            logs["score"] = [2.0, 1.0, 3.0][epoch]
+            kept[epoch] = [variable.numpy() for variable in _variables(model)]
+
+    callbacks = [Keep(), keras.callbacks.ModelCheckpoint(tmp_path / "{epoch}.keras"), keras.callbacks.ModelCheckpoint(
+        tmp_path / "best.weights.h5", monitor="score", mode="min", save_best_only=True, save_weights_only=True),
+        keras.callbacks.BackupAndRestore(tmp_path / "backup", save_freq=3, delete_checkpoint=False)]
+    model.fit(FEATURES, IDS, batch_size=2, epochs=3, verbose=0, callbacks=callbacks)
+    assert [variable.name for variable in model.non_trainable_variables if variable.numpy().any()] == ["loads"]
+    for epoch, values in kept.items():
+        _assert_equal(keras.models.load_model(tmp_path / f"{epoch + 1}.keras"), values)
+    single = _build(Partitioner(), make_optimizer, counting)
+    single.load_weights(tmp_path / "best.weights.h5")
+    _assert_equal(single, kept[1])
+    single.load_weights(tmp_path / "backup" / "latest.weights.h5")
+    _assert_equal(single, kept[2])
+
+
+# A fit that saves all 3 batches and ends itself at a batch; `saved.npz` has the variables when it last saved.
+_FIT = """
+import os, signal, sys
+import keras, numpy as np
+from switch_tf import SwitchConfig, SwitchTransformer
+
+folder, kill_at, config = sys.argv[1], int(sys.argv[2]), eval(sys.argv[3])
+keras.utils.set_random_seed(0)
+model = SwitchTransformer(config)
+model.compile(keras.optimizers.Adam(1e-2, use_ema=True),
+              keras.losses.SparseCategoricalCrossentropy(from_logits=True), jit_compile=False)
+
+class Kill(keras.callbacks.Callback):
+    seen = 0
+
+    def values(self):
+        return {str(index): variable.numpy() for index, variable in enumerate(
+            [*model.variables, *model.optimizer.variables])}
+
+    def on_train_begin(self, logs=None):
+        if kill_at == 0:
+            np.savez(folder + "/restored.npz", **self.values())
+            print("epoch", model._initial_epoch)
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.seen += 1
+        if self.seen % 3 == 0 and kill_at:
+            np.savez(folder + "/saved.npz", **self.values())
+        if self.seen == kill_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+ids = np.random.default_rng(0).integers(2, 32, (8, 8)).astype("int32")
+model.fit({"encoder_input_tokens": ids}, ids, batch_size=2, epochs=3, verbose=0, callbacks=[
+    keras.callbacks.BackupAndRestore(folder + "/backup", save_freq=3), Kill()])
+print("steps", int(model.optimizer.iterations))
+"""
+
+
+@pytest.mark.slow
+def test_a_fit_that_was_killed_in_an_epoch_continues_with_what_was_backed_up(tmp_path):
+    """Keras repeats the epoch: 6 steps were saved, and two epochs of 4 follow."""
+    run = [sys.executable, "-c", _FIT, str(tmp_path)]
+    environ = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
+    assert subprocess.run([*run, "8", repr(CONFIG)], env=environ).returncode == -signal.SIGKILL
+    done = subprocess.run([*run, "0", repr(CONFIG)], env=environ, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["epoch", "1", "steps", "14"]
+    saved, restored = np.load(tmp_path / "saved.npz"), np.load(tmp_path / "restored.npz")
+    assert len(saved) == len(restored) > 40
+    for name, value in saved.items():
+        np.testing.assert_array_equal(restored[name], value)
+
+
+# One of two processes, with two devices each: the file of each has every value.
+_PROCESS = """
+import sys
+import numpy as np
+from switch_tf.hardware import devices, host
+from switch_tf.partitioning import Layout, backends
+
+host.skip_tpu_metadata_query()
+devices.split_cpu(2)
+folder, backend, config = sys.argv[1], sys.argv[2], sys.argv[3]
+rules = ("batch", "data"), ("group", "data"), ("expert", "data")
+at_rest = ("vocab", ("model", "data")), ("kv", ("data", "model")), ("expert_mlp", "model")
+partitioner = backends.create_partitioner(Layout("data=2,model=2", rules, at_rest, backend))
+
+import keras
+from switch_tf import SwitchConfig, SwitchTransformer
+from switch_tf.partitioning.unfolded import assign
+
+model, optimizer = SwitchTransformer(eval(config)), keras.optimizers.Adam()
+partitioner.build(model, optimizer)
+model.compile(optimizer, "mse")
+variables, random = [*model.variables, *optimizer.variables], np.random.default_rng(0)
+values = [random.uniform(1, 100, tuple(variable.shape)).astype(variable.dtype) for variable in variables]
+for variable, value in zip(variables, values, strict=True):
+    assign(variable, value)
+file = f"{folder}/{partitioner.process_index}.keras"
+model.save(file)
+loaded = keras.models.load_model(file)
+for variable, value in zip([*loaded.variables, *loaded.optimizer.variables], values, strict=True):
+    np.testing.assert_array_equal(variable.numpy(), value)
+for variable in variables:
+    assign(variable, np.zeros(variable.shape, variable.dtype))
+model.load_weights(file)
+for variable, value in zip(variables, values, strict=True):
+    np.testing.assert_array_equal(variable.numpy(), value)
+partitioner.barrier()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["dtensor", "pjrt"])
+def test_each_of_two_processes_saves_whole_values(backend, tmp_path):
+    with contextlib.ExitStack() as sockets:
+        ports = [sockets.enter_context(socket.create_server(("127.0.0.1", 0))).getsockname()[1] for _ in range(2)]
+    processes = []
+    for index in range(2):
+        environ = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
+        cluster.put(environ, [f"127.0.0.1:{port}" for port in ports], index)
+        processes.append(subprocess.Popen([sys.executable, "-c", _PROCESS, str(tmp_path), backend, repr(CONFIG)],
+                                          env=environ, stderr=subprocess.PIPE, text=True))
+    try:
+        errors = [process.communicate(timeout=120)[1] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert [process.returncode for process in processes] == [0, 0], errors
