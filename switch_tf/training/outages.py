@@ -13,7 +13,7 @@ from switch_tf.statuses import DIVERGED, OUTAGE, REFUSED
 _PASSING = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ETIMEDOUT, errno.ESTALE)
 # Classes of TensorFlow's errors by name, since a command that refuses its arguments need not import it.
 _PASSING_CLASSES = {"UnavailableError", "DeadlineExceededError", "AbortedError", "ResourceExhaustedError"}
-_LASTING_CLASSES = {"DataLossError", "InvalidArgumentError", "OutOfRangeError", "UnimplementedError"}
+_LASTING_CLASSES = {"DataLossError", "InvalidArgumentError"}
 _OF_PYTHON = "Traceback (most recent call last)"  # in an error of TensorFlow, which called the function of a dataset
 
 

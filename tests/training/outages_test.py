@@ -48,6 +48,7 @@ def of_text_source(error):
     (op_error("UnavailableError"), 4, 4),
     (op_error("NotFoundError"), 2, 4),
     (op_error("UnknownError", "Input/output error"), 2, 4),
+    (op_error("OutOfRangeError", "File too large"), 2, 4),
     (op_error("DataLossError"), 2, 2),
     (BrokenCheckpoint("text"), 2, 3),
 ])

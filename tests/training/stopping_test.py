@@ -95,7 +95,7 @@ def test_signals_of_a_parent_that_has_ended_count_as_one(monkeypatch):
 
 
 def test_a_signal_ends_a_process_that_waits_for_others_with_a_line():
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         process = subprocess.Popen([sys.executable, "-c", ENDING], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                                    text=True)
         assert process.stdout.readline() == "waits\n"
