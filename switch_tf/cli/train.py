@@ -13,12 +13,12 @@ from switch_tf.reporting import report
 from switch_tf.statuses import EPILOG, FINISHED, INTERRUPTED
 from switch_tf.storage import outputs
 from switch_tf.training import outages, processes
-from switch_tf.training.notices import Notices
 from switch_tf.training.stopping import Stopping
 
 with epy.lazy_imports():  # which import TensorFlow, so arguments are checked first
     from switch_tf.cli import starting
     from switch_tf.evaluation import examples_shown
+    from switch_tf.training import notices
 
 EXAMPLES = r"""
 switch-tf train --gin_file=gin/runs/demo.gin
@@ -71,8 +71,8 @@ def _train(arguments):
             training = trainer.start(configuration)
         common_end.message = training.lost_process
         say = training.progress.say
-        with training, Stopping(say) as stopping, Notices(say) as notices:
-            training.advance(training.run.train_steps, lambda: stopping.reason or notices.reason)
+        with training, Stopping(say) as stopping, notices.Notices(say) as noticed:
+            training.advance(training.run.train_steps, lambda: stopping.reason or noticed.reason)
             summary = training.finish()
             shown = ""
             if training.run.shown_examples and not summary["interrupted"]:

@@ -98,7 +98,8 @@ class Lease:
         self._thread.start()
 
     def _write(self):
-        self._folder.mkdir(parents=True, exist_ok=True)
+        if places.is_local(self._folder):  # in a bucket a folder would be an object of its own, and stay
+            self._folder.mkdir(parents=True, exist_ok=True)
         text = json.dumps({"host": socket.gethostname(), "pid": os.getpid()})
         (self._folder / self._token).write_text(text)
         (self._folder / f"{self._token}{_RENEWED}").write_text(text)

@@ -64,8 +64,8 @@ def test_sizes_that_the_text_does_not_allow_are_refused_and_nothing_is_left(caps
     (["--input", "empty.txt"], "There is no text in empty.txt."),
     (["--input", "a.txt", "--output", "b.csv"], "--output 'b.csv' is there already"),
     (["--input", "a.txt", "--output", "gone/own.model"], "--output 'gone/own.model' cannot be written, because 'gone'"),
-    (["--input", "a.txt", "--output", "gs://bucket/own.model"], "--output must be a folder or file of this machine"),
-    (["--input", "a.txt", "--output", "."], "--output must be a file on this machine, not '.'."),
+    (["--input", "a.txt", "--output", "s3://bucket/own.model"], "--output must be a path of this machine or of a"),
+    (["--input", "a.txt", "--output", "."], "--output must be a file, not '.'."),
 ])  # fmt: skip
 def test_wrong_files_are_refused_in_a_sentence(capsys, tmp_path, words, message):
     (tmp_path / "bad.jsonl").write_text('{"text": 5}\n')

@@ -1,0 +1,63 @@
+"""Commands on paths in a bucket."""
+
+import errno
+import json
+
+import pytest
+
+from switch_tf.cli import gin_files, gin_macros, main
+from switch_tf.statuses import OUTAGE, REFUSED
+from switch_tf.storage import json_lines, places
+
+
+def test_gin_files_are_read_and_include_each_other(bucket):
+    folder = bucket.new_folder()
+    (places.at(folder) / "deep.gin").write_text("SEED = 7\n")
+    (places.at(folder) / "run.gin").write_text(f"include '{folder}/deep.gin'\nBATCH_SIZE = 5\n")
+    assert len(gin_files.parse_files([f"{folder}/run.gin"])) == 2
+    assert gin_macros.values() == {"SEED": 7, "BATCH_SIZE": 5}
+
+
+def test_gin_files_are_looked_for_in_a_folder_of_the_bucket(bucket):
+    folder = bucket.new_folder()
+    (places.at(folder) / "own.gin").write_text("SEED = 8\n")
+    gin_files.parse_files(["own.gin"], folder)
+    assert gin_macros.values() == {"SEED": 8}
+
+
+@pytest.mark.parametrize("words", [
+    ["eval", "--run", "{}/nothing"], ["infer", "--run", "{}/nothing", "--input", "-"],
+    ["export", "--run", "{}/nothing", "--output", "{}/x"], ["serve", "--run", "{}/nothing"],
+    ["train", "--gin_file={}/nothing.gin"], ["inspect", "{}/nothing"], ["inspect", "{}/nothing", "--verify"],
+    ["infer", "--run", "{}/nothing", "--input", "{}/nothing.txt"],
+    ["convert", "--input", "{}/nothing", "--output", "x"],
+    ["compare", "--runs", "{}/nothing", "{}/nowhere", "--output", "{}/x"],
+    ["export", "--model", "{}/nothing.keras", "--output", "{}/x"],
+    ["cache", "docs_corpus_span_corruption", "--output", "gs:/x"], ["eval", "--run", "az://b/x"]])
+def test_what_is_not_there_is_refused_in_one_sentence_and_nothing_is_written(words, bucket, capsys, tmp_path,
+                                                                             monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder = bucket.new_folder()
+    assert main.main([word.format(folder) for word in words]) == REFUSED
+    error = capsys.readouterr().err
+    assert error.startswith(f"switch-tf {words[0]}: ") and error.count("\n") == 1, error
+    assert not list(tmp_path.iterdir()) and not places.at(folder).exists()
+
+
+@pytest.mark.parametrize("number, status", [(errno.EIO, OUTAGE), (errno.EACCES, REFUSED)])
+def test_a_bucket_that_fails_is_one_sentence_and_an_outage(number, status, bucket, capsys, monkeypatch):
+    def fail(self):
+        raise places.BucketError(number, "Error executing an HTTP request: 503", "gs://b/x")
+
+    monkeypatch.setattr(type(places.at("gs://b/x")), "is_file", fail)
+    assert main.main(["eval", "--run", "gs://b/x"]) == status
+    assert capsys.readouterr().err == (
+        "switch-tf eval: gs://b/x cannot be reached (Error executing an HTTP request: 503); check its name, your "
+        "rights and the network, then start the same command again.\n")
+
+
+def test_scores_grow_in_a_bucket(bucket):
+    file = places.at(bucket.new_folder()) / "scores.jsonl"
+    json_lines.append(file, {"step": 1})
+    json_lines.append(file, {"step": 2})
+    assert [json.loads(line)["step"] for line in file.read_text().splitlines()] == [1, 2]
