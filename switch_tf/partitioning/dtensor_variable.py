@@ -35,7 +35,8 @@ class DTensorVariable(dtensor.DVariable):
 
     def check_function(self) -> None:
         """Refuses a traced function that no partitioner cuts over the devices, which could not read the pieces."""
-        if context.current().annotator is None:
+        current = context.current()
+        if current.annotator is None and not current.is_lowered:
             raise Refusal(f"{self.name} lies in pieces on DTensor's devices, and only functions that the partitioner "
                           "compiles can read it; for Keras' `fit`, `evaluate` and `predict`, for `generate` and "
                           "`export`, save the weights with `save_weights` and load them into a model that was built "
