@@ -1,5 +1,6 @@
 """Windows of switch_tf's training steps, with a checkpoint at the start of each or without."""
 
+import secrets
 import tempfile
 import threading
 import time
@@ -9,14 +10,18 @@ from switch_tf_step import built
 
 from switch_tf.checkpoints import tensors
 from switch_tf.checkpoints.checkpointer import Checkpointer
+from switch_tf.storage import places
 
 
 def window(job):
     """Builds "period" steps; a job with "saves" starts to save before them, one that also "waits" then waits."""
     step, facts, model, optimizer = built(job)
-    folder = tempfile.TemporaryDirectory(dir=job["folder"])  # removed with the last reference to it
+    folder = None
+    if places.is_local(job["folder"]):
+        folder = tempfile.TemporaryDirectory(dir=job["folder"])  # removed with the last reference to it
+    place = folder.name if folder else places.at(job["folder"]) / secrets.token_hex(4)
     batches = types.SimpleNamespace(save=lambda *args: None)
-    checkpointer = Checkpointer(folder.name, tensors.state_variables(model, optimizer), batches)
+    checkpointer = Checkpointer(place, tensors.state_variables(model, optimizer), batches)
     facts = {**facts, "folder": job["folder"]}
     count = 0
 

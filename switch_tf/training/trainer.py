@@ -32,6 +32,13 @@ def check_parts(**parts: Any) -> None:
             raise Refusal(f"Trainer.{name} must be {'an' if kind[0] in 'AEIO' else 'a'} {kind}, not {part!r}.")
 
 
+def _check_loss_scale(optimizer):
+    """Refuses an optimizer that would divide gradients by a scale that no loss was multiplied with."""
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer) or optimizer.loss_scale_factor is not None:
+        raise Refusal(f"The trainer scales no loss, so its optimizer must have no loss_scale_factor, as this "
+                      f"{type(optimizer).__name__} has; leave it out, and compute in bfloat16, which needs none.")
+
+
 class Trainer:
     """Trains a model from the newest checkpoint of its run folder to the last step.
 
@@ -68,6 +75,7 @@ class Trainer:
 
     def _check(self):
         run, config, settings = self.run, self.model.config, self.step_settings
+        _check_loss_scale(self.optimizer)
         data.check_task(run.mixture_or_task_name)
         data.check_vocabulary(run.mixture_or_task_name, config.vocab_size, run.vocabulary)
         check_periods(run, settings)

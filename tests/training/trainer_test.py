@@ -351,6 +351,13 @@ def test_what_cannot_work_is_refused_before_anything_is_written(tiny_config, run
     assert not os.path.exists(run.model_dir)
 
 
+@pytest.mark.parametrize("optimizer", [
+    Adafactor(0.01, loss_scale_factor=8.0), keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1))])
+def test_an_optimizer_that_expects_scaled_losses_is_refused(optimizer, tiny_config, run):
+    with pytest.raises(Refusal, match=f"scales no loss, .* as this {type(optimizer).__name__} has"):
+        Trainer(SwitchTransformer(tiny_config), optimizer, run)
+
+
 def test_a_batch_without_groups_is_refused_with_the_nearest_batches(tiny_config, run):
     config = dataclasses.replace(tiny_config, num_groups_multiple=64)
     message = (r"No number of groups that is a multiple of 64 divides 96 tokens \(3 sequences of 32\) .* "
