@@ -1,8 +1,8 @@
 """Saves and restores the checkpoints of a run. Saving goes on in a thread, while the run trains.
 
-A save copies what this process stores of the variables to host memory, so later steps do not change it, and writes the
+A save copies this process's pieces of the variables to host memory, so later steps do not change them, and writes the
 small position in the data at once, because that moves on. A thread does the rest, see `writing.py`. At most one save
-is under way: the next one waits for it, and so does all that needs its files.
+is under way: the next one waits for it, and so does everything that needs its files.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ from switch_tf.storage import places
 
 
 class Checkpointer:
-    """The checkpoints of a run. All processes call its methods together, but for `settle`, `close` and `abandon`.
+    """The checkpoints of a run. All processes call its methods together, except `settle`, `close` and `abandon`.
 
     Args:
         folder: path of the run's `checkpoints` folder.
@@ -121,7 +121,7 @@ class Checkpointer:
                     raise error
 
     def abandon(self) -> None:
-        """Waits for no save any more, because another process is lost."""
+        """Gives up the save under way, because another process is lost."""
         if self._under_way is not None:
             self._under_way.abandon()
             self._under_way = None

@@ -2,8 +2,8 @@
 
 A checkpoint is complete or absent: it is written under a temporary name and renamed, so a kill or a full disk leaves
 the older ones intact. A bucket has no renames: there the description is written last, and without it there is no
-checkpoint. Several processes meet through files alone, because a collective in a thread would mix with those
-of the steps: each writes its part and then a file that it is there, or that it failed. The thread of the first process
+checkpoint. Several processes meet through files alone, because a collective in a thread would mix with those of the
+steps: each writes its part, and then a small file that reports success or failure. The thread of the first process
 waits for these files, joins the parts and renames the folder.
 """
 
@@ -67,7 +67,7 @@ class Writing:
         graph: Function that returns `bundles.object_graph` of the variables.
         process: Index of this process, and the number of processes.
         tidy: Function that the first process calls when the checkpoint is complete.
-        error: Error that this process has met already, or None. Then it only tells the first process.
+        error: Error that this process has met already, or None. The thread then only reports the failure.
 
     Attributes:
         step: The step that is saved.
