@@ -6,6 +6,7 @@ are still renewed the oldest holds the lease. All times are the store's own, so 
 
 import json
 import os
+import pathlib
 import secrets
 import socket
 import threading
@@ -30,6 +31,7 @@ class Holder(NamedTuple):
         since: Time at which it was written, in seconds of the store's clock.
         age: Seconds since it was renewed.
         host, pid: Machine and process, "" and 0 if unknown.
+        is_here: Whether this process would see that one if it runs.
     """
 
     token: str
@@ -37,11 +39,12 @@ class Holder(NamedTuple):
     age: float
     host: str
     pid: int
+    is_here: bool
 
     @property
     def is_alive(self) -> bool:
         """Whether it may still run."""
-        if self.host == socket.gethostname() and not _exists(self.pid):
+        if self.is_here and not _exists(self.pid):
             return False
         return self.age < LIFETIME
 
@@ -100,7 +103,7 @@ class Lease:
     def _write(self):
         if places.is_local(self._folder):  # in a bucket a folder would be an object of its own, and stay
             self._folder.mkdir(parents=True, exist_ok=True)
-        text = json.dumps({"host": socket.gethostname(), "pid": os.getpid()})
+        text = json.dumps({"host": socket.gethostname(), "pid": os.getpid(), "processes": _processes()})
         (self._folder / self._token).write_text(text)
         (self._folder / f"{self._token}{_RENEWED}").write_text(text)
 
@@ -131,9 +134,9 @@ class Lease:
             since = places.modified(file)
             described = json.loads(file.read_text())
             return Holder(token, since, now - places.modified(self._folder / f"{token}{_RENEWED}"),
-                          str(described["host"]), int(described["pid"]))
+                          str(described["host"]), int(described["pid"]), described["processes"] == _processes())
         except (FileNotFoundError, ValueError, KeyError, TypeError):  # it is being removed, or is no object of a lease
-            return Holder(token, float("inf"), float("inf"), "", 0)
+            return Holder(token, float("inf"), float("inf"), "", 0, False)
 
     def _touch(self):
         (self._folder / f"{self._token}{_RENEWED}").write_text("")
@@ -164,6 +167,15 @@ class Lease:
     def _remove(self, token):
         for name in (token, f"{token}{_RENEWED}"):
             (self._folder / name).unlink(missing_ok=True)
+
+
+def _processes():
+    """Returns a text that identifies the processes which this one can see: of one boot of a machine and one container.
+
+    Names of hosts do not: those of containers and fresh machines are often the same.
+    """
+    boot = pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{boot} {os.stat('/proc/self/ns/pid').st_ino}"
 
 
 def _exists(pid):

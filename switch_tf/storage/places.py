@@ -219,6 +219,19 @@ def fetched(path: str | os.PathLike) -> Iterator[pathlib.Path]:
         yield copy
 
 
+@contextlib.contextmanager
+def uploaded(folder: str | os.PathLike) -> Iterator[pathlib.Path]:
+    """Yields a folder as a local one, for libraries that write only those. The files of a copy go into the bucket."""
+    place = at(folder)
+    if is_local(place):
+        yield place
+        return
+    with tempfile.TemporaryDirectory() as local:
+        yield pathlib.Path(local)
+        for file in sorted(file for file in pathlib.Path(local).rglob("*") if file.is_file()):
+            copy(file, place / file.relative_to(local).as_posix())
+
+
 def _copy_tree(source, target):
     if source.is_dir():
         target.mkdir()

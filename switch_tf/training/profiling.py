@@ -5,6 +5,7 @@ import pathlib
 from collections.abc import Callable, Iterator
 
 from switch_tf.partitioning.partitioner import Partitioner
+from switch_tf.storage import places
 
 FOLDER = "profile"
 _FIRST_CALL = 2  # later than the calls that compile and fill caches
@@ -42,12 +43,16 @@ class Profiling:
         if not self.is_recording:
             yield
         else:
-            self._annotate = self._annotate or self._recording.enter_context(self._partitioner.profile(self._folder))
+            self._annotate = self._annotate or self._begin()
             with self._annotate(number):
                 yield
         self._call += 1
         if self._call == self._calls.stop:
             self.close()
+
+    def _begin(self):
+        folder = self._recording.enter_context(places.uploaded(self._folder))
+        return self._recording.enter_context(self._partitioner.profile(folder))
 
     def close(self) -> None:
         """Writes what was recorded."""

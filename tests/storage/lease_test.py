@@ -70,7 +70,7 @@ def test_what_is_killed_here_keeps_nobody_out(folder, holder, monkeypatch):
 def test_what_is_killed_elsewhere_is_waited_for(folder, holder, monkeypatch):
     holder.send_signal(signal.SIGKILL)
     holder.wait()
-    monkeypatch.setattr(socket, "gethostname", lambda: "another")  # where process ids of this machine say nothing
+    monkeypatch.setattr(lease, "_processes", lambda: "another")  # where process ids of this machine say nothing
     waited = []
     lease.Lease(folder, waited.append).close()
     assert {one.pid for one in waited} == {holder.pid}

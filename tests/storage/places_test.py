@@ -55,6 +55,14 @@ def test_a_local_copy_has_the_same_content(folder):
         assert copy.read_text() == "one"
 
 
+def test_files_of_a_local_folder_are_written(folder):
+    with places.uploaded(folder) as local:
+        assert isinstance(local, pathlib.Path)
+        (local / "in").mkdir()
+        (local / "in" / "a").write_text("one")
+    assert (folder / "in" / "a").read_text() == "one"
+
+
 def test_who_may_not_write_gets_an_os_error(bucket):
     with pytest.raises(places.BucketError) as raised:
         places.at("gs://locked/a").write_text("one")
