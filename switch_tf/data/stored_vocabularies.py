@@ -134,9 +134,8 @@ def path_of(stored: Stored, folder: str | pathlib.Path) -> pathlib.Path:
         Refusal: The file is missing or changed, or lies outside the run folder.
     """
     path = places.at(folder) / stored.file
-    is_there = not places.is_local(path) or os.path.realpath(path) == os.path.join(
-        os.path.realpath(folder), stored.file)
-    if not _FILE.fullmatch(stored.file) or not is_there:
+    if not _FILE.fullmatch(stored.file) or places.is_local(path) and os.path.realpath(path) != os.path.join(
+            os.path.realpath(folder), stored.file):
         raise Refusal(f"config.json in {folder} must name a file in the folder {_FOLDER!r} beside it that is no "
                       f"link, not {checks.shown(stored.file)}.")
     if not path.is_file():

@@ -108,7 +108,7 @@ def test_the_command_takes_the_vocabulary_along(files, named, tmp_path, capsys, 
 
 
 @pytest.mark.parametrize(("arguments", "message"), [
-    (["--input=nowhere", "--output=x"], "--input must be a folder on this machine"),
+    (["--input=nowhere", "--output=x"], "--input must be a folder: Hugging Face"),
     (["--input=ours", "--output=ours"], "must be new or an empty folder"),
     (["--input=ours", "--output=x", "--to=huggingface"], "--to must be one of 'hugging_face', 'switch_tf'"),
     (["--input=ours", "--output=x", "--to=switch_tf", "--expert_capacity=3"], "is for --to=hugging_face alone"),

@@ -100,7 +100,7 @@ def test_every_pass_leaves_out_the_same_records_and_has_every_other_one(cache, c
     data.check_examples(description)
 
 
-@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize("name", [pytest.param("corrupted_spans", marks=pytest.mark.slow), "corrupted"])
 def test_examples_are_the_same_across_kills_and_numbers_of_hosts(cache, tmp_path, name):
     straight = take(batches(cache, name=name), STEPS)
     resumed = []

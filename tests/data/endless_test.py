@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from switch_tf import context, data
 from switch_tf.data import cached_tasks, example_files
+from switch_tf.data.corrupt_records import CorruptRecords
 from switch_tf.data.endless import with_counted_passes
 from switch_tf.tasks.in_memory import InMemorySource
 from switch_tf.tasks.text_source import TextFilesSource
@@ -51,7 +52,7 @@ def cached(tmp_path):
     task = seqio.TaskRegistry.get("cached_passes")
     manifest = cached_tasks.cache_manifest.load(task, "train", str(tmp_path / "cache"))
     folder = cached_tasks.cache_manifest.folder_of(str(tmp_path / "cache"), "cached_passes", "train")
-    source = cached_tasks.CachedSource({"train": manifest}, {"train": folder}, seed=5)
+    source = cached_tasks.CachedSource({"train": manifest}, {"train": folder}, 5, CorruptRecords())
     return lambda: source.get_dataset("train").map(lambda example: next(iter(example.values()))[:4])
 
 

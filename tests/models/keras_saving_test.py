@@ -15,13 +15,12 @@ import pytest
 import tensorflow as tf
 
 from switch_tf import SwitchConfig, SwitchTransformer
-from switch_tf.checkpoints import tensors
+from switch_tf.checkpoints import bundles, tensors
 from switch_tf.configs import policies
 from switch_tf.configs.run import StepSettings
 from switch_tf.layers import SwitchFeedForward, slots
 from switch_tf.optim.adafactor import Adafactor
 from switch_tf.partitioning import cluster
-from switch_tf.partitioning.backends.pjrt_variable import checkpoint_key
 from switch_tf.partitioning.partitioner import Partitioner
 from switch_tf.partitioning.unfolded import assign, stored, unfolding_of
 from switch_tf.training import train_step
@@ -196,11 +195,11 @@ def test_what_a_step_has_trained_is_saved_as_a_checkpoint_saves_it(make_partitio
         step(partitioner.place({name: value[None] for name, value in batch.items()}))
         model.save(tmp_path / "model.keras")  # twice: reading a variable must not keep its old numbers
     variables = tensors.state_variables(model, model.optimizer)
-    partitioner.write(str(tmp_path / "state"), {path: stored(variable) for path, variable in variables.items()})
+    bundles.write(tmp_path / "state", partitioner.pieces({path: stored(each) for path, each in variables.items()}))
     loaded, checkpoint = keras.models.load_model(tmp_path / "model.keras"), tf.train.load_checkpoint(tmp_path / "state")
     assert loaded.optimizer.iterations.numpy() == 2
     for path, found in tensors.state_variables(loaded, loaded.optimizer).items():
-        expected = checkpoint.get_tensor(checkpoint_key(path))
+        expected = checkpoint.get_tensor(bundles.key_of(path))
         np.testing.assert_array_equal(found, unfolding_of(variables[path]).fold(expected, np), err_msg=path)
 
 

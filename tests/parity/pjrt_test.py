@@ -47,7 +47,8 @@ def test_microbatches_rematerialisation_clipping_and_frozen_weights(layout, make
     _assert_same(make_partitioner(layout, MESHES[layout], backend="pjrt"), config, settings=settings)
 
 
-@pytest.mark.parametrize("layout", ["single", pytest.param("fully_sharded_experts", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", ["single", "fully_sharded_experts"])
 def test_packed_examples_are_kept_apart(layout, make_partitioner):
     (features,) = packed_batches(small_config(), 1)
     for name, most in (("encoder_segment_ids", 3), ("decoder_segment_ids", 3), ("encoder_positions", 15)):
