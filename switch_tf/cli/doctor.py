@@ -2,25 +2,31 @@
 
 import argparse
 import dataclasses
+import functools
+from collections.abc import Callable, Iterator
 
-from switch_tf.installation import checks
-from switch_tf.installation.findings import PROBLEM, WARNING
+from switch_tf.installation import checks, machine
+from switch_tf.installation.findings import PROBLEM, WARNING, Finding
 
 EXAMPLES = r"""
 switch-tf doctor
-switch-tf doctor --json
+switch-tf doctor --model_dir gs://my-bucket/runs
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Describes the command, which has no arguments."""
+    """Describes the command and declares the folder to check."""
     parser.description = "Checks versions, accelerators, folders and resources of this machine."
+    parser.add_argument("--model_dir", metavar="FOLDER", help="also check that runs can be kept there")
 
 
 def run(arguments: argparse.Namespace) -> dict:
     """Runs every check and prints each finding at once; returns all, with `exit_status` 1 if any is a problem."""
     findings = []
-    for check in checks.ALL:
+    wanted: list[Callable[[], Iterator[Finding]]] = list(checks.ALL)
+    if arguments.model_dir:
+        wanted.append(functools.partial(machine.check_model_dir, arguments.model_dir))
+    for check in wanted:
         for finding in check():
             findings.append(finding)
             print(f"{finding.status:8} {finding.check:20} {finding.found}", file=arguments.stream, flush=True)

@@ -38,6 +38,20 @@ print(len(tensorflow.io.gfile.listdir(os.environ["TFDS_DATA_DIR"])))
 """
 
 
+# A bucket has no folders, so a file may have any name in it.
+_WRITING = """
+import secrets
+from switch_tf.storage import places
+folder = places.at({!r})
+while places.is_local(folder) and not folder.is_dir():
+    folder = folder.parent
+file = folder / f".doctor.{{secrets.token_hex(4)}}"
+file.write_text("a")
+assert file.read_text() == "a"
+file.unlink()
+"""
+
+
 def check_tensorboard() -> Iterator[Finding]:
     """Checks that TensorBoard starts. Version 2.20 needs a setuptools that still brings pkg_resources."""
     output, error = run_python("import tensorboard.main")
@@ -99,6 +113,16 @@ def check_data() -> Iterator[Finding]:
         yield Finding("TFDS_DATA_DIR", PROBLEM, f"{folder} cannot be read: {error}", cure)
     else:
         yield Finding("TFDS_DATA_DIR", OK, f"{folder} can be read, entries: {output.strip()}")
+
+
+def check_model_dir(folder: str) -> Iterator[Finding]:
+    """Checks that a file can be written, read and removed where a run is to be kept, such as gs://BUCKET/FOLDER."""
+    output, error = run_python(_WRITING.format(folder), DATA_TIMEOUT)
+    if output is None:
+        cure = "name a folder or a bucket that this machine may read and write: --model_dir gs://BUCKET/FOLDER"
+        yield Finding("MODEL_DIR", PROBLEM, f"{folder} cannot be written and read: {error}", cure)
+    else:
+        yield Finding("MODEL_DIR", OK, f"a file can be written, read and removed in {folder}")
 
 
 def check_folders() -> Iterator[Finding]:

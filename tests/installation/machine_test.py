@@ -58,6 +58,15 @@ def test_a_gpu_without_a_client_of_jax_is_pointed_at_its_extra(monkeypatch):
     assert only(machine.check_pjrt(), "pjrt").status == OK
 
 
+@pytest.mark.slow
+def test_a_folder_for_runs_must_be_writable_on_a_disk_and_in_a_bucket(bucket, tmp_path):
+    for folder in (str(tmp_path / "deep" / "runs"), bucket.new_folder()):
+        assert only(machine.check_model_dir(folder), "MODEL_DIR").status == OK
+    assert not list(tmp_path.iterdir())
+    finding = only(machine.check_model_dir("gs://locked/runs"), "MODEL_DIR")
+    assert finding.status == PROBLEM and "gs://locked/runs cannot be written and read: " in finding.found
+
+
 def test_data_that_a_variable_names_must_be_readable(monkeypatch, tmp_path):
     monkeypatch.delenv("TFDS_DATA_DIR", raising=False)
     assert list(machine.check_data()) == []
