@@ -81,8 +81,8 @@ def test_the_shortest_real_run_learns_and_reports(straight):
         os.listdir(run))
 
 
-@pytest.mark.parametrize("num_kills", [
-    pytest.param(1, marks=pytest.mark.slow), pytest.param(3, marks=pytest.mark.exhaustive)])
+@pytest.mark.exhaustive  # `make faults` kills more often
+@pytest.mark.parametrize("num_kills", [1, 3])
 def test_kills_at_random_steps_leave_every_logged_number_as_in_the_straight_run(num_kills, straight, tmp_path):
     expected = _timeless(_lines(straight[0] / "metrics.jsonl"))
     run = tmp_path / "run"
