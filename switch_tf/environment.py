@@ -89,3 +89,23 @@ def install_t5() -> str:
 def cache_folder() -> pathlib.Path:
     """Returns the folder of files that switch_tf can create again: prepared corpora, tokenised tasks."""
     return pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache") / "switch_tf"
+
+
+def visible_processes() -> str:
+    """Returns a text that identifies the processes which this one can see: of one boot of a machine and one container.
+
+    Names of hosts do not: those of containers and fresh machines are often the same.
+    """
+    boot = pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{boot}.{os.stat('/proc/self/ns/pid').st_ino}"
+
+
+def is_running(pid: int) -> bool:
+    """Returns whether one of the processes that this one can see has an id."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # another user's
+        return True
+    return True

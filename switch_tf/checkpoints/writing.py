@@ -16,6 +16,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from switch_tf import environment
 from switch_tf.checkpoints import bundles, descriptions
 from switch_tf.partitioning.pieces import Piece
 from switch_tf.storage import leftovers, places
@@ -39,8 +40,17 @@ def make_empty(final: Any) -> None:
 
 
 def staging_of(final: Any) -> pathlib.Path:
-    """Returns the local folder to which this process writes its files: a new one for a checkpoint in a bucket."""
-    return _temporary_of(final) if places.is_local(final) else pathlib.Path(tempfile.mkdtemp())
+    """Returns the local folder to which this process writes its files: a new one for a checkpoint in a bucket.
+
+    Those that killed processes left are removed, since each is as large as a checkpoint.
+    """
+    if places.is_local(final):
+        return _temporary_of(final)
+    prefix = f"switch_tf.{environment.visible_processes()}."
+    for old in pathlib.Path(tempfile.gettempdir()).glob(f"{prefix}*"):
+        if not environment.is_running(int(old.name.removeprefix(prefix).partition(".")[0])):
+            shutil.rmtree(old, ignore_errors=True)
+    return pathlib.Path(tempfile.mkdtemp(prefix=f"{prefix}{os.getpid()}."))
 
 
 def discard(final: Any) -> None:

@@ -6,7 +6,6 @@ are still renewed the oldest holds the lease. All times are the store's own, so 
 
 import json
 import os
-import pathlib
 import secrets
 import socket
 import threading
@@ -14,6 +13,7 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from switch_tf import environment
 from switch_tf.storage import places
 
 PERIOD = 15.0  # seconds between two renewals
@@ -44,7 +44,7 @@ class Holder(NamedTuple):
     @property
     def is_alive(self) -> bool:
         """Whether it may still run."""
-        if self.is_here and not _exists(self.pid):
+        if self.is_here and not environment.is_running(self.pid):
             return False
         return self.age < LIFETIME
 
@@ -103,7 +103,8 @@ class Lease:
     def _write(self):
         if places.is_local(self._folder):  # in a bucket a folder would be an object of its own, and stay
             self._folder.mkdir(parents=True, exist_ok=True)
-        text = json.dumps({"host": socket.gethostname(), "pid": os.getpid(), "processes": _processes()})
+        text = json.dumps({"host": socket.gethostname(), "pid": os.getpid(),
+                           "processes": environment.visible_processes()})
         (self._folder / self._token).write_text(text)
         (self._folder / f"{self._token}{_RENEWED}").write_text(text)
 
@@ -134,7 +135,8 @@ class Lease:
             since = places.modified(file)
             described = json.loads(file.read_text())
             return Holder(token, since, now - places.modified(self._folder / f"{token}{_RENEWED}"),
-                          str(described["host"]), int(described["pid"]), described["processes"] == _processes())
+                          str(described["host"]), int(described["pid"]),
+                          described["processes"] == environment.visible_processes())
         except (FileNotFoundError, ValueError, KeyError, TypeError):  # it is being removed, or is no object of a lease
             return Holder(token, float("inf"), float("inf"), "", 0, False)
 
@@ -167,22 +169,3 @@ class Lease:
     def _remove(self, token):
         for name in (token, f"{token}{_RENEWED}"):
             (self._folder / name).unlink(missing_ok=True)
-
-
-def _processes():
-    """Returns a text that identifies the processes which this one can see: of one boot of a machine and one container.
-
-    Names of hosts do not: those of containers and fresh machines are often the same.
-    """
-    boot = pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return f"{boot} {os.stat('/proc/self/ns/pid').st_ino}"
-
-
-def _exists(pid):
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:  # another user's
-        return True
-    return True

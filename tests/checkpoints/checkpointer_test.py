@@ -1,7 +1,10 @@
 """Saves that a thread writes: their snapshot, their failures, and processes that meet through files."""
 
 import hashlib
+import os
 import pathlib
+import subprocess
+import tempfile
 import threading
 import types
 
@@ -11,12 +14,13 @@ import pytest
 import tensorflow as tf
 
 import switch_tf
-from switch_tf.checkpoints import bundles, descriptions, folders, tensors
+from switch_tf.checkpoints import bundles, descriptions, folders, tensors, writing
 from switch_tf.checkpoints.checkpointer import Checkpointer
 from switch_tf.partitioning.layout import Layout
 from switch_tf.partitioning.partitioner import Partitioner
 from switch_tf.partitioning.pieces import Piece, in_host_memory
 from switch_tf.refusals import Refusal
+from switch_tf.storage import places
 
 PATH = "model/kernel"
 KEY = bundles.key_of(PATH)
@@ -302,3 +306,15 @@ def test_a_lost_process_ends_the_other_one_without_waiting_for_its_part(two, tmp
         thread.join(60)
         assert not thread.is_alive()
     assert folders.steps(tmp_path) == []
+
+
+def test_what_a_killed_process_left_of_a_checkpoint_in_a_bucket_is_removed(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    final = places.at("gs://bucket/run/checkpoints/step_00000001")
+    own = writing.staging_of(final)
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    left = own.rename(own.with_name(own.name.replace(f".{os.getpid()}.", f".{ended.pid}.")))
+    (left / "state.index").write_text("half")
+    kept = [writing.staging_of(final), writing.staging_of(final)]
+    assert sorted(tmp_path.iterdir()) == sorted(kept)

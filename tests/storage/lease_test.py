@@ -9,6 +9,7 @@ import time
 
 import pytest
 
+from switch_tf import environment
 from switch_tf.storage import lease, places
 
 _HOLD = """
@@ -70,7 +71,7 @@ def test_what_is_killed_here_keeps_nobody_out(folder, holder, monkeypatch):
 def test_what_is_killed_elsewhere_is_waited_for(folder, holder, monkeypatch):
     holder.send_signal(signal.SIGKILL)
     holder.wait()
-    monkeypatch.setattr(lease, "_processes", lambda: "another")  # where process ids of this machine say nothing
+    monkeypatch.setattr(environment, "visible_processes", lambda: "another")  # where these process ids say nothing
     waited = []
     lease.Lease(folder, waited.append).close()
     assert {one.pid for one in waited} == {holder.pid}
