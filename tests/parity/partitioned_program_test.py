@@ -11,10 +11,10 @@ import pytest
 # The first five have the rules of all the others; constrained_points_test.py has what the compiler is given.
 @pytest.mark.parametrize("name", [
     *(pytest.param(name, marks=pytest.mark.slow) for name in (
-        "expert_model", "fully_sharded_model", "fully_sharded_experts", "pod_256_experts",
-        "pod_512_fully_sharded")),
+        "expert_model", "pod_512_fully_sharded")),
     *(pytest.param(name, marks=pytest.mark.exhaustive) for name in (
-        "data", "expert", "data_expert", "data_model", "fully_sharded"))])
+        "data", "expert", "data_expert", "data_model", "fully_sharded", "fully_sharded_model", "fully_sharded_experts",
+        "pod_256_experts"))])
 def test_the_partitioned_program_makes_the_step_of_one_device(name):
     program = pathlib.Path(__file__).with_name("partitioned_program.py")
     done = subprocess.run([sys.executable, "-P", str(program), name], capture_output=True, text=True)

@@ -40,7 +40,7 @@ def test_every_kind_of_model_can_be_laid_out(changes, optimizer, layout, make_pa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("layout", ["single", "fully_sharded_experts"])
+@pytest.mark.parametrize("layout", [pytest.param("single", marks=pytest.mark.exhaustive), "fully_sharded_experts"])
 def test_microbatches_rematerialisation_clipping_and_frozen_weights(layout, make_partitioner):
     config = small_config(remat=True, expert_sublayers="attention")
     settings = StepSettings(num_microbatches=2, clip_norm=0.1, trainable="experts")
@@ -48,7 +48,7 @@ def test_microbatches_rematerialisation_clipping_and_frozen_weights(layout, make
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("layout", ["single", "fully_sharded_experts"])
+@pytest.mark.parametrize("layout", [pytest.param("single", marks=pytest.mark.exhaustive), "fully_sharded_experts"])
 def test_packed_examples_are_kept_apart(layout, make_partitioner):
     (features,) = packed_batches(small_config(), 1)
     for name, most in (("encoder_segment_ids", 3), ("decoder_segment_ids", 3), ("encoder_positions", 15)):
