@@ -84,7 +84,7 @@ def test_variants_train_in_turns_on_the_same_batches_and_any_command_works_on_th
     assert main.main(["compare", "--runs", "out", "--output=whole"]) == 0
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_variants_learn_the_same_on_pjrt(folder):
     for backend in ("auto", "pjrt"):
         assert compare(f"--gin.Layout.backend='{backend}'", "--gin.TRAIN_STEPS=2") == 0

@@ -63,7 +63,7 @@ def test_logits_are_not_gathered_where_the_vocabulary_is_split(tmp_path):
     assert set(result["collectives"]) == {"all-reduce"}
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_mirrored_replicas_are_verified_too(tmp_path):
     done, result = _verify(tmp_path, "--gin_file=gin/layouts/data.gin", "--devices=2", "--steps=2",
                            "--gin.Layout.backend='mirrored'", "--gin.StepSettings.num_microbatches=2")

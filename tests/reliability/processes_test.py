@@ -88,6 +88,7 @@ def test_two_processes_log_the_losses_of_one_and_one_goes_on_from_them(layout, o
     assert losses == pytest.approx(one_process, rel=1e-5)
 
 
+@pytest.mark.exhaustive  # pjrt_processes_test.py does the same on another back end
 def test_processes_read_their_own_rows_of_a_cache_and_others_go_on_where_they_stopped(tmp_path):
     """Two of DTensor, then two workers, whose rows are others, and the losses of one process that reads all."""
     cache = ["cache", "docs_corpus_span_corruption", f"--output={tmp_path / 'cache'}"]

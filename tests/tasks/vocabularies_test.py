@@ -5,7 +5,7 @@ import pytest
 from switch_tf.tasks import train_vocabulary, vocabularies
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_shipped_models_are_what_the_script_makes():
     for make, vocabulary in ((train_vocabulary.docs_corpus, vocabularies.docs_corpus()),
                              (train_vocabulary.source_code, vocabularies.source_corpus())):  # fmt: skip
