@@ -2,7 +2,7 @@
 
 FINISHED, BUG, REFUSED, DIVERGED, OUTAGE, INTERRUPTED = 0, 1, 2, 3, 4, 130
 
-# Of a run. INTERRUPTED is a shell's after Ctrl-C.
+# How a run has ended, in words. A shell, too, has 130 after Ctrl-C.
 MEANINGS = {
     FINISHED: "the run has reached its last step",
     BUG: "a bug, with its traceback",

@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from switch_tf.checkpoints import bundles, descriptions
-from switch_tf.checkpoints.folders import BrokenCheckpoint, describe
+from switch_tf.checkpoints.folders import DESCRIPTION, BrokenCheckpoint, describe
 from switch_tf.data.batches import Batches
 from switch_tf.partitioning.backends.pjrt_variable import PjrtVariable
 from switch_tf.partitioning.unfolded import Unfolding, assign, stored, unfolding_of
@@ -58,7 +58,7 @@ def write_weights(folder: pathlib.Path, variables: Variables, configuration: dic
     """
     folder = folder.resolve()
     try:
-        with whole_folder(folder, "checkpoint.json") as unfinished:
+        with whole_folder(folder, DESCRIPTION) as unfinished:
             tf.train.Checkpoint(state={path: variable.value for path, variable in variables.items()}).write(
                 str(unfinished / "state"))
             descriptions.complete(unfinished, descriptions.describe(0, variables, configuration=configuration))

@@ -108,7 +108,7 @@ class Writing:
         self._thread.join()
 
     def abandon(self) -> None:
-        """Makes the first process wait no longer for parts of the others, one of which is lost or has failed.
+        """Stops waiting for the parts of other processes, because one of them is lost or has failed.
 
         If all parts are there, some seconds are left to complete the checkpoint.
         """
@@ -144,7 +144,7 @@ class Writing:
                     file = bundles.data_file(place)
                     sums = {file.name: descriptions.sum_of(file)}
                 if not self._is_local:
-                    sums |= self._upload()
+                    sums |= self._upload(sums)
                 if self._count > 1:
                     self._report(sums)
         except BaseException as error:
@@ -155,14 +155,10 @@ class Writing:
             self._report_failure()
         return sums
 
-    def _upload(self):
-        """Copies the files of this process into the bucket. Returns the sums of those that keep their names."""
-        sums = {}
-        for file in sorted(file for file in self._staging.rglob("*") if file.is_file()):
-            places.copy(file, self._temporary / file.relative_to(self._staging).as_posix())
-            if file.parent == self._staging:
-                sums[file.name] = descriptions.sum_of(file)
-        return sums
+    def _upload(self, known):
+        """Copies the files of this process into the bucket. Returns the sums of final files that are not yet known."""
+        return {file.name: descriptions.sum_of(file) for file in places.upload(self._staging, self._temporary)
+                if file.parent == self._staging and file.name not in known}
 
     def _report(self, sums):
         """Writes a file that the part of this process is complete. Nobody reads half of it."""

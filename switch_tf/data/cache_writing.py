@@ -54,7 +54,7 @@ class Shard:
     @property
     def file(self) -> pathlib.Path:
         """Path of the examples."""
-        return places.at(self.folder) / (f"{self.index:05d}-of-{self.count:05d}.array_record")
+        return places.at(self.folder) / f"{self.index:05d}-of-{self.count:05d}.array_record"
 
     @property
     def description(self) -> pathlib.Path:

@@ -44,8 +44,7 @@ def held(output: str | os.PathLike, argument: str = "--output") -> Iterator[None
             lock.write(str(os.getpid()))
             lock.flush()
         except OSError as error:
-            raise Refusal(f"{argument} {str(output)!r} cannot be written ({error.strerror}); name another one."
-                          ) from error
+            raise _unwritable(output, argument, error) from error
         try:
             yield
         finally:
@@ -60,12 +59,15 @@ def _leased(output, argument):
         raise Refusal(f"Another process ({taken}) is writing {str(output)!r}; wait for it, stop it, or name another "
                       f"{argument}. One that was killed is forgotten {lease.LIFETIME:.0f} s later.") from None
     except OSError as error:
-        raise Refusal(f"{argument} {str(output)!r} cannot be written ({error.strerror}); name another one."
-                      ) from error
+        raise _unwritable(output, argument, error) from error
     try:
         yield
     finally:
         held_lease.close()
+
+
+def _unwritable(output, argument, error):
+    return Refusal(f"{argument} {str(output)!r} cannot be written ({error.strerror}); name another one.")
 
 
 def _lock(lock, output, argument):

@@ -21,7 +21,7 @@ from switch_tf.refusals import Refusal
 _SCHEME = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*)://")
 _BUCKETS = "gs"
 _PART = 2**24  # bytes to copy at a time
-# What a typing mistake or pathlib leaves of a URL. A name of one letter may be that of a drive.
+# "gs:/bucket/x" is a typing mistake, or a URL that went through pathlib. One letter may name a drive.
 _ONE_SLASH = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]+:/")
 # TensorFlow's errors by class name, which are no OSErrors.
 _NUMBERS = {"PermissionDeniedError": errno.EACCES,
@@ -183,6 +183,15 @@ def copy(source: pathlib.Path, target: Any) -> None:
         shutil.copyfileobj(file, opened, _PART)
 
 
+def upload(folder: pathlib.Path, target: Any, last: str = "") -> list[pathlib.Path]:
+    """Copies all files of a local folder into a folder of a bucket, the one of path `last` last, and returns them."""
+    files = sorted((file for file in folder.rglob("*") if file.is_file()),
+                   key=lambda file: (file == folder / last, file))
+    for file in files:
+        copy(file, target / file.relative_to(folder).as_posix())
+    return files
+
+
 def move(source: str | os.PathLike, target: str | os.PathLike) -> Any:
     """Renames a file or folder and returns its new path. In a bucket every object of a folder is copied and removed."""
     source, target = at(source), at(target)
@@ -228,8 +237,7 @@ def uploaded(folder: str | os.PathLike) -> Iterator[pathlib.Path]:
         return
     with tempfile.TemporaryDirectory() as local:
         yield pathlib.Path(local)
-        for file in sorted(file for file in pathlib.Path(local).rglob("*") if file.is_file()):
-            copy(file, place / file.relative_to(local).as_posix())
+        upload(pathlib.Path(local), place)
 
 
 def _copy_tree(source, target):

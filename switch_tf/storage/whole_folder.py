@@ -31,7 +31,7 @@ def whole_folder(folder: str | os.PathLike, marker: str) -> Iterator[pathlib.Pat
     if not places.is_local(folder):
         with tempfile.TemporaryDirectory() as local, writing(folder):
             yield pathlib.Path(local)
-            publish(pathlib.Path(local), folder, marker)
+            _publish(pathlib.Path(local), folder, marker)
         return
     unfinished = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.unfinished")
     try:
@@ -43,18 +43,14 @@ def whole_folder(folder: str | os.PathLike, marker: str) -> Iterator[pathlib.Pat
         shutil.rmtree(unfinished, ignore_errors=True)
 
 
-def publish(local: pathlib.Path, folder: Any, marker: str) -> None:
+def _publish(local: pathlib.Path, folder: Any, marker: str) -> None:
     """Copies the files of a local folder into a folder of a bucket, the marker last, and none if that fails.
 
     Raises:
         OSError: A file cannot be written.
     """
-    files = sorted((file for file in local.rglob("*") if file.is_file()), key=lambda file: file == local / marker)
     try:
-        for file in files:
-            target = folder / file.relative_to(local).as_posix()
-            target.parent.mkdir(parents=True, exist_ok=True)
-            places.copy(file, target)
+        places.upload(local, folder, marker)
     except BaseException:
         places.remove_tree(folder, ignore_errors=True)
         raise

@@ -80,7 +80,7 @@ def _bucket(local):
 
 
 def _kill(root, local, expected, count, rng, store):
-    """Returns the kills by moment, the number of runs, and of those with another result."""
+    """Returns the kills by moment, the number of runs, and how many of these have another result."""
     kills, runs, different = collections.Counter(), 0, 0
     with tqdm(total=count, desc=store, unit=" kills", file=sys.stderr) as progress:
         while kills.total() < count:

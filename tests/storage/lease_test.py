@@ -65,7 +65,9 @@ def test_what_is_killed_here_keeps_nobody_out(folder, holder, monkeypatch):
     monkeypatch.setattr(lease, "LIFETIME", 1000.0)
     holder.send_signal(signal.SIGKILL)
     holder.wait()
-    lease.Lease(folder).close()
+    held = lease.Lease(folder)
+    assert lease.is_leased(folder) and not held.is_lost
+    held.close()
 
 
 def test_what_is_killed_elsewhere_is_waited_for(folder, holder, monkeypatch):
@@ -115,7 +117,9 @@ def test_of_many_that_come_at_once_one_holds_it(folder, count):
 def test_other_objects_in_the_folder_are_no_holders(folder):
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "notes").write_text("not of a lease")
-    lease.Lease(folder).close()
+    held = lease.Lease(folder)
+    assert lease.is_leased(folder) and not held.is_lost
+    held.close()
 
 
 def test_a_folder_that_cannot_be_written_is_an_os_error(bucket):
