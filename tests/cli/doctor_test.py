@@ -27,5 +27,5 @@ def test_a_problem_gives_exit_status_1(monkeypatch, capsys):
     installed_version = environment.installed_version
     monkeypatch.setattr(environment, "installed_version",
                         lambda name: None if name == "keras" else installed_version(name))
-    assert doctor.run(argparse.Namespace(stream=sys.stdout))["exit_status"] == 1
+    assert doctor.run(argparse.Namespace(stream=sys.stdout, model_dir=None))["exit_status"] == 1
     assert "cure: " in capsys.readouterr().out
