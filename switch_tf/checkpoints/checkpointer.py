@@ -23,6 +23,19 @@ from switch_tf.refusals import Refusal, first_line
 from switch_tf.storage import places
 
 
+class FailedSave(Refusal):
+    """A checkpoint that could not be written. The older ones are as they were.
+
+    Attributes:
+        sentence: The message without the way out.
+        step: The step of the checkpoint.
+    """
+
+    def __init__(self, sentence: str, step: int):
+        super().__init__(f"{sentence} Make room or rights there, then start the same command again.")
+        self.sentence, self.step = sentence, step
+
+
 class Checkpointer:
     """The checkpoints of a run. All processes call its methods together, except `settle`, `close` and `abandon`.
 
@@ -43,8 +56,9 @@ class Checkpointer:
         self._keep, self._keep_every, self._configuration = keep, keep_every, configuration
         self._graph = functools.cache(lambda: bundles.object_graph(variables))
         self._under_way: writing.Writing | None = None
+        self._unsaved: int | None = None  # the step of the last save that failed
 
-    def save(self, step: int, pending_metrics: dict | None = None) -> None:
+    def save(self, step: int, pending_metrics: dict | None = None, flush: Callable[[], None] = lambda: None) -> None:
         """Starts to write the checkpoint of a step, unless it exists, and to remove outdated ones after that.
 
         Waits for an earlier save of another step first.
@@ -52,10 +66,12 @@ class Checkpointer:
         Args:
             step: int.
             pending_metrics: JSON-able sums since the last logged step, or None.
+            flush: function that writes the other files of the run, which have to be there if the checkpoint is. Its
+                OSError or Refusal is one of the save.
 
         Raises:
             BrokenCheckpoint: a variable is not finite. Nothing is written.
-            Refusal: the earlier save failed, or this one cannot begin. The older checkpoints are intact.
+            FailedSave: the earlier save failed, or this one cannot begin.
         """
         if self._under_way is not None and self._under_way.step == step:
             return
@@ -69,7 +85,7 @@ class Checkpointer:
             self._agree(self._attempt(lambda: writing.make_empty(final)) if self._partitioner.is_chief else None, final)
         process = self._partitioner.process_index, self._partitioner.num_processes
         staging = writing.staging_of(final)
-        error = self._attempt(lambda: self._batches.save(staging, process[0]))
+        error = self._attempt(flush) or self._attempt(lambda: self._batches.save(staging, process[0]))
         pieces = self._partitioner.pieces({path: stored(variable) for path, variable in self._variables.items()})
         description = descriptions.describe(step, self._variables, pending_metrics, self._configuration,
                                             self._partitioner)
@@ -80,8 +96,7 @@ class Checkpointer:
         """Waits until the save under way, if any, is complete in all processes.
 
         Raises:
-            Refusal: it failed, in this process or another one: the disk is full or not writable. The older checkpoints
-                are intact.
+            FailedSave: it failed, in this process or another one: the disk is full or not writable.
         """
         under_way = self._under_way
         if under_way is None:
@@ -111,7 +126,7 @@ class Checkpointer:
         """Ends a run that did not `wait`: waits for the thread of this process alone.
 
         Raises:
-            Refusal: it failed.
+            FailedSave: it failed.
         """
         self.settle()
         under_way, self._under_way = self._under_way, None
@@ -127,13 +142,18 @@ class Checkpointer:
             self._under_way = None
 
     def keep_best(self, best: Best, step: int, values: dict[str, float]) -> None:
-        """Declares the checkpoint of a step the best one, as soon as it is complete. See `Best.keep`.
+        """Declares the checkpoint of a step the best one, as soon as it is complete, unless it could not be saved.
 
         Raises:
-            Refusal: it could not be saved, or best.json cannot be written.
+            FailedSave: it could not be saved, or best.json cannot be written.
         """
         self.wait()
-        best.keep(step, values, self._partitioner.is_chief)
+        if step == self._unsaved:
+            return
+        try:
+            best.keep(step, values, self._partitioner.is_chief)
+        except Refusal as error:
+            raise FailedSave(f"Step {step} is the best one, but {first_line(error)}", step) from error
 
     def restore(self, checkpoint: str | pathlib.Path, restarts_data: bool = False) -> dict[str, Any]:
         """Restores all variables and, unless the data are read from their beginning, the position in them.
@@ -163,7 +183,7 @@ class Checkpointer:
         """Returns the error of a function that writes, so that all processes can fail together."""
         try:
             write()
-        except (OSError, tf.errors.OpError) as error:
+        except (OSError, tf.errors.OpError, Refusal) as error:
             if self._partitioner.is_lost_process(error):
                 raise
             return error
@@ -178,12 +198,13 @@ class Checkpointer:
 
     @contextlib.contextmanager
     def _refusing(self, step) -> Iterator[None]:
-        """Turns errors of files in this scope into a Refusal that names the step."""
+        """Turns errors of files in this scope into a FailedSave that names the step."""
         try:
             yield
-        except (OSError, tf.errors.OpError) as error:
+        except (OSError, tf.errors.OpError, Refusal) as error:
             if self._partitioner.is_lost_process(error):
                 raise
-            raise Refusal(f"The checkpoint of step {step} could not be written to {self._folder} "
-                          f"({first_line(error)}); the older ones are as they were. Make room or rights there, then "
-                          "start the same command again.") from error
+            self._unsaved = step
+            reason = first_line(error).rstrip(".")
+            raise FailedSave(f"The checkpoint of step {step} could not be written to {self._folder} ({reason}); the "
+                             "older ones are as they were.", step) from error

@@ -9,7 +9,7 @@ import keras
 import tensorflow as tf
 
 import switch_tf
-from switch_tf.checkpoints.folders import DESCRIPTION, FORMAT_VERSION
+from switch_tf.checkpoints.folders import DESCRIPTION, FORMAT_VERSION, OWN_SUM, own_sum
 from switch_tf.partitioning import axes_of
 from switch_tf.partitioning.partitioner import Partitioner
 from switch_tf.partitioning.unfolded import unfolding_of
@@ -81,7 +81,8 @@ def complete(folder: Any, description: dict[str, Any], known: dict[str, Sum] | N
     """
     known = known or {}
     files = {file.name: known.get(file.name) or sum_of(file) for file in sorted(folder.iterdir())}
-    text = json_lines.dumps({**description, "files": files}, indent=1)
+    described = json_lines.loads(json_lines.dumps({**description, "files": files}))
+    text = json_lines.dumps({**described, OWN_SUM: own_sum(described)}, indent=1)
     if not places.is_local(folder):
         (folder / DESCRIPTION).write_text(text)
         return

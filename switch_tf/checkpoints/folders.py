@@ -7,7 +7,8 @@
 * `data_position_later.json`, if the input was waiting for data: the number of steps that it is behind the position;
 * `checkpoint.json`: format version, step, shape, dtype and logical axes of every variable, size and SHA-256 of every
   file, sums of metrics since the last logged step, the configuration (`continuation.record`, absent in older versions),
-  the fingerprints of its vocabularies, the layout, and the versions that wrote it. Format 3 has sizes without sums.
+  the fingerprints of its vocabularies, the layout, the versions that wrote it, and the SHA-256 of all this. Format 3
+  has sizes without sums.
 
 `checkpoints/best.json` names the best checkpoint of a run with a BEST_METRIC: `step`, `metric` and `value`.
 """
@@ -26,6 +27,7 @@ from switch_tf.storage.whole_file import write_whole
 FORMAT_VERSION = 4
 _READABLE = (3, 4)
 DESCRIPTION = "checkpoint.json"
+OWN_SUM = "sha256"
 _STEP = re.compile(r"step_([0-9]{8,})")
 _BEST = "best.json"
 # Largest description to read, in bytes: a thousand times that of the largest model.
@@ -171,6 +173,9 @@ def describe(checkpoint: Folder) -> dict[str, Any]:
         raise
     except (OSError, ValueError) as error:
         raise BrokenCheckpoint(f"{checkpoint} has no readable checkpoint.json ({error}).") from error
+    recorded = description.pop(OWN_SUM, None) if isinstance(description, dict) else None
+    if recorded not in (None, own_sum(description)):
+        raise BrokenCheckpoint(f"{checkpoint} has no readable checkpoint.json (its SHA-256 is not the recorded one).")
     version = description.get("format_version") if isinstance(description, dict) else None
     if not json_lines.is_step(version) or version == 0:
         raise BrokenCheckpoint(f"{checkpoint} has no readable checkpoint.json (it is no description of a checkpoint).")
@@ -191,6 +196,11 @@ def describe(checkpoint: Folder) -> dict[str, Any]:
         raise BrokenCheckpoint(f"{checkpoint} has no readable checkpoint.json (it is of step {description['step']}).")
     return {"configuration": {}, "pending_metrics": None,
             **{name: value for name, value in description.items() if value is not None}, "files": files}
+
+
+def own_sum(description: dict[str, Any]) -> str:
+    """Returns the SHA-256 of a description, as it was read from JSON, without this sum."""
+    return hashlib.sha256(json_lines.dumps(description, sort_keys=True).encode()).hexdigest()
 
 
 def remove(checkpoint: Folder) -> None:

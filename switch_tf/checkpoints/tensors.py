@@ -12,7 +12,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from switch_tf.checkpoints import bundles, descriptions
+from switch_tf.checkpoints import bundles, descriptions, verification
 from switch_tf.checkpoints.folders import DESCRIPTION, BrokenCheckpoint, describe
 from switch_tf.data.batches import Batches
 from switch_tf.partitioning.backends.pjrt_variable import PjrtVariable
@@ -85,6 +85,7 @@ def restore(checkpoint: str | pathlib.Path, variables: Variables, batches: Batch
     """
     description = describe(checkpoint)
     _check_same(checkpoint, description["variables"], variables)
+    verification.check_positions(places.at(checkpoint), description)
     try:
         _read(places.at(checkpoint) / "state", description["variables"], variables)
     except (tf.errors.OpError, AssertionError) as error:  # TensorFlow asserts that the file has every variable

@@ -1,9 +1,9 @@
-"""Reads every file of checkpoints and compares it with its recorded sum. Needs no TensorFlow."""
+"""Reads files of checkpoints and compares them with their recorded sums. Needs no TensorFlow."""
 
 import hashlib
 import pathlib
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from switch_tf.checkpoints import folders
 from switch_tf.refusals import Refusal
@@ -80,15 +80,41 @@ def verify(checkpoint: pathlib.Path, on_read: Callable[[int], object] = lambda n
         return Finding(checkpoint, str(error))
     files = description["files"]
     for name, entry in files.items():
-        try:
-            found = _sha256(checkpoint / name, on_read)
-        except places.BucketError:
-            raise
-        except OSError as error:
-            return Finding(checkpoint, f"{name} cannot be read ({error.strerror or error}).")
-        if entry["sha256"] not in (None, found):
-            return Finding(checkpoint, f"{name} has the SHA-256 {found} and not {entry['sha256']}.")
+        if damage := _damage(checkpoint / name, entry, on_read):
+            return Finding(checkpoint, damage)
     return Finding(checkpoint, None, _size_of(description), all(entry["sha256"] for entry in files.values()))
+
+
+def check_positions(checkpoint: pathlib.Path, description: dict[str, Any]) -> None:
+    """Compares the files that no checksum of TensorFlow covers, such as the position in the data, with their sums.
+
+    TensorFlow compares each tensor that it reads with a checksum in the index, which is one of these files.
+
+    Args:
+        checkpoint: Checkpoint folder.
+        description: From `folders.describe`.
+
+    Raises:
+        BrokenCheckpoint: a file is damaged, or is one of another checkpoint.
+        BucketError: the bucket does not answer.
+    """
+    for name, entry in description["files"].items():
+        is_checked = name.startswith("state.data") or entry["sha256"] is None
+        if not is_checked and (damage := _damage(checkpoint / name, entry)):
+            raise folders.BrokenCheckpoint(f"{checkpoint} is damaged: {damage}")
+
+
+def _damage(file, entry, on_read=lambda num_bytes: None):
+    """Returns a sentence about a file that differs from its recorded sum, or None."""
+    try:
+        found = _sha256(file, on_read)
+    except places.BucketError:
+        raise
+    except OSError as error:
+        return f"{file.name} cannot be read ({error.strerror or error})."
+    if entry["sha256"] in (None, found):
+        return None
+    return f"{file.name} has the SHA-256 {found} and not {entry['sha256']}."
 
 
 def _sha256(file, on_read):

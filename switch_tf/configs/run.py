@@ -3,7 +3,7 @@
 import dataclasses
 
 from switch_tf import checks
-from switch_tf.configs.choices import TRAINABLE, check_choice
+from switch_tf.configs.choices import ON_FAILED_SAVE, TRAINABLE, check_choice
 from switch_tf.refusals import Refusal
 
 
@@ -38,6 +38,8 @@ class Run:
             False refuses to resume then (`continuation.py`).
         keep_checkpoints: int. Number of recent checkpoints to keep.
         keep_every: int. Also keep every checkpoint at a multiple of this step. 0 keeps none.
+        on_failed_save: str. "stop" ends a run whose checkpoint cannot be written; "continue" says so and trains on to
+            the next one. A checkpoint at the end of the run that cannot be written ends it with an error either way.
         best_metric: str or None. Also keep the checkpoint with the best value of this metric, for example
             "eval/glue_mrpc/f1". The metric decides whether lower or higher is better (`directions`).
         patience: int. Stop after this number of evaluations in a row without a better value; 0 never stops. A value
@@ -68,6 +70,7 @@ class Run:
     restart_changed_data: bool = False
     keep_checkpoints: int = 3
     keep_every: int = 0
+    on_failed_save: str = "stop"
     best_metric: str | None = None
     patience: int = 0
     shown_examples: int = 0
@@ -84,6 +87,7 @@ class Run:
         for name, check in (("model_dir", checks.place), ("mixture_or_task_name", checks.text),
                             ("task_feature_lengths", checks.lengths)):
             object.__setattr__(self, name, check(name.upper(), getattr(self, name)))
+        check_choice("Run.on_failed_save", self.on_failed_save, ON_FAILED_SAVE)
         if self.use_cached_tasks and self.batch_size % self.cache_parts:
             raise Refusal(f"CACHE_PARTS must divide BATCH_SIZE ({self.batch_size}), not {self.cache_parts}.")
         skipped = checks.integer("Run.skip_corrupt_records", self.skip_corrupt_records, 0)

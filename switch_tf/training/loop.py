@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from switch_tf import metrics
 from switch_tf.checkpoints import folders
+from switch_tf.checkpoints.checkpointer import FailedSave
 from switch_tf.checkpoints.run_folder import RunFolder
 from switch_tf.configs import accounting
 from switch_tf.configs.run import Run, StepSettings
@@ -97,7 +98,7 @@ class Training:
 
         Raises:
             Divergence: a loss or gradient is not finite; the last good checkpoint stays.
-            Refusal: a checkpoint could not be written.
+            Refusal: a checkpoint could not be written, unless `on_failed_save` lets the run go on.
         """
         self._begin()
         timed_from = self.state.step + num_untimed_steps
@@ -109,15 +110,19 @@ class Training:
                 for period, act in self._actions:
                     if period and (self.state.step % period == 0 or self.state.step == self.run.train_steps):
                         act()
-        self.state.checkpointer.wait()  # runs that train in turns would write in the turns of others
+        try:
+            self.state.checkpointer.wait()  # runs that train in turns would write in the turns of others
+        except FailedSave as failure:
+            self._go_on_after(failure)
 
     def finish(self) -> dict:
         """Logs and saves the current step. Returns `report.summarize` of the run, and whether it was interrupted."""
         if self.state.sums is not None and self._meter.has_steps:
             with self._meter.paused():
                 self._log()
-        self._save()
+        self._save(is_last=True)
         self.state.checkpointer.wait()
+        self._writer.flush()
         self._is_finished = True
         if self._stopped_by:
             self.progress.say(f"Stopped by {self._stopped_by} at step {self.state.step}. Everything up to it is saved "
@@ -280,16 +285,33 @@ class Training:
         self.folder.check_is_there()
         try:
             self._validation.run(self._save)
+        except FailedSave as failure:
+            self._go_on_after(failure)
         except tf.errors.OpError as error:
             if self.partitioner.is_lost_process(error) or not outages.is_passing(error):
                 raise
             raise Outage(f"The evaluation of step {self.state.step} failed ({first_line(error).rstrip('.')}); the same "
                          f"command goes on from {self._last_checkpoint()}.") from error
 
-    def _save(self):
+    def _save(self, is_last=False):
         self.folder.check_is_there()
-        self._writer.flush()
-        self.state.save()
+        while True:
+            try:
+                self.state.save(self._writer.flush)
+            except FailedSave as failure:
+                is_earlier = failure.step < self.state.step  # this one waited for it, and has not begun
+                if is_last and not is_earlier:
+                    raise
+                self._go_on_after(failure)
+                if is_earlier:
+                    continue
+            return
+
+    def _go_on_after(self, failure):
+        """Raises the error of a save, unless the run is to go on after one."""
+        if self.run.on_failed_save == "stop":
+            raise failure
+        self.progress.say(f"{failure.sentence} Training goes on, since Run.on_failed_save is 'continue'.")
 
     # Messages of a run that ends early.
 

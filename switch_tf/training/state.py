@@ -38,9 +38,9 @@ class State:
     step: int = 0
     sums: metrics.StepMeasurements | None = None
 
-    def save(self) -> None:
+    def save(self, flush: Callable[[], None]) -> None:
         """Starts to save the current step, unless it is saved. See `Checkpointer.save`."""
-        self.checkpointer.save(self.step, self.sums and metrics.to_json(self.sums))
+        self.checkpointer.save(self.step, self.sums and metrics.to_json(self.sums), flush)
 
 
 def prepare(model: SwitchTransformer, optimizer: keras.optimizers.Optimizer, objective: Objective, run: Run,

@@ -73,28 +73,33 @@ def test_only_the_newest_are_kept(tiny_config, tmp_path):
     assert steps(tmp_path) == [2, 3]
 
 
-@pytest.mark.parametrize("damage", ["truncated", "missing", "description"])
-def test_a_damaged_checkpoint_is_recognised(tiny_config, tmp_path, damage):
-    path = _save(tmp_path, 1, _state(tiny_config))
-    file = path / "state.data-00000-of-00001"
-    if damage == "truncated":
-        os.truncate(file, file.stat().st_size // 2)
-    elif damage == "missing":
-        file.unlink()
-    else:
-        (path / "checkpoint.json").write_text('{"step": 1, ')
-    with pytest.raises(BrokenCheckpoint, match="should have|no readable checkpoint.json"):
-        tensors.restore(path, _state(tiny_config), _batches())
+def _flipped(content, other):
+    middle = len(content) // 2
+    return content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1:]
 
 
-def test_flipped_bytes_are_recognised(tiny_config, tmp_path):
-    path = _save(tmp_path, 1, _state(tiny_config))
-    file = path / "state.data-00000-of-00001"
-    content = bytearray(file.read_bytes())
-    content[1000:1100] = bytes(100)
-    file.write_bytes(content)
-    with pytest.raises(BrokenCheckpoint, match="is damaged"):
-        tensors.restore(path, _state(tiny_config), _batches())
+@pytest.mark.parametrize("damage", [lambda content, other: content[:len(content) // 2], _flipped,
+                                    lambda content, other: other, lambda content, other: None],
+                         ids=["truncated", "flipped", "swapped", "missing"])
+def test_damage_of_any_file_is_recognised(tiny_config, tmp_path, damage):
+    """Also a bit in the middle of a file, and the same file of another step."""
+    variables, batches = _state(tiny_config), _batches()
+    path = _save(tmp_path, 1, variables, batches, keep=2)
+    variables["model/encoder/encoder_norm/scale"].assign_add(np.ones(16))
+    next(batches)
+    other = _save(tmp_path, 2, variables, batches, keep=2)
+    files = sorted(path.iterdir())
+    assert [file.name for file in files] == ["checkpoint.json", "data_position.data-00000-of-00001",
+                                             "data_position.index", "state.data-00000-of-00001", "state.index"]
+    for file in files:
+        content = file.read_bytes()
+        changed = damage(content, (other / file.name).read_bytes())
+        assert changed != content
+        file.unlink() if changed is None else file.write_bytes(changed)
+        with pytest.raises(BrokenCheckpoint, match="should have|no readable checkpoint.json|is damaged"):
+            tensors.restore(path, variables, batches)
+        file.write_bytes(content)
+    assert tensors.restore(path, variables, batches)["step"] == 1
 
 
 def test_another_models_checkpoint_is_refused_by_its_first_different_variable(tiny_config, tmp_path):

@@ -65,7 +65,8 @@ def test_a_folder_that_holds_something_is_left_alone(folder, tmp_path):
 def test_what_says_no_configuration_is_refused(folder, tmp_path):
     path, _ = folder
     description = json.loads((path / "checkpoint.json").read_text())
-    (tmp_path / "checkpoint.json").write_text(json.dumps({**description, "configuration": {}, "files": {}}))
+    (tmp_path / "checkpoint.json").write_text(json.dumps(
+        {**description, "configuration": {}, "files": {}, "sha256": None}))
     with pytest.raises(ValueError, match="does not say what model it is of"):
         conversion.from_switch_tf(tmp_path)
 

@@ -2,6 +2,7 @@ import dataclasses
 import json
 import os
 import pathlib
+import re
 import shutil
 import threading
 import time
@@ -10,13 +11,15 @@ import keras
 import numpy as np
 import pytest
 
-from switch_tf import SwitchTransformer
-from switch_tf.checkpoints import bundles, folders, run_config, run_folder
+from switch_tf import SwitchTransformer, statuses
+from switch_tf.checkpoints import bundles, folders, run_config, run_folder, writing
+from switch_tf.checkpoints.checkpointer import FailedSave
 from switch_tf.configs import names
 from switch_tf.configs.run import Run, StepSettings
 from switch_tf.optim.adafactor import Adafactor
 from switch_tf.refusals import Refusal
 from switch_tf.reporting import report
+from switch_tf.storage import places
 from switch_tf.training import diagnosis, keeping, loop
 from switch_tf.training.trainer import Trainer
 
@@ -199,6 +202,39 @@ def test_steps_go_on_while_a_checkpoint_is_written_and_one_that_fails_ends_the_r
     assert _losses(run) == _losses(straight[0])
 
 
+def test_a_run_goes_on_after_checkpoints_that_failed_but_not_after_the_last_one(tiny_config, run, straight, monkeypatch,
+                                                                               capfd):
+    """Steps 2 (in the thread) and 3 (the best one, before it) cannot be saved, nor can the last one."""
+    run = dataclasses.replace(run, on_failed_save="continue", best_metric="eval/sentences/loss")
+    write, make_empty = bundles.write, writing.make_empty
+
+    def failing_write(place, *args):
+        if place.parent.name in ("tmp.step_00000002", "tmp.step_00000006"):
+            raise OSError(28, "No space left on device")
+        return write(place, *args)
+
+    def failing_make(final):
+        if final.name == "step_00000003":
+            raise places.BucketError(5, "The bucket does not answer")
+        make_empty(final)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(bundles, "write", failing_write)
+        patch.setattr(writing, "make_empty", failing_make)
+        with pytest.raises(FailedSave, match="step 6 .*No space left.* start the same command again") as raised, \
+                _start(tiny_config, run) as training:
+            training.advance(6)
+            training.finish()
+    assert raised.value.exit_status == statuses.OUTAGE
+    told = capfd.readouterr().err
+    for step, reason in ((2, r"\[Errno 28\] No space left on device"), (3, r"\[Errno 5\] The bucket does not answer")):
+        assert re.search(rf"checkpoint of step {step} could not be written to .*/checkpoints \({reason}\); the older ones "
+                         r"are as they were\. Training goes on, since Run\.on_failed_save is 'continue'\.\n", told), told
+    checkpoints = os.path.join(run.model_dir, "checkpoints")
+    assert folders.steps(checkpoints) == [0, 4] and folders.best(checkpoints)["step"] == 0
+    assert _losses(run) == _losses(straight[0])
+
+
 @pytest.mark.slow
 def test_a_broken_checkpoint_is_passed_over_for_the_one_before_it(tiny_config, finished, capfd):
     newest = folders.path_of(os.path.join(finished.model_dir, "checkpoints"), 6)
@@ -239,7 +275,8 @@ def test_a_run_that_goes_on_finds_its_best_and_leaves_foreign_things_alone(tiny_
 def test_an_odd_description_is_a_damaged_checkpoint_and_the_one_before_it_is_used(tiny_config, finished, capfd):
     path = folders.path_of(os.path.join(finished.model_dir, "checkpoints"), 6)
     description = json.loads((path / "checkpoint.json").read_text())
-    (path / "checkpoint.json").write_text(json.dumps({**description, "pending_metrics": {"batch": 5}}))
+    description |= {"pending_metrics": {"batch": 5}, "sha256": None}
+    (path / "checkpoint.json").write_text(json.dumps(description))
     with _start(tiny_config, finished) as training:
         assert training.state.step == 4
     assert "'pending_metrics' is damaged" in capfd.readouterr().err
