@@ -52,8 +52,8 @@ slow: $(INSTALLED)  ## the tests that `make test` leaves out: more layouts, poli
 exhaustive: $(INSTALLED)  ## many more seeds, wrong values and layouts; not in CI
 	$(PYTEST) -m exhaustive
 
-faults: $(INSTALLED)  ## kill a small run 50 times on a disk and 50 times in a bucket, and count what was lost: an hour
-	.venv/bin/python tests/reliability/faults.py
+faults: $(INSTALLED)  ## kill, damage and starve a small run on a disk and in a bucket, and count what was lost: an hour
+	.venv/bin/python -m tests.reliability.faults
 
 mutants: $(INSTALLED)  ## plant over 100 mistakes and check that the tests notice them: half an hour, resumes
 	.venv/bin/python tests/mutants/run.py

@@ -1,6 +1,5 @@
 import dataclasses
 import json
-import os
 
 import keras
 import numpy as np

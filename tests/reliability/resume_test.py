@@ -13,18 +13,9 @@ import pytest
 
 from switch_tf.checkpoints import folders
 from switch_tf.storage import places
+from tests.reliability.small_run import ARGUMENTS, ON_ONE_DEVICE, STEPS, lines_of
 
-STEPS = 60
-ARGUMENTS = [
-    "--gin_file=gin/models/switch_tiny.gin", "--gin_file=gin/tasks/docs_corpus.gin",
-    "--gin_file=gin/layouts/single.gin", "--gin_file=gin/runs/pretrain.gin",
-    "--gin.SwitchConfig.d_model=32", "--gin.SwitchConfig.d_ff=64", "--gin.SwitchConfig.num_heads=2",
-    "--gin.SwitchConfig.num_encoder_layers=1", "--gin.SwitchConfig.num_decoder_layers=1",
-    "--gin.SwitchConfig.encoder_sparse_step=1", "--gin.SwitchConfig.decoder_sparse_step=1",
-    "--gin.DROPOUT_RATE=0.1", "--gin.EXPERT_DROPOUT_RATE=0.1",
-    "--gin.BATCH_SIZE=8", "--gin.LOG_PERIOD=4", "--gin.EVAL_PERIOD=30",
-    "--gin.CHECKPOINT_PERIOD=7", "--gin.Run.eval_batches=1", "--gin.Run.shown_examples=2",
-    "--gin.RsqrtDecay.warmup_steps=100"]
+PERIODS = ("--gin.LOG_PERIOD=4", "--gin.EVAL_PERIOD=30", "--gin.CHECKPOINT_PERIOD=7", "--gin.Run.shown_examples=2")
 
 # A thread that takes seconds for a checkpoint, while the run takes many steps.
 SLOW_WRITER = """
@@ -46,19 +37,9 @@ sys.exit(main.main(sys.argv[1:]))
 
 
 def _start(folder, run, steps=STEPS, program=("-m", "switch_tf.cli")):
-    command = [sys.executable, *program, "train", *ARGUMENTS, f"--gin.MODEL_DIR='{run}'", f"--gin.TRAIN_STEPS={steps}",
-               "--json"]
+    command = [sys.executable, *program, "train", *ARGUMENTS, *ON_ONE_DEVICE, *PERIODS, f"--gin.MODEL_DIR='{run}'",
+               f"--gin.TRAIN_STEPS={steps}", "--json"]
     return subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-
-def _lines(path):
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-
-def _timeless(lines):
-    """Everything but what a clock measured."""
-    clocks = ("per_second", "seconds_per_step", "utilization", "wait_fraction")
-    return [{name: value for name, value in line.items() if not name.endswith(clocks)} for line in lines]
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +65,7 @@ def test_the_shortest_real_run_learns_and_reports(straight):
 @pytest.mark.exhaustive  # `make faults` kills more often
 @pytest.mark.parametrize("num_kills", [1, 3])
 def test_kills_at_random_steps_leave_every_logged_number_as_in_the_straight_run(num_kills, straight, tmp_path):
-    expected = _timeless(_lines(straight[0] / "metrics.jsonl"))
+    expected = lines_of(straight[0])
     run = tmp_path / "run"
     seed = time.time_ns()
     kills = sorted(random.Random(seed).sample(range(8, STEPS - 4), num_kills))
@@ -99,7 +80,7 @@ def test_kills_at_random_steps_leave_every_logged_number_as_in_the_straight_run(
     _, err = process.communicate()
     assert process.returncode == 0, err
     assert "Going on from step" in err
-    assert _timeless(_lines(run / "metrics.jsonl")) == expected, f"killed after {kills} (seed {seed})"
+    assert lines_of(run) == expected, f"killed after {kills} (seed {seed})"
 
 
 @pytest.mark.slow
@@ -121,7 +102,7 @@ def test_a_kill_while_a_thread_saves_leaves_whole_checkpoints_and_the_numbers_of
     _, err = process.communicate()
     assert process.returncode == 0, err
     assert f"Going on from step {max(saved)}" in err and not unfinished.exists()
-    assert _timeless(_lines(run / "metrics.jsonl")) == _timeless(_lines(straight[0] / "metrics.jsonl")), logged
+    assert lines_of(run) == lines_of(straight[0]), logged
 
 
 @pytest.mark.slow
@@ -140,7 +121,7 @@ def test_a_run_on_a_bucket_killed_while_it_saves_ends_as_the_straight_run_and_al
     _, err = process.communicate()
     assert process.returncode == 0, err
     assert f"Going on from step {saved} ({run}/checkpoints/" in err
-    assert _timeless(_lines(run / "metrics.jsonl")) == _timeless(_lines(straight[0] / "metrics.jsonl"))
+    assert lines_of(run) == lines_of(straight[0])
     last = [folders.path_of(folder / "checkpoints", STEPS) for folder in (run, straight[0])]
     assert folders.hash_of_weights(last[0]) == folders.hash_of_weights(last[1])
 

@@ -228,8 +228,8 @@ def test_a_run_goes_on_after_checkpoints_that_failed_but_not_after_the_last_one(
     assert raised.value.exit_status == statuses.OUTAGE
     told = capfd.readouterr().err
     for step, reason in ((2, r"\[Errno 28\] No space left on device"), (3, r"\[Errno 5\] The bucket does not answer")):
-        assert re.search(rf"checkpoint of step {step} could not be written to .*/checkpoints \({reason}\); the older ones "
-                         r"are as they were\. Training goes on, since Run\.on_failed_save is 'continue'\.\n", told), told
+        assert re.search(rf"checkpoint of step {step} could not be written to .*/checkpoints \({reason}\); the older "
+                         r"ones are as they were\. Training goes on, since Run\.on_failed_save is 'continue'\.", told)
     checkpoints = os.path.join(run.model_dir, "checkpoints")
     assert folders.steps(checkpoints) == [0, 4] and folders.best(checkpoints)["step"] == 0
     assert _losses(run) == _losses(straight[0])
