@@ -35,11 +35,19 @@ class Mirror:
         self._thread.start()
 
     def fetch(self, name: str) -> pathlib.Path:
-        """Returns the local path of a file, with its contents in the bucket if it is there."""
+        """Returns the local path of a file, with its contents in the bucket if it is there.
+
+        Raises:
+            OSError: It cannot be read. Nothing more is uploaded.
+        """
         source, local = self._folder / name, self.local / name
-        if source.is_file():
-            local.write_bytes(source.read_bytes())
-            self._sizes[local] = local.stat().st_size
+        try:
+            if source.is_file():
+                local.write_bytes(source.read_bytes())
+                self._sizes[local] = local.stat().st_size
+        except BaseException:
+            self._ended.set()
+            raise
         return local
 
     def flush(self) -> None:

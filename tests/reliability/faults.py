@@ -331,7 +331,7 @@ def _wait_for_a_moment(process, rng, saved):
         while process.is_running() and "Writing the report" not in process.told:
             time.sleep(0.01)
         return _sleep(process, rng.uniform(0, 0.5))
-    first = max(saved, default=0) + 1
+    first = min(max(saved, default=0) + 1, STEPS)
     _wait_for_step(process, rng.randint(first, min(first + _FAR, STEPS)))
     return _sleep(process, rng.uniform(0, 0.15))
 

@@ -72,3 +72,16 @@ def test_only_what_has_changed_is_uploaded(bucket, monkeypatch):
     mirrored.flush()
     mirrored.close()
     assert uploaded == ["a", "b", "b"]
+
+
+def test_a_file_that_cannot_be_fetched_ends_the_uploads(bucket, monkeypatch):
+    mirrored = Mirror(bucket.new_folder())
+
+    def fail(path):
+        raise places.BucketError(5, "503")
+
+    monkeypatch.setattr(type(places.at("gs://bucket/x")), "is_file", fail)
+    with pytest.raises(places.BucketError):
+        mirrored.fetch("lines")
+    mirrored._thread.join(timeout=10)
+    assert not mirrored._thread.is_alive()
