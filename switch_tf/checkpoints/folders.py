@@ -4,7 +4,7 @@
 
 * `state.*`: every variable of model and optimizer by its path, unsharded, as TensorFlow writes checkpoints;
 * `data_position*`: the state of the input iterator, of a cached task part by part;
-* `data_position_later.json`, if the input was waiting for data: the number of steps that it is behind the position;
+* `data_position*.later.json`, if the input was waiting for data: the number of steps that it is behind the position;
 * `checkpoint.json`: format version, step, shape, dtype and logical axes of every variable, size and SHA-256 of every
   file, sums of metrics since the last logged step, the configuration (`continuation.record`, absent in older versions),
   the fingerprints of its vocabularies, the layout, the versions that wrote it, and the SHA-256 of all this. Format 3

@@ -11,6 +11,7 @@ import pathlib
 import tempfile
 import time
 from collections.abc import Callable
+from typing import NamedTuple
 
 import tensorflow as tf
 
@@ -22,8 +23,21 @@ from switch_tf.data.pipeline import get_dataset, get_part
 
 _SAVING_SECONDS = 10  # for the position, which waits for the prefetched examples
 _CLOSING_SECONDS = 5  # for batches that are being read
-_LATER = "data_position_later.json"
-_CORRUPT = ".corrupt_records"  # ending of a file beside the position of a part
+# Endings of files beside the position of a part.
+_LATER, _CORRUPT = ".later.json", ".corrupt_records"
+_LATER_OF_ALL = "data_position_later.json"  # of earlier versions
+
+
+class _Position(NamedTuple):
+    """A position of one part.
+
+    Attributes:
+        files: Ending -> content, or None for the beginning of the data.
+        step: Steps that had been taken there, negative for those before this process.
+    """
+
+    files: dict[str, bytes] | None = None
+    step: int = 0
 
 
 def get_batches(description: DatasetDescription, steps_per_call: int = 1,
@@ -70,8 +84,8 @@ class Batches:
         self._steps_per_call = steps_per_call
         self._is_stuck = False
         self._ahead: patience.Call | None = None  # the next batches, being read
-        # The files of an earlier position that this process wrote, if any, or the beginning; and the steps since then.
-        self._known, self._steps_since, self._is_from_start = {}, 0, True
+        self._steps = 0
+        self._known = dict.fromkeys(parts, _Position())  # the last one of each part that can be read again
 
     @property
     def element_spec(self) -> dict[str, tf.TensorSpec]:
@@ -94,7 +108,7 @@ class Batches:
 
     def __next__(self) -> dict[str, tf.Tensor]:
         batches = self._reading().result(lambda: False)
-        self._steps_since += self._steps_per_call
+        self._steps += self._steps_per_call
         return batches
 
     def wait(self, gives_up: Callable[[], bool]) -> dict[str, tf.Tensor] | None:
@@ -103,7 +117,7 @@ class Batches:
         After None there are no more batches, and `save` writes the position after the last batches that were returned.
         """
         batches = None if self._is_stuck else self._patiently(self._reading(), gives_up)
-        self._steps_since += self._steps_per_call * (batches is not None)
+        self._steps += self._steps_per_call * (batches is not None)
         return batches
 
     def _reading(self):
@@ -140,28 +154,27 @@ class Batches:
         """Writes the position of the next batch; each process writes its own parts of the same step.
 
         TensorFlow has no position of an input that is waiting for data, and one that holds the error of a corrupt
-        record would raise it again, even if the record has been mended. In these cases the previous position is written
-        again with the number of steps since then, which `restore` reads again.
+        record would raise it again, even if the record has been mended. In these cases the part's previous position is
+        written again with the number of steps since then, which `restore` reads again.
 
         Args:
             folder: Checkpoint folder.
             process_index: int. The first process writes the position that all share.
         """
-        # This process cannot read the parts of other processes again.
+        # One of several processes never gives up alone, see `training.loop`.
         has_all = None in self._parts or len(self._parts) * self._size == self._batch_size
         due = time.monotonic() + (_SAVING_SECONDS if has_all else float("inf"))
         if not self._is_stuck and not self._ahead:
             with tempfile.TemporaryDirectory(dir=folder, ignore_cleanup_errors=True) as place:
                 writing = patience.Call(lambda: self._write(pathlib.Path(place), process_index))
-                is_written = self._patiently(writing, lambda: time.monotonic() > due)
-                # Several processes share no previous position with steps, so theirs may hold the error.
-                if is_written and not (has_all and any(corrupt.has_failed for corrupt in self._corrupt.values())):
-                    self._keep(pathlib.Path(place).iterdir(), 0, is_from_start=False)
-        for name, content in self._known.items():
-            (folder / name).write_bytes(content)
-        if self._steps_since or self._is_from_start:
-            later = {"steps": self._steps_since, "is_from_start": self._is_from_start}
-            (folder / _LATER).write_text(json.dumps(later))
+                if self._patiently(writing, lambda: time.monotonic() > due):
+                    for index in self._parts:
+                        if index not in self._corrupt or not self._corrupt[index].has_failed:
+                            files = _files(pathlib.Path(place), _name(index, process_index))
+                            self._known[index] = _Position(files, self._steps)
+        for index, known in self._known.items():
+            if index is not None or process_index == 0:
+                self._write_known(known, folder / _name(index, process_index))
 
     def _write(self, folder, process_index):
         for index, part in self._parts.items():
@@ -172,9 +185,12 @@ class Batches:
                     name.with_suffix(_CORRUPT).write_text(found)
         return True
 
-    def _keep(self, files, steps_since, is_from_start):
-        self._known = {file.name: file.read_bytes() for file in files}
-        self._steps_since, self._is_from_start = steps_since, is_from_start
+    def _write_known(self, known, place):
+        for ending, content in (known.files or {}).items():
+            place.with_name(place.name + ending).write_bytes(content)
+        if known.files is None or known.step != self._steps:
+            later = {"steps": self._steps - known.step, "is_from_start": known.files is None}
+            place.with_suffix(_LATER).write_text(json.dumps(later))
 
     def restore(self, folder: pathlib.Path) -> None:
         """Continues from a saved position, with any number of processes.
@@ -182,21 +198,25 @@ class Batches:
         Raises:
             tf.errors.OpError, AssertionError: A file is missing or damaged, or belongs to other data.
         """
-        later = folder / _LATER
-        steps, is_from_start = _read_later(later) if later.exists() else (0, False)
-        if not is_from_start:
-            self._restore(folder)
-        for _ in range(steps // self._steps_per_call):
-            next(self)
-        self._keep([file for file in folder.glob("data_position*") if file != later], steps, is_from_start)
-
-    def _restore(self, folder):
         for index, part in self._parts.items():
-            saved = sorted(folder.glob(_name(index, "*") + ".index"))
-            name = saved[0].with_suffix("") if saved else folder / _name(index, 0)
-            tf.train.Checkpoint(iterator=part).read(str(name)).assert_existing_objects_matched()
-            if index in self._corrupt and (found := name.with_suffix(_CORRUPT)).exists():
-                _take_up(self._corrupt[index], found)
+            # Any process that wrote the part will do. One that never read it wrote only the steps.
+            saved = sorted(folder.glob(f"{_name(index, '*')}.*"))
+            place = folder / (saved[0].name.partition(".")[0] if saved else _name(index, 0))
+            later = next((file for file in (place.with_suffix(_LATER), folder / _LATER_OF_ALL) if file.exists()), None)
+            steps, is_from_start = _read_later(later) if later else (0, False)
+            if not is_from_start:
+                tf.train.Checkpoint(iterator=part).read(str(place)).assert_existing_objects_matched()
+                if index in self._corrupt and (found := place.with_suffix(_CORRUPT)).exists():
+                    _take_up(self._corrupt[index], found)
+            for _ in range(steps // self._steps_per_call):
+                next(part)
+            self._known[index] = _Position(None if is_from_start else _files(folder, place.name), self._steps - steps)
+
+
+def _files(folder, name):
+    """Returns the files of a position: ending -> content."""
+    return {file.name.removeprefix(name): file.read_bytes() for file in folder.glob(f"{name}.*")
+            if not file.name.endswith(_LATER)}
 
 
 def _read_later(file):

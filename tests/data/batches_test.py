@@ -215,7 +215,7 @@ def test_of_an_input_that_waits_the_place_is_saved_and_found_again(make_numbers,
     assert int(next(again)[0]) == 9
     (tmp_path / "then").mkdir()
     again.save(tmp_path / "then", 0)
-    assert not (tmp_path / "then" / "data_position_later.json").exists()
+    assert not list((tmp_path / "then").glob("*.later.json"))
     third = make_numbers()
     third.restore(tmp_path / "then")
     assert int(next(third)[0]) == 10

@@ -146,17 +146,24 @@ def test_one_more_than_the_limit_ends_the_reading_at_the_same_step_whether_it_wa
         assert steps_before_the_end(again) == (count - stopped, sentence)
 
 
-def test_a_run_that_ended_at_a_corrupt_record_goes_on_without_it(cache, tmp_path):
-    iterator = batches(cache, 0)
-    count, _ = steps_before_the_end(batches(cache, 0))
-    before = take(iterator, count - 2)
-    for folder in (tmp_path / "first", tmp_path / "second"):  # the positions may hold the error
+@pytest.mark.parametrize("hosts", [[(0, 4)], [(0, 2), (2, 4)]], ids=["one host", "two hosts"])
+def test_a_run_that_ended_at_a_corrupt_record_goes_on_without_it(cache, tmp_path, hosts):
+    count = min(steps_before_the_end(batches(cache, 0, rows))[0] for rows in hosts)
+    straight, iterators = take(batches(cache), STEPS), [batches(cache, 0, rows) for rows in hosts]
+    for iterator in iterators:
+        take(iterator, count - 2)
+    for taken in (count - 2, count - 1):  # the positions may hold the error
+        folder = tmp_path / str(taken)
         folder.mkdir()
-        iterator.save(folder, 0)
-        again = batches(cache)
-        again.restore(folder)
-        assert digest(before + take(again, STEPS - len(before))) == digest(take(batches(cache), STEPS))
-        before += take(iterator, 1)
+        for index, iterator in enumerate(iterators):
+            iterator.save(folder, index)
+        for rows in (None, (2, 4)):  # by one process, and by one of two
+            again = batches(cache, rows=rows)
+            again.restore(folder)
+            own = slice(*rows) if rows else slice(None)
+            assert digest(take(again, STEPS - taken), own) == digest(straight[taken:], own)
+        for iterator in iterators:
+            take(iterator, 1)
 
 
 def test_a_file_of_another_process_that_is_damaged_is_a_damaged_position(cache, tmp_path):
