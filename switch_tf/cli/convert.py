@@ -4,7 +4,8 @@ import argparse
 
 from switch_tf import checks
 from switch_tf.configs.choices import check_choice
-from switch_tf.conversion.converting import HUGGING_FACE, SWITCH_TF, convert, format_of
+from switch_tf.conversion.converting import convert, default_target, format_of
+from switch_tf.conversion.formats import HUGGING_FACE, WRITABLE
 from switch_tf.installation import quiet
 from switch_tf.refusals import Refusal
 from switch_tf.storage import output_lock, places
@@ -20,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--input", required=True, metavar="FOLDER",
                         help="a Hugging Face folder (config.json and tensors), a run folder or a checkpoint")
     parser.add_argument("--output", required=True, metavar="FOLDER", help="a new or empty folder")
-    parser.add_argument("--to", metavar=f"{HUGGING_FACE}|{SWITCH_TF}", help="what to write; by default the other one")
+    parser.add_argument("--to", metavar="|".join(WRITABLE), help="what to write; by default the other one")
     parser.add_argument("--expert_capacity", type=int, metavar="N",
                         help="to Hugging Face: slots of each expert for each sequence")
 
@@ -28,9 +29,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> dict:
     """Writes the output folder; returns what was converted."""
     source, output = places.at(arguments.input), places.at(arguments.output)
-    to = arguments.to or (SWITCH_TF if format_of(source) == HUGGING_FACE else HUGGING_FACE)
-    check_choice("--to", to, (HUGGING_FACE, SWITCH_TF))
-    if arguments.expert_capacity is not None and to != HUGGING_FACE:
+    name = arguments.to or default_target(format_of(source)).name
+    check_choice("--to", name, WRITABLE)
+    to = WRITABLE[name]
+    if arguments.expert_capacity is not None and to is not HUGGING_FACE:
         raise Refusal("--expert_capacity is for --to=hugging_face alone.")
     checks.optional("--expert_capacity", arguments.expert_capacity, checks.integer, 1)
     checks.new_folder(output)

@@ -2,30 +2,31 @@
 
 import pathlib
 
-from switch_tf import conversion
-from switch_tf.checkpoints import run_config
-from switch_tf.conversion import huggingface_vocabulary
+from switch_tf.conversion import formats, huggingface_vocabulary
+from switch_tf.conversion.formats import HUGGING_FACE, SWITCH_TF, Extras, Format
 from switch_tf.refusals import Refusal
 from switch_tf.storage import places
 
-HUGGING_FACE, SWITCH_TF = "hugging_face", "switch_tf"
 
-
-def format_of(source: pathlib.Path) -> str:
-    """Returns the format of a folder, `HUGGING_FACE` or `SWITCH_TF`.
+def format_of(source: pathlib.Path) -> Format:
+    """Returns the format of a folder.
 
     Raises:
-        Refusal: The folder has neither.
+        Refusal: No format recognises it.
     """
-    if run_config.is_hugging_face(source):
-        return HUGGING_FACE
-    if (source / "checkpoint.json").is_file() or (source / "checkpoints").is_dir():
-        return SWITCH_TF
-    raise Refusal("--input must be a folder: Hugging Face's, which holds config.json, a run folder "
-                  f"with checkpoints, or one checkpoint; {str(source)!r} is none of these.")
+    found = formats.find(source)
+    if found is None:
+        raise Refusal(f"--input must be a folder: {', '.join(one.description for one in formats.FORMATS)}; "
+                      f"{str(source)!r} is none of these.")
+    return found
 
 
-def convert(source: pathlib.Path, output: pathlib.Path, to: str, expert_capacity: int | None) -> tuple[dict, str]:
+def default_target(source_format: Format) -> Format:
+    """Returns the format to convert to if none is named: Hugging Face's for our own weights, else ours."""
+    return HUGGING_FACE if source_format is SWITCH_TF else SWITCH_TF
+
+
+def convert(source: pathlib.Path, output: pathlib.Path, to: Format, expert_capacity: int | None) -> tuple[dict, str]:
     """Converts the weights of a folder.
 
     Args:
@@ -41,17 +42,16 @@ def convert(source: pathlib.Path, output: pathlib.Path, to: str, expert_capacity
         Refusal: The weights are damaged or cannot be expressed in the other format.
     """
     source_format = format_of(source)
-    read = conversion.from_hugging_face if source_format == HUGGING_FACE else conversion.from_switch_tf
     with places.fetched(source) as local:
-        model, vocabulary = read(local), huggingface_vocabulary.find(local, source)
-    result = {"input": str(source), "from": source_format, "to": to, "output": str(output),
+        model, vocabulary = source_format.read(local), huggingface_vocabulary.find(local, source)
+    result = {"input": str(source), "from": source_format.name, "to": to.name, "output": str(output),
               "num_parameters": model.config.num_parameters}
-    lines = [f"{model.config.num_parameters:,} parameters from {source} ({source_format}) in {output} ({to})."]
-    if to == HUGGING_FACE:
-        conversion.to_hugging_face(model, output, expert_capacity)
+    lines = [f"{model.config.num_parameters:,} parameters from {source} ({source_format.name}) in {output} "
+             f"({to.name})."]
+    to.write(model, output, Extras(vocabulary.content, expert_capacity))
+    if to is HUGGING_FACE:
         lines.append("transformers also needs the tokenizer's files, such as spiece.model: copy them there.")
         return result, "\n".join(lines)
-    conversion.to_switch_tf(model, output, vocabulary.content)
     result["vocabulary"] = vocabulary.name
     if vocabulary.content is not None:
         result["vocabulary"] = vocabulary.name or str(output / huggingface_vocabulary.FILE)

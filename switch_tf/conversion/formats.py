@@ -1,0 +1,66 @@
+"""Formats of weights, one record each, for `switch-tf convert` and INITIAL_CHECKPOINT alike."""
+
+import pathlib
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from etils import epy
+
+from switch_tf.checkpoints import folders, run_config
+from switch_tf.storage import places
+
+with epy.lazy_imports():  # which import Keras, and recognising a folder needs none
+    from switch_tf.conversion import huggingface, own
+
+
+class Extras(NamedTuple):
+    """Values that a format may need beside the model.
+
+    `vocabulary`: a SentencePiece model to write beside the weights, or None.
+    `expert_capacity`: slots of each expert for each sequence, for a format without capacity factors, or None.
+    """
+
+    vocabulary: bytes | None = None
+    expert_capacity: int | None = None
+
+
+class Format(NamedTuple):
+    """A format of weights.
+
+    Args:
+        name: str. Value of `--to`.
+        description: str. The folders that hold it, for messages.
+        recognises: function(folder) -> bool. The folder may be in a bucket.
+        read: function(local folder) -> SwitchTransformer.
+        write: function(SwitchTransformer, new or empty folder, Extras), or None for a format that is only read.
+    """
+
+    name: str
+    description: str
+    recognises: Callable[[Any], bool]
+    read: Callable[[pathlib.Path], Any]
+    write: Callable[[Any, pathlib.Path, Extras], None] | None = None
+
+
+def _is_switch_tf(folder):
+    return (folder / folders.DESCRIPTION).is_file() or (folder / "checkpoints").is_dir()
+
+
+HUGGING_FACE = Format(
+    "hugging_face", "Hugging Face's, which holds config.json", run_config.is_hugging_face,
+    lambda folder: huggingface.from_hugging_face(folder),
+    lambda model, folder, extras: huggingface.to_hugging_face(model, folder, extras.expert_capacity))
+SWITCH_TF = Format(
+    "switch_tf", "a run folder with checkpoints, or one checkpoint", _is_switch_tf,
+    lambda folder: own.from_switch_tf(folder),
+    lambda model, folder, extras: own.to_switch_tf(model, folder, extras.vocabulary))
+
+# The first format that recognises a folder is taken.
+FORMATS = (HUGGING_FACE, SWITCH_TF)
+WRITABLE = {one.name: one for one in FORMATS if one.write is not None}
+
+
+def find(folder: str | pathlib.Path) -> Format | None:
+    """Returns the format of a folder, or None if no format recognises it."""
+    folder = places.at(folder)
+    return next((one for one in FORMATS if one.recognises(folder)), None)

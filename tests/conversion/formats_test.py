@@ -1,0 +1,65 @@
+"""Which format a folder is of, and that both users of the formats ask the same records."""
+
+import pathlib
+import types
+
+import pytest
+
+from switch_tf.checkpoints import folders
+from switch_tf.conversion import converting, formats, initial_weights
+from switch_tf.conversion.formats import HUGGING_FACE, SWITCH_TF
+from switch_tf.storage import places
+
+GOLDEN = pathlib.Path(__file__).parents[1] / "golden" / "hugging_face"
+
+
+@pytest.mark.parametrize(("files", "expected"), [
+    ((), None),
+    (("checkpoints/",), SWITCH_TF),
+    (("checkpoint.json",), SWITCH_TF),
+    (("config.json",), HUGGING_FACE),
+    (("config.json", "checkpoints/"), HUGGING_FACE),  # a run was to start in a downloaded folder
+    (("config.json", "checkpoints/step_00000010/"), SWITCH_TF),
+    (("config.json", "checkpoint.json"), SWITCH_TF)])
+def test_folders_by_what_they_hold(files, expected, tmp_path):
+    for name in files:
+        path = tmp_path / name
+        path.mkdir(parents=True) if name.endswith("/") else path.write_text("{}")
+    assert formats.find(tmp_path) is formats.find(str(tmp_path)) is expected
+
+
+def test_a_bucket_is_asked_too(bucket):
+    folder = places.at(bucket.new_folder())
+    assert formats.find(folder) is None
+    (folder / "config.json").write_text("{}")
+    assert formats.find(folder) is formats.find(str(folder)) is HUGGING_FACE
+
+
+def test_without_a_target_other_formats_become_ours_and_ours_hugging_faces():
+    assert {one.name: converting.default_target(one).name for one in formats.FORMATS if one is not SWITCH_TF} == {
+        one.name: "switch_tf" for one in formats.FORMATS if one is not SWITCH_TF}
+    assert converting.default_target(SWITCH_TF) is HUGGING_FACE
+
+
+def _initial(folder, model_dir):
+    return initial_weights.converted(types.SimpleNamespace(initial_checkpoint=folder and str(folder),
+                                                           model_dir=str(model_dir)))
+
+
+def test_a_new_run_starts_from_a_checkpoint_of_the_converted_weights(tmp_path):
+    with _initial(GOLDEN / "t5_1_1", tmp_path / "new") as weights:
+        assert folders.describe(weights)["step"] == 0
+    assert not weights.exists()
+
+
+def test_our_own_weights_and_unknown_folders_are_left_to_the_checkpoints(tmp_path):
+    (tmp_path / "checkpoints").mkdir()
+    for folder in (tmp_path, tmp_path / "nowhere", None):
+        with _initial(folder, tmp_path / "new") as weights:
+            assert weights is None
+
+
+def test_a_run_that_goes_on_converts_nothing(tmp_path):
+    (tmp_path / "run" / "checkpoints" / "step_00000010").mkdir(parents=True)
+    with _initial(GOLDEN / "t5_1_1", tmp_path / "run") as weights:
+        assert weights is None
