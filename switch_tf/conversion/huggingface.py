@@ -3,7 +3,6 @@
 import pathlib
 from collections.abc import Iterator
 
-import keras
 import numpy as np
 
 from switch_tf import checks
@@ -15,8 +14,8 @@ from switch_tf.conversion import (
 )
 from switch_tf.conversion.huggingface_embeddings import EMBEDDING, LOGITS
 from switch_tf.conversion.huggingface_folder import read_folder
+from switch_tf.conversion.linked_weights import checked_links, links_of, read_model, variables_of
 from switch_tf.conversion.rules import INDEX, Ignore, Link, Rule, Rules
-from switch_tf.hardware import host
 from switch_tf.models.switch_transformer import SwitchTransformer
 from switch_tf.refusals import Refusal
 from switch_tf.storage.whole_folder import whole_folder
@@ -78,33 +77,11 @@ def from_hugging_face(folder: str | pathlib.Path) -> SwitchTransformer:
     """
     folder = checks.path("folder", folder)
     config, tensors = read_folder(folder)
-    links = _checked_links(config, tensors)
-    model = SwitchTransformer(config)
-    model.build()
-    variables = _variables(model)
-    for link in links:
-        weight = link.to_ours(lambda name: tensors[name].read())
-        if not np.isfinite(weight).all():
-            raise Refusal(f"{link.theirs[0]!r} in {folder} is not finite, and so would be all that the model "
-                          "computes; read a checkpoint from before its training went wrong.")
-        variables[link.ours].assign(weight)
-    return model
-
-
-def _checked_links(config, tensors) -> list[Link]:
-    """Links a model to `tensors` and compares them before the model takes any memory."""
     if config.num_experts > len(tensors):
         raise Refusal(f"config.json says num_experts={config.num_experts}, but the checkpoint has only "
                       f"{len(tensors)} tensors; its configuration and its tensors belong to different models.")
-    links = _links(config)
-    (SWITCH_RULES if config.num_experts else T5_RULES).check(
-        links, {name: tensor.shape for name, tensor in tensors.items()})
-    num_bytes = 4 * config.num_parameters
-    memory = host.memory("MemTotal") + host.memory("SwapTotal")
-    if num_bytes > memory:
-        raise Refusal(f"This model needs {num_bytes / 1e9:,.1f} GB for its float32 weights, and this machine has "
-                      f"{memory / 1e9:,.1f} GB of memory; read it on a larger one.")
-    return links
+    links = checked_links(config, _rules_of(config), tensors)
+    return read_model(config, links, lambda name: tensors[name].read(), folder)
 
 
 def to_hugging_face(model: SwitchTransformer, folder: str | pathlib.Path, expert_capacity: int | None = None) -> None:
@@ -128,7 +105,7 @@ def to_hugging_face(model: SwitchTransformer, folder: str | pathlib.Path, expert
     values = huggingface_config.to_hugging_face(model.config, expert_capacity)
     if not model.built:
         model.build()
-    links = _links(model.config)
+    links = links_of(model.config, _rules_of(model.config))
     copies = {"token_embedder/embedding": huggingface_embeddings.copies(model.config)}
     shapes = {name: link.their_shape for link in links for name in (*link.theirs, *copies.get(link.ours, ()))}
 
@@ -137,23 +114,13 @@ def to_hugging_face(model: SwitchTransformer, folder: str | pathlib.Path, expert
         checkpoint_files.write_folder(unfinished, shapes, _tensors(model, links, copies))
 
 
-def _variables(model) -> dict[str, keras.Variable]:
-    """Returns the weights of a model by their paths within it, such as `encoder/layers_0/attention/query`."""
-    return {variable.path.removeprefix(f"{model.name}/"): variable for variable in model.weights}
-
-
-def _links(config) -> list[Link]:
-    """Links each weight of a configuration's model to its names in the checkpoint, without initialising variables."""
-    with keras.StatelessScope(initialize_variables=False):
-        model = SwitchTransformer(config)
-        model.build()
-        shapes = {name: tuple(variable.shape) for name, variable in _variables(model).items()}
-    return (SWITCH_RULES if config.num_experts else T5_RULES).link(shapes)
+def _rules_of(config):
+    return SWITCH_RULES if config.num_experts else T5_RULES
 
 
 def _tensors(model, links: list[Link], copies) -> Iterator[tuple[str, np.ndarray]]:
     """Yields names and <float32> values of all tensors to write, with one weight in memory at a time."""
-    variables = _variables(model)
+    variables = variables_of(model)
     for link in links:
         weight = np.asarray(variables[link.ours].numpy(), np.float32)
         yield from link.to_theirs(weight)
