@@ -246,6 +246,7 @@ PUBLIC = {
        for name in ("has_metrics", "check_metrics", "names_of_tasks")},
     "conversion.from_switch_tf": (conversion.from_switch_tf, {"source": "no-such-folder"}, ()),
     "conversion.to_switch_tf": (to_switch_tf, {"model": SimpleNamespace(config=None), "folder": ""}, ()),
+    "conversion.from_t5x": (conversion.from_t5x, {"folder": "no-such-folder", "config": None}, ()),
     "conversion.from_hugging_face": (conversion.from_hugging_face, {"folder": "no-such-folder"}, ()),
     "conversion.to_hugging_face": (
         to_hugging_face, {"model": SimpleNamespace(config=None), "folder": "", "expert_capacity": 3}, ()),

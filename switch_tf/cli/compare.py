@@ -125,4 +125,4 @@ def _trainer(comparison, bindings, words, name, seed, stack):
         raise Refusal("variants take turns in one process; train each by itself where there are several, and compare "
                       "the run folders with --runs.")
     fairness.check_run(described.run)
-    return starting.make_trainer(described, stack.enter_context(converted(described.run)), words)
+    return starting.make_trainer(described, stack.enter_context(converted(described.run, described.config)), words)

@@ -1,8 +1,9 @@
-"""`switch-tf convert`: converts weights of Hugging Face into a checkpoint to start from, and back."""
+"""`switch-tf convert`: converts weights of Hugging Face or T5X into a checkpoint to start from, and others back."""
 
 import argparse
 
 from switch_tf import checks
+from switch_tf.cli import gin_files
 from switch_tf.configs.choices import check_choice
 from switch_tf.conversion.converting import convert, default_target, format_of
 from switch_tf.conversion.formats import HUGGING_FACE, WRITABLE
@@ -12,18 +13,21 @@ from switch_tf.storage import output_lock, places
 
 EXAMPLES = r"""
 switch-tf convert --input downloads/t5-small --output t5_small
-switch-tf convert --input runs/first --output first_hf --to hugging_face
+switch-tf convert --input checkpoint_500100 --output switch --gin_file=gin/models/switch_base_8.gin
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declares the two folders."""
+    """Declares the two folders and the gin arguments."""
     parser.add_argument("--input", required=True, metavar="FOLDER",
-                        help="a Hugging Face folder (config.json and tensors), a run folder or a checkpoint")
+                        help="a Hugging Face folder (config.json and tensors), a T5X checkpoint (with the --gin_file "
+                             "of its model), a run folder or a checkpoint")
     parser.add_argument("--output", required=True, metavar="FOLDER", help="a new or empty folder")
-    parser.add_argument("--to", metavar="|".join(WRITABLE), help="what to write; by default the other one")
+    parser.add_argument("--to", metavar="|".join(WRITABLE),
+                        help="what to write; by default switch_tf, or hugging_face if the input is switch_tf")
     parser.add_argument("--expert_capacity", type=int, metavar="N",
                         help="to Hugging Face: slots of each expert for each sequence")
+    gin_files.add_arguments(parser)
 
 
 def run(arguments: argparse.Namespace) -> dict:
@@ -36,8 +40,11 @@ def run(arguments: argparse.Namespace) -> dict:
         raise Refusal("--expert_capacity is for --to=hugging_face alone.")
     checks.optional("--expert_capacity", arguments.expert_capacity, checks.integer, 1)
     checks.new_folder(output)
+    config = None
+    if arguments.gin_file or arguments.gin_bindings:
+        config = gin_files.read_model(arguments.gin_file, arguments.gin_bindings, arguments.gin_search_paths)
     with output_lock.held(output):
         quiet.import_tensorflow()
-        result, text = convert(source, output, to, arguments.expert_capacity)
+        result, text = convert(source, output, to, arguments.expert_capacity, config)
     print(text, file=arguments.stream)
     return result

@@ -20,6 +20,8 @@ from gin import config as gin_config
 from switch_tf.cli import gin_macros, gin_names
 from switch_tf.configs import part_names, shipped_gin
 from switch_tf.configs.choices import nearest
+from switch_tf.configs.gin_calls import or_mistake
+from switch_tf.configs.switch_config import SwitchConfig
 from switch_tf.refusals import Refusal, first_line
 from switch_tf.storage import places
 
@@ -52,6 +54,19 @@ def parse(files: Sequence[str], bindings: Sequence[str] = (), search_paths: str 
     texts = parse_files(files, search_paths)
     parse_bindings(bindings)
     gin_macros.check([*texts, *bindings])
+
+
+def read_model(files: Sequence[str], bindings: Sequence[str] = (), search_paths: str = "") -> SwitchConfig:
+    """Parses as `parse` does, and returns the configuration of the model.
+
+    Raises:
+        Refusal: What `parse` refuses, or the files describe no model or an impossible one.
+    """
+    parse(files, bindings, search_paths)
+    if not any(selector.endswith(".SwitchConfig") for _, selector in gin.config._CONFIG):
+        raise Refusal(f"These gin files describe no model: {', '.join(files) or 'none'}. Give a model file, such "
+                      "as gin/models/switch_tiny.gin.")
+    return or_mistake(gin.get_configurable(SwitchConfig))
 
 
 def parse_files(files: Sequence[str], search_paths: str | None = None) -> list[str]:

@@ -97,11 +97,7 @@ def _config_and_layout(arguments):
             return SwitchConfig.from_preset(name), None
         name = f"gin/models/{name}.gin"
     files = [name, *files] if name else files
-    gin_files.parse(files, arguments.gin_bindings, arguments.gin_search_paths)
-    if not any(selector.endswith(".SwitchConfig") for _, selector in gin.config._CONFIG):
-        raise Refusal(f"These gin files describe no model: {', '.join(files)}. Give a model file, such "
-                      "as gin/models/switch_tiny.gin.")
-    config = or_mistake(gin.get_configurable(SwitchConfig))
+    config = gin_files.read_model(files, arguments.gin_bindings, arguments.gin_search_paths)
     if ("", "switch_tf.partitioning.layout.Layout") not in gin.config._CONFIG:
         return config, None
     return config, or_mistake(gin.get_configurable(Layout))

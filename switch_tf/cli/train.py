@@ -66,7 +66,7 @@ def _train(arguments):
     """Returns the finished Training, its summary, and predictions as text."""
     described = gin_run.on_this_machine()
     with processes.CommonEnd(described.partitioner, "train") as common_end:
-        with converted(described.run) as weights:
+        with converted(described.run, described.config) as weights:
             trainer, configuration = starting.make_trainer(described, weights, arguments.words)
             training = trainer.start(configuration)
         common_end.message = training.lost_process

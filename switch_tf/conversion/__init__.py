@@ -2,11 +2,12 @@
 
 import importlib
 
-__all__ = ["from_hugging_face", "from_switch_tf", "to_hugging_face", "to_switch_tf"]
+_MODULES = {"from_hugging_face": "huggingface", "from_switch_tf": "own", "from_t5x": "t5x",
+            "to_hugging_face": "huggingface", "to_switch_tf": "own"}
+__all__ = list(_MODULES)
 
 
 def __getattr__(name: str):
-    if name in __all__:  # imports Keras
-        module = "huggingface" if name.endswith("hugging_face") else "own"
-        return getattr(importlib.import_module(f"{__name__}.{module}"), name)
+    if name in _MODULES:  # imports Keras
+        return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}.")

@@ -1,5 +1,6 @@
 """Tensor files of a Hugging Face folder, opened without reading a tensor and written one tensor at a time."""
 
+import math
 import pathlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
@@ -20,6 +21,10 @@ class Tensor(NamedTuple):
 
     shape: tuple[int, ...]
     load: Callable[[], np.ndarray]
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
 
     def read(self) -> np.ndarray:
         """Returns the values, <float32>[*shape], exact for every accepted dtype."""

@@ -2,6 +2,7 @@
 
 import pathlib
 
+from switch_tf.configs.switch_config import SwitchConfig
 from switch_tf.conversion import formats, huggingface_vocabulary
 from switch_tf.conversion.formats import HUGGING_FACE, SWITCH_TF, Extras, Format
 from switch_tf.refusals import Refusal
@@ -26,7 +27,8 @@ def default_target(source_format: Format) -> Format:
     return HUGGING_FACE if source_format is SWITCH_TF else SWITCH_TF
 
 
-def convert(source: pathlib.Path, output: pathlib.Path, to: Format, expert_capacity: int | None) -> tuple[dict, str]:
+def convert(source: pathlib.Path, output: pathlib.Path, to: Format, expert_capacity: int | None = None,
+            config: SwitchConfig | None = None) -> tuple[dict, str]:
     """Converts the weights of a folder.
 
     Args:
@@ -34,6 +36,7 @@ def convert(source: pathlib.Path, output: pathlib.Path, to: Format, expert_capac
         output: New or empty folder.
         to: Format of the output.
         expert_capacity: Slots of each expert for each sequence, in Hugging Face's configuration.
+        config: Configuration of the model, for a format that does not describe it.
 
     Returns:
         (JSON object, text for people).
@@ -42,8 +45,11 @@ def convert(source: pathlib.Path, output: pathlib.Path, to: Format, expert_capac
         Refusal: The weights are damaged or cannot be expressed in the other format.
     """
     source_format = format_of(source)
+    if config is not None and source_format.describes_model:
+        raise Refusal(f"{source} describes its model itself, so --gin_file and --gin.NAME=VALUE, which are for T5X's "
+                      "checkpoints, have no effect on it; leave them out.")
     with places.fetched(source) as local:
-        model, vocabulary = source_format.read(local), huggingface_vocabulary.find(local, source)
+        model, vocabulary = source_format.read(local, config), huggingface_vocabulary.find(local, source)
     result = {"input": str(source), "from": source_format.name, "to": to.name, "output": str(output),
               "num_parameters": model.config.num_parameters}
     lines = [f"{model.config.num_parameters:,} parameters from {source} ({source_format.name}) in {output} "

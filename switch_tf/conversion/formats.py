@@ -7,10 +7,12 @@ from typing import Any, NamedTuple
 from etils import epy
 
 from switch_tf.checkpoints import folders, run_config
+from switch_tf.configs.switch_config import SwitchConfig
+from switch_tf.conversion import t5x_file
 from switch_tf.storage import places
 
 with epy.lazy_imports():  # which import Keras, and recognising a folder needs none
-    from switch_tf.conversion import huggingface, own
+    from switch_tf.conversion import huggingface, own, t5x
 
 
 class Extras(NamedTuple):
@@ -31,15 +33,17 @@ class Format(NamedTuple):
         name: str. Value of `--to`.
         description: str. The folders that hold it, for messages.
         recognises: function(folder) -> bool. The folder may be in a bucket.
-        read: function(local folder) -> SwitchTransformer.
+        read: function(local folder, SwitchConfig or None) -> SwitchTransformer.
         write: function(SwitchTransformer, new or empty folder, Extras), or None for a format that is only read.
+        describes_model: bool. Whether a folder holds the model's configuration. `read` needs one otherwise.
     """
 
     name: str
     description: str
     recognises: Callable[[Any], bool]
-    read: Callable[[pathlib.Path], Any]
+    read: Callable[[pathlib.Path, SwitchConfig | None], Any]
     write: Callable[[Any, pathlib.Path, Extras], None] | None = None
+    describes_model: bool = True
 
 
 def _is_switch_tf(folder):
@@ -48,15 +52,18 @@ def _is_switch_tf(folder):
 
 HUGGING_FACE = Format(
     "hugging_face", "Hugging Face's, which holds config.json", run_config.is_hugging_face,
-    lambda folder: huggingface.from_hugging_face(folder),
+    lambda folder, config: huggingface.from_hugging_face(folder),
     lambda model, folder, extras: huggingface.to_hugging_face(model, folder, extras.expert_capacity))
+T5X = Format(
+    "t5x", f"T5X's, a checkpoint with the msgpack file {t5x_file.FILE}", t5x_file.is_t5x,
+    lambda folder, config: t5x.from_t5x(folder, config), describes_model=False)
 SWITCH_TF = Format(
     "switch_tf", "a run folder with checkpoints, or one checkpoint", _is_switch_tf,
-    lambda folder: own.from_switch_tf(folder),
+    lambda folder, config: own.from_switch_tf(folder),
     lambda model, folder, extras: own.to_switch_tf(model, folder, extras.vocabulary))
 
 # The first format that recognises a folder is taken.
-FORMATS = (HUGGING_FACE, SWITCH_TF)
+FORMATS = (HUGGING_FACE, T5X, SWITCH_TF)
 WRITABLE = {one.name: one for one in FORMATS if one.write is not None}
 
 

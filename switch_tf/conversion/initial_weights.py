@@ -9,15 +9,20 @@ from collections.abc import Iterator
 from switch_tf.checkpoints import folders
 from switch_tf.checkpoints.run_folder import RunFolder
 from switch_tf.configs.run import Run
+from switch_tf.configs.switch_config import SwitchConfig
 from switch_tf.conversion import formats
 from switch_tf.storage import places
 
 
 @contextlib.contextmanager
-def converted(run: Run) -> Iterator[pathlib.Path | None]:
+def converted(run: Run, config: SwitchConfig) -> Iterator[pathlib.Path | None]:
     """Yields a checkpoint of the weights of a new run if INITIAL_CHECKPOINT is of another format, else None.
 
     The checkpoint is gone at the end of the scope.
+
+    Args:
+        run: Run.
+        config: Configuration of its model, for a format that does not describe it.
     """
     folder = run.initial_checkpoint
     is_new = not folders.steps(RunFolder.checkpoints_of(run.model_dir))
@@ -29,5 +34,5 @@ def converted(run: Run) -> Iterator[pathlib.Path | None]:
     # Through a file, because a checkpoint's variables are read into any layout.
     with tempfile.TemporaryDirectory() as temporary, places.fetched(folder) as local:
         weights = pathlib.Path(temporary) / "weights"
-        formats.SWITCH_TF.write(found.read(local), weights, formats.Extras())
+        formats.SWITCH_TF.write(found.read(local, config), weights, formats.Extras())
         yield weights

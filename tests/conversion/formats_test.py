@@ -7,7 +7,7 @@ import pytest
 
 from switch_tf.checkpoints import folders
 from switch_tf.conversion import converting, formats, initial_weights
-from switch_tf.conversion.formats import HUGGING_FACE, SWITCH_TF
+from switch_tf.conversion.formats import HUGGING_FACE, SWITCH_TF, T5X
 from switch_tf.storage import places
 
 GOLDEN = pathlib.Path(__file__).parents[1] / "golden" / "hugging_face"
@@ -17,6 +17,7 @@ GOLDEN = pathlib.Path(__file__).parents[1] / "golden" / "hugging_face"
     ((), None),
     (("checkpoints/",), SWITCH_TF),
     (("checkpoint.json",), SWITCH_TF),
+    (("checkpoint",), T5X),
     (("config.json",), HUGGING_FACE),
     (("config.json", "checkpoints/"), HUGGING_FACE),  # a run was to start in a downloaded folder
     (("config.json", "checkpoints/step_00000010/"), SWITCH_TF),
@@ -24,8 +25,13 @@ GOLDEN = pathlib.Path(__file__).parents[1] / "golden" / "hugging_face"
 def test_folders_by_what_they_hold(files, expected, tmp_path):
     for name in files:
         path = tmp_path / name
-        path.mkdir(parents=True) if name.endswith("/") else path.write_text("{}")
+        path.mkdir(parents=True) if name.endswith("/") else path.write_bytes(b"\x80" if name == "checkpoint" else b"{}")
     assert formats.find(tmp_path) is formats.find(str(tmp_path)) is expected
+
+
+def test_tensorflows_file_of_the_same_name_is_not_t5xs(tmp_path):
+    (tmp_path / "checkpoint").write_text('model_checkpoint_path: "ckpt-1"')
+    assert formats.find(tmp_path) is None
 
 
 def test_a_bucket_is_asked_too(bucket):
@@ -43,7 +49,7 @@ def test_without_a_target_other_formats_become_ours_and_ours_hugging_faces():
 
 def _initial(folder, model_dir):
     return initial_weights.converted(types.SimpleNamespace(initial_checkpoint=folder and str(folder),
-                                                           model_dir=str(model_dir)))
+                                                           model_dir=str(model_dir)), None)
 
 
 def test_a_new_run_starts_from_a_checkpoint_of_the_converted_weights(tmp_path):

@@ -1,0 +1,78 @@
+"""Reads T5X checkpoints of T5 1.0, T5 1.1, mT5 and Flaxformer's MoE models."""
+
+import importlib
+import pathlib
+
+from switch_tf import checks
+from switch_tf.configs import shipped_gin
+from switch_tf.configs.switch_config import SwitchConfig
+from switch_tf.conversion import t5x_arrays, t5x_file
+from switch_tf.conversion.linked_weights import checked_links, read_model
+from switch_tf.conversion.rules import INDEX, Rule, Rules
+from switch_tf.models.switch_transformer import SwitchTransformer
+from switch_tf.refusals import Refusal
+
+
+def _stack_rules(stack, attentions):
+    layer = f"{stack}/layers_<i>"
+    kernels = [Rule(f"{layer}/{attention}/{name}", f"target/{layer}/{attention}/{name}/kernel", merge=merge)
+               for attention in attentions
+               for name, merge in (("query", 1), ("key", 1), ("value", 1), ("out", 0))]
+    same = [f"{layer}/<norm>/scale", f"{stack}/{stack}_norm/scale", f"{stack}/relpos_bias/rel_embedding"]
+    return [
+        *kernels, *(Rule(name, f"target/{name}") for name in same),
+        Rule(f"{layer}/<mlp>/<kernel>", f"target/{layer}/<mlp>/<kernel>/kernel"),
+        Rule(f"{layer}/mlp/experts/<kernel>", f"target/{layer}/mlp/expert/<kernel>/kernel"),
+        Rule(f"{layer}/mlp/router/kernel", f"target/{layer}/mlp/router/router_weights/w/kernel")]
+
+
+RULES = Rules(
+    [Rule("token_embedder/embedding", "target/token_embedder/embedding"),
+     Rule("logits_dense/kernel", "target/decoder/logits_dense/kernel"),
+     *_stack_rules("encoder", ["attention"]),
+     *_stack_rules("decoder", ["self_attention", "encoder_decoder_attention"])],
+    fields={"i": INDEX, "kernel": "wi|wi_0|wi_1|wo", "mlp": "mlp|extra_mlp", "norm": r"pre_\w+_layer_norm"})
+
+
+def from_t5x(folder: str | pathlib.Path, config: SwitchConfig | None) -> SwitchTransformer:
+    """Reads a model from a T5X checkpoint, one array at a time.
+
+    Args:
+        folder: Path of a folder with the msgpack file `checkpoint`, such as `checkpoint_1000000`, and its zarr folders.
+        config: SwitchConfig of the model, which the checkpoint does not describe.
+
+    Returns:
+        SwitchTransformer with float32 weights.
+
+    Raises:
+        Refusal: a file is missing or damaged, the checkpoint is of another model, or a package is missing.
+    """
+    folder = checks.path("folder", folder)
+    _check_packages()
+    if not t5x_file.is_t5x(folder):
+        raise Refusal(f"{str(folder)!r} must be a T5X checkpoint, a folder such as checkpoint_1000000 on this machine "
+                      f"with the msgpack file {t5x_file.FILE!r}.")
+    tensors = t5x_arrays.open_arrays(folder)
+    if not isinstance(config, SwitchConfig):
+        raise _without_config(folder, tensors)
+    return read_model(config, checked_links(config, RULES, tensors), lambda name: tensors[name].read(), folder)
+
+
+def _check_packages():
+    for name in ("msgpack", "tensorstore"):
+        try:
+            importlib.import_module(name)
+        except ImportError as error:
+            raise Refusal(f"A T5X checkpoint is read with {name}, which cannot be imported ({error}): pip install "
+                          f"'switch-tf[t5x]', or {name} as requirements.txt pins it.") from error
+
+
+def _without_config(folder, tensors):
+    """Returns the Refusal to read a checkpoint without a configuration, with the presets of its size."""
+    num_parameters = sum(tensor.size for tensor in tensors.values())
+    alike = [name for name in shipped_gin.preset_names()
+             if SwitchConfig.from_preset(name).num_parameters == num_parameters]
+    hint = f"; {' and '.join(f'gin/models/{name}.gin' for name in alike)} has as many parameters" if alike else ""
+    return Refusal(f"A T5X checkpoint does not describe its model, so {folder} of {num_parameters:,} parameters needs "
+                   f"a configuration: give --gin_file=gin/models/NAME.gin, or a SwitchConfig in Python{hint}.")
+

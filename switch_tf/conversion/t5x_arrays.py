@@ -1,0 +1,76 @@
+"""Arrays of a T5X checkpoint, opened without reading their values."""
+
+import functools
+import math
+import pathlib
+
+import ml_dtypes
+import numpy as np
+from etils import epy
+
+from switch_tf import checks
+from switch_tf.conversion import t5x_file
+from switch_tf.conversion.checkpoint_files import Tensor
+from switch_tf.refusals import Refusal, first_line
+
+with epy.lazy_imports():  # of the extra "t5x"
+    import tensorstore
+
+_DTYPES = {"float32": np.dtype("<f4"), "float16": np.dtype("<f2"), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
+
+
+def open_arrays(folder: pathlib.Path) -> dict[str, Tensor]:
+    """Opens the weights of a checkpoint, name -> tensor. Names are like "target/encoder/encoder_norm/scale".
+
+    Raises:
+        Refusal: an array is missing, damaged, or not float32, bfloat16 or float16.
+    """
+    return {name: _open_inline(folder / t5x_file.FILE, name, leaf) if isinstance(leaf, t5x_file.InlineArray)
+            else _open_zarr(folder / leaf.folder, name) for name, leaf in t5x_file.read_leaves(folder).items()}
+
+
+def _open_inline(path, name, array):
+    dtype = _checked_dtype(name, array.dtype)
+    if math.prod(array.shape) * dtype.itemsize != array.num_bytes:
+        raise Refusal(f"{path} is damaged: {name!r} of shape {array.shape} in {array.dtype} has {array.num_bytes} "
+                      "bytes. Download it again.")
+    return Tensor(array.shape, functools.partial(_read_inline, path, dtype, array))
+
+
+def _read_inline(path, dtype, array):
+    values = np.memmap(path, np.uint8, "r", array.offset, (array.num_bytes,))
+    return values.view(dtype).reshape(array.shape)
+
+
+def _open_zarr(folder, name):
+    if not (folder / ".zarray").is_file():
+        is_ocdbt = (folder.parent / "manifest.ocdbt").is_file()
+        raise Refusal(f"The checkpoint lacks {folder / '.zarray'}, which describes {name!r}; "
+                      + ("it is in Orbax' OCDBT format: save it with use_ocdbt=False." if is_ocdbt
+                         else "download that folder too."))
+    # By default tensorstore reads a missing chunk as zeros.
+    store = _attempt(name, folder, lambda: tensorstore.open(
+        {"driver": "zarr", "kvstore": {"driver": "file", "path": str(folder)}, "fill_missing_data_reads": False},
+        open=True, read=True).result())
+    _checked_dtype(name, store.dtype.name)
+    shape, chunk = tuple(store.shape), store.chunk_layout.read_chunk.shape
+    if any(part > max(size, 1) for part, size in zip(chunk, shape, strict=True)):
+        raise Refusal(f"{folder / '.zarray'} is damaged: {name!r} of shape {shape} is in chunks of {tuple(chunk)}. "
+                      "Download it again.")
+    return Tensor(shape, lambda: _attempt(name, folder, lambda: store.read().result()))
+
+
+def _attempt(name, folder, call):
+    """Calls a function of tensorstore, which raises damage as a ValueError with a long description."""
+    try:
+        return call()
+    except ValueError as error:
+        reason = first_line(error).partition(" [")[0]
+        raise Refusal(f"{name!r} cannot be read ({reason}); download {folder} again.") from error
+
+
+def _checked_dtype(name, dtype):
+    if dtype not in _DTYPES:
+        raise Refusal(f"A weight must be float32, bfloat16 or float16, but {name!r} is {checks.shown(dtype)}; save the "
+                      "checkpoint anew in one of them.")
+    return _DTYPES[dtype]
