@@ -23,8 +23,9 @@ from switch_tf.refusals import Refusal
 _MODEL = {f"SwitchConfig.{name}" for name in (
     "vocab_size", "d_model", "d_ff", "d_kv", "num_heads", "num_encoder_layers", "num_decoder_layers", "activation",
     "logits_via_embedding", "scale_decoder_outputs", "layer_norm_epsilon", "relative_attention_num_buckets",
-    "relative_attention_max_distance", "num_experts", "expert_d_ff", "encoder_sparse_step", "decoder_sparse_step",
-    "encoder_sparse_indices", "decoder_sparse_indices", "extra_mlp", "expert_sublayers")}
+    "relative_attention_max_distance", "relative_attention_per_layer", "num_experts", "expert_d_ff",
+    "encoder_sparse_step", "decoder_sparse_step", "encoder_sparse_indices", "decoder_sparse_indices", "extra_mlp",
+    "expert_sublayers")}
 _FIXED = _MODEL | {"optimizer", "objective", "vocabulary", "StepSettings.trainable"}
 # A saved data position contains batches that were read ahead, so it depends on their shape.
 _DATA = {"MIXTURE_OR_TASK_NAME", "TASK_FEATURE_LENGTHS", "BATCH_SIZE", "Run.pack", "Run.cache_parts",

@@ -40,7 +40,8 @@ def weights(config: Any) -> Iterator[Weight]:
         yield Weight("attention", 3 * (num_attentions * num_layers - num_sparse_attentions), (d, heads, kv),
                      ("embed", "heads", "kv"))
         yield Weight("attention", num_attentions * num_layers, (heads, kv, d), ("heads", "kv", "embed"))
-        yield Weight("position_bias", 1, (heads, config.relative_attention_num_buckets), ("heads", "relpos_buckets"))
+        yield Weight("position_bias", num_layers if config.relative_attention_per_layer else 1,
+                     (heads, config.relative_attention_num_buckets), ("heads", "relpos_buckets"))
         num_extra = num_sparse if config.extra_mlp else 0
         yield Weight("norm", (num_attentions + 1) * num_layers + num_extra + 1, (d,), ("embed",))
         yield Weight("feed_forward", num_wi * (num_dense + num_extra), (d, f), ("embed", "mlp"))

@@ -44,6 +44,8 @@ class SwitchConfig:
         dropout_rate: float in [0, 1). One mask for all positions of a sequence.
         layer_norm_epsilon: float. Added to the mean square in RMS norms.
         relative_attention_num_buckets, relative_attention_max_distance: int. T5's relative position bias.
+        relative_attention_per_layer: bool. Each layer has a position bias of its own, as in umT5 and scanned T5X
+            models. Otherwise the layers of a stack share one, as in T5.
         init_scale: float. Feed-forward, expert, router and logit kernels start truncated normal with standard deviation
             sqrt(init_scale / fan_in). The paper's reduced initialization is 0.1 (section 2.4), T5's 1.0.
         attention_init_scale: float. The same factor for attention kernels, 1.0 in T5 and Mesh TensorFlow.
@@ -104,6 +106,7 @@ class SwitchConfig:
     layer_norm_epsilon: float = 1e-6
     relative_attention_num_buckets: int = 32
     relative_attention_max_distance: int = 128
+    relative_attention_per_layer: bool = False
     init_scale: float = 1.0
     attention_init_scale: float = 1.0
     num_experts: int = 0
@@ -154,7 +157,8 @@ class SwitchConfig:
         checks.fields(self, ("load_balancing_loss_weight", "router_z_loss_weight", "second_place_loss_weight"),
                       checks.number, "0 or above")
         checks.fields(self, ("second_expert_threshold",), checks.number, "in (0, 1)")
-        checks.fields(self, ("logits_via_embedding", "allow_non_causal_decoder", "extra_mlp", "remat"), checks.flag)
+        checks.fields(self, ("logits_via_embedding", "relative_attention_per_layer", "allow_non_causal_decoder",
+                             "extra_mlp", "remat"), checks.flag)
         checks.fields(self, ("scale_decoder_outputs",), checks.optional, checks.flag)
         checks.fields(self, ("end_id",), checks.ids)
         checks.fields(self, ("num_selected_experts", "expert_d_ff"), checks.optional, checks.integer, 1)

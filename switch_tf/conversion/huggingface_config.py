@@ -253,6 +253,9 @@ def _check_representable(config):
     if config.is_encoder_only and not config.logits_via_embedding:
         raise Refusal("Hugging Face's encoders have no logits, but this one has weights of its own for them "
                       "(logits_via_embedding=False); it cannot be written in their format.")
+    if config.relative_attention_per_layer:
+        raise Refusal("Hugging Face's T5 shares one position bias among the layers of a stack, but here each layer has "
+                      "its own (relative_attention_per_layer=True); it cannot be written in their format.")
     if not config.num_experts:
         return
     if config.activation in GATED_ACTIVATIONS:

@@ -1,6 +1,7 @@
 """T5's encoder and decoder stacks."""
 
 import functools
+from collections.abc import Callable, Iterable
 from typing import Any, TypeAlias
 
 import keras
@@ -8,12 +9,12 @@ from keras import ops
 
 from switch_tf import partitioning
 from switch_tf.configs.switch_config import SwitchConfig
-from switch_tf.layers import Dropout, RelativePositionBias, RMSNorm, Router
+from switch_tf.layers import Dropout, RMSNorm, Router
 from switch_tf.layers.attention import VALUE_CACHE_AXES
 from switch_tf.layers.shapes import KeepsShape
 from switch_tf.metrics import RouterStats
 from switch_tf.models.joining import join
-from switch_tf.models.transformer_layer import LayerCache, TransformerLayer
+from switch_tf.models.transformer_layer import LayerCache, TransformerLayer, relative_position_bias
 from switch_tf.ops import rematerialization
 from switch_tf.ops.dot_product_attention import cut
 from switch_tf.partitioning.tensors import Shape, Tensor
@@ -22,7 +23,7 @@ Cache: TypeAlias = tuple[LayerCache, ...]
 
 
 class Stack(KeepsShape, keras.layers.Layer):
-    """The layers of an encoder or decoder between embedding and logits, with one shared position bias.
+    """The layers of an encoder or decoder between embedding and logits, with one shared position bias or one a layer.
 
     Args:
         config: SwitchConfig.
@@ -44,9 +45,8 @@ class Stack(KeepsShape, keras.layers.Layer):
         num_layers = config.num_decoder_layers if is_decoder else config.num_encoder_layers
         sparse_layers = config.decoder_sparse_layers if is_decoder else config.encoder_sparse_layers
         self.is_all_sparse = len(sparse_layers) == num_layers
-        self.relpos_bias = RelativePositionBias(
-            config.num_heads, config.relative_attention_num_buckets, config.relative_attention_max_distance,
-            is_bidirectional=not is_decoder, dtype=policy, name="relpos_bias")
+        self.relpos_bias = (None if config.relative_attention_per_layer
+                            else relative_position_bias(config, is_decoder, policy))
         self.embedding_dropout = Dropout(config.dropout_rate, broadcast_axis=1, dtype=policy, name="embedding_dropout")
         self.layers: list[keras.layers.Layer] = [
             TransformerLayer(config, is_decoder, index in sparse_layers, dtype=policy, name=f"layers_{index}")
@@ -61,7 +61,9 @@ class Stack(KeepsShape, keras.layers.Layer):
         return tuple(router for layer in self.layers for router in layer.router_layers)
 
     def build(self, input_shape: Shape) -> None:
-        for layer in (self.relpos_bias, self.embedding_dropout, *self.layers, self.final_norm, self.final_dropout):
+        if self.relpos_bias is not None:
+            self.relpos_bias.build(input_shape)
+        for layer in (self.embedding_dropout, *self.layers, self.final_norm, self.final_dropout):
             layer.build(input_shape)
 
     def call(self, embedded: Tensor, is_real: Tensor, attention_mask: Tensor, encoded: Tensor | None = None,
@@ -69,10 +71,10 @@ class Stack(KeepsShape, keras.layers.Layer):
              training: bool = False) -> tuple[Tensor, tuple[RouterStats, ...]]:
         hidden = self.embedding_dropout(embedded, training=training)
         length = ops.shape(hidden)[1]
-        position_bias = cut(self.relpos_bias(query_length=length, key_length=length))
+        position_biases = self._position_biases(cut, query_length=length, key_length=length)
         cross = () if encoded is None else (encoded, encoder_decoder_mask)
         router_stats = ()
-        for layer in self.layers:
+        for layer, position_bias in zip(self.layers, position_biases, strict=True):
             run = functools.partial(layer, token_ids=token_ids, training=training)
             if self.remat and training:
                 run = functools.partial(rematerialization.rematerialize, run)
@@ -81,6 +83,12 @@ class Stack(KeepsShape, keras.layers.Layer):
         if self.rules.joins_layers:
             router_stats = join(router_stats, self.rules.omits_full_stacks and self.is_all_sparse)
         return self._end(hidden, is_real, training), router_stats
+
+    def _position_biases(self, finish: Callable, **positions: Any) -> Iterable:
+        """Returns the position bias of each layer after a function `finish`."""
+        if self.relpos_bias is None:
+            return (finish(layer.relpos_bias(**positions)) for layer in self.layers)
+        return [finish(self.relpos_bias(**positions))] * len(self.layers)
 
     def _end(self, hidden, is_real, training):
         hidden = self.final_dropout(self.final_norm(hidden), training=training)
@@ -116,10 +124,12 @@ class Stack(KeepsShape, keras.layers.Layer):
             `(hidden, cache)`: <compute dtype>[batch, 1, d_model] and the updated cache.
         """
         max_length = cache[0][-1].shape[VALUE_CACHE_AXES.index("length")]
-        position_bias = self.relpos_bias(query_length=1, key_length=max_length, first_query=position)
+        position_biases = self._position_biases(lambda bias: bias, query_length=1, key_length=max_length,
+                                                first_query=position)
         attention_mask = (partitioning.arange(max_length) <= position)[None, None, None, :]
         hidden, new_cache = embedded, []
-        for layer, layer_cache, layer_cross_cache in zip(self.layers, cache, cross_cache, strict=True):
+        for layer, layer_cache, layer_cross_cache, position_bias in zip(
+                self.layers, cache, cross_cache, position_biases, strict=True):
             hidden, layer_cache = layer.decode_step(hidden, is_real, layer_cache, position, layer_cross_cache,
                                                     attention_mask, encoder_decoder_mask, position_bias, token_ids)
             new_cache.append(layer_cache)

@@ -11,6 +11,7 @@ from switch_tf.layers import (
     Dropout,
     FeedForward,
     MultiHeadAttention,
+    RelativePositionBias,
     RMSNorm,
     Router,
     SwitchFeedForward,
@@ -50,6 +51,13 @@ def switch_self_attention(config: SwitchConfig, is_decoder: bool, dtype: Any, **
                                config.attention_init_scale, dtype=dtype, **kwargs)
 
 
+def relative_position_bias(config: SwitchConfig, is_decoder: bool, dtype: Any) -> RelativePositionBias:
+    """Returns the relative position bias described by a SwitchConfig, for one layer or all of a stack."""
+    return RelativePositionBias(
+        config.num_heads, config.relative_attention_num_buckets, config.relative_attention_max_distance,
+        is_bidirectional=not is_decoder, dtype=dtype, name="relpos_bias")
+
+
 def _fields(config, *names):
     return {name: getattr(config, name) for name in names}
 
@@ -59,6 +67,8 @@ LayerCache: TypeAlias = tuple[Tensor, ...]
 
 class TransformerLayer(KeepsShape, keras.layers.Layer):
     """One encoder or decoder layer: self-attention, cross-attention in decoders, and feed-forward or experts.
+
+    `relpos_bias` is the layer's own RelativePositionBias, which the stack calls, or None if layers share one.
 
     Args:
         config: SwitchConfig.
@@ -86,6 +96,8 @@ class TransformerLayer(KeepsShape, keras.layers.Layer):
         self.has_attention_experts = is_sparse and config.has_attention_experts
         self.has_feed_forward_experts = is_sparse and config.has_feed_forward_experts
         policy = self.dtype_policy
+        self.relpos_bias = (relative_position_bias(config, is_decoder, policy) if config.relative_attention_per_layer
+                            else None)
 
         def norm(name):
             return RMSNorm(config.layer_norm_epsilon, dtype=policy, name=name)
@@ -134,6 +146,8 @@ class TransformerLayer(KeepsShape, keras.layers.Layer):
         return tuple(experts.router for experts in attention + feed_forward)
 
     def build(self, input_shape: Shape) -> None:
+        if self.relpos_bias is not None:
+            self.relpos_bias.build(input_shape)
         for layer in (self.pre_attention_layer_norm, self.attention, self.attention_dropout):
             layer.build(input_shape)
         if self.is_decoder:

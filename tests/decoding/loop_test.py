@@ -34,6 +34,7 @@ VARIANTS = {
     "every_layer_is_sparse": {"encoder_sparse_step": 1, "decoder_sparse_step": 1},
     "extra_mlp": {"extra_mlp": True, "decoder_sparse_step": 1},
     "mtf": {"semantics": "mtf"},
+    "bias_per_layer": {"relative_attention_per_layer": True},
     "einsum": {"dispatch": "einsum"},
 }
 QUICK = ("switch", "geglu_untied")

@@ -71,6 +71,7 @@ def test_switch_tiny_by_hand():
     {"num_experts": 4, "semantics": "hf", "expert_capacity": 2, "encoder_sparse_step": 4},
     {"num_experts": 4, "num_decoder_layers": 0, "logits_via_embedding": False},
     {"activation": "geglu", "logits_via_embedding": False, "relative_attention_num_buckets": 6},
+    {"num_experts": 4, "relative_attention_per_layer": True},
     {"num_experts": 4, "extra_mlp": True},
     {"num_experts": 4, "expert_d_ff": 5, "encoder_sparse_indices": (0, 3), "decoder_sparse_indices": (1,)},
     {"num_experts": 4, "expert_d_ff": 5, "expert_sublayers": "feed_forward_and_attention", "activation": "geglu",
