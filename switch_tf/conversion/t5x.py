@@ -1,16 +1,21 @@
-"""Reads T5X checkpoints of T5 1.0, T5 1.1, mT5 and Flaxformer's MoE models."""
+"""Reads T5X checkpoints of T5 1.0, T5 1.1, mT5 and Flaxformer's MoE models, scanned or not."""
 
 import importlib
 import pathlib
+import re
 
 from switch_tf import checks
 from switch_tf.configs import shipped_gin
 from switch_tf.configs.switch_config import SwitchConfig
-from switch_tf.conversion import t5x_arrays, t5x_file
+from switch_tf.conversion import t5x_arrays, t5x_file, t5x_scan
+from switch_tf.conversion.checkpoint_files import Tensor
 from switch_tf.conversion.linked_weights import checked_links, read_model
 from switch_tf.conversion.rules import INDEX, Rule, Rules
 from switch_tf.models.switch_transformer import SwitchTransformer
 from switch_tf.refusals import Refusal
+
+_HEADS = re.compile(r".*attention/(?:(query|key|value)|out)/kernel")
+_LAYER_BIAS = re.compile(r"target/(?:encoder|decoder)/layers_\d+/relpos_bias/rel_embedding")
 
 
 def _stack_rules(stack, attentions):
@@ -18,7 +23,8 @@ def _stack_rules(stack, attentions):
     kernels = [Rule(f"{layer}/{attention}/{name}", f"target/{layer}/{attention}/{name}/kernel", merge=merge)
                for attention in attentions
                for name, merge in (("query", 1), ("key", 1), ("value", 1), ("out", 0))]
-    same = [f"{layer}/<norm>/scale", f"{stack}/{stack}_norm/scale", f"{stack}/relpos_bias/rel_embedding"]
+    same = [f"{layer}/<norm>/scale", f"{stack}/{stack}_norm/scale", f"{stack}/relpos_bias/rel_embedding",
+            f"{layer}/relpos_bias/rel_embedding"]
     return [
         *kernels, *(Rule(name, f"target/{name}") for name in same),
         Rule(f"{layer}/<mlp>/<kernel>", f"target/{layer}/<mlp>/<kernel>/kernel"),
@@ -55,7 +61,13 @@ def from_t5x(folder: str | pathlib.Path, config: SwitchConfig | None) -> SwitchT
     tensors = t5x_arrays.open_arrays(folder)
     if not isinstance(config, SwitchConfig):
         raise _without_config(folder, tensors)
-    return read_model(config, checked_links(config, RULES, tensors), lambda name: tensors[name].read(), folder)
+    tensors = t5x_scan.unscan(tensors, config)
+    _check_biases(tensors, config)
+    tensors = {name: _merge_heads(name, tensor, config) for name, tensor in tensors.items()}
+    places = {name: place for place, name in enumerate(tensors)}
+    # In the order of the file, so that an array of scanned layers is read once.
+    links = sorted(checked_links(config, RULES, tensors), key=lambda link: places[link.theirs[0]])
+    return read_model(config, links, lambda name: tensors[name].read(), folder)
 
 
 def _check_packages():
@@ -76,3 +88,22 @@ def _without_config(folder, tensors):
     return Refusal(f"A T5X checkpoint does not describe its model, so {folder} of {num_parameters:,} parameters needs "
                    f"a configuration: give --gin_file=gin/models/NAME.gin, or a SwitchConfig in Python{hint}.")
 
+
+def _check_biases(tensors, config):
+    has_layer_biases = any(map(_LAYER_BIAS.fullmatch, tensors))
+    if has_layer_biases and not config.relative_attention_per_layer:
+        raise Refusal("The checkpoint has a position bias for each layer, as scanned layers of T5X do, and the "
+                      "configuration one for each stack; add --gin.SwitchConfig.relative_attention_per_layer=True.")
+    if config.relative_attention_per_layer and not has_layer_biases:
+        raise Refusal("The configuration asks for a position bias in each layer (relative_attention_per_layer=True), "
+                      "and the checkpoint has one for each stack; leave it out.")
+
+
+def _merge_heads(name, tensor, config):
+    """Views an attention kernel with an axis for heads, as T5X's scalable T5 has it, in the usual shape."""
+    match, heads = _HEADS.fullmatch(name), (config.num_heads, config.d_kv)
+    if match is None or len(tensor.shape) != 3 or heads != (tensor.shape[1:] if match[1] else tensor.shape[:2]):
+        return tensor
+    width = config.num_heads * config.d_kv
+    shape = (tensor.shape[0], width) if match[1] else (width, tensor.shape[2])
+    return Tensor(shape, lambda: tensor.load().reshape(shape))

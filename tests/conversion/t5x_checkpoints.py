@@ -134,3 +134,35 @@ def write(folder: pathlib.Path, arrays: dict[str, np.ndarray], dtype: str = "flo
     content = tree if reference == "placeholder" else {"version": 3, "optimizer": tree}
     (folder / "checkpoint").write_bytes(flax.serialization.to_bytes(content))
     return folder
+
+
+def with_layer_biases(arrays: dict[str, np.ndarray], num_layers: dict[str, int]) -> dict[str, np.ndarray]:
+    """Returns arrays in which each layer has its stack's position bias, as scanned layers have one each."""
+    arrays = dict(arrays)
+    for stack, count in num_layers.items():
+        bias = arrays.pop(f"{stack}/relpos_bias/rel_embedding")
+        arrays |= {f"{stack}/layers_{i}/relpos_bias/rel_embedding": bias for i in range(count)}
+    return arrays
+
+
+def scanned(arrays: dict[str, np.ndarray], num_layers: dict[str, int], subblocks: dict[str, int] | None = None,
+            axis: int = 1) -> dict[str, np.ndarray]:
+    """Returns the arrays of a scanned model.
+
+    Args:
+        arrays: Those of single layers, with a position bias for each.
+        num_layers: "encoder" and "decoder" -> number of layers.
+        subblocks: Stack -> number of layers in a scanned block of Flaxformer's MoE models. None for plain layers.
+        axis: Axis of the blocks.
+    """
+    result = {name: values for name, values in arrays.items() if "/layers_" not in name}
+    for stack, count in num_layers.items():
+        period = subblocks[stack] if subblocks else 1
+        for place in range(period):
+            middle = f"subblock_{place}/" if subblocks else ""
+            for name in arrays:
+                if name.startswith(f"{stack}/layers_{place}/"):
+                    rest = name.removeprefix(f"{stack}/layers_{place}/")
+                    result[f"{stack}/{stack}/{middle}{rest}"] = np.stack(
+                        [arrays[f"{stack}/layers_{i}/{rest}"] for i in range(place, count, period)], axis)
+    return result
