@@ -8,7 +8,7 @@ from etils import epy
 
 from switch_tf.checkpoints import folders, run_config
 from switch_tf.configs.switch_config import SwitchConfig
-from switch_tf.conversion import t5x_file
+from switch_tf.conversion import t5x_arrays
 from switch_tf.storage import places
 
 with epy.lazy_imports():  # which import Keras, and recognising a folder needs none
@@ -55,7 +55,7 @@ HUGGING_FACE = Format(
     lambda folder, config: huggingface.from_hugging_face(folder),
     lambda model, folder, extras: huggingface.to_hugging_face(model, folder, extras.expert_capacity))
 T5X = Format(
-    "t5x", f"T5X's, a checkpoint with the msgpack file {t5x_file.FILE}", t5x_file.is_t5x,
+    "t5x", "T5X's, a checkpoint with the msgpack file checkpoint or Orbax' _METADATA", t5x_arrays.is_t5x,
     lambda folder, config: t5x.from_t5x(folder, config), describes_model=False)
 SWITCH_TF = Format(
     "switch_tf", "a run folder with checkpoints, or one checkpoint", _is_switch_tf,

@@ -7,7 +7,7 @@ import re
 from switch_tf import checks
 from switch_tf.configs import shipped_gin
 from switch_tf.configs.switch_config import SwitchConfig
-from switch_tf.conversion import t5x_arrays, t5x_file, t5x_scan
+from switch_tf.conversion import orbax_file, t5x_arrays, t5x_file, t5x_scan
 from switch_tf.conversion.checkpoint_files import Tensor
 from switch_tf.conversion.linked_weights import checked_links, read_model
 from switch_tf.conversion.rules import INDEX, Rule, Rules
@@ -44,7 +44,8 @@ def from_t5x(folder: str | pathlib.Path, config: SwitchConfig | None) -> SwitchT
     """Reads a model from a T5X checkpoint, one array at a time.
 
     Args:
-        folder: Path of a folder with the msgpack file `checkpoint`, such as `checkpoint_1000000`, and its zarr folders.
+        folder: Path of a folder such as `checkpoint_1000000`, with the msgpack file `checkpoint` and its zarr folders,
+            or written by Orbax.
         config: SwitchConfig of the model, which the checkpoint does not describe.
 
     Returns:
@@ -55,9 +56,9 @@ def from_t5x(folder: str | pathlib.Path, config: SwitchConfig | None) -> SwitchT
     """
     folder = checks.path("folder", folder)
     _check_packages()
-    if not t5x_file.is_t5x(folder):
+    if not t5x_arrays.is_t5x(folder):
         raise Refusal(f"{str(folder)!r} must be a T5X checkpoint, a folder such as checkpoint_1000000 on this machine "
-                      f"with the msgpack file {t5x_file.FILE!r}.")
+                      f"with the msgpack file {t5x_file.FILE!r} or Orbax' {orbax_file.FILE!r}.")
     tensors = t5x_arrays.open_arrays(folder)
     if not isinstance(config, SwitchConfig):
         raise _without_config(folder, tensors)

@@ -3,13 +3,14 @@
 import functools
 import math
 import pathlib
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 from etils import epy
 
 from switch_tf import checks
-from switch_tf.conversion import t5x_file
+from switch_tf.conversion import orbax_file, t5x_file
 from switch_tf.conversion.checkpoint_files import Tensor
 from switch_tf.refusals import Refusal, first_line
 
@@ -18,6 +19,13 @@ with epy.lazy_imports():  # of the extra "t5x"
 
 _DTYPES = {"float32": np.dtype("<f4"), "float16": np.dtype("<f2"), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
 
+_DESCRIPTIONS = {"zarr": ".zarray", "zarr3": "zarr.json"}
+
+
+def is_t5x(folder: Any) -> bool:
+    """Returns whether a folder, which may be in a bucket, is a checkpoint of T5X, in its own format or Orbax'."""
+    return t5x_file.is_t5x(folder) or orbax_file.root_of(folder) is not None
+
 
 def open_arrays(folder: pathlib.Path) -> dict[str, Tensor]:
     """Opens the weights of a checkpoint, name -> tensor. Names are like "target/encoder/encoder_norm/scale".
@@ -25,8 +33,13 @@ def open_arrays(folder: pathlib.Path) -> dict[str, Tensor]:
     Raises:
         Refusal: an array is missing, damaged, or not float32, bfloat16 or float16.
     """
+    if t5x_file.is_t5x(folder):
+        leaves, driver = t5x_file.read_leaves(folder), "zarr"
+    else:
+        folder = orbax_file.root_of(folder)
+        leaves, driver = orbax_file.read_leaves(folder)
     return {name: _open_inline(folder / t5x_file.FILE, name, leaf) if isinstance(leaf, t5x_file.InlineArray)
-            else _open_zarr(folder / leaf.folder, name) for name, leaf in t5x_file.read_leaves(folder).items()}
+            else _open_zarr(folder, leaf.folder, name, driver) for name, leaf in leaves.items()}
 
 
 def _open_inline(path, name, array):
@@ -42,22 +55,24 @@ def _read_inline(path, dtype, array):
     return values.view(dtype).reshape(array.shape)
 
 
-def _open_zarr(folder, name):
-    if not (folder / ".zarray").is_file():
-        is_ocdbt = (folder.parent / "manifest.ocdbt").is_file()
-        raise Refusal(f"The checkpoint lacks {folder / '.zarray'}, which describes {name!r}; "
-                      + ("it is in Orbax' OCDBT format: save it with use_ocdbt=False." if is_ocdbt
-                         else "download that folder too."))
+def _open_zarr(folder, place, name, driver):
+    where = folder / place
+    store = {"driver": "file", "path": f"{where}/"}
+    if (folder / orbax_file.DATABASE).is_file():
+        where = folder
+        store = {"driver": "ocdbt", "base": {"driver": "file", "path": f"{folder}/"}, "path": f"{place}/"}
+    elif not (where / _DESCRIPTIONS[driver]).is_file():
+        raise Refusal(f"The checkpoint lacks {where / _DESCRIPTIONS[driver]}, which describes {name!r}; download that "
+                      "folder too.")
     # By default tensorstore reads a missing chunk as zeros.
-    store = _attempt(name, folder, lambda: tensorstore.open(
-        {"driver": "zarr", "kvstore": {"driver": "file", "path": str(folder)}, "fill_missing_data_reads": False},
-        open=True, read=True).result())
-    _checked_dtype(name, store.dtype.name)
-    shape, chunk = tuple(store.shape), store.chunk_layout.read_chunk.shape
+    array = _attempt(name, where, lambda: tensorstore.open(
+        {"driver": driver, "kvstore": store, "fill_missing_data_reads": False}, open=True, read=True).result())
+    _checked_dtype(name, array.dtype.name)
+    shape, chunk = tuple(array.shape), array.chunk_layout.read_chunk.shape
     if any(part > max(size, 1) for part, size in zip(chunk, shape, strict=True)):
-        raise Refusal(f"{folder / '.zarray'} is damaged: {name!r} of shape {shape} is in chunks of {tuple(chunk)}. "
-                      "Download it again.")
-    return Tensor(shape, lambda: _attempt(name, folder, lambda: store.read().result()))
+        raise Refusal(f"{where} is damaged: {name!r} of shape {shape} is in chunks of {tuple(chunk)}. Download it "
+                      "again.")
+    return Tensor(shape, lambda: _attempt(name, where, lambda: array.read().result()))
 
 
 def _attempt(name, folder, call):

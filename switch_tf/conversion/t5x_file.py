@@ -45,7 +45,7 @@ class InlineArray(NamedTuple):
 
 
 class Reference(NamedTuple):
-    """An array in a zarr `folder` beside the file."""
+    """An array in a zarr `folder` beside the file, or under that name in a database."""
 
     folder: str
 
@@ -79,6 +79,18 @@ def read_leaves(folder: pathlib.Path) -> dict[str, InlineArray | Reference]:
         if not isinstance(leaf, InlineArray | Reference):
             raise _damaged(path, f"{checks.shown(name)} is {checks.shown(leaf)} and no array")
     return leaves
+
+
+def reference_to(folder: Any) -> Reference:
+    """Returns the Reference to a folder.
+
+    Raises:
+        Refusal: it is no plain name, so it could lead out of the checkpoint. The text is the part of a sentence.
+    """
+    name = folder.removesuffix("/") if isinstance(folder, str) else ""
+    if name in ("", ".", "..") or {"/", "\\", "\0"} & set(name) or len(name.encode("utf-8", "replace")) > 255:
+        raise Refusal(f"an array is in {checks.shown(folder)}, which is no folder beside the file")
+    return Reference(name)
 
 
 def _damaged(path, reason):
@@ -139,7 +151,8 @@ def _leaf(data, start, end):
     if end - start > _MAX_VALUE:
         return f"a value of {end - start} bytes"
     value = msgpack.unpackb(data[start:end])
-    return _named(value[len(_PLACEHOLDER):]) if isinstance(value, str) and value.startswith(_PLACEHOLDER) else value
+    is_placeholder = isinstance(value, str) and value.startswith(_PLACEHOLDER)
+    return reference_to(value[len(_PLACEHOLDER):]) if is_placeholder else value
 
 
 def _inline_array(data, start, end):
@@ -163,12 +176,4 @@ def _reference(specification):
     if specification["driver"] != "zarr" or not isinstance(store, dict):
         raise Refusal(f"an array has the tensorstore driver {checks.shown(specification['driver'])}, and T5X writes "
                       "'zarr'")
-    return _named(store.get("path", specification.get("path")))
-
-
-def _named(folder):
-    """Returns the Reference to a folder, which must be a plain name, so that no path leads out of the checkpoint."""
-    name = folder.removesuffix("/") if isinstance(folder, str) else ""
-    if name in ("", ".", "..") or {"/", "\\", "\0"} & set(name) or len(name.encode("utf-8", "replace")) > 255:
-        raise Refusal(f"an array is in {checks.shown(folder)}, which is no folder beside the file")
-    return Reference(name)
+    return reference_to(store.get("path", specification.get("path")))

@@ -18,6 +18,8 @@ GOLDEN = pathlib.Path(__file__).parents[1] / "golden" / "hugging_face"
     (("checkpoints/",), SWITCH_TF),
     (("checkpoint.json",), SWITCH_TF),
     (("checkpoint",), T5X),
+    (("_METADATA",), T5X),
+    (("state/", "state/_METADATA"), T5X),
     (("config.json",), HUGGING_FACE),
     (("config.json", "checkpoints/"), HUGGING_FACE),  # a run was to start in a downloaded folder
     (("config.json", "checkpoints/step_00000010/"), SWITCH_TF),

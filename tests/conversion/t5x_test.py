@@ -239,8 +239,6 @@ def test_missing_and_damaged_descriptions_of_arrays(tmp_path):
         assert message in refusal(folder, config)
     description.unlink()
     assert f"The checkpoint lacks {description}" in refusal(folder, config)
-    (folder / "manifest.ocdbt").touch()
-    assert "in Orbax' OCDBT format" in refusal(folder, config)
 
 
 def test_values_that_are_not_finite(tmp_path):

@@ -1,0 +1,99 @@
+"""T5X checkpoints that Orbax wrote, by Orbax itself."""
+
+import dataclasses
+import json
+import shutil
+
+import numpy as np
+import orbax.checkpoint
+import pytest
+
+from switch_tf import conversion
+from switch_tf.conversion import formats
+from tests.conversion.t5x_checkpoints import nested, scanned, with_layer_biases, write
+from tests.conversion.t5x_test import assert_same_logits, golden, refusal
+
+
+def write_orbax(folder, arrays, dtype="float32", **options):
+    """Writes a T5X train state as Orbax does; returns the folder of the step."""
+    tree = {"target": nested({name: values.astype(dtype) for name, values in arrays.items()}),
+            "state": {"step": 7, "param_states": nested({name: {"v": values} for name, values in arrays.items()})}}
+    handler = orbax.checkpoint.PyTreeCheckpointHandler(**options)
+    orbax.checkpoint.Checkpointer(handler).save(folder / "state", tree)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def ocdbt(tmp_path_factory):
+    """A checkpoint in Orbax' default format."""
+    config, arrays = golden("switch")
+    return config, arrays, write_orbax(tmp_path_factory.mktemp("ocdbt") / "checkpoint_7", arrays)
+
+
+@pytest.mark.parametrize("options", [
+    {"use_ocdbt": False}, {"use_ocdbt": False, "use_zarr3": True}, {"use_ocdbt": True, "use_zarr3": True}], ids=str)
+def test_logits_are_pytorchs_in_every_layout(options, tmp_path):
+    config, arrays = golden("t5_1_1")
+    folder = write_orbax(tmp_path / "checkpoint_7", arrays, **options)
+    assert (folder / "state" / "manifest.ocdbt").exists() == options["use_ocdbt"]
+    assert_same_logits(conversion.from_t5x(folder, config), "t5_1_1")
+
+
+def test_the_step_and_its_state_are_taken(ocdbt):
+    config, _, folder = ocdbt
+    assert formats.find(folder) is formats.find(folder / "state") is formats.T5X
+    for place in (folder, folder / "state"):
+        assert_same_logits(conversion.from_t5x(place, config), "switch")
+
+
+def test_scanned_bfloat16(tmp_path):
+    config, arrays = golden("t5_1_0")
+    num_layers = {"encoder": config.num_encoder_layers, "decoder": config.num_decoder_layers}
+    arrays = scanned(with_layer_biases(arrays, num_layers), num_layers)
+    model = conversion.from_t5x(write_orbax(tmp_path / "in", arrays, "bfloat16"),
+                                dataclasses.replace(config, relative_attention_per_layer=True))
+    np.testing.assert_array_equal(model.encoder.layers[1].mlp.wo.numpy(), arrays[
+        "encoder/encoder/mlp/wo/kernel"][:, 1].astype("bfloat16").astype("float32"))
+
+
+def test_placeholders_may_stand_for_arrays_in_the_database(ocdbt, tmp_path):
+    # As Orbax did at first: a msgpack file beside the database.
+    config, arrays, folder = ocdbt
+    shutil.copytree(folder / "state", tmp_path / "in")
+    placeholders = write(tmp_path / "made", arrays, reference="placeholder")
+    shutil.copy(placeholders / "checkpoint", tmp_path / "in")
+    assert_same_logits(conversion.from_t5x(tmp_path / "in", config), "switch")
+
+
+def test_damage(ocdbt, tmp_path):
+    config, _, folder = ocdbt
+    data = max(folder.rglob("d/*"), key=lambda path: path.stat().st_size).relative_to(folder)
+    for name, change in (("truncated", lambda path: path.write_bytes(path.read_bytes()[:100])),
+                         ("missing", lambda path: path.unlink())):
+        shutil.copytree(folder, tmp_path / name)
+        change(tmp_path / name / data)
+        message = refusal(tmp_path / name, config)
+        assert "cannot be read (" in message and message.endswith(f"; download {tmp_path / name / 'state'} again.")
+
+
+def _metadata(folder, change):
+    path = folder / "state" / "_METADATA"
+    content = json.loads(path.read_text())
+    change(content)
+    path.write_text(json.dumps(content))
+
+
+@pytest.mark.parametrize(("change", "message"), [
+    (lambda content: content.pop("tree_metadata"), "an array has no keys, but None"),
+    (lambda content: content.update(tree_metadata={"a": 3}), "an array has no keys, but 3"),
+    (lambda content: content.update(tree_metadata={"a": {"key_metadata": [{"key": 3}]}}), "an array has no keys, but"),
+    (lambda content: content.update(tree_metadata={}), "must describe weights under \"target\""),
+    (lambda content: content.update(tree_metadata={"a": {"key_metadata": [{"key": "target"}, {"key": "../../x"}]}}),
+     "an array is in 'target.../../x', which is no folder beside the file"),
+    (lambda content: content["tree_metadata"].update(more={"key_metadata": [{"key": "target"}, {"key": "more"}]}),
+     "'target/more' cannot be read (NOT_FOUND")])
+def test_other_descriptions_are_refused(change, message, ocdbt, tmp_path):
+    config, _, folder = ocdbt
+    shutil.copytree(folder, tmp_path / "in")
+    _metadata(tmp_path / "in", change)
+    assert message in refusal(tmp_path / "in", config)
