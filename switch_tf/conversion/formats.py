@@ -36,6 +36,7 @@ class Format(NamedTuple):
         read: function(local folder, SwitchConfig or None) -> SwitchTransformer.
         write: function(SwitchTransformer, new or empty folder, Extras), or None for a format that is only read.
         describes_model: bool. Whether a folder holds the model's configuration. `read` needs one otherwise.
+        is_needed: function(name of an entry) -> bool. Whether a folder in a bucket is copied with it, to be read.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Format(NamedTuple):
     read: Callable[[pathlib.Path, SwitchConfig | None], Any]
     write: Callable[[Any, pathlib.Path, Extras], None] | None = None
     describes_model: bool = True
+    is_needed: Callable[[str], bool] = lambda name: True
 
 
 def _is_switch_tf(folder):
@@ -56,7 +58,8 @@ HUGGING_FACE = Format(
     lambda model, folder, extras: huggingface.to_hugging_face(model, folder, extras.expert_capacity))
 T5X = Format(
     "t5x", "T5X's, a checkpoint with the msgpack file checkpoint or Orbax' _METADATA", t5x_arrays.is_t5x,
-    lambda folder, config: t5x.from_t5x(folder, config), describes_model=False)
+    lambda folder, config: t5x.from_t5x(folder, config), describes_model=False,
+    is_needed=lambda name: not name.startswith("state."))  # the optimizer's
 SWITCH_TF = Format(
     "switch_tf", "a run folder with checkpoints, or one checkpoint", _is_switch_tf,
     lambda folder, config: own.from_switch_tf(folder),

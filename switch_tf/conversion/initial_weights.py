@@ -32,7 +32,7 @@ def converted(run: Run, config: SwitchConfig) -> Iterator[pathlib.Path | None]:
         return
     print(f"Reading the weights of {folder} ...", file=sys.stderr)
     # Through a file, because a checkpoint's variables are read into any layout.
-    with tempfile.TemporaryDirectory() as temporary, places.fetched(folder) as local:
+    with tempfile.TemporaryDirectory() as temporary, places.fetched(folder, found.is_needed) as local:
         weights = pathlib.Path(temporary) / "weights"
         formats.SWITCH_TF.write(found.read(local, config), weights, formats.Extras())
         yield weights

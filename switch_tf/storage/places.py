@@ -13,7 +13,7 @@ import re
 import shutil
 import tempfile
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from switch_tf.refusals import Refusal
@@ -216,15 +216,20 @@ def remove_tree(path: str | os.PathLike, ignore_errors: bool = False) -> None:
 
 
 @contextlib.contextmanager
-def fetched(path: str | os.PathLike) -> Iterator[pathlib.Path]:
-    """Yields a file or folder as local ones, for libraries that read only those; a copy if it is in a bucket."""
+def fetched(path: str | os.PathLike, is_needed: Callable[[str], bool] = lambda name: True) -> Iterator[pathlib.Path]:
+    """Yields a file or folder as local ones, for libraries that read only those; a copy if it is in a bucket.
+
+    Args:
+        path: Path of the file or folder.
+        is_needed: Returns whether an entry of the folder, or of a folder in it, is copied, given its name.
+    """
     place = at(path)
     if is_local(place):
         yield place
         return
     with tempfile.TemporaryDirectory() as folder:
         copy = pathlib.Path(folder) / place.name
-        _copy_tree(place, copy)
+        _copy_tree(place, copy, is_needed)
         yield copy
 
 
@@ -240,10 +245,11 @@ def uploaded(folder: str | os.PathLike) -> Iterator[pathlib.Path]:
         upload(pathlib.Path(local), place)
 
 
-def _copy_tree(source, target):
+def _copy_tree(source, target, is_needed):
     if source.is_dir():
         target.mkdir()
         for entry in source.iterdir():
-            _copy_tree(entry, target / entry.name)
+            if is_needed(entry.name):
+                _copy_tree(entry, target / entry.name, is_needed)
     else:
         target.write_bytes(source.read_bytes())

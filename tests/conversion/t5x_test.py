@@ -12,7 +12,8 @@ import pytest
 
 from switch_tf import SwitchConfig, SwitchTransformer, conversion
 from switch_tf.cli import main
-from switch_tf.conversion import checkpoint_files, formats, initial_weights, linked_weights
+from switch_tf.conversion import checkpoint_files, converting, formats, initial_weights, linked_weights
+from switch_tf.storage import places
 from tests.conversion.t5x_checkpoints import arrays_from, write
 
 GOLDEN = pathlib.Path(__file__).parents[1] / "golden" / "hugging_face"
@@ -146,6 +147,25 @@ def test_a_run_starts_from_a_checkpoint_with_its_own_configuration(tmp_path):
     with (pytest.raises(ValueError, match="has shape .64, 16., but its configuration asks for .80, 16."),
           initial_weights.converted(run, dataclasses.replace(config, vocab_size=80))):
         pass
+
+
+def test_a_checkpoint_in_a_bucket_is_read_without_the_optimizers_state(bucket, tmp_path, monkeypatch):
+    config, arrays = golden("t5_1_0")
+    folder = write(tmp_path / "in", arrays)
+    (folder / "state.param_states.a.v").mkdir()
+    (folder / "state.param_states.a.v" / "0").write_text("many bytes")
+    place = places.at(bucket.new_folder())
+    places.upload(folder, place)
+    copied, read = [], formats.t5x.from_t5x
+
+    def from_t5x(local, config):
+        copied.extend(path.name for path in local.iterdir())
+        return read(local, config)
+
+    monkeypatch.setattr(formats.t5x, "from_t5x", from_t5x)
+    converting.convert(place, tmp_path / "ours", formats.SWITCH_TF, config=config)
+    assert_same_logits(conversion.from_switch_tf(tmp_path / "ours"), "t5_1_0")
+    assert "checkpoint" in copied and not [name for name in copied if name.startswith("state")]
 
 
 def test_the_model_is_needed_and_presets_of_its_size_are_named(tmp_path):

@@ -55,6 +55,14 @@ def test_a_local_copy_has_the_same_content(folder):
         assert copy.read_text() == "one"
 
 
+def test_a_copy_may_leave_entries_out(bucket):
+    folder = places.at(bucket.new_folder())
+    for name in ("a", "b", "in/a", "in/b"):
+        (folder / name).write_text("one")
+    with places.fetched(folder, lambda name: name != "b") as copy:
+        assert {path.relative_to(copy).as_posix() for path in copy.rglob("*")} == {"a", "in", "in/a"}
+
+
 def test_files_of_a_local_folder_are_written(folder):
     with places.uploaded(folder) as local:
         assert isinstance(local, pathlib.Path)
