@@ -32,7 +32,8 @@ def read(name: str, config_class: type) -> Any:
     try:
         with gin.unlock_config(), gin.config_scope(None):
             gin.clear_config()
-            gin.add_config_file_search_path(str(shipped_gin.folder()))
+            # No other folder: a file there would be included instead, and gin logs an error for each without it.
+            gin_config._LOCATION_PREFIXES[:] = [str(shipped_gin.folder())]
             gin.parse_config_file(str(shipped_gin.path(f"gin/models/{name}.gin")))
             return gin.get_configurable(config_class)()
     finally:

@@ -26,6 +26,14 @@ def test_from_preset_leaves_the_callers_gin_configuration_as_it_was(is_locked):
     gin.clear_config()
 
 
+def test_a_preset_includes_shipped_files_only_and_logs_nothing(tmp_path, monkeypatch, caplog):
+    (tmp_path / "gin" / "models").mkdir(parents=True)
+    (tmp_path / "gin" / "models" / "t5_1_1_small.gin").write_text("not gin")  # which t5_1_1_base.gin includes
+    monkeypatch.chdir(tmp_path)
+    assert SwitchConfig.from_preset("t5_1_1_base").d_model == 768
+    assert not caplog.records
+
+
 def test_every_preset_reads_and_every_sparse_one_can_be_split():
     for name in shipped_gin.preset_names():
         preset = SwitchConfig.from_preset(name)
