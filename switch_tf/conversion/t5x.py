@@ -85,7 +85,8 @@ def _without_config(folder, tensors):
     num_parameters = sum(tensor.size for tensor in tensors.values())
     alike = [name for name in shipped_gin.preset_names()
              if SwitchConfig.from_preset(name).num_parameters == num_parameters]
-    hint = f"; {' and '.join(f'gin/models/{name}.gin' for name in alike)} has as many parameters" if alike else ""
+    verb = "has" if len(alike) == 1 else "have"
+    hint = f"; {' and '.join(f'gin/models/{name}.gin' for name in alike)} {verb} as many parameters" if alike else ""
     return Refusal(f"A T5X checkpoint does not describe its model, so {folder} of {num_parameters:,} parameters needs "
                    f"a configuration: give --gin_file=gin/models/NAME.gin, or a SwitchConfig in Python{hint}.")
 
