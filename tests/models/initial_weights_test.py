@@ -11,6 +11,9 @@ from switch_tf.aot import lower
 from switch_tf.configs import shipped_gin
 from switch_tf.partitioning.partitioner import Partitioner
 
+# The fields by which presets differ and their initial weights do not.
+WITHOUT_WEIGHTS = ("dropout_rate", "group_size", "jitter_noise", "train_capacity_factor", "eval_capacity_factor",
+                   "min_expert_capacity", "router_z_loss_weight", "second_expert_threshold")
 NARROW = {"vocab_size": 80, "d_model": 32, "d_ff": 64, "d_kv": 8, "num_heads": 8, "num_groups_multiple": 8}
 LAYOUTS = ["data", "data_model", "expert", "expert_model", "fully_sharded", "fully_sharded_model"]
 
@@ -19,15 +22,16 @@ def _narrow(config, **changes):
     """The kinds of layers that a configuration has, several of each, at sizes that take no time."""
     return dataclasses.replace(
         config, **{**NARROW, "num_experts": min(config.num_experts, 8), "num_encoder_layers": 4,
-                   "num_decoder_layers": min(config.num_decoder_layers, 4), **changes})
+                   "num_decoder_layers": 4 if config.num_decoder_layers else 0, **changes})
 
 
 GEGLU = _narrow(SwitchConfig.from_preset("switch_xxl_128"), num_encoder_layers=2, num_decoder_layers=1)
 
 
 def _families():
-    """Returns every distinct preset, narrowed, and configurations that no preset has."""
-    families = {_narrow(SwitchConfig.from_preset(name)): name for name in reversed(shipped_gin.preset_names())}
+    """Returns the presets whose weights differ, narrowed, and configurations that no preset has."""
+    plain = {name: getattr(SwitchConfig(), name) for name in WITHOUT_WEIGHTS}
+    families = {_narrow(SwitchConfig.from_preset(name), **plain): name for name in reversed(shipped_gin.preset_names())}
     families[_narrow(GEGLU, expert_sublayers="feed_forward_and_attention", extra_mlp=True)] = "experts_everywhere"
     return {name: config for config, name in families.items()}
 
