@@ -48,11 +48,10 @@ def _of_files(folder, targets, vocabulary="docs_corpus"):
     return _scores(text_files.text_to_text(str(path), str(path), metrics=["accuracy"], name="perfect"), vocabulary)
 
 
-@pytest.mark.parametrize("target", [
-    "positive", "positive ", " positive", "two  words", "line one\nline two", "tab\there", "ﬁne", "ＡＢＣ",
-    "cafe\u0301", "zero\u200bwidth", "a <extra_id_0> b", "<extra_id_3>"])
-def test_what_the_vocabulary_spells_otherwise_is_right(tmp_path, target):
-    assert _of_files(tmp_path, [target, "other"]) == ({"accuracy": 100}, [])
+def test_what_the_vocabulary_spells_otherwise_is_right(tmp_path):
+    targets = ["positive", "positive ", " positive", "two  words", "line one\nline two", "tab\there", "ﬁne", "ＡＢＣ",
+               "cafe\u0301", "zero\u200bwidth", "a <extra_id_0> b", "<extra_id_3>"]
+    assert _of_files(tmp_path, targets) == ({"accuracy": 100}, [])
 
 
 def test_an_answer_that_differs_is_wrong_still(tmp_path):

@@ -44,7 +44,7 @@ def test_ids_are_those_of_a_reading(vocabulary, ends, keeps_end, sentinels, pref
 def test_a_text_with_nothing_in_it_is_padding(name):
     graph = data.SpellingOps(VOCABULARIES[name])
     empty = EMPTY.get(name, [""])
-    read = compiled(lambda texts: graph.read(texts, 24, True))
+    read = tf.function(lambda texts: graph.read(texts, 24, True), [tf.TensorSpec([None], tf.string)], autograph=False)
     assert not read(tf.constant([*empty, "a"])).numpy()[:-1].any()
     assert read(tf.constant(empty)).shape == (len(empty), 1) and read(tf.constant([], tf.string)).shape[0] == 0
 
