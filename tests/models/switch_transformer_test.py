@@ -12,6 +12,10 @@ from switch_tf.ops import random
 ENOUGH = {"train_capacity_factor": 4.0, "eval_capacity_factor": 4.0}
 
 
+# One sparse layer a stack: what takes time is the number of layers.
+SHALLOW = {"num_encoder_layers": 1, "num_decoder_layers": 1, "encoder_sparse_step": 1, "decoder_sparse_step": 1}
+
+
 def gradients_of(model, features, is_compiled=False, seed=0):
     """Loss (with both router losses), gradients of every weight, in training with dropout from one seed."""
 
@@ -117,7 +121,7 @@ def test_every_random_stream_has_a_path_of_its_own(make_model):
 
 
 def test_training_draws_by_seed_and_evaluation_never(make_model, features):
-    model = make_model(dropout_rate=0.2, jitter_noise=0.1, expert_dropout_rate=0.2)
+    model = make_model(dropout_rate=0.2, jitter_noise=0.1, expert_dropout_rate=0.2, **SHALLOW)
     logits = {}
     for seed in (0, 0, 1):
         with random.random_seed(seed):
@@ -132,7 +136,7 @@ def test_training_draws_by_seed_and_evaluation_never(make_model, features):
 
 def test_parts_of_the_batch_add_up_to_the_whole(make_model, features):
     model = make_model(dropout_rate=0.2, jitter_noise=0.1, expert_dropout_rate=0.2, num_groups_multiple=2,
-                       train_capacity_factor=0.9)
+                       train_capacity_factor=0.9, **SHALLOW)
     batch = {name: np.concatenate([value, value[:1]]) for name, value in features.items()}
     with random.random_seed(7):
         whole, stats = model.forward(batch, training=True)
@@ -160,8 +164,6 @@ def test_every_weight_gets_a_dense_gradient(make_model, features):
 
 
 NOISY = {"dropout_rate": 0.2, "jitter_noise": 0.2, "expert_dropout_rate": 0.3, "train_capacity_factor": 0.9}
-# One sparse layer a stack: tracing is what takes time.
-SHALLOW = {"num_encoder_layers": 1, "num_decoder_layers": 1, "encoder_sparse_step": 1, "decoder_sparse_step": 1}
 
 
 @pytest.mark.parametrize("is_compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
@@ -175,7 +177,7 @@ def test_rematerialisation_without_a_seed_uses_the_same_numbers_twice(make_model
     # As in Keras' fit: the seed comes from Keras' generator, and the gradient is taken outside of any scope.
     gradients = []
     for remat in (False, True):
-        model = make_model(remat=remat, **NOISY)
+        model = make_model(remat=remat, **NOISY, **SHALLOW)
         keras.utils.set_random_seed(5)
         with tf.GradientTape() as tape:
             loss = tf.reduce_mean(tf.square(model(features, training=True))) + tf.add_n(model.losses)
@@ -184,12 +186,12 @@ def test_rematerialisation_without_a_seed_uses_the_same_numbers_twice(make_model
 
 
 def test_einsum_and_index_dispatch_have_the_same_gradients(make_model, features):
-    first, second = (make_model(dispatch=way, **NOISY) for way in ("einsum", "index"))
+    first, second = (make_model(dispatch=way, **NOISY, **SHALLOW) for way in ("einsum", "index"))
     check_gradients(first, gradients_of(first, features), gradients_of(second, features))
 
 
 def test_an_unknown_batch_gives_the_same_logits(make_model, features):
-    model = make_model(num_groups_multiple=8)
+    model = make_model(num_groups_multiple=8, **SHALLOW)
     signature = {name: tf.TensorSpec([None, value.shape[1]], tf.int32) for name, value in features.items()}
     dynamic = tf.function(lambda features: model(features), input_signature=[signature])
     for size in (3, 1):
@@ -237,7 +239,7 @@ def test_a_training_batch_that_cannot_be_cut_is_refused(make_model, features):
 
 
 def test_batch_and_lengths_may_be_unknown_while_tracing(make_model, features):
-    model = make_model()
+    model = make_model(**SHALLOW)
     names = ("encoder_input_tokens", "decoder_input_tokens")
     signature = {name: tf.TensorSpec([None, None], tf.int32) for name in names}
     traced = tf.function(lambda batch: model.forward(batch)[0], input_signature=[signature])
