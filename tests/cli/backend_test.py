@@ -1,10 +1,12 @@
 """`--backend` of the commands that run a layout: a binding of `Layout.backend`, and the last one."""
 
+import functools
 import json
 import subprocess
 import sys
 import types
 
+import gin
 import pytest
 
 from switch_tf.cli import gin_run, main, starting, trained_run
@@ -36,11 +38,24 @@ def test_it_counts_more_than_files_and_bindings(tmp_path):
     assert _layout("--backend=pjrt", *words, "--gin.Layout.backend='mirrored'").backend == "pjrt"
 
 
-def test_the_configuration_of_a_run_records_it():
-    words = ["train", *TINY, "--gin.MODEL_DIR='run'", "--backend", "pjrt"]
-    arguments = main._parse(words)
-    gin_run.look(arguments.gin_file, arguments.gin_bindings)
-    _, configuration = starting.make_trainer(gin_run.on_this_machine(), "", words)
+@pytest.fixture(scope="module")
+def configuration_of():
+    """A function from a back end to the configuration that a run of it records."""
+
+    @functools.cache
+    def record(backend):
+        words = ["train", *TINY, "--gin.MODEL_DIR='run'", "--backend", backend]
+        arguments = main._parse(words)
+        gin_run.look(arguments.gin_file, arguments.gin_bindings)
+        _, configuration = starting.make_trainer(gin_run.on_this_machine(), "", words)
+        gin.clear_config()
+        return configuration
+
+    return record
+
+
+def test_the_configuration_of_a_run_records_it(configuration_of):
+    configuration = configuration_of("pjrt")
     assert "Layout.backend = 'pjrt'" in configuration
     assert "--backend pjrt" in configuration.splitlines()[0]
 
@@ -62,12 +77,8 @@ def test_an_unknown_one_is_refused_before_tensorflow_is_imported(command, tmp_pa
     ([], True, "pjrt", "load"), ([], True, "auto", "load_on_one_device"), ([], False, "pjrt", "load_on_one_device"),
     (["--backend=auto"], True, "pjrt", "load_on_one_device"), (["--backend=pjrt"], False, "auto", "load")])
 def test_texts_are_answered_by_pjrt_if_asked_to_or_where_a_run_of_pjrt_has_a_tpu(
-        words, has_tpu, backend, expected, tmp_path, monkeypatch):
-    trained = ["train", *TINY, "--gin.MODEL_DIR='run'", "--backend", backend]
-    arguments = main._parse(trained)
-    gin_run.look(arguments.gin_file, arguments.gin_bindings)
-    configuration = starting.make_trainer(gin_run.on_this_machine(), "", trained)[1]
-    (tmp_path / "operative_config.gin").write_text(configuration)
+        words, has_tpu, backend, expected, configuration_of, tmp_path, monkeypatch):
+    (tmp_path / "operative_config.gin").write_text(configuration_of(backend))
     loaded = []
     described = types.SimpleNamespace(layout=Layout(), config=types.SimpleNamespace(axis_sizes={}))
     for name in ("load", "load_on_one_device"):

@@ -54,29 +54,37 @@ def test_a_table_is_read_by_column_and_raw_text_is_another_output(run_folder, tm
     assert "line 1: the header has no column 'questions'" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("change", ["weights", "vocabulary", "model"])
-def test_an_output_is_of_the_same_weights_vocabulary_and_model(run_folder, tmp_path, capsys, change):
-    (tmp_path / "lines.txt").write_text("the <extra_id_0> array\n")
-    command = ["infer", f"--run={shutil.copytree(run_folder, tmp_path / 'run')}",
-               f"--input={tmp_path / 'lines.txt'}", f"--output={tmp_path / 'out.jsonl'}"]
-    assert main.main(command) == 0
-    settings = json.loads((tmp_path / "out.jsonl.settings.json").read_text())
-    settings[change] = "another"
-    (tmp_path / "out.jsonl.settings.json").write_text(json.dumps(settings))
+@pytest.fixture(scope="module")
+def answered(run_folder, tmp_path_factory):
+    """A folder with a line, its answer and the settings of the answer."""
+    folder = tmp_path_factory.mktemp("answered")
+    (folder / "lines.txt").write_text("the <extra_id_0> array\n")
+    assert main.main(_again(run_folder, folder)) == 0
     gin.clear_config()
-    assert main.main(command) == 2
+    return folder
+
+
+def _again(run, folder):
+    return ["infer", f"--run={run}", f"--input={folder / 'lines.txt'}", f"--output={folder / 'out.jsonl'}"]
+
+
+@pytest.mark.parametrize("change", ["weights", "vocabulary", "model"])
+def test_an_output_is_of_the_same_weights_vocabulary_and_model(run_folder, answered, tmp_path, capsys, change):
+    folder = shutil.copytree(answered, tmp_path / "answered")
+    assert main.main(_again(run_folder, folder)) == 0
+    settings = json.loads((folder / "out.jsonl.settings.json").read_text())
+    settings[change] = "another"
+    (folder / "out.jsonl.settings.json").write_text(json.dumps(settings))
+    gin.clear_config()
+    assert main.main(_again(run_folder, folder)) == 2
     assert f"was begun with {change} 'another', and now it is" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("binding, name", [
     ("--gin.SwitchConfig.jitter_noise=0.5", "model"), ("--gin.VOCABULARY='bytes'", "vocabulary")])
-def test_another_configuration_is_another_output(run_folder, tmp_path, capsys, binding, name):
-    (tmp_path / "lines.txt").write_text("the <extra_id_0> array\n")
-    command = ["infer", f"--run={run_folder}", f"--input={tmp_path / 'lines.txt'}",
-               f"--output={tmp_path / 'out.jsonl'}"]
-    assert main.main(command) == 0
-    gin.clear_config()
-    assert main.main([*command, binding]) == 2
+def test_another_configuration_is_another_output(run_folder, answered, tmp_path, capsys, binding, name):
+    folder = shutil.copytree(answered, tmp_path / "answered")
+    assert main.main([*_again(run_folder, folder), binding]) == 2
     assert f"was begun with {name} " in capsys.readouterr().err
 
 

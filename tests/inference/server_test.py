@@ -55,7 +55,8 @@ def served(text_model, most=100, **limits):
 def make_text_model(make_model):
     @functools.cache
     def make(sampler="greedy", batch_size=None):
-        model = make_model(vocab_size=384, logits_via_embedding=False, scale_decoder_outputs=False)
+        model = make_model(vocab_size=384, logits_via_embedding=False, scale_decoder_outputs=False,
+                           num_encoder_layers=1, num_decoder_layers=1, encoder_sparse_step=1, decoder_sparse_step=1)
         return TextModel(model, data.Reading(BYTES, BYTES), 20, 6, sampler, batch_size)
 
     return make
@@ -313,12 +314,12 @@ def test_a_look_shows_where_tokens_went(port, text_model, expected):
     routes = found["routes"]
     assert "".join(routes["inputs"]) == f"{TEXTS[4]}</s>"
     assert routes["outputs"][0] == "<pad>"  # the start of sequence
-    assert [layer["layer"] for layer in routes["layers"]] == ["encoder/layers_1/mlp", "decoder/layers_1/mlp"]
+    assert [layer["layer"] for layer in routes["layers"]] == ["encoder/layers_0/mlp", "decoder/layers_0/mlp"]
     # In the encoder by hand: the router of the layer, on what reaches it.
     model = text_model.model
     ids = np.asarray([text_model.read(TEXTS[4]).ids])
     hidden = {}
-    layer = model.encoder.layers[1].mlp
+    layer = model.encoder.layers[0].mlp
     call, layer.call = layer.call, lambda inputs, *unused, **options: (
         hidden.update(x=np.asarray(inputs[0])), call(inputs, *unused, **options))[1]
     try:

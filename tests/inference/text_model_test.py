@@ -15,7 +15,8 @@ TEXTS = ["ab <extra_id_0> c", "d", "a rather long text that is cut somewhere"]
 
 @pytest.fixture
 def model(make_model):
-    return make_model(vocab_size=384, logits_via_embedding=False, scale_decoder_outputs=False)
+    return make_model(vocab_size=384, logits_via_embedding=False, scale_decoder_outputs=False, num_encoder_layers=1,
+                      num_decoder_layers=1, encoder_sparse_step=1, decoder_sparse_step=1)
 
 
 @pytest.mark.parametrize("text, ids", [
