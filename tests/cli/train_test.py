@@ -51,6 +51,13 @@ SMALL = ["--gin.TRAIN_STEPS=1", "--gin.EVAL_PERIOD=0", "--gin.BATCH_SIZE=8", "--
          "--gin.SwitchConfig.num_decoder_layers=1"]
 
 
+@pytest.fixture
+def unchecked_data(monkeypatch):
+    """Starts that do not read an example first, which takes a second; tests/data/examples_test.py is about it."""
+    monkeypatch.setattr("switch_tf.data.check_examples", lambda description: None)
+
+
+@pytest.mark.usefixtures("unchecked_data")
 def test_a_bug_within_a_layer_shows_its_traceback_and_asks_for_a_report(tmp_path, monkeypatch):
     def plant(self, *arguments, **named):
         raise ValueError("a planted bug")
@@ -63,6 +70,7 @@ def test_a_bug_within_a_layer_shows_its_traceback_and_asks_for_a_report(tmp_path
     assert shown[-1].startswith("This is a bug of switch_tf and not your mistake: please report it")
 
 
+@pytest.mark.usefixtures("unchecked_data")
 def test_a_refusal_within_a_layer_is_one_sentence(tmp_path, monkeypatch, capsys):
     def refuse(self, *arguments, **named):
         raise Refusal("A layer refuses its inputs.")
@@ -79,6 +87,7 @@ def _refused_by(cause):
         return refusal
 
 
+@pytest.mark.usefixtures("unchecked_data")
 @pytest.mark.parametrize(("failure", "status"), [
     (diagnosis.Divergence("It failed."), 3), (_refused_by(OSError(errno.EIO, "Input/output error")), 4)])
 def test_the_status_tells_how_a_run_ended(tmp_path, monkeypatch, capsys, failure, status):

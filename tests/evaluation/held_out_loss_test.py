@@ -24,8 +24,8 @@ def test_unigram_loss_by_hand(tiny_config):
     assert held_out_loss.unigram_losses(config, train, {"task": held_out}) == {"task": pytest.approx(expected)}
 
 
-def test_evaluation_weighs_batches_by_their_targets_and_ignores_rows_of_padding(tiny_config, batch):
-    model = SwitchTransformer(dataclasses.replace(tiny_config, num_experts=0))
+def test_evaluation_weighs_batches_by_their_targets_and_ignores_rows_of_padding(shallow_config, batch):
+    model = SwitchTransformer(dataclasses.replace(shallow_config, num_experts=0))
     model.build()
     step = held_out_loss.compile_evaluation(model, StepSettings())
     whole = held_out_loss.evaluate(step, [batch])
@@ -38,8 +38,8 @@ def test_evaluation_weighs_batches_by_their_targets_and_ignores_rows_of_padding(
         assert one.weight == other.weight
 
 
-def test_evaluation_is_deterministic(tiny_config, batch):
-    model = SwitchTransformer(tiny_config)
+def test_evaluation_is_deterministic(shallow_config, batch):
+    model = SwitchTransformer(shallow_config)
     model.build()
     step = held_out_loss.compile_evaluation(model, StepSettings())
     first, second = (held_out_loss.evaluate(step, [batch]).loss_terms["cross_entropy"].total for _ in range(2))

@@ -11,7 +11,7 @@ import keras
 import numpy as np
 import pytest
 
-from switch_tf import SwitchTransformer, statuses
+from switch_tf import SwitchTransformer, data, statuses
 from switch_tf.checkpoints import bundles, folders, run_config, run_folder, writing
 from switch_tf.checkpoints.checkpointer import FailedSave
 from switch_tf.configs import names
@@ -67,11 +67,13 @@ def finished(run, straight):
 
 
 @pytest.fixture(autouse=True)
-def _no_pictures(request, monkeypatch):
-    """Drawing them takes as long as the training here; those of the straight run are made and looked at."""
+def _no_pictures_and_no_look_at_the_data(request, monkeypatch):
+    """They take as long as the training here; the straight run has them, and data/examples_test.py is about the look.
+    """
     if "straight" in request.fixturenames:
         request.getfixturevalue("straight")
     monkeypatch.setattr(report, "write", lambda folder: None)
+    monkeypatch.setattr(data, "check_examples", lambda description: None)
 
 
 def _train(config, run, settings=None, optimizer=None):
