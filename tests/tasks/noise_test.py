@@ -39,13 +39,15 @@ def _t5_masked_tokens(dataset, sequence_length, output_features):
                                     noise_mask_fn=t5_preprocessors.iid_noise_mask)
 
 
-@pytest.mark.parametrize(("inputs", "targets", "mean"), [(128, 29, 3.0), (10, 8, 3.0), (512, 114, 3.0), (172, 40, 3.0),
-                                                         (300, 80, 20.0), (64, 60, 1.0)])
-def test_span_corruption_is_t5s(inputs, targets, mean):
+@pytest.mark.parametrize(("inputs", "targets", "mean", "seeds"), [
+    (128, 29, 3.0, (0, 1)), (10, 8, 3.0, (0,)), (300, 80, 20.0, (0,)), (64, 60, 1.0, (0,)),
+    *(pytest.param(*case, range(2), marks=pytest.mark.exhaustive) for case in (
+        (10, 8, 3.0), (512, 114, 3.0), (172, 40, 3.0), (300, 80, 20.0), (64, 60, 1.0)))])
+def test_span_corruption_is_t5s(inputs, targets, mean, seeds):
     lengths = {"inputs": inputs, "targets": targets}
     own, theirs = (functools.partial(module.span_corruption, mean_noise_span_length=mean)
                    for module in (preprocessors, t5_preprocessors))
-    for seed in range(2):
+    for seed in seeds:
         assert _made(own, lengths, seed, DOCUMENTS) == _made(theirs, lengths, seed, DOCUMENTS)
 
 
@@ -55,7 +57,7 @@ def test_long_documents_are_cut_to_t5s_piece():
                    for module in (preprocessors, t5_preprocessors))
     starts = set()
     tf.random.set_seed(2)  # which piece is drawn depends on it as well, and other tests set it
-    for seed in range(3):
+    for seed in range(2):
         made = _made(own, lengths, seed, documents)
         assert made == _made(theirs, lengths, seed, documents)
         starts.add(made[0]["inputs"][0])
