@@ -11,7 +11,9 @@ pytestmark = pytest.mark.usefixtures("fusing")
 LENGTH = 5
 INPUTS = np.random.default_rng(0).integers(2, 32, (4, 7)).astype("int32")
 INPUTS[1, 5:] = 0
-UNTIED = {"logits_via_embedding": False, "scale_decoder_outputs": False}  # tied, small models repeat themselves
+# One layer a stack, as loop_test.py has the caches of several; tied, small models repeat themselves.
+UNTIED = {"logits_via_embedding": False, "scale_decoder_outputs": False, "num_encoder_layers": 1,
+          "num_decoder_layers": 1, "encoder_sparse_step": 1, "decoder_sparse_step": 1}
 MANY = np.concatenate([INPUTS, INPUTS, INPUTS])  # more sequences than are fused
 
 
