@@ -1,5 +1,6 @@
 """Conversion of a folder of weights into another format, with a report."""
 
+import contextlib
 import pathlib
 
 from switch_tf.configs.switch_config import SwitchConfig
@@ -48,7 +49,8 @@ def convert(source: pathlib.Path, output: pathlib.Path, to: Format, expert_capac
     if config is not None and source_format.describes_model:
         raise Refusal(f"{source} describes its model itself, so --gin_file and --gin.NAME=VALUE, which are for T5X's "
                       "checkpoints, have no effect on it; leave them out.")
-    with places.fetched(source, source_format.is_needed) as local:
+    with contextlib.nullcontext(source) if source_format.is_read_in_place else places.fetched(
+            source, source_format.is_needed) as local:
         model, vocabulary = source_format.read(local, config), huggingface_vocabulary.find(local, source)
     result = {"input": str(source), "from": source_format.name, "to": to.name, "output": str(output),
               "num_parameters": model.config.num_parameters}

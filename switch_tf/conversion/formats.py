@@ -33,10 +33,11 @@ class Format(NamedTuple):
         name: str. Value of `--to`.
         description: str. The folders that hold it, for messages.
         recognises: function(folder) -> bool. The folder may be in a bucket.
-        read: function(local folder, SwitchConfig or None) -> SwitchTransformer.
+        read: function(folder, SwitchConfig or None) -> SwitchTransformer. The folder is local unless `is_read_in_place`.
         write: function(SwitchTransformer, new or empty folder, Extras), or None for a format that is only read.
         describes_model: bool. Whether a folder holds the model's configuration. `read` needs one otherwise.
         is_needed: function(name of an entry) -> bool. Whether a folder in a bucket is copied with it, to be read.
+        is_read_in_place: bool. Whether `read` takes a folder in a bucket, so that nothing is copied.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Format(NamedTuple):
     write: Callable[[Any, pathlib.Path, Extras], None] | None = None
     describes_model: bool = True
     is_needed: Callable[[str], bool] = lambda name: True
+    is_read_in_place: bool = False
 
 
 def _is_switch_tf(folder):
@@ -63,7 +65,8 @@ T5X = Format(
 SWITCH_TF = Format(
     "switch_tf", "a run folder with checkpoints, or one checkpoint", _is_switch_tf,
     lambda folder, config: own.from_switch_tf(folder),
-    lambda model, folder, extras: own.to_switch_tf(model, folder, extras.vocabulary))
+    lambda model, folder, extras: own.to_switch_tf(model, folder, extras.vocabulary),
+    is_read_in_place=True)  # a run has other checkpoints, and may be training
 
 # The first format that recognises a folder is taken.
 FORMATS = (HUGGING_FACE, T5X, SWITCH_TF)

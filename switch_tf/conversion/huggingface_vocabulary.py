@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from switch_tf.conversion import json_files, tokenizer_json
 from switch_tf.refusals import Refusal
+from switch_tf.storage import places
 from switch_tf.storage.whole_file import reading
 
 FILE = "spiece.model"  # in the folders of T5 and mT5
@@ -28,7 +29,7 @@ def find(folder: str | pathlib.Path, shown: str | pathlib.Path | None = None) ->
         folder: Path of the folder, or of a local copy of it.
         shown: Path for the `reason`, if `folder` is a copy.
     """
-    folder = pathlib.Path(folder)
+    folder = places.at(folder)
     try:
         if (folder / FILE).exists():
             json_files.check_regular(folder / FILE)

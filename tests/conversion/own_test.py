@@ -11,8 +11,9 @@ import pytest
 import safetensors.numpy
 
 from switch_tf import SwitchConfig, SwitchTransformer, conversion
-from switch_tf.checkpoints import folders
+from switch_tf.checkpoints import folders, run_folder
 from switch_tf.cli import gin_files, main
+from switch_tf.storage import places
 
 GOLDEN = pathlib.Path(__file__).parents[1] / "golden" / "hugging_face"
 
@@ -106,6 +107,18 @@ def test_the_command_takes_the_vocabulary_along(files, named, tmp_path, capsys, 
     assert vocabulary == named and f"--gin.VOCABULARY=\"'{named}'\"" in told.err
     if named != "bytes":
         assert (tmp_path / named).read_text() == "a model"
+
+
+def test_a_run_that_trains_in_a_bucket_is_converted_where_it_is(folder, bucket):
+    """Its lease has the name of the lock that was copied with it from a disk."""
+    root = places.at(bucket.new_folder())
+    places.upload(folder[0], root / "run" / "checkpoints" / "step_00000000")
+    (root / "run" / "lock").write_text("1")
+    training = run_folder.RunFolder(root / "run")
+    words = ["convert", "--input", str(root / "run"), "--output", str(root / "weights"), "--to", "switch_tf"]
+    assert main.main(words) == 0
+    training.close()
+    assert folders.hash_of_weights(root / "weights") == folders.hash_of_weights(folder[0])
 
 
 @pytest.mark.parametrize(("arguments", "message"), [
