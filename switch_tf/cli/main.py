@@ -13,6 +13,7 @@ from switch_tf.cli import paths
 from switch_tf.configs import shipped_gin
 from switch_tf.configs.choices import nearest
 from switch_tf.hardware import host
+from switch_tf.installation import quiet
 from switch_tf.refusals import Refusal, first_line
 from switch_tf.statuses import INTERRUPTED, OUTAGE, REFUSED
 from switch_tf.storage import json_lines, places
@@ -90,6 +91,7 @@ def _main(argv):
         print(refusal, file=sys.stderr)
         return refusal.exit_status
     host.skip_tpu_metadata_query()
+    quiet.expect_tensorflow(prepares_devices=False)  # a path of a bucket imports it before the command does
     command = importlib.import_module(_module(arguments.command))
     result = {}
     try:

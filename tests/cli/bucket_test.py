@@ -2,6 +2,9 @@
 
 import errno
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 
@@ -42,6 +45,16 @@ def test_what_is_not_there_is_refused_in_one_sentence_and_nothing_is_written(wor
     error = capsys.readouterr().err
     assert error.startswith(f"switch-tf {words[0]}: ") and error.count("\n") == 1, error
     assert not list(tmp_path.iterdir()) and not places.at(folder).exists()
+
+
+@pytest.mark.slow  # imports TensorFlow
+def test_a_mistake_in_a_process_of_its_own_is_one_sentence_below_the_import(bucket):
+    """Before the command imports TensorFlow without its lines, the path has imported it."""
+    place = f"{bucket.new_folder()}/nothing"
+    done = subprocess.run([sys.executable, "-m", "switch_tf.cli", "inspect", place], capture_output=True, text=True,
+                          env={name: value for name, value in os.environ.items() if name != "TF_CPP_MIN_LOG_LEVEL"})
+    assert (done.returncode, done.stderr) == (
+        REFUSED, f"Importing TensorFlow ...\nswitch-tf inspect: There is no folder {place!r} here.\n")
 
 
 @pytest.mark.parametrize("number, status", [(errno.EIO, OUTAGE), (errno.EACCES, REFUSED)])
