@@ -1,12 +1,30 @@
-"""A fine-tuned run is moved and used from there, in processes of their own, as a user types it."""
+"""A run is moved, and used or trained further from there, in processes of their own, as a user types it."""
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 
 import pytest
 
+from switch_tf.checkpoints import folders
+from switch_tf.cli import main
+from switch_tf.storage import places
+
+SAVED, STEPS = 2, 6
+SMALL_RUN = [
+    "--gin_file=gin/models/switch_tiny.gin", "--gin_file=gin/tasks/docs_corpus.gin", "--gin_file=gin/runs/pretrain.gin",
+    "--gin.SwitchConfig.d_model=32", "--gin.SwitchConfig.d_ff=64", "--gin.SwitchConfig.num_encoder_layers=1",
+    "--gin.SwitchConfig.num_decoder_layers=1", "--gin.SwitchConfig.encoder_sparse_step=1",
+    "--gin.SwitchConfig.vocab_size=4096", "--gin.SwitchConfig.num_experts=4", "--gin.DROPOUT_RATE=0.1",
+    "--gin.RsqrtDecay.warmup_steps=100", "--gin.BATCH_SIZE=8", "--gin.CACHE_PARTS=4", "--gin.LOG_PERIOD=1",
+    "--gin.EVAL_PERIOD=0", f"--gin.CHECKPOINT_PERIOD={SAVED}", "--gin.Run.keep_checkpoints=20"]
+PIECES = "--gin_file=gin/layouts/fully_sharded.gin"
+FOUR_DEVICES = [PIECES, "--gin.MESH_SHAPE='data=4'", "--devices=4"]
+TWO_BY_TWO = ["--gin_file=gin/layouts/expert_model.gin", "--gin.MESH_SHAPE='data=2,model=2'", "--devices=4"]
+ONE_DEVICE = ["--gin_file=gin/layouts/single.gin"]
+TWO_PROCESSES = [PIECES, "--gin.MESH_SHAPE='data=2'", "--devices=2", "--processes=2", "--backend=pjrt"]
 WORDS = ["the", "router", "sends", "each", "token", "to", "one", "expert", "and", "back", "again"]
 
 
@@ -47,3 +65,64 @@ def test_a_fine_tuned_run_is_used_from_another_folder(tmp_path):
     _command(elsewhere, "export", "--run=sent", "--output=exported")
     found = _command(elsewhere, "eval", "--run=sent", f"--gin.TRAIN_FILES='{work}/pairs.jsonl'", "--json").stdout
     assert json.loads(found)["results"][0]["step"] == 2
+
+
+@pytest.fixture(scope="module", params=["dtensor", pytest.param("pjrt", marks=pytest.mark.exhaustive)])
+def unmoved(request, tmp_path_factory):
+    """The folder of a run of STEPS steps on four devices."""
+    folder = tmp_path_factory.mktemp("unmoved")
+    _go_on(folder, folder / "run", STEPS, *FOUR_DEVICES, f"--backend={request.param}")
+    return folder / "run"
+
+
+@pytest.fixture(params=[pytest.param("disk", marks=pytest.mark.exhaustive), "bucket"])
+def moved(request, unmoved, tmp_path):
+    """A copy of the run as it was when it saved its first checkpoint, on the disk or in the bucket."""
+    copy = tmp_path / "copy"
+    later = [path.name for path in folders.newest_first(unmoved / "checkpoints")][:-1]
+    shutil.copytree(unmoved, copy, ignore=shutil.ignore_patterns(*later))
+    lines = (copy / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (copy / "metrics.jsonl").write_text("".join(lines[:SAVED]))
+    if request.param == "disk":
+        return copy
+    target = places.at(request.getfixturevalue("bucket").new_folder()) / "run"
+    places.upload(copy, target)
+    shutil.rmtree(copy)
+    return target
+
+
+def _go_on(folder, run, steps, *layout):
+    return _command(folder, "train", *SMALL_RUN, f"--gin.MODEL_DIR='{run}'", f"--gin.TRAIN_STEPS={steps}", *layout)
+
+
+def _losses(run):
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return {line["step"]: line["train/loss"] for line in lines}
+
+
+def _assert_same_losses(run, unmoved, steps=STEPS):
+    """Sums over other devices are taken in another order, so the last digits of float32 differ."""
+    expected = {step: loss for step, loss in _losses(unmoved).items() if step <= steps}
+    assert list(expected) == list(range(1, steps + 1)) and _losses(run) == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", [TWO_BY_TWO, ONE_DEVICE], ids=["two_by_two", "one"])
+def test_a_run_on_four_devices_goes_on_with_other_ones_where_it_was_copied(layout, moved, unmoved, tmp_path):
+    assert f"Going on from step {SAVED} " in _go_on(tmp_path, moved, STEPS, *layout).stderr
+    _assert_same_losses(moved, unmoved)
+
+
+@pytest.mark.slow
+def test_a_copied_run_goes_on_in_two_processes_and_then_in_one(moved, unmoved, tmp_path, capsys):
+    """Each of the two writes its own pieces, in a bucket too, and the one joins them."""
+    done = _go_on(tmp_path, moved, SAVED + 2, *TWO_PROCESSES)
+    assert f"Going on from step {SAVED} " in done.stderr
+    _assert_same_losses(moved, unmoved, SAVED + 2)
+    description = folders.describe(folders.path_of(moved / "checkpoints", SAVED + 2))
+    assert {"state.index", "state.data-00000-of-00002", "state.data-00001-of-00002"} <= description["files"].keys()
+    assert description["layout"]["processes"] == 2
+    assert main.main(["inspect", str(moved), "--verify"]) == 0
+    assert capsys.readouterr().out.count("is whole") == 2
+    assert f"Going on from step {SAVED + 2} " in _go_on(tmp_path, moved, STEPS, *ONE_DEVICE).stderr
+    _assert_same_losses(moved, unmoved)

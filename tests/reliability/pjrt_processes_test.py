@@ -16,7 +16,6 @@ import pytest
 from switch_tf import data
 from switch_tf.checkpoints import folders
 from switch_tf.partitioning import cluster
-from switch_tf.storage import places
 from switch_tf.tasks import docs_corpus  # noqa: F401  registers them
 from switch_tf.training import processes
 
@@ -173,24 +172,6 @@ def test_a_run_that_changes_its_processes_and_is_killed_has_the_losses_of_one_th
     layout = ["--gin.Layout.rules=(('batch', 'data'), ('group', 'data'), ('expert', 'data'))",
               "--gin.Layout.mesh_shape='data=2'", "--devices=2"]
     assert _evaluate(changing, *layout, "--backend=pjrt", count=2) == pytest.approx(scores, rel=2e-6)
-
-
-@pytest.mark.slow
-def test_two_processes_save_into_a_bucket_and_one_goes_on_from_there(bucket, tmp_path):
-    """Each uploads its own pieces, and the first one joins them."""
-    root = places.at(bucket.new_folder())
-    run = root / "run"
-    straight = ["--gin.USE_CACHED_TASKS=False", "--gin.TRAIN_STEPS=6"]
-    expected = _train(tmp_path, *straight)
-    in_bucket = [*straight, f"--gin.MODEL_DIR='{run}'"]
-    _train(tmp_path, *in_bucket, *TWO_PROCESSES, "--gin.TRAIN_STEPS=4")
-    description = folders.describe(folders.path_of(run / "checkpoints", 4))
-    assert {"state.index", "state.data-00000-of-00002", "state.data-00001-of-00002"} <= description["files"].keys()
-    assert description["layout"]["processes"] == 2
-    verified = subprocess.run(_command("inspect", str(run), "--verify"), capture_output=True, text=True)
-    assert verified.returncode == 0 and verified.stdout.count("is whole") == 2, verified.stderr
-    _train(tmp_path, *in_bucket)
-    assert _losses(root) == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.fixture
