@@ -101,6 +101,8 @@ class FolderLease:
 
     def __init__(self, folder: Any):
         self._folder, self._last_age = folder, -1.0
+        if (folder / _NAME).is_file():  # the lock of a run that was copied from a disk, beside the lease's objects
+            (folder / _NAME).unlink(missing_ok=True)
         self._lease = Lease(folder / _NAME, self._wait)
 
     def _wait(self, holder: Holder):

@@ -33,11 +33,11 @@ class Format(NamedTuple):
         name: str. Value of `--to`.
         description: str. The folders that hold it, for messages.
         recognises: function(folder) -> bool. The folder may be in a bucket.
-        read: function(folder, SwitchConfig or None) -> SwitchTransformer. The folder is local unless `is_read_in_place`.
+        read: function(folder, SwitchConfig or None) -> SwitchTransformer. Of a folder in a bucket it is given a copy.
         write: function(SwitchTransformer, new or empty folder, Extras), or None for a format that is only read.
         describes_model: bool. Whether a folder holds the model's configuration. `read` needs one otherwise.
         is_needed: function(name of an entry) -> bool. Whether a folder in a bucket is copied with it, to be read.
-        is_read_in_place: bool. Whether `read` takes a folder in a bucket, so that nothing is copied.
+        is_read_in_place: bool. Whether `read` takes a folder in a bucket itself, so that nothing is copied.
     """
 
     name: str

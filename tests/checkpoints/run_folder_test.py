@@ -134,9 +134,10 @@ def test_an_unknown_url_is_refused_before_a_folder_of_that_name_is_made(url, tmp
 def test_one_process_at_a_time_trains_in_a_folder_of_a_bucket(bucket, monkeypatch, capfd):
     monkeypatch.setattr(lease, "PERIOD", 0.3)
     path = bucket.new_folder()
+    (places.at(path) / "lock").write_text("123")  # of a run that was copied from a disk
     assert not run_folder.is_running(path)
     folder = RunFolder(path)
-    assert run_folder.is_running(path) and folder.checkpoints.is_dir()
+    assert run_folder.is_running(path) and folder.checkpoints.is_dir() and not (folder.path / "lock").is_file()
     with pytest.raises(ValueError, match=rf"Another process \(pid {os.getpid()} on .*\) is training in '{path}'"):
         RunFolder(path)
     assert "waiting up to 60 s for a sign of life" in capfd.readouterr().err
