@@ -52,9 +52,9 @@ from switch_tf.training import train_step
 
 compute, as_used, steps = train_step.compute_gradients, train_step.as_used, []
 
-def computing(model, features, seed, step, *rest):
+def computing(model, features, seed, step, *rest, **options):
     steps.append(step)
-    return compute(model, features, seed, step, *rest)
+    return compute(model, features, seed, step, *rest, **options)
 
 def with_nan(gradients, variables):
     gradients = as_used(gradients, variables)
