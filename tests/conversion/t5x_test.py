@@ -162,7 +162,7 @@ def test_a_checkpoint_in_a_bucket_is_read_without_the_optimizers_state(bucket, t
         copied.extend(path.name for path in local.iterdir())
         return read(local, config)
 
-    monkeypatch.setattr(formats.t5x, "from_t5x", from_t5x)
+    monkeypatch.setattr("switch_tf.conversion.t5x.from_t5x", from_t5x)
     converting.convert(place, tmp_path / "ours", formats.SWITCH_TF, config=config)
     assert_same_logits(conversion.from_switch_tf(tmp_path / "ours"), "t5_1_0")
     assert "checkpoint" in copied and not [name for name in copied if name.startswith("state")]

@@ -1,4 +1,6 @@
-"""A seqio task of a few sentences."""
+"""A seqio task of a few sentences, and signals as they are at a terminal."""
+
+import signal
 
 import pytest
 import seqio
@@ -7,6 +9,14 @@ import tensorflow as tf
 SENTENCES = [f"the {animal} {verb} over the {place} and {more}" for animal in ("cat", "dog", "fox", "hen")
              for verb in ("runs", "leaps", "looks") for place in ("hill", "wall", "pond")
              for more in ("sleeps", "sings", "waits for rain")]
+
+
+@pytest.fixture(autouse=True)
+def _hears_sighup():
+    """Tests that nohup runs ignore SIGHUP, and so would their children."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
 
 
 @pytest.fixture(scope="session")
