@@ -246,6 +246,9 @@ class Partitioner:
     def end_soon(self, status: int) -> None:
         """Has this process, which failed, exit with a status, without waiting long for others that wait for it."""
 
+    def end_together(self, message: str) -> None:
+        """Has this process, which succeeded, wait at its exit for the others, and end with a message if one is lost."""
+
 
 # Words in errors of a lost process that share their classes with other errors: a collective, a barrier that waits, and
 # a barrier after the loss is known.

@@ -88,7 +88,10 @@ class CommonEnd:
         self._aborts.__exit__(kind, error, traceback)
         if isinstance(error, Refusal):
             outages.classify(error, is_running=False)
-        if error is not None:
+        if error is None:
+            self._partitioner.end_together(f"switch-tf {self._command}: {self._gone()}, after this one had finished; "
+                                           "start all processes again with the same command.")
+        else:
             self._partitioner.end_soon(error.exit_status if isinstance(error, Refusal) else
                                        INTERRUPTED if isinstance(error, KeyboardInterrupt) else BUG)
 

@@ -46,10 +46,10 @@ with one_of_several("train"):
         partitioner.barrier()
         if partitioner.process_index == failing:
             exec(action)
-        while True:
+        while waiting:
             exec(waiting)
 """
-COLLECTIVE, ASLEEP = "partitioner.barrier()", "time.sleep(1)"
+COLLECTIVE, ASLEEP, FINISHED = "partitioner.barrier()", "time.sleep(1)", ""
 KILLED = "os.kill(os.getpid(), signal.SIGKILL)"
 REFUSED = "raise Refusal('The disk is full.')"
 # A failed check in a thread of C++.
@@ -78,8 +78,8 @@ if partitioner.process_index == failing:
 assert step == 1
 step = 2
 """
-GONE = (r"switch-tf train: Another of the 2 processes is gone (\(.+\)|or, if the lines above name another cause, C\+\+ "
-        r"code has a bug); start all processes again")
+GONE = (r"switch-tf train: Another of the 2 processes is gone(?: \(.+\)| or, if the lines above name another cause, "
+        r"C\+\+ code has a bug|, after this one had finished); start all processes again")
 
 
 def _start(addresses, index, failing=2, action="", waiting=COLLECTIVE, patience=300, folder=None):
@@ -182,6 +182,8 @@ def addresses():
 @pytest.mark.slow
 @pytest.mark.parametrize("failing, action, waiting, status", [
     pytest.param(0, KILLED, ASLEEP, -signal.SIGKILL, id="0-killed"),
+    pytest.param(1, KILLED, FINISHED, -signal.SIGKILL, id="1-killed-at-the-end"),
+    pytest.param(0, KILLED, FINISHED, -signal.SIGKILL, id="0-killed-at-the-end", marks=pytest.mark.exhaustive),
     pytest.param(1, REFUSED, COLLECTIVE, 2, id="1-refused"),
     pytest.param(1, ABORTED, COLLECTIVE, 4, id="1-aborted"),
     pytest.param(1, KILLED, COLLECTIVE, -signal.SIGKILL, id="1-killed", marks=pytest.mark.exhaustive),
@@ -191,6 +193,8 @@ def test_a_process_that_is_killed_or_fails_ends_the_other_with_a_message(failing
     ended = [_ended(process) for process in started]
     assert ended[failing][0] == status
     assert ended[1 - failing][0] == 4 and re.search(GONE, ended[1 - failing][1]), ended
+    if waiting == FINISHED:
+        assert "after this one had finished" in ended[1 - failing][1] and "client.h" not in ended[1 - failing][1], ended
     if waiting == ASLEEP:  # the client of the other process aborted, below lines that name the cause
         assert "coordination service" in ended[1 - failing][1] and "C++ code has a bug" in ended[1 - failing][1]
     if action == ABORTED:

@@ -188,6 +188,10 @@ class PjrtPartitioner(Partitioner):
         if self.num_processes > 1:
             pjrt_client.end_soon(status)
 
+    def end_together(self, message: str) -> None:
+        if self.num_processes > 1:
+            pjrt_client.end_together(message)
+
 
 def _memory(device):
     """Returns the bytes of memory that JAX may use of a device, None for the host's."""

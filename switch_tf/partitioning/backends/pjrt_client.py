@@ -11,6 +11,7 @@ from switch_tf.hardware import devices, host
 from switch_tf.partitioning.backends import aborts
 from switch_tf.partitioning.cluster import Cluster, check_port
 from switch_tf.refusals import Refusal, first_line
+from switch_tf.statuses import OUTAGE
 from switch_tf.storage import outputs
 
 # JAX's name of the client, and of its devices.
@@ -98,6 +99,19 @@ def _meet(members):
             jax.distributed.initialize(
                 first, count, members.index, cluster_detection_method="deactivate",
                 initialization_timeout=_START_SECONDS, heartbeat_timeout_seconds=_HEARTBEAT_SECONDS)
+
+
+def end_together(message: str) -> None:
+    """Has this process wait at its exit for the others, and end with a message as an outage if one is lost."""
+    atexit.register(_end_together, message)
+
+
+def _end_together(message):
+    with outputs.held_back(), aborts.ending_with(lambda: message):
+        try:
+            jax.distributed.shutdown()
+        except jax.errors.JaxRuntimeError:  # the client aborts in another thread, or this one hears of it first
+            outputs.end(OUTAGE, message)
 
 
 def end_soon(status: int) -> None:
