@@ -13,7 +13,7 @@ from switch_tf.installation import machine
 
 @pytest.mark.slow
 def test_the_environment_of_the_tests_has_no_problem(capsys):
-    report = doctor.run(argparse.Namespace(stream=sys.stderr))
+    report = doctor.run(argparse.Namespace(stream=sys.stderr, model_dir=None))
     output = capsys.readouterr()
     assert report["problems"] == report["exit_status"] == 0, output.err
     assert {check["check"] for check in report["checks"]} >= {"Python", "tensorflow", "requirements", "accelerators"}
