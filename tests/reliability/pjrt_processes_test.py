@@ -207,7 +207,7 @@ def test_a_disk_that_is_full_for_one_process_ends_all_and_leaves_the_last_checkp
     started = [_start(addresses, index, failing, waiting=SAVING, folder=tmp_path) for index in range(2)]
     ended = [_ended(process) for process in started]
     assert [status for status, _ in ended] == [2, 2], ended
-    refusal = r"FailedSave: The checkpoint of step 2 could not be written to run \({}\); the older ones are as they were"
+    refusal = r"FailedSave: The checkpoint of step 2 could not be written to run \({}\); the older ones are as they"
     assert re.search(refusal.format(".*File too large"), ended[failing][1]), ended
     assert re.search(refusal.format("another process could not .*"), ended[1 - failing][1]), ended
     assert [path.name for path in tmp_path.joinpath("run").iterdir()] == ["step_00000001"]
