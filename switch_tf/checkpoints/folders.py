@@ -174,7 +174,7 @@ def describe(checkpoint: Folder) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise BrokenCheckpoint(f"{checkpoint} has no readable checkpoint.json ({error}).") from error
     recorded = description.pop(OWN_SUM, None) if isinstance(description, dict) else None
-    if recorded not in (None, own_sum(description)):
+    if recorded is not None and recorded != own_sum(description):
         raise BrokenCheckpoint(f"{checkpoint} has no readable checkpoint.json (its SHA-256 is not the recorded one).")
     version = description.get("format_version") if isinstance(description, dict) else None
     if not json_lines.is_step(version) or version == 0:

@@ -295,17 +295,15 @@ class Training:
 
     def _save(self, is_last=False):
         self.folder.check_is_there()
-        while True:
-            try:
-                self.state.save(self._writer.flush)
-            except FailedSave as failure:
-                is_earlier = failure.step < self.state.step  # this one waited for it, and has not begun
-                if is_last and not is_earlier:
-                    raise
-                self._go_on_after(failure)
-                if is_earlier:
-                    continue
-            return
+        try:
+            self.state.save(self._writer.flush)
+        except FailedSave as failure:
+            is_earlier = failure.step < self.state.step  # this one waited for it, and has not begun
+            if is_last and not is_earlier:
+                raise
+            self._go_on_after(failure)
+            if is_earlier:
+                self._save(is_last)
 
     def _go_on_after(self, failure):
         """Raises the error of a save, unless the run is to go on after one."""

@@ -47,7 +47,10 @@ def test_logits_are_pytorchs(case, tmp_path):
     config, arrays = golden(case)
     # All weights are there: embedding, logits, two biases, two final norms, and those of the layers.
     assert sum(values.size for values in arrays.values()) == config.num_parameters
-    model = conversion.from_t5x(write(tmp_path / "checkpoint_7", arrays), config)
+    folder = write(tmp_path / "checkpoint_7", arrays)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model = conversion.from_t5x(folder, config)
     assert model.config == config and {weight.dtype for weight in model.weights} == {"float32"}
     assert_same_logits(model, case)
 
@@ -281,11 +284,3 @@ def test_what_is_no_checkpoint(tmp_path):
     (tmp_path / "checkpoint").write_text('model_checkpoint_path: "x"')
     assert "must be a T5X checkpoint, a folder such as checkpoint_1000000" in refusal(tmp_path, SwitchConfig())
     assert "must be a T5X checkpoint" in refusal(tmp_path / "nowhere", SwitchConfig())
-
-
-def test_no_warnings(tmp_path):
-    config, arrays = golden("t5_1_1")
-    folder = write(tmp_path / "in", arrays)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        conversion.from_t5x(folder, config)
