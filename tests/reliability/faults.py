@@ -4,8 +4,8 @@
 
 `make faults` runs it. However often a run is stopped, its logged numbers, the hash of its last weights and its best
 step must be those of a run that nobody stopped. Each step logs its loss, so equal numbers mean that no example was lost
-or repeated. A start must also go on from the last checkpoint that was complete. The tally has what the run was doing
-when it was stopped. Exit status 1 if anything differs.
+or repeated. A start must also go on from the last checkpoint that was complete. The tally counts the faults by the
+moment that they hit, such as a save. Exit status 1 if anything differs.
 """
 
 import argparse
@@ -39,6 +39,7 @@ PERIODS = ("--gin.LOG_PERIOD=1", "--gin.EVAL_PERIOD=10", "--gin.CHECKPOINT_PERIO
 ALONE = (*ON_ONE_DEVICE, *PERIODS)
 IN_TWO_PROCESSES = ("--gin_file=gin/layouts/fully_sharded.gin", "--devices=2", "--processes=2", "--backend=pjrt",
                     "--gin.SwitchConfig.vocab_size=4096", *PERIODS)
+WELL = {"fail": 0, "fail_reads": 0, "latency": 0}  # settings of the bucket
 _STARTING, _FAR = 8.0, 25  # seconds of a start; steps to a kill
 _KILLS_OF_A_RUN = 5
 _LONGEST_END = 120  # seconds in which the other process must end after one was killed
@@ -85,7 +86,7 @@ class Store(NamedTuple):
 
 
 class Tally:
-    """What was tried, by what the run was doing, and what was lost.
+    """Counts of faults, by the moment of the run that they hit, and of losses.
 
     Args:
         name: Words for the fault and the store.
@@ -169,50 +170,51 @@ def _bucket(local):
 
 
 def kill(store, count, rng, expected):
-    """Kills the process at random moments, up to five times a run."""
-    tally = Tally(f"kills, {store.name}", count)
-    while tally.moments.total() < count:
-        run = store.root / f"killed_{tally.runs}"
-        for _ in range(min(_KILLS_OF_A_RUN, count - tally.moments.total())):
-            saved = _saved(run)
-            process = Process(run, store.local, ALONE)
-            if not _wait_for_a_moment(process, rng, saved):
-                break
-            moment = _moment(process, run)
-            process.popen.send_signal(signal.SIGKILL)
-            process.end()
-            if "Going on" in process.told:
-                tally.check_start(process.told, saved)
-            tally.add(moment)
-        _finish_and_check(tally, run, store, expected)
-    yield tally
+    """Kills the process at random moments."""
+
+    def strike(process, tally, moment):
+        process.popen.send_signal(signal.SIGKILL)
+        process.end()
+
+    yield _strike(Tally(f"kills, {store.name}", count), count, store, rng, expected, ALONE, strike)
 
 
 def lose_a_process(store, count, rng, expected):
     """Kills one of two processes at random moments. The other one must end by itself, as an outage."""
     if store.name != "disk":  # the processes meet through the same files
         return
+    count = max(1, count // 5)
     _finish(store.root / "straight_2", store.local, IN_TWO_PROCESSES)
-    expected = _result(store.root / "straight_2")
-    tally = Tally(f"lost processes, {store.name}", max(1, count // 5))
-    while tally.moments.total() < max(1, count // 5):
-        run = store.root / f"lost_{tally.runs}"
-        for _ in range(_KILLS_OF_A_RUN):
-            process = Process(run, store.local, IN_TWO_PROCESSES)
-            if not _wait_for_a_moment(process, rng, _saved(run)):
+
+    def strike(process, tally, moment):
+        children = subprocess.run(["ps", "-o", "pid=", "--ppid", str(process.popen.pid)], capture_output=True,
+                                  text=True).stdout.split()
+        if children:  # none has started, or all have ended
+            os.kill(int(rng.choice(children)), signal.SIGKILL)
+        status = process.end(_LONGEST_END)
+        if children and status in (statuses.FINISHED, statuses.BUG):
+            tally.wrong.append(f"A run ended with status {status} {moment}:\n{process.told}")
+
+    yield _strike(Tally(f"lost processes, {store.name}", count), count, store, rng,
+                  _result(store.root / "straight_2"), IN_TWO_PROCESSES, strike)
+
+
+def _strike(tally, count, store, rng, expected, arguments, strike):
+    """Stops runs by `strike`, each up to five times, and compares what they end with. Returns the tally."""
+    while tally.moments.total() < count:
+        run = store.root / f"struck_{arguments is ALONE}_{tally.runs}"
+        for _ in range(min(_KILLS_OF_A_RUN, count - tally.moments.total())):
+            saved = _saved(run)
+            process = Process(run, store.local, arguments)
+            if not _wait_for_a_moment(process, rng, saved):
                 break
             moment = _moment(process, run)
-            listed = subprocess.run(["ps", "-o", "pid=", "--ppid", str(process.popen.pid)], capture_output=True,
-                                    text=True).stdout.split()
-            if not listed:
-                process.end()
-                break
-            os.kill(int(rng.choice(listed)), signal.SIGKILL)
-            if (status := process.end(_LONGEST_END)) in (statuses.FINISHED, statuses.BUG):
-                tally.wrong.append(f"{run} ended with status {status} {moment}:\n{process.told}")
+            strike(process, tally, moment)
+            if "Going on" in process.told:
+                tally.check_start(process.told, saved)
             tally.add(moment)
-        _finish_and_check(tally, run, store, expected, IN_TWO_PROCESSES)
-    yield tally
+        _finish_and_check(tally, run, store, expected, arguments)
+    return tally
 
 
 def make_a_nan(store, count, rng, expected):
@@ -280,19 +282,13 @@ def starve(store, count, rng, expected):
         moment = _moment(process, run) if seconds else "all the time"
         if seconds:
             time.sleep(seconds)
-            store.control(fail=0, fail_reads=0, latency=0)
+            store.control(**WELL)
         status = process.end()
-        if status == statuses.OUTAGE:
-            moment += ", which ended it"
-            status = 0
-            told = _finish(run, store.local)
-        else:
-            told = process.told
-        store.control(fail=0, fail_reads=0, latency=0)
-        if status:
-            tally.wrong.append(f"{name}: status {status}\n{process.told}")
-        tally.add(moment)
-        tally.check_result(run, told, expected)
+        store.control(**WELL)
+        if status not in (statuses.FINISHED, statuses.OUTAGE):
+            tally.wrong.append(f"{run} ended with status {status}:\n{process.told}")
+        tally.add(f"{moment}, which ended it" if status == statuses.OUTAGE else moment)
+        _finish_and_check(tally, run, store, expected)
         yield tally
 
 

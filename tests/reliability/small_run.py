@@ -43,7 +43,7 @@ class Process:
 
     @property
     def told(self) -> str:
-        """What it has told so far."""
+        """Its standard error so far."""
         return "".join(self.lines)
 
     def is_running(self) -> bool:
