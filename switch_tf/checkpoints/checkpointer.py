@@ -81,9 +81,10 @@ class Checkpointer:
         if folders.is_complete(final):
             self._remove_outdated()  # a kill may have prevented that
             return
-        with self._refusing(step):
-            self._agree(self._attempt(lambda: writing.make_empty(final)) if self._partitioner.is_chief else None, final)
         process = self._partitioner.process_index, self._partitioner.num_processes
+        with self._refusing(step):
+            self._agree(self._attempt(lambda: writing.make_empty(final, process[1])) if self._partitioner.is_chief
+                        else None, final)
         staging = writing.staging_of(final)
         error = self._attempt(flush) or self._attempt(lambda: self._batches.save(staging, process[0]))
         pieces = self._partitioner.pieces({path: stored(variable) for path, variable in self._variables.items()})

@@ -32,11 +32,14 @@ def _temporary_of(final):
     return final.with_name(f"tmp.{final.name}") if places.is_local(final) else final
 
 
-def make_empty(final: Any) -> None:
-    """Creates the folder in which a checkpoint is written, for all processes."""
+def make_empty(final: Any, num_processes: int = 1) -> None:
+    """Creates the folder in which a checkpoint is written, for all processes. In a bucket one needs none."""
     temporary = _temporary_of(final)
     places.remove_tree(temporary, ignore_errors=True)
-    _parts_of(temporary).mkdir(parents=True, exist_ok=True)
+    if num_processes > 1:
+        _parts_of(temporary).mkdir(parents=True, exist_ok=True)
+    elif places.is_local(final):
+        temporary.mkdir(parents=True, exist_ok=True)
 
 
 def staging_of(final: Any) -> pathlib.Path:
@@ -201,7 +204,8 @@ class Writing:
                 raise OSError("another process could not write its part and names the cause")
 
     def _publish(self, sums):
-        places.remove_tree(_parts_of(self._temporary))
+        if self._count > 1:
+            places.remove_tree(_parts_of(self._temporary))
         descriptions.complete(self._temporary, self._description, sums)
         if self._is_local:
             leftovers.make_room(self._final, is_folder=True)

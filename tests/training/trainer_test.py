@@ -215,10 +215,10 @@ def test_a_run_goes_on_after_checkpoints_that_failed_but_not_after_the_last_one(
             raise OSError(28, "No space left on device")
         return write(place, *args)
 
-    def failing_make(final):
+    def failing_make(final, num_processes):
         if final.name == "step_00000003":
             raise places.BucketError(5, "The bucket does not answer")
-        make_empty(final)
+        make_empty(final, num_processes)
 
     with monkeypatch.context() as patch:
         patch.setattr(bundles, "write", failing_write)
