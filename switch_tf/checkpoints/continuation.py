@@ -36,6 +36,7 @@ _WITHOUT_EFFECT = {
             "vocabulary", "use_cached_tasks", "cache_dir"),  # recorded by content in "vocabulary" and "training data"
     "StepSettings": ("num_microbatches", "use_xla"),
 }
+_INITIAL = ("INITIAL_CHECKPOINT", "Run.initial_variables")  # a resumed run has these weights
 _MACROS = ("mixture_or_task_name", "task_feature_lengths", "train_steps", "batch_size", "log_period", "eval_period",
            "checkpoint_period", "seed", "initial_checkpoint")
 
@@ -93,9 +94,10 @@ def model_fields(saved: dict) -> dict[str, Any]:
 
 
 def check_weights(saved: dict, new: dict, checkpoint: str | pathlib.Path,
-                  vocabularies: tuple[str, str] | None = None) -> None:
-    """Raises Refusal if a new run cannot start from the weights of a checkpoint. Arguments as in `check`."""
-    if different := [name for name in _differences(saved, new) if name in _MODEL | {"vocabulary"}]:
+                  vocabularies: tuple[str, str] | None = None, initial_variables: str = "all") -> None:
+    """Raises Refusal if a new run cannot start from the weights of a checkpoint. Arguments as in `check` and `Run`."""
+    compared = {"vocabulary"} | (_MODEL if initial_variables == "all" else set())
+    if different := [name for name in _differences(saved, new) if name in compared]:
         difference = _describe(different, saved, new, vocabularies)
         raise Refusal(f"The weights of {checkpoint} are of another model: {difference}. Use the model file and the "
                       "VOCABULARY that it was trained with, or another INITIAL_CHECKPOINT.")
@@ -121,7 +123,7 @@ def check(saved: dict, new: dict, checkpoint: str | pathlib.Path, restart_change
         return [f"{checkpoint} is of a version that kept no record of the configuration, so only its variables are "
                 "compared with the model and the optimizer." +
                 " The data are read from their beginning." * restart_changed_data], restart_changed_data
-    differences = [name for name in _differences(saved, new) if name != "INITIAL_CHECKPOINT"]  # its weights are saved
+    differences = [name for name in _differences(saved, new) if name not in _INITIAL]
     if fixed := [name for name in differences if name in _FIXED]:
         raise Refusal(
             f"{checkpoint} is of another model or optimizer: {_describe(fixed, saved, new, vocabularies)}. Start it "

@@ -86,11 +86,7 @@ def restore(checkpoint: str | pathlib.Path, variables: Variables, batches: Batch
     description = describe(checkpoint)
     _check_same(checkpoint, description["variables"], variables)
     verification.check_positions(places.at(checkpoint), description)
-    try:
-        _read(places.at(checkpoint) / "state", description["variables"], variables)
-    except (tf.errors.OpError, AssertionError) as error:  # TensorFlow asserts that the file has every variable
-        _check_is_read(checkpoint, error)
-        raise BrokenCheckpoint(f"{checkpoint} is damaged ({first_line(error)}).") from error
+    _read_checked(checkpoint, description["variables"], variables)
     try:
         if batches is not None:
             batches.restore(places.at(checkpoint))
@@ -100,6 +96,39 @@ def restore(checkpoint: str | pathlib.Path, variables: Variables, batches: Batch
                                "or of a version of switch_tf that read them in another order; start anew in another "
                                f"folder, from its weights if they are wanted ({first_line(error)}).") from error
     return description
+
+
+def restore_matching(checkpoint: str | pathlib.Path, variables: Variables) -> tuple[dict[str, Any], list[str]]:
+    """Restores the variables that a checkpoint of another model has with the same path and shape.
+
+    Args:
+        checkpoint: path of the checkpoint folder.
+        variables: path -> Keras variable, see `state_variables`.
+
+    Returns:
+        The description of the checkpoint, and the paths of the other variables, which keep their values.
+
+    Raises:
+        BrokenCheckpoint: files are missing or damaged.
+        Refusal: no variable matches.
+    """
+    description = describe(checkpoint)
+    saved = description["variables"]
+    matching = {path: variable for path, variable in variables.items()
+                if path in saved and saved[path]["shape"] == list(variable.shape)}
+    if not matching:
+        raise Refusal(f"{checkpoint} has no variable with the name and the shape of one of this model; use another "
+                      "INITIAL_CHECKPOINT, or None.")
+    _read_checked(checkpoint, saved, matching)
+    return description, [path for path in variables if path not in matching]
+
+
+def _read_checked(checkpoint, saved, variables):
+    try:
+        _read(places.at(checkpoint) / "state", saved, variables)
+    except (tf.errors.OpError, AssertionError) as error:  # TensorFlow asserts that the file has every variable
+        _check_is_read(checkpoint, error)
+        raise BrokenCheckpoint(f"{checkpoint} is damaged ({first_line(error)}).") from error
 
 
 def _check_is_read(checkpoint, error):

@@ -3,7 +3,7 @@
 import dataclasses
 
 from switch_tf import checks
-from switch_tf.configs.choices import ON_FAILED_SAVE, TRAINABLE, check_choice
+from switch_tf.configs.choices import INITIAL_VARIABLES, ON_FAILED_SAVE, TRAINABLE, check_choice
 from switch_tf.refusals import Refusal
 
 
@@ -34,6 +34,8 @@ class Run:
             task and each of the cache_parts. One more ends the run, as the first one does if it is 0.
         seed: int. Seed of initial weights, order of the data, dropout and jitter.
         initial_checkpoint: str or None. Run folder or checkpoint that provides the weights of a new run.
+        initial_variables: str. "all" takes every weight from it, so it has to be of the same model; "matching" takes
+            those that both models have with the same shape, all but the experts if one is sparse and one is dense.
         restart_changed_data: bool. Start from the beginning of the data if they have changed since the checkpoint.
             False refuses to resume then (`continuation.py`).
         keep_checkpoints: int. Number of recent checkpoints to keep.
@@ -67,6 +69,7 @@ class Run:
     skip_corrupt_records: int = 0
     seed: int = 0
     initial_checkpoint: str | None = None
+    initial_variables: str = "all"
     restart_changed_data: bool = False
     keep_checkpoints: int = 3
     keep_every: int = 0
@@ -88,6 +91,7 @@ class Run:
                             ("task_feature_lengths", checks.lengths)):
             object.__setattr__(self, name, check(name.upper(), getattr(self, name)))
         check_choice("Run.on_failed_save", self.on_failed_save, ON_FAILED_SAVE)
+        check_choice("Run.initial_variables", self.initial_variables, INITIAL_VARIABLES)
         if self.use_cached_tasks and self.batch_size % self.cache_parts:
             raise Refusal(f"CACHE_PARTS must divide BATCH_SIZE ({self.batch_size}), not {self.cache_parts}.")
         skipped = checks.integer("Run.skip_corrupt_records", self.skip_corrupt_records, 0)

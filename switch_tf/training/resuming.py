@@ -63,7 +63,7 @@ def check(run: Run, configuration: dict[str, Any], initial: str | pathlib.Path |
     path = folders.resolve(initial)
     saved = folders.describe(path)["configuration"]
     continuation.check_weights(saved, configuration, run.initial_checkpoint,
-                               _vocabularies(run, saved, configuration, path))
+                               _vocabularies(run, saved, configuration, path), run.initial_variables)
 
 
 def _vocabularies(run, saved, configuration, checkpoint):

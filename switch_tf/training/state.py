@@ -76,10 +76,23 @@ def prepare(model: SwitchTransformer, optimizer: keras.optimizers.Optimizer, obj
                                 run.keep_checkpoints, run.keep_every, configuration)
     state = State(model, optimizer, batches, checkpointer)
     if not _resume(state, run, folder, configuration, say) and initial is not None:
-        path = folders.resolve(initial)
-        description = tensors.restore(path, tensors.state_variables(model))
-        say(f"Starting from the weights of {run.initial_checkpoint}, step {description['step']}.")
+        _start(model, run, folders.resolve(initial), say)
     return state
+
+
+def _start(model, run, checkpoint, say):
+    """Reads the weights that a new run starts from."""
+    variables = tensors.state_variables(model)
+    if run.initial_variables == "all":
+        description = tensors.restore(checkpoint, variables)
+        say(f"Starting from the weights of {run.initial_checkpoint}, step {description['step']}.")
+        return
+    description, others = tensors.restore_matching(checkpoint, variables)
+    num_others = sum(variables[path].value.shape.num_elements() for path in others)
+    total = sum(variable.value.shape.num_elements() for variable in variables.values())
+    rest = f"; the others are new: {', '.join(path.removeprefix('model/') for path in others)}" if others else ""
+    say(f"Starting from {total - num_others:,} of {total:,} weights from {run.initial_checkpoint}, step "
+        f"{description['step']}{rest}.")
 
 
 def _resume(state, run, folder, configuration, say) -> bool:

@@ -142,6 +142,13 @@ def test_weights_to_start_from_need_the_same_model_and_vocabulary_alone():
         continuation.check_weights(_record(), _record(vocabulary=("pieces",)), "step_1")
 
 
+def test_matching_weights_may_be_of_another_model_but_not_of_another_vocabulary():
+    deeper = _record(_changed(CONFIG, num_encoder_layers=4))
+    continuation.check_weights(deeper, _record(), "step_1", initial_variables="matching")
+    with pytest.raises(ValueError, match="vocabulary was"):
+        continuation.check_weights(deeper, _record(vocabulary=("pieces",)), "step_1", initial_variables="matching")
+
+
 def test_the_model_of_a_record_comes_back_and_an_unknown_field_is_refused():
     assert SwitchConfig(**continuation.model_fields(_record())) == CONFIG
     with pytest.raises(ValueError, match="is of a model with 'wings', which this SwitchConfig does not have"):

@@ -55,6 +55,36 @@ def test_weights_slots_and_data_position_come_back_exactly(tiny_config, tmp_path
     assert description["pending_metrics"] == {"loss": [1.25, 3.0]}
 
 
+def test_a_dense_model_takes_the_weights_that_a_sparse_one_has_too(tiny_config, tmp_path):
+    """A decoder layer more, a narrower d_ff and no experts: whatever differs in name or shape keeps its value."""
+    saved = _state(tiny_config)
+    path = _save(tmp_path, 7, saved)
+    dense = _state(dataclasses.replace(tiny_config, num_experts=0, d_ff=24, num_decoder_layers=3), seed=2)
+    dense = {name: variable for name, variable in dense.items() if name.startswith("model/")}
+    before = _values(dense)
+    description, others = tensors.restore_matching(path, dense)
+    assert description["step"] == 7
+    for name, value in _values(dense).items():
+        np.testing.assert_array_equal(value, before[name] if name in others else saved[name].numpy())
+    kernels = {f"model/{stack}/layers_{index}/mlp/{kernel}" for stack, depth in (("encoder", 2), ("decoder", 2))
+               for index in range(depth) for kernel in ("wi", "wo")}
+    assert set(others) == kernels | {name for name in dense if name.startswith("model/decoder/layers_2/")}
+
+
+def test_a_checkpoint_without_a_matching_weight_is_refused_as_is_a_damaged_one(tiny_config, tmp_path):
+    path = _save(tmp_path, 7, _state(tiny_config))
+    narrow = _state(dataclasses.replace(tiny_config, d_model=24, d_kv=4, num_heads=3, vocab_size=400))
+    narrow = {name: variable for name, variable in narrow.items() if name.startswith("model/")}
+    with pytest.raises(Refusal, match="has no variable with the name and the shape of one of this model; use another"):
+        tensors.restore_matching(path, narrow)
+    data = path / "state.data-00000-of-00001"
+    content = bytearray(data.read_bytes())
+    content[len(content) // 2] ^= 1
+    data.write_bytes(content)
+    with pytest.raises(BrokenCheckpoint, match="is damaged"):
+        tensors.restore_matching(path, _state(tiny_config))
+
+
 def test_the_description_names_every_variable_with_shape_dtype_and_axes(tiny_config, tmp_path):
     variables = _state(tiny_config)
     description = describe(_save(tmp_path, 1, variables, keep=3))
