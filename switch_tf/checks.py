@@ -22,6 +22,7 @@ _RULES = {
     "in [0, 1)": lambda value: 0 <= value < 1,
     "in (0, 1)": lambda value: 0 < value < 1,
     "in (0, 1]": lambda value: 0 < value <= 1,
+    "in [0, 1]": lambda value: 0 <= value <= 1,
     "in [1e-6, 1e6]": lambda value: 1e-6 <= value <= 1e6,
     "above 0": lambda value: value > 0,
     "0 or above": lambda value: value >= 0,
@@ -50,8 +51,8 @@ def ids(name: str, value: Any) -> int | tuple[int, ...]:
 
 
 def number(name: str, value: Any, rule: str) -> int | float:
-    """Checks a finite number by a rule: "in [0, 1)", "in (0, 1)", "in (0, 1]", "in [1e-6, 1e6]", "above 0" or
-    "0 or above"."""
+    """Checks a finite number by a rule: "in [0, 1)", "in (0, 1)", "in (0, 1]", "in [0, 1]", "in [1e-6, 1e6]",
+    "above 0" or "0 or above"."""
     converted = _python_number(value)
     if converted is None or not _RULES[rule](converted):
         raise Refusal(f"{name} must be a number {rule}, not {shown(value)}.")

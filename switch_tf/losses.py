@@ -51,6 +51,33 @@ def cross_entropy(logits: Tensor, targets: Tensor, loss_weights: Tensor, z_loss_
     return Mean(loss, num_targets), Mean(z_loss, num_targets), Mean(ops.sum(is_right * weights), num_targets)
 
 
+def soft_cross_entropy(logits: Tensor, teacher_logits: Tensor, loss_weights: Tensor, temperature: float = 1.0) -> Mean:
+    """Computes T^2 times the cross-entropy between a teacher's probabilities and a student's, both at temperature T.
+
+    T^2 keeps the gradient's size at any temperature (Hinton et al., 2015, section 2; Mesh TensorFlow's
+    StudentTeacher). Its smallest value is T^2 times the entropy of the teacher's probabilities.
+
+    Args:
+        logits, teacher_logits: <float32>[batch, length, vocab].
+        loss_weights: <number>[batch, length], 1 for real targets and 0 for padding.
+        temperature: float above 0, T.
+
+    Returns:
+        Mean over real targets, in nats per token.
+
+    Raises:
+        Refusal: a tensor with the wrong dtype or shape, or a temperature of 0 or less.
+    """
+    temperature = checks.number("temperature", temperature, "above 0")
+    logits = dtypes.widen(_checked("logits", logits, "float", (None, None, None))) / temperature
+    teacher_logits = _checked("teacher_logits", teacher_logits, "float", logits.shape)
+    probs = ops.softmax(ops.cast(teacher_logits, logits.dtype) / temperature, axis=-1)
+    loss_weights = _checked("loss_weights", loss_weights, "number", logits.shape[:2])
+    weights = ops.cast(loss_weights, logits.dtype)
+    per_target = ops.logsumexp(logits, axis=-1) - ops.sum(probs * logits, axis=-1)
+    return Mean(temperature ** 2 * ops.sum(per_target * weights), ops.sum(weights))
+
+
 class Balance(NamedTuple):
     """Factors of each group's load-balancing loss, the sum over experts of fraction * mean_prob.
 

@@ -192,6 +192,23 @@ def test_the_gradient_of_cross_entropy_is_probability_minus_target(by_product, l
     np.testing.assert_allclose(tape.gradient(total, logits), expected * weights[..., None], atol=1e-6)
 
 
+@pytest.mark.parametrize("temperature", [1.0, 3.0])
+def test_soft_cross_entropy_and_its_gradient_are_those_of_its_definition(temperature):
+    """The gradient is T * (student's probability - teacher's), which 1 / T^2 of the loss would lack (Hinton et al.)."""
+    rng = np.random.RandomState(4)
+    logits, teacher = tf.constant(rng.randn(2, 3, 5).astype("float32")), rng.randn(2, 3, 5).astype("float32")
+    weights = np.array([[1, 1, 0], [1, 0, 0]])
+    with tf.GradientTape() as tape:
+        tape.watch(logits)
+        loss = losses.soft_cross_entropy(logits, teacher, weights, temperature)
+    student_probs, probs = (np.exp(log_softmax(values / temperature)) for values in (logits.numpy(), teacher))
+    expected = -(probs * np.log(student_probs)).sum(-1) * temperature ** 2
+    np.testing.assert_allclose(loss.total, (expected * weights).sum(), rtol=1e-5)
+    assert loss.weight == 3
+    np.testing.assert_allclose(tape.gradient(loss.total, logits),
+                               temperature * (student_probs - probs) * weights[..., None], atol=1e-6)
+
+
 def test_means_of_parts_merge_to_the_whole():
     rng = np.random.RandomState(3)
     probs = rng.dirichlet([1, 1, 1], (4, 6)).astype("float32")

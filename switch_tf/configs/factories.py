@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 MODULES = {
     "Adafactor": "switch_tf.optim.adafactor",
     "Cooldown": "switch_tf.optim.schedules",
+    "Distillation": "switch_tf.surgery.distillation",
     "RsqrtDecay": "switch_tf.optim.schedules",
     "SwitchTransformer": "switch_tf.models.switch_transformer",
     "Trainer": "switch_tf.training.trainer",
@@ -58,6 +59,12 @@ def Cooldown(schedule: "float | keras.optimizers.schedules.LearningRateSchedule"
              share: float = 0.3) -> "keras.optimizers.schedules.LearningRateSchedule":
     """Returns a schedule that brings another one down to 0 at the end of a run."""
     return _make("Cooldown", locals())
+
+
+def Distillation(teacher: str, soft_weight: float = 0.25, temperature: float = 1.0,
+                 teacher_capacity_factor: float | None = None, dtype: str | None = None) -> Any:
+    """Returns the objective that learns from a larger model as well."""
+    return _make("Distillation", locals())
 
 
 def create_partitioner(layout: Any) -> Any:

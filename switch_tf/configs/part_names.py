@@ -12,6 +12,7 @@ PLACES = {
     f"{_FACTORIES}.Adafactor": ("switch_tf.optim", "switch_tf.optim.adafactor"),
     f"{_FACTORIES}.RsqrtDecay": ("switch_tf.optim", "switch_tf.optim.schedules"),
     f"{_FACTORIES}.Cooldown": ("switch_tf.optim", "switch_tf.optim.schedules"),
+    f"{_FACTORIES}.Distillation": ("switch_tf.surgery.distillation",),
     f"{_FACTORIES}.create_partitioner": ("switch_tf.partitioning", "switch_tf.partitioning.backends"),
     f"{_FACTORIES}.Trainer": ("switch_tf.training.trainer",),
 }

@@ -51,7 +51,7 @@ class CheckpointEvaluator:
             self._closing.enter_context(output_lock.held(output))
         self._model = described.make_model()
         partitioner.build(self._model)
-        objective = described.make_objective()
+        objective = described.make_objective().for_evaluation()
         objective.build(partitioner)
         objective.restore()
         self._evaluator = split_evaluator.SplitEvaluator(

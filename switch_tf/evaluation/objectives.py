@@ -1,7 +1,7 @@
 """The objective: the terms of the loss that training minimises, their coefficients, and their sum.
 
-Another objective, such as distillation, is a subclass of `Objective` in a file of its own, bound in a gin file:
-`trainer.Trainer.objective = @my_module.Distillation()`. The step, evaluation, ahead-of-time compilation and
+Another objective is a subclass of `Objective` in a file of its own, as `surgery/distillation.py` is, bound in a gin
+file: `factories.Trainer.objective = @my_module.MyObjective()`. The step, evaluation, ahead-of-time compilation and
 `verify-layout` then use it.
 """
 
@@ -55,6 +55,14 @@ class Objective:
 
     coefficients: Mapping[str, float] = {}
 
+    def check(self, config: SwitchConfig, configuration: dict[str, Any]) -> None:
+        """Raises Refusal if this objective does not suit a run. Called before anything is built or written.
+
+        Args:
+            config: SwitchConfig of the trained model.
+            configuration: `continuation.record` of the run.
+        """
+
     def build(self, partitioner: Partitioner) -> None:
         """Creates the variables that `measure` reads beside the trained model's. This objective has none."""
 
@@ -69,6 +77,10 @@ class Objective:
     def get_config(self) -> dict[str, Any]:
         """Returns the arguments of the objective, JSON-able, which checkpoints record."""
         return {}
+
+    def for_evaluation(self) -> "Objective":
+        """Returns the objective that evaluations measure: itself, or one that does without its further variables."""
+        return self
 
     def weights(self, config: SwitchConfig, features: dict[str, Any], dtype: str = "float32") -> LossWeights:
         """Counts the tokens of a batch.

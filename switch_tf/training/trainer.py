@@ -87,6 +87,7 @@ class Trainer:
         check_division(config, self.partitioner.layout, run.batch_size, run.task_feature_lengths,
                        settings.num_microbatches)
         self.configuration = self._record()
+        self.objective.check(config, self.configuration)
         resuming.check(run, self.configuration, self._initial)
         data.check_examples(data.description_of_data(run, config, "train", run.seed))
         if run.eval_period:

@@ -33,7 +33,7 @@ class Validation:
         self._state = state
         self._run = run
         self._settings = settings
-        self._objective = objective
+        self._objective = objective.for_evaluation()
         self._partitioner = partitioner
         self._writer = writer
         self._progress = progress
