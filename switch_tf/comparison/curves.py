@@ -34,6 +34,7 @@ class Curves:
 
     `name`: Name of the variant.
     `folder`: Run folder.
+    `checkpoint`: `folders.identity` of the newest checkpoint.
     `record`: Configuration, from `continuation.record`.
     `config`: SwitchConfig.
     `steps`: Steps of evaluations, without the one before the first step.
@@ -46,6 +47,7 @@ class Curves:
     name: str
     seed: int
     folder: pathlib.Path
+    checkpoint: str
     record: dict[str, Any]
     config: Any
     steps: np.ndarray
@@ -75,7 +77,7 @@ def read(folder: str | pathlib.Path, name: str) -> Curves:
         Refusal: it is not a run folder, has no checkpoint or no loss yet, or a loss is not finite.
     """
     folder = places.at(folder)
-    record = _record(folder)
+    checkpoint, record = _record(folder)
     records = report.read_metrics(folder)
     loss_name = f"eval/{record['MIXTURE_OR_TASK_NAME']}/loss"
     after_start = [entry for entry in records if entry["step"] > 0]
@@ -89,7 +91,8 @@ def read(folder: str | pathlib.Path, name: str) -> Curves:
                       "metrics.jsonl); train it with an EVAL_PERIOD above 0.")
     names = {key for entry in records for key in entry if key.startswith("eval/")} - {loss_name}
     times, seconds, tokens = _times(records)
-    return Curves(name, record["SEED"], folder, record, fairness.config_of(record), np.array(steps), smoothed(losses),
+    return Curves(name, record["SEED"], folder, checkpoint, record, fairness.config_of(record), np.array(steps),
+                  smoothed(losses),
                   {key: figures.series(records, key) for key in sorted(names) if not key.endswith("/unigram_loss")},
                   np.interp(steps, *seconds), np.interp(steps, *tokens), times)
 
@@ -130,7 +133,7 @@ def _record(folder):
             raise Refusal(f"{path} is of a version that kept no record of the configuration; only runs of this one "
                           "can be compared.")
         _check_record(record, path)
-        return record
+        return folders.identity(description), record
     raise Refusal(f"{str(folder)!r} is no run folder with a checkpoint; a run is compared after it was trained.")
 
 

@@ -12,6 +12,7 @@ from switch_tf.refusals import Refusal, first_line
 from switch_tf.storage import places
 
 _NAME = re.compile(r"\w[\w.-]*")
+_FOLDER = re.compile(r"\{(\w[\w.-]*)\}")
 # Macros that the driver sets for each run.
 _OWN = ("MODEL_DIR", "SEED")
 
@@ -35,6 +36,9 @@ class Comparison:
             the sentence that refuses them.
         unequal_work: list of str. Variants whose FLOPs per token, without the router, may differ from the baseline's by
             more than 2 %.
+        trained_first: list of str. Variants that are trained to their last step before the others begin, which may
+            start from them or learn from them: "{name}" in a binding of another variant is the run folder of the
+            variant `name` with the same seed, as in "TEACHER='{teacher}'".
     """
 
     model_dir: str
@@ -44,6 +48,7 @@ class Comparison:
     turn: int = 20
     may_differ: tuple = ()
     unequal_work: tuple = ()
+    trained_first: tuple = ()
 
     def __post_init__(self):
         checks.place("Comparison.model_dir", checks.text("Comparison.model_dir", self.model_dir))
@@ -62,14 +67,26 @@ class Comparison:
             raise Refusal(f"Comparison.seeds must be a list of different integers, not {checks.shown(self.seeds)}.")
         object.__setattr__(self, "seeds", seeds)
         object.__setattr__(self, "turn", checks.integer("Comparison.turn", self.turn, 1))
-        for field in ("may_differ", "unequal_work"):
+        for field in ("may_differ", "unequal_work", "trained_first"):
             names = getattr(self, field)
             if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
                 raise Refusal(f"Comparison.{field} must be a list of names, not {checks.shown(names)}.")
-        for name in self.unequal_work:
-            if name not in self.variants:
-                raise Refusal(f"Comparison.unequal_work names {name!r}, and the variants are "
-                              f"{', '.join(self.variants)}.")
+        for field in ("unequal_work", "trained_first"):
+            for name in getattr(self, field):
+                if name not in self.variants:
+                    raise Refusal(f"Comparison.{field} names {name!r}, and the variants are "
+                                  f"{', '.join(self.variants)}.")
+        if len(set(self.trained_first)) >= len(self.variants):
+            raise Refusal("Comparison.trained_first names every variant; leave out those that are trained afterwards.")
+        self._check_folders()
+
+    def _check_folders(self):
+        """Refuses "{name}" where no variant of that name is trained before."""
+        for variant, words in self.variants.items():
+            for name in {name for word in words for name in _FOLDER.findall(word)} & self.variants.keys():
+                if name not in self.trained_first or variant in self.trained_first:
+                    raise Refusal(f"Comparison.variants[{variant!r}] needs the run folder of {name!r}, so {name!r} has "
+                                  f"to be in Comparison.trained_first, and {variant!r} must not.")
 
     def folder(self, variant: str, seed: int) -> pathlib.Path:
         """Returns the run folder of a variant and a seed."""
@@ -78,6 +95,9 @@ class Comparison:
     def words(self, variant: str, seed: int, bindings: Sequence[str] = ()) -> tuple[list[str], list[str]]:
         """Returns the gin files and bindings of a run. The `bindings` of the command line come last."""
         variant_files, variant_bindings = _parted(self.variants[variant])
+        for name in self.trained_first:
+            folder = str(self.folder(name, seed))
+            variant_bindings = [binding.replace(f"{{{name}}}", folder) for binding in variant_bindings]
         files, common_bindings = _parted(self.common)
         driven = [f"MODEL_DIR={str(self.folder(variant, seed))!r}", f"SEED={seed}"]
         return variant_files + files, [*common_bindings, *variant_bindings, *bindings, *driven]

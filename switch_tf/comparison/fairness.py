@@ -159,8 +159,9 @@ def sentence_about_work(shares: dict[str, float], reference: str) -> str:
 
 
 def without_seed(record: dict) -> dict:
-    """Returns a record without the seed, which is the same for all runs of a variant."""
-    return {name: value for name, value in record.items() if name != "SEED"}
+    """Returns a record without the seed and the runs of that seed it builds on: the same for all runs of a variant."""
+    return {name: value for name, value in record.items()
+            if name not in ("SEED", "INITIAL_CHECKPOINT", "Distillation.teacher")}
 
 
 def config_of(record: dict) -> SwitchConfig:

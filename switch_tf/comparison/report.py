@@ -3,7 +3,7 @@
 import html
 import pathlib
 
-from switch_tf.comparison import figures, results
+from switch_tf.comparison import distilled, figures, results
 from switch_tf.comparison.curves import Curves
 from switch_tf.reporting import page
 from switch_tf.storage import json_lines, places
@@ -58,6 +58,7 @@ def words(outcome: dict) -> list[str]:
             lines.append(f"{variant['name']} does not get there: it ends at {variant['final_loss']:.4f}.")
         else:
             lines.append(f"{variant['name']} gets there {_in_steps_and_time(variant)}{_range(variant)}.")
+        lines += filter(None, [distilled.sentence(variant, baseline)])
     return lines
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 from etils import epy
 
-from switch_tf.comparison import fairness
+from switch_tf.comparison import distilled, fairness
 from switch_tf.comparison.curves import SMOOTHING, Curves, of_tasks
 
 with epy.lazy_imports():  # takes a second
@@ -44,7 +44,8 @@ def compare(curves: list[Curves]) -> dict:
         "evaluation_period": int(np.min(np.diff(curves[0].steps, prepend=0))),
         "work": fairness.sentence_about_work(shares, baseline),
         "not_equal": [*fairness.remarks(records), *_other_ends(of_names, baseline)],
-        "variants": [{**_variant(name, runs, of_names[baseline]), "work_over_baseline": shares[name]}
+        "variants": [{**_variant(name, runs, of_names[baseline]), "work_over_baseline": shares[name],
+                      "distilled": distilled.share_of_gain(pairs(runs, of_names[baseline]), curves)}
                      for name, runs in of_names.items()],
     }
 

@@ -84,6 +84,32 @@ def test_variants_train_in_turns_on_the_same_batches_and_any_command_works_on_th
     assert main.main(["compare", "--runs", "out", "--output=whole"]) == 0
 
 
+@pytest.mark.slow
+def test_a_teacher_is_trained_first_and_its_students_learn_from_it(folder, capsys):
+    """Also when the comparison was stopped between both, and the numbers are those of `train` by itself."""
+    last = '"NUM_EXPERTS=4"],\n'
+    text = COMPARISON.replace(last, last + """
+      "student": ["gin/models/t5_tiny.gin", "gin/runs/distill.gin", "TEACHER='{sparse}'",
+                  "INITIAL_CHECKPOINT=%TEACHER"],
+""").replace("  turn = 2", """  turn = 2
+  trained_first = ["sparse"]
+  may_differ = ["objective", "INITIAL_CHECKPOINT", "Run.initial_variables"]""")
+    (folder / "compare.gin").write_text(text)
+    assert compare("--json") == 0
+    out, err = capsys.readouterr()
+    logged = [line.partition(":")[0] for line in err.splitlines() if "s/step  MFU" in line]
+    assert logged[:3] == ["sparse"] * 3 and sorted(logged[3:]) == ["dense"] * 3 + ["student"] * 3
+    found = {variant["name"]: variant for variant in json.loads(out)["variants"]}
+    assert found["student"]["distilled"]["teacher"] == "sparse" and found["dense"]["distilled"] is None
+    assert len((folder / "out" / "batches_0.jsonl").read_text().splitlines()) == 6
+    assert compare() == 0
+    out, err = capsys.readouterr()
+    assert "Seed 0: sparse is trained." in err and "s/step  MFU" not in err
+    assert main.main(["compare", "--runs", "out", "--output=again", "--json"]) == 0
+    again = {variant["name"]: variant for variant in json.loads(capsys.readouterr().out)["variants"]}
+    assert again["student"]["distilled"] == found["student"]["distilled"]
+
+
 @pytest.mark.exhaustive
 def test_variants_learn_the_same_on_pjrt(folder):
     for backend in ("auto", "pjrt"):

@@ -25,14 +25,18 @@ def record(num_experts=0, seed=0, changes=None, **sizes):
 
 @pytest.fixture
 def make_run(tmp_path):
-    """A function that writes a run folder whose losses at steps 10, 20, ... are given; None for no number."""
+    """A function that writes a run folder whose losses at steps 10, 20, ... are given; None for no number. Runs with
+    a digit as `files` have a checkpoint of their own."""
 
-    def make(name, losses, num_experts=0, seed=0, seconds_per_step=0.5, changes=None, **sizes):
+    def make(name, losses, num_experts=0, seed=0, seconds_per_step=0.5, changes=None, files="", **sizes):
         folder = tmp_path / name
         checkpoint = folder / "checkpoints" / "step_00000100"
         checkpoint.mkdir(parents=True)
+        for content in filter(None, [files]):
+            (checkpoint / "state").write_text(content)
         (checkpoint / "checkpoint.json").write_text(json.dumps({
-            "format_version": 3, "step": 100, "variables": {}, "files": {},
+            "format_version": 3, "step": 100, "variables": {},
+            "files": {"state": {"size": len(files), "sha256": 64 * files}} if files else {},
             "configuration": record(num_experts, seed, changes, **sizes)}))
         lines = [{"step": 0, "eval/facts/loss": 9.0, "eval/facts/unigram_loss": 5.0, "eval/facts/recall": 0.0}]
         for number, loss in enumerate(losses, 1):

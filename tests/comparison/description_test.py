@@ -33,7 +33,18 @@ def test_a_run_is_its_own_files_then_the_common_ones_and_the_command_line_counts
     ({"model_dir": ""}, "Comparison.model_dir must be text"),
     ({"may_differ": "SEED"}, "Comparison.may_differ must be a list of names"),
     ({"unequal_work": ["other"]}, "the variants are dense, sparse"),
+    ({"trained_first": ["other"]}, "Comparison.trained_first names 'other', and the variants are dense, sparse"),
+    ({"trained_first": ["dense", "sparse"]}, "names every variant"),
+    ({"variants": {"dense": [], "sparse": ["TEACHER='{dense}'"]}}, "'dense' has to be in Comparison.trained_first"),
+    ({"variants": {"a": ["TEACHER='{b}'"], "b": [], "c": []}, "trained_first": ["a", "b"]}, "'a' must not"),
 ])
 def test_mistakes(changes, message):
     with pytest.raises(ValueError, match=message):
         Comparison(**{"model_dir": "runs/x", "variants": VARIANTS, **changes})
+
+
+def test_a_variant_names_the_folder_of_one_that_is_trained_first():
+    comparison = Comparison("runs/x", {"dense": ["a.gin"], "student": ["a.gin", "TEACHER='{teacher}'", "X={'{b}': 1}"],
+                                       "teacher": ["b.gin"]}, ["c.gin"], (0, 3), trained_first=["teacher"])
+    assert "TEACHER='runs/x/teacher/seed_3'" in comparison.words("student", 3)[1]
+    assert "X={'{b}': 1}" in comparison.words("student", 3)[1]

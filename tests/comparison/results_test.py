@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from switch_tf.comparison import curves, results
+from switch_tf.comparison import curves, report, results
 
 FALLING = np.linspace(4.0, 1.0, 31)  # 4.0 at step 10, 0.1 lower at each evaluation
 
@@ -146,3 +146,36 @@ def test_tasks_of_a_mixture_are_compared_by_their_own_losses(make_run):
     assert list(tasks) == ["one", "two"]
     assert tasks["one"]["speedup_steps"] == pytest.approx(310 / 170) and tasks["one"]["final_loss"] == 1.0
     assert tasks["two"]["speedup_steps"] is None and tasks["two"]["final_loss"] == pytest.approx(2.1)
+
+
+def _distilled(make_run, ends, students_teacher="teacher"):
+    """Returns the results of a dense model, a teacher and a student with constant losses, and their sentences."""
+    runs = []
+    for seed in range(len(ends)):
+        teacher = make_run(f"teacher/seed_{seed}", [ends[seed][1]] * 3, num_experts=4, seed=seed, files=f"{seed}")
+        identity = curves.read(teacher, "teacher").checkpoint
+        known = {"objective": "Distillation", "Distillation.teacher": identity if students_teacher else "step 1, 0"}
+        for name, loss, changes in (("dense", ends[seed][0], {}), ("student", ends[seed][2], known)):
+            runs.append(curves.read(make_run(f"{name}/seed_{seed}", [loss] * 3, seed=seed, changes=changes), name))
+        runs.append(curves.read(teacher, "teacher"))
+    outcome = results.compare(curves.told_apart(runs))
+    return {variant["name"]: variant["distilled"] for variant in outcome["variants"]}, report.words(outcome)
+
+
+def test_a_student_keeps_a_share_of_the_gain_of_its_teacher(make_run):
+    found, words = _distilled(make_run, [(2.0, 1.0, 1.7), (2.0, 1.5, 1.8)])
+    assert found["dense"] is None and found["teacher"] is None
+    student = found["student"]
+    assert student["teacher"] == "teacher" and student["share"] == pytest.approx(0.25 / 0.75)
+    assert student["shares"] == pytest.approx([0.3, 0.4]) and 0 < student["compression"] < 1
+    assert any("student keeps 33% of the gain of teacher over dense (30%, 40% by seed) with" in line for line in words)
+
+
+def test_a_teacher_without_a_gain_has_none_to_keep(make_run):
+    found, words = _distilled(make_run, [(1.0, 1.5, 0.9)])
+    assert found["student"]["share"] is None
+    assert any("teacher is no better than dense, so there is no gain that student" in line for line in words)
+
+
+def test_a_student_of_another_teacher_is_compared_without_it(make_run):
+    assert _distilled(make_run, [(2.0, 1.0, 1.7)], students_teacher=None)[0]["student"] is None
