@@ -139,14 +139,15 @@ def _check_is_read(checkpoint, error):
 
 
 def _read(prefix, saved, variables):
-    """Reads variables in pieces if they are stored in the same form, and others one by one through the host."""
+    """Reads variables in pieces if they are stored in the same form and dtype, others one by one through the host."""
     unfoldings = {path: Unfolding(tuple(variable.shape), tuple(map(tuple, saved[path].get("unfolded", ()))))
                   for path, variable in variables.items()}
-    others = [path for path, variable in variables.items() if unfoldings[path] != unfolding_of(variable)]
+    others = [path for path, variable in variables.items()
+              if unfoldings[path] != unfolding_of(variable) or saved[path]["dtype"] != variable.dtype]
     _read_as_stored(prefix, {path: stored(variable) for path, variable in variables.items() if path not in others})
     for path in others:
         with tf.device("CPU:0"):
-            held = tf.Variable(tf.zeros(unfoldings[path].stored_shape, variables[path].dtype))
+            held = tf.Variable(tf.zeros(unfoldings[path].stored_shape, saved[path]["dtype"]))
         _read_as_stored(prefix, {path: held})
         assign(variables[path], unfoldings[path].fold(held.numpy(), np))
 

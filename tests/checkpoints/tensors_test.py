@@ -55,6 +55,18 @@ def test_weights_slots_and_data_position_come_back_exactly(tiny_config, tmp_path
     assert description["pending_metrics"] == {"loss": [1.25, 3.0]}
 
 
+def test_weights_of_another_dtype_are_converted(tiny_config, tmp_path):
+    """As `verify-layout` does in float64 with a teacher, and `eval` with another ACTIVATION_DTYPE."""
+    saved = _state(tiny_config)
+    path = _save(tmp_path, 7, saved)
+    wide = SwitchTransformer(tiny_config, dtype="float64")
+    wide.build()
+    tensors.restore(path, tensors.state_variables(wide))
+    for name, variable in tensors.state_variables(wide).items():
+        assert variable.dtype == "float64"
+        np.testing.assert_array_equal(variable.numpy(), saved[name].numpy())
+
+
 def test_a_dense_model_takes_the_weights_that_a_sparse_one_has_too(tiny_config, tmp_path):
     """A decoder layer more, a narrower d_ff and no experts: whatever differs in name or shape keeps its value."""
     saved = _state(tiny_config)

@@ -126,7 +126,8 @@ class DTensorPartitioner(Partitioner):
     def build(self, model: keras.Model, optimizer: keras.optimizers.Optimizer | None = None,
               select: Callable[[keras.Model], None] = lambda model: None) -> None:
         super().build(model, optimizer, select)
-        self._trained = model.trainable_variables
+        if optimizer is not None:  # and not one that an objective runs beside the trained model
+            self._trained = model.trainable_variables
 
     def _is_laid_out(self, variable):
         return isinstance(stored(variable), DTensorVariable)
