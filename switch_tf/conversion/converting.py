@@ -10,15 +10,15 @@ from switch_tf.refusals import Refusal
 from switch_tf.storage import places
 
 
-def format_of(source: pathlib.Path) -> Format:
-    """Returns the format of a folder.
+def format_of(source: pathlib.Path, argument: str = "--input") -> Format:
+    """Returns the format of a folder, which `argument` names in messages.
 
     Raises:
         Refusal: No format recognises it.
     """
     found = formats.find(source)
     if found is None:
-        raise Refusal(f"--input must be a folder: {', '.join(one.description for one in formats.FORMATS)}; "
+        raise Refusal(f"{argument} must be a folder: {', '.join(one.description for one in formats.FORMATS)}; "
                       f"{str(source)!r} is none of these.")
     return found
 
@@ -60,12 +60,23 @@ def convert(source: pathlib.Path, output: pathlib.Path, to: Format, expert_capac
     if to is HUGGING_FACE:
         lines.append("transformers also needs the tokenizer's files, such as spiece.model: copy them there.")
         return result, "\n".join(lines)
-    result["vocabulary"] = vocabulary.name
+    result["vocabulary"], more = start_from(output, vocabulary)
+    return result, "\n".join([*lines, *more])
+
+
+def start_from(output: pathlib.Path, vocabulary: huggingface_vocabulary.Vocabulary) -> tuple[str | None, list[str]]:
+    """Returns the VOCABULARY of written weights, None without one, and lines for people on how to train them.
+
+    Args:
+        output: Folder of the weights.
+        vocabulary: Vocabulary, whose content was written beside them.
+    """
+    name, lines = vocabulary.name, []
     if vocabulary.content is not None:
-        result["vocabulary"] = vocabulary.name or str(output / huggingface_vocabulary.FILE)
-    if not result["vocabulary"]:
+        name = name or str(output / huggingface_vocabulary.FILE)
+    if not name:
         lines.append(f"Without a vocabulary: {vocabulary.reason}")
     lines.append(f"Train them: switch-tf train --gin_file={output}/model.gin --gin_file=TASK "
                  f"--gin_file=gin/runs/finetune.gin --gin.INITIAL_CHECKPOINT=\"'{output}'\" "
-                 f"--gin.VOCABULARY=\"'{result['vocabulary'] or 'VOCABULARY'}'\" --gin.MODEL_DIR=\"'runs/x'\"")
-    return result, "\n".join(lines)
+                 f"--gin.VOCABULARY=\"'{name or 'VOCABULARY'}'\" --gin.MODEL_DIR=\"'runs/x'\"")
+    return name, lines

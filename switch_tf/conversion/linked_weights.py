@@ -41,12 +41,17 @@ def checked_links(config: SwitchConfig, rules: Rules, tensors: Mapping[str, Tens
     """
     links = links_of(config, rules)
     rules.check(links, {name: tensor.shape for name, tensor in tensors.items()})
+    check_memory(config)
+    return links
+
+
+def check_memory(config: SwitchConfig) -> None:
+    """Raises Refusal if this machine has too little memory for the float32 weights of a model."""
     num_bytes = 4 * config.num_parameters
     memory = host.memory("MemTotal") + host.memory("SwapTotal")
     if num_bytes > memory:
         raise Refusal(f"This model needs {num_bytes / 1e9:,.1f} GB for its float32 weights, and this machine has "
                       f"{memory / 1e9:,.1f} GB of memory; read it on a larger one.")
-    return links
 
 
 def read_model(config: SwitchConfig, links: list[Link], read: Callable[[str], np.ndarray],
