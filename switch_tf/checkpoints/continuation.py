@@ -79,6 +79,12 @@ def record_of_model(config: SwitchConfig) -> dict[str, Any]:
             if field.name not in _WITHOUT_EFFECT["SwitchConfig"]}
 
 
+def model_difference(first: dict[str, Any], second: dict[str, Any]) -> str | None:
+    """Returns the first difference between the models of two records, with both values; None if there is none."""
+    names = [name for name in _differences(first, second) if name in _MODEL | {"vocabulary"}]
+    return _difference(names[0], first[names[0]], second[names[0]]) if names else None
+
+
 def model_fields(saved: dict) -> dict[str, Any]:
     """Returns the fields of SwitchConfig in a checkpoint's record.
 

@@ -1,0 +1,53 @@
+"""`switch-tf upcycle`: makes a sparse model, to train further, whose experts are copies of a dense model's layers."""
+
+import argparse
+
+from etils import epy
+
+from switch_tf import checks
+from switch_tf.cli import gin_files
+from switch_tf.conversion.converting import format_of
+from switch_tf.installation import quiet
+from switch_tf.storage import output_lock, places
+from switch_tf.surgery import compatibility, sources
+from switch_tf.surgery.kernels import Changes
+
+with epy.lazy_imports():  # which import TensorFlow, so arguments are checked first
+    from switch_tf.surgery import upcycling
+
+EXAMPLES = r"""
+switch-tf upcycle --from runs/dense --gin_file=gin/models/switch_tiny.gin --output sparse
+switch-tf upcycle --from t5-base --gin_file=gin/models/switch_base_8.gin --output sparse --reinitialize=0.5
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the two folders, the differences between experts, and the gin arguments of the sparse model."""
+    parser.add_argument("--from", dest="source", required=True, metavar="CHECKPOINT",
+                        help="a dense model: a run folder, a checkpoint, or a folder of Hugging Face or T5X")
+    parser.add_argument("--output", required=True, metavar="FOLDER", help="a new or empty folder")
+    parser.add_argument("--noise", type=float, default=0.0, metavar="STDDEV",
+                        help="noise on each expert's kernels, relative to their standard deviation (default 0)")
+    parser.add_argument("--reinitialize", type=float, default=0.0, metavar="SHARE",
+                        help="share of each expert's hidden units to draw anew (default 0)")
+    parser.add_argument("--gate_scale", type=float, default=1.0, metavar="FACTOR",
+                        help="factor of the experts' output kernels, against gates that do not sum to one (default 1)")
+    parser.add_argument("--seed", type=int, default=0, help="of all draws (default 0)")
+    gin_files.add_arguments(parser)
+
+
+def run(arguments: argparse.Namespace) -> dict:
+    """Writes the sparse model; returns what it is made of."""
+    source, output = places.at(arguments.source), places.at(arguments.output)
+    changes = Changes(arguments.noise, arguments.reinitialize, arguments.gate_scale, arguments.seed)
+    source_format = format_of(source, "--from")
+    checks.new_folder(output)
+    config = gin_files.read_model(arguments.gin_file, arguments.gin_bindings, arguments.gin_search_paths)
+    source = sources.checkpoint_in(source, source_format)
+    dense = sources.config_of(source, source_format)
+    compatibility.check(compatibility.dense_twin(config) if dense is None else dense, config)
+    with output_lock.held(output):
+        quiet.import_tensorflow()
+        result, text = upcycling.upcycle_checkpoint(source, source_format, output, config, changes)
+    print(text, file=arguments.stream)
+    return result

@@ -1,0 +1,69 @@
+"""Configurations of models that are made from others. Needs no TensorFlow."""
+
+import dataclasses
+
+from switch_tf import checks
+from switch_tf.configs import policies
+from switch_tf.configs.switch_config import SwitchConfig
+from switch_tf.refusals import Refusal
+
+# Fields of shape or meaning that experts do not change. `scales_logits` is the value of `scale_decoder_outputs`.
+_SAME = ("vocab_size", "d_model", "d_ff", "d_kv", "num_heads", "num_encoder_layers", "num_decoder_layers", "activation",
+         "logits_via_embedding", "scales_logits", "layer_norm_epsilon", "relative_attention_num_buckets",
+         "relative_attention_max_distance", "relative_attention_per_layer")
+_NAMES = {"scales_logits": "scale_decoder_outputs"}
+
+
+def dense_twin(config: SwitchConfig) -> SwitchConfig:
+    """Returns a configuration without its experts."""
+    return dataclasses.replace(config, num_experts=0)
+
+
+def check(dense: SwitchConfig, sparse: SwitchConfig) -> int:
+    """Checks that the weights of a dense model fit into a sparse one.
+
+    Returns:
+        Number of slices that the hidden units of a dense layer are cut into: d_ff over the width of the experts.
+
+    Raises:
+        Refusal: The models differ in more than experts and routers. Names the first field.
+    """
+    if dense.num_experts:
+        raise Refusal(f"--from must be a dense model, with num_experts=0, and its num_experts is {dense.num_experts}; "
+                      "a sparse one is trained further with INITIAL_CHECKPOINT.")
+    if not sparse.sparse_layer_names:
+        raise Refusal(f"The model file must describe a model with sparse layers, and its num_experts is "
+                      f"{sparse.num_experts}; give gin/models/switch_base_8.gin, or another one with experts.")
+    for name in _SAME:
+        values = getattr(dense, name), getattr(sparse, name)
+        if values[0] != values[1]:
+            raise Refusal(f"{_NAMES.get(name, name)} must be the same in both models, and it is {values[0]!r} in "
+                          f"--from and {values[1]!r} in the model file; only experts and routers may differ.")
+    if sparse.expert_sublayers != "feed_forward" or sparse.extra_mlp:
+        field = "extra_mlp" if sparse.extra_mlp else "expert_sublayers"
+        raise Refusal(f"{field} must be {False if sparse.extra_mlp else 'feed_forward'!r}, not "
+                      f"{getattr(sparse, field)!r}: a dense model has no weights for these layers.")
+    width = sparse.expert_width
+    if dense.d_ff % width or sparse.num_experts % (dense.d_ff // width):
+        raise Refusal(f"expert_d_ff must be d_ff / k, for a k that divides d_ff ({dense.d_ff}) and num_experts "
+                      f"({sparse.num_experts}), not {width}; leave it out for experts as wide as the dense layer.")
+    return dense.d_ff // width
+
+
+def with_fewer_experts(config: SwitchConfig, num_experts: int) -> SwitchConfig:
+    """Returns the configuration of a sparse model with fewer experts in each layer.
+
+    Raises:
+        Refusal: The model has no more experts, or routes in a way that does not work with fewer.
+    """
+    checks.integer("--num_experts", num_experts, 1)
+    if not config.sparse_layer_names or num_experts >= config.num_experts:
+        raise Refusal(f"--num_experts must be below the experts of a layer of --from, {config.num_experts}, not "
+                      f"{num_experts}.")
+    stacks = ((config.routing_policy, config.encoder_sparse_layers), (config.decoder_policy,
+                                                                      config.decoder_sparse_layers))
+    for name, layers in stacks:
+        if layers and not policies.get(name).has_kernel:
+            raise Refusal(f"The {name} policy assigns tokens to experts by number, so its experts cannot be fewer "
+                          "without other tokens for each; shrink a model that learns its routes.")
+    return dataclasses.replace(config, num_experts=num_experts)

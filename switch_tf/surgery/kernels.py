@@ -1,0 +1,88 @@
+"""Kernels of experts and routers, made from the kernels of a dense feed-forward layer."""
+
+import dataclasses
+
+import numpy as np
+
+from switch_tf import checks
+
+
+@dataclasses.dataclass(frozen=True)
+class Changes:
+    """Differences between experts and the dense layer that they are copies of.
+
+    Args:
+        noise: float. Standard deviation of Gaussian noise that is added to each kernel, relative to the kernel's own.
+        reinitialize: float in [0, 1). Share of each expert's hidden units that are drawn anew, with the mean and the
+            standard deviation of the weights that they replace (Drop-Upcycling, arXiv 2502.19261).
+        gate_scale: float. Factor of the output kernels, against gates that do not sum to one.
+        seed: int. Fixes all draws.
+
+    Raises:
+        Refusal: A value is out of range.
+    """
+
+    noise: float = 0.0
+    reinitialize: float = 0.0
+    gate_scale: float = 1.0
+    seed: int = 0
+
+    def __post_init__(self):
+        checks.fields(self, ("noise",), checks.number, "0 or above")
+        checks.fields(self, ("reinitialize",), checks.number, "in [0, 1)")
+        checks.fields(self, ("gate_scale",), checks.number, "above 0")
+        checks.fields(self, ("seed",), checks.integer, 0)
+
+
+def drawn_units(num_experts: int, width: int, share: float, generator: np.random.Generator) -> list[np.ndarray]:
+    """Returns the indices of each expert's hidden units that are drawn anew, the same for all of its kernels."""
+    return [generator.choice(width, size=round(share * width), replace=False) for _ in range(num_experts)]
+
+
+def stacked(dense: np.ndarray, hidden_axis: int, width: int, units: list[np.ndarray], noise: float,
+            generator: np.random.Generator) -> np.ndarray:
+    """Returns a kernel of all experts.
+
+    With experts narrower than the dense layer, by a factor k, expert e holds slice e % k of the hidden units (granular
+    upcycling, arXiv 2410.07524).
+
+    Args:
+        dense: <float32>[d_model, d_ff] or [d_ff, d_model].
+        hidden_axis: int. Axis of the hidden units.
+        width: int. Hidden units of an expert.
+        units: Hidden units to draw anew, one array for each expert.
+        noise: float, see `Changes`.
+        generator: Source of the draws.
+
+    Returns:
+        <float32>[num_experts, d_model, width] or [num_experts, width, d_model].
+    """
+    slices = np.split(dense, dense.shape[hidden_axis] // width, axis=hidden_axis)
+    kernels = np.empty((len(units), *slices[0].shape), np.float32)
+    spread = np.float32(noise * dense.std())
+    for expert, (kernel, drawn) in enumerate(zip(kernels, units, strict=True)):
+        source = slices[expert % len(slices)]
+        kernel[...] = source
+        if drawn.size:
+            place = (slice(None),) * hidden_axis + (drawn,)
+            replaced = source[place]
+            kernel[place] = replaced.mean() + replaced.std() * generator.standard_normal(replaced.shape, np.float32)
+        if spread:
+            kernel += spread * generator.standard_normal(kernel.shape, np.float32)
+    return kernels
+
+
+def router_kernel(d_model: int, num_experts: int, num_slices: int, init_scale: float,
+                  generator: np.random.Generator) -> np.ndarray:
+    """Draws the kernel of a router, with the distribution of new models.
+
+    The experts that hold the slices of one copy share a column. So the k best experts of a token are the k slices of
+    one copy (virtual groups, arXiv 2410.07524).
+
+    Returns:
+        <float32>[d_model, num_experts].
+    """
+    columns = generator.standard_normal((d_model, num_experts // num_slices), np.float32)
+    while (outside := np.abs(columns) > 2).any():  # truncated at two standard deviations
+        columns[outside] = generator.standard_normal(np.count_nonzero(outside), np.float32)
+    return np.repeat(np.float32((init_scale / d_model) ** 0.5) * columns, num_slices, axis=1)

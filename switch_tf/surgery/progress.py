@@ -1,0 +1,16 @@
+"""Progress bars of commands that read and write whole models."""
+
+import sys
+from typing import Any
+
+from tqdm import tqdm
+
+_QUIET_SECONDS = 5  # before a progress bar appears
+_REFRESH_SECONDS, _LINE_SECONDS = 0.5, 20  # between its updates, on a terminal and in a file
+
+
+def bar(total: int | None, description: str, unit: str = "B") -> Any:
+    """Returns a progress bar on standard error that appears after some seconds, a context manager."""
+    return tqdm(total=total, desc=description, unit=unit, unit_scale=unit == "B", file=sys.stderr,
+                delay=_QUIET_SECONDS, dynamic_ncols=True,
+                mininterval=_REFRESH_SECONDS if sys.stderr.isatty() else _LINE_SECONDS)

@@ -1,0 +1,98 @@
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+
+from switch_tf import SwitchTransformer, conversion
+from switch_tf.cli import main
+from switch_tf.conversion import linked_weights, own, t5x
+from switch_tf.storage import output_lock
+from tests.conversion.t5x_checkpoints import write
+
+
+@pytest.fixture(scope="module")
+def folder(shallow_config, tmp_path_factory):
+    """A folder with a dense model in three formats, a sparse one, and a model file of it."""
+    path = tmp_path_factory.mktemp("models")
+    config = dataclasses.replace(shallow_config, expert_dropout_rate=0.0)
+    dense = SwitchTransformer(dataclasses.replace(config, num_experts=0))
+    dense.build()
+    conversion.to_switch_tf(dense, path / "dense", vocabulary=b"a model")
+    conversion.to_hugging_face(dense, path / "theirs")
+    variables = linked_weights.variables_of(dense)
+    write(path / "t5x", {name.removeprefix("target/"): values
+                         for link in linked_weights.links_of(dense.config, t5x.RULES)
+                         for name, values in link.to_theirs(variables[link.ours].numpy())})
+    sparse = SwitchTransformer(config)
+    sparse.build()
+    conversion.to_switch_tf(sparse, path / "experts")
+    (path / "sparse.gin").write_text(own.gin_text(config))
+    return path
+
+
+@pytest.fixture
+def run(folder, monkeypatch, capsys):
+    """A function that upcycles in that folder; returns the status, the JSON object or None, and the text."""
+    monkeypatch.chdir(folder)
+
+    def run(*words):
+        status = main.main(["upcycle", "--json", *words])
+        shown = capsys.readouterr()
+        return status, json.loads(shown.out) if shown.out else None, shown.err
+
+    return run
+
+
+def test_any_format_becomes_the_same_model_file_and_weights(run, folder, tmp_path):
+    made = {}
+    for source in ("dense", "theirs", "t5x"):
+        status, result, text = run(f"--from={source}", "--gin_file=sparse.gin", f"--output={tmp_path / source}",
+                                   "--noise=0.1", "--seed=3")
+        assert status == 0, text
+        assert result["format"] == {"dense": "switch_tf", "theirs": "hugging_face", "t5x": "t5x"}[source]
+        made[source] = conversion.from_switch_tf(tmp_path / source)
+        assert result["num_parameters"] == made[source].config.num_parameters > result["num_dense_parameters"]
+        assert (result["num_experts"], result["slices"]) == (4, 1)
+        assert result["sparse_layers"] == ["encoder/layers_0", "decoder/layers_0"]
+        assert "2 sparse layers of 4 experts, each a copy of the dense layer." in text
+        assert f"--gin_file={tmp_path / source}/model.gin" in text
+    for mine, *others in zip(*(model.weights for model in made.values()), strict=True):
+        for other in others:
+            np.testing.assert_array_equal(mine.numpy(), other.numpy())
+    assert (tmp_path / "dense" / "spiece.model").read_bytes() == b"a model"
+    assert not (tmp_path / "theirs" / "spiece.model").exists() and "Without a vocabulary: t5x has neither" in text
+
+
+def test_a_token_that_gets_too_few_slices_is_told_of(run, tmp_path):
+    status, result, text = run("--from=dense", "--gin_file=sparse.gin", "--gin.SwitchConfig.expert_d_ff=16",
+                               f"--output={tmp_path / 'out'}")
+    assert (status, result["slices"], result["expert_width"]) == (0, 2, 16)
+    assert "each one of 2 slices of the dense layer" in text
+    assert ("A token of the encoder gets 1 of the 2 slices; routing_policy='top_n' with num_selected_experts=2 gives "
+            "it all of them.") in text
+
+
+@pytest.mark.parametrize(("words", "message"), [
+    (["--from=nowhere"], "--from must be a folder: Hugging Face's, which holds config.json"),
+    (["--from=dense", "--gin_file=gin/models/switch_tiny.gin"],
+     "vocab_size must be the same in both models, and it is 384 in --from and 4096 in the model file"),
+    (["--from=theirs", "--gin_file=sparse.gin", "--gin.SwitchConfig.d_ff=48"],
+     "d_ff must be the same in both models, and it is 32 in --from and 48 in the model file"),
+    (["--from=experts", "--gin_file=sparse.gin"], "--from must be a dense model, with num_experts=0"),
+    (["--from=dense", "--gin_file=sparse.gin", "--gin.NUM_EXPERTS=0"], "must describe a model with sparse layers"),
+    (["--from=dense"], "These gin files describe no model: none."),
+    (["--from=dense", "--gin_file=sparse.gin", "--noise=-1"], "noise must be a number 0 or above, not -1.0."),
+    (["--from=dense", "--gin_file=sparse.gin", "--reinitialize=1"], "reinitialize must be a number in [0, 1)")])
+def test_mistakes_are_one_sentence_and_write_nothing(words, message, run, folder):
+    before = sorted(folder.iterdir())
+    status, _, error = run(*words, "--output=x")
+    assert status == 2 and message in error
+    assert error.startswith("switch-tf upcycle: ") and error.count("\n") == 1
+    assert sorted(folder.iterdir()) == before
+
+
+def test_nothing_is_overwritten_and_one_process_writes(run, folder):
+    assert "must be new or an empty folder" in run("--from=dense", "--gin_file=sparse.gin", "--output=dense")[2]
+    with output_lock.held("x"):
+        assert "is writing 'x'" in run("--from=dense", "--gin_file=sparse.gin", "--output=x")[2]

@@ -1,0 +1,106 @@
+"""An upcycled model computes what the dense one does, where gates sum to one and no token is dropped."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from scipy.special import log_softmax, softmax
+
+from switch_tf.surgery import upcycling
+from switch_tf.surgery.kernels import Changes
+
+# With as many slots for an expert as tokens, none is dropped.
+UPCYCLED = {"num_experts": 4, "eval_capacity_factor": 4.0, "min_expert_capacity": 1}
+SUMS_TO_ONE = {
+    "hash": {"routing_policy": "hash"},
+    "top2": {"routing_policy": "top2", "allow_non_causal_decoder": True},
+    "three": {"routing_policy": "top_n", "num_selected_experts": 3, "allow_non_causal_decoder": True}}
+TWO_SLICES = {"routing_policy": "top_n", "num_selected_experts": 2, "allow_non_causal_decoder": True, "expert_d_ff": 12}
+
+
+@pytest.fixture(scope="module")
+def features():
+    random = np.random.RandomState(0)
+    inputs, targets = random.randint(1, 32, (4, 9)), random.randint(1, 32, (4, 5))
+    inputs[1, 6:], targets[2, 3:] = 0, 0
+    return {"encoder_input_tokens": inputs, "decoder_input_tokens": np.pad(targets, ((0, 0), (1, 0)))[:, :-1],
+            "decoder_target_tokens": targets}
+
+
+def upcycle(dense, changes=Changes(), **fields):  # noqa: B008
+    return upcycling.upcycle(dense, dataclasses.replace(dense.config, **{**UPCYCLED, **fields}), changes)
+
+
+def logits_of(model, features):
+    return np.asarray(model.forward(features)[0])
+
+
+@pytest.mark.parametrize("activation", ["relu", "geglu"])
+@pytest.mark.parametrize("policy", SUMS_TO_ONE)
+def test_the_function_is_the_dense_models(policy, activation, make_model, features):
+    dense = make_model(is_sparse=False, activation=activation)
+    expected = logits_of(dense, features)
+    sparse = upcycle(dense, **SUMS_TO_ONE[policy])
+    np.testing.assert_allclose(logits_of(sparse, features), expected, atol=1e-5)
+    assert np.std(expected) > 0.5
+
+
+def test_all_slices_of_a_copy_with_their_number_as_scale_are_the_dense_layer(make_model, features):
+    dense = make_model(is_sparse=False)
+    sparse = upcycle(dense, Changes(gate_scale=2.0), **TWO_SLICES)
+    np.testing.assert_allclose(logits_of(sparse, features), logits_of(dense, features), atol=1e-5)
+
+
+def test_everything_else_is_the_same_and_the_dense_model_stays_as_it_was(make_model):
+    dense = make_model(is_sparse=False)
+    before = [weight.copy() for weight in dense.get_weights()]
+    sparse = upcycle(dense, Changes(noise=0.5, reinitialize=0.5))
+    dense_weights = {variable.path: variable.numpy() for variable in dense.weights}
+    same = [variable for variable in sparse.weights if variable.path in dense_weights]
+    assert len(same) == len(dense_weights) - 2 * 2  # wi and wo of a layer of each stack
+    for variable in same:
+        np.testing.assert_array_equal(variable.numpy(), dense_weights[variable.path])
+    for weight, was in zip(dense.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(weight, was)
+
+
+def test_draws_depend_on_the_seed_alone(make_model):
+    dense = make_model(is_sparse=False)
+    first, again, other = (upcycle(dense, Changes(noise=0.1, reinitialize=0.5, seed=seed)) for seed in (1, 1, 2))
+    experts = [[variable.numpy() for variable in model.weights if "/mlp/experts/" in variable.path
+                or "/router/" in variable.path] for model in (first, again, other)]
+    for one, same, different in zip(*experts, strict=True):
+        np.testing.assert_array_equal(one, same)
+        assert not np.allclose(one, different)
+    kernels = experts[0][0]
+    assert not np.allclose(kernels[0], kernels[1])
+
+
+def test_a_hidden_unit_is_drawn_anew_in_all_kernels_of_its_expert(make_model):
+    dense = make_model(is_sparse=False, activation="geglu")
+    old, experts = dense.encoder.layers[1].mlp, upcycle(dense, Changes(reinitialize=0.25)).encoder.layers[1].mlp.experts
+    changed = [(kernel.numpy() != was.numpy()).all(axis=1)
+               for kernel, was in zip(experts.input_kernels, old.input_kernels, strict=True)]
+    changed.append((experts.wo.numpy() != old.wo.numpy()).all(axis=2))
+    assert changed[0].sum(axis=1).tolist() == [6] * 4  # a quarter of 24
+    for other in changed[1:]:
+        np.testing.assert_array_equal(other, changed[0])
+
+
+def test_a_scale_makes_up_for_the_gate_of_top_1_routing(make_model, features):
+    """The loss on targets that are drawn from the dense model, which nothing lowers."""
+    dense = make_model(is_sparse=False)
+    expected = softmax(logits_of(dense, features), axis=-1)
+
+    def loss(model):
+        return -np.sum(expected * log_softmax(logits_of(model, features), axis=-1), axis=-1).mean()
+
+    losses = {scale: loss(upcycle(dense, Changes(gate_scale=scale), init_scale=0.1, num_experts=8,
+                                  eval_capacity_factor=8.0)) - loss(dense) for scale in (1.0, 8.0)}
+    print(f"above the loss {loss(dense):.3f} of the dense model: {losses}")
+    assert 0 < losses[8.0] < losses[1.0] / 2
+
+
+def test_the_policies_of_both_stacks_may_have_no_router(make_model):
+    sparse = upcycle(make_model(is_sparse=False), routing_policy="hash")
+    assert not any("/router/" in variable.path for variable in sparse.weights)
