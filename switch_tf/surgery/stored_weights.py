@@ -1,0 +1,56 @@
+"""The weights of a checkpoint, read one at a time without a model."""
+
+import contextlib
+import pathlib
+
+import numpy as np
+import tensorflow as tf
+
+from switch_tf.checkpoints import bundles, folders
+from switch_tf.checkpoints.folders import BrokenCheckpoint
+from switch_tf.partitioning.unfolded import Unfolding
+from switch_tf.refusals import Refusal, first_line
+from switch_tf.storage import places
+
+
+class StoredWeights:
+    """Opens the weights of a checkpoint.
+
+    Args:
+        checkpoint: Path of the checkpoint folder.
+
+    Raises:
+        BrokenCheckpoint: Files are missing or damaged.
+        Refusal: The run of the checkpoint has removed it.
+    """
+
+    def __init__(self, checkpoint: pathlib.Path):
+        self._checkpoint = checkpoint
+        with self._refusing():
+            self._variables = folders.describe(checkpoint)["variables"]
+            self._reader = tf.train.load_checkpoint(str(checkpoint / "state"))
+
+    def read(self, path: str) -> np.ndarray:
+        """Returns the values of a variable in its stored dtype, by a path of `tensors.state_variables`."""
+        saved = self._variables.get(path)
+        if saved is None:
+            raise BrokenCheckpoint(f"{self._checkpoint} has no {path}, which a model of its configuration has.")
+        with self._refusing():
+            stored = self._reader.get_tensor(bundles.key_of(path))
+            unfolding = Unfolding(tuple(saved["shape"]), tuple(map(tuple, saved.get("unfolded", ()))))
+            return unfolding.fold(stored, np)
+
+    @contextlib.contextmanager
+    def _refusing(self):
+        try:
+            yield
+        except (tf.errors.OpError, ValueError) as error:
+            if places.is_failure(error, self._checkpoint):
+                with places.os_errors(self._checkpoint):
+                    raise
+            if not folders.is_complete(self._checkpoint):
+                raise Refusal(f"{self._checkpoint} was removed by its run before it was read; keep more checkpoints "
+                              "with Run.keep_checkpoints, or wait for the end of the run.") from error
+            if isinstance(error, Refusal):
+                raise
+            raise BrokenCheckpoint(f"{self._checkpoint} is damaged ({first_line(error)}).") from error
