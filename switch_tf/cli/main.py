@@ -28,6 +28,7 @@ COMMANDS = {
     "convert": "weights of Hugging Face in, with a gin file of their model, and out again",
     "upcycle": "a sparse model whose experts are copies of a dense model's layers, to train further",
     "average": "the mean of the weights of the last checkpoints of a run",
+    "shrink": "a model with fewer experts: the most used ones of each layer, or merged ones",
     "verify-layout": "the same loss, gradients and weights under a layout as on one device",
     "compile": "ahead-of-time TPU compile of a run: does it fit, what does it send, how long may a step take",
     "inspect": "parameters, FLOPs and memory of a preset, gin file, run or checkpoint",

@@ -143,6 +143,11 @@ def load_on_one_device(arguments: argparse.Namespace, folder: pathlib.Path) -> A
         _use_host(arguments)
         if saved_run := saved_runs.from_config(saved, folder):
             return saved_run
+    return load_task_on_one_device(arguments, folder)
+
+
+def load_task_on_one_device(arguments: argparse.Namespace, folder: pathlib.Path) -> Experiment:
+    """Returns the run of its gin file on one device, whatever its layout, with the task and its data."""
     _check_gin_file(arguments, folder)  # before it is read
     has_macro = re.search(r"^MESH_SHAPE\s*=", (folder / CONFIGURATION).read_text(), re.MULTILINE)
     mesh = "MESH_SHAPE" if has_macro else "Layout.mesh_shape"  # in a layout of the user's own

@@ -1,0 +1,82 @@
+import json
+import shutil
+
+import gin
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from switch_tf import SwitchConfig, SwitchTransformer, conversion, data
+from switch_tf.checkpoints import continuation, tensors
+from switch_tf.checkpoints.checkpointer import Checkpointer
+from switch_tf.cli import gin_files, main
+
+SPARSE = """
+TASK_FEATURE_LENGTHS = {"inputs": 24, "targets": 6}
+SwitchConfig.encoder_sparse_step = 1
+BATCH_SIZE = 4
+Run.eval_batches = 2
+"""
+
+
+@pytest.fixture(scope="module")
+def sparse_run(run_folder, tmp_path_factory):
+    """A run folder with a checkpoint of a model with eight experts in its encoder."""
+    folder = tmp_path_factory.mktemp("runs") / "run"
+    folder.mkdir()
+    (folder / "operative_config.gin").write_text((run_folder / "operative_config.gin").read_text() + SPARSE)
+    gin_files.parse([str(folder / "operative_config.gin")], [])
+    config = gin.get_configurable(SwitchConfig)()
+    gin.clear_config()
+    model = SwitchTransformer(config)
+    model.build()
+    batches = data.Batches({None: iter(tf.data.Dataset.range(9))}, batch_size=1)
+    checkpointer = Checkpointer(folder / "checkpoints", tensors.state_variables(model), batches,
+                                configuration=continuation.record_of_model(config))
+    checkpointer.save(7, {})
+    checkpointer.wait()
+    checkpointer.close()
+    return folder
+
+
+@pytest.mark.parametrize("method", ["most_used", "merge"])
+def test_a_smaller_model_is_written_with_the_loss_before_and_after(method, sparse_run, tmp_path, capsys):
+    words = ["shrink", "--json", f"--from={sparse_run}", "--num_experts=3", f"--output={tmp_path / 'small'}"]
+    assert main.main([*words, *["--merge"] * (method == "merge")]) == 0
+    shown = capsys.readouterr()
+    result = json.loads(shown.out.splitlines()[-1])
+    assert (result["method"], result["step"]) == (method, 7)
+    assert result["num_experts"] == {"before": 8, "after": 3}
+    assert all(4 < loss < 12 for loss in result["loss"].values())
+    [(router, layer)] = result["layers"].items()
+    assert router == "encoder/layers_0" and sum(layer["use"]) == pytest.approx(1)
+    assert len(layer["groups"]) == 3
+    if method == "merge":
+        assert sorted(sum(layer["groups"], [])) == list(range(8))
+    else:
+        assert sum(layer["use"][expert] for [expert] in layer["groups"]) == pytest.approx(
+            sum(sorted(layer["use"])[-3:]))
+    assert "with 8 experts a layer" in shown.err and "  encoder/layers_0  " in shown.err
+    small, large = conversion.from_switch_tf(tmp_path / "small"), conversion.from_switch_tf(sparse_run)
+    assert small.config.num_experts == 3
+    assert result["num_parameters"] == {"before": large.config.num_parameters, "after": small.config.num_parameters}
+    if method == "most_used":
+        kept = sum(layer["groups"], [])
+        np.testing.assert_array_equal(small.encoder.layers[0].mlp.experts.wo.numpy(),
+                                      large.encoder.layers[0].mlp.experts.wo.numpy()[kept])
+
+
+@pytest.mark.parametrize(("words", "message"), [
+    (["--from=nowhere", "--num_experts=3"], "--from must be a run folder or one of its checkpoints, because the use"),
+    (["--from=weights", "--num_experts=3"], "--from must be a run folder or one of its checkpoints"),
+    (["--from=run", "--num_experts=8"], "--num_experts must be below the experts of a layer of --from, 8, not 8."),
+    (["--from=run/checkpoints/step_00000007", "--num_experts=0"], "--num_experts must be an integer of at least 1"),
+    (["--from=run", "--num_experts=3", "--gin.BATCH_SIZ=3"], "BATCH_SIZ")])
+def test_mistakes_are_one_sentence_and_write_nothing(words, message, sparse_run, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(sparse_run, "run")
+    shutil.copytree(sparse_run / "checkpoints" / "step_00000007", "weights")
+    assert main.main(["shrink", *words, "--output=x"]) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.startswith("switch-tf shrink: ") and error.count("\n") == 1
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["run", "weights"]
