@@ -34,6 +34,9 @@ def test_gin_files_are_looked_for_in_a_folder_of_the_bucket(bucket):
     ["train", "--gin_file={}/nothing.gin"], ["inspect", "{}/nothing"], ["inspect", "{}/nothing", "--verify"],
     ["infer", "--run", "{}/nothing", "--input", "{}/nothing.txt"],
     ["convert", "--input", "{}/nothing", "--output", "x"],
+    ["upcycle", "--from", "{}/nothing", "--output", "x"],
+    ["shrink", "--from", "{}/nothing", "--num_experts=1", "--output", "x"],
+    ["average", "--run", "{}/nothing", "--last=2", "--output", "{}/x"],
     ["compare", "--runs", "{}/nothing", "{}/nowhere", "--output", "{}/x"],
     ["export", "--model", "{}/nothing.keras", "--output", "{}/x"],
     ["cache", "docs_corpus_span_corruption", "--output", "gs:/x"], ["eval", "--run", "az://b/x"]])

@@ -130,6 +130,22 @@ COMMANDS = {
         st.sampled_from(["--output=new", "--output=new", "--output=damaged", "--output=empty", "--output=",
                          "--output=/dev/null/x"]),
     ).map(list).flatmap(lambda words: _flags("to", "expert_capacity", "json").map(lambda flags: words + flags)),
+    "upcycle": st.tuples(
+        st.sampled_from(["--from=theirs", "--from=ran", "--from=empty", "--from=damaged", "--from=nowhere", "--from="]),
+        st.sampled_from(["--output=new", "--output=damaged", "--output=", "--output=/dev/null/x"]),
+    ).map(list).flatmap(lambda words: _flags("noise", "reinitialize", "gate_scale", "seed", "json").map(
+        lambda flags: words + flags)),
+    "average": st.tuples(
+        st.sampled_from(["--run=ran", "--run=ran", "--run=empty", "--run=nowhere", "--run="]),
+        st.sampled_from(["--last=1", "--last=2", "--last=x", "--last="]),
+        st.sampled_from(["--output=new", "--output=damaged", "--output=", "--output=/dev/null/x"]),
+    ).map(list).flatmap(lambda words: _flags("last", "json").map(lambda flags: words + flags)),
+    "shrink": st.tuples(
+        st.sampled_from(["--from=ran", "--from=ran/checkpoints/step_00000001", "--from=theirs", "--from=nowhere",
+                         "--from="]),
+        st.sampled_from(["--output=new", "--output=damaged", "--output=", "--output=/dev/null/x"]),
+        st.sampled_from(["--num_experts=2", "--num_experts=0", "--num_experts=x", "--merge"]),
+    ).map(list).flatmap(lambda words: _flags("num_experts", "json").map(lambda flags: words + flags)),
     "vocabulary": st.lists(st.sampled_from(["--input=MADE", "--input=gone.txt", "--input=", "--input=.", "--size=400",
                                             "--output=own.model", "--output=.", "--output=", "--output=gone/x",
                                             "--json", "--field=0", "--field="]), max_size=4).flatmap(
@@ -244,7 +260,7 @@ SETTINGS = {"deadline": None, "derandomize": True, "database": None, "phases": [
 
 def _fuzz(command, capsys, folder, count):
     """Tries `count` command lines; returns how many were refused."""
-    takes_gin = command not in ("doctor", "convert", "vocabulary", "compare")  # or files of its own
+    takes_gin = command not in ("doctor", "convert", "vocabulary", "compare", "average", "shrink")  # or its own files
     statuses = collections.Counter()
 
     @hypothesis.settings(max_examples=count, **SETTINGS)
@@ -270,7 +286,8 @@ def _fuzz(command, capsys, folder, count):
 
 @pytest.mark.parametrize(("command", "count"), [
     ("train", 30), ("verify-layout", 20), ("compile", 20), ("compare", 20), ("inspect", 40), ("tasks", 20),
-    ("eval", 25), ("infer", 40), ("export", 20), ("serve", 20), ("convert", 20), ("vocabulary", 30), ("doctor", 20)])
+    ("eval", 25), ("infer", 40), ("export", 20), ("serve", 20), ("convert", 20), ("upcycle", 15),
+    ("average", 10), ("shrink", 10), ("vocabulary", 30), ("doctor", 20)])
 def test_wrong_values_are_answered_with_a_sentence(command, count, capsys, faked):
     assert _fuzz(command, capsys, faked, count) > count // 2  # most are wrong
 
