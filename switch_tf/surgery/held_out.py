@@ -1,5 +1,6 @@
 """The loss of a model, and the use of its experts, on held-out examples of its run."""
 
+import warnings
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -50,7 +51,8 @@ def measure(model: SwitchTransformer, batches: Iterable[dict], described: Experi
         Refusal: There is no example.
     """
     step = held_out_loss.compile_evaluation(model, described.settings, described.partitioner)
-    with progress.bar(described.run.eval_batches, f"evaluating {name}", " batches") as bar:
+    with warnings.catch_warnings(), progress.bar(described.run.eval_batches, f"evaluating {name}", " batches") as bar:
+        warnings.filterwarnings("ignore", "You are using a softmax over axis")  # by Keras, of a single expert
         measured = held_out_loss.evaluate(step, _counted(batches, bar))
     if measured is None:
         raise Refusal(f"Split 'validation' of {described.run.mixture_or_task_name!r} has no example to measure the use "
