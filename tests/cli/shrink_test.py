@@ -39,7 +39,7 @@ def sparse_run(run_folder, tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("method", ["most_used", "merge"])
+@pytest.mark.parametrize("method", ["most_used", pytest.param("merge", marks=pytest.mark.slow)])
 def test_a_smaller_model_is_written_with_the_loss_before_and_after(method, sparse_run, tmp_path, capsys):
     words = ["shrink", "--json", f"--from={sparse_run}", "--num_experts=3", f"--output={tmp_path / 'small'}"]
     assert main.main([*words, *["--merge"] * (method == "merge")]) == 0
