@@ -103,6 +103,13 @@ def resolve(source: Folder) -> pathlib.Path:
     return path_of(source / "checkpoints", saved[-1])
 
 
+def run_folder_of(source: Folder) -> pathlib.Path:
+    """Returns the run folder of one of its checkpoints, and any other folder unchanged."""
+    source = places.at(source)
+    is_checkpoint = (source / DESCRIPTION).is_file() and source.parent.name == "checkpoints"
+    return source.parent.parent if is_checkpoint else source
+
+
 def best(folder: Folder) -> dict[str, Any] | None:
     """Returns `{"step", "metric", "value"}` of the best checkpoint in a folder.
 

@@ -24,9 +24,7 @@ def choose(run: Run) -> str | None:
     if run.initial_checkpoint is None:
         return None
     # A resumed run has its own copy. The other run may be gone.
-    folder = places.at(run.model_dir if is_resumed else run.initial_checkpoint)
-    if (folder / "checkpoint.json").is_file():
-        folder = folder.parent.parent
+    folder = folders.run_folder_of(run.model_dir if is_resumed else run.initial_checkpoint)
     return _choice_of(folder, run.mixture_or_task_name) if run_config.is_in(folder) else None
 
 

@@ -5,6 +5,7 @@ import argparse
 from etils import epy
 
 from switch_tf import checks
+from switch_tf.checkpoints import folders
 from switch_tf.checkpoints.run_folder import CONFIGURATION
 from switch_tf.cli import gin_files, trained_run
 from switch_tf.conversion.formats import SWITCH_TF
@@ -38,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> dict:
     """Writes the smaller model; returns the losses and which experts are left."""
     source, output = places.at(arguments.source), places.at(arguments.output)
-    folder = sources.run_folder_of(source)
+    folder = folders.run_folder_of(source)
     if not (folder / CONFIGURATION).is_file() or not (folder / "checkpoints").is_dir():
         raise Refusal("--from must be a run folder or one of its checkpoints, because the use of experts is measured "
                       f"on the task of the run; {str(source)!r} is neither.")

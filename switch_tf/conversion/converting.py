@@ -3,11 +3,16 @@
 import contextlib
 import pathlib
 
+from etils import epy
+
 from switch_tf.configs.switch_config import SwitchConfig
 from switch_tf.conversion import formats, huggingface_vocabulary
 from switch_tf.conversion.formats import HUGGING_FACE, SWITCH_TF, Extras, Format
 from switch_tf.refusals import Refusal
 from switch_tf.storage import places
+
+with epy.lazy_imports():  # which imports TensorFlow, and choosing a format needs none
+    from switch_tf.conversion import source_vocabulary
 
 
 def format_of(source: pathlib.Path, argument: str = "--input") -> Format:
@@ -51,14 +56,17 @@ def convert(source: pathlib.Path, output: pathlib.Path, to: Format, expert_capac
                       "checkpoints, have no effect on it; leave them out.")
     with contextlib.nullcontext(source) if source_format.is_read_in_place else places.fetched(
             source, source_format.is_needed) as local:
-        model, vocabulary = source_format.read(local, config), huggingface_vocabulary.find(local, source)
+        model, vocabulary = source_format.read(local, config), source_vocabulary.find(source, local)
     result = {"input": str(source), "from": source_format.name, "to": to.name, "output": str(output),
               "num_parameters": model.config.num_parameters}
     lines = [f"{model.config.num_parameters:,} parameters from {source} ({source_format.name}) in {output} "
              f"({to.name})."]
     to.write(model, output, Extras(vocabulary.content, expert_capacity))
     if to is HUGGING_FACE:
-        lines.append("transformers also needs the tokenizer's files, such as spiece.model: copy them there.")
+        if vocabulary.content is None:
+            reason = vocabulary.reason or f"the VOCABULARY is {vocabulary.name!r}, which is no SentencePiece model"
+            lines.append(f"transformers also needs the tokenizer's files, such as {huggingface_vocabulary.FILE}: copy "
+                         f"them there ({reason.rstrip('.')}).")
         return result, "\n".join(lines)
     result["vocabulary"], more = start_from(output, vocabulary)
     return result, "\n".join([*lines, *more])

@@ -57,7 +57,7 @@ def _is_switch_tf(folder):
 HUGGING_FACE = Format(
     "hugging_face", "Hugging Face's, which holds config.json", run_config.is_hugging_face,
     lambda folder, config: huggingface.from_hugging_face(folder),
-    lambda model, folder, extras: huggingface.to_hugging_face(model, folder, extras.expert_capacity))
+    lambda model, folder, extras: huggingface.to_hugging_face(model, folder, extras.expert_capacity, extras.vocabulary))
 T5X = Format(
     "t5x", "T5X's, a checkpoint with the msgpack file checkpoint or Orbax' _METADATA", t5x_arrays.is_t5x,
     lambda folder, config: t5x.from_t5x(folder, config), describes_model=False,

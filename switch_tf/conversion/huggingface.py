@@ -10,6 +10,7 @@ from switch_tf.conversion import (
     checkpoint_files,
     huggingface_config,
     huggingface_embeddings,
+    huggingface_vocabulary,
     json_files,
 )
 from switch_tf.conversion.huggingface_embeddings import EMBEDDING, LOGITS
@@ -84,7 +85,8 @@ def from_hugging_face(folder: str | pathlib.Path) -> SwitchTransformer:
     return read_model(config, links, lambda name: tensors[name].read(), folder)
 
 
-def to_hugging_face(model: SwitchTransformer, folder: str | pathlib.Path, expert_capacity: int | None = None) -> None:
+def to_hugging_face(model: SwitchTransformer, folder: str | pathlib.Path, expert_capacity: int | None = None,
+                    vocabulary: bytes | None = None) -> None:
     """Writes a model as config.json and model.safetensors, for transformers 5.23.
 
     The folder appears complete or not at all. Tensors are float32. More than 5 GB are split into shards.
@@ -94,6 +96,8 @@ def to_hugging_face(model: SwitchTransformer, folder: str | pathlib.Path, expert
         folder: Path of a folder that does not exist yet, or is empty.
         expert_capacity: int or None. Slots of each expert for each sequence in the written model. None takes the
             value of a model with semantics="hf"; other models with experts need a number.
+        vocabulary: bytes or None. A SentencePiece model to write as spiece.model, of which transformers makes a
+            T5Tokenizer, with 100 sentinels.
 
     Raises:
         Refusal: the folder is not empty or cannot be written, or Hugging Face's classes cannot represent the model.
@@ -112,6 +116,8 @@ def to_hugging_face(model: SwitchTransformer, folder: str | pathlib.Path, expert
     with whole_folder(folder, "config.json") as unfinished:
         json_files.write_object(unfinished / "config.json", values)
         checkpoint_files.write_folder(unfinished, shapes, _tensors(model, links, copies))
+        if vocabulary is not None:
+            (unfinished / huggingface_vocabulary.FILE).write_bytes(vocabulary)
 
 
 def _rules_of(config):

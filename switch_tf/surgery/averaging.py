@@ -6,11 +6,11 @@ import pathlib
 import numpy as np
 
 from switch_tf.checkpoints import sizes, tensors
-from switch_tf.conversion import own
+from switch_tf.conversion import own, source_vocabulary
 from switch_tf.conversion.converting import start_from
 from switch_tf.conversion.linked_weights import check_memory
 from switch_tf.models.switch_transformer import SwitchTransformer
-from switch_tf.surgery import progress, sources, vocabularies
+from switch_tf.surgery import progress, sources
 from switch_tf.surgery.stored_weights import StoredWeights
 
 
@@ -56,7 +56,7 @@ def average_run(run_folder: pathlib.Path, checkpoints: list[pathlib.Path], outpu
     Raises:
         Refusal: The checkpoints are damaged or of different models, or the folder cannot be written.
     """
-    model, vocabulary = average(checkpoints), vocabularies.find(run_folder)
+    model, vocabulary = average(checkpoints), source_vocabulary.find(run_folder)
     own.to_switch_tf(model, output, vocabulary.content)
     name, lines = start_from(output, vocabulary)
     steps = [int(checkpoint.name.removeprefix("step_")) for checkpoint in checkpoints]

@@ -7,11 +7,11 @@ import numpy as np
 
 from switch_tf.checkpoints import sizes, tensors
 from switch_tf.configs.experiment import Experiment
-from switch_tf.conversion import own
+from switch_tf.conversion import own, source_vocabulary
 from switch_tf.conversion.converting import start_from
 from switch_tf.conversion.linked_weights import variables_of
 from switch_tf.models.switch_transformer import SwitchTransformer
-from switch_tf.surgery import compatibility, expert_groups, held_out, progress, vocabularies
+from switch_tf.surgery import compatibility, expert_groups, held_out, progress
 from switch_tf.surgery.expert_groups import Groups
 
 
@@ -95,7 +95,7 @@ def shrink_checkpoint(checkpoint: pathlib.Path, output: pathlib.Path, described:
     groups = _groups(model, num_experts, before.use, is_merged)
     smaller = shrink(model, groups, before.use)
     after = held_out.measure(smaller, batches, described, f"{num_experts} experts")
-    vocabulary = vocabularies.find(checkpoint)
+    vocabulary = source_vocabulary.find(checkpoint)
     own.to_switch_tf(smaller, output, vocabulary.content)
     name, lines = start_from(output, vocabulary)
     result = {"from": str(checkpoint), "step": step, "output": str(output), "method": ("most_used", "merge")[is_merged],

@@ -21,12 +21,6 @@ def checkpoint_in(source: Any, source_format: Format) -> Any:
     return selection.select_one(source, "last")
 
 
-def run_folder_of(source: Any) -> Any:
-    """Returns the run folder of one of its checkpoints, and any other folder unchanged."""
-    is_checkpoint = (source / folders.DESCRIPTION).is_file() and source.parent.name == "checkpoints"
-    return source.parent.parent if is_checkpoint else source
-
-
 def recorded_config(checkpoint: Any) -> SwitchConfig:
     """Returns the configuration in the description of a checkpoint.
 

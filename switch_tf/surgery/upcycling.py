@@ -9,13 +9,13 @@ import numpy as np
 
 from switch_tf.configs import policies
 from switch_tf.configs.switch_config import SwitchConfig
-from switch_tf.conversion import own
+from switch_tf.conversion import own, source_vocabulary
 from switch_tf.conversion.converting import start_from
 from switch_tf.conversion.formats import Format
 from switch_tf.conversion.linked_weights import check_memory, variables_of
 from switch_tf.models.switch_transformer import SwitchTransformer
 from switch_tf.storage import places
-from switch_tf.surgery import compatibility, kernels, progress, vocabularies
+from switch_tf.surgery import compatibility, kernels, progress
 from switch_tf.surgery.kernels import Changes
 
 
@@ -87,7 +87,7 @@ def upcycle_checkpoint(source: pathlib.Path, source_format: Format, output: path
     twin = None if source_format.describes_model else compatibility.dense_twin(config)
     with contextlib.nullcontext(source) if source_format.is_read_in_place else places.fetched(
             source, source_format.is_needed) as local:
-        dense, vocabulary = source_format.read(local, twin), vocabularies.find(source, local)
+        dense, vocabulary = source_format.read(local, twin), source_vocabulary.find(source, local)
     model = upcycle(dense, config, changes)
     own.to_switch_tf(model, output, vocabulary.content)
     name, lines = start_from(output, vocabulary)

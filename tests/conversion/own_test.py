@@ -107,6 +107,9 @@ def test_the_command_takes_the_vocabulary_along(files, named, tmp_path, capsys, 
     assert vocabulary == named and f"--gin.VOCABULARY=\"'{named}'\"" in told.err
     if named != "bytes":
         assert (tmp_path / named).read_text() == "a model"
+    assert main.main(["convert", "--json", "--input=ours", "--output=again"]) == 0
+    assert (tmp_path / "again" / "spiece.model").exists() == (named != "bytes")
+    assert ("tokenizer's files" in capsys.readouterr().err) == (named == "bytes")
 
 
 def test_a_run_that_trains_in_a_bucket_is_converted_where_it_is(folder, bucket):

@@ -2,13 +2,12 @@
 
 import pathlib
 
-from switch_tf.checkpoints import run_config
+from switch_tf.checkpoints import folders, run_config
 from switch_tf.conversion import huggingface_vocabulary
 from switch_tf.conversion.huggingface_vocabulary import Vocabulary
 from switch_tf.data import stored_vocabularies
 from switch_tf.data.stored_vocabularies import SENTENCEPIECE, Stored
 from switch_tf.refusals import Refusal
-from switch_tf.surgery import sources
 
 
 def find(source: str | pathlib.Path, local: pathlib.Path | None = None) -> Vocabulary:
@@ -20,7 +19,7 @@ def find(source: str | pathlib.Path, local: pathlib.Path | None = None) -> Vocab
         source: Path of the folder.
         local: Path of a local copy of it, if there is one.
     """
-    folder = sources.run_folder_of(source)
+    folder = folders.run_folder_of(source)
     if not run_config.is_in(folder):
         return huggingface_vocabulary.find(local or source, source)
     try:
