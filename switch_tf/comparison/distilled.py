@@ -47,5 +47,6 @@ def sentence(variant: dict, baseline: str) -> str | None:
         return (f"{kept['teacher']} is no better than {baseline}, so there is no gain that {variant['name']}, {size}, "
                 "could keep.")
     by_seed = ", ".join("none to keep" if share is None else f"{share:.0%}" for share in kept["shares"])
-    return (f"{variant['name']} keeps {kept['share']:.0%} of the gain of {kept['teacher']} over {baseline} "
+    amount = f"{kept['share']:.0%}" if kept["share"] > 0 else "nothing"
+    return (f"{variant['name']} keeps {amount} of the gain of {kept['teacher']} over {baseline} "
             + f"({by_seed} by seed) " * (len(kept["shares"]) > 1) + f"{size}.")

@@ -177,5 +177,11 @@ def test_a_teacher_without_a_gain_has_none_to_keep(make_run):
     assert any("teacher is no better than dense, so there is no gain that student" in line for line in words)
 
 
+def test_a_student_that_is_worse_than_the_baseline_keeps_nothing(make_run):
+    found, words = _distilled(make_run, [(2.0, 1.0, 2.5)])
+    assert found["student"]["share"] == pytest.approx(-0.5)
+    assert any("student keeps nothing of the gain of teacher over dense with" in line for line in words)
+
+
 def test_a_student_of_another_teacher_is_compared_without_it(make_run):
     assert _distilled(make_run, [(2.0, 1.0, 1.7)], students_teacher=None)[0]["student"] is None
