@@ -26,6 +26,7 @@ def _clean_gin():
 
 def _parse(model, layout, run, task, bindings=()):
     extra = ["INITIAL_CHECKPOINT='unused'"] if run.startswith("finetune") else []
+    extra += ["TEACHER='unused'"] if run.endswith("distill") else []
     extra += ["TRAIN_FILES='unused'"] if task.endswith("text_files") else []
     names = {"models": model, "layouts": layout, "tasks": task, "runs": run}
     files = [f"gin/{kind}/{name}.gin" for kind, name in names.items() if name]
