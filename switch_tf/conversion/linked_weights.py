@@ -8,6 +8,7 @@ import keras
 import numpy as np
 from tqdm import tqdm
 
+from switch_tf.configs import shipped_gin
 from switch_tf.configs.switch_config import SwitchConfig
 from switch_tf.conversion.checkpoint_files import Tensor
 from switch_tf.conversion.rules import Link, Rules
@@ -43,6 +44,23 @@ def checked_links(config: SwitchConfig, rules: Rules, tensors: Mapping[str, Tens
     rules.check(links, {name: tensor.shape for name, tensor in tensors.items()})
     check_memory(config)
     return links
+
+
+def without_config(kind: str, folder: pathlib.Path, tensors: Mapping[str, Tensor]) -> Refusal:
+    """Returns the Refusal to read a checkpoint without a configuration, with the presets of its size.
+
+    Args:
+        kind: Name of the software that wrote it.
+        folder: Path of the checkpoint.
+        tensors: Its weights.
+    """
+    num_parameters = sum(tensor.size for tensor in tensors.values())
+    alike = [name for name in shipped_gin.preset_names()
+             if SwitchConfig.from_preset(name).num_parameters == num_parameters]
+    verb = "has" if len(alike) == 1 else "have"
+    hint = f"; {' and '.join(f'gin/models/{name}.gin' for name in alike)} {verb} as many parameters" if alike else ""
+    return Refusal(f"A {kind} checkpoint does not describe its model, so {folder} of {num_parameters:,} parameters "
+                   f"needs a configuration: give --gin_file=gin/models/NAME.gin, or a SwitchConfig in Python{hint}.")
 
 
 def check_memory(config: SwitchConfig) -> None:

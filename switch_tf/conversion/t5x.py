@@ -5,11 +5,10 @@ import pathlib
 import re
 
 from switch_tf import checks
-from switch_tf.configs import shipped_gin
 from switch_tf.configs.switch_config import SwitchConfig
 from switch_tf.conversion import orbax_file, t5x_arrays, t5x_file, t5x_scan
 from switch_tf.conversion.checkpoint_files import Tensor
-from switch_tf.conversion.linked_weights import checked_links, read_model
+from switch_tf.conversion.linked_weights import checked_links, read_model, without_config
 from switch_tf.conversion.rules import INDEX, Rule, Rules
 from switch_tf.models.switch_transformer import SwitchTransformer
 from switch_tf.refusals import Refusal
@@ -61,7 +60,7 @@ def from_t5x(folder: str | pathlib.Path, config: SwitchConfig | None) -> SwitchT
                       f"with the msgpack file {t5x_file.FILE!r} or Orbax' {orbax_file.FILE!r}.")
     tensors = t5x_arrays.open_arrays(folder)
     if not isinstance(config, SwitchConfig):
-        raise _without_config(folder, tensors)
+        raise without_config("T5X", folder, tensors)
     tensors = t5x_scan.unscan(tensors, config)
     _check_biases(tensors, config)
     tensors = {name: _merge_heads(name, tensor, config) for name, tensor in tensors.items()}
@@ -78,17 +77,6 @@ def _check_packages():
         except ImportError as error:
             raise Refusal(f"A T5X checkpoint is read with {name}, which cannot be imported ({error}): pip install "
                           f"'switch-tf[t5x]', or {name} as requirements.txt pins it.") from error
-
-
-def _without_config(folder, tensors):
-    """Returns the Refusal to read a checkpoint without a configuration, with the presets of its size."""
-    num_parameters = sum(tensor.size for tensor in tensors.values())
-    alike = [name for name in shipped_gin.preset_names()
-             if SwitchConfig.from_preset(name).num_parameters == num_parameters]
-    verb = "has" if len(alike) == 1 else "have"
-    hint = f"; {' and '.join(f'gin/models/{name}.gin' for name in alike)} {verb} as many parameters" if alike else ""
-    return Refusal(f"A T5X checkpoint does not describe its model, so {folder} of {num_parameters:,} parameters needs "
-                   f"a configuration: give --gin_file=gin/models/NAME.gin, or a SwitchConfig in Python{hint}.")
 
 
 def _check_biases(tensors, config):
