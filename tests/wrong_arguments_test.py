@@ -244,6 +244,8 @@ PUBLIC = {
     "data.Evaluator": (data.Evaluator, {"description": None, "num_examples": 1}, ()),
     **{f"data.{name}": (getattr(data, name), {"mixture_or_task_name": "task", "split": "validation"}, ())
        for name in ("has_metrics", "check_metrics", "names_of_tasks")},
+    "conversion.from_mesh_tensorflow": (
+        conversion.from_mesh_tensorflow, {"folder": "no-such-folder", "config": None}, ()),
     "conversion.from_switch_tf": (conversion.from_switch_tf, {"source": "no-such-folder"}, ()),
     "conversion.to_switch_tf": (to_switch_tf, {"model": SimpleNamespace(config=None), "folder": ""}, ()),
     "conversion.from_t5x": (conversion.from_t5x, {"folder": "no-such-folder", "config": None}, ()),

@@ -98,8 +98,8 @@ def resolve(source: Folder) -> pathlib.Path:
     saved = steps(source / "checkpoints")
     if not saved:
         raise Refusal("INITIAL_CHECKPOINT must name a run folder with checkpoints, one checkpoint folder such as "
-                      "runs/x/checkpoints/step_00000100, a Hugging Face folder with config.json, or a T5X checkpoint; "
-                      f"{str(source)!r} is none of these.")
+                      "runs/x/checkpoints/step_00000100, a Hugging Face folder with config.json, or a checkpoint of "
+                      f"T5X or Mesh TensorFlow; {str(source)!r} is none of these.")
     return path_of(source / "checkpoints", saved[-1])
 
 

@@ -1,4 +1,4 @@
-"""`switch-tf convert`: converts weights of Hugging Face or T5X into a checkpoint to start from, and others back."""
+"""`switch-tf convert`: converts weights of other software into a checkpoint to start from, and others back."""
 
 import argparse
 
@@ -20,8 +20,8 @@ switch-tf convert --input checkpoint_500100 --output switch --gin_file=gin/model
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the two folders and the gin arguments."""
     parser.add_argument("--input", required=True, metavar="FOLDER",
-                        help="a Hugging Face folder (config.json and tensors), a T5X checkpoint (with the --gin_file "
-                             "of its model), a run folder or a checkpoint")
+                        help="a Hugging Face folder (config.json and tensors), a checkpoint of T5X or Mesh TensorFlow "
+                             "(with the --gin_file of its model), a run folder or a checkpoint")
     parser.add_argument("--output", required=True, metavar="FOLDER", help="a new or empty folder")
     parser.add_argument("--to", metavar="|".join(WRITABLE),
                         help="what to write; by default switch_tf, or hugging_face if the input is switch_tf")

@@ -24,7 +24,8 @@ switch-tf upcycle --from t5-base --gin_file=gin/models/switch_base_8.gin --outpu
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the two folders, the differences between experts, and the gin arguments of the sparse model."""
     parser.add_argument("--from", dest="source", required=True, metavar="CHECKPOINT",
-                        help="a dense model: a run folder, a checkpoint, or a folder of Hugging Face or T5X")
+                        help="a dense model: a run folder, a checkpoint, or one of Hugging Face, T5X or Mesh "
+                             "TensorFlow")
     parser.add_argument("--output", required=True, metavar="FOLDER", help="a new or empty folder")
     parser.add_argument("--noise", type=float, default=0.0, metavar="STDDEV",
                         help="noise on each expert's kernels, relative to their standard deviation (default 0)")

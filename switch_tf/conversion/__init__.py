@@ -2,8 +2,8 @@
 
 import importlib
 
-_MODULES = {"from_hugging_face": "huggingface", "from_switch_tf": "own", "from_t5x": "t5x",
-            "to_hugging_face": "huggingface", "to_switch_tf": "own"}
+_MODULES = {"from_hugging_face": "huggingface", "from_mesh_tensorflow": "mesh_tensorflow", "from_switch_tf": "own",
+            "from_t5x": "t5x", "to_hugging_face": "huggingface", "to_switch_tf": "own"}
 __all__ = list(_MODULES)
 
 

@@ -52,8 +52,8 @@ def convert(source: pathlib.Path, output: pathlib.Path, to: Format, expert_capac
     """
     source_format = format_of(source)
     if config is not None and source_format.describes_model:
-        raise Refusal(f"{source} describes its model itself, so --gin_file and --gin.NAME=VALUE, which are for T5X's "
-                      "checkpoints, have no effect on it; leave them out.")
+        raise Refusal(f"{source} describes its model itself, so --gin_file and --gin.NAME=VALUE, which are for "
+                      "checkpoints of T5X and Mesh TensorFlow, have no effect on it; leave them out.")
     with contextlib.nullcontext(source) if source_format.is_read_in_place else places.fetched(
             source, source_format.is_needed) as local:
         model, vocabulary = source_format.read(local, config), source_vocabulary.find(source, local)

@@ -8,11 +8,11 @@ from etils import epy
 
 from switch_tf.checkpoints import folders, run_config
 from switch_tf.configs.switch_config import SwitchConfig
-from switch_tf.conversion import t5x_arrays
+from switch_tf.conversion import huggingface_vocabulary, mesh_tensorflow_file, t5x_arrays
 from switch_tf.storage import places
 
 with epy.lazy_imports():  # which import Keras, and recognising a folder needs none
-    from switch_tf.conversion import huggingface, own, t5x
+    from switch_tf.conversion import huggingface, mesh_tensorflow, own, t5x
 
 
 class Extras(NamedTuple):
@@ -62,6 +62,10 @@ T5X = Format(
     "t5x", "T5X's, a checkpoint with the msgpack file checkpoint or Orbax' _METADATA", t5x_arrays.is_t5x,
     lambda folder, config: t5x.from_t5x(folder, config), describes_model=False,
     is_needed=lambda name: not name.startswith("state."))  # the optimizer's
+MESH_TENSORFLOW = Format(
+    "mesh_tensorflow", "Mesh TensorFlow's, which holds model.ckpt-N.index", mesh_tensorflow_file.is_tensorflow,
+    lambda folder, config: mesh_tensorflow.from_mesh_tensorflow(folder, config), describes_model=False,
+    is_needed=lambda name: mesh_tensorflow_file.is_needed(name) or name == huggingface_vocabulary.FILE)
 SWITCH_TF = Format(
     "switch_tf", "a run folder with checkpoints, or one checkpoint", _is_switch_tf,
     lambda folder, config: own.from_switch_tf(folder),
@@ -69,7 +73,7 @@ SWITCH_TF = Format(
     is_read_in_place=True)  # a run has other checkpoints, and may be training
 
 # The first format that recognises a folder is taken.
-FORMATS = (HUGGING_FACE, T5X, SWITCH_TF)
+FORMATS = (HUGGING_FACE, T5X, MESH_TENSORFLOW, SWITCH_TF)
 WRITABLE = {one.name: one for one in FORMATS if one.write is not None}
 
 

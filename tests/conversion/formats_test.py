@@ -7,7 +7,7 @@ import pytest
 
 from switch_tf.checkpoints import folders
 from switch_tf.conversion import converting, formats, initial_weights
-from switch_tf.conversion.formats import HUGGING_FACE, SWITCH_TF, T5X
+from switch_tf.conversion.formats import HUGGING_FACE, MESH_TENSORFLOW, SWITCH_TF, T5X
 from switch_tf.storage import places
 
 GOLDEN = pathlib.Path(__file__).parents[1] / "golden" / "hugging_face"
@@ -19,6 +19,8 @@ GOLDEN = pathlib.Path(__file__).parents[1] / "golden" / "hugging_face"
     (("checkpoint.json",), SWITCH_TF),
     (("checkpoint",), T5X),
     (("_METADATA",), T5X),
+    (("model.ckpt-7.index",), MESH_TENSORFLOW),
+    (("model.ckpt-7.meta", "model.ckpt-7.data-00000-of-00001"), None),
     (("state/", "state/_METADATA"), T5X),
     (("config.json",), HUGGING_FACE),
     (("config.json", "checkpoints/"), HUGGING_FACE),  # a run was to start in a downloaded folder
@@ -33,7 +35,7 @@ def test_folders_by_what_they_hold(files, expected, tmp_path):
 
 def test_tensorflows_file_of_the_same_name_is_not_t5xs(tmp_path):
     (tmp_path / "checkpoint").write_text('model_checkpoint_path: "ckpt-1"')
-    assert formats.find(tmp_path) is None
+    assert formats.find(tmp_path) is MESH_TENSORFLOW
 
 
 def test_a_bucket_is_asked_too(bucket):

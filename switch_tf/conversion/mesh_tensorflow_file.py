@@ -1,0 +1,141 @@
+"""Files of a TensorFlow 1 checkpoint, which Mesh TensorFlow writes.
+
+`model.ckpt-N.index` has names and shapes, the shards `model.ckpt-N.data-00000-of-00016` and so on have the values, and
+the text file `checkpoint` names the newest checkpoint of the folder. `model.ckpt-N` is the checkpoint's path.
+"""
+
+import functools
+import pathlib
+import re
+from collections.abc import Callable
+from typing import Any
+
+from etils import epy
+
+from switch_tf import checks
+from switch_tf.conversion.checkpoint_files import Tensor
+from switch_tf.refusals import Refusal, first_line
+
+with epy.lazy_imports():  # which takes seconds, and recognising a folder needs none
+    import tensorflow as tf
+
+STATE = "checkpoint"
+_INDEX, _VALUES = ".index", ".data-"
+_NEWEST = re.compile(rb'model_checkpoint_path:\s*"([^"\n]*)"')
+_STATE_BYTES = 4096  # the newest checkpoint is in the first line
+_INDICES = re.compile(r"(.*\.ckpt-\d+)\.index")
+_SHARD = re.compile(r"(\d{5})-of-(\d{5})")
+_OBJECTS = "_CHECKPOINTABLE_OBJECT_GRAPH"  # in every checkpoint of TensorFlow 2
+
+
+def is_tensorflow(path: Any) -> bool:
+    """Returns whether a path, which may be in a bucket, is a checkpoint such as model.ckpt-1000, or a folder of them.
+
+    T5X writes a file `checkpoint` too, which is no text.
+    """
+    return _has_index(path) or _newest(path) is not None or bool(_prefixes(path))
+
+
+def is_needed(name: str) -> bool:
+    """Returns whether a file of a folder is needed to read its checkpoints."""
+    return name == STATE or name.endswith(_INDEX) or _VALUES in name
+
+
+def prefix_of(path: Any) -> Any:
+    """Returns the path of the checkpoint that a path names: itself, or the newest one of a folder.
+
+    Raises:
+        Refusal: The folder holds no complete checkpoint, or several and no file `checkpoint`.
+    """
+    if _has_index(path):
+        return path
+    newest, found = _newest(path), _prefixes(path)
+    if newest is None:
+        if len(found) > 1:
+            raise Refusal(f"{path} holds {len(found)} checkpoints, {', '.join(found[:8])}, and no file {STATE!r} that "
+                          f"names one of them; give the path of one, such as {path / found[-1]}.")
+        newest = found[0]
+    if not _has_index(path / newest):
+        raise Refusal(f"{path / STATE} names the checkpoint {checks.shown(newest)}, and {newest}{_INDEX} is missing; "
+                      "download it too, or give the path of another checkpoint.")
+    return path / newest
+
+
+def open_variables(prefix: Any, is_read: Callable[[str], bool]) -> dict[str, Tensor]:
+    """Opens the variables of a checkpoint, name -> tensor.
+
+    Args:
+        prefix: Path such as `folder/model.ckpt-1000`.
+        is_read: function(name) -> bool. Whether a variable is wanted.
+
+    Raises:
+        Refusal: A file is missing or damaged, TensorFlow 2 wrote it, or a wanted variable is not float32, bfloat16 or
+            float16.
+    """
+    _check_shards(prefix)
+    try:
+        reader = tf.train.load_checkpoint(str(prefix))
+        shapes, dtypes = reader.get_variable_to_shape_map(), reader.get_variable_to_dtype_map()
+    except _damages() as error:
+        raise Refusal(f"{prefix}{_INDEX} cannot be read ({first_line(error)}); download it again.") from error
+    if _OBJECTS in shapes:
+        raise Refusal(f"{prefix} is a checkpoint of TensorFlow 2, as Keras and tf.train.Checkpoint write them; of "
+                      "TensorFlow's only those of Mesh TensorFlow are read.")
+    tensors = {}
+    for name in filter(is_read, sorted(shapes)):
+        if dtypes[name] not in (tf.float32, tf.bfloat16, tf.float16):
+            raise Refusal(f"A weight must be float32, bfloat16 or float16, but {checks.shown(name)} in {prefix} is "
+                          f"{dtypes[name].name}; give a checkpoint of Mesh TensorFlow.")
+        tensors[name] = Tensor(tuple(shapes[name]), functools.partial(_read, reader, name, prefix))
+    return tensors
+
+
+def _read(reader, name, prefix):
+    try:
+        return reader.get_tensor(name)
+    except _damages() as error:
+        raise Refusal(f"{name!r} cannot be read ({first_line(error)}); download the files {prefix.name}{_VALUES}* "
+                      "again.") from error
+
+
+def _damages():
+    """Returns the errors that TensorFlow's reader raises for damaged files."""
+    return tf.errors.OpError, IndexError, ValueError  # the last two for OUT_OF_RANGE and INVALID_ARGUMENT
+
+
+def _has_index(path):
+    return (path.parent / f"{path.name}{_INDEX}").is_file()
+
+
+def _newest(folder):
+    """Returns the name of the checkpoint that the file `checkpoint` names, or None."""
+    path = folder / STATE
+    if not path.is_file():
+        return None
+    with path.open("rb") as file:
+        match = _NEWEST.match(file.read(_STATE_BYTES))
+    # A folder that was downloaded has the paths of the machine that wrote it.
+    return pathlib.PurePosixPath(match[1].decode(errors="replace")).name if match else None
+
+
+def _prefixes(folder):
+    """Returns the names of the checkpoints in a folder, oldest first."""
+    names = [match[1] for entry in (folder.iterdir() if folder.is_dir() else ())
+             if (match := _INDICES.fullmatch(entry.name))]
+    return sorted(names, key=lambda name: (int(name.rpartition("-")[2]), name))
+
+
+def _check_shards(prefix):
+    start = f"{prefix.name}{_VALUES}"
+    shards = [match for entry in prefix.parent.iterdir() if entry.name.startswith(start)
+              and (match := _SHARD.fullmatch(entry.name.removeprefix(start)))]
+    totals = sorted({int(match[2]) for match in shards})
+    if len(totals) > 1:
+        raise Refusal(f"{prefix.parent} holds shards of {prefix.name} of {totals[0]} and of {totals[-1]} files; remove "
+                      "those of another checkpoint.")
+    there = {int(match[1]) for match in shards}
+    missing = next((number for number in range(totals[0] if totals else 1) if number not in there), None)
+    if missing is not None:
+        name = f"{start}{missing:05d}-of-{totals[0]:05d}" if totals else f"{start}00000-of-..."
+        raise Refusal(f"{prefix.parent} lacks {name}, which has values of the checkpoint {prefix.name}; download it "
+                      "too.")
