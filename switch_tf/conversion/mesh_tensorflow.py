@@ -86,7 +86,7 @@ def _check_layers(stack, layers, config):
     if sparse == wanted:
         return
     way_out = ("give the --gin_file of a sparse model" if not config.num_experts else
-               f"add --gin.SwitchConfig.{stack}_sparse_indices={str(sparse).replace(' ', '')}" if sparse else
+               f"add --gin.SwitchConfig.{stack}_sparse_indices=\"{str(sparse).replace(' ', '')}\"" if sparse else
                "give the --gin_file of a dense model")
     has, asks = (f"experts in layers {', '.join(map(str, indices))}" if indices else "no experts"
                  for indices in (sparse, wanted))

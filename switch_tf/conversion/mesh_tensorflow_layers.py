@@ -51,7 +51,7 @@ def layers_of(stack: str, names: Iterable[str]) -> list[Layer]:
 
 def _sublayers(stack, names):
     """Yields the scope of each sublayer of a stack in order, with the kinds whose variables are in it."""
-    kinds: dict[tuple[int, int], set[str]] = {}
+    kinds = {}
     for match in filter(None, map(_SUBLAYER.fullmatch, names)):
         if match[1] == stack:
             kinds.setdefault((int(match[2]), int(match[3])), set()).update({match[4]}.difference(NORMS))

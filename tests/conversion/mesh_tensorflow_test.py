@@ -229,7 +229,7 @@ def written_fixture(tmp_path_factory):
      "counted from 0; give the --gin_file of a dense model."),
     ("switch", {"encoder_sparse_indices": (0, 2)}, "encoder has experts in layers 1, 3, but its "
      "configuration asks for experts in layers 0, 2, counted from 0; add "
-     "--gin.SwitchConfig.encoder_sparse_indices=(1,3)."),
+     "--gin.SwitchConfig.encoder_sparse_indices=\"(1,3)\"."),
     ("switch", {"num_experts": 0, "semantics": "switch_tf", "expert_capacity": None, "expert_dropout_rate": 0.0},
      "experts in layers 1, 3, but its configuration asks for no experts, counted from 0; give the --gin_file "
      "of a sparse model."),
