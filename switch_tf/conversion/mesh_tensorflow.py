@@ -64,6 +64,10 @@ def _checked_rules(config: SwitchConfig, names: Collection[str]) -> Rules:
         field = "extra_mlp=True" if config.extra_mlp else f"expert_sublayers={config.expert_sublayers!r}"
         raise Refusal(f"No checkpoint of Mesh TensorFlow is read into a model with {field}; give the configuration of "
                       "a model whose experts are feed-forward layers alone.")
+    positions = next((name for name in names if name.endswith("positional_embedding")), None)
+    if positions is not None:
+        raise Refusal(f"The checkpoint has learned positions ({positions!r}), and models of this package have position "
+                      "biases; take one trained with them, relative_attention_type = \"bias_shared\" as T5's.")
     layers = {stack: layers_of(stack, names) for stack in ("encoder", "decoder")}
     for stack, found in layers.items():
         _check_layers(stack, found, config)

@@ -12,7 +12,7 @@ from switch_tf import checks
 from switch_tf.refusals import Refusal
 
 SELF_ATTENTION, CROSS_ATTENTION, DENSE, EXPERTS = "SelfAttention", "EncDecAttention", "DenseReluDense", "MoE1D"
-NORMS = ("rms_norm", "layer_norm")  # the second before 2020
+NORMS = ("rms_norm", "layer_norm")  # the second by the legacy form of its LayerStack
 _SUBLAYER = re.compile(r"(encoder|decoder)/block_(\d{3,6})/layer_(\d{3,6})/(\w+)/.+")
 _ORDER = {"encoder": ((SELF_ATTENTION,), (DENSE, EXPERTS)),
           "decoder": ((SELF_ATTENTION,), (CROSS_ATTENTION,), (DENSE, EXPERTS))}

@@ -59,7 +59,7 @@ def variables_from(arrays: dict[str, np.ndarray], layers_per_block: int = 1, nor
     Args:
         arrays: T5X's name -> <float32> values.
         layers_per_block: Layers in the block that both stacks repeat, 2 if dense and sparse layers take turns.
-        norm: "rms_norm", or "layer_norm" as before 2020.
+        norm: "rms_norm", or "layer_norm" as by its legacy LayerStack.
         gating: Name of the routers.
     """
     final = {"rms_norm": "rms_norm", "layer_norm": "final_layer_norm"}[norm]
