@@ -128,7 +128,7 @@ def _prefixes(folder):
 def _check_shards(prefix):
     start = f"{prefix.name}{_VALUES}"
     shards = [match for entry in prefix.parent.iterdir() if entry.name.startswith(start)
-              and (match := _SHARD.fullmatch(entry.name.removeprefix(start)))]
+              and (match := _SHARD.fullmatch(entry.name.removeprefix(start))) and entry.is_file()]  # no pipe
     totals = sorted({int(match[2]) for match in shards})
     if len(totals) > 1:
         raise Refusal(f"{prefix.parent} holds shards of {prefix.name} of {totals[0]} and of {totals[-1]} files; remove "

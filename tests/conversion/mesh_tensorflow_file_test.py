@@ -1,5 +1,7 @@
 """Files of TensorFlow's checkpoints: which folders are recognised, and what is refused."""
 
+import os
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -74,6 +76,9 @@ def test_missing_files(tmp_path):
     second.unlink()
     assert refusal(tmp_path) == (f"{tmp_path} lacks model.ckpt-7.data-00001-of-00002, which has values of the "
                                  "checkpoint model.ckpt-7; download it too.")
+    os.mkfifo(second)  # which would be waited for
+    assert "lacks model.ckpt-7.data-00001-of-00002" in refusal(tmp_path)
+    second.unlink()
     second.write_bytes(content)
     (tmp_path / "model.ckpt-7.data-00000-of-00003").touch()
     assert "holds shards of model.ckpt-7 of 2 and of 3 files" in refusal(tmp_path)
