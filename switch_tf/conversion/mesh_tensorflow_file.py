@@ -15,6 +15,7 @@ from etils import epy
 from switch_tf import checks
 from switch_tf.conversion.checkpoint_files import Tensor
 from switch_tf.refusals import Refusal, first_line
+from switch_tf.storage import places
 
 with epy.lazy_imports():  # which takes seconds, and recognising a folder needs none
     import tensorflow as tf
@@ -29,11 +30,11 @@ _OBJECTS = "_CHECKPOINTABLE_OBJECT_GRAPH"  # in every checkpoint of TensorFlow 2
 
 
 def is_tensorflow(path: Any) -> bool:
-    """Returns whether a path, which may be in a bucket, is a checkpoint such as model.ckpt-1000, or a folder of them.
+    """Returns whether a path is a local checkpoint such as model.ckpt-1000, or a folder of them, maybe in a bucket.
 
     T5X writes a file `checkpoint` too, which is no text.
     """
-    return _has_index(path) or _newest(path) is not None or bool(_prefixes(path))
+    return (places.is_local(path) and _has_index(path)) or _newest(path) is not None or bool(_prefixes(path))
 
 
 def is_needed(name: str) -> bool:

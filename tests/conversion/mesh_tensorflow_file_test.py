@@ -10,6 +10,7 @@ from switch_tf import SwitchConfig, conversion
 from switch_tf.conversion import converting, formats, mesh_tensorflow_file
 from switch_tf.conversion.formats import MESH_TENSORFLOW, T5X
 from switch_tf.refusals import Refusal
+from switch_tf.storage import places
 from tests.conversion.mesh_tensorflow_checkpoints import write
 
 VALUES = {"a/b": np.arange(6, dtype="float32").reshape(2, 3), "a/c": np.arange(3, dtype="float32")}
@@ -66,7 +67,11 @@ def test_what_is_recognised(tmp_path, bucket):
         assert formats.find(path) is None
     (tmp_path / "checkpoint").write_bytes(b"\x81\xa6target\x80")  # T5X's, in msgpack
     assert formats.find(tmp_path) is T5X
-    assert formats.find(bucket.new_folder()) is None
+    place = places.at(bucket.new_folder())
+    assert formats.find(place) is None
+    for name in ("model.ckpt-7.index", "model.ckpt-7.data-00000-of-00001"):
+        (place / name).write_bytes(b"")
+    assert formats.find(place) is MESH_TENSORFLOW and formats.find(place / "model.ckpt-7") is None
 
 
 def test_missing_files(tmp_path):
