@@ -248,7 +248,10 @@ def damage(store, count, rng, expected):
         if run != copy:
             places.upload(copy, run)
         told = _finish(run, store.local)
-        if f"Going on from step {half - 3} " not in told or "Trying the one before it" not in told:
+        # Without its description a folder of a bucket is no checkpoint, so nothing is said about it.
+        is_gone = store.name == "bucket" and (name, kind) == (folders.DESCRIPTION, "missing")
+        is_passed_over = "Trying the one before it" in told
+        if f"Going on from step {half - 3} " not in told or is_passed_over == is_gone:
             tally.wrong.append(f"{name} {kind}:\n{told}")
         tally.add(kind)
         tally.check_result(run, told, expected)
