@@ -188,6 +188,9 @@ PUBLIC = {
     "losses.cross_entropy": (losses.cross_entropy, {
         "logits": SCORES, "targets": IDS % 3, "loss_weights": IDS > 0, "z_loss_weight": 1e-4, "label_smoothing": 0.0},
         ("logits", "targets", "loss_weights")),
+    "losses.soft_cross_entropy": (losses.soft_cross_entropy, {
+        "logits": SCORES, "teacher_logits": SCORES, "loss_weights": IDS > 0, "temperature": 2.0},
+        ("logits", "teacher_logits", "loss_weights")),
     "losses.load_balancing_loss": (losses.load_balancing_loss, {
         "router_probs": SCORES, "expert_index": IDS % 3, "padding_mask": None, "semantics": "switch_tf"},
         ("router_probs", "expert_index", "padding_mask")),
