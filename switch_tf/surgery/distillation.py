@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from switch_tf import checks, context, losses
-from switch_tf.checkpoints import continuation, folders, sizes, tensors
+from switch_tf.checkpoints import folders, sizes, tensors
 from switch_tf.configs.run import StepSettings
 from switch_tf.configs.switch_config import SwitchConfig
 from switch_tf.conversion import formats
@@ -17,6 +17,7 @@ from switch_tf.metrics import Measurements, RouterStats
 from switch_tf.models.switch_transformer import SwitchTransformer
 from switch_tf.partitioning.partitioner import Partitioner
 from switch_tf.refusals import Refusal
+from switch_tf.surgery import sources
 
 
 class Distillation(Objective):
@@ -71,11 +72,7 @@ class Distillation(Objective):
 
     @functools.cached_property
     def _config(self) -> SwitchConfig:
-        fields = continuation.model_fields(self._description["configuration"])
-        if not fields:
-            raise Refusal(f"{self._path} keeps no record of its model, since an older version wrote it; resume its run "
-                          "for a step, so that this version writes a checkpoint.")
-        config = SwitchConfig(**fields)
+        config = sources.recorded_config(self._path)
         sizes.check(config, self._path)
         return config
 
