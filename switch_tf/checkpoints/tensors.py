@@ -22,6 +22,7 @@ from switch_tf.storage import places
 from switch_tf.storage.whole_folder import whole_folder
 
 Variables = dict[str, keras.Variable]
+_FLOATS = ("float16", "bfloat16", "float32", "float64")
 
 
 def state_variables(model: keras.Model, optimizer: keras.optimizers.Optimizer | None = None) -> Variables:
@@ -139,15 +140,20 @@ def _check_is_read(checkpoint, error):
 
 
 def _read(prefix, saved, variables):
-    """Reads variables in pieces if they are stored in the same form and dtype, others one by one through the host."""
+    """Reads variables in pieces if they are stored in the same form and dtype, others one by one through the host.
+
+    Only dtypes of floats are converted, because a description may come from a stranger.
+    """
     unfoldings = {path: Unfolding(tuple(variable.shape), tuple(map(tuple, saved[path].get("unfolded", ()))))
                   for path, variable in variables.items()}
+    dtypes = {path: saved[path]["dtype"] if saved[path]["dtype"] in _FLOATS else variable.dtype
+              for path, variable in variables.items()}
     others = [path for path, variable in variables.items()
-              if unfoldings[path] != unfolding_of(variable) or saved[path]["dtype"] != variable.dtype]
+              if unfoldings[path] != unfolding_of(variable) or dtypes[path] != variable.dtype]
     _read_as_stored(prefix, {path: stored(variable) for path, variable in variables.items() if path not in others})
     for path in others:
         with tf.device("CPU:0"):
-            held = tf.Variable(tf.zeros(unfoldings[path].stored_shape, saved[path]["dtype"]))
+            held = tf.Variable(tf.zeros(unfoldings[path].stored_shape, dtypes[path]))
         _read_as_stored(prefix, {path: held})
         assign(variables[path], unfoldings[path].fold(held.numpy(), np))
 

@@ -67,6 +67,20 @@ def test_weights_of_another_dtype_are_converted(tiny_config, tmp_path):
         np.testing.assert_array_equal(variable.numpy(), saved[name].numpy())
 
 
+def test_an_unknown_dtype_in_a_description_changes_nothing(tiny_config, tmp_path):
+    saved = _state(tiny_config)
+    path = _save(tmp_path, 7, saved)
+    description = json.loads((path / "checkpoint.json").read_text())
+    del description["sha256"]
+    for variable in description["variables"].values():
+        variable["dtype"] = "banana"
+    (path / "checkpoint.json").write_text(json.dumps(description))
+    restored = _state(tiny_config, seed=2)
+    tensors.restore(path, restored)
+    for name, value in _values(saved).items():
+        np.testing.assert_array_equal(value, restored[name].numpy())
+
+
 def test_a_dense_model_takes_the_weights_that_a_sparse_one_has_too(tiny_config, tmp_path):
     """A decoder layer more, a narrower d_ff and no experts: whatever differs in name or shape keeps its value."""
     saved = _state(tiny_config)
