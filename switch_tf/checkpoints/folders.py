@@ -211,7 +211,7 @@ def own_sum(description: dict[str, Any]) -> str:
 
 
 def identity(description: dict[str, Any]) -> str:
-    """Returns a text that tells the checkpoint of a description from any other one, wherever it lies."""
+    """Returns a text that differs for any two checkpoints and stays the same when one is moved."""
     return f"step {description['step']}, {own_sum({'files': description['files']})[:16]}"
 
 

@@ -32,8 +32,8 @@ def _temporary_of(final):
     return final.with_name(f"tmp.{final.name}") if places.is_local(final) else final
 
 
-def make_empty(final: Any, num_processes: int = 1) -> None:
-    """Creates the folder in which a checkpoint is written, for all processes. In a bucket one needs none."""
+def make_empty(final: Any, num_processes: int) -> None:
+    """Creates the folder in which a checkpoint is written, for all processes. A single one needs none in a bucket."""
     temporary = _temporary_of(final)
     places.remove_tree(temporary, ignore_errors=True)
     if num_processes > 1:

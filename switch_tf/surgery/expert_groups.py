@@ -1,4 +1,4 @@
-"""Groups of experts, each of which becomes one expert of a smaller layer."""
+"""Groups of experts. A smaller layer has one expert for each group."""
 
 import numpy as np
 from scipy.cluster import hierarchy
