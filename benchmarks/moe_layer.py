@@ -1,4 +1,4 @@
-"""One sparse layer, forward and forward with backward, beside its floors and the layers of other packages, on the CPU.
+"""One sparse layer, forward and forward with backward, beside its floors and the layers of other packages.
 
     .venv/bin/python benchmarks/moe_layer.py --peer_python ~/peers/bin/python --flaxformer ~/flaxformer
 
@@ -7,6 +7,7 @@ Other questions:
     .venv/bin/python benchmarks/moe_layer.py --experts 8 --tokens 1024 4096 16384 65536 --contenders 'switch_tf/*'
     .venv/bin/python benchmarks/moe_layer.py --memory
     .venv/bin/python benchmarks/moe_layer.py --matrix_products --passes forward_backward
+    .venv/bin/python benchmarks/moe_layer.py --accelerator --dtype bfloat16 --experts 8 128   # GPU or TPU
 
 Contenders: `SwitchFeedForward` with every `dispatch`, XLA off and, where shapes are fixed, on; the floors
 `switch_tf/dense` (the dense layer on the same tokens) and `tensorflow/experts` (the stacked products alone, on buffers
@@ -71,6 +72,7 @@ def _arguments():
     parser.add_argument("--memory", action="store_true", help="measure memory instead of time")
     parser.add_argument("--matrix_products", action="store_true",
                         help="time the experts' products alone, in every way there is to compute them")
+    options.add_accelerator_arguments(parser)
     options.add_arguments(parser)
     args = parser.parse_args()
     args.experts = args.experts or ([8] if args.memory else [1, 8, 32, 128])
@@ -88,16 +90,18 @@ def _job(args, experts, tokens, group_size, one_pass):
     group_tokens = min(tokens, group_size)
     return {"experts": experts, "num_groups": tokens // group_tokens, "group_tokens": group_tokens,
             "d_model": args.d_model, "d_ff": args.d_ff, "capacity_factor": args.capacity_factor,
-            "capacity": expert_capacity(group_tokens, args.capacity_factor, experts), "pass": one_pass}
+            "capacity": expert_capacity(group_tokens, args.capacity_factor, experts), "pass": one_pass,
+            "dtype": args.dtype, **({"accelerator": True} if args.accelerator else {})}
 
 
 def _contenders(args, job):
     """Returns all contenders for a job."""
-    ours = {"switch_tf/dense": {"build": "switch_tf_layer:dense", "xla": False},
-            "switch_tf/dense/xla": {"build": "switch_tf_layer:dense", "xla": True},
-            EXPERTS: {"build": "switch_tf_layer:experts", "is_looped": False, "xla": False}}
-    for dispatch in DISPATCHES:
-        for xla in (False, True) if dispatch in FIXED_SHAPES else (False,):
+    ours = {"switch_tf/dense": {"build": "switch_tf_layer:dense", "xla": False}}
+    if not args.accelerator:
+        ours |= {"switch_tf/dense/xla": {"build": "switch_tf_layer:dense", "xla": True},
+                 EXPERTS: {"build": "switch_tf_layer:experts", "is_looped": False, "xla": False}}
+    for dispatch in FIXED_SHAPES if args.accelerator else DISPATCHES:
+        for xla in (False, True) if dispatch in FIXED_SHAPES and not args.accelerator else (False,):
             ours[f"switch_tf/{dispatch}" + ("/xla" if xla else "")] = {
                 "build": "switch_tf_layer:switch", "dispatch": dispatch, "xla": xla}
     others = options.peers(
@@ -107,7 +111,8 @@ def _contenders(args, job):
         flaxformer={"flaxformer/dense": {"build": "flaxformer_layer:dense", **job},
                     "flaxformer/scatter": {"build": "flaxformer_layer:layer", "router": "scatter", **job},
                     "flaxformer/masked": {"build": "flaxformer_layer:layer", "router": "masked", **job}})
-    ours = [Contender(name, sys.executable, {**own, **job}) for name, own in ours.items()]
+    ours = [Contender(name, sys.executable, {**own, **job}, on_accelerator=args.accelerator)
+            for name, own in ours.items()]
     return options.with_earlier(args, ours) + others
 
 

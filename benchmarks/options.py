@@ -22,6 +22,14 @@ def add_arguments(parser):
     parser.add_argument("--plot", metavar="PNG", help="draw the results")
 
 
+def add_accelerator_arguments(parser):
+    """Adds the options of benchmarks that can run on a GPU or TPU."""
+    parser.add_argument("--accelerator", action="store_true",
+                        help="run on this machine's GPU or TPU: switch_tf by its pjrt back end, the peers by their own")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32",
+                        help="of products and activations; weights are float32")
+
+
 def _at_least_one(text):
     value = int(text)
     if value < 1:
@@ -54,11 +62,13 @@ def peers(args, hugging_face: dict, flaxformer: dict) -> list[Contender]:
     python, note = args.peer_python, ""
     if not python:
         note = "left out: give --peer_python, a Python with torch and transformers, jax and flax"
-    contenders = [Contender(name, python, job, note) for name, job in hugging_face.items()]
+    on_accelerator = getattr(args, "accelerator", False)
+    contenders = [Contender(name, python, job, note, on_accelerator=on_accelerator)
+                  for name, job in hugging_face.items()]
     checkout = args.flaxformer and str(pathlib.Path(args.flaxformer).expanduser().resolve())
     if not checkout:
         python, note = None, "left out: give --flaxformer, a checkout of google/flaxformer"
-    return contenders + [Contender(name, python, {**job, "flaxformer": checkout}, note)
+    return contenders + [Contender(name, python, {**job, "flaxformer": checkout}, note, on_accelerator=on_accelerator)
                          for name, job in flaxformer.items()]
 
 

@@ -6,6 +6,7 @@ import sys
 COLUMNS = (
     ("contender", "contender", "{}"), ("median", "median_seconds", "{:.4g} s"), ("min", "min_seconds", "{:.4g} s"),
     ("ratio", "ratio", "{:.2f}"), ("tokens/s", "tokens_per_second", "{:,.0f}"),
+    ("TFLOP/s", "tflops_per_second", "{:.3g}"),
     ("blocked", "blocked_seconds", "{:.3g} s"), ("commit", "commit_seconds", "{:.3g} s"),
     ("dropped", "fraction_dropped", "{:.1%}"), ("peak", "peak_mib", "{:,.0f} MiB"),
     ("growth", "peak_growth_mib", "{:,.0f} MiB"), ("over start", "over_start_mib", "{:,.0f} MiB"), ("", "note", "{}"))

@@ -11,6 +11,7 @@ import dataclasses
 import statistics
 import sys
 import time
+from concurrent import futures
 
 import report
 from workers import LeftOut, Worker, available_mib
@@ -83,7 +84,7 @@ def compare(comparison: Comparison, rounds: int, progress: Progress) -> list[dic
     """Runs one comparison; one result for each contender, in their order.
 
     Where the machine's memory does not hold all contenders together, they come in several sittings, each with the
-    baseline.
+    baseline. Contenders on an accelerator are built all at once, because they compile for a minute each.
     """
     results = {contender.name: {**comparison.fields, "contender": contender.name, "note": contender.note}
                for contender in comparison.contenders}
@@ -92,6 +93,11 @@ def compare(comparison: Comparison, rounds: int, progress: Progress) -> list[dic
     workers, at_least = {}, 1
     try:
         while waiting:
+            if all(contender.on_accelerator for contender in waiting):
+                with futures.ThreadPoolExecutor(len(waiting)) as pool:
+                    for contender in waiting:
+                        pool.submit(_start, contender, workers, results, progress, comparison.title, rounds)
+                waiting = []
             while waiting and (len(workers) < at_least or _has_room(workers)):
                 _start(waiting.pop(0), workers, results, progress, comparison.title, rounds)
             samples = _take_turns(workers, results, progress, comparison.title, rounds)
@@ -151,8 +157,13 @@ def _measured(seconds, baseline_seconds, worker, tokens):
     median = statistics.median(seconds)
     return {
         "median_seconds": median, "min_seconds": min(seconds), "ratio": statistics.median(paired) if paired else None,
-        "tokens_per_second": tokens / median, "seconds": [round(second, 6) for second in seconds],
+        "tokens_per_second": tokens / median, **_rate(worker.contender.flops, median),
+        "seconds": [round(second, 6) for second in seconds],
         "peak_mib": worker.peak_mib, "peak_growth_mib": round(worker.peak_mib - worker.ready_mib, 1), **worker.facts}
+
+
+def _rate(flops, seconds):
+    return {} if flops is None else {"tflops_per_second": flops / seconds / 1e12}
 
 
 def _has_room(workers):

@@ -23,6 +23,8 @@ class Contender:
         job: "build" ("file:function") and the arguments of that function.
         note: Reason for leaving it out.
         environment: Variables of its process.
+        on_accelerator: Whether its process sees this machine's accelerator.
+        flops: Model FLOPs of one run, None if they are not counted.
     """
 
     name: str
@@ -30,6 +32,8 @@ class Contender:
     job: dict
     note: str = ""
     environment: dict = dataclasses.field(default_factory=dict)
+    on_accelerator: bool = False
+    flops: float | None = None
 
 
 class LeftOut(Exception):
@@ -53,7 +57,7 @@ class Worker:
             self._process = subprocess.Popen(
                 [contender.python, str(WORKER), json.dumps(contender.job)], stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE, stderr=self._log, text=True,
-                env=_environment() | contender.environment)
+                env=_environment(contender.on_accelerator) | contender.environment)
         except OSError as error:
             raise LeftOut(f"left out: {contender.python} cannot be run ({error.strerror})") from error
         try:
@@ -77,7 +81,7 @@ class Worker:
         self._process.stdin.close()
         self._process.stdout.close()
         try:
-            self._process.wait(timeout=30)
+            self._process.wait(timeout=5)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
@@ -141,8 +145,10 @@ def total_mib() -> float:
     return host.memory("MemTotal") / 2**20
 
 
-def _environment():
-    """Returns the environment of a contender: all cores of the CPU and no accelerator."""
+def _environment(on_accelerator):
+    """Returns the environment of a contender: all cores of the CPU, and the accelerator if it is wanted."""
     cores = str(len(os.sched_getaffinity(0)))
-    return {**os.environ, "OMP_NUM_THREADS": cores, "CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu",
-            "TF_CPP_MIN_LOG_LEVEL": "3", "TPU_SKIP_MDS_QUERY": "1", "HF_HUB_OFFLINE": "1"}
+    variables = {**os.environ, "OMP_NUM_THREADS": cores, "TF_CPP_MIN_LOG_LEVEL": "3", "HF_HUB_OFFLINE": "1"}
+    if on_accelerator:  # whose memory all contenders share
+        return {**variables, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+    return {**variables, "CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu", "TPU_SKIP_MDS_QUERY": "1"}

@@ -15,7 +15,8 @@ def layer(job):
     flaxformer_setup.install(job["flaxformer"])
     tokens, kernel, _ = arrays(job)
     module = flaxformer_setup.moe_layer(
-        job["router"], job["experts"], job["d_ff"], job["d_model"], job["group_tokens"], job["capacity"])
+        job["router"], job["experts"], job["d_ff"], job["d_model"], job["group_tokens"], job["capacity"],
+        job.get("dtype", "float32"))
     parameters = _initial(module, tokens)
     own = parameters["router"]["router_weights"]["w"]
     own["kernel"] = jnp.asarray(kernel).reshape(own["kernel"].shape)
@@ -33,7 +34,7 @@ def layer(job):
 def dense(job):
     """Builds `MlpBlock` on the same tokens."""
     flaxformer_setup.install(job["flaxformer"])
-    module = flaxformer_setup.mlp_block(job["d_ff"])
+    module = flaxformer_setup.mlp_block(job["d_ff"], job.get("dtype", "float32"))
     return _measure(job, module, _initial(module, arrays(job)[0]), lambda variables: 0.0)
 
 
@@ -43,7 +44,7 @@ def _initial(module, tokens):
 
 
 def _measure(job, module, parameters, more_loss):
-    tokens, _, upstream = (jnp.asarray(array) for array in arrays(job))
+    tokens, _, upstream = (jnp.asarray(array, job.get("dtype", "float32")) for array in arrays(job))
 
     def forward(parameters, x, upstream):
         return module.apply({"params": parameters}, x)

@@ -29,17 +29,17 @@ def install(checkout):
     sys.modules.update(modules)
 
 
-def mlp_block(d_ff):
+def mlp_block(d_ff, dtype="float32"):
     """Returns T5's feed-forward layer, dense or as one expert."""
     from flax import linen
     from flaxformer.components import dense
 
     return dense.MlpBlock(
-        use_bias=False, intermediate_dim=d_ff, activations=("relu",), intermediate_dropout_rate=0.0,
+        use_bias=False, intermediate_dim=d_ff, activations=("relu",), intermediate_dropout_rate=0.0, dtype=dtype,
         final_dropout_rate=0.0, kernel_init=linen.initializers.variance_scaling(1.0, "fan_in", "truncated_normal"))
 
 
-def moe_layer(router, experts, d_ff, d_model, group_tokens, capacity):
+def moe_layer(router, experts, d_ff, d_model, group_tokens, capacity, dtype="float32"):
     """Returns the sparse layer with groups of `group_tokens` and exactly `capacity` slots.
 
     Args:
@@ -48,6 +48,7 @@ def moe_layer(router, experts, d_ff, d_model, group_tokens, capacity):
         d_ff, d_model: Widths of the layer.
         group_tokens: Tokens in a group.
         capacity: Slots per expert and group.
+        dtype: Of the experts; the router's is float32.
     """
     import jax.numpy as jnp
     from flax import linen
@@ -61,7 +62,7 @@ def moe_layer(router, experts, d_ff, d_model, group_tokens, capacity):
     return _one_device_class(moe_layers)(
         num_experts=experts, max_group_size=group_tokens, train_capacity_factor=factor, eval_capacity_factor=factor,
         min_expert_capacity=1, num_expert_partitions=experts, num_model_partitions=1, dropout_rate=0.0,
-        expert=mlp_block(d_ff), dtype=jnp.float32,
+        expert=mlp_block(d_ff, dtype), dtype=dtype,
         router=router_class(
             router_weights=routing.RouterWeights(
                 use_bias=False, dtype=jnp.float32, kernel_init=linen.initializers.normal(d_model**-0.5)),

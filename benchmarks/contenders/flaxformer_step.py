@@ -15,7 +15,7 @@ from step_problem import batch
 def step(job):
     """Builds one jitted step with donated weights and optimizer state; a job without experts is a dense model."""
     flaxformer_setup.install(job["flaxformer"])
-    model = t5(job)
+    model = t5(job, job.get("dtype", jnp.float32))
     sources, targets = (jnp.asarray(array) for array in batch(job))
     features = {"encoder_input_tokens": sources, "decoder_target_tokens": targets,
                 "decoder_input_tokens": jnp.pad(targets[:, :-1], ((0, 0), (1, 0)))}
@@ -85,10 +85,10 @@ def t5(job, dtype=jnp.float32, feed_forward=None):
 
     def on_one_device(length, is_sparse):
         if not is_sparse:
-            return flaxformer_setup.mlp_block(job["d_ff"])
+            return flaxformer_setup.mlp_block(job["d_ff"], dtype)
         tokens = job["batch"] * length
         return flaxformer_setup.moe_layer(job["router"], job["experts"], job["d_ff"], job["d_model"], tokens,
-                                          expert_capacity(tokens, job["capacity_factor"], job["experts"]))
+                                          expert_capacity(tokens, job["capacity_factor"], job["experts"]), dtype)
 
     feed_forward = feed_forward or on_one_device
     shared = {"dropout_factory": dropout, "layer_norm_factory": layer_norm.T5LayerNorm,

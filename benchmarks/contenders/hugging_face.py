@@ -10,16 +10,17 @@ from step_problem import CROSS_ATTENTION_FACTOR, EMBEDDING_FACTOR, batch, tokens
 from transformers.models.switch_transformers import modeling_switch_transformers as switch_transformers
 from transformers.optimization import Adafactor
 
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 VERSIONS = {"torch": torch.__version__, "transformers": transformers.__version__}
 
 
 def layer(job):
     """Builds `SwitchTransformersSparseMLP`."""
-    mlp = switch_transformers.SwitchTransformersSparseMLP(_layer_config(job))
+    mlp = switch_transformers.SwitchTransformersSparseMLP(_layer_config(job)).to(DEVICE)
     tokens, kernel, _ = arrays(job)
     with torch.no_grad():
         mlp.router.classifier.weight.copy_(torch.from_numpy(kernel.T.copy()))
-        kept = mlp.router(torch.from_numpy(tokens))[0].sum().item()
+        kept = mlp.router(_on_device(tokens))[0].sum().item()
     logits = []
     mlp.router.register_forward_hook(lambda module, inputs, outputs: logits.append(outputs[2]))
 
@@ -35,7 +36,8 @@ def layer(job):
 
 def dense(job):
     """Builds `SwitchTransformersDenseActDense` on the same tokens."""
-    return _measure(job, switch_transformers.SwitchTransformersDenseActDense(_layer_config(job)), lambda: 0.0)
+    mlp = switch_transformers.SwitchTransformersDenseActDense(_layer_config(job)).to(DEVICE)
+    return _measure(job, mlp, lambda: 0.0)
 
 
 def _layer_config(job):
@@ -45,7 +47,8 @@ def _layer_config(job):
 
 
 def _measure(job, module, more_loss):
-    tokens, _, upstream = (torch.from_numpy(array) for array in arrays(job))
+    tokens, _, upstream = (_on_device(array) for array in arrays(job))
+    products = _products(job)
     with torch.no_grad():
         for name, weight in module.named_parameters():
             if name.endswith(("wi.weight", "wo.weight")):
@@ -54,13 +57,18 @@ def _measure(job, module, more_loss):
     leaf = tokens.clone().requires_grad_(True)
 
     def forward():
-        with torch.no_grad():
-            return module(tokens)
+        with torch.no_grad(), products():
+            outputs = module(tokens)
+        _wait()
+        return outputs
 
     def forward_backward():
         module.zero_grad(set_to_none=True)
         leaf.grad = None
-        ((module(leaf) * upstream).sum() + more_loss()).backward()
+        with products():
+            loss = (module(leaf) * upstream).sum() + more_loss()
+        loss.backward()
+        _wait()
 
     facts = {"output_shape": list(forward().shape), "versions": VERSIONS,
              "parameters": sum(weight.numel() for weight in module.parameters())}
@@ -69,8 +77,8 @@ def _measure(job, module, more_loss):
 
 def step(job):
     """Builds a training step of `SwitchTransformersForConditionalGeneration`, or of T5 if the job has no experts."""
-    model = _model(job).train()
-    sources, targets = (torch.from_numpy(array).long() for array in batch(job))
+    model, products = _model(job).to(DEVICE).train(), _products(job)
+    sources, targets = (_on_device(array).long() for array in batch(job))
     inputs = {"input_ids": sources, "attention_mask": torch.ones_like(sources), "labels": targets, "use_cache": False}
     if job["experts"]:
         inputs["output_router_logits"] = True
@@ -82,7 +90,8 @@ def step(job):
 
     def run():
         optimizer.zero_grad(set_to_none=True)
-        loss = model(**inputs).loss
+        with products():
+            loss = model(**inputs).loss
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
@@ -90,6 +99,22 @@ def step(job):
     run()
     return run, {"parameters": sum(weight.numel() for weight in model.parameters()), "first_loss": round(losses[0], 3),
                  "versions": VERSIONS}
+
+
+def _on_device(array):
+    return torch.from_numpy(array).to(DEVICE)
+
+
+def _products(job):
+    """Returns a function that makes the scope in which products have the job's dtype."""
+    is_float32 = job.get("dtype", "float32") == "float32"
+    torch.backends.cuda.matmul.allow_tf32 = True  # as JAX multiplies float32 numbers by default
+    return lambda: torch.autocast(DEVICE.type, getattr(torch, job.get("dtype", "float32")), enabled=not is_float32)
+
+
+def _wait():
+    if DEVICE.type == "cuda":
+        torch.cuda.synchronize()
 
 
 def decode(job):

@@ -1,5 +1,6 @@
 """switch_tf's training step as its trainer compiles it, dense or sparse, on one device or under a layout."""
 
+import jax
 import keras
 import numpy as np
 import tensorflow as tf
@@ -7,6 +8,7 @@ from layer_problem import LOAD_BALANCING_LOSS_WEIGHT, ROUTER_Z_LOSS_WEIGHT
 from step_problem import batch
 
 from switch_tf import SwitchConfig, SwitchTransformer
+from switch_tf.configs import factories
 from switch_tf.configs.run import StepSettings
 from switch_tf.hardware import devices
 from switch_tf.optim.adafactor import Adafactor
@@ -22,6 +24,12 @@ def step_under_layout(job):
     layout = {name: tuple(map(tuple, value)) if isinstance(value, list) else value
               for name, value in job["layout"].items()}
     return step(job, create_partitioner(Layout(**layout)))
+
+
+def step_on_accelerator(job):
+    """Builds the same with the pjrt back end, on the first GPU or TPU chip."""
+    run, facts = step(job, create_partitioner(Layout(backend="pjrt")))
+    return run, {**facts, "device": jax.devices()[0].device_kind}
 
 
 def step(job, partitioner=None):
@@ -40,7 +48,7 @@ def built(job, partitioner=None):
         load_balancing_loss_weight=LOAD_BALANCING_LOSS_WEIGHT, router_z_loss_weight=ROUTER_Z_LOSS_WEIGHT,
         num_groups_multiple=job.get("num_groups_multiple", 1), dispatch=job["dispatch"])
     keras.utils.set_random_seed(0)
-    model = SwitchTransformer(config)
+    model = SwitchTransformer(config, dtype=factories.dtype_policy(job.get("dtype", "float32")))
     optimizer = {"adamw": keras.optimizers.AdamW, "adafactor": Adafactor}[job["optimizer"]](job["learning_rate"])
     partitioner.build(model, optimizer)
     # No z-loss on the logits, because the others have none.
