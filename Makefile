@@ -19,7 +19,7 @@ ifeq ($(wildcard /dev/accel[0-9]* /dev/vfio/[0-9]*),)
 endif
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo finetune-demo compare-demo compare-long test slow exhaustive faults mutants lint golden wheel clean
+.PHONY: help demo finetune-demo compare-demo compare-long test slow exhaustive accelerator faults mutants lint golden wheel clean
 
 help:  ## print this list
 	@sed -n 's/^\([a-z-]*\): .*##/make \1\t/p' Makefile | expand -t 20
@@ -51,6 +51,9 @@ slow: $(INSTALLED)  ## the tests that `make test` leaves out: more layouts, poli
 
 exhaustive: $(INSTALLED)  ## many more seeds, wrong values and layouts; not in CI
 	$(PYTEST) -m exhaustive
+
+accelerator: $(INSTALLED)  ## runs on this machine's GPU or TPU, compared with its CPU
+	.venv/bin/python -m pytest -n 2 -m accelerator tests/accelerator
 
 faults: $(INSTALLED)  ## kill, damage and starve a small run on a disk and in a bucket, and count what was lost: an hour
 	.venv/bin/python -m tests.reliability.faults

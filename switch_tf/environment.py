@@ -41,6 +41,12 @@ KNOWN_GOOD = {
         "libtpu": "0.0.21",
     },
 }
+# The same without NVIDIA's part, beside JAX's client of a GPU.
+KNOWN_GOOD["tensorflow-cpu"] = {
+    "tensorflow-cpu" if name == "tensorflow" else name: version for name, version in KNOWN_GOOD["tensorflow"].items()}
+
+# JAX's clients of NVIDIA's GPUs.
+_CUDA_PLUGINS = ("jax-cuda12-plugin", "jax-cuda13-plugin")
 
 
 def installed_version(distribution: str) -> str | None:
@@ -49,6 +55,11 @@ def installed_version(distribution: str) -> str | None:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:
         return None
+
+
+def cuda_plugin() -> str | None:
+    """Returns the distribution that is JAX's client of NVIDIA's GPUs, None if none is installed."""
+    return next(filter(installed_version, _CUDA_PLUGINS), None)
 
 
 def goes_with(libtpu: str, known_good: str) -> bool:

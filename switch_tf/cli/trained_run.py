@@ -52,7 +52,7 @@ def add_device_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares `--backend` and `--devices` of commands that answer texts."""
     parser.add_argument("--backend", metavar="NAME",
                         help="auto (default): one device of TensorFlow, whatever layout the run trained under; pjrt: "
-                             "the run's layout on PJRT (on a TPU the default for runs that recorded it)")
+                             "the run's layout on PJRT (on TPUs and GPUs the default for runs that recorded it)")
     parser.add_argument("--devices", type=int, metavar="N",
                         help="with --backend pjrt: virtual devices to make of this machine's CPU")
 
@@ -124,9 +124,10 @@ def load_to_answer(arguments: argparse.Namespace, folder: pathlib.Path) -> Any:
 
 
 def _is_for_pjrt(arguments, folder):
-    """Returns whether PJRT answers: if asked to, and on a TPU for runs that trained with it."""
+    """Returns whether PJRT answers: if asked to, and on a TPU or GPU of JAX for runs that trained with it."""
     configuration = folder / CONFIGURATION
-    if arguments.backend is None and host.has_tpu() and configuration.is_file():
+    has_accelerator = host.has_tpu() or devices.is_gpu_of_jax()
+    if arguments.backend is None and has_accelerator and configuration.is_file():
         return bool(re.search(r"^[\w.]*Layout\.backend\s*=\s*['\"]pjrt['\"]", configuration.read_text(), re.MULTILINE))
     return arguments.backend == "pjrt"
 

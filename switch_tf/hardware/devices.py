@@ -35,6 +35,11 @@ def is_tpu_of_jax() -> bool:
     return device_type() == "TPU" and host.has_tpu() and environment.installed_version("tensorflow-tpu") is None
 
 
+def is_gpu_of_jax() -> bool:
+    """Returns whether a run uses this machine's GPUs through JAX, if it names no back end."""
+    return bool(host.gpus()) and environment.cuda_plugin() is not None
+
+
 def use_host(command: str, alternative: str = "") -> None:
     """Makes the rest of this process run on the host's CPU, on a machine with a TPU, and prints so.
 
@@ -79,6 +84,14 @@ def gpu_name() -> str:
         return _chosen[1]
     first = tf.config.list_physical_devices("GPU")[0]
     return tf.config.experimental.get_device_details(first).get("device_name", "")
+
+
+def device_name() -> str:
+    """Returns the name of the device that a run trains on, such as "NVIDIA H200"; its kind if the name is not known."""
+    kind = device_type()
+    if kind == "TPU" and are_jax():
+        return _chosen[1]
+    return kind if kind != "GPU" else gpu_name() or kind
 
 
 def split_cpu(count: int) -> None:

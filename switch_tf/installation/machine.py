@@ -78,9 +78,11 @@ def check_accelerators() -> Iterator[Finding]:
     elif host.has_tpu() and tensorflow_distribution() == "tensorflow-tpu":
         cure = "end the process that holds the TPU (only one can), or check that libtpu is the version above"
         yield Finding("accelerators", PROBLEM, "a TPU chip is attached and TensorFlow does not see it", cure)
+    elif shutil.which("nvidia-smi") and environment.cuda_plugin():
+        yield Finding("accelerators", OK, "none of TensorFlow's; JAX has a client for NVIDIA's GPUs")
     elif shutil.which("nvidia-smi"):
-        version = environment.installed_version("tensorflow")
-        cure = f"{environment.pip()} install 'tensorflow[and-cuda]=={version}', or run without the GPU"
+        cure = (f"{environment.pip()} install 'jax[cuda12]=={environment.installed_version('jax')}', or run without "
+                "the GPU")
         yield Finding("accelerators", WARNING, "an NVIDIA driver is installed and TensorFlow sees no GPU", cure)
     else:
         yield Finding("accelerators", OK, "none of TensorFlow's; it imports and runs on the CPU")
@@ -95,11 +97,24 @@ def check_pjrt() -> Iterator[Finding]:
         wanted = " ".join(f"{name}=={environment.KNOWN_GOOD[flavour][name]}" for name in (flavour, "jax", "jaxlib"))
         yield Finding("pjrt", WARNING, f"{pair} do not go together, so --backend=pjrt fails: {error}",
                       f"{environment.pip()} install --no-deps {wanted}")
-    elif host.gpus() and not environment.installed_version("jax-cuda12-plugin"):
+    elif host.gpus() and not environment.cuda_plugin():
         yield Finding("pjrt", WARNING, "this machine has a GPU, and JAX has no client for it",
                       f"{environment.pip()} install 'jax[cuda12]=={version}', or leave --backend=pjrt")
+    elif host.gpus():
+        yield from _cuda_plugin(version)
     else:
         yield Finding("pjrt", OK, f"{pair} go together")
+
+
+def _cuda_plugin(version):
+    name = environment.cuda_plugin()
+    found = environment.installed_version(name)
+    if found == version:
+        yield Finding("pjrt", OK, f"{name} {found} is JAX's client of this machine's GPUs")
+    else:
+        extra = name.split("-")[1]
+        yield Finding("pjrt", PROBLEM, f"{name} is {found} and jax {version}, and the two must agree",
+                      f"{environment.pip()} install 'jax[{extra}]=={version}'")
 
 
 def check_data() -> Iterator[Finding]:

@@ -40,7 +40,7 @@ def check_versions() -> Iterator[Finding]:
             yield _libtpu(flavour, version, wanted, cure)
         elif version == wanted:
             yield Finding(name, OK, version)
-        elif version is None and name == "libtpu" and flavour == "tensorflow" and not host.has_tpu():
+        elif version is None and name == "libtpu" and flavour != "tensorflow-tpu" and not host.has_tpu():
             yield Finding(name, OK, "absent; only the extra `aot` needs it")
         elif version is None:
             yield Finding(name, PROBLEM, "not installed", f"{cure}; for all of them: -r {requirements_file()}")
@@ -127,7 +127,7 @@ def check_requirements() -> Iterator[Finding]:
 
 def tensorflow_distribution() -> str:
     """Returns the name of the distribution that brings TensorFlow here."""
-    return "tensorflow-tpu" if environment.installed_version("tensorflow-tpu") else "tensorflow"
+    return next(filter(environment.installed_version, ("tensorflow-tpu", "tensorflow", "tensorflow-cpu")), "tensorflow")
 
 
 def requirements_file() -> str:

@@ -31,7 +31,8 @@ class Layout:
             a rule are not split. In each tensor a mesh axis splits the first dimension that has a rule for it: with
             experts over "expert" and groups over ("data", "expert"), buffers of the experts have groups over "data".
         at_rest_rules: The same for stored weights and optimizer slots, which are gathered before use.
-        backend: Name of a back end. "auto" is "pjrt" on a TPU; elsewhere one device, or "dtensor" for several.
+        backend: Name of a back end. "auto" is "pjrt" on a TPU, and on GPUs if JAX has its client for them; elsewhere
+            one device, or "dtensor" for several.
             "dtensor" is one program that TensorFlow cuts, and "pjrt" one that XLA cuts and JAX's client runs.
             "one_device", "mirrored", "multi_worker_mirrored" and "tpu" are strategies of tf.distribute, which copy
             every variable to every device.

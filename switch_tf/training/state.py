@@ -12,6 +12,7 @@ from switch_tf.checkpoints.checkpointer import Checkpointer
 from switch_tf.checkpoints.run_folder import RunFolder
 from switch_tf.configs.run import Run, StepSettings
 from switch_tf.evaluation.objectives import Objective
+from switch_tf.hardware import devices
 from switch_tf.models.switch_transformer import SwitchTransformer
 from switch_tf.partitioning.partitioner import Partitioner
 from switch_tf.refusals import Refusal
@@ -69,7 +70,7 @@ def prepare(model: SwitchTransformer, optimizer: keras.optimizers.Optimizer, obj
         f" ({sum(variable.value.shape.num_elements() for variable in model.trainable_variables):,} of them trained)")
     say(f"{model.config.num_parameters:,} parameters{frozen}, "
         f"{sum(variable.value.shape.num_elements() for variable in optimizer.variables):,} numbers of optimizer state; "
-        f"reading {run.mixture_or_task_name}")
+        f"reading {run.mixture_or_task_name}{_accelerators(partitioner)}")
     batches = data.get_batches(data.description_of_data(run, model.config, "train", run.seed), settings.steps_per_call,
                                partitioner.rows(run.batch_size))
     checkpointer = Checkpointer(folder.checkpoints, tensors.state_variables(model, optimizer), batches, partitioner,
@@ -78,6 +79,11 @@ def prepare(model: SwitchTransformer, optimizer: keras.optimizers.Optimizer, obj
     if not _resume(state, run, folder, configuration, say) and initial is not None:
         _start(model, run, folders.resolve(initial), say)
     return state
+
+
+def _accelerators(partitioner):
+    is_cpu = devices.device_type() == "CPU"
+    return "" if is_cpu else f"; training on {partitioner.layout.num_devices} x {devices.device_name()}"
 
 
 def _start(model, run, checkpoint, say):

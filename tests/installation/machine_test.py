@@ -67,9 +67,22 @@ def test_a_gpu_without_a_client_of_jax_is_pointed_at_its_extra(monkeypatch):
     monkeypatch.setattr(machine, "run_python", lambda code: ("", ""))
     monkeypatch.setattr(host, "gpus", lambda: ["0"])
     assert "install 'jax[cuda12]==" in only(machine.check_pjrt(), "pjrt").cure
+
+
+@pytest.mark.parametrize("name", ["jax-cuda12-plugin", "jax-cuda13-plugin"])
+def test_the_client_of_a_gpu_has_the_version_of_jax(name, monkeypatch):
+    monkeypatch.setattr(machine, "run_python", lambda code: ("[]", ""))
+    monkeypatch.setattr(host, "gpus", lambda: ["0"])
+    monkeypatch.setattr(machine.shutil, "which", lambda command: f"/usr/bin/{command}")
     real = environment.installed_version
-    monkeypatch.setattr(environment, "installed_version", lambda name: "1" if "cuda12" in name else real(name))
+    versions = {name: real("jax")}
+    monkeypatch.setattr(environment, "installed_version", lambda other: versions.get(other) or real(other))
     assert only(machine.check_pjrt(), "pjrt").status == OK
+    assert only(machine.check_accelerators(), "accelerators").status == OK
+    versions[name] = "0.4.38"
+    finding = only(machine.check_pjrt(), "pjrt")
+    assert finding.status == PROBLEM and f"{name} is 0.4.38 and jax" in finding.found
+    assert f"install 'jax[{name.split('-')[1]}]==" in finding.cure
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""The default back end on a TPU is PJRT, or DTensor beside tensorflow-tpu. The TPU is JAX's client for CPUs here."""
+"""PJRT is the default on TPUs and GPUs that JAX has a client for; its client for CPUs stands for theirs here."""
 
 import jax
 import pytest
@@ -10,6 +10,7 @@ from switch_tf.ops import dtypes
 from switch_tf.partitioning import Layout, backends
 from switch_tf.partitioning.backends import dtensor, pjrt_client
 from switch_tf.partitioning.backends.pjrt import PjrtPartitioner
+from switch_tf.partitioning.backends.strategy import StrategyPartitioner
 from switch_tf.partitioning.partitioner import Partitioner
 
 DATA = (("batch", "data"), ("group", "data"))
@@ -88,3 +89,42 @@ def test_gpus_and_cpus_keep_their_defaults(on_tpu, monkeypatch):
     assert type(backends.create_partitioner(Layout())) is Partitioner
     monkeypatch.setattr(dtensor, "create", lambda layout, members: "dtensor")
     assert backends.create_partitioner(Layout("data=8", DATA)) == "dtensor"
+
+
+@pytest.fixture
+def on_gpu(monkeypatch):
+    """A machine with GPUs, those of JAX's client for CPUs; gives what TensorFlow must not see."""
+    hidden = []
+    monkeypatch.setattr(environment, "cuda_plugin", lambda: "jax-cuda12-plugin")
+    monkeypatch.setattr(host, "gpus", lambda: ["0"])
+    monkeypatch.setattr(devices, "_chosen", None)
+    monkeypatch.setitem(pjrt_client._PLATFORMS, "GPU", "cpu")
+    monkeypatch.setitem(pjrt_client._NAMES, "GPU", "cpu")
+    monkeypatch.setattr(tf.config, "set_visible_devices", lambda *arguments: hidden.append(arguments))
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+    before = jax.config.jax_compilation_cache_dir
+    yield hidden
+    jax.config.update("jax_compilation_cache_dir", before)
+
+
+def test_gpus_are_trained_on_by_pjrt(on_gpu):
+    partitioner = backends.create_partitioner(Layout("", DATA))
+    assert type(partitioner) is PjrtPartitioner and partitioner.layout.mesh == {"data": 8}
+    assert on_gpu == [([], "GPU")] and devices.are_jax() and dtypes.dtype_policy() == "mixed_bfloat16"
+
+
+def test_a_run_without_a_layout_trains_on_one_gpu(on_gpu):
+    partitioner = backends.create_partitioner(Layout())
+    assert type(partitioner) is PjrtPartitioner and partitioner.layout.num_devices == 1
+
+
+@pytest.mark.parametrize("changed", [(host, "gpus", list), (environment, "cuda_plugin", lambda: None)],
+                         ids=["no gpu", "no client"])
+def test_without_a_gpu_or_jaxs_client_for_it_the_default_is_tensorflow(on_gpu, changed, monkeypatch):
+    monkeypatch.setattr(*changed)
+    assert type(backends.create_partitioner(Layout())) is Partitioner and not devices.are_jax()
+
+
+def test_another_back_end_can_be_named_on_a_gpu(on_gpu):
+    assert type(backends.create_partitioner(Layout(backend="one_device"))) is StrategyPartitioner
+    assert not devices.are_jax()

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tensorflow as tf
-from jax.experimental import multihost_utils
+from jax.experimental import mesh_utils, multihost_utils
 from jax.extend.mlir import ir
 from jax.interpreters import mlir
 
@@ -53,8 +53,8 @@ ENTRY_POINTS = {
     "jax.export.Exported: mlir_module_serialized, module_kept_var_idx, call": lambda: (
         {"mlir_module_serialized", "module_kept_var_idx"} <= {
             field.name for field in dataclasses.fields(jax.export.Exported)} and hasattr(jax.export.Exported, "call")),
-    "jax.make_mesh(axis_types=..., devices=...)":
-        lambda: not _taken(jax.make_mesh, "axis_shapes", "axis_names", "axis_types", "devices"),
+    "jax.experimental.mesh_utils.create_device_mesh(devices=...)":
+        lambda: not _taken(mesh_utils.create_device_mesh, "mesh_shape", "devices", "allow_split_physical_axes"),
     "jax.sharding.AxisType.Auto": lambda: hasattr(jax.sharding.AxisType, "Auto"),
     "jax.make_array_from_callback": lambda: callable(jax.make_array_from_callback),
     "jax.jit(donate_argnums=..., in_shardings=..., out_shardings=...)":

@@ -1,4 +1,6 @@
-"""The default: PJRT on a TPU; elsewhere one device without a strategy, or DTensor for several."""
+"""The default: PJRT on TPUs and GPUs of JAX; elsewhere one device without a strategy, or DTensor for several."""
+
+from etils import epy
 
 from switch_tf.hardware import devices
 from switch_tf.partitioning.backends import dtensor, dtensor_mesh
@@ -6,15 +8,22 @@ from switch_tf.partitioning.cluster import Cluster
 from switch_tf.partitioning.layout import Layout
 from switch_tf.partitioning.partitioner import Partitioner
 
+with epy.lazy_imports():  # most runs do without JAX
+    import jax
+
+    from switch_tf.partitioning.backends import pjrt, pjrt_client
+
 
 def create(layout: Layout, members: Cluster) -> Partitioner:
-    """Creates PJRT's partitioner on a TPU that JAX has a client for, the one of one device, or DTensor's for several.
+    """Creates PJRT's partitioner on accelerators that JAX has a client for, else that of one device or DTensor's.
 
     Raises:
         Refusal: The mesh does not fit the devices.
     """
     if devices.is_tpu_of_jax():
         return _on_tpu(layout, members)
+    if devices.is_gpu_of_jax():
+        return pjrt.create(layout, members)
     kind = devices.device_type()
     if len(members.addresses) == 1 and kind != "TPU":
         layout = layout.resolve(devices.num_local_devices(kind), kind)
@@ -24,9 +33,5 @@ def create(layout: Layout, members: Cluster) -> Partitioner:
 
 
 def _on_tpu(layout, members):
-    import jax  # here, since most runs do without it
-
-    from switch_tf.partitioning.backends import pjrt, pjrt_client
-
     pjrt_client.start(members)
     return pjrt.create(dtensor_mesh.batch_over_chips(layout, jax.device_count(), "pjrt"), members)
