@@ -19,7 +19,8 @@ ifeq ($(wildcard /dev/accel[0-9]* /dev/vfio/[0-9]*),)
 endif
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo finetune-demo compare-demo compare-long test slow exhaustive accelerator faults mutants lint golden wheel clean
+.PHONY: help demo finetune-demo compare-demo compare-long test slow exhaustive accelerator faults mutants lint \
+  golden wheel clean
 
 help:  ## print this list
 	@sed -n 's/^\([a-z-]*\): .*##/make \1\t/p' Makefile | expand -t 20

@@ -96,7 +96,7 @@ def test_jax_is_required_in_the_minor_version_that_lowering_was_tried_with():
     """`tests/partitioning/lowering_test.py` asks for names that no version promises."""
     required, extras = declared()
     (jax,), (tpu,), (cuda,) = [one for one in required if one.name == "jax"], extras["tpu"], extras["cuda"]
-    assert jax.specifier == tpu.specifier == cuda.specifier and not jax.specifier.contains("0.11.0")
+    assert jax.specifier == tpu.specifier == cuda.specifier and not jax.specifier.contains("0.12.0")
     assert tpu.extras | cuda.extras <= set(metadata.metadata("jax").get_all("Provides-Extra"))
 
 
