@@ -8,6 +8,7 @@ import pathlib
 import tempfile
 from collections.abc import Iterable
 
+import numpy as np
 import tensorflow as tf
 
 from switch_tf.partitioning.pieces import Piece
@@ -45,6 +46,21 @@ def write(prefix: pathlib.Path, pieces: Iterable[Piece], graph: bytes | None = N
             names, texts, values = zip(*entries, strict=True)
             tf.raw_ops.SaveV2(prefix=str(prefix), tensor_names=names, shape_and_slices=texts, tensors=values)
     return bool(entries)
+
+
+def read(prefix: pathlib.Path, path: str, dtype: tf.DType, text: str = "") -> np.ndarray:
+    """Returns a slice of a variable, in whatever pieces it was written.
+
+    Args:
+        prefix: Path of the files, without their endings.
+        path: Path of the variable.
+        dtype: Its stored dtype.
+        text: Place of the slice, see `pieces.slice_text`. "" for the whole variable.
+    """
+    with tf.device("CPU:0"):
+        (tensor,) = tf.raw_ops.RestoreV2(prefix=str(prefix), tensor_names=[key_of(path)], shape_and_slices=[text],
+                                         dtypes=[dtype])
+    return tensor.numpy()
 
 
 def data_file(prefix: pathlib.Path, index: int = 0, count: int = 1) -> pathlib.Path:

@@ -6,20 +6,20 @@
 import functools
 import pathlib
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from switch_tf.checkpoints import bundles, descriptions, verification
-from switch_tf.checkpoints.folders import DESCRIPTION, BrokenCheckpoint, describe
+from switch_tf.checkpoints import bundles, verification
+from switch_tf.checkpoints.folders import BrokenCheckpoint, describe
 from switch_tf.data.batches import Batches
 from switch_tf.partitioning.backends.pjrt_variable import PjrtVariable
 from switch_tf.partitioning.unfolded import Unfolding, assign, stored, unfolding_of
 from switch_tf.refusals import Refusal, first_line
 from switch_tf.storage import places
-from switch_tf.storage.whole_folder import whole_folder
 
 Variables = dict[str, keras.Variable]
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
@@ -45,30 +45,6 @@ def _is_learning_rate(path):
     return path.endswith("/learning_rate")
 
 
-def write_weights(folder: pathlib.Path, variables: Variables, configuration: dict, files: dict[str, bytes]) -> None:
-    """Writes a checkpoint of weights alone, for new runs to start from, atomically.
-
-    Args:
-        folder: path that does not exist, or an empty folder.
-        variables: path -> Keras variable, see `state_variables`.
-        configuration: JSON-able, from `continuation.record_of_model`.
-        files: name -> content of more files in the folder.
-
-    Raises:
-        Refusal: the disk is full or not writable.
-    """
-    folder = folder.resolve()
-    try:
-        with whole_folder(folder, DESCRIPTION) as unfinished:
-            tf.train.Checkpoint(state={path: variable.value for path, variable in variables.items()}).write(
-                str(unfinished / "state"))
-            descriptions.complete(unfinished, descriptions.describe(0, variables, configuration=configuration))
-            for name, content in files.items():
-                (unfinished / name).write_bytes(content)
-    except tf.errors.OpError as error:
-        raise Refusal(f"{folder} could not be written ({first_line(error)}).") from error
-
-
 def restore(checkpoint: str | pathlib.Path, variables: Variables, batches: Batches | None = None) -> dict[str, Any]:
     """Restores variables and, if given, the data position from a checkpoint.
 
@@ -84,9 +60,7 @@ def restore(checkpoint: str | pathlib.Path, variables: Variables, batches: Batch
         BrokenCheckpoint: files are missing or damaged.
         Refusal: the checkpoint belongs to another model or optimizer. The message names the first difference.
     """
-    description = describe(checkpoint)
-    _check_same(checkpoint, description["variables"], variables)
-    verification.check_positions(places.at(checkpoint), description)
+    description = check_readable(checkpoint, variables)
     _read_checked(checkpoint, description["variables"], variables)
     try:
         if batches is not None:
@@ -96,6 +70,19 @@ def restore(checkpoint: str | pathlib.Path, variables: Variables, batches: Batch
         raise BrokenCheckpoint(f"The position of {checkpoint} in the data is damaged, or is one in other data, "
                                "or of a version of switch_tf that read them in another order; start anew in another "
                                f"folder, from its weights if they are wanted ({first_line(error)}).") from error
+    return description
+
+
+def check_readable(checkpoint: str | pathlib.Path, variables: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the description of a checkpoint, if it has these variables. Only their shapes are used.
+
+    Raises:
+        BrokenCheckpoint: files are missing or damaged, except those of values, which are checked when they are read.
+        Refusal: the checkpoint belongs to another model or optimizer. The message names the first difference.
+    """
+    description = describe(checkpoint)
+    _check_same(checkpoint, description["variables"], variables)
+    verification.check_positions(places.at(checkpoint), description)
     return description
 
 
@@ -165,14 +152,7 @@ def _read_as_stored(prefix, state):
     status.expect_partial()  # no warning about optimizer slots that are not read
     for path, value in state.items():
         if isinstance(value, PjrtVariable):
-            value.load(functools.partial(_slice, prefix, path, value.dtype))
-
-
-def _slice(prefix, path, dtype, text):
-    """Reads a slice of a variable, in whatever pieces it was written."""
-    (tensor,) = tf.raw_ops.RestoreV2(prefix=str(prefix), tensor_names=[bundles.key_of(path)], shape_and_slices=[text],
-                                     dtypes=[dtype])
-    return tensor.numpy()
+            value.load(functools.partial(bundles.read, prefix, path, value.dtype))
 
 
 def _check_same(checkpoint, saved, variables):

@@ -6,7 +6,7 @@ from switch_tf import checks
 from switch_tf.cli import gin_files
 from switch_tf.configs.choices import check_choice
 from switch_tf.conversion.converting import convert, default_target, format_of
-from switch_tf.conversion.formats import HUGGING_FACE, WRITABLE
+from switch_tf.conversion.formats import DTYPES, HUGGING_FACE, WRITABLE
 from switch_tf.installation import quiet
 from switch_tf.refusals import Refusal
 from switch_tf.storage import output_lock, places
@@ -27,6 +27,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help="what to write; by default switch_tf, or hugging_face if the input is switch_tf")
     parser.add_argument("--expert_capacity", type=int, metavar="N",
                         help="to Hugging Face: slots of each expert for each sequence")
+    parser.add_argument("--dtype", default="float32", metavar="|".join(DTYPES),
+                        help="to Hugging Face: the tensors' dtype. bfloat16 keeps the bits of bfloat16 weights and "
+                             "rounds others")
+    parser.add_argument("--verify", action="store_true",
+                        help="read the output and compare it with the input: logits, or every weight of a model that "
+                             "does not fit into memory")
     gin_files.add_arguments(parser)
 
 
@@ -38,6 +44,9 @@ def run(arguments: argparse.Namespace) -> dict:
     to = WRITABLE[name]
     if arguments.expert_capacity is not None and to is not HUGGING_FACE:
         raise Refusal("--expert_capacity is for --to=hugging_face alone.")
+    check_choice("--dtype", arguments.dtype, DTYPES)
+    if arguments.dtype != "float32" and to is not HUGGING_FACE:
+        raise Refusal(f"--dtype={arguments.dtype} is for --to=hugging_face alone; weights are float32 in switch_tf.")
     checks.optional("--expert_capacity", arguments.expert_capacity, checks.integer, 1)
     checks.new_folder(output)
     config = None
@@ -45,6 +54,7 @@ def run(arguments: argparse.Namespace) -> dict:
         config = gin_files.read_model(arguments.gin_file, arguments.gin_bindings, arguments.gin_search_paths)
     with output_lock.held(output):
         quiet.import_tensorflow()
-        result, text = convert(source, output, to, arguments.expert_capacity, config)
+        result, text = convert(source, output, to, arguments.expert_capacity, config, arguments.dtype,
+                               arguments.verify)
     print(text, file=arguments.stream)
     return result

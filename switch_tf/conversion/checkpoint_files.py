@@ -1,8 +1,8 @@
-"""Tensor files of a Hugging Face folder, opened without reading a tensor and written one tensor at a time."""
+"""Tensor files of a Hugging Face folder, opened without reading a tensor."""
 
 import math
 import pathlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -11,24 +11,30 @@ from switch_tf import checks
 from switch_tf.conversion import json_files, pytorch_bin, safetensors_file
 from switch_tf.refusals import Refusal
 
-MAX_SHARD_BYTES = 5 * 10**9
 _MAX_NAME = 300  # characters of a tensor's name; T5's have about 60
 _FLOATS = ("F32", "F16", "BF16", "float32", "float16", "bfloat16")
 
 
 class Tensor(NamedTuple):
-    """A tensor in a file, read on demand."""
+    """A tensor in a file, read on demand.
+
+    `load` returns all of it, which takes no memory before it is used if the file is mapped. `load_part(index)` returns
+    a part of one that is larger than a part, None if `load` does no more than that.
+    """
 
     shape: tuple[int, ...]
     load: Callable[[], np.ndarray]
+    load_part: Callable[[tuple], np.ndarray] | None = None
 
     @property
     def size(self) -> int:
         return math.prod(self.shape)
 
-    def read(self) -> np.ndarray:
-        """Returns the values, <float32>[*shape], exact for every accepted dtype."""
-        return np.asarray(self.load(), np.float32)
+    def read(self, index: tuple = ()) -> np.ndarray:
+        """Returns the values at an index, () for all, as <float32>, exact for every accepted dtype."""
+        if index and self.load_part is not None:
+            return np.asarray(self.load_part(index), np.float32)
+        return np.asarray(self.load()[index], np.float32)
 
 
 def open_folder(folder: pathlib.Path) -> dict[str, Tensor]:
@@ -94,32 +100,3 @@ def _open_shards(index, open_file):
 def _is_file_name(name):
     """Returns whether `name` is a plain file name, not a path that could lead out of the folder."""
     return 0 < len(name.encode("utf-8", "replace")) <= 255 and not {"/", "\\", "\0"} & set(name) and name != ".."
-
-
-def write_folder(folder: pathlib.Path, shapes: Mapping[str, tuple[int, ...]],
-                 tensors: Iterator[tuple[str, np.ndarray]]) -> None:
-    """Writes float32 tensors as model.safetensors, or as shards and an index if they exceed MAX_SHARD_BYTES.
-
-    Args:
-        folder: Path of an existing folder.
-        shapes: Name -> shape of each tensor, in the order of `tensors`.
-        tensors: Iterator over names and <float32> values. They are taken one at a time.
-    """
-    shards: list[dict] = [{}]
-    shard_bytes = 0
-    for name, shape in shapes.items():
-        if shards[-1] and shard_bytes + safetensors_file.num_bytes([shape]) > MAX_SHARD_BYTES:
-            shards.append({})
-            shard_bytes = 0
-        shards[-1][name] = shape
-        shard_bytes += safetensors_file.num_bytes([shape])
-    if len(shards) == 1:
-        safetensors_file.write(folder / "model.safetensors", shapes, tensors)
-        return
-    weight_map = {}
-    for number, shard in enumerate(shards, 1):
-        file_name = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
-        safetensors_file.write(folder / file_name, shard, tensors)
-        weight_map.update(dict.fromkeys(shard, file_name))
-    json_files.write_object(folder / "model.safetensors.index.json", {
-        "metadata": {"total_size": safetensors_file.num_bytes(shapes.values())}, "weight_map": weight_map})

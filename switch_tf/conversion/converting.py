@@ -1,18 +1,16 @@
 """Conversion of a folder of weights into another format, with a report."""
 
-import contextlib
 import pathlib
 
 from etils import epy
 
 from switch_tf.configs.switch_config import SwitchConfig
-from switch_tf.conversion import formats, huggingface_vocabulary
+from switch_tf.conversion import conversion_identity, formats, huggingface_vocabulary
 from switch_tf.conversion.formats import HUGGING_FACE, SWITCH_TF, Extras, Format
 from switch_tf.refusals import Refusal
-from switch_tf.storage import places
 
 with epy.lazy_imports():  # which imports TensorFlow, and choosing a format needs none
-    from switch_tf.conversion import source_vocabulary
+    from switch_tf.conversion import source_vocabulary, verifying
 
 
 def format_of(source: pathlib.Path, argument: str = "--input") -> Format:
@@ -34,8 +32,9 @@ def default_target(source_format: Format) -> Format:
 
 
 def convert(source: pathlib.Path, output: pathlib.Path, to: Format, expert_capacity: int | None = None,
-            config: SwitchConfig | None = None) -> tuple[dict, str]:
-    """Converts the weights of a folder.
+            config: SwitchConfig | None = None, dtype: str = "float32", is_verified: bool = False,
+            ) -> tuple[dict, str]:
+    """Converts the weights of a folder, a portion at a time. After a kill, the same call goes on.
 
     Args:
         source: Folder of weights.
@@ -43,25 +42,32 @@ def convert(source: pathlib.Path, output: pathlib.Path, to: Format, expert_capac
         to: Format of the output.
         expert_capacity: Slots of each expert for each sequence, in Hugging Face's configuration.
         config: Configuration of the model, for a format that does not describe it.
+        dtype: "float32", or "bfloat16" in Hugging Face's format.
+        is_verified: Whether the output is read and compared with the source.
 
     Returns:
         (JSON object, text for people).
 
     Raises:
-        Refusal: The weights are damaged or cannot be expressed in the other format.
+        Refusal: The weights are damaged or cannot be expressed in the other format, an unfinished conversion to this
+            output was another one, or the output differs from the source.
     """
     source_format = format_of(source)
     if config is not None and source_format.describes_model:
         raise Refusal(f"{source} describes its model itself, so --gin_file and --gin.NAME=VALUE, which are for "
                       "checkpoints of T5X and Mesh TensorFlow, have no effect on it; leave them out.")
-    with contextlib.nullcontext(source) if source_format.is_read_in_place else places.fetched(
-            source, source_format.is_needed) as local:
-        model, vocabulary = source_format.read(local, config), source_vocabulary.find(source, local)
-    result = {"input": str(source), "from": source_format.name, "to": to.name, "output": str(output),
-              "num_parameters": model.config.num_parameters}
-    lines = [f"{model.config.num_parameters:,} parameters from {source} ({source_format.name}) in {output} "
-             f"({to.name})."]
-    to.write(model, output, Extras(vocabulary.content, expert_capacity))
+    with source_format.at_hand(source) as local:
+        opened, vocabulary = source_format.open(local, config), source_vocabulary.find(source, local)
+        extras = Extras(vocabulary.content, expert_capacity, dtype)
+        to.write(opened, output, extras._replace(identity=conversion_identity.of(
+            source, source_format, to, output, opened.config, extras)))
+        num_parameters = opened.config.num_parameters
+        result = {"input": str(source), "from": source_format.name, "to": to.name, "output": str(output),
+                  "num_parameters": num_parameters}
+        lines = [f"{num_parameters:,} parameters from {source} ({source_format.name}) in {output} ({to.name})."]
+        if is_verified:
+            result["verified"], sentence = verifying.verify(opened, output, to, dtype)
+            lines.append(sentence)
     if to is HUGGING_FACE:
         if vocabulary.content is None:
             reason = vocabulary.reason or f"the VOCABULARY is {vocabulary.name!r}, which is no SentencePiece model"

@@ -1,5 +1,6 @@
 """Formats of weights, one record each, for `switch-tf convert` and INITIAL_CHECKPOINT alike."""
 
+import contextlib
 import pathlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -12,7 +13,10 @@ from switch_tf.conversion import huggingface_vocabulary, mesh_tensorflow_file, t
 from switch_tf.storage import places
 
 with epy.lazy_imports():  # which import Keras, and recognising a folder needs none
-    from switch_tf.conversion import huggingface, mesh_tensorflow, own, t5x
+    from switch_tf.conversion import huggingface, mesh_tensorflow, own, own_writing, t5x
+
+
+DTYPES = ("float32", "bfloat16")  # of the tensors in Hugging Face's format
 
 
 class Extras(NamedTuple):
@@ -20,10 +24,14 @@ class Extras(NamedTuple):
 
     `vocabulary`: a SentencePiece model to write beside the weights, or None.
     `expert_capacity`: slots of each expert for each sequence, for a format without capacity factors, or None.
+    `dtype`: "float32" or "bfloat16", for a format that has both.
+    `identity`: all that determines the files, with which a killed conversion goes on, or None.
     """
 
     vocabulary: bytes | None = None
     expert_capacity: int | None = None
+    dtype: str = "float32"
+    identity: dict[str, Any] | None = None
 
 
 class Format(NamedTuple):
@@ -34,7 +42,8 @@ class Format(NamedTuple):
         description: str. The folders that hold it, for messages.
         recognises: function(folder) -> bool. The folder may be in a bucket.
         read: function(folder, SwitchConfig or None) -> SwitchTransformer. Of a folder in a bucket it is given a copy.
-        write: function(SwitchTransformer, new or empty folder, Extras), or None for a format that is only read.
+        open: function(folder, SwitchConfig or None) -> WeightSource. As `read`, without reading a weight.
+        write: function(WeightSource, new or empty folder, Extras), or None for a format that is only read.
         describes_model: bool. Whether a folder holds the model's configuration. `read` needs one otherwise.
         is_needed: function(name of an entry) -> bool. Whether a folder in a bucket is copied with it, to be read.
         is_read_in_place: bool. Whether `read` takes a folder in a bucket itself, so that nothing is copied.
@@ -44,10 +53,15 @@ class Format(NamedTuple):
     description: str
     recognises: Callable[[Any], bool]
     read: Callable[[pathlib.Path, SwitchConfig | None], Any]
+    open: Callable[[pathlib.Path, SwitchConfig | None], Any]
     write: Callable[[Any, pathlib.Path, Extras], None] | None = None
     describes_model: bool = True
     is_needed: Callable[[str], bool] = lambda name: True
     is_read_in_place: bool = False
+
+    def at_hand(self, folder: Any) -> contextlib.AbstractContextManager[Any]:
+        """Returns a context manager of a folder that `read` and `open` take: a copy if it is in a bucket."""
+        return contextlib.nullcontext(folder) if self.is_read_in_place else places.fetched(folder, self.is_needed)
 
 
 def _is_switch_tf(folder):
@@ -57,19 +71,23 @@ def _is_switch_tf(folder):
 HUGGING_FACE = Format(
     "hugging_face", "Hugging Face's, which holds config.json", run_config.is_hugging_face,
     lambda folder, config: huggingface.from_hugging_face(folder),
-    lambda model, folder, extras: huggingface.to_hugging_face(model, folder, extras.expert_capacity, extras.vocabulary))
+    lambda folder, config: huggingface.open_hugging_face(folder),
+    lambda source, folder, extras: huggingface.write(source, folder, extras.expert_capacity, extras.vocabulary,
+                                                     extras.dtype, extras.identity))
 T5X = Format(
     "t5x", "T5X's, a checkpoint with the msgpack file checkpoint or Orbax' _METADATA", t5x_arrays.is_t5x,
-    lambda folder, config: t5x.from_t5x(folder, config), describes_model=False,
+    lambda folder, config: t5x.from_t5x(folder, config), lambda folder, config: t5x.open_t5x(folder, config),
+    describes_model=False,
     is_needed=lambda name: not name.startswith("state."))  # the optimizer's
 MESH_TENSORFLOW = Format(
     "mesh_tensorflow", "Mesh TensorFlow's, which holds model.ckpt-N.index", mesh_tensorflow_file.is_tensorflow,
-    lambda folder, config: mesh_tensorflow.from_mesh_tensorflow(folder, config), describes_model=False,
+    lambda folder, config: mesh_tensorflow.from_mesh_tensorflow(folder, config),
+    lambda folder, config: mesh_tensorflow.open_mesh_tensorflow(folder, config), describes_model=False,
     is_needed=lambda name: mesh_tensorflow_file.is_needed(name) or name == huggingface_vocabulary.FILE)
 SWITCH_TF = Format(
     "switch_tf", "a run folder with checkpoints, or one checkpoint", _is_switch_tf,
-    lambda folder, config: own.from_switch_tf(folder),
-    lambda model, folder, extras: own.to_switch_tf(model, folder, extras.vocabulary),
+    lambda folder, config: own.from_switch_tf(folder), lambda folder, config: own.open_switch_tf(folder),
+    lambda source, folder, extras: own_writing.write(source, folder, extras.vocabulary, extras.identity),
     is_read_in_place=True)  # a run has other checkpoints, and may be training
 
 # The first format that recognises a folder is taken.

@@ -1,25 +1,18 @@
 """Reads and writes Hugging Face checkpoints: T5 1.0, T5 1.1, mT5 and Switch Transformers."""
 
 import pathlib
-from collections.abc import Iterator
-
-import numpy as np
+from typing import Any
 
 from switch_tf import checks
-from switch_tf.conversion import (
-    checkpoint_files,
-    huggingface_config,
-    huggingface_embeddings,
-    huggingface_vocabulary,
-    json_files,
-)
+from switch_tf.configs.switch_config import SwitchConfig
+from switch_tf.conversion import huggingface_config, huggingface_writing
 from switch_tf.conversion.huggingface_embeddings import EMBEDDING, LOGITS
 from switch_tf.conversion.huggingface_folder import read_folder
-from switch_tf.conversion.linked_weights import checked_links, links_of, read_model, variables_of
-from switch_tf.conversion.rules import INDEX, Ignore, Link, Rule, Rules
+from switch_tf.conversion.linked_weights import open_linked, read_model
+from switch_tf.conversion.rules import INDEX, Ignore, Rule, Rules
+from switch_tf.conversion.weight_source import WeightSource, of_model
 from switch_tf.models.switch_transformer import SwitchTransformer
 from switch_tf.refusals import Refusal
-from switch_tf.storage.whole_folder import whole_folder
 
 
 def _attention_rules(ours, theirs):
@@ -76,13 +69,17 @@ def from_hugging_face(folder: str | pathlib.Path) -> SwitchTransformer:
     Raises:
         Refusal: switch_tf cannot represent the model, or a file is missing, damaged or of another model.
     """
+    return read_model(open_hugging_face(folder))
+
+
+def open_hugging_face(folder: str | pathlib.Path) -> WeightSource:
+    """Opens the weights of a folder without reading them. Arguments and errors as in `from_hugging_face`."""
     folder = checks.path("folder", folder)
     config, tensors = read_folder(folder)
     if config.num_experts > len(tensors):
         raise Refusal(f"config.json says num_experts={config.num_experts}, but the checkpoint has only "
                       f"{len(tensors)} tensors; its configuration and its tensors belong to different models.")
-    links = checked_links(config, _rules_of(config), tensors)
-    return read_model(config, links, lambda name: tensors[name].read(), folder)
+    return open_linked(config, rules_of(config), tensors, folder)
 
 
 def to_hugging_face(model: SwitchTransformer, folder: str | pathlib.Path, expert_capacity: int | None = None,
@@ -109,26 +106,31 @@ def to_hugging_face(model: SwitchTransformer, folder: str | pathlib.Path, expert
     values = huggingface_config.to_hugging_face(model.config, expert_capacity)
     if not model.built:
         model.build()
-    links = links_of(model.config, _rules_of(model.config))
-    copies = {"token_embedder/embedding": huggingface_embeddings.copies(model.config)}
-    shapes = {name: link.their_shape for link in links for name in (*link.theirs, *copies.get(link.ours, ()))}
-
-    with whole_folder(folder, "config.json") as unfinished:
-        json_files.write_object(unfinished / "config.json", values)
-        checkpoint_files.write_folder(unfinished, shapes, _tensors(model, links, copies))
-        if vocabulary is not None:
-            (unfinished / huggingface_vocabulary.FILE).write_bytes(vocabulary)
+    _write(of_model(model), folder, values, vocabulary)
 
 
-def _rules_of(config):
+def write(source: WeightSource, folder: pathlib.Path, expert_capacity: int | None = None,
+          vocabulary: bytes | None = None, dtype: str = "float32", identity: dict[str, Any] | None = None) -> None:
+    """Writes weights as `to_hugging_face` does.
+
+    Args:
+        source: Weights.
+        folder, expert_capacity, vocabulary: See `to_hugging_face`.
+        dtype: "float32" or "bfloat16", to which other weights are rounded.
+        identity: JSON-able. All that determines the files, to go on after a kill. None never goes on.
+
+    Raises:
+        Refusal: see `to_hugging_face`, or a weight cannot be read.
+    """
+    values = {**huggingface_config.to_hugging_face(source.config, expert_capacity), "dtype": dtype}
+    _write(source, folder, values, vocabulary, identity)
+
+
+def _write(source, folder, values, vocabulary, identity=None):
+    links = rules_of(source.config).link({name: weight.shape for name, weight in source.weights.items()})
+    huggingface_writing.write(source, links, folder, values, vocabulary, identity)
+
+
+def rules_of(config: SwitchConfig) -> Rules:
+    """Returns the rules of a model with this configuration."""
     return SWITCH_RULES if config.num_experts else T5_RULES
-
-
-def _tensors(model, links: list[Link], copies) -> Iterator[tuple[str, np.ndarray]]:
-    """Yields names and <float32> values of all tensors to write, with one weight in memory at a time."""
-    variables = variables_of(model)
-    for link in links:
-        weight = np.asarray(variables[link.ours].numpy(), np.float32)
-        yield from link.to_theirs(weight)
-        for name in copies.get(link.ours, ()):
-            yield name, weight

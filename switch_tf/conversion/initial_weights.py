@@ -11,7 +11,6 @@ from switch_tf.checkpoints.run_folder import RunFolder
 from switch_tf.configs.run import Run
 from switch_tf.configs.switch_config import SwitchConfig
 from switch_tf.conversion import formats
-from switch_tf.storage import places
 
 
 @contextlib.contextmanager
@@ -32,7 +31,7 @@ def converted(run: Run, config: SwitchConfig) -> Iterator[pathlib.Path | None]:
         return
     print(f"Reading the weights of {folder} ...", file=sys.stderr)
     # Through a file, because a checkpoint's variables are read into any layout.
-    with tempfile.TemporaryDirectory() as temporary, places.fetched(folder, found.is_needed) as local:
+    with tempfile.TemporaryDirectory() as temporary, found.at_hand(folder) as local:
         weights = pathlib.Path(temporary) / "weights"
-        formats.SWITCH_TF.write(found.read(local, config), weights, formats.Extras())
+        formats.SWITCH_TF.write(found.open(local, config), weights, formats.Extras())
         yield weights

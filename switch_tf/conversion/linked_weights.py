@@ -1,49 +1,51 @@
 """Weights of a model and the tensors of another format that rules link them to, read one tensor at a time."""
 
 import pathlib
-import sys
-from collections.abc import Callable, Mapping
-
-import keras
-import numpy as np
-from tqdm import tqdm
+from collections.abc import Mapping
 
 from switch_tf.configs import shipped_gin
 from switch_tf.configs.switch_config import SwitchConfig
 from switch_tf.conversion.checkpoint_files import Tensor
 from switch_tf.conversion.rules import Link, Rules
+from switch_tf.conversion.weight_source import WeightSource, check_finite, variables_of, weights_of
 from switch_tf.hardware import host
 from switch_tf.models.switch_transformer import SwitchTransformer
 from switch_tf.refusals import Refusal
-
-_QUIET_SECONDS = 5  # before a progress bar appears
-_REFRESH_SECONDS, _LINE_SECONDS = 0.5, 20  # between its updates, on a terminal and in a file
-
-
-def variables_of(model: SwitchTransformer) -> dict[str, keras.Variable]:
-    """Returns the weights of a model by their paths within it, such as `encoder/layers_0/attention/query`."""
-    return {variable.path.removeprefix(f"{model.name}/"): variable for variable in model.weights}
+from switch_tf.reporting import progress
 
 
 def links_of(config: SwitchConfig, rules: Rules) -> list[Link]:
     """Links each weight of a configuration's model to its names in the checkpoint, without initialising variables."""
-    with keras.StatelessScope(initialize_variables=False):
-        model = SwitchTransformer(config)
-        model.build()
-        shapes = {name: tuple(variable.shape) for name, variable in variables_of(model).items()}
-    return rules.link(shapes)
+    return rules.link({name: weight.shape for name, weight in weights_of(config).items()})
 
 
-def checked_links(config: SwitchConfig, rules: Rules, tensors: Mapping[str, Tensor]) -> list[Link]:
-    """Links a model to `tensors` and compares all names and shapes before the model takes any memory.
+def open_linked(config: SwitchConfig, rules: Rules, tensors: Mapping[str, Tensor],
+                folder: pathlib.Path) -> WeightSource:
+    """Links a model to `tensors` and compares all names and shapes before any weight is read.
+
+    Args:
+        config: SwitchConfig of the model.
+        rules: Rules of the format.
+        tensors: Name -> tensor of the checkpoint. Weights are read in this order.
+        folder: Path of the checkpoint, for messages.
 
     Raises:
-        Refusal: a tensor is unknown, left over, missing or of another shape, or this machine has too little memory.
+        Refusal: a tensor is unknown, left over, missing or of another shape; later, a weight is not finite.
     """
-    links = links_of(config, rules)
+    weights = weights_of(config)
+    links = rules.link({name: weight.shape for name, weight in weights.items()})
     rules.check(links, {name: tensor.shape for name, tensor in tensors.items()})
-    check_memory(config)
-    return links
+    places = {name: place for place, name in enumerate(tensors)}
+    # In the order of the files, so that an array of scanned layers is read once.
+    links = {link.ours: link for link in sorted(links, key=lambda link: places[link.theirs[0]])}
+
+    def read(name, rows):
+        link = links[name]
+        values = link.to_ours(lambda tensor, index: tensors[tensor].read(index), rows)
+        check_finite(values, link.theirs[0], folder)
+        return values
+
+    return WeightSource(config, {name: weights[name] for name in links}, read)
 
 
 def without_config(kind: str, folder: pathlib.Path, tensors: Mapping[str, Tensor]) -> Refusal:
@@ -72,30 +74,19 @@ def check_memory(config: SwitchConfig) -> None:
                       f"{memory / 1e9:,.1f} GB of memory; read it on a larger one.")
 
 
-def read_model(config: SwitchConfig, links: list[Link], read: Callable[[str], np.ndarray],
-               folder: pathlib.Path) -> SwitchTransformer:
+def read_model(source: WeightSource) -> SwitchTransformer:
     """Builds a model and reads its weights, with a progress bar if that takes more than some seconds.
 
-    Args:
-        config: SwitchConfig.
-        links: Link of each weight, in the order of reading.
-        read: function(name of a tensor) -> <float32> values.
-        folder: Path of the checkpoint, for messages.
-
     Raises:
-        Refusal: a weight is not finite.
+        Refusal: this machine has too little memory, or a weight cannot be read.
     """
-    model = SwitchTransformer(config)
+    check_memory(source.config)
+    model = SwitchTransformer(source.config)
     model.build()
     variables = variables_of(model)
-    with tqdm(total=4 * config.num_parameters, desc="reading", unit="B", unit_scale=True, file=sys.stderr,
-              delay=_QUIET_SECONDS, dynamic_ncols=True,
-              mininterval=_REFRESH_SECONDS if sys.stderr.isatty() else _LINE_SECONDS) as progress:
-        for link in links:
-            weight = link.to_ours(read)
-            if not np.isfinite(weight).all():
-                raise Refusal(f"{link.theirs[0]!r} in {folder} is not finite, and so would be all that the model "
-                              "computes; read a checkpoint from before its training went wrong.")
-            variables[link.ours].assign(weight)
-            progress.update(4 * weight.size)
+    with progress.bar(4 * source.config.num_parameters, "reading") as bar:
+        for name in source.weights:
+            values = source.read(name, slice(None))
+            variables[name].assign(values)
+            bar.update(4 * values.size)
     return model

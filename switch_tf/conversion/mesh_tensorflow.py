@@ -17,6 +17,7 @@ from switch_tf.conversion.mesh_tensorflow_layers import (
     layers_of,
 )
 from switch_tf.conversion.rules import Rule, Rules
+from switch_tf.conversion.weight_source import WeightSource
 from switch_tf.models.switch_transformer import SwitchTransformer
 from switch_tf.refusals import Refusal
 
@@ -42,6 +43,11 @@ def from_mesh_tensorflow(folder: str | pathlib.Path, config: SwitchConfig | None
     Raises:
         Refusal: a file is missing or damaged, or the checkpoint is of another model.
     """
+    return linked_weights.read_model(open_mesh_tensorflow(folder, config))
+
+
+def open_mesh_tensorflow(folder: str | pathlib.Path, config: SwitchConfig | None) -> WeightSource:
+    """Opens the weights of a checkpoint without reading them. Arguments and errors as in `from_mesh_tensorflow`."""
     path = checks.path("folder", folder)
     if not mesh_tensorflow_file.is_tensorflow(path):
         raise Refusal(f"{str(path)!r} must be a folder with a checkpoint of Mesh TensorFlow, such as "
@@ -54,8 +60,7 @@ def from_mesh_tensorflow(folder: str | pathlib.Path, config: SwitchConfig | None
                       f"holds {checks.shown(sorted(tensors))}.")
     if not isinstance(config, SwitchConfig):
         raise linked_weights.without_config("Mesh TensorFlow", path, tensors)
-    links = linked_weights.checked_links(config, _checked_rules(config, tensors), tensors)
-    return linked_weights.read_model(config, links, lambda name: tensors[name].read(), prefix)
+    return linked_weights.open_linked(config, _checked_rules(config, tensors), tensors, prefix)
 
 
 def _checked_rules(config: SwitchConfig, names: Collection[str]) -> Rules:

@@ -14,6 +14,7 @@ from etils import epy
 
 from switch_tf import checks
 from switch_tf.conversion.checkpoint_files import Tensor
+from switch_tf.conversion.last_read import LastRead
 from switch_tf.refusals import Refusal, first_line
 from switch_tf.storage import places
 
@@ -82,12 +83,13 @@ def open_variables(prefix: Any, is_read: Callable[[str], bool]) -> dict[str, Ten
     if _OBJECTS in shapes:
         raise Refusal(f"{prefix} is a checkpoint of TensorFlow 2, as Keras and tf.train.Checkpoint write them; of "
                       "TensorFlow's only those of Mesh TensorFlow are read.")
-    tensors = {}
+    tensors, last = {}, LastRead()  # TensorFlow reads all of a variable for each part
     for name in filter(is_read, sorted(shapes)):
         if dtypes[name] not in (tf.float32, tf.bfloat16, tf.float16):
             raise Refusal(f"A weight must be float32, bfloat16 or float16, but {checks.shown(name)} in {prefix} is "
                           f"{dtypes[name].name}; give a checkpoint of Mesh TensorFlow.")
-        tensors[name] = Tensor(tuple(shapes[name]), functools.partial(_read, reader, name, prefix))
+        tensors[name] = Tensor(tuple(shapes[name]), functools.partial(
+            last.get, name, functools.partial(_read, reader, name, prefix)))
     return tensors
 
 

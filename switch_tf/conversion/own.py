@@ -1,16 +1,15 @@
-"""Reads and writes weights in switch_tf's format: a checkpoint without a run, and the gin file of its model."""
+"""Reads and writes weights in switch_tf's format: a checkpoint without a run."""
 
-import dataclasses
 import pathlib
 
 from switch_tf import checks
 from switch_tf.checkpoints import continuation, folders, sizes, tensors
+from switch_tf.checkpoints.stored_weights import StoredWeights
 from switch_tf.configs.switch_config import SwitchConfig
-from switch_tf.conversion import huggingface_vocabulary
+from switch_tf.conversion import own_writing
+from switch_tf.conversion.weight_source import WeightSource, of_model, weights_of
 from switch_tf.models.switch_transformer import SwitchTransformer
 from switch_tf.refusals import Refusal
-
-_MACROS = {"num_experts": "NUM_EXPERTS", "dropout_rate": "DROPOUT_RATE", "expert_dropout_rate": "EXPERT_DROPOUT_RATE"}
 
 
 def from_switch_tf(source: str | pathlib.Path) -> SwitchTransformer:
@@ -26,16 +25,29 @@ def from_switch_tf(source: str | pathlib.Path) -> SwitchTransformer:
         Refusal: `source` is neither, or its configuration is not recorded.
         BrokenCheckpoint: files are missing or damaged.
     """
+    path, config = _checkpoint_and_config(source)
+    model = SwitchTransformer(config)
+    model.build()
+    tensors.restore(path, tensors.state_variables(model))
+    return model
+
+
+def open_switch_tf(source: str | pathlib.Path) -> WeightSource:
+    """Opens the weights of a checkpoint without reading them. Arguments and errors as in `from_switch_tf`."""
+    path, config = _checkpoint_and_config(source)
+    weights, stored = weights_of(config), StoredWeights(path)
+    tensors.check_readable(path, {f"model/{name}": weight for name, weight in weights.items()})
+    return WeightSource(config, weights, lambda name, rows: stored.read(f"model/{name}", rows))
+
+
+def _checkpoint_and_config(source):
     path = folders.resolve(checks.path("source", source))
     fields = continuation.model_fields(folders.describe(path).get("configuration", {}))
     if not fields:
         raise Refusal(f"{path} does not say what model it is of: a version wrote it that kept no record of that.")
     config = SwitchConfig(**fields)
     sizes.check(config, path)
-    model = SwitchTransformer(config)
-    model.build()
-    tensors.restore(path, tensors.state_variables(model))
-    return model
+    return path, config
 
 
 def to_switch_tf(model: SwitchTransformer, folder: str | pathlib.Path, vocabulary: bytes | None = None) -> None:
@@ -57,23 +69,4 @@ def to_switch_tf(model: SwitchTransformer, folder: str | pathlib.Path, vocabular
     checks.new_folder(folder)
     if not model.built:
         model.build()
-    files = {"model.gin": gin_text(model.config).encode()} | (
-        {} if vocabulary is None else {huggingface_vocabulary.FILE: vocabulary})
-    tensors.write_weights(folder, tensors.state_variables(model), continuation.record_of_model(model.config),
-                              files)
-
-
-def gin_text(config: SwitchConfig) -> str:
-    """Returns the model file of a configuration: values that are not defaults, and the macros of model files."""
-    lines = ["# Provides: SwitchConfig.  Requires: nothing.  Often overridden: NUM_EXPERTS, DROPOUT_RATE, "
-             "EXPERT_DROPOUT_RATE.", "from __gin__ import dynamic_registration",
-             "from switch_tf.configs import switch_config", ""]
-    lines += [f"{macro} = {getattr(config, name)!r}" for name, macro in _MACROS.items()]
-    lines += ["", "switch_config.SwitchConfig:"]
-    for field in dataclasses.fields(config):
-        value = getattr(config, field.name)
-        if field.name in _MACROS:
-            lines.append(f"  {field.name} = %{_MACROS[field.name]}")
-        elif value != field.default:
-            lines.append(f"  {field.name} = {value!r}")
-    return "\n".join(lines) + "\n"
+    own_writing.write(of_model(model), folder, vocabulary)

@@ -40,6 +40,20 @@ class Rule(NamedTuple):
             shape = (*shape[:self.merge], shape[self.merge] * shape[end - 1], *shape[end:])
         return shape[::-1] if self.transpose else shape
 
+    @property
+    def is_divisible(self) -> bool:
+        """Whether rows of our weight are whole tensors of theirs, or rows of one."""
+        return bool(self.stack) or not self.transpose
+
+    def their_index(self, shape: tuple[int, ...], rows: slice) -> tuple:
+        """Returns the part of their tensor, unless stacked, that holds rows of our weight of `shape`; () for all."""
+        start, stop, _ = rows.indices(shape[0])
+        if stop - start == shape[0]:
+            return ()
+        width = shape[1] if self.merge == 0 else 1
+        part = slice(start * width, stop * width)
+        return (..., part) if self.transpose else (part,)
+
 
 class Ignore(NamedTuple):
     """A template of names in their format that are not part of the model."""
@@ -59,21 +73,28 @@ class Link(NamedTuple):
     def their_shape(self) -> tuple[int, ...]:
         return self.rule.their_shape(self.shape)
 
-    def to_ours(self, read: Callable[[str], np.ndarray]) -> np.ndarray:
-        """Returns our weight. `read(name)` returns one of their tensors at a time."""
+    def to_ours(self, read: Callable[[str, tuple], np.ndarray], rows: slice = slice(None)) -> np.ndarray:
+        """Returns our weight, or rows of it. `read(name, index)` returns a part of one of their tensors, () for all."""
+        start, stop, _ = rows.indices(self.shape[0])
+        shape = (stop - start, *self.shape[1:])
         if not self.rule.stack:
-            return self._one_to_ours(read(self.theirs[0]), self.shape)
+            return self._one_to_ours(read(self.theirs[0], self.rule.their_index(self.shape, rows)), shape)
         weight = None
-        for index, name in enumerate(self.theirs):
-            tensor = self._one_to_ours(read(name), self.shape[1:])
-            weight = np.empty(self.shape, tensor.dtype) if weight is None else weight
+        for index, name in enumerate(self.theirs[start:stop]):
+            tensor = self._one_to_ours(read(name, ()), shape[1:])
+            weight = np.empty(shape, tensor.dtype) if weight is None else weight
             weight[index] = tensor
         return weight
 
-    def to_theirs(self, weight: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
-        """Yields names and values of their tensors from our weight, as views where possible."""
-        for name, part in zip(self.theirs, weight if self.rule.stack else [weight], strict=True):
-            shape = self.their_shape
+    def to_theirs(self, weight: np.ndarray, rows: slice = slice(None)) -> Iterator[tuple[str, np.ndarray]]:
+        """Yields names and values of their tensors from our weight, as views where possible.
+
+        From rows of a divisible weight it yields those experts, or rows of their tensor.
+        """
+        names = self.theirs[rows] if self.rule.stack else self.theirs
+        whole = self.shape if self.rule.stack else (len(weight), *self.shape[1:])
+        shape = self.rule.their_shape(whole)
+        for name, part in zip(names, weight if self.rule.stack else [weight], strict=True):
             yield name, part.reshape(shape[::-1]).T if self.rule.transpose else part.reshape(shape)
 
     def _one_to_ours(self, tensor, shape):

@@ -1,16 +1,15 @@
 """Reads and writes safetensors files: eight bytes with the length of the header, a JSON header, the values.
 
 The reader of the safetensors package fails for float8 and similar dtypes, which numpy lacks, and its `save_file` needs
-all tensors in memory at once. Here the header is compared with the file before it is used.
+all tensors in memory at once. Here the header is compared with the file before it is used; `shards.py` writes values.
 """
 
 import functools
 import json
 import math
-import os
 import pathlib
 import struct
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import ml_dtypes
@@ -95,32 +94,24 @@ def _damaged(path, reason):
     return Refusal(f"{path} is truncated or no safetensors file: {reason}. Download it again.")
 
 
-def write(path: pathlib.Path, shapes: Mapping[str, tuple[int, ...]],
-          tensors: Iterator[tuple[str, np.ndarray]]) -> None:
-    """Writes the next float32 tensors, one at a time.
+def header(shapes: Mapping[str, tuple[int, ...]], dtype: np.dtype) -> bytes:
+    """Returns the beginning of a file, up to the values.
 
     Args:
-        path: Path of a new file.
-        shapes: Name -> shape of the tensors of this file, in the order of `tensors`.
-        tensors: Iterator over names and <float32> values. One is taken for each of `shapes`.
+        shapes: Name -> shape of the tensors of this file, in the order of their values.
+        dtype: float32, float16 or bfloat16.
     """
-    header: dict[str, dict] = {"__metadata__": {"format": "pt"}}
+    (code,) = (code for code, known in _DTYPES.items() if known == dtype)
+    entries: dict[str, dict] = {"__metadata__": {"format": "pt"}}
     end = 0
     for name, shape in shapes.items():
-        begin, end = end, end + num_bytes([shape])
-        header[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [begin, end]}
-    text = json.dumps(header, separators=(",", ":")).encode()
+        begin, end = end, end + num_bytes([shape], dtype)
+        entries[name] = {"dtype": code, "shape": list(shape), "data_offsets": [begin, end]}
+    text = json.dumps(entries, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    with path.open("wb") as file:
-        file.write(struct.pack("<Q", len(text)) + text)
-        for expected, shape in shapes.items():
-            name, tensor = next(tensors)
-            assert (name, tensor.shape) == (expected, tuple(shape))
-            file.write(np.ascontiguousarray(tensor, "<f4").data)
-        file.flush()
-        os.fsync(file.fileno())
+    return struct.pack("<Q", len(text)) + text
 
 
-def num_bytes(shapes: Iterable[Sequence[int]]) -> int:
-    """Counts the bytes of float32 tensors of these shapes."""
-    return 4 * sum(math.prod(shape) for shape in shapes)
+def num_bytes(shapes: Iterable[Sequence[int]], dtype: np.dtype) -> int:
+    """Counts the bytes of tensors of these shapes."""
+    return dtype.itemsize * sum(math.prod(shape) for shape in shapes)

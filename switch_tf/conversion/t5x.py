@@ -8,8 +8,9 @@ from switch_tf import checks
 from switch_tf.configs.switch_config import SwitchConfig
 from switch_tf.conversion import orbax_file, t5x_arrays, t5x_file, t5x_scan
 from switch_tf.conversion.checkpoint_files import Tensor
-from switch_tf.conversion.linked_weights import checked_links, read_model, without_config
+from switch_tf.conversion.linked_weights import open_linked, read_model, without_config
 from switch_tf.conversion.rules import INDEX, Rule, Rules
+from switch_tf.conversion.weight_source import WeightSource
 from switch_tf.models.switch_transformer import SwitchTransformer
 from switch_tf.refusals import Refusal
 
@@ -53,6 +54,11 @@ def from_t5x(folder: str | pathlib.Path, config: SwitchConfig | None) -> SwitchT
     Raises:
         Refusal: a file is missing or damaged, the checkpoint is of another model, or a package is missing.
     """
+    return read_model(open_t5x(folder, config))
+
+
+def open_t5x(folder: str | pathlib.Path, config: SwitchConfig | None) -> WeightSource:
+    """Opens the weights of a T5X checkpoint without reading them. Arguments and errors as in `from_t5x`."""
     folder = checks.path("folder", folder)
     _check_packages()
     if not t5x_arrays.is_t5x(folder):
@@ -64,10 +70,7 @@ def from_t5x(folder: str | pathlib.Path, config: SwitchConfig | None) -> SwitchT
     tensors = t5x_scan.unscan(tensors, config)
     _check_biases(tensors, config)
     tensors = {name: _merge_heads(name, tensor, config) for name, tensor in tensors.items()}
-    places = {name: place for place, name in enumerate(tensors)}
-    # In the order of the file, so that an array of scanned layers is read once.
-    links = sorted(checked_links(config, RULES, tensors), key=lambda link: places[link.theirs[0]])
-    return read_model(config, links, lambda name: tensors[name].read(), folder)
+    return open_linked(config, RULES, tensors, folder)
 
 
 def _check_packages():

@@ -72,7 +72,8 @@ def _open_zarr(folder, place, name, driver):
     if any(part > max(size, 1) for part, size in zip(chunk, shape, strict=True)):
         raise Refusal(f"{where} is damaged: {name!r} of shape {shape} is in chunks of {tuple(chunk)}. Download it "
                       "again.")
-    return Tensor(shape, lambda: _attempt(name, where, lambda: array.read().result()))
+    return Tensor(shape, lambda: _attempt(name, where, lambda: array.read().result()),
+                  lambda index: _attempt(name, where, lambda: array[index].read().result()))
 
 
 def _attempt(name, folder, call):

@@ -5,7 +5,6 @@ the layers on axis 1. If dense and sparse layers take turns, n blocks are scanne
 are the layers of a block. Here each becomes the n arrays "encoder/layers_<i>/mlp/wi/kernel" of shape [d, f].
 """
 
-import functools
 import re
 from collections.abc import Mapping
 
@@ -13,16 +12,19 @@ import numpy as np
 
 from switch_tf.configs.switch_config import SwitchConfig
 from switch_tf.conversion.checkpoint_files import Tensor
+from switch_tf.conversion.last_read import LastRead
 from switch_tf.refusals import Refusal
 
 _SCANNED = re.compile(r"target/(encoder|decoder)/\1/(?:subblock_(0|[1-9]\d{0,3})/)?(.+)")
 _AXIS = 1
+KEPT_SIZE = 2**28  # elements, 1 GiB in float32
 
 
 def unscan(tensors: Mapping[str, Tensor], config: SwitchConfig) -> dict[str, Tensor]:
     """Returns the tensors of a checkpoint with those of scanned layers cut into single layers, one after the other.
 
-    A scanned tensor is read when its first layer is, and kept until another one is read.
+    A scanned tensor is read when its first layer is, and kept until another one is read. One of more than KEPT_SIZE
+    elements is not kept, and each of its layers is read by itself.
 
     Raises:
         Refusal: a tensor does not have the scanned layers of the configuration on axis 1.
@@ -30,34 +32,30 @@ def unscan(tensors: Mapping[str, Tensor], config: SwitchConfig) -> dict[str, Ten
     matches = {name: _SCANNED.fullmatch(name) for name in tensors}
     block_sizes = {stack: _block_size(stack, {match[2] for match in matches.values() if match and match[1] == stack})
                    for stack in ("encoder", "decoder")}
-    last = _LastRead()
+    last = LastRead()
     result: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         layers = {name: tensor}
         if match := matches[name]:
             stack, place, rest = match[1], int(match[2] or 0), match[3]
             num_blocks = _num_blocks(name, tensor, stack, block_sizes[stack], config)
-            layers = {f"target/{stack}/layers_{block * block_sizes[stack] + place}/{rest}": Tensor(
-                _without_axis(tensor.shape), functools.partial(last.cut, name, tensor, block))
-                for block in range(num_blocks)}
+            layers = {f"target/{stack}/layers_{block * block_sizes[stack] + place}/{rest}": _layer(
+                last, name, tensor, block) for block in range(num_blocks)}
         if twice := sorted(layers.keys() & result.keys()):
             raise Refusal(f"The checkpoint holds {twice[0]!r} twice, by itself and among scanned layers.")
         result |= layers
     return result
 
 
-class _LastRead:
-    """The scanned tensor that was read last."""
+def _layer(last, name, tensor, block):
+    """Returns one layer of a scanned tensor. A large one is read layer by layer."""
+    def load_part(index):
+        rows, *others = index or (slice(None),)
+        return tensor.load_part((rows, block, *others))
 
-    def __init__(self):
-        self._name, self._values = None, None
-
-    def cut(self, name: str, tensor: Tensor, index: int) -> np.ndarray:
-        """Returns one layer of a scanned tensor."""
-        if self._name != name:
-            self._name = self._values = None  # before the next one takes memory
-            self._name, self._values = name, tensor.load()
-        return np.take(self._values, index, _AXIS)
+    if tensor.size > KEPT_SIZE and tensor.load_part is not None:
+        return Tensor(_without_axis(tensor.shape), lambda: load_part(()), load_part)
+    return Tensor(_without_axis(tensor.shape), lambda: np.take(last.get(name, tensor.load), block, _AXIS))
 
 
 def _block_size(stack, places):

@@ -31,7 +31,7 @@ def whole_folder(folder: str | os.PathLike, marker: str) -> Iterator[pathlib.Pat
     if not places.is_local(folder):
         with tempfile.TemporaryDirectory() as local, writing(folder):
             yield pathlib.Path(local)
-            _publish(pathlib.Path(local), folder, marker)
+            publish(pathlib.Path(local), folder, marker)
         return
     unfinished = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.unfinished")
     try:
@@ -43,7 +43,7 @@ def whole_folder(folder: str | os.PathLike, marker: str) -> Iterator[pathlib.Pat
         shutil.rmtree(unfinished, ignore_errors=True)
 
 
-def _publish(local: pathlib.Path, folder: Any, marker: str) -> None:
+def publish(local: pathlib.Path, folder: Any, marker: str) -> None:
     """Copies the files of a local folder into a folder of a bucket, the marker last, and none if that fails.
 
     Raises:

@@ -6,12 +6,13 @@ import pathlib
 import numpy as np
 
 from switch_tf.checkpoints import sizes, tensors
+from switch_tf.checkpoints.stored_weights import StoredWeights
 from switch_tf.conversion import own, source_vocabulary
 from switch_tf.conversion.converting import start_from
 from switch_tf.conversion.linked_weights import check_memory
 from switch_tf.models.switch_transformer import SwitchTransformer
-from switch_tf.surgery import progress, sources
-from switch_tf.surgery.stored_weights import StoredWeights
+from switch_tf.reporting import progress
+from switch_tf.surgery import sources
 
 
 def average(checkpoints: list[pathlib.Path]) -> SwitchTransformer:

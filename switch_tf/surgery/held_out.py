@@ -11,7 +11,7 @@ from switch_tf.configs.experiment import Experiment
 from switch_tf.evaluation import held_out_loss
 from switch_tf.models.switch_transformer import SwitchTransformer
 from switch_tf.refusals import Refusal
-from switch_tf.surgery import progress
+from switch_tf.reporting import progress
 
 
 class HeldOut(NamedTuple):

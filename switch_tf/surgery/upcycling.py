@@ -1,6 +1,5 @@
 """Sparse upcycling: experts that start as copies of a dense feed-forward layer (arXiv 2212.05055)."""
 
-import contextlib
 import math
 import pathlib
 import zlib
@@ -14,8 +13,8 @@ from switch_tf.conversion.converting import start_from
 from switch_tf.conversion.formats import Format
 from switch_tf.conversion.linked_weights import check_memory, variables_of
 from switch_tf.models.switch_transformer import SwitchTransformer
-from switch_tf.storage import places
-from switch_tf.surgery import compatibility, kernels, progress
+from switch_tf.reporting import progress
+from switch_tf.surgery import compatibility, kernels
 from switch_tf.surgery.kernels import Changes
 
 
@@ -85,8 +84,7 @@ def upcycle_checkpoint(source: pathlib.Path, source_format: Format, output: path
         Refusal: The weights are damaged or do not fit, or the folder cannot be written.
     """
     twin = None if source_format.describes_model else compatibility.dense_twin(config)
-    with contextlib.nullcontext(source) if source_format.is_read_in_place else places.fetched(
-            source, source_format.is_needed) as local:
+    with source_format.at_hand(source) as local:
         dense, vocabulary = source_format.read(local, twin), source_vocabulary.find(source, local)
     model = upcycle(dense, config, changes)
     own.to_switch_tf(model, output, vocabulary.content)

@@ -6,7 +6,7 @@ import pytest
 
 from switch_tf import SwitchTransformer, conversion
 from switch_tf.cli import main
-from switch_tf.conversion import linked_weights, own, t5x
+from switch_tf.conversion import linked_weights, model_gin, t5x
 from switch_tf.storage import output_lock
 from tests.conversion.t5x_checkpoints import write
 
@@ -27,7 +27,7 @@ def folder(shallow_config, tmp_path_factory):
     sparse = SwitchTransformer(config)
     sparse.build()
     conversion.to_switch_tf(sparse, path / "experts")
-    (path / "sparse.gin").write_text(own.gin_text(config))
+    (path / "sparse.gin").write_text(model_gin.gin_text(config))
     return path
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from switch_tf.conversion import checkpoint_files
+from switch_tf.conversion import checkpoint_files, shards
 
 REPOSITORY = pathlib.Path(__file__).parents[2]
 GOLDEN = REPOSITORY / "tests" / "golden" / "hugging_face"
@@ -20,9 +20,11 @@ def refusal(folder):
     return str(error.value)
 
 
-def write(folder, tensors):
-    checkpoint_files.write_folder(
-        folder, {name: tensor.shape for name, tensor in tensors.items()}, iter(tensors.items()))
+def write(folder, tensors, dtype="float32"):
+    written = shards.Shards(folder, {name: tensor.shape for name, tensor in tensors.items()}, dtype)
+    for tensor in tensors.values():
+        written.append(tensor)
+    written.finish()
 
 
 TENSORS = {"a": np.arange(6, dtype="float32").reshape(2, 3), "b": np.arange(6, dtype="float32").reshape(3, 2).T,
@@ -41,7 +43,7 @@ def test_the_package_safetensors_reads_what_is_written(tmp_path):
 
 def test_shards(tmp_path):
     # 24, 24 and 4 bytes: with at most 30 in a file, the last two go together.
-    with mock.patch.object(checkpoint_files, "MAX_SHARD_BYTES", 30):
+    with mock.patch.object(shards, "MAX_BYTES", 30):
         write(tmp_path, TENSORS)
     index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
     first, second = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
@@ -51,19 +53,6 @@ def test_shards(tmp_path):
     for name, tensor in TENSORS.items():
         assert read[name].shape == tensor.shape
         np.testing.assert_array_equal(read[name].read(), tensor)
-
-
-def test_tensors_are_written_one_at_a_time(tmp_path):
-    alive = []
-
-    def tensors():
-        for name in "abc":
-            alive.append(name)
-            assert len(alive) == 1
-            yield name, np.zeros((2,), "float32")
-            alive.clear()
-
-    checkpoint_files.write_folder(tmp_path, dict.fromkeys("abc", (2,)), tensors())
 
 
 def test_bin_shards(tmp_path):

@@ -199,13 +199,13 @@ def test_a_folder_in_a_bucket_is_copied_without_graphs_and_events(bucket, tmp_pa
     (folder / "eval" / "events.out.tfevents.2").write_text("many bytes")
     place = places.at(bucket.new_folder())
     places.upload(folder, place)
-    copied, read = [], formats.mesh_tensorflow.from_mesh_tensorflow
+    copied, read = [], formats.mesh_tensorflow.open_mesh_tensorflow
 
-    def from_mesh_tensorflow(local, config):
+    def open_mesh_tensorflow(local, config):
         copied.extend(path.name for path in local.iterdir())
         return read(local, config)
 
-    monkeypatch.setattr("switch_tf.conversion.mesh_tensorflow.from_mesh_tensorflow", from_mesh_tensorflow)
+    monkeypatch.setattr("switch_tf.conversion.mesh_tensorflow.open_mesh_tensorflow", open_mesh_tensorflow)
     converting.convert(place, tmp_path / "ours", formats.SWITCH_TF, config=config)
     assert_same_logits(conversion.from_switch_tf(tmp_path / "ours"), "t5_1_0")
     assert sorted(copied) == ["checkpoint", "model.ckpt-7.data-00000-of-00001", "model.ckpt-7.index"]

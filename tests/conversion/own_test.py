@@ -13,6 +13,7 @@ import safetensors.numpy
 from switch_tf import SwitchConfig, SwitchTransformer, conversion
 from switch_tf.checkpoints import folders, run_folder
 from switch_tf.cli import gin_files, main
+from switch_tf.conversion import model_gin
 from switch_tf.storage import places
 
 GOLDEN = pathlib.Path(__file__).parents[1] / "golden" / "hugging_face"
@@ -46,9 +47,8 @@ def test_the_gin_file_describes_the_model(folder):
 
 @pytest.mark.parametrize("preset", ["switch_xxl_128", "t5_1_1_small", "gshard_600b", "dense_encoder_500b"])
 def test_every_field_that_differs_from_the_defaults_is_in_the_gin_file(preset, tmp_path):
-    from switch_tf.conversion import own
     config = SwitchConfig.from_preset(preset)
-    (tmp_path / "model.gin").write_text(own.gin_text(config))
+    (tmp_path / "model.gin").write_text(model_gin.gin_text(config))
     gin_files.parse([str(tmp_path / "model.gin")], [])
     again = gin.get_configurable(SwitchConfig)()
     gin.clear_config()

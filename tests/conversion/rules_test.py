@@ -38,7 +38,7 @@ def test_experts_are_stacked_one_at_a_time():
     (link,) = RULES.link({"layers_0/experts": (2, 1, 3)})
     asked = []
 
-    def read(name):
+    def read(name, index):
         asked.append(name)
         return np.array({"0.0.w": [[1], [2], [3]], "0.1.w": [[4], [5], [6]]}[name])
 

@@ -72,7 +72,7 @@ def test_an_array_of_scanned_layers_is_read_once(tmp_path, monkeypatch):
     folder, reads = write(tmp_path / "in", scanned(arrays, num_layers), inline=0), []
     tensor = checkpoint_files.Tensor
 
-    def counted(shape, load):
+    def counted(shape, load, load_part=None):
         return tensor(shape, lambda: (reads.append(shape), load())[1])
 
     monkeypatch.setattr(t5x_arrays, "Tensor", counted)

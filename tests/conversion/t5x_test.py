@@ -159,13 +159,13 @@ def test_a_checkpoint_in_a_bucket_is_read_without_the_optimizers_state(bucket, t
     (folder / "state.param_states.a.v" / "0").write_text("many bytes")
     place = places.at(bucket.new_folder())
     places.upload(folder, place)
-    copied, read = [], formats.t5x.from_t5x
+    copied, read = [], formats.t5x.open_t5x
 
-    def from_t5x(local, config):
+    def open_t5x(local, config):
         copied.extend(path.name for path in local.iterdir())
         return read(local, config)
 
-    monkeypatch.setattr("switch_tf.conversion.t5x.from_t5x", from_t5x)
+    monkeypatch.setattr("switch_tf.conversion.t5x.open_t5x", open_t5x)
     converting.convert(place, tmp_path / "ours", formats.SWITCH_TF, config=config)
     assert_same_logits(conversion.from_switch_tf(tmp_path / "ours"), "t5_1_0")
     assert "checkpoint" in copied and not [name for name in copied if name.startswith("state")]

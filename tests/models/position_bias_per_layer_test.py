@@ -7,7 +7,7 @@ import pytest
 from keras import ops
 
 from switch_tf import SwitchConfig, SwitchTransformer, conversion
-from switch_tf.conversion import own
+from switch_tf.conversion import model_gin
 
 CONFIG = SwitchConfig(vocab_size=16, d_model=8, d_ff=12, d_kv=3, num_heads=2, num_encoder_layers=2,
                       num_decoder_layers=3, dropout_rate=0.0, relative_attention_num_buckets=8,
@@ -64,7 +64,7 @@ def test_each_layer_attends_with_its_own(model):
 
 
 def test_the_gin_file_of_its_weights_has_the_field(model):
-    assert "  relative_attention_per_layer = True\n" in own.gin_text(model.config)
+    assert "  relative_attention_per_layer = True\n" in model_gin.gin_text(model.config)
 
 
 def test_hugging_faces_t5_cannot_hold_it(model, tmp_path):

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from switch_tf.checkpoints import bundles, folders
 from switch_tf.checkpoints.folders import BrokenCheckpoint
+from switch_tf.partitioning.pieces import slice_text
 from switch_tf.partitioning.unfolded import Unfolding
 from switch_tf.refusals import Refusal, first_line
 from switch_tf.storage import places
@@ -29,16 +30,24 @@ class StoredWeights:
         with self._refusing():
             self._variables = folders.describe(checkpoint)["variables"]
             self._reader = tf.train.load_checkpoint(str(checkpoint / "state"))
+            self._dtypes = self._reader.get_variable_to_dtype_map()
 
-    def read(self, path: str) -> np.ndarray:
-        """Returns the values of a variable in its stored dtype, by a path of `tensors.state_variables`."""
+    def read(self, path: str, rows: slice = slice(None)) -> np.ndarray:
+        """Returns the values of a variable in its stored dtype, or rows of it, by a path of `tensors.state_variables`.
+
+        Rows of an unfolded variable, or of one that was written in one piece, take the memory of all of it.
+        """
         saved = self._variables.get(path)
         if saved is None:
             raise BrokenCheckpoint(f"{self._checkpoint} has no {path}, which a model of its configuration has.")
+        unfolding = Unfolding(tuple(saved["shape"]), tuple(map(tuple, saved.get("unfolded", ()))))
         with self._refusing():
-            stored = self._reader.get_tensor(bundles.key_of(path))
-            unfolding = Unfolding(tuple(saved["shape"]), tuple(map(tuple, saved.get("unfolded", ()))))
-            return unfolding.fold(stored, np)
+            if unfolding.first:
+                return unfolding.fold(self._reader.get_tensor(bundles.key_of(path)), np)[rows]
+            text = slice_text(unfolding.shape, (rows, *(slice(None) for _ in unfolding.shape[1:])))
+            dtype = self._dtypes.get(bundles.key_of(path))
+            is_float = dtype is not None and dtype.is_floating  # if not, TensorFlow says what is stored instead
+            return bundles.read(self._checkpoint / "state", path, dtype if is_float else tf.float32, text)
 
     @contextlib.contextmanager
     def _refusing(self):

@@ -9,8 +9,11 @@ _QUIET_SECONDS = 5  # before a progress bar appears
 _REFRESH_SECONDS, _LINE_SECONDS = 0.5, 20  # between its updates, on a terminal and in a file
 
 
-def bar(total: int | None, description: str, unit: str = "B") -> Any:
-    """Returns a progress bar on standard error that appears after some seconds, a context manager."""
-    return tqdm(total=total, desc=description, unit=unit, unit_scale=unit == "B", file=sys.stderr,
+def bar(total: int | None, description: str, unit: str = "B", initial: int = 0) -> Any:
+    """Returns a progress bar on standard error that appears after some seconds, a context manager.
+
+    `initial` of `total` were done before and do not count in the rate.
+    """
+    return tqdm(total=total, initial=initial, desc=description, unit=unit, unit_scale=unit == "B", file=sys.stderr,
                 delay=_QUIET_SECONDS, dynamic_ncols=True,
                 mininterval=_REFRESH_SECONDS if sys.stderr.isatty() else _LINE_SECONDS)

@@ -1,0 +1,58 @@
+"""Writes weights as a checkpoint in switch_tf's format, part by part."""
+
+import pathlib
+from typing import Any
+
+from switch_tf.checkpoints import bundles, continuation, descriptions
+from switch_tf.checkpoints.folders import DESCRIPTION
+from switch_tf.checkpoints.parts import Parts
+from switch_tf.conversion import huggingface_vocabulary, model_gin, portions
+from switch_tf.conversion.weight_source import WeightSource
+from switch_tf.partitioning.pieces import Piece, in_host_memory, slice_text
+from switch_tf.reporting import progress
+from switch_tf.storage.resumable_folder import resumable_folder
+from switch_tf.storage.whole_file import writing
+
+
+def write(source: WeightSource, folder: pathlib.Path, vocabulary: bytes | None = None,
+          identity: dict[str, Any] | None = None) -> None:
+    """Writes weights as a checkpoint, and `model.gin`. The folder appears complete or not at all.
+
+    Args:
+        source: Weights.
+        folder: Path of a folder that does not exist yet, or is empty.
+        vocabulary: bytes or None. A SentencePiece model to write beside the weights, as spiece.model.
+        identity: JSON-able. All that determines the files, to go on after a kill. None never goes on.
+
+    Raises:
+        Refusal: a weight cannot be read, or the folder cannot be written.
+    """
+    groups = portions.groups_of(source)
+    files = {"model.gin": model_gin.gin_text(source.config).encode()} | (
+        {} if vocabulary is None else {huggingface_vocabulary.FILE: vocabulary})
+    variables = {_path(name): weight for name, weight in source.weights.items()}
+    with resumable_folder(folder.resolve(), DESCRIPTION, identity) as work:
+        parts, done = Parts(work.folder, work.aside, len(groups)), len(work.finished)
+        with progress.bar(portions.num_bytes(groups), "writing", initial=portions.num_bytes(groups[:done])) as bar:
+            for index, group in enumerate(groups[done:], done):
+                pieces = [_piece(source, portion, values) for portion, values in portions.read(source, group, bar)]
+                with writing(folder):
+                    work.finish(parts.write(index, pieces, None if index else bundles.object_graph(variables)))
+        with writing(folder):
+            parts.join()
+            description = descriptions.describe(0, variables,
+                                                configuration=continuation.record_of_model(source.config))
+            descriptions.complete(work.folder, description, parts.sums(work.finished))
+            for name, content in files.items():
+                (work.folder / name).write_bytes(content)
+
+
+def _path(name):
+    """Returns the path of a weight in a checkpoint, see `tensors.state_variables`."""
+    return f"model/{name}"
+
+
+def _piece(source, portion, values):
+    weight = source.weights[portion.name]
+    index = (portion.rows, *(slice(None) for _ in weight.shape[1:]))
+    return Piece(_path(portion.name), slice_text(weight.shape, index), in_host_memory(values.astype(weight.dtype)))

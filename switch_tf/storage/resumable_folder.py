@@ -1,0 +1,117 @@
+"""Folders that appear complete or not at all, and that are written in parts, so that a kill costs one part.
+
+A folder `x` is written in the hidden folder `.x.unfinished` beside it. `folder` in that becomes `x`, and `record.jsonl`
+has a line with the identity of the work and one for each finished part.
+"""
+
+import contextlib
+import os
+import pathlib
+import secrets
+import shutil
+import tempfile
+from collections.abc import Iterator
+from typing import Any
+
+from switch_tf.refusals import Refusal
+from switch_tf.storage import json_lines, places
+from switch_tf.storage.whole_file import writing
+from switch_tf.storage.whole_folder import publish
+
+_RECORD, _FOLDER = "record.jsonl", "folder"
+
+Entry = dict[str, Any]
+
+
+class Work:
+    """A folder that is being written.
+
+    Args:
+        place: Local folder of the work.
+        identity: JSON-able. None if the work never goes on after a kill.
+
+    Attributes:
+        folder: Path of the folder, which holds what the finished parts have written, and perhaps more.
+        aside: Path of a folder for other files, which is removed at the end.
+        finished: Entries of the finished parts, in order.
+
+    Raises:
+        Refusal: the folder of the work belongs to another identity.
+    """
+
+    def __init__(self, place: pathlib.Path, identity: Entry | None = None):
+        self.folder, self.aside, self._record = place / _FOLDER, place / "aside", place / _RECORD
+        for folder in (self.folder, self.aside):
+            folder.mkdir(parents=True, exist_ok=True)
+        first, *self.finished = self._lines() or [None]
+        if first is None:
+            self._append(identity or {})
+        elif first != identity:
+            raise _other_work(place, first, identity)
+
+    def finish(self, entry: Entry) -> None:
+        """Records the next part, whose files are on disk."""
+        self._append(entry)
+        self.finished.append(entry)
+
+    def _lines(self):
+        """Returns the lines of the record. A kill may have cut the last one short."""
+        if not self._record.exists():
+            return []
+        *whole, cut = self._record.read_bytes().split(b"\n")
+        if cut:
+            os.truncate(self._record, sum(len(line) + 1 for line in whole))
+        return [json_lines.loads(line) for line in whole]
+
+    def _append(self, entry):
+        with self._record.open("a") as file:
+            file.write(json_lines.dumps(entry) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def _other_work(place, first, identity):
+    different = [name for name in {**first, **identity} if first.get(name) != identity.get(name)]
+    return Refusal(f"{place} is unfinished work on another {different[0]}; give the command that began it to go on, or "
+                   "remove that folder to begin anew.")
+
+
+@contextlib.contextmanager
+def resumable_folder(folder: str | os.PathLike, marker: str, identity: Entry | None = None) -> Iterator[Work]:
+    """Yields the work on a folder, which appears at the end.
+
+    On a disk the work stays after a kill or an error of the system, such as a full disk, and the next one with the
+    same identity goes on with it. A Refusal removes it. Without an identity, and in a bucket, an error leaves nothing
+    behind.
+
+    Args:
+        folder: resolved path of a folder that does not exist yet, or is empty.
+        marker: Name of a file in the folder, without which it is of no use.
+        identity: JSON-able. Name -> value of all that determines the result. None for work that never goes on.
+
+    Raises:
+        Refusal: the folder cannot be made, or there is work with another identity. Errors in the scope are not changed.
+    """
+    folder = places.at(folder)
+    if not places.is_local(folder):
+        with tempfile.TemporaryDirectory() as local:
+            work = Work(pathlib.Path(local))
+            yield work
+            with writing(folder):
+                publish(work.folder, folder, marker)
+        return
+    place = folder.with_name(f".{folder.name}.{'' if identity else f'{secrets.token_hex(4)}.'}unfinished")
+    with writing(folder):
+        work = Work(place, identity)
+    is_kept = identity is not None
+    try:
+        yield work
+        with writing(folder):
+            work.folder.replace(folder)
+        is_kept = False
+    except Refusal as error:
+        is_kept = is_kept and isinstance(error.__cause__, OSError)
+        raise
+    finally:
+        if not is_kept:
+            shutil.rmtree(place, ignore_errors=True)
