@@ -5,12 +5,12 @@ import pathlib
 from etils import epy
 
 from switch_tf.configs.switch_config import SwitchConfig
-from switch_tf.conversion import conversion_identity, formats, huggingface_vocabulary
+from switch_tf.conversion import formats, huggingface_vocabulary
 from switch_tf.conversion.formats import HUGGING_FACE, SWITCH_TF, Extras, Format
 from switch_tf.refusals import Refusal
 
 with epy.lazy_imports():  # which imports TensorFlow, and choosing a format needs none
-    from switch_tf.conversion import source_vocabulary, verifying
+    from switch_tf.conversion import conversion_identity, source_vocabulary, verifying
 
 
 def format_of(source: pathlib.Path, argument: str = "--input") -> Format:

@@ -38,6 +38,7 @@ def write(source: WeightSource, folder: pathlib.Path, vocabulary: bytes | None =
                 pieces = [_piece(source, portion, values) for portion, values in portions.read(source, group, bar)]
                 with writing(folder):
                     work.finish(parts.write(index, pieces, None if index else bundles.object_graph(variables)))
+                del pieces  # before the next ones take memory
         with writing(folder):
             parts.join()
             description = descriptions.describe(0, variables,
@@ -55,4 +56,4 @@ def _path(name):
 def _piece(source, portion, values):
     weight = source.weights[portion.name]
     index = (portion.rows, *(slice(None) for _ in weight.shape[1:]))
-    return Piece(_path(portion.name), slice_text(weight.shape, index), in_host_memory(values.astype(weight.dtype)))
+    return Piece(_path(portion.name), slice_text(weight.shape, index), in_host_memory(values.astype(weight.dtype, copy=False)))

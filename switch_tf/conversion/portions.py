@@ -8,7 +8,7 @@ import numpy as np
 
 from switch_tf.conversion.weight_source import WeightSource
 
-LARGEST = 2**29  # bytes of a portion in float32
+LARGEST = 2**28  # bytes of a portion in float32
 
 
 class Portion(NamedTuple):

@@ -1,0 +1,262 @@
+"""Conversions in portions far smaller than a weight, and interrupted at each place, give what they would have given."""
+
+import hashlib
+import json
+import os
+import pathlib
+import shutil
+
+import ml_dtypes
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from switch_tf import conversion
+from switch_tf.checkpoints import bundles
+from switch_tf.cli import main
+from switch_tf.conversion import converting, formats, portions, t5x_scan, weight_source
+from tests.conversion import mesh_tensorflow_test, t5x_scan_test, t5x_test
+
+GOLDEN = pathlib.Path(__file__).parents[1] / "golden" / "hugging_face"
+SMALL = 700  # bytes: a kernel of the golden models has up to 6,144, and a row of one up to 96
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """Portions of a few rows, and scanned layers that are not kept."""
+    monkeypatch.setattr(portions, "LARGEST", SMALL)
+    monkeypatch.setattr(t5x_scan, "KEPT_SIZE", 10)
+
+
+def hugging_face(folder):
+    return GOLDEN / "switch", None, conversion.from_hugging_face(GOLDEN / "switch")
+
+
+def pytorch(folder):
+    return GOLDEN / "switch_untied", None, conversion.from_hugging_face(GOLDEN / "switch_untied")
+
+
+def t5x(folder):
+    config, arrays = t5x_test.golden("switch")
+    place = t5x_test.write(folder, arrays)
+    return place, config, conversion.from_t5x(place, config)
+
+
+def scanned(folder):
+    config, arrays, num_layers = t5x_scan_test.layered("switch")
+    arrays = t5x_scan_test.scanned(arrays, num_layers, t5x_scan_test.SUBBLOCKS["switch"])
+    place = t5x_test.write(folder, arrays, inline=0)
+    return place, config, conversion.from_t5x(place, config)
+
+
+def mesh_tensorflow(folder):
+    config, variables = mesh_tensorflow_test.golden("switch")
+    place = mesh_tensorflow_test.write(folder, variables)
+    return place, config, conversion.from_mesh_tensorflow(place, config)
+
+
+def switch_tf(folder):
+    model = conversion.from_hugging_face(GOLDEN / "switch")
+    conversion.to_switch_tf(model, folder)
+    return folder, None, model
+
+
+SOURCES = [hugging_face, pytorch, t5x, scanned, mesh_tensorflow, switch_tf]
+
+
+def sums(folder):
+    return {str(file.relative_to(folder)): hashlib.sha256(file.read_bytes()).hexdigest()
+            for file in folder.rglob("*") if file.is_file()}
+
+
+def weights(model):
+    return {name: variable.numpy() for name, variable in weight_source.variables_of(model).items()}
+
+
+def assert_same_weights(first, second):
+    first, second = weights(first), weights(second)
+    assert first.keys() == second.keys()
+    for name in first:
+        np.testing.assert_array_equal(first[name].view(np.uint32), second[name].view(np.uint32), err_msg=name)
+
+
+def test_portions_by_hand(monkeypatch):
+    monkeypatch.setattr(portions, "LARGEST", 40)  # ten elements
+    shapes = {"a": (3,), "b": (5, 2, 2), "c": (2, 11), "d": (7, 1), "e": (3, 6)}
+    source = weight_source.WeightSource(None, {name: weight_source.Weight(shape, "float32", ())
+                                               for name, shape in shapes.items()}, None)
+    groups = portions.groups_of(source, lambda name: name != "e")
+    # 3 and two rows of 4 are 11 and too many; a row of 11 is a group of its own; "e" may not be cut.
+    assert [[(name, rows.start, rows.stop) for name, rows, _ in group] for group in groups] == [
+        [("a", 0, 3)], [("b", 0, 2)], [("b", 2, 4)], [("b", 4, 5)], [("c", 0, 1)], [("c", 1, 2)], [("d", 0, 7)],
+        [("e", 0, 3)]]
+    assert portions.num_bytes(groups) == 4 * (3 + 20 + 22 + 7 + 18)
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_every_format_is_read_in_portions_bit_for_bit(source, small, tmp_path):
+    place, config, model = source(tmp_path / "in")
+    converting.convert(place, tmp_path / "ours", formats.SWITCH_TF, config=config)
+    assert len(list((tmp_path / "ours").glob("state.data-*"))) > 50
+    assert_same_weights(conversion.from_switch_tf(tmp_path / "ours"), model)
+    assert conversion.from_switch_tf(tmp_path / "ours").config == model.config
+    converting.convert(place, tmp_path / "theirs", formats.HUGGING_FACE, model.config.expert_capacity or 4, config)
+    assert_same_weights(conversion.from_hugging_face(tmp_path / "theirs"), model)
+
+
+def test_a_weight_that_is_written_in_pieces_is_read_as_one_and_in_other_pieces(small, tmp_path, monkeypatch):
+    place, _, model = hugging_face(tmp_path)
+    converting.convert(place, tmp_path / "ours", formats.SWITCH_TF)
+    monkeypatch.setattr(portions, "LARGEST", 1000)
+    converting.convert(tmp_path / "ours", tmp_path / "again", formats.SWITCH_TF)
+    assert_same_weights(conversion.from_switch_tf(tmp_path / "again"), model)
+
+
+class Killed(BaseException):
+    """Ends a conversion as Ctrl-C does, at a place that a test chooses."""
+
+
+@pytest.fixture
+def kill_at(monkeypatch):
+    """A function that has a call of a function raise Killed. No number: a call after all that the function does."""
+    def kill(module, name, number):
+        function, calls = getattr(module, name), []
+
+        def counted(*args, **kwargs):
+            calls.append(None)
+            if len(calls) == number:
+                raise Killed
+            result = function(*args, **kwargs)
+            if number is None:
+                raise Killed
+            return result
+
+        monkeypatch.setattr(module, name, counted)
+        return lambda: monkeypatch.setattr(module, name, function)
+
+    return kill
+
+
+@pytest.mark.parametrize("to", [formats.SWITCH_TF, formats.HUGGING_FACE], ids=lambda to: to.name)
+def test_a_conversion_that_was_killed_goes_on_to_the_same_bytes(to, tmp_path, monkeypatch, kill_at):
+    monkeypatch.setattr(portions, "LARGEST", 8_000)
+    converting.convert(GOLDEN / "switch", tmp_path / "whole", to)
+    places, number = [(bundles, "join", 1), (bundles, "join", None), (os, "truncate", 1)], 1
+    wanted, killed = sums(tmp_path / "whole"), 0
+    places += [(os, "fsync", number) for number in range(1, 100)]
+    for module, name, number in places:
+        revive = kill_at(module, name, number)
+        try:
+            converting.convert(GOLDEN / "switch", tmp_path / "out", to)
+        except Killed:
+            killed += 1
+            assert not (tmp_path / "out").exists()
+        revive()
+        if not (tmp_path / "out").exists():
+            converting.convert(GOLDEN / "switch", tmp_path / "out", to)
+        assert sums(tmp_path / "out") == wanted, (name, number)
+        shutil.rmtree(tmp_path / "out")
+        assert [entry.name for entry in tmp_path.iterdir()] == ["whole"]
+    assert killed > 20
+
+
+def test_finished_parts_are_not_read_again(tmp_path, monkeypatch, kill_at):
+    monkeypatch.setattr(portions, "LARGEST", 8_000)
+    read, starts = [], []
+    source_read, bar = portions.read, converting.formats.own_writing.progress.bar
+    monkeypatch.setattr(portions, "read", lambda source, group, bar: (read.append(group), source_read(
+        source, group, bar))[1])
+    monkeypatch.setattr("switch_tf.reporting.progress.bar", lambda total, title, unit="B", initial=0: (
+        starts.append((initial, total)), bar(total, title, unit, initial))[1])
+    revive = kill_at(bundles, "write", 4)
+    with pytest.raises(Killed):
+        converting.convert(GOLDEN / "switch", tmp_path / "out", formats.SWITCH_TF)
+    revive()
+    first, read[:] = list(read), []
+    converting.convert(GOLDEN / "switch", tmp_path / "out", formats.SWITCH_TF)
+    groups = first[:3] + read
+    assert len(first) == 4 and len(groups) > 10 and read[0] == first[3]
+    assert starts == [(0, portions.num_bytes(groups)), (portions.num_bytes(first[:3]), portions.num_bytes(groups))]
+
+
+@pytest.mark.parametrize(("changes", "named"), [
+    ({"to": formats.HUGGING_FACE}, "format"), ({"source": "other"}, "source"), ({}, "state of the source")])
+def test_unfinished_work_of_another_conversion_is_refused_and_kept(changes, named, tmp_path, kill_at, monkeypatch):
+    monkeypatch.setattr(portions, "LARGEST", 8_000)
+    for name in ("in", "other"):
+        shutil.copytree(GOLDEN / "switch", tmp_path / name)
+    arguments = {"source": "in", "to": formats.SWITCH_TF}
+    revive = kill_at(bundles, "write", 3)
+    with pytest.raises(Killed):
+        converting.convert(tmp_path / "in", tmp_path / "out", formats.SWITCH_TF)
+    revive()
+    before = sums(tmp_path / ".out.unfinished")
+    if not changes:
+        os.utime(tmp_path / "in" / "model.safetensors", (1, 1))
+    arguments |= changes
+    with pytest.raises(ValueError) as error:
+        converting.convert(tmp_path / arguments["source"], tmp_path / "out", arguments["to"])
+    assert str(error.value) == (
+        f"{tmp_path / '.out.unfinished'} is unfinished work on another {named}; give the command that began it to go "
+        "on, or remove that folder to begin anew.")
+    assert sums(tmp_path / ".out.unfinished") == before and not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("to", [formats.SWITCH_TF, formats.HUGGING_FACE], ids=lambda to: to.name)
+def test_a_refused_weight_leaves_nothing_and_a_full_disk_keeps_what_is_done(to, tmp_path, monkeypatch):
+    monkeypatch.setattr(portions, "LARGEST", 8_000)
+    tensors = safetensors.numpy.load_file(GOLDEN / "switch" / "model.safetensors")
+    tensors["decoder.final_layer_norm.weight"][3] = np.nan
+    (tmp_path / "in").mkdir()
+    shutil.copy(GOLDEN / "switch" / "config.json", tmp_path / "in")
+    safetensors.numpy.save_file(tensors, tmp_path / "in" / "model.safetensors")
+    with pytest.raises(ValueError, match="is not finite"):
+        converting.convert(tmp_path / "in", tmp_path / "out", to)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["in"]
+
+    fsync, calls = os.fsync, []
+
+    def full(descriptor):
+        calls.append(None)
+        if len(calls) == 9:
+            raise OSError(28, "No space left on device")
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(ValueError, match="could not be written .No space left on device.; the disk is full: make room"):
+        converting.convert(GOLDEN / "switch", tmp_path / "out", to)
+    assert (tmp_path / ".out.unfinished" / "record.jsonl").read_text().count("\n") > 1
+    converting.convert(GOLDEN / "switch", tmp_path / "out", to)
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["in", "out"]
+
+
+def test_bfloat16_keeps_bits_and_rounds_float32_to_even(tmp_path):
+    tensors = safetensors.numpy.load_file(GOLDEN / "t5_1_1" / "model.safetensors")
+    # bfloat16 has 7 bits behind the point: half a unit is 2**-8, and ties go to the even neighbour.
+    tensors["encoder.final_layer_norm.weight"][:4] = [1 + 2**-8, 1 + 3 * 2**-8, 1 + 2**-8 + 2**-20, -(2.0**-130)]
+    for name, dtype in (("in", np.float32), ("bits", ml_dtypes.bfloat16)):
+        (tmp_path / name).mkdir()
+        shutil.copy(GOLDEN / "t5_1_1" / "config.json", tmp_path / name)
+        safetensors.numpy.save_file({name: tensor.astype(dtype) for name, tensor in tensors.items()},
+                                    tmp_path / name / "model.safetensors")
+    for name in ("in", "bits"):
+        assert main.main(["convert", f"--input={tmp_path / name}", f"--output={tmp_path / name}_16",
+                          "--to=hugging_face", "--dtype=bfloat16", "--verify"]) == 0
+        assert json.loads((tmp_path / f"{name}_16" / "config.json").read_text())["dtype"] == "bfloat16"
+    source, kept, rounded = (safetensors.numpy.load_file(tmp_path / name / "model.safetensors")
+                             for name in ("bits", "bits_16", "in_16"))
+    assert source.keys() == kept.keys()
+    for name, tensor in source.items():
+        assert kept[name].dtype == rounded[name].dtype == ml_dtypes.bfloat16
+        np.testing.assert_array_equal(kept[name].view(np.uint16), tensor.view(np.uint16), err_msg=name)
+    np.testing.assert_array_equal(rounded["encoder.final_layer_norm.weight"][:4].astype(np.float32),
+                                  [1, 1 + 2**-6, 1 + 2**-7, -(2.0**-130)])
+
+
+@pytest.mark.parametrize(("words", "message"), [
+    (["--dtype=bfloat16"], "--dtype=bfloat16 is for --to=hugging_face alone; weights are float32 in switch_tf."),
+    (["--dtype=float16"], "--dtype must be one of 'float32', 'bfloat16'")])
+def test_other_dtypes_are_refused_in_one_sentence(words, message, tmp_path, capsys):
+    assert main.main(["convert", f"--input={GOLDEN / 't5_1_1'}", f"--output={tmp_path / 'x'}", *words]) == 2
+    assert message in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
