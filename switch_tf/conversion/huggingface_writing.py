@@ -3,9 +3,9 @@
 import pathlib
 from typing import Any
 
-from switch_tf.conversion import huggingface_embeddings, huggingface_vocabulary, json_files, portions
+from switch_tf.conversion import huggingface_embeddings, huggingface_vocabulary, json_files, portions, safetensors_file
 from switch_tf.conversion.rules import Link, Rule
-from switch_tf.conversion.shards import Shards
+from switch_tf.conversion.shards import DTYPES, Shards
 from switch_tf.conversion.weight_source import WeightSource
 from switch_tf.reporting import progress
 from switch_tf.storage.resumable_folder import resumable_folder
@@ -32,7 +32,8 @@ def write(source: WeightSource, links: list[Link], folder: pathlib.Path, values:
     source, by_name = _with_copies(source, links)
     shapes = {name: by_name[weight].their_shape for weight in source.weights for name in by_name[weight].theirs}
     groups = portions.groups_of(source, lambda name: by_name[name].rule.is_divisible)
-    with resumable_folder(folder.resolve(), "config.json", identity) as work:
+    num_bytes = safetensors_file.num_bytes(shapes.values(), DTYPES[values["dtype"]])
+    with resumable_folder(folder.resolve(), "config.json", identity, num_bytes) as work:
         done = len(work.finished)
         with writing(folder):
             shards = Shards(work.folder, shapes, values["dtype"], work.finished[-1]["num_bytes"] if done else 0)

@@ -1,7 +1,10 @@
 """Writes weights as a checkpoint in switch_tf's format, part by part."""
 
+import math
 import pathlib
 from typing import Any
+
+import tensorflow as tf
 
 from switch_tf.checkpoints import bundles, continuation, descriptions
 from switch_tf.checkpoints.folders import DESCRIPTION
@@ -31,7 +34,8 @@ def write(source: WeightSource, folder: pathlib.Path, vocabulary: bytes | None =
     files = {"model.gin": model_gin.gin_text(source.config).encode()} | (
         {} if vocabulary is None else {huggingface_vocabulary.FILE: vocabulary})
     variables = {_path(name): weight for name, weight in source.weights.items()}
-    with resumable_folder(folder.resolve(), DESCRIPTION, identity) as work:
+    num_bytes = sum(math.prod(weight.shape) * tf.as_dtype(weight.dtype).size for weight in source.weights.values())
+    with resumable_folder(folder.resolve(), DESCRIPTION, identity, num_bytes) as work:
         parts, done = Parts(work.folder, work.aside, len(groups)), len(work.finished)
         with progress.bar(portions.num_bytes(groups), "writing", initial=portions.num_bytes(groups[:done])) as bar:
             for index, group in enumerate(groups[done:], done):
@@ -56,4 +60,5 @@ def _path(name):
 def _piece(source, portion, values):
     weight = source.weights[portion.name]
     index = (portion.rows, *(slice(None) for _ in weight.shape[1:]))
-    return Piece(_path(portion.name), slice_text(weight.shape, index), in_host_memory(values.astype(weight.dtype, copy=False)))
+    values = in_host_memory(values.astype(weight.dtype, copy=False))
+    return Piece(_path(portion.name), slice_text(weight.shape, index), values)

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -46,8 +46,8 @@ def _portions(name, shape, is_divisible):
         yield Portion(name, slice(start, stop), (stop - start) * row_size)
 
 
-def read(source: WeightSource, group: list[Portion], bar) -> Iterator[tuple[Portion, np.ndarray]]:
-    """Yields the portions of a group and their values, one at a time, and advances a progress bar."""
+def read(source: WeightSource, group: list[Portion], bar: Any) -> Iterator[tuple[Portion, np.ndarray]]:
+    """Yields the portions of a group and their values, one at a time, and advances a bar of `progress`."""
     for portion in group:
         yield portion, source.read(portion.name, portion.rows)
         bar.update(4 * portion.size)

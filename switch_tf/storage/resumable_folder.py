@@ -5,10 +5,12 @@ has a line with the identity of the work and one for each finished part.
 """
 
 import contextlib
+import errno
 import os
 import pathlib
 import secrets
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator
 from typing import Any
@@ -77,25 +79,29 @@ def _other_work(place, first, identity):
 
 
 @contextlib.contextmanager
-def resumable_folder(folder: str | os.PathLike, marker: str, identity: Entry | None = None) -> Iterator[Work]:
+def resumable_folder(folder: str | os.PathLike, marker: str, identity: Entry | None = None, num_bytes: int = 0,
+                     ) -> Iterator[Work]:
     """Yields the work on a folder, which appears at the end.
 
-    On a disk the work stays after a kill or an error of the system, such as a full disk, and the next one with the
-    same identity goes on with it. A Refusal removes it. Without an identity, and in a bucket, an error leaves nothing
-    behind.
+    On a disk finished parts stay after a kill or an error of the system, such as a full disk, and the next work with
+    the same identity goes on with them. A Refusal removes them. Without an identity, and in a bucket, an error leaves
+    nothing behind.
 
     Args:
         folder: resolved path of a folder that does not exist yet, or is empty.
         marker: Name of a file in the folder, without which it is of no use.
         identity: JSON-able. Name -> value of all that determines the result. None for work that never goes on.
+        num_bytes: Least size of the folder, for which the disk must have room.
 
     Raises:
-        Refusal: the folder cannot be made, or there is work with another identity. Errors in the scope are not changed.
+        Refusal: the folder cannot be made, the disk has too little room, or there is work with another identity. Errors
+            in the scope are not changed.
     """
     folder = places.at(folder)
     if not places.is_local(folder):
         with tempfile.TemporaryDirectory() as local:
             work = Work(pathlib.Path(local))
+            _check_room(pathlib.Path(local), num_bytes)
             yield work
             with writing(folder):
                 publish(work.folder, folder, marker)
@@ -103,8 +109,11 @@ def resumable_folder(folder: str | os.PathLike, marker: str, identity: Entry | N
     place = folder.with_name(f".{folder.name}.{'' if identity else f'{secrets.token_hex(4)}.'}unfinished")
     with writing(folder):
         work = Work(place, identity)
+    if work.finished:
+        print(f"Going on with {place} (finished parts: {len(work.finished)}).", file=sys.stderr)
     is_kept = identity is not None
     try:
+        _check_room(place, num_bytes)
         yield work
         with writing(folder):
             work.folder.replace(folder)
@@ -113,5 +122,14 @@ def resumable_folder(folder: str | os.PathLike, marker: str, identity: Entry | N
         is_kept = is_kept and isinstance(error.__cause__, OSError)
         raise
     finally:
-        if not is_kept:
+        if not (is_kept and work.finished):
             shutil.rmtree(place, ignore_errors=True)
+
+
+def _check_room(place, num_bytes):
+    """Checks the room for a folder of which a part may be there already."""
+    missing = num_bytes - places.tree_size(place) - shutil.disk_usage(place).free
+    if missing > 0:
+        reason = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        raise Refusal(f"{place} needs {num_bytes / 1e9:,.1f} GB, and the disk has {missing / 1e9:,.1f} GB too few; "
+                      "make room there, or use another folder.") from reason

@@ -65,8 +65,13 @@ SOURCES = [hugging_face, pytorch, t5x, scanned, mesh_tensorflow, switch_tf]
 
 
 def sums(folder):
-    return {str(file.relative_to(folder)): hashlib.sha256(file.read_bytes()).hexdigest()
-            for file in folder.rglob("*") if file.is_file()}
+    """Returns relative path of each file in a folder -> SHA-256."""
+    result = {}
+    for path in folder.rglob("*"):
+        if path.is_file():
+            with path.open("rb") as file:
+                result[str(path.relative_to(folder))] = hashlib.file_digest(file, "sha256").hexdigest()
+    return result
 
 
 def weights(model):
@@ -100,7 +105,9 @@ def test_every_format_is_read_in_portions_bit_for_bit(source, small, tmp_path):
     assert len(list((tmp_path / "ours").glob("state.data-*"))) > 50
     assert_same_weights(conversion.from_switch_tf(tmp_path / "ours"), model)
     assert conversion.from_switch_tf(tmp_path / "ours").config == model.config
-    converting.convert(place, tmp_path / "theirs", formats.HUGGING_FACE, model.config.expert_capacity or 4, config)
+    if model.config.relative_attention_per_layer:  # as scanned layers have, which Hugging Face cannot represent
+        return
+    converting.convert(place, tmp_path / "theirs", formats.HUGGING_FACE, model.config.expert_capacity, config)
     assert_same_weights(conversion.from_hugging_face(tmp_path / "theirs"), model)
 
 
@@ -118,7 +125,7 @@ class Killed(BaseException):
 
 @pytest.fixture
 def kill_at(monkeypatch):
-    """A function that has a call of a function raise Killed. No number: a call after all that the function does."""
+    """A function that has a call of another function raise Killed; without a number the first one, when it is done."""
     def kill(module, name, number):
         function, calls = getattr(module, name), []
 
@@ -137,13 +144,15 @@ def kill_at(monkeypatch):
     return kill
 
 
+@pytest.mark.parametrize("places", [
+    [(bundles, "join", 1), (bundles, "join", None), *((os, "fsync", number) for number in (1, 2, 6, 7, 8, 9, 31))],
+    pytest.param([(os, "fsync", number) for number in range(1, 100)], marks=pytest.mark.exhaustive)],
+    ids=["some", "all"])
 @pytest.mark.parametrize("to", [formats.SWITCH_TF, formats.HUGGING_FACE], ids=lambda to: to.name)
-def test_a_conversion_that_was_killed_goes_on_to_the_same_bytes(to, tmp_path, monkeypatch, kill_at):
+def test_a_conversion_that_was_killed_goes_on_to_the_same_bytes(to, places, tmp_path, monkeypatch, kill_at):
     monkeypatch.setattr(portions, "LARGEST", 8_000)
     converting.convert(GOLDEN / "switch", tmp_path / "whole", to)
-    places, number = [(bundles, "join", 1), (bundles, "join", None), (os, "truncate", 1)], 1
     wanted, killed = sums(tmp_path / "whole"), 0
-    places += [(os, "fsync", number) for number in range(1, 100)]
     for module, name, number in places:
         revive = kill_at(module, name, number)
         try:
@@ -151,13 +160,13 @@ def test_a_conversion_that_was_killed_goes_on_to_the_same_bytes(to, tmp_path, mo
         except Killed:
             killed += 1
             assert not (tmp_path / "out").exists()
-        revive()
-        if not (tmp_path / "out").exists():
+            revive()
             converting.convert(GOLDEN / "switch", tmp_path / "out", to)
+        revive()
         assert sums(tmp_path / "out") == wanted, (name, number)
         shutil.rmtree(tmp_path / "out")
         assert [entry.name for entry in tmp_path.iterdir()] == ["whole"]
-    assert killed > 20
+    assert killed > 5
 
 
 def test_finished_parts_are_not_read_again(tmp_path, monkeypatch, kill_at):
