@@ -1,6 +1,7 @@
 """The memory of a conversion is that of a portion, whatever the size of the model. A kill costs one portion."""
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -50,7 +51,7 @@ def test_the_peak_is_that_of_a_portion_and_a_killed_conversion_goes_on(kind, to,
     before, peak = peaks(start(*words))
     assert peak < 2**32
     if limit is not None:
-        assert peak - before < limit < config.num_parameters
+        assert peak - before < limit < 2 * config.num_parameters
     wanted = sums(tmp_path / "out")
     (tmp_path / "out").rename(tmp_path / "whole")
     process, record = start(*words), tmp_path / ".out.unfinished" / "record.jsonl"
@@ -62,3 +63,4 @@ def test_the_peak_is_that_of_a_portion_and_a_killed_conversion_goes_on(kind, to,
     assert not (tmp_path / "out").exists()
     peaks(start(*words))
     assert sums(tmp_path / "out") == wanted
+    shutil.rmtree(tmp_path)  # up to 44 GB
