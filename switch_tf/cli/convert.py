@@ -13,7 +13,6 @@ from switch_tf.storage import output_lock, places
 
 EXAMPLES = r"""
 switch-tf convert --input downloads/t5-small --output t5_small
-switch-tf convert --input runs/squad --output theirs --dtype=bfloat16 --verify
 switch-tf convert --input checkpoint_500100 --output switch --gin_file=gin/models/switch_base_8.gin
 """
 
