@@ -27,9 +27,10 @@ def of(source: pathlib.Path, source_format: Format, to: Format, output: pathlib.
         config: Configuration of the model.
         extras: Other values for the output.
     """
-    place = folders.resolve(source) if source_format is formats.SWITCH_TF else source
+    place = places.at(folders.resolve(source) if source_format is formats.SWITCH_TF else source).resolve()
+    output = output.resolve()
     hidden = output.parent / f".{output.name}."
-    return {"source": str(places.at(place).resolve()), "state of the source": _sum(_state(place, hidden)),
+    return {"source": str(place), "state of the source": _sum(_state(place, hidden)),
             "format": to.name, "configuration": _sum(dataclasses.asdict(config).items()),
             "expert_capacity": extras.expert_capacity, "dtype": extras.dtype,
             "vocabulary": _sum([extras.vocabulary]), "version of switch_tf": switch_tf.__version__,
