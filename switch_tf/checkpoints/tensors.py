@@ -45,14 +45,16 @@ def _is_learning_rate(path):
     return path.endswith("/learning_rate")
 
 
-def write_weights(folder: pathlib.Path, variables: Variables, configuration: dict, files: dict[str, bytes]) -> None:
-    """Writes a checkpoint of weights alone, for new runs to start from, atomically.
+def write_weights(folder: pathlib.Path, variables: Variables, configuration: dict, files: dict[str, bytes],
+                  step: int = 0) -> None:
+    """Writes a checkpoint without a position in data, for new runs to start from, atomically.
 
     Args:
         folder: path that does not exist, or an empty folder.
         variables: path -> Keras variable, see `state_variables`.
         configuration: JSON-able, from `continuation.record_of_model`.
         files: name -> content of more files in the folder.
+        step: int. Training steps taken, if the optimizer's variables are among them.
 
     Raises:
         Refusal: the disk is full or not writable.
@@ -62,7 +64,7 @@ def write_weights(folder: pathlib.Path, variables: Variables, configuration: dic
         with whole_folder(folder, DESCRIPTION) as unfinished:
             tf.train.Checkpoint(state={path: variable.value for path, variable in variables.items()}).write(
                 str(unfinished / "state"))
-            descriptions.complete(unfinished, descriptions.describe(0, variables, configuration=configuration))
+            descriptions.complete(unfinished, descriptions.describe(step, variables, configuration=configuration))
             for name, content in files.items():
                 (unfinished / name).write_bytes(content)
     except tf.errors.OpError as error:

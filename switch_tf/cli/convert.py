@@ -27,6 +27,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help="what to write; by default switch_tf, or hugging_face if the input is switch_tf")
     parser.add_argument("--expert_capacity", type=int, metavar="N",
                         help="to Hugging Face: slots of each expert for each sequence")
+    parser.add_argument("--with_optimizer", action="store_true",
+                        help="of T5X and Mesh TensorFlow: also Adafactor's slots and its step, to go on with them")
     gin_files.add_arguments(parser)
 
 
@@ -45,6 +47,6 @@ def run(arguments: argparse.Namespace) -> dict:
         config = gin_files.read_model(arguments.gin_file, arguments.gin_bindings, arguments.gin_search_paths)
     with output_lock.held(output):
         quiet.import_tensorflow()
-        result, text = convert(source, output, to, arguments.expert_capacity, config)
+        result, text = convert(source, output, to, arguments.expert_capacity, config, arguments.with_optimizer)
     print(text, file=arguments.stream)
     return result

@@ -34,7 +34,7 @@ def default_target(source_format: Format) -> Format:
 
 
 def convert(source: pathlib.Path, output: pathlib.Path, to: Format, expert_capacity: int | None = None,
-            config: SwitchConfig | None = None) -> tuple[dict, str]:
+            config: SwitchConfig | None = None, with_optimizer: bool = False) -> tuple[dict, str]:
     """Converts the weights of a folder.
 
     Args:
@@ -43,6 +43,7 @@ def convert(source: pathlib.Path, output: pathlib.Path, to: Format, expert_capac
         to: Format of the output.
         expert_capacity: Slots of each expert for each sequence, in Hugging Face's configuration.
         config: Configuration of the model, for a format that does not describe it.
+        with_optimizer: Whether the optimizer's slots and its step are converted too.
 
     Returns:
         (JSON object, text for people).
@@ -54,37 +55,63 @@ def convert(source: pathlib.Path, output: pathlib.Path, to: Format, expert_capac
     if config is not None and source_format.describes_model:
         raise Refusal(f"{source} describes its model itself, so --gin_file and --gin.NAME=VALUE, which are for "
                       "checkpoints of T5X and Mesh TensorFlow, have no effect on it; leave them out.")
+    if with_optimizer:
+        check_optimizer(source, source_format, to)
+    is_needed = _every if with_optimizer else source_format.is_needed
     with contextlib.nullcontext(source) if source_format.is_read_in_place else places.fetched(
-            source, source_format.is_needed) as local:
+            source, is_needed) as local:
         model, vocabulary = source_format.read(local, config), source_vocabulary.find(source, local)
+        optimizer = source_format.read_optimizer(local, model) if with_optimizer else None
     result = {"input": str(source), "from": source_format.name, "to": to.name, "output": str(output),
               "num_parameters": model.config.num_parameters}
     lines = [f"{model.config.num_parameters:,} parameters from {source} ({source_format.name}) in {output} "
              f"({to.name})."]
-    to.write(model, output, Extras(vocabulary.content, expert_capacity))
+    to.write(model, output, Extras(vocabulary.content, expert_capacity, optimizer))
     if to is HUGGING_FACE:
         if vocabulary.content is None:
             reason = vocabulary.reason or f"the VOCABULARY is {vocabulary.name!r}, which is no SentencePiece model"
             lines.append(f"transformers also needs the tokenizer's files, such as {huggingface_vocabulary.FILE}: copy "
                          f"them there ({reason.rstrip('.')}).")
         return result, "\n".join(lines)
-    result["vocabulary"], more = start_from(output, vocabulary)
+    if optimizer is not None:
+        result["step"] = int(optimizer.iterations.numpy())
+        lines.append(f"With the slots of Adafactor at step {result['step']:,}.")
+    result["vocabulary"], more = start_from(output, vocabulary, result.get("step"))
     return result, "\n".join([*lines, *more])
 
 
-def start_from(output: pathlib.Path, vocabulary: huggingface_vocabulary.Vocabulary) -> tuple[str | None, list[str]]:
+def check_optimizer(source: pathlib.Path, source_format: Format, to: Format) -> None:
+    """Refuses to convert an optimizer between formats that lack one."""
+    if source_format.read_optimizer is None:
+        names = " and ".join(one.name for one in formats.FORMATS if one.read_optimizer is not None)
+        raise Refusal(f"--with_optimizer reads the optimizer's state from checkpoints of {names}, and {source} is of "
+                      f"{source_format.name}; leave it out.")
+    if to is not SWITCH_TF:
+        raise Refusal(f"--with_optimizer is for --to={SWITCH_TF.name}, because {to.name} keeps no optimizer's state; "
+                      "leave it out.")
+
+
+def _every(name):
+    return True
+
+
+def start_from(output: pathlib.Path, vocabulary: huggingface_vocabulary.Vocabulary,
+               step: int | None = None) -> tuple[str | None, list[str]]:
     """Returns the VOCABULARY of written weights, None without one, and lines for people on how to train them.
 
     Args:
         output: Folder of the weights.
         vocabulary: Vocabulary, whose content was written beside them.
+        step: Step of the optimizer that was written with them, or None.
     """
     name, lines = vocabulary.name, []
     if vocabulary.content is not None:
         name = name or str(output / huggingface_vocabulary.FILE)
     if not name:
         lines.append(f"Without a vocabulary: {vocabulary.reason}")
+    run, more = ("finetune", "") if step is None else (
+        "pretrain", f" --gin.Run.initial_variables=\"'with_optimizer'\" --gin.TRAIN_STEPS={step + 10_000}")
     lines.append(f"Train them: switch-tf train --gin_file={output}/model.gin --gin_file=TASK "
-                 f"--gin_file=gin/runs/finetune.gin --gin.INITIAL_CHECKPOINT=\"'{output}'\" "
-                 f"--gin.VOCABULARY=\"'{name or 'VOCABULARY'}'\" --gin.MODEL_DIR=\"'runs/x'\"")
+                 f"--gin_file=gin/runs/{run}.gin --gin.INITIAL_CHECKPOINT=\"'{output}'\" "
+                 f"--gin.VOCABULARY=\"'{name or 'VOCABULARY'}'\" --gin.MODEL_DIR=\"'runs/x'\"{more}")
     return name, lines

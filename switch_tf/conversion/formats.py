@@ -20,10 +20,12 @@ class Extras(NamedTuple):
 
     `vocabulary`: a SentencePiece model to write beside the weights, or None.
     `expert_capacity`: slots of each expert for each sequence, for a format without capacity factors, or None.
+    `optimizer`: Adafactor of the model, for a format that can keep its slots, or None.
     """
 
     vocabulary: bytes | None = None
     expert_capacity: int | None = None
+    optimizer: Any = None
 
 
 class Format(NamedTuple):
@@ -38,6 +40,8 @@ class Format(NamedTuple):
         describes_model: bool. Whether a folder holds the model's configuration. `read` needs one otherwise.
         is_needed: function(name of an entry) -> bool. Whether a folder in a bucket is copied with it, to be read.
         is_read_in_place: bool. Whether `read` takes a folder in a bucket itself, so that nothing is copied.
+        read_optimizer: function(folder, SwitchTransformer from `read`) -> its Adafactor, or None for a format without
+            one. Of a folder in a bucket it needs a copy of all entries.
     """
 
     name: str
@@ -48,6 +52,7 @@ class Format(NamedTuple):
     describes_model: bool = True
     is_needed: Callable[[str], bool] = lambda name: True
     is_read_in_place: bool = False
+    read_optimizer: Callable[[pathlib.Path, Any], Any] | None = None
 
 
 def _is_switch_tf(folder):
@@ -61,15 +66,17 @@ HUGGING_FACE = Format(
 T5X = Format(
     "t5x", "T5X's, a checkpoint with the msgpack file checkpoint or Orbax' _METADATA", t5x_arrays.is_t5x,
     lambda folder, config: t5x.from_t5x(folder, config), describes_model=False,
-    is_needed=lambda name: not name.startswith("state."))  # the optimizer's
+    is_needed=lambda name: not name.startswith("state."),  # the optimizer's
+    read_optimizer=lambda folder, model: t5x.read_optimizer(folder, model))
 MESH_TENSORFLOW = Format(
     "mesh_tensorflow", "Mesh TensorFlow's, which holds model.ckpt-N.index", mesh_tensorflow_file.is_tensorflow,
     lambda folder, config: mesh_tensorflow.from_mesh_tensorflow(folder, config), describes_model=False,
-    is_needed=lambda name: mesh_tensorflow_file.is_needed(name) or name == huggingface_vocabulary.FILE)
+    is_needed=lambda name: mesh_tensorflow_file.is_needed(name) or name == huggingface_vocabulary.FILE,
+    read_optimizer=lambda folder, model: mesh_tensorflow.read_optimizer(folder, model))
 SWITCH_TF = Format(
     "switch_tf", "a run folder with checkpoints, or one checkpoint", _is_switch_tf,
     lambda folder, config: own.from_switch_tf(folder),
-    lambda model, folder, extras: own.to_switch_tf(model, folder, extras.vocabulary),
+    lambda model, folder, extras: own.to_switch_tf(model, folder, extras.vocabulary, extras.optimizer),
     is_read_in_place=True)  # a run has other checkpoints, and may be training
 
 # The first format that recognises a folder is taken.

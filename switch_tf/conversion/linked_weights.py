@@ -72,6 +72,12 @@ def check_memory(config: SwitchConfig) -> None:
                       f"{memory / 1e9:,.1f} GB of memory; read it on a larger one.")
 
 
+def progress_of_reading(num_bytes: int) -> tqdm:
+    """Returns a progress bar for so many bytes, which appears after some seconds."""
+    return tqdm(total=num_bytes, desc="reading", unit="B", unit_scale=True, file=sys.stderr, delay=_QUIET_SECONDS,
+                dynamic_ncols=True, mininterval=_REFRESH_SECONDS if sys.stderr.isatty() else _LINE_SECONDS)
+
+
 def read_model(config: SwitchConfig, links: list[Link], read: Callable[[str], np.ndarray],
                folder: pathlib.Path) -> SwitchTransformer:
     """Builds a model and reads its weights, with a progress bar if that takes more than some seconds.
@@ -88,9 +94,7 @@ def read_model(config: SwitchConfig, links: list[Link], read: Callable[[str], np
     model = SwitchTransformer(config)
     model.build()
     variables = variables_of(model)
-    with tqdm(total=4 * config.num_parameters, desc="reading", unit="B", unit_scale=True, file=sys.stderr,
-              delay=_QUIET_SECONDS, dynamic_ncols=True,
-              mininterval=_REFRESH_SECONDS if sys.stderr.isatty() else _LINE_SECONDS) as progress:
+    with progress_of_reading(4 * config.num_parameters) as progress:
         for link in links:
             weight = link.to_ours(read)
             if not np.isfinite(weight).all():

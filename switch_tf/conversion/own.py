@@ -8,6 +8,7 @@ from switch_tf.checkpoints import continuation, folders, sizes, tensors
 from switch_tf.configs.switch_config import SwitchConfig
 from switch_tf.conversion import huggingface_vocabulary
 from switch_tf.models.switch_transformer import SwitchTransformer
+from switch_tf.optim.adafactor import Adafactor
 from switch_tf.refusals import Refusal
 
 _MACROS = {"num_experts": "NUM_EXPERTS", "dropout_rate": "DROPOUT_RATE", "expert_dropout_rate": "EXPERT_DROPOUT_RATE"}
@@ -38,7 +39,8 @@ def from_switch_tf(source: str | pathlib.Path) -> SwitchTransformer:
     return model
 
 
-def to_switch_tf(model: SwitchTransformer, folder: str | pathlib.Path, vocabulary: bytes | None = None) -> None:
+def to_switch_tf(model: SwitchTransformer, folder: str | pathlib.Path, vocabulary: bytes | None = None,
+                 optimizer: Adafactor | None = None) -> None:
     """Writes the weights of a model as a checkpoint, and `model.gin`. The folder appears complete or not at all.
 
     A run starts from them with the model file `folder/model.gin` and `INITIAL_CHECKPOINT = "folder"`.
@@ -47,6 +49,8 @@ def to_switch_tf(model: SwitchTransformer, folder: str | pathlib.Path, vocabular
         model: SwitchTransformer.
         folder: Path of a folder that does not exist yet, or is empty.
         vocabulary: bytes or None. A SentencePiece model to write beside the weights, as spiece.model.
+        optimizer: Adafactor of the model, built, or None. Its slots and its step are written too, for a run with
+            `Run.initial_variables = "with_optimizer"`.
 
     Raises:
         Refusal: the folder is not empty, or cannot be written.
@@ -59,8 +63,11 @@ def to_switch_tf(model: SwitchTransformer, folder: str | pathlib.Path, vocabular
         model.build()
     files = {"model.gin": gin_text(model.config).encode()} | (
         {} if vocabulary is None else {huggingface_vocabulary.FILE: vocabulary})
-    tensors.write_weights(folder, tensors.state_variables(model), continuation.record_of_model(model.config),
-                              files)
+    configuration, step = continuation.record_of_model(model.config), 0
+    if optimizer is not None:
+        configuration |= {"optimizer": type(optimizer).__name__}
+        step = int(optimizer.iterations.numpy())
+    tensors.write_weights(folder, tensors.state_variables(model, optimizer), configuration, files, step)
 
 
 def gin_text(config: SwitchConfig) -> str:

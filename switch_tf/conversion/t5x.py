@@ -6,11 +6,12 @@ import re
 
 from switch_tf import checks
 from switch_tf.configs.switch_config import SwitchConfig
-from switch_tf.conversion import orbax_file, t5x_arrays, t5x_file, t5x_scan
+from switch_tf.conversion import orbax_file, t5x_arrays, t5x_file, t5x_scan, t5x_slots
 from switch_tf.conversion.checkpoint_files import Tensor
 from switch_tf.conversion.linked_weights import checked_links, read_model, without_config
 from switch_tf.conversion.rules import INDEX, Rule, Rules
 from switch_tf.models.switch_transformer import SwitchTransformer
+from switch_tf.optim.adafactor import Adafactor
 from switch_tf.refusals import Refusal
 
 _HEADS = re.compile(r".*attention/(?:(query|key|value)|out)/kernel")
@@ -68,6 +69,11 @@ def from_t5x(folder: str | pathlib.Path, config: SwitchConfig | None) -> SwitchT
     # In the order of the file, so that an array of scanned layers is read once.
     links = sorted(checked_links(config, RULES, tensors), key=lambda link: places[link.theirs[0]])
     return read_model(config, links, lambda name: tensors[name].read(), folder)
+
+
+def read_optimizer(folder: pathlib.Path, model: SwitchTransformer) -> Adafactor:
+    """Returns the Adafactor of a T5X checkpoint, with its slots and its step. See `t5x_slots.read_optimizer`."""
+    return t5x_slots.read_optimizer(folder, model, RULES)
 
 
 def _check_packages():

@@ -19,6 +19,11 @@ _SCANNED = re.compile(r"target/(encoder|decoder)/\1/(?:subblock_(0|[1-9]\d{0,3})
 _AXIS = 1
 
 
+def is_scanned(name: str) -> bool:
+    """Returns whether an array holds scanned layers."""
+    return _SCANNED.fullmatch(name) is not None
+
+
 def unscan(tensors: Mapping[str, Tensor], config: SwitchConfig) -> dict[str, Tensor]:
     """Returns the tensors of a checkpoint with those of scanned layers cut into single layers, one after the other.
 

@@ -53,7 +53,7 @@ def test_without_a_target_other_formats_become_ours_and_ours_hugging_faces():
 
 def _initial(folder, model_dir):
     return initial_weights.converted(types.SimpleNamespace(initial_checkpoint=folder and str(folder),
-                                                           model_dir=str(model_dir)), None)
+                                                           initial_variables="all", model_dir=str(model_dir)), None)
 
 
 def test_a_new_run_starts_from_a_checkpoint_of_the_converted_weights(tmp_path):

@@ -182,7 +182,7 @@ def test_the_command_takes_the_model_from_gin_files_and_the_path_of_one_checkpoi
 def test_a_run_starts_from_a_checkpoint_with_its_own_configuration(tmp_path):
     config, variables = golden("switch")
     run = types.SimpleNamespace(initial_checkpoint=str(write(tmp_path, variables) / "model.ckpt-7"),
-                                model_dir=str(tmp_path / "run"))
+                                initial_variables="all", model_dir=str(tmp_path / "run"))
     with initial_weights.converted(run, config) as weights:
         assert_same_logits(conversion.from_switch_tf(weights), "switch")
     with (pytest.raises(ValueError, match="has shape .64, 16., but its configuration asks for .80, 16."),
