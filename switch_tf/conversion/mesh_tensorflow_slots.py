@@ -12,7 +12,7 @@ import numpy as np
 
 from switch_tf.conversion import mesh_tensorflow_file
 from switch_tf.conversion.checkpoint_files import Tensor
-from switch_tf.conversion.optimizer_slots import read_adafactor, unlike, with_ones
+from switch_tf.conversion.optimizer_slots import read_adafactor, unlike, with_momentum, with_ones
 from switch_tf.conversion.rules import Rules
 from switch_tf.models.switch_transformer import SwitchTransformer
 from switch_tf.optim.adafactor import Adafactor
@@ -45,6 +45,8 @@ def _used(name, shape, slots):
     """Returns {"v": slot} or {"v_row": slot, "v_col": slot}, with size 1 for averaged dimensions."""
     if slots.keys() == {"v"}:
         return slots
+    if "m" in slots:
+        raise with_momentum(name)
     averaged = [int(dim) for dim in np.argsort([-size for size in shape], kind="stable")[:2]]
     if slots.keys() != {"vr", "vc"} or len(averaged) < 2:
         raise unlike(name, shape, slots, "Mesh TensorFlow")

@@ -78,10 +78,15 @@ def with_ones(slot: Tensor, shape: tuple[int, ...], averaged: Collection[int]) -
 
 def unlike(name: str, shape: tuple[int, ...], slots: Slots, software: str) -> Refusal:
     """Returns the Refusal to read slots that no Adafactor of a software has for a weight of this shape."""
-    found = ", ".join(f"{slot} {tensor.shape}" for slot, tensor in slots.items())
-    return Refusal(f"The checkpoint's optimizer keeps {found} of {name!r} of shape {shape}, and {software}'s Adafactor "
-                   "keeps v of that shape, or means over its two largest dimensions or by its logical axes, and no "
-                   "momentum if this package is to go on with it; convert the weights alone, without --with_optimizer.")
+    return Refusal(f"The checkpoint's optimizer keeps {_listed(slots)} of {name!r} of shape {shape}, and {software}'s "
+                   "Adafactor keeps a slot of that shape, or means over its two largest dimensions or by its logical "
+                   "axes; convert the weights alone, without --with_optimizer.")
+
+
+def with_momentum(name: str) -> Refusal:
+    """Returns the Refusal to read slots of a weight that include momentum."""
+    return Refusal(f"The checkpoint's optimizer keeps momentum of {name!r}, and this package's Adafactor has none; "
+                   "convert the weights alone, without --with_optimizer.")
 
 
 def _as_ours(link: Link, axes, slots: Slots) -> dict[str, np.ndarray]:
@@ -115,7 +120,10 @@ def _with_ones(link, dims):
 
 
 def _other_slots(link, slots):
-    shapes = ", ".join(f"{name} {slot.shape}" for name, slot in slots.items())
-    return Refusal(f"The checkpoint's Adafactor keeps {shapes} of {link.theirs[0]!r} (size 1 where it averages), and "
+    return Refusal(f"The checkpoint's Adafactor keeps {_listed(slots)} of {link.theirs[0]!r} (size 1 where it averages), and "
                    f"that of this package factors its {link.ours!r} of shape {link.shape} over other dimensions; convert "
                    "the weights alone, without --with_optimizer.")
+
+
+def _listed(slots):
+    return ", ".join(f"{name} {slots[name].shape}" for name in sorted(slots))

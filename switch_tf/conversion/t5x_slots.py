@@ -13,7 +13,7 @@ import numpy as np
 
 from switch_tf.conversion import t5x_arrays, t5x_scan
 from switch_tf.conversion.checkpoint_files import Tensor
-from switch_tf.conversion.optimizer_slots import read_adafactor, unlike, with_ones
+from switch_tf.conversion.optimizer_slots import read_adafactor, unlike, with_momentum, with_ones
 from switch_tf.conversion.rules import Rules
 from switch_tf.models.switch_transformer import SwitchTransformer
 from switch_tf.optim.adafactor import Adafactor
@@ -57,7 +57,9 @@ def read_optimizer(folder: pathlib.Path, model: SwitchTransformer, rules: Rules)
 
 def _used(name: str, shape: tuple[int, ...], slots: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Returns {"v": slot} or {"v_row": slot, "v_col": slot}, with size 1 for averaged dimensions."""
-    if slots.keys() != _SLOTS or slots["m"].shape != _UNUSED:
+    if "m" in slots and slots["m"].shape != _UNUSED:
+        raise with_momentum(name)
+    if slots.keys() != _SLOTS:
         raise unlike(name, shape, slots, "T5X")
     if slots["v"].shape == shape:
         return {"v": slots["v"]}
