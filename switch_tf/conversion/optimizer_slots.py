@@ -120,9 +120,9 @@ def _with_ones(link, dims):
 
 
 def _other_slots(link, slots):
-    return Refusal(f"The checkpoint's Adafactor keeps {_listed(slots)} of {link.theirs[0]!r} (size 1 where it averages), and "
-                   f"that of this package factors its {link.ours!r} of shape {link.shape} over other dimensions; convert "
-                   "the weights alone, without --with_optimizer.")
+    return Refusal(f"The checkpoint's Adafactor keeps {_listed(slots)} of {link.theirs[0]!r} (size 1 where it "
+                   f"averages), and that of this package factors its {link.ours!r} of shape {link.shape} over other "
+                   "dimensions; convert the weights alone, without --with_optimizer.")
 
 
 def _listed(slots):

@@ -118,7 +118,8 @@ def write(folder: pathlib.Path, arrays: dict[str, np.ndarray], dtype: str = "flo
 
     def leaf(name, values, dtype):
         values = np.asarray(values).astype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
-        return values if values.size <= inline else _write_array(folder, name.replace("/", "."), values, dtype, reference)
+        place = name.replace("/", ".")
+        return values if values.size <= inline else _write_array(folder, place, values, dtype, reference)
 
     param_states = {name: {"v": values} for name, values in arrays.items()} if slots is None else {
         name: slots[name] and {slot: leaf(f"state/param_states/{name}/{slot}", values, "float32")
