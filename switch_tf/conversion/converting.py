@@ -6,7 +6,7 @@ import pathlib
 from etils import epy
 
 from switch_tf.configs.switch_config import SwitchConfig
-from switch_tf.conversion import formats, huggingface_vocabulary
+from switch_tf.conversion import formats, huggingface_vocabulary, t5x_config
 from switch_tf.conversion.formats import HUGGING_FACE, SWITCH_TF, Extras, Format
 from switch_tf.refusals import Refusal
 from switch_tf.storage import places
@@ -51,7 +51,9 @@ def convert(source: pathlib.Path, output: pathlib.Path, to: Format, expert_capac
     Raises:
         Refusal: The weights are damaged or cannot be expressed in the other format.
     """
-    source_format = format_of(source)
+    source_format, config_file = format_of(source), None
+    if config is None and source_format is formats.T5X and (found := t5x_config.find(source)) is not None:
+        config, config_file = found
     if config is not None and source_format.describes_model:
         raise Refusal(f"{source} describes its model itself, so --gin_file and --gin.NAME=VALUE, which are for "
                       "checkpoints of T5X and Mesh TensorFlow, have no effect on it; leave them out.")
@@ -66,6 +68,9 @@ def convert(source: pathlib.Path, output: pathlib.Path, to: Format, expert_capac
               "num_parameters": model.config.num_parameters}
     lines = [f"{model.config.num_parameters:,} parameters from {source} ({source_format.name}) in {output} "
              f"({to.name})."]
+    if config_file is not None:
+        result["config_file"] = str(config_file)
+        lines.append(f"Its model is taken from {config_file}.")
     to.write(model, output, Extras(vocabulary.content, expert_capacity, optimizer))
     if to is HUGGING_FACE:
         if vocabulary.content is None:

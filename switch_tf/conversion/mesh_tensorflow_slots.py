@@ -33,8 +33,8 @@ def read_optimizer(prefix: Any, model: SwitchTransformer, rules: Rules, weights:
         Refusal: The checkpoint has no such state, or one that cannot be represented.
     """
     slots: dict[str, dict[str, Tensor]] = {}
-    for name, tensor in mesh_tensorflow_file.open_variables(prefix, SLOT.fullmatch).items():
-        weight, slot = SLOT.fullmatch(name).groups()
+    for name, tensor in mesh_tensorflow_file.open_variables(prefix, lambda name: bool(SLOT.fullmatch(name))).items():
+        weight, _, slot = name.rpartition("_slot_")
         slots.setdefault(weight, {})[slot] = tensor
     theirs = {name: _used(name, weights[name].shape, group) if name in weights else group
               for name, group in slots.items()}

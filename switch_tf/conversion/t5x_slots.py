@@ -77,8 +77,5 @@ def _factored(name, shape):
         smaller, larger = (int(dim) for dim in np.argsort(shape, kind="stable"))
         return (smaller,), (larger,)
     batch = ({0} if "/expert/" in name else set()) | ({1} if is_scanned else set())
-    *others, last = [dim for dim in range(len(shape)) if dim not in batch] or [0]
-    if _EMBED_LAST.fullmatch(name):
-        return (last,), tuple(others)
-    first, *more = [*others, last]
-    return (first,), tuple(more)
+    dims = tuple(dim for dim in range(len(shape)) if dim not in batch)
+    return (dims[-1:], dims[:-1]) if _EMBED_LAST.fullmatch(name) else (dims[:1], dims[1:])
