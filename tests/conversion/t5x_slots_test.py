@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 
 from switch_tf import SwitchConfig, conversion
-from switch_tf.checkpoints import tensors
+from switch_tf.checkpoints import folders, tensors
 from switch_tf.cli import main
 from switch_tf.conversion import checkpoint_files, converting, formats, linked_weights, optimizer_slots, t5x
 from switch_tf.models.switch_transformer import SwitchTransformer
 from switch_tf.optim.adafactor import Adafactor
+from tests.conversion import from_bucket
 from tests.conversion.t5x_checkpoints import scanned, with_layer_biases, write
 from tests.conversion.t5x_orbax_test import write_orbax
 from tests.conversion.t5x_test import GOLDEN
@@ -198,6 +199,16 @@ def test_factored_slots_of_a_weight_that_this_package_keeps_whole_are_refused(tm
     with pytest.raises(ValueError, match=r"keeps v_col \(1, 40\), v_row \(40, 1\) of 'target/encoder/relpos_bias"):
         optimizer_slots.read_adafactor(model, t5x.RULES, theirs | {"target/encoder/relpos_bias/rel_embedding": bias}, 3,
                                        tmp_path)
+
+
+def test_a_checkpoint_in_a_bucket_is_copied_with_its_slots(small, bucket, monkeypatch, tmp_path):
+    arrays, slots = small
+    whole = np.arange(8 * 12, dtype="float32").reshape(8, 12)
+    source = write(tmp_path / "in", arrays, slots=slots | {WI: slots[WI] | {"v": whole}}, step=9)
+    copied = from_bucket.convert(source, bucket, monkeypatch, "switch_tf.conversion.t5x.from_t5x", tmp_path / "out",
+                                 SMALL, with_optimizer=True)
+    assert f"state.param_states.{WI.replace('/', '.')}.v" in copied
+    assert folders.describe(tmp_path / "out")["step"] == 9
 
 
 @pytest.mark.parametrize("step", [-1, 1.5, None])
