@@ -49,7 +49,7 @@ def to_switch_tf(model: SwitchTransformer, folder: str | pathlib.Path, vocabular
         model: SwitchTransformer.
         folder: Path of a folder that does not exist yet, or is empty.
         vocabulary: bytes or None. A SentencePiece model to write beside the weights, as spiece.model.
-        optimizer: Adafactor of the model, built, or None. Its slots and its step are written too, for a run with
+        optimizer: Adafactor, built for the model, or None. Its slots and its step are written too, for a run with
             `Run.initial_variables = "with_optimizer"`.
 
     Raises:
@@ -57,6 +57,9 @@ def to_switch_tf(model: SwitchTransformer, folder: str | pathlib.Path, vocabular
     """
     if not isinstance(model, SwitchTransformer):
         raise Refusal(f"model must be a SwitchTransformer, not {checks.shown(model)}.")
+    if optimizer is not None and not (isinstance(optimizer, Adafactor) and optimizer.built):
+        raise Refusal("optimizer must be an Adafactor that is built for the model, or None, not "
+                      f"{checks.shown(optimizer)}.")
     folder = checks.path("folder", folder)
     checks.new_folder(folder)
     if not model.built:

@@ -76,6 +76,13 @@ def test_other_runs_are_refused(optimizer, changes, message, shallow_config, run
     assert message in str(error.value)
 
 
+@pytest.mark.parametrize("optimizer", [3, Adafactor(), keras.optimizers.Adam()])
+def test_other_optimizers_are_not_written(optimizer, shallow_config, tmp_path):
+    with pytest.raises(Refusal, match="optimizer must be an Adafactor that is built for the model, or None, not "):
+        conversion.to_switch_tf(SwitchTransformer(shallow_config), tmp_path / "out", optimizer=optimizer)
+    assert not (tmp_path / "out").exists()
+
+
 def test_weights_alone_are_refused(shallow_config, run, tmp_path):
     model = SwitchTransformer(shallow_config)
     conversion.to_switch_tf(model, tmp_path / "weights")
