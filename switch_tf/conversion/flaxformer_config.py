@@ -91,12 +91,14 @@ def fields_of(values: Values) -> dict[str, Any]:
 
 def _check(name, value):
     """Refuses a value of a model's class that nothing here reads and that may matter."""
-    _, _, selector = name.rpartition("/")
+    scope, _, selector = name.rpartition("/")
     kind, _, parameter = selector.rpartition(".")
     if kind.partition(".")[0] not in _MODULES or kind == "t5_architecture.DecoderOnly":
         return
     is_read = selector in {*_REQUIRED, *_OPTIONAL, *_EXPERTS, *_REPEATED} or parameter in _READ | _WITHOUT_EFFECT
-    if not is_read and _name(value) not in _FIXED.get(parameter, ()):
+    # Experts may have sizes of their own, and nothing else.
+    is_elsewhere = scope not in ("", "expert") and selector in {*_REQUIRED, *_OPTIONAL, *_EXPERTS}
+    if is_elsewhere or (not is_read and _name(value) not in _FIXED.get(parameter, ())):
         raise _unknown(name, value)
 
 

@@ -78,10 +78,10 @@ def _short(name):
 def _fields_of_t5x(values: Mapping[str, Any]) -> dict[str, Any]:
     fields = dict(_T5X_DEFAULTS)
     for name, value in values.items():
-        kind, _, parameter = name.rpartition(".")
+        kind, _, parameter = name.rpartition(".")  # with its scope, and a scoped one is not understood
         if kind == "network.T5Config" and parameter in _T5X:
             fields[_T5X[parameter]] = value
-        elif name.startswith("network.") and name != "network.Transformer.config" and not (
+        elif kind.rpartition("/")[2].startswith("network.") and name != "network.Transformer.config" and not (
                 kind == "network.T5Config" and parameter in _WITHOUT_EFFECT):
             raise Refusal(f"{name} is {checks.shown(value)}, and it is not known what that means")
     if "vocab_size" not in fields:

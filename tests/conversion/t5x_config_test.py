@@ -131,7 +131,7 @@ def test_flaxformers_mixture_of_experts(tmp_path):
 @pytest.mark.parametrize(("text", "more", "field", "value"), [
     (T5, "network.T5Config.mlp_activations = ('gelu', 'linear')", "activation", "geglu"),
     (T5, "network.T5Config.scan_layers = True", "relative_attention_per_layer", True),
-    (T5, "x/network.T5Config.emb_dim = 9\nEMBED = 32", "d_model", 32),
+    (T5, "EMBED = 32", "d_model", 32),
     (MOE, "expert/dense.MlpBlock.intermediate_dim = 48", "expert_d_ff", 48),
     (MOE, "moe_architecture.SparseEncoder.num_sparse_layers = 4", "encoder_sparse_layers", (0, 1, 2, 3)),
     (MOE, "moe_architecture.SparseDecoder.output_logits_factory = @output_logits/dense.DenseGeneral",
@@ -147,6 +147,9 @@ def test_single_values(text, more, field, value, tmp_path):
 
 @pytest.mark.parametrize(("text", "more", "message"), [
     (T5, "network.T5Config.num_fingers = 5", "network.T5Config.num_fingers is 5, and it is not known what that means"),
+    (T5, "x/network.T5Config.emb_dim = 9", "x/network.T5Config.emb_dim is 9, and it is not known what that means"),
+    (MOE, "x/dense_attention.MultiHeadDotProductAttention.num_heads = 9",
+     "x/dense_attention.MultiHeadDotProductAttention.num_heads is 9, and it is not known what that means"),
     (T5, "network.T5Config.emb_dim = %NOWHERE", "d_model would be '%NOWHERE', which is no value"),
     (T5, "network.T5Config.emb_dim = 8 * 2", "d_model would be '8 * 2', which is no value"),
     (T5, "network.T5Config.emb_dim = -3", "d_model must be an integer of at least 1, not -3"),
