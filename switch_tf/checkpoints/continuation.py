@@ -102,7 +102,8 @@ def model_fields(saved: dict) -> dict[str, Any]:
 def check_weights(saved: dict, new: dict, checkpoint: str | pathlib.Path,
                   vocabularies: tuple[str, str] | None = None, initial_variables: str = "all") -> None:
     """Raises Refusal if a new run cannot start from the weights of a checkpoint. Arguments as in `check` and `Run`."""
-    compared = {"vocabulary"} | (_MODEL if initial_variables == "all" else set())
+    compared = {"all": {"vocabulary"} | _MODEL, "matching": {"vocabulary"},
+                "with_optimizer": _FIXED - {"objective"}}[initial_variables]
     if different := [name for name in _differences(saved, new) if name in compared]:
         difference = _describe(different, saved, new, vocabularies)
         raise Refusal(f"The weights of {checkpoint} are of another model: {difference}. Use the model file and the "

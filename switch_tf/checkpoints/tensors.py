@@ -28,10 +28,13 @@ _FLOATS = ("float16", "bfloat16", "float32", "float64")
 def state_variables(model: keras.Model, optimizer: keras.optimizers.Optimizer | None = None) -> Variables:
     """Returns path -> Keras variable: the model's weights and, if given, the optimizer's variables."""
     variables = {f"model/{variable.path.partition('/')[2]}": variable for variable in model.variables}
-    if optimizer is not None:
-        variables.update({f"optimizer/{_without_number(variable.path)}": variable for variable in optimizer.variables
-                          if not _is_learning_rate(variable.path)})
-    return variables
+    return variables if optimizer is None else variables | optimizer_variables(optimizer)
+
+
+def optimizer_variables(optimizer: keras.optimizers.Optimizer) -> Variables:
+    """Returns path -> Keras variable of an optimizer."""
+    return {f"optimizer/{_without_number(variable.path)}": variable for variable in optimizer.variables
+            if not _is_learning_rate(variable.path)}
 
 
 def _without_number(path):

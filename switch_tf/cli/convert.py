@@ -33,6 +33,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--verify", action="store_true",
                         help="read the output and compare it with the input: logits, or every weight of a model that "
                              "does not fit into memory")
+    parser.add_argument("--with_optimizer", action="store_true",
+                        help="of T5X and Mesh TensorFlow: also Adafactor's slots and its step, to go on with them")
     gin_files.add_arguments(parser)
 
 
@@ -55,6 +57,6 @@ def run(arguments: argparse.Namespace) -> dict:
     with output_lock.held(output):
         quiet.import_tensorflow()
         result, text = convert(source, output, to, arguments.expert_capacity, config, arguments.dtype,
-                               arguments.verify)
+                               arguments.verify, arguments.with_optimizer)
     print(text, file=arguments.stream)
     return result

@@ -16,7 +16,7 @@ EXPLORATIONS = ("input_jitter", "argmax", "input_dropout", "sample")
 SECOND_EXPERT_POLICIES = ("random", "all", "none", "threshold")
 EXPERT_SUBLAYERS = ("feed_forward", "attention", "feed_forward_and_attention")
 TRAINABLE = ("all", "all_but_experts", "experts", "router", "decoder")
-INITIAL_VARIABLES = ("all", "matching")
+INITIAL_VARIABLES = ("all", "matching", "with_optimizer")
 ON_FAILED_SAVE = ("stop", "continue")
 ATTENTION_EXPERT_DTYPES = ("float32", "auto")
 

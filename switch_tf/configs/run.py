@@ -35,7 +35,9 @@ class Run:
         seed: int. Seed of initial weights, order of the data, dropout and jitter.
         initial_checkpoint: str or None. Run folder or checkpoint that provides the weights of a new run.
         initial_variables: str. "all" takes every weight from it, so it has to be of the same model; "matching" takes
-            those that both models have with the same shape, all but the experts if one is sparse and one is dense.
+            those that both models have with the same shape, all but the experts if one is sparse and one is dense;
+            "with_optimizer" takes every weight, the optimizer's slots and the step, and reads the data from their
+            beginning.
         restart_changed_data: bool. Start from the beginning of the data if they have changed since the checkpoint.
             False refuses to resume then (`continuation.py`).
         keep_checkpoints: int. Number of recent checkpoints to keep.

@@ -26,12 +26,14 @@ class Extras(NamedTuple):
     `expert_capacity`: slots of each expert for each sequence, for a format without capacity factors, or None.
     `dtype`: "float32" or "bfloat16", for a format that has both.
     `identity`: all that determines the files, with which a killed conversion goes on, or None.
+    `optimizer`: Adafactor of the model, for a format that can keep its slots, or None.
     """
 
     vocabulary: bytes | None = None
     expert_capacity: int | None = None
     dtype: str = "float32"
     identity: dict[str, Any] | None = None
+    optimizer: Any = None
 
 
 class Format(NamedTuple):
@@ -47,6 +49,8 @@ class Format(NamedTuple):
         describes_model: bool. Whether a folder holds the model's configuration. `read` needs one otherwise.
         is_needed: function(name of an entry) -> bool. Whether a folder in a bucket is copied with it, to be read.
         is_read_in_place: bool. Whether `read` takes a folder in a bucket itself, so that nothing is copied.
+        read_optimizer: function(folder, SwitchTransformer from `read`) -> its Adafactor, or None for a format without
+            one. Of a folder in a bucket it needs a copy of all entries.
     """
 
     name: str
@@ -58,10 +62,19 @@ class Format(NamedTuple):
     describes_model: bool = True
     is_needed: Callable[[str], bool] = lambda name: True
     is_read_in_place: bool = False
+    read_optimizer: Callable[[pathlib.Path, Any], Any] | None = None
 
-    def at_hand(self, folder: Any) -> contextlib.AbstractContextManager[Any]:
-        """Returns a context manager of a folder that `read` and `open` take: a copy if it is in a bucket."""
-        return contextlib.nullcontext(folder) if self.is_read_in_place else places.fetched(folder, self.is_needed)
+    def at_hand(self, folder: Any, with_optimizer: bool = False) -> contextlib.AbstractContextManager[Any]:
+        """Returns a context manager of a folder that the functions take: a copy if it is in a bucket.
+
+        `with_optimizer`: whether `read_optimizer` takes it, too.
+        """
+        is_needed = _every if with_optimizer else self.is_needed
+        return contextlib.nullcontext(folder) if self.is_read_in_place else places.fetched(folder, is_needed)
+
+
+def _every(name):
+    return True
 
 
 def _is_switch_tf(folder):
@@ -78,16 +91,19 @@ T5X = Format(
     "t5x", "T5X's, a checkpoint with the msgpack file checkpoint or Orbax' _METADATA", t5x_arrays.is_t5x,
     lambda folder, config: t5x.from_t5x(folder, config), lambda folder, config: t5x.open_t5x(folder, config),
     describes_model=False,
-    is_needed=lambda name: not name.startswith("state."))  # the optimizer's
+    is_needed=lambda name: not name.startswith("state."),  # the optimizer's
+    read_optimizer=lambda folder, model: t5x.read_optimizer(folder, model))
 MESH_TENSORFLOW = Format(
     "mesh_tensorflow", "Mesh TensorFlow's, which holds model.ckpt-N.index", mesh_tensorflow_file.is_tensorflow,
     lambda folder, config: mesh_tensorflow.from_mesh_tensorflow(folder, config),
     lambda folder, config: mesh_tensorflow.open_mesh_tensorflow(folder, config), describes_model=False,
-    is_needed=lambda name: mesh_tensorflow_file.is_needed(name) or name == huggingface_vocabulary.FILE)
+    is_needed=lambda name: mesh_tensorflow_file.is_needed(name) or name == huggingface_vocabulary.FILE,
+    read_optimizer=lambda folder, model: mesh_tensorflow.read_optimizer(folder, model))
 SWITCH_TF = Format(
     "switch_tf", "a run folder with checkpoints, or one checkpoint", _is_switch_tf,
     lambda folder, config: own.from_switch_tf(folder), lambda folder, config: own.open_switch_tf(folder),
-    lambda source, folder, extras: own_writing.write(source, folder, extras.vocabulary, extras.identity),
+    lambda source, folder, extras: own_writing.write(source, folder, extras.vocabulary, extras.identity,
+                                                     extras.optimizer),
     is_read_in_place=True)  # a run has other checkpoints, and may be training
 
 # The first format that recognises a folder is taken.

@@ -1,4 +1,4 @@
-"""Reads and writes Hugging Face checkpoints: T5 1.0, T5 1.1, mT5 and Switch Transformers."""
+"""Reads and writes Hugging Face checkpoints: T5 1.0, T5 1.1, mT5, UMT5 and Switch Transformers."""
 
 import pathlib
 from typing import Any
@@ -21,7 +21,7 @@ def _attention_rules(ours, theirs):
             for name, letter, merge in kernels]
 
 
-def _stack_rules(stack, self_attention, mlp_index, mlp_name):
+def _stack_rules(stack, self_attention, mlp_index, mlp_name, bias):
     """Returns the rules of one stack. Hugging Face numbers sublayers, the feed-forward layer last."""
     ours, theirs = f"{stack}/layers_<i>", f"{stack}.block.<i>.layer"
     mlp = f"{theirs}.{mlp_index}.{mlp_name}"
@@ -32,19 +32,20 @@ def _stack_rules(stack, self_attention, mlp_index, mlp_name):
         Rule(f"{ours}/mlp/<kernel>", f"{mlp}.<kernel>.weight", transpose=True),
         Rule(f"{ours}/mlp/router/kernel", f"{mlp}.router.classifier.weight", transpose=True),
         Rule(f"{ours}/mlp/experts/<kernel>", f"{mlp}.experts.expert_<e>.<kernel>.weight", transpose=True, stack="e"),
-        Rule(f"{stack}/relpos_bias/rel_embedding",
-             f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias.weight", transpose=True),
+        Rule(f"{stack}/{bias[0]}relpos_bias/rel_embedding",
+             f"{stack}.block.{bias[1]}.layer.0.SelfAttention.relative_attention_bias.weight", transpose=True),
         Rule(f"{stack}/{stack}_norm/scale", f"{stack}.final_layer_norm.weight")]
 
 
-def _rules(mlp_name):
+def _rules(mlp_name, has_layer_biases=False):
+    bias = ("layers_<i>/", "<i>") if has_layer_biases else ("", "0")
     cross_attention = "decoder.block.<i>.layer.1"
     return Rules(
         [
             Rule("token_embedder/embedding", EMBEDDING),
             Rule("logits_dense/kernel", LOGITS, transpose=True),
-            *_stack_rules("encoder", "attention", 1, mlp_name),
-            *_stack_rules("decoder", "self_attention", 2, mlp_name),
+            *_stack_rules("encoder", "attention", 1, mlp_name, bias),
+            *_stack_rules("decoder", "self_attention", 2, mlp_name, bias),
             *_attention_rules("decoder/layers_<i>/encoder_decoder_attention", f"{cross_attention}.EncDecAttention"),
             Rule("decoder/layers_<i>/pre_cross_attention_layer_norm/scale", f"{cross_attention}.layer_norm.weight"),
             # In old files. No version of transformers reads it.
@@ -54,6 +55,7 @@ def _rules(mlp_name):
 
 
 T5_RULES, SWITCH_RULES = _rules("DenseReluDense"), _rules("mlp")
+UMT5_RULES = _rules("DenseReluDense", has_layer_biases=True)
 
 
 def from_hugging_face(folder: str | pathlib.Path) -> SwitchTransformer:
@@ -133,4 +135,5 @@ def _write(source, folder, values, vocabulary, identity=None):
 
 def rules_of(config: SwitchConfig) -> Rules:
     """Returns the rules of a model with this configuration."""
-    return SWITCH_RULES if config.num_experts else T5_RULES
+    dense = UMT5_RULES if config.relative_attention_per_layer else T5_RULES
+    return SWITCH_RULES if config.num_experts else dense

@@ -13,7 +13,7 @@ from switch_tf.conversion import huggingface_activations, huggingface_ids
 from switch_tf.conversion.huggingface_structure import T5X_LOGITS, Structure, sparse_layers, step_for
 from switch_tf.refusals import Refusal
 
-T5, MT5, SWITCH = "t5", "mt5", "switch_transformers"
+T5, MT5, UMT5, SWITCH = "t5", "mt5", "umt5", "switch_transformers"
 
 # Our name -> theirs.
 _COMMON = {
@@ -30,7 +30,6 @@ _SPARSE = {
 _NUM_LAYERS = {"encoder": "num_layers", "decoder": "num_decoder_layers"}
 
 _OTHER_FAMILIES = {
-    "umt5": "UMT5 has a table of relative positions in every layer, and switch_tf's stacks share one",
     "longt5": "LongT5 has local and transient-global attention, which switch_tf does not have",
     "pix2struct": "Pix2Struct reads images, which switch_tf does not"}
 
@@ -43,6 +42,8 @@ _DEFAULTS = {
          "feed_forward_proj": "relu"},
     MT5: {**_COMMON_DEFAULTS, "vocab_size": 250112, "d_model": 512, "d_ff": 1024, "num_layers": 8, "num_heads": 6,
           "feed_forward_proj": "gated-gelu"},
+    UMT5: {**_COMMON_DEFAULTS, "vocab_size": 250112, "d_model": 512, "d_ff": 1024, "num_layers": 8, "num_heads": 6,
+           "feed_forward_proj": "gated-gelu"},
     SWITCH: {
         **_COMMON_DEFAULTS, "d_model": 768, "d_ff": 2048, "num_layers": 12, "num_heads": 12, "num_experts": 8,
         "num_sparse_encoder_layers": 3, "num_sparse_decoder_layers": 3, "dense_act_fn": "relu",
@@ -54,7 +55,7 @@ _DEFAULTS = {
 
 
 def family(values: dict) -> str:
-    """Returns the model_type of config.json's `values`: "t5", "mt5" or "switch_transformers".
+    """Returns the model_type of config.json's `values`: "t5", "mt5", "umt5" or "switch_transformers".
 
     Raises:
         Refusal: the file has another model_type.
@@ -113,6 +114,9 @@ def from_hugging_face(values: dict, structure: Structure) -> SwitchConfig:
         _warn("This is a ByT5, whose gaps are the ids 258, 257, 256, ...: the last bytes. The vocabulary 'bytes' has "
               "the same bytes, but reads <extra_id_0> as 358, which ByT5 was not trained on: fine-tune it to other "
               "tasks, or give the ids of its gaps yourself.")
+    if kind == UMT5:
+        _warn("UMT5 was trained with 300 gaps after its pieces, and a VOCABULARY here adds 100, so <extra_id_0> has "
+              "another id: fine-tune it to tasks without gaps, or give the ids of its gaps yourself.")
     values = _with_defaults(values, kind)
     if _says_encoder(values) and not structure.num_layers["decoder"]:
         values["num_decoder_layers"] = 0
@@ -123,6 +127,7 @@ def from_hugging_face(values: dict, structure: Structure) -> SwitchConfig:
     fields["activation"] = activation(values, structure.is_gated)
     fields["logits_via_embedding"] = not structure.has_logits
     fields["scale_decoder_outputs"] = _scales_logits(values, kind, structure)
+    fields["relative_attention_per_layer"] = kind == UMT5
     if kind == SWITCH:
         fields |= _sparse_fields(values, structure)
     return SwitchConfig(**fields)
@@ -225,10 +230,11 @@ def to_hugging_face(config: SwitchConfig, expert_capacity: int | None) -> dict:
     if not config.num_experts:
         if expert_capacity is not None:
             raise Refusal(f"expert_capacity={expert_capacity} belongs to a model with experts; leave it out.")
-        return values | {
-            **huggingface_activations.keys(config.activation), "model_type": T5,
-            "architectures": ["T5EncoderModel" if config.is_encoder_only else "T5ForConditionalGeneration"],
-            "scale_decoder_outputs": config.scales_logits}
+        name, scaling = ("UMT5", {}) if config.relative_attention_per_layer else (
+            "T5", {"scale_decoder_outputs": config.scales_logits})
+        return values | scaling | {
+            **huggingface_activations.keys(config.activation), "model_type": name.lower(),
+            "architectures": [f"{name}{'EncoderModel' if config.is_encoder_only else 'ForConditionalGeneration'}"]}
     values |= {theirs: getattr(config, ours) for ours, theirs in _SPARSE.items()}
     values |= {
         "model_type": SWITCH, "dense_act_fn": huggingface_activations.keys(config.activation)["dense_act_fn"],
@@ -253,9 +259,13 @@ def _check_representable(config):
     if config.is_encoder_only and not config.logits_via_embedding:
         raise Refusal("Hugging Face's encoders have no logits, but this one has weights of its own for them "
                       "(logits_via_embedding=False); it cannot be written in their format.")
-    if config.relative_attention_per_layer:
-        raise Refusal("Hugging Face's T5 shares one position bias among the layers of a stack, but here each layer has "
-                      "its own (relative_attention_per_layer=True); it cannot be written in their format.")
+    if config.relative_attention_per_layer and config.num_experts:
+        raise Refusal("Hugging Face's Switch Transformer shares one position bias among the layers of a stack, but "
+                      "here each layer has its own (relative_attention_per_layer=True); it cannot be written in its "
+                      "format.")
+    if config.relative_attention_per_layer and not config.scales_logits and not config.is_encoder_only:
+        raise Refusal("Hugging Face's UMT5, in transformers 5, always scales the last hidden state by d_model^-0.5, "
+                      "but this model does not (scale_decoder_outputs); it cannot be written in its format.")
     if not config.num_experts:
         return
     if config.activation in GATED_ACTIVATIONS:

@@ -11,6 +11,7 @@ from switch_tf.checkpoints.run_folder import RunFolder
 from switch_tf.configs.run import Run
 from switch_tf.configs.switch_config import SwitchConfig
 from switch_tf.conversion import formats
+from switch_tf.refusals import Refusal
 
 
 @contextlib.contextmanager
@@ -29,6 +30,9 @@ def converted(run: Run, config: SwitchConfig) -> Iterator[pathlib.Path | None]:
     if found in (None, formats.SWITCH_TF):
         yield None
         return
+    if run.initial_variables == "with_optimizer":
+        raise Refusal(f"Run.initial_variables is 'with_optimizer', and INITIAL_CHECKPOINT {folder} is of "
+                      f"{found.name}; convert it with switch-tf convert --with_optimizer, and start from the output.")
     print(f"Reading the weights of {folder} ...", file=sys.stderr)
     # Through a file, because a checkpoint's variables are read into any layout.
     with tempfile.TemporaryDirectory() as temporary, found.at_hand(folder) as local:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 
 from switch_tf import checks
 from switch_tf.configs.switch_config import SwitchConfig
-from switch_tf.conversion import linked_weights, mesh_tensorflow_file
+from switch_tf.conversion import linked_weights, mesh_tensorflow_file, mesh_tensorflow_slots
 from switch_tf.conversion.mesh_tensorflow_layers import (
     CROSS_ATTENTION,
     DENSE,
@@ -19,13 +19,14 @@ from switch_tf.conversion.mesh_tensorflow_layers import (
 from switch_tf.conversion.rules import Rule, Rules
 from switch_tf.conversion.weight_source import WeightSource
 from switch_tf.models.switch_transformer import SwitchTransformer
+from switch_tf.optim.adafactor import Adafactor
 from switch_tf.refusals import Refusal
 
 EMBEDDING = "shared/embedding"
 # A router's kernel is named after the routing -> routing_policy.
 GATINGS = {"switch_gating": "switch", "top_2_gating": "top2", "top_n_gating": "top_n", "ntlb_gating": "ntlb",
            "switch_max_gating": "batch_prioritized", "expert_selection_gating": "expert_choice"}
-_SKIPPED = re.compile(r"global_step|.+_slot_(?:vr|vc|v|m)")  # the optimizer's
+_SKIPPED = re.compile(rf"{mesh_tensorflow_file.STEP}|{mesh_tensorflow_slots.SLOT.pattern}")  # the optimizer's
 _BIAS = f"{SELF_ATTENTION}/relative_attention_bias"
 
 
@@ -49,6 +50,20 @@ def from_mesh_tensorflow(folder: str | pathlib.Path, config: SwitchConfig | None
 def open_mesh_tensorflow(folder: str | pathlib.Path, config: SwitchConfig | None) -> WeightSource:
     """Opens the weights of a checkpoint without reading them. Arguments and errors as in `from_mesh_tensorflow`."""
     path = checks.path("folder", folder)
+    prefix, tensors = _opened(path)
+    if not isinstance(config, SwitchConfig):
+        raise linked_weights.without_config("Mesh TensorFlow", path, tensors)
+    return linked_weights.open_linked(config, _checked_rules(config, tensors), tensors, prefix)
+
+
+def read_optimizer(folder: pathlib.Path, model: SwitchTransformer) -> Adafactor:
+    """Returns the Adafactor of the same checkpoint. See `mesh_tensorflow_slots.read_optimizer`."""
+    prefix, tensors = _opened(folder)
+    return mesh_tensorflow_slots.read_optimizer(prefix, model, _checked_rules(model.config, tensors), tensors)
+
+
+def _opened(path):
+    """Returns the path of the checkpoint that a path names, and its weights."""
     if not mesh_tensorflow_file.is_tensorflow(path):
         raise Refusal(f"{str(path)!r} must be a folder with a checkpoint of Mesh TensorFlow, such as "
                       "model.ckpt-1000000.index and its .data files, or the path of one, such as "
@@ -58,9 +73,7 @@ def open_mesh_tensorflow(folder: str | pathlib.Path, config: SwitchConfig | None
     if EMBEDDING not in tensors:
         raise Refusal(f"{prefix} must hold {EMBEDDING!r}, as Mesh TensorFlow's models of encoder and decoder do, and "
                       f"holds {checks.shown(sorted(tensors))}.")
-    if not isinstance(config, SwitchConfig):
-        raise linked_weights.without_config("Mesh TensorFlow", path, tensors)
-    return linked_weights.open_linked(config, _checked_rules(config, tensors), tensors, prefix)
+    return prefix, tensors
 
 
 def _checked_rules(config: SwitchConfig, names: Collection[str]) -> Rules:

@@ -22,6 +22,7 @@ with epy.lazy_imports():  # which takes seconds, and recognising a folder needs 
     import tensorflow as tf
 
 STATE = "checkpoint"
+STEP = "global_step"
 _INDEX, _VALUES = ".index", ".data-"
 _NEWEST = re.compile(rb'model_checkpoint_path:\s*"([^"\n]*)"')
 _STATE_BYTES = 4096  # the newest checkpoint is in the first line
@@ -75,11 +76,7 @@ def open_variables(prefix: Any, is_read: Callable[[str], bool]) -> dict[str, Ten
             float16.
     """
     _check_shards(prefix)
-    try:
-        reader = tf.train.load_checkpoint(str(prefix))
-        shapes, dtypes = reader.get_variable_to_shape_map(), reader.get_variable_to_dtype_map()
-    except _damages() as error:
-        raise Refusal(f"{prefix}{_INDEX} cannot be read ({first_line(error)}); download it again.") from error
+    reader, shapes, dtypes = _opened(prefix)
     if _OBJECTS in shapes:
         raise Refusal(f"{prefix} is a checkpoint of TensorFlow 2, as Keras and tf.train.Checkpoint write them; of "
                       "TensorFlow's only those of Mesh TensorFlow are read.")
@@ -91,6 +88,29 @@ def open_variables(prefix: Any, is_read: Callable[[str], bool]) -> dict[str, Ten
         tensors[name] = Tensor(tuple(shapes[name]), functools.partial(
             last.get, name, functools.partial(_read, reader, name, prefix)))
     return tensors
+
+
+def read_step(prefix: Any) -> int:
+    """Returns the number of training steps that a checkpoint says.
+
+    Raises:
+        Refusal: It says none, or a file is damaged.
+    """
+    reader, shapes, _ = _opened(prefix)
+    step = _read(reader, STEP, prefix) if shapes.get(STEP) == [] else None
+    if step is None or step.dtype.kind != "i" or not 0 <= step < 2**31:
+        raise Refusal(f"{prefix} must hold its number of steps as {STEP!r}; convert its weights alone, without "
+                      "--with_optimizer.")
+    return int(step)
+
+
+def _opened(prefix):
+    """Returns TensorFlow's reader of a checkpoint, and shapes and dtypes by name."""
+    try:
+        reader = tf.train.load_checkpoint(str(prefix))
+        return reader, reader.get_variable_to_shape_map(), reader.get_variable_to_dtype_map()
+    except _damages() as error:
+        raise Refusal(f"{prefix}{_INDEX} cannot be read ({first_line(error)}); download it again.") from error
 
 
 def _read(reader, name, prefix):

@@ -9,6 +9,7 @@ from switch_tf.configs.switch_config import SwitchConfig
 from switch_tf.conversion import own_writing
 from switch_tf.conversion.weight_source import WeightSource, of_model, weights_of
 from switch_tf.models.switch_transformer import SwitchTransformer
+from switch_tf.optim.adafactor import Adafactor
 from switch_tf.refusals import Refusal
 
 
@@ -50,7 +51,8 @@ def _checkpoint_and_config(source):
     return path, config
 
 
-def to_switch_tf(model: SwitchTransformer, folder: str | pathlib.Path, vocabulary: bytes | None = None) -> None:
+def to_switch_tf(model: SwitchTransformer, folder: str | pathlib.Path, vocabulary: bytes | None = None,
+                 optimizer: Adafactor | None = None) -> None:
     """Writes the weights of a model as a checkpoint, and `model.gin`. The folder appears complete or not at all.
 
     A run starts from them with the model file `folder/model.gin` and `INITIAL_CHECKPOINT = "folder"`.
@@ -59,14 +61,19 @@ def to_switch_tf(model: SwitchTransformer, folder: str | pathlib.Path, vocabular
         model: SwitchTransformer.
         folder: Path of a folder that does not exist yet, or is empty.
         vocabulary: bytes or None. A SentencePiece model to write beside the weights, as spiece.model.
+        optimizer: Adafactor, built for the model, or None. Its slots and its step are written too, for a run with
+            `Run.initial_variables = "with_optimizer"`.
 
     Raises:
         Refusal: the folder is not empty, or cannot be written.
     """
     if not isinstance(model, SwitchTransformer):
         raise Refusal(f"model must be a SwitchTransformer, not {checks.shown(model)}.")
+    if optimizer is not None and not (isinstance(optimizer, Adafactor) and optimizer.built):
+        raise Refusal("optimizer must be an Adafactor that is built for the model, or None, not "
+                      f"{checks.shown(optimizer)}.")
     folder = checks.path("folder", folder)
     checks.new_folder(folder)
     if not model.built:
         model.build()
-    own_writing.write(of_model(model), folder, vocabulary)
+    own_writing.write(of_model(model), folder, vocabulary, optimizer=optimizer)

@@ -6,11 +6,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from switch_tf.checkpoints import bundles, continuation, descriptions
+from switch_tf.checkpoints import bundles, continuation, descriptions, tensors
 from switch_tf.checkpoints.folders import DESCRIPTION
 from switch_tf.checkpoints.parts import Parts
 from switch_tf.conversion import huggingface_vocabulary, model_gin, portions
 from switch_tf.conversion.weight_source import WeightSource
+from switch_tf.optim.adafactor import Adafactor
 from switch_tf.partitioning.pieces import Piece, in_host_memory, slice_text
 from switch_tf.reporting import progress
 from switch_tf.storage.resumable_folder import resumable_folder
@@ -18,7 +19,7 @@ from switch_tf.storage.whole_file import writing
 
 
 def write(source: WeightSource, folder: pathlib.Path, vocabulary: bytes | None = None,
-          identity: dict[str, Any] | None = None) -> None:
+          identity: dict[str, Any] | None = None, optimizer: Adafactor | None = None) -> None:
     """Writes weights as a checkpoint, and `model.gin`. The folder appears complete or not at all.
 
     Args:
@@ -26,6 +27,7 @@ def write(source: WeightSource, folder: pathlib.Path, vocabulary: bytes | None =
         folder: Path of a folder that does not exist yet, or is empty.
         vocabulary: bytes or None. A SentencePiece model to write beside the weights, as spiece.model.
         identity: JSON-able. All that determines the files, to go on after a kill. None never goes on.
+        optimizer: Adafactor, built for the model, whose slots and step are written too, or None.
 
     Raises:
         Refusal: a weight cannot be read, or the folder cannot be written.
@@ -33,10 +35,11 @@ def write(source: WeightSource, folder: pathlib.Path, vocabulary: bytes | None =
     groups = portions.groups_of(source)
     files = {"model.gin": model_gin.gin_text(source.config).encode()} | (
         {} if vocabulary is None else {huggingface_vocabulary.FILE: vocabulary})
-    variables = {_path(name): weight for name, weight in source.weights.items()}
-    num_bytes = sum(math.prod(weight.shape) * tf.as_dtype(weight.dtype).size for weight in source.weights.values())
+    slots = {} if optimizer is None else tensors.optimizer_variables(optimizer)
+    variables = {_path(name): weight for name, weight in source.weights.items()} | slots
+    num_bytes = sum(math.prod(variable.shape) * tf.as_dtype(variable.dtype).size for variable in variables.values())
     with resumable_folder(folder.resolve(), DESCRIPTION, identity, num_bytes) as work:
-        parts, done = Parts(work.folder, work.aside, len(groups)), len(work.finished)
+        parts, done = Parts(work.folder, work.aside, len(groups) + bool(slots)), len(work.finished)
         with progress.bar(portions.num_bytes(groups), "writing", initial=portions.num_bytes(groups[:done])) as bar:
             for index, group in enumerate(groups[done:], done):
                 pieces = [_piece(source, portion, values) for portion, values in portions.read(source, group, bar)]
@@ -44,9 +47,13 @@ def write(source: WeightSource, folder: pathlib.Path, vocabulary: bytes | None =
                     work.finish(parts.write(index, pieces, None if index else bundles.object_graph(variables)))
                 del pieces  # before the next ones take memory
         with writing(folder):
+            if slots:
+                work.finish(parts.write(len(groups), [_whole(path, variable) for path, variable in slots.items()]))
             parts.join()
-            description = descriptions.describe(0, variables,
-                                                configuration=continuation.record_of_model(source.config))
+            step, configuration = 0, continuation.record_of_model(source.config)
+            if optimizer is not None:
+                step, configuration = int(optimizer.iterations), configuration | {"optimizer": type(optimizer).__name__}
+            description = descriptions.describe(step, variables, configuration=configuration)
             descriptions.complete(work.folder, description, parts.sums(work.finished))
             for name, content in files.items():
                 (work.folder / name).write_bytes(content)
@@ -55,6 +62,10 @@ def write(source: WeightSource, folder: pathlib.Path, vocabulary: bytes | None =
 def _path(name):
     """Returns the path of a weight in a checkpoint, see `tensors.state_variables`."""
     return f"model/{name}"
+
+
+def _whole(path, variable):
+    return Piece(path, "", in_host_memory(variable.numpy()))
 
 
 def _piece(source, portion, values):

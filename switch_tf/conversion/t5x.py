@@ -6,12 +6,13 @@ import re
 
 from switch_tf import checks
 from switch_tf.configs.switch_config import SwitchConfig
-from switch_tf.conversion import orbax_file, t5x_arrays, t5x_file, t5x_scan
+from switch_tf.conversion import orbax_file, t5x_arrays, t5x_file, t5x_scan, t5x_slots
 from switch_tf.conversion.checkpoint_files import Tensor
 from switch_tf.conversion.linked_weights import open_linked, read_model, without_config
 from switch_tf.conversion.rules import INDEX, Rule, Rules
 from switch_tf.conversion.weight_source import WeightSource
 from switch_tf.models.switch_transformer import SwitchTransformer
+from switch_tf.optim.adafactor import Adafactor
 from switch_tf.refusals import Refusal
 
 _HEADS = re.compile(r".*attention/(?:(query|key|value)|out)/kernel")
@@ -71,6 +72,11 @@ def open_t5x(folder: str | pathlib.Path, config: SwitchConfig | None) -> WeightS
     _check_biases(tensors, config)
     tensors = {name: _merge_heads(name, tensor, config) for name, tensor in tensors.items()}
     return open_linked(config, RULES, tensors, folder)
+
+
+def read_optimizer(folder: pathlib.Path, model: SwitchTransformer) -> Adafactor:
+    """Returns the Adafactor of a T5X checkpoint, with its slots and its step. See `t5x_slots.read_optimizer`."""
+    return t5x_slots.read_optimizer(folder, model, RULES)
 
 
 def _check_packages():

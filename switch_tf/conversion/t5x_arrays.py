@@ -19,6 +19,8 @@ with epy.lazy_imports():  # of the extra "t5x"
 
 _DTYPES = {"float32": np.dtype("<f4"), "float16": np.dtype("<f2"), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
 
+_INTEGERS = {"int32": np.dtype("<i4"), "int64": np.dtype("<i8")}
+
 _DESCRIPTIONS = {"zarr": ".zarray", "zarr3": "zarr.json"}
 
 
@@ -33,13 +35,38 @@ def open_arrays(folder: pathlib.Path) -> dict[str, Tensor]:
     Raises:
         Refusal: an array is missing, damaged, or not float32, bfloat16 or float16.
     """
+    return dict(_opened(folder, "target"))
+
+
+def open_state(folder: pathlib.Path) -> tuple[int, dict[str, Tensor]]:
+    """Opens the optimizer's state of a checkpoint: (step, name -> slot).
+
+    Names are like "state/param_states/encoder/encoder_norm/scale/v".
+
+    Raises:
+        Refusal: an array is missing or damaged, or has another dtype.
+    """
+    state = dict(_opened(folder, "state"))
+    step = state.pop(t5x_file.STEP, None)
+    value = np.asarray(step.load() if isinstance(step, Tensor) else step)
+    if value.dtype.kind != "i" or value.size != 1 or not 0 <= value.item() < 2**31:
+        raise Refusal(f"{folder} must hold its number of steps as {t5x_file.STEP!r}, and holds {checks.shown(step)}; "
+                      "convert its weights alone, without --with_optimizer.")
+    return value.item(), state
+
+
+def _opened(folder, part):
+    """Yields the name and the Tensor of each array of a part, and of a number the number itself."""
     if t5x_file.is_t5x(folder):
-        leaves, driver = t5x_file.read_leaves(folder), "zarr"
+        leaves, driver = t5x_file.read_leaves(folder, part), "zarr"
     else:
         folder = orbax_file.root_of(folder)
-        leaves, driver = orbax_file.read_leaves(folder)
-    return {name: _open_inline(folder / t5x_file.FILE, name, leaf) if isinstance(leaf, t5x_file.InlineArray)
-            else _open_zarr(folder, leaf.folder, name, driver) for name, leaf in leaves.items()}
+        leaves, driver = orbax_file.read_leaves(folder, part)
+    for name, leaf in leaves.items():
+        if isinstance(leaf, t5x_file.InlineArray):
+            yield name, _open_inline(folder / t5x_file.FILE, name, leaf)
+        else:
+            yield name, leaf if isinstance(leaf, int) else _open_zarr(folder, leaf.folder, name, driver)
 
 
 def _open_inline(path, name, array):
@@ -68,7 +95,7 @@ def _open_zarr(folder, place, name, driver):
     array = _attempt(name, where, lambda: tensorstore.open(
         {"driver": driver, "kvstore": store, "fill_missing_data_reads": False}, open=True, read=True).result())
     _checked_dtype(name, array.dtype.name)
-    shape, chunk = tuple(array.shape), array.chunk_layout.read_chunk.shape
+    shape, chunk = tuple(array.shape), array.chunk_layout.read_chunk.shape or ()  # None for a number
     if any(part > max(size, 1) for part, size in zip(chunk, shape, strict=True)):
         raise Refusal(f"{where} is damaged: {name!r} of shape {shape} is in chunks of {tuple(chunk)}. Download it "
                       "again.")
@@ -86,6 +113,8 @@ def _attempt(name, folder, call):
 
 
 def _checked_dtype(name, dtype):
+    if name == t5x_file.STEP and dtype in _INTEGERS:
+        return _INTEGERS[dtype]
     if dtype not in _DTYPES:
         raise Refusal(f"A weight must be float32, bfloat16 or float16, but {name!r} is {checks.shown(dtype)}; save the "
                       "checkpoint anew in one of them.")

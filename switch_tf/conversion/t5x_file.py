@@ -1,13 +1,14 @@
 """The msgpack file `checkpoint` of a T5X checkpoint, read without its arrays.
 
 The file holds a tree: {"version": 3, "optimizer": {"target": ..., "state": ...}}, or {"target": ..., "state": ...} if
-Orbax wrote it. A leaf of "target" is
+Orbax wrote it. "target" has the weights, "state" the optimizer's slots. A leaf is
 
 * an array within the file, in Flax's extension type 1: a msgpack list of shape, name of the dtype and bytes;
 * the tensorstore specification of a zarr folder beside the file;
-* the text "PLACEHOLDER://NAME", for a zarr folder of that name.
+* the text "PLACEHOLDER://NAME", for a zarr folder of that name;
+* in "state" also None, for a weight that the optimizer does not train, and a number of steps.
 
-"state", the optimizer's slots, is skipped. A file may come from anywhere, so lengths and names are checked.
+The part that is not asked for is skipped. A file may come from anywhere, so lengths and names are checked.
 """
 
 import mmap
@@ -25,11 +26,13 @@ with epy.lazy_imports():  # of the extra "t5x"
     import msgpack
 
 FILE = "checkpoint"
+STEP = "state/step"
+PARTS = {"target": "weights", "state": "an optimizer's state"}
 _PLACEHOLDER = "PLACEHOLDER://"
 _MAPS, _TEXTS = (*range(0x80, 0x90), 0xde, 0xdf), (*range(0xa0, 0xc0), 0xd9, 0xda, 0xdb)
 _EXTENSIONS, _BYTES = {0xc7: ">B", 0xc8: ">H", 0xc9: ">I"}, {0xc4: ">B", 0xc5: ">H", 0xc6: ">I"}
 _FIXED_EXTENSIONS = (0xd4, 0xd5, 0xd6, 0xd7, 0xd8)
-_ARRAY = 1  # Flax's number of the extension type
+_ARRAYS = (1, 3)  # Flax's numbers of the extension types of arrays and NumPy's scalars, which are alike
 _MAX_DEPTH = 32
 _MAX_HEADER = 512  # bytes of an array's shape and dtype
 _MAX_VALUE = 4096  # bytes of anything else, such as the parts of a specification
@@ -62,21 +65,25 @@ def is_t5x(folder: Any) -> bool:
         return file.read(1) in [bytes([byte]) for byte in _MAPS]
 
 
-def read_leaves(folder: pathlib.Path) -> dict[str, InlineArray | Reference]:
-    """Returns the leaves of "target", name -> place of the array. Names are like "target/encoder/encoder_norm/scale".
+def read_leaves(folder: pathlib.Path, part: str = "target") -> dict[str, InlineArray | Reference | int]:
+    """Returns the leaves of a part, name -> place of the array. Names are like "target/encoder/encoder_norm/scale".
+
+    Args:
+        folder: Path of the checkpoint.
+        part: "target" or "state".
 
     Raises:
         Refusal: the file is truncated, damaged, or holds something else.
     """
     path = folder / FILE
-    tree = _read_tree(path)
+    tree = _read_tree(path, part)
     holder = tree["optimizer"] if isinstance(tree.get("optimizer"), dict) else tree
-    if not isinstance(holder.get("target"), dict):
-        raise Refusal(f"{path} must hold weights under \"target\", as T5X's checkpoints do, and holds "
+    if not isinstance(holder.get(part), dict):
+        raise Refusal(f"{path} must hold {PARTS[part]} under \"{part}\", as T5X's checkpoints do, and holds "
                       f"{checks.shown(sorted(holder))}.")
-    leaves = dict(_flattened(holder["target"], "target"))
+    leaves = {name: leaf for name, leaf in _flattened(holder[part], part) if part == "target" or leaf is not None}
     for name, leaf in leaves.items():
-        if not isinstance(leaf, InlineArray | Reference):
+        if not isinstance(leaf, InlineArray | Reference) and not (name == STEP and type(leaf) is int):
             raise _damaged(path, f"{checks.shown(name)} is {checks.shown(leaf)} and no array")
     return leaves
 
@@ -102,14 +109,14 @@ def _flattened(tree, name):
         yield from _flattened(child, f"{name}/{key}") if isinstance(child, dict) else [(f"{name}/{key}", child)]
 
 
-def _read_tree(path):
+def _read_tree(path, part):
     with reading(path), path.open("rb") as file:
         if not path.stat().st_size:
             raise _damaged(path, "it is empty")
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             unpacker = msgpack.Unpacker(data, max_buffer_size=0)  # reads `data` piece by piece
             try:
-                tree = _read_node(unpacker, data, 0)
+                tree = _read_node(unpacker, data, 0, skipped=PARTS.keys() - {part})
             except (ValueError, IndexError, struct.error, msgpack.exceptions.UnpackException) as error:
                 raise _damaged(path, str(error) or "it ends too early") from None
             if unpacker.tell() != len(data):
@@ -119,7 +126,7 @@ def _read_tree(path):
     return tree
 
 
-def _read_node(unpacker, data, depth):
+def _read_node(unpacker, data, depth, skipped):
     """Returns a dict of nodes, the place of an array, or any other value."""
     start = unpacker.tell()
     if data[start] not in _MAPS:
@@ -134,19 +141,19 @@ def _read_node(unpacker, data, depth):
         key = unpacker.unpack()
         if key in children:
             raise Refusal(f"the key {checks.shown(key)} is there twice")
-        if key == "state" and depth <= 1:
+        if key in skipped and depth <= 1:
             unpacker.skip()
         else:
-            children[key] = _read_node(unpacker, data, depth + 1)
+            children[key] = _read_node(unpacker, data, depth + 1, skipped)
     return _reference(children) if {"driver", "kvstore"} <= children.keys() else children
 
 
 def _leaf(data, start, end):
     if data[start] in _EXTENSIONS:
         (size, code) = struct.unpack_from(f"{_EXTENSIONS[data[start]]}B", data, start + 1)
-        if code == _ARRAY:
+        if code in _ARRAYS:
             return _inline_array(data, end - size, end)
-    elif data[start] in _FIXED_EXTENSIONS and data[start + 1] == _ARRAY:
+    elif data[start] in _FIXED_EXTENSIONS and data[start + 1] in _ARRAYS:
         return _inline_array(data, start + 2, end)
     if end - start > _MAX_VALUE:
         return f"a value of {end - start} bytes"

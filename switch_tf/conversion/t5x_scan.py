@@ -20,6 +20,11 @@ _AXIS = 1
 KEPT_SIZE = 2**28  # elements, 1 GiB in float32
 
 
+def is_scanned(name: str) -> bool:
+    """Returns whether an array holds scanned layers."""
+    return _SCANNED.fullmatch(name) is not None
+
+
 def unscan(tensors: Mapping[str, Tensor], config: SwitchConfig) -> dict[str, Tensor]:
     """Returns the tensors of a checkpoint with those of scanned layers cut into single layers, one after the other.
 

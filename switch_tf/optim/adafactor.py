@@ -58,6 +58,10 @@ class Adafactor(keras.optimizers.Optimizer):
             self._factors.append(factors)
             self._slots.append(slots)
 
+    def slots_of(self, variable: keras.Variable) -> dict[str, keras.Variable]:
+        """Returns the slots of a weight: `v_row` and `v_col`, or `v`. See `factoring.slot_dimensions`."""
+        return dict(self._slots[self._get_variable_index(variable)])
+
     def update_step(self, gradient: Tensor, variable: keras.Variable, learning_rate: Tensor) -> None:
         index = self._get_variable_index(variable)
         factors, slots = self._factors[index], self._slots[index]

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from switch_tf.checkpoints import continuation, folders
 from switch_tf.checkpoints.run_folder import RunFolder
 from switch_tf.configs.run import Run
+from switch_tf.refusals import Refusal
 from switch_tf.training import keeping
 
 
@@ -61,7 +62,15 @@ def check(run: Run, configuration: dict[str, Any], initial: str | pathlib.Path |
     if next(candidates(run, configuration), None) is not None or initial is None:
         return
     path = folders.resolve(initial)
-    saved = folders.describe(path)["configuration"]
+    description = folders.describe(path)
+    saved = description["configuration"]
+    if run.initial_variables == "with_optimizer":
+        if not any(name.startswith("optimizer/") for name in description["variables"]):
+            raise Refusal(f"Run.initial_variables is 'with_optimizer', and {run.initial_checkpoint} holds weights "
+                          "alone; convert them anew with --with_optimizer, or leave Run.initial_variables out.")
+        if description["step"] >= run.train_steps:
+            raise Refusal(f"{run.initial_checkpoint} is at step {description['step']} and TRAIN_STEPS is "
+                          f"{run.train_steps}, the last step of the run; give a larger TRAIN_STEPS.")
     continuation.check_weights(saved, configuration, run.initial_checkpoint,
                                _vocabularies(run, saved, configuration, path), run.initial_variables)
 

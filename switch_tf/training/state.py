@@ -77,7 +77,7 @@ def prepare(model: SwitchTransformer, optimizer: keras.optimizers.Optimizer, obj
                                 run.keep_checkpoints, run.keep_every, configuration)
     state = State(model, optimizer, batches, checkpointer)
     if not _resume(state, run, folder, configuration, say) and initial is not None:
-        _start(model, run, folders.resolve(initial), say)
+        _start(state, run, folders.resolve(initial), say)
     return state
 
 
@@ -86,9 +86,14 @@ def _accelerators(partitioner):
     return "" if is_cpu else f"; training on {partitioner.layout.num_devices} x {devices.device_name()}"
 
 
-def _start(model, run, checkpoint, say):
-    """Reads the weights that a new run starts from."""
-    variables = tensors.state_variables(model)
+def _start(state, run, checkpoint, say):
+    """Reads the weights that a new run starts from, and the optimizer's slots and the step if it goes on with them."""
+    variables = tensors.state_variables(state.model)
+    if run.initial_variables == "with_optimizer":
+        state.step = tensors.restore(checkpoint, tensors.state_variables(state.model, state.optimizer))["step"]
+        say(f"Starting from the weights and the optimizer of {run.initial_checkpoint}, step {state.step}, with the "
+            "data from their beginning.")
+        return
     if run.initial_variables == "all":
         description = tensors.restore(checkpoint, variables)
         say(f"Starting from the weights of {run.initial_checkpoint}, step {description['step']}.")

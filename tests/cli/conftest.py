@@ -23,25 +23,44 @@ TASK_FEATURE_LENGTHS = {"inputs": 24, "targets": 5}
 """
 
 
+SPARSE = """
+TASK_FEATURE_LENGTHS = {"inputs": 24, "targets": 6}
+SwitchConfig.encoder_sparse_step = 1
+BATCH_SIZE = 4
+Run.eval_batches = 2
+"""
+
+
 @pytest.fixture(scope="module")
 def run_folder(tmp_path_factory):
     """A run folder with a checkpoint of a model that was not trained."""
+    return _write_run(tmp_path_factory.mktemp("run"), CONFIGURATION)
+
+
+@pytest.fixture(scope="module")
+def sparse_run(tmp_path_factory):
+    """A run folder with two checkpoints of a model with eight experts in its encoder, which say so."""
+    return _write_run(tmp_path_factory.mktemp("sparse"), CONFIGURATION + SPARSE, steps=(6, 7), has_record=True)
+
+
+def _write_run(folder, configuration, steps=(7,), has_record=False):
     import tensorflow as tf
 
     from switch_tf import data
-    from switch_tf.checkpoints import tensors
+    from switch_tf.checkpoints import continuation, tensors
     from switch_tf.checkpoints.checkpointer import Checkpointer
 
-    folder = tmp_path_factory.mktemp("run")
-    (folder / "operative_config.gin").write_text(CONFIGURATION)
+    (folder / "operative_config.gin").write_text(configuration)
     gin_files.parse([str(folder / "operative_config.gin")], [])
     model = SwitchTransformer(gin.get_configurable(SwitchConfig)())
     gin.clear_config()
     model.build()
     batches = data.Batches({None: iter(tf.data.Dataset.range(9))}, batch_size=1)
-    checkpointer = Checkpointer(folder / "checkpoints", tensors.state_variables(model), batches)
-    checkpointer.save(7, {})
-    checkpointer.wait()
+    checkpointer = Checkpointer(folder / "checkpoints", tensors.state_variables(model), batches, keep=2,
+                                configuration=continuation.record_of_model(model.config) if has_record else None)
+    for step in steps:
+        checkpointer.save(step, {})
+        checkpointer.wait()
     return folder
 
 

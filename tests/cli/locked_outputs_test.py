@@ -8,8 +8,9 @@ from switch_tf.cli import main
 from switch_tf.storage import output_lock
 
 
-@pytest.mark.parametrize("command", ["infer", "export", "convert", "eval", "vocabulary", "cache", "compare"])
-def test_an_output_that_another_process_writes_is_refused(run_folder, tmp_path, capsys, command):
+@pytest.mark.parametrize("command", ["infer", "export", "convert", "eval", "vocabulary", "cache", "compare",
+                                     "average", "shrink"])
+def test_an_output_that_another_process_writes_is_refused(run_folder, sparse_run, tmp_path, capsys, command):
     (tmp_path / "a.txt").write_text("a line\n")
     output, task = tmp_path / "out", "docs_corpus_span_corruption"
     words = {
@@ -18,6 +19,8 @@ def test_an_output_that_another_process_writes_is_refused(run_folder, tmp_path, 
         "convert": [f"--input={run_folder}", f"--output={output}"],
         "vocabulary": [f"--input={tmp_path / 'a.txt'}", "--size=300", f"--output={output}"],
         "cache": [task, f"--output={output}", "--split=validation"],
+        "average": [f"--run={sparse_run}", "--last=2", f"--output={output}"],
+        "shrink": [f"--from={sparse_run}", "--num_experts=3", f"--output={output}"],
         "compare": ["--runs", str(run_folder), str(tmp_path), f"--output={output}"]}[command]
     is_written = output / task / "validation" if command == "cache" else output
     with output_lock.held(is_written):

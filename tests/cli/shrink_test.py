@@ -1,42 +1,11 @@
 import json
 import shutil
 
-import gin
 import numpy as np
 import pytest
-import tensorflow as tf
 
-from switch_tf import SwitchConfig, SwitchTransformer, conversion, data
-from switch_tf.checkpoints import continuation, tensors
-from switch_tf.checkpoints.checkpointer import Checkpointer
-from switch_tf.cli import gin_files, main
-
-SPARSE = """
-TASK_FEATURE_LENGTHS = {"inputs": 24, "targets": 6}
-SwitchConfig.encoder_sparse_step = 1
-BATCH_SIZE = 4
-Run.eval_batches = 2
-"""
-
-
-@pytest.fixture(scope="module")
-def sparse_run(run_folder, tmp_path_factory):
-    """A run folder with a checkpoint of a model with eight experts in its encoder."""
-    folder = tmp_path_factory.mktemp("runs") / "run"
-    folder.mkdir()
-    (folder / "operative_config.gin").write_text((run_folder / "operative_config.gin").read_text() + SPARSE)
-    gin_files.parse([str(folder / "operative_config.gin")], [])
-    config = gin.get_configurable(SwitchConfig)()
-    gin.clear_config()
-    model = SwitchTransformer(config)
-    model.build()
-    batches = data.Batches({None: iter(tf.data.Dataset.range(9))}, batch_size=1)
-    checkpointer = Checkpointer(folder / "checkpoints", tensors.state_variables(model), batches,
-                                configuration=continuation.record_of_model(config))
-    checkpointer.save(7, {})
-    checkpointer.wait()
-    checkpointer.close()
-    return folder
+from switch_tf import conversion
+from switch_tf.cli import main
 
 
 @pytest.mark.parametrize("method", ["most_used", pytest.param("merge", marks=pytest.mark.slow)])

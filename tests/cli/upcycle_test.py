@@ -8,12 +8,13 @@ from switch_tf import SwitchTransformer, conversion
 from switch_tf.cli import main
 from switch_tf.conversion import linked_weights, model_gin, t5x
 from switch_tf.storage import output_lock
+from tests.conversion import mesh_tensorflow_checkpoints
 from tests.conversion.t5x_checkpoints import write
 
 
 @pytest.fixture(scope="module")
 def folder(shallow_config, tmp_path_factory):
-    """A folder with a dense model in three formats, a sparse one, and a model file of it."""
+    """A folder with a dense model in four formats, a sparse one, and a model file of it."""
     path = tmp_path_factory.mktemp("models")
     config = dataclasses.replace(shallow_config, expert_dropout_rate=0.0)
     dense = SwitchTransformer(dataclasses.replace(config, num_experts=0))
@@ -21,9 +22,10 @@ def folder(shallow_config, tmp_path_factory):
     conversion.to_switch_tf(dense, path / "dense", vocabulary=b"a model")
     conversion.to_hugging_face(dense, path / "theirs")
     variables = linked_weights.variables_of(dense)
-    write(path / "t5x", {name.removeprefix("target/"): values
-                         for link in linked_weights.links_of(dense.config, t5x.RULES)
-                         for name, values in link.to_theirs(variables[link.ours].numpy())})
+    arrays = {name.removeprefix("target/"): values for link in linked_weights.links_of(dense.config, t5x.RULES)
+              for name, values in link.to_theirs(variables[link.ours].numpy())}
+    write(path / "t5x", arrays)
+    mesh_tensorflow_checkpoints.write(path / "mesh", mesh_tensorflow_checkpoints.variables_from(arrays))
     sparse = SwitchTransformer(config)
     sparse.build()
     conversion.to_switch_tf(sparse, path / "experts")
@@ -46,11 +48,12 @@ def run(folder, monkeypatch, capsys):
 
 def test_any_format_becomes_the_same_model_file_and_weights(run, folder, tmp_path):
     made = {}
-    for source in ("dense", "theirs", "t5x"):
+    for source in ("dense", "theirs", "t5x", "mesh"):
         status, result, text = run(f"--from={source}", "--gin_file=sparse.gin", f"--output={tmp_path / source}",
                                    "--noise=0.1", "--seed=3")
         assert status == 0, text
-        assert result["format"] == {"dense": "switch_tf", "theirs": "hugging_face", "t5x": "t5x"}[source]
+        assert result["format"] == {"dense": "switch_tf", "theirs": "hugging_face", "t5x": "t5x",
+                                    "mesh": "mesh_tensorflow"}[source]
         made[source] = conversion.from_switch_tf(tmp_path / source)
         assert result["num_parameters"] == made[source].config.num_parameters > result["num_dense_parameters"]
         assert (result["num_experts"], result["slices"]) == (4, 1)
@@ -61,7 +64,7 @@ def test_any_format_becomes_the_same_model_file_and_weights(run, folder, tmp_pat
         for other in others:
             np.testing.assert_array_equal(mine.numpy(), other.numpy())
     assert (tmp_path / "dense" / "spiece.model").read_bytes() == b"a model"
-    assert not (tmp_path / "theirs" / "spiece.model").exists() and "Without a vocabulary: t5x has neither" in text
+    assert not (tmp_path / "theirs" / "spiece.model").exists() and "Without a vocabulary: mesh has neither" in text
 
 
 def test_a_token_that_gets_too_few_slices_is_told_of(run, tmp_path):

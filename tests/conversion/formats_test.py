@@ -51,9 +51,15 @@ def test_without_a_target_other_formats_become_ours_and_ours_hugging_faces():
     assert converting.default_target(SWITCH_TF) is HUGGING_FACE
 
 
-def _initial(folder, model_dir):
-    return initial_weights.converted(types.SimpleNamespace(initial_checkpoint=folder and str(folder),
-                                                           model_dir=str(model_dir)), None)
+def _initial(folder, model_dir, variables="all"):
+    return initial_weights.converted(types.SimpleNamespace(
+        initial_checkpoint=folder and str(folder), initial_variables=variables, model_dir=str(model_dir)), None)
+
+
+def test_a_run_with_an_optimizer_starts_from_a_converted_folder_alone(tmp_path):
+    with (pytest.raises(ValueError, match="is of hugging_face; convert it with switch-tf convert --with_optimizer"),
+          _initial(GOLDEN / "t5_1_1", tmp_path / "new", "with_optimizer")):
+        pass
 
 
 def test_a_new_run_starts_from_a_checkpoint_of_the_converted_weights(tmp_path):

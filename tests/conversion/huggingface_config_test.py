@@ -169,11 +169,11 @@ def test_contradictions_that_the_tensors_do_not_settle():
 
 
 def test_other_refusals():
-    for other, reason in (("umt5", "UMT5 has a table of relative positions in every layer"),
-                          ("longt5", "LongT5 has local and transient-global attention"),
+    for other, reason in (("longt5", "LongT5 has local and transient-global attention"),
                           ("bert", "other architectures")):
         assert refusal(T5_JSON, structure(), model_type=other).startswith(
-            f"model_type in config.json must be one of 't5', 'mt5', 'switch_transformers', not {other!r}: {reason}")
+            "model_type in config.json must be one of 't5', 'mt5', 'umt5', 'switch_transformers', not "
+            f"{other!r}: {reason}")
     assert "router_bias in config.json must be false" in refusal(SWITCH_JSON, structure(), router_bias=True)
     assert "num_layers in config.json must be an integer of at least 0, not '4'" in refusal(
         T5_JSON, structure(), num_layers="4")

@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import pathlib
 import shutil
@@ -19,7 +20,10 @@ def test_the_configuration_is_that_of_the_model(name):
 @pytest.mark.parametrize("name", MODELS)
 def test_without_tensors_the_configuration_is_what_config_json_says(name, tmp_path):
     shutil.copy(FOLDER / name / "config.json", tmp_path)
-    assert huggingface_folder.read_config(tmp_path) == huggingface_folder.read_config(FOLDER / name)
+    expected = huggingface_folder.read_config(FOLDER / name)
+    if name == "umt5":  # transformers 5 writes of every UMT5 that its logits share the embedding
+        expected = dataclasses.replace(expected, logits_via_embedding=True)
+    assert huggingface_folder.read_config(tmp_path) == expected
 
 
 def test_sizes_of_a_config_json_alone_are_checked(tmp_path):

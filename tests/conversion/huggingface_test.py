@@ -277,3 +277,37 @@ def test_an_interrupted_writing_leaves_nothing(tmp_path):
           pytest.raises(KeyboardInterrupt)):
         conversion.to_hugging_face(tiny_model(), tmp_path / "parent" / "out")
     assert not list((tmp_path / "parent").iterdir())
+
+
+def test_a_bias_for_each_layer_makes_a_umt5(tmp_path):
+    model = tiny_model(relative_attention_per_layer=True, scale_decoder_outputs=True)
+    bias = np.arange(16, dtype="float32").reshape(2, 8)
+    model.decoder.layers[1].relpos_bias.rel_embedding.assign(bias)
+    conversion.to_hugging_face(model, tmp_path / "out")
+    written = checkpoint_files.open_folder(tmp_path / "out")
+    # Theirs is [buckets, heads]: bucket 3 of head 1 is 1 * 8 + 3 = 11.
+    assert written["decoder.block.1.layer.0.SelfAttention.relative_attention_bias.weight"].read()[3, 1] == 11
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["model_type"] == "umt5"
+    with pytest.warns(UserWarning, match="UMT5 was trained with 300 gaps"):
+        again = conversion.from_hugging_face(tmp_path / "out")
+    assert again.config == model.config
+    np.testing.assert_array_equal(again(FEATURES).numpy(), model(FEATURES).numpy())
+
+
+@pytest.mark.filterwarnings("ignore:UMT5 was trained")
+def test_a_umt5_whose_configuration_unties_the_logits_does_not_scale(tmp_path):
+    # As in T5X and transformers 4; transformers 5 scales every UMT5.
+    shutil.copytree(GOLDEN / "umt5", tmp_path / "in")
+    copy("umt5", tmp_path / "in", tie_word_embeddings=False)
+    untied, model = conversion.from_hugging_face(tmp_path / "in"), conversion.from_hugging_face(GOLDEN / "umt5")
+    assert (untied.config.scales_logits, model.config.scales_logits) == (False, True)
+    np.testing.assert_allclose(untied(FEATURES).numpy(), 4 * model(FEATURES).numpy(), rtol=1e-5)  # sqrt(16)
+    assert "UMT5, in transformers 5, always scales the last hidden state" in writing_refusal(untied, tmp_path / "out")
+
+
+def test_a_bias_for_each_layer_of_another_model_type(tmp_path):
+    assert reading_refusal(copy("umt5", tmp_path / "in", model_type="t5")).startswith(
+        "No rule knows the checkpoint's tensor 'decoder.block.1.layer.0.SelfAttention.relative_attention_bias.weight'")
+    model = tiny_model(relative_attention_per_layer=True, num_experts=2, eval_capacity_factor=2.0)
+    assert "each layer has its own (relative_attention_per_layer=True)" in writing_refusal(
+        model, tmp_path / "out", expert_capacity=5)

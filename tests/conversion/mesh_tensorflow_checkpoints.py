@@ -101,7 +101,7 @@ def write(folder: pathlib.Path, variables: dict[str, np.ndarray], step: int = 7,
                 for slot, shape in _slots(values.shape) if has_slots else ():
                     _variable(f"{name}_slot_{slot}", tf.fill(shape, np.float32("nan")))
         with tf.device("CPU:0"):
-            tf.compat.v1.train.get_or_create_global_step()
+            tf.compat.v1.get_variable("global_step", initializer=np.int64(step), use_resource=False)
         session.run(tf.compat.v1.global_variables_initializer())
         saver = tf.compat.v1.train.Saver(sharded=True, save_relative_paths=True)
         saver.save(session, str(folder / "model.ckpt"), global_step=step, write_meta_graph=False)

@@ -13,15 +13,12 @@ from switch_tf import SwitchConfig, SwitchTransformer, conversion
 from switch_tf.cli import main
 from switch_tf.conversion import (
     checkpoint_files,
-    converting,
-    formats,
     initial_weights,
     linked_weights,
     mesh_tensorflow_file,
     t5x,
 )
-from switch_tf.storage import places
-from tests.conversion import t5x_checkpoints
+from tests.conversion import from_bucket, t5x_checkpoints
 from tests.conversion.mesh_tensorflow_checkpoints import variables_from, write
 
 GOLDEN = pathlib.Path(__file__).parents[1] / "golden" / "hugging_face"
@@ -182,7 +179,7 @@ def test_the_command_takes_the_model_from_gin_files_and_the_path_of_one_checkpoi
 def test_a_run_starts_from_a_checkpoint_with_its_own_configuration(tmp_path):
     config, variables = golden("switch")
     run = types.SimpleNamespace(initial_checkpoint=str(write(tmp_path, variables) / "model.ckpt-7"),
-                                model_dir=str(tmp_path / "run"))
+                                initial_variables="all", model_dir=str(tmp_path / "run"))
     with initial_weights.converted(run, config) as weights:
         assert_same_logits(conversion.from_switch_tf(weights), "switch")
     with (pytest.raises(ValueError, match="has shape .64, 16., but its configuration asks for .80, 16."),
@@ -197,18 +194,10 @@ def test_a_folder_in_a_bucket_is_copied_without_graphs_and_events(bucket, tmp_pa
         (folder / name).write_text("many bytes")
     (folder / "eval").mkdir()
     (folder / "eval" / "events.out.tfevents.2").write_text("many bytes")
-    place = places.at(bucket.new_folder())
-    places.upload(folder, place)
-    copied, read = [], formats.mesh_tensorflow.open_mesh_tensorflow
-
-    def open_mesh_tensorflow(local, config):
-        copied.extend(path.name for path in local.iterdir())
-        return read(local, config)
-
-    monkeypatch.setattr("switch_tf.conversion.mesh_tensorflow.open_mesh_tensorflow", open_mesh_tensorflow)
-    converting.convert(place, tmp_path / "ours", formats.SWITCH_TF, config=config)
+    reader = "switch_tf.conversion.mesh_tensorflow.open_mesh_tensorflow"
+    copied = from_bucket.convert(folder, bucket, monkeypatch, reader, tmp_path / "ours", config)
     assert_same_logits(conversion.from_switch_tf(tmp_path / "ours"), "t5_1_0")
-    assert sorted(copied) == ["checkpoint", "model.ckpt-7.data-00000-of-00001", "model.ckpt-7.index"]
+    assert copied == ["checkpoint", "model.ckpt-7.data-00000-of-00001", "model.ckpt-7.index"]
 
 
 def test_the_model_is_needed_and_presets_of_its_size_are_named(tmp_path):

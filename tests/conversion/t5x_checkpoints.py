@@ -102,7 +102,7 @@ def _chunks(shape):
 
 
 def write(folder: pathlib.Path, arrays: dict[str, np.ndarray], dtype: str = "float32", reference: str = "spec",
-          inline: int = 20) -> pathlib.Path:
+          inline: int = 20, slots: dict[str, dict[str, np.ndarray]] | None = None, step: int = 7) -> pathlib.Path:
     """Writes a checkpoint.
 
     Args:
@@ -111,29 +111,35 @@ def write(folder: pathlib.Path, arrays: dict[str, np.ndarray], dtype: str = "flo
         dtype: Name of the dtype on disk.
         reference: "spec", "old_spec" as before tensorstore 0.1.14 on gs://, or "placeholder" as Orbax wrote it.
         inline: Arrays of at most so many elements are in the msgpack file.
+        slots: Name of a weight -> name of a slot -> <float32> values. By default a slot v like the weight, in the file.
+        step: Number of steps.
     """
     folder.mkdir(parents=True)
-    leaves = {}
-    for name, values in arrays.items():
+
+    def leaf(name, values, dtype):
         values = np.asarray(values).astype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
-        if values.size <= inline:
-            leaves[name] = values
-            continue
-        place = f"target.{name.replace('/', '.')}"
-        spec = {"driver": "zarr", "dtype": dtype, "kvstore": {"driver": "file", "path": place},
-                "metadata": {"compressor": {"id": "gzip"}, "shape": list(values.shape),
-                             "chunks": _chunks(values.shape)}}
-        on_disk = {**spec, "kvstore": {"driver": "file", "path": str(folder / place), "file_io_sync": False}}
-        tensorstore.open(on_disk, create=True, open=True).result().write(values).result()
-        leaves[name] = {
-            "spec": tensorstore.Spec(spec).to_json(),
-            "old_spec": {**spec, "kvstore": {"driver": "gcs", "bucket": "t5x-dummy-bucket"}, "path": place},
-            "placeholder": f"PLACEHOLDER://{place}"}[reference]
-    state = {"step": np.int32(7), "param_states": nested({name: {"v": values} for name, values in arrays.items()})}
-    tree = {"target": nested(leaves), "state": state}
+        place = name.replace("/", ".")
+        return values if values.size <= inline else _write_array(folder, place, values, dtype, reference)
+
+    param_states = {name: {"v": values} for name, values in arrays.items()} if slots is None else {
+        name: slots[name] and {slot: leaf(f"state/param_states/{name}/{slot}", values, "float32")
+                               for slot, values in slots[name].items()} for name in slots}
+    tree = {"target": nested({name: leaf(f"target/{name}", values, dtype) for name, values in arrays.items()}),
+            "state": {"step": np.int32(step), "param_states": nested(param_states)}}
     content = tree if reference == "placeholder" else {"version": 3, "optimizer": tree}
     (folder / "checkpoint").write_bytes(flax.serialization.to_bytes(content))
     return folder
+
+
+def _write_array(folder, place, values, dtype, reference):
+    """Writes a zarr folder; returns the leaf that stands for it."""
+    spec = {"driver": "zarr", "dtype": dtype, "kvstore": {"driver": "file", "path": place},
+            "metadata": {"compressor": {"id": "gzip"}, "shape": list(values.shape), "chunks": _chunks(values.shape)}}
+    on_disk = {**spec, "kvstore": {"driver": "file", "path": str(folder / place), "file_io_sync": False}}
+    tensorstore.open(on_disk, create=True, open=True).result().write(values).result()
+    return {"spec": tensorstore.Spec(spec).to_json(),
+            "old_spec": {**spec, "kvstore": {"driver": "gcs", "bucket": "t5x-dummy-bucket"}, "path": place},
+            "placeholder": f"PLACEHOLDER://{place}"}[reference]
 
 
 def with_layer_biases(arrays: dict[str, np.ndarray], num_layers: dict[str, int]) -> dict[str, np.ndarray]:

@@ -14,10 +14,11 @@ from tests.conversion.t5x_checkpoints import nested, scanned, with_layer_biases,
 from tests.conversion.t5x_test import assert_same_logits, golden, refusal
 
 
-def write_orbax(folder, arrays, dtype="float32", **options):
+def write_orbax(folder, arrays, dtype="float32", slots=None, step=7, **options):
     """Writes a T5X train state as Orbax does; returns the folder of the step."""
     tree = {"target": nested({name: values.astype(dtype) for name, values in arrays.items()}),
-            "state": {"step": 7, "param_states": nested({name: {"v": values} for name, values in arrays.items()})}}
+            "state": {"step": step, "param_states": nested(
+                slots or {name: {"v": values} for name, values in arrays.items()})}}
     handler = orbax.checkpoint.PyTreeCheckpointHandler(**options)
     orbax.checkpoint.Checkpointer(handler).save(folder / "state", tree)
     return folder

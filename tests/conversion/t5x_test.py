@@ -12,8 +12,8 @@ import pytest
 
 from switch_tf import SwitchConfig, SwitchTransformer, conversion
 from switch_tf.cli import main
-from switch_tf.conversion import checkpoint_files, converting, formats, initial_weights, linked_weights
-from switch_tf.storage import places
+from switch_tf.conversion import checkpoint_files, formats, initial_weights, linked_weights
+from tests.conversion import from_bucket
 from tests.conversion.t5x_checkpoints import arrays_from, write
 
 GOLDEN = pathlib.Path(__file__).parents[1] / "golden" / "hugging_face"
@@ -144,7 +144,7 @@ def test_the_command_takes_the_model_from_gin_files(tmp_path, capsys, monkeypatc
 def test_a_run_starts_from_a_checkpoint_with_its_own_configuration(tmp_path):
     config, arrays = golden("switch")
     run = types.SimpleNamespace(initial_checkpoint=str(write(tmp_path / "checkpoint_7", arrays)),
-                                model_dir=str(tmp_path / "run"))
+                                initial_variables="all", model_dir=str(tmp_path / "run"))
     with initial_weights.converted(run, config) as weights:
         assert_same_logits(conversion.from_switch_tf(weights), "switch")
     with (pytest.raises(ValueError, match="has shape .64, 16., but its configuration asks for .80, 16."),
@@ -157,16 +157,8 @@ def test_a_checkpoint_in_a_bucket_is_read_without_the_optimizers_state(bucket, t
     folder = write(tmp_path / "in", arrays)
     (folder / "state.param_states.a.v").mkdir()
     (folder / "state.param_states.a.v" / "0").write_text("many bytes")
-    place = places.at(bucket.new_folder())
-    places.upload(folder, place)
-    copied, read = [], formats.t5x.open_t5x
-
-    def open_t5x(local, config):
-        copied.extend(path.name for path in local.iterdir())
-        return read(local, config)
-
-    monkeypatch.setattr("switch_tf.conversion.t5x.open_t5x", open_t5x)
-    converting.convert(place, tmp_path / "ours", formats.SWITCH_TF, config=config)
+    copied = from_bucket.convert(folder, bucket, monkeypatch, "switch_tf.conversion.t5x.open_t5x", tmp_path / "ours",
+                                 config)
     assert_same_logits(conversion.from_switch_tf(tmp_path / "ours"), "t5_1_0")
     assert "checkpoint" in copied and not [name for name in copied if name.startswith("state")]
 

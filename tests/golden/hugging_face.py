@@ -19,6 +19,8 @@ from transformers import (
     T5Config,
     T5EncoderModel,
     T5ForConditionalGeneration,
+    UMT5Config,
+    UMT5ForConditionalGeneration,
 )
 
 FOLDER = pathlib.Path(__file__).with_suffix("")
@@ -45,6 +47,7 @@ CASES = {
     "switch_step_4": (SwitchTransformersForConditionalGeneration, SwitchTransformersConfig(
         num_layers=8, num_decoder_layers=2, num_sparse_encoder_layers=2, num_sparse_decoder_layers=0,
         expert_capacity=2, **SWITCH)),
+    "umt5": (UMT5ForConditionalGeneration, UMT5Config(**T5)),
 }
 # Encoders alone, with activations that no other case has.
 ENCODERS = {"encoder_gelu": {"feed_forward_proj": "gated-gelu", "dense_act_fn": "gelu"},
@@ -68,8 +71,9 @@ GRADIENTS = {
 def make_model(model_class, config, generator):
     """A model in evaluation mode with random weights of a size that keeps the logits near 1."""
     model = model_class(config).eval()
-    if model_class is T5ForConditionalGeneration and not config.scale_decoder_outputs:
-        # transformers 5 ties the logits of every new T5; those of T5 1.1 have weights of their own.
+    if model_class is UMT5ForConditionalGeneration or (
+            model_class is T5ForConditionalGeneration and not config.scale_decoder_outputs):
+        # transformers 5 ties the logits of every new T5; those of T5 1.1 and UMT5 have weights of their own.
         model.lm_head.weight = torch.nn.Parameter(torch.empty_like(model.shared.weight))
     with torch.no_grad():
         for name, weight in model.named_parameters():

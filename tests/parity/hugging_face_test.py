@@ -22,7 +22,7 @@ from switch_tf.models.switch_transformer import SwitchTransformer
 
 GOLDEN = pathlib.Path(__file__).parents[1] / "golden" / "hugging_face"
 SPARSE_LAYERS = {
-    "t5_1_0": ((), ()), "t5_1_1": ((), ()), "switch": ((1, 3), (1,)), "switch_untied": ((1,), (1,)),
+    "t5_1_0": ((), ()), "t5_1_1": ((), ()), "umt5": ((), ()), "switch": ((1, 3), (1,)), "switch_untied": ((1,), (1,)),
     "switch_step_1": ((0, 1), (0, 1)), "switch_step_4": ((1, 5), (1,))}
 CASES = tuple(SPARSE_LAYERS)
 TOLERANCE = 1e-4
