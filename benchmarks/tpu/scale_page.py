@@ -30,6 +30,7 @@ def page(sparse: list[tuple[str, dict, dict]], yardstick: tuple[str, dict], comm
             for name, result in (*((name, result) for name, result, _ in sparse), yardstick)]),
         memory=_table(["model", "weights", "slots", "gradients", "temporaries", "program", "needed", "chip has"], [
             [name, *(f"{size / GIB:.2f}" for size in _memory(result))] for name, result in rows]),
+        too_large="".join(map(_too_large, rows)),
         sent=_table(["model", *KINDS, "warnings"], [
             [name, *(_sent(result, kind) for kind in KINDS), "; ".join(result["warnings"]) or "none"]
             for name, result in rows]),
@@ -62,6 +63,13 @@ def _memory(result):
     return [*(memory[kind] for kind in kinds), result["chip_bytes"]]
 
 
+def _too_large(row):
+    """Returns a paragraph about a model that its chips do not hold, or ""."""
+    name, result = row
+    share = result["bytes_per_device"]["needed"] / result["chip_bytes"] - 1
+    return f"\nThe {name} needs {share:.0%} more than its chip has; take a smaller batch.\n" if share > 0 else ""
+
+
 def _sent(result, kind):
     entry = result["collectives"].get(kind)
     return f"{entry['count']} ({entry['bytes'] / 2**20:,.0f} MiB)" if entry else "0"
@@ -86,7 +94,7 @@ TEXT = """# Trillions on paper
 .venv/bin/python benchmarks/tpu/scale.py --output docs/scale.md     # writes this page, hours of compiling
 ```
 
-One training step of the largest models, compiled by the real TPU compiler for pods that hold them. **Nothing here ran
+One training step of the largest models, compiled by the real TPU compiler for pods. **Nothing here ran
 on a TPU.** Memory and collectives are the compiler's own, for the depths in the table and extrapolated linearly to
 all layers ([compile](compile.md) shows the accuracy). Times are predictions by the compiler's own clock, above a
 floor of nominal rates.
@@ -98,12 +106,12 @@ floor of nominal rates.
 ## Does it fit?
 
 Weights are float32, computation is in bfloat16, and the optimizer is Adafactor with factored slots, so the state is
-little more than four bytes per parameter. Gradients, which live between the two functions of a step, are four more.
-Under `--backend=pjrt` a step is one function, and they are temporaries
-([compared](notebook/tpu.md#shardy-beside-gspmd-one-function-beside-two)). A chip's share, in GiB:
+little more than four bytes per parameter. A step is one function, and gradients are temporaries of it. (With gradients
+and update in two functions, four bytes per parameter lived between them:
+[compared](notebook/tpu.md#shardy-beside-gspmd-one-function-beside-two).) A chip's share, in GiB:
 
 {memory}
-
+{too_large}
 ## What is sent?
 
 Number in a step, and bytes of the results on one chip. Experts cost four all-to-alls per sparse layer: there and
