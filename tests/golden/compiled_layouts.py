@@ -1,7 +1,6 @@
 """What the TPU compiler makes of steps under layouts: collectives, bytes and time on one chip of v5e:2x4, and of pods.
 
-The step is one program, as PJRT trains it. Pods are of an older version, in two, whose temporaries are those of the
-program that needs more of them.
+The step is one program, as PJRT trains it.
 
 Run it, or `make golden`, to write compiled_layouts.json anew.
 """
