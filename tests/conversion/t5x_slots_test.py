@@ -111,7 +111,8 @@ WRITERS = {"msgpack": lambda folder, *arguments, **more: write(folder, *argument
 
 
 @pytest.mark.parametrize(("case", "is_scanned", "writer"), [
-    ("dense", False, "zarr"), ("dense", True, "msgpack"), ("moe", False, "ocdbt"), ("moe", True, "orbax")])
+    ("dense", False, "zarr"), pytest.param("dense", True, "msgpack", marks=pytest.mark.slow),
+    pytest.param("moe", False, "ocdbt", marks=pytest.mark.slow), ("moe", True, "orbax")])
 def test_the_next_step_is_t5xs(case, is_scanned, writer, tmp_path):
     arrays, gradients = (arrays_of(case, is_scanned, seed) for seed in (2, 3))
     config, slots = config_of(case, is_scanned), slots_of(arrays)
@@ -201,6 +202,7 @@ def test_factored_slots_of_a_weight_that_this_package_keeps_whole_are_refused(tm
                                        tmp_path)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_in_a_bucket_is_copied_with_its_slots(small, bucket, monkeypatch, tmp_path):
     arrays, slots = small
     whole = np.arange(8 * 12, dtype="float32").reshape(8, 12)

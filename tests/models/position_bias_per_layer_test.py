@@ -67,9 +67,12 @@ def test_the_gin_file_of_its_weights_has_the_field(model):
     assert "  relative_attention_per_layer = True\n" in model_gin.gin_text(model.config)
 
 
-def test_hugging_faces_t5_cannot_hold_it(model, tmp_path):
-    with pytest.raises(ValueError, match=r"but here each layer has its own \(relative_attention_per_layer=True\)"):
-        conversion.to_hugging_face(model, tmp_path / "out")
+def test_hugging_faces_umt5_holds_it(model, tmp_path):
+    conversion.to_hugging_face(model, tmp_path / "out")
+    back = conversion.from_hugging_face(tmp_path / "out")
+    assert back.config.relative_attention_per_layer
+    for ours, theirs in zip(model.get_weights(), back.get_weights(), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
 
 
 def test_only_true_and_false_are_taken():
