@@ -17,22 +17,40 @@ DATA = (("batch", "data"), ("group", "data"))
 
 
 @pytest.fixture
-def on_tpu(monkeypatch):
-    """A machine with eight TPU devices, those of JAX's client for CPUs; gives what TensorFlow must not see."""
+def accelerated(monkeypatch):
+    """Function that makes JAX's devices of the CPU pass for a kind; returns a list of what TensorFlow must not see."""
     hidden = []
-    installed_version = environment.installed_version
-    monkeypatch.setattr(environment, "installed_version",
-                        lambda name: None if name == "tensorflow-tpu" else installed_version(name))
-    monkeypatch.setattr(host, "has_tpu", lambda: True)
     monkeypatch.setattr(devices, "_chosen", None)
-    monkeypatch.setitem(pjrt_client._PLATFORMS, "TPU", "cpu")
-    monkeypatch.setitem(pjrt_client._NAMES, "TPU", "cpu")
     monkeypatch.setattr(tf.config, "set_visible_devices", lambda *arguments: hidden.append(arguments))
     monkeypatch.setenv("TPU_WORKER_HOSTNAMES", "localhost")
     monkeypatch.delenv("TF_CONFIG", raising=False)
     before = jax.config.jax_compilation_cache_dir
-    yield hidden
+
+    def pass_for(kind):
+        monkeypatch.setitem(pjrt_client._PLATFORMS, kind, "cpu")
+        monkeypatch.setitem(pjrt_client._NAMES, kind, "cpu")
+        return hidden
+
+    yield pass_for
     jax.config.update("jax_compilation_cache_dir", before)
+
+
+@pytest.fixture
+def on_tpu(accelerated, monkeypatch):
+    """A machine with eight TPU devices; gives what TensorFlow must not see."""
+    installed_version = environment.installed_version
+    monkeypatch.setattr(environment, "installed_version",
+                        lambda name: None if name == "tensorflow-tpu" else installed_version(name))
+    monkeypatch.setattr(host, "has_tpu", lambda: True)
+    return accelerated("TPU")
+
+
+@pytest.fixture
+def on_gpu(accelerated, monkeypatch):
+    """A machine with eight GPUs and JAX's client for them; gives what TensorFlow must not see."""
+    monkeypatch.setattr(environment, "cuda_plugin", lambda: "jax-cuda12-plugin")
+    monkeypatch.setattr(host, "gpus", lambda: ["0"])
+    return accelerated("GPU")
 
 
 def test_a_tpu_is_trained_on_by_pjrt(on_tpu):
@@ -89,22 +107,6 @@ def test_gpus_and_cpus_keep_their_defaults(on_tpu, monkeypatch):
     assert type(backends.create_partitioner(Layout())) is Partitioner
     monkeypatch.setattr(dtensor, "create", lambda layout, members: "dtensor")
     assert backends.create_partitioner(Layout("data=8", DATA)) == "dtensor"
-
-
-@pytest.fixture
-def on_gpu(monkeypatch):
-    """A machine with GPUs, those of JAX's client for CPUs; gives what TensorFlow must not see."""
-    hidden = []
-    monkeypatch.setattr(environment, "cuda_plugin", lambda: "jax-cuda12-plugin")
-    monkeypatch.setattr(host, "gpus", lambda: ["0"])
-    monkeypatch.setattr(devices, "_chosen", None)
-    monkeypatch.setitem(pjrt_client._PLATFORMS, "GPU", "cpu")
-    monkeypatch.setitem(pjrt_client._NAMES, "GPU", "cpu")
-    monkeypatch.setattr(tf.config, "set_visible_devices", lambda *arguments: hidden.append(arguments))
-    monkeypatch.delenv("TF_CONFIG", raising=False)
-    before = jax.config.jax_compilation_cache_dir
-    yield hidden
-    jax.config.update("jax_compilation_cache_dir", before)
 
 
 def test_gpus_are_trained_on_by_pjrt(on_gpu):
