@@ -51,6 +51,8 @@ def pytest_configure(config):
     """Devices and graph optimiser of a process that tests; one that hands them out to others needs no TensorFlow."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in a shell's background; tests interrupt their children
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if "accelerator" not in config.option.markexpr.replace("not accelerator", ""):
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # tests run on the CPU on any machine
     if getattr(config.option, "dist", "no") != "no" and not hasattr(config, "workerinput"):
         return
     import jax
