@@ -95,8 +95,8 @@ def compare(comparison: Comparison, rounds: int, progress: Progress) -> list[dic
         while waiting:
             if all(contender.on_accelerator for contender in waiting):
                 with futures.ThreadPoolExecutor(len(waiting)) as pool:
-                    for contender in waiting:
-                        pool.submit(_start, contender, workers, results, progress, comparison.title, rounds)
+                    list(pool.map(lambda one: _start(one, workers, results, progress, comparison.title, rounds),
+                                  waiting))
                 waiting = []
             while waiting and (len(workers) < at_least or _has_room(workers)):
                 _start(waiting.pop(0), workers, results, progress, comparison.title, rounds)
