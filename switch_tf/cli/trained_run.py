@@ -126,7 +126,7 @@ def load_to_answer(arguments: argparse.Namespace, folder: pathlib.Path) -> Any:
 def _is_for_pjrt(arguments, folder):
     """Returns whether PJRT answers: if asked to, and on a TPU or GPU of JAX for runs that trained with it."""
     configuration = folder / CONFIGURATION
-    has_accelerator = host.has_tpu() or devices.is_gpu_of_jax()
+    has_accelerator = host.has_tpu() or host.has_gpu_of_jax()
     if arguments.backend is None and has_accelerator and configuration.is_file():
         return bool(re.search(r"^[\w.]*Layout\.backend\s*=\s*['\"]pjrt['\"]", configuration.read_text(), re.MULTILINE))
     return arguments.backend == "pjrt"

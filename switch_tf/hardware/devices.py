@@ -35,11 +35,6 @@ def is_tpu_of_jax() -> bool:
     return device_type() == "TPU" and host.has_tpu() and environment.installed_version("tensorflow-tpu") is None
 
 
-def is_gpu_of_jax() -> bool:
-    """Returns whether a run uses this machine's GPUs through JAX, if it names no back end."""
-    return bool(host.gpus()) and environment.cuda_plugin() is not None
-
-
 def use_host(command: str, alternative: str = "") -> None:
     """Makes the rest of this process run on the host's CPU, on a machine with a TPU, and prints so.
 

@@ -5,6 +5,8 @@ import itertools
 import os
 import pathlib
 
+from switch_tf import environment
+
 
 def memory(entry: str) -> int:
     """Returns an entry of Linux's memory statistics in bytes, such as "MemTotal" or "MemAvailable"."""
@@ -45,6 +47,11 @@ def gpus() -> list[str]:
         return list(itertools.takewhile(lambda name: not name.startswith("-"), names))  # as CUDA reads it
     numbers = (file.removeprefix("/dev/nvidia") for file in glob.glob("/dev/nvidia[0-9]*"))
     return sorted(filter(str.isdecimal, numbers), key=int)
+
+
+def has_gpu_of_jax() -> bool:
+    """Returns whether this machine has GPUs and JAX's client for them, which a run uses if it names no back end."""
+    return bool(gpus()) and environment.cuda_plugin() is not None
 
 
 def skip_tpu_metadata_query() -> None:

@@ -2,7 +2,7 @@
 
 from etils import epy
 
-from switch_tf.hardware import devices
+from switch_tf.hardware import devices, host
 from switch_tf.partitioning.backends import dtensor, dtensor_mesh
 from switch_tf.partitioning.cluster import Cluster
 from switch_tf.partitioning.layout import Layout
@@ -22,7 +22,7 @@ def create(layout: Layout, members: Cluster) -> Partitioner:
     """
     if devices.is_tpu_of_jax():
         return _on_tpu(layout, members)
-    if devices.is_gpu_of_jax():
+    if host.has_gpu_of_jax():
         return pjrt.create(layout, members)
     kind = devices.device_type()
     if len(members.addresses) == 1 and kind != "TPU":
