@@ -31,8 +31,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help="to Hugging Face: the tensors' dtype. bfloat16 keeps the bits of bfloat16 weights and "
                              "rounds others")
     parser.add_argument("--verify", action="store_true",
-                        help="read the output and compare it with the input: logits, or every weight of a model that "
-                             "does not fit into memory")
+                        help="read the output and compare every weight with the input, and logits if two models fit "
+                             "into memory")
     parser.add_argument("--with_optimizer", action="store_true",
                         help="of T5X and Mesh TensorFlow: also Adafactor's slots and its step, to go on with them")
     gin_files.add_arguments(parser)

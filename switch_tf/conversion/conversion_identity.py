@@ -42,7 +42,7 @@ def _sum(values):
 
 
 def _state(place: Any, hidden: Any) -> Iterator[tuple[str, int, float]]:
-    """Yields path, size and time of the files in a folder, or of those whose names begin with that of a checkpoint."""
+    """Yields path, size and time of each file in a folder, or of each file of a checkpoint such as model.ckpt-7."""
     is_folder = place.is_dir()
     entries = place.iterdir() if is_folder else (
         entry for entry in place.parent.iterdir() if entry.name.startswith(f"{place.name}."))

@@ -127,7 +127,7 @@ def resumable_folder(folder: str | os.PathLike, marker: str, identity: Entry | N
 
 
 def _check_room(place, num_bytes):
-    """Checks the room for a folder of which a part may be there already."""
+    """Raises Refusal if the disk has no room for the rest of a folder that may be partly written."""
     missing = num_bytes - places.tree_size(place) - shutil.disk_usage(place).free
     if missing > 0:
         reason = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -12,7 +12,7 @@ IDENTITY = {"source": "a", "size": 3}
 
 
 def write_two_parts(folder, identity=IDENTITY, error=None):
-    """Writes parts 0 and 1, of which an interrupted work may have finished some. Returns the numbers of those."""
+    """Writes those of parts 0 and 1 that are not finished yet. Returns the numbers of the others."""
     with resumable_folder(folder, "1", identity) as work:
         before = [entry["number"] for entry in work.finished]
         for number in range(len(before), 2):
