@@ -1,22 +1,19 @@
-"""The mean of the weights of several checkpoints of a run, computed in float64, one tensor at a time."""
+"""The mean of the weights of several checkpoints of a run, computed in float64, a portion at a time."""
 
-import math
 import pathlib
 
 import numpy as np
 
-from switch_tf.checkpoints import sizes, tensors
-from switch_tf.checkpoints.stored_weights import StoredWeights
-from switch_tf.conversion import own, source_vocabulary
+import switch_tf
+from switch_tf.checkpoints import folders
+from switch_tf.conversion import own, own_writing, portions, source_vocabulary
 from switch_tf.conversion.converting import start_from
-from switch_tf.conversion.linked_weights import check_memory
-from switch_tf.models.switch_transformer import SwitchTransformer
-from switch_tf.reporting import progress
+from switch_tf.conversion.weight_source import WeightSource
 from switch_tf.surgery import sources
 
 
-def average(checkpoints: list[pathlib.Path]) -> SwitchTransformer:
-    """Returns a model with the mean of the weights of checkpoints of one model.
+def open_mean(checkpoints: list[pathlib.Path]) -> WeightSource:
+    """Returns the mean of the weights of checkpoints of one model.
 
     Args:
         checkpoints: Checkpoint folders.
@@ -26,25 +23,20 @@ def average(checkpoints: list[pathlib.Path]) -> SwitchTransformer:
         Refusal: The checkpoints are of different models.
     """
     sources.check_same(checkpoints)
-    config = sources.recorded_config(checkpoints[-1])
-    for checkpoint in checkpoints:
-        sizes.check(config, checkpoint)
-    check_memory(config)
-    model = SwitchTransformer(config)
-    model.build()
-    opened = [StoredWeights(checkpoint) for checkpoint in checkpoints]
-    with progress.bar(4 * config.num_parameters * len(opened), "averaging") as bar:
-        for path, variable in tensors.state_variables(model).items():
-            total = np.zeros(variable.shape)
-            for weights in opened:
-                total += weights.read(path)
-                bar.update(4 * math.prod(variable.shape))
-            variable.assign((total / len(opened)).astype(variable.dtype))
-    return model
+    opened = [own.open_switch_tf(checkpoint) for checkpoint in checkpoints]
+    weights = opened[-1].weights
+
+    def read(name, rows):
+        total = np.zeros((), np.float64)
+        for one in opened:
+            total = total + one.read(name, rows)
+        return (total / len(opened)).astype(weights[name].dtype)
+
+    return WeightSource(opened[-1].config, weights, read)
 
 
 def average_run(run_folder: pathlib.Path, checkpoints: list[pathlib.Path], output: pathlib.Path) -> tuple[dict, str]:
-    """Writes the mean of the weights of checkpoints of a run.
+    """Writes the mean of the weights of checkpoints of a run. After a kill, the same call goes on.
 
     Args:
         run_folder: Run folder, whose vocabulary goes along.
@@ -57,12 +49,14 @@ def average_run(run_folder: pathlib.Path, checkpoints: list[pathlib.Path], outpu
     Raises:
         Refusal: The checkpoints are damaged or of different models, or the folder cannot be written.
     """
-    model, vocabulary = average(checkpoints), source_vocabulary.find(run_folder)
-    own.to_switch_tf(model, output, vocabulary.content)
+    mean, vocabulary = open_mean(checkpoints), source_vocabulary.find(run_folder)
+    identity = {"mean of": [folders.identity(folders.describe(checkpoint)) for checkpoint in checkpoints],
+                "version of switch_tf": switch_tf.__version__, "size of a part": portions.LARGEST}
+    own_writing.write(mean, output, vocabulary.content, identity)
     name, lines = start_from(output, vocabulary)
     steps = [int(checkpoint.name.removeprefix("step_")) for checkpoint in checkpoints]
     result = {"run": str(run_folder), "steps": steps, "output": str(output),
-              "num_parameters": model.config.num_parameters, "vocabulary": name}
+              "num_parameters": mean.config.num_parameters, "vocabulary": name}
     shown = f"{', '.join(map(str, steps[:-1]))} and {steps[-1]}"
-    text = f"{model.config.num_parameters:,} parameters in {output}, the mean of steps {shown} of {run_folder}."
+    text = f"{mean.config.num_parameters:,} parameters in {output}, the mean of steps {shown} of {run_folder}."
     return result, "\n".join([text, *lines])

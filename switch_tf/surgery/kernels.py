@@ -34,14 +34,14 @@ class Changes:
         checks.fields(self, ("seed",), checks.integer, 0)
 
 
-def drawn_units(num_experts: int, width: int, share: float, generator: np.random.Generator) -> list[np.ndarray]:
-    """Returns the indices of each expert's hidden units that are drawn anew, the same for all of its kernels."""
-    return [generator.choice(width, size=round(share * width), replace=False) for _ in range(num_experts)]
+def drawn_units(width: int, share: float, generator: np.random.Generator) -> np.ndarray:
+    """Returns the indices of an expert's hidden units that are drawn anew, the same for all of its kernels."""
+    return generator.choice(width, size=round(share * width), replace=False)
 
 
-def stacked(dense: np.ndarray, hidden_axis: int, width: int, units: list[np.ndarray], noise: float,
-            generator: np.random.Generator) -> np.ndarray:
-    """Returns a kernel of all experts.
+def of_expert(dense: np.ndarray, hidden_axis: int, width: int, expert: int, drawn: np.ndarray, spread: float,
+              generator: np.random.Generator) -> np.ndarray:
+    """Returns a kernel of one expert.
 
     With experts narrower than the dense layer, by a factor k, expert e holds slice e % k of the hidden units (granular
     upcycling, arXiv 2410.07524).
@@ -50,26 +50,24 @@ def stacked(dense: np.ndarray, hidden_axis: int, width: int, units: list[np.ndar
         dense: <float32>[d_model, d_ff] or [d_ff, d_model].
         hidden_axis: int. Axis of the hidden units.
         width: int. Hidden units of an expert.
-        units: Hidden units to draw anew, one array for each expert.
-        noise: float, see `Changes`.
+        expert: int.
+        drawn: <int>[n]. Hidden units to draw anew.
+        spread: float. Standard deviation of the noise.
         generator: Source of the draws.
 
     Returns:
-        <float32>[num_experts, d_model, width] or [num_experts, width, d_model].
+        <float32>[d_model, width] or [width, d_model].
     """
     slices = np.split(dense, dense.shape[hidden_axis] // width, axis=hidden_axis)
-    kernels = np.empty((len(units), *slices[0].shape), np.float32)
-    spread = np.float32(noise * dense.std())
-    for expert, (kernel, drawn) in enumerate(zip(kernels, units, strict=True)):
-        source = slices[expert % len(slices)]
-        kernel[...] = source
-        if drawn.size:
-            place = (slice(None),) * hidden_axis + (drawn,)
-            replaced = source[place]
-            kernel[place] = replaced.mean() + replaced.std() * generator.standard_normal(replaced.shape, np.float32)
-        if spread:
-            kernel += spread * generator.standard_normal(kernel.shape, np.float32)
-    return kernels
+    source = slices[expert % len(slices)]
+    kernel = np.array(source, np.float32)
+    if drawn.size:
+        place = (slice(None),) * hidden_axis + (drawn,)
+        replaced = source[place]
+        kernel[place] = replaced.mean() + replaced.std() * generator.standard_normal(replaced.shape, np.float32)
+    if spread:
+        kernel += np.float32(spread) * generator.standard_normal(kernel.shape, np.float32)
+    return kernel
 
 
 def router_kernel(d_model: int, num_experts: int, num_slices: int, init_scale: float,

@@ -9,6 +9,8 @@ import tensorflow as tf
 from switch_tf import SwitchTransformer, conversion, data
 from switch_tf.checkpoints import continuation, folders, tensors
 from switch_tf.checkpoints.checkpointer import Checkpointer
+from switch_tf.checkpoints.stored_weights import StoredWeights
+from switch_tf.conversion import weight_source
 from switch_tf.storage import places
 from switch_tf.surgery import averaging, sources
 
@@ -39,20 +41,20 @@ def save(model, tmp_path):
     return save
 
 
-def _values(made):
-    return {float(value) for variable in made.variables for value in np.unique(variable.numpy())}
+def _values(mean):
+    return {float(value) for name in mean.weights for value in np.unique(mean.read(name, slice(None)))}
 
 
 def test_the_mean_of_the_last_checkpoints(save):
     run = save({1: 9.0, 2: 1.0, 3: 2.0, 4: 6.0})
-    assert _values(averaging.average(sources.newest(run, 3))) == {3.0}  # (1 + 2 + 6) / 3
-    assert _values(averaging.average(sources.newest(run, 2))) == {4.0}
+    assert _values(averaging.open_mean(sources.newest(run, 3))) == {3.0}  # (1 + 2 + 6) / 3
+    assert _values(averaging.open_mean(sources.newest(run, 2))) == {4.0}
 
 
 def test_sums_are_wider_than_the_weights(save):
     # In float32, 2^24 + 1 is 2^24: the mean would be 2^24 / 3 + 1/3.
     run = save({1: 2.0**24, 2: 1.0, 3: 1.0})
-    assert _values(averaging.average(sources.newest(run, 3))) == {float(np.float32((2**24 + 2) / 3))}
+    assert _values(averaging.open_mean(sources.newest(run, 3))) == {float(np.float32((2**24 + 2) / 3))}
 
 
 def test_the_written_mean_is_a_checkpoint_to_start_from(save, model, tmp_path):
@@ -61,12 +63,12 @@ def test_the_written_mean_is_a_checkpoint_to_start_from(save, model, tmp_path):
     assert result["steps"] == [1, 2] and result["num_parameters"] == model.config.num_parameters
     assert "the mean of steps 1 and 2 of" in text and f"--gin_file={tmp_path}/mean/model.gin" in text
     again = conversion.from_switch_tf(tmp_path / "mean")
-    assert again.config == model.config and _values(again) == {1.5}
+    assert again.config == model.config and _values(weight_source.of_model(again)) == {1.5}
 
 
 def test_a_run_in_a_bucket(save, bucket):
     run = save({1: 1.0, 2: 2.0}, folder=bucket.new_folder())
-    assert _values(averaging.average(sources.newest(run, 2))) == {1.5}
+    assert _values(averaging.open_mean(sources.newest(run, 2))) == {1.5}
 
 
 def test_checkpoints_of_different_models_are_refused_by_the_first_difference(save, model):
@@ -74,7 +76,7 @@ def test_checkpoints_of_different_models_are_refused_by_the_first_difference(sav
     run = save({2: 2.0}, dataclasses.replace(model.config, activation="gelu"))
     with pytest.raises(ValueError, match="step_00000002 is of another model than .*step_00000001: "
                                          "SwitchConfig.activation was 'relu' and is 'gelu'. Average checkpoints of"):
-        averaging.average(sources.newest(run, 2))
+        averaging.open_mean(sources.newest(run, 2))
 
 
 def test_a_checkpoint_that_is_removed_meanwhile_is_named(save):
@@ -82,7 +84,7 @@ def test_a_checkpoint_that_is_removed_meanwhile_is_named(save):
     checkpoints = sources.newest(run, 2)
     places.remove_tree(checkpoints[0])
     with pytest.raises(ValueError, match="step_00000001 was removed by its run before it was read"):
-        averaging.StoredWeights(checkpoints[0])
+        StoredWeights(checkpoints[0])
 
 
 def test_a_damaged_checkpoint_is_named(save):
@@ -92,7 +94,7 @@ def test_a_damaged_checkpoint_is_named(save):
     content[len(content) // 2] ^= 1
     file.write_bytes(content)
     with pytest.raises(folders.BrokenCheckpoint, match="step_00000001 is damaged"):
-        averaging.average(sources.newest(run, 2))
+        _values(averaging.open_mean(sources.newest(run, 2)))
 
 
 def test_too_few_checkpoints_are_refused(save):

@@ -13,9 +13,16 @@ def rng():
     return np.random.default_rng(0)
 
 
+def stacked(dense, hidden_axis, width, units, spread):
+    """The kernels of all experts."""
+    generator = rng()
+    return np.stack([kernels.of_expert(dense, hidden_axis, width, expert, drawn, spread, generator)
+                     for expert, drawn in enumerate(units)])
+
+
 def test_each_expert_is_a_copy_of_the_dense_kernel():
     dense = np.arange(6, dtype="float32").reshape(2, 3)
-    made = kernels.stacked(dense, 1, 3, NOBODY, 0.0, rng())
+    made = stacked(dense, 1, 3, NOBODY, 0.0)
     assert made.dtype == np.float32
     np.testing.assert_array_equal(made, np.stack([dense] * 4))
 
@@ -23,23 +30,24 @@ def test_each_expert_is_a_copy_of_the_dense_kernel():
 def test_narrow_experts_take_the_slices_in_turn():
     wi, wo = np.arange(8, dtype="float32").reshape(2, 4), np.arange(8, dtype="float32").reshape(4, 2)
     first, second = [[0, 1], [4, 5]], [[2, 3], [6, 7]]  # hidden units 0 and 1, then 2 and 3
-    np.testing.assert_array_equal(kernels.stacked(wi, 1, 2, NOBODY, 0.0, rng()), [first, second, first, second])
+    np.testing.assert_array_equal(stacked(wi, 1, 2, NOBODY, 0.0), [first, second, first, second])
     first, second = [[0, 1], [2, 3]], [[4, 5], [6, 7]]
-    np.testing.assert_array_equal(kernels.stacked(wo, 0, 2, NOBODY, 0.0, rng()), [first, second, first, second])
+    np.testing.assert_array_equal(stacked(wo, 0, 2, NOBODY, 0.0), [first, second, first, second])
 
 
-def test_noise_is_relative_to_the_spread_of_the_kernel():
+def test_noise_has_the_spread_and_is_another_for_each_expert():
     dense = (3 * np.random.default_rng(1).standard_normal((50, 60))).astype("float32")
-    added = kernels.stacked(dense, 1, 60, NOBODY, 0.1, rng()) - dense
-    np.testing.assert_allclose(added.std(axis=(1, 2)), 0.1 * dense.std(), rtol=0.05)
+    added = stacked(dense, 1, 60, NOBODY, 0.3) - dense
+    np.testing.assert_allclose(added.std(axis=(1, 2)), 0.3, rtol=0.05)
     assert not np.allclose(added[0], added[1], atol=0.01)
 
 
 def test_a_share_of_the_hidden_units_is_drawn_anew_with_the_old_mean_and_spread():
     dense = (5 + 3 * np.random.default_rng(1).standard_normal((400, 20))).astype("float32")
-    units = kernels.drawn_units(4, 20, 0.25, rng())
+    generator = rng()
+    units = [kernels.drawn_units(20, 0.25, generator) for _ in range(4)]
     assert [len(set(of_expert)) for of_expert in units] == [5] * 4
-    made = kernels.stacked(dense, 1, 20, units, 0.0, rng())
+    made = stacked(dense, 1, 20, units, 0.0)
     for expert, of_expert in zip(made, units, strict=True):
         kept = np.setdiff1d(np.arange(20), of_expert)
         np.testing.assert_array_equal(expert[:, kept], dense[:, kept])

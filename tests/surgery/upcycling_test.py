@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from scipy.special import log_softmax, softmax
 
+from switch_tf.conversion import portions, weight_source
 from switch_tf.surgery import upcycling
 from switch_tf.surgery.kernels import Changes
 
@@ -73,6 +74,34 @@ def test_draws_depend_on_the_seed_alone(make_model):
         assert not np.allclose(one, different)
     kernels = experts[0][0]
     assert not np.allclose(kernels[0], kernels[1])
+
+
+def test_noise_is_relative_to_the_spread_of_the_dense_kernel(make_model):
+    dense = make_model(is_sparse=False)
+    dense.encoder.layers[1].mlp.wo.assign(100 * dense.encoder.layers[1].mlp.wo.numpy())
+    for layer in (mlps := [stack.layers[1].mlp for stack in (dense.encoder, dense.decoder)]):
+        assert layer.wo.numpy().std() > 0
+    sparse = upcycle(dense, Changes(noise=0.1), num_experts=16)
+    for old, new in zip(mlps, (sparse.encoder.layers[1].mlp, sparse.decoder.layers[1].mlp), strict=True):
+        for was, kernel in ((old.wo, new.experts.wo), (old.input_kernels[0], new.experts.input_kernels[0])):
+            added = kernel.numpy() - was.numpy()
+            assert added.std() == pytest.approx(0.1 * was.numpy().std(), rel=0.1)
+
+
+def test_portions_of_any_size_are_parts_of_the_same_weights(make_model, monkeypatch):
+    """A model that is written in small portions, experts one by one and the embedding by rows, is the same."""
+    dense, changes = make_model(is_sparse=False), Changes(noise=0.1, reinitialize=0.25, gate_scale=2.0)
+    whole = {name: variable.numpy() for name, variable in weight_source.variables_of(upcycle(dense, changes)).items()}
+    source = upcycling.open_upcycled(weight_source.of_model(dense), dataclasses.replace(dense.config, **UPCYCLED),
+                                     changes)
+    monkeypatch.setattr(portions, "LARGEST", 512)
+    seen = {name: np.full(values.shape, np.nan) for name, values in whole.items()}
+    groups = portions.groups_of(source)
+    assert sum(map(len, groups)) > len(whole) + 10
+    for portion in (portion for group in groups for portion in group):
+        seen[portion.name][portion.rows] = source.read(portion.name, portion.rows)
+    for name, values in whole.items():
+        np.testing.assert_array_equal(seen[name], values, name)
 
 
 def test_a_hidden_unit_is_drawn_anew_in_all_kernels_of_its_expert(make_model):
