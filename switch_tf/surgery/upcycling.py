@@ -49,7 +49,9 @@ def open_upcycled(dense: WeightSource, config: SwitchConfig, changes: Changes) -
             generator = _generator(changes, origin.layer, "router")
             return kernels.router_kernel(config.d_model, config.num_experts, num_slices, config.init_scale,
                                          generator)[rows]
-        return _experts(origin, dense.read(origin.dense, slice(None)), range(config.num_experts)[rows], config, changes)
+        # Contiguous, because sums of a transposed array, as another format may give, are rounded otherwise.
+        kernel = np.ascontiguousarray(dense.read(origin.dense, slice(None)))
+        return _experts(origin, kernel, range(config.num_experts)[rows], config, changes)
 
     # In the order of the dense model, so that each kernel is near the one that was read before.
     names = sorted(origins, key=lambda name: order.get(origins[name].dense, -1))
