@@ -78,6 +78,79 @@ def soft_cross_entropy(logits: Tensor, teacher_logits: Tensor, loss_weights: Ten
     return Mean(temperature ** 2 * ops.sum(per_target * weights), ops.sum(weights))
 
 
+class Predictions(NamedTuple):
+    """A teacher's probabilities of the next token: of its k most probable ones, and of all others together.
+
+    Attributes:
+        token_ids: <int32>[batch, length, k], different ones at each place.
+        log_probs: <float>[batch, length, k].
+        log_rest: <float>[batch, length], log of the others' probability. About -1e9 if k is the size of the vocabulary.
+    """
+
+    token_ids: Any
+    log_probs: Any
+    log_rest: Any
+
+
+def most_probable(teacher_logits: Tensor, num_tokens: int, temperature: float = 1.0) -> Predictions:
+    """Returns the Predictions softmax(teacher_logits / T), the most probable token first.
+
+    Args:
+        teacher_logits: <float32>[batch, length, vocab].
+        num_tokens: int, k, at most the size of the vocabulary.
+        temperature: float above 0, T.
+    """
+    temperature = checks.number("temperature", temperature, "above 0")
+    logits = dtypes.widen(_checked("teacher_logits", teacher_logits, "float", (None, None, None))) / temperature
+    num_tokens = checks.integer("num_tokens", num_tokens, 1)
+    if num_tokens > logits.shape[-1]:
+        raise Refusal(f"num_tokens must be at most {logits.shape[-1]}, the size of the vocabulary, not {num_tokens}.")
+    token_ids = ops.cast(ops.top_k(logits, num_tokens)[1], "int32")
+    return Predictions(token_ids, *_split_log_probs(logits, token_ids))
+
+
+def coarse_soft_cross_entropy(logits: Tensor, predictions: Predictions, loss_weights: Tensor,
+                              temperature: float = 1.0) -> Mean:
+    """Computes `soft_cross_entropy` to a teacher's Predictions, in which all other tokens are one outcome.
+
+    With all tokens of the vocabulary it is `soft_cross_entropy`; with fewer it is smaller, by the teacher's probability
+    of the others times the cross-entropy among them.
+
+    Args:
+        logits: <float32>[batch, length, vocab].
+        predictions: Predictions at temperature T.
+        loss_weights: <number>[batch, length], 1 for real targets and 0 for padding.
+        temperature: float above 0, T.
+
+    Returns:
+        Mean over real targets, in nats per token.
+
+    Raises:
+        Refusal: a tensor with the wrong dtype or shape, or a temperature of 0 or less.
+    """
+    temperature = checks.number("temperature", temperature, "above 0")
+    logits = dtypes.widen(_checked("logits", logits, "float", (None, None, None))) / temperature
+    if not isinstance(predictions, Predictions):
+        raise Refusal(f"predictions must be losses.Predictions, not {checks.shown(predictions)}.")
+    token_ids = _checked("token_ids", predictions.token_ids, "int", (*logits.shape[:2], None))
+    teacher = [_checked("log_probs", predictions.log_probs, "float", token_ids.shape),
+               _checked("log_rest", predictions.log_rest, "float", logits.shape[:2])]
+    probs, rest = (ops.exp(ops.cast(log, logits.dtype)) for log in teacher)
+    weights = ops.cast(_checked("loss_weights", loss_weights, "number", logits.shape[:2]), logits.dtype)
+    log_probs, log_rest = _split_log_probs(logits, ops.cast(token_ids, "int32"))
+    per_target = -ops.sum(probs * log_probs, axis=-1) - rest * log_rest
+    return Mean(temperature ** 2 * ops.sum(per_target * weights), ops.sum(weights))
+
+
+def _split_log_probs(logits, token_ids):
+    """Returns the log-probabilities of some tokens, and that of all others together."""
+    chosen, others = indexing.split_off(logits, token_ids)
+    # 1 - sum(probs) would lose all digits of a small rest, and its gradient.
+    log_rest = ops.logsumexp(others, axis=-1)
+    log_normalizer = ops.logaddexp(ops.logsumexp(chosen, axis=-1), log_rest)
+    return chosen - ops.expand_dims(log_normalizer, -1), log_rest - log_normalizer
+
+
 class Balance(NamedTuple):
     """Factors of each group's load-balancing loss, the sum over experts of fraction * mean_prob.
 

@@ -209,6 +209,69 @@ def test_soft_cross_entropy_and_its_gradient_are_those_of_its_definition(tempera
                                temperature * (student_probs - probs) * weights[..., None], atol=1e-6)
 
 
+def _coarse_loss(logits, probs, token_ids, weights, temperature):
+    """The definition in float64, with one outcome for all tokens but `token_ids`."""
+    student = np.exp(log_softmax(logits / temperature))
+    kept = np.zeros(probs.shape, bool)
+    np.put_along_axis(kept, token_ids, True, -1)
+    total = -np.sum(np.where(kept, probs * np.log(student), 0), -1)
+    total -= np.where(kept, 0, probs).sum(-1) * np.log(np.where(kept, 0, student).sum(-1))
+    return temperature ** 2 * np.sum(total * weights)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 3.0])
+def test_coarse_soft_cross_entropy_and_its_gradient_are_those_of_its_definition(by_product, temperature):
+    """The gradient is compared with central differences of the definition, in float64."""
+    rng = np.random.RandomState(4)
+    values, teacher = rng.randn(2, 3, 7), 3 * rng.randn(2, 3, 7)
+    weights, probs = np.array([[1, 1, 0], [1, 0, 0]]), np.exp(log_softmax(teacher / temperature))
+    logits = tf.constant(values.astype("float32"))
+    with tf.GradientTape() as tape:
+        tape.watch(logits)
+        predictions = losses.most_probable(tf.constant(teacher.astype("float32")), 3, temperature)
+        loss = losses.coarse_soft_cross_entropy(logits, predictions, weights, temperature)
+    largest = np.argsort(-teacher, axis=-1)[..., :3]
+    np.testing.assert_array_equal(predictions.token_ids, largest)
+    np.testing.assert_allclose(predictions.log_rest, np.log(1 - np.take_along_axis(probs, largest, -1).sum(-1)),
+                               rtol=1e-4)
+    np.testing.assert_allclose(loss.total, _coarse_loss(values, probs, largest, weights, temperature), rtol=1e-5)
+    assert loss.weight == 3
+    steps = 1e-5 * np.eye(values.size).reshape(-1, *values.shape)
+    differences = [_coarse_loss(values + step, probs, largest, weights, temperature)
+                   - _coarse_loss(values - step, probs, largest, weights, temperature) for step in steps]
+    np.testing.assert_allclose(tape.gradient(loss.total, logits), np.reshape(differences, values.shape) / 2e-5,
+                               atol=2e-6)
+
+
+def test_with_the_whole_vocabulary_the_coarse_loss_is_the_soft_one_and_its_gradient_finite(by_product):
+    rng = np.random.RandomState(5)
+    logits, teacher = (tf.constant(rng.randn(2, 3, 5).astype("float32")) for _ in range(2))
+    weights, found = np.ones((2, 3)), []
+    predictions = losses.most_probable(teacher, 5, 2.0)
+    for loss_of, target in ((losses.soft_cross_entropy, teacher), (losses.coarse_soft_cross_entropy, predictions)):
+        with tf.GradientTape() as tape:
+            tape.watch(logits)
+            loss = loss_of(logits, target, weights, 2.0)
+        found.append((loss.total, tape.gradient(loss.total, logits)))
+    np.testing.assert_allclose(found[0][0], found[1][0], rtol=1e-6)
+    np.testing.assert_allclose(found[0][1], found[1][1], atol=1e-6)
+
+
+def test_a_student_that_is_sure_of_the_wrong_tokens_is_drawn_back(by_product):
+    """Its rest has the probability e^-200, which float32 cannot hold; the teacher's is a half.
+
+    The teacher has 1/4 for each of the tokens 0 and 1, the student nearly 1 for token 0: the gradient of the loss is
+    the student's minus the teacher's probability, 1 - 1/4, 0 - 1/4 and, shared equally by the others, -1/2 / 2.
+    """
+    logits = tf.constant([[[200.0, 0.0, 0.0, 0.0]]])
+    predictions = losses.Predictions(np.array([[[0, 1]]], "int32"), np.log([[[0.25, 0.25]]]), np.log([[0.5]]))
+    with tf.GradientTape() as tape:
+        tape.watch(logits)
+        loss = losses.coarse_soft_cross_entropy(logits, predictions, [[1]])
+    np.testing.assert_allclose(loss.total, 0.25 * 200 + 0.5 * (200 - np.log(2)), rtol=1e-6)
+    np.testing.assert_allclose(tape.gradient(loss.total, logits), [[[0.75, -0.25, -0.25, -0.25]]], atol=1e-6)
+
+
 def test_means_of_parts_merge_to_the_whole():
     rng = np.random.RandomState(3)
     probs = rng.dirichlet([1, 1, 1], (4, 6)).astype("float32")

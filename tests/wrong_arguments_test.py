@@ -191,6 +191,13 @@ PUBLIC = {
     "losses.soft_cross_entropy": (losses.soft_cross_entropy, {
         "logits": SCORES, "teacher_logits": SCORES, "loss_weights": IDS > 0, "temperature": 2.0},
         ("logits", "teacher_logits", "loss_weights")),
+    "losses.most_probable": (losses.most_probable, {
+        "teacher_logits": SCORES, "num_tokens": 2, "temperature": 2.0}, ("teacher_logits",)),
+    "losses.coarse_soft_cross_entropy": (lambda token_ids, log_probs, log_rest, **arguments:
+        losses.coarse_soft_cross_entropy(predictions=losses.Predictions(token_ids, log_probs, log_rest), **arguments), {
+            "logits": SCORES, "token_ids": np.stack([IDS % 3, (IDS + 1) % 3], -1), "log_probs": X[..., :2],
+            "log_rest": X[..., 0], "loss_weights": IDS > 0, "temperature": 2.0},
+        ("logits", "token_ids", "log_probs", "log_rest", "loss_weights")),
     "losses.load_balancing_loss": (losses.load_balancing_loss, {
         "router_probs": SCORES, "expert_index": IDS % 3, "padding_mask": None, "semantics": "switch_tf"},
         ("router_probs", "expert_index", "padding_mask")),
@@ -279,8 +286,8 @@ def all_finite(result) -> bool:
 
 # Public, and not tried: they belong to whoever writes a layer, or are reached through those that are tried.
 UNTRIED = {
-    "losses.load_balancing_mean", "losses.router_z_mean", "losses.Balance", "policies.names", "policies.to_config",
-    "policies.from_config", "data.keep_jax_on_cpu",
+    "losses.load_balancing_mean", "losses.router_z_mean", "losses.Balance", "losses.Predictions",
+    "policies.names", "policies.to_config", "policies.from_config", "data.keep_jax_on_cpu", "data.AddedFeatures",
     "data.names", "data.BadData", "data.NUM_SENTINELS", "data.refusing_bad_data", "data.TaskScores", "data.average",
     "data.write_records", "data.Batches", "data.Shard", "data.is_complete", "data.write_shard", "data.finish_cache",
     "data.SpellingOps", "data.description_of_data",

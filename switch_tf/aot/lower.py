@@ -125,6 +125,7 @@ def lower_step(model: keras.Model, optimizer: keras.optimizers.Optimizer, layout
     variables = [*model.variables, *optimizer.variables, *objective.variables]
     lower = functools.partial(_lower, variables, layout)
     specs = feature_specs(model.config, batch_size, task_feature_lengths, pack)
+    specs |= added.specs(batch_size) if (added := objective.added_features()) else {}
     if not has_two_programs(layout):
         features = [Argument(name, "feature", (1, *spec.shape), spec.dtype.name,
                              layout.spec((None, "batch", "length"))) for name, spec in specs.items()]

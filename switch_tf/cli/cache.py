@@ -1,4 +1,4 @@
-"""`switch-tf cache`: tokenises a task once, in several processes or on a cluster, for USE_CACHED_TASKS."""
+"""`switch-tf cache`: tokenises a task once, for USE_CACHED_TASKS, or stores a teacher's predictions (`--teacher`)."""
 
 import argparse
 import contextlib
@@ -9,7 +9,7 @@ import gin
 from etils import epy
 
 from switch_tf import checks
-from switch_tf.cli import gin_files, gin_macros, task_files
+from switch_tf.cli import cache_teacher, gin_files, gin_macros, gin_run, task_files
 from switch_tf.installation import quiet
 from switch_tf.refusals import Refusal
 from switch_tf.storage import output_lock, places
@@ -21,6 +21,8 @@ with epy.lazy_imports():  # which import TensorFlow, so arguments are checked fi
 EXAMPLES = r"""
 switch-tf cache docs_corpus_span_corruption
 switch-tf cache --gin_file=gin/tasks/c4.gin --output /data/cache --split train
+switch-tf cache --teacher runs/switch --gin_file=gin/models/t5_base.gin --gin_file=gin/tasks/c4.gin \
+    --gin_file=gin/runs/distill.gin --output /data/predictions
 """
 
 
@@ -32,18 +34,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help="the run's CACHE_DIR (default: the gin files', else ~/.cache/switch_tf/tasks)")
     parser.add_argument("--vocabulary", help="the run's VOCABULARY, if it has one (default: the task's own)")
     parser.add_argument("--split", nargs="+", metavar="SPLIT", help="which splits (default: all)")
-    parser.add_argument("--num_processes", type=int, default=os.cpu_count(), metavar="N",
+    parser.add_argument("--num_processes", type=int, metavar="N",
                         help="workers on this machine (default: one a core)")
     parser.add_argument("--num_shards", type=int, metavar="N",
                         help="files of the train split (default: as many as its data, more of few or large ones)")
     parser.add_argument("--overwrite", action="store_true", help="begin anew, whatever is in the folder")
+    cache_teacher.add_arguments(parser)
     parser.epilog = "Apache Beam's own flags stand behind --, such as: -- --runner=DataflowRunner --project=..."
     parser.set_defaults(beam_flags=[])
     gin_files.add_arguments(parser)
+    gin_run.add_device_arguments(parser)
 
 
 def run(arguments: argparse.Namespace) -> dict:
     """Writes the incomplete shards; returns the sizes of the cache."""
+    if arguments.teacher is not None:
+        return cache_teacher.run(arguments)
     _check(arguments)
     files = task_files.files_of(arguments.name, arguments.gin_file)
     task_files.apply(files, arguments)
@@ -58,7 +64,7 @@ def run(arguments: argparse.Namespace) -> dict:
         incomplete = cache_pipeline.incomplete(shards)
         if incomplete:
             cache_pipeline.run(incomplete, len(shards), functools.partial(_register_task, gin.config_str()),
-                               arguments.beam_flags, arguments.num_processes)
+                               arguments.beam_flags, arguments.num_processes or os.cpu_count())
         caches = cache_writing.finish_all(shards)
     root = places.at(caches[0]["folder"]).parent.parent
     print(*map(cache_manifest.line_of, caches),
@@ -72,7 +78,8 @@ def _check(arguments):
         raise Refusal("Name a TASK, or give the --gin_file of a run; `switch-tf tasks` lists what there is.")
     if arguments.gin_bindings and not arguments.gin_file:
         raise Refusal("--gin.NAME=VALUE changes what gin files say: give a --gin_file.")
-    checks.integer("--num_processes", arguments.num_processes, at_least=1)
+    cache_teacher.check_unused(arguments)
+    checks.optional("--num_processes", arguments.num_processes, checks.integer, 1)
     checks.optional("--num_shards", arguments.num_shards, checks.integer, 1)
     for flag in arguments.beam_flags:
         if not flag.startswith("--"):

@@ -34,7 +34,7 @@ COMMANDS = {
     "inspect": "parameters, FLOPs and memory of a preset, gin file, run or checkpoint",
     "tasks": "all tasks and mixtures; examples of one, as text and as token ids",
     "vocabulary": "train a SentencePiece vocabulary on text files, for --gin.VOCABULARY",
-    "cache": "tokenise a task once, in parallel, for --gin.USE_CACHED_TASKS=True",
+    "cache": "tokenise a task once, in parallel, for --gin.USE_CACHED_TASKS=True; or store a teacher's predictions",
     "doctor": "is this machine set up right: versions, double wheels, accelerators, writable folders",
 }
 

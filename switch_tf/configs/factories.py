@@ -62,7 +62,8 @@ def Cooldown(schedule: "float | keras.optimizers.schedules.LearningRateSchedule"
 
 
 def Distillation(teacher: str, soft_weight: float = 0.25, temperature: float = 1.0,
-                 teacher_capacity_factor: float | None = None, dtype: str | None = None) -> Any:
+                 teacher_capacity_factor: float | None = None, dtype: str | None = None,
+                 predictions: str | None = None) -> Any:
     """Returns the objective that learns from a larger model as well."""
     return _make("Distillation", locals())
 

@@ -4,6 +4,7 @@ The one package of the library that imports seqio, and only when a function need
 file (`gin/tasks/`) imports the module that registers them.
 """
 
+from switch_tf.data.added_features import AddedFeatures
 from switch_tf.data.batches import Batches, get_batches
 from switch_tf.data.cache_writing import Shard, is_complete
 from switch_tf.data.cache_writing import finish as finish_cache
@@ -34,7 +35,7 @@ from switch_tf.data.spelling_ops import SpellingOps
 from switch_tf.data.task_catalog import describe, names
 from switch_tf.data.vocabularies import NUM_SENTINELS, get_vocabulary, register_vocabulary
 
-__all__ = ["BadData", "Batches", "DatasetDescription", "Evaluator", "NUM_SENTINELS", "Reading",
+__all__ = ["AddedFeatures", "BadData", "Batches", "DatasetDescription", "Evaluator", "NUM_SENTINELS", "Reading",
            "Shard", "TaskScores", "TextFile", "SpellingOps", "average", "check_examples", "check_metrics",
            "check_task", "check_vocabulary", "describe", "description_of_data", "examples", "examples_of_lines",
            "find_files", "fingerprint", "finish_cache", "get_batches", "get_dataset", "get_vocabulary", "has_metrics",

@@ -17,9 +17,11 @@ import tensorflow as tf
 
 from switch_tf import checks
 from switch_tf.data import patience
+from switch_tf.data.added_features import AddedFeatures
 from switch_tf.data.corrupt_records import CorruptRecords
 from switch_tf.data.description import DatasetDescription, check_description
 from switch_tf.data.pipeline import get_dataset, get_part
+from switch_tf.refusals import Refusal
 
 _SAVING_SECONDS = 10  # for the position, which waits for the prefetched examples
 _CLOSING_SECONDS = 5  # for batches that are being read
@@ -40,14 +42,15 @@ class _Position(NamedTuple):
     step: int = 0
 
 
-def get_batches(description: DatasetDescription, steps_per_call: int = 1,
-                rows: tuple[int, int] | None = None) -> "Batches":
+def get_batches(description: DatasetDescription, steps_per_call: int = 1, rows: tuple[int, int] | None = None,
+                added: AddedFeatures | None = None) -> "Batches":
     """Returns the training batches of a description.
 
     Args:
         description: DatasetDescription of a training split.
         steps_per_call: int. Number of batches that are returned at once.
         rows: (first, last + 1) of the rows to read, or None for all. Other rows may be zeros.
+        added: AddedFeatures that join the batches, or None.
 
     Raises:
         Refusal: See `get_dataset`.
@@ -56,13 +59,13 @@ def get_batches(description: DatasetDescription, steps_per_call: int = 1,
     steps_per_call, batch_size = checks.integer("steps_per_call", steps_per_call, 1), description.batch_size
     if not description.use_cached_tasks:
         return Batches({None: iter(get_dataset(description).batch(steps_per_call))}, batch_size,
-                       steps_per_call=steps_per_call)
+                       steps_per_call=steps_per_call, added=added)
     size = batch_size // description.cache_parts
     first, end = rows or (0, batch_size)
     parts = range(first // size, -(-end // size))
     corrupt = {index: CorruptRecords(description.skip_corrupt_records) for index in parts}
     return Batches({index: iter(get_part(description, index, corrupt[index]).batch(steps_per_call)) for index in parts},
-                   batch_size, size, steps_per_call, corrupt)
+                   batch_size, size, steps_per_call, corrupt, added)
 
 
 class Batches:
@@ -75,11 +78,12 @@ class Batches:
         part_size: int. Rows of a part.
         steps_per_call: int. Number of batches that are returned at once.
         corrupt: Index of a part -> CorruptRecords.
+        added: AddedFeatures that join what the iterators return, or None.
     """
 
     def __init__(self, parts: dict, batch_size: int, part_size: int | None = None, steps_per_call: int = 1,
-                 corrupt: dict[int, CorruptRecords] | None = None):
-        self._corrupt = corrupt or {}
+                 corrupt: dict[int, CorruptRecords] | None = None, added: AddedFeatures | None = None):
+        self._corrupt, self._added = corrupt or {}, added
         self._parts, self._batch_size, self._size = parts, batch_size, part_size
         self._steps_per_call = steps_per_call
         self._is_stuck = False
@@ -90,9 +94,18 @@ class Batches:
     @property
     def element_spec(self) -> dict[str, tf.TensorSpec]:
         """Specification of the result of `next`: dict of <int32>[steps_per_call, batch, length]."""
-        (spec, *_) = (part.element_spec for part in self._parts.values())
-        return {name: tf.TensorSpec([self._steps_per_call, self._batch_size, *feature.shape[2:]], feature.dtype)
-                for name, feature in spec.items()}
+        before = self._steps_per_call, self._batch_size
+        read = {name: tf.TensorSpec([*before, *feature.shape[2:]], feature.dtype)
+                for name, feature in self._spec_of_part.items()}
+        return read | (self._added.specs(*before) if self._added else {})
+
+    def without_added(self, batches: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+        """Returns batches with the features of the data alone."""
+        return {name: batches[name] for name in self._spec_of_part}
+
+    @property
+    def _spec_of_part(self):
+        return next(iter(self._parts.values())).element_spec
 
     @property
     def is_stuck(self) -> bool:
@@ -135,18 +148,20 @@ class Batches:
 
     def _read(self):
         read = [next(part) for part in self._parts.values()]
+        batches = read[0] if None in self._parts else {
+            name: tf.concat([part[name] for part in read], axis=1) for name in read[0]}
+        batches = self._added.added_to(batches) if self._added else batches
         if None in self._parts:
-            return read[0]
+            return batches
         before = min(self._parts) * self._size
         behind = self._batch_size - before - len(read) * self._size
-        return {name: tf.pad(tf.concat([part[name] for part in read], axis=1), [[0, 0], [before, behind], [0, 0]])
-                for name in read[0]}
+        return {name: tf.pad(rows, [[0, 0], [before, behind], [0, 0]]) for name, rows in batches.items()}
 
     def close(self) -> None:
         """Ends prefetching, because a thread that runs Python when the interpreter ends would abort the process."""
         if self._ahead:
             due = time.monotonic() + _CLOSING_SECONDS
-            with contextlib.suppress(tf.errors.OpError, StopIteration):  # nobody wants these batches any more
+            with contextlib.suppress(tf.errors.OpError, StopIteration, Refusal):  # nobody wants these batches any more
                 self._patiently(self._reading(), lambda: time.monotonic() > due)
         self._parts = {}
 

@@ -13,6 +13,7 @@ import tensorflow as tf
 from switch_tf import losses
 from switch_tf.configs.run import StepSettings
 from switch_tf.configs.switch_config import SwitchConfig
+from switch_tf.data.added_features import AddedFeatures
 from switch_tf.layers import masks
 from switch_tf.metrics import Mean, Measurements, RouterStats
 from switch_tf.partitioning.partitioner import Partitioner
@@ -51,6 +52,7 @@ class Objective:
     A subclass adds or replaces terms in `measure`, which keeps "cross_entropy": evaluations report it as the loss.
     `coefficients` weighs terms in the total; a term that it does not name counts once. An objective that runs another
     model beside the trained one creates it in `build`, loads its weights in `restore` and lists them in `variables`.
+    One that needs more of each row than its tokens returns it from `added_features`.
     """
 
     coefficients: Mapping[str, float] = {}
@@ -73,6 +75,10 @@ class Objective:
     def variables(self) -> list:
         """Keras variables that `measure` reads beside the trained model's."""
         return []
+
+    def added_features(self) -> AddedFeatures | None:
+        """Returns the features that join each training batch for `measure`. This objective has none."""
+        return None
 
     def get_config(self) -> dict[str, Any]:
         """Returns the arguments of the objective, JSON-able, which checkpoints record."""

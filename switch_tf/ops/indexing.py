@@ -14,6 +14,8 @@ from switch_tf.ops.products import in_gradient_of, product
 from switch_tf.partitioning.axes import arange, axes_of, constrain, gather, is_partitioned, is_split, scatter
 from switch_tf.partitioning.tensors import Tensor
 
+_LEFT_OUT = -1e9  # as a logit; an infinity would make gradients NaN where nothing is left
+
 
 def count_into_bins(index: Tensor, num_bins: int) -> Tensor:
     """Counts the occurrences of each bin in each group.
@@ -123,6 +125,30 @@ def normalizers_and_targets(logits: Tensor, targets: Tensor) -> tuple[Tensor, Te
     results = reduced_rows(ops.reshape(logits, (-1, vocab_size)))
     normalizer, target_logit, place = ops.unstack(ops.reshape(results, (*ops.shape(targets), 3)), 3, axis=-1)
     return normalizer, target_logit, ops.cast(place, "int32")
+
+
+def split_off(logits: Tensor, token_ids: Tensor) -> tuple[Tensor, Tensor]:
+    """Separates some logits of each row from the others.
+
+    Args:
+        logits: <float32>[batch, length, vocab].
+        token_ids: <int32>[batch, length, k], each in [0, vocab).
+
+    Returns:
+        <float32>[batch, length, k] logits of these tokens, and <float32>[batch, length, vocab] logits with -1e9 in
+        their places.
+    """
+    if prefers_products():
+        # XLA fuses the comparisons into sums, so [batch, length, k, vocab] is never stored.
+        is_token = ops.equal(ops.expand_dims(token_ids, -1), ops.arange(logits.shape[-1], dtype="int32"))
+        chosen = ops.sum(ops.where(is_token, ops.expand_dims(logits, 2), 0.0), axis=-1)
+        return chosen, ops.where(ops.any(is_token, axis=2), _LEFT_OUT, logits)
+    rows, index = ops.reshape(logits, (-1, logits.shape[-1])), ops.reshape(token_ids, (-1, token_ids.shape[-1]))
+    place = ops.broadcast_to(arange(ops.shape(index)[0])[:, None], ops.shape(index))
+    places = ops.reshape(ops.stack([place, index], axis=-1), (-1, 2))
+    left_out = ops.full(ops.shape(places)[:1], _LEFT_OUT, dtype=logits.dtype)
+    others = ops.reshape(ops.scatter_update(rows, places, left_out), ops.shape(logits))
+    return ops.reshape(ops.take_along_axis(rows, index, axis=-1), ops.shape(token_ids)), others
 
 
 def place_of_largest(logits: Tensor) -> Tensor:

@@ -93,8 +93,8 @@ class Training:
                 several processes, all stop at the same step.
             num_untimed_steps: int. First steps to leave out of the speed. Runs that train in turns start each turn with
                 cold processor caches.
-            look_at: function called before each call of the step, with the number of steps taken and the batches, a
-                dict of <int32>[steps_per_call, batch, length].
+            look_at: function called before each call of the step, with the number of steps taken and the batches as
+                they were read, a dict of <int32>[steps_per_call, batch, length].
 
         Raises:
             Divergence: a loss or gradient is not finite; the last good checkpoint stays.
@@ -234,7 +234,7 @@ class Training:
             self._meter.restart()  # the wait belongs to no step
             return False
         input_wait = time.perf_counter() - asked
-        look_at(state.step, batches)
+        look_at(state.step, state.batches.without_added(batches))
         is_timed = is_timed and not self._profiling.is_recording
         with self._profiling.step(state.step):
             measured, bad_step = self._step(self.partitioner.place(batches))

@@ -72,7 +72,7 @@ def prepare(model: SwitchTransformer, optimizer: keras.optimizers.Optimizer, obj
         f"{sum(variable.value.shape.num_elements() for variable in optimizer.variables):,} numbers of optimizer state; "
         f"reading {run.mixture_or_task_name}{_accelerators(partitioner)}")
     batches = data.get_batches(data.description_of_data(run, model.config, "train", run.seed), settings.steps_per_call,
-                               partitioner.rows(run.batch_size))
+                               partitioner.rows(run.batch_size), objective.added_features())
     checkpointer = Checkpointer(folder.checkpoints, tensors.state_variables(model, optimizer), batches, partitioner,
                                 run.keep_checkpoints, run.keep_every, configuration)
     state = State(model, optimizer, batches, checkpointer)

@@ -42,6 +42,8 @@ def verify(described: Experiment, num_steps: int, dumps: str | pathlib.Path) -> 
     data.check_examples(description)
     with data.refusing_bad_data():
         batches = list(data.get_dataset(description).take(num_steps))
+    if added := described.make_objective().added_features():
+        batches = [added.added_to(batch) for batch in batches]
     differences = verification.verify(
         described.make_model, described.make_optimizer, described.partitioner, batches, run.seed, settings,
         say=lambda text: print(text, file=sys.stderr, flush=True), make_objective=described.make_objective)
