@@ -6,6 +6,7 @@ from etils import epy
 
 from switch_tf import checks
 from switch_tf.cli import gin_files
+from switch_tf.conversion import stated_config
 from switch_tf.conversion.converting import format_of
 from switch_tf.installation import quiet
 from switch_tf.storage import output_lock, places
@@ -45,7 +46,7 @@ def run(arguments: argparse.Namespace) -> dict:
     checks.new_folder(output)
     config = gin_files.read_model(arguments.gin_file, arguments.gin_bindings, arguments.gin_search_paths)
     source = sources.checkpoint_in(source, source_format)
-    dense = sources.config_of(source, source_format)
+    dense = stated_config.find(source, source_format)
     compatibility.check(compatibility.dense_twin(config) if dense is None else dense, config)
     with output_lock.held(output):
         quiet.import_tensorflow()

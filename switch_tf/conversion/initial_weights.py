@@ -1,4 +1,4 @@
-"""Weights of another format that a new run starts from."""
+"""Weights of another format that a run reads: those that it starts from, and those of a teacher."""
 
 import contextlib
 import pathlib
@@ -10,8 +10,10 @@ from switch_tf.checkpoints import folders
 from switch_tf.checkpoints.run_folder import RunFolder
 from switch_tf.configs.run import Run
 from switch_tf.configs.switch_config import SwitchConfig
-from switch_tf.conversion import formats
+from switch_tf.conversion import formats, stated_config
+from switch_tf.conversion.formats import Format
 from switch_tf.refusals import Refusal
+from switch_tf.storage import places
 
 
 @contextlib.contextmanager
@@ -33,9 +35,25 @@ def converted(run: Run, config: SwitchConfig) -> Iterator[pathlib.Path | None]:
     if run.initial_variables == "with_optimizer":
         raise Refusal(f"Run.initial_variables is 'with_optimizer', and INITIAL_CHECKPOINT {folder} is of "
                       f"{found.name}; convert it with switch-tf convert --with_optimizer, and start from the output.")
+    if run.initial_variables == "matching":  # of another model
+        config = stated_config.find(places.at(folder), found) or config
+    with as_checkpoint(folder, found, config) as weights:
+        yield weights
+
+
+@contextlib.contextmanager
+def as_checkpoint(folder: str | pathlib.Path, source_format: Format, config: SwitchConfig) -> Iterator[pathlib.Path]:
+    """Yields a checkpoint with the weights of a folder of another format, to be read into any layout.
+
+    The checkpoint is gone at the end of the scope.
+
+    Args:
+        folder: Folder of the weights.
+        source_format: Its Format.
+        config: Configuration of its model, for a format that does not describe it.
+    """
     print(f"Reading the weights of {folder} ...", file=sys.stderr)
-    # Through a file, because a checkpoint's variables are read into any layout.
-    with tempfile.TemporaryDirectory() as temporary, found.at_hand(folder) as local:
+    with tempfile.TemporaryDirectory() as temporary, source_format.at_hand(folder) as local:
         weights = pathlib.Path(temporary) / "weights"
-        formats.SWITCH_TF.write(found.open(local, config), weights, formats.Extras())
+        formats.SWITCH_TF.write(source_format.open(local, config), weights, formats.Extras())
         yield weights

@@ -3,11 +3,9 @@
 from typing import Any
 
 from switch_tf.checkpoints import continuation, folders, selection
-from switch_tf.configs.switch_config import SwitchConfig
-from switch_tf.conversion import formats, huggingface_folder
+from switch_tf.conversion import formats
 from switch_tf.conversion.formats import Format
 from switch_tf.refusals import Refusal
-from switch_tf.storage import places
 
 
 def checkpoint_in(source: Any, source_format: Format) -> Any:
@@ -19,31 +17,6 @@ def checkpoint_in(source: Any, source_format: Format) -> Any:
     if source_format is not formats.SWITCH_TF or (source / folders.DESCRIPTION).exists():
         return source
     return selection.select_one(source, "last")
-
-
-def recorded_config(checkpoint: Any) -> SwitchConfig:
-    """Returns the configuration in the description of a checkpoint.
-
-    Raises:
-        Refusal: The checkpoint is damaged, or does not describe its model.
-    """
-    fields = continuation.model_fields(folders.describe(checkpoint)["configuration"])
-    if not fields:
-        raise Refusal(f"{checkpoint} does not say what model it is of: a version wrote it that kept no record of that.")
-    return SwitchConfig(**fields)
-
-
-def config_of(source: Any, source_format: Format) -> SwitchConfig | None:
-    """Returns the configuration of a folder of weights, None if it is not known before they are read.
-
-    Raises:
-        Refusal: The folder is damaged, or of a model that switch_tf cannot represent.
-    """
-    if source_format is formats.SWITCH_TF:
-        return recorded_config(source)
-    if source_format is formats.HUGGING_FACE and places.is_local(source):
-        return huggingface_folder.read_config(source)
-    return None
 
 
 def newest(run_folder: Any, count: int) -> list[Any]:
