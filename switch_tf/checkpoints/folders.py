@@ -33,6 +33,7 @@ _BEST = "best.json"
 # Largest description to read, in bytes: a thousand times that of the largest model.
 _LARGEST = 2**30
 _OWNERS = ("model/", "optimizer/")  # prefixes of variable paths
+_WAY_OUT = "copy it again, or use another checkpoint"
 _LARGEST_RANK, _MOST_ELEMENTS = 254, 2**63 - 1  # TensorFlow's own limits
 
 Folder = str | pathlib.Path
@@ -40,6 +41,10 @@ Folder = str | pathlib.Path
 
 class BrokenCheckpoint(Refusal):
     """A checkpoint folder that is damaged or disagrees with its checkpoint.json."""
+
+
+def _unreadable(checkpoint, reason):
+    return BrokenCheckpoint(f"{checkpoint} has no readable checkpoint.json ({reason}); {_WAY_OUT}.")
 
 
 def steps(folder: Folder) -> list[int]:
@@ -179,28 +184,28 @@ def describe(checkpoint: Folder) -> dict[str, Any]:
     except places.BucketError:
         raise
     except (OSError, ValueError) as error:
-        raise BrokenCheckpoint(f"{checkpoint} has no readable checkpoint.json ({error}).") from error
+        raise _unreadable(checkpoint, error) from error
     recorded = description.pop(OWN_SUM, None) if isinstance(description, dict) else None
     if recorded is not None and recorded != own_sum(description):
-        raise BrokenCheckpoint(f"{checkpoint} has no readable checkpoint.json (its SHA-256 is not the recorded one).")
+        raise _unreadable(checkpoint, "its SHA-256 is not the recorded one")
     version = description.get("format_version") if isinstance(description, dict) else None
     if not json_lines.is_step(version) or version == 0:
-        raise BrokenCheckpoint(f"{checkpoint} has no readable checkpoint.json (it is no description of a checkpoint).")
+        raise _unreadable(checkpoint, "it is no description of a checkpoint")
     if version not in _READABLE:
         raise Refusal(f"{checkpoint} has format {version}; this version of switch_tf reads formats "
                       f"{' and '.join(map(str, _READABLE))}, so use the version that wrote it.")
     for name, is_right in _PARTS.items():
         if not is_right(description.get(name)):
-            raise BrokenCheckpoint(f"{checkpoint} has no readable checkpoint.json ({name!r} is missing or damaged).")
+            raise _unreadable(checkpoint, f"{name!r} is missing or damaged")
     files = {name: _as_sum(entry) for name, entry in description["files"].items()}
     for name, entry in files.items():
         file = checkpoint / name
         actual_size = _size(file)
         if actual_size != entry["size"]:
-            raise BrokenCheckpoint(f"{file} should have {entry['size']} bytes but has {actual_size}.")
+            raise BrokenCheckpoint(f"{file} should have {entry['size']} bytes but has {actual_size}; {_WAY_OUT}.")
     match = _STEP.fullmatch(checkpoint.name)
     if match and int(match[1]) != description["step"]:
-        raise BrokenCheckpoint(f"{checkpoint} has no readable checkpoint.json (it is of step {description['step']}).")
+        raise _unreadable(checkpoint, f"it is of step {description['step']}")
     return {"configuration": {}, "pending_metrics": None,
             **{name: value for name, value in description.items() if value is not None}, "files": files}
 

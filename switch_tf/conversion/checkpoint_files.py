@@ -83,16 +83,17 @@ def _weights(stored) -> dict[str, Tensor]:
 def _open_shards(index, open_file):
     weight_map = json_files.read_object(index).get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(shard, str) for shard in weight_map.values()):
-        raise Refusal(f"{index} has no \"weight_map\" that says which file holds which tensor. Download it again.")
+        raise Refusal(f"{index} has no \"weight_map\" that says which file holds which tensor; download it again.")
     shards = {}
     for shard in sorted(set(weight_map.values())):
         if not _is_file_name(shard) or not (index.parent / shard).is_file():
-            raise Refusal(f"{index.name} names the file {checks.shown(shard)}, which is not in {index.parent}. "
-                          "Download it too.")
+            raise Refusal(f"{index.name} names the file {checks.shown(shard)}, which is not in {index.parent}; "
+                          "download it too.")
+        json_files.check_regular(index.parent / shard)
         shards[shard] = open_file(index.parent / shard)
     for name, shard in weight_map.items():
         if name not in shards[shard]:
-            raise Refusal(f"{index.name} says that {shard} holds {checks.shown(name)}, but it does not. Download "
+            raise Refusal(f"{index.name} says that {shard} holds {checks.shown(name)}, but it does not; download "
                           "both again.")
     return {name: shards[shard][name] for name, shard in weight_map.items()}
 

@@ -14,6 +14,7 @@ from switch_tf.conversion.weight_source import WeightSource, of_model
 from switch_tf.models.switch_transformer import SwitchTransformer
 from switch_tf.refusals import Refusal
 
+_WAY_OUT = "download it again, with its own config.json"
 
 def _attention_rules(ours, theirs):
     kernels = (("query", "q", 1), ("key", "k", 1), ("value", "v", 1), ("out", "o", 0))
@@ -80,8 +81,8 @@ def open_hugging_face(folder: str | pathlib.Path) -> WeightSource:
     config, tensors = read_folder(folder)
     if config.num_experts > len(tensors):
         raise Refusal(f"config.json says num_experts={config.num_experts}, but the checkpoint has only "
-                      f"{len(tensors)} tensors; its configuration and its tensors belong to different models.")
-    return open_linked(config, rules_of(config), tensors, folder)
+                      f"{len(tensors)} tensors; {_WAY_OUT}.")
+    return open_linked(config, rules_of(config), tensors, folder, _WAY_OUT)
 
 
 def to_hugging_face(model: SwitchTransformer, folder: str | pathlib.Path, expert_capacity: int | None = None,

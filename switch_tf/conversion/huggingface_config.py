@@ -296,6 +296,6 @@ def _expert_capacity(config, expert_capacity):
         raise Refusal(
             "Hugging Face's Switch Transformer gives each expert a fixed number of slots for each sequence, padding "
             f"included, instead of a capacity factor (here {config.eval_capacity_factor} for groups of "
-            f"{config.group_size} tokens): other tokens would be dropped. Choose that number with expert_capacity=... "
-            "(--expert_capacity of switch-tf convert); the length of the longest sequence drops none.")
+            f"{config.group_size} tokens): other tokens would be dropped; choose that number with expert_capacity=... "
+            "(--expert_capacity of switch-tf convert), where the length of the longest sequence drops none.")
     return checks.integer("expert_capacity", expert_capacity, at_least=1)

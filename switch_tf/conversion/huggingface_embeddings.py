@@ -35,8 +35,8 @@ def unify(tensors: dict, ties_logits: bool) -> None:
         if not _are_equal(embedding, tensors[name]):
             raise Refusal(
                 f"The checkpoint's {name!r} and {names[0]!r} differ, but encoder and decoder share one embedding in "
-                "switch_tf, as they do in T5, so a model with two cannot be read. If they should be equal, one of them "
-                "is damaged or was left out of fine-tuning: remove the wrong one from the file.")
+                "switch_tf, as they do in T5, so a model with two cannot be read; if they should be equal, one of "
+                "them is damaged or was left out of fine-tuning: remove the wrong one from the file.")
         del tensors[name]
     tensors[EMBEDDING] = tensors.pop(names[0])
     if LOGITS in tensors and _are_equal(embedding, tensors[LOGITS]):

@@ -64,7 +64,7 @@ def _check_layers(stack, indices):
     missing = next((layer for layer in range(len(indices)) if layer not in indices), None)
     if missing is not None:
         raise Refusal(f"The checkpoint has tensors of {stack} layer {max(indices)}, but none of {stack} layer "
-                      f"{missing}; it is incomplete or damaged. Download it again.")
+                      f"{missing}; it is incomplete or damaged, so download it again.")
 
 
 def sparse_layers(num_layers: int, step: int) -> tuple[int, ...]:

@@ -20,7 +20,7 @@ def check_regular(path: pathlib.Path) -> None:
         Refusal: it is something else, such as a pipe or a device, which could block or never end.
     """
     if not path.is_file():
-        raise Refusal(f"{path} must be a regular file, not a folder, a pipe, a device or a broken link. Download it "
+        raise Refusal(f"{path} must be a regular file, not a folder, a pipe, a device or a broken link; download it "
                       "again.")
 
 
@@ -46,9 +46,9 @@ def parse_object(text: bytes, path: pathlib.Path) -> dict:
     except RecursionError:
         raise _too_deep(path) from None
     except ValueError as error:
-        raise Refusal(f"{path} is not JSON ({error}). Download it again.") from None
+        raise Refusal(f"{path} is not JSON ({error}); download it again.") from None
     if not isinstance(content, dict):
-        raise Refusal(f"{path} must hold a JSON object, not {type(content).__name__}. Download it again.")
+        raise Refusal(f"{path} must hold a JSON object, not {type(content).__name__}; download it again.")
     _check_depth(content, path)
     return content
 
@@ -65,7 +65,7 @@ def _check_depth(content, path):
 
 
 def _too_deep(path):
-    return Refusal(f"{path} is JSON that is nested too deeply to be read, beyond {_MAX_DEPTH} levels. Download it "
+    return Refusal(f"{path} is JSON that is nested too deeply to be read, beyond {_MAX_DEPTH} levels; download it "
                    "again.")
 
 

@@ -13,6 +13,8 @@ from switch_tf.models.switch_transformer import SwitchTransformer
 from switch_tf.refusals import Refusal
 from switch_tf.reporting import progress
 
+GIN_FILE = "give the --gin_file of its model, or download it again if it is incomplete"
+
 
 def links_of(config: SwitchConfig, rules: Rules) -> list[Link]:
     """Links each weight of a configuration's model to its names in the checkpoint, without initialising variables."""
@@ -20,7 +22,7 @@ def links_of(config: SwitchConfig, rules: Rules) -> list[Link]:
 
 
 def open_linked(config: SwitchConfig, rules: Rules, tensors: Mapping[str, Tensor],
-                folder: pathlib.Path) -> WeightSource:
+                folder: pathlib.Path, way_out: str = GIN_FILE) -> WeightSource:
     """Links a model to `tensors` and compares all names and shapes before any weight is read.
 
     Args:
@@ -28,13 +30,14 @@ def open_linked(config: SwitchConfig, rules: Rules, tensors: Mapping[str, Tensor
         rules: Rules of the format.
         tensors: Name -> tensor of the checkpoint. Weights are read in this order.
         folder: Path of the checkpoint, for messages.
+        way_out: The user's choices if checkpoint and configuration differ, for messages.
 
     Raises:
         Refusal: a tensor is unknown, left over, missing or of another shape; later, a weight is not finite.
     """
     weights = weights_of(config)
     links = rules.link({name: weight.shape for name, weight in weights.items()})
-    rules.check(links, {name: tensor.shape for name, tensor in tensors.items()})
+    rules.check(links, {name: tensor.shape for name, tensor in tensors.items()}, way_out)
     places = {name: place for place, name in enumerate(tensors)}
     # In the order of the files, so that an array of scanned layers is read once.
     links = {link.ours: link for link in sorted(links, key=lambda link: places[link.theirs[0]])}

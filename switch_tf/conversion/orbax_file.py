@@ -38,7 +38,7 @@ def read_leaves(root: pathlib.Path, part: str = "target") -> tuple[dict[str, Ref
         leaves = {"/".join(keys): reference_to(".".join(keys)) for keys in map(_keys, entries)
                   if keys[0] == part}
     except Refusal as error:
-        raise Refusal(f"{root / FILE} is damaged: {error}. Download it again.") from None
+        raise Refusal(f"{root / FILE} is damaged: {error}; download it again.") from None
     if not leaves:
         raise Refusal(f"{root / FILE} must describe {PARTS[part]} under \"{part}\", as T5X's checkpoints do, and "
                       "describes none.")

@@ -62,7 +62,7 @@ def open_tensors(path: pathlib.Path) -> dict[str, StoredTensor]:
     with reading(path), path.open("rb") as file:
         is_zip = zipfile.is_zipfile(file)
     if not is_zip:
-        raise Refusal(f"{path} is not a zip archive: it is truncated, or was saved by PyTorch before 1.6. Download "
+        raise Refusal(f"{path} is not a zip archive: it is truncated, or was saved by PyTorch before 1.6; download "
                       "it again, take the model.safetensors of the same model, or save it anew with PyTorch.")
     try:
         with zipfile.ZipFile(path) as archive:
@@ -71,7 +71,7 @@ def open_tensors(path: pathlib.Path) -> dict[str, StoredTensor]:
             program = _program(archive, members, path)
     except (zipfile.BadZipFile, RuntimeError, NotImplementedError, EOFError, OSError, struct.error,
             UnicodeError) as error:
-        raise Refusal(f"{path} is damaged ({error}). Download it again.") from None
+        raise Refusal(f"{path} is damaged ({error}); download it again.") from None
     with reading(path), path.open("rb") as file:
         return {name: _locate(name, description, path, members, file)
                 for name, description in _read_pickle(program, path).items()}
@@ -112,7 +112,7 @@ def _locate(name, description, path, members, file) -> StoredTensor:
     num_bytes = min(member.file_size, path.stat().st_size - start)
     if not is_valid or num_elements * np.dtype(dtype).itemsize > num_bytes:
         raise Refusal(f"{path} is damaged: {checks.shown(name)} of shape {checks.shown(shape)} does not lie within "
-                      f"the {max(num_bytes, 0)} bytes that are stored for it. Download it again.")
+                      f"the {max(num_bytes, 0)} bytes that are stored for it; download it again.")
     load = functools.partial(_view, path, dtype, start, offset, shape, strides)
     return StoredTensor(np.dtype(dtype).name, shape, load)
 
@@ -152,7 +152,7 @@ def _read_pickle(program: bytes, path) -> dict:
 
 def _damaged(path):
     return Refusal(f"{path} is damaged, or holds something other than a dictionary of tensors "
-                   "(model.state_dict()). Download it again, or take the model.safetensors of the same model.")
+                   "(model.state_dict()); download it again, or take the model.safetensors of the same model.")
 
 
 class _Tuple(tuple):
@@ -227,4 +227,4 @@ class _Machine:
 
     def _refuse(self, what):
         raise Refusal(f"{self.path} is refused: its pickle {what}, which no dictionary of tensors needs and "
-                      "which could run code. Take the model.safetensors of the same model.")
+                      "which could run code; take the model.safetensors of the same model.")

@@ -134,8 +134,13 @@ class Rules:
             links.append(Link(name, tuple(shape), theirs, rule))
         return links
 
-    def check(self, links: list[Link], their_shapes: Mapping[str, tuple[int, ...]]) -> None:
-        """Compares `links` with the tensors of a checkpoint, given as name -> shape.
+    def check(self, links: list[Link], their_shapes: Mapping[str, tuple[int, ...]], way_out: str) -> None:
+        """Compares `links` with the tensors of a checkpoint.
+
+        Args:
+            links: From `link`.
+            their_shapes: Name -> shape of the tensors.
+            way_out: End of the messages, the user's choices if checkpoint and configuration differ.
 
         Raises:
             Refusal: names the first tensor that is unknown, left over, missing or of another shape.
@@ -145,15 +150,15 @@ class Rules:
             rule, _ = _only_match(self._theirs, name, "the checkpoint's tensor")
             if isinstance(rule, Rule) and name not in wanted:
                 raise Refusal(f"The checkpoint holds {name!r}, for which a model of this configuration has no "
-                              "place; its configuration and its tensors belong to different models.")
+                              f"place; {way_out}.")
         for name, link in wanted.items():
             if name not in their_shapes:
                 raise Refusal(f"The checkpoint lacks {name!r} of shape {link.their_shape}, which holds the weight "
-                              f"{link.ours!r}; it is incomplete, or its configuration is of another model.")
+                              f"{link.ours!r}; {way_out}.")
             if tuple(their_shapes[name]) != link.their_shape:
                 raise Refusal(f"The checkpoint's {name!r} has shape {tuple(their_shapes[name])}, but its "
                               f"configuration asks for {link.their_shape} (the weight {link.ours!r} of shape "
-                              f"{link.shape}).")
+                              f"{link.shape}); {way_out}.")
 
     def _pattern(self, template):
         # re.split with a group puts the fields at odd places.

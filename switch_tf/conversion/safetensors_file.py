@@ -45,7 +45,7 @@ def open_tensors(path: pathlib.Path) -> dict[str, StoredTensor]:
         if num_bytes < 8 or length > num_bytes - 8:
             raise _damaged(path, f"its header of {length} bytes does not fit into {num_bytes}")
         if length > _MAX_HEADER_BYTES:
-            raise Refusal(f"{path} has a header of {length} bytes, and at most {_MAX_HEADER_BYTES} are read. Save "
+            raise Refusal(f"{path} has a header of {length} bytes, and at most {_MAX_HEADER_BYTES} are read; save "
                           "the checkpoint in shards.")
         header = json_files.parse_object(file.read(length), path)
     header.pop("__metadata__", None)
@@ -91,7 +91,7 @@ def _check_ranges(ranges, num_bytes, path):
 
 
 def _damaged(path, reason):
-    return Refusal(f"{path} is truncated or no safetensors file: {reason}. Download it again.")
+    return Refusal(f"{path} is truncated or no safetensors file: {reason}; download it again.")
 
 
 def header(shapes: Mapping[str, tuple[int, ...]], dtype: np.dtype) -> bytes:

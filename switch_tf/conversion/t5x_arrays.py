@@ -73,7 +73,7 @@ def _open_inline(path, name, array):
     dtype = _checked_dtype(name, array.dtype)
     if math.prod(array.shape) * dtype.itemsize != array.num_bytes:
         raise Refusal(f"{path} is damaged: {name!r} of shape {array.shape} in {array.dtype} has {array.num_bytes} "
-                      "bytes. Download it again.")
+                      "bytes; download it again.")
     return Tensor(array.shape, functools.partial(_read_inline, path, dtype, array))
 
 
@@ -97,7 +97,7 @@ def _open_zarr(folder, place, name, driver):
     _checked_dtype(name, array.dtype.name)
     shape, chunk = tuple(array.shape), array.chunk_layout.read_chunk.shape or ()  # None for a number
     if any(part > max(size, 1) for part, size in zip(chunk, shape, strict=True)):
-        raise Refusal(f"{where} is damaged: {name!r} of shape {shape} is in chunks of {tuple(chunk)}. Download it "
+        raise Refusal(f"{where} is damaged: {name!r} of shape {shape} is in chunks of {tuple(chunk)}; download it "
                       "again.")
     return Tensor(shape, lambda: _attempt(name, where, lambda: array.read().result()),
                   lambda index: _attempt(name, where, lambda: array[index].read().result()))

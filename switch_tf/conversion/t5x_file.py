@@ -101,7 +101,7 @@ def reference_to(folder: Any) -> Reference:
 
 
 def _damaged(path, reason):
-    return Refusal(f"{path} is truncated or no checkpoint of T5X: {reason}. Download it again.")
+    return Refusal(f"{path} is truncated or no checkpoint of T5X: {reason}; download it again.")
 
 
 def _flattened(tree, name):
@@ -118,7 +118,7 @@ def _read_tree(path, part):
             try:
                 tree = _read_node(unpacker, data, 0, skipped=PARTS.keys() - {part})
             except (ValueError, IndexError, struct.error, msgpack.exceptions.UnpackException) as error:
-                raise _damaged(path, str(error) or "it ends too early") from None
+                raise _damaged(path, str(error).rstrip(".") or "it ends too early") from None
             if unpacker.tell() != len(data):
                 raise _damaged(path, f"its map ends at byte {unpacker.tell()} of {len(data)}")
     if not isinstance(tree, dict):

@@ -65,11 +65,11 @@ def _pieces(model, path):
         and type(entry[1]) in (int, float) and abs(entry[1]) < _MAX_SCORE for entry in vocab)
     if not is_valid or len({piece for piece, _ in vocab}) < len(vocab):
         raise Refusal(f"{path} must list distinct pieces with their scores under \"model\", \"vocab\", and does "
-                      "not. Download it again.")
+                      "not; download it again.")
     try:
         "".join(piece for piece, _ in vocab).encode()
     except UnicodeEncodeError:
-        raise Refusal(f"{path} has a piece with half of a surrogate pair, which is no character. Download it again."
+        raise Refusal(f"{path} has a piece with half of a surrogate pair, which is no character; download it again."
                       ) from None
     return [(piece, float(score)) for piece, score in vocab]
 
@@ -95,7 +95,7 @@ def _kinds(content, model, pieces, path):
                       f"not {checks.shown(unk_id)}.")
     if not isinstance(added, list) or not all(
             isinstance(token, dict) and isinstance(token.get("content"), str) for token in added):
-        raise Refusal(f"{path} must list tokens under \"added_tokens\", and does not. Download it again.")
+        raise Refusal(f"{path} must list tokens under \"added_tokens\", and does not; download it again.")
     kinds = {piece: kind.BYTE for piece, _ in pieces if model.get("byte_fallback") and _BYTE.fullmatch(piece)}
     kinds |= {token["content"]: kind.CONTROL if token.get("special") else kind.USER_DEFINED for token in added}
     return {**kinds, **dict.fromkeys(_CONTROL, kind.CONTROL), pieces[unk_id][0]: kind.UNKNOWN}
@@ -146,4 +146,4 @@ def _decoded(charsmap, path):
     try:
         return base64.b64decode(charsmap, validate=True)
     except (binascii.Error, ValueError):
-        raise Refusal(f"{path} has a damaged \"precompiled_charsmap\". Download it again.") from None
+        raise Refusal(f"{path} has a damaged \"precompiled_charsmap\"; download it again.") from None

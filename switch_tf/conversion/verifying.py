@@ -66,7 +66,7 @@ def _compare_weights(source, written, output):
 
 
 def _different(output, what):
-    return Refusal(f"{output} is not what its source is: {what}. Remove it and convert again.")
+    return Refusal(f"{output} is not what its source is: {what}; remove it and convert again.")
 
 
 def _reason_not_to_run(ours: SwitchConfig, theirs: SwitchConfig):
