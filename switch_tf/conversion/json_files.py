@@ -5,6 +5,7 @@ import os
 import pathlib
 
 from switch_tf import checks
+from switch_tf.conversion import lfs_pointers
 from switch_tf.refusals import Refusal
 from switch_tf.storage.whole_file import reading
 
@@ -17,11 +18,13 @@ def check_regular(path: pathlib.Path) -> None:
     """Checks that a path is a regular file or a link to one, as in the cache of the hub.
 
     Raises:
-        Refusal: it is something else, such as a pipe or a device, which could block or never end.
+        Refusal: it is something else, such as a pipe or a device, which could block or never end, or a pointer of Git
+            LFS.
     """
     if not path.is_file():
         raise Refusal(f"{path} must be a regular file, not a folder, a pipe, a device or a broken link; download it "
                       "again.")
+    lfs_pointers.check_is_none(path)
 
 
 def read_object(path: pathlib.Path, max_bytes: int = MAX_BYTES) -> dict:

@@ -13,6 +13,7 @@ from typing import Any
 from etils import epy
 
 from switch_tf import checks
+from switch_tf.conversion import lfs_pointers
 from switch_tf.conversion.checkpoint_files import Tensor
 from switch_tf.conversion.last_read import LastRead
 from switch_tf.refusals import Refusal, first_line
@@ -76,6 +77,7 @@ def open_variables(prefix: Any, is_read: Callable[[str], bool]) -> dict[str, Ten
             float16.
     """
     _check_shards(prefix)
+    lfs_pointers.check_is_none(prefix.parent / f"{prefix.name}{_INDEX}")
     reader, shapes, dtypes = _opened(prefix)
     if _OBJECTS in shapes:
         raise Refusal(f"{prefix} is a checkpoint of TensorFlow 2, as Keras and tf.train.Checkpoint write them; of "
@@ -152,6 +154,8 @@ def _check_shards(prefix):
     start = f"{prefix.name}{_VALUES}"
     shards = [match for entry in prefix.parent.iterdir() if entry.name.startswith(start)
               and (match := _SHARD.fullmatch(entry.name.removeprefix(start))) and entry.is_file()]  # no pipe
+    for match in shards:
+        lfs_pointers.check_is_none(prefix.parent / f"{start}{match[0]}")
     totals = sorted({int(match[2]) for match in shards})
     if len(totals) > 1:
         raise Refusal(f"{prefix.parent} holds shards of {prefix.name} of {totals[0]} and of {totals[-1]} files; remove "

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from etils import epy
 
 from switch_tf import checks
+from switch_tf.conversion import lfs_pointers
 from switch_tf.refusals import Refusal
 from switch_tf.storage.whole_file import reading
 
@@ -61,6 +62,7 @@ def is_t5x(folder: Any) -> bool:
     path = folder / FILE
     if not path.is_file():
         return False
+    lfs_pointers.check_is_none(path)
     with path.open("rb") as file:
         return file.read(1) in [bytes([byte]) for byte in _MAPS]
 

@@ -236,7 +236,7 @@ def test_verify_reads_every_checkpoint_of_a_run_and_names_the_damaged_file(capsy
     result = json.loads(captured.out.splitlines()[-1])
     assert [entry["is_whole"] for entry in result["checkpoints"]] == [False, False, True]
     assert f"{paths[0]} is damaged: state.index has the SHA-256 " in captured.err
-    assert f"{paths[1]} is damaged: {paths[1] / 'state.index'} should have 7 bytes but has 6." in captured.err
+    assert f"{paths[1]} is damaged: {paths[1] / 'state.index'} should have 7 bytes but has 6;" in captured.err
     assert main.main(["inspect", str(paths[1]), "--verify"]) == 1
     (paths[1] / "checkpoint.json").unlink()
     assert main.main(["inspect", str(paths[1]), "--verify"]) == 1

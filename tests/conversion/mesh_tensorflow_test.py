@@ -132,7 +132,7 @@ def test_position_biases_of_layers(tmp_path):
     np.testing.assert_array_equal(conversion.from_mesh_tensorflow(folder, config)(FEATURES), ours(FEATURES))
     assert refusal(folder, dataclasses.replace(config, relative_attention_per_layer=False)) == (
         "The checkpoint's encoder has a position bias for each layer, and the configuration one for each stack; add "
-        "--gin.SwitchConfig.relative_attention_per_layer=True.")
+        "--gin.SwitchConfig.relative_attention_per_layer=True to the --gin_file of its model.")
 
 
 def test_a_weight_by_hand(tmp_path):
@@ -259,7 +259,7 @@ def see_as(monkeypatch, renamed):
 
 @pytest.mark.parametrize(("lost", "message"), [
     ("encoder/block_001/layer_003/MoE1D/wi/", "The checkpoint lacks 'encoder/block_001/layer_003/MoE1D/wi/kernel' of "
-     "shape (4, 16, 24), which holds the weight 'encoder/layers_3/mlp/experts/wi'; it is incomplete, or"),
+     "shape (4, 16, 24), which holds the weight 'encoder/layers_3/mlp/experts/wi'; give the"),
     ("encoder/block_001/layer_003/MoE1D/switch", "lacks 'encoder/block_001/layer_003/MoE1D/switch_gating/kernel' of"),
     ("encoder/block_001/layer_003/MoE1D/", "holds the norm of encoder/block_001/layer_003 and nothing else"),
     ("encoder/block_001/layer_003/", "The checkpoint lacks encoder/block_001/layer_003, and has other layers of"),

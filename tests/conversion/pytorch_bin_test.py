@@ -83,7 +83,7 @@ def test_code_is_refused_and_not_run(function, protocol, tmp_path):
     argument = f"__import__('os').mkdir({str(target)!r})" if function is eval else str(target)
     program = pickle.dumps({"w": Malicious(function, argument)}, protocol=protocol)
     message = refusal(write(tmp_path / "a.bin", program))
-    assert "is refused: its pickle " in message and message.endswith("Take the model.safetensors of the same model.")
+    assert "is refused: its pickle " in message and message.endswith("take the model.safetensors of the same model.")
     assert not target.exists()
 
 

@@ -17,14 +17,14 @@ THEIR_SHAPES = {"0.q": (12, 2), "0.o": (12, 2), "12.0.w": (1, 3), "12.1.w": (1, 
 
 def refusal(their_shapes=THEIR_SHAPES, shapes=SHAPES, rules=RULES):
     with pytest.raises(ValueError) as error:
-        rules.check(rules.link(shapes), their_shapes)
+        rules.check(rules.link(shapes), their_shapes, "give another one")
     return str(error.value)
 
 
 def test_names_and_shapes_by_hand():
     links = RULES.link(SHAPES)
     assert {name: link.their_shape for link in links for name in link.theirs} == THEIR_SHAPES
-    RULES.check(links, {**THEIR_SHAPES, "3.unused": (7,)})
+    RULES.check(links, {**THEIR_SHAPES, "3.unused": (7,)}, "give another one")
 
 
 def test_merge_and_transpose_by_hand():
@@ -91,4 +91,4 @@ def test_a_tensor_without_a_place():
 def test_a_wrong_shape_is_named_with_both():
     assert refusal({**THEIR_SHAPES, "0.q": (2, 12)}) == (
         "The checkpoint's '0.q' has shape (2, 12), but its configuration asks for (12, 2) (the weight 'layers_0/query' "
-        "of shape (2, 3, 4)).")
+        "of shape (2, 3, 4)); give another one.")

@@ -49,7 +49,7 @@ def test_scalars_empty_tensors_and_bfloat16(tmp_path):
     {"shape": [True, 6]}, {"shape": [1] * 9}, {"dtype": []}, {"dtype": None}, {"data_offsets": [-24, 0]},
     {"data_offsets": [24, 0]}, {"data_offsets": [0]}, {"data_offsets": None}, {"data_offsets": ["0", "24"]}])
 def test_entries_that_the_format_does_not_have(changes, tmp_path):
-    assert "its header does not describe 'w' as the format asks. Download it again." in refusal(
+    assert "its header does not describe 'w' as the format asks; download it again." in refusal(
         write(tmp_path / "a", {"w": {**ENTRY, **changes}}))
     assert "its header does not describe 'w'" in refusal(write(tmp_path / "a", {"w": [[[]]]}))
 

@@ -213,8 +213,8 @@ def test_a_missing_and_a_surplus_array(tmp_path):
     norm = arrays.pop("encoder/layers_1/pre_mlp_layer_norm/scale")
     assert refusal(write(tmp_path / "a", arrays), config) == (
         "The checkpoint lacks 'target/encoder/layers_1/pre_mlp_layer_norm/scale' of shape (16,), which holds the "
-        "weight 'encoder/layers_1/pre_mlp_layer_norm/scale'; it is incomplete, or its configuration is of another "
-        "model.")
+        "weight 'encoder/layers_1/pre_mlp_layer_norm/scale'; give the --gin_file of its model, or download it again if "
+        "it is incomplete.")
     arrays |= {"encoder/layers_1/pre_mlp_layer_norm/scale": norm, "encoder/layers_1/mlp/wi/bias": norm}
     assert refusal(write(tmp_path / "b", arrays), config) == (
         "No rule knows the checkpoint's tensor 'target/encoder/layers_1/mlp/wi/bias'; exactly one must, so that "
