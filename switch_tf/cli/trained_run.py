@@ -8,7 +8,7 @@ from typing import Any
 
 from etils import epy
 
-from switch_tf.checkpoints import run_config
+from switch_tf.checkpoints import folders, run_config
 from switch_tf.checkpoints.run_folder import CONFIGURATION
 from switch_tf.cli import gin_files, gin_run, gin_trust, sampler_arguments
 from switch_tf.configs.choices import check_choice, nearest
@@ -69,11 +69,21 @@ def folder_of(arguments: argparse.Namespace) -> pathlib.Path:
     """Returns the run folder; refuses any other folder."""
     folder = places.at(arguments.run)
     if not (folder / CONFIGURATION).is_file() and not run_config.is_in(folder):
+        if (folder / folders.DESCRIPTION).is_file():
+            raise Refusal(f"--run must name a run folder, which holds {CONFIGURATION}, and {folder} {_way_on(folder)}.")
         runs = ([str(file.parent) for file in folder.parent.glob(f"*/{CONFIGURATION}")] if places.is_local(folder)
                 else [])
         raise Refusal(f"--run must name a run folder, which holds {CONFIGURATION}; {str(folder)!r} does not."
                       f"{nearest(str(folder), runs)}")
     return folder
+
+
+def _way_on(checkpoint):
+    """Returns the end of a sentence about a checkpoint: what it is, and how to use it."""
+    run = folders.run_folder_of(checkpoint)
+    if run == checkpoint:
+        return f"holds weights alone; train from them, with --gin.INITIAL_CHECKPOINT=\"'{checkpoint}'\""
+    return f"is a checkpoint of one; give --run={run}, and --step to choose one"
 
 
 def load(arguments: argparse.Namespace, folder: pathlib.Path, num_cpu_devices: int | None = None,

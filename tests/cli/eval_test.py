@@ -73,6 +73,18 @@ def test_mistakes_are_one_sentence(run_folder, monkeypatch, capsys, arguments, m
     assert sorted(run_folder.rglob("*")) == before
 
 
+def test_weights_and_checkpoints_are_no_runs_and_the_way_on_is_named(run_folder, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for folder, way_on in (("converted", "holds weights alone; train from them, with --gin.INITIAL_CHECKPOINT="
+                            "\"'converted'\"."), ("run/checkpoints/step_00000010", "give --run=run, and --step to")):
+        (tmp_path / folder).mkdir(exist_ok=True)
+        (tmp_path / folder / "checkpoint.json").write_text("{}")
+        for command in (["eval"], ["export", "--output=exported"]):
+            assert main.main([*command, f"--run={folder}"]) == 2
+            assert f"which holds operative_config.gin, and {folder} " in (told := capsys.readouterr().err)
+            assert way_on in told and told.count("\n") == 1
+
+
 def test_a_run_without_checkpoints_says_so(run_folder, capsys):
     for step in (10, 20):
         folders.path_of(run_folder / "checkpoints", step).rmdir()

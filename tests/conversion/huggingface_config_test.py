@@ -225,7 +225,7 @@ def test_sparse_there_and_back(num_layers, steps):
 def test_a_capacity_factor_needs_a_number_of_slots():
     message = writing_refusal(SPARSE)
     assert "a fixed number of slots for each sequence, padding included, instead of a capacity factor (here 2.0 for " \
-        "groups of 4096 tokens): other tokens would be dropped. Choose that number with expert_capacity=..." in message
+        "groups of 4096 tokens): other tokens would be dropped; choose that number with expert_capacity=..." in message
     assert "expert_capacity must be an integer of at least 1, not 0" in writing_refusal(SPARSE, 0)
     assert "expert_capacity=3 belongs to a model with experts" in writing_refusal(DENSE, 3)
 

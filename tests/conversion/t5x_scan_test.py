@@ -111,7 +111,7 @@ def test_scanned_arrays_under_the_names_of_single_layers_are_refused(tmp_path):
 
 def test_a_bias_for_each_layer_that_the_checkpoint_lacks(tmp_path):
     config, arrays = golden("t5_1_0")
-    assert "the checkpoint has one for each stack; leave it out" in refusal(
+    assert "the checkpoint has one for each stack; give a --gin_file without it" in refusal(
         write(tmp_path / "in", arrays), dataclasses.replace(config, relative_attention_per_layer=True))
 
 

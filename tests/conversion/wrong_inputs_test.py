@@ -198,6 +198,11 @@ DAMAGED = {
     "ours, a pointer as description": (ours, fill("checkpoint.json", POINTER), ("no readable checkpoint.json", "copy")),
     "an empty folder": (hugging_face, remove("*"), NO_FORMAT),
 }
+# The others answer alike; a second for each two.
+FIRST = ("t5x, a truncated chunk", "t5x, a missing chunk", "t5x, a truncated msgpack file", "t5x, a pickle",
+         "t5x, an expert too few", "mesh, no values", "mesh, no experts", "hugging face, a long header",
+         "hugging face, a pointer", "hugging face, a missing shard", "hugging face, code", "ours, truncated",
+         "an empty folder", "t5x, another vocabulary", "t5x, scanned", "t5x, not scanned", "mesh, d_ff", "d_ff")
 SHAPE = "but its configuration asks for"
 OTHER_MODELS = {
     "t5x, another vocabulary": (t5x, {"vocab_size": 512}, (f"(384, 16), {SHAPE} (512, 16)", GIN_FILE)),
@@ -242,13 +247,17 @@ def assert_refused(config, parts, capsys):
         assert sorted(path.name for path in pathlib.Path().iterdir()) == before
 
 
+def some_first(table):
+    return [case if case in FIRST else pytest.param(case, marks=pytest.mark.slow) for case in table]
+
+
 @pytest.fixture(autouse=True)
 def elsewhere(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("switch_tf.data.check_examples", lambda description: None)  # which takes a second
 
 
-@pytest.mark.parametrize("case", DAMAGED)
+@pytest.mark.parametrize("case", some_first(DAMAGED))
 def test_damaged_checkpoints(case, capsys):
     write, damage, parts = DAMAGED[case]
     folder, config = write()
@@ -257,14 +266,14 @@ def test_damaged_checkpoints(case, capsys):
     assert not pathlib.Path("harm").exists()
 
 
-@pytest.mark.parametrize("case", OTHER_MODELS)
+@pytest.mark.parametrize("case", some_first(OTHER_MODELS))
 def test_configurations_of_other_models(case, capsys):
     write, changes, parts = OTHER_MODELS[case]
     _, config = write()
     assert_refused(dataclasses.replace(config, **changes), parts, capsys)
 
 
-@pytest.mark.parametrize("case", DESCRIBED)
+@pytest.mark.parametrize("case", some_first(DESCRIBED))
 def test_a_config_json_of_another_model(case, capsys):
     values, part = DESCRIBED[case]
     folder, _ = hugging_face()
