@@ -93,8 +93,8 @@ def _checked_rules(config: SwitchConfig, names: Collection[str]) -> Rules:
         has_layer_biases = any(f"{layer.scopes[0]}/{_BIAS}" in names for layer in found[1:])
         if has_layer_biases and not config.relative_attention_per_layer:
             raise Refusal(f"The checkpoint's {stack} has a position bias for each layer, and the configuration one for "
-                          "each stack; add --gin.SwitchConfig.relative_attention_per_layer=True to the --gin_file of its "
-                          "model.")
+                          "each stack; add --gin.SwitchConfig.relative_attention_per_layer=True to the --gin_file of "
+                          "its model.")
     return rules_of(layers, names, config.relative_attention_per_layer)
 
 

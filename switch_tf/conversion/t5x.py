@@ -92,8 +92,8 @@ def _check_biases(tensors, config):
     has_layer_biases = any(map(_LAYER_BIAS.fullmatch, tensors))
     if has_layer_biases and not config.relative_attention_per_layer:
         raise Refusal("The checkpoint has a position bias for each layer, as scanned layers of T5X do, and the "
-                      "configuration one for each stack; add --gin.SwitchConfig.relative_attention_per_layer=True to the "
-                      "--gin_file of its model.")
+                      "configuration one for each stack; add --gin.SwitchConfig.relative_attention_per_layer=True to "
+                      "the --gin_file of its model.")
     if config.relative_attention_per_layer and not has_layer_biases:
         raise Refusal("The configuration asks for a position bias in each layer (relative_attention_per_layer=True), "
                       "and the checkpoint has one for each stack; give a --gin_file without it.")

@@ -85,8 +85,8 @@ def test_an_array_of_scanned_layers_is_read_once(tmp_path, monkeypatch):
      "(16, 2, 12), but the configuration's encoder of 4 layers has 4 layers on axis 1; it is of another model, or was "
      "scanned along another axis."),
     ({"relative_attention_per_layer": False}, "The checkpoint has a position bias for each layer, as scanned layers of "
-     "T5X do, and the configuration one for each stack; add --gin.SwitchConfig.relative_attention_per_layer=True to the "
-     "--gin_file of its model."),
+     "T5X do, and the configuration one for each stack; add --gin.SwitchConfig.relative_attention_per_layer=True to "
+     "the --gin_file of its model."),
     ({"vocab_size": 65}, "token_embedder/embedding' has shape (64, 16), but its configuration asks for (65, 16)"),
     ({"d_ff": 25}, "has shape (16, 24), but its configuration asks for (16, 25)")])
 def test_another_model_is_refused(changes, message, tmp_path):

@@ -26,7 +26,7 @@ from tests.conversion import mesh_tensorflow_checkpoints, t5x_checkpoints
 from tests.conversion.t5x_orbax_test import write_orbax
 
 GOLDEN = pathlib.Path(__file__).parents[1] / "golden" / "hugging_face"
-POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a214614ab2935c943f9e0ff69d22eadbb8f32\nsize 12345\n"
+POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a214614ab2935c943f9e0ff69d22ead\nsize 12345\n"
 TRAIN = ["train", "--gin_file=gin/tasks/docs_corpus_bytes.gin", "--gin_file=gin/runs/finetune.gin",
          "--gin.VOCABULARY='bytes'", "--gin.MODEL_DIR='run'", "--gin.INITIAL_CHECKPOINT='there'",
          "--gin.BATCH_SIZE=4", "--gin.TASK_FEATURE_LENGTHS={'inputs': 24, 'targets': 12}"]
@@ -55,9 +55,18 @@ def model_of(case: str) -> tuple[SwitchConfig, dict[str, np.ndarray]]:
     return dataclasses.replace(config, vocab_size=BYTES), arrays
 
 
-def t5x(case="t5_1_0", change=lambda arrays: arrays, write=functools.partial(t5x_checkpoints.write, inline=0)):
+def same(arrays):
+    return arrays
+
+
+def t5x(case="t5_1_0", change=same):
     config, arrays = model_of(case)
-    return write(pathlib.Path("there").resolve(), change(dict(arrays))), config
+    return t5x_checkpoints.write(pathlib.Path("there"), change(dict(arrays)), inline=0), config
+
+
+def orbax(case="t5_1_0", change=same):
+    config, arrays = model_of(case)
+    return write_orbax(pathlib.Path("there").resolve(), change(dict(arrays))), config
 
 
 def scanned(arrays):
@@ -65,7 +74,7 @@ def scanned(arrays):
     return t5x_checkpoints.scanned(t5x_checkpoints.with_layer_biases(arrays, depths), depths)
 
 
-def mesh(case="t5_1_0", change=lambda arrays: arrays):
+def mesh(case="t5_1_0", change=same):
     config, arrays = model_of(case)
     variables = mesh_tensorflow_checkpoints.variables_from(change(dict(arrays)), {"t5_1_0": 1, "switch": 2}[case])
     return mesh_tensorflow_checkpoints.write(pathlib.Path("there"), variables), config
@@ -149,7 +158,6 @@ def nothing(folder):
     """The files are whole; what is wrong is their configuration, or a part that was never written."""
 
 
-ORBAX = functools.partial(t5x, write=write_orbax)
 DAMAGED = {
     "t5x, a truncated chunk": (t5x, cut(f"{KERNEL}/0.1"), ("Not enough data", f"download there/{KERNEL} again.")),
     "t5x, a missing chunk": (t5x, remove(f"{KERNEL}/0.1"), ("0.1\" is missing", f"download there/{KERNEL} again.")),
@@ -164,9 +172,9 @@ DAMAGED = {
                                ("has shape (3, 16, 24), but its configuration asks for (4, 16, 24)", GIN_FILE)),
     "t5x, no experts": (functools.partial(t5x, "switch", no_experts), nothing,
                         (f"lacks 'target/{EXPERTS}' of shape (4, 16, 24)", GIN_FILE)),
-    "orbax, truncated values": (ORBAX, largest_of_database, ("cannot be read", "download there/state again.")),
-    "orbax, a truncated description": (ORBAX, cut("state/_METADATA", 200), ("_METADATA is not JSON", AGAIN)),
-    "orbax, an expert too few": (functools.partial(ORBAX, "switch", fewer_experts), nothing, (GIN_FILE,)),
+    "orbax, truncated values": (orbax, largest_of_database, ("cannot be read", "download there/state again.")),
+    "orbax, a truncated description": (orbax, cut("state/_METADATA", 200), ("_METADATA is not JSON", AGAIN)),
+    "orbax, an expert too few": (functools.partial(orbax, "switch", fewer_experts), nothing, (GIN_FILE,)),
     "mesh, no values": (mesh, remove("*.data-*"), ("lacks model.ckpt-7.data-00000-of-...", "; download it too.")),
     "mesh, truncated values": (mesh, cut("*.data-*", 3000), ("cannot be read", "download the files model.ckpt-7.data-"
                                                              "* again.")),
@@ -214,7 +222,7 @@ OTHER_MODELS = {
         "one for each stack; give a --gin_file without it.",)),
     "t5x, scanned": (functools.partial(t5x, change=scanned), {}, (
         "add --gin.SwitchConfig.relative_attention_per_layer=True to the --gin_file of its model.",)),
-    "orbax, d_ff": (ORBAX, {"d_ff": 32}, (f"(16, 24), {SHAPE} (16, 32)", GIN_FILE)),
+    "orbax, d_ff": (orbax, {"d_ff": 32}, (f"(16, 24), {SHAPE} (16, 32)", GIN_FILE)),
     "mesh, another vocabulary": (mesh, {"vocab_size": 512}, (f"(384, 16), {SHAPE} (512, 16)", GIN_FILE)),
     "mesh, d_ff": (mesh, {"d_ff": 32}, (f"(16, 24), {SHAPE} (16, 32)", GIN_FILE)),
     "mesh, heads": (mesh, {"num_heads": 4, "d_kv": 3}, (f"(3, 8), {SHAPE} (4, 8)", GIN_FILE)),
