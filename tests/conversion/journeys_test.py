@@ -203,7 +203,7 @@ def journey(request, tmp_path, monkeypatch):
 
 
 FIRST, *OTHERS = CASES
-AGAIN = ("t5x_bfloat16", "t5x_orbax", "mtf_moe_bfloat16")  # trains what other cases train, from other files
+AGAIN = ("t5x_bfloat16", "t5x_orbax", "mtf_dense", "mtf_moe_bfloat16")  # train what other cases train, from other files
 
 
 @pytest.mark.parametrize("journey", [FIRST, *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)],
