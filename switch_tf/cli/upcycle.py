@@ -7,14 +7,15 @@ from etils import epy
 from switch_tf import checks
 from switch_tf.cli import gin_files
 from switch_tf.conversion import stated_config
-from switch_tf.conversion.converting import format_of
+from switch_tf.conversion.converting import check_optimizer, format_of
+from switch_tf.conversion.formats import SWITCH_TF
 from switch_tf.installation import quiet
 from switch_tf.storage import output_lock, places
 from switch_tf.surgery import compatibility, sources
 from switch_tf.surgery.kernels import Changes
 
 with epy.lazy_imports():  # which import TensorFlow, so arguments are checked first
-    from switch_tf.surgery import upcycling
+    from switch_tf.surgery import upcycled_checkpoint
 
 EXAMPLES = r"""
 switch-tf upcycle --from runs/dense --gin_file=gin/models/switch_tiny.gin --output sparse
@@ -34,6 +35,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help="share of each expert's hidden units to draw anew (default 0)")
     parser.add_argument("--gate_scale", type=float, default=1.0, metavar="FACTOR",
                         help="factor of the experts' output kernels, against gates that do not sum to one (default 1)")
+    parser.add_argument("--with_optimizer", action="store_true",
+                        help="copy Adafactor's state and its step, too; start with "
+                             "--gin.Run.initial_variables=\"'with_optimizer'\"")
     parser.add_argument("--seed", type=int, default=0, help="of all draws (default 0)")
     gin_files.add_arguments(parser)
 
@@ -43,6 +47,8 @@ def run(arguments: argparse.Namespace) -> dict:
     source, output = places.at(arguments.source), places.at(arguments.output)
     changes = Changes(arguments.noise, arguments.reinitialize, arguments.gate_scale, arguments.seed)
     source_format = format_of(source, "--from")
+    if arguments.with_optimizer:
+        check_optimizer(source, source_format, SWITCH_TF)
     checks.new_folder(output)
     config = gin_files.read_model(arguments.gin_file, arguments.gin_bindings, arguments.gin_search_paths)
     source = sources.checkpoint_in(source, source_format)
@@ -50,6 +56,7 @@ def run(arguments: argparse.Namespace) -> dict:
     compatibility.check(compatibility.dense_twin(config) if dense is None else dense, config)
     with output_lock.held(output):
         quiet.import_tensorflow()
-        result, text = upcycling.upcycle_checkpoint(source, source_format, output, config, changes)
+        result, text = upcycled_checkpoint.upcycle_checkpoint(source, source_format, output, config, changes,
+                                                              arguments.with_optimizer)
     print(text, file=arguments.stream)
     return result

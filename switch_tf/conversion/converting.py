@@ -98,7 +98,7 @@ def convert(source: pathlib.Path, output: pathlib.Path, to: Format, expert_capac
 def check_optimizer(source: pathlib.Path, source_format: Format, to: Format) -> None:
     """Refuses to convert an optimizer between formats that lack one."""
     if source_format.read_optimizer is None:
-        names = " and ".join(one.name for one in formats.FORMATS if one.read_optimizer is not None)
+        names = ", ".join(one.name for one in formats.FORMATS if one.read_optimizer is not None)
         raise Refusal(f"--with_optimizer reads the optimizer's state from checkpoints of {names}, and {source} is of "
                       f"{source_format.name}; leave it out.")
     if to is not SWITCH_TF:

@@ -104,7 +104,8 @@ SWITCH_TF = Format(
     lambda folder, config: own.from_switch_tf(folder), lambda folder, config: own.open_switch_tf(folder),
     lambda source, folder, extras: own_writing.write(source, folder, extras.vocabulary, extras.identity,
                                                      extras.optimizer),
-    is_read_in_place=True)  # a run has other checkpoints, and may be training
+    is_read_in_place=True,  # a run has other checkpoints, and may be training
+    read_optimizer=lambda folder, model: own.read_optimizer(folder, model))
 
 # The first format that recognises a folder is taken.
 FORMATS = (HUGGING_FACE, T5X, MESH_TENSORFLOW, SWITCH_TF)

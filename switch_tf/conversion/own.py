@@ -41,6 +41,29 @@ def open_switch_tf(source: str | pathlib.Path) -> WeightSource:
     return WeightSource(config, weights, lambda name, rows: stored.read(f"model/{name}", rows))
 
 
+def read_optimizer(source: str | pathlib.Path, model: SwitchTransformer) -> Adafactor:
+    """Returns an Adafactor of the model of a checkpoint, with the checkpoint's slots and step.
+
+    Args:
+        source: Path of a checkpoint, or of a run folder for its newest checkpoint.
+        model: Its model, built.
+
+    Raises:
+        Refusal: The checkpoint holds weights alone, or the state of another optimizer.
+        BrokenCheckpoint: files are missing or damaged.
+    """
+    path = folders.resolve(checks.path("source", source))
+    description, name = folders.describe(path), Adafactor.__name__
+    if not any(variable.startswith("optimizer/") for variable in description["variables"]):
+        raise Refusal(f"{path} holds weights alone; leave out --with_optimizer.")
+    if (theirs := description["configuration"].get("optimizer")) != name:
+        raise Refusal(f"--with_optimizer reads the state of {name}, and {path} has that of {theirs}; leave it out.")
+    optimizer = Adafactor()
+    optimizer.build(model.trainable_variables)
+    tensors.restore(path, tensors.optimizer_variables(optimizer))
+    return optimizer
+
+
 def _checkpoint_and_config(source):
     path = folders.resolve(checks.path("source", source))
     fields = continuation.model_fields(folders.describe(path).get("configuration", {}))

@@ -1,0 +1,80 @@
+"""An upcycled model, from a folder of dense weights of any format to a checkpoint."""
+
+import dataclasses
+import pathlib
+
+from switch_tf.configs import policies
+from switch_tf.configs.switch_config import SwitchConfig
+from switch_tf.conversion import (
+    conversion_identity,
+    converting,
+    formats,
+    linked_weights,
+    own_writing,
+    source_vocabulary,
+    weight_source,
+)
+from switch_tf.conversion.formats import Extras, Format
+from switch_tf.surgery import compatibility, upcycled_slots
+from switch_tf.surgery.kernels import Changes
+from switch_tf.surgery.upcycling import open_upcycled
+
+
+def upcycle_checkpoint(source: pathlib.Path, source_format: Format, output: pathlib.Path, config: SwitchConfig,
+                       changes: Changes, with_optimizer: bool = False) -> tuple[dict, str]:
+    """Upcycles the weights of a folder, a portion at a time. After a kill, the same call goes on.
+
+    Args:
+        source: Folder of the dense weights.
+        source_format: Its Format. One that does not describe its model is read as the dense twin of `config`.
+        output: New or empty folder.
+        config, changes: See `open_upcycled`.
+        with_optimizer: Whether Adafactor's state is copied, too. This takes the memory of both models, and begins anew
+            after a kill.
+
+    Returns:
+        (JSON object, text for people).
+
+    Raises:
+        Refusal: The weights are damaged or do not fit, there is no state of Adafactor, or the folder cannot be written.
+    """
+    twin, step = None if source_format.describes_model else compatibility.dense_twin(config), None
+    with source_format.at_hand(source, with_optimizer) as local:
+        dense, vocabulary = source_format.open(local, twin), source_vocabulary.find(source, local)
+        upcycled = open_upcycled(dense, config, changes)
+        if with_optimizer:
+            model, sparse = linked_weights.read_model(dense), linked_weights.read_model(upcycled)
+            optimizer = upcycled_slots.upcycled(model, source_format.read_optimizer(local, model), sparse)
+            own_writing.write(weight_source.of_model(sparse), output, vocabulary.content, optimizer=optimizer)
+            step = int(optimizer.iterations.numpy())
+        else:
+            identity = conversion_identity.of(source, source_format, formats.SWITCH_TF, output, config,
+                                              Extras(vocabulary.content)) | dataclasses.asdict(changes)
+            own_writing.write(upcycled, output, vocabulary.content, identity)
+    name, lines = converting.start_from(output, vocabulary, step)
+    result = {"from": str(source), "format": source_format.name, "output": str(output),
+              "num_parameters": config.num_parameters, "num_dense_parameters": dense.config.num_parameters,
+              "sparse_layers": list(config.sparse_layer_names), "num_experts": config.num_experts,
+              "expert_width": config.expert_width, "slices": dense.config.d_ff // config.expert_width, "step": step,
+              "vocabulary": name}
+    return result, "\n".join([_describe(result), *_advice(config, result["slices"]), *lines])
+
+
+def _describe(result):
+    """Returns what became of the dense model in words."""
+    slices = result["slices"]
+    made_of = "a copy of the dense layer" if slices == 1 else f"one of {slices} slices of the dense layer"
+    state = "" if result["step"] is None else f" With the slots of Adafactor at step {result['step']:,}."
+    return (f"{result['num_dense_parameters']:,} parameters of {result['from']} ({result['format']}) became "
+            f"{result['num_parameters']:,} in {result['output']}: {len(result['sparse_layers'])} sparse layers of "
+            f"{result['num_experts']} experts, each {made_of}.{state}")
+
+
+def _advice(config, num_slices):
+    """Returns a line about tokens that get fewer slices than make up a dense layer."""
+    for is_decoder, layers in enumerate((config.encoder_sparse_layers, config.decoder_sparse_layers)):
+        policy, count = policies.get(config.routing(bool(is_decoder))[0]), config.num_choices(bool(is_decoder))
+        if layers and not policy.experts_choose and count < num_slices:
+            return [f"A token of the {('encoder', 'decoder')[is_decoder]} gets {count} of the {num_slices} slices; "
+                    f"routing_policy='top_n' with num_selected_experts={num_slices} gives it all of them."]
+    return []
