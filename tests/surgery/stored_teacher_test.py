@@ -125,20 +125,20 @@ def test_terms_and_gradients_are_those_of_the_live_teacher_or_of_its_most_probab
         gradients.append(tape.gradient(terms["distillation"].total, logits).numpy())
     expected = measured[1]
     if top_k == 384:
-        np.testing.assert_allclose(*gradients, atol=2e-5)
+        np.testing.assert_allclose(*gradients, atol=2e-4)  # float16 has three digits
     else:
         expected["distillation"] = _loss_of_most_probable(objectives[1], batch, logits, top_k)
     assert measured[0] == pytest.approx(expected, rel=1e-5)
 
 
 def _loss_of_most_probable(objective, batch, logits, top_k):
-    probs, student = (_softmax(values.numpy().astype("float64") / 2)
+    is_target = batch["decoder_loss_weights"].numpy() > 0
+    probs, student = (_softmax(values.numpy()[is_target].astype("float64") / 2)
                       for values in (objective.live_teacher.logits(batch), logits))
     is_kept = probs >= -np.sort(-probs, axis=-1)[..., top_k - 1:top_k]
     loss = -np.sum(np.where(is_kept, probs * np.log(student), 0), -1)
     loss -= np.where(is_kept, 0, probs).sum(-1) * np.log(np.where(is_kept, 0, student).sum(-1))
-    weights = batch["decoder_loss_weights"].numpy()
-    return 4 * np.sum(loss * weights) / weights.sum()
+    return 4 * loss.mean()
 
 
 def _softmax(logits):
@@ -180,6 +180,7 @@ def test_so_are_they_with_a_cached_task_in_parts(noisy_task, student_config, tea
     np.testing.assert_allclose(_train(run, student_config, _objective(tmp_path / "predictions")), expected, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_process_looks_for_its_own_rows_alone(noisy_task, student_config, teacher, tmp_path, without_tracing):
     """Rows of zeros, which other processes read, get zeros."""
     (*shards,) = data.plan_cache(noisy_task, "train", None, str(tmp_path / "cache"), 2, False)
@@ -219,7 +220,7 @@ def test_a_run_with_a_live_teacher_goes_on_with_its_predictions(noisy_task, stud
 def test_without_noise_another_order_and_batch_size_find_the_same_rows(sentences_task, student_config, teacher,
                                                                        tmp_path, without_tracing):
     """90 sentences, each stored once although it is read several times."""
-    run = _run(sentences_task, "unused", pack=False, batch_size=8, train_steps=40)
+    run = _run(sentences_task, "unused", pack=False, batch_size=20, train_steps=16)
     stored = _store(run, student_config, teacher, tmp_path / "predictions", top_k=4)
     assert stored["rows"] == 90
     added = _objective(tmp_path / "predictions").added_features()
