@@ -11,10 +11,12 @@ import pytest
 import tensorflow as tf
 
 from switch_tf import SwitchTransformer, data
+from switch_tf.aot.lower import lower_step
 from switch_tf.configs.experiment import Experiment
 from switch_tf.configs.run import Run, StepSettings
 from switch_tf.conversion import own
 from switch_tf.optim.adafactor import Adafactor
+from switch_tf.partitioning.layout import Layout
 from switch_tf.partitioning.partitioner import Partitioner
 from switch_tf.refusals import Refusal
 from switch_tf.reporting import report
@@ -344,3 +346,14 @@ def test_it_is_the_same_on_every_back_end(noisy_task, teacher, student_config, m
     found = verification.verify(lambda: SwitchTransformer(student_config, dtype="float64"), lambda: Adafactor(0.01),
                                 partitioner, [batch], 3, StepSettings(), make_objective=lambda: _objective(folder))
     assert found.is_equal
+
+
+@pytest.mark.slow
+def test_the_lowered_step_takes_the_predictions_as_features(student_config, stored):
+    layout = Layout(backend="dtensor").resolve(1, "TPU")
+    gradients, _ = lower_step(SwitchTransformer(student_config), Adafactor(0.01), layout, 4,
+                              {"inputs": 48, "targets": 32}, StepSettings(), pack=True, objective=_objective(stored))
+    shapes = {argument.name: argument.shape for argument in gradients.arguments}
+    assert shapes["teacher_token_ids"] == shapes["teacher_log_probs"] == (4, 32 * 384)
+    assert shapes["teacher_log_rest"] == shapes["teacher_target_log_probs"] == (4, 32)
+    assert not any(name.startswith("teacher/") for name in shapes)
