@@ -20,7 +20,6 @@ with epy.lazy_imports():  # which import TensorFlow, so arguments are checked fi
 
 EXAMPLES = r"""
 switch-tf cache docs_corpus_span_corruption
-switch-tf cache --gin_file=gin/tasks/c4.gin --output /data/cache --split train
 switch-tf cache --teacher runs/switch --gin_file=gin/models/t5_base.gin --gin_file=gin/tasks/c4.gin \
     --gin_file=gin/runs/distill.gin --output /data/predictions
 """

@@ -79,6 +79,18 @@ class RowFormat(NamedTuple):
     def unpack(self, rows: list[bytes]) -> dict[str, np.ndarray]:
         """Returns the features of rows, dict of <int32>[rows, width]."""
         found = np.frombuffer(b"".join(rows), self._dtype)
-        features = {IDS: found[IDS].astype("int32")}
-        features |= {name: found[name].astype("float32").view("int32") for name in NAMES[1:]}
+        floats = {name: found[name].astype("float32") for name in NAMES[1:]}
+        floats[LOG_PROBS] = _with_sum(floats[LOG_PROBS], -np.expm1(floats[LOG_REST]))
+        features = {IDS: found[IDS].astype("int32"), **{name: values.view("int32") for name, values in floats.items()}}
         return {name: values.reshape(len(rows), -1) for name, values in features.items()}
+
+
+def _with_sum(log_probs, expected):
+    """Returns log-probabilities whose probabilities have the sums that they had before float16 rounded them.
+
+    Args:
+        log_probs: <float32>[..., k].
+        expected: <float32>[...], 0 where there is no target.
+    """
+    sums = np.exp(log_probs).sum(axis=-1)
+    return log_probs + np.log(np.maximum(expected, 1e-30) / sums)[..., None]

@@ -28,7 +28,8 @@ with epy.lazy_imports():  # only stored predictions need it
 # A shard is written when either is reached. A kill loses what is in memory.
 _BYTES_PER_SHARD = 2**28
 _SECONDS_PER_SHARD = 60
-_OWN = re.compile(r"\d{5,}\.(array_record|keys|json)|manifest\.json|\..*")  # names of files
+# Names of its files, and of those that a kill left unfinished.
+_OWN, _HIDDEN = re.compile(r"\d{5,}\.(array_record|keys|json)|manifest\.json|\..*"), re.compile(r"\..*")
 
 
 def begin(folder: Any, request: dict, overwrite: bool) -> None:
@@ -45,9 +46,10 @@ def begin(folder: Any, request: dict, overwrite: bool) -> None:
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         there = sorted(folder.iterdir())
-    if others := [file.name for file in there if not _OWN.fullmatch(file.name)]:
-        raise Refusal(f"--output must be a new folder, or one of stored predictions, and {folder} has {others[0]}; name "
-                      "another one.")
+    own = _OWN if (folder / MANIFEST).exists() else _HIDDEN  # nobody knows whose shards without a manifest are
+    if others := [file.name for file in there if not own.fullmatch(file.name)]:
+        raise Refusal(f"--output must be a new folder, or one of stored predictions, and {folder} has {others[0]}; "
+                      "name another one.")
     if overwrite:
         with writing(folder):
             for file in there:

@@ -52,7 +52,8 @@ def test_a_documented_command_can_be_typed(words):
     if arguments.command == "compare" and files:
         compare.described(arguments)
     elif any("/runs/" in file for file in files):
-        bindings = ["MODEL_DIR='unused'"] if arguments.command in ("compile", "verify-layout") else []
+        bindings = ["MODEL_DIR='unused'"] if arguments.command in ("compile", "verify-layout", "cache") else []
+        bindings += ["TEACHER='unused'"] if arguments.command == "cache" else []
         gin_files.parse(files, [*bindings, *arguments.gin_bindings], arguments.gin_search_paths)
         assert gin.get_configurable(SwitchConfig)().num_parameters > 0
 
