@@ -226,7 +226,7 @@ def test_a_checkpoint_without_a_number_of_steps_is_refused(step, small, tmp_path
 
 
 @pytest.mark.parametrize(("more", "message"), [
-    ([f"--input={GOLDEN / 't5_1_1'}"], "reads the optimizer's state from checkpoints of t5x, mesh_tensorflow, switch_tf, and "),
+    ([f"--input={GOLDEN / 't5_1_1'}"], "optimizer's state from checkpoints of t5x, mesh_tensorflow, switch_tf, and "),
     (["--to=hugging_face"], "--with_optimizer is for --to=switch_tf, because hugging_face keeps no optimizer's state")])
 def test_formats_without_an_optimizer_are_refused(more, message, small, tmp_path, capsys):
     source = write(tmp_path / "in", small[0])
