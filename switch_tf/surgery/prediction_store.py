@@ -121,9 +121,9 @@ class KeyIndex:
 
     def add(self, shards: Sequence[tuple[int, np.ndarray]]) -> None:
         """Adds the keys of shards, given as number and <bytes16>[rows]."""
-        keys = np.concatenate([self._keys, *(keys for _, keys in shards)])
-        where = np.concatenate([self._places, *(number * _ROWS_PER_SHARD + np.arange(len(keys), dtype=np.int64)
-                                                for number, keys in shards)])
+        keys = np.concatenate([self._keys, *(added for _, added in shards)])
+        where = np.concatenate([self._places, *(number * _ROWS_PER_SHARD + np.arange(len(added), dtype=np.int64)
+                                                for number, added in shards)])
         order = np.argsort(keys, kind="stable")
         self._keys, self._places = keys[order], where[order]
 

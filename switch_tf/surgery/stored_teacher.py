@@ -64,17 +64,17 @@ class StoredTeacher:
 
     def check(self, config: SwitchConfig, configuration: dict[str, Any]) -> None:
         """Raises Refusal unless these are predictions of the student's targets. Arguments as in `Objective.check`."""
-        expected = {"TEMPERATURE": self._temperature, "SwitchConfig.vocab_size": config.vocab_size,
-                    "vocabulary": configuration["vocabulary"],
-                    "TASK_FEATURE_LENGTHS": configuration["TASK_FEATURE_LENGTHS"],
-                    "Run.pack": configuration["Run.pack"]}
-        stored = dict(zip(expected, (self._manifest[name] for name in (
-            "temperature", "vocab_size", "vocabulary", "task_feature_lengths", "pack")), strict=True))
-        for name, value in expected.items():
-            if value != stored[name]:
-                raise Refusal(f"The predictions in {self._folder} are for {name} {stored[name]!r}, and this run has "
-                              f"{value!r}; use that, cache again into another folder, or leave TEACHER_PREDICTIONS out "
-                              "to run the teacher.")
+        stored = self._manifest
+        for name, there, here in (
+                ("TEMPERATURE", stored["temperature"], self._temperature),
+                ("SwitchConfig.vocab_size", stored["vocab_size"], config.vocab_size),
+                ("vocabulary", stored["vocabulary"], configuration["vocabulary"]),
+                ("TASK_FEATURE_LENGTHS", stored["task_feature_lengths"], configuration["TASK_FEATURE_LENGTHS"]),
+                ("Run.pack", stored["pack"], configuration["Run.pack"])):
+            if there != here:
+                raise Refusal(f"The predictions in {self._folder} are for {name} {there!r}, and this run has {here!r}; "
+                              "use that, cache again into another folder, or leave TEACHER_PREDICTIONS out to run the "
+                              "teacher.")
 
     def build(self, partitioner: Partitioner) -> None:
         """Creates no variables."""

@@ -20,6 +20,7 @@ from switch_tf.partitioning.layout import Layout
 from switch_tf.partitioning.partitioner import Partitioner
 from switch_tf.refusals import Refusal
 from switch_tf.reporting import report
+from switch_tf.storage import places
 from switch_tf.surgery import predicting, prediction_store, prediction_writing
 from switch_tf.surgery.distillation import Distillation
 from switch_tf.surgery.live_teacher import LiveTeacher
@@ -357,3 +358,18 @@ def test_the_lowered_step_takes_the_predictions_as_features(student_config, stor
     assert shapes["teacher_token_ids"] == shapes["teacher_log_probs"] == (4, 32 * 384)
     assert shapes["teacher_log_rest"] == shapes["teacher_target_log_probs"] == (4, 32)
     assert not any(name.startswith("teacher/") for name in shapes)
+
+
+@pytest.mark.slow
+def test_a_folder_may_be_in_a_bucket(noisy_task, student_config, teacher, stored, bucket, tmp_path, monkeypatch,
+                                     without_tracing):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    folder = places.at(bucket.new_folder()) / "predictions"
+    run = _run(noisy_task, "unused")
+    assert _store(run, student_config, teacher, folder)["new_rows"] == STEPS * 4
+    assert _store(run, student_config, teacher, folder)["new_rows"] == 0
+    description = data.description_of_data(run, student_config, "train", run.seed)
+    batches = [next(data.get_batches(description, added=_objective(place).added_features()))
+               for place in (folder, stored)]
+    np.testing.assert_allclose(*(batch["teacher_target_log_probs"].numpy().view("float32") for batch in batches),
+                               atol=1e-4)
