@@ -290,6 +290,7 @@ def test_damaged_files_are_refused(noisy_task, student_config, stored, tmp_path)
         next(data.get_batches(description, added=added))
 
 
+@pytest.mark.slow
 def test_a_command_that_was_killed_goes_on_with_the_rows_that_are_missing(noisy_task, student_config, stored, teacher,
                                                                           tmp_path, monkeypatch, without_tracing):
     """A shard for each batch; the third one is being written when the process is gone."""
