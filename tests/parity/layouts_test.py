@@ -21,7 +21,6 @@ LAYOUTS = {
     "weights over several axes": ("fully_sharded", "data=2,x=2,y=2"),
 }
 # Both axes; weights in pieces are in checkpoints/layouts_test.py, too.
-QUICK = ("expert over 4 x model=2",)
 ONE_AXIS = ("expert over 8", "expert over 4", "fully sharded over 8")  # what a slow test has beside another axis
 _assert_same = functools.partial(assert_same, Precision("float32", steps=4, loss=1e-6, rest=1e-5))
 
@@ -32,7 +31,7 @@ def _partitioner(name, make_partitioner):
 
 
 @pytest.mark.parametrize("name", [
-    pytest.param(name, marks=() if name in QUICK else pytest.mark.exhaustive if name in ONE_AXIS else pytest.mark.slow)
+    pytest.param(name, marks=pytest.mark.exhaustive if name in ONE_AXIS else pytest.mark.slow)
     for name in LAYOUTS])
 def test_a_layout_computes_what_one_device_does(name, make_partitioner):
     _assert_same(_partitioner(name, make_partitioner), small_config())

@@ -106,7 +106,7 @@ def without_tracing(monkeypatch):
         tf.nest.map_structure(np.asarray, function(*map(tf.constant, arrays)))))
 
 
-@pytest.mark.parametrize("top_k", [8, 384])
+@pytest.mark.parametrize("top_k", [pytest.param(8, marks=pytest.mark.slow), 384])
 def test_terms_and_gradients_are_those_of_the_live_teacher_or_of_its_most_probable_tokens(
         noisy_task, student_config, teacher, tmp_path, without_tracing, top_k):
     """The probabilities of the live teacher are computed in float64, and so is the loss of 8 tokens."""

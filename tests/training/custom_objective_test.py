@@ -76,6 +76,7 @@ def toy_distillation(tmp_path, monkeypatch):
     gin.clear_config()
 
 
+@pytest.mark.slow
 def test_a_run_distils_by_one_file_and_one_line_of_gin(toy_distillation, sentences_task, tmp_path, monkeypatch):
     monkeypatch.setattr(report, "write", lambda folder: None)
     files = ("gin/models/switch_tiny.gin", "gin/runs/pretrain.gin", "toy.gin")

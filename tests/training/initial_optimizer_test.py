@@ -36,6 +36,7 @@ def run_fixture(shallow_config, sentences_task, tmp_path, monkeypatch):
     return run, {path: variable.numpy() for path, variable in tensors.state_variables(model, optimizer).items()}
 
 
+@pytest.mark.slow
 def test_the_run_has_the_weights_the_slots_and_the_step(shallow_config, run, capfd):
     run, initial = run
     trainer = Trainer(SwitchTransformer(shallow_config), Adafactor(0.01), run)
