@@ -20,7 +20,6 @@ LAYOUTS = {
     "fully sharded over 8": ("fully_sharded",), "fully sharded over 4 x model=2": ("fully_sharded_model",),
     "weights over several axes": ("fully_sharded", "data=2,x=2,y=2"),
 }
-# Both axes; weights in pieces are in checkpoints/layouts_test.py, too.
 ONE_AXIS = ("expert over 8", "expert over 4", "fully sharded over 8")  # what a slow test has beside another axis
 _assert_same = functools.partial(assert_same, Precision("float32", steps=4, loss=1e-6, rest=1e-5))
 
