@@ -8,6 +8,7 @@ INSTALLED := .venv/installed
 PYTEST := .venv/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 SLOW_FIRST := tests/parity tests/partitioning
 SLOW_SECOND := tests/checkpoints tests/evaluation tests/reliability tests/training
+SLOW_THIRD := tests/aot tests/data tests/decoding tests/inference tests/layers tests/models
 
 COMPARISONS := facts learning_rate module_facts text sources capacity_factor choices_per_token precision init_scale \
   exploration no_token_left_behind attention_experts as_many_parameters
@@ -44,11 +45,12 @@ compare-long: $(INSTALLED)  ## the regimes and ablations of docs/results.md, thr
 test: lint  ## lint, import contracts and the tests; needs no network (CONTRIBUTING.md)
 	$(PYTEST)
 
-# In three parts, because TensorFlow frees compiled programs only when a process ends: two took up to 13 GB a worker.
+# In four parts, because TensorFlow frees compiled programs only when a process ends: three took up to 12 GB a worker.
 slow: $(INSTALLED)  ## the tests that `make test` leaves out: more layouts, policies and processes
 	$(PYTEST) -m "slow and not exhaustive" $(SLOW_FIRST)
 	$(PYTEST) -m "slow and not exhaustive" $(SLOW_SECOND)
-	$(PYTEST) -m "slow and not exhaustive" $(addprefix --ignore=,$(SLOW_FIRST) $(SLOW_SECOND))
+	$(PYTEST) -m "slow and not exhaustive" $(SLOW_THIRD)
+	$(PYTEST) -m "slow and not exhaustive" $(addprefix --ignore=,$(SLOW_FIRST) $(SLOW_SECOND) $(SLOW_THIRD))
 
 exhaustive: $(INSTALLED)  ## many more seeds, wrong values and layouts; not in CI
 	$(PYTEST) -m exhaustive
