@@ -30,7 +30,7 @@ def of(source: pathlib.Path, source_format: Format, to: Format, output: pathlib.
     place = places.at(folders.resolve(source) if source_format is formats.SWITCH_TF else source).resolve()
     output = output.resolve()
     hidden = output.parent / f".{output.name}."
-    return {"source": str(place), "state of the source": _sum(_state(place, hidden)),
+    return {"source": str(place), "state of the source": _sum(state(place, hidden)),
             "format": to.name, "configuration": _sum(dataclasses.asdict(config).items()),
             "expert_capacity": extras.expert_capacity, "dtype": extras.dtype,
             "vocabulary": _sum([extras.vocabulary]), "version of switch_tf": switch_tf.__version__,
@@ -41,15 +41,20 @@ def _sum(values):
     return hashlib.sha256(json.dumps(list(values), default=repr).encode()).hexdigest()
 
 
-def _state(place: Any, hidden: Any) -> Iterator[tuple[str, int, float]]:
-    """Yields path, size and time of each file in a folder, or of each file of a checkpoint such as model.ckpt-7."""
+def state(place: Any, hidden: Any = None) -> Iterator[tuple[str, int, float]]:
+    """Yields path, size and time of each file in a folder, or of each file of a checkpoint such as model.ckpt-7.
+
+    Args:
+        place: Path.
+        hidden: Beginning of the paths to leave out, or None.
+    """
     is_folder = place.is_dir()
     entries = place.iterdir() if is_folder else (
         entry for entry in place.parent.iterdir() if entry.name.startswith(f"{place.name}."))
     for entry in sorted(entries):
-        if str(entry).startswith(str(hidden)):
+        if hidden is not None and str(entry).startswith(str(hidden)):
             continue
         if entry.is_dir() and not places.is_link(entry):
-            yield from _state(entry, hidden)
+            yield from state(entry, hidden)
         elif entry.is_file():
             yield str(entry), places.size(entry), places.modified(entry)

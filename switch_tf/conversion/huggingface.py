@@ -16,6 +16,7 @@ from switch_tf.refusals import Refusal
 
 _WAY_OUT = "download it again, with its own config.json"
 
+
 def _attention_rules(ours, theirs):
     kernels = (("query", "q", 1), ("key", "k", 1), ("value", "v", 1), ("out", "o", 0))
     return [Rule(f"{ours}/{name}", f"{theirs}.{letter}.weight", merge=merge, transpose=True)

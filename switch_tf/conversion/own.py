@@ -3,10 +3,9 @@
 import pathlib
 
 from switch_tf import checks
-from switch_tf.checkpoints import continuation, folders, sizes, tensors
+from switch_tf.checkpoints import folders, sizes, tensors
 from switch_tf.checkpoints.stored_weights import StoredWeights
-from switch_tf.configs.switch_config import SwitchConfig
-from switch_tf.conversion import own_writing
+from switch_tf.conversion import own_writing, stated_config
 from switch_tf.conversion.weight_source import WeightSource, of_model, weights_of
 from switch_tf.models.switch_transformer import SwitchTransformer
 from switch_tf.optim.adafactor import Adafactor
@@ -66,10 +65,7 @@ def read_optimizer(source: str | pathlib.Path, model: SwitchTransformer) -> Adaf
 
 def _checkpoint_and_config(source):
     path = folders.resolve(checks.path("source", source))
-    fields = continuation.model_fields(folders.describe(path).get("configuration", {}))
-    if not fields:
-        raise Refusal(f"{path} does not say what model it is of: a version wrote it that kept no record of that.")
-    config = SwitchConfig(**fields)
+    config = stated_config.recorded(path)
     sizes.check(config, path)
     return path, config
 

@@ -8,7 +8,7 @@ from typing import Any
 from switch_tf import checks
 from switch_tf.checkpoints import folders, sizes, tensors
 from switch_tf.configs.switch_config import SwitchConfig
-from switch_tf.conversion import formats, stated_config
+from switch_tf.conversion import conversion_identity, formats, stated_config
 from switch_tf.conversion.formats import SWITCH_TF, Format
 from switch_tf.conversion.initial_weights import as_checkpoint
 from switch_tf.models.switch_transformer import SwitchTransformer
@@ -66,7 +66,8 @@ class TeacherWeights:
         """A text that differs for any two checkpoints; of another format, for files of other names and sizes."""
         if self._format is SWITCH_TF:
             return folders.identity(self._description)
-        files = sorted(_sizes(self.path))
+        start = str(self.path)
+        files = [(name.removeprefix(start), size) for name, size, _ in conversion_identity.state(self.path)]
         return f"{self._format.name}, {hashlib.sha256(json.dumps(files).encode()).hexdigest()[:16]}"
 
     @property
@@ -82,12 +83,3 @@ class TeacherWeights:
             return
         with as_checkpoint(self.path, self._format, self.config) as checkpoint:
             tensors.restore(checkpoint, variables)
-
-
-def _sizes(folder, prefix=""):
-    """Yields the path and the size of each file in a folder."""
-    for entry in folder.iterdir():
-        if entry.is_dir():
-            yield from _sizes(entry, f"{prefix}{entry.name}/")
-        else:
-            yield f"{prefix}{entry.name}", places.size(entry)
