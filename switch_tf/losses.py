@@ -68,8 +68,7 @@ def soft_cross_entropy(logits: Tensor, teacher_logits: Tensor, loss_weights: Ten
     Raises:
         Refusal: a tensor with the wrong dtype or shape, or a temperature of 0 or less.
     """
-    temperature = checks.number("temperature", temperature, "above 0")
-    logits = dtypes.widen(_checked("logits", logits, "float", (None, None, None))) / temperature
+    logits = _at_temperature("logits", logits, temperature)
     teacher_logits = _checked("teacher_logits", teacher_logits, "float", logits.shape)
     probs = ops.softmax(ops.cast(teacher_logits, logits.dtype) / temperature, axis=-1)
     loss_weights = _checked("loss_weights", loss_weights, "number", logits.shape[:2])
@@ -100,8 +99,7 @@ def most_probable(teacher_logits: Tensor, num_tokens: int, temperature: float = 
         num_tokens: int, k, at most the size of the vocabulary.
         temperature: float above 0, T.
     """
-    temperature = checks.number("temperature", temperature, "above 0")
-    logits = dtypes.widen(_checked("teacher_logits", teacher_logits, "float", (None, None, None))) / temperature
+    logits = _at_temperature("teacher_logits", teacher_logits, temperature)
     num_tokens = checks.integer("num_tokens", num_tokens, 1)
     if num_tokens > logits.shape[-1]:
         raise Refusal(f"num_tokens must be at most {logits.shape[-1]}, the size of the vocabulary, not {num_tokens}.")
@@ -128,8 +126,7 @@ def coarse_soft_cross_entropy(logits: Tensor, predictions: Predictions, loss_wei
     Raises:
         Refusal: a tensor with the wrong dtype or shape, or a temperature of 0 or less.
     """
-    temperature = checks.number("temperature", temperature, "above 0")
-    logits = dtypes.widen(_checked("logits", logits, "float", (None, None, None))) / temperature
+    logits = _at_temperature("logits", logits, temperature)
     if not isinstance(predictions, Predictions):
         raise Refusal(f"predictions must be losses.Predictions, not {checks.shown(predictions)}.")
     token_ids = _checked("token_ids", predictions.token_ids, "int", (*logits.shape[:2], None))
@@ -140,6 +137,12 @@ def coarse_soft_cross_entropy(logits: Tensor, predictions: Predictions, loss_wei
     log_probs, log_rest = _split_log_probs(logits, ops.cast(token_ids, "int32"))
     per_target = -ops.sum(probs * log_probs, axis=-1) - rest * log_rest
     return Mean(temperature ** 2 * ops.sum(per_target * weights), ops.sum(weights))
+
+
+def _at_temperature(name, logits, temperature):
+    """Returns logits divided by a temperature, after checking both."""
+    temperature = checks.number("temperature", temperature, "above 0")
+    return dtypes.widen(_checked(name, logits, "float", (None, None, None))) / temperature
 
 
 def _split_log_probs(logits, token_ids):

@@ -25,22 +25,6 @@ from switch_tf.training import train_step, verification
 WITHOUT_ROUTERS = {"load_balancing_loss_weight": 0.0, "router_z_loss_weight": 0.0}
 
 
-@pytest.fixture(scope="module")
-def teacher(shallow_config, tmp_path_factory):
-    """The checkpoint of a sparse model with two experts that share the tokens unevenly."""
-    keras.utils.set_random_seed(5)
-    model = SwitchTransformer(dataclasses.replace(shallow_config, init_scale=1.0))
-    model.build()
-    folder = tmp_path_factory.mktemp("teacher") / "weights"
-    own.to_switch_tf(model, folder)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def student_config(shallow_config):
-    return dataclasses.replace(shallow_config, num_experts=0, d_ff=24, init_scale=1.0)
-
-
 def _made(config, objective, dtype=None):
     keras.utils.set_random_seed(1)
     model = SwitchTransformer(config, dtype=dtype)

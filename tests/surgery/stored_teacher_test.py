@@ -14,7 +14,6 @@ from switch_tf import SwitchTransformer, data
 from switch_tf.aot.lower import lower_step
 from switch_tf.configs.experiment import Experiment
 from switch_tf.configs.run import Run, StepSettings
-from switch_tf.conversion import own
 from switch_tf.optim.adafactor import Adafactor
 from switch_tf.partitioning.layout import Layout
 from switch_tf.partitioning.partitioner import Partitioner
@@ -29,21 +28,6 @@ from switch_tf.training import verification
 from switch_tf.training.trainer import Trainer
 
 STEPS = 5
-
-
-@pytest.fixture(scope="module")
-def teacher(shallow_config, tmp_path_factory):
-    keras.utils.set_random_seed(5)
-    model = SwitchTransformer(dataclasses.replace(shallow_config, init_scale=1.0))
-    model.build()
-    folder = tmp_path_factory.mktemp("teacher") / "weights"
-    own.to_switch_tf(model, folder)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def student_config(shallow_config):
-    return dataclasses.replace(shallow_config, num_experts=0, d_ff=24, init_scale=1.0)
 
 
 @pytest.fixture(autouse=True)
