@@ -28,7 +28,7 @@ with epy.lazy_imports():  # only stored predictions need it
 # A shard is written when either is reached. A kill loses what is in memory.
 _BYTES_PER_SHARD = 2**28
 _SECONDS_PER_SHARD = 60
-# Names of its files, and of those that a kill left unfinished.
+# Files of such a folder, and the unfinished ones that a killed command leaves behind.
 _OWN, _HIDDEN = re.compile(r"\d{5,}\.(array_record|keys|json)|manifest\.json|\..*"), re.compile(r"\..*")
 
 

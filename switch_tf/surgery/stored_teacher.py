@@ -19,7 +19,7 @@ from switch_tf.surgery.prediction_store import PredictionStore, format_of
 
 
 class StoredTeacher:
-    """The predictions in a folder, in place of a `LiveTeacher`. It has no variables.
+    """Reads predictions from a folder instead of running a `LiveTeacher`. It has no variables.
 
     Args:
         folder: str. Output of `switch-tf cache --teacher`.

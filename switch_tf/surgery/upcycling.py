@@ -15,7 +15,7 @@ from switch_tf.surgery.kernels import Changes
 
 @dataclasses.dataclass(frozen=True)
 class Origin:
-    """What a weight of the sparse model is made of.
+    """Where a weight of the sparse model comes from.
 
     `layer`: the sparse layer, such as "encoder/layers_1", or None for a weight outside of the experts and routers.
     `dense`: name of the dense weight, or None for a router.

@@ -18,7 +18,7 @@ def read(folder: pathlib.Path) -> tuple[dict, dict[str, np.ndarray]]:
 
 
 def logits_of(folder: pathlib.Path, inputs: np.ndarray, decoder_inputs: np.ndarray) -> np.ndarray:
-    """Returns <float64>[batch, length, vocab_size] for <int>[batch, length] inputs, of which 0 is padding."""
+    """Returns logits, <float64>[batch, length, vocab_size], of <int>[batch, length] inputs. Id 0 is padding."""
     config, tensors = read(folder)
     return _Model(config, {name: values.astype(np.float64) for name, values in tensors.items()})(inputs, decoder_inputs)
 
