@@ -1,7 +1,9 @@
 """The devices of this machine, counted without starting them: started devices can no longer be divided or joined."""
 
+import contextlib
 import os
 import sys
+from collections.abc import Iterator
 
 import keras
 
@@ -66,6 +68,22 @@ def use_jax(kind: str, name: str) -> None:
     _chosen = kind, name
     if kind != "CPU":
         tf.config.set_visible_devices([], kind)
+
+
+@contextlib.contextmanager
+def supposed(kind: str, name: str) -> Iterator[None]:
+    """Makes this process trace, within the scope, as one that trains on JAX's devices of another machine.
+
+    Args:
+        kind: "GPU" or "TPU".
+        name: Name of the first device.
+    """
+    global _chosen
+    before, _chosen = _chosen, (kind, name)
+    try:
+        yield
+    finally:
+        _chosen = before
 
 
 def are_jax() -> bool:

@@ -103,16 +103,21 @@ def queries_at_a_time() -> int | None:
     On a TPU the scores of one block stay on the chip, which halves the time of a layer of Switch-Base
     (docs/compile.md).
     """
-    return _TPU_QUERIES if is_for_compiler() or device_type() == "TPU" else None
+    return _TPU_QUERIES if _suits_tpu() else None
 
 
 def divides_outputs() -> bool:
     """Returns whether attention divides its outputs, instead of each probability, by the sums of the exponentials.
 
     On a TPU that saves a pass over float32 scores, the longest one of a layer (docs/notebook/tpu.md). TensorFlow has
-    the softmax as one operation on a CPU.
+    the softmax as one operation on a CPU, and XLA as one pass on a GPU.
     """
-    return is_for_compiler() or device_type() == "TPU"
+    return _suits_tpu()
+
+
+def _suits_tpu():
+    """Returns whether a program has the forms of a TPU: on one, and on several CPUs, where its programs are tried."""
+    return device_type() == "TPU" or is_for_compiler() and device_type() != "GPU"
 
 
 def suited_dispatches() -> tuple[str, ...]:

@@ -16,6 +16,9 @@ import tensorflow as tf
 from jax.extend.mlir import ir
 from jax.interpreters import mlir
 
+from switch_tf.hardware import devices
+from switch_tf.partitioning import narrowing
+
 _MAP_NORESERVE = 0x4000  # Linux; Python has a name for it since 3.13
 
 
@@ -40,7 +43,7 @@ class Program(NamedTuple):
 
 def lower(function: Callable[..., Any], specs: Sequence[tf.TensorSpec], variables: Sequence[tf.Variable],
           mesh: dict[str, int]) -> Program:
-    """Traces a function and lowers it for any kind of device.
+    """Traces a function and lowers it for the kind of device that this process trains on.
 
     Args:
         function: Function of tensors that returns a nest of tensors or None and may assign variables.
@@ -89,6 +92,9 @@ def _prepared(module, mesh):
                 _replace(operation, operation.operands[0])
             elif "mhlo.sharding" in operation.attributes:
                 _replace(operation, _constraint(operation, mesh))
+        if devices.device_type() == "GPU":
+            for operation in list(_operations(parsed.operation)):
+                narrowing.narrow(operation)
         return mlir.module_to_bytecode(parsed), _aliased(parsed)
 
 

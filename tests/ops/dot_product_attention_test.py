@@ -136,3 +136,7 @@ def test_only_programs_for_a_tpu_take_queries_in_blocks_and_divide_outputs(monke
     assert forms.queries_at_a_time() is None and not forms.divides_outputs()
     monkeypatch.setattr(forms, "device_type", lambda: "TPU")
     assert forms.queries_at_a_time() == 256 and forms.divides_outputs()
+    monkeypatch.setattr(forms, "is_for_compiler", lambda: True)  # a program over several devices
+    for kind, expected in (("CPU", True), ("GPU", False)):
+        monkeypatch.setattr(forms, "device_type", lambda kind=kind: kind)
+        assert (forms.queries_at_a_time(), forms.divides_outputs()) == (256 if expected else None, expected)

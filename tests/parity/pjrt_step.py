@@ -1,7 +1,9 @@
 """Compares the step that the pjrt back end trains with the one that is compiled ahead of time, and with one device.
 
-A program of its own, because JAX's devices are started once in a process. Takes the name of a file of gin/layouts and
-prints one JSON object: whether both programs have the same operations, and the losses of both back ends.
+A program of its own, because JAX's devices are started once in a process. Takes the name of a file of gin/layouts,
+the kind of device that the steps are traced for and the dtype policy. Prints one JSON object: whether both programs
+have the same operations, how many products of bfloat16 numbers have float32 results, and the losses of both back
+ends. CPUs run what is traced for GPUs.
 """
 
 import collections
@@ -31,11 +33,12 @@ CONFIG = SwitchConfig(vocab_size=512, d_model=32, d_ff=64, num_heads=4, d_kv=8, 
                       dropout_rate=0.1)
 
 
-def main(name: str) -> dict:
+def main(name: str, kind: str, dtype: str) -> dict:
     """Takes a few steps with both back ends."""
-    devices.split_cpu(8)
+    count = 1 if name == "single" else 8
+    devices.split_cpu(count)
     gin_files.parse([f"gin/layouts/{name}.gin"], [])
-    layout = gin.get_configurable(Layout)(backend="pjrt").resolve(8, "CPU")
+    layout = gin.get_configurable(Layout)(backend="pjrt").resolve(count, "CPU")
     partitioner = backends.create_partitioner(layout)
     lowered, lower_once = [], lowering.lower
 
@@ -44,15 +47,18 @@ def main(name: str) -> dict:
         return lowered[-1]
 
     lowering.lower = recorded
-    losses = _train(partitioner)
-    (compiled,) = lower.lower_step(SwitchTransformer(CONFIG), Adafactor(0.01), layout, BATCH, LENGTHS, StepSettings())
+    with devices.supposed(kind, "of a test"):
+        losses = _train(partitioner, dtype)
+        (compiled,) = lower.lower_step(SwitchTransformer(CONFIG, dtype=dtype), Adafactor(0.01), layout, BATCH, LENGTHS,
+                                       StepSettings())
     own, ahead = (_without_names(module) for module in (lowered[0].module, compiled.program.module))
-    return {"is_same": own == ahead, "losses": losses, "expected": _train(Partitioner())}
+    narrow = len(re.findall(r"stablehlo\.dot.*xbf16>, tensor<\S*bf16>\) -> tensor<\S*f32>", compiled.text))
+    return {"is_same": own == ahead, "narrow": narrow, "losses": losses, "expected": _train(Partitioner(), dtype)}
 
 
-def _train(partitioner):
+def _train(partitioner, dtype):
     keras.utils.set_random_seed(0)
-    model, optimizer = SwitchTransformer(CONFIG), Adafactor(0.01)
+    model, optimizer = SwitchTransformer(CONFIG, dtype=dtype), Adafactor(0.01)
     partitioner.build(model, optimizer)
     step, losses = compile_steps(model, optimizer, 0, StepSettings(), partitioner), []
     for number in range(STEPS):
@@ -75,4 +81,4 @@ def _without_names(module):
 
 
 if __name__ == "__main__":
-    print(json.dumps(main(sys.argv[1])))
+    print(json.dumps(main(*sys.argv[1:])))
