@@ -20,7 +20,7 @@ ifeq ($(wildcard /dev/accel[0-9]* /dev/vfio/[0-9]*),)
 endif
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo finetune-demo compare-demo compare-long test slow exhaustive accelerator faults mutants lint \
+.PHONY: help demo finetune-demo compare-demo compare-long test slow cuda exhaustive accelerator faults mutants lint \
   golden wheel clean
 
 help:  ## print this list
@@ -51,6 +51,15 @@ slow: $(INSTALLED)  ## the tests that `make test` leaves out: more layouts, poli
 	$(PYTEST) -m "slow and not exhaustive" $(SLOW_SECOND)
 	$(PYTEST) -m "slow and not exhaustive" $(SLOW_THIRD)
 	$(PYTEST) -m "slow and not exhaustive" $(addprefix --ignore=,$(SLOW_FIRST) $(SLOW_SECOND) $(SLOW_THIRD))
+
+cuda: .cuda/installed  ## what the compiler of NVIDIA's GPUs makes of the step, without a GPU; downloads 200 MB once
+	PYTHONPATH=.cuda $(PYTEST) -m cuda tests/aot/gpu_compiler_test.py
+
+# Beside the environment, because everything that starts JAX there would load it.
+.cuda/installed: $(INSTALLED) requirements-gpu-compiler.txt
+	rm -rf .cuda
+	.venv/bin/python -m pip install --quiet --no-deps --target .cuda -r requirements-gpu-compiler.txt
+	touch $@
 
 exhaustive: $(INSTALLED)  ## many more seeds, wrong values and layouts; not in CI
 	$(PYTEST) -m exhaustive

@@ -5,13 +5,16 @@ import os
 import pathlib
 import tempfile
 from collections.abc import Callable
-from importlib import metadata
 
 import switch_tf
 from switch_tf import environment
+from switch_tf.hardware import gpus
 from switch_tf.refusals import Refusal
 from switch_tf.storage import places
 from switch_tf.storage.whole_file import write_whole, writing
+
+# Variables with flags of the compilers, and with the share of a GPU's memory.
+_FLAGS = ("LIBTPU_INIT_ARGS", "XLA_FLAGS", *gpus.SHARE_VARIABLES)
 
 
 def answer_file(*question: str) -> pathlib.Path:
@@ -21,8 +24,9 @@ def answer_file(*question: str) -> pathlib.Path:
         question: Texts that determine the answer: configuration, topology, depth.
     """
     key = hashlib.sha256()
-    versions = [f"{name}={metadata.version(name)}" for name in ("tensorflow", "keras", "jaxlib", "libtpu")]
-    for text in (*question, *versions, os.environ.get("LIBTPU_INIT_ARGS", "")):  # the compiler's flags
+    packages = ("tensorflow", "keras", "jaxlib", "libtpu", environment.cuda_plugin())
+    versions = [f"{name}={environment.installed_version(name)}" for name in packages if name]
+    for text in (*question, *versions, *(os.environ.get(flags, "") for flags in _FLAGS)):
         key.update(text.encode())
     for file in sorted(pathlib.Path(switch_tf.__file__).parent.rglob("*.py")):
         key.update(file.read_bytes())

@@ -8,6 +8,10 @@ from switch_tf.aot.search import Choice
 GIB, MIB = 2**30, 2**20
 NUM_KINDS = 4  # kinds of operations that are named
 SMALLEST_CHANGE = 0.01  # of a step, in a comparison of two answers
+# By what the time was counted by.
+HEADINGS = {
+    "cycles": "Predicted, not measured, by the compiler's own cycles (docs/compile.md has the assumptions), ms:",
+    "rates": "At least, not measured, by nominal rates for the products and bytes of each operation, ms:"}
 PARTS = ("core", SENT, WAITING)
 
 
@@ -55,7 +59,7 @@ def _times(result):
     """Returns lines with the predicted time by part and by layer, and the floor."""
     predicted = result["predicted"]
     step, (compute, traffic, links) = predicted["step_seconds"], _roofline(result)
-    lines = ["Predicted, not measured, by the compiler's own cycles (docs/compile.md has the assumptions), ms:"]
+    lines = [HEADINGS[predicted["counted_by"]]]
     lines += [f"  {part:<24}{1e3 * seconds:>10.2f}{seconds / step:>7.1%}" for part, seconds in _longest(
         predicted["parts"])]
     lines += [
@@ -68,7 +72,7 @@ def _times(result):
     lines += [f"  {layer:<24}{1e3 * seconds:>10.2f}" for layer, seconds in _longest(predicted["layers"])]
     by_bytes = sum(predicted["seconds_by_bytes"].values())
     kinds = ", ".join(kind for kind, _ in _longest(predicted["seconds_by_bytes"])[:NUM_KINDS])
-    if by_bytes:
+    if by_bytes and predicted["counted_by"] == "cycles":
         lines.append(f"Of that {1e3 * by_bytes:.2f} ms are of operations for which the compiler names no cycles, and "
                      f"which are counted by their bytes: {kinds}.")
     return lines

@@ -1,7 +1,8 @@
 """Time of a step by the compiler's own clock: its estimate for each instruction, in the order of its schedule.
 
-The TPU compiler writes `estimated_cycles` beside nearly every operation of an optimised program. Operations run on the
-core in the order of the text. Copies between memories and collectives run beside them, from where the
+The TPU compiler writes `estimated_cycles` beside nearly every operation of an optimised program. The GPU compiler
+writes none, so an operation takes the least time that nominal rates allow for its products and bytes. Operations run on
+the core in the order of the text. Copies between memories and collectives run beside them, from where the
 schedule starts them to where it waits for them.
 """
 
@@ -9,7 +10,7 @@ import collections
 import re
 from typing import NamedTuple
 
-from switch_tf.aot import hlo
+from switch_tf.aot import hlo, product_flops
 from switch_tf.aot.attribution import SENT, WAITING, Attribution
 from switch_tf.hardware.chips import Chip
 
@@ -47,7 +48,7 @@ class Schedule(NamedTuple):
         spans: Its spans; a loop has those of its first pass.
         parts: Part of the model -> seconds on the core, which add up to `seconds`.
         layers: Likewise by layer.
-        by_bytes: Kind of an operation without estimated cycles -> seconds, computed from the bytes that it moves.
+        by_bytes: Kind of an operation without estimated cycles -> seconds by the nominal rates.
     """
 
     seconds: float
@@ -200,7 +201,7 @@ class _Core:
         self._spans.append(Span(instruction.name, lane, part, self._origins.layer(instruction), start, seconds))
 
     def _takes(self, instruction):
-        """Returns seconds by the compiler's cycles, a kernel's own estimate, or the bytes read and written."""
+        """Returns seconds by the compiler's cycles, a kernel's own estimate, or its products and bytes."""
         if instruction.cycles is not None:
             return instruction.cycles / self._chip.clock
         if instruction.kind == "custom-call":
@@ -210,12 +211,13 @@ class _Core:
                 cost = {name: float(value) for name, value in re.findall(r'"(\w+)":"?(\d+)', match[1])}
                 return max(cost.get("flops", 0.0) / self._chip.flops,
                            cost.get("bytes_accessed", 0.0) / self._chip.memory_bandwidth)
-        return self._bytes(instruction) / self._chip.memory_bandwidth
+        return max(product_flops.seconds(self._module, instruction, self._chip),
+                   self._bytes(instruction) / self._chip.memory_bandwidth)
 
     def _bytes(self, instruction):
-        operands = [self._module.instructions[name].shape for name in set(instruction.operands)
+        operands = [self._module.instructions[name].written for name in set(instruction.operands)
                     if name in self._module.instructions]
-        return sum(array.bytes for shape in (instruction.shape, *operands) for array in hlo.arrays(shape))
+        return sum(array.bytes for shape in (instruction.written, *operands) for array in hlo.arrays(shape))
 
     def _moved(self, instruction):
         """Returns the bytes that a copy beside the core moves: those of its smaller end."""

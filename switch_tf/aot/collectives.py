@@ -69,6 +69,8 @@ def _read(module, mesh):
     """Returns collectives by name, and the first name of each one that is written several times, by identity."""
     collectives, first_names = {}, {}
     fused, stacks = {inner.name for _, inner in _fused(module)}, stacks_of(module)
+    ends = {instruction.operands[0]: instruction for instruction in module.instructions.values()
+            if instruction.kind.endswith("-done")}
     for computation, instructions in module.computations.items():
         is_scatter = computation.startswith(_SCATTER)
         for instruction in instructions:
@@ -80,7 +82,8 @@ def _read(module, mesh):
                     continue
                 first_names[_identity(instruction)] = instruction.name
             times = module.times.get(computation, 1)
-            collectives[instruction.name] = _collective(instruction, match, mesh, is_scatter, times, stacks)
+            arrays = _results(instruction, match, ends)
+            collectives[instruction.name] = _collective(instruction, match[1], arrays, mesh, is_scatter, times, stacks)
     return collectives, first_names
 
 
@@ -94,11 +97,16 @@ def _identity(instruction):
     return (channel[0], instruction.kind, *arrays) if channel else instruction.name
 
 
-def _collective(instruction, match, mesh, is_scatter, times, stacks):
+def _results(instruction, match, ends):
+    """Returns the arrays of a collective's result. An asynchronous one has its shape at its end."""
+    if instruction.name in ends:
+        return hlo.arrays(ends[instruction.name].shape)
     arrays = hlo.arrays(instruction.shape)
-    kind = match[1]
-    if match[2] and kind != "all-reduce":
-        arrays = arrays[1:2]  # an asynchronous start lists its operand first, and flags after its result
+    # Without an end: a start lists its operand first, and flags after its result.
+    return arrays[1:2] if match[2] and match[1] != "all-reduce" else arrays
+
+
+def _collective(instruction, kind, arrays, mesh, is_scatter, times, stacks):
     size = sum(array.bytes for array in arrays)
     group, axes = _group(instruction.line, mesh)
     if is_scatter:

@@ -1,18 +1,22 @@
-"""The TPU compiler on a machine without a TPU: libtpu compiles a lowered step for the chips of any topology."""
+"""The compiler of TPUs or GPUs on a machine without them: XLA compiles a lowered step for the devices of a topology."""
 
-import os
 import re
 import time
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
-from jax.experimental import topologies
 from jax.sharding import Mesh
 
+from switch_tf.aot import devices
 from switch_tf.aot.lower import Lowered
-from switch_tf.hardware.network import Network, check_topology
+from switch_tf.hardware.gpus import Servers
+from switch_tf.hardware.network import Network
 from switch_tf.partitioning.backends import pjrt_jit, pjrt_mesh
 from switch_tf.refusals import Refusal
+
+# By platform of the devices. On a GPU several programs for each product are tried, and the fastest is kept. Without one
+# the compiler takes the first of Triton's, or fails where that has no tile for the product's shape.
+_OPTIONS = {"gpu": {"xla_gpu_enable_triton_gemm": False}}
 
 
 class Compiled(NamedTuple):
@@ -22,13 +26,13 @@ class Compiled(NamedTuple):
         memory: Bytes by kind: "arguments", "outputs", "aliased" (outputs that replace an argument in place),
             "temporaries", "code", "peak".
         hlo: Text of the optimised program.
-        network: Network of the pod, with the chip of each device of the mesh.
+        network: Network of the pod or of the servers, with the place of each device of the mesh.
         seconds: Seconds of compilation.
     """
 
     memory: dict[str, int]
     hlo: str
-    network: Network
+    network: Network | Servers
     seconds: float
 
 
@@ -46,12 +50,12 @@ class DoesNotFit(Refusal):
 
 
 def num_devices(topology: str) -> int:
-    """Counts the devices of a topology such as "v5e:4x4".
+    """Counts the devices of a topology such as "v5e:4x4" or "h100:8".
 
     Raises:
-        Refusal: libtpu does not know the topology.
+        Refusal: The compiler does not know the topology.
     """
-    return len(devices_of(topology))
+    return len(devices.of(topology))
 
 
 def compile_step(lowered: Lowered, topology: str) -> Compiled:
@@ -61,17 +65,17 @@ def compile_step(lowered: Lowered, topology: str) -> Compiled:
         Refusal: The topology is unknown or has another number of devices.
         DoesNotFit: The program needs more memory than a chip has.
     """
-    devices = devices_of(topology)
-    if lowered.layout.num_devices != len(devices):
+    found = devices.of(topology)
+    if lowered.layout.num_devices != len(found):
         raise Refusal(f"The mesh {lowered.layout.mesh_shape!r} has {lowered.layout.num_devices} devices, but "
-                      f"topology {topology!r} has {len(devices)}; make the product of MESH_SHAPE {len(devices)}.")
-    mesh = pjrt_mesh.device_mesh(lowered.layout, devices)
-    network = Network.of(topology, lowered.layout.mesh, [device.coords for device in mesh.devices.flat])
+                      f"topology {topology!r} has {len(found)}; make the product of MESH_SHAPE {len(found)}.")
+    mesh = pjrt_mesh.device_mesh(lowered.layout, found)
+    network = devices.network(topology, mesh)
     started = time.perf_counter()
     with jax.enable_x64(True):  # Keras counts steps in 64 bits
         function, arguments = jit(lowered, mesh)
         try:
-            executable = function.lower(*arguments).compile()
+            executable = function.lower(*arguments).compile(compiler_options=_OPTIONS.get(found[0].platform))
         except jax.errors.JaxRuntimeError as error:
             if "RESOURCE_EXHAUSTED" in str(error):
                 raise DoesNotFit(_first_sentences(str(error))) from error
@@ -98,26 +102,6 @@ def jit(lowered: Lowered, mesh: Mesh) -> tuple[jax.stages.Wrapped, tuple[list, l
     results = [pjrt_mesh.named_sharding(mesh, spec) for spec in lowered.results]
     return (pjrt_jit.jit(lowered.program, inputs, state, results),
             (inputs, *pjrt_jit.split(lowered.program, state)))
-
-
-def devices_of(topology: str) -> list:
-    """Returns libtpu's devices of a topology, without a TPU.
-
-    Raises:
-        Refusal: The topology is unknown.
-    """
-    check_topology(topology)
-    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
-    os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
-    jax.config.update("jax_platforms", "cpu")  # JAX starts devices of this machine, and accelerators are not needed
-    # A v4 chip is one device on Cloud TPU. libtpu's default is two.
-    options: dict[str, Any] = {"chip_config_name": "megacore"} if topology.startswith("v4:") else {}
-    if topology.endswith(":1x1"):
-        options["chips_per_host_bounds"] = (1, 1, 1)
-    try:
-        return list(topologies.get_topology_desc(platform="tpu", topology_name=topology, **options).devices)
-    except Exception as error:
-        raise Refusal(f"libtpu knows no topology {topology!r} ({str(error).splitlines()[0]}).") from error
 
 
 def _first_sentences(text):

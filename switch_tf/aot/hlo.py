@@ -10,6 +10,7 @@ _BYTES = {"f32": 4, "bf16": 2, "s32": 4, "u32": 4, "pred": 1, "f16": 2, "s8": 1,
 NAMES = frozenset(("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "opt-barrier"))
 # The function through which JAX calls what TensorFlow wrote (`pjrt_jit`).
 _CALLER = re.compile(r"^jit\(step\)/call_exported(/|$)")
+_CUBLAS = 'custom_call_target="__cublas'
 # Memories on the chip: VMEM, and CMEM of v4.
 _ON_CHIP = re.compile(r"S\([13]\)")
 
@@ -47,6 +48,16 @@ class Instruction(NamedTuple):
     def operands(self) -> list[str]:
         """Names of the operands."""
         return re.findall(r"%([\w.\-]+)", self.line.partition(f" {self.kind}(")[2].partition(")")[0])
+
+    @property
+    def is_product(self) -> bool:
+        """Whether it multiplies matrices; a fusion that contains a product does not count."""
+        return self.kind in ("convolution", "dot") or self.kind == "custom-call" and _CUBLAS in self.line
+
+    @property
+    def written(self) -> str:
+        """Text of the shape of what it leaves behind: `shape` without the scratch memory of cuBLAS."""
+        return re.sub(r", s8\[\d+\]\{0\}\)$", ")", self.shape) if _CUBLAS in self.line else self.shape
 
     @property
     def called(self) -> dict[str, list[str]]:

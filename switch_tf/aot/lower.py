@@ -85,7 +85,7 @@ class ShapesOnly(Partitioner):
 
     def __init__(self, layout: Layout):
         super().__init__(layout)
-        self._annotator = XlaAnnotator(layout, tuple(layout.mesh))
+        self._annotator = XlaAnnotator(layout, tuple(layout.mesh)) if layout.num_devices > 1 else None
         self.compute: Callable[..., Any] | None = None
         self.apply: Callable[..., Any] | None = None
 

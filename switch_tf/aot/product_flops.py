@@ -1,23 +1,42 @@
-"""FLOPs of a matrix product in an optimised program. Programs for TPUs write it as a convolution."""
+"""FLOPs of a matrix product in an optimised program. TPUs have it as a convolution, GPUs as a call of cuBLAS."""
 
 import functools
 import math
 import re
 from collections.abc import Callable, Sequence
 
+from switch_tf.aot import hlo
+from switch_tf.hardware.chips import Chip
+
+
+def of(module: hlo.Module, instruction: hlo.Instruction) -> float:
+    """Counts the FLOPs of a product."""
+    return count(instruction.line, hlo.lengths(instruction.shape),
+                 lambda operand: hlo.lengths(module.instructions[operand].shape))
+
+
+def seconds(module: hlo.Module, instruction: hlo.Instruction, chip: Chip) -> float:
+    """Returns the least seconds of a product on a chip, or of all products in what a fusion calls."""
+    if instruction.is_product:
+        is_float32 = module.instructions[instruction.operands[0]].shape.startswith("f32")
+        return chip.product_seconds(of(module, instruction), is_float32)
+    return sum(seconds(module, inner, chip) for name in instruction.called.get("calls", ())
+               for inner in module.computations.get(name, ()))
+
 
 def count(line: str, result: Sequence[int], shape_of: Callable[[str], Sequence[int]]) -> float:
-    """Counts the multiplications and additions of a "convolution" or "dot".
+    """Counts the multiplications and additions of a "convolution", a "dot" or a call of cuBLAS.
 
     Args:
         line: Instruction in XLA's text.
         result: Shape of the result.
         shape_of: Maps the name of an operand to its shape.
     """
-    left, right = map(shape_of, re.findall(r"%([\w.\-]+)", re.search(r" (?:convolution|dot)\((.*?)\)", line)[1])[:2])
-    if " dot(" in line:
-        contracted = re.search(r"lhs_contracting_dims=\{([\d,]*)\}", line)[1]
-        return 2.0 * math.prod(result) * math.prod(left[int(dim)] for dim in contracted.split(",") if dim)
+    operands = re.search(r" (?:convolution|dot|custom-call)\((.*?)\)", line)[1]
+    left, right = map(shape_of, re.findall(r"%([\w.\-]+)", operands)[:2])
+    if " convolution(" not in line:
+        contracted = re.search(r'lhs_contracting_dim(?:s=\{|ensions":\[)([\d,"]*)', line)[1]
+        return 2.0 * math.prod(result) * math.prod(left[int(dim)] for dim in re.findall(r"\d+", contracted))
     of_left, of_right, of_result = re.search(r"dim_labels=(\w+)_(\w+)->(\w+)", line).groups()
     total = 2.0 * left[of_left.index("b")] * right[of_right.index("i")] * right[of_right.index("o")]
     window = re.search(r"window=\{([^}]*)\}", line)

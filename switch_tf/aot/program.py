@@ -43,10 +43,15 @@ class Program:
     @functools.cached_property
     def flops(self) -> float:
         """FLOPs of all matrix products."""
-        instructions, times = self._module.instructions, self._module.times
-        return sum(times.get(computation, 0) * product_flops.count(
-            product.line, hlo.lengths(product.shape), lambda operand: hlo.lengths(instructions[operand].shape))
-            for computation, product in self._products())
+        times = self._module.times
+        return sum(times.get(computation, 0) * product_flops.of(self._module, product)
+                   for computation, product in self._products())
+
+    def product_seconds(self, chip: Chip) -> float:
+        """Returns the least seconds of all matrix products on a chip."""
+        times = self._module.times
+        return sum(times.get(computation, 0) * product_flops.seconds(self._module, product, chip)
+                   for computation, product in self._products())
 
     def expert_products(self) -> list[int]:
         """Returns the size of the result of each matrix product of the experts, on one chip."""
@@ -55,7 +60,7 @@ class Program:
 
     def _products(self):
         return [(computation, instruction) for computation, instructions in self._module.computations.items()
-                for instruction in instructions if instruction.kind in ("convolution", "dot")]
+                for instruction in instructions if instruction.is_product]
 
     def memory_traffic(self) -> float:
         """Returns the bytes that a chip reads from and writes to its memory. On-chip memory does not count.
@@ -67,7 +72,7 @@ class Program:
     def _traffic(self, computation):
         sizes, total = {}, 0.0
         for instruction in self._module.computations[computation]:
-            sizes[instruction.name] = _in_memory(instruction.shape)
+            sizes[instruction.name] = _in_memory(instruction.written)
             called = instruction.called
             if instruction.kind == "while":
                 total += (self._module.loops[instruction.name] or 1) * self._traffic(called["body"][0])
@@ -102,6 +107,9 @@ class InTurn:
     @property
     def flops(self) -> float:
         return sum(program.flops for program in self._programs)
+
+    def product_seconds(self, chip: Chip) -> float:
+        return sum(program.product_seconds(chip) for program in self._programs)
 
     def expert_products(self) -> list[int]:
         return [size for program in self._programs for size in program.expert_products()]

@@ -34,14 +34,19 @@ def as_json(question: Question, answer: Estimate) -> dict:
 
 
 def _predicted(question, answer):
-    """Returns seconds, tokens and utilisation. "layers" and "seconds_by_bytes" are for the deepest compiled model."""
+    """Returns seconds, tokens and utilisation.
+
+    "counted_by" says whether operations take the compiler's cycles or, at least, what the chip's nominal rates allow.
+    "layers" and "seconds_by_bytes" are for the deepest compiled model.
+    """
     roofline, seconds = answer.roofline, sum(answer.parts.values())
     config, lengths = question.config, question.task_feature_lengths
     model_flops = accounting.flops_per_step(config, question.batch_size, lengths["inputs"], lengths["targets"])
     tokens = question.batch_size * (lengths["inputs"] + (0 if config.is_encoder_only else lengths["targets"]))
     return {
         "compute_seconds": roofline.compute, "memory_seconds": roofline.memory, "links_seconds": roofline.links,
-        "floor_seconds": roofline.floor, "step_seconds": seconds, "parts": answer.parts,
+        "floor_seconds": roofline.floor, "counted_by": "cycles" if question.chip.clock else "rates",
+        "step_seconds": seconds, "parts": answer.parts,
         "layers": answer.schedule.layers, "seconds_by_bytes": answer.schedule.by_bytes,
         "tokens_per_second": tokens / seconds,
         "model_flops_utilization": model_flops / question.layout.num_devices / seconds / question.chip.flops}

@@ -16,9 +16,9 @@ class Roofline(NamedTuple):
     links: float
 
     @classmethod
-    def of(cls, flops: float, memory_traffic: float, link_seconds: float, chip: Chip) -> "Roofline":
+    def of(cls, product_seconds: float, memory_traffic: float, link_seconds: float, chip: Chip) -> "Roofline":
         """Returns the roofline of one chip's share of a step; `memory_traffic` in bytes."""
-        return cls(flops / chip.flops, memory_traffic / chip.memory_bandwidth, link_seconds)
+        return cls(product_seconds, memory_traffic / chip.memory_bandwidth, link_seconds)
 
     @property
     def floor(self) -> float:

@@ -1,4 +1,4 @@
-"""`switch-tf compile`: compiles a gin run for a TPU pod without a TPU, and prints memory, collectives and times."""
+"""`switch-tf compile`: compiles a gin run for a pod or for GPUs without them; prints memory, collectives and times."""
 
 import argparse
 import functools
@@ -10,9 +10,8 @@ from etils import epy
 from switch_tf.aot import answer_cache, answer_text, jobs
 from switch_tf.aot.search import search
 from switch_tf.cli import gin_files, gin_run
-from switch_tf.hardware import chips
-from switch_tf.hardware.network import check_topology
-from switch_tf.installation.packages import check_tpu_compiler
+from switch_tf.hardware import topologies
+from switch_tf.installation.packages import check_gpu_compiler, check_tpu_compiler
 from switch_tf.partitioning.layout import Layout
 from switch_tf.refusals import Refusal
 from switch_tf.storage import outputs
@@ -32,7 +31,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the gin arguments and what to compile for."""
     gin_files.add_arguments(parser)
     parser.add_argument("--topology", required=True, metavar="NAME",
-                        help="the pod, as libtpu calls it: v5e:4x4, v6e:16x16, v5p:4x4x4, v4:4x4x4 ...")
+                        help="the pod, as libtpu calls it: v5e:4x4, v6e:16x16, v5p:4x4x4, v4:4x4x4 ...; or GPUs: "
+                             "h100:8, a server of 8, h100:2x8, two of them, and a100 and h200")
     parser.add_argument("--full", action="store_true",
                         help="compile all layers; otherwise two shallow depths, from which the rest is extrapolated")
     parser.add_argument("--save", metavar="FOLDER",
@@ -50,8 +50,11 @@ def run(arguments: argparse.Namespace) -> dict:
 
     The model computes in bfloat16 unless ACTIVATION_DTYPE is set. No data, vocabulary or network is read.
     """
-    check_tpu_compiler()
-    check_topology(arguments.topology)
+    topologies.check(arguments.topology)
+    if topologies.is_of_gpus(arguments.topology):
+        check_gpu_compiler()
+    else:
+        check_tpu_compiler()
     keeps = arguments.save is not None or arguments.plot is not None
     if (arguments.compare is not None) + arguments.search + keeps > 1:
         raise Refusal("--compare and --search do not go with each other, nor with --save and --plot; give one of them.")
@@ -75,13 +78,17 @@ def _question(topology):
     Raises:
         Refusal: The topology is unknown, or the configuration contradicts itself.
     """
+    chip = topologies.chip(topology)
     with outputs.held_back():  # libtpu prints that there is no TPU
         num_devices = compiler.num_devices(topology)
     # Not checked, because a search looks for what fits, and the plan of an answer checks.
-    described = gin_run.on_devices(num_devices, "TPU", is_checked=False)
+    described = gin_run.on_devices(num_devices, topologies.kind(topology), is_checked=False)
+    if described.layout.backend not in ("auto", "pjrt") and topologies.is_of_gpus(topology):
+        raise Refusal("For GPUs the program of the pjrt back end is compiled, not that of "
+                      f"{described.layout.backend!r}; leave out Layout.backend.")
     return estimate.Question(
         described.config, described.make_model().dtype_policy, described.make_optimizer, described.layout, topology,
-        chips.of_topology(topology), described.run.batch_size, described.run.task_feature_lengths, described.settings,
+        chip, described.run.batch_size, described.run.task_feature_lengths, described.settings,
         described.run.pack, described.make_objective)
 
 

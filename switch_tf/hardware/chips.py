@@ -12,14 +12,16 @@ _UNIT = 2 * 128 * 128
 
 
 class Chip(NamedTuple):
-    """One TPU device: a chip, or half a chip of v2 and v3. Rates that are not known are None.
+    """One device: a TPU chip, half a chip of v2 and v3, or a GPU. Rates that are not known are None.
 
     Attributes:
         memory: Bytes that a program can use.
-        flops: FLOP/s of bfloat16 products. A float32 product is one of bfloat16, unless a program asks for more.
+        flops: FLOP/s of bfloat16 products.
         memory_bandwidth: Bytes/s between its memory and its core.
         link_bandwidth: Bytes/s of each of its links, in one direction.
-        clock: Cycles/s of its core.
+        clock: Cycles/s of its core; None for a GPU, whose compiler counts none.
+        float32_flops: FLOP/s of float32 products, by default `flops`: a TPU multiplies them in bfloat16, unless a
+            program asks for more.
     """
 
     memory: float
@@ -27,6 +29,11 @@ class Chip(NamedTuple):
     memory_bandwidth: float | None
     link_bandwidth: float | None
     clock: float | None
+    float32_flops: float | None = None
+
+    def product_seconds(self, flops: float, is_float32: bool) -> float:
+        """Returns the least seconds of matrix products; `is_float32`: whether their operands are."""
+        return flops / (is_float32 and self.float32_flops or self.flops)
 
     @property
     def capacity(self) -> float:
@@ -84,3 +91,13 @@ def of_accelerator_type(accelerator_type: str) -> Chip | None:
     """Returns the chip of an accelerator type such as "v5litepod-8"; None if it is not known here."""
     name = accelerator_type.partition("-")[0]
     return CHIPS.get(_NAMES.get(name, name))
+
+
+def gpu_flops(name: str) -> tuple[float, float] | None:
+    """Returns the FLOP/s of a GPU in bfloat16 and in TensorFloat-32 by its name; None if they are not known here."""
+    words = name.split()
+    for wanted, bfloat16_flops, float32_flops in GPU_FLOPS:
+        # "A100-SXM4-80GB" is an A100.
+        if all(any(word.split("-")[0] == part for word in words) for part in wanted):
+            return bfloat16_flops, float32_flops
+    return None

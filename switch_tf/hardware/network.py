@@ -1,12 +1,9 @@
 """The network between the chips of a pod, and how the groups of a collective share its links."""
 
-import re
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 import numpy as np
-
-from switch_tf.refusals import Refusal
 
 
 class Network(NamedTuple):
@@ -106,9 +103,3 @@ class Network(NamedTuple):
         places = self.places.reshape(*sizes, -1).transpose(*(names.index(name) for name in order), len(sizes))
         members = int(np.prod([self.mesh[name] for name in axes if name in self.mesh]))
         return places.reshape(-1, members, self.places.shape[-1])
-
-
-def check_topology(topology: str) -> None:
-    """Raises Refusal unless the text has the form of a topology, without libtpu."""
-    if not re.fullmatch(r"(v[0-9][a-z]*|tpu7x):(\d+(?:x\d+){1,2})", topology):
-        raise Refusal(f"A topology reads like v5e:4x4, v6e:16x16, v5p:4x4x4 or v4:4x4x4, not {topology!r}.")

@@ -19,13 +19,8 @@ def nominal_flops(dtype: str) -> float | None:
 
 
 def _gpu_flops(name, dtype):
-    words = name.split()
     # JAX multiplies float32 numbers in TensorFloat-32 by default, and nothing here changes that.
     is_tensor_float = are_jax() or tf.config.experimental.tensor_float_32_execution_enabled()
-    if "MIG" in words or dtype == "float32" and not is_tensor_float:
+    if "MIG" in name.split() or dtype == "float32" and not is_tensor_float:
         return None
-    for wanted, bfloat16_flops, float32_flops in chips.GPU_FLOPS:
-        # "A100-SXM4-80GB" is an A100.
-        if all(any(word.split("-")[0] == part for word in words) for part in wanted):
-            return {"bfloat16": bfloat16_flops, "float32": float32_flops}.get(dtype)
-    return None
+    return dict(zip(("bfloat16", "float32"), chips.gpu_flops(name) or (), strict=False)).get(dtype)

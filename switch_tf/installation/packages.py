@@ -2,6 +2,7 @@
 
 import re
 import shlex
+import shutil
 import sys
 from collections.abc import Iterator
 from importlib import metadata
@@ -17,6 +18,8 @@ SAME_FILES = (
     ("keras", "keras-nightly"),
     ("tensorboard", "tb-nightly"),
 )
+# Distributions with CUDA's assembler, of CUDA 12 and 13.
+_ASSEMBLERS = ("nvidia-cuda-nvcc-cu12", "nvidia-cuda-nvcc")
 # t5 requires them, but no module that switch_tf uses imports them.
 NEVER_INSTALLED = {"seqio-nightly", "tfds-nightly", "mesh-tensorflow", "transformers"}
 
@@ -139,6 +142,23 @@ def requirements_file() -> str:
 
 def _minor(version: str | None) -> list[str] | None:
     return version.split(".")[:2] if version else None
+
+
+def check_gpu_compiler() -> None:
+    """Refuses a machine without JAX's plugin for CUDA of jaxlib's version, or without the assembler of CUDA.
+
+    Raises:
+        Refusal: One of them is missing or of another version.
+    """
+    wanted, plugin = environment.installed_version("jaxlib"), environment.cuda_plugin()
+    version = plugin and environment.installed_version(plugin)
+    if version != wanted:
+        fault = f"is {plugin} {version}, which jaxlib {wanted} does not go with" if plugin else "is not installed"
+        raise Refusal(f"The compiler for NVIDIA's GPUs {fault}; run: {environment.pip()} install "
+                      f"jax-cuda12-plugin=={wanted} nvidia-cuda-nvcc-cu12")
+    if not shutil.which("ptxas") and not any(map(environment.installed_version, _ASSEMBLERS)):
+        raise Refusal("The compiler for NVIDIA's GPUs needs ptxas of CUDA, which is not installed; run: "
+                      f"{environment.pip()} install {_ASSEMBLERS['13' in plugin]}")
 
 
 def check_tpu_compiler() -> None:

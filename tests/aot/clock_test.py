@@ -244,3 +244,14 @@ def test_a_trace_has_a_lane_for_each_thing_that_goes_on():
              if event["ph"] == "X"}
     assert shown == {("s", "copies between memories", 0, 8000), ("a", "core", 0, 3000), ("d", "core", 3000, 5000),
                      ("r", "core", 8000, 5000), ("r", "links to other chips", 8000, 5000)}
+
+
+@pytest.mark.parametrize("contracted, expected", [(1, 16), (4, 32 * 4 / 2)])
+def test_without_cycles_an_operation_takes_its_products_or_its_bytes_whichever_is_longer(contracted, expected):
+    """64 bytes at 4 a millisecond, and [4, contracted] x [contracted, 2] at a FLOP a millisecond."""
+    fused = (f"%f (l: bf16[4,{contracted}], r: bf16[{contracted},2]) -> f32[4,2] {{\n"
+             f"  %l = bf16[4,{contracted}]{{1,0}} parameter(0)\n  %r = bf16[{contracted},2]{{1,0}} parameter(1)\n"
+             "  ROOT %m = f32[4,2]{1,0} dot(%l, %r), lhs_contracting_dims={1}, rhs_contracting_dims={0}\n}\n")
+    found = _schedule("  %x = f32[8]{0} fusion(%p), kind=kCustom, calls=%f", before=fused)
+    assert found.seconds == pytest.approx(expected * MS)
+    assert found.by_bytes == {"fusion": found.seconds}

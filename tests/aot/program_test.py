@@ -4,6 +4,7 @@ import pytest
 
 from switch_tf.aot import collectives, hlo
 from switch_tf.aot.program import Program
+from switch_tf.hardware.chips import Chip
 from switch_tf.partitioning.collectives import summarize
 
 MESH = {"data": 4, "model": 2}
@@ -57,6 +58,31 @@ def test_bytes_are_those_of_the_result_on_one_chip():
     assert summarize(program.collectives) == {
         "all-gather": {"count": 1, "bytes": 64}, "all-reduce": {"count": 2, "bytes": 44},
         "all-to-all": {"count": 1, "bytes": 32}}
+
+
+def test_an_asynchronous_collective_has_the_shape_of_its_end():
+    """GPUs sum and gather several arrays at once, and list all operands before all results."""
+    program = _program(
+        "  %a = ((f32[2]{0}, bf16[1,8]{1,0}), (f32[8]{0}, bf16[4,8]{1,0})) all-gather-start(%p, %q), "
+        "replica_groups={{0,2,4,6},{1,3,5,7}}, dimensions={0}",
+        "  %b = (f32[8]{0}, bf16[4,8]{1,0}) all-gather-done(%a)")
+    (found,) = program.collectives
+    assert (found.kind, found.bytes, found.shape) == ("all-gather", 32 + 64, "bf16[4,8]")
+
+
+CUBLAS = ('  %x = (bf16[32,8]{1,0}, s8[4194304]{0}) custom-call(%a, %b), custom_call_target="__cublas$lt$matmul", '
+          'backend_config={"gemm_backend_config":{"dot_dimension_numbers":{"lhs_contracting_dimensions":["1"],'
+          '"rhs_contracting_dimensions":["0"],"lhs_batch_dimensions":[]}}}')
+
+
+def test_a_call_of_cublas_is_a_product_and_its_scratch_memory_no_traffic():
+    program = _program("  %a = bf16[32,64]{1,0} parameter(0)", "  %b = bf16[64,8]{1,0} parameter(1)", CUBLAS)
+    assert program.flops == 2 * 32 * 64 * 8
+    assert program.memory_traffic() == 2 * (32 * 64 + 64 * 8 + 32 * 8)
+    chip = Chip(0, 1e6, 1e6, None, None, float32_flops=0.5e6)
+    assert program.product_seconds(chip) == 2 * 32 * 64 * 8 / 1e6
+    wide = _program("  %a = f32[32,64]{1,0} parameter(0)", "  %b = f32[64,8]{1,0} parameter(1)", CUBLAS)
+    assert wide.product_seconds(chip) == 2 * 32 * 64 * 8 / 0.5e6
 
 
 @pytest.mark.parametrize("name, where", [

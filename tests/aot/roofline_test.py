@@ -30,6 +30,6 @@ def test_in_an_all_to_all_each_byte_takes_every_link_on_its_way():
 
 
 def test_the_floor_is_the_slowest_part():
-    found = roofline.Roofline.of(flops=2e12, memory_traffic=4e9, link_seconds=0.003, chip=CHIP)
+    found = roofline.Roofline.of(product_seconds=0.01, memory_traffic=4e9, link_seconds=0.003, chip=CHIP)
     assert found == pytest.approx((0.01, 0.005, 0.003))
     assert found.floor == pytest.approx(0.01)

@@ -81,7 +81,7 @@ def test_a_run_that_does_not_fit_ends_with_advice(compile_):
 
 
 @pytest.mark.parametrize("arguments, message", [
-    (["--topology=v5e"], "A topology reads like v5e:4x4"),
+    (["--topology=v5e"], "A topology reads like v5e:4x4"), (["--topology=h100:16"], "one of GPUs like h100:8 or"),
     (["--topology=v5e:2x4", "--gin_file=gin/layouts/expert.gin", "--gin.MESH_SHAPE='data=4'"],
      "MESH_SHAPE 'data=4' is for 4 devices, but there are 8 (TPU); make the product of its sizes 8."),
     (["--topology=v5e:4x4", "--gin_file=gin/layouts/expert.gin"], "num_experts ('expert', 8) over the 16 devices")])

@@ -1,5 +1,6 @@
 """Each fault of the packages is found and comes with its cure."""
 
+import shutil
 from importlib import metadata
 
 import pytest
@@ -111,6 +112,22 @@ def test_tensorflow_tpu_counts_as_tensorflow(installed, monkeypatch):
     assert only(packages.check_requirements(), "requirements").status == OK
     installed(tensorflow=None, tensorflow_tpu="2.19.0")
     assert only(packages.check_requirements(), "tensorflow-tpu").status == PROBLEM
+
+
+@pytest.mark.parametrize("versions, what", [
+    ({}, r"is not installed; run: .*install jax-cuda12-plugin==0\.10\.2 nvidia-cuda-nvcc-cu12$"),
+    ({"jax-cuda12-plugin": "0.9.2"}, r"is jax-cuda12-plugin 0\.9\.2, which jaxlib 0\.10\.2 does not go with; run: "),
+    ({"jax-cuda12-plugin": "0.10.2"}, "needs ptxas of CUDA, which .* install nvidia-cuda-nvcc-cu12$"),
+    ({"jax-cuda13-plugin": "0.10.2"}, "needs ptxas of CUDA, which .* install nvidia-cuda-nvcc$")])
+def test_a_missing_compiler_for_gpus_says_what_to_install(monkeypatch, versions, what):
+    monkeypatch.setattr(environment, "installed_version", {"jaxlib": "0.10.2", **versions}.get)
+    monkeypatch.setattr(shutil, "which", lambda name: None if name == "ptxas" else name)
+    with pytest.raises(Refusal, match=f"The compiler for NVIDIA's GPUs {what}"):
+        packages.check_gpu_compiler()
+    for assembler in ("nvidia-cuda-nvcc", "nvidia-cuda-nvcc-cu12"):
+        found = {"jaxlib": "0.10.2", "jax-cuda12-plugin": "0.10.2", assembler: "12.9.86"}
+        monkeypatch.setattr(environment, "installed_version", found.get)
+        packages.check_gpu_compiler()
 
 
 @pytest.mark.parametrize("version, what", [(None, "is not installed"), ("0.0.51", "is libtpu 0.0.51, which jaxlib")])

@@ -283,6 +283,15 @@ MUTANTS = (
            "_weighted(stats.router_z_loss, config.load_balancing_loss_weight)", OBJECTIVE),
     Mutant("evaluation/objectives.py", 'is_real["decoder"] = masks.decoder_is_real(features)',
            'is_real["decoder"] = masks.encoder_is_real(features)', OBJECTIVE),
+    # Programs for GPUs.
+    Mutant("partitioning/narrowing.py", "return _is_of(value, ir.BF16Type) or", "return True or",
+           ("tests/partitioning/narrowing_test.py",)),
+    Mutant("partitioning/narrowing.py", "value = _like(move, value,", "_like(move, value,",
+           ("tests/partitioning/narrowing_test.py",)),
+    Mutant("hardware/gpus.py", "min(1.0, together / self.slowness)", "1 / self.slowness",
+           ("tests/hardware/gpus_test.py",)),
+    Mutant("aot/clock.py", "max(product_flops.seconds(self._module, instruction, self._chip),", "max(0.0,",
+           ("tests/aot/clock_test.py",)),
     # Decoding, data and comparisons.
     Mutant("decoding/beam.py", "> finished_scores[:, -1]", "> finished_scores[:, 0]",
            ("tests/decoding/beam_test.py",)),

@@ -14,7 +14,8 @@ from switch_tf import environment
 from switch_tf.installation import packages
 
 REPOSITORY = pathlib.Path(__file__).parents[2]
-FILES = ("requirements.txt", "requirements-dev.txt", "requirements-tpu.txt", "requirements-tensorflow-tpu.txt")
+FILES = ("requirements.txt", "requirements-dev.txt", "requirements-tpu.txt", "requirements-tensorflow-tpu.txt",
+         "requirements-gpu-compiler.txt")
 
 
 def lines(file: str) -> list[str]:
@@ -81,7 +82,7 @@ def declared() -> tuple[list[Requirement], dict[str, list[Requirement]]]:
 
 def test_pins_satisfy_the_ranges_of_the_package():
     main = pins("requirements.txt")
-    everywhere = main | pins("requirements-dev.txt")
+    everywhere = main | pins("requirements-dev.txt") | pins("requirements-gpu-compiler.txt")
     tpu = pins("requirements-tensorflow-tpu.txt")
     tpu["tensorflow"] = tpu["tensorflow-tpu"]
     required, extras = declared()
@@ -98,6 +99,13 @@ def test_jax_is_required_in_the_minor_version_that_lowering_was_tried_with():
     (jax,), (tpu,), (cuda,) = [one for one in required if one.name == "jax"], extras["tpu"], extras["cuda"]
     assert jax.specifier == tpu.specifier == cuda.specifier and not jax.specifier.contains("0.12.0")
     assert tpu.extras | cuda.extras <= set(metadata.metadata("jax").get_all("Provides-Extra"))
+
+
+def test_the_compiler_for_gpus_has_the_version_of_jax():
+    gpu, main = pins("requirements-gpu-compiler.txt"), pins("requirements.txt")
+    assert {gpu["jax-cuda12-plugin"], gpu["jax-cuda12-pjrt"], main["jax"]} == {main["jaxlib"]}
+    _, extras = declared()
+    assert next(one for one in extras["aot-gpu"] if "jax" in one.name).specifier == extras["cuda"][0].specifier
 
 
 def test_the_extras_tpu_and_aot_take_one_libtpu():

@@ -1,0 +1,81 @@
+"""Servers of GPUs: names, memory, and what groups can send, by hand."""
+
+import numpy as np
+import pytest
+
+from switch_tf.aot import roofline
+from switch_tf.aot.collectives import Collective
+from switch_tf.hardware import topologies
+from switch_tf.hardware.gpus import GPUS, SHARE_VARIABLES, Servers
+from switch_tf.refusals import Refusal
+
+
+@pytest.mark.parametrize("topology, expected", [
+    ("h100:8", (1, 8)), ("h100:1", (1, 1)), ("a100:2x8", (2, 8)), ("h200:16x4", (16, 4))])
+def test_a_topology_names_servers_and_gpus(topology, expected):
+    topologies.check(topology)
+    assert topologies.is_of_gpus(topology) and topologies.servers(topology) == expected
+    assert topologies.kind(topology) == "GPU" and topologies.chip(topology) == GPUS[topology[:4]].chip
+
+
+@pytest.mark.parametrize("topology", [
+    "h100", "h100:0", "h100:16", "h100:0x8", "h100:8x", "t4:8", "h100:2x2x2", "8", ""])
+def test_other_names_are_refused(topology):
+    with pytest.raises(Refusal, match=rf"of GPUs like h100:8 .*a100, h100, h200.*, not '{topology}'"):
+        topologies.check(topology)
+
+
+def test_a_pod_is_none_of_gpus():
+    topologies.check("v5e:2x4")
+    assert not topologies.is_of_gpus("v5e:2x4") and topologies.kind("v5e:2x4") == "TPU"
+    assert topologies.chip("v5e:2x4").clock == pytest.approx(1.5e9, rel=0.01)
+
+
+def test_a_program_has_the_share_of_memory_that_jax_takes(monkeypatch):
+    for variable in SHARE_VARIABLES:
+        monkeypatch.delenv(variable, raising=False)
+    assert GPUS["h100"].chip.memory == 0.75 * 84_942_979_072
+    monkeypatch.setenv("XLA_PYTHON_CLIENT_MEM_FRACTION", ".95")
+    assert GPUS["h100"].chip.memory == 0.95 * 84_942_979_072
+    monkeypatch.setenv("XLA_CLIENT_MEM_FRACTION", "95%")
+    with pytest.raises(Refusal, match="XLA_CLIENT_MEM_FRACTION is .* a number up to 1 such as 0.9, not '95%'"):
+        _ = GPUS["h100"].chip
+
+
+def test_float32_products_take_twice_as_long():
+    chip = GPUS["h100"].chip
+    assert chip.product_seconds(989.5e12, is_float32=False) == 1
+    assert chip.product_seconds(989.5e12, is_float32=True) == pytest.approx(2, rel=0.01)
+
+
+# Two servers of four GPUs: 450 GB/s within, 50 GB/s between them.
+H100 = GPUS["h100"]
+
+
+def _seconds(kind, mesh, axes, servers=(0, 0, 0, 0, 1, 1, 1, 1)):
+    size = int(np.prod([mesh[axis] for axis in axes]))
+    network = Servers.of(H100, mesh, servers[:int(np.prod(list(mesh.values())))])
+    return roofline.link_seconds([Collective(kind, 9e9, size, axes, "", "")], H100.chip, network)
+
+
+@pytest.mark.parametrize("kind, expected", [
+    ("all-gather", 9e9 * 3 / 4), ("all-reduce", 9e9 * 2 * 3 / 4), ("reduce-scatter", 9e9 * 3),
+    ("collective-permute", 9e9), ("all-to-all", 9e9 * 3 / 4)])
+def test_within_a_server_all_of_nvlink_carries_what_a_gpu_sends(kind, expected):
+    assert _seconds(kind, {"data": 4}, ("data",)) == pytest.approx(expected / 450e9)
+    # The other axis crosses between the servers, and this one still does not.
+    assert _seconds(kind, {"data": 2, "expert": 4}, ("expert",)) == pytest.approx(expected / 450e9)
+
+
+def test_groups_of_one_gpu_in_each_server_send_over_its_card():
+    mesh = {"data": 2, "expert": 4}
+    assert _seconds("all-gather", mesh, ("data",)) == pytest.approx(9e9 / 2 / 50e9)
+    assert _seconds("collective-permute", mesh, ("data",)) == pytest.approx(9e9 / 50e9)
+    assert _seconds("all-to-all", mesh, ("data",)) == pytest.approx(9e9 / 2 / 50e9)
+
+
+def test_a_group_of_whole_servers_sums_over_all_their_cards():
+    # 2 x 7/8 of the bytes go around each of four rings, a quarter of them over each card.
+    assert _seconds("all-reduce", {"data": 8}, ("data",)) == pytest.approx(9e9 * 2 * 7 / 8 / (4 * 50e9))
+    # Four sevenths of what an all-to-all sends are for the other server.
+    assert _seconds("all-to-all", {"data": 8}, ("data",)) == pytest.approx(9e9 * 7 / 8 * 4 / 7 / 50e9)
