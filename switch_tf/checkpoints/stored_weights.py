@@ -44,9 +44,11 @@ class StoredWeights:
         with self._refusing():
             if unfolding.first:
                 return unfolding.fold(self._reader.get_tensor(bundles.key_of(path)), np)[rows]
-            text = slice_text(unfolding.shape, (rows, *(slice(None) for _ in unfolding.shape[1:])))
             dtype = self._dtypes.get(bundles.key_of(path))
             is_float = dtype is not None and dtype.is_floating  # if not, TensorFlow says what is stored instead
+            if is_float and (not saved["shape"] or rows.indices(saved["shape"][0]) == (0, saved["shape"][0], 1)):
+                return self._reader.get_tensor(bundles.key_of(path))  # opens no file anew
+            text = slice_text(unfolding.shape, (rows, *(slice(None) for _ in unfolding.shape[1:])))
             return bundles.read(self._checkpoint / "state", path, dtype if is_float else tf.float32, text)
 
     @contextlib.contextmanager

@@ -35,16 +35,36 @@ def _gradients(config, batch, settings, known={}):  # noqa: B006  all tests have
     return known[config, settings]
 
 
+@pytest.fixture(scope="module")
+def encoder_config(shallow_config):
+    """An encoder alone, without draws, for tests of what any model does."""
+    return dataclasses.replace(shallow_config, num_decoder_layers=0, **NO_DROPOUT)
+
+
+@pytest.fixture(scope="module")
+def encoder_batch(batch):
+    """Features of an encoder that predicts its own inputs."""
+    inputs = batch["encoder_input_tokens"]
+    return {"encoder_input_tokens": inputs, "encoder_target_tokens": inputs,
+            "encoder_loss_weights": tf.cast(inputs > 0, tf.int32)}
+
+
+@pytest.fixture(scope="module")
+def compiled(shallow_config):
+    """A model, its optimizer and their compiled step, shared because tracing it takes seconds."""
+    model, optimizer = _build(shallow_config)
+    optimizer.learning_rate = 0.0  # so that steps differ by what they draw alone
+    return model, optimizer, train_step.compile_steps(model, optimizer, SEED, StepSettings())
+
+
 def _assert_same(first, second, tolerance):
     """Each tensor's largest difference is small against the tensor's largest entry."""
     for one, other in zip(first, second, strict=True):
         assert np.max(np.abs(one - other)) <= tolerance * max(np.max(np.abs(one)), 1e-6)
 
 
-def test_every_step_draws_dropout_and_jitter_of_its_own_and_the_same_ones_again(shallow_config, batch):
-    model, optimizer = _build(shallow_config)
-    optimizer.learning_rate = 0.0  # so that steps differ by what they draw alone
-    step = train_step.compile_steps(model, optimizer, SEED, StepSettings())
+def test_every_step_draws_dropout_and_jitter_of_its_own_and_the_same_ones_again(compiled, batch):
+    _, optimizer, step = compiled
 
     def losses():
         optimizer.iterations.assign(0)
@@ -138,25 +158,21 @@ def test_foreign_semantics_accumulate_alike(shallow_config, batch):
     _assert_same(whole, parts, 1e-5)
 
 
-def test_an_encoder_alone_learns_from_its_own_targets(shallow_config, batch):
-    config = dataclasses.replace(shallow_config, num_decoder_layers=0)
-    features = {"encoder_input_tokens": batch["encoder_input_tokens"],
-                "encoder_target_tokens": batch["encoder_input_tokens"],
-                "encoder_loss_weights": tf.cast(batch["encoder_input_tokens"] > 0, tf.int32)}
-    model, optimizer = _build(config, 0.1)
+def test_an_encoder_alone_learns_from_its_own_targets(shallow_config, encoder_batch):
+    model, optimizer = _build(dataclasses.replace(shallow_config, num_decoder_layers=0), 0.1)
     step = train_step.compile_steps(model, optimizer, SEED, StepSettings())
-    stacked = {name: value[None] for name, value in features.items()}
+    stacked = {name: value[None] for name, value in encoder_batch.items()}
     losses = [float(step(stacked)[0].batch.loss_terms["cross_entropy"].value) for _ in range(10)]
     assert losses[-1] < losses[0] - 1
 
 
 @pytest.mark.parametrize("share_of_norm", [0.3, 1.5])
-def test_clipping_scales_a_larger_gradient_to_the_norm_and_no_smaller_one(shallow_config, batch, share_of_norm):
-    model, _ = _build(shallow_config)
+def test_clipping_scales_a_larger_gradient_to_the_norm_and_no_smaller_one(encoder_config, encoder_batch, share_of_norm):
+    model, _ = _build(encoder_config)
     optimizer = keras.optimizers.SGD(1.0)
     optimizer.build(model.trainable_variables)
     before = [variable.numpy() for variable in model.trainable_variables]
-    gradients = [tf.constant(gradient) for gradient in _gradients(shallow_config, batch, StepSettings())[0]]
+    gradients = [tf.constant(gradient) for gradient in _gradients(encoder_config, encoder_batch, StepSettings())[0]]
     norm = float(tf.linalg.global_norm(gradients))
     train_step.apply_gradients(model, optimizer, gradients, train_step.StepTotals(norm),
                                StepSettings(clip_norm=share_of_norm * norm))
@@ -179,20 +195,37 @@ def test_several_steps_in_a_call_are_the_same_steps(plain_config, batch):
     assert float(merged.batch.loss_terms["cross_entropy"].total) == pytest.approx(expected, rel=1e-5)
 
 
-@pytest.mark.parametrize("steps_per_call", [1, pytest.param(3, marks=pytest.mark.slow)])
-def test_a_step_that_is_not_finite_changes_nothing(shallow_config, batch, steps_per_call):
-    model, optimizer = _build(shallow_config)
-    model.encoder.layers[0].mlp.router.kernel.assign(np.full((16, 4), np.nan))
+def _check_nothing_changes(model, optimizer, step, batch, steps_per_call=1):
+    """Takes steps of which the first is not finite; returns its metrics."""
     before = [variable.numpy() for variable in (*model.variables, *optimizer.variables)]
-    step = train_step.compile_steps(model, optimizer, SEED, StepSettings(steps_per_call=steps_per_call))
-    _, bad_step = step({name: tf.stack([value] * steps_per_call) for name, value in batch.items()})
+    measured, bad_step = step({name: tf.stack([value] * steps_per_call) for name, value in batch.items()})
     assert int(bad_step) == 0
     for old, variable in zip(before, (*model.variables, *optimizer.variables), strict=True):
         np.testing.assert_array_equal(old, variable.numpy())
+    return measured
 
 
-def test_neither_does_one_whose_gradient_alone_is_not_finite(shallow_config, batch):
+def test_a_step_that_is_not_finite_changes_nothing(compiled, batch):
+    model, optimizer, _ = compiled
+    kernel = model.encoder.layers[0].mlp.router.kernel
+    finite = kernel.numpy()
+    optimizer.learning_rate = 0.01
+    kernel.assign(np.full((16, 4), np.nan))
+    _check_nothing_changes(*compiled, batch)
+    kernel.assign(finite)
+    optimizer.learning_rate = 0.0
+
+
+@pytest.mark.slow
+def test_steps_of_a_call_that_are_not_finite_change_nothing(shallow_config, batch):
     model, optimizer = _build(shallow_config)
+    model.encoder.layers[0].mlp.router.kernel.assign(np.full((16, 4), np.nan))
+    step = train_step.compile_steps(model, optimizer, SEED, StepSettings(steps_per_call=3))
+    _check_nothing_changes(model, optimizer, step, batch, 3)
+
+
+def test_neither_does_one_whose_gradient_alone_is_not_finite(encoder_config, encoder_batch):
+    model, optimizer = _build(encoder_config)
     weight = model.trainable_variables[0].value
 
     class Steep(Objective):
@@ -201,13 +234,8 @@ def test_neither_does_one_whose_gradient_alone_is_not_finite(shallow_config, bat
             # The root is 0, and so is the inner derivative; the outer one is infinite.
             return super().total(*args) + tf.sqrt(nothing)
 
-    before = [variable.numpy() for variable in (*model.variables, *optimizer.variables)]
     step = train_step.compile_steps(model, optimizer, SEED, StepSettings(), objective=Steep())
-    measured, bad_step = step({name: value[None] for name, value in batch.items()})
-    assert np.isfinite(measured.loss.total)
-    assert int(bad_step) == 0
-    for old, variable in zip(before, (*model.variables, *optimizer.variables), strict=True):
-        np.testing.assert_array_equal(old, variable.numpy())
+    assert np.isfinite(_check_nothing_changes(model, optimizer, step, encoder_batch).loss.total)
 
 
 def test_a_bfloat16_model_keeps_float32_weights_losses_and_router_statistics(shallow_config, batch):

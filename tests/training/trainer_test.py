@@ -200,8 +200,9 @@ def test_steps_go_on_while_a_checkpoint_is_written_and_one_that_fails_ends_the_r
     assert saved == [2, 4] and training.state.step == 6
     assert os.listdir(os.path.join(run.model_dir, "checkpoints")) == ["step_00000002"]
     assert "TRAIN_STEPS" not in run_folder.end_of(run.model_dir)
-    _train(tiny_config, run)
     assert _losses(run) == _losses(straight[0])
+    with _start(tiny_config, run) as training:
+        assert training.state.step == 2
 
 
 def test_a_run_goes_on_after_checkpoints_that_failed_but_not_after_the_last_one(tiny_config, run, straight, monkeypatch,
