@@ -68,6 +68,7 @@ def test_all_annotations_are_shardys(lowered):
     assert "sdy.sharding_constraint" in lowered.text and "mhlo.sharding" not in lowered.text
 
 
+@pytest.mark.slow  # parity/pjrt_test.py runs such a program
 def test_the_program_of_pjrt_has_weights_over_several_mesh_axes_as_they_are(shipped_layout):
     layout = shipped_layout("fully_sharded_experts", backend="pjrt")
     config = SwitchConfig(vocab_size=512, d_model=32, d_ff=64, num_heads=4, d_kv=32, num_encoder_layers=1,

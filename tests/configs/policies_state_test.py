@@ -100,7 +100,7 @@ def test_a_record_of_its_own_is_saved_with_the_layer(balanced):
 def test_a_step_updates_the_state_by_the_load_of_the_whole_batch(balanced, shallow_config, batch, make_partitioner,
                                                                  layout, mesh_shape):
     config = dataclasses.replace(shallow_config, routing_policy="bias_balanced", dropout_rate=0.0,
-                                 expert_dropout_rate=0.0)
+                                 expert_dropout_rate=0.0, decoder_sparse_step=0)
     changes = {"backend": "mirrored"} if layout == "mirrored" else {}
     partitioner = make_partitioner("data" if layout == "mirrored" else layout, mesh_shape, **changes)
     keras.utils.set_random_seed(1)

@@ -154,7 +154,7 @@ def test_a_run_starts_from_a_checkpoint_with_its_own_configuration(tmp_path):
 
 def test_a_checkpoint_in_a_bucket_is_read_without_the_optimizers_state(bucket, tmp_path, monkeypatch):
     config, arrays = golden("t5_1_0")
-    folder = write(tmp_path / "in", arrays)
+    folder = write(tmp_path / "in", arrays, inline=1000)  # beside the file is the embedding alone
     (folder / "state.param_states.a.v").mkdir()
     (folder / "state.param_states.a.v" / "0").write_text("many bytes")
     copied = from_bucket.convert(folder, bucket, monkeypatch, "switch_tf.conversion.t5x.open_t5x", tmp_path / "ours",

@@ -55,6 +55,7 @@ def test_it_is_asked_for_and_there_later():
     np.testing.assert_array_equal(found[:, 0], [1, 2, 3, 4])
 
 
+@pytest.mark.slow  # the process imports TensorFlow
 def test_a_process_that_ends_meanwhile_ends_well():
     """One that is asked by a daemon, as a server's thread is."""
     source = """

@@ -58,6 +58,7 @@ def test_a_program_that_jaxlib_cannot_read_names_the_three_packages(monkeypatch)
     assert finding.cure.endswith("install --no-deps tensorflow==2.21.0 jax==0.10.2 jaxlib==0.10.2")
 
 
+@pytest.mark.slow  # a process imports TensorFlow; parity/pjrt_test.py runs such programs too
 def test_a_program_of_this_tensorflow_is_read_by_this_jaxlib(monkeypatch):
     monkeypatch.setattr(host, "gpus", lambda: [])
     assert only(machine.check_pjrt(), "pjrt").status == OK

@@ -16,7 +16,7 @@ MESHES = {
     "pod_256": "data=2,model=2", "pod_256_experts": "expert_outer=2,data=2,expert=2,fsdp=1",
     "pod_512": "data=4,model=2", "pod_512_experts": "data=8",
     "pod_512_fully_sharded": "expert=2,expert_x=1,expert_y=1,fsdp_y=1,data_y=2,fsdp=2,data=1"}
-QUICK = ("fully_sharded_experts",)
+QUICK = "fully_sharded_experts"
 _assert_same = functools.partial(assert_same, Precision("float64", steps=3, loss=1e-14, rest=1e-12))
 
 
@@ -24,8 +24,14 @@ def test_every_shipped_layout_has_a_mesh_here():
     assert set(MESHES) == {file.stem for file in shipped_gin.path("gin/layouts").glob("*.gin")}
 
 
-@pytest.mark.parametrize("name", [
-    pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in MESHES])
+def test_a_layout_trains_an_encoder_as_one_device_does(make_partitioner):
+    """The quick one of these tests: inference/pjrt_test.py has a decoder too."""
+    _assert_same(make_partitioner(QUICK, MESHES[QUICK], backend="pjrt"), small_config(
+        num_decoder_layers=0, dropout_rate=0.0, expert_dropout_rate=0.0))  # jitter is drawn still
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MESHES)
 def test_a_layout_computes_what_one_device_does(name, make_partitioner):
     _assert_same(make_partitioner(name, MESHES[name], backend="pjrt"), small_config())
 

@@ -21,6 +21,9 @@ from switch_tf.partitioning.unfolded import Unfolding, stored, unfolding
 EXPERT = (("batch", "data"), ("group", "data"), ("expert", "data"))
 MODEL = (("heads", "model"), ("mlp", "model"), ("expert_mlp", "model"), ("vocab", "model"))
 
+TINY = dataclasses.replace(SwitchConfig.from_preset("switch_tiny"), num_encoder_layers=1, num_decoder_layers=1,
+                           encoder_sparse_step=1, decoder_sparse_step=1)
+
 
 def _partitioner(mesh_shape, rules, at_rest_rules=()):
     layout = Layout(mesh_shape, rules, at_rest_rules)
@@ -36,11 +39,10 @@ def _bytes_of_first_device(variables):
     pytest.param("data=8", EXPERT, (), marks=pytest.mark.slow), ("data=4", EXPERT, (("embed", "data"),)),
     pytest.param("data=4,model=2", (*EXPERT, *MODEL), (), marks=pytest.mark.slow)])
 def test_each_device_holds_what_inspect_computes(mesh_shape, rules, at_rest_rules):
-    config = SwitchConfig.from_preset("switch_tiny")
     partitioner = _partitioner(mesh_shape, rules, at_rest_rules)
-    model, optimizer = SwitchTransformer(config), Adafactor()
+    model, optimizer = SwitchTransformer(TINY), Adafactor()
     partitioner.build(model, optimizer)
-    computed = bytes_per_device(config, partitioner.layout)
+    computed = bytes_per_device(TINY, partitioner.layout)
     assert _bytes_of_first_device(model.variables) == computed["weights"]
     slots = [variable for variable in optimizer.variables if hasattr(variable, "logical_axes")]
     assert _bytes_of_first_device(slots) == computed["optimizer_slots"]
@@ -51,22 +53,21 @@ def test_over_several_axes_each_device_holds_what_inspect_and_the_layout_compute
     at_rest = ("vocab", ("b", "a")), ("expert_mlp", "b"), ("kv", ("a", "b")), ("mlp", ("b", "a"))
     layout = Layout("a=2,b=2", rules, at_rest)
     mesh = dtensor.create_mesh([*layout.mesh.items()], devices=[f"CPU:{index}" for index in range(4)])
-    config, optimizer = SwitchConfig.from_preset("switch_tiny"), Adafactor()
-    model = SwitchTransformer(config)
+    optimizer = Adafactor()
+    model = SwitchTransformer(TINY)
     DTensorPartitioner(layout, mesh).build(model, optimizer)
-    computed = bytes_per_device(config, layout)
+    computed = bytes_per_device(TINY, layout)
     assert _bytes_of_first_device(model.variables) == computed["weights"]
     slots = [variable for variable in optimizer.variables if hasattr(variable, "logical_axes")]
     assert _bytes_of_first_device(slots) == computed["optimizer_slots"]
-    assert layout.stored_bytes(config.weights()) == 2 * computed["weights"]
-    whole = 4 * config.num_parameters
+    assert layout.stored_bytes(TINY.weights()) == 2 * computed["weights"]
+    whole = 4 * TINY.num_parameters
     assert computed["weights"] < 0.27 * whole  # four devices; norms and biases are whole
 
 
 @pytest.mark.parametrize("make", [Adafactor, lambda: keras.optimizers.AdamW(1e-3, use_ema=True)])
 def test_every_variable_is_laid_out_and_slots_lie_like_their_weights(make):
-    config = SwitchConfig.from_preset("switch_tiny")
-    partitioner, model, optimizer = _partitioner("data=4", EXPERT), SwitchTransformer(config), make()
+    partitioner, model, optimizer = _partitioner("data=4", EXPERT), SwitchTransformer(TINY), make()
     partitioner.build(model, optimizer)
     assert all(isinstance(variable.value, dtensor.DVariable) for variable in model.variables + optimizer.variables)
     assert "learning_rate" in {variable.name for variable in optimizer.variables}  # made before there was a layout
@@ -78,7 +79,7 @@ def test_weights_are_the_ones_of_one_device():
     values = []
     for build in (lambda model: model.build(), _partitioner("data=4,model=2", (*EXPERT, *MODEL)).build):
         keras.utils.set_random_seed(3)
-        model = SwitchTransformer(SwitchConfig.from_preset("switch_tiny"))
+        model = SwitchTransformer(TINY)
         build(model)
         values.append([_whole(variable.value) for variable in model.trainable_variables])
     for one, pieces in zip(*values, strict=True):
@@ -128,7 +129,7 @@ def test_a_variable_made_elsewhere_is_refused():
                 self.counter._value = tf.raw_ops.VarHandleOp(dtype=tf.int32, shape=[])
 
     with pytest.raises(ValueError, match="was created outside of the layout, so not all devices would update it"):
-        _partitioner("data=2", EXPERT).build(Counting(SwitchConfig.from_preset("switch_tiny")))
+        _partitioner("data=2", EXPERT).build(Counting(TINY))
 
 
 def test_each_device_gets_its_rows_of_the_batch():
@@ -155,9 +156,9 @@ def test_random_numbers_do_not_depend_on_the_mesh():
 def test_what_dtensor_cannot_do_is_refused():
     partitioner = _partitioner("data=2", EXPERT)
     with pytest.raises(ValueError, match="steps_per_call is 4, but under DTensor a step is two functions"):
-        partitioner.check(SwitchConfig.from_preset("switch_tiny"), 4, False)
+        partitioner.check(TINY, 4, False)
     with pytest.raises(ValueError, match="use_xla=True compiles the step of one device"):
-        partitioner.check(SwitchConfig.from_preset("switch_tiny"), 1, True)
+        partitioner.check(TINY, 1, True)
 
 
 def test_on_a_tpu_a_model_whose_pieces_find_no_room_is_refused(monkeypatch):

@@ -132,8 +132,8 @@ def test_a_slice_is_written_as_tensorflow_writes_it(index, text):
     assert slice_text((4, 8), index) == text
 
 
-@pytest.mark.parametrize("layout", [SINGLE, pytest.param(SEVERAL, marks=pytest.mark.slow)],
-                         ids=lambda layout: layout["name"])
+@pytest.mark.slow  # inference/pjrt_test.py compares the answers of one device
+@pytest.mark.parametrize("layout", [SINGLE, SEVERAL], ids=lambda layout: layout["name"])
 def test_answers_and_likelihoods_are_those_of_one_tensorflow_device(layout, make_partitioner, shallow_config, batch):
     answers = []
     for partitioner in (Partitioner(), make_partitioner(**layout)):

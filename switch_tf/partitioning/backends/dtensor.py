@@ -196,7 +196,7 @@ class DTensorPartitioner(Partitioner):
                 yield Piece(path, slice_text(variable.shape, index), in_host_memory(piece.numpy()))
 
     def _on_each_device(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda: self._replicate(function())
+        return tf.function(lambda: self._replicate(function()), autograph=False)
 
     def any_process(self, flag: bool) -> bool:
         if self.num_processes == 1:

@@ -114,7 +114,7 @@ class StrategyPartitioner(Partitioner):
             context.carried(lambda features: call(self._share(at_step(features, 0)))), args=(features,)))
 
     def _on_each_device(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda: self._first(self.strategy.run(function))
+        return tf.function(lambda: self._first(self.strategy.run(function)), autograph=False)
 
     def any_process(self, flag: bool) -> bool:
         if self.num_processes == 1:
