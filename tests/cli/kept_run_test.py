@@ -31,6 +31,11 @@ def test_a_run_answers_from_its_data_as_from_its_gin_file(run_folder, moved, cap
     monkeypatch.setattr(trained_run.gin_run, "load", None)
     assert main.main(["infer", "--run=../sent/renamed", "--input=lines.txt", "--output=out.jsonl"]) == 0
     assert pathlib.Path("out.jsonl").read_text() == expected and "score" in expected
+
+
+@pytest.mark.slow
+def test_a_run_is_exported_from_its_data(moved):
+    (moved / "operative_config.gin").unlink()
     assert main.main(["export", "--run=../sent/renamed", "--output=exported", "--json"]) == 0
     assert "docs_corpus_span_corruption" in pathlib.Path("exported/MODEL_CARD.md").read_text()
 

@@ -111,7 +111,8 @@ WRITERS = {"msgpack": lambda folder, *arguments, **more: write(folder, *argument
 
 
 @pytest.mark.parametrize(("case", "is_scanned", "writer"), [
-    ("dense", False, "zarr"), pytest.param("dense", True, "msgpack", marks=pytest.mark.slow),
+    pytest.param("dense", False, "zarr", marks=pytest.mark.slow),
+    pytest.param("dense", True, "msgpack", marks=pytest.mark.slow),
     pytest.param("moe", False, "ocdbt", marks=pytest.mark.slow), ("moe", True, "orbax")])
 def test_the_next_step_is_t5xs(case, is_scanned, writer, tmp_path):
     arrays, gradients = (arrays_of(case, is_scanned, seed) for seed in (2, 3))

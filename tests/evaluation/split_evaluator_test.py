@@ -112,7 +112,8 @@ def test_losses_of_a_mixture_and_its_tasks_stand_beside_their_metrics(shallow_co
     partitioner = Partitioner()
     evaluator = split_evaluator.SplitEvaluator(
         _model(dataclasses.replace(shallow_config, num_experts=0), partitioner),
-        data.DatasetDescription("all_words", LENGTHS, 8, "validation"), StepSettings(), partitioner, Objective(), ["all_words", "words"], num_batches=1, num_examples=8)
+        data.DatasetDescription("all_words", LENGTHS, 8, "validation"), StepSettings(), partitioner, Objective(),
+        ["all_words", "words"], num_batches=1, num_examples=8)
     results = evaluator.run(has_records=False)
     assert set(results) == {"all_words", "words", "words_scored"}
     assert set(results["all_words"].values) == {"loss", "accuracy"}

@@ -40,7 +40,7 @@ def _t5_masked_tokens(dataset, sequence_length, output_features):
 
 
 @pytest.mark.parametrize(("inputs", "targets", "mean", "seeds"), [
-    (128, 29, 3.0, (0, 1)), (10, 8, 3.0, (0,)),
+    (128, 29, 3.0, (0,)), (10, 8, 3.0, (0,)),
     *(pytest.param(*case, (0,), marks=pytest.mark.slow) for case in ((300, 80, 20.0), (64, 60, 1.0))),
     *(pytest.param(*case, range(2), marks=pytest.mark.exhaustive) for case in (
         (10, 8, 3.0), (512, 114, 3.0), (172, 40, 3.0), (300, 80, 20.0), (64, 60, 1.0)))])

@@ -3,6 +3,7 @@
 import dataclasses
 
 import numpy as np
+import pytest
 
 from switch_tf import SwitchTransformer, conversion, data
 from switch_tf.configs.run import Run
@@ -13,6 +14,7 @@ from switch_tf.surgery.kernels import Changes
 from switch_tf.training.trainer import Trainer
 
 
+@pytest.mark.slow  # upcycling_test.py compares the weights, trainer_test.py starts from another's
 def test_every_expert_of_an_upcycled_model_is_trained(shallow_config, sentences_task, tmp_path, monkeypatch):
     monkeypatch.setattr(report, "write", lambda folder: None)
     monkeypatch.setattr(data, "check_examples", lambda description: None)
