@@ -17,18 +17,18 @@ from switch_tf.partitioning.layout import Layout
 LENGTHS = {"inputs": 64, "targets": 32}
 
 
-def _lower(layout):
+def _lower(layout, num_decoder_layers=1, lengths=LENGTHS):
     config = SwitchConfig(vocab_size=512, d_model=128, d_ff=256, num_heads=4, d_kv=32, num_encoder_layers=1,
-                          num_decoder_layers=1, encoder_sparse_step=1, decoder_sparse_step=1, num_experts=8,
-                          num_groups_multiple=8, dropout_rate=0.1)
-    return lower.lower_step(SwitchTransformer(config, dtype="mixed_bfloat16"), Adafactor(0.01), layout, 16, LENGTHS,
+                          num_decoder_layers=num_decoder_layers, encoder_sparse_step=1, decoder_sparse_step=1,
+                          num_experts=8, num_groups_multiple=8, dropout_rate=0.1)
+    return lower.lower_step(SwitchTransformer(config, dtype="mixed_bfloat16"), Adafactor(0.01), layout, 16, lengths,
                             StepSettings())
 
 
 @pytest.fixture(scope="module")
 def lowered(shipped_layout):
-    """The program of a step on PJRT."""
-    (program,) = _lower(shipped_layout("expert_model"))
+    """The program of a step of an encoder on PJRT; golden_test.py has a decoder too."""
+    (program,) = _lower(shipped_layout("expert_model"), num_decoder_layers=0, lengths={"inputs": 64, "targets": 64})
     return program
 
 
@@ -97,9 +97,7 @@ def test_experts_cost_four_all_to_alls_a_layer_over_the_data_axis_and_no_weight_
     sent = Program(compiled.hlo, {"data": 4, "model": 2}).collectives
     moved = [one for one in sent if one.kind == "all-to-all"]
     assert {one.axes for one in moved} == {("data",)}
-    assert sorted(one.where for one in moved) == sorted(
-        2 * ["encoder/layers_0/mlp", "decoder/layers_0/mlp", "gradient of encoder/layers_0/mlp",
-             "gradient of decoder/layers_0/mlp"])
+    assert sorted(one.where for one in moved) == 2 * ["encoder/layers_0/mlp"] + 2 * ["gradient of encoder/layers_0/mlp"]
     # Tokens travel in pieces of the model axis, which are joined where experts compute, and cut again.
     joined = [one for one in sent if one.kind == "all-gather"]
     assert all("layers_0/mlp" in one.where for one in joined), {one.where for one in joined}
@@ -125,7 +123,7 @@ def test_gradients_are_added_up_over_devices_in_float32(compiled):
     # Autodiff makes the gradient of a weight that was cast to bfloat16 in bfloat16.
     sums = [one for one in Program(compiled.hlo, {"data": 4, "model": 2}).collectives
             if one.kind == "all-reduce" and "data" in one.axes]
-    assert sum(one.bytes for one in sums) > 4 * 100_000
+    assert sum(one.bytes for one in sums) > 4 * 50_000
     assert {one.shape.partition("[")[0] for one in sums} <= {"f32", "s32"}
 
 
