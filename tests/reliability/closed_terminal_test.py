@@ -27,6 +27,7 @@ def start(tmp_path):
 
         def own_session():
             os.setsid()
+            signal.signal(signal.SIGHUP, signal.SIG_DFL)  # which `nohup make slow` would hand on as ignored
             if has_signal:  # the kernel sends SIGHUP to the leader of the session that the terminal controls
                 fcntl.ioctl(write_end, termios.TIOCSCTTY, 0)
 
