@@ -13,8 +13,8 @@ from switch_tf.partitioning import lowering
 Value = TypeVar("Value")
 # Names that `jax.export` has for platforms of devices, where they differ.
 _EXPORTED = {"gpu": "cuda"}
-# By platform. YNNPACK is given products alone: with sums and elementwise operations, its default, a step takes 1.15
-# times the CPU time (docs/notebook/pjrt.md).
+# By platform, of one device. YNNPACK is given products alone: with sums and elementwise operations, its default, a step
+# of one CPU device takes 1.15 times as long, and one of eight 0.86 times (docs/notebook/pjrt.md).
 _OPTIONS = {"cpu": {"xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_DOT"}}
 
 
@@ -31,7 +31,8 @@ def jit(program: lowering.Program, inputs: Sequence[jax.ShapeDtypeStruct], state
         results: Sharding of each result of the function.
     """
     arguments = [*inputs, *state]
-    platform = arguments[0].sharding.mesh.devices.flat[0].platform
+    devices = arguments[0].sharding.mesh.devices
+    platform = devices.flat[0].platform
     call = _as_jax_function(program, arguments, _EXPORTED.get(platform, platform))
 
     def step(inputs, kept, updated):
@@ -40,8 +41,9 @@ def jit(program: lowering.Program, inputs: Sequence[jax.ShapeDtypeStruct], state
 
     of_inputs = [value.sharding for value in inputs]
     of_kept, of_updated = split(program, [value.sharding for value in state])
+    options = _OPTIONS.get(platform) if devices.size == 1 else None
     return jax.jit(step, donate_argnums=2, in_shardings=(of_inputs, of_kept, of_updated),
-                   out_shardings=(list(results), of_updated), compiler_options=_OPTIONS.get(platform))
+                   out_shardings=(list(results), of_updated), compiler_options=options)
 
 
 def split(program: lowering.Program, state: Sequence[Value]) -> tuple[list[Value], list[Value]]:
