@@ -1,4 +1,4 @@
-"""Servers of NVIDIA's GPUs: what XLA's compiler is told of a GPU, and what groups of GPUs can send to each other."""
+"""Servers of NVIDIA GPUs: the description of a GPU for XLA's compiler, and the bandwidth between groups of GPUs."""
 
 import os
 import re
@@ -143,7 +143,7 @@ class Servers(NamedTuple):
         return max(1.0, self.slowness * (members - together) / max(1, members - 1))
 
     def _group(self, axes):
-        """Returns the number of members of a group, and of those in the server of its first."""
+        """Returns the size of a group, and how many of its members share a server."""
         index = tuple(slice(None) if axis in axes else 0 for axis in self.mesh)
         servers = self.servers.reshape(*self.mesh.values())[index].ravel()
         return len(servers), int((servers == servers[0]).sum())

@@ -196,7 +196,7 @@ def test_several_steps_in_a_call_are_the_same_steps(plain_config, batch):
 
 
 def _check_nothing_changes(model, optimizer, step, batch, steps_per_call=1):
-    """Takes steps of which the first is not finite; returns its metrics."""
+    """Runs a call whose first step is not finite, checks that no variable changes, and returns the metrics."""
     before = [variable.numpy() for variable in (*model.variables, *optimizer.variables)]
     measured, bad_step = step({name: tf.stack([value] * steps_per_call) for name, value in batch.items()})
     assert int(bad_step) == 0
