@@ -105,11 +105,9 @@ def test_a_bias_is_cut_by_heads_or_if_they_are_split_by_queries(at_a_time, split
 
 
 @pytest.mark.parametrize("divides_outputs", [False, True])
-@pytest.mark.parametrize("seed", range(3))
-def test_in_bfloat16_it_is_about_as_exact_as_autodiff(seed, divides_outputs, monkeypatch):
-    """Keeping probabilities in bfloat16 has up to three times the error of autodiff, with float32 products on CPU."""
+def test_in_bfloat16_it_is_about_as_exact_as_autodiff(divides_outputs, monkeypatch):
+    """Probabilities in bfloat16 double the error at most. Means over draws, because a CPU may sum in another order."""
     monkeypatch.setattr(forms, "divides_outputs", lambda: divides_outputs)
-    *arguments, upstream = draw("bfloat16", seed)
 
     def by_autodiff(query, key, value, bias):
         probs = module.probabilities(query, key, None, bias, value.dtype)
@@ -118,11 +116,13 @@ def test_in_bfloat16_it_is_about_as_exact_as_autodiff(seed, divides_outputs, mon
     def ours(query, key, value, bias):
         return module.dot_product_attention(query, key, value, None, bias, Weight)
 
-    expected = gradients(lambda *x: plain(*x, None), arguments, upstream)
-    by_name = zip(NAMES, *(errors(gradients(one, arguments, upstream), expected) for one in (ours, by_autodiff)),
-                  strict=True)
-    for name, mine, other in by_name:
-        assert mine < 3 * other + 2**-10, name
+    drawn = []
+    for seed in range(8):
+        *arguments, upstream = draw("bfloat16", seed)
+        expected = gradients(lambda *x: plain(*x, None), arguments, upstream)
+        drawn.append([errors(gradients(one, arguments, upstream), expected) for one in (ours, by_autodiff)])
+    for name, mine, autodiff in zip(NAMES, *np.mean(drawn, axis=0), strict=True):
+        assert mine < 2 * autodiff, name
 
 
 def test_weights_in_bfloat16_add_up_to_one_when_outputs_are_divided(monkeypatch):
