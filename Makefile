@@ -3,6 +3,7 @@
 
 PYTHON ?= python3
 GOLDEN_PYTHON ?= .venv/bin/python
+REFERENCES ?= ../references
 INSTALLED := .venv/installed
 # Two processes take whole files, in the order of tests/conftest.py, so that each file's fixtures are made once.
 PYTEST := .venv/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
@@ -78,10 +79,12 @@ lint: $(INSTALLED)  ## ruff, the import contracts and the types
 	.venv/bin/lint-imports
 	.venv/bin/python -m mypy
 
-golden: $(INSTALLED)  ## recompute the golden files (needs PyTorch: GOLDEN_PYTHON=... make golden)
+golden: $(INSTALLED)  ## recompute the golden files; needs PyTorch and clones of the references (CONTRIBUTING.md)
 	@$(GOLDEN_PYTHON) -c 'import torch' 2>/dev/null || { echo "The golden files are computed with PyTorch," \
 	  "which $(GOLDEN_PYTHON) cannot import; give a Python that can: GOLDEN_PYTHON=path/to/python make golden." >&2; \
 	  exit 1; }
+	JAX_PLATFORMS=cpu .venv/bin/python tests/golden/t5x_models.py $(REFERENCES)
+	.venv/bin/python tests/golden/mesh_tensorflow_models.py $(REFERENCES)
 	$(GOLDEN_PYTHON) tests/golden/hugging_face.py
 	.venv/bin/python tests/golden/parameters.py
 	.venv/bin/python tests/golden/compiled_layouts.py

@@ -1,6 +1,7 @@
 """Sizes, factors and rules by which tokens compete for the slots of experts."""
 
 import dataclasses
+import math
 
 from switch_tf import checks
 from switch_tf.configs.semantics import Rules, rules_of
@@ -14,7 +15,7 @@ class Grouping:
     Args:
         num_experts: int. Number of experts.
         group_size: int. Largest number of tokens per group. Tokens of a group compete for slots.
-        num_groups_multiple: int. The number of groups is a multiple of it.
+        num_groups_multiple: int. The number of groups is a multiple of it, see `groups_multiple`.
         train_capacity_factor, eval_capacity_factor: float. Slots of an expert over tokens per expert (equation 3).
         min_expert_capacity: int. Smallest number of slots, limited by the tokens of a group.
         semantics: str. Rules of grouping and capacity, see `semantics.Rules`.
@@ -48,6 +49,17 @@ class Grouping:
     def rules(self) -> Rules:
         """The rules of `semantics`."""
         return rules_of(self.semantics)
+
+    @property
+    def groups_multiple(self) -> int:
+        """The number of groups is a multiple of this one.
+
+        It is `num_groups_multiple`, and for semantics "t5x" a multiple of the number of experts. T5X's own is that of
+        all replicas of the experts: devices / (NUM_EXPERT_PARTITIONS * NUM_MODEL_PARTITIONS) times the experts.
+        """
+        if not self.rules.groups_fit_experts:
+            return self.num_groups_multiple
+        return math.lcm(self.num_groups_multiple, self.num_experts)
 
     def capacity_factor(self, training: bool) -> float:
         """Returns the capacity factor of a training or evaluation step."""

@@ -13,13 +13,20 @@ class Rules:
         name: str. Value of `semantics`.
         groups_are_sequences: bool. Each sequence is a group with `expert_capacity` slots per expert. Otherwise
             `group_size` and the capacity factors determine groups and slots.
+        groups_fit_experts: bool. The number of groups is a multiple of the number of experts, too. A batch of another
+            number of tokens is completed by rows or columns of zeros, which are routed like tokens. Otherwise masked
+            tokens complete the last group.
         may_exceed_group_size: bool. Rounds the smallest number of groups, tokens / group_size, down instead of up.
+        is_exact: bool. Computes the capacity without rounding errors of binary floating point.
         rounds_capacity: bool. Rounds the capacity to the nearest integer, halves to even, instead of down.
         limits_capacity: bool. Limits the capacity to the tokens of a group.
         minimum_is_last: bool. Applies `min_expert_capacity` after that limit instead of before it.
         routes_padding: bool. Padding is routed, takes slots and counts in both losses.
+        masks_decoder_inputs: bool. Padding of the decoder is where its inputs are padding, so the position after the
+            end of a sequence is real. Otherwise it is where its targets are.
         zeroes_padding: bool. Sets padding to zero before each Switch layer.
         zeroes_stack_padding: bool. Sets padding to zero in the outputs of a stack.
+        averages_over_padding: bool. Divides the cross-entropy of a training step by all targets, padding included.
         balances_over_all_tokens: bool. Divides the load-balancing loss by all tokens, padding included.
         balances_every_choice: bool. Counts every choice of a token in the load-balancing loss, not only the first.
         normalizes_gates: bool. Divides the gates of several choices by their sum.
@@ -32,13 +39,17 @@ class Rules:
 
     name: str
     groups_are_sequences: bool = False
+    groups_fit_experts: bool = False
     may_exceed_group_size: bool = False
+    is_exact: bool = True
     rounds_capacity: bool = False
     limits_capacity: bool = True
     minimum_is_last: bool = False
     routes_padding: bool = False
+    masks_decoder_inputs: bool = False
     zeroes_padding: bool = False
     zeroes_stack_padding: bool = True
+    averages_over_padding: bool = False
     balances_over_all_tokens: bool = False
     balances_every_choice: bool = False
     normalizes_gates: bool = True
@@ -60,10 +71,12 @@ class Rules:
 _RULES = {rules.name: rules for rules in (
     Rules("switch_tf"),
     # Mesh TensorFlow.
-    Rules("mtf", may_exceed_group_size=True, minimum_is_last=True, zeroes_padding=True, balances_over_all_tokens=True),
+    Rules("mtf", may_exceed_group_size=True, is_exact=False, minimum_is_last=True, zeroes_padding=True,
+          averages_over_padding=True, balances_over_all_tokens=True),
     # T5X with Flaxformer.
-    Rules("t5x", may_exceed_group_size=True, rounds_capacity=True, limits_capacity=False, routes_padding=True,
-          zeroes_padding=True, balances_every_choice=True, normalizes_gates=False),
+    Rules("t5x", groups_fit_experts=True, may_exceed_group_size=True, is_exact=False, rounds_capacity=True,
+          limits_capacity=False, routes_padding=True, masks_decoder_inputs=True, zeroes_padding=True,
+          balances_every_choice=True, normalizes_gates=False),
     # Hugging Face transformers.
     Rules("hf", groups_are_sequences=True, routes_padding=True, zeroes_stack_padding=False, joins_layers=True,
           omits_full_stacks=True, starts_sparse_early=True),

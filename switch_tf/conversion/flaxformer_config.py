@@ -129,11 +129,13 @@ def _sparse_fields(values: Values, fields, stacks) -> dict[str, Any]:
 def _routing_fields(values) -> dict[str, Any]:
     (policy, number, noise), (decoder_policy, decoder_number, decoder_noise) = (
         _routing(values, f"sparse_{stack}") for stack in _STACKS)
-    if noise != decoder_noise or (policy != "expert_choice" and number != decoder_number):
+    if policy == "expert_choice" and (decoder_policy, decoder_number) == ("top_n", 2):
+        decoder_policy, decoder_number = "top2", 1  # num_selected_experts would be of the encoder
+    if noise != decoder_noise or number != decoder_number:
         raise _unknown("the router of the decoder", f"another one than the encoder's ({decoder_number} and {number} "
                        f"experts of a token, jitter {decoder_noise} and {noise})")
     return {"routing_policy": policy, "decoder_routing_policy": decoder_policy, "jitter_noise": noise,
-            "num_selected_experts": decoder_number if decoder_number != 1 else None, "second_expert_policy": "all",
+            "num_selected_experts": number if number != 1 else None, "second_expert_policy": "all",
             "allow_non_causal_decoder": decoder_policy != "switch"}
 
 

@@ -22,7 +22,7 @@ from switch_tf.partitioning.partitioner import Partitioner
 class LossWeights(NamedTuple):
     """Divisors of the loss: token counts of the whole batch, known before the forward pass. <float> scalars.
 
-    `targets`: tokens with a loss weight.
+    `targets`: tokens with a loss weight, or with `Rules.averages_over_padding` all.
     `load_balancing_loss`, `router_z_loss`: stack ("encoder", "decoder") -> tokens that its router losses count.
     `tokens`: real tokens, inputs and targets. No term is divided by it.
     """
@@ -98,11 +98,12 @@ class Objective:
         """
         is_real = {"encoder": masks.encoder_is_real(features)}
         if not config.is_encoder_only:
-            is_real["decoder"] = masks.decoder_is_real(features)
+            is_real["decoder"] = masks.decoder_is_real(features, config.rules)
         num_real = {stack: _sum(mask, dtype) for stack, mask in is_real.items()}
         num_all = {stack: tf.cast(tf.size(mask), dtype) for stack, mask in is_real.items()}
+        targets = features[target_features(config)[1]]
         return LossWeights(
-            targets=_sum(features[target_features(config)[1]], dtype),
+            targets=tf.cast(tf.size(targets), dtype) if config.rules.averages_over_padding else _sum(targets, dtype),
             load_balancing_loss=num_all if config.rules.balance_counts_padding else num_real,
             router_z_loss=num_all if config.rules.routes_padding else num_real,
             tokens=tf.add_n(list(num_real.values())))

@@ -23,10 +23,18 @@ class Groups(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """Groups of a batch, and `capacity`, the slots of each expert per group: int or int32 scalar tensor."""
+    """Groups of a batch.
+
+    Attributes:
+        groups: Groups.
+        capacity: int or int32 scalar tensor. Slots of each expert per group.
+        shape: (sequences, length) that rows or columns of zeros complete the batch to. Masked tokens complete that to
+            `groups`.
+    """
 
     groups: Groups
     capacity: Any
+    shape: tuple[int | Tensor, int | Tensor]
 
 
 def plan(grouping: Grouping, shape: tuple[int | Tensor, int | Tensor], training: bool,
@@ -47,15 +55,38 @@ def plan(grouping: Grouping, shape: tuple[int | Tensor, int | Tensor], training:
         Refusal: A training batch does not divide into groups.
     """
     if grouping.rules.groups_are_sequences:
-        return Plan(Groups(*shape), grouping.expert_capacity)
+        return Plan(Groups(*shape), grouping.expert_capacity, shape)
     if context.current().no_drop and not training and not experts_choose:
-        return Plan(Groups(*shape), shape[1])
+        return Plan(Groups(*shape), shape[1], shape)
+    if grouping.rules.groups_fit_experts and not training:
+        shape = _completed(shape, grouping.groups_multiple)
     groups = plan_groups(shape, grouping, training)
-    return Plan(groups, expert_capacity(groups.size, grouping, training))
+    return Plan(groups, expert_capacity(groups.size, grouping, training), shape)
+
+
+def _completed(shape, multiple):
+    """Returns the shape with more rows or more columns, whichever is less, for a multiple of tokens (Flaxformer)."""
+    rows, columns = shape
+    # A part of a batch is completed for itself.
+    multiple //= math.gcd(multiple, context.current().part.count)
+    more_rows = -rows % (multiple // _common_divisor(columns, multiple))
+    more_columns = -columns % (multiple // _common_divisor(rows, multiple))
+    adds_rows = more_columns * rows > more_rows * columns
+    if isinstance(adds_rows, bool):
+        return (rows + more_rows, columns) if adds_rows else (rows, columns + more_columns)
+    return rows + ops.where(adds_rows, more_rows, 0), columns + ops.where(adds_rows, 0, more_columns)
+
+
+def _common_divisor(size, multiple):
+    """Returns the greatest common divisor of a size, int or int32 scalar tensor, and an int."""
+    if isinstance(size, int):
+        return math.gcd(size, multiple)
+    divisors = ops.convert_to_tensor([one for one in range(1, multiple + 1) if multiple % one == 0], "int32")
+    return ops.max(ops.where(ops.equal(size % divisors, 0), divisors, 1))
 
 
 def global_groups(num_tokens: int, grouping: Grouping) -> Groups | None:
-    """Returns the fewest equal groups of at most `group_size` tokens, a multiple of `num_groups_multiple` in number.
+    """Returns the fewest equal groups of at most `group_size` tokens, a multiple of `groups_multiple` in number.
 
     Returns None if `num_tokens` cannot be divided that way. With `Rules.may_exceed_group_size` (Mesh TensorFlow, T5X)
     the search starts at num_tokens // group_size groups.
@@ -64,7 +95,7 @@ def global_groups(num_tokens: int, grouping: Grouping) -> Groups | None:
         num_tokens: int. Tokens of the global batch.
         grouping: Grouping.
     """
-    multiple = grouping.num_groups_multiple
+    multiple = grouping.groups_multiple
     if num_tokens % multiple:
         return None
     quotient = num_tokens // multiple
@@ -93,7 +124,7 @@ def check_batch(num_sequences: int, length: int, grouping: Grouping, num_parts: 
     Raises:
         Refusal: It does not. Names the nearest batch sizes that do.
     """
-    num_tokens, multiple = num_sequences * length, grouping.num_groups_multiple
+    num_tokens, multiple = num_sequences * length, grouping.groups_multiple
     groups = global_groups(num_tokens, grouping)
     if groups:
         partitioning.check_parts(groups.count, num_parts)
@@ -102,10 +133,11 @@ def check_batch(num_sequences: int, length: int, grouping: Grouping, num_parts: 
     below = num_sequences // step * step
     batches = [str(batch) for batch in (below, below + step) if batch]
     divisor = math.gcd(num_tokens, multiple)
+    other = "" if grouping.rules.groups_fit_experts else f", or num_groups_multiple={divisor}"
     raise Refusal(
         f"No number of groups that is a multiple of {multiple} divides {num_tokens} tokens "
         f"({num_sequences} sequences of {length}) into groups of at most {grouping.group_size}. "
-        f"Use a batch of {' or '.join(batches)} sequences, or num_groups_multiple={divisor}.")
+        f"Use a batch of {' or '.join(batches)} sequences{other}.")
 
 
 def plan_groups(shape: tuple[int | Tensor, int | Tensor], grouping: Grouping, training: bool) -> Groups:
@@ -131,15 +163,15 @@ def plan_groups(shape: tuple[int | Tensor, int | Tensor], grouping: Grouping, tr
         return _dynamic_groups(num_tokens, grouping)
     if training:
         check_batch(shape[0] * part.count, shape[1], grouping, part.count)
-    multiple = grouping.num_groups_multiple
+    multiple = grouping.groups_multiple
     filled = -(-num_tokens * part.count // multiple) * multiple
     groups = global_groups(max(filled, multiple), grouping)
     return Groups(partitioning.share_of_groups(groups.count), groups.size)
 
 
 def _dynamic_groups(num_tokens, grouping) -> Groups:
-    """Computes `global_groups` in the graph, for int32 scalar tokens padded to a multiple of `num_groups_multiple`."""
-    multiple = grouping.num_groups_multiple
+    """Computes `global_groups` in the graph, for int32 scalar tokens padded to a multiple of `groups_multiple`."""
+    multiple = grouping.groups_multiple
     quotient = ops.maximum(-(-num_tokens // multiple), 1)
     first = _fewest_groups(quotient * multiple, grouping)
     factors = ops.arange(1, quotient + 1, dtype="int32")
@@ -163,21 +195,22 @@ def expert_capacity(group_tokens: int | Tensor, grouping: Grouping, training: bo
         int, or int32 scalar tensor.
     """
     rules, least = grouping.rules, grouping.min_expert_capacity
-    # A fraction, so that no product falls short of an integer by a rounding error of binary floating point.
-    # A limited denominator keeps products within int64 in the graph: str(0.1 + 0.2) has seventeen digits.
-    factor = fractions.Fraction(str(grouping.capacity_factor(training))).limit_denominator(10**6)
-    ratio = factor / grouping.num_experts
-    if isinstance(group_tokens, int):
-        capacity = round(group_tokens * ratio) if rules.rounds_capacity else math.floor(group_tokens * ratio)
-        minimum, maximum = min, max
+    factor, is_known = grouping.capacity_factor(training), isinstance(group_tokens, int)
+    if rules.is_exact:
+        # A limited denominator keeps products within int64 in the graph: str(0.1 + 0.2) has seventeen digits.
+        ratio = fractions.Fraction(str(factor)).limit_denominator(10**6) / grouping.num_experts
+        tokens = group_tokens if is_known else ops.cast(group_tokens, "int64")
+        capacity = tokens * ratio.numerator // ratio.denominator
     else:
-        product, divisor = ops.cast(group_tokens, "int64") * ratio.numerator, ratio.denominator
-        capacity = product // divisor
-        if rules.rounds_capacity:
-            twice_rest = 2 * (product % divisor)
-            is_up = ops.logical_or(twice_rest > divisor, ops.logical_and(twice_rest == divisor, capacity % 2 == 1))
-            capacity = capacity + ops.cast(is_up, "int64")
-        capacity, minimum, maximum = ops.cast(capacity, "int32"), ops.minimum, ops.maximum
+        tokens = group_tokens if is_known else ops.cast(group_tokens, "float64")
+        capacity = tokens * factor / grouping.num_experts
+        if is_known:
+            capacity = round(capacity) if rules.rounds_capacity else int(capacity)
+        else:
+            capacity = ops.round(capacity) if rules.rounds_capacity else ops.floor(capacity)
+    minimum, maximum = (min, max) if is_known else (ops.minimum, ops.maximum)
+    if not is_known:
+        capacity = ops.cast(capacity, "int32")
     if not rules.limits_capacity:
         return maximum(capacity, least)
     if rules.minimum_is_last:

@@ -3,6 +3,7 @@
 from keras import ops
 
 from switch_tf import checks, partitioning
+from switch_tf.configs.semantics import Rules
 from switch_tf.partitioning.tensors import Tensor
 
 
@@ -56,6 +57,11 @@ def key_mask(key_is_real: Tensor) -> Tensor:
     return ops.expand_dims(ops.expand_dims(key_is_real, 1), 1)
 
 
+def query_mask(query_is_real: Tensor) -> Tensor:
+    """Returns a mask of real queries for all keys: <bool>[batch, query] -> <bool>[batch, 1, query, 1]."""
+    return ops.expand_dims(ops.expand_dims(query_is_real, -1), 1)
+
+
 def without_keys(attention_mask: Tensor | None, key_is_real: Tensor | None) -> Tensor | None:
     """Combines an attention mask with a key mask, <bool>[batch, key]. None means unrestricted."""
     if attention_mask is None or key_is_real is None:
@@ -70,13 +76,21 @@ def encoder_is_real(features: dict[str, Tensor]) -> Tensor:
     return ops.not_equal(features["encoder_input_tokens"], 0)
 
 
-def decoder_is_real(features: dict[str, Tensor]) -> Tensor:
+def decoder_is_real(features: dict[str, Tensor], rules: Rules) -> Tensor:
     """Returns the decoder's padding mask, <bool>[batch, length], from its segments, else its targets, else all True.
 
-    The decoder's inputs cannot mark padding: their first token, the start of the sequence, is 0 as well.
+    The decoder's inputs cannot mark padding: their first token, the start of the sequence, is 0 as well. With
+    `Rules.masks_decoder_inputs` a 0 is such a start if it is at position 0 or a token follows it (Flaxformer's
+    `get_decoder_logit_mask`).
     """
+    tokens = features["decoder_input_tokens"]
+    if rules.masks_decoder_inputs:
+        is_token = ops.not_equal(tokens, 0)
+        precedes_token = ops.concatenate([is_token[:, 1:], ops.zeros_like(is_token[:, :1])], axis=1)
+        is_first = ops.equal(partitioning.arange(ops.shape(tokens)[1]), 0)
+        return ops.logical_or(ops.logical_or(is_token, precedes_token), is_first)
     if "decoder_segment_ids" in features:
         return features["decoder_segment_ids"] > 0
     if "decoder_target_tokens" in features:
         return ops.not_equal(features["decoder_target_tokens"], 0)
-    return ops.ones_like(features["decoder_input_tokens"], dtype="bool")
+    return ops.ones_like(tokens, dtype="bool")

@@ -127,33 +127,34 @@ class SwitchFeedForward(Observed, keras.layers.Layer):
              inputs_mask: Tensor | None = None) -> Any:
         padding_mask = self._check(inputs, padding_mask, token_ids, training, return_router_stats, mask, inputs_mask)
         batch, length, d_model = ops.shape(inputs)
-        groups, expert_capacity = grouping.plan(self.grouping, (batch, length), training, self.router.experts_choose)
+        groups, expert_capacity, (rows, columns) = grouping.plan(
+            self.grouping, (batch, length), training, self.router.experts_choose)
         if self.grouping.rules.zeroes_padding and padding_mask is not None:
             inputs = inputs * ops.cast(padding_mask, inputs.dtype)[..., None]
-        is_present = ops.ones((batch, length), "bool")
         if padding_mask is None:
-            padding_mask = is_present
-
-        missing = groups.count * groups.size - batch * length
-        may_miss = not isinstance(missing, int) or missing > 0
+            padding_mask = ops.ones((batch, length), "bool")
+        more, missing = (rows - batch, columns - length), groups.count * groups.size - rows * columns
 
         def in_groups(x, width=()):
-            """[batch, length, ...] -> [group, tokens, ...]. Zeros complete the last group."""
-            x = ops.reshape(x, (-1, *width))
-            if may_miss:
-                x = ops.pad(x, ((0, missing), *(((0, 0),) * len(width))))
-            return ops.reshape(x, (groups.count, groups.size, *width))
+            """[batch, length, ...] -> [group, tokens, ...]. Zeros complete the batch and the last group."""
+            x = _padded(x, more)
+            return ops.reshape(_padded(ops.reshape(x, (-1, *width)), (missing,)), (groups.count, groups.size, *width))
 
         def of_tokens(x):
             """[group, tokens, width] -> [batch, length, width]."""
-            x = ops.reshape(x, (-1, x.shape[-1]))
-            return ops.reshape(x[:batch * length] if may_miss else x, (batch, length, x.shape[-1]))
+            width = x.shape[-1]
+            x = ops.reshape(x, (-1, width))
+            x = x if _is_zero(missing) else x[:rows * columns]
+            x = ops.reshape(x, (rows, columns, width))
+            return x if all(map(_is_zero, more)) else x[:batch, :length]
 
         tokens = partitioning.constrain(in_groups(inputs, (d_model,)), ("group", None, "embed"))
         token_ids = None if token_ids is None else in_groups(replicas.as_ids(token_ids))
         decisions, stats = self.router(tokens, padding_mask=in_groups(padding_mask),
                                        expert_capacity=expert_capacity, token_ids=token_ids, training=training,
-                                       is_present=in_groups(is_present))
+                                       is_present=ops.reshape(
+                                           _padded(ops.ones((rows * columns,), "bool"), (missing,)),
+                                           (groups.count, groups.size)))
         if routes.are_recorded():
             routes.record(self.path, of_tokens(decisions.gates))
         dispatcher = dispatch.create(decisions, self.dispatch)
@@ -202,3 +203,15 @@ class SwitchFeedForward(Observed, keras.layers.Layer):
         router = keras.saving.deserialize_keras_object(config["router"])
         # Layers saved by 0.1.0 may have another init_scale than their router. Only initial values depended on it.
         return cls(**{**config, "router": router, "init_scale": router.init_scale})
+
+
+def _is_zero(count):
+    """Returns whether an int or int32 scalar tensor is known to be 0."""
+    return isinstance(count, int) and not count
+
+
+def _padded(x, counts):
+    """Adds zeros at the end of the leading axes, an int or int32 scalar tensor for each."""
+    if all(map(_is_zero, counts)):
+        return x
+    return ops.pad(x, (*((0, count) for count in counts), *((0, 0),) * (len(x.shape) - len(counts))))

@@ -161,8 +161,12 @@ class SwitchTransformer(Observed, FeaturesModel):
             encoder_decoder_mask = masks.key_mask(encoder_is_real)
         else:
             encoder_decoder_mask = masks.attention_mask(segments, encoder_segments)
-        return self.decoder(self.token_embedder(tokens), masks.decoder_is_real(features), mask, encoded,
-                            encoder_decoder_mask, token_ids=tokens, training=training)
+        if self.config.rules.masks_decoder_inputs and "decoder_target_tokens" in features:
+            # As in Flaxformer, the position after the end of a sequence attends to all positions evenly.
+            has_target = masks.query_mask(ops.not_equal(features["decoder_target_tokens"], 0))
+            mask, encoder_decoder_mask = (ops.logical_and(one, has_target) for one in (mask, encoder_decoder_mask))
+        return self.decoder(self.token_embedder(tokens), masks.decoder_is_real(features, self.config.rules), mask,
+                            encoded, encoder_decoder_mask, token_ids=tokens, training=training)
 
     def _logits(self, hidden):
         if self.config.scales_logits:

@@ -92,6 +92,7 @@ class TransformerLayer(KeepsShape, keras.layers.Layer):
         # Keras' autocast would round the float32 position bias. This layer has no weights of its own to cast.
         super().__init__(autocast=False, **kwargs)
         self.is_decoder = is_decoder
+        self.zeroes_padding = is_decoder and config.rules.masks_decoder_inputs
         self.is_sparse = is_sparse
         self.has_attention_experts = is_sparse and config.has_attention_experts
         self.has_feed_forward_experts = is_sparse and config.has_feed_forward_experts
@@ -163,6 +164,8 @@ class TransformerLayer(KeepsShape, keras.layers.Layer):
              encoded: Tensor | None = None, encoder_decoder_mask: Tensor | None = None, token_ids: Tensor | None = None,
              training: bool = False) -> tuple[Tensor, tuple[RouterStats, ...]]:
         x = self.pre_attention_layer_norm(hidden)
+        if self.zeroes_padding:  # which a query without a target attends to
+            x = x * ops.cast(is_real, x.dtype)[..., None]
         router_stats = ()
         if self.has_attention_experts:
             x, router_stats = self.attention.forward(

@@ -140,9 +140,8 @@ def _attend(query, key, value, attention_mask, position_bias, scope_of):
             # Equals the sum over keys of probabilities times their gradients, without another pass over them.
             mean = ops.sum(wide(upstream) * mixed, axis=-1)
             scores_gradient = wide(probs) * (probs_gradient - ops.transpose(mean, (0, 2, 1))[..., None])
-            if attention_mask is not None:
-                # If all keys of a query are masked, its probabilities are uniform and depend on no score.
-                scores_gradient = ops.where(attention_mask, scores_gradient, 0.0)
+            # Probabilities of masked keys are 0. Only a query that sees no key has a gradient here, as where masks are
+            # added to scores (Mesh TensorFlow, T5X).
             bias_gradient = [ops.sum(scores_gradient, axis=0, keepdims=True)] if bias else []
             scores_gradient = wide(ops.cast(scores_gradient, value.dtype))
             query_gradient = ops.einsum("bhqk,bkhd->bqhd", scores_gradient, wide(key))

@@ -71,6 +71,18 @@ CAPACITIES = [
 ]
 
 
+# In binary 1.15 * 100 is 114.999..., which Mesh TensorFlow divides by 5 and cuts to 22, and T5X rounds to 23. In T5X,
+# 1.15 * 50 = 57.499... slots are 57, and 2.5 are 2.
+FLOATS = [(100, 1.15, 5, "mtf", 22), (100, 1.15, 5, "t5x", 23), (50, 1.15, 1, "t5x", 57), (10, 1.25, 5, "t5x", 2),
+          (1000, 1.25, 64, "mtf", 19), (1000, 1.25, 64, "t5x", 20)]
+
+
+@pytest.mark.parametrize("tokens, factor, num_experts, semantics, expected", FLOATS)
+def test_capacity_of_other_software_is_computed_in_floating_point(tokens, factor, num_experts, semantics, expected):
+    for number in (tokens, tf.constant(tokens)):
+        assert int(capacity_of(number, factor, num_experts, 1, semantics)) == expected
+
+
 @pytest.mark.parametrize("tokens, factor, num_experts, minimum, expected", CAPACITIES)
 def test_capacity(tokens, factor, num_experts, minimum, expected):
     assert capacity_of(tokens, factor, num_experts, minimum) == expected
@@ -99,6 +111,35 @@ def test_parts_share_the_groups_of_the_whole_batch():
         assert plan_groups((50, 61), sized(4096, 4), training=True) == (2, 1525)
         assert plan_groups((50, 61), sized(4096, 4), training=False) == (2, 1525)
     assert plan_groups((50, 61), sized(4096, 1), training=True) == (1, 3050)
+
+
+# (sequences, length) -> that of the completed batch, for 8 experts, by the rule of Flaxformer's _maybe_pad: of
+# 3 * 16 = 48 and 8 * 13 = 104 tokens, the fewer.
+COMPLETED = {(3, 13): (3, 16), (13, 3): (16, 3), (2, 4): (2, 4), (6, 7): (6, 8), (7, 6): (8, 6), (1, 5): (1, 8),
+             (5, 1): (8, 1), (4, 5): (4, 6)}
+
+
+@pytest.mark.parametrize("shape", COMPLETED)
+def test_flaxformer_completes_a_batch_by_rows_or_columns(shape):
+    flaxformer = Grouping(8, 4096, 1, semantics="t5x")
+    expected = COMPLETED[shape]
+    groups, _, completed = grouping.plan(flaxformer, shape, training=False)
+    assert completed == expected and groups == Groups(8, math.prod(expected) // 8)
+    unknown = grouping.plan(flaxformer, tuple(map(tf.constant, shape)), training=False)
+    assert tuple(map(int, unknown.shape)) == expected and tuple(map(int, unknown.groups)) == tuple(groups)
+    # Two parts of a batch of twice as many sequences are completed alike, to 4 groups each.
+    with partitioning.part_of_batch(2, 1):
+        part = grouping.plan(flaxformer, shape, training=False)
+    assert part.shape[0] * part.shape[1] % 4 == 0 and part.groups.count == 4
+
+
+def test_the_number_of_groups_is_a_multiple_of_the_experts_in_flaxformer():
+    assert Grouping(8, 4096, 1, semantics="t5x").groups_multiple == 8
+    assert Grouping(8, 4096, 16, semantics="t5x").groups_multiple == 16  # two replicas of the experts
+    assert Grouping(8, 4096, 12, semantics="t5x").groups_multiple == 24
+    assert Grouping(8, 4096, 12).groups_multiple == Grouping(8, 4096, 12, semantics="mtf").groups_multiple == 12
+    with pytest.raises(ValueError, match=r"multiple of 8 divides 12 tokens .* Use a batch of 8 sequences\.$"):
+        check_batch(4, 3, Grouping(8, 4096, 1, semantics="t5x"))
 
 
 # Invariants and equivalence.

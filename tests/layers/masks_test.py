@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from switch_tf.configs.semantics import rules_of
 from switch_tf.layers import masks
 
 
@@ -40,11 +41,23 @@ def test_the_encoders_padding_comes_from_segments_else_from_tokens():
     np.testing.assert_array_equal(masks.encoder_is_real({"encoder_input_tokens": tokens}), [[1, 0, 1, 0]])
 
 
-def test_the_decoders_padding_comes_from_segments_else_targets_and_never_from_inputs():
+def test_the_decoders_padding_comes_from_segments_else_targets():
     # The first input, 0, starts the sequence; it is not padding.
     features = {"decoder_input_tokens": np.array([[0, 5, 3, 1]])}
-    np.testing.assert_array_equal(masks.decoder_is_real(features), [[1, 1, 1, 1]])
+    np.testing.assert_array_equal(masks.decoder_is_real(features, rules_of("switch_tf")), [[1, 1, 1, 1]])
     features["decoder_target_tokens"] = np.array([[5, 3, 1, 0]])
-    np.testing.assert_array_equal(masks.decoder_is_real(features), [[1, 1, 1, 0]])
+    np.testing.assert_array_equal(masks.decoder_is_real(features, rules_of("switch_tf")), [[1, 1, 1, 0]])
     features["decoder_segment_ids"] = np.array([[1, 1, 0, 0]])
-    np.testing.assert_array_equal(masks.decoder_is_real(features), [[1, 1, 0, 0]])
+    np.testing.assert_array_equal(masks.decoder_is_real(features, rules_of("switch_tf")), [[1, 1, 0, 0]])
+
+
+@pytest.mark.parametrize("inputs, expected", [
+    # Sequences of 3 and 0 more tokens: the position after the end, whose input is the end, is real.
+    ([[0, 5, 3, 1, 0], [0, 0, 0, 0, 0]], [[1, 1, 1, 1, 0], [1, 0, 0, 0, 0]]),
+    # Packed: the second sequence starts with a 0 before a token.
+    ([[0, 5, 0, 4, 6], [0, 5, 7, 0, 0]], [[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]]),
+    ([[0], [7]], [[1], [1]])])
+def test_the_decoders_padding_comes_from_its_inputs_in_flaxformer(inputs, expected):
+    features = {"decoder_input_tokens": np.array(inputs), "decoder_target_tokens": np.zeros_like(inputs),
+                "decoder_segment_ids": np.zeros_like(inputs)}
+    np.testing.assert_array_equal(masks.decoder_is_real(features, rules_of("t5x")), expected)

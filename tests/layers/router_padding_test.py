@@ -39,11 +39,12 @@ def test_what_is_not_there_is_not_routed_whatever_the_semantics(semantics):
     assert stats.router_z_loss.weight == IS_REAL.sum()
 
 
-def test_a_layer_fills_groups_up_with_what_is_not_there():
-    # 12 tokens in 5 groups of 3: 3 places are filled up, which T5X's rules do not route either.
-    layer = SwitchFeedForward(3, d_ff=4, num_groups_multiple=5, semantics="t5x")
+@pytest.mark.parametrize("semantics, num_counted", [("switch_tf", IS_REAL.sum()), ("mtf", IS_REAL.sum()), ("t5x", 30)])
+def test_a_layer_completes_groups_with_zeros_which_only_t5x_routes(semantics, num_counted):
+    # 2 * 6 tokens in 5 groups of 3. In T5X, with 3 experts, a multiple of 15: 5 rows of 6, or 2 of 15.
+    layer = SwitchFeedForward(3, d_ff=4, num_groups_multiple=5, semantics=semantics)
     _, stats = layer.forward(X, padding_mask=IS_REAL)
-    assert stats.router_z_loss.weight == stats.load_balancing_loss.weight == 12
+    assert stats.router_z_loss.weight == num_counted
 
 
 @pytest.mark.parametrize("semantics, matters", [("switch_tf", False), ("mtf", False), ("t5x", False), ("hf", True)])

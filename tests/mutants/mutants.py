@@ -281,7 +281,7 @@ MUTANTS = (
            "load_balancing_loss=num_real", OBJECTIVE),
     Mutant("evaluation/objectives.py", "_weighted(stats.router_z_loss, config.router_z_loss_weight)",
            "_weighted(stats.router_z_loss, config.load_balancing_loss_weight)", OBJECTIVE),
-    Mutant("evaluation/objectives.py", 'is_real["decoder"] = masks.decoder_is_real(features)',
+    Mutant("evaluation/objectives.py", 'is_real["decoder"] = masks.decoder_is_real(features, config.rules)',
            'is_real["decoder"] = masks.encoder_is_real(features)', OBJECTIVE),
     # Programs for GPUs.
     Mutant("partitioning/narrowing.py", "return _is_of(value, ir.BF16Type) or", "return True or",

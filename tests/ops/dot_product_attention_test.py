@@ -42,7 +42,7 @@ def plain(query, key, value, position_bias, mask):
     if position_bias is not None:
         scores += tf.cast(position_bias, "float64")
     if mask is not None:
-        scores = tf.where(mask, scores, tf.cast(module.MASKED, "float64"))
+        scores += tf.where(mask, tf.zeros([], "float64"), -1e30)
     return tf.einsum("bhqk,bkhd->bqhd", tf.nn.softmax(scores), value)
 
 
