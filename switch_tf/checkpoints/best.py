@@ -10,21 +10,33 @@ from switch_tf.configs.run import Run
 from switch_tf.refusals import Refusal
 
 
-def check_task(best_metric: str, tasks: Iterable[str]) -> None:
-    """Raises Refusal for a BEST_METRIC of a task that the run does not evaluate.
+def check(best_metric: str, tasks: Iterable[str], declares_directions: bool) -> None:
+    """Raises Refusal for a BEST_METRIC of a task that the run does not evaluate, or one of unknown direction.
 
     The metrics of a task are known only when they have been computed, see `Best.is_improved`.
 
     Args:
         best_metric: str, such as "eval/<task>/<metric>".
         tasks: names of the tasks and mixtures that the run evaluates.
+        declares_directions: bool. Whether any of their metrics does, so that its first values decide.
     """
     tasks = list(dict.fromkeys(tasks))
+    if not declares_directions:
+        _is_lower_better(best_metric)
     if best_metric == "eval/average" or any(best_metric.startswith(f"eval/{task}/") for task in tasks):
         return
     metric = best_metric.rpartition("/")[2]
     raise Refusal(f"BEST_METRIC must be of a task that this run evaluates, {', '.join(tasks)}, not {best_metric!r}."
                   f"{nearest(best_metric, [f'eval/{task}/{metric}' for task in tasks])}")
+
+
+def _is_lower_better(name, declared=None):
+    """Returns whether a lower value is better. Raises Refusal if neither the name nor a declaration says it."""
+    is_lower = directions.is_lower_better(name, declared)
+    if is_lower is None:
+        raise Refusal(f"BEST_METRIC must be a metric of which it is known whether lower or higher is better, not "
+                      f"{name!r}; give its function an attribute: metric.lower_is_better = False, or True.")
+    return is_lower
 
 
 class Best:
@@ -71,7 +83,7 @@ class Best:
         values = {named["step"]: named["value"]} if named else {}
         values |= {record["step"]: record[metric] for record in records
                    if folders.is_finite(record.get(metric))}
-        sign = 1 if directions.is_lower_better(metric, self._declared) else -1
+        sign = 1 if _is_lower_better(metric, self._declared) else -1
         candidates = [(sign * values[saved], saved) for saved in folders.steps(checkpoints)
                       if saved in values and saved <= step]
         best = next((saved for _, saved in sorted(candidates)
@@ -92,7 +104,7 @@ class Best:
             declared: logged name -> whether a lower value is better, for metrics that declare it.
 
         Raises:
-            Refusal: the evaluation has no BEST_METRIC. The message has the nearest names.
+            Refusal: the evaluation has no BEST_METRIC, or its direction is unknown. The message has the nearest names.
         """
         name = self._run.best_metric
         if name is None:
@@ -103,13 +115,13 @@ class Best:
             raise Refusal(f"BEST_METRIC is {name!r}, but evaluations of this run write "
                           f"{', '.join(sorted(values))}.{reason}{nearest(name, values)}")
         self._declared.update(declared or {})
-        value = values[name]
+        is_lower, value = _is_lower_better(name, self._declared), values[name]
         if not folders.is_finite(value):
             return False
         if self.current is None:
             return True
         best = self.current["value"]
-        return value < best if directions.is_lower_better(name, self._declared) else value > best
+        return value < best if is_lower else value > best
 
     def keep(self, step: int, values: dict[str, float], is_chief: bool) -> None:
         """Declares the existing checkpoint of a step the best one.

@@ -2,16 +2,31 @@
 
 import re
 
-# The last word of a name decides. Every other metric is better the higher it is: accuracy, f1, em, bleu, rouge,
-# pearson, spearman, matthews (mcc), auc, likelihoods.
-_LOWER = re.compile(
-    r"(loss|perplexity)$|(^|[^a-z])(cross_entropy|bits_per_(byte|character)|edit"
-    r"|(edit_|hamming_|levenshtein_)?distance|errors?|(edit|error|miss)_rate|wer|cer|ter|mse|rmse|mae|nll|brier|ece)$",
-    re.IGNORECASE)
+# Last words of a metric's name. A longer one decides before a shorter one: negative_log_likelihood, log_likelihood.
+_HIGHER = """
+accuracy acc em exact_match match f1 f2 f_measure fmeasure precision recall sensitivity specificity iou dice jaccard
+bleu sacrebleu spbleu chrf chrf2 meteor rouge rouge1 rouge2 rougel rougelsum bertscore bleurt comet cider spice gleu
+pearson spearman kendall pearson_corrcoef spearman_corrcoef pearsonr spearmanr corrcoef correlation matthews mcc
+matthews_corrcoef kappa r2 auc roc_auc auroc auc_roc auc_pr pr_auc auprc average_precision map mrr ndcg hits hit_rate
+pass likelihood log_likelihood loglikelihood log_prob logprob neg_log_perplexity negative_log_perplexity
+true_positive_rate true_negative_rate tpr tnr win_rate success_rate solve_rate average
+"""
+_LOWER = """
+loss logloss cross_entropy xent perplexity ppl nll negative_log_likelihood neg_log_likelihood
+negative_loglikelihood neg_loglikelihood negative_log_prob neg_log_prob bits_per_byte bits_per_character bits_per_char
+bits_per_token bits_per_dim bits_per_word bpb bpc bpd bpt kl kl_divergence divergence distance edit edits edit_distance
+error errors err mistakes error_rate edit_rate miss_rate wer cer ter mer eer mse rmse mae mape smape msle rmsle
+medae squared_error absolute_error percentage_error false_positive_rate false_negative_rate false_discovery_rate fpr fnr
+fdr brier ece calibration_error crps hinge fid latency perplexity_per_word perplexity_per_byte
+"""
+_IS_LOWER = {word: is_lower for words, is_lower in ((_HIGHER, False), (_LOWER, True)) for word in words.split()}
+# Words around the metric itself: "bleu_score", "f1_macro", "hits_at_10".
+_QUALIFIERS = {"score", "macro", "micro", "weighted", "mean", "avg", "min", "max", "sum", "total", "median",
+               "overall", "at", "k"}
 
 
-def is_lower_better(name: str, declared: dict[str, bool] | None = None) -> bool:
-    """Returns whether the lowest value of a metric is its best one.
+def is_lower_better(name: str, declared: dict[str, bool] | None = None) -> bool | None:
+    """Returns whether the lowest value of a metric is its best one, or None if that is not known.
 
     Args:
         name: str. A metric's own name, such as "mean_edit", or the one that evaluations write, "eval/<task>/loss".
@@ -19,7 +34,13 @@ def is_lower_better(name: str, declared: dict[str, bool] | None = None) -> bool:
     """
     if declared and name in declared:
         return declared[name]
-    return _LOWER.search(name) is not None
+    words = [word for word in re.split(r"[^a-z0-9]+", name.rpartition("/")[2].lower()) if word]
+    while words and (words[-1] in _QUALIFIERS or words[-1].isdigit()):
+        words.pop()
+    for start in range(len(words)):
+        if (is_lower := _IS_LOWER.get("_".join(words[start:]))) is not None:
+            return is_lower
+    return None
 
 
 def declared_in(records: list[dict]) -> dict[str, bool]:

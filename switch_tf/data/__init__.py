@@ -18,6 +18,7 @@ from switch_tf.data.evaluator import (
     TaskScores,
     average,
     check_metrics,
+    declares_directions,
     has_metrics,
     names_of_tasks,
     write_records,
@@ -37,9 +38,9 @@ from switch_tf.data.vocabularies import NUM_SENTINELS, get_vocabulary, register_
 
 __all__ = ["AddedFeatures", "BadData", "Batches", "DatasetDescription", "Evaluator", "NUM_SENTINELS", "Reading",
            "Shard", "TaskScores", "TextFile", "SpellingOps", "average", "check_examples", "check_metrics",
-           "check_task", "check_vocabulary", "describe", "description_of_data", "examples", "examples_of_lines",
-           "find_files", "fingerprint", "finish_cache", "get_batches", "get_dataset", "get_vocabulary", "has_metrics",
-           "is_complete", "keep_jax_on_cpu", "kind_of", "names", "names_of_tasks", "passes", "pieces", "plan_cache",
-           "read_text", "reading_of", "refusing_bad_data", "register_vocabulary", "spell", "spellings",
-           "target_vocabulary", "typed_sentinels", "vocabulary_fingerprint", "vocabulary_size", "write_records",
-           "write_shard"]
+           "check_task", "check_vocabulary", "declares_directions", "describe", "description_of_data", "examples",
+           "examples_of_lines", "find_files", "fingerprint", "finish_cache", "get_batches", "get_dataset",
+           "get_vocabulary", "has_metrics", "is_complete", "keep_jax_on_cpu", "kind_of", "names", "names_of_tasks",
+           "passes", "pieces", "plan_cache", "read_text", "reading_of", "refusing_bad_data", "register_vocabulary",
+           "spell", "spellings", "target_vocabulary", "typed_sentinels", "vocabulary_fingerprint", "vocabulary_size",
+           "write_records", "write_shard"]

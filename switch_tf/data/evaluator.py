@@ -34,8 +34,8 @@ class TaskScores(NamedTuple):
     declared: dict[str, bool] | None = None
 
     @property
-    def lower_is_better(self) -> dict[str, bool]:
-        """Metric -> whether a lower value is better, by its declaration or its name."""
+    def lower_is_better(self) -> dict[str, bool | None]:
+        """Metric -> whether a lower value is better, by its declaration or its name; None if neither says it."""
         return {name: directions.is_lower_better(name, self.declared) for name in self.metrics}
 
 
@@ -65,6 +65,12 @@ def check_metrics(mixture_or_task_name: str, split: str) -> None:
                 raise Refusal(f"A metric of task {task.name!r} asks for {kinds.to_str(kind)}, and evaluation "
                               "computes predictions and scores; write it as metric_fn(targets, predictions) or "
                               "metric_fn(targets, scores).")
+
+
+def declares_directions(mixture_or_task_name: str, split: str) -> bool:
+    """Returns whether any metric of the tasks has the attribute `lower_is_better`."""
+    return any(isinstance(getattr(metric, "lower_is_better", None), bool)
+               for task in tasks_of(get_provider(mixture_or_task_name), split) for metric in task.metric_fns)
 
 
 class Evaluator:
@@ -239,12 +245,13 @@ def average(scores: dict[str, TaskScores]) -> float | None:
     """Returns the average over tasks, at least one, of the mean of each task's metrics, as GLUE does.
 
     Tasks that are the evaluation sets of one task, such as MNLI's two, are averaged first and count once. The result is
-    None if some metrics are better high and others low, because their mean has no meaning.
+    None unless all metrics are known to be better high, or all low: their mean has no meaning.
     """
     groups = {}
     for name, task in scores.items():
         groups.setdefault(evaluation_owner(name), []).append(np.mean(list(task.metrics.values())))
-    if len({is_lower for task in scores.values() for is_lower in task.lower_is_better.values()}) > 1:
+    found = {is_lower for task in scores.values() for is_lower in task.lower_is_better.values()}
+    if len(found) > 1 or None in found:
         return None
     return float(np.mean([np.mean(group) for group in groups.values()]))
 

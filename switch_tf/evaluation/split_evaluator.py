@@ -151,7 +151,7 @@ def named(values: dict[str, dict[str, float]], average: float | None) -> dict[st
 def declared_directions(results: dict[str, TaskResult]) -> dict[str, bool]:
     """Returns logged name -> whether a lower value is better, for metrics with a name that does not show it."""
     lower = {f"eval/{task}/{name}": is_lower for task, result in results.items() if result.scores is not None
-             for name, is_lower in result.scores.lower_is_better.items()}
+             for name, is_lower in result.scores.lower_is_better.items() if is_lower is not None}
     if lower and all(lower.values()):
         lower["eval/average"] = True
     return {name: is_lower for name, is_lower in lower.items() if is_lower != directions.is_lower_better(name)}

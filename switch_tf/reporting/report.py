@@ -48,7 +48,8 @@ def summarize(folder: str | pathlib.Path) -> dict:
     """Returns a summary of a run from its `metrics.jsonl`.
 
     It has "step", "model_dir", "report" and "plot", the last "train/loss", the median "train/tokens_per_second", and
-    for each held-out value a dict of its "first", "last" and "best" with their steps. `directions` decides the best.
+    for each held-out value a dict of its "first", "last" and "best" with their steps. `directions` decides the best;
+    a metric without a known direction has none.
     """
     return _summary(places.at(folder), read_metrics(folder))
 
@@ -67,16 +68,17 @@ def _summary(folder, records):
         if values and name.endswith("/unigram_loss"):
             summary[name] = values[0]
         elif values:
-            best = (min if directions.is_lower_better(name, declared) else max)(values)
-            summary[name] = {"first": values[0], "last": values[-1], "best": best, "first_step": steps[0],
-                             "last_step": steps[-1], "best_step": steps[values.index(best)]}
+            summary[name] = {"first": values[0], "last": values[-1], "first_step": steps[0], "last_step": steps[-1]}
+            if (is_lower := directions.is_lower_better(name, declared)) is not None:
+                best = (min if is_lower else max)(values)
+                summary[name] |= {"best": best, "best_step": steps[values.index(best)]}
     return summary
 
 
 def describe(value: dict, is_share: bool = False) -> str:
     """Returns the text of a summary entry with a first, last and best value. A share is in per cent."""
     return ", ".join(f"{word}{names.shown(value[key], is_share)} at step {value[f'{key}_step']}" for word, key in (
-        ("", "first"), ("", "last"), ("best ", "best")))
+        ("", "first"), ("", "last"), ("best ", "best")) if word in value)
 
 
 def read_metrics(folder: str | pathlib.Path) -> list[dict]:

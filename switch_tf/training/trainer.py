@@ -81,7 +81,8 @@ class Trainer:
         check_periods(run, settings)
         if run.eval_period and run.best_metric:
             task = run.mixture_or_task_name
-            best.check_task(run.best_metric, [task, *data.names_of_tasks(task, "validation")])
+            best.check(run.best_metric, [task, *data.names_of_tasks(task, "validation")],
+                       data.declares_directions(task, "validation"))
         trainable.check(settings.trainable, config)
         self.partitioner.check(config, settings.steps_per_call, settings.use_xla)
         check_division(config, self.partitioner.layout, run.batch_size, run.task_feature_lengths,
