@@ -33,13 +33,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help="noise on each expert's kernels, relative to their standard deviation (default 0)")
     parser.add_argument("--reinitialize", type=float, default=0.0, metavar="SHARE",
                         help="share of each expert's hidden units to draw anew (default 0)")
-    parser.add_argument("--gate_scale", type=float, default=1.0, metavar="FACTOR",
-                        help="factor of the experts' output kernels, against gates that do not sum to one (default 1)")
+    parser.add_argument("--gate_scale", type=_factor, default=1.0, metavar="FACTOR",
+                        help="factor of the experts' output kernels, against gates that do not sum to one (default 1); "
+                             "auto for the one that keeps the size of each layer's output")
     parser.add_argument("--with_optimizer", action="store_true",
                         help="copy Adafactor's state and its step, too; start with "
                              "--gin.Run.initial_variables=\"'with_optimizer'\"")
     parser.add_argument("--seed", type=int, default=0, help="of all draws (default 0)")
     gin_files.add_arguments(parser)
+
+
+def _factor(text):
+    """Returns "auto" or a number. argparse shows the error."""
+    try:
+        return text if text == "auto" else float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be a number or auto, not {text!r}") from None
 
 
 def run(arguments: argparse.Namespace) -> dict:

@@ -15,7 +15,8 @@ class Changes:
         noise: float. Standard deviation of Gaussian noise that is added to each kernel, relative to the kernel's own.
         reinitialize: float in [0, 1). Share of each expert's hidden units that are drawn anew, with the mean and the
             standard deviation of the weights that they replace (Drop-Upcycling, arXiv 2502.19261).
-        gate_scale: float. Factor of the output kernels, against gates that do not sum to one.
+        gate_scale: float, factor of the output kernels, against gates that do not sum to one; or "auto", for each
+            layer the one that keeps the mean size of its output, see `upcycling.gate_scale`.
         seed: int. Fixes all draws.
 
     Raises:
@@ -24,13 +25,14 @@ class Changes:
 
     noise: float = 0.0
     reinitialize: float = 0.0
-    gate_scale: float = 1.0
+    gate_scale: float | str = 1.0
     seed: int = 0
 
     def __post_init__(self):
         checks.fields(self, ("noise",), checks.number, "0 or above")
         checks.fields(self, ("reinitialize",), checks.number, "in [0, 1)")
-        checks.fields(self, ("gate_scale",), checks.number, "above 0")
+        if self.gate_scale != "auto":
+            checks.fields(self, ("gate_scale",), checks.number, "above 0")
         checks.fields(self, ("seed",), checks.integer, 0)
 
 

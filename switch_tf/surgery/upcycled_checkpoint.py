@@ -3,6 +3,8 @@
 import dataclasses
 import pathlib
 
+import numpy as np
+
 from switch_tf.configs import policies
 from switch_tf.configs.switch_config import SwitchConfig
 from switch_tf.conversion import (
@@ -17,7 +19,7 @@ from switch_tf.conversion import (
 from switch_tf.conversion.formats import Extras, Format
 from switch_tf.surgery import compatibility, upcycled_slots
 from switch_tf.surgery.kernels import Changes
-from switch_tf.surgery.upcycling import open_upcycled
+from switch_tf.surgery.upcycling import gate_scale, gate_sums, open_upcycled
 
 
 def upcycle_checkpoint(source: pathlib.Path, source_format: Format, output: pathlib.Path, config: SwitchConfig,
@@ -57,7 +59,14 @@ def upcycle_checkpoint(source: pathlib.Path, source_format: Format, output: path
               "sparse_layers": list(config.sparse_layer_names), "num_experts": config.num_experts,
               "expert_width": config.expert_width, "slices": dense.config.d_ff // config.expert_width, "step": step,
               "vocabulary": name}
-    return result, "\n".join([_describe(result), *_advice(config, result["slices"]), *lines])
+    advice = _advice_on_slices(config, result["slices"])
+    sums = {layer: gate_sums(upcycled, layer) for layer in config.sparse_layer_names}
+    scales = {layer: gate_scale(values, result["slices"]) for layer, values in sums.items()}
+    result |= {"gate_sums": {layer: float(values.mean()) for layer, values in sums.items()}, "gate_scales": scales}
+    if not advice:
+        is_even = all(np.ptp(values) < 1e-4 for values in sums.values())
+        advice = [_advice_on_scale(changes.gate_scale, result["gate_sums"], scales, is_even)]
+    return result, "\n".join([_describe(result), *advice, *lines])
 
 
 def _describe(result):
@@ -70,7 +79,24 @@ def _describe(result):
             f"{result['num_experts']} experts, each {made_of}.{state}")
 
 
-def _advice(config, num_slices):
+def _advice_on_scale(scale, sums, scales, is_even):
+    """Returns a line about the size of what sparse layers compute, in comparison with the dense ones."""
+    def shown(values):
+        low, high = min(values), max(values)
+        return f"{low:.4g}" if f"{low:.4g}" == f"{high:.4g}" else f"{low:.4g} to {high:.4g}"
+
+    wanted, layers = shown(scales.values()), "layer" if len(scales) == 1 else "layers"
+    kept = "keeps the function of the dense model" if is_even else "keeps the mean size of the layers' outputs"
+    if scale == "auto":
+        return f"--gate_scale=auto was {wanted} and {kept}, as long as no token is dropped."
+    if all(abs(scale / one - 1) < 0.01 for one in scales.values()):
+        return f"--gate_scale={scale:.4g} {kept}, as long as no token is dropped."
+    return (f"The gates of a token add up to {shown(sums.values())} in the sparse {layers}, so these start with "
+            f"{shown([scale / one for one in scales.values()])} of the dense layers' outputs; --gate_scale=auto "
+            f"({wanted}) {kept}.")
+
+
+def _advice_on_slices(config, num_slices):
     """Returns a line about tokens that get fewer slices than make up a dense layer."""
     for is_decoder, layers in enumerate((config.encoder_sparse_layers, config.decoder_sparse_layers)):
         policy, count = policies.get(config.routing(bool(is_decoder))[0]), config.num_choices(bool(is_decoder))

@@ -76,6 +76,19 @@ def test_a_token_that_gets_too_few_slices_is_told_of(run, tmp_path):
             "it all of them.") in text
 
 
+@pytest.mark.parametrize(("words", "share", "text"), [
+    ([], 0.33, "The gates of a token add up to 0.3289 to 0.333 in the sparse layers, so these start with"),
+    (["--gate_scale=auto"], 0.33, "--gate_scale=auto was 3.003 to 3.04 and keeps the mean size of the layers' outputs"),
+    (["--gin.SwitchConfig.routing_policy='hash'"], 1.0, "--gate_scale=1 keeps the function of the dense model"),
+    (["--gin.SwitchConfig.routing_policy='top_n'", "--gin.SwitchConfig.num_selected_experts=2",
+      "--gin.SwitchConfig.expert_d_ff=16", "--gin.SwitchConfig.allow_non_causal_decoder=True"], 1.0,
+     "so these start with 0.5 of the dense layers' outputs; --gate_scale=auto (2) keeps the function of the dense")])
+def test_the_size_of_a_sparse_layer_is_told(words, share, text, run, tmp_path):
+    status, result, shown = run("--from=dense", "--gin_file=sparse.gin", f"--output={tmp_path / 'out'}", *words)
+    assert status == 0 and text in shown, shown
+    assert list(result["gate_sums"].values()) == pytest.approx([share] * 2, rel=0.1)
+
+
 @pytest.mark.parametrize(("words", "message"), [
     (["--from=nowhere"], "--from must be a folder: Hugging Face's, which holds config.json"),
     (["--from=dense", "--gin_file=gin/models/switch_tiny.gin"],

@@ -2,10 +2,11 @@
 
 import dataclasses
 
+import keras
 import numpy as np
 import pytest
-from scipy.special import log_softmax, softmax
 
+from switch_tf import SwitchTransformer
 from switch_tf.conversion import portions, weight_source
 from switch_tf.surgery import upcycling
 from switch_tf.surgery.kernels import Changes
@@ -45,9 +46,10 @@ def test_the_function_is_the_dense_models(policy, activation, make_model, featur
     assert np.std(expected) > 0.5
 
 
-def test_all_slices_of_a_copy_with_their_number_as_scale_are_the_dense_layer(make_model, features):
+@pytest.mark.parametrize("gate_scale", [2.0, "auto"])
+def test_all_slices_of_a_copy_with_their_number_as_scale_are_the_dense_layer(gate_scale, make_model, features):
     dense = make_model(is_sparse=False)
-    sparse = upcycle(dense, Changes(gate_scale=2.0), **TWO_SLICES)
+    sparse = upcycle(dense, Changes(gate_scale=gate_scale), **TWO_SLICES)
     np.testing.assert_allclose(logits_of(sparse, features), logits_of(dense, features), atol=1e-5)
 
 
@@ -115,18 +117,32 @@ def test_a_hidden_unit_is_drawn_anew_in_all_kernels_of_its_expert(make_model):
         np.testing.assert_array_equal(other, changed[0])
 
 
-def test_a_scale_makes_up_for_the_gate_of_top_1_routing(make_model, features):
-    """The loss on targets that are drawn from the dense model, which nothing lowers."""
+@pytest.mark.parametrize("policy", [{}, {**SUMS_TO_ONE["top2"], "semantics": "t5x", "second_expert_policy": "all"}])
+def test_a_scale_makes_up_for_gates_that_do_not_sum_to_one(policy, make_model, features):
+    keras.utils.set_random_seed(2)
+    dense = SwitchTransformer(make_model(is_sparse=False).config)  # with norms of 1
+    dense.build()
+    expected = logits_of(dense, features)
+    errors = [np.abs(logits_of(upcycle(dense, Changes(gate_scale=scale), init_scale=0.1, num_experts=8,
+                                       eval_capacity_factor=8.0, **policy), features) - expected)[
+                                           features["decoder_target_tokens"] > 0].max() for scale in (1.0, "auto")]
+    assert errors[1] < errors[0] / 3 and errors[0] > 0.5
+
+
+def test_gates_of_one_expert_by_hand(make_model):
+    # Of two experts with logits 2x and 0 of a token x, the larger probability is sigmoid(2 |x|).
     dense = make_model(is_sparse=False)
-    expected = softmax(logits_of(dense, features), axis=-1)
+    source = upcycling.open_upcycled(weight_source.of_model(dense), dataclasses.replace(dense.config, **{
+        **UPCYCLED, "num_experts": 2}), Changes())
+    d_model = dense.config.d_model
 
-    def loss(model):
-        return -np.sum(expected * log_softmax(logits_of(model, features), axis=-1), axis=-1).mean()
+    def read(name, rows):
+        return np.pad([[2.0, 0.0]], ((0, d_model - 1), (0, 0))) if "router" in name else np.ones(d_model)
 
-    losses = {scale: loss(upcycle(dense, Changes(gate_scale=scale), init_scale=0.1, num_experts=8,
-                                  eval_capacity_factor=8.0)) - loss(dense) for scale in (1.0, 8.0)}
-    print(f"above the loss {loss(dense):.3f} of the dense model: {losses}")
-    assert 0 < losses[8.0] < losses[1.0] / 2
+    sums = upcycling.gate_sums(source._replace(read=read), "encoder/layers_1")
+    drawn = np.random.RandomState(0).standard_normal((1024, d_model))[:, 0]
+    np.testing.assert_allclose(sums, 1 / (1 + np.exp(-2 * np.abs(drawn))), rtol=1e-5)
+    assert upcycling.gate_scale(sums, 3) == pytest.approx(3 / sums.mean(), rel=1e-4)
 
 
 def test_the_policies_of_both_stacks_may_have_no_router(make_model):
