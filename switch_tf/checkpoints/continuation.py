@@ -42,7 +42,7 @@ _MACROS = ("mixture_or_task_name", "task_feature_lengths", "train_steps", "batch
 
 
 def record(config: SwitchConfig, run: Run, settings: StepSettings, dtype: str, optimizer: Any, objective: Any,
-           training_data: dict, held_out_data: dict, vocabulary: list) -> dict[str, Any]:
+           training_data: dict, held_out_data: dict, vocabulary: list, pieces: list) -> dict[str, Any]:
     """Returns the record of a configuration that a checkpoint keeps: name -> JSON value.
 
     Args:
@@ -52,11 +52,12 @@ def record(config: SwitchConfig, run: Run, settings: StepSettings, dtype: str, o
         dtype: str, the model's policy.
         optimizer: Keras optimizer, not built.
         objective: Objective.
-        training_data, held_out_data, vocabulary: from `data.fingerprint` and `data.vocabulary_fingerprint`.
+        training_data, held_out_data, vocabulary, pieces: from `data.fingerprint`, `data.vocabulary_fingerprint` and
+            `data.pieces_fingerprint`.
     """
     entries = {"optimizer": type(optimizer).__name__, "objective": type(objective).__name__,
-               "SwitchTransformer.dtype": dtype, "vocabulary": vocabulary, "training data": training_data,
-               "held-out data": held_out_data}
+               "SwitchTransformer.dtype": dtype, "vocabulary": vocabulary, "pieces": pieces,
+               "training data": training_data, "held-out data": held_out_data}
     for part in (config, run, settings):
         kind = type(part).__name__
         for field in dataclasses.fields(part):

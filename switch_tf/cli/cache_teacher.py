@@ -59,6 +59,9 @@ def run(arguments: argparse.Namespace) -> dict:
     with output_lock.held(folder):
         prediction_writing.begin(folder, request, arguments.overwrite)
         stored = predicting.store(described, teacher, objective.temperature, top_k, folder)
+    if stored["unshared"]:
+        print(f"The teacher gives {stored['unshared']:.2g} of its probability to ids that the student lacks, from "
+              f"{described.config.vocab_size} up. The others are scaled up.", file=arguments.stream)
     print(f"{stored['rows']:,} rows ({stored['new_rows']:,} new), {stored['bytes'] / 2**20:.1f} MB: {folder}",
           f"Use them:  --gin.TEACHER_PREDICTIONS=\"'{folder}'\"", sep="\n", file=arguments.stream)
     return {"teacher_predictions": str(folder), **stored}
@@ -95,7 +98,8 @@ def _request(described, teacher, temperature, top_k):
     data.check_task(run.mixture_or_task_name)
     data.check_vocabulary(run.mixture_or_task_name, config.vocab_size, run.vocabulary)
     vocabulary = data.vocabulary_fingerprint(run.mixture_or_task_name, run.vocabulary)
-    teacher.check(config, {"vocabulary": vocabulary})
+    teacher.check(config, {"vocabulary": vocabulary, "pieces": data.pieces_fingerprint(
+        run.mixture_or_task_name, run.vocabulary)})
     if top_k > config.vocab_size:
         raise Refusal(f"--top_k must be at most the vocab_size of {config.vocab_size}, not {top_k}.")
     data.check_examples(data.description_of_data(run, config, "train", run.seed))

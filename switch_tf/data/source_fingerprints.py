@@ -1,18 +1,18 @@
 """Fingerprints of sources and vocabularies: names, sizes and hashes of their files."""
 
 import hashlib
+import json
 import os
 from typing import TYPE_CHECKING
 
 from switch_tf.data.providers import check_split, get_provider, tasks_of, vocabularies_of
 from switch_tf.refusals import Refusal
+from switch_tf.storage import places
 
 if TYPE_CHECKING:
     import seqio
 
-# Bytes to read of all files of a split together, in blocks that are evenly spread over each file.
-_BUDGET = 256 * 2**20  # bytes
-_BLOCK = 64 * 2**10
+_BUDGET = 256 * 2**20  # bytes to read of all files of a split together
 
 
 def source_fingerprint(mixture_or_task_name: str, split: str) -> dict[str, str]:
@@ -53,6 +53,20 @@ def vocabulary_fingerprint(mixture_or_task_name: str, vocabulary: str | None = N
     return sorted({fingerprint_of_vocabulary(vocabulary) for vocabulary in vocabularies_of(provider)})
 
 
+def pieces_fingerprint(mixture_or_task_name: str, vocabulary: str | None = None) -> list[str]:
+    """Returns the `fingerprint_of_pieces` of each vocabulary. Arguments as for `vocabulary_fingerprint`."""
+    provider = get_provider(mixture_or_task_name, vocabulary)
+    return sorted({fingerprint_of_pieces(vocabulary) for vocabulary in vocabularies_of(provider)})
+
+
+def fingerprint_of_pieces(vocabulary: "seqio.Vocabulary") -> str:
+    """Returns a text that is the same for any two files in which each id has the same piece."""
+    if not hasattr(vocabulary, "sp_model"):
+        return fingerprint_of_vocabulary(vocabulary)
+    pieces = [vocabulary.tokenizer.IdToPiece(id_) for id_ in range(vocabulary.tokenizer.GetPieceSize())]
+    return f"{len(pieces)} pieces, {_hash(json.dumps(pieces).encode())}"
+
+
 def fingerprint_of_vocabulary(vocabulary: "seqio.Vocabulary") -> str:
     """Returns the class and size of a seqio vocabulary, and the hash of a SentencePiece model."""
     content = getattr(vocabulary, "sp_model", b"")
@@ -61,17 +75,10 @@ def fingerprint_of_vocabulary(vocabulary: "seqio.Vocabulary") -> str:
 
 def _content(label, split, file, budget):
     try:
-        size = os.path.getsize(file)
-        count = max(1, min(-(-size // _BLOCK), budget // _BLOCK))
-        digest = hashlib.sha256()
-        with open(file, "rb") as source:
-            for index in range(count):
-                source.seek(index * max(0, size - _BLOCK) // max(1, count - 1))
-                digest.update(source.read(_BLOCK))
+        return f"{os.path.getsize(file)} bytes, {places.sample(file, budget)[:16]}"
     except OSError as error:
         raise Refusal(f"The data file {file!r} of {label.partition(':')[0]!r}, split {split!r}, cannot be read "
                       f"({error.strerror}); a split is made of files.") from error
-    return f"{size} bytes, {digest.hexdigest()[:16]}"
 
 
 def _hash(content):

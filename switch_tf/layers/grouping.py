@@ -55,7 +55,10 @@ def plan(grouping: Grouping, shape: tuple[int | Tensor, int | Tensor], training:
         Refusal: A training batch does not divide into groups.
     """
     if grouping.rules.groups_are_sequences:
-        return Plan(Groups(*shape), grouping.expert_capacity, shape)
+        most = shape[1]  # an expert takes each token once
+        capacity = grouping.expert_capacity
+        return Plan(Groups(*shape), min(capacity, most) if isinstance(most, int) else ops.minimum(capacity, most),
+                    shape)
     if context.current().no_drop and not training and not experts_choose:
         return Plan(Groups(*shape), shape[1], shape)
     if grouping.rules.groups_fit_experts and not training:

@@ -14,7 +14,7 @@ from switch_tf.ops.products import in_gradient_of, product
 from switch_tf.partitioning.axes import arange, axes_of, constrain, gather, is_partitioned, is_split, scatter
 from switch_tf.partitioning.tensors import Tensor
 
-_LEFT_OUT = -1e9  # as a logit; an infinity would make gradients NaN where nothing is left
+LEFT_OUT = -1e9  # as a logit; an infinity would make gradients NaN where nothing is left
 
 
 def count_into_bins(index: Tensor, num_bins: int) -> Tensor:
@@ -142,11 +142,11 @@ def split_off(logits: Tensor, token_ids: Tensor) -> tuple[Tensor, Tensor]:
         # XLA fuses the comparisons into sums, so [batch, length, k, vocab] is never stored.
         is_token = ops.equal(ops.expand_dims(token_ids, -1), ops.arange(logits.shape[-1], dtype="int32"))
         chosen = ops.sum(ops.where(is_token, ops.expand_dims(logits, 2), 0.0), axis=-1)
-        return chosen, ops.where(ops.any(is_token, axis=2), _LEFT_OUT, logits)
+        return chosen, ops.where(ops.any(is_token, axis=2), LEFT_OUT, logits)
     rows, index = ops.reshape(logits, (-1, logits.shape[-1])), ops.reshape(token_ids, (-1, token_ids.shape[-1]))
     place = ops.broadcast_to(arange(ops.shape(index)[0])[:, None], ops.shape(index))
     places = ops.reshape(ops.stack([place, index], axis=-1), (-1, 2))
-    left_out = ops.full(ops.shape(places)[:1], _LEFT_OUT, dtype=logits.dtype)
+    left_out = ops.full(ops.shape(places)[:1], LEFT_OUT, dtype=logits.dtype)
     others = ops.reshape(ops.scatter_update(rows, places, left_out), ops.shape(logits))
     return ops.reshape(ops.take_along_axis(rows, index, axis=-1), ops.shape(token_ids)), others
 

@@ -7,6 +7,7 @@ no folders, renames, appends or locks: an object appears whole when it has been 
 import contextlib
 import errno
 import functools
+import hashlib
 import os
 import pathlib
 import re
@@ -21,6 +22,7 @@ from switch_tf.refusals import Refusal
 _SCHEME = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*)://")
 _BUCKETS = "gs"
 _PART = 2**24  # bytes to copy at a time
+_BLOCK = 2**16  # bytes of a sample
 # "gs:/bucket/x" is a typing mistake, or a URL that went through pathlib. One letter may name a drive.
 _ONE_SLASH = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]+:/")
 # TensorFlow's errors by class name, which are no OSErrors.
@@ -144,6 +146,17 @@ def is_failure(error: BaseException, path: str | os.PathLike) -> bool:
 def size(path: str | os.PathLike) -> int:
     """Returns the bytes of a file."""
     return at(path).stat().st_size
+
+
+def sample(path: str | os.PathLike, budget: int) -> str:
+    """Returns the SHA-256 of a file, of one that is larger than a budget of bytes that of evenly spaced blocks."""
+    length, digest = size(path), hashlib.sha256()
+    count = max(1, min(-(-length // _BLOCK), budget // _BLOCK))
+    with at(path).open("rb") as file:
+        for index in range(count):
+            file.seek(index * max(0, length - _BLOCK) // max(1, count - 1))
+            digest.update(file.read(_BLOCK))
+    return digest.hexdigest()
 
 
 def tree_size(folder: str | os.PathLike) -> int:

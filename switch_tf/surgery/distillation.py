@@ -19,8 +19,10 @@ class Distillation(Objective):
     The loss is `(1 - soft_weight) * cross_entropy + soft_weight * distillation`, plus the z-loss and the router losses
     of the student. "distillation" is T^2 times the cross-entropy between softmax(teacher / T) and softmax(student / T)
     (Hinton et al., 2015; Mesh TensorFlow's StudentTeacher), so its smallest value is the teacher's entropy, not 0. The
-    term "teacher_cross_entropy", which the loss leaves out, is the teacher's own to the targets. The teacher has the
-    layout of the student and no dropout, and gets no gradient. With `predictions` no teacher runs, and all tokens but
+    term "teacher_cross_entropy", which the loss leaves out, is the teacher's own to the targets. A teacher with the
+    student's vocabulary may have another number of rows. "teacher_unshared", which the loss leaves out, is then its
+    probability of ids that the student lacks; the others are scaled up. The teacher has the layout of the student and
+    no dropout, and gets no gradient. With `predictions` no teacher runs, and all tokens but
     the stored ones are one outcome (`losses.coarse_soft_cross_entropy`).
 
     Args:
@@ -29,7 +31,7 @@ class Distillation(Objective):
         temperature: float above 0, T. The paper states none.
         teacher_capacity_factor: float or None. Capacity factor of the experts of a teacher that runs. None drops no
             token, as in predictions; on TPUs and GPUs a sparse layer then costs as much as one dense layer for each
-            expert.
+            expert. Required if experts choose tokens.
         dtype: str or None. Keras dtype policy of a teacher that runs.
         predictions: str or None. Folder of `switch-tf cache --teacher`, to read the teacher's predictions from.
 
@@ -45,7 +47,7 @@ class Distillation(Objective):
         self._live = LiveTeacher(teacher, teacher_capacity_factor, dtype)
         self._teacher = self._live if predictions is None else StoredTeacher(predictions, self.temperature)
         self.coefficients = {"cross_entropy": 1 - self._soft_weight, "distillation": self._soft_weight,
-                             "teacher_cross_entropy": 0.0}
+                             "teacher_cross_entropy": 0.0, "teacher_unshared": 0.0}
 
     @property
     def live_teacher(self) -> LiveTeacher:
@@ -70,7 +72,8 @@ class Distillation(Objective):
 
     def get_config(self) -> dict[str, Any]:
         return {"teacher": self._teacher.identity, "soft_weight": self._soft_weight, "temperature": self.temperature,
-                "teacher_capacity_factor": self._teacher.capacity_factor, "top_k": self._teacher.top_k}
+                "teacher_capacity_factor": self._teacher.capacity_factor, "teacher_dtype": self._teacher.dtype,
+                "top_k": self._teacher.top_k}
 
     def for_evaluation(self) -> Objective:
         return Objective()
@@ -78,6 +81,5 @@ class Distillation(Objective):
     def measure(self, config: SwitchConfig, features: dict[str, Any], logits: Any,
                 router_stats: tuple[RouterStats, ...], settings: StepSettings) -> Measurements:
         measured = super().measure(config, features, logits, router_stats, settings)
-        soft, hard = self._teacher.cross_entropies(config, features, logits, self.temperature)
-        return measured._replace(loss_terms={**measured.loss_terms, "distillation": soft,
-                                             "teacher_cross_entropy": hard})
+        terms = self._teacher.cross_entropies(config, features, logits, self.temperature)
+        return measured._replace(loss_terms=measured.loss_terms | terms)

@@ -58,6 +58,11 @@ class StoredTeacher:
         return self._manifest["teacher_capacity_factor"]
 
     @property
+    def dtype(self) -> str | None:
+        """Keras dtype policy of the teacher; None for predictions of earlier versions, which did not store it."""
+        return self._manifest.get("teacher_dtype")
+
+    @property
     def top_k(self) -> int:
         """Number of tokens that are stored for each target."""
         return self._manifest["top_k"]
@@ -67,7 +72,6 @@ class StoredTeacher:
         stored = self._manifest
         for name, there, here in (
                 ("TEMPERATURE", stored["temperature"], self._temperature),
-                ("SwitchConfig.vocab_size", stored["vocab_size"], config.vocab_size),
                 ("vocabulary", stored["vocabulary"], configuration["vocabulary"]),
                 ("TASK_FEATURE_LENGTHS", stored["task_feature_lengths"], configuration["TASK_FEATURE_LENGTHS"]),
                 ("Run.pack", stored["pack"], configuration["Run.pack"])):
@@ -75,6 +79,10 @@ class StoredTeacher:
                 raise Refusal(f"The predictions in {self._folder} are for {name} {there!r}, and this run has {here!r}; "
                               "use that, cache again into another folder, or leave TEACHER_PREDICTIONS out to run the "
                               "teacher.")
+        if stored["vocab_size"] > config.vocab_size:
+            raise Refusal(f"The predictions in {self._folder} are for {stored['vocab_size']} ids, and this run has "
+                          f"SwitchConfig.vocab_size {config.vocab_size}; use as many, or cache again into another "
+                          "folder.")
 
     def build(self, partitioner: Partitioner) -> None:
         """Creates no variables."""
@@ -104,7 +112,7 @@ class StoredTeacher:
                 "TEACHER_PREDICTIONS out to run the teacher.")
 
     def cross_entropies(self, config: SwitchConfig, features: dict[str, Any], logits: Any,
-                        temperature: float) -> tuple[Mean, Mean]:
+                        temperature: float) -> dict[str, Mean]:
         """Returns the same as `LiveTeacher.cross_entropies`, with all tokens but k as one outcome."""
         weights = features[target_features(config)[1]]
         of_tokens = (-1, weights.shape[1], self.top_k)
@@ -118,4 +126,4 @@ class StoredTeacher:
         soft = losses.coarse_soft_cross_entropy(logits, predictions, weights, temperature)
         log_probs = tf.cast(floats(prediction_rows.TARGET_LOG_PROBS), soft.total.dtype)
         hard = -tf.reduce_sum(log_probs * tf.cast(weights, log_probs.dtype))
-        return soft, Mean(hard, soft.weight)
+        return {"distillation": soft, "teacher_cross_entropy": Mean(hard, soft.weight)}

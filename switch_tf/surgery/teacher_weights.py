@@ -3,17 +3,21 @@
 import functools
 import hashlib
 import json
+import pathlib
+import tempfile
 from typing import Any
 
-from switch_tf import checks
+from switch_tf import checks, data
 from switch_tf.checkpoints import folders, sizes, tensors
 from switch_tf.configs.switch_config import SwitchConfig
-from switch_tf.conversion import conversion_identity, formats, stated_config
+from switch_tf.conversion import conversion_identity, formats, source_vocabulary, stated_config
 from switch_tf.conversion.formats import SWITCH_TF, Format
 from switch_tf.conversion.initial_weights import as_checkpoint
 from switch_tf.models.switch_transformer import SwitchTransformer
 from switch_tf.refusals import Refusal
 from switch_tf.storage import places
+
+_BUDGET = 256 * 2**20  # bytes to read of all files together for the identity
 
 
 class TeacherWeights:
@@ -61,17 +65,34 @@ class TeacherWeights:
             sizes.check(config, self.path)
         return config
 
-    @property
+    @functools.cached_property
     def identity(self) -> str:
-        """A text that differs for any two checkpoints; of another format, for files of other names and sizes."""
+        """A text that differs for any two checkpoints: the hash of their files, of large ones that of samples."""
         if self._format is SWITCH_TF:
             return folders.identity(self._description)
         start = str(self.path)
-        files = [(name.removeprefix(start), size) for name, size, _ in conversion_identity.state(self.path)]
-        return f"{self._format.name}, {hashlib.sha256(json.dumps(files).encode()).hexdigest()[:16]}"
+        files = [name.removeprefix(start) for name, _, _ in conversion_identity.state(self.path)]
+        files = [file for file in files if all(map(self._format.is_needed, places.at(file).parts))]
+        content = [(file, places.sample(start + file, _BUDGET // len(files))) for file in files]
+        return f"{self._format.name}, {hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]}"
+
+    @functools.cached_property
+    def pieces(self) -> list[str] | None:
+        """The pieces of the vocabulary as `continuation.record` has them, or None if they are not known."""
+        if self._format is SWITCH_TF:
+            return self._description["configuration"].get("pieces")
+        found = source_vocabulary.find(self.path)
+        if found.name is not None:
+            return [data.fingerprint_of_pieces(data.get_vocabulary(found.name))]
+        if found.content is None:
+            return None
+        with tempfile.TemporaryDirectory() as folder:
+            file = pathlib.Path(folder, "spiece.model")
+            file.write_bytes(found.content)
+            return [data.fingerprint_of_pieces(data.get_vocabulary(str(file)))]
 
     @property
-    def vocabulary(self) -> Any:
+    def vocabulary(self) -> list[str] | None:
         """The vocabulary as `continuation.record` has it, or None if it is not known."""
         return self._description["configuration"].get("vocabulary") if self._format is SWITCH_TF else None
 

@@ -109,7 +109,8 @@ class Trainer:
         return continuation.record(
             config, run, self.step_settings, self.model.dtype_policy.name, self.optimizer, self.objective,
             data.fingerprint(data.description_of_data(run, config, "train", run.seed)), held_out,
-            data.vocabulary_fingerprint(run.mixture_or_task_name, run.vocabulary))
+            data.vocabulary_fingerprint(run.mixture_or_task_name, run.vocabulary),
+            data.pieces_fingerprint(run.mixture_or_task_name, run.vocabulary))
 
     def start(self, operative_config: str = "", progress: summaries.Progress | None = None) -> Training:
         """Locks the run folder and prepares the next step. May be called once.

@@ -22,7 +22,7 @@ FILES = {"task: a.txt": "10 bytes, 0a", "task: b.txt": "12 bytes, 0b"}
 def _record(config=CONFIG, run=RUN, settings=None, dtype="float32", optimizer=None, files=FILES, held_out=FILES,
             vocabulary=("bytes",), objective=None):
     return continuation.record(config, run, settings or StepSettings(), dtype, optimizer or Adafactor(0.01),
-                               objective or Objective(), files, held_out, list(vocabulary))
+                               objective or Objective(), files, held_out, list(vocabulary), list(vocabulary))
 
 
 def _changed(part, **changes):

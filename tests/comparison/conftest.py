@@ -20,7 +20,7 @@ def record(num_experts=0, seed=0, changes=None, **sizes):
     config = SwitchConfig(**{**DENSE, **sizes, "num_experts": num_experts})
     run = Run("runs/x", "facts", {"inputs": 8, "targets": 4}, 100, 16, seed=seed)
     return {**continuation.record(config, run, StepSettings(), "float32", Adafactor(), Objective(), {"facts": "a"},
-                                  {"facts": "b"}, ["bytes"]), **(changes or {})}
+                                  {"facts": "b"}, ["bytes"], ["bytes"]), **(changes or {})}
 
 
 @pytest.fixture

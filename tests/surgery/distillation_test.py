@@ -124,7 +124,7 @@ def test_a_capacity_factor_of_the_teacher_drops_tokens(teacher, student_config, 
 
 
 @pytest.mark.parametrize(("changes", "sentence"), [
-    ({"vocab_size": 512}, "vocab_size, 512, and .* has 384"),
+    ({"vocab_size": 512}, "vocab_size, 512, or its vocabulary, and .* has 384 rows and no vocabulary to compare"),
     ({"num_decoder_layers": 0}, "the student is an encoder alone"),
 ])
 def test_models_that_predict_other_targets_are_refused(teacher, student_config, changes, sentence):

@@ -233,12 +233,13 @@ def test_predictions_of_something_else_are_refused_before_anything_is_built(nois
                                                                            tmp_path, monkeypatch):
     configuration = {"vocabulary": data.vocabulary_fingerprint(noisy_task), "Run.pack": True,
                      "TASK_FEATURE_LENGTHS": {"inputs": 48, "targets": 32}}
-    _objective(stored).check(student_config, configuration)
+    for vocab_size in (384, 512):  # more rows than the vocabulary has ids
+        _objective(stored).check(dataclasses.replace(student_config, vocab_size=vocab_size), configuration)
     monkeypatch.setattr(Partitioner, "build", None)
     for objective, config, changes, sentence in [
             (_objective(stored, temperature=1.0), student_config, {}, "for TEMPERATURE 2.0, and this run has 1.0"),
-            (_objective(stored), dataclasses.replace(student_config, vocab_size=512), {},
-             "for SwitchConfig.vocab_size 384, and this run has 512"),
+            (_objective(stored), dataclasses.replace(student_config, vocab_size=300), {},
+             "are for 384 ids, and this run has SwitchConfig.vocab_size 300"),
             (_objective(stored), student_config, {"vocabulary": ["a"]}, r"for vocabulary .*, and this run has \['a'\]"),
             (_objective(stored), student_config, {"Run.pack": False}, "for Run.pack True, and this run has False"),
             (_objective(stored), student_config, {"TASK_FEATURE_LENGTHS": {"inputs": 8, "targets": 8}},
