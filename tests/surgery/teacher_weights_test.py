@@ -87,7 +87,7 @@ def test_experts_that_choose_tokens_need_a_capacity(shallow_config, tmp_path):
     teacher = SwitchTransformer(config)
     teacher.build()
     conversion.to_switch_tf(teacher, tmp_path / "teacher")
-    with pytest.raises(Refusal, match="choose tokens and leave out others at any capacity; set Distillation.teacher_cap"):
+    with pytest.raises(Refusal, match="choose tokens and leave out others at any capacity; set Distil"):
         LiveTeacher(str(tmp_path / "teacher")).check(config, DESCRIBED)
     LiveTeacher(str(tmp_path / "teacher"), capacity_factor=2.0).check(config, DESCRIBED)
 
