@@ -11,15 +11,15 @@ from switch_tf.storage.whole_file import write_whole, writing
 
 _WORDS = (
     "The router's share of the FLOPs stands beside each variant. Capacity padding is what experts compute for empty "
-    "slots, in addition. Losses are cross-entropies of the validation split in nats per token, each averaged over the "
-    "last three evaluations. The speed-up is the number of steps, or seconds, that the baseline needs to the target "
+    "slots, in addition. Losses are cross-entropies of the validation split in nats per token, each averaged over up to "
+    "three evaluations. The speed-up is the number of steps, or seconds, that the baseline needs to the target "
     "loss, divided by the variant's; a variant that needs more is later. The target loss is the baseline's last one: "
     "the dashed line, which each curve reaches at its dot. Seconds are those of training steps alone: the first steps "
     "of each turn, evaluation, checkpoints and compilation do not count. With several seeds, lines are medians and "
     "bands the whole range.")
 _STYLE = ("table{border-collapse:collapse}th,td{padding:.3em 1em;text-align:right;border-bottom:1px solid #ddd}"
           "th:first-child,td:first-child{text-align:left}")
-_COLUMNS = ("variant", "experts", "parameters", "FLOPs/token", "router", "padding", "s/step", "step time", "final loss",
+_COLUMNS = ("variant", "experts", "parameters", "FLOPs/token", "router", "padding", "s/step", "final loss",
             "speed-up in steps", "speed-up in time")
 
 
@@ -50,10 +50,11 @@ def words(outcome: dict) -> list[str]:
     lines = [f"Target loss: {outcome['target_loss']:.4f}, the last loss of {baseline} ({outcome['smoothing']}); "
              f"evaluated every {period} steps, so no speed-up is finer than that."]
     lines += [f"Not equal: {remark}" for remark in outcome["not_equal"]]
+    num_tests = sum(variant["p_value"] is not None for variant in outcome["variants"])
     for variant in outcome["variants"]:
         if variant["name"] == baseline:
             continue
-        lines.append(_difference(variant, baseline))
+        lines.append(_difference(variant, baseline, num_tests))
         if variant["speedup_steps"] is None:
             lines.append(f"{variant['name']} does not get there: it ends at {variant['final_loss']:.4f}.")
         else:
@@ -62,7 +63,7 @@ def words(outcome: dict) -> list[str]:
     return lines
 
 
-def _difference(variant, baseline):
+def _difference(variant, baseline, num_tests):
     """Returns a sentence about the difference of final losses and its significance."""
     mean, smallest = variant["loss_over_baseline"], variant["smallest_effect"]
     line = (f"{variant['name']} ends {abs(mean):.4f} {'above' if mean > 0 else 'below'} {baseline}" if mean else
@@ -71,8 +72,13 @@ def _difference(variant, baseline):
         few = "one seed does" if len(variant["seeds"]) == 1 else f"seeds that {baseline} was not trained with do"
         return f"{line}; {few} not say how much of that is chance."
     by_seed = ", ".join(f"{seed['loss_over_baseline']:+.4f}" for seed in variant["seeds"])
-    return (f"{line} ({by_seed} by seed), which is {'more' if abs(mean) > smallest else 'no more'} than chance may do: "
-            f"what {len(variant['seeds'])} seeds can tell here with 95 % certainty is {smallest:.4f}.")
+    is_found, shown = variant["p_value"] < 0.05, f"= {variant['p_value']:.2g}"
+    if variant["p_value"] < 0.001:
+        shown = "< 0.001"
+    holm = f", by Holm's method for {num_tests} variants," if num_tests > 1 else ""
+    return (f"{line} ({by_seed} by seed), which is {'more' if is_found else 'no more'} than chance may do "
+            f"(p {shown}): what {len(variant['seeds'])} seeds can tell here with 95 % certainty"
+            f"{holm} is {smallest:.4f}.")
 
 
 def _in_steps_and_time(variant):
@@ -111,9 +117,9 @@ def times(speedup: float | None) -> str:
 def _row(variant):
     return (variant["name"], str(variant["num_experts"]), f"{variant['num_parameters']:,}",
             f"{variant['flops_per_token']:,.0f}", f"{variant['router_flops_share']:.1%}",
-            f"{variant['capacity_padding_share']:.1%}", f"{variant['seconds_per_step']:.4f}",
-            f"{variant['step_time_over_dense']:.2f}x", f"{variant['final_loss']:.4f}", times(variant["speedup_steps"]),
-            times(variant["speedup_time"]))
+            f"{variant['capacity_padding_share']:.1%}",
+            f"{variant['seconds_per_step']:.4f} ({variant['step_time_over_dense']:.2f}x)",
+            f"{variant['final_loss']:.4f}", times(variant["speedup_steps"]), times(variant["speedup_time"]))
 
 
 def _page(curves, outcome, picture):

@@ -9,6 +9,7 @@ from switch_tf.comparison.curves import SMOOTHING, Curves, of_tasks
 with epy.lazy_imports():  # takes a second
     from scipy import stats
 
+_ERROR_RATE = 0.05  # of all tests of a comparison together
 # Shares of the baseline's run after which its loss is a target for the others.
 _SHARES = (0.25, 0.5, 0.75, 1.0)
 
@@ -16,7 +17,7 @@ _SHARES = (0.25, 0.5, 0.75, 1.0)
 def compare(curves: list[Curves]) -> dict:
     """Returns the results of a comparison, JSON-able.
 
-    The target is the smoothed last loss of the baseline, the mean of its last three evaluations. A variant reaches it
+    The target is the smoothed last loss of the baseline, the mean of its last evaluations. A variant reaches it
     at the first evaluation with a smoothed loss that is not above it, so speed-ups are no finer than the evaluation
     period. Each seed is compared with the same seed of the baseline, or with its first seed if that is missing.
     Speed-ups are medians over seeds; a seed that does not reach the target counts as the slowest.
@@ -36,15 +37,17 @@ def compare(curves: list[Curves]) -> dict:
     records = {name: runs[0].record for name, runs in of_names.items()}
     baseline = fairness.baseline({name: runs[0].config for name, runs in of_names.items()})
     shares = fairness.work_over_baseline(records)
+    tests = _tests({name: pairs(runs, of_names[baseline]) for name, runs in of_names.items() if name != baseline})
     return {
         "baseline": baseline,
         "target_loss": _median([run.losses[-1] for run in of_names[baseline]]),
         "loss": curves[0].loss_name,
-        "smoothing": f"mean of {SMOOTHING} evaluations",
+        "smoothing": _smoothing(curves),
         "evaluation_period": int(np.min(np.diff(curves[0].steps, prepend=0))),
         "work": fairness.sentence_about_work(shares, baseline),
         "not_equal": [*fairness.remarks(records), *_other_ends(of_names, baseline)],
-        "variants": [{**_variant(name, runs, of_names[baseline]), "work_over_baseline": shares[name],
+        "variants": [{**_variant(name, runs, of_names[baseline]), **tests.get(name, _NO_TEST),
+                      "work_over_baseline": shares[name],
                       "distilled": distilled.share_of_gain(pairs(runs, of_names[baseline]), curves)}
                      for name, runs in of_names.items()],
     }
@@ -87,8 +90,8 @@ def pairs(runs: list[Curves], references: list[Curves]) -> list[tuple[Curves, Cu
 def _variant(name, runs, references):
     config, record = runs[0].config, runs[0].record
     work = fairness.work(config, record["TASK_FEATURE_LENGTHS"])
-    times = [time for run in runs for time in run.step_times.values()]
     paired = pairs(runs, references)
+    ratio = _time_ratio(paired)
     seeds = [_seed(run, reference) for run, reference in paired]
     targets = [target(paired, share) for share in _SHARES]
     return {
@@ -98,10 +101,10 @@ def _variant(name, runs, references):
         "flops_per_token": work.flops_per_token,
         "router_flops_share": work.router_flops_share,
         "capacity_padding_share": work.capacity_padding_share,
-        "seconds_per_step": _median(times),
-        "step_time_over_dense": _time_ratio(paired),
+        "seconds_per_step": ratio * _median([time for run in references for time in run.step_times.values()]),
+        "step_time_over_dense": ratio,
         "final_loss": _median([run.losses[-1] for run in runs]),
-        **_over_baseline(seeds, all(run.seed == reference.seed for run, reference in paired)),
+        "loss_over_baseline": float(np.mean([seed["loss_over_baseline"] for seed in seeds])),
         "speedup_steps": targets[-1]["speedup_steps"],
         "speedup_time": targets[-1]["speedup_time"],
         "targets": targets,
@@ -110,19 +113,45 @@ def _variant(name, runs, references):
     }
 
 
-def _over_baseline(seeds, are_of_same_seeds):
-    """Returns the mean `loss_over_baseline` of the seeds, and its `smallest_effect` or None.
+# Without several seeds of variant and baseline: differences to a single run of the baseline hide its own chance.
+_NO_TEST = {"p_value": None, "smallest_effect": None}
 
-    Seeds share their batches with the baseline, so their differences are tested against 0: a mean beyond
-    `smallest_effect`, Student's t times the standard error, is significant with 95 % certainty. Without several seeds
-    of both it is None, because differences to a single run of the baseline hide the chance in that run.
+
+def _tests(paired):
+    """Returns name of a variant -> `p_value` and `smallest_effect`, corrected for the number of variants.
+
+    Seeds share their batches with the baseline, so the mean of their differences is tested against 0 by Student's t. A
+    table of several variants makes as many tests. By Holm's method the chance that any of them finds a difference where
+    there is none stays at 5 %: the smallest of m p-values is multiplied by m, the next one by m - 1. `smallest_effect`
+    is the mean that would be significant at the place of the variant in that order.
+
+    Args:
+        paired: Name of each variant, without the baseline -> its `pairs`.
     """
-    differences = [seed["loss_over_baseline"] for seed in seeds]
-    count = len(differences)
-    smallest = None
-    if count > 1 and are_of_same_seeds:
-        smallest = float(stats.t.ppf(0.975, count - 1) * np.std(differences, ddof=1) / np.sqrt(count))
-    return {"loss_over_baseline": float(np.mean(differences)), "smallest_effect": smallest}
+    differences = {name: np.array([run.losses[-1] - reference.losses[-1] for run, reference in runs])
+                   for name, runs in paired.items()
+                   if len(runs) > 1 and all(run.seed == reference.seed for run, reference in runs)}
+    p_values, errors = {}, {}
+    for name, values in differences.items():
+        errors[name] = np.std(values, ddof=1) / np.sqrt(len(values))
+        t = abs(np.mean(values)) / errors[name] if errors[name] else np.inf if np.mean(values) else 0.0
+        p_values[name] = 2 * stats.t.sf(t, len(values) - 1)
+    tests, largest = {}, 0.0
+    for place, name in enumerate(sorted(p_values, key=p_values.__getitem__)):
+        factor = len(p_values) - place
+        largest = max(largest, min(1.0, factor * p_values[name]))
+        degrees = len(differences[name]) - 1
+        tests[name] = {"p_value": float(largest), "smallest_effect": float(
+            stats.t.ppf(1 - _ERROR_RATE / 2 / factor, degrees) * errors[name])}
+    return tests
+
+
+def _smoothing(curves):
+    """Returns how many evaluations the last losses are means of."""
+    counts = sorted({min(SMOOTHING, len(run.losses)) for run in curves})
+    if counts == [1]:
+        return "one evaluation"
+    return f"mean of the last {' or '.join(map(str, counts))} evaluations"
 
 
 def _seed(run, reference):

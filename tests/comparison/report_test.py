@@ -24,11 +24,11 @@ def test_files_table_and_words(make_run, tmp_path):
     assert sparse.split()[-2:] == ["1.82x", "1.82x"] and slow.split()[-2:] == ["never", "never"]
     assert len({len(line) for line in (header, dense, sparse, slow)}) == 1
     said = "\n".join(report.words(found))
-    assert "the last loss of dense (mean of 3 evaluations); evaluated every 10 steps" in said
+    assert "the last loss of dense (mean of the last 3 evaluations); evaluated every 10 steps" in said
     assert "experts<4> gets there 1.82 times sooner in steps and 1.82 times in time (the median of 2 seeds" in said
     assert "slow does not get there: it ends at 2.1" in said
-    assert ("slow ends 1.0000 above dense (+1.0000, +1.0000 by seed), which is more than chance may do: what 2 seeds "
-            "can tell here with 95 % certainty is 0.0000.") in said
+    assert ("slow ends 1.0000 above dense (+1.0000, +1.0000 by seed), which is more than chance may do (p < 0.001): "
+            "what 2 seeds can tell here with 95 % certainty, by Holm's method for 2 variants, is 0.0000.") in said
 
 
 def test_what_chance_may_do_is_not_taken_for_a_difference(make_run, tmp_path):
@@ -36,7 +36,7 @@ def test_what_chance_may_do_is_not_taken_for_a_difference(make_run, tmp_path):
             for seed, more in enumerate((0.3, -0.2, -0.3))
             for name, loss, experts in (("dense", 0, 0), ("sparse", more, 4))]
     said = "\n".join(report.words(report.write(tmp_path / "three", runs)))
-    assert ("sparse ends 0.0667 below dense (+0.3000, -0.2000, -0.3000 by seed), which is no more than chance may do: "
+    assert ("sparse ends 0.0667 below dense (+0.3000, -0.2000, -0.3000 by seed), which is no more than chance may do (p = 0.75): "
             "what 3 seeds can tell here with 95 % certainty is 0.7985.") in said
     said = "\n".join(report.words(report.write(tmp_path / "one", runs[:2])))
     assert "sparse ends 0.3000 above dense; one seed does not say how much of that is chance." in said

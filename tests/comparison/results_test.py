@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from switch_tf.comparison import curves, report, results
 
@@ -77,10 +78,12 @@ def test_a_difference_is_told_beside_the_smallest_that_its_seeds_could_tell(read
     sparse = [read(f"sparse/seed_{seed}", FALLING + seed - gain, seed=seed, num_experts=4)
               for seed, gain in enumerate([0.1, 0.2, 0.3])]
     one, two = results.compare(dense + sparse)["variants"]
-    assert (one["loss_over_baseline"], one["smallest_effect"]) == (0, 0)
+    assert (one["loss_over_baseline"], one["smallest_effect"], one["p_value"]) == (0, None, None)
     # Of two degrees of freedom t is 4.303; the standard error of 0.1, 0.2, 0.3 is 0.1 over the root of 3.
     assert two["loss_over_baseline"] == pytest.approx(-0.2)
     assert two["smallest_effect"] == pytest.approx(4.3027 * 0.1 / 3**0.5, rel=1e-4)
+    # t = 0.2 / (0.1 / sqrt(3)) = 3.4641 has a two-sided p of 1 - 3.4641 / sqrt(2 + 12) = 0.0742 for two degrees.
+    assert two["p_value"] == pytest.approx(0.07418, rel=1e-3)
     assert [seed["loss_over_baseline"] for seed in two["seeds"]] == pytest.approx([-0.1, -0.2, -0.3])
     assert results.compare([dense[0], sparse[0]])["variants"][1]["smallest_effect"] is None
 
@@ -108,6 +111,31 @@ def test_seeds_that_the_baseline_lacks_do_not_say_what_chance_may_do(read, seeds
     assert variant["smallest_effect"] is None and len(variant["seeds"]) == len(seeds)
 
 
+def test_several_variants_are_tested_by_holms_method(read):
+    dense = [read(f"dense/seed_{seed}", FALLING + seed, seed=seed) for seed in range(3)]
+    gains = {"best": (0.10, 0.101, 0.102), "middle": (0.1, 0.11, 0.12), "equal": (0.1, 0.0, -0.1), "none": (0, 0, 0)}
+    runs = [read(f"{name}/seed_{seed}", FALLING + seed - gain, seed=seed, num_experts=4)
+            for name, by_seed in gains.items() for seed, gain in enumerate(by_seed)]
+    found = {variant["name"]: variant for variant in results.compare(dense + runs)["variants"]}
+    alone = {name: stats.ttest_1samp(by_seed, 0).pvalue for name, by_seed in gains.items() if name != "none"}
+    assert found["best"]["p_value"] == pytest.approx(4 * alone["best"], rel=1e-3)
+    assert found["middle"]["p_value"] == pytest.approx(3 * alone["middle"], rel=1e-3)
+    assert found["equal"]["p_value"] == found["none"]["p_value"] == 1
+    # At 5 % / 3 for the second one of four.
+    expected = stats.t.ppf(1 - 0.025 / 3, 2) * np.std(gains["middle"], ddof=1) / 3**0.5
+    assert found["middle"]["smallest_effect"] == pytest.approx(expected, rel=1e-3)
+    said = "\n".join(report.words(results.compare(dense + runs)))
+    assert "with 95 % certainty, by Holm's method for 4 variants, is" in said
+    assert said.count("is more than chance may do") == 2
+
+
+def test_a_loss_is_the_mean_of_the_evaluations_that_there_are(read):
+    few = [read("dense", [3.0, 2.0]), read("sparse", [3.0, 2.0], num_experts=4)]
+    assert results.compare(few)["smoothing"] == "mean of the last 2 evaluations"
+    assert results.compare([*few, read("long", FALLING)])["smoothing"] == "mean of the last 2 or 3 evaluations"
+    assert results.compare([read("a", [3.0]), read("b", [2.0])])["smoothing"] == "one evaluation"
+
+
 def test_most_seeds_have_to_get_there(read):
     dense = [read(f"dense/seed_{seed}", FALLING, seed=seed) for seed in range(2)]
     sparse = [read(f"sparse/seed_{seed}", FALLING + 9 * seed, seed=seed, num_experts=4) for seed in range(2)]
@@ -124,7 +152,9 @@ def test_step_times_are_compared_in_pairs(make_run):
                    for line, slow in zip(lines, [1.0] * 30 + [5.0] * 33, strict=True)]
         (folder / "metrics.jsonl").write_text("\n".join(changed) + "\n")
         runs.append(curves.read(folder, name))
-    assert results.compare(runs)["variants"][1]["step_time_over_dense"] == pytest.approx(1.1)
+    one, two = results.compare(runs)["variants"]
+    assert two["step_time_over_dense"] == pytest.approx(1.1)
+    assert two["seconds_per_step"] == pytest.approx(1.1 * one["seconds_per_step"])
 
 
 def test_losses_of_other_data_are_refused(read):
