@@ -36,8 +36,8 @@ def test_what_chance_may_do_is_not_taken_for_a_difference(make_run, tmp_path):
             for seed, more in enumerate((0.3, -0.2, -0.3))
             for name, loss, experts in (("dense", 0, 0), ("sparse", more, 4))]
     said = "\n".join(report.words(report.write(tmp_path / "three", runs)))
-    assert ("sparse ends 0.0667 below dense (+0.3000, -0.2000, -0.3000 by seed), which is no more than chance may do (p = 0.75): "
-            "what 3 seeds can tell here with 95 % certainty is 0.7985.") in said
+    assert ("sparse ends 0.0667 below dense (+0.3000, -0.2000, -0.3000 by seed), which is no more than chance may do "
+            "(p = 0.75): what 3 seeds can tell here with 95 % certainty is 0.7985.") in said
     said = "\n".join(report.words(report.write(tmp_path / "one", runs[:2])))
     assert "sparse ends 0.3000 above dense; one seed does not say how much of that is chance." in said
     said = "\n".join(report.words(report.write(tmp_path / "unpaired", [runs[0], *runs[1::2]])))
