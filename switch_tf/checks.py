@@ -43,11 +43,13 @@ def integer(name: str, value: Any, at_least: int) -> int:
     return int(value)
 
 
-def ids(name: str, value: Any) -> int | tuple[int, ...]:
-    """Checks one id, or a list or tuple of ids, which is returned as a tuple."""
-    if isinstance(value, list | tuple):
-        return tuple(integer(f"Each id of {name}", id_, 0) for id_ in value)
-    return integer(name, value, 0)
+def ids(name: str, value: Any, count: int | None = None) -> int | tuple[int, ...]:
+    """Checks one id in [0, count), or a list or tuple of such ids, which is returned as a tuple."""
+    is_one = not isinstance(value, list | tuple)
+    found = [integer(name if is_one else f"Each id of {name}", id_, 0) for id_ in ([value] if is_one else value)]
+    if count is not None and found and max(found) >= count:
+        raise Refusal(f"{name} must be below {count}, the size of the vocabulary, not {max(found)}.")
+    return found[0] if is_one else tuple(found)
 
 
 def number(name: str, value: Any, rule: str) -> int | float:

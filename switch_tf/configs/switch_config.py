@@ -160,7 +160,7 @@ class SwitchConfig:
         checks.fields(self, ("logits_via_embedding", "relative_attention_per_layer", "allow_non_causal_decoder",
                              "extra_mlp", "remat"), checks.flag)
         checks.fields(self, ("scale_decoder_outputs",), checks.optional, checks.flag)
-        checks.fields(self, ("end_id",), checks.ids)
+        checks.fields(self, ("end_id",), checks.ids, self.vocab_size)
         checks.fields(self, ("num_selected_experts", "expert_d_ff"), checks.optional, checks.integer, 1)
         rules_of(self.semantics)
         for name, choices in (("activation", ACTIVATIONS), ("dispatch", DISPATCHES), ("router_dtype", ROUTER_DTYPES),

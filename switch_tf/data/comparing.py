@@ -4,6 +4,7 @@ A prediction is decoded from ids, so it has no trailing blank, no newline, and o
 vocabulary normalises to. A target in the spelling of its file may differ from the output of a perfect model.
 """
 
+import string
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,8 @@ import numpy as np
 
 if TYPE_CHECKING:
     import seqio
+
+_IGNORED = string.punctuation + "‘’´`"  # not the sign of an unknown piece
 
 
 def is_by_spelling(task: "seqio.Task") -> bool:
@@ -121,4 +124,5 @@ def _is_match(target, prediction):
 
 def _squashed(text):
     """Returns a text without case, blanks and punctuation, which the metrics of SQuAD and TriviaQA ignore."""
-    return "".join(character for character in str(text).casefold() if character.isalnum())
+    return "".join(character for character in str(text).casefold()
+                   if not character.isspace() and character not in _IGNORED)

@@ -3,7 +3,6 @@
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
-from etils import epy
 
 from switch_tf.data.gaps import gaps_of, is_of_sentencepiece, spellings
 from switch_tf.data.vocabularies import num_sentinels
@@ -11,9 +10,6 @@ from switch_tf.refusals import Refusal
 
 if TYPE_CHECKING:
     import seqio
-
-with epy.lazy_imports():  # loads a library of operations, which only texts with typed sentinels need
-    import tensorflow_text
 
 _NUM_SPECIAL = 3  # ids of seqio's ByteVocabulary below those of bytes: padding, end of sequence, unknown
 
@@ -70,7 +66,10 @@ class SpellingOps(tf.Module):
     def _with_gaps(self, texts):
         """Encodes texts with typed sentinels as sentinels: <string>[batch] -> <int32>[batch, (id)]."""
         sentinel = f"<extra_id_({'|'.join(map(str, range(self._num_sentinels)))})>"
-        pieces = tensorflow_text.regex_split(texts, sentinel, sentinel)
+        # Cut at a byte that UTF-8 does not have. tensorflow-text's regex_split ends a text at a NUL.
+        texts = tf.strings.unicode_transcode(texts, "UTF-8", "UTF-8")
+        pieces = tf.strings.split(tf.strings.regex_replace(texts, sentinel, b"\xff\\0\xff"), b"\xff")
+        pieces = tf.ragged.boolean_mask(pieces, tf.not_equal(pieces, ""))
         words, row = pieces.flat_values, pieces.value_rowids()
         is_sentinel = tf.strings.regex_full_match(words, sentinel)
         is_same = tf.equal(row[1:], row[:-1])

@@ -94,7 +94,7 @@ def end_ids(model: keras.Model, end_id: int | tuple[int, ...] | None) -> tuple[i
     Raises:
         Refusal: values that are not ids.
     """
-    ends = model.config.end_id if end_id is None else checks.ids("end_id", end_id)
+    ends = model.config.end_id if end_id is None else checks.ids("end_id", end_id, model.config.vocab_size)
     return ends if isinstance(ends, tuple) else (ends,)
 
 

@@ -246,7 +246,7 @@ class SwitchTransformer(Observed, FeaturesModel):
         """
         inputs = self._read_inputs(inputs)
         key = decoding.get_sampler(sampler), checks.integer("max_length", max_length, 1), checks.optional(
-            "end_id", end_id, checks.ids)
+            "end_id", end_id, checks.ids, self.config.vocab_size)
         if key not in self._programs:
             if not self.built:
                 self.build()

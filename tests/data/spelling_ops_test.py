@@ -14,6 +14,7 @@ TEXTS = ["the array", "a <extra_id_0> of <extra_id_12> numbers<extra_id_1>", "<e
          "<extra_id_100> <extra_id_x>", "  two  spaces\tand a tab ", "<extra_id_0><extra_id_0>",
          "na\u00efve \u4e2d\u6587 \U0001f600", "x" * 60,
          "<extra_id_007>", "a <extra_id_1\u0663> b <extra_id_1\uff11>",
+         "one\0two", "\0<extra_id_0>\0a<extra_id_1>\0",
          "a <extra_id_0>\u0338 b", "\u0338<extra_id_0>", "\u2003 \x0b<extra_id_2>\u00a0\x85"]
 EMPTY = {"sentencepiece": ["", " ", "\u2003\x0b"]}  # bytes make ids of every character
 

@@ -55,7 +55,10 @@ def test_a_new_model_builds_itself(shallow_config):
     ([[5]], {"sampler": "best"}, "sampler must be one of 'greedy', 'sample', 'beam', not 'best'"),
     (np.zeros((0, 5), "int32"), {}, "inputs must hold"), (np.zeros((2, 0), "int32"), {}, "inputs must hold"),
     ([], {}, "inputs must be"), ([[]], {}, "inputs must hold"),
-    ([[5]], {"end_id": "1"}, "end_id must be an integer"), ([[-1]], {}, r"Ids of inputs must be in \[0, 32\), not -1")])
+    ([[5]], {"end_id": "1"}, "end_id must be an integer"),
+    ([[5]], {"end_id": 32}, "end_id must be below 32, the size of the vocabulary, not 32"),
+    ([[5]], {"end_id": (1, 40)}, "end_id must be below 32, the size of the vocabulary, not 40"),
+    ([[-1]], {}, r"Ids of inputs must be in \[0, 32\), not -1")])
 def test_what_is_wrong_is_one_sentence(make_model, inputs, options, message):
     with pytest.raises(ValueError, match=message):
         make_model().generate(inputs, **options)
