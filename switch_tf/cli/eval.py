@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import dataclasses
 import itertools
 import sys
 
@@ -63,9 +64,13 @@ def _evaluate(arguments):
     new = follow(folder, described.run.train_steps, steps) if arguments.follow else ()
     output = places.at(arguments.output or folder / "eval")
     results = []
-    with processes.CommonEnd(described.partitioner, "eval"), contextlib.closing(
-            checkpoint_evaluator.CheckpointEvaluator(described, arguments.split, arguments.examples, output)
-    ) as evaluator:
+    with processes.CommonEnd(described.partitioner, "eval"), contextlib.ExitStack() as closing:
+        processes.agree(described.partitioner, {
+            **{type(part).__name__: dataclasses.asdict(part) for part in (
+                described.config, described.run, described.settings, described.partitioner.layout)},
+            "--split": arguments.split, "--examples": arguments.examples, "--step": steps})
+        evaluator = closing.enter_context(contextlib.closing(checkpoint_evaluator.CheckpointEvaluator(
+            described, arguments.split, arguments.examples, output)))
         for checkpoint in itertools.chain(checkpoints, new):
             try:
                 results.append(evaluator.evaluate(checkpoint))

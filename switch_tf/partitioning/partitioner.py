@@ -7,6 +7,7 @@ False.
 """
 
 import contextlib
+import itertools
 import pathlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -14,6 +15,7 @@ from typing import Any
 
 import keras
 import tensorflow as tf
+from tensorflow.python.eager import context as eager_context
 
 from switch_tf.hardware import devices
 from switch_tf.partitioning import cluster
@@ -229,6 +231,10 @@ class Partitioner:
         """Returns whether `flag` is True in any process. All processes call it together."""
         return flag
 
+    def gather_texts(self, text: str) -> list[str]:
+        """Returns a text of each process, in their order. All processes call it together."""
+        return [text] if self.num_processes == 1 else _exchange(text, self.process_index, self.num_processes)
+
     def barrier(self) -> None:
         """Waits for all processes."""
 
@@ -268,6 +274,16 @@ def is_lost_process(error: BaseException) -> bool:
         return True
     lost = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError)
     return isinstance(error, lost) and not any(words in text for words in _BUCKET)
+
+
+_exchanges = itertools.count()
+
+
+def _exchange(text, index, count):
+    """Returns the texts of all processes, by the service through which TensorFlow's processes meet."""
+    service, name = eager_context.context(), f"switch_tf/{next(_exchanges)}"
+    service.set_config_key_value(f"{name}/{index}", text)
+    return [service.get_config_key_value(f"{name}/{other}") for other in range(count)]
 
 
 @contextlib.contextmanager

@@ -2,6 +2,8 @@
 
 import contextlib
 import ctypes
+import hashlib
+import json
 import os
 import re
 import signal
@@ -13,6 +15,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+import switch_tf
+from switch_tf import checks, environment
 from switch_tf.hardware import host
 from switch_tf.partitioning import cluster
 from switch_tf.refusals import Refusal
@@ -58,6 +62,47 @@ def one_of_several(command: str) -> Iterator[None]:
     else:
         with Ending(command), outputs.without_lines(b"[Gloo] "):
             yield
+
+
+def agree(partitioner: "Partitioner", entries: dict[str, Any]) -> None:
+    """Compares the configuration of this process with those of the others. All processes call it together.
+
+    Processes that differ would hang in each other's collectives, or train weights that do not belong together.
+
+    Args:
+        partitioner: Partitioner of all processes.
+        entries: Name -> JSON value of all that has to be the same.
+
+    Raises:
+        Refusal: Another process differs. Names the first entry that does, with both values.
+    """
+    if partitioner.num_processes == 1:
+        return
+    entries = {**entries, "versions": {"switch_tf": switch_tf.__version__, **{
+        name: environment.installed_version(name) for name in ("tensorflow", "keras", "jax", "numpy", "seqio")}}}
+    text = json.dumps(entries, default=repr)
+    sums = partitioner.gather_texts(hashlib.sha256(text.encode()).hexdigest())
+    if len(set(sums)) == 1:
+        return
+    first, *others = map(json.loads, partitioner.gather_texts(text))
+    for index, other in enumerate(others, 1):
+        for name in [*first, *other]:
+            if first.get(name) != other.get(name):
+                raise Refusal("All processes of a run need the same configuration, and "
+                              f"{_different(name, first, other)} in processes 0 and {index}; give all of them the "
+                              "same command, files and versions.")
+
+
+def _different(name, first, other):
+    """Returns half a sentence with two values of an entry; of tables and lists those at the first difference."""
+    first, other = first.get(name, "missing"), other.get(name, "missing")
+    if isinstance(first, dict) and isinstance(other, dict):
+        key = next(key for key in [*first, *other] if first.get(key) != other.get(key))
+        name, first, other = f"{name}, {key},", first.get(key, "missing"), other.get(key, "missing")
+    elif isinstance(first, list) and isinstance(other, list):
+        first, other = ([value for value in one if value not in two] for one, two in ((first, other), (other, first)))
+        first, other = (", ".join(map(str, one[:1])) or "missing" for one in (first, other))
+    return f"{name} is {checks.shown(first)} and {checks.shown(other)}"
 
 
 class CommonEnd:

@@ -1,5 +1,6 @@
 """Checks the description of a run, and starts the run from its newest checkpoint."""
 
+import dataclasses
 import pathlib
 from typing import Any
 
@@ -15,7 +16,7 @@ from switch_tf.models.switch_transformer import SwitchTransformer
 from switch_tf.partitioning.partitioner import Partitioner
 from switch_tf.refusals import Refusal
 from switch_tf.reporting import summaries
-from switch_tf.training import keeping, resuming, trainable
+from switch_tf.training import keeping, processes, resuming, trainable
 from switch_tf.training.division import check_division
 from switch_tf.training.loop import Training
 from switch_tf.training.state import prepare
@@ -120,9 +121,13 @@ class Trainer:
             progress: summaries.Progress. Defaults to a new progress bar.
 
         Raises:
-            Refusal: another process has locked the folder, or its checkpoints belong to another configuration.
+            Refusal: another process has locked the folder, its checkpoints belong to another configuration, or another
+                process of the run has one.
         """
         run, partitioner = self.run, self.partitioner
+        lines = [line for line in operative_config.splitlines() if not line.startswith("#")]
+        processes.agree(partitioner, {**self.configuration, "layout": dataclasses.asdict(partitioner.layout),
+                                      "MODEL_DIR": str(run.model_dir), "the gin configuration": lines})
         folder = RunFolder(run.model_dir, is_owner=partitioner.is_chief)
         partitioner.barrier()  # other processes read the folder only after it has been tidied up
         progress = progress or summaries.Progress(0, run.train_steps, is_shown=partitioner.is_chief)

@@ -72,6 +72,28 @@ def _losses(folder):
     return {(line["step"], name): value for line in lines for name, value in line.items() if name.endswith("/loss")}
 
 
+@pytest.mark.parametrize(("backend", "changed", "difference"), [
+    ("pjrt", "--gin.CHECKPOINT_PERIOD=2", "CHECKPOINT_PERIOD is 1000 and 2"),
+    ("dtensor", "--gin.MESH_SHAPE='data=1,model=2'", "layout, mesh_shape, is 'model=1,data=2' and 'data=1,model=2'"),
+    ("multi_worker_mirrored", "--gin.VOCABULARY='source_corpus'", "vocabulary is 'SentencePieceVocabulary of 4096")])
+def test_processes_that_differ_are_refused_by_name(backend, changed, difference, tmp_path):
+    layout = "data_model" if backend == "dtensor" else "data"
+    addresses = [f"127.0.0.1:{port}" for port in processes.free_ports(2)]
+    started = []
+    for index, more in enumerate(([], [changed])):
+        environ = dict(os.environ)
+        cluster.put(environ, addresses, index)
+        started.append(subprocess.Popen(
+            _command(f"--gin_file=gin/layouts/{layout}.gin", "--gin.MESH_SHAPE='data=2'", "--devices=2",
+                     f"--backend={backend}", "--gin.TRAIN_STEPS=4", "--gin.EVAL_PERIOD=0", *more),
+            env=environ, cwd=tmp_path, stderr=subprocess.PIPE, text=True))
+    for process in started:
+        _, told = process.communicate(timeout=120)
+        assert process.returncode == 2
+        assert f"All processes of a run need the same configuration, and {difference}" in told
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.fixture(scope="module")
 def one_process(tmp_path_factory):
     return _train(tmp_path_factory.mktemp("one"), "--gin.TRAIN_STEPS=4", "--gin.EVAL_PERIOD=2")

@@ -165,6 +165,14 @@ class PjrtPartitioner(Partitioner):
             return flag
         return bool(np.any(multihost_utils.process_allgather(np.array(flag))))
 
+    def gather_texts(self, text: str) -> list[str]:
+        if self.num_processes == 1:
+            return [text]
+        letters = np.frombuffer(text.encode(), np.uint8)
+        lengths = multihost_utils.process_allgather(np.array(letters.size))
+        rows = multihost_utils.process_allgather(np.pad(letters, (0, lengths.max() - letters.size)))
+        return [row[:length].tobytes().decode() for row, length in zip(rows, lengths, strict=True)]
+
     def barrier(self) -> None:
         if self.num_processes > 1:
             multihost_utils.sync_global_devices("switch_tf")
