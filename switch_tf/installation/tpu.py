@@ -72,7 +72,7 @@ def _hosts():
         if len(members.addresses) == 1:
             return Finding("TPU hosts", OK, "this one alone"), True
         if members.index == 0:
-            cluster.check_port(members.addresses[0])
+            cluster.listening_address(members.addresses[0])
     except Refusal as error:
         return Finding("TPU hosts", PROBLEM, str(error), "docs/cloud_tpu.md, section 5"), False
     return Finding("TPU hosts", OK, f"{members.index} of {len(members.addresses)}, which meet at "

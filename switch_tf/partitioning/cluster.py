@@ -7,6 +7,7 @@ processes sets it. Without it, the hosts of a TPU slice are those of the variabl
 TPU_WORKER_HOSTNAMES=host0,host1 and TPU_WORKER_ID=0, or those of the metadata server of a TPU VM.
 """
 
+import errno
 import json
 import os
 import socket
@@ -85,22 +86,37 @@ def _of_metadata():
     return names, index, num_slices
 
 
-def check_port(address: str) -> None:
-    """Refuses the address of the first process if it cannot listen there; JAX would crash.
+def listening_address(address: str) -> str:
+    """Returns the address at which the first process listens: its own one, or all if that is not of this machine.
+
+    Whoever reaches it can read and write what the processes exchange.
+
+    Args:
+        address: "host:port" by which the others reach it. Behind a translation of addresses the host is no interface.
 
     Raises:
         Refusal: The address has no port, or the port is taken.
     """
-    port = address.rpartition(":")[2]
+    name, _, port = address.rpartition(":")
     if not port.isdecimal():
         raise Refusal(f"The address of a process must be host:port, not {address!r}.")
-    is_dual = socket.has_dualstack_ipv6()
     try:
-        socket.create_server(("", int(port)), family=socket.AF_INET6 if is_dual else socket.AF_INET,
-                             dualstack_ipv6=is_dual).close()
-    except OSError as error:
-        raise Refusal(f"The first process cannot listen at port {port} of {address} ({first_line(error)}); choose "
-                      "another port, in all processes.") from error
+        found = [(family, ip) for family, *_, (ip, *_) in socket.getaddrinfo(
+            name.strip("[]"), None, type=socket.SOCK_STREAM)]
+    except OSError:  # a name that only the others can resolve
+        found = []
+    for family, ip in [*found, (socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET, "")]:
+        try:
+            is_dual = family == socket.AF_INET6 and not ip
+            socket.create_server((ip, int(port)), family=family, dualstack_ipv6=is_dual).close()
+        except OSError as error:
+            if error.errno == errno.EADDRNOTAVAIL:
+                continue
+            raise Refusal(f"The first process cannot listen at port {port} of {address} ({first_line(error)}); choose "
+                          "another port, in all processes.") from error
+        return f"[{ip or '::'}]:{port}" if family == socket.AF_INET6 else f"{ip or '0.0.0.0'}:{port}"
+    raise Refusal(f"The first process cannot listen at {address}, which is no address of this machine; name one, in "
+                  "all processes.")
 
 
 def num_hosts(cluster: Cluster) -> int:

@@ -242,8 +242,8 @@ class Partitioner:
         """Returns whether an error means that another process of the run is lost, rather than that a bucket failed."""
         return self.num_processes > 1 and is_lost_process(error)
 
-    def aborts_with(self, message: Callable[[], str]) -> AbstractContextManager:
-        """Returns a scope in which this process ends with a message if C++ code aborts it, as for a lost process.
+    def watching(self, message: Callable[[], str]) -> AbstractContextManager:
+        """Returns a scope in which this process ends with a message if another one is lost and no error says so.
 
         Args:
             message: Function that returns the message.

@@ -118,19 +118,19 @@ class CommonEnd:
 
     def __init__(self, partitioner: "Partitioner", command: str):
         self._partitioner, self._command = partitioner, command
-        self._aborts = partitioner.aborts_with(lambda: self._text(self._of_abort()))
+        self._watching = partitioner.watching(lambda: self._text(self._gone()))
         self.message: Callable[[str], str] = lambda cause: (
             f"{cause}; start all processes again with the same command.")
 
     def __enter__(self):
-        self._aborts.__enter__()
+        self._watching.__enter__()
         return self
 
     def __exit__(self, kind, error, traceback):
         if error is not None and self._partitioner.is_lost_process(error):
             # Exit handlers would wait for it.
             outputs.end(OUTAGE, self._text(f"{self._gone()} ({_reason(str(error))})"))
-        self._aborts.__exit__(kind, error, traceback)
+        self._watching.__exit__(kind, error, traceback)
         if isinstance(error, Refusal):
             outages.classify(error, is_running=False)
         if error is None:
@@ -145,11 +145,6 @@ class CommonEnd:
 
     def _gone(self):
         return f"Another of the {self._partitioner.num_processes} processes is gone"
-
-    def _of_abort(self):
-        # JAX's client aborts for a lost process, and any code for a bug. Only what they printed differs.
-        return f"{self._gone()} or, if the lines above name another cause, C++ code has a bug"
-
 
 def _reason(error):
     """Returns the part of a back end's error that names the cause."""

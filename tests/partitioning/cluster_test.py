@@ -11,6 +11,7 @@ from tensorflow.experimental import dtensor
 from switch_tf.hardware import host, metadata
 from switch_tf.partitioning import cluster
 from switch_tf.partitioning.cluster import Cluster
+from switch_tf.training import processes
 
 TWO = ("host0:2222", "host1:2222")
 
@@ -118,10 +119,19 @@ def test_several_slices_need_tf_config(tpu_vm, environ, variables):
 
 
 def test_a_port_that_the_first_process_cannot_listen_at_is_refused():
-    with socket.create_server(("", 0)) as server, pytest.raises(ValueError, match="cannot listen at port"):
-        cluster.check_port(f"localhost:{server.getsockname()[1]}")
+    with socket.create_server(("127.0.0.1", 0)) as server, pytest.raises(ValueError, match="cannot listen at port"):
+        cluster.listening_address(f"127.0.0.1:{server.getsockname()[1]}")
     with pytest.raises(ValueError, match="must be host:port"):
-        cluster.check_port("localhost")
+        cluster.listening_address("localhost")
+
+
+@pytest.mark.parametrize(("host", "expected"), [
+    ("127.0.0.1", "127.0.0.1"), ("[::1]", "[::1]"),
+    # No interface of this machine: TEST-NET-1, and a name that nobody resolves.
+    ("192.0.2.1", "[::]"), ("nobody.invalid", "[::]")])
+def test_the_first_process_listens_at_its_own_address_alone(host, expected):
+    (port,) = processes.free_ports(1)
+    assert cluster.listening_address(f"{host}:{port}") == f"{expected}:{port}"
 
 
 def test_what_put_writes_members_reads(environ):

@@ -20,7 +20,7 @@ from switch_tf.optim.adafactor import Adafactor
 from switch_tf.optim.memory import bytes_per_device
 from switch_tf.partitioning import lowering
 from switch_tf.partitioning.axes import with_axes
-from switch_tf.partitioning.backends import create_partitioner, pjrt, pjrt_jit
+from switch_tf.partitioning.backends import create_partitioner, pjrt, pjrt_jit, pjrt_mesh
 from switch_tf.partitioning.backends.pjrt_variable import PjrtVariable
 from switch_tf.partitioning.layout import Layout
 from switch_tf.partitioning.partitioner import Partitioner
@@ -283,3 +283,9 @@ def test_gpus_have_another_name_when_a_program_is_exported(monkeypatch):
     monkeypatch.setattr(jax, "jit", lambda function, **options: jit(function))
     pjrt_jit.jit(program, [value], [], [None])
     assert asked == ["cuda"]
+
+
+def test_devices_of_several_slices_are_refused():
+    devices = [types.SimpleNamespace(slice_index=index // 4) for index in range(8)]
+    with pytest.raises(ValueError, match="These 8 devices are of 2 TPU slices, and the mesh of a layout covers one"):
+        pjrt_mesh.device_mesh(Layout("data=8", (("batch", "data"),), backend="pjrt"), devices)

@@ -6,7 +6,6 @@ program, gradients and update together, which XLA's partitioner cuts over the me
 
 import contextlib
 import pathlib
-import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -22,7 +21,7 @@ from switch_tf.configs.switch_config import SwitchConfig
 from switch_tf.hardware import devices
 from switch_tf.partitioning import lowering
 from switch_tf.partitioning.axes import axes_of_new_variable
-from switch_tf.partitioning.backends import aborts, pjrt_client
+from switch_tf.partitioning.backends import pjrt_client
 from switch_tf.partitioning.backends.pjrt_mesh import device_mesh, named_sharding
 from switch_tf.partitioning.backends.pjrt_program import PjrtProgram
 from switch_tf.partitioning.backends.pjrt_variable import PjrtVariable, put
@@ -182,15 +181,8 @@ class PjrtPartitioner(Partitioner):
         return (self.num_processes > 1 and isinstance(error, (jax.errors.JaxRuntimeError, ValueError))
                 and any(words in str(error) for words in _LOST_PROCESS))
 
-    def aborts_with(self, message: Callable[[], str]) -> AbstractContextManager:
-        if self.num_processes == 1:
-            return super().aborts_with(message)
-
-        def text():  # JAX's client aborts in a thread of its own, a faulty step in one of Python's
-            is_of_client = threading.get_ident() not in {thread.ident for thread in threading.enumerate()}
-            return message() if is_of_client else ""
-
-        return aborts.ending_with(text)
+    def watching(self, message: Callable[[], str]) -> AbstractContextManager:
+        return pjrt_client.watching(message) if self.num_processes > 1 else super().watching(message)
 
     def end_soon(self, status: int) -> None:
         if self.num_processes > 1:

@@ -1,15 +1,27 @@
-"""Starts JAX's client of this machine's devices, in one process or several."""
+"""Starts JAX's client of this machine's devices, in one process or several, and watches the others.
+
+A process whose neighbour is lost would wait in a collective for good, or be aborted by JAX's client. A thread asks the
+service through which the processes met for those that live, and ends this one with a message.
+"""
 
 import atexit
+import contextlib
+import ctypes
+import os
+import pathlib
 import re
+import signal
 import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import IO
 
 import jax
+from jax._src import distributed  # jax 0.10.2: the client by which processes exchange texts and wait for each other
 
 from switch_tf import environment
 from switch_tf.hardware import devices, host
-from switch_tf.partitioning.backends import aborts
-from switch_tf.partitioning.cluster import Cluster, check_port
+from switch_tf.partitioning.cluster import Cluster, listening_address
 from switch_tf.refusals import Refusal, first_line
 from switch_tf.statuses import OUTAGE
 from switch_tf.storage import outputs
@@ -21,6 +33,8 @@ _NAMES = {"CPU": "cpu", "GPU": "gpu", "TPU": "tpu"}
 _START_SECONDS = 300
 _HEARTBEAT_SECONDS = 30
 _END_SECONDS = 10
+_PERIOD = 1.0  # seconds between two questions for the others
+_LONGEST_WAIT = 24 * 3600  # seconds for the others to finish what this process has finished
 
 
 def start(members: Cluster) -> None:
@@ -79,26 +93,116 @@ def _meet(members):
         Refusal: The address of the first process cannot be used.
     """
     first, count = members.addresses[0], len(members.addresses)
-    if members.index == 0:
-        check_port(first)
+    bind = listening_address(first) if members.index == 0 else None
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM, on which a run saves
-    with outputs.held_back() as written:
+    jax.config.update("jax_enable_recoverability", True)  # `_Watch` reports a lost process; JAX would abort
+    _delay_aborts()
+    message = (f"switch-tf: Process {members.index} did not meet all of the {count} processes at {first} within "
+               f"{_START_SECONDS} s ({{}}); start the same command on every host of a TPU slice, and elsewhere each "
+               "with the same list of addresses and an index of its own in TF_CONFIG.")
+    with outputs.held_back() as written, _ending_on_status(written, message):
+        # Without detection of the cluster, which would choose devices on Slurm and query the cloud's metadata for
+        # minutes; `members` knows the hosts of a TPU slice from the same attributes.
+        jax.distributed.initialize(
+            first, count, members.index, cluster_detection_method="deactivate", coordinator_bind_address=bind,
+            initialization_timeout=_START_SECONDS, heartbeat_timeout_seconds=_HEARTBEAT_SECONDS)
+    _Watch.of_this_process = _Watch(count)
 
-        def message():
-            written.seek(0)
-            found = re.search(rb"absl::Status: ([^\n]*)", written.read())
-            return (f"switch-tf: Process {members.index} did not meet all of the {count} processes at {first} within "
-                    f"{_START_SECONDS} s ({found[1].decode() if found else 'JAX aborted'}); start the same command on "
-                    "every host of a TPU slice, and elsewhere each with the same list of addresses and an index of its "
-                    "own in TF_CONFIG.")
 
-        with aborts.ending_with(message):
-            # Without detection of the cluster, which would choose devices on Slurm and query the cloud's metadata for
-            # minutes; `members` knows the hosts of a TPU slice from the same attributes.
-            jax.distributed.initialize(
-                first, count, members.index, cluster_detection_method="deactivate",
-                initialization_timeout=_START_SECONDS, heartbeat_timeout_seconds=_HEARTBEAT_SECONDS)
+def _delay_aborts():
+    """Has C++ code that aborts this process sleep for 6 s first, so that a thread can report the cause.
+
+    `sleep` gets the number of SIGABRT as its seconds. A handler of Python would wait for Python's lock in the signal.
+    """
+    libc = ctypes.CDLL(None)
+    libc.signal.argtypes, libc.signal.restype = (ctypes.c_int, ctypes.c_void_p), ctypes.c_void_p
+    libc.signal(signal.SIGABRT, ctypes.cast(libc.sleep, ctypes.c_void_p))
+
+
+@contextlib.contextmanager
+def _ending_on_status(written: IO[bytes], message: str) -> Iterator[None]:
+    """Ends this process, in this scope, when JAX's client has written why it aborts. `message` has a place for that."""
+    is_over = threading.Event()
+
+    def look():
+        while not is_over.wait(0.2):
+            text = os.pread(written.fileno(), 2**20, 0)
+            if found := re.search(rb"absl::Status: ([^\n]*)\n", text):
+                outputs.end(OUTAGE, message.format(found[1].decode(errors="replace")))
+
+    threading.Thread(target=look, daemon=True).start()
+    try:
+        yield
+    finally:
+        is_over.set()
+
+
+class _Watch:
+    """Two threads that end this process with `message()` when another one is lost.
+
+    One asks the service, and the other one watches it: where the service itself is gone, JAX's client aborts while it
+    holds the lock that the question waits for. All processes ask together, so a thread goes on until its process ends
+    in order (`is_over`).
+
+    Args:
+        count: Number of processes.
+    """
+
+    of_this_process: "_Watch"
+
+    def __init__(self, count: int):
+        self.message: Callable[[], str] = lambda: f"switch-tf: Another of the {count} processes is gone."
+        self.is_over = False
+        self._everyone = list(range(count))
+        self._num_answers = 0
+        for function in (self._ask, self._look):
+            threading.Thread(target=function, name="watch", daemon=True).start()
+
+    def _ask(self):
+        while not self.is_over:
+            try:
+                is_lost = len(distributed.global_state.client.get_live_nodes(self._everyone)) < len(self._everyone)
+            except (jax.errors.JaxRuntimeError, AttributeError):  # the first process is gone, or this one disconnected
+                is_lost = True
+            if is_lost:
+                self._end()
+            self._num_answers += 1
+            time.sleep(_PERIOD)
+
+    def _look(self):
+        while not self.is_over:
+            before = self._num_answers
+            time.sleep(1.5 * _PERIOD)
+            if self._num_answers == before and _is_aborting():
+                self._end()
+
+    def _end(self):
+        time.sleep(_PERIOD)  # the main thread may end this process, with a cause that it knows
+        if not self.is_over:
+            outputs.end(OUTAGE, self.message())
+
+
+def _is_aborting():
+    """Returns whether a thread of this process is in the handler of SIGABRT, where that signal is blocked."""
+    abort, segv = (1 << (number - 1) for number in (signal.SIGABRT, signal.SIGSEGV))
+    for task in pathlib.Path("/proc/self/task").iterdir():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended
+            blocked = re.search(r"^SigBlk:\s*(\w+)$", task.joinpath("status").read_text(), re.MULTILINE)
+            if blocked and int(blocked[1], 16) & (abort | segv) == abort:  # jemalloc's thread blocks all signals
+                return True
+    return False
+
+
+@contextlib.contextmanager
+def watching(message: Callable[[], str]) -> Iterator[None]:
+    """Ends this process with this message if another one is lost in this scope."""
+    watch = _Watch.of_this_process
+    before, watch.message = watch.message, message
+    try:
+        yield
+    finally:
+        watch.message = before
 
 
 def end_together(message: str) -> None:
@@ -107,11 +211,11 @@ def end_together(message: str) -> None:
 
 
 def _end_together(message):
-    with outputs.held_back(), aborts.ending_with(lambda: message):
-        try:
-            jax.distributed.shutdown()
-        except jax.errors.JaxRuntimeError:  # the client aborts in another thread, or this one hears of it first
+    _Watch.of_this_process.message = lambda: message
+    with outputs.held_back():
+        if not _all_came("finished", _LONGEST_WAIT):
             outputs.end(OUTAGE, message)
+        _disconnect()
 
 
 def end_soon(status: int) -> None:
@@ -120,11 +224,27 @@ def end_soon(status: int) -> None:
 
 
 def _end_soon(status):
-    # If all processes failed alike, a common shutdown keeps each from reporting the others as lost.
-    leaving = threading.Thread(target=jax.distributed.shutdown, daemon=True)
-    leaving.start()
-    leaving.join(_END_SECONDS)
+    # If all processes failed alike, none reports the others as lost.
+    with outputs.held_back():
+        _all_came("failed", _END_SECONDS)
+        _disconnect()
     outputs.end(status)
+
+
+def _all_came(place, seconds):
+    """Waits for all processes at a place, and returns whether they came."""
+    try:
+        distributed.global_state.client.wait_at_barrier(f"switch_tf: {place}", 1000 * seconds)
+    except jax.errors.JaxRuntimeError:
+        return False
+    return True
+
+
+def _disconnect():
+    _Watch.of_this_process.is_over = True
+    if jax.process_index() == 0:
+        time.sleep(1)  # with it goes the service, and the others' clients would abort
+    jax.distributed.shutdown()
 
 
 def _divide_cpu():
