@@ -247,13 +247,14 @@ PUBLIC = {
         "mixture_or_task_name": "task", "split": "train", "vocabulary": None, "cache_dir": None, "num_shards": 1,
         "overwrite": False}, ()),
     "data.vocabulary_fingerprint": (data.vocabulary_fingerprint, {"mixture_or_task_name": "task"}, ()),
+    "data.pieces_fingerprint": (data.pieces_fingerprint, {"mixture_or_task_name": "task"}, ()),
     "data.get_vocabulary": (data.get_vocabulary, {"name": "no-such.model"}, ()),
     "data.register_vocabulary": (registered_vocabulary, {"name": "own", "make": print}, ()),
     "data.find_files": (data.find_files, {"name": "FILES", "patterns": "no-such.txt"}, ()),
     "data.TextFile": (data.TextFile, {"name": "no-such.txt", "fields": ["text"]}, ()),
     "data.Evaluator": (data.Evaluator, {"description": None, "num_examples": 1}, ()),
     **{f"data.{name}": (getattr(data, name), {"mixture_or_task_name": "task", "split": "validation"}, ())
-       for name in ("has_metrics", "check_metrics", "names_of_tasks")},
+       for name in ("has_metrics", "check_metrics", "declares_directions", "names_of_tasks")},
     "conversion.from_mesh_tensorflow": (
         conversion.from_mesh_tensorflow, {"folder": "no-such-folder", "config": None}, ()),
     "conversion.from_switch_tf": (conversion.from_switch_tf, {"source": "no-such-folder"}, ()),

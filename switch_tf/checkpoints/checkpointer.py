@@ -8,6 +8,7 @@ is under way: the next one waits for it, and so does everything that needs its f
 import contextlib
 import functools
 import pathlib
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -39,6 +40,8 @@ class FailedSave(Refusal):
 class Checkpointer:
     """The checkpoints of a run. All processes call its methods together, except `settle`, `close` and `abandon`.
 
+    `last` is the step that was saved last, and its time by `time.time`; None before that. The first process knows it.
+
     Args:
         folder: path of the run's `checkpoints` folder.
         variables: path -> Keras variable, see `tensors.state_variables`.
@@ -57,6 +60,7 @@ class Checkpointer:
         self._graph = functools.cache(lambda: bundles.object_graph(variables))
         self._under_way: writing.Writing | None = None
         self._unsaved: int | None = None  # the step of the last save that failed
+        self.last: tuple[int, float] | None = None
 
     def save(self, step: int, pending_metrics: dict | None = None, flush: Callable[[], None] = lambda: None) -> None:
         """Starts to write the checkpoint of a step, unless it exists, and to remove outdated ones after that.
@@ -91,7 +95,7 @@ class Checkpointer:
         description = descriptions.describe(step, self._variables, pending_metrics, self._configuration,
                                             self._partitioner)
         self._under_way = writing.Writing(final, staging, pieces, description, self._graph, process,
-                                          self._remove_outdated, error)
+                                          functools.partial(self._tidy, step), error)
 
     def wait(self) -> None:
         """Waits until the save under way, if any, is complete in all processes.
@@ -174,6 +178,10 @@ class Checkpointer:
             if not is_finite:
                 raise BrokenCheckpoint(f"{path} is not finite at step {step}, so this step is not saved; the last good "
                                        f"checkpoint is step {max(steps(self._folder), default=None)}.")
+
+    def _tidy(self, step):
+        self.last = step, time.time()
+        self._remove_outdated()
 
     def _remove_outdated(self):
         if self._partitioner.is_chief:

@@ -32,7 +32,7 @@ _DATA = {"MIXTURE_OR_TASK_NAME", "TASK_FEATURE_LENGTHS", "BATCH_SIZE", "Run.pack
          "StepSettings.steps_per_call", "training data"}
 _WITHOUT_EFFECT = {
     "SwitchConfig": ("dispatch", "remat"),
-    "Run": ("model_dir", "restart_changed_data", "profile_steps",
+    "Run": ("model_dir", "restart_changed_data", "profile_steps", "max_hours",
             "vocabulary", "use_cached_tasks", "cache_dir"),  # recorded by content in "vocabulary" and "training data"
     "StepSettings": ("num_microbatches", "use_xla"),
 }

@@ -116,6 +116,11 @@ class RunFolder:
         return [record for _, record in records_of(self.metrics)
                 if record["step"] <= step and any(name.startswith("eval/") for name in record)]
 
+    def has_evaluation(self, step: int, left_out: str) -> bool:
+        """Returns whether `metrics.jsonl` has an evaluation of a step, or says by a name that it was left out."""
+        return any(record["step"] == step and any(name.startswith("eval/") or name == left_out for name in record)
+                   for _, record in records_of(self.metrics))
+
     # The reason why the last process in the folder ended.
 
     def write_end(self, step: int, reason: str) -> None:

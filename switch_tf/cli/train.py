@@ -70,9 +70,9 @@ def _train(arguments):
             trainer, configuration = starting.make_trainer(described, weights, arguments.words)
             training = trainer.start(configuration)
         common_end.message = training.lost_process
-        say = training.progress.say
-        with training, Stopping(say) as stopping, notices.Notices(say) as noticed:
-            training.advance(training.run.train_steps, lambda: stopping.reason or noticed.reason)
+        with training, Stopping(training.progress.say) as stopping, notices.Notices(stopping):
+            stopping.watch([training])
+            training.advance(training.run.train_steps, lambda: stopping.reason)
             summary = training.finish()
             shown = ""
             if training.run.shown_examples and not summary["interrupted"]:

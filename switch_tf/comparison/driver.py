@@ -69,10 +69,9 @@ def _train_together(comparison, names, seed, make_trainer, progress, described):
             progress.say(f"Seed {seed}: {subject} {'is' if len(names) == 1 else 'are'} trained.")
             return True
         stopping = stack.enter_context(Stopping(progress.say))
-        notices = stack.enter_context(Notices(progress.say))
+        stack.enter_context(Notices(stopping))
         batches_file = places.at(comparison.model_dir) / f"batches_{seed}.jsonl"
-        return turns.train(trainers, configurations, progress, batches_file, comparison.turn,
-                           lambda: stopping.reason or notices.reason)
+        return turns.train(trainers, configurations, progress, batches_file, comparison.turn, stopping)
 
 
 def _is_done(run):

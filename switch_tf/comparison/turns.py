@@ -2,11 +2,11 @@
 
 import contextlib
 import pathlib
-from collections.abc import Callable
 
 from switch_tf.comparison.description import naming
 from switch_tf.comparison.progress import OfVariant, Progress
 from switch_tf.comparison.same_batches import SameBatches
+from switch_tf.training.stopping import Stopping
 
 # Steps at the beginning of a turn that are not timed.
 _UNTIMED = 2
@@ -33,7 +33,7 @@ def next_turn(steps: dict[str, int], train_steps: dict[str, int], turn: int) -> 
 
 
 def train(trainers: dict, configurations: dict[str, str], progress: Progress, batches_file: str | pathlib.Path,
-          turn: int, stop_reason: Callable[[], str | None] = lambda: None) -> bool:
+          turn: int, stopping: Stopping) -> bool:
     """Trains the variants of a seed from their newest checkpoints to the last step.
 
     Args:
@@ -42,7 +42,7 @@ def train(trainers: dict, configurations: dict[str, str], progress: Progress, ba
         progress: Progress of the comparison.
         batches_file: Path of the hashes of all batches, see `SameBatches`.
         turn: int. Number of steps of a turn.
-        stop_reason: See `Training.advance`.
+        stopping: Stopping.
 
     Returns:
         Whether all variants reached their last step. Otherwise all are saved at their current steps.
@@ -55,6 +55,7 @@ def train(trainers: dict, configurations: dict[str, str], progress: Progress, ba
         trainings = {name: stack.enter_context(trainer.start(
             configurations[name], OfVariant(progress, name, trainer.run.train_steps)))
             for name, trainer in trainers.items()}
+        stopping.watch([*trainings.values()])
         train_steps = {name: trainer.run.train_steps for name, trainer in trainers.items()}
         batches = SameBatches(batches_file)
 
@@ -66,15 +67,21 @@ def train(trainers: dict, configurations: dict[str, str], progress: Progress, ba
             training = trainings[name]
             try:
                 with naming(name):
-                    training.advance(end, stop_reason, _UNTIMED,
+                    training.advance(end, lambda: stopping.reason, _UNTIMED,
                                      lambda step, features, name=name: batches.look(name, step, features))
             except Exception:
-                for other in trainings.keys() - {name}:
-                    trainings[other].finish()
+                others = [trainings[other] for other in trainings.keys() - {name}]
+                for other in others:
+                    other.save()
+                for other in others:
+                    other.finish()
                 raise
             batches.write()
             if training.state.step < end:
                 break
+        if turn_of:  # before any of them writes its report
+            for training in trainings.values():
+                training.save()
         for training in trainings.values():
             training.finish()
         return turn_of is None

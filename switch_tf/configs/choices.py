@@ -18,6 +18,7 @@ EXPERT_SUBLAYERS = ("feed_forward", "attention", "feed_forward_and_attention")
 TRAINABLE = ("all", "all_but_experts", "experts", "router", "decoder")
 INITIAL_VARIABLES = ("all", "matching", "with_optimizer")
 ON_FAILED_SAVE = ("stop", "continue")
+ON_SIGUSR1 = ("stop", "save")
 ATTENTION_EXPERT_DTYPES = ("float32", "auto")
 
 

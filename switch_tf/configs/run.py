@@ -3,7 +3,7 @@
 import dataclasses
 
 from switch_tf import checks
-from switch_tf.configs.choices import INITIAL_VARIABLES, ON_FAILED_SAVE, TRAINABLE, check_choice
+from switch_tf.configs.choices import INITIAL_VARIABLES, ON_FAILED_SAVE, ON_SIGUSR1, TRAINABLE, check_choice
 from switch_tf.refusals import Refusal
 
 
@@ -44,6 +44,8 @@ class Run:
         keep_every: int. Also keep every checkpoint at a multiple of this step. 0 keeps none.
         on_failed_save: str. "stop" ends a run whose checkpoint cannot be written; "continue" says so and trains on to
             the next one. A checkpoint at the end of the run that cannot be written ends it with an error either way.
+        on_sigusr1: str. "stop" saves and ends the run at SIGUSR1, as at SIGTERM; "save" saves and trains on.
+        max_hours: float or None. Saves and ends a run that has trained for so long since its start, as a signal does.
         best_metric: str or None. Also keep the checkpoint with the best value of this metric, for example
             "eval/glue_mrpc/f1". The metric decides whether lower or higher is better (`directions`).
         patience: int. Stop after this number of evaluations in a row without a better value; 0 never stops. A value
@@ -76,6 +78,8 @@ class Run:
     keep_checkpoints: int = 3
     keep_every: int = 0
     on_failed_save: str = "stop"
+    on_sigusr1: str = "stop"
+    max_hours: float | None = None
     best_metric: str | None = None
     patience: int = 0
     shown_examples: int = 0
@@ -93,6 +97,8 @@ class Run:
                             ("task_feature_lengths", checks.lengths)):
             object.__setattr__(self, name, check(name.upper(), getattr(self, name)))
         check_choice("Run.on_failed_save", self.on_failed_save, ON_FAILED_SAVE)
+        check_choice("Run.on_sigusr1", self.on_sigusr1, ON_SIGUSR1)
+        checks.optional("Run.max_hours", self.max_hours, checks.number, "above 0")
         check_choice("Run.initial_variables", self.initial_variables, INITIAL_VARIABLES)
         if self.use_cached_tasks and self.batch_size % self.cache_parts:
             raise Refusal(f"CACHE_PARTS must divide BATCH_SIZE ({self.batch_size}), not {self.cache_parts}.")

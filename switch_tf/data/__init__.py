@@ -30,7 +30,7 @@ from switch_tf.data.pipeline import check_examples, get_dataset
 from switch_tf.data.providers import check_task, check_vocabulary, target_vocabulary, vocabulary_size
 from switch_tf.data.reading import Reading, reading_of, typed_sentinels
 from switch_tf.data.seqio_import import keep_jax_on_cpu
-from switch_tf.data.source_fingerprints import fingerprint_of_pieces, pieces_fingerprint, vocabulary_fingerprint
+from switch_tf.data.source_fingerprints import pieces_fingerprint, vocabulary_fingerprint
 from switch_tf.data.spelling import pieces, read_text, spell
 from switch_tf.data.spelling_ops import SpellingOps
 from switch_tf.data.task_catalog import describe, names
@@ -38,7 +38,7 @@ from switch_tf.data.vocabularies import NUM_SENTINELS, get_vocabulary, register_
 
 __all__ = ["AddedFeatures", "average", "BadData", "Batches", "check_examples", "check_metrics", "check_task",
            "check_vocabulary", "DatasetDescription", "declares_directions", "describe", "description_of_data",
-           "Evaluator", "examples", "examples_of_lines", "find_files", "fingerprint", "fingerprint_of_pieces",
+           "Evaluator", "examples", "examples_of_lines", "find_files", "fingerprint",
            "finish_cache", "get_batches", "get_dataset", "get_vocabulary", "has_metrics", "is_complete",
            "keep_jax_on_cpu", "kind_of", "names", "names_of_tasks", "NUM_SENTINELS", "passes", "pieces",
            "pieces_fingerprint", "plan_cache", "read_text", "Reading", "reading_of", "refusing_bad_data",

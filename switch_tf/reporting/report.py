@@ -78,7 +78,7 @@ def _summary(folder, records):
 def describe(value: dict, is_share: bool = False) -> str:
     """Returns the text of a summary entry with a first, last and best value. A share is in per cent."""
     return ", ".join(f"{word}{names.shown(value[key], is_share)} at step {value[f'{key}_step']}" for word, key in (
-        ("", "first"), ("", "last"), ("best ", "best")) if word in value)
+        ("", "first"), ("", "last"), ("best ", "best")) if key in value)
 
 
 def read_metrics(folder: str | pathlib.Path) -> list[dict]:

@@ -13,6 +13,7 @@ from switch_tf.configs.switch_config import SwitchConfig
 from switch_tf.conversion import conversion_identity, formats, source_vocabulary, stated_config
 from switch_tf.conversion.formats import SWITCH_TF, Format
 from switch_tf.conversion.initial_weights import as_checkpoint
+from switch_tf.data.source_fingerprints import fingerprint_of_pieces
 from switch_tf.models.switch_transformer import SwitchTransformer
 from switch_tf.refusals import Refusal
 from switch_tf.storage import places
@@ -83,13 +84,13 @@ class TeacherWeights:
             return self._description["configuration"].get("pieces")
         found = source_vocabulary.find(self.path)
         if found.name is not None:
-            return [data.fingerprint_of_pieces(data.get_vocabulary(found.name))]
+            return [fingerprint_of_pieces(data.get_vocabulary(found.name))]
         if found.content is None:
             return None
         with tempfile.TemporaryDirectory() as folder:
             file = pathlib.Path(folder, "spiece.model")
             file.write_bytes(found.content)
-            return [data.fingerprint_of_pieces(data.get_vocabulary(str(file)))]
+            return [fingerprint_of_pieces(data.get_vocabulary(str(file)))]
 
     @property
     def vocabulary(self) -> list[str] | None:

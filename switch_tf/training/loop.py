@@ -1,5 +1,6 @@
 """The training loop: steps, and between them logging, evaluation and checkpoints."""
 
+import threading
 import time
 from collections.abc import Callable
 
@@ -26,13 +27,20 @@ from switch_tf.training.train_step import compile_steps
 from switch_tf.training.validation import Validation
 
 _PATIENCE = 20  # seconds to wait for one batch before a message is printed
+_LEFT_OUT = "evaluation_left_out"  # the name in metrics.jsonl
 _GRACE = 5  # seconds to wait for one batch after a signal before the run ends without it
 _WAITING = ("The batch after step {} has been awaited for {} s. The first one waits for a shuffle buffer of a thousand "
             "examples of every task, for which small data are read over and over.")
 
 
+class _Stopped(Exception):
+    """A reason to stop came during an evaluation."""
+
+
 class Training:
     """A run in progress, made by `Trainer.start`. Call `advance` any number of times, then `finish`.
+
+    One thread does. `last_save`, `request_save` and `rescue` are for others.
 
     As a context manager it closes the run, finished or not.
 
@@ -64,11 +72,11 @@ class Training:
                                     folder.path, partitioner, progress.say)
         self._writer = summaries.Writer(folder) if partitioner.is_chief else summaries.NoWriter()
         self._validation = Validation(state, run, settings, objective, partitioner, folder, self._writer, progress)
-        # The order of actions that are due at the same step. A period of 0 is never due.
-        self._actions = ((run.log_period, self._log), (run.eval_period, self._evaluate),
-                         (run.checkpoint_period, self._save))
+        self._changing = threading.RLock()  # held while the state changes, and while it is saved
+        self._first_step, self._started = state.step, time.monotonic()
+        self._is_save_requested = threading.Event()
         self._is_begun = False
-        self._stopped_by = None
+        self._stopped_by: str | None = None
         self._patience_reason = None  # set if PATIENCE ended the run
         self._is_finished = False
         self._is_open = True
@@ -89,8 +97,10 @@ class Training:
 
         Args:
             step: int, at most the run's last one.
-            stop_reason: function called after every call of the step. Returns a reason to stop, or None to go on. With
-                several processes, all stop at the same step.
+            stop_reason: function called after every call of the step and every batch of an evaluation. Returns a
+                reason to stop, or None to go on. With several processes, all stop at the same step. An evaluation
+                that was stopped is left out, but one of the last step, or for a `best_metric`, is made at the next
+                start.
             num_untimed_steps: int. First steps to leave out of the speed. Runs that train in turns start each turn with
                 cold processor caches.
             look_at: function called before each call of the step, with the number of steps taken and the batches as
@@ -100,34 +110,92 @@ class Training:
             Divergence: a loss or gradient is not finite; the last good checkpoint stays.
             Refusal: a checkpoint could not be written, unless `on_failed_save` lets the run go on.
         """
-        self._begin()
+        self._begin(stop_reason)
         timed_from = self.state.step + num_untimed_steps
         self._meter.restart()
         while self.state.step < step and not (self._is_out_of_patience() or self._is_stopped(stop_reason())):
-            if not self._take_steps(self.state.step >= timed_from, look_at, stop_reason):
-                continue
-            with self._meter.paused():
-                for period, act in self._actions:
-                    if period and (self.state.step % period == 0 or self.state.step == self.run.train_steps):
-                        act()
+            with self._changing:
+                if not self._take_steps(self.state.step >= timed_from, look_at, stop_reason):
+                    continue
+                with self._meter.paused():
+                    if self._is_due(self.run.log_period):
+                        self._log()
+                    # Before an evaluation, which may take longer than is left after a signal.
+                    if self._takes_request() or self._is_due(self.run.checkpoint_period):
+                        self._save()
+            if self._is_due(self.run.eval_period):
+                with self._meter.paused():
+                    self._evaluate(stop_reason)
+        with self._changing:
+            try:
+                self.state.checkpointer.wait()  # runs that train in turns would write in the turns of others
+            except FailedSave as failure:
+                self._go_on_after(failure)
+
+    def request_save(self) -> None:
+        """Asks for a checkpoint of the step under way.
+
+        With several processes, one that asks is enough, and they have to have `Run.on_sigusr1="save"`.
+        """
+        self._is_save_requested.set()
+
+    def last_save(self) -> str:
+        """Returns a sentence on the last checkpoint."""
+        if self.state.checkpointer.last is None:
+            return f"Nothing was saved since the start at step {self._first_step}."
+        step, saved_at = self.state.checkpointer.last
+        return f"The last save is of step {step}, at {time.strftime('%H:%M:%S', time.localtime(saved_at))}."
+
+    def rescue(self, reason: str) -> str | None:
+        """Saves a run whose own thread is busy with something that leaves the state alone, such as a compilation.
+
+        The process has to end then. Several processes cannot be saved so, because each compiles for itself.
+
+        Args:
+            reason: str. What asked to stop.
+
+        Returns:
+            A sentence that says what was saved; None if the run's own thread will do it, because it trains.
+
+        Raises:
+            Refusal: the checkpoint could not be written.
+        """
+        if self.partitioner.num_processes > 1 or not self._changing.acquire(blocking=False):
+            return None
         try:
-            self.state.checkpointer.wait()  # runs that train in turns would write in the turns of others
-        except FailedSave as failure:
-            self._go_on_after(failure)
+            if self.state.step > self._first_step:
+                self.save()
+                self.state.checkpointer.wait()
+            if not self._is_finished:
+                self._stopped_by = reason
+                self._write_end("")
+        except BaseException:
+            self._changing.release()
+            raise
+        return (f"Stopped by {reason} at step {self.state.step}, in an evaluation or compilation that did not end "
+                f"in time. Everything up to it is saved in {self.folder.path}; the same command goes on from there.")
+
+    def save(self) -> None:
+        """Starts to log and save the current step, as `finish` does, which waits for it."""
+        with self._changing:
+            if self._is_finished:
+                return
+            if self.state.sums is not None and self._meter.has_steps:
+                with self._meter.paused():
+                    self._log()
+            self._save(is_last=True)
 
     def finish(self) -> dict:
         """Logs and saves the current step. Returns `report.summarize` of the run, and whether it was interrupted."""
-        if self.state.sums is not None and self._meter.has_steps:
-            with self._meter.paused():
-                self._log()
-        self._save(is_last=True)
-        self.state.checkpointer.wait()
-        self._writer.flush()
-        self._is_finished = True
-        if self._stopped_by:
-            self.progress.say(f"Stopped by {self._stopped_by} at step {self.state.step}. Everything up to it is saved "
-                              f"in {self.folder.path}; the same command goes on from there.")
-        self.close()
+        with self._changing:
+            self.save()
+            self.state.checkpointer.wait()
+            self._writer.flush()
+            self._is_finished = True
+            if self._stopped_by:
+                self.progress.say(f"Stopped by {self._stopped_by} at step {self.state.step}. Everything up to it is "
+                                  f"saved in {self.folder.path}; the same command goes on from there.")
+            self.close()
         if best := self._validation.best.current:
             self.progress.say(f"Best: {best['metric']} {best['value']:.4f} at step {best['step']}, kept in "
                               f"{folders.path_of(self.folder.checkpoints, best['step'])}.")
@@ -191,20 +259,35 @@ class Training:
             return False
         return True
 
-    def _begin(self):
-        """Evaluates the initial model and traces the step, once."""
+    def _begin(self, stop_reason):
+        """Evaluates the model, unless that was done before the last stop, and traces the step, once."""
         if self._is_begun:
             return
         self._is_begun = True
-        if self.state.step == 0 and self.run.eval_period:
-            self._evaluate()
-        if self.state.step < self.run.train_steps:
+        if self._is_due(self.run.eval_period) and self.partitioner.any_process(
+                not self.folder.has_evaluation(self.state.step, _LEFT_OUT)):
+            self._evaluate(stop_reason)
+        if self._is_stopped(stop_reason()):
+            self._is_begun = False
+        elif self.state.step < self.run.train_steps:
             self.state.batches.read_ahead()
             started = time.perf_counter()
             later = " The first step also optimises the graph." if self.partitioner.compiles_later else ""
             self.progress.say("Tracing the training step ..." if later else "Compiling the training step ...")
             self.partitioner.trace(self._step, self.state.batches.element_spec)
             self.progress.say(f"... {time.perf_counter() - started:.0f} s.{later}")
+
+    def _is_due(self, period):
+        """Returns whether an action with a period is due at this step. A period of 0 is never due."""
+        return bool(period) and (self.state.step % period == 0 or self.state.step == self.run.train_steps)
+
+    def _takes_request(self):
+        """Returns whether a process has asked for a checkpoint since the last call."""
+        if self.run.on_sigusr1 != "save" and self.partitioner.num_processes > 1:
+            return False
+        is_requested = self._is_save_requested.is_set()
+        self._is_save_requested.clear()
+        return self.partitioner.any_process(is_requested)
 
     def _is_out_of_patience(self):
         """Returns whether PATIENCE ends the run. All processes compute the same answer."""
@@ -214,6 +297,9 @@ class Training:
         return reason is not None
 
     def _is_stopped(self, reason):
+        hours = self.run.max_hours
+        if hours is not None and time.monotonic() - self._started > 3600 * hours:
+            reason = reason or f"Run.max_hours ({hours:g})"
         is_stopped = self.partitioner.any_process(bool(reason))
         self._stopped_by = (reason or "a signal or notice to another process") if is_stopped else None
         return is_stopped
@@ -281,10 +367,23 @@ class Training:
         if state.step % self.run.log_period == 0:
             state.sums = None
 
-    def _evaluate(self):
+    def _evaluate(self, stop_reason):
         self.folder.check_is_there()
+        if self.partitioner.num_processes > 1 and self.state.step > self._first_step and self._validation.compiles:
+            self._save()  # because no process can leave a compilation alone
+
+        def go_on(num_examples):
+            if self._is_stopped(stop_reason()):
+                raise _Stopped
+
         try:
-            self._validation.run(self._save)
+            self._validation.run(self._keep_best, go_on)
+        except _Stopped:
+            if self.run.best_metric or self.state.step == self.run.train_steps:
+                self.progress.say(f"The evaluation of step {self.state.step} is made at the next start.")
+            else:  # or a machine that is often taken away would train no further
+                self.progress.say(f"The evaluation of step {self.state.step} is left out.")
+                self._writer.write(self.state.step, {_LEFT_OUT: 1})
         except FailedSave as failure:
             self._go_on_after(failure)
         except tf.errors.OpError as error:
@@ -292,6 +391,11 @@ class Training:
                 raise
             raise Outage(f"The evaluation of step {self.state.step} failed ({first_line(error).rstrip('.')}); the same "
                          f"command goes on from {self._last_checkpoint()}.") from error
+
+    def _keep_best(self, values):
+        with self._changing:
+            self._save()
+            self.state.checkpointer.keep_best(self._validation.best, self.state.step, values)
 
     def _save(self, is_last=False):
         self.folder.check_is_there()

@@ -1,9 +1,9 @@
 """Notices of Google Cloud that a TPU VM is about to be stopped, which end a run as a signal does."""
 
 import threading
-from collections.abc import Callable
 
 from switch_tf.hardware import devices, host, metadata
+from switch_tf.training.stopping import Stopping
 
 # A pre-empted VM has 30 seconds, one with a maintenance event 60, and those only if the entry has been read before.
 _PERIOD = 2.0  # seconds
@@ -13,15 +13,14 @@ _MAINTENANCE = "TERMINATE_ON_HOST_MAINTENANCE"
 
 
 class Notices:
-    """A context in which a notice sets the `reason` to stop. It polls the metadata server, on a TPU VM alone.
+    """A context in which a notice asks to stop. It polls the metadata server, on a TPU VM alone.
 
     Args:
-        say: Function that prints a line of text.
+        stopping: Stopping.
     """
 
-    def __init__(self, say: Callable[[str], None]):
-        self.reason: str | None = None
-        self._say = say
+    def __init__(self, stopping: Stopping):
+        self._stopping = stopping
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="notices", daemon=True)
 
@@ -38,8 +37,7 @@ class Notices:
     def _watch(self):
         while not self._ended.is_set():
             if reason := _notice():
-                self.reason = reason
-                self._say(f"{reason}: saving after this step.")
+                self._stopping.stop(reason)
                 return
             self._ended.wait(_PERIOD)
 

@@ -42,15 +42,21 @@ class Validation:
         self.best = Best(run, folder)
         self.best.take_up(state.step, partitioner.is_chief)
 
-    def run(self, save: Callable[[], None]) -> None:
+    @property
+    def compiles(self) -> bool:
+        """Whether the next evaluation is the first one of this process."""
+        return self._evaluator is None
+
+    def run(self, keep: Callable[[dict[str, float]], None], advance: Callable[[int], None]) -> None:
         """Evaluates the current step.
 
         Args:
-            save: function that saves its checkpoint, called if the step is the best so far.
+            keep: function called with the values if the step is the best so far, to keep its checkpoint.
+            advance: function called with the number of examples of each batch. What it raises ends the evaluation.
         """
         state, run = self._state, self._run
         self._evaluator = self._evaluator or self._make_evaluator()
-        results = self._evaluator.run(has_records=False)
+        results = self._evaluator.run(advance, has_records=False)
         values = split_evaluator.named({name: result.values for name, result in results.items()},
                                        split_evaluator.average(results))
         if state.step == 0 and run.unigram_batches:
@@ -62,8 +68,7 @@ class Validation:
             self._progress.say(f"{run.best_metric} is not finite at step {state.step}, so this evaluation is no better "
                                "than any other.")
         if self.best.is_improved(values, declared):
-            save()
-            state.checkpointer.keep_best(self.best, state.step, values)
+            keep(values)
 
     def _make_evaluator(self):
         run, task = self._run, self._run.mixture_or_task_name

@@ -9,6 +9,7 @@ import pytest
 from switch_tf import SwitchConfig
 from switch_tf.checkpoints import folders, selection, sizes
 from switch_tf.cli import main, trained_run
+from switch_tf.configs.run import Run, StepSettings
 from switch_tf.evaluation import checkpoint_evaluator
 from switch_tf.partitioning import cluster
 from switch_tf.partitioning.partitioner import Partitioner
@@ -123,7 +124,8 @@ def test_a_checkpoint_that_its_run_removes_meanwhile_is_passed_over_and_a_broken
 
     monkeypatch.setattr(trained_run.gin_run, "load", lambda *arguments, **options: None)
     monkeypatch.setattr(trained_run.gin_run, "on_this_machine", lambda is_checked: types.SimpleNamespace(
-        config=SwitchConfig(), run=types.SimpleNamespace(train_steps=20), partitioner=Partitioner()))
+        config=SwitchConfig(), run=Run("run", "task", {"inputs": 8, "targets": 8}, 20, 2), settings=StepSettings(),
+        partitioner=Partitioner()))
     monkeypatch.setattr(sizes, "check", lambda config, checkpoint: None)
     monkeypatch.setattr(checkpoint_evaluator, "CheckpointEvaluator", lambda *arguments: types.SimpleNamespace(
         output="output", close=lambda: None, evaluate=evaluate))

@@ -6,6 +6,7 @@ from switch_tf.comparison import turns
 from switch_tf.comparison.progress import Progress
 from switch_tf.comparison.turns import next_turn
 from switch_tf.refusals import Refusal
+from switch_tf.training.stopping import Stopping
 
 NAMES = ("dense", "few", "many")
 
@@ -66,12 +67,15 @@ class Stub:
         self.state.step = step if self.stops_at is None else min(step, self.stops_at)
         self.calls.append((step, num_untimed_steps))
 
+    def save(self):
+        self.calls.append("saved")
+
     def finish(self):
         self.calls.append("finished")
 
 
 def train(tmp_path, **stubs):
-    return turns.train(stubs, dict.fromkeys(stubs, "text"), Progress(), tmp_path / "batches.jsonl", 4)
+    return turns.train(stubs, dict.fromkeys(stubs, "text"), Progress(), tmp_path / "batches.jsonl", 4, Stopping(print))
 
 
 def test_all_train_to_their_last_step_and_finish(tmp_path):
@@ -84,7 +88,7 @@ def test_where_one_fails_the_others_are_saved_and_all_are_closed(tmp_path):
     one, two = Stub(8), Stub(8, fails_at=4)
     with pytest.raises(Refusal, match="^two: not finite$"):
         train(tmp_path, one=one, two=two)
-    assert one.calls[-2:] == ["finished", "closed"]
+    assert one.calls[-3:] == ["saved", "finished", "closed"]
     assert "finished" not in two.calls and two.calls[-1] == "closed"
 
 
@@ -100,4 +104,4 @@ def test_where_one_stops_all_stop_and_are_saved(tmp_path):
     one, two = Stub(8), Stub(8, stops_at=3)
     assert not train(tmp_path, one=one, two=two)
     assert (one.state.step, two.state.step) == (4, 3)
-    assert all(stub.calls[-2:] == ["finished", "closed"] for stub in (one, two))
+    assert all(stub.calls[-3:] == ["saved", "finished", "closed"] for stub in (one, two))

@@ -25,8 +25,8 @@ def _numbers(split, shuffle_files=False, seed=None):
         "targets": tf.where(number % 2 == 0, "even", "odd")})
 
 
-def mean_score(targets, scores):
-    return {"mean_score": np.mean(scores), "picture": seqio.metrics.Text("none")}
+def mean_log_likelihood(targets, scores):
+    return {"mean_log_likelihood": np.mean(scores), "picture": seqio.metrics.Text("none")}
 
 
 def with_aux(targets, predictions, aux_values):
@@ -44,8 +44,8 @@ def divides(targets, predictions):
     return {"nothing": 1 / 0}
 
 
-TASKS = {"parity": [metrics.accuracy], "parity_scored": [mean_score], "parity_plain": [], "parity_aux": [with_aux],
-         "parity_fails": [divides], "parity_declared": [missed, metrics.accuracy]}
+TASKS = {"parity": [metrics.accuracy], "parity_scored": [mean_log_likelihood], "parity_plain": [],
+         "parity_aux": [with_aux], "parity_fails": [divides], "parity_declared": [missed, metrics.accuracy]}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -109,7 +109,7 @@ def test_every_task_of_a_mixture_with_metrics_is_scored_by_predictions_or_likeli
     scores = evaluator.evaluate(RIGHT, _scores, done.append)
     assert set(scores) == {"parity", "parity_scored"}
     # "even" and "odd" with their ends are 5 and 4 bytes; what is no number is left out.
-    assert scores["parity_scored"].metrics == {"mean_score": pytest.approx(-(6 * 5 + 5 * 4) / 11)}
+    assert scores["parity_scored"].metrics == {"mean_log_likelihood": pytest.approx(-(6 * 5 + 5 * 4) / 11)}
     assert scores["parity_scored"].records[0] == {"inputs": "parity: 0", "targets": "even", "score": -5.0}
     assert sum(done) == 2 * NUM_EXAMPLES
     assert data.average(scores) == pytest.approx((100 - 50 / 11) / 2)

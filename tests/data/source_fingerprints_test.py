@@ -7,6 +7,7 @@ import tensorflow as tf
 from switch_tf import data
 from switch_tf.data import source_fingerprints
 from switch_tf.data.source_fingerprints import source_fingerprint
+from switch_tf.storage import places
 from switch_tf.tasks import corpora, docs_corpus  # noqa: F401  (registers)
 
 FEATURES = {key: seqio.Feature(seqio.ByteVocabulary(), add_eos=True) for key in ("inputs", "targets")}
@@ -52,7 +53,7 @@ def test_moved_files_are_the_same_and_shuffled_lines_are_others(add_task, tmp_pa
 
 
 def test_of_large_files_blocks_from_everywhere_are_read(add_task, tmp_path, monkeypatch):
-    monkeypatch.setattr(source_fingerprints, "_BLOCK", 4)
+    monkeypatch.setattr(places, "_BLOCK", 4)
     monkeypatch.setattr(source_fingerprints, "_BUDGET", 16)  # 4 blocks of a file of 40 bytes: at 0, 12, 24, 36
     large = add_task("large", _write(tmp_path, a="0123456789" * 4))
     before = source_fingerprint(large, "train")["large: a.txt"]

@@ -269,12 +269,12 @@ def test_hf_makes_each_sequence_a_group_and_routes_padding():
         assert stats.expert_load.weight == 6 and stats.fraction_tokens_dropped.total == 2
 
 
-def test_hf_capacity_has_no_minimum_and_may_exceed_the_sequence():
+def test_hf_capacity_has_no_minimum_and_no_slots_beyond_the_sequence():
     layer = make_layer(semantics="hf", expert_capacity=64)
     _, stats = layer.forward(make_inputs(2, 5)[0])
     assert stats.fraction_tokens_dropped.total == 0
-    # 10 tokens in 2 groups * 3 experts * 64 slots
-    assert stats.expert_usage == (10, 2 * 3 * 64)
+    # 10 tokens in 2 groups * 3 experts * 5 slots, as an expert takes each token once
+    assert stats.expert_usage == (10, 2 * 3 * 5)
 
 
 # Refusals.

@@ -16,7 +16,7 @@ from switch_tf.configs.run import Run
 from switch_tf.conversion import linked_weights, model_gin, weight_source
 from switch_tf.conversion import t5x as rules
 from switch_tf.conversion.initial_weights import converted
-from switch_tf.data.source_fingerprints import fingerprint_of_vocabulary
+from switch_tf.data.source_fingerprints import fingerprint_of_pieces, fingerprint_of_vocabulary
 from switch_tf.partitioning.partitioner import Partitioner
 from switch_tf.refusals import Refusal
 from switch_tf.reporting import report
@@ -107,7 +107,7 @@ def make_vocabulary(path):
 
 def described_by(path):
     vocabulary = data.get_vocabulary(str(path))
-    return {"vocabulary": [fingerprint_of_vocabulary(vocabulary)], "pieces": [data.fingerprint_of_pieces(vocabulary)]}
+    return {"vocabulary": [fingerprint_of_vocabulary(vocabulary)], "pieces": [fingerprint_of_pieces(vocabulary)]}
 
 
 def test_a_teacher_with_the_same_vocabulary_may_have_other_rows(dense_config, batch, tmp_path):

@@ -219,7 +219,7 @@ def test_the_winograd_schemas_have_the_weight_of_those_that_are_trained_on(name)
 def test_the_average_of_glue_counts_mnli_once():
     values = {"glue_cola": [60.0], "glue_mrpc": [90.0, 86.0], "glue_mnli_matched": [85.0],
               "glue_mnli_mismatched": [87.0]}
-    scores = {name: data.TaskScores({f"m{index}": value for index, value in enumerate(found)}, [])
+    scores = {name: data.TaskScores(dict(zip(("accuracy", "f1"), found, strict=False)), [])
               for name, found in values.items()}
     assert data.average(scores) == pytest.approx((60 + 88 + 86) / 3)
 

@@ -1,11 +1,14 @@
 """A notice that a TPU VM is about to be stopped is a reason to stop; other machines ask nobody."""
 
+import os
+import signal
 import time
 
 import pytest
 
 from switch_tf.hardware import devices, host, metadata
 from switch_tf.training import notices
+from switch_tf.training.stopping import Stopping
 
 
 @pytest.fixture
@@ -37,21 +40,24 @@ def wait_for(condition):
 def test_a_notice_is_a_reason_to_stop(start, name, before, after, reason):
     state, said = {name: before}, []
     asked = start(**{name: lambda: state[name]})
-    with notices.Notices(said.append) as noticed:
+    with Stopping(said.append) as stopping, notices.Notices(stopping):
         wait_for(lambda: len(asked) > 4)
-        assert noticed.reason is None and said == []
+        assert stopping.reason is None and said == []
         state[name] = after
         wait_for(lambda: said)
-        assert noticed.reason == reason
-    assert said == [f"{reason}: saving after this step."]
+        assert stopping.reason == reason
+        os.kill(os.getpid(), signal.SIGTERM)  # which the cloud sends then, and which is no second request
+        wait_for(lambda: len(said) == 2)
+    assert said == [f"{reason}: saving after this step.",
+                    "SIGTERM: saving after this step; once more stops without saving."]
 
 
 def test_a_vm_that_moves_while_it_runs_and_a_server_without_an_answer_stop_nothing(start):
     answers = iter([503, 404, "MIGRATE_ON_HOST_MAINTENANCE", "NONE"])
     asked = start(maintenance_event=lambda: next(answers, "NONE"), preempted="FALSE")
-    with notices.Notices(print) as noticed:
+    with Stopping(print) as stopping, notices.Notices(stopping):
         wait_for(lambda: len(asked) > 12)
-        assert noticed.reason is None
+        assert stopping.reason is None
 
 
 @pytest.mark.parametrize(("has_tpu", "kind"), [(False, "CPU"), (False, "TPU"), (True, "CPU")])
@@ -59,6 +65,6 @@ def test_a_run_that_is_not_on_the_tpu_of_this_vm_asks_nobody(start, monkeypatch,
     asked = start(preempted="TRUE")
     monkeypatch.setattr(host, "has_tpu", lambda: has_tpu)
     monkeypatch.setattr(devices, "device_type", lambda: kind)
-    with notices.Notices(print) as noticed:
+    with Stopping(print) as stopping, notices.Notices(stopping):
         time.sleep(0.1)
-    assert noticed.reason is None and asked == []
+    assert stopping.reason is None and asked == []

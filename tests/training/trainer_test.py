@@ -166,6 +166,78 @@ def test_a_signal_while_a_batch_is_awaited_saves_the_step_that_was_reached(tiny_
     assert _losses(run) == _losses(straight[0])
 
 
+@pytest.mark.parametrize("best_metric", [None, "eval/sentences/loss"])
+def test_a_reason_to_stop_ends_an_evaluation_after_the_save(tiny_config, run, straight, capfd, best_metric):
+    """At step 6 a checkpoint and an evaluation are due; at step 3 an evaluation alone."""
+    run = dataclasses.replace(run, best_metric=best_metric)
+    checkpoints = os.path.join(run.model_dir, "checkpoints")
+    for stopped_at in (3, 6):
+        with _start(tiny_config, run) as training:
+            evaluator = training._validation._make_evaluator()
+            training._validation._evaluator, measure, reasons = evaluator, evaluator.run, []
+
+            def stop_at(advance, has_records, training=training, measure=measure, reasons=reasons, step=stopped_at):
+                if training.state.step == step:
+                    saved = [*folders.steps(checkpoints), getattr(training.state.checkpointer._under_way, "step", None)]
+                    assert (step in saved) == (step == 6)
+                    reasons.append("SIGTERM")
+                return measure(advance, has_records)
+
+            evaluator.run = stop_at
+            training.advance(6, lambda reasons=reasons: reasons[0] if reasons else None)
+            summary = training.finish()
+        assert summary["interrupted"] is True and summary["step"] == stopped_at
+        assert folders.steps(checkpoints)[-1] == stopped_at
+        is_left_out = stopped_at == 3 and best_metric is None
+        assert (f"The evaluation of step {stopped_at} is " + ("left out." if is_left_out else
+                                                              "made at the next start.")) in capfd.readouterr().err
+    _train(tiny_config, run)
+    assert _losses(run) == _losses(straight[0])
+    assert [(line["step"], line["eval/sentences/loss"]) for line in _evaluated(run)] == [
+        (line["step"], line["eval/sentences/loss"]) for line in _evaluated(straight[0])
+        if line["step"] != 3 or best_metric]
+
+
+def test_a_thread_saves_a_run_that_evaluates_but_not_one_in_a_step(tiny_config, run, straight, monkeypatch):
+    run, told = dataclasses.replace(run, checkpoint_period=6), []
+
+    def rescue():
+        rescuing = threading.Thread(target=lambda: told.append(training.rescue("SIGTERM")))
+        rescuing.start()
+        rescuing.join()
+
+    def evaluate(keep, advance):
+        rescue()
+        training._changing = threading.RLock()  # the other one is held until the process ends
+
+    with _start(tiny_config, run) as training:
+        assert training.last_save() == "Nothing was saved since the start at step 0."
+        monkeypatch.setattr(training, "_log", rescue)
+        training.advance(2)
+        assert told == [None]
+        monkeypatch.undo()
+        monkeypatch.setattr(training._validation, "run", evaluate)
+        training.advance(3)
+    assert "at step 3, in an evaluation or compilation that did not end in time. Everything up to it is saved" in (
+        told[1])
+    assert re.fullmatch(r"The last save is of step 3, at \d\d:\d\d:\d\d\.", training.last_save())
+    assert run_folder.end_of(run.model_dir) == "stopped by SIGTERM"
+
+
+def test_a_requested_save_and_a_limit_of_hours(tiny_config, run, straight, capfd):
+    run = dataclasses.replace(run, checkpoint_period=6, eval_period=0, max_hours=1e-9)
+    with _start(tiny_config, run) as training:
+        training.advance(6)
+        assert training.state.step == 0 and training.finish()["interrupted"] is True
+    assert "Stopped by Run.max_hours (1e-09) at step 0." in capfd.readouterr().err
+    run = dataclasses.replace(run, max_hours=1.0)
+    with _start(tiny_config, run) as training:
+        training.advance(6, look_at=lambda step, batches: training.request_save() if step == 2 else None)
+        training.finish()
+    assert folders.steps(os.path.join(run.model_dir, "checkpoints")) == [0, 3, 6]
+    assert _losses(run) == _losses(straight[0])
+
+
 @pytest.mark.slow
 def test_the_last_step_is_logged_and_told_whatever_the_log_period(tiny_config, run):
     dense = dataclasses.replace(tiny_config, num_experts=0)
