@@ -223,5 +223,10 @@ def shown(value: Any) -> str:
     return line if len(line) <= 120 else f"{line[:120]}..."
 
 
+def printable(text: str) -> str:
+    """Returns a text with what a terminal would obey or cannot show, such as control characters, written as `\\x1b`."""
+    return "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text)
+
+
 def _listed(shape) -> str:
     return f"[{', '.join('any' if length is None else str(length) for length in shape)}]"

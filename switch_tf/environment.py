@@ -3,6 +3,7 @@
 `import switch_tf` makes the check that cannot wait, `switch-tf doctor` all others. Imports only the standard library.
 """
 
+import json
 import os
 import pathlib
 import shlex
@@ -45,6 +46,10 @@ KNOWN_GOOD = {
 KNOWN_GOOD["tensorflow-cpu"] = {
     "tensorflow-cpu" if name == "tensorflow" else name: version for name, version in KNOWN_GOOD["tensorflow"].items()}
 
+# Of variables that change what a run computes.
+_PREFIXES = ("KERAS_", "TF_", "XLA_", "JAX_", "NVIDIA_TF32_OVERRIDE")
+_OF_USER = dict(os.environ)  # before anything changes them
+
 # JAX's clients of NVIDIA's GPUs.
 _CUDA_PLUGINS = ("jax-cuda12-plugin", "jax-cuda13-plugin")
 
@@ -65,6 +70,31 @@ def cuda_plugin() -> str | None:
 def goes_with(libtpu: str, known_good: str) -> bool:
     """Returns whether two versions of libtpu differ at most in their last number, the build: 0.0.42.1."""
     return libtpu.split(".")[:3] == known_good.split(".")[:3]
+
+
+def compute_with_tensorflow() -> None:
+    """Has Keras compute with TensorFlow, whatever KERAS_BACKEND and ~/.keras/keras.json say. Before Keras is imported.
+    """
+    os.environ["KERAS_BACKEND"] = "tensorflow"
+
+
+def changed_by_variables() -> dict[str, str]:
+    """Returns the environment variables that change what Keras, TensorFlow, XLA or JAX compute, as the user set them.
+
+    Those of logs do not. Keras' own settings stand under the name of their file, `~/.keras/keras.json`.
+    """
+    found = {name: value for name, value in _OF_USER.items()
+             if name.startswith(_PREFIXES) and not name.startswith(("TF_CPP_", "KERAS_HOME")) and value
+             and (name, value) != ("KERAS_BACKEND", "tensorflow")}
+    file = pathlib.Path(_OF_USER.get("KERAS_HOME") or pathlib.Path.home() / ".keras") / "keras.json"
+    try:
+        chosen = json.loads(file.read_text())
+    except (OSError, ValueError):  # Keras writes it anew
+        chosen = None
+    chosen = chosen if isinstance(chosen, dict) else {}
+    others = {name: chosen[name] for name, usual in (("backend", "tensorflow"), ("floatx", "float32"))
+              if chosen.get(name, usual) != usual}
+    return found | ({str(file): json.dumps(others)} if others else {})
 
 
 def check_single_distributions() -> None:

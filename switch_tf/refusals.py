@@ -4,8 +4,9 @@ import re
 
 from switch_tf import statuses
 
-# TensorFlow's names for the operation that failed, before and after its message.
-_OPERATION = re.compile(r"\{\{.*?\}\}\s*|\s*\[(Op:|\[\{\{).*$")
+# TensorFlow's names for the operation or the iterators that failed, before and after its message.
+_OPERATION = re.compile(r"\{\{.*?\}\}\s*|\s*\[(Op:|\[\{\{).*$|"
+                        r"Error in user-defined function passed to \S+ transformation with iterator: \S+: ")
 
 
 class Refusal(ValueError):

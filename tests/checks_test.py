@@ -122,3 +122,10 @@ def test_fields_of_a_frozen_dataclass_are_checked_and_become_pythons_own():
     assert (sizes, type(sizes.width)) == (Sizes(4, 2), int)
     with pytest.raises(ValueError, match="depth must be an integer of at least 1, not 0"):
         dataclasses.replace(sizes, depth=0)
+
+
+@pytest.mark.parametrize(("text", "shown"), [
+    ("eval/größe/f1 $x$", "eval/größe/f1 $x$"), ("a\nb\tc\x1b[0m", r"a\nb\tc\x1b[0m"),
+    ("\u202ex\ud800", r"\u202ex\ud800")])
+def test_what_a_terminal_would_obey_is_written_out(text, shown):
+    assert checks.printable(text) == shown

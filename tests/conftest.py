@@ -199,7 +199,7 @@ def _bucket(tmp_path_factory):
 def bucket(_bucket):
     """A Bucket that answers at once and never fails."""
     yield _bucket
-    _bucket.control(fail=0, fail_reads=0, latency=0)
+    _bucket.control(fail=0, fail_reads=0, latency=0, deny=0)
 
 
 @pytest.fixture(scope="session")

@@ -143,7 +143,7 @@ def end_of(path: str | pathlib.Path) -> str | None:
     except (OSError, ValueError):
         return None
     reason = end.get("reason") if isinstance(end, dict) else None
-    return reason if isinstance(reason, str) else None
+    return checks.printable(reason) if isinstance(reason, str) else None
 
 
 def is_running(path: str | pathlib.Path) -> bool:

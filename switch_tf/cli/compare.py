@@ -14,9 +14,9 @@ from switch_tf.comparison.description import check_words, naming
 from switch_tf.configs.gin_calls import or_mistake
 from switch_tf.conversion.initial_weights import converted
 from switch_tf.installation import quiet
-from switch_tf.refusals import Refusal
+from switch_tf.refusals import Outage, Refusal, first_line
 from switch_tf.statuses import EPILOG, FINISHED, INTERRUPTED
-from switch_tf.storage import output_lock, outputs
+from switch_tf.storage import output_lock, outputs, places
 from switch_tf.training import outages
 
 with epy.lazy_imports():  # which import TensorFlow, so arguments are checked first
@@ -58,7 +58,11 @@ def run(arguments: argparse.Namespace) -> dict:
         quiet.import_tensorflow(None)
         is_done = driver.train(comparison, functools.partial(_trainer, comparison, bindings, arguments.words))
         runs = [(name, comparison.folder(name, seed)) for name in comparison.variants for seed in comparison.seeds]
-        result = _report(comparison.model_dir, runs, arguments, is_done)
+        try:
+            result = _report(comparison.model_dir, runs, arguments, is_done)
+        except places.BucketError as error:
+            raise Outage(f"The runs are saved, but not their report, because {error.filename} cannot be reached "
+                         f"({first_line(error.strerror)}); the same command writes it.") from error
     return {**result, "exit_status": FINISHED if is_done else INTERRUPTED}
 
 

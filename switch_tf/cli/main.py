@@ -9,6 +9,7 @@ import sys
 import textwrap
 from collections.abc import Sequence
 
+from switch_tf import environment
 from switch_tf.cli import paths
 from switch_tf.configs import shipped_gin
 from switch_tf.configs.choices import nearest
@@ -80,6 +81,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Raises:
         Exception: there is a bug in switch_tf. A note asks to report it, and the status of the process is 1.
     """
+    environment.compute_with_tensorflow()
     try:
         return _main(argv)
     except KeyboardInterrupt:  # early, or once more

@@ -1,6 +1,7 @@
 """`switch-tf serve`: serves a trained model over HTTP, with a page that shows the experts of a text's tokens."""
 
 import argparse
+import gc
 import sys
 import time
 
@@ -74,6 +75,8 @@ def _serve(arguments, folder, checkpoint, described, listener, allowed):
         arguments.batch_size, arguments.max_waiting, arguments.max_request_bytes, allowed)
     print("Compiling.", file=sys.stderr, flush=True)
     served.warm_up()
+    gc.collect()
+    gc.freeze()  # or a large request would have all of TensorFlow's objects looked at, again and again
     address = listening.address_of(listener)
     listening.serve(served.app, listener, lambda: print(
         f"Step {identity['step']} of {folder} is ready after {time.perf_counter() - start:.1f} s: {address}/ is a "

@@ -5,6 +5,7 @@ file (`gin/tasks/`) imports the module that registers them.
 """
 
 from switch_tf.data.added_features import AddedFeatures
+from switch_tf.data.bad_rows import bad_row, refusing_bad_rows
 from switch_tf.data.batches import Batches, get_batches
 from switch_tf.data.cache_writing import Shard, is_complete
 from switch_tf.data.cache_writing import finish as finish_cache
@@ -36,11 +37,11 @@ from switch_tf.data.spelling_ops import SpellingOps
 from switch_tf.data.task_catalog import describe, names
 from switch_tf.data.vocabularies import NUM_SENTINELS, get_vocabulary, register_vocabulary
 
-__all__ = ["AddedFeatures", "average", "BadData", "Batches", "check_examples", "check_metrics", "check_task",
+__all__ = ["AddedFeatures", "average", "bad_row", "BadData", "Batches", "check_examples", "check_metrics", "check_task",
            "check_vocabulary", "DatasetDescription", "declares_directions", "describe", "description_of_data",
-           "Evaluator", "examples", "examples_of_lines", "find_files", "fingerprint",
-           "finish_cache", "get_batches", "get_dataset", "get_vocabulary", "has_metrics", "is_complete",
-           "keep_jax_on_cpu", "kind_of", "names", "names_of_tasks", "NUM_SENTINELS", "passes", "pieces",
-           "pieces_fingerprint", "plan_cache", "read_text", "Reading", "reading_of", "refusing_bad_data",
-           "register_vocabulary", "Shard", "spell", "SpellingOps", "spellings", "target_vocabulary", "TaskScores",
-           "TextFile", "typed_sentinels", "vocabulary_fingerprint", "vocabulary_size", "write_records", "write_shard"]
+           "Evaluator", "examples", "examples_of_lines", "find_files", "fingerprint", "finish_cache", "get_batches",
+           "get_dataset", "get_vocabulary", "has_metrics", "is_complete", "keep_jax_on_cpu", "kind_of", "names",
+           "names_of_tasks", "NUM_SENTINELS", "passes", "pieces", "pieces_fingerprint", "plan_cache", "read_text",
+           "Reading", "reading_of", "refusing_bad_data", "refusing_bad_rows", "register_vocabulary", "Shard", "spell",
+           "SpellingOps", "spellings", "target_vocabulary", "TaskScores", "TextFile", "typed_sentinels",
+           "vocabulary_fingerprint", "vocabulary_size", "write_records", "write_shard"]

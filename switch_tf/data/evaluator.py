@@ -12,9 +12,9 @@ import numpy as np
 from switch_tf import checks
 from switch_tf.configs import directions
 from switch_tf.data import comparing
+from switch_tf.data.bad_rows import refusing_bad_rows
 from switch_tf.data.description import DatasetDescription, check_description
 from switch_tf.data.evaluation_sets import evaluation_owner
-from switch_tf.data.example_files import refusing_bad_data
 from switch_tf.data.providers import check_split, get_provider, import_seqio, replace_tasks, tasks_of
 from switch_tf.refusals import Refusal, first_line
 from switch_tf.storage import json_lines
@@ -106,7 +106,7 @@ class Evaluator:
         provider = replace_tasks(provider, self._as_compared)
         tasks = [task for task in tasks_of(provider, split) if task.metric_objs]
         self.end_id = provider.output_features["targets"].vocabulary.eos_id
-        with _quiet(), refusing_bad_data(), _registered(provider) as registered:
+        with _quiet(), refusing_bad_rows(description), _registered(provider) as registered:
             self._evaluator = seqio.Evaluator(
                 registered, seqio.EncDecFeatureConverter(pack=False), split, sequence_length=dict(
                     description.task_feature_lengths), num_examples=num_examples)
@@ -223,7 +223,8 @@ def _text(example, name, vocabulary):
 def _numbers(metrics):
     """Returns the metrics that are numbers, without the pictures and texts that metrics may return."""
     values = {name: np.asarray(getattr(value, "value", value)) for name, value in metrics.items()}
-    return {name: float(value) for name, value in values.items() if value.ndim == 0 and value.dtype.kind in "biuf"}
+    return {checks.printable(name): float(value) for name, value in values.items()
+            if value.ndim == 0 and value.dtype.kind in "biuf"}
 
 
 def _watched(metric, declared):

@@ -1,6 +1,7 @@
 """Batches of seqio's model features for a description: the same in every process, and resumable."""
 
 import contextlib
+import dataclasses
 import traceback
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     import seqio
 
 with epy.lazy_imports():  # imports seqio
-    from switch_tf.data import cached_tasks
+    from switch_tf.data import bad_rows, cached_tasks
 
 _SEEDS_PER_PART = 1_000_003  # because seqio counts up from the seed of a part, and users from theirs
 
@@ -139,7 +140,8 @@ def check_examples(description: DatasetDescription) -> None:
                                         try_in_mem_cache=False)
             count = sum(1 for _ in converter(examples, lengths).take(needed))
         except Exception as error:  # from preprocessors of the user, of any kind
-            raise Refusal(failure(task, split, error)) from error
+            row = bad_rows.bad_row(dataclasses.replace(description, mixture_or_task_name=task.name), error)
+            raise Refusal(f"Data cannot be read: {row}." if row else failure(task, split, error)) from error
         counts[task.name] = count
     short = [name for name, count in counts.items() if count < needed]
     if short and (description.is_training or len(short) == len(counts)):

@@ -74,7 +74,7 @@ class SplitEvaluator:
         tasks = data.names_of_tasks(name, split)
         self._names = list(dict.fromkeys([name, *tasks]))
         self._config = model.config
-        self._split = split
+        self._split, self._description = split, description
         self._batch_size = description.batch_size
         self._metrics = None
         if data.has_metrics(name, split):
@@ -120,7 +120,8 @@ class SplitEvaluator:
                 yield features
                 advance(self._batch_size)
 
-        measured = held_out_loss.evaluate(self._step, counted())
+        with data.refusing_bad_rows(self._description):
+            measured = held_out_loss.evaluate(self._step, counted())
         if measured is None:
             raise Refusal(f"Split {self._split!r} of {name!r} has no example to evaluate.")
         return measured

@@ -58,8 +58,7 @@ class Batcher:
         with self._changed:
             if self._is_stopped:
                 raise Stopped
-            self._skip_cancelled()
-            if len(self._waiting) + len(requests) > self.max_waiting:
+            if not self._has_room(len(requests)):
                 raise Full
             self._waiting.extend(zip(requests, futures, strict=True))
             self._changed.notify()
@@ -72,9 +71,15 @@ class Batcher:
             self._changed.notify()
         self._thread.join()
 
-    def _skip_cancelled(self):
+    def has_room(self, count: int) -> bool:
+        """Returns whether `count` more requests may wait."""
+        with self._changed:
+            return self._has_room(count)
+
+    def _has_room(self, count):
         if any(future.cancelled() for _, future in self._waiting):
             self._waiting = collections.deque(pair for pair in self._waiting if not pair[1].cancelled())
+        return len(self._waiting) + count <= self.max_waiting
 
     def _run(self):
         while batch := self._next():

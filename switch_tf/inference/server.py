@@ -1,6 +1,7 @@
 """Serves a model over HTTP: texts as JSON in the form of TensorFlow Serving, and a page that shows its experts."""
 
 import asyncio
+import collections
 import contextlib
 import html
 import json
@@ -29,6 +30,8 @@ _PAGE = pathlib.Path(__file__).with_name("page.html")
 _MOST_BYTES_HELD = 2**28  # of incomplete requests
 _CHARACTERS_PER_TOKEN = 64  # of the longest text; tokenising more takes time for tokens that are cut
 _FEWEST_CHARACTERS = 2**14  # length that is always allowed
+_SMALL = 2**16  # bytes of a request that is parsed at once, and admitted however many long ones are prepared
+_MOST_LONG = 4  # requests of the largest size that are parsed and tokenised at a time; of smaller ones more
 _CHARACTERS_PER_TURN = 2**14  # of one request, before another request has its turn to be tokenised
 _MAX_LOOKING = 16  # waiting requests of the page, each of which is computed alone
 
@@ -70,7 +73,9 @@ class Server:
         self._max_request_bytes = checks.integer("max_request_bytes", max_request_bytes, 1)
         self._max_characters = max(_FEWEST_CHARACTERS, _CHARACTERS_PER_TOKEN * text_model.inputs_length)
         self._num_bytes_held, self._max_bytes_held = 0, max(_MOST_BYTES_HELD, 2 * self._max_request_bytes)
+        self._num_bytes_prepared = self._num_texts_prepared = 0  # that are being parsed and tokenised
         self._turn = asyncio.Lock()  # to tokenise, in the order of arrival
+        self._parsing = asyncio.Lock()  # of long requests
         self._token_routes = TokenRoutes(text_model)
         self._num_answered = 0
         self._metrics = _Metrics(lambda: self._answers.num_waiting)
@@ -123,18 +128,25 @@ class Server:
     # Endpoints.
 
     async def _predict(self, request):
-        texts = (await self._read(request)).get("instances")
-        if not isinstance(texts, list) or not texts:
-            raise HTTPException(400, 'The body must be {"instances": ["a text", ...]}, a list of one text at least.')
-        if len(texts) > self._answers.max_waiting:
-            raise HTTPException(400, f"A request has at most {self._answers.max_waiting} instances, not {len(texts)}.")
-        inputs = await self._tokenised({f"instances[{number}]": text for number, text in enumerate(texts)})
+        body = await self._read(request)
+        with self._prepared(len(body)):
+            texts = (await self._parsed(body)).get("instances")
+            if not isinstance(texts, list) or not texts:
+                raise HTTPException(400, 'The body must be {"instances": ["a text", ...]}, a list of one text at '
+                                         'least.')
+            if len(texts) > self._answers.max_waiting:
+                raise HTTPException(400, f"A request has at most {self._answers.max_waiting} instances, not "
+                                         f"{len(texts)}.")
+            inputs = await self._tokenised(request, {f"instances[{number}]": text
+                                                     for number, text in enumerate(texts)})
         answers = await self._wait(request, self._answers, inputs)
         return JSONResponse({"predictions": [prediction for _, prediction in answers]})
 
     async def _look_at(self, request):
-        text = (await self._read(request)).get("instance")
-        (inputs,) = await self._tokenised({"instance": text})
+        body = await self._read(request)
+        with self._prepared(len(body)):
+            text = (await self._parsed(body)).get("instance")
+            (inputs,) = await self._tokenised(request, {"instance": text})
         ((results, prediction),) = await self._wait(request, self._answers, [inputs])
         (routes,) = await self._wait(request, self._looks, [(inputs, results[0].ids)])
         return JSONResponse({"prediction": prediction, "routes": routes})
@@ -161,8 +173,8 @@ class Server:
         if (name := request.path_params["name"]) != self.name:
             raise HTTPException(404, f"The model here is {self.name!r}, not {checks.shown(name)}.")
 
-    async def _read(self, request) -> dict:
-        """Returns the JSON object of a request."""
+    async def _read(self, request) -> bytes:
+        """Returns the body of a request."""
         self._check_name(request)
         body = bytearray()
         size = 0
@@ -183,26 +195,57 @@ class Server:
             self._num_bytes_held -= len(body)
         if size > self._max_request_bytes:
             raise HTTPException(413, f"A request has at most {self._max_request_bytes} bytes, not {size}.")
+        return bytes(body)
+
+    @contextlib.contextmanager
+    def _prepared(self, size):
+        """Reserves room for a long request while it is parsed and tokenised, or refuses it."""
+        size = size if size > _SMALL else 0
+        if size and self._num_bytes_prepared + size > _MOST_LONG * self._max_request_bytes:
+            raise HTTPException(503, "Too many long requests at a time; try again later.", {"Retry-After": "1"})
+        self._num_bytes_prepared += size
         try:
-            content = await run_in_threadpool(json.loads, bytes(body))
+            yield
+        finally:
+            self._num_bytes_prepared -= size
+
+    async def _parsed(self, body: bytes) -> dict:
+        """Returns the JSON object of a body."""
+        try:
+            if len(body) > _SMALL:
+                async with self._parsing:
+                    content = await run_in_threadpool(json.loads, body)
+            else:
+                content = json.loads(body)
         except (ValueError, RecursionError) as error:
             raise HTTPException(400, f"The body is no JSON object: {first_line(error)}.") from None
         if not isinstance(content, dict):
             raise HTTPException(400, f"The body must be a JSON object, not {checks.shown(content)}.")
         return content
 
-    async def _tokenised(self, texts: dict) -> list:
-        """Tokenises texts, given by their names in the request. Requests take turns, so that none waits for long."""
+    async def _tokenised(self, request, texts: dict) -> list:
+        """Tokenises texts, given by their names in the request. Requests take turns, so that none waits for long.
+
+        It ends when the client disconnects, and does not begin if there is no room for the texts to wait.
+        """
         for name, text in texts.items():
             self._check_text(name, text)
-        tokenised, waiting = [], list(texts.items())
-        while waiting:
-            part, size = [], 0
-            while waiting and (not part or size + len(waiting[0][1]) <= _CHARACTERS_PER_TURN):
-                part.append(waiting.pop(0))
-                size += len(part[-1][1])
-            async with self._turn:
-                tokenised += await run_in_threadpool(lambda part=part: [self._inputs(*item) for item in part])
+        if not self._answers.has_room(self._num_texts_prepared + len(texts)):
+            raise self._too_many(self._answers)
+        tokenised, waiting = [], collections.deque(texts.items())
+        self._num_texts_prepared += len(texts)
+        try:
+            while waiting:
+                part, size = [], 0
+                while waiting and (not part or size + len(waiting[0][1]) <= _CHARACTERS_PER_TURN):
+                    part.append(waiting.popleft())
+                    size += len(part[-1][1])
+                async with self._turn:
+                    tokenised += await run_in_threadpool(lambda part=part: [self._inputs(*item) for item in part])
+                if waiting and await request.is_disconnected():
+                    raise ClientDisconnect
+        finally:
+            self._num_texts_prepared -= len(texts)
         return tokenised
 
     def _check_text(self, name, text):
@@ -222,13 +265,17 @@ class Server:
         except Refusal:
             raise HTTPException(400, f"There is no text in {name}.") from None
 
+    @staticmethod
+    def _too_many(batcher):
+        return HTTPException(503, f"{batcher.num_waiting} of at most {batcher.max_waiting} texts are waiting; try "
+                                  "again later.", {"Retry-After": "1"})
+
     async def _wait(self, request, batcher, asked):
         """Returns the results of a batcher. If the client disconnects, requests that have not begun are cancelled."""
         try:
             futures = batcher.submit(asked)
         except Full:
-            raise HTTPException(503, f"{batcher.num_waiting} of at most {batcher.max_waiting} texts are waiting; try "
-                                     "again later.", {"Retry-After": "1"}) from None
+            raise self._too_many(batcher) from None
         except Stopped:
             raise HTTPException(503, "The server is stopping.") from None
         results = asyncio.gather(*map(asyncio.wrap_future, futures), return_exceptions=True)

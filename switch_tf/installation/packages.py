@@ -33,6 +33,21 @@ def check_python() -> Iterator[Finding]:
         yield Finding("Python", PROBLEM, version, "install again under Python 3.11 or 3.12")
 
 
+def check_variables() -> Iterator[Finding]:
+    """Lists the environment variables that change what a run computes."""
+    found = environment.changed_by_variables()
+    if not found:
+        yield Finding("variables", OK, "none of KERAS_*, TF_*, XLA_* and JAX_* changes a run")
+        return
+    names = [name for name in found if name.isupper()]
+    files = [name for name in found if name not in names]
+    cures = ([f"unset {' '.join(names)}"] if names else []) + [f"correct {file}" for file in files]
+    keras_backend = "; commands compute with TensorFlow, whatever Keras' back end" if "KERAS_BACKEND" in found or any(
+        "backend" in found[file] for file in files) else ""
+    yield Finding("variables", WARNING, ", ".join(f"{name}={value}" for name, value in found.items()) + keras_backend,
+                  f"{' and '.join(cures)}, unless you mean it")
+
+
 def check_versions() -> Iterator[Finding]:
     """Compares packages that only work in certain pairs with the pairs that the tests run with."""
     flavour = tensorflow_distribution()

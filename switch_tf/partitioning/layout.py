@@ -120,6 +120,12 @@ class Layout:
             f"{num_devices}" + (f", or have {size} virtual devices on this machine's CPU with --devices={size}."
                              if device_type == "CPU" else "."))
 
+    def check_processes(self, count: int) -> None:
+        """Raises Refusal if the layout is for one device, and several processes want to share its devices."""
+        if count > 1 and self.num_devices == 1 and not self.open_axes:
+            raise Refusal(f"MESH_SHAPE {self.mesh_shape!r} leaves some of the {count} processes without a device; use "
+                          "a layout of several devices, such as gin/layouts/data.gin, or one process.")
+
     @property
     def axes_over_several(self) -> list[str]:
         """Logical axes that `rules` split over several mesh axes of more than one device."""

@@ -29,6 +29,16 @@ from switch_tf.refusals import Refusal
 Features = dict[str, Any]
 
 
+def _check_keras():
+    """Refuses the choices of a user's environment with which no step computes what it should."""
+    if keras.backend.backend() != "tensorflow":
+        raise Refusal(f"Models are trained, evaluated and exported with TensorFlow, and Keras computes with "
+                      f"{keras.backend.backend()!r}; set KERAS_BACKEND=tensorflow before Keras is imported.")
+    if keras.config.floatx() != "float32":
+        raise Refusal(f"Keras' floatx must be 'float32', not {keras.config.floatx()!r}; correct ~/.keras/keras.json, "
+                      "and choose a precision by the model's dtype (ACTIVATION_DTYPE).")
+
+
 class Partitioner:
     """One device, the first of its kind. Subclasses cut the step over several.
 
@@ -49,6 +59,7 @@ class Partitioner:
     num_parts = 1
 
     def __init__(self, layout: Layout | None = None):
+        _check_keras()
         self.layout = layout or Layout()
         self._finite: tuple[list, Callable] | None = None  # variables, and a compiled function that examines them
 

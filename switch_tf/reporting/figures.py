@@ -32,6 +32,7 @@ def pyplot() -> types.ModuleType:
     """Returns matplotlib.pyplot for a machine without a display, imported when a figure is drawn: it takes a second."""
     import matplotlib  # here, because the back end is chosen before pyplot is imported
     matplotlib.use("Agg")
+    matplotlib.rcParams["text.parse_math"] = False  # names of metrics and runs may hold dollar signs
     from matplotlib import pyplot
     return pyplot
 

@@ -3,9 +3,11 @@
 import html
 import pathlib
 import sys
+from typing import Any
 
 import numpy as np
 
+from switch_tf import checks
 from switch_tf.checkpoints import run_folder
 from switch_tf.configs import directions
 from switch_tf.reporting import figures, names, page
@@ -41,7 +43,7 @@ def write(folder: str | pathlib.Path) -> None:
         return
     pictures = figures.draw(records)
     write_whole(folder / "loss.png", pictures["Loss"])
-    write_whole(folder / "report.html", _page(folder, _summary(folder, records), pictures))
+    write_whole(folder / "report.html", _page(folder, summary_of(folder, records), pictures))
 
 
 def summarize(folder: str | pathlib.Path) -> dict:
@@ -51,11 +53,12 @@ def summarize(folder: str | pathlib.Path) -> dict:
     for each held-out value a dict of its "first", "last" and "best" with their steps. `directions` decides the best;
     a metric without a known direction has none.
     """
-    return _summary(places.at(folder), read_metrics(folder))
+    return summary_of(places.at(folder), read_metrics(folder))
 
 
-def _summary(folder, records):
-    summary = {"step": max((record["step"] for record in records), default=0), "model_dir": str(folder),
+def summary_of(folder: pathlib.Path, records: list[dict]) -> dict:
+    """Returns the summary of a run with these records of its `metrics.jsonl`, see `summarize`."""
+    summary: dict[str, Any] = {"step": max((record["step"] for record in records), default=0), "model_dir": str(folder),
                "report": str(folder / "report.html"), "plot": str(folder / "loss.png")}
     trained = [record for record in records if "train/loss" in record]
     if trained:
@@ -89,7 +92,7 @@ def read_metrics(folder: str | pathlib.Path) -> list[dict]:
     """
     records, thinned = [], _Thinned()
     for _, record in run_folder.records_of(places.at(folder) / "metrics.jsonl"):
-        record = {sys.intern(name): value for name, value in record.items()}
+        record = {sys.intern(checks.printable(name)): value for name, value in record.items()}
         thinned.add(record)
         records.append(record)
     return records

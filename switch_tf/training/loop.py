@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import tensorflow as tf
 
-from switch_tf import metrics
+from switch_tf import data, metrics
 from switch_tf.checkpoints import folders
 from switch_tf.checkpoints.checkpointer import FailedSave
 from switch_tf.checkpoints.run_folder import RunFolder
@@ -18,6 +18,7 @@ from switch_tf.partitioning.partitioner import Partitioner
 from switch_tf.refusals import Outage, Refusal, first_line, sentence_about_data
 from switch_tf.reporting import report, summaries
 from switch_tf.reporting.meter import Meter
+from switch_tf.storage import places
 from switch_tf.training import outages
 from switch_tf.training.diagnosis import Divergence, first_bad_tensor
 from switch_tf.training.peak import Peak
@@ -90,6 +91,9 @@ class Training:
         if error is not None and self.partitioner.is_lost_process(error):
             self.state.checkpointer.abandon()
         self.close(first_line(error) if error else "")
+        if isinstance(error, places.BucketError):
+            raise Outage(f"{error.filename} cannot be reached ({first_line(error.strerror)}). {self.last_save()} The "
+                         "same command goes on from there.") from error
 
     def advance(self, step: int, stop_reason: Callable[[], str | None] = lambda: None, num_untimed_steps: int = 0,
                 look_at: Callable[[int, dict], None] = lambda step, batches: None) -> None:
@@ -196,10 +200,12 @@ class Training:
                 self.progress.say(f"Stopped by {self._stopped_by} at step {self.state.step}. Everything up to it is "
                                   f"saved in {self.folder.path}; the same command goes on from there.")
             self.close()
+        summary = self._try_last(lambda: report.summarize(self.folder.path))
+        summary = summary or report.summary_of(self.folder.path, [])
         if best := self._validation.best.current:
             self.progress.say(f"Best: {best['metric']} {best['value']:.4f} at step {best['step']}, kept in "
                               f"{folders.path_of(self.folder.checkpoints, best['step'])}.")
-        return {"interrupted": bool(self._stopped_by), **report.summarize(self.folder.path), "step": self.state.step}
+        return {"interrupted": bool(self._stopped_by), **summary, "step": self.state.step}
 
     def close(self, error: str = "") -> None:
         """Records why the run ended, writes the report and releases the run folder.
@@ -221,15 +227,20 @@ class Training:
             unsaved = failure
             self.progress.say(str(unsaved))
         for last_action in (self._profiling.close, self._writer.close,
-                            lambda: self._write_end(error or str(unsaved or "")), self._write_report):
-            try:
-                last_action()
-            except (OSError, Refusal) as failure:  # the checkpoint is saved, and the rest can be written again
-                self.progress.say(f"{failure} The same command writes it again.")
+                            lambda: self._write_end(error or str(unsaved or "")), self._write_report,
+                            self.folder.close):
+            self._try_last(last_action)
         self.progress.close()
-        self.folder.close()
         if unsaved is not None and not error:
             raise unsaved
+
+    def _try_last(self, action):
+        """Returns what an action returns for which no run fails: its checkpoints are saved, the rest can come again."""
+        try:
+            return action()
+        except (OSError, Refusal) as failure:
+            self.progress.say(f"{str(failure).rstrip('.')}. What is saved stays, and the same command writes the rest.")
+            return None
 
     def _write_report(self):
         if self.partitioner.is_chief and self._has_folder():
@@ -311,7 +322,8 @@ class Training:
         try:
             batches = state.batches.wait(self._impatience(stop_reason))
         except tf.errors.OpError as error:
-            reason = (sentence_about_data(error) or first_line(error)).rstrip(".")
+            description = data.description_of_data(self.run, state.model.config, "train", self.run.seed)
+            reason = (sentence_about_data(error) or data.bad_row(description, error) or first_line(error)).rstrip(".")
             raise Refusal(f"The batch after step {state.step} cannot be read ({reason}); the last good checkpoint is "
                           f"{self._settled_checkpoint()}.") from error
         if batches is None:

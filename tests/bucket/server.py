@@ -6,7 +6,8 @@ TensorFlow has the hosts of Google's store compiled in, but libcurl below it hon
 file of certificates. So this is a proxy that answers for those hosts itself. It prints the variables for processes that
 are to use it, and runs until its standard input ends. Every bucket exists but "missing", and nobody may write "locked".
 Requests to http://127.0.0.1:PORT/_control change it: `fail=0.3` answers 30 % of the writes with 503, `fail_reads=0.3`
-of the reads, `latency=0.05` delays each request, `requests` returns the number of requests so far.
+of the reads, `deny=1` all with 403, `latency=0.05` delays each request, `requests` returns the number of requests so
+far.
 """
 
 import datetime
@@ -37,13 +38,14 @@ class Store:
     Attributes:
         objects: (bucket, name) -> (content, generation).
         uploads: Id of a resumable upload -> (bucket, name, content so far).
-        settings: "fail", "fail_reads": shares of writes and reads that fail; "latency": seconds.
+        settings: "fail", "fail_reads": shares of writes and reads that fail; "latency": seconds; "deny": 1 if
+            nobody may read or write.
         count: Number of requests.
     """
 
     def __init__(self):
         self.objects, self.uploads = {}, {}
-        self.settings = {"fail": 0.0, "fail_reads": 0.0, "latency": 0.0}
+        self.settings = {"fail": 0.0, "fail_reads": 0.0, "latency": 0.0, "deny": 0.0}
         self.count = 0
         self.lock = threading.RLock()
 
@@ -109,6 +111,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
             store.count += 1
             if random.random() < store.settings["fail_reads" if self.command == "GET" else "fail"]:
                 return self._reply(503, b"injected")
+            if store.settings["deny"]:
+                return self._reply(403, {"error": {"code": 403, "message": "does not have access"}})
             for pattern, answer in ROUTES:
                 if found := re.fullmatch(pattern, path):
                     names = [urllib.parse.unquote(part) for part in found.groups()]

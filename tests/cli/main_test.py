@@ -1,4 +1,5 @@
 import json
+import os
 import subprocess
 import sys
 
@@ -73,3 +74,14 @@ def test_a_flag_that_is_a_macro_is_answered_with_the_macro(capsys):
     with pytest.raises(SystemExit):
         main.main(["train", "--nothing_like_it=x"])
     assert "macro" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("variables", [{"KERAS_BACKEND": "jax"}, {"KERAS_HOME": "keras"}])
+def test_commands_compute_with_tensorflow_whatever_the_users_back_end(tmp_path, variables):
+    (tmp_path / "keras").mkdir()
+    (tmp_path / "keras" / "keras.json").write_text('{"backend": "torch"}')
+    code = ("from switch_tf.cli import main\nmain.main(['inspect', 'switch_tiny'])\nimport keras\n"
+            "print(keras.backend.backend())")
+    done = subprocess.run([sys.executable, "-c", code], env={**os.environ, "KERAS_BACKEND": "", **variables},
+                          capture_output=True, text=True, cwd=tmp_path)
+    assert done.stdout.splitlines()[-1:] == ["tensorflow"], done.stderr

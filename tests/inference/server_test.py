@@ -228,6 +228,67 @@ def test_no_http_is_refused(port):
 
 
 @pytest.fixture
+def slow(text_model, monkeypatch):
+    """The texts that were tokenised, and the event that each waits for."""
+    order, read, go = [], text_model.read, threading.Event()
+
+    def wait(text):
+        order.append(text)
+        assert go.wait(20)
+        return read(text)
+
+    monkeypatch.setattr(text_model, "read", wait)
+    yield order, go
+    go.set()
+
+
+def test_long_requests_are_refused_while_some_are_prepared_and_short_ones_are_not(text_model, slow, monkeypatch):
+    order, go = slow
+    monkeypatch.setattr(server_module, "_SMALL", 500)
+    monkeypatch.setattr(server_module, "_MOST_LONG", 2)
+    long = {"instances": ["a" * 600]}
+    with served(text_model, max_request_bytes=700) as (server, port), concurrent.futures.ThreadPoolExecutor() as pool:
+        prepared = [pool.submit(ask, port, PREDICT, long) for _ in range(2)]
+        until(lambda: server._num_bytes_prepared > 1200)
+        status, found, headers = ask(port, PREDICT, long)
+        assert (status, headers["Retry-After"]) == (503, "1") and found["error"].startswith("Too many long requests")
+        short = pool.submit(ask, port, PREDICT, {"instances": ["b"]})
+        until(lambda: server._num_texts_prepared == 3)
+        go.set()
+        assert [request.result()[0] for request in (*prepared, short)] == [200, 200, 200]
+        assert server._num_bytes_prepared == server._num_texts_prepared == 0
+        assert ask(port, PREDICT, long)[0] == 200
+
+
+def test_more_texts_than_may_wait_are_refused_before_they_are_tokenised(text_model, slow):
+    order, go = slow
+    with served(text_model, max_waiting=3) as (server, port), concurrent.futures.ThreadPoolExecutor() as pool:
+        first = pool.submit(ask, port, PREDICT, {"instances": ["a", "a"]})
+        until(lambda: order)
+        assert ask(port, PREDICT, {"instances": ["b", "b"]})[0] == 503
+        second = pool.submit(ask, port, PREDICT, {"instances": ["c"]})
+        go.set()
+        assert first.result()[0] == second.result()[0] == 200
+    assert sorted(order) == ["a", "a", "c"]
+
+
+def test_of_a_client_that_hangs_up_no_further_text_is_tokenised(text_model, slow, monkeypatch):
+    order, go = slow
+    monkeypatch.setattr(server_module, "_CHARACTERS_PER_TURN", 1)
+    with served(text_model) as (server, port):
+        body = json.dumps({"instances": ["x", "y", "z"]}).encode()
+        with socket.create_connection(("127.0.0.1", port)) as client:
+            client.sendall(b"POST %s HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%s" % (
+                PREDICT.encode(), len(body), body))
+            until(lambda: order)
+        threading.Event().wait(0.2)  # the server hears of it
+        go.set()
+        until(lambda: 'status="hung_up"} 1.0' in ask(port, "/metrics")[1])
+        assert server._num_texts_prepared == 0
+    assert order == ["x"]
+
+
+@pytest.fixture
 def held(make_text_model, monkeypatch):
     """A model whose answers wait for an event: itself, the event, and the batches that it was asked."""
     model, go, asked = make_text_model(), threading.Event(), []

@@ -135,3 +135,23 @@ def test_a_missing_or_wrong_compiler_says_what_to_install(monkeypatch, version, 
     monkeypatch.setattr(environment, "installed_version", lambda name: version if name == "libtpu" else None)
     with pytest.raises(Refusal, match=rf"The TPU compiler {what}.*; run: .* --no-deps libtpu==0\.0\.42\.1"):
         packages.check_tpu_compiler()
+
+
+def test_variables_that_change_a_run_are_listed(monkeypatch, tmp_path):
+    monkeypatch.setattr(environment, "_OF_USER", {
+        "KERAS_BACKEND": "tensorflow", "KERAS_HOME": str(tmp_path), "TF_CPP_MIN_LOG_LEVEL": "2", "JAX_X": "",
+        "PATH": "x"})
+    assert only(packages.check_variables(), "variables").status == OK
+    file = tmp_path / "keras.json"
+    for content in ('{"backend": "tensorflow", "floatx": "float32", "epsilon": 1e-7}', "not JSON", "[]"):
+        file.write_text(content)
+        assert only(packages.check_variables(), "variables").status == OK
+    file.write_text('{"backend": "jax", "floatx": "bfloat16"}')
+    monkeypatch.setitem(environment._OF_USER, "KERAS_BACKEND", "torch")
+    monkeypatch.setitem(environment._OF_USER, "JAX_DISABLE_JIT", "1")
+    found = only(packages.check_variables(), "variables")
+    assert found.status == WARNING
+    assert found.found == (
+        f'KERAS_BACKEND=torch, JAX_DISABLE_JIT=1, {file}={{"backend": "jax", "floatx": "bfloat16"}}; commands compute '
+        "with TensorFlow, whatever Keras' back end")
+    assert found.cure == f"unset KERAS_BACKEND JAX_DISABLE_JIT and correct {file}, unless you mean it"

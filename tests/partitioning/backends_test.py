@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 
+import keras
 import pytest
 import tensorflow as tf
 from tensorflow.experimental import dtensor
@@ -18,6 +19,7 @@ from switch_tf.partitioning import Layout, backends, cluster
 from switch_tf.partitioning.backend_table import BACKENDS
 from switch_tf.partitioning.backends import tpu
 from switch_tf.partitioning.partitioner import Partitioner, is_lost_process
+from switch_tf.refusals import Refusal
 
 DATA = (("batch", "data"), ("group", "data"))
 EXPERT = (*DATA, ("expert", "data"))
@@ -310,3 +312,12 @@ def test_tf_config_that_cannot_be_read_is_refused(monkeypatch):
     monkeypatch.setenv("TF_CONFIG", "host0:2222")
     with pytest.raises(ValueError, match="TF_CONFIG must read like "):
         backends.create_partitioner(Layout())
+
+
+@pytest.mark.parametrize(("module", "name", "value", "message"), [
+    (keras.backend, "backend", "jax", "with TensorFlow, and Keras computes with 'jax'; set KERAS_BACKEND=tensorflow"),
+    (keras.config, "floatx", "float16", "floatx must be 'float32', not 'float16'; correct ~/.keras/keras.json")])
+def test_another_choice_of_keras_is_refused(monkeypatch, module, name, value, message):
+    monkeypatch.setattr(module, name, lambda: value)
+    with pytest.raises(Refusal, match=message):
+        Partitioner()

@@ -357,3 +357,11 @@ def test_a_shipped_layout_takes_another_mesh(shipped_layout):
     assert shipped_layout("expert_model", "MESH_SHAPE='model=4'").resolve(8, "CPU").mesh == {"data": 2, "model": 4}
     assert shipped_layout("data", "MESH_SHAPE='data=4'").num_devices == 4
     assert shipped_layout("data", "Layout.backend='mirrored'").backend == "mirrored"
+
+
+def test_a_layout_of_one_device_is_refused_to_several_processes():
+    Layout("data=1").check_processes(1)
+    Layout("data=2").check_processes(2)
+    Layout("model=1", rules=(("batch", "data"), ("mlp", "model"))).check_processes(2)  # "data" takes them
+    with pytest.raises(Refusal, match="MESH_SHAPE 'data=1' leaves some of the 2 processes without a device"):
+        Layout("data=1").check_processes(2)

@@ -18,13 +18,14 @@ from switch_tf.configs.run import StepSettings
 from switch_tf.inference.programs import compile_log_likelihoods, compile_prediction
 from switch_tf.optim.adafactor import Adafactor
 from switch_tf.optim.memory import bytes_per_device
-from switch_tf.partitioning import lowering
+from switch_tf.partitioning import cluster, lowering
 from switch_tf.partitioning.axes import with_axes
-from switch_tf.partitioning.backends import create_partitioner, pjrt, pjrt_jit, pjrt_mesh
+from switch_tf.partitioning.backends import create_partitioner, pjrt, pjrt_client, pjrt_jit, pjrt_mesh
 from switch_tf.partitioning.backends.pjrt_variable import PjrtVariable
 from switch_tf.partitioning.layout import Layout
 from switch_tf.partitioning.partitioner import Partitioner
 from switch_tf.partitioning.pieces import slice_text
+from switch_tf.refusals import Refusal
 from switch_tf.training import diagnosis
 from switch_tf.training.train_step import compile_steps
 
@@ -289,3 +290,9 @@ def test_devices_of_several_slices_are_refused():
     devices = [types.SimpleNamespace(slice_index=index // 4) for index in range(8)]
     with pytest.raises(ValueError, match="These 8 devices are of 2 TPU slices, and the mesh of a layout covers one"):
         pjrt_mesh.device_mesh(Layout("data=8", (("batch", "data"),), backend="pjrt"), devices)
+
+
+def test_without_compilation_by_jax_it_is_refused(monkeypatch):
+    monkeypatch.setattr(pjrt_client.devices, "are_jax", lambda: False)
+    with jax.disable_jit(), pytest.raises(Refusal, match="compiles the step with JAX, which JAX_DISABLE_JIT forbids"):
+        pjrt_client.start(cluster.members())

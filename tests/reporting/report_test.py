@@ -109,3 +109,16 @@ def test_tokens_are_whole_numbers_and_losses_have_four_digits(tmp_path, monkeypa
     report.write(tmp_path)
     page = (tmp_path / "report.html").read_text()
     assert "<td>8,002</td>" in page and "<td>2.0001</td>" in page
+
+
+def test_names_that_a_terminal_would_obey_or_a_picture_would_typeset_are_plain_text(tmp_path, recwarn):
+    """An unknown run's metrics.jsonl is data: `$^$` is no formula, and an escape sequence colours nothing."""
+    lines = [{"step": step, "train/cross_entropy": 1.0, "eval/$^$/loss": 2.0, "eval/\x1b[31mred\u202e/loss": 3.0}
+             for step in (0, 1)]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    report.write(tmp_path)
+    assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
+    text = report.describe_summary(report.summarize(tmp_path))
+    assert "eval/\\x1b[31mred\\u202e/loss: 3.0000" in text
+    assert "\x1b" not in text + (tmp_path / "report.html").read_text()
+    assert not [str(warning.message) for warning in recwarn if "Glyph" in str(warning.message)]

@@ -17,7 +17,7 @@ from switch_tf.checkpoints.checkpointer import FailedSave
 from switch_tf.configs import names
 from switch_tf.configs.run import Run, StepSettings
 from switch_tf.optim.adafactor import Adafactor
-from switch_tf.refusals import Refusal
+from switch_tf.refusals import Outage, Refusal
 from switch_tf.reporting import report
 from switch_tf.storage import places
 from switch_tf.training import diagnosis, keeping, loop
@@ -236,6 +236,25 @@ def test_a_requested_save_and_a_limit_of_hours(tiny_config, run, straight, capfd
         training.finish()
     assert folders.steps(os.path.join(run.model_dir, "checkpoints")) == [0, 3, 6]
     assert _losses(run) == _losses(straight[0])
+
+
+def test_a_bucket_that_denies_the_report_leaves_a_finished_run_finished_and_any_earlier_access_is_an_outage(
+        tiny_config, run, straight, monkeypatch, capfd):
+    def deny(*arguments):
+        raise places.BucketError(13, "HTTP response code 403", "gs://b/metrics.jsonl")
+
+    run = dataclasses.replace(run, eval_period=0, train_steps=2)
+    with monkeypatch.context() as patch:
+        for name in ("write", "summarize"):
+            patch.setattr(report, name, deny)
+        _, summary = _train(tiny_config, run)
+    assert (summary["step"], summary["interrupted"]) == (2, False)
+    assert capfd.readouterr().err.count("403: 'gs://b/metrics.jsonl'. What is saved stays, and the same command") == 2
+    with pytest.raises(Outage, match="gs://b/metrics.jsonl cannot be reached .*403.*Nothing was saved since the start "
+                                     "at step 2. The same command goes on from there"), \
+            _start(tiny_config, dataclasses.replace(run, train_steps=4)) as training:
+        monkeypatch.setattr(training.folder, "check_is_there", deny)
+        training.advance(4)
 
 
 @pytest.mark.slow

@@ -27,6 +27,7 @@ def start(layout: Layout, members: cluster.Cluster) -> tuple[Layout, dtensor.Mes
     """
     kind = devices.device_type()
     num_processes = len(members.addresses)
+    layout.check_processes(num_processes)
     if num_processes > 1:
         cluster.configure_dtensor(members)
     if kind == "TPU":

@@ -42,11 +42,10 @@ def create(layout: Layout, members: Cluster) -> "PjrtPartitioner":
     Raises:
         Refusal: The mesh does not fit the devices, or JAX has no client for them.
     """
+    layout.check_processes(len(members.addresses))
     pjrt_client.start(members)
+    layout.check_processes(jax.process_count())  # those of a TPU know each other without addresses
     layout = layout.resolve(jax.device_count(), devices.device_type())
-    if layout.num_devices < jax.device_count() and jax.process_count() > 1:
-        raise Refusal(f"MESH_SHAPE {layout.mesh_shape!r} leaves some of the {jax.process_count()} processes without a "
-                      "device; use a layout of several devices, such as gin/layouts/data.gin, or one process.")
     return PjrtPartitioner(layout)
 
 

@@ -47,6 +47,8 @@ def start(members: Cluster) -> None:
     if devices.are_jax():
         return
     kind = "TPU" if host.has_tpu() else "GPU" if host.gpus() else "CPU"
+    if jax.config.jax_disable_jit:
+        raise Refusal("The pjrt back end compiles the step with JAX, which JAX_DISABLE_JIT forbids; unset it.")
     jax.config.update("jax_enable_x64", True)  # Keras counts steps in 64 bits
     jax.config.update("jax_platforms", ",".join(dict.fromkeys([_PLATFORMS[kind], "cpu"])))
     if kind != "CPU" and not jax.config.jax_compilation_cache_dir:  # a CPU's programs are for that CPU alone
