@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from switch_tf.partitioning.pieces import Piece
+from switch_tf.storage import places
 
 # TensorFlow's key of the names and the order of the variables, by which `tf.train.Checkpoint` finds them again.
 _GRAPH_KEY = "_CHECKPOINTABLE_OBJECT_GRAPH"
@@ -57,8 +58,9 @@ def read(prefix: pathlib.Path, path: str, dtype: tf.DType, text: str = "") -> np
         dtype: Its stored dtype.
         text: Place of the slice, see `pieces.slice_text`. "" for the whole variable.
     """
+    literal = places.Literal(prefix)
     with tf.device("CPU:0"):
-        (tensor,) = tf.raw_ops.RestoreV2(prefix=str(prefix), tensor_names=[key_of(path)], shape_and_slices=[text],
+        (tensor,) = tf.raw_ops.RestoreV2(prefix=str(literal), tensor_names=[key_of(path)], shape_and_slices=[text],
                                          dtypes=[dtype])
     return tensor.numpy()
 

@@ -29,7 +29,8 @@ class StoredWeights:
         self._checkpoint = checkpoint
         with self._refusing():
             self._variables = folders.describe(checkpoint)["variables"]
-            self._reader = tf.train.load_checkpoint(str(checkpoint / "state"))
+            self._literal = places.Literal(checkpoint / "state")  # for as long as the reader
+            self._reader = tf.train.load_checkpoint(str(self._literal))
             self._dtypes = self._reader.get_variable_to_dtype_map()
 
     def read(self, path: str, rows: slice = slice(None)) -> np.ndarray:

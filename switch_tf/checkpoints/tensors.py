@@ -150,7 +150,8 @@ def _read(prefix, saved, variables):
 
 def _read_as_stored(prefix, state):
     others = {path: value for path, value in state.items() if not isinstance(value, PjrtVariable)}
-    status = tf.train.Checkpoint(state=others).read(str(prefix))
+    literal = places.Literal(prefix)
+    status = tf.train.Checkpoint(state=others).read(str(literal))
     status.assert_existing_objects_matched()
     status.expect_partial()  # no warning about optimizer slots that are not read
     for path, value in state.items():

@@ -5,9 +5,10 @@ import pathlib
 from etils import epy
 
 from switch_tf.configs.switch_config import SwitchConfig
-from switch_tf.conversion import formats, huggingface_vocabulary, t5x_config
+from switch_tf.conversion import formats, huggingface_vocabulary, t5x_arrays, t5x_config
 from switch_tf.conversion.formats import HUGGING_FACE, SWITCH_TF, Extras, Format
 from switch_tf.refusals import Refusal
+from switch_tf.storage import places
 
 with epy.lazy_imports():  # which imports TensorFlow, and choosing a format needs none
     from switch_tf.conversion import conversion_identity, linked_weights, source_vocabulary, verifying, weight_source
@@ -20,6 +21,9 @@ def format_of(source: pathlib.Path, argument: str = "--input") -> Format:
         Refusal: No format recognises it.
     """
     found = formats.find(source)
+    if found is None and (checkpoints := t5x_arrays.checkpoints_in(places.at(source))):
+        raise Refusal(f"{argument} {str(source)!r} is a run folder of T5X; give one of its checkpoints, of which "
+                      f"{str(source / checkpoints[0])!r} is the newest.")
     if found is None:
         raise Refusal(f"{argument} must be a folder: {', '.join(one.description for one in formats.FORMATS)}; "
                       f"{str(source)!r} is none of these.")

@@ -78,17 +78,17 @@ def open_variables(prefix: Any, is_read: Callable[[str], bool]) -> dict[str, Ten
     """
     _check_shards(prefix)
     lfs_pointers.check_is_none(prefix.parent / f"{prefix.name}{_INDEX}")
-    reader, shapes, dtypes = _opened(prefix)
-    if _OBJECTS in shapes:
+    reader = _Reader(prefix)
+    if _OBJECTS in reader.shapes:
         raise Refusal(f"{prefix} is a checkpoint of TensorFlow 2, as Keras and tf.train.Checkpoint write them; of "
                       "TensorFlow's only those of Mesh TensorFlow are read.")
     tensors, last = {}, LastRead()  # TensorFlow reads all of a variable for each part
-    for name in filter(is_read, sorted(shapes)):
-        if dtypes[name] not in (tf.float32, tf.bfloat16, tf.float16):
+    for name in filter(is_read, sorted(reader.shapes)):
+        if reader.dtypes[name] not in (tf.float32, tf.bfloat16, tf.float16):
             raise Refusal(f"A weight must be float32, bfloat16 or float16, but {checks.shown(name)} in {prefix} is "
-                          f"{dtypes[name].name}; give a checkpoint of Mesh TensorFlow.")
-        tensors[name] = Tensor(tuple(shapes[name]), functools.partial(
-            last.get, name, functools.partial(_read, reader, name, prefix)))
+                          f"{reader.dtypes[name].name}; give a checkpoint of Mesh TensorFlow.")
+        tensors[name] = Tensor(tuple(reader.shapes[name]), functools.partial(
+            last.get, name, functools.partial(reader.read, name)))
     return tensors
 
 
@@ -98,29 +98,36 @@ def read_step(prefix: Any) -> int:
     Raises:
         Refusal: It says none, or a file is damaged.
     """
-    reader, shapes, _ = _opened(prefix)
-    step = _read(reader, STEP, prefix) if shapes.get(STEP) == [] else None
+    reader = _Reader(prefix)
+    step = reader.read(STEP) if reader.shapes.get(STEP) == [] else None
     if step is None or step.dtype.kind != "i" or not 0 <= step < 2**31:
         raise Refusal(f"{prefix} must hold its number of steps as {STEP!r}; convert its weights alone, without "
                       "--with_optimizer.")
     return int(step)
 
 
-def _opened(prefix):
-    """Returns TensorFlow's reader of a checkpoint, and shapes and dtypes by name."""
-    try:
-        reader = tf.train.load_checkpoint(str(prefix))
-        return reader, reader.get_variable_to_shape_map(), reader.get_variable_to_dtype_map()
-    except _damages() as error:
-        raise Refusal(f"{prefix}{_INDEX} cannot be read ({first_line(error)}); download it again.") from error
+class _Reader:
+    """TensorFlow's reader of a checkpoint.
 
+    Attributes:
+        shapes, dtypes: Those of each variable, by name.
+    """
 
-def _read(reader, name, prefix):
-    try:
-        return reader.get_tensor(name)
-    except _damages() as error:
-        raise Refusal(f"{name!r} cannot be read ({first_line(error)}); download the files {prefix.name}{_VALUES}* "
-                      "again.") from error
+    def __init__(self, prefix):
+        self._prefix, self._literal = prefix, places.Literal(prefix)  # for as long as the reader
+        try:
+            self._reader = tf.train.load_checkpoint(str(self._literal))
+            self.shapes = self._reader.get_variable_to_shape_map()
+            self.dtypes = self._reader.get_variable_to_dtype_map()
+        except _damages() as error:
+            raise Refusal(f"{prefix}{_INDEX} cannot be read ({first_line(error)}); download it again.") from error
+
+    def read(self, name):
+        try:
+            return self._reader.get_tensor(name)
+        except _damages() as error:
+            raise Refusal(f"{name!r} cannot be read ({first_line(error)}); download the files {self._prefix.name}"
+                          f"{_VALUES}* again.") from error
 
 
 def _damages():

@@ -3,6 +3,7 @@
 import functools
 import math
 import pathlib
+import re
 from typing import Any
 
 import ml_dtypes
@@ -19,14 +20,23 @@ with epy.lazy_imports():  # of the extra "t5x"
 
 _DTYPES = {"float32": np.dtype("<f4"), "float16": np.dtype("<f2"), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
 
+_CHECKPOINT = re.compile(r"checkpoint_([0-9]{1,15})")
 _INTEGERS = {"int32": np.dtype("<i4"), "int64": np.dtype("<i8")}
 
+_UNMERGED = "ocdbt.process_*"
 _DESCRIPTIONS = {"zarr": ".zarray", "zarr3": "zarr.json"}
 
 
 def is_t5x(folder: Any) -> bool:
     """Returns whether a folder, which may be in a bucket, is a checkpoint of T5X, in its own format or Orbax'."""
     return t5x_file.is_t5x(folder) or orbax_file.root_of(folder) is not None
+
+
+def checkpoints_in(folder: Any) -> list[str]:
+    """Returns the names of the checkpoints in a run folder of T5X, the newest first; none for any other folder."""
+    steps = {int(found[1]): entry.name for entry in (folder.iterdir() if folder.is_dir() else ())
+             if (found := _CHECKPOINT.fullmatch(entry.name)) and is_t5x(entry)}
+    return [steps[step] for step in sorted(steps, reverse=True)]
 
 
 def open_arrays(folder: pathlib.Path) -> dict[str, Tensor]:
@@ -88,6 +98,9 @@ def _open_zarr(folder, place, name, driver):
     if (folder / orbax_file.DATABASE).is_file():
         where = folder
         store = {"driver": "ocdbt", "base": {"driver": "file", "path": f"{folder}/"}, "path": f"{place}/"}
+    elif parts := sorted(part.name for part in folder.glob(_UNMERGED)):
+        raise Refusal(f"{folder} was not saved to its end: its arrays are in {checks.shown(parts)}, which the last "
+                      "step of a save merges; take another checkpoint of that run.")
     elif not (where / _DESCRIPTIONS[driver]).is_file():
         raise Refusal(f"The checkpoint lacks {where / _DESCRIPTIONS[driver]}, which describes {name!r}; download that "
                       "folder too.")

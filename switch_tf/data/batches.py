@@ -22,6 +22,7 @@ from switch_tf.data.corrupt_records import CorruptRecords
 from switch_tf.data.description import DatasetDescription, check_description
 from switch_tf.data.pipeline import get_dataset, get_part
 from switch_tf.refusals import Refusal
+from switch_tf.storage import places
 
 _SAVING_SECONDS = 10  # for the position, which waits for the prefetched examples
 _CLOSING_SECONDS = 5  # for batches that are being read
@@ -220,7 +221,8 @@ class Batches:
             later = next((file for file in (place.with_suffix(_LATER), folder / _LATER_OF_ALL) if file.exists()), None)
             steps, is_from_start = _read_later(later) if later else (0, False)
             if not is_from_start:
-                tf.train.Checkpoint(iterator=part).read(str(place)).assert_existing_objects_matched()
+                literal = places.Literal(place)
+                tf.train.Checkpoint(iterator=part).read(str(literal)).assert_existing_objects_matched()
                 if index in self._corrupt and (found := place.with_suffix(_CORRUPT)).exists():
                     _take_up(self._corrupt[index], found)
             for _ in range(steps // self._steps_per_call):

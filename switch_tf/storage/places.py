@@ -21,6 +21,7 @@ from switch_tf.refusals import Refusal
 
 _SCHEME = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*)://")
 _BUCKETS = "gs"
+_OF_PATTERNS = set("*?[]\\")
 _PART = 2**24  # bytes to copy at a time
 _BLOCK = 2**16  # bytes of a sample
 # "gs:/bucket/x" is a typing mistake, or a URL that went through pathlib. One letter may name a drive.
@@ -33,6 +34,29 @@ _NUMBERS = {"PermissionDeniedError": errno.EACCES,
 # Methods of a path that ask the bucket.
 _METHODS = ("exists", "is_dir", "is_file", "iterdir", "glob", "mkdir", "open", "read_bytes", "write_bytes",
             "write_text", "unlink", "rmtree", "copy")
+
+
+class Literal:
+    """The text of a path for TensorFlow's readers of checkpoints, which take a path for a pattern: `run[1]` for `run1`.
+
+    A folder of this machine is named by a descriptor, which is open as long as this object lives.
+
+    Args:
+        path: Path of a file, or the beginning of the paths of several.
+    """
+
+    def __init__(self, path: pathlib.Path):
+        self._text, self._folder = str(path), None
+        if is_local(path) and _OF_PATTERNS & set(self._text) and path.parent.is_dir():
+            self._folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY)
+            self._text = f"/proc/self/fd/{self._folder}/{path.name}"
+
+    def __str__(self):
+        return self._text
+
+    def __del__(self):
+        if self._folder is not None:
+            os.close(self._folder)
 
 
 class BucketError(OSError):
@@ -141,6 +165,11 @@ def is_failure(error: BaseException, path: str | os.PathLike) -> bool:
     found = {one.__name__ for one in type(error).__mro__}
     return not is_local(path) and ("BucketError" in found or "OpError" in found and not found & {
         "NotFoundError", "DataLossError", "OutOfRangeError", "InvalidArgumentError"})
+
+
+def is_pattern(path: str | os.PathLike) -> bool:
+    """Returns whether TensorFlow would take a path in a bucket for a pattern, for which there is no remedy."""
+    return not is_local(path) and bool(_OF_PATTERNS & set(os.fspath(path)))
 
 
 def size(path: str | os.PathLike) -> int:

@@ -9,7 +9,8 @@ import orbax.checkpoint
 import pytest
 
 from switch_tf import conversion
-from switch_tf.conversion import formats
+from switch_tf.conversion import converting, formats
+from switch_tf.refusals import Refusal
 from tests.conversion.t5x_checkpoints import nested, scanned, with_layer_biases, write
 from tests.conversion.t5x_test import assert_same_logits, golden, refusal
 
@@ -64,6 +65,26 @@ def test_placeholders_may_stand_for_arrays_in_the_database(ocdbt, tmp_path):
     placeholders = write(tmp_path / "made", arrays, reference="placeholder")
     shutil.copy(placeholders / "checkpoint", tmp_path / "in")
     assert_same_logits(conversion.from_t5x(tmp_path / "in", config), "switch")
+
+
+def test_of_a_run_folder_the_newest_checkpoint_is_named(ocdbt, tmp_path):
+    for step in (7, 10, 9):
+        shutil.copytree(ocdbt[2], tmp_path / "run" / f"checkpoint_{step}")
+    (tmp_path / "run" / "checkpoint_11").mkdir()  # empty, as a save that has just begun
+    with pytest.raises(Refusal, match=r"--input '.*/run' is a run folder of T5X; give one of its checkpoints, of which "
+                                      r"'.*/run/checkpoint_10' is the newest\."):
+        converting.format_of(tmp_path / "run")
+
+
+def test_a_save_that_was_not_merged_is_refused(ocdbt, tmp_path):
+    config, _, folder = ocdbt
+    shutil.copytree(folder, tmp_path / "in")
+    state = tmp_path / "in" / "state"
+    (state / "ocdbt.process_0").mkdir(exist_ok=True)
+    for name in ("manifest.ocdbt", "d"):
+        shutil.move(state / name, state / "ocdbt.process_0" / name)
+    message = refusal(tmp_path / "in", config)
+    assert "not saved to its end: its arrays are in ['ocdbt.process_0'], which the last step of a save" in message
 
 
 def test_damage(ocdbt, tmp_path):

@@ -1,10 +1,13 @@
 """Paths in a bucket behave like those of a disk, with the same errors."""
 
 import errno
+import os
 import pathlib
 
 import pytest
+import tensorflow as tf
 
+from switch_tf import checks
 from switch_tf.refusals import Refusal
 from switch_tf.storage import places
 
@@ -100,3 +103,24 @@ def test_another_scheme_is_refused():
     with pytest.raises(Refusal, match="'ftp://x/y' has the scheme 'ftp', which is unknown here; use gs://"):
         places.at("ftp://x/y")
     assert places.at("x:y") == pathlib.Path("x:y") and places.is_local("c:/x")
+
+
+@pytest.mark.parametrize("name", ["lr=0.1,[1]", "a*?", "back\\slash", "plain"])
+def test_tensorflow_reads_a_checkpoint_whatever_its_folder_is_called(tmp_path, name):
+    folder = tmp_path / name
+    folder.mkdir()
+    prefix = pathlib.Path(tf.train.Checkpoint(x=tf.Variable([1.0, 2.0])).write(str(folder / "state")))
+    (tmp_path / "1").mkdir()  # which a pattern would find
+    before = len(os.listdir("/proc/self/fd"))
+    literal = places.Literal(prefix)
+    key = "x/.ATTRIBUTES/VARIABLE_VALUE"
+    assert tf.train.load_checkpoint(str(literal)).get_tensor(key).tolist() == [1.0, 2.0]
+    del literal
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert str(places.Literal(tmp_path / "missing[1]" / "state")) == str(tmp_path / "missing[1]" / "state")
+
+
+def test_in_a_bucket_a_name_that_tensorflow_takes_for_a_pattern_is_refused():
+    with pytest.raises(Refusal, match=r"MODEL_DIR must have none of \* \? \[ \] and \\ in a bucket, where TensorFlow "
+                                      r"takes it for a pattern, not 'gs://b/\[1\]'; use another name\."):
+        checks.place("MODEL_DIR", "gs://b/[1]")

@@ -166,7 +166,7 @@ def test_a_signal_while_a_batch_is_awaited_saves_the_step_that_was_reached(tiny_
     assert _losses(run) == _losses(straight[0])
 
 
-@pytest.mark.parametrize("best_metric", [None, "eval/sentences/loss"])
+@pytest.mark.parametrize("best_metric", [None, pytest.param("eval/sentences/loss", marks=pytest.mark.slow)])
 def test_a_reason_to_stop_ends_an_evaluation_after_the_save(tiny_config, run, straight, capfd, best_metric):
     """At step 6 a checkpoint and an evaluation are due; at step 3 an evaluation alone."""
     run = dataclasses.replace(run, best_metric=best_metric)
@@ -239,22 +239,20 @@ def test_a_requested_save_and_a_limit_of_hours(tiny_config, run, straight, capfd
 
 
 def test_a_bucket_that_denies_the_report_leaves_a_finished_run_finished_and_any_earlier_access_is_an_outage(
-        tiny_config, run, straight, monkeypatch, capfd):
+        tiny_config, finished, monkeypatch, capfd):
     def deny(*arguments):
         raise places.BucketError(13, "HTTP response code 403", "gs://b/metrics.jsonl")
 
-    run = dataclasses.replace(run, eval_period=0, train_steps=2)
     with monkeypatch.context() as patch:
         for name in ("write", "summarize"):
             patch.setattr(report, name, deny)
-        _, summary = _train(tiny_config, run)
-    assert (summary["step"], summary["interrupted"]) == (2, False)
+        _, summary = _train(tiny_config, finished)
+    assert (summary["step"], summary["interrupted"]) == (6, False)
     assert capfd.readouterr().err.count("403: 'gs://b/metrics.jsonl'. What is saved stays, and the same command") == 2
     with pytest.raises(Outage, match="gs://b/metrics.jsonl cannot be reached .*403.*Nothing was saved since the start "
-                                     "at step 2. The same command goes on from there"), \
-            _start(tiny_config, dataclasses.replace(run, train_steps=4)) as training:
-        monkeypatch.setattr(training.folder, "check_is_there", deny)
-        training.advance(4)
+                                     "at step 6. The same command goes on from there"), \
+            _start(tiny_config, finished):
+        deny()
 
 
 @pytest.mark.slow
