@@ -67,6 +67,7 @@ def open_state(folder: pathlib.Path) -> tuple[int, dict[str, Tensor]]:
 
 def _opened(folder, part):
     """Yields the name and the Tensor of each array of a part, and of a number the number itself."""
+    folder = folder.resolve()  # tensorstore takes no ".."
     if t5x_file.is_t5x(folder):
         leaves, driver = t5x_file.read_leaves(folder, part), "zarr"
     else:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import pathlib
 import shutil
 
 import numpy as np
@@ -65,6 +66,14 @@ def test_placeholders_may_stand_for_arrays_in_the_database(ocdbt, tmp_path):
     placeholders = write(tmp_path / "made", arrays, reference="placeholder")
     shutil.copy(placeholders / "checkpoint", tmp_path / "in")
     assert_same_logits(conversion.from_t5x(tmp_path / "in", config), "switch")
+
+
+def test_a_relative_path_may_lead_upwards(ocdbt, tmp_path, monkeypatch):
+    config, _, folder = ocdbt
+    shutil.copytree(folder, tmp_path / "in")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert_same_logits(conversion.from_t5x(pathlib.Path("../in"), config), "switch")
 
 
 def test_of_a_run_folder_the_newest_checkpoint_is_named(ocdbt, tmp_path):
