@@ -9,6 +9,7 @@ from switch_tf.refusals import Outage, Refusal, first_line
 from switch_tf.storage import json_lines, leftovers, places
 from switch_tf.storage.whole_file import write_whole
 
+LEFT_OUT = "evaluation_left_out"  # in metrics.jsonl, where a signal ended an evaluation
 CONFIGURATION = "operative_config.gin"
 _FILES = ("metrics.jsonl", "end.json", "report.html", "loss.png", CONFIGURATION)
 _FOLDERS = ("events",)
@@ -116,9 +117,9 @@ class RunFolder:
         return [record for _, record in records_of(self.metrics)
                 if record["step"] <= step and any(name.startswith("eval/") for name in record)]
 
-    def has_evaluation(self, step: int, left_out: str) -> bool:
-        """Returns whether `metrics.jsonl` has an evaluation of a step, or says by a name that it was left out."""
-        return any(record["step"] == step and any(name.startswith("eval/") or name == left_out for name in record)
+    def has_evaluation(self, step: int) -> bool:
+        """Returns whether `metrics.jsonl` has an evaluation of a step, or says that it was left out."""
+        return any(record["step"] == step and any(name.startswith("eval/") or name == LEFT_OUT for name in record)
                    for _, record in records_of(self.metrics))
 
     # The reason why the last process in the folder ended.

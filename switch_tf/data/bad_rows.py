@@ -9,11 +9,10 @@ from collections.abc import Iterator
 import tensorflow as tf
 
 from switch_tf import checks
-from switch_tf.data.cached_tasks import get_cached_provider
-from switch_tf.data.corrupt_records import CorruptRecords
+from switch_tf.data import pipeline
 from switch_tf.data.description import DatasetDescription
 from switch_tf.data.example_files import BadData
-from switch_tf.data.providers import get_provider, tasks_of
+from switch_tf.data.providers import tasks_of
 from switch_tf.data.seqio_import import import_seqio
 from switch_tf.refusals import first_line, sentence_about_data
 
@@ -30,12 +29,8 @@ def bad_row(description: DatasetDescription, error: BaseException) -> str | None
     if _OF_TENSORFLOW_DATA not in str(error):
         return None
     deadline = time.monotonic() + _SECONDS
-    name, split = description.mixture_or_task_name, description.split
-    provider = get_provider(name, description.vocabulary) if not description.use_cached_tasks else get_cached_provider(
-        name, description.vocabulary, description.cache_dir, split, description.seed, description.cache_parts,
-        CorruptRecords(description.skip_corrupt_records))
-    found = (_bad_row_of(task, description, deadline) for task in tasks_of(provider, split))
-    return next(filter(None, found), None)
+    tasks = tasks_of(pipeline.provider_of(description), description.split)
+    return next(filter(None, (_bad_row_of(task, description, deadline) for task in tasks)), None)
 
 
 @contextlib.contextmanager

@@ -97,7 +97,7 @@ def get_part(description: DatasetDescription, index: int, corrupt: CorruptRecord
 
 def _checked(description, corrupt=None):
     """Returns the task or mixture of a description, its feature converter and the arguments of seqio's reading."""
-    provider = _provider(description, corrupt)
+    provider = provider_of(description, corrupt)
     check_split(provider, description.split)
     if description.is_training:
         provider = replace_tasks(provider, with_counted_passes)
@@ -128,7 +128,7 @@ def check_examples(description: DatasetDescription) -> None:
             split any example.
     """
     check_description(description)
-    provider, split = _provider(description), description.split
+    provider, split = provider_of(description), description.split
     check_split(provider, split)
     converter, lengths = _feature_converter(provider, description), dict(description.task_feature_lengths)
     tasks, counts = tasks_of(provider, split), {}
@@ -153,7 +153,7 @@ def check_examples(description: DatasetDescription) -> None:
         )
 
 
-def _provider(description, corrupt=None):
+def provider_of(description: DatasetDescription, corrupt: CorruptRecords | None = None) -> Any:
     """Returns the task or mixture of a description, which reads text or its cache."""
     name, vocabulary = description.mixture_or_task_name, description.vocabulary
     if not description.use_cached_tasks:

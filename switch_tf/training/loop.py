@@ -10,7 +10,7 @@ import tensorflow as tf
 from switch_tf import data, metrics
 from switch_tf.checkpoints import folders
 from switch_tf.checkpoints.checkpointer import FailedSave
-from switch_tf.checkpoints.run_folder import RunFolder
+from switch_tf.checkpoints.run_folder import LEFT_OUT, RunFolder
 from switch_tf.configs import accounting
 from switch_tf.configs.run import Run, StepSettings
 from switch_tf.evaluation.objectives import Objective
@@ -28,7 +28,6 @@ from switch_tf.training.train_step import compile_steps
 from switch_tf.training.validation import Validation
 
 _PATIENCE = 20  # seconds to wait for one batch before a message is printed
-_LEFT_OUT = "evaluation_left_out"  # the name in metrics.jsonl
 _GRACE = 5  # seconds to wait for one batch after a signal before the run ends without it
 _WAITING = ("The batch after step {} has been awaited for {} s. The first one waits for a shuffle buffer of a thousand "
             "examples of every task, for which small data are read over and over.")
@@ -276,7 +275,7 @@ class Training:
             return
         self._is_begun = True
         if self._is_due(self.run.eval_period) and self.partitioner.any_process(
-                not self.folder.has_evaluation(self.state.step, _LEFT_OUT)):
+                not self.folder.has_evaluation(self.state.step)):
             self._evaluate(stop_reason)
         if self._is_stopped(stop_reason()):
             self._is_begun = False
@@ -395,7 +394,7 @@ class Training:
                 self.progress.say(f"The evaluation of step {self.state.step} is made at the next start.")
             else:  # or a machine that is often taken away would train no further
                 self.progress.say(f"The evaluation of step {self.state.step} is left out.")
-                self._writer.write(self.state.step, {_LEFT_OUT: 1})
+                self._writer.write(self.state.step, {LEFT_OUT: 1})
         except FailedSave as failure:
             self._go_on_after(failure)
         except tf.errors.OpError as error:
