@@ -289,7 +289,7 @@ def all_finite(result) -> bool:
 UNTRIED = {
     "losses.load_balancing_mean", "losses.router_z_mean", "losses.Balance", "losses.Predictions",
     "policies.names", "policies.to_config", "policies.from_config", "data.keep_jax_on_cpu", "data.AddedFeatures",
-    "data.names", "data.BadData", "data.NUM_SENTINELS", "data.refusing_bad_data", "data.bad_row",
+    "data.names", "data.BadData", "data.NUM_SENTINELS", "data.bad_row",
     "data.refusing_bad_rows", "data.TaskScores", "data.average", "data.write_records", "data.Batches", "data.Shard",
     "data.is_complete", "data.write_shard", "data.finish_cache", "data.SpellingOps", "data.description_of_data",
     "data.passes",  # of the author of a source

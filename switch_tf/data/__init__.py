@@ -24,7 +24,7 @@ from switch_tf.data.evaluator import (
     names_of_tasks,
     write_records,
 )
-from switch_tf.data.example_files import BadData, TextFile, examples_of_lines, find_files, kind_of, refusing_bad_data
+from switch_tf.data.example_files import BadData, TextFile, examples_of_lines, find_files, kind_of
 from switch_tf.data.examples import examples
 from switch_tf.data.gaps import spellings
 from switch_tf.data.pipeline import check_examples, get_dataset
@@ -42,6 +42,6 @@ __all__ = ["AddedFeatures", "average", "bad_row", "BadData", "Batches", "check_e
            "Evaluator", "examples", "examples_of_lines", "find_files", "fingerprint", "finish_cache", "get_batches",
            "get_dataset", "get_vocabulary", "has_metrics", "is_complete", "keep_jax_on_cpu", "kind_of", "names",
            "names_of_tasks", "NUM_SENTINELS", "passes", "pieces", "pieces_fingerprint", "plan_cache", "read_text",
-           "Reading", "reading_of", "refusing_bad_data", "refusing_bad_rows", "register_vocabulary", "Shard", "spell",
+           "Reading", "reading_of", "refusing_bad_rows", "register_vocabulary", "Shard", "spell",
            "SpellingOps", "spellings", "target_vocabulary", "TaskScores", "TextFile", "typed_sentinels",
            "vocabulary_fingerprint", "vocabulary_size", "write_records", "write_shard"]

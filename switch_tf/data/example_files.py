@@ -18,7 +18,7 @@ from switch_tf.data.byte_lines import ByteLines, Fault, dangling, open_bytes, sk
 from switch_tf.data.file_beginnings import BYTE_ORDER_MARK, check_is_utf8, check_objects_are_lines, start_of_array
 from switch_tf.data.json_arrays import BrokenArray
 from switch_tf.data.row_parsing import KINDS, Example, Rows
-from switch_tf.refusals import Refusal, first_line, sentence_about_data
+from switch_tf.refusals import Refusal, first_line
 
 # The unit of reading and shuffling. 1 MiB has some hundreds of documents, or thousands of short lines.
 PIECE = 2**20  # bytes
@@ -36,18 +36,6 @@ class BadData(Refusal):
 
 class UnreachableData(BadData):
     """Data that a disk or a bucket does not deliver, which may pass."""
-
-
-@contextlib.contextmanager
-def refusing_bad_data() -> Iterator[None]:
-    """Raises the BadData of a source, which TensorFlow passes on as an error of its own."""
-    try:
-        yield
-    except tf.errors.OpError as error:
-        sentence = sentence_about_data(error)
-        if sentence is None:
-            raise
-        raise BadData(sentence) from error
 
 
 def find_files(name: str, patterns: str | Sequence[str]) -> list[str]:

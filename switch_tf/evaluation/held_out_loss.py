@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 import keras
 import numpy as np
 
-from switch_tf import data, metrics, partitioning
+from switch_tf import metrics, partitioning
 from switch_tf.configs.run import StepSettings
 from switch_tf.configs.switch_config import SwitchConfig
 from switch_tf.evaluation.objectives import Objective, target_features
@@ -33,9 +33,8 @@ def compile_evaluation(model: keras.Model, settings: StepSettings, partitioner: 
 def evaluate(step: Callable, batches: Iterable[dict]) -> metrics.Measurements | None:
     """Merges an evaluation step's measurements over batches, in float64. Returns None if there is no batch."""
     sums = None
-    with data.refusing_bad_data():
-        for features in batches:
-            sums = metrics.merge(sums, metrics.to_host(step(features)))
+    for features in batches:
+        sums = metrics.merge(sums, metrics.to_host(step(features)))
     return sums
 
 
@@ -60,8 +59,7 @@ def unigram_losses(config: SwitchConfig, training_batches: Iterable[dict],
 def _count_targets(config, batches):
     """Returns the number of times each token is a target: <float64>[vocab]."""
     counts = np.zeros(config.vocab_size)
-    with data.refusing_bad_data():
-        for features in batches:
-            targets, weights = (features[name].numpy().ravel() for name in target_features(config))
-            counts += np.bincount(targets, weights=weights, minlength=config.vocab_size)[:config.vocab_size]
+    for features in batches:
+        targets, weights = (features[name].numpy().ravel() for name in target_features(config))
+        counts += np.bincount(targets, weights=weights, minlength=config.vocab_size)[:config.vocab_size]
     return counts

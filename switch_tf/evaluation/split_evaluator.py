@@ -112,7 +112,8 @@ class SplitEvaluator:
 
     def unigram_losses(self, training_batches: Iterable[dict]) -> dict[str, float]:
         """Returns the loss of a unigram model, by task or mixture; see `held_out_loss.unigram_losses`."""
-        return held_out_loss.unigram_losses(self._config, training_batches, self._batches)
+        with data.refusing_bad_rows(self._description):
+            return held_out_loss.unigram_losses(self._config, training_batches, self._batches)
 
     def _measure(self, name, batches, advance):
         def counted():

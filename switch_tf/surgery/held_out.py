@@ -35,7 +35,11 @@ def batches_of(described: Experiment) -> Iterable[dict]:
     run, config = described.run, described.config
     data.check_task(run.mixture_or_task_name)
     data.check_vocabulary(run.mixture_or_task_name, config.vocab_size, run.vocabulary)
-    return data.get_dataset(data.description_of_data(run, config, "validation", 0)).take(run.eval_batches).cache()
+    return data.get_dataset(_description(described)).take(run.eval_batches).cache()
+
+
+def _description(described):
+    return data.description_of_data(described.run, described.config, "validation", 0)
 
 
 def measure(model: SwitchTransformer, batches: Iterable[dict], described: Experiment, name: str) -> HeldOut:
@@ -53,7 +57,8 @@ def measure(model: SwitchTransformer, batches: Iterable[dict], described: Experi
     step = held_out_loss.compile_evaluation(model, described.settings, described.partitioner)
     with warnings.catch_warnings(), progress.bar(described.run.eval_batches, f"evaluating {name}", " batches") as bar:
         warnings.filterwarnings("ignore", "You are using a softmax over axis")  # by Keras, of a single expert
-        measured = held_out_loss.evaluate(step, _counted(batches, bar))
+        with data.refusing_bad_rows(_description(described)):
+            measured = held_out_loss.evaluate(step, _counted(batches, bar))
     if measured is None:
         raise Refusal(f"Split 'validation' of {described.run.mixture_or_task_name!r} has no example to measure the use "
                       "of experts on.")

@@ -48,14 +48,15 @@ def store(described: Experiment, teacher: LiveTeacher, temperature: float, top_k
     writer = prediction_writing.PredictionWriter(folder)
     teacher.build(partitioner)
     teacher.restore()
-    batches = data.get_batches(data.description_of_data(run, config, "train", run.seed))
+    description = data.description_of_data(run, config, "train", run.seed)
+    batches = data.get_batches(description)
     names = list(batches.element_spec)
     predict = programs.compile_arrays(functools.partial(_predict, teacher, config, temperature, top_k, names),
                                       partitioner)
     row_format = RowFormat(run.task_feature_lengths["targets"], top_k, config.vocab_size)
     num_before, num_targets, unshared = len(writer), 0, 0.0
     try:
-        with progress.bar(run.train_steps, "storing predictions", " steps") as bar, data.refusing_bad_data():
+        with progress.bar(run.train_steps, "storing predictions", " steps") as bar, data.refusing_bad_rows(description):
             for _ in range(run.train_steps):
                 batch = {name: np.asarray(value)[0] for name, value in next(batches).items()}
                 targets, mass = _store_batch(batch, names, predict, config, row_format, writer)
@@ -67,7 +68,7 @@ def store(described: Experiment, teacher: LiveTeacher, temperature: float, top_k
     writer.flush()
     prediction_writing.note_read(folder, {
         "task": run.mixture_or_task_name, "seed": run.seed, "batch_size": run.batch_size, "steps": run.train_steps,
-        "data": data.fingerprint(data.description_of_data(run, config, "train", run.seed))})
+        "data": data.fingerprint(description)})
     return {"rows": len(writer), "bytes": prediction_writing.num_bytes(folder), "new_rows": len(writer) - num_before,
             "new_targets": num_targets, "unshared": unshared / max(1, num_targets)}
 

@@ -40,7 +40,7 @@ def verify(described: Experiment, num_steps: int, dumps: str | pathlib.Path) -> 
         raise Refusal(f"Steps are compared one by one, so steps_per_call must be 1, not {settings.steps_per_call}.")
     description = data.description_of_data(run, described.config, "train", run.seed)
     data.check_examples(description)
-    with data.refusing_bad_data():
+    with data.refusing_bad_rows(description):
         batches = list(data.get_dataset(description).take(num_steps))
     if added := described.make_objective().added_features():
         batches = [added.added_to(batch) for batch in batches]

@@ -29,8 +29,11 @@ def _run(task, *bindings):
 
 
 def _batches(run, split, lengths):
-    return data.get_dataset(data.DatasetDescription(run.mixture_or_task_name, lengths, 2, split,
-                                                    vocabulary=run.vocabulary)).as_numpy_iterator()
+    return data.get_dataset(_description(run, split, lengths)).as_numpy_iterator()
+
+
+def _description(run, split, lengths):
+    return data.DatasetDescription(run.mixture_or_task_name, lengths, 2, split, vocabulary=run.vocabulary)
 
 
 def _examples(name, split, lengths):
@@ -131,7 +134,7 @@ def test_what_is_read_while_training_ends_the_command_with_its_sentence(tmp_path
     from switch_tf.cli import doctor
 
     def read(arguments):
-        with data.refusing_bad_data():
+        with data.refusing_bad_rows(_description(run, "train", {"inputs": 8, "targets": 8})):
             return list(batches)
 
     monkeypatch.setattr(doctor, "run", read)
