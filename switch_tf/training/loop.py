@@ -379,15 +379,15 @@ class Training:
             state.sums = None
 
     def _evaluate(self, stop_reason):
-        self.folder.check_is_there()
-        if self.partitioner.num_processes > 1 and self.state.step > self._first_step and self._validation.compiles:
-            self._save()  # because no process can leave a compilation alone
-
         def go_on(num_examples):
             if self._is_stopped(stop_reason()):
                 raise _Stopped
 
+        self.folder.check_is_there()
         try:
+            go_on(0)
+            if self.partitioner.num_processes > 1 and self.state.step > self._first_step and self._validation.compiles:
+                self._save()  # because no process can leave a compilation alone
             self._validation.run(self._keep_best, go_on)
         except _Stopped:
             if self.run.best_metric or self.state.step == self.run.train_steps:
