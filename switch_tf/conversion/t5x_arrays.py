@@ -2,6 +2,7 @@
 
 import functools
 import math
+import os
 import pathlib
 import re
 from typing import Any
@@ -67,7 +68,6 @@ def open_state(folder: pathlib.Path) -> tuple[int, dict[str, Tensor]]:
 
 def _opened(folder, part):
     """Yields the name and the Tensor of each array of a part, and of a number the number itself."""
-    folder = folder.resolve()  # tensorstore takes no ".."
     if t5x_file.is_t5x(folder):
         leaves, driver = t5x_file.read_leaves(folder, part), "zarr"
     else:
@@ -94,11 +94,11 @@ def _read_inline(path, dtype, array):
 
 
 def _open_zarr(folder, place, name, driver):
-    where = folder / place
-    store = {"driver": "file", "path": f"{where}/"}
+    where, root = folder / place, os.path.abspath(folder)  # tensorstore takes no ".."
+    store = {"driver": "file", "path": f"{root}/{place}/"}
     if (folder / orbax_file.DATABASE).is_file():
         where = folder
-        store = {"driver": "ocdbt", "base": {"driver": "file", "path": f"{folder}/"}, "path": f"{place}/"}
+        store = {"driver": "ocdbt", "base": {"driver": "file", "path": f"{root}/"}, "path": f"{place}/"}
     elif parts := sorted(part.name for part in folder.glob(_UNMERGED)):
         raise Refusal(f"{folder} was not saved to its end: its arrays are in {checks.shown(parts)}, which the last "
                       "step of a save merges; take another checkpoint of that run.")
