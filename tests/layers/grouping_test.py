@@ -116,7 +116,7 @@ def test_parts_share_the_groups_of_the_whole_batch():
 # (sequences, length) -> that of the completed batch, for 8 experts, by the rule of Flaxformer's _maybe_pad: of
 # 3 * 16 = 48 and 8 * 13 = 104 tokens, the fewer.
 COMPLETED = {(3, 13): (3, 16), (13, 3): (16, 3), (2, 4): (2, 4), (6, 7): (6, 8), (7, 6): (8, 6), (1, 5): (1, 8),
-             (5, 1): (8, 1), (4, 5): (4, 6)}
+             (5, 1): (8, 1), (4, 5): (4, 6), (1, 18): (1, 24)}  # 6 more columns are fewer tokens than 3 more rows
 
 
 @pytest.mark.parametrize("shape", COMPLETED)
