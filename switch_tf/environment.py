@@ -46,7 +46,7 @@ KNOWN_GOOD = {
 KNOWN_GOOD["tensorflow-cpu"] = {
     "tensorflow-cpu" if name == "tensorflow" else name: version for name, version in KNOWN_GOOD["tensorflow"].items()}
 
-# Of variables that change what a run computes.
+# Prefixes of the variables that change what a run computes.
 _PREFIXES = ("KERAS_", "TF_", "XLA_", "JAX_", "NVIDIA_TF32_OVERRIDE")
 _OF_USER = dict(os.environ)  # before anything changes them
 
@@ -73,7 +73,9 @@ def goes_with(libtpu: str, known_good: str) -> bool:
 
 
 def compute_with_tensorflow() -> None:
-    """Has Keras compute with TensorFlow, whatever KERAS_BACKEND and ~/.keras/keras.json say. Before Keras is imported.
+    """Sets Keras' back end to TensorFlow, whatever KERAS_BACKEND and ~/.keras/keras.json say.
+
+    Has to be called before Keras is imported.
     """
     os.environ["KERAS_BACKEND"] = "tensorflow"
 

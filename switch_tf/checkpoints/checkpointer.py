@@ -40,7 +40,8 @@ class FailedSave(Refusal):
 class Checkpointer:
     """The checkpoints of a run. All processes call its methods together, except `settle`, `close` and `abandon`.
 
-    `last` is the step that was saved last, and its time by `time.time`; None before that. The first process knows it.
+    `last` is the step that was saved last, and its time by `time.time`; None before that. The first process sets it
+    when the checkpoint is complete, the others when they have waited for it.
 
     Args:
         folder: path of the run's `checkpoints` folder.
@@ -121,6 +122,8 @@ class Checkpointer:
             under_way.join()
             self._under_way = None
             self._agree(under_way.error, final)
+            if not self._partitioner.is_chief:
+                self.last = under_way.step, time.time()
 
     def settle(self) -> None:
         """Waits for the thread of this process alone. A failure stays for `wait`."""

@@ -61,13 +61,21 @@ def _bad_row_of(task, description, deadline):
         rows[:] = of_rows
         try:
             for _ in examples:
-                pass
+                if time.monotonic() > deadline:  # a preprocessor may repeat its rows for ever
+                    break
         except tf.errors.OpError as error:
             return first_line(error)
         return None
 
     count, left = 0, raw.as_numpy_iterator()
-    while (chunk := list(itertools.islice(left, _CHUNK))) and time.monotonic() < deadline:
+    while time.monotonic() < deadline:
+        try:
+            chunk = list(itertools.islice(left, _CHUNK))
+        except tf.errors.OpError as error:
+            return (f"the source of task {task.name!r}, split {description.split!r}, after row {count}: "
+                    f"{first_line(error)}")
+        if not chunk:
+            break
         if failure(chunk):
             index = bisect.bisect_left(range(1, len(chunk)), True, key=lambda size: failure(chunk[:size]) is not None)
             cause = failure(chunk[index:index + 1])

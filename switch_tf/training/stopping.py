@@ -133,7 +133,7 @@ class Stopping(_Listening):
         return time.monotonic() - self._heard_at < limit
 
     def _rescue(self):
-        """Saves all runs and ends the process, as soon as none of them is changing its weights."""
+        """Saves all runs and ends the process as soon as no run is in a training step."""
         while not self._ended.wait(_PATIENCE):
             try:
                 told = [training.rescue(self.reason) for training in self._trainings]

@@ -43,10 +43,13 @@ def _tasks():
     for name, steps in names.items():
         seqio.TaskRegistry.add(f"bad_rows_{name}", source=seqio.FunctionDataSource(_rows, ["train", "validation"]),
                                preprocessors=[*steps, seqio.preprocessors.tokenize], output_features=features)
+    seqio.TaskRegistry.add("bad_rows_source", source=seqio.FunctionDataSource(
+        lambda split, shuffle_files=False, seed=None: _in_tensorflow(_rows(split)), ["train", "validation"]),
+        preprocessors=[seqio.preprocessors.tokenize], output_features=features)
     seqio.MixtureRegistry.add("bad_rows_both", [(f"bad_rows_{name}", 1.0) for name in ("python", "strings")])
     yield
     seqio.MixtureRegistry.remove("bad_rows_both")
-    for name in names:
+    for name in (*names, "source"):
         seqio.TaskRegistry.remove(f"bad_rows_{name}")
 
 
@@ -69,6 +72,12 @@ def test_the_row_and_the_cause_are_named(name, split):
     with pytest.raises(data.BadData) as raised, refusing_bad_rows(description):
         raise error
     assert str(raised.value) == f"Data cannot be read: {text}."
+
+
+def test_a_source_that_fails_itself_is_named():
+    description = _description("source", "validation")
+    assert bad_row(description, _error(description)) == (
+        f"the source of task 'bad_rows_source', split 'validation', after row 256: {CAUSES['strings']}")
 
 
 def test_of_a_mixture_it_is_the_first_task_that_fails():

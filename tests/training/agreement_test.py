@@ -24,9 +24,13 @@ def partitioner_of(*others):
     return types.SimpleNamespace(num_processes=1 + len(others), gather_texts=gather_texts)
 
 
-def test_equal_processes_agree():
-    processes.agree(partitioner_of({}, {}), ENTRIES)
-    processes.agree(types.SimpleNamespace(num_processes=1), ENTRIES)
+def test_equal_processes_agree_by_their_hashes_alone():
+    partitioner, sent = partitioner_of({}, {}), []
+    gather = partitioner.gather_texts
+    partitioner.gather_texts = lambda text: sent.append(text) or gather(text)
+    processes.agree(partitioner, ENTRIES)
+    assert [len(text) for text in sent] == [64]
+    processes.agree(types.SimpleNamespace(num_processes=1), ENTRIES)  # exchanges nothing
 
 
 @pytest.mark.parametrize(("other", "sentence"), [
