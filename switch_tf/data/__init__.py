@@ -5,7 +5,7 @@ file (`gin/tasks/`) imports the module that registers them.
 """
 
 from switch_tf.data.added_features import AddedFeatures
-from switch_tf.data.bad_rows import bad_row, refusing_bad_rows
+from switch_tf.data.bad_rows import bad_row, check_examples, refusing_bad_rows
 from switch_tf.data.batches import Batches, get_batches
 from switch_tf.data.cache_writing import Shard, is_complete
 from switch_tf.data.cache_writing import finish as finish_cache
@@ -27,7 +27,7 @@ from switch_tf.data.evaluator import (
 from switch_tf.data.example_files import BadData, TextFile, examples_of_lines, find_files, kind_of
 from switch_tf.data.examples import examples
 from switch_tf.data.gaps import spellings
-from switch_tf.data.pipeline import check_examples, get_dataset
+from switch_tf.data.pipeline import get_dataset
 from switch_tf.data.providers import check_task, check_vocabulary, target_vocabulary, vocabulary_size
 from switch_tf.data.reading import Reading, reading_of, typed_sentinels
 from switch_tf.data.seqio_import import keep_jax_on_cpu

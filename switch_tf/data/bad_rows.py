@@ -1,7 +1,8 @@
-"""Finds the row of a task's source for which a preprocessor fails, because TensorFlow's error names only iterators."""
+"""Refuses data that cannot be read, and finds the row that is at fault: TensorFlow's error names only iterators."""
 
 import bisect
 import contextlib
+import dataclasses
 import itertools
 import time
 from collections.abc import Iterator
@@ -10,11 +11,11 @@ import tensorflow as tf
 
 from switch_tf import checks
 from switch_tf.data import pipeline
-from switch_tf.data.description import DatasetDescription
+from switch_tf.data.description import DatasetDescription, check_description
 from switch_tf.data.example_files import BadData
-from switch_tf.data.providers import tasks_of
+from switch_tf.data.providers import check_split, tasks_of
 from switch_tf.data.seqio_import import import_seqio
-from switch_tf.refusals import first_line, sentence_about_data
+from switch_tf.refusals import Refusal, first_line, sentence_about_data
 
 _SECONDS = 20  # to look for the row
 _CHUNK = 256  # rows that are tried together
@@ -44,6 +45,42 @@ def refusing_bad_rows(description: DatasetDescription) -> Iterator[None]:
         if row := bad_row(description, error):
             raise BadData(f"Data cannot be read: {row}.") from error
         raise
+
+
+@pipeline.no_global_seed()
+def check_examples(description: DatasetDescription) -> None:
+    """Refuses data with too few examples, because seqio would read an empty training split forever.
+
+    Reads each task in order from its beginning.
+
+    Raises:
+        Refusal: A task to train on yields less than a batch, a task of a mixture no example, or no task of another
+            split any example.
+    """
+    check_description(description)
+    provider, split = pipeline.provider_of(description), description.split
+    check_split(provider, split)
+    converter, lengths = pipeline.feature_converter(provider, description), dict(description.task_feature_lengths)
+    tasks, counts = tasks_of(provider, split), {}
+    # Repeating a line until a batch is full takes minutes. In a mixture, the other tasks fill it.
+    needed = description.batch_size if description.is_training and len(tasks) == 1 else 1
+    for task in tasks:
+        try:
+            examples = task.get_dataset(sequence_length=lengths, split=split, shuffle=False, seed=0, num_epochs=1,
+                                        try_in_mem_cache=False)
+            count = sum(1 for _ in converter(examples, lengths).take(needed))
+        except Exception as error:  # from preprocessors of the user, of any kind
+            row = bad_row(dataclasses.replace(description, mixture_or_task_name=task.name), error)
+            raise Refusal(f"Data cannot be read: {row}." if row else pipeline.failure(task, split, error)) from error
+        counts[task.name] = count
+    short = [name for name, count in counts.items() if count < needed]
+    if short and (description.is_training or len(short) == len(counts)):
+        yields = f"{counts[short[0]]} of the {needed} sequences of a batch" if counts[short[0]] else "no example"
+        raise Refusal(
+            f"Split {split!r} of {' and '.join(map(repr, short))} yields {yields}, read once: it has too little text "
+            f"for {lengths}, or a preprocessor drops what there is. Give it more"
+            + (", or use a smaller BATCH_SIZE." if needed > 1 else ".")
+        )
 
 
 def _bad_row_of(task, description, deadline):

@@ -1,7 +1,7 @@
 """Batches of seqio's model features for a description: the same in every process, and resumable."""
 
 import contextlib
-import dataclasses
+import os
 import traceback
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import seqio
 
 with epy.lazy_imports():  # imports seqio
-    from switch_tf.data import bad_rows, cached_tasks
+    from switch_tf.data import cached_tasks
 
 _SEEDS_PER_PART = 1_000_003  # because seqio counts up from the seed of a part, and users from theirs
 
@@ -108,49 +108,13 @@ def _checked(description, corrupt=None):
         # of them into every checkpoint of the iterator.
         "try_in_mem_cache": False,
     }  # fmt: skip
-    return provider, _feature_converter(provider, description), arguments
+    return provider, feature_converter(provider, description), arguments
 
 
 def _in_order():
     options = tf.data.Options()
     options.deterministic = True
     return options
-
-
-@no_global_seed()
-def check_examples(description: DatasetDescription) -> None:
-    """Refuses data with too few examples, because seqio would read an empty training split forever.
-
-    Reads each task in order from its beginning.
-
-    Raises:
-        Refusal: A task to train on yields less than a batch, a task of a mixture no example, or no task of another
-            split any example.
-    """
-    check_description(description)
-    provider, split = provider_of(description), description.split
-    check_split(provider, split)
-    converter, lengths = _feature_converter(provider, description), dict(description.task_feature_lengths)
-    tasks, counts = tasks_of(provider, split), {}
-    # Repeating a line until a batch is full takes minutes. In a mixture, the other tasks fill it.
-    needed = description.batch_size if description.is_training and len(tasks) == 1 else 1
-    for task in tasks:
-        try:
-            examples = task.get_dataset(sequence_length=lengths, split=split, shuffle=False, seed=0, num_epochs=1,
-                                        try_in_mem_cache=False)
-            count = sum(1 for _ in converter(examples, lengths).take(needed))
-        except Exception as error:  # from preprocessors of the user, of any kind
-            row = bad_rows.bad_row(dataclasses.replace(description, mixture_or_task_name=task.name), error)
-            raise Refusal(f"Data cannot be read: {row}." if row else failure(task, split, error)) from error
-        counts[task.name] = count
-    short = [name for name, count in counts.items() if count < needed]
-    if short and (description.is_training or len(short) == len(counts)):
-        yields = f"{counts[short[0]]} of the {needed} sequences of a batch" if counts[short[0]] else "no example"
-        raise Refusal(
-            f"Split {split!r} of {' and '.join(map(repr, short))} yields {yields}, read once: it has too little text "
-            f"for {lengths}, or a preprocessor drops what there is. Give it more"
-            + (", or use a smaller BATCH_SIZE." if needed > 1 else ".")
-        )
 
 
 def provider_of(description: DatasetDescription, corrupt: CorruptRecords | None = None) -> Any:
@@ -171,13 +135,14 @@ def failure(task: "seqio.Task", split: str, error: Exception) -> str:
     if isinstance(error, ValueError | OSError | RuntimeError):
         return f"Task {task.name!r}, split {split!r}: {message}."
     frames = [frame for frame in traceback.extract_tb(error.__traceback__)
-              if "site-packages" not in frame.filename and frame.filename != __file__]
+              if "site-packages" not in frame.filename and os.path.dirname(frame.filename) != os.path.dirname(__file__)]
     place = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
     kind = "a record has no" if isinstance(error, KeyError) else f"{type(error).__name__}:"
     return f"Task {task.name!r}, split {split!r}, cannot be read ({kind} {message}{place})."
 
 
-def _feature_converter(provider, description):
+def feature_converter(provider: "seqio.Task | seqio.Mixture", description: DatasetDescription) -> Any:
+    """Returns seqio's converter of examples to the features of the model."""
     seqio = import_seqio()
     ranks = {name: feature.rank for name, feature in provider.output_features.items()}
     if not set(FEATURES) <= set(ranks):
