@@ -11,6 +11,7 @@ import os
 import pathlib
 import re
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -110,6 +111,16 @@ def _meet(members):
             first, count, members.index, cluster_detection_method="deactivate", coordinator_bind_address=bind,
             initialization_timeout=_START_SECONDS, heartbeat_timeout_seconds=_HEARTBEAT_SECONDS)
     _Watch.of_this_process = _Watch(count)
+    atexit.register(_leave)
+
+
+def _leave():
+    """Ends a Python program together with the others, which would otherwise take its end for a loss."""
+    # Commands have left by now. An error that nobody caught is one, as it keeps this process from the others.
+    if not _Watch.of_this_process.is_over and not hasattr(sys, "last_value"):
+        with outputs.held_back():
+            _all_came("ended", _END_SECONDS)
+            _disconnect()
 
 
 def _delay_aborts():
