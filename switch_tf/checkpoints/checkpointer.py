@@ -8,6 +8,7 @@ is under way: the next one waits for it, and so does everything that needs its f
 import contextlib
 import functools
 import pathlib
+import secrets
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -21,7 +22,7 @@ from switch_tf.data.batches import Batches
 from switch_tf.partitioning.partitioner import Partitioner
 from switch_tf.partitioning.unfolded import stored
 from switch_tf.refusals import Refusal, first_line
-from switch_tf.storage import places
+from switch_tf.storage import places, whole_file
 
 
 class FailedSave(Refusal):
@@ -58,6 +59,9 @@ class Checkpointer:
         self._folder, self._variables, self._batches = places.at(folder), variables, batches
         self._partitioner = partitioner or Partitioner()
         self._keep, self._keep_every, self._configuration = keep, keep_every, configuration
+        # All processes write their parts of a checkpoint into a folder that the owner of the run names.
+        owner = whole_file.owner_of(self._folder)
+        self._token = self._partitioner.gather_texts(owner.token if owner else secrets.token_hex(8))[0]
         self._graph = functools.cache(lambda: bundles.object_graph(variables))
         self._under_way: writing.Writing | None = None
         self._unsaved: int | None = None  # the step of the last save that failed
@@ -88,15 +92,15 @@ class Checkpointer:
             return
         process = self._partitioner.process_index, self._partitioner.num_processes
         with self._refusing(step):
-            self._agree(self._attempt(lambda: writing.make_empty(final, process[1])) if self._partitioner.is_chief
-                        else None, final)
+            self._agree(self._attempt(lambda: writing.make_empty(final, process[1], self._token))
+                        if self._partitioner.is_chief else None, final)
         staging = writing.staging_of(final)
         error = self._attempt(flush) or self._attempt(lambda: self._batches.save(staging, process[0]))
         pieces = self._partitioner.pieces({path: stored(variable) for path, variable in self._variables.items()})
         description = descriptions.describe(step, self._variables, pending_metrics, self._configuration,
                                             self._partitioner)
         self._under_way = writing.Writing(final, staging, pieces, description, self._graph, process,
-                                          functools.partial(self._tidy, step), error)
+                                          self._token, functools.partial(self._tidy, step), error)
 
     def wait(self) -> None:
         """Waits until the save under way, if any, is complete in all processes.
@@ -210,12 +214,14 @@ class Checkpointer:
 
     @contextlib.contextmanager
     def _refusing(self, step) -> Iterator[None]:
-        """Turns errors of files in this scope into a FailedSave that names the step."""
+        """Turns errors of files in this scope into a FailedSave that names the step, unless the run was taken."""
         try:
             yield
         except (OSError, tf.errors.OpError, Refusal) as error:
             if self._partitioner.is_lost_process(error):
                 raise
+            with contextlib.suppress(OSError):
+                whole_file.check_owned(self._folder)  # raises the cause if another process took the run
             self._unsaved = step
             reason = first_line(error).rstrip(".")
             raise FailedSave(f"The checkpoint of step {step} could not be written to {self._folder} ({reason}); the "

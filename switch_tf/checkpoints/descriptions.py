@@ -14,6 +14,7 @@ from switch_tf.partitioning import axes_of
 from switch_tf.partitioning.partitioner import Partitioner
 from switch_tf.partitioning.unfolded import unfolding_of
 from switch_tf.storage import json_lines, places
+from switch_tf.storage.whole_file import put
 
 Sum = dict[str, Any]
 
@@ -80,11 +81,12 @@ def complete(folder: Any, description: dict[str, Any], known: dict[str, Sum] | N
         known: Name of a file -> its sum, of files that need not be read again.
     """
     known = known or {}
-    files = {file.name: known.get(file.name) or sum_of(file) for file in sorted(folder.iterdir())}
+    files = {file.name: known.get(file.name) or sum_of(file) for file in sorted(folder.iterdir())
+             if not file.name.startswith("parts.")}  # of a process that woke up after another one had taken its run
     described = json_lines.loads(json_lines.dumps({**description, "files": files}))
     text = json_lines.dumps({**described, OWN_SUM: own_sum(described)}, indent=1)
     if not places.is_local(folder):
-        (folder / DESCRIPTION).write_text(text)
+        put(folder / DESCRIPTION, text)
         return
     with open(folder / DESCRIPTION, "w") as file:
         file.write(text)

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from switch_tf.refusals import Refusal
-from switch_tf.storage import json_lines, leftovers, places
+from switch_tf.storage import json_lines, leftovers, objects, places
 from switch_tf.storage.whole_file import write_whole
 
 FORMAT_VERSION = 4
@@ -49,7 +49,11 @@ def _unreadable(checkpoint, reason):
 
 def steps(folder: Folder) -> list[int]:
     """Returns the steps of the checkpoints in a folder, oldest first."""
-    entries = places.at(folder).iterdir() if places.at(folder).is_dir() else ()
+    folder = places.at(folder)
+    if not places.is_local(folder):  # one request for all
+        found = (re.fullmatch(rf".*/({_STEP.pattern})/{DESCRIPTION}", url) for url in objects.urls_of(folder))
+        return sorted(int(match[2]) for match in found if match and match[1] == path_of(folder, int(match[2])).name)
+    entries = folder.iterdir() if folder.is_dir() else ()
     matches = [(int(match[1]), entry) for entry in entries if (match := _STEP.fullmatch(entry.name))]
     # A run writes no name with more zeros than needed.
     return sorted(step for step, entry in matches if entry.name == path_of(folder, step).name and is_complete(entry))
@@ -58,7 +62,9 @@ def steps(folder: Folder) -> list[int]:
 def is_complete(checkpoint: Any) -> bool:
     """Returns whether the folder of a step holds a checkpoint: on a disk if it exists, in a bucket, which has no
     renames, if it has the description, which is written last."""
-    return checkpoint.is_dir() if places.is_local(checkpoint) else (checkpoint / DESCRIPTION).is_file()
+    if places.is_local(checkpoint):
+        return checkpoint.is_dir()
+    return objects.read(checkpoint / DESCRIPTION)[0] is not None  # TensorFlow remembers a removed one for seconds
 
 
 def path_of(folder: Folder, step: int) -> pathlib.Path:
@@ -319,5 +325,5 @@ def set_aside(checkpoint: Folder) -> pathlib.Path:
     checkpoint = places.at(checkpoint)
     before = checkpoint.with_name(f"broken.{checkpoint.name}")
     if before.is_dir() and not before.is_symlink():
-        places.remove_tree(before, ignore_errors=True)
+        leftovers.remove(before)
     return leftovers.set_aside(checkpoint)

@@ -4,9 +4,9 @@ import pathlib
 from collections.abc import Iterator
 
 from switch_tf import checks
-from switch_tf.checkpoints import folder_lock, folders
+from switch_tf.checkpoints import folders
 from switch_tf.refusals import Outage, Refusal, first_line
-from switch_tf.storage import json_lines, leftovers, places
+from switch_tf.storage import json_lines, leftovers, lock, places
 from switch_tf.storage.whole_file import write_whole
 
 LEFT_OUT = "evaluation_left_out"  # in metrics.jsonl, where a signal ended an evaluation
@@ -14,6 +14,7 @@ CONFIGURATION = "operative_config.gin"
 _FILES = ("metrics.jsonl", "end.json", "report.html", "loss.png", CONFIGURATION)
 _FOLDERS = ("events",)
 _END = "end.json"
+_LOCK = "lock"
 _LARGEST_END = 2**20  # bytes
 # Limits for a line of metrics.jsonl. The largest perplexity written is exp(700). Axes overflow above 1e308.
 _LARGEST_STEP, _LARGEST_VALUE = 2**63 - 1, 1e305
@@ -36,14 +37,14 @@ class RunFolder:
         checks.place("MODEL_DIR", path)
         self.path = places.at(path)
         self.is_owner = is_owner
-        self._lock = None
+        self._lock: lock.Lock | None = None
         if not is_owner:
             return
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             leftovers.make_room(self.checkpoints, is_folder=True)
             self.checkpoints.mkdir(exist_ok=True)
-            self._lock = folder_lock.hold(self.path)
+            self._lock = lock.Lock(self.path, self.path / _LOCK, lock.RUN)
             self._tidy()
         except OSError as error:
             reason = error.strerror or first_line(error)
@@ -71,16 +72,10 @@ class RunFolder:
         Raises:
             Outage: the folder was removed, moved or replaced during the run, or another process took it.
         """
-        if self._lock is None:
-            return
-        if not places.is_local(self.path):
-            if not self._lock.is_kept():
-                raise Outage(f"Another process has taken the run folder {str(self.path)!r}, because this one was cut "
-                             "off from it or suspended for over a minute, so nothing is saved there any more; let the "
-                             "other one go on.")
-        elif not self._lock.is_kept() or not self.checkpoints.is_dir():
-            raise Outage(f"The run folder {str(self.path)!r} was removed or replaced while its run was training, so "
-                         "nothing can be saved there any more; start the run again, and leave its folder in place.")
+        if self._lock is not None:
+            self._lock.check()
+            if places.is_local(self.path) and not self.checkpoints.is_dir():
+                raise Outage(self._lock.removed())
 
     @staticmethod
     def checkpoints_of(path: str | pathlib.Path) -> pathlib.Path:
@@ -149,7 +144,7 @@ def end_of(path: str | pathlib.Path) -> str | None:
 
 def is_running(path: str | pathlib.Path) -> bool:
     """Returns whether a process trains in a run folder. True if that is unknown."""
-    return folder_lock.is_held(path)
+    return lock.is_held(places.at(path) / _LOCK)
 
 
 def records_of(path: str | pathlib.Path) -> Iterator[tuple[bytes, dict]]:

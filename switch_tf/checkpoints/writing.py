@@ -1,12 +1,15 @@
 """Writes one checkpoint in a thread, from a snapshot in host memory, while training goes on.
 
 A checkpoint is complete or absent: it is written under a temporary name and renamed, so a kill or a full disk leaves
-the older ones intact. A bucket has no renames: there the description is written last, and without it there is no
-checkpoint. Several processes meet through files alone, because a collective in a thread would mix with those of the
-steps: each writes its part, and then a small file that reports success or failure. The thread of the first process
-waits for these files, joins the parts and renames the folder.
+the older ones intact. A bucket has no renames of folders: there all files are uploaded under a name that no other
+process uses and renamed one by one, and the description is written last, without which there is no checkpoint. So a
+process that slept while another one took its run replaces none of its files. Several processes meet through files,
+because a collective in a thread would mix with those of the steps: each writes its part, and then a small file that
+reports success or failure. The thread of the first process waits for these files, joins the parts and renames the
+folder.
 """
 
+import contextlib
 import json
 import os
 import pathlib
@@ -19,12 +22,14 @@ from typing import Any
 from switch_tf import environment
 from switch_tf.checkpoints import bundles, descriptions
 from switch_tf.partitioning.pieces import Piece
+from switch_tf.refusals import Outage
 from switch_tf.storage import leftovers, places
-from switch_tf.storage.whole_file import write_whole
+from switch_tf.storage.whole_file import check_owned, write_whole
 
 # Seconds between looks for the parts of other processes, on a disk and in a bucket.
 _LOOK_PERIODS = (0.05, 1.0)
 _GRACE = 5  # seconds
+_RENAMED = "renamed"  # folder for files of a bucket that get their names at the end
 
 
 def _temporary_of(final):
@@ -32,12 +37,13 @@ def _temporary_of(final):
     return final.with_name(f"tmp.{final.name}") if places.is_local(final) else final
 
 
-def make_empty(final: Any, num_processes: int) -> None:
+def make_empty(final: Any, num_processes: int, token: str) -> None:
     """Creates the folder in which a checkpoint is written, for all processes. A single one needs none in a bucket."""
     temporary = _temporary_of(final)
-    places.remove_tree(temporary, ignore_errors=True)
+    if temporary.exists():
+        leftovers.remove(temporary)
     if num_processes > 1:
-        _parts_of(temporary).mkdir(parents=True, exist_ok=True)
+        _parts_of(temporary, token).mkdir(parents=True, exist_ok=True)
     elif places.is_local(final):
         temporary.mkdir(parents=True, exist_ok=True)
 
@@ -57,12 +63,15 @@ def staging_of(final: Any) -> pathlib.Path:
 
 
 def discard(final: Any) -> None:
-    """Removes what was written of a checkpoint that failed."""
-    places.remove_tree(_temporary_of(final), ignore_errors=True)
+    """Removes what was written of a checkpoint that failed, unless the run was taken by another process."""
+    with contextlib.suppress(OSError, Outage):  # the error that failed it says more
+        if _temporary_of(final).exists():
+            leftovers.remove(_temporary_of(final))
 
 
-def _parts_of(temporary):
-    return temporary / "parts"
+def _parts_of(temporary, token):
+    """Returns the folder for the parts of all processes, which no other run of these processes has."""
+    return temporary / f"parts.{token}"
 
 
 def _part_name(index):
@@ -79,6 +88,7 @@ class Writing:
         description: From `descriptions.describe`.
         graph: Function that returns `bundles.object_graph` of the variables.
         process: Index of this process, and the number of processes.
+        token: Text that no other run of these processes has.
         tidy: Function that the first process calls when the checkpoint is complete.
         error: Error that this process has met already, or None. The thread then only reports the failure.
 
@@ -89,14 +99,16 @@ class Writing:
     """
 
     def __init__(self, final: Any, staging: pathlib.Path, pieces: list[Piece], description: dict[str, Any],
-                 graph: Callable[[], bytes], process: tuple[int, int], tidy: Callable[[], None],
-                 error: BaseException | None = None):
+                 graph: Callable[[], bytes], process: tuple[int, int], token: str,
+                 tidy: Callable[[], None], error: BaseException | None = None):
         self.step: int = description["step"]
         self.part_error, self.error = error, None
         self._final, self._temporary, self._staging = final, _temporary_of(final), staging
         self._is_local = places.is_local(final)
         self._pieces, self._description, self._graph, self._tidy = pieces, description, graph, tidy
         self._index, self._count = process
+        # Of all processes, and the local one of this process.
+        self._parts, self._own_parts = _parts_of(self._temporary, token), _parts_of(self._staging, token)
         self._has_part, self._is_abandoned = threading.Event(), threading.Event()
         # Not waited for when the interpreter ends: `join` does, unless another process is lost.
         self._thread = threading.Thread(target=self._run, name="checkpoint", daemon=True)
@@ -136,7 +148,7 @@ class Writing:
     def _write_part(self):
         """Returns the sums of the files of this process, {} if it wrote none, or None if it failed."""
         pieces, self._pieces = self._pieces, []
-        place = _parts_of(self._staging) / _part_name(self._index) if self._count > 1 else self._staging / "state"
+        place = self._own_parts / _part_name(self._index) if self._count > 1 else self._staging / "state"
         sums = None
         try:
             if self.part_error is None:
@@ -160,16 +172,22 @@ class Writing:
 
     def _upload(self, known):
         """Copies the files of this process into the bucket. Returns the sums of final files that are not yet known."""
-        return {file.name: descriptions.sum_of(file) for file in places.upload(self._staging, self._temporary)
-                if file.parent == self._staging and file.name not in known}
+        sums = {}
+        for file in sorted(file for file in self._staging.rglob("*") if file.is_file()):
+            if file.parent == self._staging:
+                places.copy(file, self._parts / _RENAMED / file.name)
+                sums[file.name] = known.get(file.name) or descriptions.sum_of(file)
+            else:
+                places.copy(file, self._parts / file.name)
+        return sums
 
     def _report(self, sums):
         """Writes a file that the part of this process is complete. Nobody reads half of it."""
-        write_whole(_parts_of(self._temporary) / f"{_part_name(self._index)}.json", json.dumps(sums))
+        write_whole(self._parts / f"{_part_name(self._index)}.json", json.dumps(sums))
 
     def _report_failure(self):
         try:
-            (_parts_of(self._temporary) / f"{_part_name(self._index)}.failed").write_text("")
+            (self._parts / f"{_part_name(self._index)}.failed").write_text("")
         except OSError as error:  # the main threads will agree on it
             error.__context__ = self.part_error
             self.part_error = error
@@ -181,7 +199,7 @@ class Writing:
             raise self.part_error
         if None in reports:
             raise OSError("another process could not write its part and names the cause")
-        parts, prefix = _parts_of(self._temporary), self._temporary / "state"
+        parts, prefix = self._parts, self._temporary / "state"
         known, written = {}, []
         for index, report in enumerate(reports):
             part = parts / _part_name(index)
@@ -194,7 +212,7 @@ class Writing:
 
     def _await_reports(self):
         """Returns the report of each process, None for those that failed."""
-        folder, names = _parts_of(self._temporary), [_part_name(index) for index in range(self._count)]
+        folder, names = self._parts, [_part_name(index) for index in range(self._count)]
         while True:
             found = {entry.name for entry in folder.iterdir()}
             if all({f"{name}.json", f"{name}.failed"} & found for name in names):
@@ -204,10 +222,15 @@ class Writing:
                 raise OSError("another process could not write its part and names the cause")
 
     def _publish(self, sums):
+        if not self._is_local:
+            for file in (self._parts / _RENAMED).iterdir():
+                check_owned(self._final)
+                places.move(file, self._temporary / file.name)
         if self._count > 1:
-            places.remove_tree(_parts_of(self._temporary))
+            leftovers.remove(self._parts)
         descriptions.complete(self._temporary, self._description, sums)
         if self._is_local:
+            check_owned(self._final)
             leftovers.make_room(self._final, is_folder=True)
             os.rename(self._temporary, self._final)
             descriptions.sync(self._final.parent)

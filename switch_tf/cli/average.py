@@ -6,7 +6,7 @@ from etils import epy
 
 from switch_tf import checks
 from switch_tf.installation import quiet
-from switch_tf.storage import output_lock, places
+from switch_tf.storage import lock, places
 from switch_tf.surgery import sources
 
 with epy.lazy_imports():  # which import TensorFlow, so arguments are checked first
@@ -32,7 +32,7 @@ def run(arguments: argparse.Namespace) -> dict:
     checkpoints = sources.newest(folder, arguments.last)
     sources.check_same(checkpoints)
     checks.new_folder(output)
-    with output_lock.held(output):
+    with lock.held(output):
         quiet.import_tensorflow()
         result, text = averaging.average_run(folder, checkpoints, output)
     print(text, file=arguments.stream)

@@ -12,7 +12,7 @@ from switch_tf import checks
 from switch_tf.cli import cache_teacher, gin_files, gin_macros, gin_run, task_files
 from switch_tf.installation import quiet
 from switch_tf.refusals import Refusal
-from switch_tf.storage import output_lock, places
+from switch_tf.storage import lock, places
 
 with epy.lazy_imports():  # which import TensorFlow, so arguments are checked first
     from switch_tf import data
@@ -103,4 +103,4 @@ def _plan(arguments, name, vocabulary, output, locks):
 
     return [shard for split in splits for shard in data.plan_cache(
         name, split, vocabulary, output, arguments.num_shards, arguments.overwrite,
-        lambda folder: locks.enter_context(output_lock.held(folder)))]
+        lambda folder: locks.enter_context(lock.held(folder)))]

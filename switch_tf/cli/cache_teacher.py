@@ -9,7 +9,7 @@ from switch_tf import checks
 from switch_tf.cli import gin_files, gin_macros, gin_run
 from switch_tf.partitioning import cluster
 from switch_tf.refusals import Refusal
-from switch_tf.storage import output_lock, places
+from switch_tf.storage import lock, places
 
 with epy.lazy_imports():  # which import TensorFlow, so arguments are checked first
     from switch_tf import data
@@ -56,7 +56,7 @@ def run(arguments: argparse.Namespace) -> dict:
                                        objective.live_teacher.dtype, argument="--teacher")
     request = _request(described, teacher, objective.temperature, top_k)
     folder = places.at(arguments.output)
-    with output_lock.held(folder):
+    with lock.held(folder):
         prediction_writing.begin(folder, request, arguments.overwrite)
         stored = predicting.store(described, teacher, objective.temperature, top_k, folder)
     if stored["unshared"]:

@@ -16,7 +16,7 @@ from switch_tf.conversion.initial_weights import converted
 from switch_tf.installation import quiet
 from switch_tf.refusals import Outage, Refusal, first_line
 from switch_tf.statuses import EPILOG, FINISHED, INTERRUPTED
-from switch_tf.storage import output_lock, outputs, places
+from switch_tf.storage import lock, outputs, places
 from switch_tf.training import outages
 
 with epy.lazy_imports():  # which import TensorFlow, so arguments are checked first
@@ -47,14 +47,14 @@ def run(arguments: argparse.Namespace) -> dict:
         if arguments.gin_file or arguments.gin_bindings:
             raise Refusal("--runs compares runs that were trained; leave out --gin_file and --gin bindings.")
         output = arguments.output or "comparison"
-        with output_lock.held(output):
+        with lock.held(output):
             return _report(output, run_folders.find(arguments.runs), arguments)
     if arguments.output:
         raise Refusal("--output goes with --runs; a comparison that trains writes into its own folder, "
                       "Comparison.model_dir.")
     comparison, bindings = described(arguments)
     with (outputs.outlived(), outages.at_start(),
-          output_lock.held(comparison.model_dir, "Comparison.model_dir")):
+          lock.held(comparison.model_dir, "Comparison.model_dir")):
         quiet.import_tensorflow(None)
         is_done = driver.train(comparison, functools.partial(_trainer, comparison, bindings, arguments.words))
         runs = [(name, comparison.folder(name, seed)) for name in comparison.variants for seed in comparison.seeds]

@@ -9,7 +9,7 @@ from switch_tf.conversion.converting import convert, default_target, format_of
 from switch_tf.conversion.formats import DTYPES, HUGGING_FACE, WRITABLE
 from switch_tf.installation import quiet
 from switch_tf.refusals import Refusal
-from switch_tf.storage import output_lock, places
+from switch_tf.storage import lock, places
 
 EXAMPLES = r"""
 switch-tf convert --input downloads/t5-small --output t5_small
@@ -54,7 +54,7 @@ def run(arguments: argparse.Namespace) -> dict:
     config = None
     if arguments.gin_file or arguments.gin_bindings:
         config = gin_files.read_model(arguments.gin_file, arguments.gin_bindings, arguments.gin_search_paths)
-    with output_lock.held(output):
+    with lock.held(output):
         quiet.import_tensorflow()
         result, text = convert(source, output, to, arguments.expert_capacity, config, arguments.dtype,
                                arguments.verify, arguments.with_optimizer)

@@ -11,7 +11,7 @@ from switch_tf.checkpoints.selection import select_one
 from switch_tf.cli import sampler_arguments, trained_run
 from switch_tf.installation import quiet
 from switch_tf.refusals import Refusal
-from switch_tf.storage import output_lock, places
+from switch_tf.storage import lock, places
 
 with epy.lazy_imports():  # which import TensorFlow, so arguments are checked first
     from switch_tf.inference import exporting, model_exporting, saved_runs
@@ -42,11 +42,11 @@ def run(arguments: argparse.Namespace) -> dict:
     output = checks.path("--output", arguments.output)
     checks.new_folder(output)
     if arguments.model is not None:
-        with output_lock.held(output):
+        with lock.held(output):
             return _export_model(arguments, output)
     folder = trained_run.folder_of(arguments)
     checkpoint = select_one(folder, arguments.step)
-    with output_lock.held(output):
+    with lock.held(output):
         described = trained_run.load_on_one_device(arguments, folder)
         return _export_run(arguments, folder, checkpoint, described, output)
 

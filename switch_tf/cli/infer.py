@@ -10,7 +10,7 @@ from switch_tf import checks
 from switch_tf.checkpoints.selection import select_one
 from switch_tf.cli import sampler_arguments, trained_run
 from switch_tf.refusals import Refusal
-from switch_tf.storage import output_lock, places
+from switch_tf.storage import lock, places
 
 with epy.lazy_imports():  # which import TensorFlow, so arguments are checked first
     from switch_tf.inference import answering, input_fields, lines, saved_runs
@@ -45,7 +45,7 @@ def run(arguments: argparse.Namespace) -> dict:
     _check(arguments)
     folder = trained_run.folder_of(arguments)
     checkpoint = select_one(folder, arguments.step)
-    with contextlib.nullcontext() if arguments.output == "-" else output_lock.held(arguments.output):
+    with contextlib.nullcontext() if arguments.output == "-" else lock.held(arguments.output):
         return _answer(arguments, folder, checkpoint, trained_run.load_to_answer(arguments, folder))
 
 

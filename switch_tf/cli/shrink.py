@@ -11,7 +11,7 @@ from switch_tf.cli import gin_files, trained_run
 from switch_tf.conversion import stated_config
 from switch_tf.conversion.formats import SWITCH_TF
 from switch_tf.refusals import Refusal
-from switch_tf.storage import output_lock, places
+from switch_tf.storage import lock, places
 from switch_tf.surgery import compatibility, sources
 
 with epy.lazy_imports():  # which import TensorFlow, so arguments are checked first
@@ -47,7 +47,7 @@ def run(arguments: argparse.Namespace) -> dict:
     checkpoint = sources.checkpoint_in(source, SWITCH_TF)
     compatibility.with_fewer_experts(stated_config.recorded(checkpoint), arguments.num_experts)
     checks.new_folder(output)
-    with output_lock.held(output):
+    with lock.held(output):
         described = trained_run.load_task_on_one_device(arguments, folder)
         result, text = shrinking.shrink_checkpoint(checkpoint, output, described, arguments.num_experts,
                                                    arguments.merge)

@@ -10,7 +10,7 @@ from switch_tf.conversion import stated_config
 from switch_tf.conversion.converting import check_optimizer, format_of
 from switch_tf.conversion.formats import SWITCH_TF
 from switch_tf.installation import quiet
-from switch_tf.storage import output_lock, places
+from switch_tf.storage import lock, places
 from switch_tf.surgery import compatibility, sources
 from switch_tf.surgery.kernels import Changes
 
@@ -63,7 +63,7 @@ def run(arguments: argparse.Namespace) -> dict:
     source = sources.checkpoint_in(source, source_format)
     dense = stated_config.find(source, source_format)
     compatibility.check(compatibility.dense_twin(config) if dense is None else dense, config)
-    with output_lock.held(output):
+    with lock.held(output):
         quiet.import_tensorflow()
         result, text = upcycled_checkpoint.upcycle_checkpoint(source, source_format, output, config, changes,
                                                               arguments.with_optimizer)

@@ -6,7 +6,7 @@ from etils import epy
 
 from switch_tf import checks, sentencepiece_training
 from switch_tf.installation import quiet
-from switch_tf.storage import output_lock
+from switch_tf.storage import lock
 
 with epy.lazy_imports():  # which import TensorFlow, so arguments are checked first
     from switch_tf import data
@@ -36,7 +36,7 @@ def run(arguments: argparse.Namespace) -> dict:
     """Trains a vocabulary; returns its sizes and the `vocab_size` that a model needs."""
     checks.integer("--size", arguments.size, at_least=1)
     sentencepiece_training.check_output(arguments.output)
-    with output_lock.held(arguments.output):
+    with lock.held(arguments.output):
         quiet.import_tensorflow()
         fields = [int(name) if name.isdigit() else name for name in arguments.field]
         sample, num_texts = sentences.sample(arguments.input, fields)

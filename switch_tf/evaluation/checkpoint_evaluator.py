@@ -14,7 +14,7 @@ from switch_tf.configs.experiment import Experiment
 from switch_tf.evaluation import split_evaluator
 from switch_tf.refusals import Refusal
 from switch_tf.reporting import summaries
-from switch_tf.storage import json_lines, leftovers, output_lock
+from switch_tf.storage import json_lines, leftovers, lock
 from switch_tf.storage.whole_file import writing
 
 
@@ -48,7 +48,7 @@ class CheckpointEvaluator:
         self._closing = contextlib.ExitStack()
         self._is_chief = partitioner.is_chief
         if self._is_chief:
-            self._closing.enter_context(output_lock.held(output))
+            self._closing.enter_context(lock.held(output))
         self._model = described.make_model()
         partitioner.build(self._model)
         objective = described.make_objective().for_evaluation()

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from switch_tf.storage import places
-from switch_tf.storage.whole_file import reading, writing
+from switch_tf.storage.whole_file import put, reading, writing
 
 
 def dumps(value: Any, **options: Any) -> str:
@@ -83,7 +83,7 @@ def append_text(path: str | os.PathLike, lines: str) -> None:
     """
     place, content = places.at(path), lines.encode()
     if not places.is_local(place):
-        place.write_bytes((place.read_bytes() if place.is_file() else b"") + content)
+        put(place, (place.read_bytes() if place.is_file() else b"") + content)
         return
     with open(place, "ab+") as file:
         is_torn = False

@@ -8,7 +8,7 @@ import re
 import sys
 from typing import Any
 
-from switch_tf.storage import places
+from switch_tf.storage import places, whole_file
 
 _UNFINISHED_FILE = re.compile(r"\..+\.[0-9a-f]{8}\.unfinished", re.DOTALL)
 _UNFINISHED_CHECKPOINT = re.compile(r"tmp\.step_[0-9]{8,}")
@@ -41,9 +41,9 @@ def remove(path: str | os.PathLike) -> bool:
     path = places.at(path)
     try:
         if path.is_dir() and not places.is_link(path):
-            places.remove_tree(path)
+            whole_file.remove_tree(path)
         else:
-            path.unlink(missing_ok=True)
+            whole_file.remove(path)
     except OSError as error:
         warn(f"{path} could not be removed ({error.strerror}); it does no harm, so the run goes on. Remove it by "
              "hand.")
@@ -68,6 +68,7 @@ def make_room(path: str | os.PathLike, is_folder: bool = False) -> None:
 def set_aside(path: str | os.PathLike) -> Any:
     """Renames a file, link or folder to `broken.<name>`, with a number where that is taken; returns its new place."""
     path = places.at(path)
+    whole_file.check_owned(path)
     aside, number = path.with_name(f"broken.{path.name}"), 1
     while aside.exists() or places.is_link(aside):
         aside, number = path.with_name(f"broken.{path.name}.{number}"), number + 1

@@ -7,7 +7,8 @@ import threading
 import time
 from typing import Any
 
-from switch_tf.storage import places
+from switch_tf.refusals import Outage
+from switch_tf.storage import places, whole_file
 
 # Seconds between uploads: four requests a minute and file. Longer if uploads would take over a twentieth of the time.
 PERIOD = 15.0
@@ -55,11 +56,12 @@ class Mirror:
 
         Raises:
             OSError: A file cannot be written.
+        Outage: The files no longer belong to this process.
         """
         with self._uploading:
             for file in sorted(self.local.rglob("*")):
                 if file.is_file() and (size := file.stat().st_size) != self._sizes.get(file):
-                    places.copy(file, self._folder / file.relative_to(self.local).as_posix())
+                    whole_file.put(self._folder / file.relative_to(self.local).as_posix(), file.read_bytes())
                     self._sizes[file] = size
 
     def close(self) -> None:
@@ -79,6 +81,7 @@ class Mirror:
         wait = PERIOD
         while not self._ended.wait(wait):
             started = time.monotonic()
-            with contextlib.suppress(OSError):  # tried again; the next checkpoint flushes and reports it
+            # Tried again; the next checkpoint flushes and reports it, also that the folder was lost.
+            with contextlib.suppress(OSError, Outage):
                 self.flush()
             wait = min(max(PERIOD, _SHARE * (time.monotonic() - started)), _LONGEST)

@@ -18,6 +18,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from switch_tf.refusals import Refusal
+from switch_tf.storage import objects
+from switch_tf.storage.objects import BucketError
 
 _SCHEME = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*)://")
 _BUCKETS = "gs"
@@ -32,7 +34,7 @@ _NUMBERS = {"PermissionDeniedError": errno.EACCES,
             "ResourceExhaustedError": errno.ENOSPC, "DeadlineExceededError": errno.ETIMEDOUT,
             "UnimplementedError": errno.ENOTSUP}
 # Methods of a path that ask the bucket.
-_METHODS = ("exists", "is_dir", "is_file", "iterdir", "glob", "mkdir", "open", "read_bytes", "write_bytes",
+_METHODS = ("exists", "is_dir", "is_file", "iterdir", "glob", "mkdir", "open", "write_bytes",
             "write_text", "unlink", "rmtree", "copy")
 
 
@@ -57,10 +59,6 @@ class Literal:
     def __del__(self):
         if self._folder is not None:
             os.close(self._folder)
-
-
-class BucketError(OSError):
-    """A bucket that does not answer, or refuses to. What is in it is neither missing nor damaged for that reason."""
 
 
 def at(path: str | os.PathLike) -> Any:
@@ -102,7 +100,7 @@ def _bucket_path():
     methods = {name: _raising_os_errors(getattr(kind, name)) for name in _METHODS}
     # There are no relative paths and no links. epath's own `stat` has other names and whole seconds.
     methods |= {"resolve": lambda self, strict=False: self, "absolute": lambda self: self,
-                "is_symlink": lambda self: False, "stat": _stat,
+                "is_symlink": lambda self: False, "stat": _stat, "read_bytes": _read_bytes,
                 "read_text": lambda self, encoding="utf-8", errors="strict": self.read_bytes().decode(encoding, errors)}
     return type("BucketPath", (kind,), methods)
 
@@ -112,6 +110,13 @@ def _stat(self):
     with os_errors(self):
         found = _gfile().stat(os.fspath(self))
     return types.SimpleNamespace(st_size=found.length, st_mtime=found.mtime_nsec / 1e9)
+
+
+def _read_bytes(self):
+    """Returns the content of a file, where TensorFlow may give one of five seconds ago that `objects` has replaced."""
+    if (content := objects.read(self)[0]) is None:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), os.fspath(self))
+    return content
 
 
 def _raising_os_errors(method):
@@ -225,13 +230,10 @@ def copy(source: pathlib.Path, target: Any) -> None:
         shutil.copyfileobj(file, opened, _PART)
 
 
-def upload(folder: pathlib.Path, target: Any, last: str = "") -> list[pathlib.Path]:
-    """Copies all files of a local folder into a folder of a bucket, the one of path `last` last, and returns them."""
-    files = sorted((file for file in folder.rglob("*") if file.is_file()),
-                   key=lambda file: (file == folder / last, file))
-    for file in files:
+def upload(folder: pathlib.Path, target: Any) -> None:
+    """Copies all files of a local folder into a folder of a bucket."""
+    for file in sorted(file for file in folder.rglob("*") if file.is_file()):
         copy(file, target / file.relative_to(folder).as_posix())
-    return files
 
 
 def move(source: str | os.PathLike, target: str | os.PathLike) -> Any:
@@ -242,19 +244,6 @@ def move(source: str | os.PathLike, target: str | os.PathLike) -> Any:
     with os_errors(source):
         _gfile().rename(os.fspath(source), os.fspath(target))
     return target
-
-
-def remove_tree(path: str | os.PathLike, ignore_errors: bool = False) -> None:
-    """Removes a folder and everything in it."""
-    place = at(path)
-    if is_local(place):
-        shutil.rmtree(place, ignore_errors=ignore_errors)
-        return
-    try:
-        place.rmtree(missing_ok=True)
-    except OSError:
-        if not ignore_errors:
-            raise
 
 
 @contextlib.contextmanager

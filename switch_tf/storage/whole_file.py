@@ -1,13 +1,18 @@
-"""Files that appear complete or not at all, on a disk or in a bucket, and refusals that name the file."""
+"""Files that appear complete or not at all, on a disk or in a bucket, and refusals that name the file.
+
+What belongs to a path that this process has locked is written and removed only while it has that lock.
+"""
 
 import contextlib
 import errno
 import os
 import secrets
+import shutil
 from collections.abc import Iterable, Iterator
+from typing import Any, Protocol
 
 from switch_tf.refusals import Refusal
-from switch_tf.storage import places
+from switch_tf.storage import objects, places
 
 # Cause and way out, by errno.
 _WAYS_OUT = {
@@ -20,6 +25,47 @@ _WAYS_OUT = {
     errno.ENOENT: "its folder is gone: put it back, or use another one",
     errno.ETIMEDOUT: "the store did not answer in time: try again, or use another folder",
 }
+
+
+class Owner(Protocol):
+    """The lock of a path, see `lock.Lock`."""
+
+    token: str
+
+    def check(self) -> None: ...
+
+    def replace(self, path: Any, content: bytes | None) -> None: ...
+
+
+_owners: dict[str, Owner] = {}
+
+
+def _key(path):
+    return os.path.abspath(path) if places.is_local(path) else os.fspath(path).rstrip("/")
+
+
+def own(path: str | os.PathLike, owner: Owner) -> None:
+    """Declares that a file or folder belongs to this process as long as its owner says so."""
+    _owners[_key(path)] = owner
+
+
+def disown(path: str | os.PathLike, owner: Owner) -> None:
+    """Ends what `own` declared."""
+    if _owners.get(_key(path)) is owner:
+        del _owners[_key(path)]
+
+
+def owner_of(path: str | os.PathLike) -> Owner | None:
+    """Returns the owner of a path: of itself, of a folder that it is in, or of a file whose name it extends by ".x"."""
+    key = _key(path)
+    return next((owner for start, owner in _owners.items() if key == start or key.startswith((f"{start}/", f"{start}."))
+                 ), None)
+
+
+def check_owned(path: str | os.PathLike) -> None:
+    """Raises Outage if a path is locked by this process, and another one has taken it."""
+    if owner := owner_of(path):
+        owner.check()
 
 
 @contextlib.contextmanager
@@ -54,20 +100,65 @@ def write_whole(path: str | os.PathLike, content: str | bytes | Iterable[bytes])
     Raises:
         Refusal: The file cannot be written. Its old content stays, and no temporary file does.
     """
-    place = places.at(path)
+    with writing(path):
+        put(path, content)
+
+
+def put(path: str | os.PathLike, content: str | bytes | Iterable[bytes]) -> None:
+    """Writes a file as `write_whole` does.
+
+    Raises:
+        OSError: The file cannot be written.
+        Outage: The path no longer belongs to this process, which had locked it.
+    """
+    place, owner = places.at(path), owner_of(path)
     content = content.encode() if isinstance(content, str) else content
-    with writing(place):
-        if not places.is_local(place):  # an object of a bucket appears whole
-            place.write_bytes(content if isinstance(content, bytes) else b"".join(content))
-            return
-        unfinished = place.with_name(f".{place.name}.{secrets.token_hex(4)}.unfinished")
-        try:
-            if isinstance(content, bytes):
-                unfinished.write_bytes(content)
-            else:
-                with open(unfinished, "wb") as file:
-                    file.writelines(content)
-            unfinished.replace(place)
-        finally:
-            with contextlib.suppress(OSError):  # the error that ended the writing says more
-                unfinished.unlink(missing_ok=True)
+    if not places.is_local(place):  # an object of a bucket appears whole
+        content = content if isinstance(content, bytes) else b"".join(content)
+        if owner:
+            owner.replace(place, content)
+        else:
+            place.write_bytes(content)
+        return
+    if owner:
+        owner.check()
+    unfinished = place.with_name(f".{place.name}.{secrets.token_hex(4)}.unfinished")
+    try:
+        if isinstance(content, bytes):
+            unfinished.write_bytes(content)
+        else:
+            with open(unfinished, "wb") as file:
+                file.writelines(content)
+        unfinished.replace(place)
+    finally:
+        with contextlib.suppress(OSError):  # the error that ended the writing says more
+            unfinished.unlink(missing_ok=True)
+
+
+def remove(path: str | os.PathLike) -> None:
+    """Removes a file, if there is one, or a link.
+
+    Raises: See `put`.
+    """
+    place, owner = places.at(path), owner_of(path)
+    if owner and not places.is_local(place):
+        owner.replace(place, None)
+        return
+    if owner:
+        owner.check()
+    place.unlink(missing_ok=True)
+
+
+def remove_tree(folder: str | os.PathLike) -> None:
+    """Removes a folder and what is in it, in a bucket what is there now and not what another process adds.
+
+    Raises: See `put`.
+    """
+    place, owner = places.at(folder), owner_of(folder)
+    urls = [] if places.is_local(place) else objects.urls_of(place)
+    if owner:
+        owner.check()
+    if places.is_local(place):
+        shutil.rmtree(place)
+    for url in urls:
+        objects.remove(url)

@@ -9,8 +9,8 @@ import tempfile
 from collections.abc import Iterator
 from typing import Any
 
-from switch_tf.storage import places
-from switch_tf.storage.whole_file import writing
+from switch_tf.storage import leftovers, places
+from switch_tf.storage.whole_file import check_owned, put, writing
 
 
 @contextlib.contextmanager
@@ -49,8 +49,12 @@ def publish(local: pathlib.Path, folder: Any, marker: str) -> None:
     Raises:
         OSError: A file cannot be written.
     """
+    last = local / marker
     try:
-        places.upload(local, folder, marker)
+        for file in sorted(file for file in local.rglob("*") if file.is_file() and file != last):
+            check_owned(folder)
+            places.copy(file, folder / file.relative_to(local).as_posix())
+        put(folder / marker, last.read_bytes())
     except BaseException:
-        places.remove_tree(folder, ignore_errors=True)
+        leftovers.remove(folder)
         raise

@@ -247,9 +247,11 @@ def _wait(children, signals=()):
         failed = [index for index, child in enumerate(children) if child.poll() not in (None, 0, INTERRUPTED)]
         if failed and deadline is None:
             deadline = time.monotonic() + GRACE_SECONDS
-            status = children[failed[0]].returncode
+            # One that ends as an outage may have noticed the end of another one.
+            first = min(failed, key=lambda index: children[index].returncode == OUTAGE)
+            status = children[first].returncode
             if -status not in signals:
-                print(f"Process {failed[0]} of {len(children)} ended {_describe(status)}"
+                print(f"Process {first} of {len(children)} ended {_describe(status)}"
                       + (f"; the others end too, within {GRACE_SECONDS} s." if running else "."), file=sys.stderr)
                 if -status in SIGNALS:  # it could not stop with the others, which may wait for it
                     _pass_on(-status, running)

@@ -66,6 +66,8 @@ class Store:
         for one, name in sorted(self.objects):
             if one != bucket or not name.startswith(prefix):
                 continue
+            if not query.get("startOffset", "") <= name < query.get("endOffset", "\U0010ffff"):
+                continue
             folder, found, _ = name[len(prefix):].partition(delimiter) if delimiter else ("", "", "")
             if found:
                 folders.add(prefix + folder + delimiter)
@@ -148,6 +150,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
         """A simple upload, or a request of a resumable one; either way the object appears whole."""
         bucket = names[0]
         if query["uploadType"] == "media":
+            if self._is_other(store, bucket, query["name"], query):
+                return self._reply(412)
             store.put(bucket, query["name"], content)
             return self._reply(200, store.described(bucket, query["name"]))
         if self.command == "POST":
@@ -166,6 +170,12 @@ class Handler(http.server.BaseHTTPRequestHandler):
             return self._reply(200, store.described(bucket, name))
         return self._reply(308, **({"Range": f"bytes=0-{len(received) - 1}"} if received else {}))
 
+    @staticmethod
+    def _is_other(store, bucket, name, query):
+        """Returns whether an object has another generation than a request is for; 0 stands for no object."""
+        wanted = query.get("ifGenerationMatch")
+        return wanted is not None and int(wanted) != store.objects.get((bucket, name), (None, 0))[1]
+
     def rewrite(self, store, names, query, content):
         if tuple(names[:2]) not in store.objects:
             return self._reply(404)
@@ -181,8 +191,13 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if tuple(names) not in store.objects:
             return self._reply(404, {"error": {"code": 404}})
         if self.command == "DELETE":
+            if self._is_other(store, *names, query):
+                return self._reply(412)
             del store.objects[tuple(names)]
             return self._reply(204)
+        if query.get("alt") == "media":
+            content, generation = store.objects[tuple(names)]
+            return self._reply(200, content, x_goog_generation=generation)
         return self._reply(200, store.described(*names))
 
     def list_objects(self, store, names, query, content):
@@ -246,7 +261,8 @@ def main():
     server.daemon_threads = True
     threading.Thread(target=server.serve_forever, daemon=True).start()
     print(json.dumps({"https_proxy": f"http://127.0.0.1:{server.server_port}", "CURL_CA_BUNDLE": str(certificate),
-                      "NO_GCE_CHECK": "true", "no_proxy": "127.0.0.1,localhost"}), flush=True)
+                      "NO_GCE_CHECK": "true", "GOOGLE_AUTH_TOKEN_FOR_TESTING": "none",
+                      "no_proxy": "127.0.0.1,localhost"}), flush=True)
     sys.stdin.read()
 
 

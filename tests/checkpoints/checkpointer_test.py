@@ -190,6 +190,9 @@ class _Process(Partitioner):
         return [Piece(path, f"4 2 {first},2:-", in_host_memory(variable.numpy()[first:first + 2]))
                 for path, variable in state.items()]
 
+    def gather_texts(self, text):
+        return ["token"] * 2
+
     def any_process(self, flag):
         if self.lost is not None:
             raise self.lost

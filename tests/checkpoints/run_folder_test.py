@@ -13,7 +13,7 @@ import pytest
 from switch_tf.checkpoints import folders, run_folder
 from switch_tf.checkpoints.run_folder import RunFolder
 from switch_tf.refusals import Refusal
-from switch_tf.storage import lease, places
+from switch_tf.storage import lock, places
 
 
 def test_a_second_process_is_refused_with_the_pid_of_the_first(tmp_path):
@@ -79,7 +79,7 @@ def test_a_folder_that_is_gone_or_another_one_is_an_error(tmp_path, change):
     shutil.rmtree(folder.path if change != "without checkpoints" else folder.checkpoints)
     if change == "replaced":
         other = RunFolder(tmp_path / "run")
-    with pytest.raises(Refusal, match="was removed or replaced while its run was training"):
+    with pytest.raises(Refusal, match="was removed or replaced while this process was training in it"):
         folder.check_is_there()
     folder.close()
     if change == "replaced":
@@ -91,7 +91,7 @@ def test_a_file_system_without_locks_is_refused_in_one_sentence(tmp_path, monkey
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr(fcntl, "flock", no_locks)
-    with pytest.raises(ValueError, match=r"run/lock cannot be locked \(No locks available\).*on a local disk"):
+    with pytest.raises(ValueError, match=r"has no locks \(No locks available\).*on a local disk"):
         RunFolder(tmp_path / "run")
 
 
@@ -132,12 +132,12 @@ def test_an_unknown_url_is_refused_before_a_folder_of_that_name_is_made(url, tmp
 
 
 def test_one_process_at_a_time_trains_in_a_folder_of_a_bucket(bucket, monkeypatch, capfd):
-    monkeypatch.setattr(lease, "PERIOD", 0.3)
+    monkeypatch.setattr(lock, "PERIOD", 0.3)
     path = bucket.new_folder()
     (places.at(path) / "lock").write_text("123")  # of a run that was copied from a disk
     assert not run_folder.is_running(path)
     folder = RunFolder(path)
-    assert run_folder.is_running(path) and folder.checkpoints.is_dir() and not (folder.path / "lock").is_file()
+    assert run_folder.is_running(path) and folder.checkpoints.is_dir() and (folder.path / "lock").read_bytes() != b"123"
     with pytest.raises(ValueError, match=rf"Another process \(pid {os.getpid()} on .*\) is training in '{path}'"):
         RunFolder(path)
     assert "waiting up to 60 s for a sign of life" in capfd.readouterr().err
@@ -148,9 +148,9 @@ def test_one_process_at_a_time_trains_in_a_folder_of_a_bucket(bucket, monkeypatc
 
 
 def test_a_run_whose_lease_was_taken_saves_nothing_more(bucket, monkeypatch):
-    monkeypatch.setattr(lease, "PERIOD", 0.1)
+    monkeypatch.setattr(lock, "PERIOD", 0.1)
     folder = RunFolder(bucket.new_folder())
-    places.remove_tree(folder.path / "lock")  # as the process that took it for dead does
+    (folder.path / "lock").write_text("{}")  # as a process does that takes this one for dead
     with pytest.raises(ValueError, match="Another process has taken the run folder"):
         for _ in range(50):
             time.sleep(0.1)

@@ -5,7 +5,7 @@ import os
 import pytest
 
 from switch_tf.cli import main
-from switch_tf.storage import output_lock
+from switch_tf.storage import lock
 
 
 @pytest.mark.parametrize("command", ["infer", "export", "convert", "eval", "vocabulary", "cache", "compare",
@@ -23,7 +23,7 @@ def test_an_output_that_another_process_writes_is_refused(run_folder, sparse_run
         "shrink": [f"--from={sparse_run}", "--num_experts=3", f"--output={output}"],
         "compare": ["--runs", str(run_folder), str(tmp_path), f"--output={output}"]}[command]
     is_written = output / task / "validation" if command == "cache" else output
-    with output_lock.held(is_written):
+    with lock.held(is_written):
         before = sorted(tmp_path.rglob("*"))
         assert main.main([command, *words]) == 2
         assert sorted(tmp_path.rglob("*")) == before

@@ -7,7 +7,7 @@ import pytest
 from switch_tf import SwitchTransformer, conversion
 from switch_tf.cli import main
 from switch_tf.conversion import linked_weights, model_gin, t5x
-from switch_tf.storage import output_lock
+from switch_tf.storage import lock
 from tests.conversion import mesh_tensorflow_checkpoints
 from tests.conversion.t5x_checkpoints import write
 
@@ -110,5 +110,5 @@ def test_mistakes_are_one_sentence_and_write_nothing(words, message, run, folder
 
 def test_nothing_is_overwritten_and_one_process_writes(run, folder):
     assert "must be new or an empty folder" in run("--from=dense", "--gin_file=sparse.gin", "--output=dense")[2]
-    with output_lock.held("x"):
+    with lock.held("x"):
         assert "is writing 'x'" in run("--from=dense", "--gin_file=sparse.gin", "--output=x")[2]

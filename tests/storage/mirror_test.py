@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from switch_tf.storage import mirror, places
+from switch_tf.storage import mirror, places, whole_file
 from switch_tf.storage.mirror import Mirror
 
 
@@ -30,14 +30,14 @@ def test_files_appear_when_flushed_and_at_the_end(bucket):
 def test_files_appear_by_themselves_also_after_a_failure(bucket, monkeypatch):
     monkeypatch.setattr(mirror, "PERIOD", 0.05)
     failures = [OSError("503"), OSError("503")]
-    copy = places.copy
+    put = whole_file.put
 
-    def fail_twice(source, target):
+    def fail_twice(target, content):
         if failures:
             raise failures.pop()
-        copy(source, target)
+        put(target, content)
 
-    monkeypatch.setattr(places, "copy", fail_twice)
+    monkeypatch.setattr(whole_file, "put", fail_twice)
     folder = places.at(bucket.new_folder())
     mirrored = Mirror(folder)
     (mirrored.local / "a").write_text("one")
@@ -53,17 +53,17 @@ def test_a_failure_at_the_end_is_raised(bucket, monkeypatch):
     mirrored = Mirror(bucket.new_folder())
     (mirrored.local / "a").write_text("one")
 
-    def fail(source, target):
+    def fail(target, content):
         raise places.BucketError(5, "503")
 
-    monkeypatch.setattr(places, "copy", fail)
+    monkeypatch.setattr(whole_file, "put", fail)
     with pytest.raises(places.BucketError):
         mirrored.close()
 
 
 def test_only_what_has_changed_is_uploaded(bucket, monkeypatch):
-    uploaded, copy = [], places.copy
-    monkeypatch.setattr(places, "copy", lambda source, target: (uploaded.append(source.name), copy(source, target)))
+    uploaded, put = [], whole_file.put
+    monkeypatch.setattr(whole_file, "put", lambda path, content: (uploaded.append(path.name), put(path, content)))
     mirrored = Mirror(bucket.new_folder())
     (mirrored.local / "a").write_text("one")
     (mirrored.local / "b").write_text("one")

@@ -11,7 +11,7 @@ from switch_tf.checkpoints import continuation, folders, tensors
 from switch_tf.checkpoints.checkpointer import Checkpointer
 from switch_tf.checkpoints.stored_weights import StoredWeights
 from switch_tf.conversion import weight_source
-from switch_tf.storage import places
+from switch_tf.storage import places, whole_file
 from switch_tf.surgery import averaging, sources
 
 
@@ -82,7 +82,7 @@ def test_checkpoints_of_different_models_are_refused_by_the_first_difference(sav
 def test_a_checkpoint_that_is_removed_meanwhile_is_named(save):
     run = save({1: 1.0, 2: 2.0})
     checkpoints = sources.newest(run, 2)
-    places.remove_tree(checkpoints[0])
+    whole_file.remove_tree(checkpoints[0])
     with pytest.raises(ValueError, match="step_00000001 was removed by its run before it was read"):
         StoredWeights(checkpoints[0])
 

@@ -15,6 +15,7 @@ import pytest
 from switch_tf.hardware import host
 from switch_tf.partitioning import cluster
 from switch_tf.refusals import Refusal
+from switch_tf.statuses import OUTAGE
 from switch_tf.training import processes
 
 # What every stand-in begins with. It ends by itself, should nobody end it.
@@ -236,6 +237,15 @@ def test_every_line_of_an_error_has_the_number_of_its_process(capsys):
 
 
 # Ending.
+
+
+def test_one_that_ends_because_another_one_was_killed_is_not_named_as_the_first(capsys):
+    children = [subprocess.Popen([sys.executable, "-c", code]) for code in (
+        f"raise SystemExit({OUTAGE})", "import os; os.kill(os.getpid(), 9)")]
+    for child in children:
+        child.wait()
+    assert processes._wait(children) == OUTAGE
+    assert "Process 1 of 2 ended by SIGKILL" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -306,10 +306,10 @@ def test_a_run_goes_on_after_checkpoints_that_failed_but_not_after_the_last_one(
             raise OSError(28, "No space left on device")
         return write(place, *args)
 
-    def failing_make(final, num_processes):
+    def failing_make(final, *args):
         if final.name == "step_00000003":
             raise places.BucketError(5, "The bucket does not answer")
-        make_empty(final, num_processes)
+        make_empty(final, *args)
 
     with monkeypatch.context() as patch:
         patch.setattr(bundles, "write", failing_write)
@@ -377,7 +377,7 @@ def test_an_odd_description_is_a_damaged_checkpoint_and_the_one_before_it_is_use
 
 
 def test_a_run_whose_folder_is_removed_ends_with_an_error_and_leaves_nothing(tiny_config, finished):
-    message = "was removed or replaced while its run was training"
+    message = "was removed or replaced while this process was training in it"
     with _start(tiny_config, finished) as training, pytest.raises(Refusal, match=message):
         shutil.rmtree(finished.model_dir)
         training.finish()

@@ -1,0 +1,285 @@
+"""One process at a time writes a run folder or an output: by a lock on a disk, by a lease in a bucket.
+
+A lock on a disk ends with its process. A lease is an object that its owner renews. Another process takes it if it has
+not changed for a minute, or if its owner ran on this machine and has ended. The bucket refuses to write an object that
+another process has written since (`objects`), the lease among them, and `whole_file` writes all files of a path that is
+locked through its lock. So a process that slept while another one took its lease changes nothing after it wakes up.
+"""
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import secrets
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from switch_tf import environment
+from switch_tf.refusals import Outage, Refusal
+from switch_tf.storage import leftovers, objects, places, whole_file
+
+PERIOD = 15.0  # seconds between two renewals
+LIFETIME = 60.0  # seconds without a renewal after which another process takes the lease
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
+
+
+class Use(NamedTuple):
+    """What a lock is for, in the words of its messages.
+
+    Attributes:
+        doing: What another owner does, as in "is training in".
+        argument: Name of the option that gives the path.
+        thing: The path, as in "run folder".
+    """
+
+    doing: str
+    argument: str
+    thing: str
+
+
+RUN = Use("training in", "MODEL_DIR", "run folder")
+
+
+class Lock:
+    """Exclusive use of a file or folder, until `close` or the end of the process.
+
+    Args:
+        path: File or folder that is used. It need not exist.
+        place: Path of the lock.
+        use: Use.
+
+    Attributes:
+        token: Text that no other lock has.
+
+    Raises:
+        Refusal: Another process uses the path, or the file system has no locks.
+        OSError: The lock cannot be written.
+    """
+
+    def __init__(self, path: Any, place: Any, use: Use):
+        self._path, self._place, self._use = path, place, use
+        self.token = secrets.token_hex(8)
+        self._is_local = places.is_local(place)
+        self._loss: str | None = None  # the reason why this process no longer owns the path
+        self._generations: dict[str, bytes] = {}  # of objects that this process may overwrite
+        self._changing, self._ended = threading.RLock(), threading.Event()
+        if self._is_local:
+            self._lock_file()
+        else:
+            self._take_lease()
+            self._thread = threading.Thread(target=self._keep, name="lease", daemon=True)
+            self._thread.start()
+        whole_file.own(path, self)
+
+    def check(self) -> None:
+        """Checks that the path still belongs to this process.
+
+        Raises:
+            Outage: Another process took it, or it was removed or replaced.
+            OSError: The bucket does not answer.
+        """
+        with self._changing:
+            if self._loss is None:
+                if self._is_local:
+                    self._check_file()
+                elif _now() > self._renewed + LIFETIME / 2:
+                    self._renew()
+            if self._loss is not None:
+                raise Outage(self._loss)
+
+    def replace(self, path: Any, content: bytes | None) -> None:
+        """Writes an object of a bucket, or removes it if `content` is None, if nobody has since this lock was taken.
+
+        Raises: See `check`.
+        """
+        with self._changing:
+            key = os.fspath(path)
+            while True:
+                if key not in self._generations:
+                    _, self._generations[key] = objects.read(path)
+                self.check()  # after the generation was read, so another owner's write would change it
+                try:
+                    self._generations[key] = objects.write(path, content, self._generations[key])
+                    return
+                except objects.Conflict:
+                    del self._generations[key]
+                    self._renew()
+
+    def close(self) -> None:
+        """Gives the path back."""
+        whole_file.disown(self._path, self)
+        if self._is_local:
+            self._file.close()
+            return
+        self._ended.set()
+        self._thread.join(timeout=PERIOD)
+        with self._changing, contextlib.suppress(objects.Conflict, OSError):  # it ends by itself
+            if self._loss is None:
+                objects.write(self._place, None, self._lease)
+
+    def _taken(self, owner):
+        return Refusal(f"Another process ({owner}) is {self._use.doing} {str(self._path)!r}; wait for it, stop it, or "
+                       f"name another {self._use.argument}.")
+
+    def removed(self) -> str:
+        """Returns the message about a path that is gone."""
+        return (f"The {self._use.thing} {str(self._path)!r} was removed or replaced while this process was "
+                f"{self._use.doing} it, so nothing can be saved there any more; start again, and leave it in place.")
+
+    # On a disk.
+
+    def _lock_file(self):
+        leftovers.make_room(self._place)
+        patience = iter((0.1, 0.1))  # `is_held` holds it briefly
+        while True:
+            self._file = open(self._place, "a+")  # noqa: SIM115  held until the process ends
+            try:
+                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                self._file.seek(0)
+                owner = self._file.read(64).strip()
+                self._file.close()
+                wait = next(patience, None)
+                if wait is None:
+                    raise self._taken(f"pid {owner or 'unknown'}") from None
+                time.sleep(wait)
+            except OSError as error:
+                self._file.close()
+                if error.errno not in _NO_LOCKS:
+                    raise
+                raise Refusal(f"The file system of {str(self._path)!r} has no locks ({error.strerror}), so two "
+                              f"processes could write there at a time; name another {self._use.argument}, on a "
+                              "local disk, or mount that file system with locks.") from error
+            else:
+                if self._is_same_file():  # and not one that its owner just removed
+                    break
+                self._file.close()
+        self._file.truncate(0)
+        self._file.write(str(os.getpid()))
+        self._file.flush()
+
+    def _is_same_file(self):
+        try:
+            return os.path.samestat(os.stat(self._place), os.fstat(self._file.fileno()))
+        except FileNotFoundError:
+            return False
+
+    def _check_file(self):
+        if not self._is_same_file():
+            self._loss = self.removed()
+
+    # In a bucket.
+
+    def _take_lease(self):
+        self._text = json.dumps({"host": socket.gethostname(), "pid": os.getpid(), "token": self.token,
+                                 "processes": environment.visible_processes()}).encode()
+        watched, until = b"", 0.0
+        while True:
+            self._renewed = _now()
+            found, generation = objects.read(self._place)
+            owner = _owner(found)
+            if owner is not None:
+                if generation != watched:
+                    if watched:
+                        raise self._taken(owner)
+                    watched, until = generation, _now() + LIFETIME
+                    print(f"{self._path} was used by another process ({owner}), which may have been killed; waiting up "
+                          f"to {LIFETIME:.0f} s for a sign of life.", file=sys.stderr, flush=True)
+                if _now() < until:
+                    time.sleep(min(PERIOD, LIFETIME) / 3)
+                    continue
+            with contextlib.suppress(objects.Conflict):  # another process was faster
+                self._lease = objects.write(self._place, self._text, generation)
+                return
+
+    def _renew(self):
+        """Renews the lease, or notices its loss.
+
+        Raises:
+            OSError: The bucket does not answer.
+        """
+        with self._changing:
+            if self._loss is not None:
+                return
+            before = _now()
+            try:
+                self._lease = objects.write(self._place, self._text, self._lease)
+                self._renewed = before
+            except objects.Conflict:
+                found, _ = objects.read(self._place)
+                if found is None:
+                    self._loss = self.removed()
+                else:
+                    owner = _owner(found)
+                    self._loss = (f"Another process{f' ({owner})' if owner else ''} has taken the {self._use.thing} "
+                                  f"{str(self._path)!r}, because this one was cut off from it or suspended for over a "
+                                  "minute, so nothing is saved there any more; let the other one go on.")
+
+    def _keep(self):
+        while self._loss is None and not self._ended.wait(PERIOD):
+            with contextlib.suppress(OSError):  # tried again; `check` reports it
+                self._renew()
+
+
+def _now():
+    return time.clock_gettime(time.CLOCK_BOOTTIME)  # which goes on while the machine sleeps
+
+
+def _owner(content):
+    """Returns the name of the owner of a lease, None if there is none or it has ended on this machine."""
+    try:
+        described = json.loads(content or b"")
+        pid, host = int(described["pid"]), str(described["host"])
+        is_here = described["processes"] == environment.visible_processes()
+    except (ValueError, KeyError, TypeError):  # no lease, such as a lock that was copied from a disk
+        return None
+    return None if is_here and not environment.is_running(pid) else f"pid {pid} on {host}"
+
+
+def is_held(place: Any) -> bool:
+    """Returns whether a process has a lock. True if that is unknown. Of a lease it takes this machine's clock."""
+    try:
+        if not places.is_local(place):
+            return _owner(objects.read(place)[0]) is not None and time.time() - places.modified(place) < LIFETIME
+        with open(place, "rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    return False
+
+
+@contextlib.contextmanager
+def held(output: str | os.PathLike, argument: str = "--output") -> Iterator[Lock]:
+    """Locks an output within this scope, with a hidden file beside it.
+
+    Args:
+        output: Path of a file or folder, which need not exist.
+        argument: The option that names it, for the messages.
+
+    Raises:
+        Refusal: Another process writes it, nothing can be written beside it, or the file system has no locks.
+    """
+    output = places.at(output)
+    resolved = output.resolve()
+    place = resolved.with_name(f".{resolved.name}.lock")
+    try:
+        if places.is_local(place):
+            place.parent.mkdir(parents=True, exist_ok=True)
+        lock = Lock(output, place, Use("writing", argument, "output"))
+    except OSError as error:
+        raise Refusal(f"{argument} {str(output)!r} cannot be written ({error.strerror}); name another one.") from error
+    try:
+        yield lock
+    finally:
+        if places.is_local(place):
+            with contextlib.suppress(OSError):  # an error that ended the scope says more
+                if lock._is_same_file():
+                    place.unlink(missing_ok=True)
+        lock.close()

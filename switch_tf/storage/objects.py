@@ -1,0 +1,116 @@
+"""Objects of a bucket that are written or removed only if they are as they were read, which TensorFlow cannot do.
+
+tensorstore sends Google's store the generation of the object with the request, so that no process can overwrite what
+another one has written since, however long it slept in between.
+"""
+
+import contextlib
+import errno
+import functools
+import os
+import re
+from typing import Any
+
+from switch_tf.storage import outputs
+
+# Eight tries take half a minute. TensorFlow's own client gives up after a similar time.
+_RETRIES = {"max_retries": 8, "initial_delay": "500ms", "max_delay": "8s"}
+_NUMBERS = {"NOT_FOUND": errno.ENOENT, "PERMISSION_DENIED": errno.EACCES, "UNAUTHENTICATED": errno.EACCES,
+            "RESOURCE_EXHAUSTED": errno.ENOSPC, "DEADLINE_EXCEEDED": errno.ETIMEDOUT}
+
+
+class BucketError(OSError):
+    """A bucket that does not answer, or refuses to. What is in it is neither missing nor damaged for that reason."""
+
+
+class Conflict(Exception):
+    """The object is not the one that was read: somebody else has written or removed it."""
+
+
+@functools.cache
+def _bucket(name):
+    # Certificates that a user gives TensorFlow's client.
+    if "CURL_CA_BUNDLE" in os.environ:
+        os.environ.setdefault("TENSORSTORE_CA_BUNDLE", os.environ["CURL_CA_BUNDLE"])
+    import tensorstore  # takes a fifth of a second
+
+    return tensorstore.KvStore.open({"driver": "gcs", "bucket": name, "path": "",
+                                     "context": {"gcs_request_retries": _RETRIES}}).result()
+
+
+def _call(method, path, *arguments, **options) -> Any:
+    """Calls a method of the bucket of a path, with the name of its object.
+
+    Raises:
+        BucketError: The bucket does not answer, refuses or does not exist.
+    """
+    bucket, _, name = os.fspath(path).removeprefix("gs://").partition("/")
+    # The first request writes to standard error where it looked for credentials.
+    is_first = not _bucket.cache_info().currsize
+    try:
+        with outputs.held_back() if is_first else contextlib.nullcontext():
+            called = getattr(_bucket(bucket), method)
+            return (called(**options) if method == "list" else called(name, *arguments, **options)).result()
+    except ValueError as error:  # every status of tensorstore
+        number = _NUMBERS.get(str(error).partition(":")[0], errno.EIO)
+        text = re.sub(r"\s*\[http_.*", "", str(error).partition(": ")[2], flags=re.DOTALL)
+        raise BucketError(number, text, os.fspath(path)) from error
+
+
+def read(path: str | os.PathLike) -> tuple[bytes | None, bytes]:
+    """Returns the content of an object, None if there is none, and its generation for `write`.
+
+    Raises:
+        BucketError: The bucket does not answer, refuses or does not exist.
+    """
+    found = _call("read", path)
+    return (found.value if found.state == "value" else None), found.stamp.generation
+
+
+def urls_of(folder: str | os.PathLike) -> list[str]:
+    """Returns the URLs of all objects in a folder and its folders, and those that stand for folders and end in "/".
+
+    Raises:
+        BucketError: The bucket does not answer, refuses or does not exist.
+    """
+    import tensorstore
+
+    bucket, _, name = os.fspath(folder).rstrip("/").removeprefix("gs://").partition("/")
+    # All names that begin with the folder's: "0" follows "/".
+    found = _call("list", folder, range=tensorstore.KvStore.KeyRange(f"{name}/", f"{name}0"))
+    return [f"gs://{bucket}/{key.decode()}" for key in found]
+
+
+def remove(path: str | os.PathLike) -> None:
+    """Removes an object, if there is one.
+
+    Raises:
+        BucketError: The bucket does not answer, refuses or does not exist.
+    """
+    _call("write", path, None)
+
+
+def write(path: str | os.PathLike, content: bytes | None, generation: bytes) -> bytes:
+    """Writes an object, or removes it if the content is None. Returns its new generation.
+
+    Args:
+        path: Path of the object.
+        content: Its new content.
+        generation: Generation that `read` or `write` returned.
+
+    Raises:
+        Conflict: Somebody else has written or removed it.
+        BucketError: The bucket does not answer, refuses or does not exist.
+    """
+    try:
+        if new := _call("write", path, content, if_equal=generation).generation:
+            return new
+    except BucketError:
+        found, new = read(path)
+        if found != content:
+            raise
+        return new  # only the answer was lost
+    found, new = read(path)
+    if found != content:
+        raise Conflict(os.fspath(path))
+    return new  # tensorstore tried again after a lost answer
