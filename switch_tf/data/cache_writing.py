@@ -7,8 +7,7 @@ import dataclasses
 import json
 import os
 import pathlib
-import secrets
-import tempfile
+import re
 from collections.abc import Callable
 
 import numpy as np
@@ -20,8 +19,8 @@ from switch_tf.data.pipeline import failure, no_global_seed
 from switch_tf.data.providers import check_split, get_provider, tasks_of
 from switch_tf.data.seqio_import import import_seqio
 from switch_tf.refusals import Refusal
-from switch_tf.storage import places
-from switch_tf.storage.whole_file import write_whole
+from switch_tf.storage import leftovers, places
+from switch_tf.storage.whole_file import write_whole, written
 
 with epy.lazy_imports():  # only caches need it
     from array_record.python import array_record_module
@@ -30,6 +29,9 @@ with epy.lazy_imports():  # only caches need it
 FEWEST_SHARDS = 8
 _MOST_SHARDS = 1024
 _BYTES_PER_SHARD = 32 * 2**20  # of text
+# Files of a split's folder.
+_OWN = re.compile(r"\d{5,}-of-\d{5,}\.(array_record|json)|(request|manifest)\.json|"
+                  r"\.\d{5,}-of-\d{5,}\.array_record\.failure")
 _SEED = 0  # of the few random steps before the placeholder
 
 
@@ -119,34 +121,30 @@ def write(shard: Shard) -> None:
             written.
     """
     task = get_provider(shard.task, shard.vocabulary)
-    hidden = f".{shard.file.name}.{secrets.token_hex(4)}"
-    unfinished = (shard.file.with_name(hidden) if places.is_local(shard.file) else
-                  pathlib.Path(tempfile.gettempdir(), hidden))
     counts = {}
     try:
         dataset = _examples(task, shard)
         features = _features(task, dataset)
-        # One example in a group, so that each can be read without its neighbours.
-        writer = array_record_module.ArrayRecordWriter(str(unfinished), "group_size:1")
-        try:
-            num_examples = 0
-            for example in dataset.as_numpy_iterator():
-                writer.write(_record(example))
-                num_examples += 1
-                for name in task.output_features:
-                    counts[name] = counts.get(name, 0) + int(np.size(example[name])) if name in example else 0
-        finally:
-            writer.close()
-        description = {"file": shard.file.name, "examples": num_examples, "tokens": counts, "features": features,
-                       "bytes": unfinished.stat().st_size, "sha256": cache_manifest.checksum(unfinished)}
-        places.put(unfinished, shard.file)
+        with written(shard.file) as unfinished:
+            # One example in a group, so that each can be read without its neighbours.
+            writer = array_record_module.ArrayRecordWriter(str(unfinished), "group_size:1")
+            try:
+                num_examples = 0
+                for example in dataset.as_numpy_iterator():
+                    writer.write(_record(example))
+                    num_examples += 1
+                    for name in task.output_features:
+                        more = int(np.size(example[name])) if name in example else 0
+                        counts[name] = counts.get(name, 0) + more
+            finally:
+                writer.close()
+            description = {"file": shard.file.name, "examples": num_examples, "tokens": counts, "features": features,
+                           "bytes": unfinished.stat().st_size, "sha256": cache_manifest.checksum(unfinished)}
         write_whole(shard.description, json.dumps(description, indent=1))
     except Refusal:
         raise
     except Exception as error:  # from preprocessors of the user, of any kind
         raise Refusal(failure(task, shard.split, error)) from error
-    finally:
-        unfinished.unlink(missing_ok=True)
 
 
 def finish(shards: list[Shard]) -> dict:
@@ -161,8 +159,7 @@ def finish(shards: list[Shard]) -> dict:
                 "examples": sum(shard["examples"] for shard in descriptions), "tokens": tokens,
                 "bytes": sum(shard["bytes"] for shard in descriptions), "shards": descriptions}
     write_whole(folder / "manifest.json", json.dumps(manifest, indent=1))
-    for leftover in folder.glob(".*") if places.is_local(folder) else ():  # of processes that were killed
-        leftover.unlink(missing_ok=True)
+    leftovers.remove_unfinished(folder)
     return manifest
 
 
@@ -198,7 +195,8 @@ def _begin(folder, wanted, overwrite):
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for file in folder.iterdir() if overwrite else ():
-            file.unlink()
+            if _OWN.fullmatch(file.name):
+                file.unlink()
     except OSError as error:
         raise Refusal(f"The cache cannot be written to {error.filename!r} ({error.strerror}); choose another --output."
                       ) from error

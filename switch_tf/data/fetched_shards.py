@@ -2,14 +2,13 @@
 
 import hashlib
 import pathlib
-import secrets
 import threading
 
 from switch_tf import environment
 from switch_tf.data.example_files import BadData, UnreachableData
 from switch_tf.refusals import Refusal
 from switch_tf.storage import places
-from switch_tf.storage.whole_file import reading, writing
+from switch_tf.storage.whole_file import reading, writing, written
 
 _PART = 2**24  # bytes
 _fetching = threading.Lock()
@@ -36,12 +35,11 @@ def fetched_shard(file: str, sha256: str) -> str:
 
 
 def _fetch(file: str, sha256: str, copy: pathlib.Path):
-    unfinished = copy.with_name(f".{copy.name}.{secrets.token_hex(4)}")
     digest = hashlib.sha256()
-    try:
+    copy.parent.mkdir(parents=True, exist_ok=True)
+    with written(copy) as unfinished:
         try:
-            with (writing(copy), open(_made(unfinished), "wb") as local, reading(file),
-                  places.at(file).open("rb") as source):
+            with writing(copy), open(unfinished, "wb") as local, reading(file), places.at(file).open("rb") as source:
                 while part := source.read(_PART):
                     digest.update(part)
                     local.write(part)
@@ -50,11 +48,3 @@ def _fetch(file: str, sha256: str, copy: pathlib.Path):
         if digest.hexdigest() != sha256:
             raise BadData(f"{file} is damaged: its SHA-256 is not the one in its manifest; `switch-tf cache` with the "
                           "task's gin file and --overwrite writes it anew.")
-        unfinished.replace(copy)
-    finally:
-        unfinished.unlink(missing_ok=True)
-
-
-def _made(file):
-    file.parent.mkdir(parents=True, exist_ok=True)
-    return file

@@ -43,7 +43,10 @@ class Work:
 
     def __init__(self, place: pathlib.Path, identity: Entry | None = None):
         self.folder, self.aside, self._record = place / _FOLDER, place / "aside", place / _RECORD
-        for folder in (self.folder, self.aside):
+        for folder in (place, self.folder, self.aside):
+            if folder.is_symlink():  # what it leads to is not this command's
+                raise Refusal(f"{folder} is a link, where this command writes its unfinished work; remove that link, "
+                              "or name another folder.")
             folder.mkdir(parents=True, exist_ok=True)
         first, *self.finished = self._lines() or [None]
         if first is None:
@@ -63,7 +66,14 @@ class Work:
         *whole, cut = self._record.read_bytes().split(b"\n")
         if cut:
             os.truncate(self._record, sum(len(line) + 1 for line in whole))
-        return [json_lines.loads(line) for line in whole]
+        try:
+            lines = [json_lines.loads(line) for line in whole]
+        except ValueError:
+            lines = [None]
+        if not all(isinstance(line, dict) for line in lines):
+            raise Refusal(f"{self._record} is damaged, so the work in its folder cannot go on; remove "
+                          f"{self._record.parent} to begin anew.")
+        return lines
 
     def _append(self, entry):
         with self._record.open("a") as file:

@@ -6,8 +6,10 @@ What belongs to a path that this process has locked is written and removed only 
 import contextlib
 import errno
 import os
+import pathlib
 import secrets
 import shutil
+import tempfile
 from collections.abc import Iterable, Iterator
 from typing import Any, Protocol
 
@@ -120,16 +122,27 @@ def put(path: str | os.PathLike, content: str | bytes | Iterable[bytes]) -> None
         else:
             place.write_bytes(content)
         return
-    if owner:
-        owner.check()
-    unfinished = place.with_name(f".{place.name}.{secrets.token_hex(4)}.unfinished")
-    try:
+    with written(place) as unfinished:
         if isinstance(content, bytes):
             unfinished.write_bytes(content)
         else:
             with open(unfinished, "wb") as file:
                 file.writelines(content)
-        unfinished.replace(place)
+
+
+@contextlib.contextmanager
+def written(path: str | os.PathLike) -> Iterator[pathlib.Path]:
+    """Yields the path of a new local file, which takes its place at the end. An error leaves nothing behind.
+
+    Raises: See `put`.
+    """
+    place = places.at(path)
+    hidden = f".{place.name}.{secrets.token_hex(4)}.unfinished"
+    unfinished = place.with_name(hidden) if places.is_local(place) else pathlib.Path(tempfile.gettempdir(), hidden)
+    try:
+        yield unfinished
+        check_owned(place)
+        places.put(unfinished, place)
     finally:
         with contextlib.suppress(OSError):  # the error that ended the writing says more
             unfinished.unlink(missing_ok=True)

@@ -5,8 +5,6 @@ import hashlib
 import json
 import pathlib
 import re
-import secrets
-import tempfile
 import time
 from typing import Any
 
@@ -16,8 +14,8 @@ from etils import epy
 from switch_tf.data import cache_manifest
 from switch_tf.data.example_files import BadData
 from switch_tf.refusals import Refusal
-from switch_tf.storage import places
-from switch_tf.storage.whole_file import write_whole, writing
+from switch_tf.storage import leftovers, places
+from switch_tf.storage.whole_file import write_whole, writing, written
 from switch_tf.surgery import prediction_store
 from switch_tf.surgery.prediction_rows import KEY_BYTES
 from switch_tf.surgery.prediction_store import MANIFEST, DamagedShard, KeyIndex, shard_files
@@ -28,8 +26,8 @@ with epy.lazy_imports():  # only stored predictions need it
 # A shard is written when either is reached. A kill loses what is in memory.
 _BYTES_PER_SHARD = 2**28
 _SECONDS_PER_SHARD = 60
-# Files of such a folder, and the unfinished ones that a killed command leaves behind.
-_OWN, _HIDDEN = re.compile(r"\d{5,}\.(array_record|keys|json)|manifest\.json|\..*"), re.compile(r"\..*")
+# Files of such a folder. Hidden ones may stand beside them.
+_OWN = re.compile(r"\d{5,}\.(array_record|keys|json)|manifest\.json")
 
 
 def begin(folder: Any, request: dict, overwrite: bool) -> None:
@@ -46,14 +44,16 @@ def begin(folder: Any, request: dict, overwrite: bool) -> None:
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         there = sorted(folder.iterdir())
-    own = _OWN if (folder / MANIFEST).exists() else _HIDDEN  # nobody knows whose shards without a manifest are
-    if others := [file.name for file in there if not own.fullmatch(file.name)]:
+    has_manifest = (folder / MANIFEST).exists()  # nobody knows whose shards without a manifest are
+    if others := [file.name for file in there
+                  if not file.name.startswith(".") and not (has_manifest and _OWN.fullmatch(file.name))]:
         raise Refusal(f"--output must be a new folder, or one of stored predictions, and {folder} has {others[0]}; "
                       "name another one.")
     if overwrite:
         with writing(folder):
             for file in there:
-                file.unlink()
+                if _OWN.fullmatch(file.name):
+                    file.unlink()
     if overwrite or not (folder / MANIFEST).exists():
         write_whole(folder / MANIFEST, json.dumps({"format_version": prediction_store.FORMAT_VERSION, **request,
                                                    "reads": []}, indent=1))
@@ -94,9 +94,10 @@ class PredictionWriter:
             except (DamagedShard, BadData):
                 continue
         kept = {file.name for number, _ in found for file in shard_files(folder, number)} | {MANIFEST}
+        leftovers.remove_unfinished(folder)
         with writing(folder):
             for file in sorted(folder.iterdir()):
-                if file.name not in kept:
+                if _OWN.fullmatch(file.name) and file.name not in kept:
                     file.unlink()
         self._index.add(found)
         self._next = max((number for number, _ in found), default=-1) + 1
@@ -129,23 +130,16 @@ class PredictionWriter:
 
     def _write(self, keys, rows):
         target, of_keys, described = shard_files(self._folder, self._next)
-        hidden = f".{target.name}.{secrets.token_hex(4)}"
-        unfinished = (target.with_name(hidden) if places.is_local(target) else
-                      pathlib.Path(tempfile.gettempdir(), hidden))
-        try:
-            with writing(target):
-                # One row in a group, so that each can be read without its neighbours.
-                with contextlib.closing(array_record_module.ArrayRecordWriter(str(unfinished), "group_size:1")) as file:
-                    for row in rows:
-                        file.write(row)
-                description = {"rows": len(rows), "bytes": unfinished.stat().st_size,
-                               "sha256": cache_manifest.checksum(unfinished),
-                               "keys_sha256": hashlib.sha256(keys.tobytes()).hexdigest()}
-                places.put(unfinished, target)
-            write_whole(of_keys, keys.tobytes())
-            write_whole(described, json.dumps(description))
-        finally:
-            unfinished.unlink(missing_ok=True)
+        with writing(target), written(target) as unfinished:
+            # One row in a group, so that each can be read without its neighbours.
+            with contextlib.closing(array_record_module.ArrayRecordWriter(str(unfinished), "group_size:1")) as file:
+                for row in rows:
+                    file.write(row)
+            description = {"rows": len(rows), "bytes": unfinished.stat().st_size,
+                           "sha256": cache_manifest.checksum(unfinished),
+                           "keys_sha256": hashlib.sha256(keys.tobytes()).hexdigest()}
+        write_whole(of_keys, keys.tobytes())
+        write_whole(described, json.dumps(description))
 
 
 def num_bytes(folder: Any) -> int:

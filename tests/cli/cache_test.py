@@ -100,7 +100,7 @@ def test_a_command_that_was_killed_goes_on_with_what_is_missing(texts, tmp_path)
             assert child.poll() is None
             time.sleep(0.05)
         os.killpg(child.pid, signal.SIGKILL)
-    (folder / ".00005-of-00024.array_record.half").write_bytes(b"what a process left that was killed as it wrote")
+    (folder / ".00005-of-00024.array_record.0123abcd.unfinished").write_bytes(b"of a process that was killed")
     written = {path: path.stat().st_mtime_ns for path in folder.glob("0*.json")}
     assert 3 <= len(written) < 24 and not (folder / "manifest.json").exists()
     result = subprocess.run(command, capture_output=True, text=True)
