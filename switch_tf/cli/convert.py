@@ -5,7 +5,7 @@ import argparse
 from switch_tf import checks
 from switch_tf.cli import gin_files
 from switch_tf.configs.choices import check_choice
-from switch_tf.conversion.converting import convert, default_target, format_of
+from switch_tf.conversion.converting import convert, default_target, locate
 from switch_tf.conversion.formats import DTYPES, HUGGING_FACE, WRITABLE
 from switch_tf.installation import quiet
 from switch_tf.refusals import Refusal
@@ -41,7 +41,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> dict:
     """Writes the output folder; returns what was converted."""
     source, output = places.at(arguments.input), places.at(arguments.output)
-    name = arguments.to or default_target(format_of(source)).name
+    source, source_format = locate(source)
+    name = arguments.to or default_target(source_format).name
     check_choice("--to", name, WRITABLE)
     to = WRITABLE[name]
     if arguments.expert_capacity is not None and to is not HUGGING_FACE:

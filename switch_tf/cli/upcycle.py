@@ -7,7 +7,7 @@ from etils import epy
 from switch_tf import checks
 from switch_tf.cli import gin_files
 from switch_tf.conversion import stated_config
-from switch_tf.conversion.converting import check_optimizer, format_of
+from switch_tf.conversion.converting import check_optimizer, locate
 from switch_tf.conversion.formats import SWITCH_TF
 from switch_tf.installation import quiet
 from switch_tf.storage import lock, places
@@ -55,7 +55,7 @@ def run(arguments: argparse.Namespace) -> dict:
     """Writes the sparse model; returns what it is made of."""
     source, output = places.at(arguments.source), places.at(arguments.output)
     changes = Changes(arguments.noise, arguments.reinitialize, arguments.gate_scale, arguments.seed)
-    source_format = format_of(source, "--from")
+    source, source_format = locate(source, "--from")
     if arguments.with_optimizer:
         check_optimizer(source, source_format, SWITCH_TF)
     checks.new_folder(output)

@@ -5,29 +5,25 @@ import pathlib
 from etils import epy
 
 from switch_tf.configs.switch_config import SwitchConfig
-from switch_tf.conversion import formats, huggingface_vocabulary, t5x_arrays, t5x_config
+from switch_tf.conversion import formats, huggingface_vocabulary, t5x_config
 from switch_tf.conversion.formats import HUGGING_FACE, SWITCH_TF, Extras, Format
 from switch_tf.refusals import Refusal
-from switch_tf.storage import places
 
 with epy.lazy_imports():  # which imports TensorFlow, and choosing a format needs none
     from switch_tf.conversion import conversion_identity, linked_weights, source_vocabulary, verifying, weight_source
 
 
-def format_of(source: pathlib.Path, argument: str = "--input") -> Format:
-    """Returns the format of a folder, which `argument` names in messages.
+def locate(source: pathlib.Path, argument: str = "--input") -> tuple[pathlib.Path, Format]:
+    """Returns what `formats.locate` does of a folder, which `argument` names in messages.
 
     Raises:
         Refusal: No format recognises it.
     """
-    found = formats.find(source)
-    if found is None and (checkpoints := t5x_arrays.checkpoints_in(places.at(source))):
-        raise Refusal(f"{argument} {str(source)!r} is a run folder of T5X; give one of its checkpoints, of which "
-                      f"{str(source / checkpoints[0])!r} is the newest.")
+    source, found = formats.locate(source)
     if found is None:
         raise Refusal(f"{argument} must be a folder: {', '.join(one.description for one in formats.FORMATS)}; "
                       f"{str(source)!r} is none of these.")
-    return found
+    return source, found
 
 
 def default_target(source_format: Format) -> Format:
@@ -58,7 +54,7 @@ def convert(source: pathlib.Path, output: pathlib.Path, to: Format, expert_capac
         Refusal: The weights are damaged or cannot be expressed in the other format, an unfinished conversion to this
             output was another one, or the output differs from the source.
     """
-    source_format, config_file = format_of(source), None
+    (source, source_format), config_file = locate(source), None
     if config is None and source_format is formats.T5X and (found := t5x_config.find(source)) is not None:
         config, config_file = found
     if config is not None and source_format.describes_model:

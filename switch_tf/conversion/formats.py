@@ -2,6 +2,7 @@
 
 import contextlib
 import pathlib
+import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -116,3 +117,12 @@ def find(folder: str | pathlib.Path) -> Format | None:
     """Returns the format of a folder, or None if no format recognises it."""
     folder = places.at(folder)
     return next((one for one in FORMATS if one.recognises(folder)), None)
+
+
+def locate(folder: str | pathlib.Path) -> tuple[Any, Format | None]:
+    """Returns the path and the format of weights: of a run folder of T5X its newest checkpoint, else the folder."""
+    folder, found = places.at(folder), find(folder)
+    if found is None and (newest := t5x_arrays.newest_in(folder)) is not None:
+        print(f"{folder} is a run folder of T5X; reading its newest checkpoint, {newest.name}.", file=sys.stderr)
+        return newest, T5X
+    return folder, found

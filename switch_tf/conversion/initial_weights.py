@@ -13,7 +13,6 @@ from switch_tf.configs.switch_config import SwitchConfig
 from switch_tf.conversion import formats, stated_config
 from switch_tf.conversion.formats import Format
 from switch_tf.refusals import Refusal
-from switch_tf.storage import places
 
 
 @contextlib.contextmanager
@@ -26,9 +25,9 @@ def converted(run: Run, config: SwitchConfig) -> Iterator[pathlib.Path | None]:
         run: Run.
         config: Configuration of its model, for a format that does not describe it.
     """
-    folder = run.initial_checkpoint
-    is_new = not folders.steps(RunFolder.checkpoints_of(run.model_dir))
-    found = formats.find(folder) if folder is not None and is_new else None
+    folder, found = run.initial_checkpoint, None
+    if folder is not None and not folders.steps(RunFolder.checkpoints_of(run.model_dir)):
+        folder, found = formats.locate(folder)
     if found in (None, formats.SWITCH_TF):
         yield None
         return
@@ -36,7 +35,7 @@ def converted(run: Run, config: SwitchConfig) -> Iterator[pathlib.Path | None]:
         raise Refusal(f"Run.initial_variables is 'with_optimizer', and INITIAL_CHECKPOINT {folder} is of "
                       f"{found.name}; convert it with switch-tf convert --with_optimizer, and start from the output.")
     if run.initial_variables == "matching":  # of another model
-        config = stated_config.find(places.at(folder), found) or config
+        config = stated_config.find(folder, found) or config
     with as_checkpoint(folder, found, config) as weights:
         yield weights
 

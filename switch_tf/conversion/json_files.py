@@ -27,6 +27,17 @@ def check_regular(path: pathlib.Path) -> None:
     lfs_pointers.check_is_none(path)
 
 
+def check_tree(folder: pathlib.Path) -> None:
+    """Checks that a folder and its folders hold regular files alone, and no links to folders.
+
+    Raises:
+        Refusal: see `check_regular`.
+    """
+    for entry in folder.rglob("*"):
+        if entry.is_symlink() or not entry.is_dir():
+            check_regular(entry)
+
+
 def read_object(path: pathlib.Path, max_bytes: int = MAX_BYTES) -> dict:
     """Returns the JSON object in a file.
 

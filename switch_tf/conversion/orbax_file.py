@@ -14,11 +14,12 @@ from switch_tf.refusals import Refusal
 
 FILE = "_METADATA"
 DATABASE = "manifest.ocdbt"
+_ITEMS = ("state", "default", "items")  # T5X's name, and those of Orbax' checkpoint managers
 
 
 def root_of(folder: Any) -> Any | None:
-    """Returns the folder of the description: a checkpoint, which may be in a bucket, or `state` within; else None."""
-    return next((root for root in (folder, folder / "state") if (root / FILE).is_file()), None)
+    """Returns the folder of the description: a checkpoint, which may be in a bucket, or an item in it; else None."""
+    return next((root for root in (folder, *(folder / item for item in _ITEMS)) if (root / FILE).is_file()), None)
 
 
 def read_leaves(root: pathlib.Path, part: str = "target") -> tuple[dict[str, Reference], str]:

@@ -80,12 +80,11 @@ def read_optimizer(folder: pathlib.Path, model: SwitchTransformer) -> Adafactor:
 
 
 def _check_packages():
-    for name in ("msgpack", "tensorstore"):
-        try:
-            importlib.import_module(name)
-        except ImportError as error:
-            raise Refusal(f"A T5X checkpoint is read with {name}, which cannot be imported ({error}): pip install "
-                          f"'switch-tf[t5x]', or {name} as requirements.txt pins it.") from error
+    try:
+        importlib.import_module("msgpack")
+    except ImportError as error:
+        raise Refusal(f"A T5X checkpoint is read with msgpack, which cannot be imported ({error}): pip install "
+                      "'switch-tf[t5x]', or msgpack as requirements.txt pins it.") from error
 
 
 def _check_biases(tensors, config):

@@ -10,6 +10,7 @@ import pathlib
 import secrets
 import shutil
 import tempfile
+import weakref
 from collections.abc import Iterable, Iterator
 from typing import Any, Protocol
 
@@ -39,7 +40,8 @@ class Owner(Protocol):
     def replace(self, path: Any, content: bytes | None) -> None: ...
 
 
-_owners: dict[str, Owner] = {}
+# Weak, so that a lock ends with whoever holds it.
+_owners: weakref.WeakValueDictionary[str, Owner] = weakref.WeakValueDictionary()
 
 
 def _key(path):
@@ -60,8 +62,8 @@ def disown(path: str | os.PathLike, owner: Owner) -> None:
 def owner_of(path: str | os.PathLike) -> Owner | None:
     """Returns the owner of a path: of itself, of a folder that it is in, or of a file whose name it extends by ".x"."""
     key = _key(path)
-    return next((owner for start, owner in _owners.items() if key == start or key.startswith((f"{start}/", f"{start}."))
-                 ), None)
+    return next((owner for start, owner in list(_owners.items())
+                 if key == start or key.startswith((f"{start}/", f"{start}."))), None)
 
 
 def check_owned(path: str | os.PathLike) -> None:

@@ -37,17 +37,21 @@ class TeacherWeights:
         self._folder = checks.place(argument, folder)
 
     @functools.cached_property
-    def _format(self) -> Format:
-        found = formats.find(self._folder)
+    def _found(self) -> tuple[Any, Format]:
+        path, found = formats.locate(self._folder)
         if found is None:
             raise Refusal(f"{self._argument} must be a run folder with checkpoints, one checkpoint, or weights of "
                           f"Hugging Face, T5X or Mesh TensorFlow; {self._folder} is none of these.")
-        return found
+        return path, found
+
+    @property
+    def _format(self) -> Format:
+        return self._found[1]
 
     @functools.cached_property
     def path(self) -> Any:
         """The checkpoint or the folder, the same one for as long as this object exists."""
-        return folders.resolve(self._folder) if self._format is SWITCH_TF else places.at(self._folder)
+        return folders.resolve(self._folder) if self._format is SWITCH_TF else self._found[0]
 
     @functools.cached_property
     def _description(self) -> dict[str, Any]:

@@ -148,4 +148,4 @@ def test_what_is_no_checkpoint(tmp_path):
         with pytest.raises(Refusal, match="must be a folder with a checkpoint of Mesh TensorFlow, such as"):
             conversion.from_mesh_tensorflow(path, SwitchConfig())
     with pytest.raises(Refusal, match="Mesh TensorFlow's, which holds model.ckpt-N.index, a run folder with"):
-        converting.format_of(tmp_path)
+        converting.locate(tmp_path)

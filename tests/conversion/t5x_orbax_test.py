@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import pathlib
 import shutil
 
@@ -11,7 +12,6 @@ import pytest
 
 from switch_tf import conversion
 from switch_tf.conversion import converting, formats
-from switch_tf.refusals import Refusal
 from tests.conversion.t5x_checkpoints import nested, scanned, with_layer_biases, write
 from tests.conversion.t5x_test import assert_same_logits, golden, refusal
 
@@ -76,13 +76,28 @@ def test_a_relative_path_may_lead_upwards(ocdbt, tmp_path, monkeypatch):
     assert_same_logits(conversion.from_t5x(pathlib.Path("../in"), config), "switch")
 
 
-def test_of_a_run_folder_the_newest_checkpoint_is_named(ocdbt, tmp_path):
-    for step in (7, 10, 9):
-        shutil.copytree(ocdbt[2], tmp_path / "run" / f"checkpoint_{step}")
+@pytest.mark.parametrize(("names", "item"), [(("checkpoint_7", "checkpoint_10", "checkpoint_9"), "state"),
+                                             (("7", "10", "9"), "default"), (("7", "10", "9"), "items")])
+def test_of_a_run_folder_the_newest_checkpoint_is_taken(names, item, ocdbt, tmp_path, capsys):
+    for name in names:
+        shutil.copytree(ocdbt[2] / "state", tmp_path / "run" / name / item)
     (tmp_path / "run" / "checkpoint_11").mkdir()  # empty, as a save that has just begun
-    with pytest.raises(Refusal, match=r"--input '.*/run' is a run folder of T5X; give one of its checkpoints, of which "
-                                      r"'.*/run/checkpoint_10' is the newest\."):
-        converting.format_of(tmp_path / "run")
+    found = converting.locate(tmp_path / "run")
+    assert found == (tmp_path / "run" / names[1], formats.T5X)
+    assert f"reading its newest checkpoint, {names[1]}" in capsys.readouterr().err
+    assert_same_logits(conversion.from_t5x(found[0], ocdbt[0]), "switch")
+
+
+@pytest.mark.parametrize("kind", ["pipe", "link"])
+def test_what_is_no_file_is_refused_and_not_waited_for(kind, ocdbt, tmp_path):
+    shutil.copytree(ocdbt[2], tmp_path / "in")
+    data = next((tmp_path / "in").rglob("ocdbt.process_0/d"))
+    if kind == "pipe":
+        os.mkfifo(data / "more")
+    else:
+        shutil.move(data, tmp_path / "elsewhere")
+        data.symlink_to(tmp_path / "elsewhere")
+    assert "must be a regular file, not a folder, a pipe, a device" in refusal(tmp_path / "in", ocdbt[0])
 
 
 def test_a_save_that_was_not_merged_is_refused(ocdbt, tmp_path):

@@ -262,12 +262,11 @@ def test_values_that_are_not_finite(tmp_path):
     assert "'target/encoder/layers_0/mlp/wi/kernel' in" in refusal(write(tmp_path / "in", arrays), config)
 
 
-@pytest.mark.parametrize("name", ["msgpack", "tensorstore"])
-def test_without_the_extra_one_sentence_names_it(name, tmp_path, monkeypatch):
+def test_without_the_extra_one_sentence_names_it(tmp_path, monkeypatch):
     config, arrays = golden("t5_1_0")
     folder = write(tmp_path / "in", arrays)
-    monkeypatch.setitem(sys.modules, name, None)
-    assert f"A T5X checkpoint is read with {name}" in refusal(folder, config)
+    monkeypatch.setitem(sys.modules, "msgpack", None)
+    assert "A T5X checkpoint is read with msgpack" in refusal(folder, config)
     assert "pip install 'switch-tf[t5x]'" in refusal(folder, config)
     assert formats.find(folder) is formats.T5X  # recognised without them
 

@@ -26,7 +26,7 @@ PERIOD = 2  # of checkpoints
 _OPERATIONS = {"open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "shutil.rmtree"}
 PARTITIONER = types.SimpleNamespace(is_chief=True, process_index=0, num_processes=1, any_process=lambda flag: flag,
                                     are_finite=lambda variables: [], pieces=lambda state: [], layout=Layout(),
-                                    is_lost_process=lambda error: False)
+                                    is_lost_process=lambda error: False, gather_texts=lambda text: [text])
 
 
 def _write(prefix, pieces, graph):
