@@ -6,7 +6,7 @@ import pathlib
 import numpy as np
 import tensorflow as tf
 
-from switch_tf.checkpoints import bundles, folders
+from switch_tf.checkpoints import bundles, folders, index_files
 from switch_tf.checkpoints.folders import BrokenCheckpoint
 from switch_tf.partitioning.pieces import slice_text
 from switch_tf.partitioning.unfolded import Unfolding
@@ -29,6 +29,7 @@ class StoredWeights:
         self._checkpoint = checkpoint
         with self._refusing():
             self._variables = folders.describe(checkpoint)["variables"]
+            index_files.check(places.at(checkpoint) / "state.index")
             self._literal = places.Literal(checkpoint / "state")  # for as long as the reader
             self._reader = tf.train.load_checkpoint(str(self._literal))
             self._dtypes = self._reader.get_variable_to_dtype_map()

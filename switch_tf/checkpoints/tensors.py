@@ -13,7 +13,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from switch_tf.checkpoints import bundles, verification
+from switch_tf.checkpoints import bundles, index_files, verification
 from switch_tf.checkpoints.folders import BrokenCheckpoint, describe
 from switch_tf.data.batches import Batches
 from switch_tf.partitioning.backends.pjrt_variable import PjrtVariable
@@ -86,7 +86,17 @@ def check_readable(checkpoint: str | pathlib.Path, variables: Mapping[str, Any])
     description = describe(checkpoint)
     _check_same(checkpoint, description["variables"], variables)
     verification.check_positions(places.at(checkpoint), description)
+    _check_indices(places.at(checkpoint), description)
     return description
+
+
+def _check_indices(checkpoint, description):
+    for name in description["files"]:
+        if name.endswith(".index"):
+            try:
+                index_files.check(checkpoint / name)
+            except ValueError as error:
+                raise BrokenCheckpoint(f"{checkpoint} is damaged: {name} cannot be read ({error}).") from error
 
 
 def restore_matching(checkpoint: str | pathlib.Path, variables: Variables) -> tuple[dict[str, Any], list[str]]:
@@ -110,6 +120,7 @@ def restore_matching(checkpoint: str | pathlib.Path, variables: Variables) -> tu
     if not matching:
         raise Refusal(f"{checkpoint} has no variable with the name and the shape of one of this model; use another "
                       "INITIAL_CHECKPOINT, or None.")
+    _check_indices(places.at(checkpoint), description)
     _read_checked(checkpoint, saved, matching)
     return description, [path for path in variables if path not in matching]
 

@@ -74,7 +74,7 @@ def _assignments(path) -> Iterator[tuple[str, str]]:
 
 def _statements(path) -> Iterator[tuple[bool, str]]:
     """Yields each statement without comments, its lines joined, and whether it is indented."""
-    pending = ""
+    pending, num_open = "", 0
     for line in path.read_bytes().decode(errors="replace").splitlines():
         line = _without_comment(line)
         if not pending and not line.strip():
@@ -84,15 +84,17 @@ def _statements(path) -> Iterator[tuple[bool, str]]:
                           "configuration with --gin_file.")
         is_open = line.endswith("\\")
         pending += f"{line.removesuffix(chr(92))}\n"
-        if is_open or _num_open(pending) > 0 or pending.rstrip().endswith("="):
+        num_open += _num_open(line)
+        if is_open or num_open > 0 or pending.rstrip().endswith("="):
             continue
         yield pending[0].isspace(), pending.strip()
-        pending = ""
+        pending, num_open = "", 0
     if pending.strip():
         yield pending[0].isspace(), pending.strip()
 
 
-_TEXT = re.compile(r"'(?:\\.|[^'\\\n])*'|\"(?:\\.|[^\"\\\n])*\"")
+# A text ends with its line at the latest, so that no part of a line is looked at twice.
+_TEXT = re.compile(r"'(?:\\.|[^'\\\n])*(?:'|\\?$)|\"(?:\\.|[^\"\\\n])*(?:\"|\\?$)", re.MULTILINE)
 
 
 def _without_comment(line):

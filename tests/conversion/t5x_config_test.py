@@ -4,7 +4,7 @@ import pytest
 
 from switch_tf import SwitchConfig, conversion
 from switch_tf.cli import main
-from switch_tf.conversion import t5x_config
+from switch_tf.conversion import gin_text, t5x_config
 from switch_tf.refusals import Refusal
 from switch_tf.storage import places
 from tests.conversion.t5x_checkpoints import write
@@ -239,3 +239,15 @@ def test_a_gin_file_of_the_command_wins(run, tmp_path, capsys):
                      "  num_heads = 3\n  num_encoder_layers = 2\n  num_decoder_layers = 3\n")
     assert main.main([*command, f"--gin_file={model}"]) == 0
     assert "Its model is taken" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("text", ["\\'" * 2**19, "a = '" + "\\'" * 2**18, "'" * 2**20, "a = (\n" + "(\n" * 2**18,
+                                  "a = [\n" + "1,\n" * 300_000, "a = \"" + "\\" * 2**19], ids=range(6))
+def test_a_file_that_would_take_hours_is_read_or_refused_in_less_than_a_second(text, tmp_path):
+    (tmp_path / "config.gin").write_text(text)
+    try:
+        values, _ = gin_text.read(tmp_path / "config.gin")
+    except Refusal as error:
+        assert "give the model's configuration with --gin_file" in str(error)
+    else:
+        assert isinstance(values["a"], gin_text.Unread)
