@@ -1,5 +1,6 @@
 """An Apache Beam pipeline of one step: each worker writes whole shards of a cache."""
 
+import contextlib
 import dataclasses
 import json
 import logging
@@ -67,6 +68,9 @@ def run(shards: Sequence[Shard], num_shards: int, prepare: Callable[[], None], f
 def _check_failures(shards, num_shards):
     files = [_failure_file(shard) for shard in shards if _failure_file(shard).exists()]
     if not files:
+        if missing := [shard for shard in shards if not shard.description.exists()]:  # nor the reason
+            raise Refusal(f"{len(missing)} of {num_shards} shards could not be written to {missing[0].folder}; make "
+                          "room there, or mend its rights. The same command goes on.")
         return
     sentence = json.loads(files[0].read_text())["sentence"]
     for file in files:
@@ -119,7 +123,8 @@ def write_or_note(fields: dict) -> None:
     try:
         write(shard)
     except Refusal as error:
-        _failure_file(shard).write_text(json.dumps({"sentence": first_line(error)}))
+        with contextlib.suppress(OSError):  # then the shard's description is missing
+            _failure_file(shard).write_text(json.dumps({"sentence": first_line(error)}))
 
 
 def _failure_file(shard):

@@ -12,18 +12,15 @@ from collections.abc import Callable
 
 import numpy as np
 import tensorflow as tf
-from etils import epy
 
 from switch_tf.data import cache_manifest
 from switch_tf.data.pipeline import failure, no_global_seed
 from switch_tf.data.providers import check_split, get_provider, tasks_of
+from switch_tf.data.record_files import write_records
 from switch_tf.data.seqio_import import import_seqio
 from switch_tf.refusals import Refusal
 from switch_tf.storage import leftovers, places
-from switch_tf.storage.whole_file import write_whole, written
-
-with epy.lazy_imports():  # only caches need it
-    from array_record.python import array_record_module
+from switch_tf.storage.whole_file import write_whole
 
 # Sources of fewer files are cut into this many shards, so that several processes can share them.
 FEWEST_SHARDS = 8
@@ -121,25 +118,22 @@ def write(shard: Shard) -> None:
             written.
     """
     task = get_provider(shard.task, shard.vocabulary)
-    counts = {}
+    num_examples, counts = 0, {}
+
+    def records():
+        nonlocal num_examples
+        for example in dataset.as_numpy_iterator():
+            yield _record(example)
+            num_examples += 1
+            for name in task.output_features:
+                counts[name] = counts.get(name, 0) + (int(np.size(example[name])) if name in example else 0)
+
     try:
         dataset = _examples(task, shard)
         features = _features(task, dataset)
-        with written(shard.file) as unfinished:
-            # One example in a group, so that each can be read without its neighbours.
-            writer = array_record_module.ArrayRecordWriter(str(unfinished), "group_size:1")
-            try:
-                num_examples = 0
-                for example in dataset.as_numpy_iterator():
-                    writer.write(_record(example))
-                    num_examples += 1
-                    for name in task.output_features:
-                        more = int(np.size(example[name])) if name in example else 0
-                        counts[name] = counts.get(name, 0) + more
-            finally:
-                writer.close()
-            description = {"file": shard.file.name, "examples": num_examples, "tokens": counts, "features": features,
-                           "bytes": unfinished.stat().st_size, "sha256": cache_manifest.checksum(unfinished)}
+        sums = write_records(shard.file, records())
+        description = {"file": shard.file.name, "examples": num_examples, "tokens": counts, "features": features,
+                       **sums}
         write_whole(shard.description, json.dumps(description, indent=1))
     except Refusal:
         raise

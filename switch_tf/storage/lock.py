@@ -137,12 +137,13 @@ class Lock:
         leftovers.make_room(self._place)
         patience = iter((0.1, 0.1))  # `is_held` holds it briefly
         while True:
-            self._file = open(self._place, "a+")  # noqa: SIM115  held until the process ends
+            # Without a buffer, which would be written to a full disk again when the file is closed.
+            self._file = open(self._place, "ab+", buffering=0)  # noqa: SIM115  held until the process ends
             try:
                 fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 self._file.seek(0)
-                owner = self._file.read(64).strip()
+                owner = self._file.read(64).decode(errors="replace").strip()
                 self._file.close()
                 wait = next(patience, None)
                 if wait is None:
@@ -160,8 +161,7 @@ class Lock:
                     break
                 self._file.close()
         self._file.truncate(0)
-        self._file.write(str(os.getpid()))
-        self._file.flush()
+        self._file.write(str(os.getpid()).encode())
 
     def _is_same_file(self):
         try:

@@ -1,6 +1,5 @@
 """Writes a folder of stored predictions, shard by shard, so that a command that was killed goes on."""
 
-import contextlib
 import hashlib
 import json
 import pathlib
@@ -9,19 +8,16 @@ import time
 from typing import Any
 
 import numpy as np
-from etils import epy
 
 from switch_tf.data import cache_manifest
 from switch_tf.data.example_files import BadData
+from switch_tf.data.record_files import write_records
 from switch_tf.refusals import Refusal
 from switch_tf.storage import leftovers, places
-from switch_tf.storage.whole_file import write_whole, writing, written
+from switch_tf.storage.whole_file import write_whole, writing
 from switch_tf.surgery import prediction_store
 from switch_tf.surgery.prediction_rows import KEY_BYTES
 from switch_tf.surgery.prediction_store import MANIFEST, DamagedShard, KeyIndex, shard_files
-
-with epy.lazy_imports():  # only stored predictions need it
-    from array_record.python import array_record_module
 
 # A shard is written when either is reached. A kill loses what is in memory.
 _BYTES_PER_SHARD = 2**28
@@ -130,14 +126,8 @@ class PredictionWriter:
 
     def _write(self, keys, rows):
         target, of_keys, described = shard_files(self._folder, self._next)
-        with writing(target), written(target) as unfinished:
-            # One row in a group, so that each can be read without its neighbours.
-            with contextlib.closing(array_record_module.ArrayRecordWriter(str(unfinished), "group_size:1")) as file:
-                for row in rows:
-                    file.write(row)
-            description = {"rows": len(rows), "bytes": unfinished.stat().st_size,
-                           "sha256": cache_manifest.checksum(unfinished),
-                           "keys_sha256": hashlib.sha256(keys.tobytes()).hexdigest()}
+        description = {"rows": len(rows), **write_records(target, rows),
+                       "keys_sha256": hashlib.sha256(keys.tobytes()).hexdigest()}
         write_whole(of_keys, keys.tobytes())
         write_whole(described, json.dumps(description))
 

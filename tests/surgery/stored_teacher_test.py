@@ -292,7 +292,7 @@ def test_a_command_that_was_killed_goes_on_with_the_rows_that_are_missing(noisy_
         patch.setattr(prediction_writing.places, "put", killed)
         with pytest.raises(KeyboardInterrupt):
             _store(run, student_config, teacher, folder)
-    (folder / ".00003.array_record.half").write_bytes(b"what a process left that was killed as it wrote")
+    (folder / ".00003.array_record.0123abcd.unfinished").write_bytes(b"of a process that was killed")
     assert sorted(file.name for file in folder.glob("0*.json")) == ["00000.json", "00001.json"]
     damaged = (folder / "00001.array_record")
     damaged.write_bytes(damaged.read_bytes()[:-1] + b"x")
