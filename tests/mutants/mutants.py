@@ -24,6 +24,7 @@ LOWERING = ("tests/partitioning/lowering_test.py", "tests/partitioning/shardy_an
             "tests/partitioning/pjrt_test.py")
 PJRT = ("tests/partitioning/pjrt_test.py", "tests/checkpoints/layouts_test.py", "tests/parity/pjrt_test.py")
 BATCHES = ("tests/data/batches_test.py",)
+LOCK = ("tests/storage/lock_test.py",)
 OBJECTIVE = ("tests/evaluation/objectives_test.py", "tests/evaluation/semantics_loss_test.py")
 
 
@@ -265,6 +266,20 @@ MUTANTS = (
            ("tests/training/trainer_test.py",)),
     Mutant("training/loop.py", "if is_last and not is_earlier:", "if False:", ("tests/training/trainer_test.py",)),
     Mutant("training/profiling.py", "_FIRST_CALL = 2", "_FIRST_CALL = 1", ("tests/training/profiling_test.py",)),
+    # What a process writes that has slept, and what is not its own.
+    Mutant("storage/objects.py", "content, if_equal=generation)", "content)", LOCK),
+    Mutant("storage/lock.py", "                self.check()  # after the generation was read,",
+           "                # after the generation was read,", LOCK),
+    Mutant("storage/lock.py", "if generation != watched:", "if not watched:", LOCK),
+    Mutant("storage/lock.py", "elif _now() > self._renewed + LIFETIME / 2:", "elif False:", LOCK),
+    Mutant("storage/whole_file.py", "            owner.replace(place, content)\n",
+           "            place.write_bytes(content)\n", LOCK),
+    Mutant("storage/whole_file.py", "        owner.replace(place, None)\n", "        place.unlink()\n", LOCK),
+    Mutant("data/cache_writing.py", "            if _OWN.fullmatch(file.name):\n", "            if True:\n",
+           ("tests/data/own_files_test.py",)),
+    Mutant("storage/resumable_folder.py", "if folder.is_symlink():", "if False:", ("tests/data/own_files_test.py",)),
+    Mutant("checkpoints/index_files.py", "any(size < 0 for size in sizes)", "False",
+           ("tests/checkpoints/index_files_test.py",)),
     # The step and its objective.
     Mutant("training/train_step.py", "partitioning.part_of_batch(count * num_parts, index + count * part_index)",
            "partitioning.part_of_batch(count * num_parts, count * part_index)", STEP),
