@@ -41,13 +41,14 @@ print(len(tensorflow.io.gfile.listdir(os.environ["TFDS_DATA_DIR"])))
 # A bucket has no folders, so a file may have any name in it.
 _WRITING = """
 import secrets
-from switch_tf.storage import places
+from switch_tf.storage import lock, places, whole_file
 folder = places.at({!r})
 while places.is_local(folder) and not folder.is_dir():
     folder = folder.parent
 file = folder / f".doctor.{{secrets.token_hex(4)}}"
-file.write_text("a")
-assert file.read_text() == "a"
+with lock.held(file, "--model_dir"):
+    whole_file.put(file, "a")
+    assert file.read_text() == "a"
 file.unlink()
 """
 
