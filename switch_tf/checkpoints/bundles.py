@@ -6,7 +6,7 @@ slice of a variable, in whatever pieces it was written.
 
 import pathlib
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -49,20 +49,19 @@ def write(prefix: pathlib.Path, pieces: Iterable[Piece], graph: bytes | None = N
     return bool(entries)
 
 
-def read(prefix: pathlib.Path, path: str, dtype: tf.DType, text: str = "") -> np.ndarray:
-    """Returns a slice of a variable, in whatever pieces it was written.
+def read(prefix: pathlib.Path, slices: Sequence[tuple[str, tf.DType, str]]) -> list[np.ndarray]:
+    """Returns slices of variables, in whatever pieces they were written, with one look at the files.
 
     Args:
         prefix: Path of the files, without their endings.
-        path: Path of the variable.
-        dtype: Its stored dtype.
-        text: Place of the slice, see `pieces.slice_text`. "" for the whole variable.
+        slices: Path of each variable, its stored dtype, and the place of the slice, see `pieces.slice_text`. "" for the
+            whole variable.
     """
-    literal = places.Literal(prefix)
+    literal, (paths, dtypes, texts) = places.Literal(prefix), zip(*slices, strict=True)
     with tf.device("CPU:0"):
-        (tensor,) = tf.raw_ops.RestoreV2(prefix=str(literal), tensor_names=[key_of(path)], shape_and_slices=[text],
-                                         dtypes=[dtype])
-    return tensor.numpy()
+        tensors = tf.raw_ops.RestoreV2(prefix=str(literal), tensor_names=list(map(key_of, paths)),
+                                       shape_and_slices=list(texts), dtypes=list(dtypes))
+    return [tensor.numpy() for tensor in tensors]
 
 
 def data_file(prefix: pathlib.Path, index: int = 0, count: int = 1) -> pathlib.Path:

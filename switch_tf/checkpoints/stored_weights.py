@@ -51,7 +51,8 @@ class StoredWeights:
             if is_float and (not saved["shape"] or rows.indices(saved["shape"][0]) == (0, saved["shape"][0], 1)):
                 return self._reader.get_tensor(bundles.key_of(path))  # opens no file anew
             text = slice_text(unfolding.shape, (rows, *(slice(None) for _ in unfolding.shape[1:])))
-            return bundles.read(self._checkpoint / "state", path, dtype if is_float else tf.float32, text)
+            (values,) = bundles.read(self._checkpoint / "state", [(path, dtype if is_float else tf.float32, text)])
+            return values
 
     @contextlib.contextmanager
     def _refusing(self):

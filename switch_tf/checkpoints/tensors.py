@@ -3,7 +3,6 @@
 `checkpointer.py` saves those of a run, and `folders.py` describes their files.
 """
 
-import functools
 import pathlib
 import re
 from collections.abc import Mapping
@@ -22,6 +21,7 @@ from switch_tf.refusals import Refusal, first_line
 from switch_tf.storage import places
 
 Variables = dict[str, keras.Variable]
+_PORTION = 2**28  # bytes of whole variables to read at a time
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
 
 
@@ -165,9 +165,24 @@ def _read_as_stored(prefix, state):
     status = tf.train.Checkpoint(state=others).read(str(literal))
     status.assert_existing_objects_matched()
     status.expect_partial()  # no warning about optimizer slots that are not read
+    waiting, num_bytes = {}, 0
     for path, value in state.items():
         if isinstance(value, PjrtVariable):
-            value.load(functools.partial(bundles.read, prefix, path, value.dtype))
+            waiting[path] = value
+            num_bytes += value.array.nbytes
+            if num_bytes > _PORTION:
+                _load(prefix, waiting)
+                waiting, num_bytes = {}, 0
+    _load(prefix, waiting)
+
+
+def _load(prefix, variables):
+    """Reads the slices of this process together: each look at files in a bucket takes six requests."""
+    slices = [(path, variable.dtype, text) for path, variable in variables.items() for text in variable.slices()]
+    if slices:
+        values = dict(zip(((path, text) for path, _, text in slices), bundles.read(prefix, slices), strict=True))
+        for path, variable in variables.items():
+            variable.load(lambda text, path=path: values[path, text])
 
 
 def _check_same(checkpoint, saved, variables):

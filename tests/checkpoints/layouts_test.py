@@ -64,6 +64,24 @@ def _batches():
     return data.Batches({None: iter(tf.data.Dataset.range(9))}, batch_size=1)
 
 
+@pytest.mark.parametrize("portion", [2**28, 2**12])
+def test_devices_of_pjrt_get_their_slices_by_few_looks_at_the_files(portion, make_partitioner, shallow_config, bucket,
+                                                                    monkeypatch):
+    """Each took six requests for each slice of each variable."""
+    folder = bucket.new_folder()
+    saved, restored = (_Run(make_partitioner(**PJRT), shallow_config, seed) for seed in (1, 2))
+    path = saved.save(folder, 1)
+    looks, read = [], bundles.read
+    monkeypatch.setattr(bundles, "read", lambda prefix, slices: looks.append(len(slices)) or read(prefix, slices))
+    monkeypatch.setattr(tensors, "_PORTION", portion)
+    before = bucket.control()["requests"]
+    tensors.restore(path, restored.variables)
+    num_requests = bucket.control()["requests"] - before
+    assert len(saved.variables) > 60 and (len(looks) == 1 and num_requests < 40 if portion > 2**12 else len(looks) > 9)
+    for name, value in saved.values().items():
+        np.testing.assert_array_equal(restored.values()[name], value)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("one, other", [
     pytest.param(PIECES, ONE, marks=pytest.mark.exhaustive),

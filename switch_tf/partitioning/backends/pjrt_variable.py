@@ -108,6 +108,12 @@ class PjrtVariable(tf.__internal__.tracking.Trackable):
                           "JAX has; compile it with the partitioner, call the model eagerly, or build the model "
                           "without this partitioner for `fit` and `predict`.")
 
+    def slices(self) -> list[str]:
+        """Returns the slices on the devices of this process, as `slice_text` writes them, each once."""
+        shape = self.array.shape
+        indices = self.array.sharding.addressable_devices_indices_map(shape).values()
+        return list(dict.fromkeys(slice_text(shape, index) for index in indices))
+
     def load(self, read: Callable[[str], np.ndarray]) -> None:
         """Replaces the numbers, piece by piece.
 
