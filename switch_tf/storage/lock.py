@@ -67,7 +67,8 @@ class Lock:
         self._is_local = places.is_local(place)
         self._loss: str | None = None  # the reason why this process no longer owns the path
         self._generations: dict[str, bytes] = {}  # of objects that this process may overwrite
-        self._changing, self._ended = threading.RLock(), threading.Event()
+        # A long upload must not keep the lease from being renewed.
+        self._writing, self._changing, self._ended = threading.Lock(), threading.RLock(), threading.Event()
         if self._is_local:
             self._lock_file()
         else:
@@ -97,7 +98,7 @@ class Lock:
 
         Raises: See `check`.
         """
-        with self._changing:
+        with self._writing:
             key = os.fspath(path)
             while True:
                 if key not in self._generations:

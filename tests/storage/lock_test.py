@@ -209,6 +209,22 @@ def test_a_file_that_somebody_else_changed_is_written_again_by_its_owner(folder)
     assert (folder / "out").read_text() == "three"
 
 
+def test_a_lease_is_renewed_during_a_long_upload(folder, monkeypatch):
+    write = objects.write
+
+    def slow(path, content, generation):
+        if content == b"long":
+            time.sleep(2 * lock.LIFETIME)
+        return write(path, content, generation)
+
+    monkeypatch.setattr(objects, "write", slow)
+    with lock.held(folder / "out") as held:
+        before = held._renewed
+        whole_file.write_whole(folder / "out", "long")
+        assert held._renewed > before + 1.5 * lock.LIFETIME
+    assert (folder / "out").read_text() == "long"
+
+
 def test_a_folder_that_was_removed_is_no_takeover(folder):
     held = lock.Lock(folder, folder / "lock", lock.RUN)
     objects.remove(folder / "lock")
