@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from etils import epy
 
 from switch_tf.refusals import Refusal
-from switch_tf.storage import places
+from switch_tf.storage import places, whole_file
 
 with epy.lazy_imports():  # the checks of arguments need none of them
     import sentencepiece
@@ -123,7 +123,7 @@ def train_file(sentences: Sequence[str], num_pieces: int, output: str) -> None:
                 raise
         if child.returncode:
             raise Refusal(_failure(log, num_pieces, child.returncode))
-        places.put(pathlib.Path(model), output)
+        whole_file.put(output, pathlib.Path(model).read_bytes())
 
 
 def _show_progress(lines, num_pieces):

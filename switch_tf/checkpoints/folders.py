@@ -235,9 +235,11 @@ def remove(checkpoint: Folder) -> None:
 
 def remove_unfinished(folder: Folder) -> None:
     """Removes checkpoints that a kill left unfinished under their final names, as they are in a bucket."""
-    for entry in sorted(places.at(folder).iterdir()):
-        if not places.is_local(entry) and _STEP.fullmatch(entry.name) and not is_complete(entry):
-            leftovers.remove(entry)
+    if not places.is_local(folder):
+        whole = {path_of(folder, step).name for step in steps(folder)}
+        for entry in sorted(places.at(folder).iterdir()):
+            if _STEP.fullmatch(entry.name) and entry.name not in whole:
+                leftovers.remove(entry)
 
 
 def is_whole(checkpoint: Folder) -> bool:
@@ -268,11 +270,12 @@ def _is_variable(value):
     if not isinstance(value, dict) or not isinstance(value.get("dtype"), str):
         return False
     shape, unfolded = value.get("shape"), value.get("unfolded", [])
-    return (_is_shape(shape) and isinstance(value.get("logical_axes", []), list) and isinstance(unfolded, list)
+    return (is_shape(shape) and isinstance(value.get("logical_axes", []), list) and isinstance(unfolded, list)
             and all(_are_sizes(pair) and len(pair) == 2 and pair[0] < len(shape) and pair[1] for pair in unfolded))
 
 
-def _is_shape(value):
+def is_shape(value: Any) -> bool:
+    """Returns whether a value is a list of sizes within TensorFlow's limits."""
     return _are_sizes(value) and len(value) <= _LARGEST_RANK and math.prod(value) <= _MOST_ELEMENTS
 
 

@@ -1,21 +1,21 @@
-"""Checks the index of a checkpoint of TensorFlow, whose own reader aborts the process for an impossible shape.
+"""Checks the index of a TensorFlow checkpoint. TensorFlow's reader aborts its process if a shape is impossible.
 
 An index is a sorted table (LevelDB's format): blocks of entries, a block with the places of these, and a footer with
 the place of that. The value of an entry is a `BundleEntryProto`.
 """
 
-import math
 from collections.abc import Iterator
 from typing import Any
 
 from etils import epy
+
+from switch_tf.checkpoints import folders
 
 with epy.lazy_imports():  # which imports TensorFlow
     from tensorflow.core.protobuf import tensor_bundle_pb2
 
 _FOOTER, _MAGIC = 48, 0xDB4775248B80FB57
 _TRAILER = 5  # bytes after a block: its compression and its checksum
-_LARGEST_RANK, _MOST_ELEMENTS = 254, 2**63 - 1  # TensorFlow's own limits
 _LARGEST = 2**30  # bytes; the index of Switch-C's 120,000 variables has 20 MB
 
 
@@ -48,8 +48,7 @@ def _check_shape(key, value):
     except Exception as error:  # of protobuf's implementation in use
         raise ValueError(f"the entry {key[:99]!r} is damaged") from error
     sizes = [one.size for one in entry.shape.dim]
-    if (entry.shape.unknown_rank or len(sizes) > _LARGEST_RANK or any(size < 0 for size in sizes)
-            or math.prod(sizes) > _MOST_ELEMENTS):
+    if entry.shape.unknown_rank or not folders.is_shape(sizes):
         raise ValueError(f"{key[:99]!r} has an impossible shape, of {len(sizes)} dimensions")
 
 

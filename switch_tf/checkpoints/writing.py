@@ -107,7 +107,7 @@ class Writing:
         self._is_local = places.is_local(final)
         self._pieces, self._description, self._graph, self._tidy = pieces, description, graph, tidy
         self._index, self._count = process
-        # Of all processes, and the local one of this process.
+        # The parts folder that all processes share, and the local one of this process.
         self._parts, self._own_parts = _parts_of(self._temporary, token), _parts_of(self._staging, token)
         self._has_part, self._is_abandoned = threading.Event(), threading.Event()
         # Not waited for when the interpreter ends: `join` does, unless another process is lost.

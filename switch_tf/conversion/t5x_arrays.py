@@ -36,8 +36,8 @@ def is_t5x(folder: Any) -> bool:
 def newest_in(folder: Any) -> Any | None:
     """Returns the newest checkpoint in a run folder of T5X or Orbax; None for any other folder."""
     steps = {int(found[1]): entry for entry in (folder.iterdir() if folder.is_dir() else ())
-             if (found := _CHECKPOINT.fullmatch(entry.name)) and is_t5x(entry)}
-    return steps[max(steps)] if steps else None
+             if (found := _CHECKPOINT.fullmatch(entry.name))}
+    return next((steps[step] for step in sorted(steps, reverse=True) if is_t5x(steps[step])), None)
 
 
 def open_arrays(folder: pathlib.Path) -> dict[str, Tensor]:

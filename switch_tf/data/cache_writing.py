@@ -20,7 +20,7 @@ from switch_tf.data.record_files import write_records
 from switch_tf.data.seqio_import import import_seqio
 from switch_tf.refusals import Refusal
 from switch_tf.storage import leftovers, places
-from switch_tf.storage.whole_file import write_whole
+from switch_tf.storage.whole_file import remove, write_whole
 
 # Sources of fewer files are cut into this many shards, so that several processes can share them.
 FEWEST_SHARDS = 8
@@ -190,7 +190,7 @@ def _begin(folder, wanted, overwrite):
         folder.mkdir(parents=True, exist_ok=True)
         for file in folder.iterdir() if overwrite else ():
             if _OWN.fullmatch(file.name):
-                file.unlink()
+                remove(file)
     except OSError as error:
         raise Refusal(f"The cache cannot be written to {error.filename!r} ({error.strerror}); choose another --output."
                       ) from error

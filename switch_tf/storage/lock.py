@@ -29,7 +29,7 @@ _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
 
 
 class Use(NamedTuple):
-    """What a lock is for, in the words of its messages.
+    """Wording of a lock's messages.
 
     Attributes:
         doing: What another owner does, as in "is training in".
@@ -94,7 +94,7 @@ class Lock:
                 raise Outage(self._loss)
 
     def replace(self, path: Any, content: bytes | None) -> None:
-        """Writes an object of a bucket, or removes it if `content` is None, if nobody has since this lock was taken.
+        """Writes an object in a bucket, or removes it if `content` is None, while the path belongs to this process.
 
         Raises: See `check`.
         """

@@ -9,12 +9,13 @@ import errno
 import functools
 import os
 import re
+from collections.abc import Callable
 from typing import Any
 
 from switch_tf.storage import outputs
 
-# Eight tries take half a minute. TensorFlow's own client gives up after a similar time.
-_RETRIES = {"max_retries": 8, "initial_delay": "500ms", "max_delay": "8s"}
+# As TensorFlow's client: ten tries, for up to three minutes.
+_RETRIES = {"max_retries": 10, "initial_delay": "1s", "max_delay": "32s"}
 _NUMBERS = {"NOT_FOUND": errno.ENOENT, "PERMISSION_DENIED": errno.EACCES, "UNAUTHENTICATED": errno.EACCES,
             "RESOURCE_EXHAUSTED": errno.ENOSPC, "DEADLINE_EXCEEDED": errno.ETIMEDOUT}
 
@@ -38,8 +39,8 @@ def _bucket(name):
                                      "context": {"gcs_request_retries": _RETRIES}}).result()
 
 
-def _call(method, path, *arguments, **options) -> Any:
-    """Calls a method of the bucket of a path, with the name of its object.
+def _call(path, operation: Callable[[Any, str], Any]) -> Any:
+    """Returns the result of an operation on the bucket of a path and the name of its object.
 
     Raises:
         BucketError: The bucket does not answer, refuses or does not exist.
@@ -49,8 +50,7 @@ def _call(method, path, *arguments, **options) -> Any:
     is_first = not _bucket.cache_info().currsize
     try:
         with outputs.held_back() if is_first else contextlib.nullcontext():
-            called = getattr(_bucket(bucket), method)
-            return (called(**options) if method == "list" else called(name, *arguments, **options)).result()
+            return operation(_bucket(bucket), name).result()
     except ValueError as error:  # every status of tensorstore
         number = _NUMBERS.get(str(error).partition(":")[0], errno.EIO)
         text = re.sub(r"\s*\[http_.*", "", str(error).partition(": ")[2], flags=re.DOTALL)
@@ -63,7 +63,7 @@ def read(path: str | os.PathLike) -> tuple[bytes | None, bytes]:
     Raises:
         BucketError: The bucket does not answer, refuses or does not exist.
     """
-    found = _call("read", path)
+    found = _call(path, lambda bucket, name: bucket.read(name))
     return (found.value if found.state == "value" else None), found.stamp.generation
 
 
@@ -75,9 +75,10 @@ def urls_of(folder: str | os.PathLike) -> list[str]:
     """
     import tensorstore
 
-    bucket, _, name = os.fspath(folder).rstrip("/").removeprefix("gs://").partition("/")
+    folder = os.fspath(folder).rstrip("/")
     # All names that begin with the folder's: "0" follows "/".
-    found = _call("list", folder, range=tensorstore.KvStore.KeyRange(f"{name}/", f"{name}0"))
+    found = _call(folder, lambda bucket, name: bucket.list(tensorstore.KvStore.KeyRange(f"{name}/", f"{name}0")))
+    bucket = folder.removeprefix("gs://").partition("/")[0]
     return [f"gs://{bucket}/{key.decode()}" for key in found]
 
 
@@ -87,7 +88,7 @@ def remove(path: str | os.PathLike) -> None:
     Raises:
         BucketError: The bucket does not answer, refuses or does not exist.
     """
-    _call("write", path, None)
+    _call(path, lambda bucket, name: bucket.write(name, None))
 
 
 def write(path: str | os.PathLike, content: bytes | None, generation: bytes) -> bytes:
@@ -102,15 +103,9 @@ def write(path: str | os.PathLike, content: bytes | None, generation: bytes) -> 
         Conflict: Somebody else has written or removed it.
         BucketError: The bucket does not answer, refuses or does not exist.
     """
-    try:
-        if new := _call("write", path, content, if_equal=generation).generation:
-            return new
-    except BucketError:
-        found, new = read(path)
-        if found != content:
-            raise
-        return new  # only the answer was lost
+    if new := _call(path, lambda bucket, name: bucket.write(name, content, if_equal=generation)).generation:
+        return new
     found, new = read(path)
     if found != content:
         raise Conflict(os.fspath(path))
-    return new  # tensorstore tried again after a lost answer
+    return new  # the answer to an earlier try was lost

@@ -60,14 +60,17 @@ def disown(path: str | os.PathLike, owner: Owner) -> None:
 
 
 def owner_of(path: str | os.PathLike) -> Owner | None:
-    """Returns the owner of a path: of itself, of a folder that it is in, or of a file whose name it extends by ".x"."""
+    """Returns the owner of a path: of itself, of a folder that it is in, or of a file whose name it extends by ".x".
+
+    Of several, such as those of a comparison and of one of its runs, it is the innermost.
+    """
     key = _key(path)
-    return next((owner for start, owner in list(_owners.items())
-                 if key == start or key.startswith((f"{start}/", f"{start}."))), None)
+    found = [start for start in list(_owners) if key == start or key.startswith((f"{start}/", f"{start}."))]
+    return _owners.get(max(found, key=len)) if found else None
 
 
 def check_owned(path: str | os.PathLike) -> None:
-    """Raises Outage if a path is locked by this process, and another one has taken it."""
+    """Raises Outage if this process has locked a path and lost it to another process."""
     if owner := owner_of(path):
         owner.check()
 
@@ -143,8 +146,12 @@ def written(path: str | os.PathLike) -> Iterator[pathlib.Path]:
     unfinished = place.with_name(hidden) if places.is_local(place) else pathlib.Path(tempfile.gettempdir(), hidden)
     try:
         yield unfinished
-        check_owned(place)
-        places.put(unfinished, place)
+        owner = owner_of(place)
+        if owner and not places.is_local(place):
+            owner.replace(place, unfinished.read_bytes())
+        else:
+            check_owned(place)
+            places.put(unfinished, place)
     finally:
         with contextlib.suppress(OSError):  # the error that ended the writing says more
             unfinished.unlink(missing_ok=True)

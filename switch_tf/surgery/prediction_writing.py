@@ -14,7 +14,7 @@ from switch_tf.data.example_files import BadData
 from switch_tf.data.record_files import write_records
 from switch_tf.refusals import Refusal
 from switch_tf.storage import leftovers, places
-from switch_tf.storage.whole_file import write_whole, writing
+from switch_tf.storage.whole_file import remove, write_whole, writing
 from switch_tf.surgery import prediction_store
 from switch_tf.surgery.prediction_rows import KEY_BYTES
 from switch_tf.surgery.prediction_store import MANIFEST, DamagedShard, KeyIndex, shard_files
@@ -49,7 +49,7 @@ def begin(folder: Any, request: dict, overwrite: bool) -> None:
         with writing(folder):
             for file in there:
                 if _OWN.fullmatch(file.name):
-                    file.unlink()
+                    remove(file)
     if overwrite or not (folder / MANIFEST).exists():
         write_whole(folder / MANIFEST, json.dumps({"format_version": prediction_store.FORMAT_VERSION, **request,
                                                    "reads": []}, indent=1))
@@ -94,7 +94,7 @@ class PredictionWriter:
         with writing(folder):
             for file in sorted(folder.iterdir()):
                 if _OWN.fullmatch(file.name) and file.name not in kept:
-                    file.unlink()
+                    remove(file)
         self._index.add(found)
         self._next = max((number for number, _ in found), default=-1) + 1
 

@@ -11,7 +11,7 @@ from switch_tf.data.reading import reading_of
 from switch_tf.models.switch_transformer import SwitchTransformer
 from switch_tf.ops.dtypes import dtype_policy
 from switch_tf.refusals import Refusal, first_line
-from switch_tf.storage import places
+from switch_tf.storage import places, whole_file
 
 _FEATURES = ("inputs", "targets")
 
@@ -46,7 +46,7 @@ def _keep(folder, model, run, activation_dtype, say):
     features = providers.get_provider(run.mixture_or_task_name, run.vocabulary).output_features
     dtype = model.dtype_policy.name
     if type(model) is not SwitchTransformer or dtype not in run_config.DTYPES or not features.keys() >= set(_FEATURES):
-        (places.at(folder) / run_config.FILE).unlink(missing_ok=True)
+        whole_file.remove(places.at(folder) / run_config.FILE)
         return
     if activation_dtype not in run_config.ACTIVATION_DTYPES or dtype_policy(activation_dtype) != dtype:
         activation_dtype = None

@@ -247,7 +247,7 @@ def _wait(children, signals=()):
         failed = [index for index, child in enumerate(children) if child.poll() not in (None, 0, INTERRUPTED)]
         if failed and deadline is None:
             deadline = time.monotonic() + GRACE_SECONDS
-            # One that ends as an outage may have noticed the end of another one.
+            # A process that ends as an outage may have reacted to the failure of another.
             first = min(failed, key=lambda index: children[index].returncode == OUTAGE)
             status = children[first].returncode
             if -status not in signals:

@@ -54,13 +54,15 @@ def test_an_impossible_shape_is_refused_before_tensorflow_reads_it(sizes, tmp_pa
         mesh_tensorflow_file.read_step(tmp_path / "model.ckpt-1")
 
 
-@pytest.mark.parametrize("change", [
-    lambda content: b"", lambda content: content[:-1], lambda content: content[20:], lambda content: b"\xff" * 400,
-    lambda content: b"\xff" * 40 + content[40:], lambda content: content[:-48] + b"\x80" * 40 + content[-8:],
-    lambda content: content[:1] + b"\x7f" + content[2:]])
-def test_damage_is_a_value_error(change, tmp_path):
+@pytest.mark.parametrize(("change", "message"), [
+    (lambda content: b"", "does not end as an index"), (lambda content: content[:-1], "does not end as an index"),
+    (lambda content: content[20:], "an entry is cut off"), (lambda content: b"\xff" * 400, "does not end as an index"),
+    (lambda content: b"\xff" * 8 + content[8:], "a number is too long|an entry is cut off"),
+    (lambda content: content[:-48] + b"\x80" * 40 + content[-8:], "a number is too long"),
+    (lambda content: content[:1] + b"\x7f" + content[2:], "an entry is cut off")])
+def test_damage_is_a_value_error(change, message, tmp_path):
     write_index(tmp_path / "a.index", [2], change)
-    with pytest.raises(ValueError, match="it|an? "):
+    with pytest.raises(ValueError, match=message):
         index_files.check(tmp_path / "a.index")
 
 

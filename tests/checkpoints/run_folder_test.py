@@ -174,3 +174,13 @@ def test_a_folder_that_cannot_be_written_is_refused_in_one_sentence(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ValueError, match="MODEL_DIR .* cannot be written .*; choose a folder that can"):
         RunFolder(tmp_path / "file" / "run")
+
+
+def test_one_request_lists_all_checkpoints_of_a_bucket(bucket):
+    path = places.at(bucket.new_folder()) / "checkpoints"
+    for step in range(30):
+        (folders.path_of(path, step) / folders.DESCRIPTION).write_text("{}")
+    folders.steps(path)  # which connects
+    before = bucket.control()["requests"]
+    assert folders.steps(path) == list(range(30))
+    assert bucket.control()["requests"] == before + 1

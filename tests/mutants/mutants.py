@@ -266,8 +266,9 @@ MUTANTS = (
            ("tests/training/trainer_test.py",)),
     Mutant("training/loop.py", "if is_last and not is_earlier:", "if False:", ("tests/training/trainer_test.py",)),
     Mutant("training/profiling.py", "_FIRST_CALL = 2", "_FIRST_CALL = 1", ("tests/training/profiling_test.py",)),
-    # What a process writes that has slept, and what is not its own.
+    # Writes of a suspended process, and files of other people.
     Mutant("storage/objects.py", "content, if_equal=generation)", "content)", LOCK),
+    Mutant("storage/whole_file.py", "max(found, key=len)", "min(found, key=len)", LOCK),
     Mutant("storage/lock.py", "                self.check()  # after the generation was read,",
            "                # after the generation was read,", LOCK),
     Mutant("storage/lock.py", "if generation != watched:", "if not watched:", LOCK),
@@ -278,7 +279,7 @@ MUTANTS = (
     Mutant("data/cache_writing.py", "            if _OWN.fullmatch(file.name):\n", "            if True:\n",
            ("tests/data/own_files_test.py",)),
     Mutant("storage/resumable_folder.py", "if folder.is_symlink():", "if False:", ("tests/data/own_files_test.py",)),
-    Mutant("checkpoints/index_files.py", "any(size < 0 for size in sizes)", "False",
+    Mutant("checkpoints/index_files.py", "not folders.is_shape(sizes)", "False",
            ("tests/checkpoints/index_files_test.py",)),
     # The step and its objective.
     Mutant("training/train_step.py", "partitioning.part_of_batch(count * num_parts, index + count * part_index)",

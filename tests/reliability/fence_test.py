@@ -1,4 +1,4 @@
-"""A process that is stopped while another one takes its run or its output and finishes, changes nothing after that."""
+"""A suspended process changes nothing after another has taken over its run or output and finished."""
 
 import json
 import random

@@ -209,6 +209,43 @@ def test_a_file_that_somebody_else_changed_is_written_again_by_its_owner(folder)
     assert (folder / "out").read_text() == "three"
 
 
+def test_of_nested_locks_the_innermost_decides(folder, tmp_path):
+    """A comparison locks its folder, and each of its runs the folder of its variant."""
+    with lock.held(folder / "comparison"):
+        held = lock.Lock(folder / "comparison" / "run", folder / "comparison" / "run" / "lock", lock.RUN)
+        whole_file.write_whole(folder / "comparison" / "run" / "a", "first")
+        take(folder / "comparison" / "run")
+        held._renewed = 0  # a minute later
+        with pytest.raises(Outage, match="has taken the run folder"):
+            whole_file.write_whole(folder / "comparison" / "run" / "a", "late")
+        whole_file.write_whole(folder / "comparison" / "a", "its own")
+        held.close()
+
+
+def test_shards_and_other_large_files_are_fenced(folder):
+    with lock.held(folder / "out") as held:
+        with whole_file.written(folder / "out" / "shard") as unfinished:
+            unfinished.write_bytes(b"first")
+        _, generation = objects.read(folder / ".out.lock")
+        objects.write(folder / ".out.lock", b"{}", generation)
+        held._renewed = 0  # a minute later
+        with pytest.raises(Outage, match="has taken the output"), \
+                whole_file.written(folder / "out" / "shard") as unfinished:
+            unfinished.write_bytes(b"late")
+    assert (folder / "out" / "shard").read_bytes() == b"first"
+
+
+def test_a_renewal_and_an_upload_take_one_request_each(folder, bucket, monkeypatch):
+    """Four renewals and eight uploads a minute, which docs/buckets.md adds up."""
+    monkeypatch.setattr(lock, "PERIOD", 1000.0)
+    with lock.held(folder / "out") as held:
+        whole_file.write_whole(folder / "out", "one")
+        for request in (held._renew, lambda: whole_file.put(folder / "out", b"two")):
+            before = bucket.control()["requests"]
+            request()
+            assert bucket.control()["requests"] == before + 1
+
+
 def test_a_lease_is_renewed_during_a_long_upload(folder, monkeypatch):
     write = objects.write
 

@@ -115,8 +115,8 @@ def _meet(members):
 
 
 def _leave():
-    """Ends a Python program together with the others, which would otherwise take its end for a loss."""
-    # Commands have left by now. An error that nobody caught is one, as it keeps this process from the others.
+    """Waits at the exit of a Python program for the other processes, so that they do not report this one as lost."""
+    # Commands have disconnected before. After an uncaught error the other processes should report the loss.
     if not _Watch.of_this_process.is_over and not hasattr(sys, "last_value"):
         with outputs.held_back():
             _all_came("ended", _END_SECONDS)
