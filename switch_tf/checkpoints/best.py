@@ -83,7 +83,8 @@ class Best:
         values = {named["step"]: named["value"]} if named else {}
         values |= {record["step"]: record[metric] for record in records
                    if folders.is_finite(record.get(metric))}
-        sign = 1 if _is_lower_better(metric, self._declared) else -1
+        # A metric may declare its direction, which is known from its first evaluation on.
+        sign = 1 if len(values) > 1 and _is_lower_better(metric, self._declared) else -1
         candidates = [(sign * values[saved], saved) for saved in folders.steps(checkpoints)
                       if saved in values and saved <= step]
         best = next((saved for _, saved in sorted(candidates)

@@ -102,8 +102,8 @@ class Training:
             step: int, at most the run's last one.
             stop_reason: function called after every call of the step and every batch of an evaluation. Returns a
                 reason to stop, or None to go on. With several processes, all stop at the same step. An evaluation
-                that was stopped is left out, but one of the last step, or for a `best_metric`, is made at the next
-                start.
+                that was stopped is made at the next start. Stopped again there, it is left out, unless it is that of
+                the last step or for a `best_metric`.
             num_untimed_steps: int. First steps to leave out of the speed. Runs that train in turns start each turn with
                 cold processor caches.
             look_at: function called before each call of the step, with the number of steps taken and the batches as
@@ -390,9 +390,10 @@ class Training:
                 self._save()  # because no process can leave a compilation alone
             self._validation.run(self._keep_best, go_on)
         except _Stopped:
-            if self.run.best_metric or self.state.step == self.run.train_steps:
+            if (self.run.best_metric or self.state.step == self.run.train_steps
+                    or self.state.step > self._first_step):
                 self.progress.say(f"The evaluation of step {self.state.step} is made at the next start.")
-            else:  # or a machine that is often taken away would train no further
+            else:  # stopped twice. A machine that is often taken away would train no further.
                 self.progress.say(f"The evaluation of step {self.state.step} is left out.")
                 self._writer.write(self.state.step, {LEFT_OUT: 1})
         except FailedSave as failure:

@@ -107,6 +107,19 @@ def test_a_metric_says_itself_that_a_lower_value_is_better(tmp_path):
     assert again.current["step"] == 20 and not again.is_improved({"eval/task/f1": 0.45})
 
 
+def test_a_direction_that_only_the_metric_declares_is_known_from_the_first_evaluation_on(tmp_path):
+    best, name = _best(tmp_path, "eval/task/score"), "eval/task/score"
+    best.take_up(0, is_chief=True)  # no evaluation yet
+    assert best.is_improved({name: 0.5}, {name: False})
+    _evaluate(tmp_path, {10: 0.5, 20: 0.6}, name, lower_is_better={name: False})
+    _save(tmp_path, 10, 20)
+    best = _best(tmp_path, name)
+    best.take_up(20, is_chief=True)
+    assert best.current["step"] == 20
+    with pytest.raises(Refusal, match="it is known whether lower or higher is better, not 'eval/task/score'"):
+        _best(tmp_path, name).is_improved({name: 0.5})
+
+
 def test_a_kill_before_best_json_does_not_lose_the_best(tmp_path):
     _save(tmp_path, 10, 20, 30)
     folders.set_best(tmp_path, 10, "eval/task/f1", 0.5)

@@ -28,6 +28,8 @@ def numbers(split, shuffle_files=False, seed=None):
 def score(targets, scores):
     return {"score": float(sum(scores))}
 
+score.lower_is_better = False
+
 for name, function in (("toy_parity", metrics.accuracy), ("toy_scored", score)):
     seqio.TaskRegistry.add(
         name, source=seqio.FunctionDataSource(numbers, splits=["train", "validation"],

@@ -169,18 +169,19 @@ def test_a_signal_while_a_batch_is_awaited_saves_the_step_that_was_reached(tiny_
 
 @pytest.mark.parametrize("best_metric", [None, pytest.param("eval/sentences/loss", marks=pytest.mark.slow)])
 def test_a_reason_to_stop_ends_an_evaluation_after_the_save(tiny_config, run, straight, capfd, best_metric):
-    """At step 6 a checkpoint and an evaluation are due; at step 3 an evaluation alone."""
+    """At step 6 a checkpoint and an evaluation are due; at step 3 an evaluation alone, which is stopped twice."""
     run = dataclasses.replace(run, best_metric=best_metric)
     checkpoints = os.path.join(run.model_dir, "checkpoints")
-    for stopped_at in (3, 6):
+    for start, stopped_at in ((0, 3), (3, 3), (3, 6)):
         with _start(tiny_config, run) as training:
             evaluator = training._validation._make_evaluator()
             training._validation._evaluator, measure, reasons = evaluator, evaluator.run, []
 
-            def stop_at(advance, has_records, training=training, measure=measure, reasons=reasons, step=stopped_at):
+            def stop_at(advance, has_records, training=training, measure=measure, reasons=reasons, step=stopped_at,
+                        is_saved=stopped_at in (start, 6)):
                 if training.state.step == step:
                     saved = [*folders.steps(checkpoints), getattr(training.state.checkpointer._under_way, "step", None)]
-                    assert (step in saved) == (step == 6)
+                    assert (step in saved) == is_saved
                     reasons.append("SIGTERM")
                 return measure(advance, has_records)
 
@@ -189,7 +190,7 @@ def test_a_reason_to_stop_ends_an_evaluation_after_the_save(tiny_config, run, st
             summary = training.finish()
         assert summary["interrupted"] is True and summary["step"] == stopped_at
         assert folders.steps(checkpoints)[-1] == stopped_at
-        is_left_out = stopped_at == 3 and best_metric is None
+        is_left_out = start == stopped_at and best_metric is None
         assert (f"The evaluation of step {stopped_at} is " + ("left out." if is_left_out else
                                                               "made at the next start.")) in capfd.readouterr().err
     _train(tiny_config, run)
