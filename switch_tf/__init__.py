@@ -13,9 +13,11 @@ from switch_tf.installation import keras_registration
 
 __version__ = "0.1.0"
 
-_CLASSES = {"SwitchConfig": "configs.switch_config", "SwitchTransformer": "models.switch_transformer"}
+_CLASSES = {"Experiment": "configs.experiment", "SwitchConfig": "configs.switch_config",
+            "SwitchTransformer": "models.switch_transformer"}
 
 __all__ = [
+    "Experiment",
     "SwitchConfig",
     "SwitchTransformer",
     "callbacks",

@@ -25,12 +25,11 @@ import zlib
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
-import gin
 import numpy as np
 import pytest
 
 from switch_tf import SwitchConfig
-from switch_tf.cli import gin_files
+from switch_tf.configs import gin_syntax, parts
 
 ROOT = pathlib.Path(__file__).parents[1]
 NUM_DEVICES = 8
@@ -240,13 +239,10 @@ def shallow_config(tiny_config):
 @pytest.fixture(scope="session")
 def shipped_layout():
     """A function from the name of a file of gin/layouts to its Layout, complete for the devices of the tests."""
-    from switch_tf.partitioning.layout import Layout
-
     def read(name, mesh_shape=None, **changes):
         bindings = [f"MESH_SHAPE='{mesh_shape}'"] if mesh_shape is not None else []
-        gin_files.parse([f"gin/layouts/{name}.gin"], bindings)
-        layout = gin.get_configurable(Layout)(**changes)
-        gin.clear_config()
+        layout = gin_syntax.read([f"gin/layouts/{name}.gin"], bindings).check().part(parts.LAYOUT).make()
+        layout = dataclasses.replace(layout, **changes)
         return layout.resolve(NUM_DEVICES if layout.open_axes else layout.num_devices, "CPU")
 
     return read

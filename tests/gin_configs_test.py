@@ -4,11 +4,9 @@ import dataclasses
 import itertools
 import re
 
-import gin
 import pytest
 
-from switch_tf import SwitchConfig
-from switch_tf.cli import gin_files
+from switch_tf import Experiment, SwitchConfig, experiments
 from switch_tf.configs import shipped_gin
 
 FILES = {kind: sorted(path.stem for path in (shipped_gin.folder() / "gin" / kind).glob("*.gin"))
@@ -18,19 +16,13 @@ RUNS = [name for name in FILES["runs"] if not name.endswith("demo")]
 BIND = ["MODEL_DIR='unused'"]
 
 
-@pytest.fixture(autouse=True)
-def _clean_gin():
-    yield
-    gin.clear_config()
-
-
 def _parse(model, layout, run, task, bindings=()):
     extra = ["INITIAL_CHECKPOINT='unused'"] if run.startswith("finetune") else []
     extra += ["TEACHER='unused'"] if run.endswith("distill") else []
     extra += ["TRAIN_FILES='unused'"] if task.endswith("text_files") else []
     names = {"models": model, "layouts": layout, "tasks": task, "runs": run}
     files = [f"gin/{kind}/{name}.gin" for kind, name in names.items() if name]
-    gin_files.parse(files, [*BIND, *extra, *bindings])
+    return Experiment.from_gin(files, [*BIND, *extra, *bindings])
 
 
 # Every pair of two files: they know nothing of each other.
@@ -38,46 +30,38 @@ def _parse(model, layout, run, task, bindings=()):
     (layout, RUNS[(i + j) % len(RUNS)], task)
     for (i, layout), (j, task) in itertools.product(enumerate(FILES["layouts"]), enumerate(FILES["tasks"]))])
 def test_every_layout_run_and_task_configures_a_run(layout, run, task):
-    from switch_tf.configs.run import Run
-    _parse("switch_tiny", layout, run, task)
-    configured = gin.get_configurable(Run)()
+    configured = _parse("switch_tiny", layout, run, task).run
     assert configured.mixture_or_task_name
     assert set(configured.task_feature_lengths) == {"inputs", "targets"}
 
 
 @pytest.mark.parametrize("model", FILES["models"])
 def test_every_model_goes_with_a_run(model):
-    _parse(model, "single", "pretrain", "docs_corpus")
-    assert gin.get_configurable(SwitchConfig)() == SwitchConfig.from_preset(model)
+    assert _parse(model, "single", "pretrain", "docs_corpus").config == SwitchConfig.from_preset(model)
 
 
 def test_a_runs_model_has_the_configuration_of_the_model_file():
-    from switch_tf.cli import gin_run
-    _parse("switch_tiny", "single", "pretrain", "docs_corpus")
-    assert gin_run.on_devices(1, "CPU").make_model().config == SwitchConfig.from_preset("switch_tiny")
+    described = _parse("switch_tiny", "single", "pretrain", "docs_corpus")
+    assert experiments.on_devices(described, 1, "CPU").make_model().config == SwitchConfig.from_preset("switch_tiny")
 
 
 def test_a_run_without_a_layout_file_uses_one_device():
     from switch_tf.partitioning import Layout
-    _parse("switch_tiny", None, "pretrain", "docs_corpus")
-    assert gin.get_configurable(Layout)() == Layout()
+    assert _parse("switch_tiny", None, "pretrain", "docs_corpus").layout == Layout()
 
 
 def test_finetuning_overrides_the_dropouts_of_the_model_file():
-    _parse("switch_base_8", "single", "finetune", "docs_corpus")
-    config = gin.get_configurable(SwitchConfig)()
+    config = _parse("switch_base_8", "single", "finetune", "docs_corpus").config
     assert (config.dropout_rate, config.expert_dropout_rate) == (0.1, 0.4)
     pretrained = dataclasses.replace(config, dropout_rate=0.0, expert_dropout_rate=0.0)
     assert pretrained == SwitchConfig.from_preset("switch_base_8")
 
 
 def test_the_papers_batch_is_2_to_the_20_tokens_and_the_default_a_sixteenth_of_it():
-    from switch_tf.configs.run import Run
     for run, steps in (("pretrain", 550_000), ("finetune", 16_000)):
         sizes = []
         for name in (run, f"{run}_paper"):
-            _parse("switch_base_8", "single", name, "c4")
-            configured = gin.get_configurable(Run)()
+            configured = _parse("switch_base_8", "single", name, "c4").run
             assert configured.train_steps == steps
             sizes.append(configured.batch_size * configured.task_feature_lengths["inputs"])
         assert sizes == [2**16, 2**20]
@@ -90,21 +74,15 @@ def test_gshards_second_choice_is_kept_with_twice_its_gate():
 
 
 def test_the_demo_is_a_whole_run():
-    from switch_tf.configs.factories import Cooldown
-    from switch_tf.configs.run import Run
-    gin_files.parse(["gin/runs/demo.gin"])
-    demo = gin.get_configurable(Run)()
-    assert demo.model_dir == "runs/demo"
-    assert demo.unigram_batches > 0
-    assert gin.query_parameter("LEARNING_RATE/macro.value").selector.endswith("factories.Cooldown")
-    assert float(gin.get_configurable(Cooldown)()(demo.train_steps)) == 0.0
+    demo = Experiment.from_gin(["gin/runs/demo.gin"])
+    assert demo.run.model_dir == "runs/demo" and demo.run.unigram_batches > 0
+    schedule = demo.optimizer.arguments["learning_rate"]
+    assert schedule.name.endswith(".Cooldown") and float(schedule.make()(demo.run.train_steps)) == 0.0
 
 
 @pytest.mark.parametrize("binding", ["LEARNING_RATE=0.25", "Adafactor.learning_rate=0.25"])
 def test_the_learning_rate_is_a_macro_and_a_parameter(binding):
-    from switch_tf.configs.factories import Adafactor
-    gin_files.parse(["gin/runs/demo.gin"], [binding])
-    assert float(gin.get_configurable(Adafactor)().learning_rate) == 0.25
+    assert float(Experiment.from_gin(["gin/runs/demo.gin"], [binding]).make_optimizer().learning_rate) == 0.25
 
 
 def test_each_macro_has_its_default_in_one_kind_of_file():

@@ -15,8 +15,8 @@ from layer_problem import (
 )
 
 from switch_tf import losses
-from switch_tf.configs import factories
 from switch_tf.layers import FeedForward, SwitchFeedForward
+from switch_tf.ops import dtypes
 from switch_tf.partitioning import Layout
 from switch_tf.partitioning.backends import create_partitioner
 from switch_tf.partitioning.partitioner import Partitioner
@@ -79,7 +79,7 @@ def _partitioner(job):
 
 
 def _dtype_policy(job):
-    return factories.dtype_policy(job.get("dtype", "float32"))
+    return dtypes.dtype_policy(job.get("dtype", "float32"))
 
 
 def _inputs(job):

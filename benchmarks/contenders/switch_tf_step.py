@@ -8,9 +8,9 @@ from layer_problem import LOAD_BALANCING_LOSS_WEIGHT, ROUTER_Z_LOSS_WEIGHT
 from step_problem import batch
 
 from switch_tf import SwitchConfig, SwitchTransformer
-from switch_tf.configs import factories
 from switch_tf.configs.run import StepSettings
 from switch_tf.hardware import devices
+from switch_tf.ops import dtypes
 from switch_tf.optim.adafactor import Adafactor
 from switch_tf.partitioning import Layout
 from switch_tf.partitioning.backends import create_partitioner
@@ -48,7 +48,7 @@ def built(job, partitioner=None):
         load_balancing_loss_weight=LOAD_BALANCING_LOSS_WEIGHT, router_z_loss_weight=ROUTER_Z_LOSS_WEIGHT,
         num_groups_multiple=job.get("num_groups_multiple", 1), dispatch=job["dispatch"])
     keras.utils.set_random_seed(0)
-    model = SwitchTransformer(config, dtype=factories.dtype_policy(job.get("dtype", "float32")))
+    model = SwitchTransformer(config, dtype=dtypes.dtype_policy(job.get("dtype", "float32")))
     optimizer = {"adamw": keras.optimizers.AdamW, "adafactor": Adafactor}[job["optimizer"]](job["learning_rate"])
     partitioner.build(model, optimizer)
     # No z-loss on the logits, because the others have none.

@@ -5,11 +5,11 @@ import contextlib
 import functools
 import os
 
-import gin
 from etils import epy
 
 from switch_tf import checks
-from switch_tf.cli import cache_teacher, gin_files, gin_macros, gin_run, task_files
+from switch_tf.cli import cache_teacher, gin_files, task_files
+from switch_tf.configs import gin_syntax
 from switch_tf.installation import quiet
 from switch_tf.refusals import Refusal
 from switch_tf.storage import lock, places
@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = "Apache Beam's own flags stand behind --, such as: -- --runner=DataflowRunner --project=..."
     parser.set_defaults(beam_flags=[])
     gin_files.add_arguments(parser)
-    gin_run.add_device_arguments(parser)
+    gin_files.add_device_arguments(parser)
 
 
 def run(arguments: argparse.Namespace) -> dict:
@@ -51,18 +51,18 @@ def run(arguments: argparse.Namespace) -> dict:
         return cache_teacher.run(arguments)
     _check(arguments)
     files = task_files.files_of(arguments.name, arguments.gin_file)
-    task_files.apply(files, arguments)
-    name = arguments.name or gin_macros.made("MIXTURE_OR_TASK_NAME")
+    said = task_files.apply(files, arguments)
+    name = arguments.name or said.macro("MIXTURE_OR_TASK_NAME")
     if not name:
         raise Refusal(f"{' and '.join(files)} set no MIXTURE_OR_TASK_NAME: name the TASK.")
-    vocabulary = arguments.vocabulary or gin_macros.made("VOCABULARY")
-    output = arguments.output or gin_macros.made("CACHE_DIR")
+    vocabulary = arguments.vocabulary or said.macro("VOCABULARY")
+    output = arguments.output or said.macro("CACHE_DIR")
 
     with contextlib.ExitStack() as locks:
         shards = _plan(arguments, name, vocabulary, output, locks)
         incomplete = cache_pipeline.incomplete(shards)
         if incomplete:
-            cache_pipeline.run(incomplete, len(shards), functools.partial(_register_task, gin.config_str()),
+            cache_pipeline.run(incomplete, len(shards), functools.partial(_register_task, said.text()),
                                arguments.beam_flags, arguments.num_processes or os.cpu_count())
         caches = cache_writing.finish_all(shards)
     root = places.at(caches[0]["folder"]).parent.parent
@@ -89,9 +89,10 @@ def _check(arguments):
 def _register_task(configuration):
     """Parses a gin configuration in a worker and declares the task that it names."""
     quiet.import_tensorflow()
-    gin.clear_config()
-    gin.parse_config(configuration)
-    gin_macros.made("MIXTURE_OR_TASK_NAME")
+    said = gin_syntax.Gin().read_text(configuration)
+    said.import_modules()
+    said.bind_others()
+    said.macro("MIXTURE_OR_TASK_NAME")
 
 
 def _plan(arguments, name, vocabulary, output, locks):

@@ -6,13 +6,14 @@ import dataclasses
 from etils import epy
 
 from switch_tf import checks
-from switch_tf.cli import gin_files, gin_macros, gin_run
+from switch_tf.cli import gin_files
+from switch_tf.configs import gin_syntax
 from switch_tf.partitioning import cluster
 from switch_tf.refusals import Refusal
 from switch_tf.storage import lock, places
 
 with epy.lazy_imports():  # which import TensorFlow, so arguments are checked first
-    from switch_tf import data
+    from switch_tf import data, experiments
     from switch_tf.checkpoints import vocabulary_choice
     from switch_tf.surgery import distillation, live_teacher, predicting, prediction_writing
 
@@ -44,13 +45,13 @@ def check_unused(arguments: argparse.Namespace) -> None:
 def run(arguments: argparse.Namespace) -> dict:
     """Stores the predictions that are not there yet; returns the sizes of the folder."""
     top_k = _check(arguments)
-    gin_run.load(arguments, ["MODEL_DIR='unused'", *_teacher_macro(arguments)], arguments.devices)
-    described = gin_run.on_this_machine()
+    described = gin_files.load(arguments, ["MODEL_DIR='unused'", *_teacher_macro(arguments)], arguments.devices)
+    described = experiments.on_this_machine(described)
     objective = described.make_objective()
     if not isinstance(objective, distillation.Distillation):
         raise Refusal("These gin files have no distillation, and --teacher is for a student of it; give "
                       "--gin_file=gin/runs/distill.gin or gin/runs/finetune_distill.gin.")
-    described = described._replace(run=dataclasses.replace(
+    described = dataclasses.replace(described, run=dataclasses.replace(
         described.run, vocabulary=vocabulary_choice.choose(described.run)))
     teacher = live_teacher.LiveTeacher(arguments.teacher, objective.live_teacher.capacity_factor,
                                        objective.live_teacher.dtype, argument="--teacher")
@@ -88,8 +89,8 @@ def _check(arguments):
 
 def _teacher_macro(arguments):
     """Returns the binding of TEACHER if the gin files have that macro, because INITIAL_CHECKPOINT may refer to it."""
-    gin_files.parse_files(arguments.gin_file, arguments.gin_search_paths)
-    return [f"TEACHER={arguments.teacher!r}"] if "TEACHER" in gin_macros.values() else []
+    macros = gin_syntax.read(arguments.gin_file, search_paths=arguments.gin_search_paths).macros
+    return [f"TEACHER={arguments.teacher!r}"] if "TEACHER" in macros else []
 
 
 def _request(described, teacher, temperature, top_k):

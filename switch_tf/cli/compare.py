@@ -5,13 +5,13 @@ import functools
 import re
 import sys
 
-import gin
 from etils import epy
 
-from switch_tf.cli import gin_files, gin_macros, gin_run
+from switch_tf.cli import gin_files
 from switch_tf.comparison import Comparison, fairness, run_folders
 from switch_tf.comparison.description import check_words, naming
-from switch_tf.configs.gin_calls import or_mistake
+from switch_tf.configs import gin_syntax, parts
+from switch_tf.configs.experiment import Experiment
 from switch_tf.conversion.initial_weights import converted
 from switch_tf.installation import quiet
 from switch_tf.refusals import Outage, Refusal, first_line
@@ -20,10 +20,8 @@ from switch_tf.storage import lock, outputs, places
 from switch_tf.training import outages
 
 with epy.lazy_imports():  # which import TensorFlow, so arguments are checked first
-    from switch_tf.cli import starting
+    from switch_tf import experiments
     from switch_tf.comparison import driver
-
-_COMPARISON = "switch_tf.comparison.Comparison"
 
 EXAMPLES = r"""
 switch-tf compare --gin_file=gin/comparisons/demo.gin
@@ -56,7 +54,8 @@ def run(arguments: argparse.Namespace) -> dict:
     with (outputs.outlived(), outages.at_start(),
           lock.held(comparison.model_dir, "Comparison.model_dir")):
         quiet.import_tensorflow(None)
-        is_done = driver.train(comparison, functools.partial(_trainer, comparison, bindings, arguments.words))
+        is_done = driver.train(comparison, functools.partial(
+            _trainer, comparison, bindings, arguments))
         runs = [(name, comparison.folder(name, seed)) for name in comparison.variants for seed in comparison.seeds]
         try:
             result = _report(comparison.model_dir, runs, arguments, is_done)
@@ -82,21 +81,19 @@ def described(arguments: argparse.Namespace) -> tuple[Comparison, list[str]]:
     if not files:
         raise Refusal("A comparison is described by a gin file: --gin_file=gin/comparisons/demo.gin; or give run "
                       "folders with --runs.")
-    texts, macros = gin_files.parse_files(files, paths), gin_macros.values()
+    said = gin_syntax.read(files, search_paths=paths)
     comparison_bindings, variant_bindings = [], []
     for binding in arguments.gin_bindings:
         name = binding.partition("=")[0]
-        is_of_comparison = name in macros or re.search(r"(^|\.)Comparison\.\w+$", name)
+        is_of_comparison = name in said.macros or re.search(r"(^|\.)Comparison\.\w+$", name)
         (comparison_bindings if is_of_comparison else variant_bindings).append(binding)
-    gin_files.parse_bindings(comparison_bindings)
-    bound = {key: parameters for key, parameters in gin.config._CONFIG.items() if key[1] != "gin.macro"}
-    if not {"model_dir", "variants"} <= bound.get(("", _COMPARISON), {}).keys():
+    said.bind(comparison_bindings)
+    if not {"model_dir", "variants"} <= said.bound.get(("", parts.COMPARISON), {}).keys():
         raise Refusal(f"These gin files describe no comparison: {', '.join(files)}. A comparison binds model_dir and "
                       "variants of switch_tf.comparison.Comparison, as gin/comparisons/demo.gin does.")
-    gin_macros.check([*texts, *comparison_bindings])
-    comparison = or_mistake(gin.get_configurable(Comparison))
-    for (_, name), parameters in bound.items():
-        if name != _COMPARISON:
+    comparison = said.check().part(parts.COMPARISON).make()
+    for (_, name), parameters in said.bound.items():
+        if name != parts.COMPARISON:
             raise Refusal(f"These gin files bind {name.rpartition('.')[2]}.{next(iter(parameters))}, which the "
                           "comparison itself does not read: put the file that does so into Comparison.common, or into "
                           "a variant.")
@@ -107,26 +104,26 @@ def described(arguments: argparse.Namespace) -> tuple[Comparison, list[str]]:
 
 def _check_variants(comparison, bindings, search_paths):
     """Refuses variants that describe no run, or that do not do the same work."""
-    experiments = {}
+    described = {}
     for name in comparison.variants:
         files, variant_bindings = comparison.words(name, comparison.seeds[0], bindings)
         with naming(name):
-            experiments[name] = gin_run.look(files, variant_bindings, search_paths)
-            fairness.check_run(experiments[name].run)
-    configs = {name: experiment.config for name, experiment in experiments.items()}
+            described[name] = Experiment.from_gin(files, variant_bindings, search_paths)
+            fairness.check_run(described[name].run)
+    configs = {name: experiment.config for name, experiment in described.items()}
     if all(configs.values()):
-        lengths = next(iter(experiments.values())).run.task_feature_lengths
+        lengths = next(iter(described.values())).run.task_feature_lengths
         fairness.check_work(configs, lengths, comparison.unequal_work)
 
 
-def _trainer(comparison, bindings, words, name, seed, stack):
+def _trainer(comparison, bindings, arguments, name, seed, stack):
     """Returns the trainer of a run and the text of its configuration; `stack` holds its weights until it starts."""
     files, variant_bindings = comparison.words(name, seed, bindings)
-    gin_files.parse_files(files)
-    gin_files.parse_bindings(variant_bindings)
-    described = gin_run.on_this_machine()
+    described = Experiment.from_gin(files, variant_bindings, arguments.gin_search_paths)
+    described = experiments.on_this_machine(described)
     if described.partitioner.num_processes > 1:
         raise Refusal("variants take turns in one process; train each by itself where there are several, and compare "
                       "the run folders with --runs.")
     fairness.check_run(described.run)
-    return starting.make_trainer(described, stack.enter_context(converted(described.run, described.config)), words)
+    return experiments.make_trainer(described, stack.enter_context(converted(described.run, described.config)),
+                                    arguments.words)

@@ -4,12 +4,11 @@ import argparse
 import functools
 import sys
 
-import gin
 from etils import epy
 
 from switch_tf.aot import answer_cache, answer_text, jobs
 from switch_tf.aot.search import search
-from switch_tf.cli import gin_files, gin_run
+from switch_tf.cli import gin_files
 from switch_tf.hardware import topologies
 from switch_tf.installation.packages import check_gpu_compiler, check_tpu_compiler
 from switch_tf.partitioning.layout import Layout
@@ -17,6 +16,7 @@ from switch_tf.refusals import Refusal
 from switch_tf.storage import outputs
 
 with epy.lazy_imports():  # which import TensorFlow, so arguments are checked first
+    from switch_tf import experiments
     from switch_tf.aot import answers, compiler, estimate
 
 EXAMPLES = r"""
@@ -59,12 +59,12 @@ def run(arguments: argparse.Namespace) -> dict:
     if (arguments.compare is not None) + arguments.search + keeps > 1:
         raise Refusal("--compare and --search do not go with each other, nor with --save and --plot; give one of them.")
     answer_cache.check_outputs(arguments.save, arguments.plot)
-    macros = gin_run.load(arguments, ["MODEL_DIR='unused'", "ACTIVATION_DTYPE='bfloat16'"])
+    described = gin_files.load(arguments, ["MODEL_DIR='unused'", "ACTIVATION_DTYPE='bfloat16'"])
     if arguments.compare is not None:
-        return _compare(arguments)
+        return _compare(described, arguments)
     if arguments.search:
-        return _search(arguments, "MESH_SHAPE" if "MESH_SHAPE" in macros else "Layout.mesh_shape")
-    return _answer(arguments)
+        return _search(described, arguments)
+    return _answer(described, arguments)
 
 
 def process(words: list[str]) -> list[str]:
@@ -72,8 +72,8 @@ def process(words: list[str]) -> list[str]:
     return [sys.executable, "-m", "switch_tf.cli", "compile", *words, "--json"]
 
 
-def _question(topology):
-    """Returns the question of the parsed configuration.
+def _question(described, topology):
+    """Returns the question of an experiment.
 
     Raises:
         Refusal: The topology is unknown, or the configuration contradicts itself.
@@ -82,7 +82,7 @@ def _question(topology):
     with outputs.held_back():  # libtpu prints that there is no TPU
         num_devices = compiler.num_devices(topology)
     # Not checked, because a search looks for what fits, and the plan of an answer checks.
-    described = gin_run.on_devices(num_devices, topologies.kind(topology), is_checked=False)
+    described = experiments.on_devices(described, num_devices, topologies.kind(topology), is_checked=False)
     if described.layout.backend not in ("auto", "pjrt") and topologies.is_of_gpus(topology):
         raise Refusal("For GPUs the program of the pjrt back end is compiled, not that of "
                       f"{described.layout.backend!r}; leave out Layout.backend.")
@@ -92,17 +92,17 @@ def _question(topology):
         described.run.pack, described.make_objective)
 
 
-def _answer(arguments):
-    answer = answers.get(functools.partial(_question, arguments.topology), gin.config_str(), arguments.topology,
-                         arguments.full, arguments.save, arguments.plot, answer_text.say)
+def _answer(described, arguments):
+    answer = answers.get(functools.partial(_question, described, arguments.topology), described.gin.text(),
+                         arguments.topology, arguments.full, arguments.save, arguments.plot, answer_text.say)
     print(answer_text.describe(answer.result), file=arguments.stream)
     is_saved = answer.write(answer_text.say)  # after printing, so that a full disk loses no answer
     return {**answer.result, "exit_status": int(not (answer.result["fits"] and is_saved))}
 
 
-def _compare(arguments):
+def _compare(described, arguments):
     """Prints a table of the same run under several layouts."""
-    if gin.get_configurable(Layout)() != Layout():
+    if described.layout != Layout():
         raise Refusal("--compare names the layouts, so leave out the layout's --gin_file.")
     files = {name: name if name.endswith(".gin") else f"gin/layouts/{name}.gin"
              for name in filter(None, arguments.compare.split(","))}
@@ -115,9 +115,10 @@ def _compare(arguments):
     return {"layouts": results, "exit_status": int(not any(result.get("fits") for result in results.values()))}
 
 
-def _search(arguments, mesh_name):
+def _search(described, arguments):
     """Prints a ranking of the same run with other meshes, groups and capacities."""
-    question = _question(arguments.topology)
+    mesh_name = "MESH_SHAPE" if "MESH_SHAPE" in described.gin.macros else "Layout.mesh_shape"
+    question = _question(described, arguments.topology)
     has_experts = bool(question.config.num_experts)
 
     def ask(choices):

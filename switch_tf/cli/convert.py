@@ -54,7 +54,7 @@ def run(arguments: argparse.Namespace) -> dict:
     checks.new_folder(output)
     config = None
     if arguments.gin_file or arguments.gin_bindings:
-        config = gin_files.read_model(arguments.gin_file, arguments.gin_bindings, arguments.gin_search_paths)
+        config = gin_files.read_model(arguments)[0]
     with lock.held(output):
         quiet.import_tensorflow()
         result, text = convert(source, output, to, arguments.expert_capacity, config, arguments.dtype,

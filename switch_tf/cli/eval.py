@@ -13,7 +13,7 @@ from switch_tf.checkpoints import sizes
 from switch_tf.checkpoints.folders import BrokenCheckpoint
 from switch_tf.checkpoints.following import follow
 from switch_tf.checkpoints.selection import select
-from switch_tf.cli import gin_run, trained_run
+from switch_tf.cli import gin_files, trained_run
 from switch_tf.partitioning import cluster
 from switch_tf.refusals import Refusal
 from switch_tf.storage import places
@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--examples", type=int, metavar="N",
                         help="largest number of examples of each task with metrics (default: all)")
     parser.add_argument("--output", metavar="FOLDER", help="where scores and predictions go (default RUN/eval)")
-    gin_run.add_device_arguments(parser)
+    gin_files.add_device_arguments(parser)
     parser.add_argument("--follow", action="store_true",
                         help="go on with each new checkpoint of a run that is training, until the run ends")
 

@@ -6,18 +6,15 @@ With --verify it reads the files of checkpoints instead.
 import argparse
 import sys
 
-import gin
 from tqdm import tqdm
 
 from switch_tf import checks
 from switch_tf.checkpoints import run_config, verification
 from switch_tf.cli import gin_files
 from switch_tf.configs import shipped_gin
-from switch_tf.configs.gin_calls import or_mistake
 from switch_tf.configs.switch_config import SwitchConfig
 from switch_tf.conversion import huggingface_folder
 from switch_tf.optim import memory
-from switch_tf.partitioning.layout import Layout
 from switch_tf.refusals import Refusal
 from switch_tf.reporting import costs
 from switch_tf.storage import places
@@ -97,10 +94,7 @@ def _config_and_layout(arguments):
             return SwitchConfig.from_preset(name), None
         name = f"gin/models/{name}.gin"
     files = [name, *files] if name else files
-    config = gin_files.read_model(files, arguments.gin_bindings, arguments.gin_search_paths)
-    if ("", "switch_tf.partitioning.layout.Layout") not in gin.config._CONFIG:
-        return config, None
-    return config, or_mistake(gin.get_configurable(Layout))
+    return gin_files.read_model(arguments, files)
 
 
 def _inspect_config(config, arguments):

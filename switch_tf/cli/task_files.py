@@ -4,10 +4,8 @@ import argparse
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from switch_tf.cli import gin_files, gin_macros
-from switch_tf.configs import names, shipped_gin
+from switch_tf.configs import gin_syntax, names, shipped_gin
 from switch_tf.configs.choices import nearest
-from switch_tf.configs.gin_calls import or_mistake
 from switch_tf.installation import quiet
 from switch_tf.refusals import Refusal
 
@@ -21,12 +19,13 @@ class TaskFile(NamedTuple):
 
 
 def read(files: Sequence[str], search_paths: str = "") -> list[TaskFile]:
-    """Returns the TaskFile of each gin file. Clears gin's configuration."""
+    """Returns the TaskFile of each gin file."""
     found = []
     for file in files:
-        gin_files.parse_files([file], search_paths)
-        task = gin_macros.values().get("MIXTURE_OR_TASK_NAME")
-        found.append(TaskFile(file, task if isinstance(task, str) else None, gin_macros.required()))
+        said = gin_syntax.read([file], search_paths=search_paths)
+        said.import_modules()
+        task = said.macros.get("MIXTURE_OR_TASK_NAME")
+        found.append(TaskFile(file, task if isinstance(task, str) else None, said.required()))
     return found
 
 
@@ -58,18 +57,17 @@ def files_of(name: str | None, given: list[str]) -> list[str]:
                   "`switch-tf tasks` lists them; one of your own needs its --gin_file.")
 
 
-def apply(files: Sequence[str], arguments: argparse.Namespace) -> None:
-    """Parses gin files and the command line's bindings, imports TensorFlow, and makes the task that they name.
+def apply(files: Sequence[str], arguments: argparse.Namespace) -> gin_syntax.Gin:
+    """Reads gin files and the command line's bindings, imports TensorFlow, and makes the task that they name.
 
     Raises:
         Refusal: What gin refuses, a macro that a user has to set, or a task that cannot be made.
     """
     quiet.expect_tensorflow()
-    gin_files.parse_files(files, arguments.gin_search_paths)
-    gin_files.parse_bindings(arguments.gin_bindings)
-    gin_macros.check_required()
-    gin_macros.check_endless()
+    said = gin_syntax.read(files, arguments.gin_bindings, arguments.gin_search_paths).check_names().check_values()
     quiet.import_tensorflow()
-    task = or_mistake(lambda: gin_macros.made("MIXTURE_OR_TASK_NAME"))
+    said.bind_others()
+    task = said.macro("MIXTURE_OR_TASK_NAME")
     if isinstance(task, str):
         names.register_task(task)
+    return said

@@ -4,7 +4,7 @@ import argparse
 
 from etils import epy
 
-from switch_tf.cli import gin_files, gin_macros, task_files
+from switch_tf.cli import gin_files, task_files
 from switch_tf.configs import names
 from switch_tf.installation import quiet
 from switch_tf.refusals import Refusal
@@ -69,8 +69,7 @@ def _list(arguments):
 
 def _show(arguments):
     name, files = arguments.name, task_files.files_of(arguments.name, arguments.gin_file)
-    task_files.apply(files, arguments)
-    lengths = gin_macros.made("TASK_FEATURE_LENGTHS")
+    lengths = task_files.apply(files, arguments).macro("TASK_FEATURE_LENGTHS")
     if lengths is None:
         raise Refusal(f"{' and '.join(files)} set no TASK_FEATURE_LENGTHS, the tokens of inputs and targets. Give the "
                       "task's own file, such as gin/tasks/docs_corpus.gin.")

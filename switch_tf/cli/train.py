@@ -7,7 +7,7 @@ import sys
 from etils import epy
 
 from switch_tf.checkpoints import early_checks
-from switch_tf.cli import gin_files, gin_run
+from switch_tf.cli import gin_files
 from switch_tf.conversion.initial_weights import converted
 from switch_tf.reporting import report
 from switch_tf.statuses import EPILOG, FINISHED, INTERRUPTED
@@ -16,7 +16,7 @@ from switch_tf.training import outages, processes
 from switch_tf.training.stopping import Stopping
 
 with epy.lazy_imports():  # which import TensorFlow, so arguments are checked first
-    from switch_tf.cli import starting
+    from switch_tf import experiments
     from switch_tf.evaluation import examples_shown
     from switch_tf.training import notices
 
@@ -31,7 +31,7 @@ switch-tf train --gin_file=gin/models/switch_tiny.gin --gin_file=gin/tasks/docs_
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the gin arguments, the devices and `--processes`."""
     gin_files.add_arguments(parser)
-    gin_run.add_device_arguments(parser)
+    gin_files.add_device_arguments(parser)
     parser.add_argument("--processes", type=int, default=1, metavar="N",
                         help="processes to start on this machine, which train together on the --devices; on several "
                              "machines set TF_CONFIG instead (docs/layouts.md)")
@@ -46,12 +46,12 @@ def run(arguments: argparse.Namespace) -> dict:
 
 def _run(arguments):
     if arguments.processes != 1:
-        gin_run.look(arguments.gin_file, arguments.gin_bindings, arguments.gin_search_paths)
+        gin_files.look(arguments)
         return {"exit_status": processes.run(arguments.words, arguments.processes, arguments.devices)}
     num_devices = processes.devices_of_this_process(arguments.devices)
     with outages.at_start(), processes.one_of_several("train"):
-        gin_run.load(arguments, num_cpu_devices=num_devices, check=early_checks.check)
-        training, summary, shown = _train(arguments)
+        described = gin_files.load(arguments, num_cpu_devices=num_devices, check=early_checks.check)
+        training, summary, shown = _train(described, arguments)
     exit_status = INTERRUPTED if summary["interrupted"] else FINISHED
     if training.state.batches.is_stuck:  # TensorFlow would wait for the input
         atexit.register(outputs.end, exit_status)
@@ -62,12 +62,12 @@ def _run(arguments):
     return {**summary, "exit_status": exit_status}
 
 
-def _train(arguments):
+def _train(described, arguments):
     """Returns the finished Training, its summary, and predictions as text."""
-    described = gin_run.on_this_machine()
+    described = experiments.on_this_machine(described)
     with processes.CommonEnd(described.partitioner, "train") as common_end:
         with converted(described.run, described.config) as weights:
-            trainer, configuration = starting.make_trainer(described, weights, arguments.words)
+            trainer, configuration = experiments.make_trainer(described, weights, arguments.words)
             training = trainer.start(configuration)
         common_end.message = training.lost_process
         with training, Stopping(training.progress.say) as stopping, notices.Notices(stopping):

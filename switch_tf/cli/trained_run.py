@@ -2,7 +2,6 @@
 
 import argparse
 import pathlib
-import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,7 +9,8 @@ from etils import epy
 
 from switch_tf.checkpoints import folders, run_config
 from switch_tf.checkpoints.run_folder import CONFIGURATION
-from switch_tf.cli import gin_files, gin_run, gin_trust, sampler_arguments
+from switch_tf.cli import gin_files, sampler_arguments
+from switch_tf.configs import gin_syntax, gin_trust, parts
 from switch_tf.configs.choices import check_choice, nearest
 from switch_tf.configs.experiment import Experiment
 from switch_tf.hardware import host
@@ -20,6 +20,7 @@ from switch_tf.refusals import Refusal
 from switch_tf.storage import places
 
 with epy.lazy_imports():  # which import TensorFlow, so arguments are checked first
+    from switch_tf import experiments
     from switch_tf.hardware import devices
     from switch_tf.inference import saved_runs
 
@@ -88,17 +89,17 @@ def _way_on(checkpoint):
 
 def load(arguments: argparse.Namespace, folder: pathlib.Path, num_cpu_devices: int | None = None,
          defaults: Sequence[str] = (), on_host: bool = False) -> Experiment:
-    """Returns the run of its gin file and the command line, on this machine's devices; see `gin_run.load`.
+    """Returns the run of its gin file and the command line, on this machine's devices; see `gin_files.load`.
 
     Raises:
-        Refusal: See `gin_trust.check` and `gin_run.load`.
+        Refusal: See `gin_trust.check` and `gin_files.load`.
     """
     _check_gin_file(arguments, folder)
     arguments.gin_file = [str(folder / CONFIGURATION), *arguments.gin_file]
-    gin_run.load(arguments, defaults, num_cpu_devices)
+    described = gin_files.load(arguments, defaults, num_cpu_devices)
     if on_host:
         _use_host(arguments)
-    described = gin_run.on_this_machine(is_checked=False)
+    described = experiments.on_this_machine(described, is_checked=False)
     return saved_runs.with_stored_vocabulary(described, folder) if run_config.is_in(folder) else described
 
 
@@ -109,11 +110,17 @@ def _use_host(arguments):
 
 
 def _check_gin_file(arguments, folder):
-    """Refuses a gin file of the run that is missing or, without --trust, names what the package does not ship."""
+    """Returns what the gin file of the run says.
+
+    Raises:
+        Refusal: It is missing or, without --trust, names what the package does not ship.
+    """
     if not (folder / CONFIGURATION).is_file():
         raise Refusal(f"{str(folder)!r} has no {CONFIGURATION}, which this command needs.")
+    found = gin_syntax.read([str(folder / CONFIGURATION)], search_paths=arguments.gin_search_paths)
     if not arguments.trust:
-        gin_trust.check(folder / CONFIGURATION, arguments.gin_search_paths)
+        gin_trust.check(found, str(folder / CONFIGURATION))
+    return found
 
 
 def load_to_answer(arguments: argparse.Namespace, folder: pathlib.Path) -> Any:
@@ -138,7 +145,7 @@ def _is_for_pjrt(arguments, folder):
     configuration = folder / CONFIGURATION
     has_accelerator = host.has_tpu() or host.has_gpu_of_jax()
     if arguments.backend is None and has_accelerator and configuration.is_file():
-        return bool(re.search(r"^[\w.]*Layout\.backend\s*=\s*['\"]pjrt['\"]", configuration.read_text(), re.MULTILINE))
+        return gin_syntax.read([str(configuration)]).get(parts.LAYOUT, "backend") == "pjrt"
     return arguments.backend == "pjrt"
 
 
@@ -159,8 +166,7 @@ def load_on_one_device(arguments: argparse.Namespace, folder: pathlib.Path) -> A
 
 def load_task_on_one_device(arguments: argparse.Namespace, folder: pathlib.Path) -> Experiment:
     """Returns the run of its gin file on one device, whatever its layout, with the task and its data."""
-    _check_gin_file(arguments, folder)  # before it is read
-    has_macro = re.search(r"^MESH_SHAPE\s*=", (folder / CONFIGURATION).read_text(), re.MULTILINE)
+    has_macro = "MESH_SHAPE" in _check_gin_file(arguments, folder).macros
     mesh = "MESH_SHAPE" if has_macro else "Layout.mesh_shape"  # in a layout of the user's own
     described = load(arguments, folder, defaults=[f"{mesh}='data=1'", *_ONE_DEVICE], on_host=True)
     if described.layout.num_devices > 1:

@@ -59,7 +59,7 @@ def run(arguments: argparse.Namespace) -> dict:
     if arguments.with_optimizer:
         check_optimizer(source, source_format, SWITCH_TF)
     checks.new_folder(output)
-    config = gin_files.read_model(arguments.gin_file, arguments.gin_bindings, arguments.gin_search_paths)
+    config = gin_files.read_model(arguments)[0]
     source = sources.checkpoint_in(source, source_format)
     dense = stated_config.find(source, source_format)
     compatibility.check(compatibility.dense_twin(config) if dense is None else dense, config)

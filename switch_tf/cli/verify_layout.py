@@ -6,10 +6,11 @@ import tempfile
 from etils import epy
 
 from switch_tf import checks
-from switch_tf.cli import gin_files, gin_run
+from switch_tf.cli import gin_files
 from switch_tf.partitioning import collectives
 
 with epy.lazy_imports():  # which import TensorFlow, so arguments are checked first
+    from switch_tf import experiments
     from switch_tf.training import verification_report
 
 EXAMPLES = r"""
@@ -22,7 +23,7 @@ switch-tf verify-layout --gin_file=gin/runs/demo.gin --gin_file=gin/layouts/data
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the gin arguments, the devices and `--steps`."""
     gin_files.add_arguments(parser)
-    gin_run.add_device_arguments(parser, num_devices=8)
+    gin_files.add_device_arguments(parser, num_devices=8)
     parser.add_argument("--steps", type=int, default=3, metavar="N", help="training steps to compare (default 3)")
 
 
@@ -35,7 +36,7 @@ def run(arguments: argparse.Namespace) -> dict:
     checks.integer("--devices", arguments.devices, at_least=1)
     with tempfile.TemporaryDirectory() as dumps:
         collectives.dump_partitioned_programs(dumps)
-        gin_run.load(arguments, ["MODEL_DIR='unused'", "ACTIVATION_DTYPE='float64'"], arguments.devices)
-        result, text = verification_report.verify(gin_run.on_this_machine(), arguments.steps, dumps)
+        described = gin_files.load(arguments, ["MODEL_DIR='unused'", "ACTIVATION_DTYPE='float64'"], arguments.devices)
+        result, text = verification_report.verify(experiments.on_this_machine(described), arguments.steps, dumps)
     print(text, file=arguments.stream)
     return result

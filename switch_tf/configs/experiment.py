@@ -1,23 +1,38 @@
 """A whole experiment before it is built: the model, the layout, the run and the settings of its steps."""
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+import copy
+import dataclasses
+import importlib
+import os
+import pathlib
+from collections.abc import Sequence
+from typing import Any
 
-from switch_tf.configs.run import Run, StepSettings, check_periods
+from switch_tf.configs import gin_syntax, gin_trust, names, parts
+from switch_tf.configs.parts import Part
+from switch_tf.configs.run import MACROS, Run, StepSettings, check_periods
 from switch_tf.configs.switch_config import SwitchConfig
+from switch_tf.refusals import Refusal
+
+PARTS = ("a model (gin/models/switch_tiny.gin), a task (gin/tasks/docs_corpus.gin) and a run "
+         "(gin/runs/pretrain.gin)")
+_MODEL = Part(parts.MODEL, {"dtype": Part(parts.DTYPE_POLICY, {})})
+_OPTIMIZER = Part(parts.ADAFACTOR, {"learning_rate": Part(parts.RSQRT_DECAY, {})})
 
 
-class Experiment(NamedTuple):
-    """Everything that a gin configuration describes; commands and lower floors take it as one argument.
+@dataclasses.dataclass(frozen=True)
+class Experiment:
+    """Everything that describes a training run. Change it with `dataclasses.replace`. Needs no TensorFlow.
 
     Attributes:
         config: SwitchConfig of the model. None until the model exists if a function of the user makes it.
         layout: Layout. Its mesh is complete once the devices are known.
         run: Run.
         settings: StepSettings.
-        make_model: Function that returns a new SwitchTransformer, not built.
-        make_optimizer: Function that returns a new Keras optimizer, not built.
-        make_objective: Function that returns a new Objective, not built.
+        model, optimizer: Parts. The model's argument `config` is the one above. The default optimizer is Adafactor with
+            T5's learning rates.
+        objective: Part, or None for the cross-entropy of the targets.
+        gin: gin_syntax.Gin that it was read from, or None.
         partitioner: Partitioner of the layout. None until the devices are known, and for devices of another machine.
     """
 
@@ -25,10 +40,72 @@ class Experiment(NamedTuple):
     layout: Any
     run: Run
     settings: StepSettings
-    make_model: Callable
-    make_optimizer: Callable
-    make_objective: Callable
+    model: Part = _MODEL
+    optimizer: Part = _OPTIMIZER
+    objective: Part | None = None
+    gin: gin_syntax.Gin | None = dataclasses.field(default=None, compare=False)
     partitioner: Any = None
+
+    @classmethod
+    def from_gin(cls, files: Sequence[str], bindings: Sequence[str] = (), search_paths: str = "",
+                 **changes: Any) -> "Experiment":
+        """Returns the experiment that gin files describe, with nothing built.
+
+        Args:
+            files: Names of gin files; the one given last wins. Shipped ones are found from any folder.
+            bindings: "NAME=VALUE" that override the files, as `--gin.NAME=VALUE` does.
+            search_paths: Folders to look for gin files in before the shipped ones, separated by commas.
+            changes: Macros to override, such as TRAIN_STEPS=300.
+
+        Raises:
+            Refusal: What `gin_syntax.read` and `Gin.check` refuse, a value out of its range, or a task that does not
+                exist.
+        """
+        if not files:
+            raise Refusal(f"A run is described by gin files: give {PARTS}, each with --gin_file.")
+        found = gin_syntax.read(files, search_paths=search_paths)
+        if ("", parts.TRAINER) not in found.bound:
+            raise Refusal(f"These gin files describe no run: {', '.join(files)}. Give {PARTS}.")
+        found.bind([*bindings, *(f"{name}={value!r}" for name, value in changes.items())])
+        return cls.of(found.check())
+
+    @classmethod
+    def from_run(cls, folder: str | pathlib.Path, *, trust: bool = False, **changes: Any) -> "Experiment":
+        """Returns the experiment of a run folder, see `from_gin`.
+
+        Args:
+            folder: Run folder.
+            trust: Whether the folder may name modules that this package does not ship, which are then imported.
+            changes: Macros to override.
+
+        Raises:
+            Refusal: As `from_gin`; or the folder names what this package does not ship.
+        """
+        file = os.path.join(folder, "operative_config.gin")
+        if not trust:
+            gin_trust.check(gin_syntax.read([file]), file)
+        return cls.from_gin([file], **changes)
+
+    @classmethod
+    def of(cls, found: gin_syntax.Gin) -> "Experiment":
+        """Returns the experiment that checked gin files describe."""
+        trainer = found.part(parts.TRAINER).arguments
+        model = trainer.get("model")
+        made = {"run": found.part(parts.RUN), "step_settings": found.part(parts.STEP_SETTINGS)} | {
+            name: trainer[name] for name in ("run", "step_settings") if trainer.get(name) is not None}
+        layout = found.part(parts.PARTITIONER).arguments.get("layout", found.part(parts.LAYOUT))
+        config = None
+        if isinstance(model, Part) and model.name == parts.MODEL:
+            config = _checked("model.config", parts.made(model.arguments.get("config")), SwitchConfig)
+            model = dataclasses.replace(model, arguments={
+                name: value for name, value in model.arguments.items() if name != "config"})
+        experiment = cls(config, parts.made(layout),
+                         _checked("run", parts.made(made["run"]), Run),
+                         _checked("step_settings", parts.made(made["step_settings"]), StepSettings), model,
+                         trainer.get("optimizer"), trainer.get("objective"), found)
+        experiment.check()
+        names.check_task(experiment.run.mixture_or_task_name)
+        return experiment
 
     def check(self) -> None:
         """Refuses parts that cannot be combined on any devices.
@@ -37,3 +114,88 @@ class Experiment(NamedTuple):
             Refusal: The sentence has the rule and the value.
         """
         check_periods(self.run, self.settings)
+
+    def as_gin(self) -> gin_syntax.Gin:
+        """Returns gin that describes this experiment: what it was read from, with what has changed since.
+
+        A layout that was completed for this machine's devices counts as unchanged.
+        """
+        found = copy.deepcopy(self.gin) or gin_syntax.Gin()
+        before = self.of(found) if self.gin else None
+        if before is None:
+            found.imports[parts.TASKS] = "the experiment"
+            found.macros = {name.upper(): getattr(self.run, name) for name in MACROS}
+            found.bound["", parts.RUN] = {name: gin_syntax.Macro(name.upper()) for name in MACROS}
+        for name in ("model", "optimizer", "objective"):
+            part = getattr(self, name)
+            if part != getattr(before, name, None):
+                found.set(parts.TRAINER, name, found.refer(part))
+                if name == "model" and part.name == parts.MODEL:
+                    found.set(parts.MODEL, "config", gin_syntax.Reference(parts.CONFIG, "", True))
+        for name, part in (("config", parts.CONFIG), ("run", parts.RUN), ("settings", parts.STEP_SETTINGS),
+                           ("layout", parts.LAYOUT)):
+            value, old = getattr(self, name), getattr(before, name, None)
+            is_left_out = value is None or name == "layout" and self.partitioner is not None
+            for field in () if is_left_out else dataclasses.fields(value):
+                new = getattr(value, field.name)
+                if new != getattr(old, field.name, field.default):
+                    found.set(part, field.name, new)
+        return found
+
+    def make_model(self) -> Any:
+        """Returns a new SwitchTransformer, not built."""
+        part = self.model
+        if self.config is not None:
+            part = dataclasses.replace(part, arguments=part.arguments | {"config": self.config})
+        return self._make("model", part)
+
+    def make_optimizer(self) -> Any:
+        """Returns a new Keras optimizer, not built."""
+        return self._make("optimizer", self.optimizer)
+
+    def make_objective(self) -> Any:
+        """Returns a new Objective, not built."""
+        part = self.objective
+        return self._make("objective", Part("switch_tf.evaluation.objectives.Objective", {}) if part is None else part)
+
+    def _make(self, name, part):
+        made = parts.made(part)
+        parts.find("switch_tf.training.trainer.check_parts")(**{name: made})
+        return made
+
+    @property
+    def activation_dtype(self) -> str | None:
+        """ACTIVATION_DTYPE that the model's dtype policy is derived from, or None."""
+        policy = self.model.arguments.get("dtype")
+        is_policy = isinstance(policy, Part) and policy.name == parts.DTYPE_POLICY
+        return policy.arguments.get("activation_dtype", "auto") if is_policy else None
+
+    def train(self) -> dict:
+        """Trains on this machine's devices, or resumes; returns the summary of the run. Imports TensorFlow.
+
+        Raises:
+            Refusal: The parts do not go together, or the run folder belongs to another experiment.
+        """
+        return importlib.import_module("switch_tf.experiments").train(self)
+
+    def evaluate(self, step: int | str = "last", split: str = "validation", num_examples: int | None = None) -> dict:
+        """Scores a checkpoint of the run by the metrics of its tasks, as `switch-tf eval` does. Imports TensorFlow.
+
+        Args:
+            step: A step, "best" by the run's BEST_METRIC, or "last".
+            split: Split of the tasks.
+            num_examples: Largest number of examples of each task with metrics, or None.
+
+        Returns:
+            "step", "tasks": {task: {metric: value}}, and "average" over tasks or None.
+
+        Raises:
+            Refusal: There is no such checkpoint or split.
+        """
+        return importlib.import_module("switch_tf.experiments").evaluate(self, str(step), split, num_examples)
+
+
+def _checked(name, value, kind):
+    if not isinstance(value, kind):
+        raise Refusal(f"Trainer.{name} must be a {kind.__name__}, not {value!r}.")
+    return value

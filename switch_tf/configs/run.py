@@ -6,6 +6,11 @@ from switch_tf import checks
 from switch_tf.configs.choices import INITIAL_VARIABLES, ON_FAILED_SAVE, ON_SIGUSR1, TRAINABLE, check_choice
 from switch_tf.refusals import Refusal
 
+# Fields of Run that gin files give by a macro of their name in capitals.
+MACROS = ("model_dir", "mixture_or_task_name", "task_feature_lengths", "train_steps", "batch_size", "log_period",
+          "eval_period", "checkpoint_period", "initial_checkpoint", "best_metric", "patience", "vocabulary",
+          "use_cached_tasks", "cache_dir", "cache_parts", "seed")
+
 
 @dataclasses.dataclass(frozen=True)
 class Run:

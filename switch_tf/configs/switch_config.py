@@ -20,7 +20,7 @@ from switch_tf.configs.grouping import Grouping
 from switch_tf.configs.semantics import Rules, rules_of
 from switch_tf.refusals import Refusal
 
-with epy.lazy_imports():  # imports gin, which belongs to the command line; presets are for Python too
+with epy.lazy_imports():  # imports this module
     from switch_tf.configs import presets
 
 MOST_LAYERS = 10_000  # per stack
@@ -200,7 +200,7 @@ class SwitchConfig:
     @classmethod
     def from_preset(cls, name: str) -> "SwitchConfig":
         """Reads `gin/models/<name>.gin`. Leaves the caller's gin configuration unchanged, even if locked."""
-        return presets.read(checks.text("The name of a preset", name), cls)
+        return presets.read(checks.text("The name of a preset", name))
 
     # Derived properties.
 

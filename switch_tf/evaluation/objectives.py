@@ -1,7 +1,7 @@
 """The objective: the terms of the loss that training minimises, their coefficients, and their sum.
 
 Another objective is a subclass of `Objective` in a file of its own, as `surgery/distillation.py` is, bound in a gin
-file: `factories.Trainer.objective = @my_module.MyObjective()`. The step, evaluation, ahead-of-time compilation and
+file: `trainer.Trainer.objective = @my_module.MyObjective()`. The step, evaluation, ahead-of-time compilation and
 `verify-layout` then use it.
 """
 

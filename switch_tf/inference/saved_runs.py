@@ -82,7 +82,8 @@ def with_stored_vocabulary(described: Any, folder: str | pathlib.Path) -> Any:
     if others or run.mixture_or_task_name != saved.task or run.vocabulary not in (None, vocabulary.name):
         return described
     choice = stored_vocabularies.choice_of(vocabulary, folder)
-    return described._replace(run=dataclasses.replace(run, vocabulary=choice)) if choice else described
+    return (dataclasses.replace(described, run=dataclasses.replace(run, vocabulary=choice)) if choice
+            else described)
 
 
 def load_text_model(described: Any, checkpoint: str | pathlib.Path, max_length: int | None = None,

@@ -6,10 +6,10 @@ import subprocess
 import sys
 import types
 
-import gin
 import pytest
 
-from switch_tf.cli import gin_run, main, starting, trained_run
+from switch_tf import experiments
+from switch_tf.cli import gin_files, main, trained_run
 from switch_tf.hardware import host
 from switch_tf.installation import quiet
 from switch_tf.partitioning.backend_table import BACKENDS
@@ -26,7 +26,7 @@ COMMANDS = ("train", "eval", "verify-layout")
 
 def _layout(*words):
     arguments = main._parse(["train", *TINY, "--gin.MODEL_DIR='run'", *words])
-    return gin_run.look(arguments.gin_file, arguments.gin_bindings).layout
+    return gin_files.look(arguments).layout
 
 
 def test_it_counts_more_than_files_and_bindings(tmp_path):
@@ -45,11 +45,8 @@ def configuration_of():
     @functools.cache
     def record(backend):
         words = ["train", *TINY, "--gin.MODEL_DIR='run'", "--backend", backend]
-        arguments = main._parse(words)
-        gin_run.look(arguments.gin_file, arguments.gin_bindings)
-        _, configuration = starting.make_trainer(gin_run.on_this_machine(), "", words)
-        gin.clear_config()
-        return configuration
+        described = experiments.on_this_machine(gin_files.look(main._parse(words)))
+        return experiments.make_trainer(described, words=words)[1]
 
     return record
 

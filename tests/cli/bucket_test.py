@@ -8,7 +8,8 @@ import sys
 
 import pytest
 
-from switch_tf.cli import gin_files, gin_macros, main
+from switch_tf.cli import main
+from switch_tf.configs import gin_syntax
 from switch_tf.statuses import OUTAGE, REFUSED
 from switch_tf.storage import json_lines, places
 
@@ -17,15 +18,13 @@ def test_gin_files_are_read_and_include_each_other(bucket):
     folder = bucket.new_folder()
     (places.at(folder) / "deep.gin").write_text("SEED = 7\n")
     (places.at(folder) / "run.gin").write_text(f"include '{folder}/deep.gin'\nBATCH_SIZE = 5\n")
-    assert len(gin_files.parse_files([f"{folder}/run.gin"])) == 2
-    assert gin_macros.values() == {"SEED": 7, "BATCH_SIZE": 5}
+    assert gin_syntax.read([f"{folder}/run.gin"]).macros == {"SEED": 7, "BATCH_SIZE": 5}
 
 
 def test_gin_files_are_looked_for_in_a_folder_of_the_bucket(bucket):
     folder = bucket.new_folder()
     (places.at(folder) / "own.gin").write_text("SEED = 8\n")
-    gin_files.parse_files(["own.gin"], folder)
-    assert gin_macros.values() == {"SEED": 8}
+    assert gin_syntax.read(["own.gin"], search_paths=folder).macros == {"SEED": 8}
 
 
 @pytest.mark.parametrize("words", [

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 
-import gin
 import pytest
 
 from switch_tf import data
@@ -50,7 +49,6 @@ def test_a_task_of_ones_own_files_is_cached_and_found_by_a_run(texts, tmp_path, 
     shard = pathlib.Path(result["caches"][0]["folder"], "00001-of-00002.array_record")
     before, changed = shard.read_bytes(), shard.stat().st_mtime_ns
     shard.write_bytes(before[:-9])
-    gin.clear_config()
     assert main.main(words) == 0
     assert shard.read_bytes() == before and shard.stat().st_mtime_ns != changed
 
@@ -85,7 +83,6 @@ def test_a_bad_line_is_told_and_the_other_shards_are_kept(texts, tmp_path, capfd
     assert "texts.jsonl, line 71: it is no JSON" in said and "1 of 2 shards are not written" in said
     lines[70] = lines[71]
     (tmp_path / "texts.jsonl").write_text("\n".join(lines))
-    gin.clear_config()
     assert "is of something else: its source" in told(capfd, *words)
 
 

@@ -2,11 +2,11 @@
 
 import shutil
 
-import gin
 import pytest
 
-from switch_tf import SwitchConfig, SwitchTransformer
-from switch_tf.cli import gin_files
+from switch_tf import SwitchTransformer
+from switch_tf.configs import gin_syntax, parts
+from switch_tf.configs.experiment import Experiment
 
 CONFIGURATION = """
 include "gin/models/switch_tiny.gin"
@@ -51,9 +51,7 @@ def _write_run(folder, configuration, steps=(7,), has_record=False):
     from switch_tf.checkpoints.checkpointer import Checkpointer
 
     (folder / "operative_config.gin").write_text(configuration)
-    gin_files.parse([str(folder / "operative_config.gin")], [])
-    model = SwitchTransformer(gin.get_configurable(SwitchConfig)())
-    gin.clear_config()
+    model = SwitchTransformer(gin_syntax.read([str(folder / "operative_config.gin")]).part(parts.CONFIG).make())
     model.build()
     batches = data.Batches({None: iter(tf.data.Dataset.range(9))}, batch_size=1)
     checkpointer = Checkpointer(folder / "checkpoints", tensors.state_variables(model), batches, keep=2,
@@ -67,18 +65,12 @@ def _write_run(folder, configuration, steps=(7,), has_record=False):
 @pytest.fixture(scope="module")
 def kept_run(run_folder, tmp_path_factory):
     """A copy of it that keeps itself as data, as `train` leaves one."""
-    from switch_tf.configs.run import Run
     from switch_tf.training import keeping
 
     folder = shutil.copytree(run_folder, tmp_path_factory.mktemp("kept") / "run")
-    gin_files.parse([str(folder / "operative_config.gin")], [])
-    model, run = SwitchTransformer(gin.get_configurable(SwitchConfig)()), gin.get_configurable(Run)()
-    gin.clear_config()
+    described = Experiment.from_run(folder)
+    model, run = SwitchTransformer(described.config), described.run
     keeping.keep(folder, model, run, "auto", print)
     return folder
 
 
-@pytest.fixture(autouse=True)
-def clean_gin():
-    yield
-    gin.clear_config()

@@ -124,8 +124,8 @@ def test_a_checkpoint_that_its_run_removes_meanwhile_is_passed_over_and_a_broken
             raise folders.BrokenCheckpoint(f"{checkpoint} has no readable checkpoint.json.")
         return {"step": 20, "tasks": {"task": {"f1": 0.5}}, "average": None}
 
-    monkeypatch.setattr(trained_run.gin_run, "load", lambda *arguments, **options: None)
-    monkeypatch.setattr(trained_run.gin_run, "on_this_machine", lambda is_checked: types.SimpleNamespace(
+    monkeypatch.setattr(trained_run.gin_files, "load", lambda *arguments, **options: None)
+    monkeypatch.setattr("switch_tf.experiments.on_this_machine", lambda described, is_checked: types.SimpleNamespace(
         config=SwitchConfig(), run=Run("run", "task", {"inputs": 8, "targets": 8}, 20, 2), settings=StepSettings(),
         partitioner=Partitioner()))
     monkeypatch.setattr(sizes, "check", lambda config, checkpoint: None)

@@ -3,7 +3,6 @@ import shutil
 import subprocess
 import sys
 
-import gin
 import pytest
 
 from switch_tf import SwitchConfig, SwitchTransformer
@@ -30,7 +29,6 @@ def test_what_is_exported_answers_elsewhere_as_infer_does(run_folder, tmp_path, 
     out, err = capsys.readouterr()
     found = json.loads(out)
     assert found["step"] == 7 and found["bytes"] > 1000 and "MODEL_CARD.md in it shows" in err
-    gin.clear_config()
     (tmp_path / "lines.txt").write_text("\n".join(LINES))
     assert main.main(["infer", f"--run={run_folder}", f"--input={tmp_path / 'lines.txt'}", "--max_length=4"]) == 0
     records = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
@@ -53,7 +51,6 @@ def test_a_run_of_pjrt_is_exported_as_one_of_tensorflow(run_folder, tmp_path, ca
     found = []
     for run, name in ((run_folder, "plain"), (pjrt, "pjrt")):
         assert main.main(["export", f"--run={run}", f"--output={tmp_path / name}"]) == 0
-        gin.clear_config()
         answer = tf.saved_model.load(tmp_path / name).signatures["serving_default"](inputs=tf.constant(LINES))
         found.append([answer[key].numpy().tolist() for key in ("outputs", "scores")])
     assert found[0] == found[1]

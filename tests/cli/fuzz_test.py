@@ -9,7 +9,6 @@ import pathlib
 import shutil
 import types
 
-import gin
 import hypothesis
 import pytest
 import tensorflow as tf
@@ -187,8 +186,8 @@ def faked(monkeypatch, tmp_path):
         def finish(self):
             return {"interrupted": False, "step": 1, "report": "r", "plot": "p"}
 
-    def ask(arguments, *unused):
-        compile_command._question(arguments.topology)
+    def ask(described, arguments):
+        compile_command._question(described, arguments.topology)
         return {"exit_status": 0}
 
     monkeypatch.chdir(tmp_path)
@@ -232,7 +231,6 @@ def faked(monkeypatch, tmp_path):
     slow = (machine.check_accelerators, machine.check_pjrt, machine.check_tensorboard)
     monkeypatch.setattr(checks, "ALL", tuple(check for check in checks.ALL if check not in slow))
     yield tmp_path
-    gin.clear_config()
 
 
 def _try(command, words, capsys):
@@ -242,8 +240,6 @@ def _try(command, words, capsys):
         status = main.main([command, *words])
     except SystemExit as exit_:  # argparse's own refusal
         status = exit_.code
-    finally:
-        gin.clear_config()
     out, err = capsys.readouterr()
     assert status in (0, 1, 2) or command == "compare" and status == INTERRUPTED, words
     assert "Traceback" not in err, words

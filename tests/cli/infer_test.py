@@ -3,7 +3,6 @@ import json
 import shutil
 import sys
 
-import gin
 import pytest
 
 from switch_tf.checkpoints import folders
@@ -43,7 +42,6 @@ def test_a_table_is_read_by_column_and_raw_text_is_another_output(run_folder, tm
     assert main.main(command) == 0
     records = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     assert [(record["input"], "output" in record) for record in records] == [("the\narray", True), ("of", True)]
-    gin.clear_config()
     settings = json.loads((tmp_path / "out.jsonl.settings.json").read_text())
     assert settings["reading"]["sentinels"] == "gaps"
     settings["reading"]["prefix"] = "label: "
@@ -60,7 +58,6 @@ def answered(run_folder, tmp_path_factory):
     folder = tmp_path_factory.mktemp("answered")
     (folder / "lines.txt").write_text("the <extra_id_0> array\n")
     assert main.main(_again(run_folder, folder)) == 0
-    gin.clear_config()
     return folder
 
 
@@ -75,7 +72,6 @@ def test_an_output_is_of_the_same_weights_vocabulary_and_model(run_folder, answe
     settings = json.loads((folder / "out.jsonl.settings.json").read_text())
     settings[change] = "another"
     (folder / "out.jsonl.settings.json").write_text(json.dumps(settings))
-    gin.clear_config()
     assert main.main(_again(run_folder, folder)) == 2
     assert f"was begun with {change} 'another', and now it is" in capsys.readouterr().err
 
@@ -115,7 +111,6 @@ def test_a_run_of_another_layout_answers_on_one_device(run_folder, tmp_path, cap
     for run in (folder, run_folder):
         assert main.main(["infer", f"--run={run}", f"--input={tmp_path / 'lines.txt'}"]) == 0
         answers.append(capsys.readouterr().out)
-        gin.clear_config()
     assert answers[0] == answers[1] and "score" in answers[0]
 
 
@@ -128,7 +123,6 @@ def test_pjrt_answers_under_a_layout_as_one_device_does(run_folder, tmp_path, ca
     (tmp_path / "lines.jsonl").write_text("".join(json.dumps(text) + "\n" for text in texts))
     found = []
     for layout in ([], ["--backend=pjrt", "--gin_file=gin/layouts/expert.gin", "--gin.MESH_SHAPE='data=8'"]):
-        gin.clear_config()
         assert main.main(["infer", f"--run={run_folder}", f"--input={tmp_path / 'lines.jsonl'}", "--field=inputs",
                           *words, *layout]) == 0
         found.append([json.loads(line) for line in capsys.readouterr().out.splitlines()])

@@ -27,8 +27,8 @@ def test_a_run_answers_from_its_data_as_from_its_gin_file(run_folder, moved, cap
     assert main.main(["infer", f"--run={run_folder}", "--input=lines.txt"]) == 0
     expected = capsys.readouterr().out
     (moved / "operative_config.gin").unlink()
-    monkeypatch.setattr(trained_run.gin_files, "parse", None)
-    monkeypatch.setattr(trained_run.gin_run, "load", None)
+    monkeypatch.setattr(trained_run.gin_syntax, "read", None)
+    monkeypatch.setattr(trained_run.gin_files, "load", None)
     assert main.main(["infer", "--run=../sent/renamed", "--input=lines.txt", "--output=out.jsonl"]) == 0
     assert pathlib.Path("out.jsonl").read_text() == expected and "score" in expected
 
@@ -109,3 +109,17 @@ def test_what_is_wrong_with_the_data_is_one_sentence(moved, capsys, command, cha
     assert main.main([*command, f"--run={moved}"]) == 2
     err = capsys.readouterr().err
     assert message in err and "Traceback" not in err
+
+
+@pytest.mark.parametrize("command", [["eval"], ["infer", "--input=-", "--gin.SEED=1"],
+                                     ["export", "--output=new", "--gin_file=gin/layouts/single.gin"]])
+def test_no_command_runs_the_gin_file_of_a_stranger(run_folder, tmp_path, capsys, monkeypatch, command):
+    monkeypatch.chdir(tmp_path)
+    folder = shutil.copytree(run_folder, tmp_path / "run")
+    text = (folder / "operative_config.gin").read_text()
+    (folder / "operative_config.gin").write_text(
+        "from __gin__ import dynamic_registration\n" "import subprocess\n" + text +
+        f"INITIAL_CHECKPOINT = @subprocess.getoutput()\nsubprocess.getoutput.cmd = 'touch {tmp_path}/ran'\n")
+    assert main.main([*command, "--run=run"]) == 2
+    assert "imports 'subprocess', which switch_tf does not ship" in capsys.readouterr().err
+    assert not (tmp_path / "ran").exists()

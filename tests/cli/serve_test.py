@@ -11,7 +11,6 @@ import subprocess
 import sys
 import threading
 
-import gin
 import pytest
 
 from switch_tf.cli import main
@@ -29,7 +28,6 @@ PATH = "/v1/models/{}:predict"
 def test_mistakes_are_one_sentence(run_folder, capsys, words, error):
     assert main.main(["serve", f"--run={run_folder}", *words]) == 2
     assert re.search(error, capsys.readouterr().err)
-    gin.clear_config()
 
 
 def test_a_port_that_is_taken_is_said_before_anything_is_loaded(run_folder, capsys):

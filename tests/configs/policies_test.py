@@ -6,15 +6,13 @@ import inspect
 import pathlib
 import re
 
-import gin
 import keras
 import numpy as np
 import pytest
 
 import switch_tf
 from switch_tf import SwitchConfig, SwitchTransformer
-from switch_tf.cli import gin_files
-from switch_tf.configs import policies
+from switch_tf.configs import gin_syntax, parts, policies
 from switch_tf.layers import Router, SwitchFeedForward
 
 PAGE = pathlib.Path(__file__).parents[2] / "docs" / "routing.md"
@@ -39,12 +37,11 @@ def documented(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     yield str(tmp_path / "round_robin.gin")
     importlib.sys.modules.pop("round_robin", None)
-    gin.clear_config()
 
 
 def test_a_policy_from_outside_is_chosen_in_gin_and_trains_and_is_saved(documented, tmp_path):
-    gin_files.parse(["gin/models/switch_tiny.gin", documented])
-    config = dataclasses.replace(gin.get_configurable(SwitchConfig)(), **SMALL)
+    said = gin_syntax.read(["gin/models/switch_tiny.gin", documented]).check()
+    config = dataclasses.replace(said.part(parts.CONFIG).make(), **SMALL)
     assert (config.routing_policy, config.decoder_policy) == ("round_robin", "round_robin")
     model = SwitchTransformer(config)
     model.build()

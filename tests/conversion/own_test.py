@@ -5,14 +5,14 @@ import json
 import pathlib
 import shutil
 
-import gin
 import numpy as np
 import pytest
 import safetensors.numpy
 
 from switch_tf import SwitchConfig, SwitchTransformer, conversion
 from switch_tf.checkpoints import folders, run_folder
-from switch_tf.cli import gin_files, main
+from switch_tf.cli import main
+from switch_tf.configs import gin_syntax, parts
 from switch_tf.conversion import model_gin
 from switch_tf.storage import places
 
@@ -39,9 +39,7 @@ def test_weights_and_configuration_come_back(folder):
 
 def test_the_gin_file_describes_the_model(folder):
     path, model = folder
-    gin_files.parse([str(path / "model.gin")], [])
-    config = gin.get_configurable(SwitchConfig)()
-    gin.clear_config()
+    config = gin_syntax.read([str(path / "model.gin")]).check().part(parts.CONFIG).make()
     assert config == model.config
 
 
@@ -49,9 +47,7 @@ def test_the_gin_file_describes_the_model(folder):
 def test_every_field_that_differs_from_the_defaults_is_in_the_gin_file(preset, tmp_path):
     config = SwitchConfig.from_preset(preset)
     (tmp_path / "model.gin").write_text(model_gin.gin_text(config))
-    gin_files.parse([str(tmp_path / "model.gin")], [])
-    again = gin.get_configurable(SwitchConfig)()
-    gin.clear_config()
+    again = gin_syntax.read([str(tmp_path / "model.gin")]).check().part(parts.CONFIG).make()
     assert again == config
 
 

@@ -11,16 +11,13 @@ import pathlib
 import subprocess
 import sys
 
-import gin
-
 from switch_tf import SwitchConfig
 from switch_tf.aot import estimate
 from switch_tf.aot.attribution import SENT, WAITING
-from switch_tf.cli import gin_files
+from switch_tf.configs import gin_syntax, parts
 from switch_tf.configs.run import StepSettings
 from switch_tf.hardware.chips import CHIPS
 from switch_tf.optim.adafactor import Adafactor
-from switch_tf.partitioning.layout import Layout
 
 # The benchmarks are programs, no package.
 sys.path.append(str(pathlib.Path(__file__).parents[2] / "benchmarks" / "tpu"))
@@ -51,8 +48,7 @@ def measure(name) -> dict:
 
 
 def _measure(config, name, batch_size, lengths):
-    gin_files.parse([f"gin/layouts/{name}.gin"])
-    layout = gin.get_configurable(Layout)().resolve(8, "TPU")
+    layout = gin_syntax.read([f"gin/layouts/{name}.gin"]).part(parts.LAYOUT).make().resolve(8, "TPU")
     question = estimate.Question(config, "mixed_bfloat16", lambda: Adafactor(0.01), layout, "v5e:2x4", CHIPS["v5e"],
                                  batch_size, lengths, StepSettings())
     answer = estimate.make(question, is_full=True)

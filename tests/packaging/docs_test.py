@@ -5,11 +5,10 @@ import pathlib
 import re
 import shlex
 
-import gin
 import pytest
 
-from switch_tf import SwitchConfig
-from switch_tf.cli import compare, gin_files, main
+from switch_tf.cli import compare, main
+from switch_tf.configs import gin_syntax, parts
 
 ROOT = pathlib.Path(__file__).parents[2]
 DOCUMENTS = (*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md")))
@@ -36,12 +35,6 @@ def _commands_of(block, place):
             yield pytest.param(words[1:], id=f"{place}: {' '.join(line.split())}")
 
 
-@pytest.fixture(autouse=True)
-def _clean_gin():
-    yield
-    gin.clear_config()
-
-
 @pytest.mark.parametrize("words", [*_commands(), *_examples()])
 def test_a_documented_command_can_be_typed(words):
     arguments = main._parse(words)
@@ -54,8 +47,8 @@ def test_a_documented_command_can_be_typed(words):
     elif any("/runs/" in file for file in files):
         bindings = ["MODEL_DIR='unused'"] if arguments.command in ("compile", "verify-layout", "cache") else []
         bindings += ["TEACHER='unused'"] if arguments.command == "cache" else []
-        gin_files.parse(files, [*bindings, *arguments.gin_bindings], arguments.gin_search_paths)
-        assert gin.get_configurable(SwitchConfig)().num_parameters > 0
+        said = gin_syntax.read(files, [*bindings, *arguments.gin_bindings], arguments.gin_search_paths).check()
+        assert said.part(parts.CONFIG).make().num_parameters > 0
 
 
 def test_the_documents_name_every_command():

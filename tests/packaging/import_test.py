@@ -33,7 +33,7 @@ def test_every_public_name_is_there(name):
 
 
 def test_unknown_attribute_is_answered_with_the_known_ones():
-    with pytest.raises(AttributeError, match="no attribute 'SwitchConfigg'; it has SwitchConfig, SwitchTransformer"):
+    with pytest.raises(AttributeError, match="no attribute 'SwitchConfigg'; it has Experiment, SwitchConfig"):
         switch_tf.SwitchConfigg  # noqa: B018
 
 

@@ -12,7 +12,6 @@ import sys
 os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
 os.environ["JAX_PLATFORMS"] = "cpu"
 
-import gin
 import jax
 import keras
 import numpy as np
@@ -21,12 +20,11 @@ import tensorflow as tf
 from switch_tf import SwitchConfig, SwitchTransformer
 from switch_tf.aot import compiler
 from switch_tf.aot.lower import lower_step
-from switch_tf.cli import gin_files
+from switch_tf.configs import gin_syntax, parts
 from switch_tf.configs.run import StepSettings
 from switch_tf.optim.adafactor import Adafactor
 from switch_tf.partitioning.axes import axes_of
 from switch_tf.partitioning.backends import pjrt_jit, pjrt_mesh
-from switch_tf.partitioning.layout import Layout
 from switch_tf.partitioning.partitioner import Partitioner
 from switch_tf.partitioning.unfolded import unfolding
 from switch_tf.training.train_step import compile_steps
@@ -41,8 +39,8 @@ STEPS, BATCH, LENGTHS = 2, 16, {"inputs": 32, "targets": 16}
 def main(name: str) -> dict:
     """Takes a few steps both ways, each from where it stands."""
     jax.config.update("jax_enable_x64", True)  # Keras counts steps in 64 bits
-    gin_files.parse([f"gin/layouts/{name}.gin"], FOR_EIGHT.get(name, []))
-    layout = gin.get_configurable(Layout)(backend="dtensor").resolve(8, "CPU")  # whose step is two programs
+    said = gin_syntax.read([f"gin/layouts/{name}.gin"], [*FOR_EIGHT.get(name, []), "Layout.backend='dtensor'"])
+    layout = said.part(parts.LAYOUT).make().resolve(8, "CPU")  # whose step is two programs
     num_experts = 4 if "fsdp" in layout.mesh else 8  # one a device, where gradients are turned
     config = SwitchConfig(vocab_size=512, d_model=32, d_ff=64, num_heads=4, d_kv=8, num_encoder_layers=1,
                           num_decoder_layers=1, encoder_sparse_step=1, num_experts=num_experts, num_groups_multiple=8,

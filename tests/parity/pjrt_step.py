@@ -11,19 +11,17 @@ import json
 import re
 import sys
 
-import gin
 import keras
 import numpy as np
 import tensorflow as tf
 
 from switch_tf import SwitchConfig, SwitchTransformer
 from switch_tf.aot import lower
-from switch_tf.cli import gin_files
+from switch_tf.configs import gin_syntax, parts
 from switch_tf.configs.run import StepSettings
 from switch_tf.hardware import devices
 from switch_tf.optim.adafactor import Adafactor
 from switch_tf.partitioning import backends, lowering
-from switch_tf.partitioning.layout import Layout
 from switch_tf.partitioning.partitioner import Partitioner
 from switch_tf.training.train_step import compile_steps
 
@@ -37,8 +35,8 @@ def main(name: str, kind: str, dtype: str) -> dict:
     """Takes a few steps with both back ends."""
     count = 1 if name == "single" else 8
     devices.split_cpu(count)
-    gin_files.parse([f"gin/layouts/{name}.gin"], [])
-    layout = gin.get_configurable(Layout)(backend="pjrt").resolve(count, "CPU")
+    said = gin_syntax.read([f"gin/layouts/{name}.gin"], ["Layout.backend='pjrt'"])
+    layout = said.part(parts.LAYOUT).make().resolve(count, "CPU")
     partitioner = backends.create_partitioner(layout)
     lowered, lower_once = [], lowering.lower
 

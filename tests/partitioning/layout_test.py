@@ -3,12 +3,10 @@
 import dataclasses
 import re
 
-import gin
 import pytest
 
 from switch_tf import SwitchConfig
-from switch_tf.cli import gin_files
-from switch_tf.configs import shipped_gin
+from switch_tf.configs import gin_syntax, parts, shipped_gin
 from switch_tf.configs.accounting import Weight
 from switch_tf.partitioning import Layout
 from switch_tf.refusals import Refusal
@@ -48,11 +46,9 @@ PODS = {"pod_256": (256, ("switch_base_128", "switch_large_128")), "pod_512": (5
 def shipped_layout():
     """Reads a file of gin/layouts."""
     def read(name, *bindings):
-        gin_files.parse([f"gin/layouts/{name}.gin"], bindings)
-        return gin.get_configurable(Layout)()
+        return gin_syntax.read([f"gin/layouts/{name}.gin"], bindings).check().part(parts.LAYOUT).make()
 
-    yield read
-    gin.clear_config()
+    return read
 
 
 # Meshes.

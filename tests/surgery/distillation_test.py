@@ -4,7 +4,6 @@ import dataclasses
 import json
 import shutil
 
-import gin
 import keras
 import numpy as np
 import pytest
@@ -155,11 +154,7 @@ TASK_FEATURE_LENGTHS = {"inputs": 32, "targets": 16}
 def _train(*files_and_bindings):
     files = [f"--gin_file={word}" for word in files_and_bindings if word.endswith(".gin")]
     bindings = [f"--gin.{word}" for word in (*SMALL, *files_and_bindings) if not word.endswith(".gin")]
-    gin.clear_config()
-    try:
-        return main.main(["train", *files, *bindings])
-    finally:
-        gin.clear_config()
+    return main.main(["train", *files, *bindings])
 
 
 @pytest.mark.slow

@@ -4,7 +4,6 @@ import dataclasses
 import pathlib
 import shutil
 
-import gin
 import numpy as np
 import pytest
 import sentencepiece
@@ -203,7 +202,6 @@ def test_a_stranger_distils_a_model_of_hugging_face(shallow_config, sentences_ta
                 "MODEL_DIR='student'", "TEACHER='teacher'", "TRAIN_STEPS=2")
     words = ["train", "--gin_file=student.gin", "--gin_file=sentences.gin", "--gin_file=gin/runs/distill.gin",
              *(f"--gin.{binding}" for binding in bindings)]
-    gin.clear_config()
     assert main.main(words) == 0
     said = capfd.readouterr().err
     assert "weights from teacher, step 0; the others are new: encoder/layers_0/mlp/wi" in said

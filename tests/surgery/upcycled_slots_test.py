@@ -3,7 +3,6 @@
 import dataclasses
 import json
 
-import gin
 import numpy as np
 import pytest
 
@@ -115,10 +114,8 @@ def test_a_run_goes_on_with_the_optimizer_of_the_dense_run(command, sentences_ta
     def train(model, folder, steps, *more):
         bindings = ("BATCH_SIZE=8", "LOG_PERIOD=1", "EVAL_PERIOD=0", "CHECKPOINT_PERIOD=2", "Run.eval_batches=1",
                     f"MODEL_DIR='{folder}'", f"TRAIN_STEPS={steps}", *more)
-        gin.clear_config()
         status = main.main(["train", f"--gin_file={model}", "--gin_file=sentences.gin",
                             "--gin_file=gin/runs/pretrain.gin", *(f"--gin.{binding}" for binding in bindings)])
-        gin.clear_config()
         return status, capsys.readouterr().err
 
     assert train("dense.gin", "dense", 2)[0] == 0

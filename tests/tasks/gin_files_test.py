@@ -1,9 +1,9 @@
 import pathlib
 
-import gin
 import pytest
 
 from switch_tf import data
+from switch_tf.configs import gin_syntax
 from switch_tf.tasks import preprocessors
 
 FILES = sorted((pathlib.Path(__file__).resolve().parents[2] / "gin" / "tasks").glob("*.gin"))
@@ -14,11 +14,7 @@ OWN = {"text_files", "text_to_text_files"}
 @pytest.fixture
 def macros(request):
     """Parses one file and returns the macros that it defines."""
-    gin.clear_config()
-    gin.parse_config_file(str(request.param))
-    bindings = gin.config._CONFIG.items()
-    yield {name: parameters["value"] for (name, selector), parameters in bindings if selector == "gin.macro"}
-    gin.clear_config()
+    return gin_syntax.read([str(request.param)]).check_names().macros
 
 
 @pytest.mark.parametrize("macros", [file for file in FILES if file.stem not in OWN], ids=lambda file: file.stem,

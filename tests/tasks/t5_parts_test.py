@@ -3,7 +3,6 @@
 import json
 import sys
 
-import gin
 import pytest
 import seqio
 
@@ -24,8 +23,6 @@ def _without_t5(monkeypatch):
     monkeypatch.setattr(names, "_registered", set())
     for registry in (seqio.TaskRegistry, seqio.MixtureRegistry):  # without what other tests have registered
         monkeypatch.setattr(registry, "_REGISTRY", {})
-    yield
-    gin.clear_config()
 
 
 def test_no_other_task_module_imports_t5():

@@ -3,29 +3,21 @@
 import gzip
 import json
 
-import gin
 import pytest
 import seqio
 import tensorflow as tf
 
 from switch_tf import data
-from switch_tf.cli import gin_files, main
-from switch_tf.configs.run import Run
+from switch_tf.cli import main
+from switch_tf.configs.experiment import Experiment
 from switch_tf.tasks import docs_corpus, text_files, text_source  # noqa: F401  (registers)
 
 RUN = ["gin/models/switch_tiny.gin", "gin/runs/pretrain.gin"]
 BYTES = "VOCABULARY='bytes'"
 
 
-@pytest.fixture(autouse=True)
-def _clean_gin():
-    yield
-    gin.clear_config()
-
-
 def _run(task, *bindings):
-    gin_files.parse([*RUN, f"gin/tasks/{task}.gin"], ["MODEL_DIR='unused'", *bindings])
-    return gin.get_configurable(Run)()
+    return Experiment.from_gin([*RUN, f"gin/tasks/{task}.gin"], ["MODEL_DIR='unused'", *bindings]).run
 
 
 def _batches(run, split, lengths):

@@ -4,7 +4,6 @@ import importlib
 import json
 import sys
 
-import gin
 import keras
 import pytest
 
@@ -73,7 +72,6 @@ def toy_distillation(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
     yield importlib.import_module("toy_distillation")
     sys.modules.pop("toy_distillation")
-    gin.clear_config()
 
 
 @pytest.mark.slow

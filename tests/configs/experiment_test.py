@@ -1,22 +1,23 @@
-"""A run from gin files: mistakes are refused before TensorFlow is imported, or once the parts are together."""
+"""An experiment from gin files, from a run and from Python: mistakes are refused before TensorFlow is imported."""
 
+import dataclasses
 import json
 import subprocess
 import sys
 
-import gin
-import keras
 import pytest
 
-from switch_tf.cli import gin_files, gin_run, starting
-from switch_tf.configs import factories, gin_calls
-from switch_tf.configs.run import Run
+from switch_tf import Experiment, SwitchConfig, experiments
+from switch_tf.configs import gin_syntax, parts
+from switch_tf.configs.parts import Part
+from switch_tf.configs.run import Run, StepSettings
 from switch_tf.evaluation.objectives import Objective
-from switch_tf.partitioning.partitioner import Partitioner
+from switch_tf.partitioning import Layout
 from switch_tf.refusals import Refusal
 from switch_tf.training import trainer
 
 RUN = ["gin/models/switch_tiny.gin", "gin/tasks/c4.gin", "gin/runs/pretrain.gin"]
+LOCAL = ["gin/models/switch_tiny.gin", "gin/tasks/docs_corpus.gin", "gin/runs/pretrain.gin"]
 EARLY = {
     "NUM_EXPERTS=-1": "num_experts must be an integer of at least 0, not -1.",
     "SwitchConfig.num_heads=0": "num_heads must be an integer of at least 1, not 0.",
@@ -79,127 +80,117 @@ def test_what_the_files_alone_get_wrong_is_refused_without_tensorflow(tmp_path):
     assert {entry.name for entry in tmp_path.iterdir()} == {str(number) for number in range(len(FILES))}
 
 
+def _from(tmp_path, text, *bindings, files=RUN):
+    (tmp_path / "mine.gin").write_text(text)
+    return Experiment.from_gin([*files, str(tmp_path / "mine.gin")], ["MODEL_DIR='run'", *bindings])
+
+
 def test_a_run_without_its_required_parameters_is_refused(tmp_path):
-    (tmp_path / "half.gin").write_text("from __gin__ import dynamic_registration\nfrom switch_tf.configs import run\n"
-                                       "from switch_tf.configs import factories\nrun.Run.pack = True\n"
-                                       "run.StepSettings.use_xla = True\nfrom switch_tf.partitioning import layout\n"
-                                       "factories.create_partitioner.layout = @layout.Layout()\n"
-                                       "factories.Trainer.run = @run.Run()\n")
-    with pytest.raises(Refusal, match="missing 5 required positional arguments: 'model_dir'"):
-        gin_run.look([str(tmp_path / "half.gin")])
+    text = (f"{DYNAMIC}from switch_tf.configs import run\nrun.Run.pack = True\nrun.StepSettings.use_xla = True\n"
+            "from switch_tf.partitioning import layout\nfrom switch_tf.partitioning import backends\n"
+            "from switch_tf.training import trainer\nbackends.create_partitioner.layout = @layout.Layout()\n"
+            "trainer.Trainer.run = @run.Run()\n")
+    (tmp_path / "half.gin").write_text(text)
+    with pytest.raises(Refusal, match="Run lacks model_dir, mixture_or_task_name, task_feature_lengths, train_steps, "):
+        Experiment.from_gin([str(tmp_path / "half.gin")])
 
 
 def test_a_name_that_keras_lacks_is_refused_with_the_nearest(tmp_path):
-    (tmp_path / "mine.gin").write_text(f"{DYNAMIC}import keras\nX = @keras.optimizers.AdamWW()\n")
     with pytest.raises(Refusal, match="keras.optimizers has no 'AdamWW'. Did you mean 'AdamW'?"):
-        gin_run.look([*RUN, str(tmp_path / "mine.gin")])
+        _from(tmp_path, f"{DYNAMIC}import keras\nX = @keras.optimizers.AdamWW()\n")
 
 
 def test_a_parameter_that_leads_back_to_itself_is_refused():
     with pytest.raises(Refusal, match="lead back to themselves"):
-        gin_run.look(RUN, ["MODEL_DIR='run'", "SwitchConfig.d_ff=@SwitchConfig()"])
-
-
-def _make_trainer(*bindings):
-    gin_run.look(["gin/models/switch_tiny.gin", "gin/tasks/docs_corpus.gin", "gin/runs/pretrain.gin"],
-                 ["MODEL_DIR='run'", *bindings])
-    return starting.make_trainer(gin_run.on_this_machine(), "", [])
+        Experiment.from_gin(RUN, ["MODEL_DIR='run'", "SwitchConfig.d_ff=@SwitchConfig()"])
 
 
 @pytest.mark.parametrize("planted", [ValueError, TypeError, RuntimeError, RecursionError])
-def test_a_bug_of_a_constructor_is_no_mistake_of_the_user(planted, monkeypatch):
+def test_a_bug_of_the_trainer_is_no_mistake_of_the_user(planted, monkeypatch, tmp_path):
     def fail(self):
         raise planted("planted")
 
     monkeypatch.setattr(trainer.Trainer, "_check", fail)
+    described = experiments.on_this_machine(_from(tmp_path, "", files=LOCAL))
     with pytest.raises(planted, match="planted") as caught:
-        _make_trainer()
+        experiments.make_trainer(described)
     assert not isinstance(caught.value, Refusal)
     assert "fail" in [entry.name for entry in caught.traceback]
-
-
-def test_a_bug_of_a_constructor_in_a_call_of_keras_is_no_mistake_either(monkeypatch):
-    monkeypatch.setattr(trainer.Trainer, "_check", lambda self: keras.ops.reshape([1, 2], (3,)))
-    with pytest.raises(Exception, match="reshape") as caught:
-        _make_trainer()
-    assert not isinstance(caught.value, Refusal)
-
-
-def test_a_refusal_of_a_constructor_passes(monkeypatch):
-    monkeypatch.setattr(trainer.Trainer, "_check", lambda self: gin_run.look([]))
-    with pytest.raises(Refusal, match="^A run is described by gin files.*--gin_file.$"):
-        _make_trainer()
 
 
 @pytest.mark.parametrize("binding, message", [
     ("Adafactor.gradient_accumulation_steps=-1", "`gradient_accumulation_steps` must be an integer >= 2"),
     ("SwitchTransformer.dtype='float99'", "Cannot convert 'float99' to a mixed precision DTypePolicy"),
 ])
-def test_a_value_that_only_keras_finds_wrong_is_refused(binding, message):
+def test_a_value_that_only_keras_finds_wrong_is_refused(binding, message, tmp_path):
+    described = experiments.on_this_machine(_from(tmp_path, "", binding, files=LOCAL))
     with pytest.raises(Refusal, match=message):
-        _make_trainer(binding)
-
-
-def test_a_required_parameter_without_a_value_is_refused():
-    def halve(number=gin.REQUIRED):
-        return number / 2
-
-    with pytest.raises(Refusal, match="^Required bindings for `halve` not provided in config: ..number..$"):
-        gin_calls.or_mistake(gin.external_configurable(halve))
+        experiments.make_trainer(described)
 
 
 def test_a_value_for_an_optimizer_of_keras_is_refused(tmp_path):
-    (tmp_path / "mine.gin").write_text(f"{DYNAMIC}import keras\nfrom switch_tf.configs import factories\n"
-                                       "keras.optimizers.AdamW.ema_momentum = 3\n"
-                                       "keras.optimizers.AdamW.use_ema = True\n"
-                                       "factories.Trainer.optimizer = @keras.optimizers.AdamW()\n")
-    described = gin_run.look([*RUN, str(tmp_path / "mine.gin")], ["MODEL_DIR='run'"])
+    described = _from(tmp_path, f"{DYNAMIC}import keras\nfrom switch_tf.training import trainer\n"
+                                "keras.optimizers.AdamW.ema_momentum = 3\nkeras.optimizers.AdamW.use_ema = True\n"
+                                "trainer.Trainer.optimizer = @keras.optimizers.AdamW()\n")
     with pytest.raises(Refusal, match="`ema_momentum` must be in the range"):
         described.make_optimizer()
 
 
+def test_a_part_of_another_kind_is_refused(tmp_path):
+    text = f"{DYNAMIC}from switch_tf.training import trainer\nfrom switch_tf.optim import adafactor\n"
+    described = _from(tmp_path, f"{text}trainer.Trainer.model = @adafactor.Adafactor()\n")
+    with pytest.raises(Refusal, match="Trainer.model must be a SwitchTransformer, not <"):
+        described.make_model()
+    with pytest.raises(Refusal, match="Trainer.run must be a Run, not 7"):
+        _from(tmp_path, f"{text}trainer.Trainer.run = 7\n")
+
+
 def test_a_wrong_parameter_in_a_file_of_the_users_is_one_sentence(tmp_path):
-    (tmp_path / "mine.gin").write_text(f"{DYNAMIC}from switch_tf.configs import run\nrun.Run.train_step = 3\n")
     with pytest.raises(Refusal) as refused:
-        gin_run.look([*RUN, str(tmp_path / "mine.gin")], ["MODEL_DIR='run'"])
+        _from(tmp_path, f"{DYNAMIC}from switch_tf.configs import run\nrun.Run.train_step = 3\n")
     assert str(refused.value) == (f"{tmp_path}/mine.gin: Run doesn't have a parameter named 'train_step'. "
                                   "Did you mean 'train_steps'?")
 
 
 def test_an_experiment_is_described_before_anything_is_made():
-    described = gin_run.look(RUN, ["MODEL_DIR='run'", "NUM_EXPERTS=4"])
+    described = Experiment.from_gin(RUN, MODEL_DIR="run", NUM_EXPERTS=4)
     assert (described.config.num_experts, described.run.model_dir, described.partitioner) == (4, "run", None)
 
 
-def test_the_configuration_that_a_run_writes_describes_the_same_experiment(tmp_path):
-    """It records defaults too, such as an objective of None."""
-    files = ["gin/models/switch_tiny.gin", "gin/tasks/docs_corpus.gin", "gin/runs/pretrain.gin"]
-    described = gin_run.look(files, [f"MODEL_DIR='{tmp_path}/run'"])
-    gin.get_configurable(factories.Trainer)(partitioner=Partitioner())
-    (tmp_path / "operative_config.gin").write_text(gin.operative_config_str())
-    again = gin_run.look([str(tmp_path / "operative_config.gin")])
-    assert "Trainer.objective = None" in gin.config_str()
-    assert (again.config, again.run, again.settings) == (described.config, described.run, described.settings)
-    assert again.make_model().config == described.config
+def test_what_a_run_writes_describes_the_same_experiment(tmp_path):
+    described = Experiment.from_gin(LOCAL, MODEL_DIR="run")
+    placed = experiments.on_this_machine(described)
+    placed = dataclasses.replace(placed, run=dataclasses.replace(placed.run, vocabulary="t5", eval_batches=3))
+    (tmp_path / "operative_config.gin").write_text(placed.as_gin().text())
+    again = Experiment.from_run(tmp_path)
+    assert again.gin.macros["VOCABULARY"] == "t5" and again.run.eval_batches == 3
+    assert again.run == placed.run and again.layout == described.layout
+    assert dataclasses.replace(again, run=described.run) == described
+    assert Experiment.from_run(tmp_path, TRAIN_STEPS=7).run.train_steps == 7
     assert type(again.make_objective()) is Objective
+
+
+def test_an_experiment_of_python_is_written_as_gin():
+    run = Run("run", "docs_corpus_span_corruption", {"inputs": 32, "targets": 16}, train_steps=4, batch_size=8)
+    schedules = [Part(parts.RSQRT_DECAY, {"warmup_steps": steps}) for steps in (3, 5)]
+    described = Experiment(SwitchConfig(d_ff=8), Layout(mesh_shape="data=2", rules=(("batch", "data"),)), run,
+                           StepSettings(clip_norm=1.0),
+                           optimizer=Part("switch_tf.optim.schedules.Cooldown", {"schedule": schedules}))
+    again = Experiment.of(gin_syntax.Gin().read_text(described.as_gin().text()).check())
+    assert again == described and again.gin.macros["TRAIN_STEPS"] == 4
 
 
 @pytest.mark.parametrize("text", ["", "# nothing", "include 'gin/models/switch_tiny.gin'\n"])
 def test_files_without_a_run_are_told_so(tmp_path, text):
     (tmp_path / "empty.gin").write_text(text)
     with pytest.raises(Refusal, match="empty.gin. Give a model .gin/models/switch_tiny.gin., a task"):
-        gin_run.look([str(tmp_path / "empty.gin")])
-
-
-def _parse(*files, bindings=()):
-    gin_files.parse([*RUN, *files], ["MODEL_DIR='run'", *bindings])
+        Experiment.from_gin([str(tmp_path / "empty.gin")])
 
 
 def test_the_parts_of_a_run_come_together():
-    _parse(bindings=["BATCH_SIZE=64", "StepSettings.num_microbatches=2"])
-    described = gin_run.on_this_machine()
-    assert described.run == gin.get_configurable(Run)() and described.run.batch_size == 64
-    assert described.settings.num_microbatches == 2
+    described = experiments.on_this_machine(Experiment.from_gin(
+        RUN, ["StepSettings.num_microbatches=2"], MODEL_DIR="run", BATCH_SIZE=64))
+    assert described.run.batch_size == 64 and described.settings.num_microbatches == 2
     assert described.layout is described.partitioner.layout and described.layout.num_devices == 1
     first, second = described.make_model(), described.make_model()
     assert first is not second and first.config == described.config == second.config
@@ -207,14 +198,14 @@ def test_the_parts_of_a_run_come_together():
 
 
 def test_parts_that_do_not_go_together_are_refused_but_for_whoever_looks_for_those_that_do():
-    _parse("gin/layouts/expert.gin", bindings=["BATCH_SIZE=12"])
+    described = Experiment.from_gin([*RUN, "gin/layouts/expert.gin"], MODEL_DIR="run", BATCH_SIZE=12)
     with pytest.raises(Refusal, match="BATCH_SIZE must be a multiple of 8"):
-        gin_run.on_devices(8, "TPU")
-    described = gin_run.on_devices(8, "TPU", is_checked=False)
-    assert described.layout.mesh == {"data": 8} and described.partitioner is None
+        experiments.on_devices(described, 8, "TPU")
+    placed = experiments.on_devices(described, 8, "TPU", is_checked=False)
+    assert placed.layout.mesh == {"data": 8} and placed.partitioner is None
 
 
 def test_a_layout_for_other_devices_is_refused():
-    _parse("gin/layouts/expert.gin", bindings=["MESH_SHAPE='data=16'"])
+    described = Experiment.from_gin([*RUN, "gin/layouts/expert.gin"], MODEL_DIR="run", MESH_SHAPE="data=16")
     with pytest.raises(Refusal, match="is for 16 devices, but there are 8"):
-        gin_run.on_this_machine()
+        experiments.on_this_machine(described)

@@ -1,0 +1,521 @@
+"""Reads gin files as data: what they bind, by full names. Reading imports nothing and calls nothing.
+
+gin's own parser splits the files into statements. `check` then refuses what gin would find late or never, and `part`
+returns what the files describe. Only functions of other packages that read gin's global configuration need that
+(`bind_others`).
+"""
+
+import codecs
+import dataclasses
+import importlib
+import io
+import os
+import pkgutil
+import tokenize
+from collections.abc import Iterator, Sequence
+from importlib import util
+from typing import Any
+
+import gin
+from gin import config_parser
+
+from switch_tf.configs import parts, shipped_gin
+from switch_tf.configs.choices import nearest
+from switch_tf.configs.parts import Part
+from switch_tf.refusals import Refusal, first_line
+from switch_tf.storage import places
+from switch_tf.storage.whole_file import reading
+
+_DYNAMIC = "__gin__.dynamic_registration"
+_REQUIRED = "gin.REQUIRED"
+_LARGEST_FILE = 2**20  # bytes; the configuration of a run has some thousand
+# What to add when a run lacks a macro that a whole kind of file provides.
+_PROVIDERS = {"MIXTURE_OR_TASK_NAME": "a task file: --gin_file=gin/tasks/docs_corpus.gin",
+              "TASK_FEATURE_LENGTHS": "a task file: --gin_file=gin/tasks/docs_corpus.gin",
+              "NUM_EXPERTS": "a model file: --gin_file=gin/models/switch_tiny.gin"}
+# Parts that are read without a reference. A user's function may be called by any code.
+_STARTS = {parts.TRAINER, parts.PARTITIONER, parts.COMPARISON}
+_MISTAKES = (OSError, ValueError, TypeError, AttributeError, ImportError, NameError, RuntimeError)
+
+
+@dataclasses.dataclass(frozen=True)
+class Reference:
+    """`@scope/name`, or `@scope/name()` if it `is_made`."""
+
+    name: str
+    scope: str
+    is_made: bool
+
+    def __repr__(self):
+        return f"@{self.scope}{'/' * bool(self.scope)}{self.name}{'()' * self.is_made}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Macro:
+    """`%NAME`."""
+
+    name: str
+
+    def __repr__(self):
+        return f"%{self.name}"
+
+
+class _Values(config_parser.ParserDelegate):
+    def configurable_reference(self, scoped_configurable_name, evaluate):
+        scope, _, name = scoped_configurable_name.rpartition("/")
+        return Reference(name, scope, evaluate)
+
+    def macro(self, macro_name):
+        return Macro(macro_name)
+
+
+class Gin:
+    """What gin files and bindings say.
+
+    `macros`: name -> value. `bound`: (scope, full name) -> {parameter: value}. `imports`: module -> where it is
+    imported. Values hold References, by full names, and Macros.
+    """
+
+    def __init__(self):
+        self.macros: dict[str, Any] = {}
+        self.bound: dict[tuple[str, str], dict[str, Any]] = {}
+        self.imports: dict[str, str] = {}
+        self._mentioned = set()  # macros in any value, also in one that a later statement replaces
+        self._sources = {}  # name of another package -> where it was first used
+        self._wrong = []  # sentences about names
+
+    # What is bound.
+
+    def names(self) -> set[str]:
+        """Returns the full names that are bound or referred to."""
+        return {name for _, name in self.bound} | {
+            reference.name for _, reference in self.references() if isinstance(reference, Reference)}
+
+    def references(self) -> Iterator[tuple[str, Reference | Macro]]:
+        """Yields (a full name, or "%NAME" of a macro, what its value refers to)."""
+        for name, value in self.macros.items():
+            yield from ((f"%{name}", found) for found in _flat(value))
+        for (_, name), parameters in self.bound.items():
+            yield from ((name, found) for found in _flat(list(parameters.values())))
+
+    def get(self, name: str, parameter: str) -> Any:
+        """Returns the value bound to a parameter outside of scopes, as it is written, or None."""
+        return self.bound.get(("", name), {}).get(parameter)
+
+    def required(self) -> list[str]:
+        """Returns the names of the macros that a user has to give a value and did not."""
+        return [name for name, value in self.macros.items() if value == Macro(_REQUIRED)]
+
+    def set(self, name: str, parameter: str, value: Any) -> None:
+        """Sets a parameter of a part, or the macro that it is bound to."""
+        bound = self.bound.setdefault(("", name), {})
+        if isinstance(bound.get(parameter), Macro):
+            self.macros[bound[parameter].name] = value
+        else:
+            bound[parameter] = value
+
+    def refer(self, value: Any) -> Any:
+        """Binds the arguments of all parts in a value, and returns it with References to them."""
+        def bind(leaf):
+            if not isinstance(leaf, Part):
+                return leaf
+            arguments, scope = self.refer(leaf.arguments), ""
+            while self.bound.setdefault((scope, leaf.name), arguments) != arguments:
+                scope = f"{leaf.name.rpartition('.')[2]}_{len(self.bound)}"
+            return Reference(leaf.name, scope, leaf.is_made)
+
+        return parts.mapped(value, bind)
+
+    def part(self, name: str) -> Part:
+        """Returns one of `parts.PARTS` with all that is bound to its parameters.
+
+        Raises:
+            Refusal: The files lead back to themselves.
+        """
+        return self._part(name, (), True, ())
+
+    def macro(self, name: str) -> Any:
+        """Returns the value of a macro, with what it refers to made; None for a macro without a value."""
+        return parts.made(self._value(Macro(name), (), ())) if name in self.macros else None
+
+    def _part(self, name, scopes, is_made, path):
+        if (name, scopes) in path:
+            raise Refusal("These gin files lead back to themselves: a parameter is set to something that the parameter "
+                          "is part of.")
+        bound = {}
+        for count in range(len(scopes) + 1):
+            bound |= self.bound.get(("/".join(scopes[:count]), name), {})
+        path = (*path, (name, scopes))
+        return Part(name, {parameter: self._value(value, scopes, path) for parameter, value in bound.items()}, is_made)
+
+    def _value(self, value, scopes, path):
+        """Returns a value with parts instead of References, and without Macros, whose names are scopes."""
+        def follow(leaf):
+            match leaf:
+                case Macro():
+                    return self._value(self.macros[leaf.name], (leaf.name,), path)
+                case Reference():
+                    return self._part(leaf.name, tuple(leaf.scope.split("/")) if leaf.scope else scopes, leaf.is_made,
+                                      path)
+            return leaf
+
+        return parts.mapped(value, follow)
+
+    def text(self) -> str:
+        """Returns all of it as one gin file, with the defaults of the parts that need no TensorFlow."""
+        bound = {key: dict(parameters) for key, parameters in self.bound.items()}
+        names = self.names()
+        for name in filter(names.__contains__, (parts.CONFIG, parts.RUN, parts.STEP_SETTINGS, parts.LAYOUT)):
+            defaults = {field.name: field.default for field in dataclasses.fields(parts.find(name))
+                        if field.default is not dataclasses.MISSING}
+            bound["", name] = defaults | bound.get(("", name), {})
+        modules = {*self.imports, *(name.rpartition(".")[0] for name in names)} - {""}
+        ends = [module.rpartition(".")[2] for module in modules]
+        whole = {module for module in modules if "." not in module or module in self.imports
+                 or ends.count(module.rpartition(".")[2]) > 1}  # imported as a whole, because its end is not enough
+
+        def shown(value):
+            return repr(_renamed(value, short))
+
+        def short(name):
+            module, _, last = name.rpartition(".")
+            return name if module in whole or not module else f"{module.rpartition('.')[2]}.{last}"
+
+        lines = [f"from {' import '.join(module.rsplit('.', 1))}" for module in (_DYNAMIC, *sorted(modules - whole))]
+        lines += [*(f"import {module}" for module in sorted(whole)), ""]
+        used = {found.name for _, found in self.references()}
+        lines += [f"{name} = {shown(value)}" for name, value in sorted(self.macros.items()) if name in used]
+        for (scope, name), parameters in sorted(bound.items()):
+            lines += [""] * bool(parameters)
+            lines += [f"{scope}{'/' * bool(scope)}{short(name)}.{parameter} = {shown(value)}"
+                      for parameter, value in sorted(parameters.items())]
+        return "\n".join(lines) + "\n"
+
+    # Reading.
+
+    def read_file(self, file: str, folders: Sequence[str], included_from: tuple[str, ...] = ()) -> None:
+        """Adds what a file and its includes, each in the first folder that has it, bind; the last one wins.
+
+        Raises:
+            Refusal: A file that is not there or cannot be read, or is no gin file.
+        """
+        path = _path_of(file, folders)
+        if path is None and included_from:
+            raise Refusal(f"{included_from[-1]} includes {file!r}, which is neither here nor among the shipped files. "
+                          "Name its folder with --gin_search_paths.")
+        if path is None:
+            shipped = [str(path.relative_to(shipped_gin.folder())) for path in shipped_gin.folder().glob("gin/*/*.gin")]
+            raise Refusal(f"There is no gin file {file!r} here or among the shipped ones.{nearest(file, shipped)}")
+        if path in included_from:
+            raise Refusal(f"{path} cannot be read: it includes itself.")
+        with reading(path):
+            if places.size(path) > _LARGEST_FILE:
+                raise Refusal(f"{path} is larger than {_LARGEST_FILE} bytes, so it is no configuration of a run.")
+            content = places.at(path).read_bytes()
+        names = _Names(self, path)
+        for statement in _statements(content, path):
+            if isinstance(statement, config_parser.IncludeStatement):
+                self.read_file(statement.filename, folders, (*included_from, path))
+            else:
+                self._add(statement, names, path)
+
+    def read_text(self, text: str) -> "Gin":
+        """Adds what a text without includes binds, and returns itself."""
+        names = _Names(self, "the configuration")
+        for statement in _statements(text, "the configuration"):
+            self._add(statement, names, "the configuration")
+        return self
+
+    def bind(self, bindings: Sequence[str]) -> "Gin":
+        """Adds bindings "NAME=VALUE" of the command line, and returns itself.
+
+        Raises:
+            Refusal: A macro that no file defines, or a value that cannot be read.
+        """
+        for binding in bindings:
+            name, equals, value = (part.strip() for part in binding.partition("="))
+            if not equals or not value:
+                raise Refusal(f"--gin.{name}{equals}{value} must have the form --gin.NAME=VALUE.")
+            if "." not in name and name not in self.macros:
+                raise Refusal(f"No gin file defines {name}.{nearest(name, self.macros)} These files define "
+                              f"{', '.join(sorted(self.macros)) or 'none'}.")
+            source = f"--gin.{binding}"
+            names = _Names(self, source)
+            for statement in _statements(binding, source):
+                if not isinstance(statement, config_parser.BindingStatement):
+                    raise Refusal(f"{source} must have the form --gin.NAME=VALUE.")
+                self._add(statement, names, source)
+        return self
+
+    def _add(self, statement, names, source):
+        match statement:
+            case config_parser.ImportStatement():
+                names.add_import(statement)
+            case config_parser.BindingStatement():
+                value = names.resolved(statement.value)
+                self._mentioned |= {found.name for found in _flat(value) if isinstance(found, Macro)}
+                if not statement.arg_name:
+                    scope = f"{statement.scope}/" if statement.scope else ""
+                    self.macros[scope + statement.selector] = value
+                    return
+                name = names.full(statement.selector)
+                if name in parts.PARTS and statement.arg_name not in parts.parameters(name):
+                    self.wrong(f"{source}: {name.rpartition('.')[2]} doesn't have a parameter named "
+                               f"{statement.arg_name!r}.{nearest(statement.arg_name, parts.parameters(name))}")
+                self.bound.setdefault((statement.scope, name), {})[statement.arg_name] = value
+
+    def unmatched(self, name: str) -> str:
+        """Returns a sentence about a name that is none of a part or an imported module."""
+        known = sorted({full.rpartition(".")[2] for full in self.names() - {name}})
+        hint = nearest(name.rpartition(".")[2], known) or f" These files name {', '.join(known) or 'none'}."
+        return f"{self._sources.get(name, 'a gin file')}: No configurable matching {name!r}.{hint}"
+
+    def wrong(self, sentence: str) -> None:
+        """Keeps a sentence for `check`."""
+        self._wrong.append(sentence)
+
+    def used_in(self, name: str, source: str) -> None:
+        """Keeps where a name of another package was first used, for messages."""
+        self._sources.setdefault(name, source)
+
+    # Checks.
+
+    def check(self) -> "Gin":
+        """Imports the modules of other packages, checks all names and macros, and returns itself.
+
+        Raises:
+            Refusal: A name that does not exist, or a macro without a value, without a use, or that stands for itself.
+        """
+        self.check_names()
+        used = {found.name for _, found in self.references() if isinstance(found, Macro)} - {_REQUIRED}
+        for name in sorted(used - self.macros.keys()):
+            provider = _PROVIDERS.get(name, f"it: --gin.{name}=VALUE")
+            raise Refusal(f"{name} has no value; add {provider}.")
+        for name in sorted(self.macros.keys() - self._mentioned):
+            raise Refusal(f"{name} is set but nothing uses it.{nearest(name, used)}")
+        return self.check_values()
+
+    def check_names(self) -> "Gin":
+        """Imports the modules of other packages, refuses a name that does not exist, and returns itself."""
+        if self._wrong:
+            raise Refusal(self._wrong[0])
+        self.import_modules()
+        return self
+
+    def check_values(self) -> "Gin":
+        """Refuses a macro that a user has to give a value and did not, or that leads back to itself."""
+        for name in self.required():
+            raise Refusal(f"{name} has no value; set it, for example --gin.{name}=\"'runs/x'\".")
+
+        def follow(name, path):
+            if name in path:
+                raise Refusal(f"{name} stands for itself: {name} = {self.macros[name]}.")
+            for found in _flat(self.macros.get(name)):
+                if isinstance(found, Macro):
+                    follow(found.name, (*path, name))
+
+        for name in self.macros:
+            follow(name, ())
+        return self
+
+    def check_read(self, bindings: Sequence[str]) -> None:
+        """Refuses a macro of the command line that no part of the run reads.
+
+        A part of this package is read if the trainer leads to it, any other function if a parameter of it is bound:
+        nobody knows who calls a user's metric.
+
+        Args:
+            bindings: "NAME=VALUE" of the command line.
+        """
+        uses = {}
+        for name, found in self.references():
+            uses.setdefault(name, []).append(f"%{found.name}" if isinstance(found, Macro) else found.name)
+        waiting = [name for name in uses if name in _STARTS or name not in parts.PARTS and name[0] != "%"]
+        read = set()
+        while waiting:
+            name = waiting.pop()
+            if name not in read:
+                read.add(name)
+                waiting += uses.get(name, ())
+        for name in (binding.partition("=")[0].strip() for binding in bindings):
+            if "." not in name and f"%{name}" not in read:
+                raise Refusal(f"{name} is set, but no part of this run reads it; leave it out, or refer to %{name} in "
+                              "a gin file, as in: keras.optimizers.AdamW.learning_rate = %LEARNING_RATE.")
+
+    def import_modules(self) -> None:
+        """Imports the modules of other packages, and checks that they have all that is named in them."""
+        for module, source in self.imports.items():
+            try:
+                importlib.import_module(module)
+            except ModuleNotFoundError as error:
+                above, _, last = (error.name or "").rpartition(".")
+                raise Refusal(f"{source}: There is no module {error.name!r}.{nearest(last, _modules_in(above))}"
+                              ) from error
+            except _MISTAKES as error:
+                raise Refusal(f"{source}: {first_line(error).rstrip('.')}.") from error
+        self._rename({name: self._registered(name) for name in self.names() if "." not in name})
+        for name in sorted(self.names() - set(parts.PARTS)):
+            source = self._sources.get(name, "a gin file")
+            try:
+                known = parts.parameters_of(parts.find(name))
+            except Refusal as error:
+                raise Refusal(f"{source}: {error}") from error
+            for (_, bound), parameters in self.bound.items():
+                for parameter in parameters if bound == name and known is not None else ():
+                    if parameter not in known:
+                        raise Refusal(f"{source}: {name.rpartition('.')[2]} doesn't have a parameter named "
+                                      f"{parameter!r}.{nearest(parameter, known)}")
+
+    def _registered(self, name):
+        """Returns the full name of what a module has made configurable when it was imported."""
+        try:
+            found = gin.get_configurable(name)
+        except ValueError:
+            raise Refusal(self.unmatched(name)) from None
+        return f"{found.__module__}.{found.__qualname__}"
+
+    def _rename(self, names):
+        def rename(name):
+            return names.get(name, name)
+
+        self.macros = _renamed(self.macros, rename)
+        self.bound = {(scope, rename(name)): _renamed(parameters, rename)
+                      for (scope, name), parameters in self.bound.items()}
+
+    def bind_others(self) -> None:
+        """Gives gin's global configuration to functions of other packages that read it, such as t5's."""
+        if any(name not in parts.PARTS for _, name in self.bound):
+            gin.clear_config()
+            gin.parse_config(self.text())
+
+
+def read(files: Sequence[str], bindings: Sequence[str] = (), search_paths: str = "") -> Gin:
+    """Returns what gin files and then bindings "NAME=VALUE" say, unchecked.
+
+    Args:
+        files: Names of gin files; the one given last wins.
+        bindings: "NAME=VALUE" of the command line.
+        search_paths: Folders to look for gin files in before the shipped ones, separated by commas.
+
+    Raises:
+        Refusal: A file that is not there or cannot be read, a macro that no file defines, or what is no value.
+    """
+    found, folders = Gin(), ["", *filter(None, search_paths.split(",")), str(shipped_gin.folder())]
+    for file in files:
+        found.read_file(file, folders)
+    return found.bind(bindings)
+
+
+def read_shipped(file: str) -> Gin:
+    """Returns what a shipped gin file says, whatever files of the same names are here."""
+    found = Gin()
+    found.read_file(file, [str(shipped_gin.folder())])
+    return found
+
+
+def _path_of(file, folders):
+    """Returns the path of a gin file in the first of some folders that has it; None if it is nowhere."""
+    for folder in folders if places.is_local(file) else [""]:
+        path = os.path.join(folder, file)
+        if "\0" not in path and places.at(path).is_file():
+            return path
+    return None
+
+
+class _Names:
+    """The names that one file or binding uses, resolved through its imports as gin resolves them."""
+
+    def __init__(self, found, source):
+        self._found = found
+        self._source = source
+        self._is_dynamic = False
+        self._modules = {}  # name in the file -> full name
+
+    def add_import(self, statement):
+        if statement.module == _DYNAMIC and statement.is_from:
+            self._is_dynamic = True
+            return
+        is_whole = statement.is_from or statement.alias
+        self._modules[statement.bound_name()] = statement.module if is_whole else statement.bound_name()
+        is_task = f"{statement.module}.".startswith(f"{parts.TASKS}.")  # which declares its names when it is imported
+        if is_task or not parts.holds_parts(statement.module) and statement.module != "gin":
+            self._found.imports.setdefault(statement.module, self._source)
+
+    def resolved(self, value):
+        """Returns a value with full names."""
+        try:
+            return _renamed(value, self.full)
+        except RecursionError:
+            raise Refusal(f"{self._source} cannot be read: its brackets are nested too deeply.") from None
+
+    def full(self, selector):
+        """Returns the full name of what a selector names. What cannot be is kept for `Gin.check`."""
+        if not self._is_dynamic:
+            return self._full_of_end(selector)
+        first, _, rest = selector.partition(".")
+        if first not in self._modules:
+            modules = {name.rpartition(".")[0].rpartition(".")[2]: name.rpartition(".")[0] for name in parts.PARTS}
+            hint = (f" Add: from {' import '.join(modules[first].rsplit('.', 1))}." if first in modules else
+                    nearest(first, modules))
+            self._found.wrong(f"{self._source}: {first!r} is not imported in this file.{hint}")
+            return selector
+        name = f"{self._modules[first]}.{rest}" if rest else self._modules[first]
+        if name in parts.NAMES:
+            return parts.NAMES[name]
+        module, _, last = name.rpartition(".")
+        if parts.holds_parts(module) and (hint := nearest(last, parts.parts_of(module))):
+            self._found.wrong(f"{self._source}: {module} has no {last!r}.{hint}")
+        self._found.used_in(name, self._source)
+        return name
+
+    def _full_of_end(self, selector):
+        """As gin without dynamic registration, and as on the command line: by the end of a name that is known."""
+        libraries = {f"{module}.{name}" for module, names in parts.LIBRARIES.items() for name in names}
+        others = {name: name for name in (self._found.names() - set(parts.PARTS)) | libraries}
+        ends = {full for name, full in (parts.NAMES | others).items()
+                if name == selector or name.endswith(f".{selector}")}
+        if len(ends) == 1:
+            return ends.pop()
+        self._found.used_in(selector, self._source)
+        if not self._found.imports or "." in selector:  # else a module may make it configurable when it is imported
+            self._found.wrong(self._found.unmatched(selector))
+        return selector
+
+
+def _statements(text, source):
+    """Returns all statements of a text or its bytes; what is no gin is refused in a sentence."""
+    if isinstance(text, bytes) and text.startswith(codecs.BOM_UTF8):
+        raise Refusal(f"{source} starts with a byte order mark; save it as UTF-8 without one.")
+    try:
+        text = text.decode() if isinstance(text, bytes) else text
+        return list(config_parser.ConfigParser(io.StringIO(text), _Values()))
+    except SyntaxError as error:
+        where = source if source.startswith("--gin.") else f"{source}, line {error.lineno},"
+        reason = first_line(error.msg).partition("malformed node")[0].rstrip(".") or "this is no value"
+        raise Refusal(f"{where} cannot be read: {reason}. Values are Python literals, and text needs quotes within "
+                      "quotes: --gin.MODEL_DIR=\"'runs/x'\".") from error
+    except tokenize.TokenError as error:
+        raise Refusal(f"{source} cannot be read: {error.args[0]}; a bracket or a quote is not closed.") from error
+    except (RecursionError, MemoryError):
+        raise Refusal(f"{source} cannot be read: its brackets are nested too deeply.") from None
+    except (ValueError, TypeError) as error:
+        raise Refusal(f"{source} cannot be read: {first_line(error).rstrip('.')}.") from error
+
+
+def _flat(value):
+    """Returns the References and Macros in a value."""
+    return [leaf for leaf in parts.leaves(value) if isinstance(leaf, Reference | Macro)]
+
+
+def _renamed(value, rename):
+    """Returns a value with other names in its References."""
+    return parts.mapped(value, lambda leaf: dataclasses.replace(leaf, name=rename(leaf.name))
+                        if isinstance(leaf, Reference) else leaf)
+
+
+def _modules_in(package):
+    try:
+        spec = package and util.find_spec(package)
+    except ImportError:
+        return []
+    return [found.name for found in pkgutil.iter_modules(spec.submodule_search_locations or [])] if spec else []

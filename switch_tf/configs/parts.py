@@ -1,0 +1,206 @@
+"""Parts of a run by their full names, as gin files bind them and as an `Experiment` holds them.
+
+What gin files say is read before TensorFlow is imported, so the names and parameters of parts that need it are listed.
+"""
+
+import dataclasses
+import functools
+import importlib
+import inspect
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+from switch_tf.configs.choices import nearest
+from switch_tf.refusals import Refusal, first_line
+
+CONFIG = "switch_tf.configs.switch_config.SwitchConfig"
+RUN, STEP_SETTINGS = "switch_tf.configs.run.Run", "switch_tf.configs.run.StepSettings"
+LAYOUT = "switch_tf.partitioning.layout.Layout"
+COMPARISON = "switch_tf.comparison.description.Comparison"
+MODEL = "switch_tf.models.switch_transformer.SwitchTransformer"
+DTYPE_POLICY = "switch_tf.ops.dtypes.dtype_policy"
+PARTITIONER = "switch_tf.partitioning.backends.create_partitioner"
+TRAINER = "switch_tf.training.trainer.Trainer"
+ADAFACTOR, RSQRT_DECAY = "switch_tf.optim.adafactor.Adafactor", "switch_tf.optim.schedules.RsqrtDecay"
+TASKS = "switch_tf.tasks"
+# Without TensorFlow.
+DATA = (CONFIG, RUN, STEP_SETTINGS, LAYOUT, COMPARISON, f"{TASKS}.text_files.pretraining",
+        f"{TASKS}.text_files.text_to_text")
+# Parts with TensorFlow, and their parameters.
+_MADE = {
+    MODEL: "config dtype name",
+    DTYPE_POLICY: "activation_dtype",
+    ADAFACTOR:
+        "learning_rate decay_exponent epsilon clip_threshold scales_by_parameter minimum_scale name weight_decay "
+        "clipnorm clipvalue global_clipnorm use_ema ema_momentum ema_overwrite_frequency loss_scale_factor "
+        "gradient_accumulation_steps",
+    RSQRT_DECAY: "base warmup_steps",
+    "switch_tf.optim.schedules.Cooldown": "schedule last_step share",
+    "switch_tf.surgery.distillation.Distillation":
+        "teacher soft_weight temperature teacher_capacity_factor dtype predictions",
+    PARTITIONER: "layout",
+    TRAINER: "model optimizer run step_settings partitioner initial_weights activation_dtype objective",
+}
+PARTS = (*DATA, *_MADE)
+# Modules by which gin files of earlier versions name parts.
+_EARLIER = {
+    "switch_tf.config": (CONFIG,), "switch_tf.training.run": (RUN, STEP_SETTINGS),
+    "switch_tf.partitioning.dtypes": (DTYPE_POLICY,), "switch_tf.partitioning": (DTYPE_POLICY,),
+    "switch_tf.configs.factories": tuple(_MADE),
+}
+
+
+def _names():
+    """Yields (name, full name): a part may also be named by any package that its module is in, other than tasks."""
+    for part in PARTS:
+        module, _, last = part.rpartition(".")
+        while module and module != TASKS:
+            yield f"{module}.{last}", part
+            module = module.rpartition(".")[0] if not module.startswith(TASKS) else ""
+    for module, parts in _EARLIER.items():
+        for part in parts:
+            yield f"{module}.{part.rpartition('.')[2]}", part
+
+
+NAMES = dict(_names())
+_MODULES = {name.rpartition(".")[0] for name in NAMES}
+
+_OPTIMIZERS = ("Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "Ftrl", "Lamb", "Lion", "Muon", "Nadam",
+               "RMSprop", "SGD", "ScheduleFreeAdamW")
+_SCHEDULES = ("CosineDecay", "CosineDecayRestarts", "ExponentialDecay", "InverseTimeDecay", "PiecewiseConstantDecay",
+              "PolynomialDecay")
+# Full names that the description of a stranger's run may refer to.
+ALLOWED = {*PARTS, *(f"keras.optimizers.{name}" for name in _OPTIMIZERS),
+           *(f"keras.optimizers.schedules.{name}" for name in _SCHEDULES)}
+# Functions of t5 that read gin's configuration. They may be bound, but not referred to.
+LIBRARIES = {
+    "t5.data.preprocessors": (
+        "concatenate_and_split_to_fixed_length", "denoise", "drop_noise_tokens", "drop_nonnoise_tokens",
+        "filter_by_string_length", "iid_noise_mask", "noise_span_to_sentinel", "noise_span_to_unique_sentinel",
+        "noise_token_to_gathered_token", "noise_token_to_random_token", "noise_token_to_random_token_or_sentinel",
+        "noise_token_to_sentinel", "nonnoise_span_to_sentinel", "nonnoise_span_to_unique_sentinel",
+        "permute_noise_tokens", "random_prefix_noise_mask", "random_spans_helper", "random_spans_noise_mask",
+        "random_spans_targets_length", "random_spans_tokens_length", "record", "reduce_concat_tokens",
+        "regular_noise_mask", "select_random_chunk", "sentinel_id", "split_tokens", "split_tokens_to_inputs_length",
+        "split_tokens_to_random_length", "split_tokens_to_targets_length", "unsupervised"),
+    "t5.data.utils": ("rate_num_examples", "rate_unsupervised"),
+}
+BOUND = ALLOWED | {f"{module}.{name}" for module, names in LIBRARIES.items() for name in names}
+
+_DEEPEST = 20  # brackets within brackets
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """What a run makes, by its full name, and its arguments, which may hold parts.
+
+    `is_made`: whether it is called, or handed on as a function with these arguments.
+    """
+
+    name: str
+    arguments: dict[str, Any]
+    is_made: bool = True
+
+    def make(self) -> Any:
+        """Imports what has the name and calls it.
+
+        Raises:
+            Refusal: An argument is missing or not taken, or other code than this package's finds it wrong.
+            Exception: This package failed. It checks its own values, so anything but a Refusal is a bug.
+        """
+        target, arguments = find(self.name), made(self.arguments)
+        if not self.is_made:
+            return functools.partial(target, **arguments) if arguments else target
+        last = self.name.rpartition(".")[2]
+        parameters = parameters_of(target) or {}
+        if missing := [name for name, parameter in parameters.items()
+                       if parameter.default is parameter.empty and name not in arguments]:
+            raise Refusal(f"{last} lacks {', '.join(missing)}; bind {'it' if len(missing) == 1 else 'them'} in a gin "
+                          f"file, as in {last}.{missing[0]} = VALUE.")
+        try:
+            return target(**arguments)
+        except (RuntimeError, ValueError, TypeError) as error:
+            if isinstance(error, Refusal) or _innermost(error) == __name__.partition(".")[0]:
+                raise
+            raise Refusal(first_line(error)) from error
+
+
+def _innermost(error):
+    """Returns the package whose code has raised an error."""
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    return frame.f_globals.get("__name__", "").partition(".")[0]
+
+
+def made(value: Any) -> Any:
+    """Returns a value with all parts in it made."""
+    return mapped(value, lambda leaf: leaf.make() if isinstance(leaf, Part) else leaf)
+
+
+def mapped(value: Any, change: Callable[[Any], Any], depth: int = 0) -> Any:
+    """Returns a value of lists, tuples and dictionaries in which a function has replaced all others.
+
+    Raises:
+        RecursionError: It is nested too deeply.
+    """
+    if depth > _DEEPEST:
+        raise RecursionError
+    match value:
+        case dict():
+            return {mapped(key, change, depth + 1): mapped(entry, change, depth + 1) for key, entry in value.items()}
+        case list() | tuple():
+            return type(value)(mapped(entry, change, depth + 1) for entry in value)
+    return change(value)
+
+
+def leaves(value: Any) -> list:
+    """Returns all that is in a value of lists, tuples and dictionaries."""
+    found = []
+    mapped(value, found.append)
+    return found
+
+
+def find(name: str) -> Any:
+    """Imports and returns what has a full name.
+
+    Raises:
+        Refusal: There is no such module, or nothing of that name in it.
+    """
+    module, _, last = name.rpartition(".")
+    if not module:
+        raise Refusal(f"There is no module {last!r}.{nearest(last, sorted(_MODULES))}")
+    try:
+        above = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise
+        above = find(module)
+    if hasattr(above, last):
+        return getattr(above, last)
+    raise Refusal(f"{module} has no {last!r}.{nearest(last, dir(above))}")
+
+
+def parameters_of(target: Any) -> dict[str, inspect.Parameter] | None:
+    """Returns the parameters of a function or class by name, None if it takes any."""
+    try:
+        parameters = inspect.signature(target).parameters
+    except ValueError:  # written in C
+        return None
+    kinds = [parameter.kind for parameter in parameters.values()]
+    return None if inspect.Parameter.VAR_KEYWORD in kinds else {
+        name: parameter for name, parameter in parameters.items() if parameter.kind != parameter.VAR_POSITIONAL}
+
+
+def parameters(part: str) -> list[str]:
+    """Returns the parameters of one of PARTS."""
+    return _MADE[part].split() if part in _MADE else list(parameters_of(find(part)))
+
+
+def holds_parts(module: str) -> bool:
+    """Returns whether gin files name parts by a module."""
+    return module in _MODULES
+
+
+def parts_of(module: str) -> list[str]:
+    """Returns the names that parts have in a module."""
+    return [name.rpartition(".")[2] for name in NAMES if name.rpartition(".")[0] == module]

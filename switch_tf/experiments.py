@@ -1,0 +1,96 @@
+"""Experiments on devices, and their trainers."""
+
+import contextlib
+import dataclasses
+import pathlib
+from collections.abc import Sequence
+
+from switch_tf.checkpoints import run_config, selection, sizes, vocabulary_choice
+from switch_tf.configs.experiment import Experiment
+from switch_tf.conversion.initial_weights import converted
+from switch_tf.evaluation.checkpoint_evaluator import CheckpointEvaluator
+from switch_tf.inference import saved_runs
+from switch_tf.partitioning import backends
+from switch_tf.reporting import origin
+from switch_tf.storage import places
+from switch_tf.training import processes
+from switch_tf.training.division import check_division
+from switch_tf.training.trainer import Trainer
+
+
+def on_this_machine(described: Experiment, is_checked: bool = True) -> Experiment:
+    """Returns an experiment on the devices of all processes that train together.
+
+    Starts the devices: if there are several processes, they have to meet before TensorFlow does anything else.
+
+    Raises:
+        Refusal: The layout does not suit the devices or, if `is_checked`, the parts cannot be trained together.
+    """
+    processes.say_who_is_awaited()
+    partitioner = backends.create_partitioner(described.layout)
+    return _on(described, partitioner.layout, partitioner, is_checked)
+
+
+def on_devices(described: Experiment, num_devices: int, kind: str, is_checked: bool = True) -> Experiment:
+    """Returns an experiment on a number of devices of another machine.
+
+    Raises:
+        Refusal: The layout is for other devices or, if `is_checked`, the parts do not go together.
+    """
+    return _on(described, described.layout.resolve(num_devices, kind), None, is_checked)
+
+
+def _on(described, layout, partitioner, is_checked):
+    if described.gin is not None:
+        described.gin.bind_others()
+    described = dataclasses.replace(described, gin=described.as_gin(), layout=layout, partitioner=partitioner)
+    if described.config is None:
+        described = dataclasses.replace(described, config=described.make_model().config)
+    if is_checked:
+        described.check()
+        check_division(described.config, layout, described.run.batch_size, described.run.task_feature_lengths,
+                       described.settings.num_microbatches)
+    return described
+
+
+def make_trainer(described: Experiment, initial_weights: str | pathlib.Path = "",
+                 words: Sequence[str] = ("train",)) -> tuple[Trainer, str]:
+    """Makes the trainer of an experiment on devices, with the vocabulary that its weights need.
+
+    Args:
+        described: Experiment.
+        initial_weights: See `Trainer`.
+        words: Arguments of `switch-tf`.
+
+    Returns:
+        (Trainer, text of its configuration).
+
+    Raises:
+        Refusal: See `Trainer`.
+    """
+    run = dataclasses.replace(described.run, vocabulary=vocabulary_choice.choose(described.run))
+    described = dataclasses.replace(described, run=run)
+    trainer = Trainer(described.make_model(), described.make_optimizer(), run, described.settings,
+                      described.partitioner, initial_weights or None, described.activation_dtype,
+                      described.make_objective())
+    return trainer, origin.comments(words, trainer.model.config) + described.as_gin().text()
+
+
+def train(described: Experiment) -> dict:
+    """Trains an experiment on this machine's devices; see `Experiment.train`."""
+    described = on_this_machine(described)
+    with converted(described.run, described.config) as weights:
+        trainer, configuration = make_trainer(described, weights)
+        return trainer.train(configuration)
+
+
+def evaluate(described: Experiment, step: str, split: str, num_examples: int | None) -> dict:
+    """Scores a checkpoint of an experiment's run; see `Experiment.evaluate`."""
+    folder = places.at(described.run.model_dir)
+    (checkpoint,) = selection.select(folder, step)
+    described = on_this_machine(described, is_checked=False)
+    if run_config.is_in(folder):
+        described = saved_runs.with_stored_vocabulary(described, folder)
+    sizes.check(described.config, checkpoint)
+    with contextlib.closing(CheckpointEvaluator(described, split, num_examples, folder / "eval")) as evaluator:
+        return evaluator.evaluate(checkpoint)
