@@ -241,8 +241,8 @@ def shipped_layout():
     """A function from the name of a file of gin/layouts to its Layout, complete for the devices of the tests."""
     def read(name, mesh_shape=None, **changes):
         bindings = [f"MESH_SHAPE='{mesh_shape}'"] if mesh_shape is not None else []
-        layout = gin_syntax.read([f"gin/layouts/{name}.gin"], bindings).check().part(parts.LAYOUT).make()
-        layout = dataclasses.replace(layout, **changes)
+        part = gin_syntax.read([f"gin/layouts/{name}.gin"], bindings).check().part(parts.LAYOUT)
+        layout = dataclasses.replace(part, arguments=part.arguments | changes).make()
         return layout.resolve(NUM_DEVICES if layout.open_axes else layout.num_devices, "CPU")
 
     return read

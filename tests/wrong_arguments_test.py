@@ -17,7 +17,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import switch_tf
-from switch_tf import SwitchConfig, SwitchTransformer, configs, conversion, data, layers, losses, partitioning
+from switch_tf import (
+    Experiment,
+    SwitchConfig,
+    SwitchTransformer,
+    configs,
+    conversion,
+    data,
+    layers,
+    losses,
+    partitioning,
+)
 from switch_tf.comparison import Comparison
 from switch_tf.configs import policies
 from switch_tf.configs.choices import ACTIVATIONS
@@ -156,6 +166,9 @@ SCORES = np.random.RandomState(1).randn(2, 4, 3).astype("float32")
 LENGTHS = {"inputs": 8, "targets": 4}
 # Name -> (function, valid arguments, names of those that are tensors).
 PUBLIC = {
+    "Experiment": (Experiment, fields_of(
+        Experiment, config=SwitchConfig(), layout=partitioning.Layout(), settings=StepSettings(),
+        run=Run("runs", "task", {"inputs": 8, "targets": 4}, train_steps=2, batch_size=2)), ()),
     "SwitchConfig": (config_costs, fields_of(SwitchConfig, inputs_length=16, targets_length=8), ()),
     "SwitchConfig.from_preset": (SwitchConfig.from_preset, {"name": "switch_tiny"}, ()),
     "SwitchTransformer": (SwitchTransformer, {"config": {"vocab_size": 8}}, ()),

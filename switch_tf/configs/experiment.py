@@ -8,6 +8,7 @@ import pathlib
 from collections.abc import Sequence
 from typing import Any
 
+from switch_tf import checks
 from switch_tf.configs import gin_syntax, gin_trust, names, parts
 from switch_tf.configs.parts import Part
 from switch_tf.configs.run import MACROS, Run, StepSettings, check_periods
@@ -16,6 +17,8 @@ from switch_tf.refusals import Refusal
 
 PARTS = ("a model (gin/models/switch_tiny.gin), a task (gin/tasks/docs_corpus.gin) and a run "
          "(gin/runs/pretrain.gin)")
+_KINDS = {"config": (SwitchConfig, type(None)), "run": (Run,), "settings": (StepSettings,), "model": (Part,),
+          "optimizer": (Part,), "objective": (Part, type(None))}
 _MODEL = Part(parts.MODEL, {"dtype": Part(parts.DTYPE_POLICY, {})})
 _OPTIMIZER = Part(parts.ADAFACTOR, {"learning_rate": Part(parts.RSQRT_DECAY, {})})
 
@@ -45,6 +48,11 @@ class Experiment:
     objective: Part | None = None
     gin: gin_syntax.Gin | None = dataclasses.field(default=None, compare=False)
     partitioner: Any = None
+
+    def __post_init__(self):
+        for name, kinds in _KINDS.items():
+            if not isinstance(value := getattr(self, name), kinds):
+                raise Refusal(f"Experiment.{name} must be a {kinds[0].__name__}, not {checks.shown(value)}.")
 
     @classmethod
     def from_gin(cls, files: Sequence[str], bindings: Sequence[str] = (), search_paths: str = "",
@@ -96,13 +104,12 @@ class Experiment:
         layout = found.part(parts.PARTITIONER).arguments.get("layout", found.part(parts.LAYOUT))
         config = None
         if isinstance(model, Part) and model.name == parts.MODEL:
-            config = _checked("model.config", parts.made(model.arguments.get("config")), SwitchConfig)
+            config = parts.made(model.arguments.get("config"))
             model = dataclasses.replace(model, arguments={
                 name: value for name, value in model.arguments.items() if name != "config"})
         experiment = cls(config, parts.made(layout),
-                         _checked("run", parts.made(made["run"]), Run),
-                         _checked("step_settings", parts.made(made["step_settings"]), StepSettings), model,
-                         trainer.get("optimizer"), trainer.get("objective"), found)
+                         parts.made(made["run"]), parts.made(made["step_settings"]), model, trainer.get("optimizer"),
+                         trainer.get("objective"), found)
         experiment.check()
         names.check_task(experiment.run.mixture_or_task_name)
         return experiment
@@ -193,9 +200,3 @@ class Experiment:
             Refusal: There is no such checkpoint or split.
         """
         return importlib.import_module("switch_tf.experiments").evaluate(self, str(step), split, num_examples)
-
-
-def _checked(name, value, kind):
-    if not isinstance(value, kind):
-        raise Refusal(f"Trainer.{name} must be a {kind.__name__}, not {value!r}.")
-    return value

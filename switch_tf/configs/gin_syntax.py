@@ -9,6 +9,7 @@ import codecs
 import dataclasses
 import importlib
 import io
+import itertools
 import os
 import pkgutil
 import tokenize
@@ -29,6 +30,9 @@ from switch_tf.storage.whole_file import reading
 _DYNAMIC = "__gin__.dynamic_registration"
 _REQUIRED = "gin.REQUIRED"
 _LARGEST_FILE = 2**20  # bytes; the configuration of a run has some thousand
+_LONGEST_CHAIN = 20  # macros that stand for one another
+_MOST_TOKENS = 50_000
+_MOST_STRINGS = 100  # in a row; gin's parser evaluates them anew with each
 # What to add when a run lacks a macro that a whole kind of file provides.
 _PROVIDERS = {"MIXTURE_OR_TASK_NAME": "a task file: --gin_file=gin/tasks/docs_corpus.gin",
               "TASK_FEATURE_LENGTHS": "a task file: --gin_file=gin/tasks/docs_corpus.gin",
@@ -208,12 +212,8 @@ class Gin:
             raise Refusal(f"There is no gin file {file!r} here or among the shipped ones.{nearest(file, shipped)}")
         if path in included_from:
             raise Refusal(f"{path} cannot be read: it includes itself.")
-        with reading(path):
-            if places.size(path) > _LARGEST_FILE:
-                raise Refusal(f"{path} is larger than {_LARGEST_FILE} bytes, so it is no configuration of a run.")
-            content = places.at(path).read_bytes()
         names = _Names(self, path)
-        for statement in _statements(content, path):
+        for statement in _statements(_content(path), path):
             if isinstance(statement, config_parser.IncludeStatement):
                 self.read_file(statement.filename, folders, (*included_from, path))
             else:
@@ -482,18 +482,65 @@ class _Names:
         return selector
 
 
+def assignments(path: Any) -> tuple[dict[str, Any], list[str]]:
+    """Returns what a gin file of another package assigns, and the files that it includes, which are not read.
+
+    Returns:
+        ({"scope/name.parameter": value}, names of files). Names are those of the file. Macros that it defines are
+        replaced by their values.
+
+    Raises:
+        Refusal: The file cannot be read, or is no gin file.
+    """
+    values, macros, includes = {}, {}, []
+    for statement in _statements(_content(path), path):
+        match statement:
+            case config_parser.IncludeStatement():
+                includes.append(statement.filename)
+            case config_parser.BindingStatement():
+                name = f"{statement.scope}{'/' * bool(statement.scope)}{statement.selector}"
+                if statement.arg_name:
+                    values[f"{name}.{statement.arg_name}"] = statement.value
+                else:
+                    macros[name] = statement.value
+
+    def follow(leaf, depth=0):
+        is_known = isinstance(leaf, Macro) and leaf.name in macros and depth < _LONGEST_CHAIN
+        return parts.mapped(macros[leaf.name], lambda next_: follow(next_, depth + 1)) if is_known else leaf
+
+    try:
+        return {name: parts.mapped(value, follow) for name, value in values.items()}, includes
+    except RecursionError:
+        raise Refusal(f"{path} cannot be read: its brackets are nested too deeply.") from None
+
+
+def _content(path):
+    with reading(path):
+        if places.size(path) > _LARGEST_FILE:
+            raise Refusal(f"{path} is larger than the {_LARGEST_FILE} bytes that are read of a gin file.")
+        return places.at(path).read_bytes()
+
+
 def _statements(text, source):
     """Returns all statements of a text or its bytes; what is no gin is refused in a sentence."""
     if isinstance(text, bytes) and text.startswith(codecs.BOM_UTF8):
         raise Refusal(f"{source} starts with a byte order mark; save it as UTF-8 without one.")
     try:
         text = text.decode() if isinstance(text, bytes) else text
+        kinds = (token.type for token in tokenize.generate_tokens(io.StringIO(text).readline))
+        kinds = itertools.takewhile(lambda kind: kind != tokenize.ERRORTOKEN, kinds)  # after which it takes hours
+        kinds = list(itertools.islice(kinds, _MOST_TOKENS))
+        if len(kinds) == _MOST_TOKENS:
+            raise ValueError(f"it has more than {_MOST_TOKENS:,} words and signs")
+        if any(kind == tokenize.STRING and len(list(run)) > _MOST_STRINGS for kind, run in itertools.groupby(kinds)):
+            raise ValueError(f"it has more than {_MOST_STRINGS} strings in a row")
         return list(config_parser.ConfigParser(io.StringIO(text), _Values()))
     except SyntaxError as error:
-        where = source if source.startswith("--gin.") else f"{source}, line {error.lineno},"
+        where, hint = f"{source}, line {error.lineno},", "."
+        if str(source).startswith("--gin."):
+            where, hint = source, ", and text needs quotes within quotes: --gin.MODEL_DIR=\"'runs/x'\"."
         reason = first_line(error.msg).partition("malformed node")[0].rstrip(".") or "this is no value"
-        raise Refusal(f"{where} cannot be read: {reason}. Values are Python literals, and text needs quotes within "
-                      "quotes: --gin.MODEL_DIR=\"'runs/x'\".") from error
+        raise Refusal(f"{where} cannot be read: {reason}. Values are Python literals{hint}") from error
     except tokenize.TokenError as error:
         raise Refusal(f"{source} cannot be read: {error.args[0]}; a bracket or a quote is not closed.") from error
     except (RecursionError, MemoryError):

@@ -191,6 +191,7 @@ def parameters_of(target: Any) -> dict[str, inspect.Parameter] | None:
         name: parameter for name, parameter in parameters.items() if parameter.kind != parameter.VAR_POSITIONAL}
 
 
+@functools.cache
 def parameters(part: str) -> list[str]:
     """Returns the parameters of one of PARTS."""
     return _MADE[part].split() if part in _MADE else list(parameters_of(find(part)))

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from switch_tf import checks
-from switch_tf.conversion.gin_text import Reference
+from switch_tf.configs.gin_syntax import Reference
 from switch_tf.refusals import Refusal
 
 Values = Mapping[str, Any]
@@ -58,7 +58,7 @@ def fields_of(values: Values) -> dict[str, Any]:
     """Returns the fields of SwitchConfig; "activation" as the names of Flax's functions.
 
     Args:
-        values: "scope/module.Class.parameter" -> value, from `gin_text.read`.
+        values: "scope/module.Class.parameter" -> value, from `gin_syntax.assignments`.
 
     Raises:
         Refusal: A value is missing or not understood.
@@ -149,7 +149,7 @@ def _same(parameter, values, choices):
 
 def _step(values, kind, num_layers):
     number, layout = _get(values, f"{kind}.num_sparse_layers"), values.get(f"{kind}.sparse_layout")
-    if layout is not None and not str(getattr(layout, "text", layout)).endswith("MIXED"):
+    if layout is not None and not str(getattr(layout, "name", layout)).endswith("MIXED"):
         raise _unknown(f"{kind}.sparse_layout", layout)
     if type(number) is not int or type(num_layers) is not int or number < 0 or (number and num_layers % number):
         raise _unknown(f"{kind}.num_sparse_layers", number)
@@ -181,9 +181,9 @@ def _get(values, name, scope=None):
 
 def _name(value):
     """Returns the class that a Reference names as "module.Class", or the value itself."""
-    return ".".join(value.name.rpartition("/")[2].split(".")[-2:]) if isinstance(value, Reference) else value
+    return ".".join(value.name.split(".")[-2:]) if isinstance(value, Reference) else value
 
 
 def _unknown(name, value):
-    return Refusal(f"{name} is {checks.shown(getattr(value, 'text', getattr(value, 'name', value)))}, and it is not "
+    return Refusal(f"{name} is {checks.shown(value)}, and it is not "
                    "known what that means")

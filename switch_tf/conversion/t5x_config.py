@@ -1,7 +1,7 @@
 """The configuration of a T5X checkpoint, from the gin file that T5X wrote beside it.
 
 `config.gin` in the folder of a run has all values, resolved: those of `network.T5Config` for T5X's own T5, and for
-Flaxformer those of its layers. The file is read as text (`gin_text.py`), never executed. Values that change neither
+Flaxformer those of its layers. The file is read as data (`gin_syntax.py`), never executed. Values that change neither
 weights nor numbers are passed over, and any other that is not understood is refused by its name.
 """
 
@@ -9,8 +9,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from switch_tf import checks
+from switch_tf.configs import gin_syntax
 from switch_tf.configs.switch_config import SwitchConfig
-from switch_tf.conversion import flaxformer_config, gin_text
+from switch_tf.conversion import flaxformer_config
 from switch_tf.refusals import Refusal, first_line
 
 FILES = ("config.gin", "operative_config.gin", "model.gin")
@@ -49,9 +50,9 @@ def read(path: Any) -> SwitchConfig | None:
     Raises:
         Refusal: It describes one that is not understood.
     """
-    values, includes = gin_text.read(path)
-    values = {_short(name): value for name, value in values.items()}
     try:
+        values, includes = gin_syntax.assignments(path)
+        values = {_short(name): value for name, value in values.items()}
         if any(name.startswith("network.T5Config.") for name in values):
             fields = _fields_of_t5x(values)
         elif flaxformer_config.is_described(values):
@@ -60,9 +61,10 @@ def read(path: Any) -> SwitchConfig | None:
             return None
         if includes:
             raise Refusal(f"it includes {checks.shown(includes[0])}, which is not read")
-        unread = next((name for name, value in fields.items() if isinstance(value, gin_text.Unread)), None)
+        unread = next((name for name, value in fields.items()
+                       if isinstance(value, gin_syntax.Macro | gin_syntax.Reference)), None)
         if unread is not None:
-            raise Refusal(f"{unread} would be {checks.shown(fields[unread].text)}, which is no value")
+            raise Refusal(f"{unread} would be {fields[unread]}, which is no value")
         return SwitchConfig(**{**fields, "activation": _activation(fields["activation"])})
     except Refusal as error:
         raise Refusal(f"The model cannot be taken from {path} ({first_line(error).rstrip('.')}); give its "

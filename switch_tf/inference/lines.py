@@ -1,7 +1,6 @@
 """Answers every line, row or element of a file in order, and continues after a restart."""
 
 import json
-import os
 import pathlib
 import sys
 from collections.abc import Iterable, Iterator
@@ -183,7 +182,7 @@ class Output:
         if self._local.exists() and self._local.stat().st_size:
             self._check(described, settings)
             with writing(self._path):
-                _cut_incomplete_line(self._local)
+                json_lines.mend_end(self._local)
         else:
             write_whole(described, json.dumps(settings, indent=1) + "\n")
         with writing(self._path):
@@ -241,18 +240,3 @@ class Output:
 def _as_lines(records):
     lines = "".join(json_lines.dumps(record, ensure_ascii=False) + "\n" for record in records)
     return lines.encode(errors="backslashreplace").decode()  # lone surrogates, which JSON allows, as escapes
-
-
-def _cut_incomplete_line(path):
-    """Cuts a file after its last whole line, as a kill may leave half a line."""
-    with open(path, "rb+") as file:
-        end = file.seek(0, os.SEEK_END)
-        while end:
-            start = max(0, end - 2**16)
-            file.seek(start)
-            newline = file.read(end - start).rfind(b"\n")
-            if newline >= 0:
-                file.truncate(start + newline + 1)
-                return
-            end = start
-        file.truncate(0)

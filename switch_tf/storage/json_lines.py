@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import pathlib
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -64,7 +65,7 @@ def load(path: str | os.PathLike, largest: int) -> Any:
 
 
 def append(path: str | os.PathLike, record: dict) -> None:
-    """Appends a record to a file. First ends a last line that a kill has cut short, so that only that line is lost.
+    """Appends a record to a file, after `mend_end`.
 
     In a bucket, which cannot append, the whole file is written again.
 
@@ -85,12 +86,34 @@ def append_text(path: str | os.PathLike, lines: str) -> None:
     if not places.is_local(place):
         put(place, (place.read_bytes() if place.is_file() else b"") + content)
         return
-    with open(place, "ab+") as file:
-        is_torn = False
-        if file.tell():
-            file.seek(-1, 2)
-            is_torn = file.read(1) != b"\n"
-        file.write(b"\n" * is_torn + content)
+    mend_end(place)
+    with open(place, "ab") as file:
+        file.write(content)
+
+
+def mend_end(path: pathlib.Path) -> None:
+    """Removes a last line that a kill has cut short from a local file, if it exists; ends one that lacks its end.
+
+    Raises:
+        OSError: It cannot be read or written.
+    """
+    if not path.exists():
+        return
+    with open(path, "rb+") as file:
+        start, tail = file.seek(0, os.SEEK_END), b""
+        while start and b"\n" not in tail:
+            end, start = start, max(0, start - 2**16)
+            file.seek(start)
+            tail = file.read(end - start) + tail
+        tail = tail[tail.rfind(b"\n") + 1:]
+        if not tail:
+            return
+        end = file.seek(0, os.SEEK_END)
+        try:
+            loads(tail)
+            file.write(b"\n")
+        except ValueError:
+            file.truncate(end - len(tail))
 
 
 def is_step(value: Any) -> bool:

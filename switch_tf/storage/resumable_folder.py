@@ -61,13 +61,11 @@ class Work:
 
     def _lines(self):
         """Returns the lines of the record. A kill may have cut the last one short."""
+        json_lines.mend_end(self._record)
         if not self._record.exists():
             return []
-        *whole, cut = self._record.read_bytes().split(b"\n")
-        if cut:
-            os.truncate(self._record, sum(len(line) + 1 for line in whole))
         try:
-            lines = [json_lines.loads(line) for line in whole]
+            lines = [json_lines.loads(line) for line in self._record.read_bytes().splitlines()]
         except ValueError:
             lines = [None]
         if not all(isinstance(line, dict) for line in lines):

@@ -141,7 +141,7 @@ def test_a_part_of_another_kind_is_refused(tmp_path):
     described = _from(tmp_path, f"{text}trainer.Trainer.model = @adafactor.Adafactor()\n")
     with pytest.raises(Refusal, match="Trainer.model must be a SwitchTransformer, not <"):
         described.make_model()
-    with pytest.raises(Refusal, match="Trainer.run must be a Run, not 7"):
+    with pytest.raises(Refusal, match="Experiment.run must be a Run, not 7."):
         _from(tmp_path, f"{text}trainer.Trainer.run = 7\n")
 
 

@@ -90,7 +90,9 @@ def test_an_included_file_is_checked_too(tmp_path):
 
 
 @pytest.mark.parametrize("text, message", [
-    ("X = " + "[" * 100_000 + "\n", "nested too deeply"),
+    ("X = " + "[" * 100_000 + "\n", "more than 50,000 words"),
+    ("X = " + "[" * 40_000 + "\n", "cannot be read"),
+    ("X = " + "'' " * 1000 + "\n", "more than 100 strings in a row"),
     ("X = " + "[" * 100 + "]" * 100 + "\n", "nested too deeply"),
     ("#" * 2**20 + "\n", "larger than"),
     ("X = 'a\n", "cannot be read"),

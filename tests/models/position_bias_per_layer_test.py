@@ -64,7 +64,7 @@ def test_each_layer_attends_with_its_own(model):
 
 
 def test_the_gin_file_of_its_weights_has_the_field(model):
-    assert "  relative_attention_per_layer = True\n" in model_gin.gin_text(model.config)
+    assert "SwitchConfig.relative_attention_per_layer = True\n" in model_gin.gin_text(model.config)
 
 
 def test_hugging_faces_umt5_holds_it(model, tmp_path):

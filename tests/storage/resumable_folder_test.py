@@ -51,7 +51,7 @@ def test_a_refusal_and_work_without_an_identity_leave_nothing(tmp_path):
 def test_a_line_that_a_kill_cut_short_does_not_count(tmp_path):
     lines = ['{"source": "a", "size": 3}\n', '{"number": 0}\n', '{"number": 1}\n']
     for number, (record, before) in enumerate((
-            ("".join(lines)[:-1], [0]), (lines[0] + lines[1] + "{", [0]), (lines[0] + lines[1][:-1], []),
+            ("".join(lines)[:-1], [0, 1]), (lines[0] + lines[1] + "{", [0]), (lines[0] + lines[1][:-1], [0]),
             (lines[0], []), (lines[0][:-1], []), ("{", []), ("", []))):
         with pytest.raises(KeyboardInterrupt):
             write_two_parts(tmp_path / "out", error=KeyboardInterrupt())

@@ -45,7 +45,7 @@ def _run(task, folder, **changes):
 
 def _store(run, config, teacher, folder, top_k=None, temperature=2.0):
     """Stores predictions as the command does; returns the result of `predicting.store`."""
-    described = Experiment(config, None, run, StepSettings(), None, None, None, Partitioner())
+    described = Experiment(config, None, run, StepSettings(), partitioner=Partitioner())
     live, top_k = LiveTeacher(str(teacher)), top_k or config.vocab_size
     vocabulary = data.vocabulary_fingerprint(run.mixture_or_task_name)
     prediction_writing.begin(folder, predicting.request_of(described, live, temperature, top_k, vocabulary), False)
@@ -321,7 +321,7 @@ def test_it_is_the_same_on_every_back_end(noisy_task, teacher, student_config, m
     partitioner = make_partitioner(layout, mesh_shape=mesh, backend=backend)
     _store(run, student_config, teacher, folder, top_k=4)
     other = tmp_path / "other"
-    described = Experiment(student_config, None, run, StepSettings(), None, None, None, partitioner)
+    described = Experiment(student_config, None, run, StepSettings(), partitioner=partitioner)
     shutil.copytree(folder, other, ignore=shutil.ignore_patterns("0*"))  # the manifest alone
     predicting.store(described, LiveTeacher(str(teacher)), 2.0, 4, other)
     added, added_other = _objective(folder).added_features(), _objective(other).added_features()
