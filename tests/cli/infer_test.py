@@ -1,5 +1,6 @@
 import io
 import json
+import re
 import shutil
 import sys
 
