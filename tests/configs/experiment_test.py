@@ -158,14 +158,17 @@ def test_an_experiment_is_described_before_anything_is_made():
 
 
 def test_what_a_run_writes_describes_the_same_experiment(tmp_path):
-    described = Experiment.from_gin(LOCAL, MODEL_DIR="run")
+    described = Experiment.from_gin([*LOCAL, "gin/layouts/expert.gin"], MODEL_DIR="run")
     placed = experiments.on_this_machine(described)
-    placed = dataclasses.replace(placed, run=dataclasses.replace(placed.run, vocabulary="t5", eval_batches=3))
+    assert (described.layout.open_axes, placed.layout.mesh) == (["data"], {"data": 8})
+    placed = dataclasses.replace(placed, run=dataclasses.replace(placed.run, vocabulary="t5", eval_batches=3),
+                                 optimizer=Part("keras.optimizers.AdamW", {"learning_rate": 0.5}))
     (tmp_path / "operative_config.gin").write_text(placed.as_gin().text())
     again = Experiment.from_run(tmp_path)
     assert again.gin.macros["VOCABULARY"] == "t5" and again.run.eval_batches == 3
     assert again.run == placed.run and again.layout == described.layout
-    assert dataclasses.replace(again, run=described.run) == described
+    assert again.optimizer == placed.optimizer
+    assert dataclasses.replace(again, run=described.run, optimizer=described.optimizer) == described
     assert Experiment.from_run(tmp_path, TRAIN_STEPS=7).run.train_steps == 7
     assert type(again.make_objective()) is Objective
 

@@ -44,6 +44,8 @@ class Mutant(NamedTuple):
         return self.file if self.file.startswith("tasks/") else f"switch_tf/{self.file}"
 
 
+GIN = ("tests/configs/gin_syntax_test.py", "tests/configs/gin_trust_test.py", "tests/configs/experiment_test.py",
+       "tests/configs/parts_test.py")
 MUTANTS = (
     # The router.
     Mutant("layers/routing.py", "NO_PREFERENCE = -1e9", "NO_PREFERENCE = 1e9", ROUTING),
@@ -336,4 +338,20 @@ MUTANTS = (
            "np.mean([value for task in scores.values() for value in task.metrics.values()])", EVALUATOR),
     Mutant("data/evaluator.py", "np.mean([np.mean(group) for group in groups.values()])",
            "np.mean([value for group in groups.values() for value in group])", EVALUATOR),
+    Mutant("configs/gin_trust.py", "if name not in parts.BOUND:", "if False:", GIN),
+    Mutant("configs/gin_trust.py", "reference.name not in parts.ALLOWED",
+           "reference.name not in parts.ALLOWED and reference.is_made", GIN),
+    Mutant("configs/gin_trust.py", "_check_keys(entry, file)\n        case", "pass\n        case", GIN),
+    Mutant("configs/gin_syntax.py", "(leaf.name,), path)", "scopes, path)", GIN),
+    Mutant("configs/gin_syntax.py", "range(len(scopes) + 1)", "range(len(scopes))", GIN),
+    Mutant("configs/gin_syntax.py", "if (name, scopes) in path:", "if False:", GIN),
+    Mutant("configs/gin_syntax.py", "> _MOST_STRINGS for", "> 10**9 for", GIN),
+    Mutant("configs/experiment.py", 'or name == "layout" and self.partitioner is not None', "or False", GIN),
+    Mutant("configs/experiment.py", "if part != getattr(before, name, None):", "if before is None:", GIN),
+    Mutant("configs/parts.py", "== __name__.partition(\".\")[0]:", "== 'x':", GIN),
+    Mutant("storage/json_lines.py", "file.truncate(end - len(tail))", "pass", ("tests/storage/json_lines_test.py",)),
+    Mutant("training/loop.py", "or self.state.step > self._first_step):", "or False):",
+           ("tests/training/trainer_test.py",)),
+    Mutant("checkpoints/best.py", "if len(values) > 1 and _is_lower", "if _is_lower",
+           ("tests/checkpoints/best_test.py",)),
 )
