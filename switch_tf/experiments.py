@@ -2,12 +2,12 @@
 
 import contextlib
 import dataclasses
-import pathlib
 from collections.abc import Sequence
+from typing import Any
 
 from switch_tf.checkpoints import run_config, selection, sizes, vocabulary_choice
 from switch_tf.configs.experiment import Experiment
-from switch_tf.conversion.initial_weights import converted
+from switch_tf.conversion import initial_weights
 from switch_tf.evaluation.checkpoint_evaluator import CheckpointEvaluator
 from switch_tf.inference import saved_runs
 from switch_tf.partitioning import backends
@@ -53,7 +53,7 @@ def _on(described, layout, partitioner, is_checked):
     return described
 
 
-def make_trainer(described: Experiment, initial_weights: str | pathlib.Path = "",
+def make_trainer(described: Experiment, initial_weights: Any = None,
                  words: Sequence[str] = ("train",)) -> tuple[Trainer, str]:
     """Makes the trainer of an experiment on devices, with the vocabulary that its weights need.
 
@@ -71,7 +71,7 @@ def make_trainer(described: Experiment, initial_weights: str | pathlib.Path = ""
     run = dataclasses.replace(described.run, vocabulary=vocabulary_choice.choose(described.run))
     described = dataclasses.replace(described, run=run)
     trainer = Trainer(described.make_model(), described.make_optimizer(), run, described.settings,
-                      described.partitioner, initial_weights or None, described.activation_dtype,
+                      described.partitioner, initial_weights, described.activation_dtype,
                       described.make_objective())
     return trainer, origin.comments(words, trainer.model.config) + described.as_gin().text()
 
@@ -79,7 +79,7 @@ def make_trainer(described: Experiment, initial_weights: str | pathlib.Path = ""
 def train(described: Experiment) -> dict:
     """Trains an experiment on this machine's devices; see `Experiment.train`."""
     described = on_this_machine(described)
-    with converted(described.run, described.config) as weights:
+    with initial_weights.opened(described.run, described.config) as weights:
         trainer, configuration = make_trainer(described, weights)
         return trainer.train(configuration)
 

@@ -13,9 +13,10 @@ import numpy as np
 import tensorflow as tf
 
 from switch_tf.checkpoints import bundles, index_files, verification
-from switch_tf.checkpoints.folders import BrokenCheckpoint, describe
+from switch_tf.checkpoints.folders import BrokenCheckpoint, describe, resolve
 from switch_tf.data.batches import Batches
 from switch_tf.partitioning.backends.pjrt_variable import PjrtVariable
+from switch_tf.partitioning.pieces import slice_text
 from switch_tf.partitioning.unfolded import Unfolding, assign, stored, unfolding_of
 from switch_tf.refusals import Refusal, first_line
 from switch_tf.storage import places
@@ -99,30 +100,57 @@ def _check_indices(checkpoint, description):
                 raise BrokenCheckpoint(f"{checkpoint} is damaged: {name} cannot be read ({error}).") from error
 
 
-def restore_matching(checkpoint: str | pathlib.Path, variables: Variables) -> tuple[dict[str, Any], list[str]]:
-    """Restores the variables that a checkpoint of another model has with the same path and shape.
+class InitialWeights:
+    """Weights of a checkpoint that a new run starts from. Those of other formats have the same methods.
 
     Args:
-        checkpoint: path of the checkpoint folder.
+        source: run folder or checkpoint.
+
+    Attributes:
+        path: Path of the checkpoint.
+        description: See `folders.describe`.
+    """
+
+    def __init__(self, source: str | pathlib.Path):
+        self.path = resolve(source)
+        self.description = describe(self.path)
+
+    def fill(self, variables: Variables) -> None:
+        """Reads variables that the checkpoint has with the same shape.
+
+        Raises:
+            BrokenCheckpoint: files are missing or damaged.
+        """
+        _check_indices(places.at(self.path), self.description)
+        _read_checked(self.path, self.description["variables"], variables)
+
+
+def start(initial: Any, variables: Variables, is_matching: bool = False) -> list[str]:
+    """Restores variables from initial weights.
+
+    Args:
+        initial: InitialWeights, or `conversion.initial_weights.Opened`.
         variables: path -> Keras variable, see `state_variables`.
+        is_matching: bool. Whether the weights may be of another model, which gives those with the same path and shape.
 
     Returns:
-        The description of the checkpoint, and the paths of the other variables, which keep their values.
+        The paths of the other variables, which keep their values.
 
     Raises:
         BrokenCheckpoint: files are missing or damaged.
-        Refusal: no variable matches.
+        Refusal: the weights are of another model, or none of them matches.
     """
-    description = describe(checkpoint)
-    saved = description["variables"]
-    matching = {path: variable for path, variable in variables.items()
-                if path in saved and saved[path]["shape"] == list(variable.shape)}
-    if not matching:
-        raise Refusal(f"{checkpoint} has no variable with the name and the shape of one of this model; use another "
-                      "INITIAL_CHECKPOINT, or None.")
-    _check_indices(places.at(checkpoint), description)
-    _read_checked(checkpoint, saved, matching)
-    return description, [path for path in variables if path not in matching]
+    saved, matching = initial.description["variables"], variables
+    if is_matching:
+        matching = {path: variable for path, variable in variables.items()
+                    if path in saved and saved[path]["shape"] == list(variable.shape)}
+        if not matching:
+            raise Refusal(f"{initial.path} has no variable with the name and the shape of one of this model; use "
+                          "another INITIAL_CHECKPOINT, or None.")
+    else:
+        _check_same(initial.path, saved, variables)
+    initial.fill(matching)
+    return [path for path in variables if path not in matching]
 
 
 def _read_checked(checkpoint, saved, variables):
@@ -182,7 +210,8 @@ def _load(prefix, variables):
     if slices:
         values = dict(zip(((path, text) for path, _, text in slices), bundles.read(prefix, slices), strict=True))
         for path, variable in variables.items():
-            variable.load(lambda text, path=path: values[path, text])
+            shape = variable.array.shape
+            variable.load(lambda index, path=path, shape=shape: values[path, slice_text(shape, index)])
 
 
 def _check_same(checkpoint, saved, variables):

@@ -12,7 +12,6 @@ from switch_tf.comparison import Comparison, fairness, run_folders
 from switch_tf.comparison.description import check_words, naming
 from switch_tf.configs import gin_syntax, parts
 from switch_tf.configs.experiment import Experiment
-from switch_tf.conversion.initial_weights import converted
 from switch_tf.installation import quiet
 from switch_tf.refusals import Outage, Refusal, first_line
 from switch_tf.statuses import EPILOG, FINISHED, INTERRUPTED
@@ -22,6 +21,7 @@ from switch_tf.training import outages
 with epy.lazy_imports():  # which import TensorFlow, so arguments are checked first
     from switch_tf import experiments
     from switch_tf.comparison import driver
+    from switch_tf.conversion import initial_weights
 
 EXAMPLES = r"""
 switch-tf compare --gin_file=gin/comparisons/demo.gin
@@ -125,5 +125,5 @@ def _trainer(comparison, bindings, arguments, name, seed, stack):
         raise Refusal("variants take turns in one process; train each by itself where there are several, and compare "
                       "the run folders with --runs.")
     fairness.check_run(described.run)
-    return experiments.make_trainer(described, stack.enter_context(converted(described.run, described.config)),
-                                    arguments.words)
+    weights = stack.enter_context(initial_weights.opened(described.run, described.config))
+    return experiments.make_trainer(described, weights, arguments.words)

@@ -8,7 +8,6 @@ from etils import epy
 
 from switch_tf.checkpoints import early_checks
 from switch_tf.cli import gin_files
-from switch_tf.conversion.initial_weights import converted
 from switch_tf.reporting import report
 from switch_tf.statuses import EPILOG, FINISHED, INTERRUPTED
 from switch_tf.storage import outputs
@@ -17,6 +16,7 @@ from switch_tf.training.stopping import Stopping
 
 with epy.lazy_imports():  # which import TensorFlow, so arguments are checked first
     from switch_tf import experiments
+    from switch_tf.conversion import initial_weights
     from switch_tf.evaluation import examples_shown
     from switch_tf.training import notices
 
@@ -66,7 +66,7 @@ def _train(described, arguments):
     """Returns the finished Training, its summary, and predictions as text."""
     described = experiments.on_this_machine(described)
     with processes.CommonEnd(described.partitioner, "train") as common_end:
-        with converted(described.run, described.config) as weights:
+        with initial_weights.opened(described.run, described.config) as weights:
             trainer, configuration = experiments.make_trainer(described, weights, arguments.words)
             training = trainer.start(configuration)
         common_end.message = training.lost_process

@@ -1,25 +1,70 @@
 """Weights of another format that a run reads: those that it starts from, and those of a teacher."""
 
 import contextlib
-import pathlib
-import sys
-import tempfile
+import math
 from collections.abc import Iterator
+from typing import Any
 
-from switch_tf.checkpoints import folders
+import keras
+
+from switch_tf.checkpoints import continuation, folders
 from switch_tf.checkpoints.run_folder import RunFolder
 from switch_tf.configs.run import Run
 from switch_tf.configs.switch_config import SwitchConfig
 from switch_tf.conversion import formats, stated_config
-from switch_tf.conversion.formats import Format
+from switch_tf.conversion.weight_source import WeightSource
+from switch_tf.partitioning.backends.pjrt_variable import PjrtVariable
+from switch_tf.partitioning.unfolded import assign, stored, unfolding_of
 from switch_tf.refusals import Refusal
+from switch_tf.reporting import progress
+
+_MODEL = "model/"  # before the name of a weight, see `tensors.state_variables`
+
+
+class Opened:
+    """Opened weights of any format, which `tensors.start` reads into any layout: each process its own pieces.
+
+    Args:
+        source: WeightSource.
+        path: Where it is, for messages.
+
+    Attributes:
+        description: Step, configuration and variables as `folders.describe` returns them.
+    """
+
+    def __init__(self, source: WeightSource, path: Any):
+        self.source, self.path = source, path
+        self.description = {"step": 0, "configuration": continuation.record_of_model(source.config), "variables": {
+            f"{_MODEL}{name}": {"shape": list(weight.shape)} for name, weight in source.weights.items()}}
+
+    def fill(self, variables: dict[str, keras.Variable]) -> None:
+        """Reads variables, one at a time.
+
+        Raises:
+            Refusal: A weight cannot be read, or is not finite.
+        """
+        sizes = {path: 4 * math.prod(variable.shape) for path, variable in variables.items()}
+        with progress.bar(sum(sizes.values()), "reading weights") as bar:
+            for path, variable in variables.items():
+                self._fill(path.removeprefix(_MODEL), variable)
+                bar.update(sizes[path])
+
+    def _fill(self, name, variable):
+        held = stored(variable)
+        if not isinstance(held, PjrtVariable) or unfolding_of(variable).first or not variable.shape:
+            assign(variable, self.source.read(name, slice(None)))
+            return
+
+        def piece(index):
+            rows, *others = index
+            return self.source.read(name, slice(*rows.indices(variable.shape[0])))[(slice(None), *others)]
+
+        held.load(piece)
 
 
 @contextlib.contextmanager
-def converted(run: Run, config: SwitchConfig) -> Iterator[pathlib.Path | None]:
-    """Yields a checkpoint of the weights of a new run if INITIAL_CHECKPOINT is of another format, else None.
-
-    The checkpoint is gone at the end of the scope.
+def opened(run: Run, config: SwitchConfig) -> Iterator["Opened | None"]:
+    """Yields the weights of a new run if INITIAL_CHECKPOINT is of another format, else None.
 
     Args:
         run: Run.
@@ -36,23 +81,5 @@ def converted(run: Run, config: SwitchConfig) -> Iterator[pathlib.Path | None]:
                       f"{found.name}; convert it with switch-tf convert --with_optimizer, and start from the output.")
     if run.initial_variables == "matching":  # of another model
         config = stated_config.find(folder, found) or config
-    with as_checkpoint(folder, found, config) as weights:
-        yield weights
-
-
-@contextlib.contextmanager
-def as_checkpoint(folder: str | pathlib.Path, source_format: Format, config: SwitchConfig) -> Iterator[pathlib.Path]:
-    """Yields a checkpoint with the weights of a folder of another format, to be read into any layout.
-
-    The checkpoint is gone at the end of the scope.
-
-    Args:
-        folder: Folder of the weights.
-        source_format: Its Format.
-        config: Configuration of its model, for a format that does not describe it.
-    """
-    print(f"Reading the weights of {folder} ...", file=sys.stderr)
-    with tempfile.TemporaryDirectory() as temporary, source_format.at_hand(folder) as local:
-        weights = pathlib.Path(temporary) / "weights"
-        formats.SWITCH_TF.write(source_format.open(local, config), weights, formats.Extras())
-        yield weights
+    with found.at_hand(folder) as local:
+        yield Opened(found.open(local, config), folder)

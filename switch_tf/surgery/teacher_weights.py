@@ -12,7 +12,7 @@ from switch_tf.checkpoints import folders, sizes, tensors
 from switch_tf.configs.switch_config import SwitchConfig
 from switch_tf.conversion import conversion_identity, formats, source_vocabulary, stated_config
 from switch_tf.conversion.formats import SWITCH_TF, Format
-from switch_tf.conversion.initial_weights import as_checkpoint
+from switch_tf.conversion.initial_weights import Opened
 from switch_tf.data.source_fingerprints import fingerprint_of_pieces
 from switch_tf.models.switch_transformer import SwitchTransformer
 from switch_tf.refusals import Refusal
@@ -107,5 +107,5 @@ class TeacherWeights:
         if self._format is SWITCH_TF:
             tensors.restore(self.path, variables)
             return
-        with as_checkpoint(self.path, self._format, self.config) as checkpoint:
-            tensors.restore(checkpoint, variables)
+        with self._format.at_hand(self.path) as local:
+            tensors.start(Opened(self._format.open(local, self.config), self.path), variables)

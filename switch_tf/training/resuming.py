@@ -4,7 +4,7 @@ import pathlib
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from switch_tf.checkpoints import continuation, folders
+from switch_tf.checkpoints import continuation, folders, tensors
 from switch_tf.checkpoints.run_folder import RunFolder
 from switch_tf.configs.run import Run
 from switch_tf.refusals import Refusal
@@ -47,13 +47,18 @@ def candidates(run: Run, configuration: dict[str, Any],
         yield Candidate(path, description, changes, restarts_data)
 
 
-def check(run: Run, configuration: dict[str, Any], initial: str | pathlib.Path | None) -> None:
+def opened(initial: Any) -> Any:
+    """Returns initial weights, see `tensors.start`, of a run folder or checkpoint; others as they are."""
+    return tensors.InitialWeights(initial) if isinstance(initial, str | pathlib.Path) else initial
+
+
+def check(run: Run, configuration: dict[str, Any], initial: Any) -> None:
     """Checks that a run can resume from its folder or, if that has no checkpoint, start from `initial`.
 
     Args:
         run: Run.
         configuration: `continuation.record` of the run.
-        initial: run folder or checkpoint with the weights that a new run starts from, or None.
+        initial: weights that a new run starts from, as for `state.prepare`, or None.
 
     Raises:
         Refusal: the checkpoint belongs to another configuration, or `initial` is no checkpoint.
@@ -61,8 +66,8 @@ def check(run: Run, configuration: dict[str, Any], initial: str | pathlib.Path |
     """
     if next(candidates(run, configuration), None) is not None or initial is None:
         return
-    path = folders.resolve(initial)
-    description = folders.describe(path)
+    initial = opened(initial)
+    description = initial.description
     saved = description["configuration"]
     if run.initial_variables == "with_optimizer":
         if not any(name.startswith("optimizer/") for name in description["variables"]):
@@ -72,7 +77,7 @@ def check(run: Run, configuration: dict[str, Any], initial: str | pathlib.Path |
             raise Refusal(f"{run.initial_checkpoint} is at step {description['step']} and TRAIN_STEPS is "
                           f"{run.train_steps}, the last step of the run; give a larger TRAIN_STEPS.")
     continuation.check_weights(saved, configuration, run.initial_checkpoint,
-                               _vocabularies(run, saved, configuration, path), run.initial_variables)
+                               _vocabularies(run, saved, configuration, initial.path), run.initial_variables)
 
 
 def _vocabularies(run, saved, configuration, checkpoint):

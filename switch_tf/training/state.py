@@ -1,8 +1,8 @@
 """The state of a run: model, optimizer, data position and pending metrics; built and restored, and saved."""
 
 import dataclasses
-import pathlib
 from collections.abc import Callable
+from typing import Any
 
 import keras
 
@@ -46,7 +46,7 @@ class State:
 
 def prepare(model: SwitchTransformer, optimizer: keras.optimizers.Optimizer, objective: Objective, run: Run,
             settings: StepSettings, partitioner: Partitioner, folder: RunFolder, configuration: dict,
-            say: Callable[[str], None], initial: str | pathlib.Path | None = None) -> State:
+            say: Callable[[str], None], initial: Any = None) -> State:
     """Builds model, optimizer and input, and restores the newest checkpoint of a run folder, if any.
 
     Args:
@@ -57,7 +57,7 @@ def prepare(model: SwitchTransformer, optimizer: keras.optimizers.Optimizer, obj
         folder: RunFolder.
         configuration: `continuation.record` of the run, which the folder's checkpoints have to agree with.
         say: function that prints a line of text.
-        initial: run folder or checkpoint with the weights that a new run starts from, or None.
+        initial: weights that a new run starts from, see `tensors.start`, or a run folder or checkpoint, or None.
 
     Raises:
         Refusal: the checkpoints belong to another configuration, or none of them can be read.
@@ -77,7 +77,7 @@ def prepare(model: SwitchTransformer, optimizer: keras.optimizers.Optimizer, obj
                                 run.keep_checkpoints, run.keep_every, configuration)
     state = State(model, optimizer, batches, checkpointer)
     if not _resume(state, run, folder, configuration, say) and initial is not None:
-        _start(state, run, folders.resolve(initial), say)
+        _start(state, run, resuming.opened(initial), say)
     return state
 
 
@@ -86,24 +86,24 @@ def _accelerators(partitioner):
     return "" if is_cpu else f"; training on {partitioner.layout.num_devices} x {devices.device_name()}"
 
 
-def _start(state, run, checkpoint, say):
+def _start(state, run, initial, say):
     """Reads the weights that a new run starts from, and the optimizer's slots and the step if it goes on with them."""
     variables = tensors.state_variables(state.model)
     if run.initial_variables == "with_optimizer":
-        state.step = tensors.restore(checkpoint, tensors.state_variables(state.model, state.optimizer))["step"]
+        state.step = tensors.restore(initial.path, tensors.state_variables(state.model, state.optimizer))["step"]
         say(f"Starting from the weights and the optimizer of {run.initial_checkpoint}, step {state.step}, with the "
             "data from their beginning.")
         return
+    others = tensors.start(initial, variables, is_matching=run.initial_variables == "matching")
+    step = initial.description["step"]
     if run.initial_variables == "all":
-        description = tensors.restore(checkpoint, variables)
-        say(f"Starting from the weights of {run.initial_checkpoint}, step {description['step']}.")
+        say(f"Starting from the weights of {run.initial_checkpoint}, step {step}.")
         return
-    description, others = tensors.restore_matching(checkpoint, variables)
     num_others = sum(variables[path].value.shape.num_elements() for path in others)
     total = sum(variable.value.shape.num_elements() for variable in variables.values())
     rest = f"; the others are new: {', '.join(path.removeprefix('model/') for path in others)}" if others else ""
     say(f"Starting from {total - num_others:,} of {total:,} weights from {run.initial_checkpoint}, step "
-        f"{description['step']}{rest}.")
+        f"{step}{rest}.")
 
 
 def _resume(state, run, folder, configuration, say) -> bool:

@@ -1,7 +1,6 @@
 """Checks the description of a run, and starts the run from its newest checkpoint."""
 
 import dataclasses
-import pathlib
 from typing import Any
 
 import keras
@@ -52,7 +51,7 @@ class Trainer:
         run: Run.
         step_settings: StepSettings.
         partitioner: Partitioner. Defaults to one device.
-        initial_weights: folder of a checkpoint converted from the run's `initial_checkpoint`, to start from instead.
+        initial_weights: `conversion.initial_weights.Opened` of the run's `initial_checkpoint`, to start from instead.
         activation_dtype: str or None. The ACTIVATION_DTYPE that the model's policy was derived from, recorded in the
             run.
         objective: Objective. Defaults to `Objective()`, the cross-entropy of the targets.
@@ -60,7 +59,7 @@ class Trainer:
 
     def __init__(self, model: SwitchTransformer, optimizer: keras.optimizers.Optimizer, run: Run,
                  step_settings: StepSettings | None = None, partitioner: Partitioner | None = None,
-                 initial_weights: str | pathlib.Path | None = None, activation_dtype: str | None = None,
+                 initial_weights: Any = None, activation_dtype: str | None = None,
                  objective: Objective | None = None):
         step_settings, objective = step_settings or StepSettings(), objective or Objective()
         check_parts(model=model, optimizer=optimizer, run=run, step_settings=step_settings, objective=objective)

@@ -88,8 +88,9 @@ def test_a_dense_model_takes_the_weights_that_a_sparse_one_has_too(tiny_config, 
     dense = _state(dataclasses.replace(tiny_config, num_experts=0, d_ff=24, num_decoder_layers=3), seed=2)
     dense = {name: variable for name, variable in dense.items() if name.startswith("model/")}
     before = _values(dense)
-    description, others = tensors.restore_matching(path, dense)
-    assert description["step"] == 7
+    initial = tensors.InitialWeights(path)
+    others = tensors.start(initial, dense, is_matching=True)
+    assert initial.description["step"] == 7
     for name, value in _values(dense).items():
         np.testing.assert_array_equal(value, before[name] if name in others else saved[name].numpy())
     kernels = {f"model/{stack}/layers_{index}/mlp/{kernel}" for stack, depth in (("encoder", 2), ("decoder", 2))
@@ -102,13 +103,13 @@ def test_a_checkpoint_without_a_matching_weight_is_refused_as_is_a_damaged_one(t
     narrow = _state(dataclasses.replace(tiny_config, d_model=24, d_kv=4, num_heads=3, vocab_size=400))
     narrow = {name: variable for name, variable in narrow.items() if name.startswith("model/")}
     with pytest.raises(Refusal, match="has no variable with the name and the shape of one of this model; use another"):
-        tensors.restore_matching(path, narrow)
+        tensors.start(tensors.InitialWeights(path), narrow, is_matching=True)
     data = path / "state.data-00000-of-00001"
     content = bytearray(data.read_bytes())
     content[len(content) // 2] ^= 1
     data.write_bytes(content)
     with pytest.raises(BrokenCheckpoint, match="is damaged"):
-        tensors.restore_matching(path, _state(tiny_config))
+        tensors.start(tensors.InitialWeights(path), _state(tiny_config), is_matching=True)
 
 
 def test_the_description_names_every_variable_with_shape_dtype_and_axes(tiny_config, tmp_path):

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from switch_tf import SwitchConfig, SwitchTransformer, conversion
+from switch_tf.checkpoints import tensors
 from switch_tf.cli import main
 from switch_tf.conversion import (
     checkpoint_files,
@@ -164,10 +165,13 @@ def test_a_run_starts_from_a_checkpoint_with_its_own_configuration(tmp_path):
     config, variables = golden("switch")
     run = types.SimpleNamespace(initial_checkpoint=str(write(tmp_path, variables) / "model.ckpt-7"),
                                 initial_variables="all", model_dir=str(tmp_path / "run"))
-    with initial_weights.converted(run, config) as weights:
-        assert_same_logits(conversion.from_switch_tf(weights), "switch")
+    with initial_weights.opened(run, config) as weights:
+        model = SwitchTransformer(config)
+        model.build()
+        tensors.start(weights, tensors.state_variables(model))
+        assert_same_logits(model, "switch")
     with (pytest.raises(ValueError, match="has shape .64, 16., but its configuration asks for .80, 16."),
-          initial_weights.converted(run, dataclasses.replace(config, vocab_size=80))):
+          initial_weights.opened(run, dataclasses.replace(config, vocab_size=80))):
         pass
 
 

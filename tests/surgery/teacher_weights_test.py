@@ -14,7 +14,7 @@ from switch_tf.cli import main
 from switch_tf.configs.run import Run
 from switch_tf.conversion import linked_weights, model_gin, weight_source
 from switch_tf.conversion import t5x as rules
-from switch_tf.conversion.initial_weights import converted
+from switch_tf.conversion.initial_weights import opened
 from switch_tf.data.source_fingerprints import fingerprint_of_pieces, fingerprint_of_vocabulary
 from switch_tf.partitioning.partitioner import Partitioner
 from switch_tf.refusals import Refusal
@@ -183,8 +183,8 @@ def test_a_student_starts_from_a_folder_that_states_another_model(dense_config, 
     run = Run(model_dir=str(tmp_path / "run"), mixture_or_task_name="any",
               task_feature_lengths={"inputs": 8, "targets": 8}, train_steps=1, batch_size=1,
               initial_checkpoint=str(tmp_path / "checkpoint_7"), initial_variables="matching")
-    with converted(run, dataclasses.replace(dense_config, d_ff=48)) as weights:
-        assert conversion.from_switch_tf(weights).config.d_ff == dense_config.d_ff
+    with opened(run, dataclasses.replace(dense_config, d_ff=48)) as weights:
+        assert weights.source.config.d_ff == dense_config.d_ff
 
 
 @pytest.mark.slow

@@ -114,15 +114,21 @@ class PjrtVariable(tf.__internal__.tracking.Trackable):
         indices = self.array.sharding.addressable_devices_indices_map(shape).values()
         return list(dict.fromkeys(slice_text(shape, index) for index in indices))
 
-    def load(self, read: Callable[[str], np.ndarray]) -> None:
-        """Replaces the numbers, piece by piece.
+    def load(self, read: Callable[[tuple[slice, ...]], np.ndarray]) -> None:
+        """Replaces the numbers by the pieces of this process, each of which is read once.
 
         Args:
-            read: Function of a slice, as `slice_text` writes it, that returns its numbers.
+            read: Function of a slice of each dimension that returns its numbers.
         """
-        shape = self.array.shape
-        self.array = jax.make_array_from_callback(shape, self.array.sharding,
-                                                  lambda index: read(slice_text(shape, index)))
+        shape, pieces = self.array.shape, {}
+
+        def piece(index):
+            text = slice_text(shape, index)
+            if text not in pieces:
+                pieces[text] = np.asarray(read(index), self.array.dtype)
+            return pieces[text]
+
+        self.array = jax.make_array_from_callback(shape, self.array.sharding, piece)
 
     def pieces(self) -> dict[str, tf.Tensor]:
         """Returns slice, as `slice_text` writes it -> copied numbers: each piece once, in the first process with it."""
