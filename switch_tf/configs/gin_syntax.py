@@ -31,6 +31,7 @@ _DYNAMIC = "__gin__.dynamic_registration"
 _REQUIRED = "gin.REQUIRED"
 _LARGEST_FILE = 2**20  # bytes; the configuration of a run has some thousand
 _LONGEST_CHAIN = 20  # macros that stand for one another
+_MOST_USES = 10_000  # of macros, each where it is used
 _MOST_TOKENS = 50_000
 _MOST_STRINGS = 100  # in a row; gin's parser evaluates them anew with each
 # What to add when a run lacks a macro that a whole kind of file provides.
@@ -87,6 +88,7 @@ class Gin:
         self._mentioned = set()  # macros in any value, also in one that a later statement replaces
         self._sources = {}  # name of another package -> where it was first used
         self._wrong = []  # sentences about names
+        self._left = _MOST_USES
 
     # What is bound.
 
@@ -136,10 +138,12 @@ class Gin:
         Raises:
             Refusal: The files lead back to themselves.
         """
+        self._left = _MOST_USES
         return self._part(name, (), True, ())
 
     def macro(self, name: str) -> Any:
         """Returns the value of a macro, with what it refers to made; None for a macro without a value."""
+        self._left = _MOST_USES
         return parts.made(self._value(Macro(name), (), ())) if name in self.macros else None
 
     def _part(self, name, scopes, is_made, path):
@@ -155,6 +159,9 @@ class Gin:
     def _value(self, value, scopes, path):
         """Returns a value with parts instead of References, and without Macros, whose names are scopes."""
         def follow(leaf):
+            self._left -= isinstance(leaf, Macro | Reference)
+            if self._left < 0:
+                raise Refusal(f"These gin files put macros into macros to more than {_MOST_USES:,} values.")
             match leaf:
                 case Macro():
                     return self._value(self.macros[leaf.name], (leaf.name,), path)
@@ -307,12 +314,15 @@ class Gin:
         for name in self.required():
             raise Refusal(f"{name} has no value; set it, for example --gin.{name}=\"'runs/x'\".")
 
+        done = set()
+
         def follow(name, path):
             if name in path:
                 raise Refusal(f"{name} stands for itself: {name} = {self.macros[name]}.")
             for found in _flat(self.macros.get(name)):
-                if isinstance(found, Macro):
+                if isinstance(found, Macro) and found.name not in done:
                     follow(found.name, (*path, name))
+            done.add(name)
 
         for name in self.macros:
             follow(name, ())
@@ -504,9 +514,12 @@ def assignments(path: Any) -> tuple[dict[str, Any], list[str]]:
                 else:
                     macros[name] = statement.value
 
+    uses = itertools.count()
+
     def follow(leaf, depth=0):
-        is_known = isinstance(leaf, Macro) and leaf.name in macros and depth < _LONGEST_CHAIN
-        return parts.mapped(macros[leaf.name], lambda next_: follow(next_, depth + 1)) if is_known else leaf
+        if not isinstance(leaf, Macro) or leaf.name not in macros or depth == _LONGEST_CHAIN or next(uses) > _MOST_USES:
+            return leaf
+        return parts.mapped(macros[leaf.name], lambda inner: follow(inner, depth + 1))
 
     try:
         return {name: parts.mapped(value, follow) for name, value in values.items()}, includes

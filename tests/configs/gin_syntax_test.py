@@ -184,6 +184,17 @@ def test_what_gin_would_find_late_or_never_is_refused(read, text, sentence):
     assert sentence in str(refused.value)
 
 
+def test_macros_that_double_each_other_take_no_time(tmp_path):
+    """Thirty of them would stand for a thousand million values."""
+    doubling = "".join(f"M{index} = [%M{index + 1}, %M{index + 1}]\n" for index in range(30)) + "M30 = 1\n"
+    text = DYNAMIC + "from switch_tf.configs import run\nrun.Run.seed = %M0\n" + doubling
+    (tmp_path / "mine.gin").write_text(text)
+    said = gin_syntax.read([str(tmp_path / "mine.gin")]).check()
+    with pytest.raises(Refusal, match="put macros into macros to more than 10,000 values"):
+        said.part(parts.RUN)
+    assert gin_syntax.assignments(tmp_path / "mine.gin")[0].keys() == {"run.Run.seed"}
+
+
 def test_scopes_and_references_are_those_of_gin(read):
     said = read(DYNAMIC + """from switch_tf.optim import schedules
 slow/schedules.RsqrtDecay.warmup_steps = 7
