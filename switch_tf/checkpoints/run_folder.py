@@ -38,6 +38,7 @@ class RunFolder:
         self.path = places.at(path)
         self.is_owner = is_owner
         self._lock: lock.Lock | None = None
+        self._is_new = places.is_local(self.path) and not self.path.exists()
         if not is_owner:
             return
         try:
@@ -65,6 +66,15 @@ class RunFolder:
         if self._lock is not None:
             self._lock.close()
             self._lock = None
+
+    def discard(self) -> None:
+        """Releases the folder. If this process has made it and written nothing, removes it."""
+        is_unused = self._lock is not None and self._is_new and not any(self.checkpoints.iterdir())
+        self.close()
+        if is_unused and {path.name for path in self.path.iterdir()} <= {_LOCK, self.checkpoints.name}:
+            (self.path / _LOCK).unlink(missing_ok=True)
+            self.checkpoints.rmdir()
+            self.path.rmdir()
 
     def check_is_there(self) -> None:
         """Checks that the folder is still the one that this process has locked, if it has locked one.

@@ -9,7 +9,6 @@ from etils import epy
 
 from switch_tf import checks
 from switch_tf.cli import cache_teacher, gin_files, task_files
-from switch_tf.configs import gin_syntax
 from switch_tf.installation import quiet
 from switch_tf.refusals import Refusal
 from switch_tf.storage import lock, places
@@ -62,7 +61,7 @@ def run(arguments: argparse.Namespace) -> dict:
         shards = _plan(arguments, name, vocabulary, output, locks)
         incomplete = cache_pipeline.incomplete(shards)
         if incomplete:
-            cache_pipeline.run(incomplete, len(shards), functools.partial(_register_task, said.text()),
+            cache_pipeline.run(incomplete, len(shards), functools.partial(_register_task, said),
                                arguments.beam_flags, arguments.num_processes or os.cpu_count())
         caches = cache_writing.finish_all(shards)
     root = places.at(caches[0]["folder"]).parent.parent
@@ -86,10 +85,9 @@ def _check(arguments):
                           "--runner=DataflowRunner.")
 
 
-def _register_task(configuration):
-    """Parses a gin configuration in a worker and declares the task that it names."""
+def _register_task(said):
+    """Declares in a worker the task that gin files name."""
     quiet.import_tensorflow()
-    said = gin_syntax.Gin().read_text(configuration)
     said.import_modules()
     said.bind_others()
     said.macro("MIXTURE_OR_TASK_NAME")

@@ -226,13 +226,6 @@ class Gin:
             else:
                 self._add(statement, names, path)
 
-    def read_text(self, text: str) -> "Gin":
-        """Adds what a text without includes binds, and returns itself."""
-        names = _Names(self, "the configuration")
-        for statement in _statements(text, "the configuration"):
-            self._add(statement, names, "the configuration")
-        return self
-
     def bind(self, bindings: Sequence[str]) -> "Gin":
         """Adds bindings "NAME=VALUE" of the command line, and returns itself.
 

@@ -145,7 +145,7 @@ class Trainer:
             return Training(state, run, self.step_settings, self.objective, partitioner, folder, progress)
         except BaseException:
             progress.close()
-            folder.close()
+            folder.discard()
             raise
 
     def train(self, operative_config: str = "") -> dict:

@@ -184,3 +184,16 @@ def test_one_request_lists_all_checkpoints_of_a_bucket(bucket):
     before = bucket.control()["requests"]
     assert folders.steps(path) == list(range(30))
     assert bucket.control()["requests"] == before + 1
+
+
+def test_a_folder_that_a_failed_start_has_made_is_gone_and_one_that_holds_anything_stays(tmp_path):
+    for content in (None, "checkpoints/step_00000001", "notes"):
+        folder = RunFolder(tmp_path / "run")
+        if content:
+            (tmp_path / "run" / content).mkdir()
+        folder.discard()
+        assert (tmp_path / "run").exists() == bool(content)
+        shutil.rmtree(tmp_path / "run", ignore_errors=True)
+    (tmp_path / "run").mkdir()
+    RunFolder(tmp_path / "run").discard()
+    assert (tmp_path / "run").exists()

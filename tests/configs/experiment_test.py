@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from switch_tf import Experiment, SwitchConfig, experiments
-from switch_tf.configs import gin_syntax, parts
+from switch_tf.configs import parts
 from switch_tf.configs.parts import Part
 from switch_tf.configs.run import Run, StepSettings
 from switch_tf.evaluation.objectives import Objective
@@ -173,13 +173,14 @@ def test_what_a_run_writes_describes_the_same_experiment(tmp_path):
     assert type(again.make_objective()) is Objective
 
 
-def test_an_experiment_of_python_is_written_as_gin():
+def test_an_experiment_of_python_is_written_as_gin(tmp_path):
     run = Run("run", "docs_corpus_span_corruption", {"inputs": 32, "targets": 16}, train_steps=4, batch_size=8)
     schedules = [Part(parts.RSQRT_DECAY, {"warmup_steps": steps}) for steps in (3, 5)]
     described = Experiment(SwitchConfig(d_ff=8), Layout(mesh_shape="data=2", rules=(("batch", "data"),)), run,
                            StepSettings(clip_norm=1.0),
                            optimizer=Part("switch_tf.optim.schedules.Cooldown", {"schedule": schedules}))
-    again = Experiment.of(gin_syntax.Gin().read_text(described.as_gin().text()).check())
+    (tmp_path / "again.gin").write_text(described.as_gin().text())
+    again = Experiment.from_gin([str(tmp_path / "again.gin")])
     assert again == described and again.gin.macros["TRAIN_STEPS"] == 4
 
 

@@ -45,6 +45,11 @@ def _config(said):
     return said.check().part(parts.CONFIG).make()
 
 
+def _again(tmp_path, text):
+    (tmp_path / "again.gin").write_text(text)
+    return gin_syntax.read([str(tmp_path / "again.gin")])
+
+
 @pytest.fixture
 def read(tmp_path, monkeypatch):
     """Reads a run with a file of the user's own, beside which lies a module `my_metrics`."""
@@ -89,7 +94,7 @@ def test_earlier_names_bind_the_same_parameters(tmp_path, is_first):
     model = said.part(parts.TRAINER).arguments["model"]
     assert model.arguments["config"].arguments["d_kv"] == 16 and said.part(parts.CONFIG).arguments["d_kv"] == 4
     # What is written down can be read again, by plain gin too.
-    again = gin_syntax.Gin().read_text(said.text()).check()
+    again = _again(tmp_path, said.text()).check()
     assert again.text() == said.text() and again.part(parts.TRAINER).arguments["model"].make().config.d_kv == 16
     gin.clear_config()
     gin.parse_config(said.text())
@@ -195,7 +200,7 @@ def test_macros_that_double_each_other_take_no_time(tmp_path):
     assert gin_syntax.assignments(tmp_path / "mine.gin")[0].keys() == {"run.Run.seed"}
 
 
-def test_scopes_and_references_are_those_of_gin(read):
+def test_scopes_and_references_are_those_of_gin(read, tmp_path):
     said = read(DYNAMIC + """from switch_tf.optim import schedules
 slow/schedules.RsqrtDecay.warmup_steps = 7
 slow/later/schedules.RsqrtDecay.base = 2.0
@@ -205,4 +210,4 @@ schedules.Cooldown.last_step = 9
 """)
     rate = said.part(parts.TRAINER).arguments["optimizer"].arguments["learning_rate"]
     assert rate.arguments["schedule"].arguments == {"warmup_steps": 7, "base": 2.0}
-    assert Experiment.of(said) == Experiment.of(gin_syntax.Gin().read_text(said.text()).check())
+    assert Experiment.of(said) == Experiment.of(_again(tmp_path, said.text()).check())
